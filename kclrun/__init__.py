@@ -1,0 +1,1 @@
+"""kclrun: Python over Amazon Kinesis Data Streams, on a fleet of plain machines or on Spark."""

@@ -1,0 +1,192 @@
+"""Writes to the lease table, as values: what should change, and what must hold for it to apply.
+
+Every change of an owner names the owner and the counter it last saw confirmed, and adds one to
+the counter [P1, P2]. The DynamoDB expression of each is spelled out in `aws/expressions.py`; the
+in-memory table applies the same conditions in Python; one contract suite runs over both.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId
+from kclrun.model.sequence import ExtendedSequenceNumber
+
+__all__ = [
+    "Checkpoint",
+    "Claim",
+    "CreateChildren",
+    "CreateLease",
+    "DeleteEnded",
+    "DeleteTrimmed",
+    "End",
+    "EndedParent",
+    "ExistingParent",
+    "HaltLease",
+    "HeldParent",
+    "LeaseChange",
+    "NameChildren",
+    "ParentCondition",
+    "Release",
+    "Renew",
+    "ResumeLease",
+    "Take",
+]
+
+
+class CreateLease(msgspec.Struct, frozen=True, tag=True):
+    """A row by the first sync: applies only if there is none with this key."""
+
+    lease: Lease
+
+
+class HeldParent(msgspec.Struct, frozen=True, tag=True):
+    """The parent's row exists, with this owner and counter: its owner ends it just now."""
+
+    key: LeaseKey
+    owner: OwnerId
+    counter: int
+
+
+class EndedParent(msgspec.Struct, frozen=True, tag=True):
+    """The parent's row exists and is SHARD_END: the healer's condition."""
+
+    key: LeaseKey
+
+
+class ExistingParent(msgspec.Struct, frozen=True, tag=True):
+    """The parent's row exists, in whatever state: the other parent of a merge."""
+
+    key: LeaseKey
+
+
+ParentCondition = HeldParent | EndedParent | ExistingParent
+
+
+class CreateChildren(msgspec.Struct, frozen=True, tag=True):
+    """The children of an ended shard, all or none, if every parent condition holds [P12].
+
+    A child row that exists already is left as it is and does not stop the others.
+    """
+
+    children: tuple[Lease, ...]
+    parents: tuple[ParentCondition, ...]
+
+
+class Take(msgspec.Struct, frozen=True, tag=True):
+    """A manager takes an unowned or expired lease: owner and counter as seen [P2, P15].
+
+    Publishes `failover_s` and `start`; removes `checkpointOwner`; adds an owner switch when the
+    owner seen was somebody else.
+    """
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_owner: OwnerId | None
+    seen_counter: int
+    failover_s: float
+    start: str
+
+
+class Claim(msgspec.Struct, frozen=True, tag=True):
+    """A lease process proves the lease before its first read; returns the whole row [P4]."""
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+
+
+class Renew(msgspec.Struct, frozen=True, tag=True):
+    """The heartbeat: counter + 1, and the throughput since the last one."""
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    throughput_kbps: float | None = None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, tag=True):
+    """Everything up to `position` is processed. Also requires the row's position to be `last`.
+
+    Sets owner switches to 0 and removes a pending checkpoint.
+    """
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    position: ExtendedSequenceNumber
+    last: ExtendedSequenceNumber
+
+
+class NameChildren(msgspec.Struct, frozen=True, tag=True):
+    """Write `childShardIds` on the parent, for the Java KCL's cleanup and ours [P12]."""
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    children: frozenset[str]
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """Checkpoint SHARD_END: requires the row's position to be `last`, like any checkpoint."""
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    last: ExtendedSequenceNumber
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Final checkpoint and `leaseOwner` removed, in one write. `position` may equal `last`."""
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    position: ExtendedSequenceNumber
+    last: ExtendedSequenceNumber
+
+
+class HaltLease(msgspec.Struct, frozen=True, tag=True):
+    """The owner's manager notes on the row why the lease stands still."""
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    halt: Halt
+
+
+class ResumeLease(msgspec.Struct, frozen=True, tag=True):
+    """An operator removes the halt: not an owner's write, so the counter is untouched."""
+
+    key: LeaseKey
+
+
+class DeleteEnded(msgspec.Struct, frozen=True, tag=True):
+    """Delete a row that is SHARD_END [P13]."""
+
+    key: LeaseKey
+
+
+class DeleteTrimmed(msgspec.Struct, frozen=True, tag=True):
+    """Delete the row of a shard proven trimmed: owner and counter as seen [P13]."""
+
+    key: LeaseKey
+    seen_owner: OwnerId | None
+    seen_counter: int
+
+
+LeaseChange = (
+    CreateLease
+    | CreateChildren
+    | Take
+    | Claim
+    | Renew
+    | Checkpoint
+    | NameChildren
+    | End
+    | Release
+    | HaltLease
+    | ResumeLease
+    | DeleteEnded
+    | DeleteTrimmed
+)

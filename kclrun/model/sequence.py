@@ -1,0 +1,98 @@
+"""Positions in a shard, and the one total order over them.
+
+A position is a sequence number, a sub-sequence number inside a KPL aggregate, or one of the
+four sentinels of the KCL (`kinesis.retrieval.kpl.ExtendedSequenceNumber`). The order is
+
+    AT_TIMESTAMP < TRIM_HORIZON < LATEST < any number < SHARD_END
+
+with numbers compared as numbers (their digit strings are up to 129 digits long, never zero
+padded, so length first, then text) and the sub-sequence number last.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from kclrun.errors import LimitExceeded
+
+__all__ = [
+    "AT_TIMESTAMP",
+    "LATEST",
+    "SENTINELS",
+    "SEQUENCE_DIGITS_MAX",
+    "SHARD_END",
+    "TRIM_HORIZON",
+    "ExtendedSequenceNumber",
+]
+
+# `GetShardIterator` documents the pattern 0|([1-9]\d{0,128}): at most 129 digits.
+SEQUENCE_DIGITS_MAX: Final = 129
+_NUMBER: Final = re.compile(r"(?:0|[1-9][0-9]{0,128})\Z")
+_RANK_OF_NUMBERS: Final = 0
+_RANKS: Final = {"AT_TIMESTAMP": -3, "TRIM_HORIZON": -2, "LATEST": -1, "SHARD_END": 1}
+
+SortKey = tuple[int, int, str, int]
+
+
+class ExtendedSequenceNumber(msgspec.Struct, frozen=True):
+    """A position: everything at or below it is accounted for. Ordered, hashable.
+
+    `sequence_number` is a sentinel's name or a decimal number without leading zeros;
+    `sub_sequence_number` counts the user records of one aggregate from 0. The Java KCL writes 0
+    with a sentinel; kcl-rust writes milliseconds with AT_TIMESTAMP, so any number is accepted.
+
+    Raises: LimitExceeded for anything else.
+    """
+
+    sequence_number: str
+    sub_sequence_number: int = 0
+
+    def __post_init__(self) -> None:
+        if self.sequence_number not in _RANKS and not _NUMBER.match(self.sequence_number):
+            shown = self.sequence_number[:40]
+            raise LimitExceeded(
+                f"{shown!r} is no sequence number: expected one of {', '.join(sorted(_RANKS))}"
+                f" or a decimal number of at most {SEQUENCE_DIGITS_MAX} digits"
+            )
+        if self.sub_sequence_number < 0:
+            raise LimitExceeded(f"sub-sequence number {self.sub_sequence_number} is negative")
+
+    @property
+    def is_sentinel(self) -> bool:
+        return self.sequence_number in _RANKS
+
+    @property
+    def sort_key(self) -> SortKey:
+        """A plain tuple in the same order, for sorting many."""
+        text = self.sequence_number
+        rank = _RANKS.get(text, _RANK_OF_NUMBERS)
+        if rank != _RANK_OF_NUMBERS:
+            return (rank, 0, "", self.sub_sequence_number)
+        return (rank, len(text), text, self.sub_sequence_number)
+
+    def __lt__(self, other: ExtendedSequenceNumber) -> bool:
+        return self.sort_key < other.sort_key
+
+    def __le__(self, other: ExtendedSequenceNumber) -> bool:
+        return self.sort_key <= other.sort_key
+
+    def __gt__(self, other: ExtendedSequenceNumber) -> bool:
+        return self.sort_key > other.sort_key
+
+    def __ge__(self, other: ExtendedSequenceNumber) -> bool:
+        return self.sort_key >= other.sort_key
+
+    def __str__(self) -> str:
+        if self.is_sentinel or self.sub_sequence_number == 0:
+            return self.sequence_number
+        return f"{self.sequence_number}/{self.sub_sequence_number}"
+
+
+AT_TIMESTAMP: Final = ExtendedSequenceNumber("AT_TIMESTAMP")
+TRIM_HORIZON: Final = ExtendedSequenceNumber("TRIM_HORIZON")
+LATEST: Final = ExtendedSequenceNumber("LATEST")
+SHARD_END: Final = ExtendedSequenceNumber("SHARD_END")
+SENTINELS: Final = (AT_TIMESTAMP, TRIM_HORIZON, LATEST, SHARD_END)

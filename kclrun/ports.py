@@ -1,0 +1,205 @@
+"""What the shells need from the world, as small Protocols; and the pure retry classification.
+
+May know: the model and the errors. May not know: how any of it is done. Implementations:
+`aws/` (the service), `local/` (in memory, the embedded model). One contract suite a port runs
+over all of them (`tests/contract/`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from kclrun.model.changes import LeaseChange
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.outcomes import Outcome
+from kclrun.model.record import Record
+from kclrun.model.shard import ChildShard, Shard
+from kclrun.model.time import WallTime
+
+__all__ = [
+    "FetchedPage",
+    "IteratorType",
+    "LeaseTable",
+    "Retry",
+    "ScanPage",
+    "ShardFilter",
+    "ShardReader",
+    "StreamAdmin",
+    "StreamSummary",
+    "backoff_s",
+    "classify",
+]
+
+
+class IteratorType(enum.Enum):
+    """The five starts that GetShardIterator knows."""
+
+    TRIM_HORIZON = "TRIM_HORIZON"
+    LATEST = "LATEST"
+    AT_TIMESTAMP = "AT_TIMESTAMP"
+    AT_SEQUENCE_NUMBER = "AT_SEQUENCE_NUMBER"
+    AFTER_SEQUENCE_NUMBER = "AFTER_SEQUENCE_NUMBER"
+
+
+class FetchedPage(msgspec.Struct, frozen=True):
+    """One GetRecords answer, aggregates not yet opened.
+
+    `next_iterator` None means the end of a closed shard; `children` then names its children
+    (possibly none with services that leave them out). `body_bytes` is the size on the wire.
+    """
+
+    records: Sequence[Record]
+    next_iterator: str | None
+    millis_behind_latest: int | None
+    children: tuple[ChildShard, ...] = ()
+    body_bytes: int = 0
+
+
+class ShardReader(Protocol):
+    """Reading one shard by polling. Calls raise ServiceError leaves; none is retried inside."""
+
+    def iterator(
+        self,
+        shard_id: str,
+        kind: IteratorType,
+        *,
+        sequence_number: str | None = None,
+        timestamp: WallTime | None = None,
+    ) -> str:
+        """A shard iterator, good for five minutes. Raises: NotFound, Throttled, Unavailable, …"""
+        ...
+
+    def fetch(self, iterator: str, limit: int) -> FetchedPage:
+        """One GetRecords. Raises: ExpiredIterator, Throttled, Unavailable, NotFound, …"""
+        ...
+
+
+class StreamSummary(msgspec.Struct, frozen=True):
+    """DescribeStreamSummary, as far as we use it. `created_at` tells a re-created stream."""
+
+    name: str
+    arn: str
+    status: str
+    retention_hours: int
+    open_shards: int
+    created_at: WallTime
+
+
+class ShardFilter(msgspec.Struct, frozen=True):
+    """A ListShards filter: AT_TRIM_HORIZON, AT_LATEST, AT_TIMESTAMP (with its time), …"""
+
+    kind: str
+    timestamp: WallTime | None = None
+
+
+class StreamAdmin(Protocol):
+    """The control plane of one stream."""
+
+    def summary(self) -> StreamSummary: ...
+
+    def list_shards(self, shard_filter: ShardFilter | None = None) -> tuple[Shard, ...]:
+        """A complete listing (all pages), or a ServiceError; never a part."""
+        ...
+
+
+class ScanPage(msgspec.Struct, frozen=True):
+    """Rows of one page of a scan: those that are leases, and the keys of those that are broken.
+
+    `foreign` counts rows of another `entityType` [P8].
+    """
+
+    leases: tuple[Lease, ...]
+    broken: tuple[str, ...] = ()
+    foreign: int = 0
+
+
+class LeaseTable(Protocol):
+    """The rows all owners share. Every write is conditional; none is retried inside."""
+
+    def scan(self) -> Iterator[ScanPage]:
+        """All pages, consistently read. Raises a ServiceError leaf; a broken row never fails it."""
+        ...
+
+    def read(self, key: LeaseKey) -> Lease | None:
+        """One row by consistent read; None if there is none. Raises a ServiceError leaf."""
+        ...
+
+    def write(self, change: LeaseChange) -> Outcome:
+        """Send one change once. Never raises a ServiceError: each outcome is a value."""
+        ...
+
+
+class Retry(enum.Enum):
+    """What to do about a failed request."""
+
+    AGAIN_SLOWER = "throttled: nothing happened, wait longer"
+    AGAIN = "not sent or harmless to repeat: ask again"
+    READ_BACK = "a write with an unknown outcome: read before deciding"
+    NEW_ITERATOR = "the iterator expired"
+    GIVE_UP = "repeating will not help"
+
+
+_THROTTLES: Final = frozenset(
+    {
+        "ProvisionedThroughputExceededException",
+        "LimitExceededException",
+        "ThrottlingException",
+        "ThrottledException",
+        "RequestLimitExceeded",
+        "TooManyRequestsException",
+        "KMSThrottlingException",
+        "SlowDown",
+    }
+)
+# A KMS trouble is the operator's to mend while the shard waits; the Java KCL retries them for ever.
+_TRANSIENT: Final = frozenset(
+    {
+        "InternalFailure",
+        "InternalFailureException",
+        "InternalServerError",
+        "ServiceUnavailable",
+        "ServiceUnavailableException",
+        "TransactionInProgressException",
+        "TransactionConflictException",
+        "KMSAccessDeniedException",
+        "KMSDisabledException",
+        "KMSInvalidStateException",
+        "KMSNotFoundException",
+        "KMSOptInRequired",
+        "ResourceInUseException",
+    }
+)
+
+
+def classify(code: str, status: int | None, *, is_write: bool, was_sent: bool) -> Retry:
+    """Say what to do about a failed request, from what is known about it and nothing else.
+
+    `code` is the service's error name, or "" for a transport failure; `status` the HTTP status,
+    None where no answer came; `was_sent` whether any byte of the request may have reached the
+    service. A write without a clear answer is READ_BACK [P6].
+    """
+    if code in _THROTTLES or status == 429:
+        return Retry.AGAIN_SLOWER
+    if code == "ExpiredIteratorException":
+        return Retry.NEW_ITERATOR
+    unclear = status is None or status >= 500
+    if unclear and is_write and was_sent:
+        return Retry.READ_BACK
+    if unclear or code in _TRANSIENT:
+        return Retry.AGAIN
+    return Retry.GIVE_UP
+
+
+def backoff_s(attempt: int, chance: float, *, base_s: float = 0.05, max_s: float = 3.0) -> float:
+    """How long to wait before attempt number `attempt` (from 1): full jitter over a doubling bound.
+
+    `chance` is in [0, 1). The bound doubles from `base_s` and stops at `max_s` (3 s: DESIGN §5
+    wants a lost service noticed again within a failover of 10 s, three tries at the least). Half
+    of the bound is always waited, so that a crowd neither spins nor moves in step.
+    """
+    bound = min(max_s, base_s * 2 ** min(attempt, 16))
+    return bound * (0.5 + chance / 2)
