@@ -20,7 +20,11 @@
     │   ├── MalformedAggregate       bytes that look like a KPL aggregate and are not
     │   ├── MalformedBody            a GetRecords body that is not one
     │   └── LimitExceeded            a size or a count above its declared limit
+    ├── SinkError                  an output cannot be written: no checkpoint passes its rows
     ├── ProcessorError             user code raised; names the position, never the payload
+    ├── PeerError                  another process of this manager sent or shared what it must not
+    │   ├── MalformedFrame           bytes that are no message: condemn the process they came from
+    │   └── SegmentRefused           shared memory of another layout, size or state than ours
     └── InvariantViolation         our bug: fatal to the lease process or the manager that sees it
 
 May not know anything: it imports nothing, so that every room may import it.
@@ -40,13 +44,17 @@ __all__ = [
     "LimitExceeded",
     "MalformedAggregate",
     "MalformedBody",
+    "MalformedFrame",
     "NotFound",
     "OutcomeUnknown",
+    "PeerError",
     "ProcessorError",
     "ProcessorLoadError",
     "RecordError",
+    "SegmentRefused",
     "ServiceError",
     "SettingsError",
+    "SinkError",
     "StaleCheckpoint",
     "TableRefused",
     "Throttled",
@@ -139,8 +147,24 @@ class LimitExceeded(RecordError):
     """A count or size above the limit declared for it."""
 
 
+class SinkError(KclrunError):
+    """An output cannot be written, read back or locked; the message names the file and why."""
+
+
 class ProcessorError(KclrunError):
     """User code raised. The message names where, the lease and the position; never a payload."""
+
+
+class PeerError(KclrunError):
+    """A process of the same manager sent or shared what it must not; says which process to end."""
+
+
+class MalformedFrame(PeerError):
+    """Bytes that are no message of ours. They condemn the process they came from, and only it."""
+
+
+class SegmentRefused(PeerError):
+    """Shared memory that is not a segment of this version, or whose bookkeeping is damaged."""
 
 
 class InvariantViolation(KclrunError):

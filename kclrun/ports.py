@@ -13,9 +13,11 @@ from typing import Final, Protocol
 
 import msgspec
 
+from kclrun.model.backoff import backoff_s
 from kclrun.model.changes import LeaseChange
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.outcomes import Outcome
+from kclrun.model.reading import IteratorType
 from kclrun.model.record import Record
 from kclrun.model.shard import ChildShard, Shard
 from kclrun.model.time import WallTime
@@ -33,16 +35,6 @@ __all__ = [
     "backoff_s",
     "classify",
 ]
-
-
-class IteratorType(enum.Enum):
-    """The five starts that GetShardIterator knows."""
-
-    TRIM_HORIZON = "TRIM_HORIZON"
-    LATEST = "LATEST"
-    AT_TIMESTAMP = "AT_TIMESTAMP"
-    AT_SEQUENCE_NUMBER = "AT_SEQUENCE_NUMBER"
-    AFTER_SEQUENCE_NUMBER = "AFTER_SEQUENCE_NUMBER"
 
 
 class FetchedPage(msgspec.Struct, frozen=True):
@@ -192,14 +184,3 @@ def classify(code: str, status: int | None, *, is_write: bool, was_sent: bool) -
     if unclear or code in _TRANSIENT:
         return Retry.AGAIN
     return Retry.GIVE_UP
-
-
-def backoff_s(attempt: int, chance: float, *, base_s: float = 0.05, max_s: float = 3.0) -> float:
-    """How long to wait before attempt number `attempt` (from 1): full jitter over a doubling bound.
-
-    `chance` is in [0, 1). The bound doubles from `base_s` and stops at `max_s` (3 s: DESIGN §5
-    wants a lost service noticed again within a failover of 10 s, three tries at the least). Half
-    of the bound is always waited, so that a crowd neither spins nor moves in step.
-    """
-    bound = min(max_s, base_s * 2 ** min(attempt, 16))
-    return bound * (0.5 + chance / 2)

@@ -8,13 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import msgspec
 
 from kclrun.model.sequence import ExtendedSequenceNumber
 
 __all__ = ["Record", "RecordBatch"]
+
+
+class OffTheWire:
+    """At run time, the type of the fields that no GetRecords body may set.
+
+    No JSON value decodes to it, so a body that spells `sub_sequence_number` or `aggregated` is
+    refused by the decoder itself, at no cost to one that does not. Constructors check nothing.
+    """
+
+
+if TYPE_CHECKING:
+    OwnInt = int
+    OwnStr = str
+    OwnBool = bool
+else:
+    OwnInt = OwnStr = OwnBool = OffTheWire
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -33,10 +49,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         name="ApproximateArrivalTimestamp", default=0.0
     )
     encryption_type: str | None = msgspec.field(name="EncryptionType", default=None)
-    sub_sequence_number: int = 0
-    explicit_hash_key: str | None = None
-    aggregated: bool = False
-    malformed: bool = False
+    sub_sequence_number: OwnInt = 0
+    explicit_hash_key: OwnStr | None = None
+    aggregated: OwnBool = False
+    malformed: OwnBool = False
 
     @property
     def position(self) -> ExtendedSequenceNumber:

@@ -1,0 +1,183 @@
+"""KPL aggregates made: user records in, the data of one Kinesis record out.
+
+Rule: sizes are exact to the byte before anything is serialized, so that no aggregate is ever
+refused by the service for its size. The caller sees to it that the user records of one aggregate
+belong to one shard. Look next: `kpl_messages.py`; the other direction is `kpl.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from kclrun.codec.hash_keys import parse_hash_key
+from kclrun.codec.kpl_messages import (
+    MAGIC,
+    MD5_BYTES,
+    RECORD_BYTES_MAX,
+    USER_RECORDS_MAX,
+    new_aggregate,
+)
+from kclrun.errors import LimitExceeded, MalformedAggregate
+
+__all__ = ["AggregatedData", "Aggregator", "build_aggregate"]
+
+# PutRecords takes 1 MiB a record, partition key included, unless the stream is set to take more.
+_SIZE_MAX_DEFAULT: Final = 1024 * 1024
+# PutRecord documents 1 to 256 Unicode characters.
+_KEY_CHARS_MAX: Final = 256
+
+
+class AggregatedData(NamedTuple):
+    """What to put: the aggregate and the keys that route it, those of its first user record."""
+
+    partition_key: str
+    explicit_hash_key: str | None
+    data: bytes
+
+    def __repr__(self) -> str:
+        """Without payload and keys: representations end up in logs."""
+        return f"AggregatedData({len(self.data)} bytes)"
+
+
+class _Growth(NamedTuple):
+    """What a user record would add: its key indexes, and bytes of the message."""
+
+    key_index: int
+    hash_key_index: int | None
+    message_bytes: int
+
+
+class Aggregator:
+    """Packs user records into one aggregate until it is full. Not thread-safe.
+
+    `size_max` bounds the aggregate plus its partition key, as the service counts a record.
+    Raises: LimitExceeded if `size_max` is not between 1 and `RECORD_BYTES_MAX`.
+    """
+
+    def __init__(self, size_max: int = _SIZE_MAX_DEFAULT) -> None:
+        if not 0 < size_max <= RECORD_BYTES_MAX:
+            raise LimitExceeded(f"size_max is {size_max}; expected 1 to {RECORD_BYTES_MAX} bytes")
+        self._size_max = size_max
+        self._clear()
+
+    def _clear(self) -> None:
+        self._keys: dict[str, int] = {}
+        self._hash_keys: dict[str, int] = {}
+        self._records: list[tuple[int, int | None, bytes]] = []
+        self._message_bytes = 0
+        self._outer_key_bytes = 0
+
+    def __len__(self) -> int:
+        """How many user records it holds."""
+        return len(self._records)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the service would count for it now: magic, message, MD5 and partition key."""
+        return len(MAGIC) + self._message_bytes + MD5_BYTES + self._outer_key_bytes
+
+    def add(self, partition_key: str, data: bytes, explicit_hash_key: str | None = None) -> bool:
+        """Add a user record; False, and nothing changed, if it does not fit.
+
+        False from an empty aggregator means it never will: put that record as it is.
+        Raises: LimitExceeded if a key is none the service takes.
+        """
+        key_bytes = _checked_key_bytes(partition_key)
+        if explicit_hash_key is not None:
+            parse_hash_key(explicit_hash_key)
+        outer_key_bytes = self._outer_key_bytes if self._records else key_bytes
+        growth = self._growth(partition_key, key_bytes, explicit_hash_key, len(data))
+        message_bytes = self._message_bytes + growth.message_bytes
+        size = len(MAGIC) + message_bytes + MD5_BYTES + outer_key_bytes
+        if size > self._size_max or len(self._records) == USER_RECORDS_MAX:
+            return False
+        self._keys.setdefault(partition_key, growth.key_index)
+        if explicit_hash_key is not None and growth.hash_key_index is not None:
+            self._hash_keys.setdefault(explicit_hash_key, growth.hash_key_index)
+        self._records.append((growth.key_index, growth.hash_key_index, data))
+        self._message_bytes, self._outer_key_bytes = message_bytes, outer_key_bytes
+        return True
+
+    def finish(self) -> AggregatedData:
+        """The aggregate of what was added; the aggregator is then empty and can be used again.
+
+        Raises: MalformedAggregate if nothing was added.
+        """
+        if not self._records:
+            raise MalformedAggregate("an aggregate needs at least one user record")
+        partition_key = next(iter(self._keys))
+        first_hash_key_index = self._records[0][1]
+        explicit_hash_key = None if first_hash_key_index is None else next(iter(self._hash_keys))
+        data = self._serialized()
+        self._clear()
+        return AggregatedData(partition_key, explicit_hash_key, data)
+
+    def _serialized(self) -> bytes:
+        aggregate = new_aggregate(list(self._keys), list(self._hash_keys))
+        for key_index, hash_key_index, data in self._records:
+            # protobuf takes None for a field left out.
+            aggregate.records.add(
+                partition_key_index=key_index, explicit_hash_key_index=hash_key_index, data=data
+            )
+        message = aggregate.SerializeToString()
+        assert len(message) == self._message_bytes, "the size of an aggregate was miscounted"
+        return MAGIC + message + hashlib.md5(message, usedforsecurity=False).digest()
+
+    def _growth(
+        self, partition_key: str, key_bytes: int, explicit_hash_key: str | None, data_bytes: int
+    ) -> _Growth:
+        added = 0
+        key_index = self._keys.get(partition_key)
+        if key_index is None:
+            key_index = len(self._keys)
+            added += _field_bytes(key_bytes)
+        record_bytes = 1 + _varint_bytes(key_index) + _field_bytes(data_bytes)
+        hash_key_index = None
+        if explicit_hash_key is not None:
+            hash_key_index = self._hash_keys.get(explicit_hash_key)
+            if hash_key_index is None:
+                hash_key_index = len(self._hash_keys)
+                added += _field_bytes(len(explicit_hash_key))
+            record_bytes += 1 + _varint_bytes(hash_key_index)
+        return _Growth(key_index, hash_key_index, added + _field_bytes(record_bytes))
+
+
+def build_aggregate(user_records: Iterable[tuple[str, bytes, str | None]]) -> bytes:
+    """The data of one aggregate of (partition key, data, explicit hash key or None).
+
+    Raises: LimitExceeded if they do not fit `RECORD_BYTES_MAX`; MalformedAggregate if there are
+    none.
+    """
+    aggregator = Aggregator(size_max=RECORD_BYTES_MAX)
+    for partition_key, data, explicit_hash_key in user_records:
+        if not aggregator.add(partition_key, data, explicit_hash_key):
+            raise LimitExceeded(
+                f"user record {len(aggregator)} does not fit: an aggregate takes at most"
+                f" {RECORD_BYTES_MAX} bytes and {USER_RECORDS_MAX} user records"
+            )
+    return aggregator.finish().data
+
+
+def _checked_key_bytes(partition_key: str) -> int:
+    if not 0 < len(partition_key) <= _KEY_CHARS_MAX:
+        raise LimitExceeded(
+            f"a partition key has {len(partition_key)} characters; the service takes 1 to"
+            f" {_KEY_CHARS_MAX}"
+        )
+    try:
+        return len(partition_key.encode())
+    except UnicodeEncodeError:
+        # Not chained: the original names the key.
+        raise LimitExceeded("a partition key holds a lone surrogate and has no UTF-8") from None
+
+
+def _field_bytes(length: int) -> int:
+    """A length-delimited field on the wire: one byte of tag (numbers below 16), length, value."""
+    return 1 + _varint_bytes(length) + length
+
+
+def _varint_bytes(value: int) -> int:
+    """Seven bits a byte, and one byte for 0."""
+    return max(1, (value.bit_length() + 6) // 7)

@@ -1,0 +1,188 @@
+"""GetRecords bodies (JSON protocol 1.1), decoded straight into records.
+
+Holds: the decoder and its limits. May not know: HTTP, ports, iterators' meaning.
+Rule: one pass in C makes the records (base64 included); Python only looks at a page's edges.
+`aws/` turns the result into a `FetchedPage`. Look next: `model/record.py`, whose field names are
+the body's and whose other fields no body can set.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from kclrun.codec.hash_keys import parse_hash_key
+from kclrun.errors import LimitExceeded, MalformedBody
+from kclrun.model.record import Record
+from kclrun.model.sequence import SEQUENCE_DIGITS_MAX, ExtendedSequenceNumber
+from kclrun.model.shard import ChildShard, HashRange
+
+__all__ = ["BODY_BYTES_MAX", "CHILDREN_MAX", "RECORDS_MAX", "GetRecordsBody", "decode_get_records"]
+
+# GetRecords: Limit is at most 10,000, and one answer carries at most 10 MiB of data.
+RECORDS_MAX: Final = 10_000
+_DATA_BYTES_MAX: Final = 10 * 1024 * 1024
+# Base64 writes 4 characters for each begun 3 bytes, so at most 2 bytes of data more a record.
+_BASE64_BYTES_MAX: Final = (_DATA_BYTES_MAX + 2 * RECORDS_MAX) * 4 // 3
+# A partition key has at most 256 characters; beyond the BMP each is two \uXXXX escapes.
+_KEY_BYTES_MAX: Final = 256 * 12
+# Field names and punctuation (~130), a sequence number (<= 129), a timestamp (~20), KMS (3): < 512.
+_ENVELOPE_BYTES_MAX: Final = 512
+# 47.5 MiB. A sound body can hardly come near it; a larger one is none of the service's.
+BODY_BYTES_MAX: Final = _BASE64_BYTES_MAX + RECORDS_MAX * (_KEY_BYTES_MAX + _ENVELOPE_BYTES_MAX)
+
+# A split names two children, a merge one; the rest is room for what the service may yet invent.
+CHILDREN_MAX: Final = 8
+# The API reference says 512 characters; eight times that, for emulators that encode more.
+_ITERATOR_CHARS_MAX: Final = 4096
+# The API reference says 128 characters.
+_SHARD_ID_CHARS_MAX: Final = 128
+# 2**63 - 1, a Java long: the service's own type.
+_MILLIS_MAX: Final = 2**63 - 1
+
+_ShardId = Annotated[str, msgspec.Meta(min_length=1, max_length=_SHARD_ID_CHARS_MAX)]
+
+
+class GetRecordsBody(msgspec.Struct, frozen=True):
+    """What one GetRecords answer said, aggregates not yet opened.
+
+    `records` are in ascending order of their sequence numbers. `next_iterator` is None at the end
+    of a closed shard; `children` are then the shard's children, where the service names them.
+    `millis_behind_latest` is None where the service left it out.
+    """
+
+    records: list[Record]
+    next_iterator: str | None
+    millis_behind_latest: int | None
+    children: tuple[ChildShard, ...]
+
+    def __repr__(self) -> str:
+        """Without the iterator: representations end up in logs."""
+        return f"GetRecordsBody({len(self.records)} records, {len(self.children)} children)"
+
+
+class _WireHashRange(msgspec.Struct, rename="pascal"):
+    starting_hash_key: str
+    ending_hash_key: str
+
+
+class _WireChild(msgspec.Struct, rename="pascal"):
+    shard_id: _ShardId
+    parent_shards: Annotated[list[_ShardId], msgspec.Meta(max_length=CHILDREN_MAX)]
+    hash_key_range: _WireHashRange
+
+
+class _WireBody(msgspec.Struct, rename="pascal"):
+    records: list[Record]
+    next_shard_iterator: (
+        Annotated[str, msgspec.Meta(min_length=1, max_length=_ITERATOR_CHARS_MAX)] | None
+    ) = None
+    millis_behind_latest: Annotated[int, msgspec.Meta(ge=0, le=_MILLIS_MAX)] | None = None
+    child_shards: list[_WireChild] | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(_WireBody)
+
+
+def decode_get_records(body: bytes) -> GetRecordsBody:
+    """Decode the body of a GetRecords answer with status 200.
+
+    Guaranteed: at most `RECORDS_MAX` records, ascending; sequence numbers at the edges are
+    numbers; fields that belong to us (`aggregated`, …) have their defaults.
+    Memory: the data, and about twice the body at the worst, for a body of nothing but records.
+    Raises: MalformedBody if the bytes are not such a body; LimitExceeded if they are above
+    `BODY_BYTES_MAX` or hold more records or children than the service ever sends.
+    """
+    if len(body) > BODY_BYTES_MAX:
+        raise LimitExceeded(
+            f"a GetRecords body of {len(body)} bytes is above the limit of {BODY_BYTES_MAX}"
+        )
+    wire = _parse(body)
+    _check_count("records", len(wire.records), RECORDS_MAX)
+    _check_sequence(wire.records)
+    return GetRecordsBody(
+        records=wire.records,
+        next_iterator=wire.next_shard_iterator,
+        millis_behind_latest=wire.millis_behind_latest,
+        children=_children(wire.child_shards or []),
+    )
+
+
+def _parse(body: bytes) -> _WireBody:
+    try:
+        return _DECODER.decode(body)
+    except UnicodeDecodeError:
+        # Never chained: the exception carries the bytes, and with them payloads.
+        raise MalformedBody("a GetRecords body holds text that is not UTF-8") from None
+    except RecursionError:
+        raise MalformedBody("a GetRecords body is nested too deeply") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        # msgspec's own are ValueErrors only in later versions. They name a path and a type, never
+        # a value.
+        raise MalformedBody(f"a GetRecords body does not parse: {error}") from None
+
+
+def _check_count(what: str, count: int, most: int) -> None:
+    if count > most:
+        raise LimitExceeded(f"a GetRecords body holds {count} {what}; the limit is {most}")
+
+
+def _check_sequence(records: list[Record]) -> None:
+    """The edges are numbers and the page ascends: 30 ns a record, where parsing takes 420.
+
+    Enough, since a page's first and last are the positions the runtime itself goes on from, and
+    the order is what dropping up to a checkpoint relies on. A number between them becomes a
+    position only as an `ExtendedSequenceNumber`, which checks it; and a sentinel's name cannot
+    stand between two numbers, letters being above digits.
+    """
+    if not records:
+        return
+    first, last = records[0].sequence_number, records[-1].sequence_number
+    _check_number(first)
+    _check_number(last)
+    numbers = [record.sequence_number for record in records]
+    # Sorting what is sorted is one comparison each. Numbers of one length sort as their texts do;
+    # the service's all have 56 digits, some emulators count 1, 2, … 10.
+    key = None if len(first) == len(last) else _by_value
+    if sorted(numbers, key=key) != numbers:
+        raise MalformedBody("the records of a GetRecords body are not in ascending order")
+
+
+def _by_value(number: str) -> tuple[int, str]:
+    return len(number), number
+
+
+def _check_number(text: str) -> None:
+    if len(text) <= SEQUENCE_DIGITS_MAX:
+        try:
+            if not ExtendedSequenceNumber(text).is_sentinel:
+                return
+        except LimitExceeded:
+            pass  # Its message shows the text; here the text may be anything a peer sent.
+    raise MalformedBody(
+        "a record of a GetRecords body has a sequence number that is no decimal number of at most"
+        f" {SEQUENCE_DIGITS_MAX} digits"
+    )
+
+
+def _children(wire: list[_WireChild]) -> tuple[ChildShard, ...]:
+    _check_count("children", len(wire), CHILDREN_MAX)
+    return tuple(
+        ChildShard(
+            shard_id=child.shard_id,
+            parents=tuple(child.parent_shards),
+            hash_range=_hash_range(child.hash_key_range),
+        )
+        for child in wire
+    )
+
+
+def _hash_range(wire: _WireHashRange) -> HashRange:
+    try:
+        start, end = parse_hash_key(wire.starting_hash_key), parse_hash_key(wire.ending_hash_key)
+    except LimitExceeded as error:
+        raise MalformedBody(f"the hash range of a child shard: {error}") from None
+    if start > end:
+        raise MalformedBody("the hash range of a child shard ends before it starts")
+    return HashRange(start, end)

@@ -1,0 +1,116 @@
+"""Which write of the lease's row is due: the state's own, a checkpoint, or a renewal."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kclrun.consuming.fence import renew_interval_s
+from kclrun.consuming.ledger import CheckpointLedger
+from kclrun.consuming.own_row import OwnRow
+from kclrun.consuming.policy import LifePolicy
+from kclrun.consuming.requests import CheckpointRequests
+from kclrun.consuming.states import State
+from kclrun.model.changes import Checkpoint, End, Release, Renew
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.time import Instant
+
+__all__ = ["Agenda"]
+
+# A checkpoint at half of `uncheckpointed_max`, due or not, keeps the cap from stopping deliveries.
+EARLY_SHARE: Final = 0.5
+# The Java KCL 3 smooths `throughputKBps` by half and keeps six decimals.
+THROUGHPUT_ALPHA: Final = 0.5
+THROUGHPUT_DECIMALS: Final = 6
+
+
+class Agenda:
+    """Looks at the row, the ledger and the clock; says the next write, or None."""
+
+    def __init__(self, policy: LifePolicy, own: OwnRow, requests: CheckpointRequests) -> None:
+        self._policy = policy
+        self._own = own
+        self._requests = requests
+        self._saved_instant = Instant(0.0)
+        self._bytes = 0
+        self._measured_since = Instant(0.0)
+        self._throughput_kbps = 0.0
+
+    def begin(self, now: Instant) -> None:
+        """The lease is claimed: time counts from here."""
+        self._saved_instant = now
+        self._measured_since = now
+
+    def note_saved(self, now: Instant) -> None:
+        self._saved_instant = now
+
+    def note_bytes(self, payload_bytes: int) -> None:
+        self._bytes += payload_bytes
+
+    @property
+    def renewal_instant(self) -> Instant:
+        """When the next heartbeat is due; any write that moves the counter is one."""
+        assert self._own.last_confirmed_send is not None, "no renewal before the claim"
+        return Instant(self._own.last_confirmed_send + renew_interval_s(self._own.failover_s))
+
+    def save_instant(self, ledger: CheckpointLedger) -> Instant | None:
+        """When the next automatic checkpoint is due, if something is unsaved."""
+        if self._policy.checkpoint_mode != "auto" or not ledger.has_unsaved:
+            return None
+        return Instant(self._saved_instant + self._policy.checkpoint_every_s)
+
+    def checkpoint(self, state: State, ledger: CheckpointLedger, now: Instant) -> Checkpoint | None:
+        """The checkpoint that is due: asked for, by time, by number, or before a halt."""
+        asked = self._requests.highest
+        saves = not self._policy.is_manual and self._must_save(state, ledger, now)
+        wanted = max(
+            asked or ledger.checkpointed, ledger.processed if saves else ledger.checkpointed
+        )
+        if wanted <= ledger.checkpointed:
+            return None
+        own, row = self._own, self._own.confirmed
+        return Checkpoint(own.key, own.me, own.counter, wanted, row.checkpoint)
+
+    def renewal(self, now: Instant) -> Renew | None:
+        """The heartbeat, if it is due."""
+        if now < self.renewal_instant:
+            return None
+        self._measure(now)
+        own = self._own
+        return Renew(own.key, own.me, own.counter, self._throughput_kbps)
+
+    def release(self, ledger: CheckpointLedger) -> Release:
+        """The final checkpoint and the release, in one write."""
+        own, row = self._own, self._own.confirmed
+        position = max(self.final_position(ledger), row.checkpoint)
+        return Release(own.key, own.me, own.counter, position, row.checkpoint)
+
+    def end(self) -> End:
+        own = self._own
+        return End(own.key, own.me, own.counter, own.confirmed.checkpoint)
+
+    def final_position(self, ledger: CheckpointLedger) -> ExtendedSequenceNumber:
+        """What a last write may claim: all that was processed, or what user code asked for."""
+        if self._policy.is_manual:
+            return self._requests.highest or ledger.checkpointed
+        return max(ledger.processed, self._requests.highest or ledger.processed)
+
+    def _must_save(self, state: State, ledger: CheckpointLedger, now: Instant) -> bool:
+        if not ledger.has_unsaved:
+            return False
+        if state is State.FAILING:
+            return True
+        if self._policy.checkpoint_mode == "batch" and ledger.has_uncounted:
+            return True
+        if ledger.uncheckpointed >= self._policy.uncheckpointed_max * EARLY_SHARE:
+            return True
+        return now >= self._saved_instant + self._policy.checkpoint_every_s
+
+    def _measure(self, now: Instant) -> None:
+        elapsed_s = now - self._measured_since
+        if elapsed_s <= 0:
+            return
+        rate_kbps = self._bytes / 1024 / elapsed_s
+        smoothed = THROUGHPUT_ALPHA * rate_kbps + (1 - THROUGHPUT_ALPHA) * self._throughput_kbps
+        self._throughput_kbps = round(smoothed, THROUGHPUT_DECIMALS)
+        self._bytes = 0
+        self._measured_since = now

@@ -1,0 +1,165 @@
+"""What to do next, as one lease's life says it. Imperative; the shell has one function each."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from kclrun.model.changes import LeaseChange
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.time import Instant
+
+__all__ = [
+    "AnswerCheckpoint",
+    "CallInitialize",
+    "CallLeaseLost",
+    "CallShardEnded",
+    "CallShutdownRequested",
+    "CheckpointAnswer",
+    "Command",
+    "Exit",
+    "ExitCause",
+    "ListShards",
+    "OpenGate",
+    "ReadOwnRow",
+    "ReadRows",
+    "Report",
+    "ReportKind",
+    "SendWrite",
+    "ShutGate",
+]
+
+
+class SendWrite(msgspec.Struct, frozen=True):
+    """Send this change once, not before `not_before`; comes back as WriteResolved.
+
+    Where it carries a position beyond the last one, emitted rows are made durable first.
+    """
+
+    change: LeaseChange
+    not_before: Instant | None = None
+
+
+class ReadOwnRow(msgspec.Struct, frozen=True):
+    """Read the own row consistently; comes back as OwnRowRead or ReadFailed."""
+
+    not_before: Instant | None = None
+
+
+class ReadRows(msgspec.Struct, frozen=True):
+    """Read these rows consistently; comes back as RowsRead or ReadFailed."""
+
+    keys: tuple[LeaseKey, ...]
+
+
+class ListShards(msgspec.Struct, frozen=True):
+    """List all shards; comes back as ShardsListed or ReadFailed."""
+
+
+class CallInitialize(msgspec.Struct, frozen=True):
+    """Make the processor and call `initialize`; begin fetching at the row's position."""
+
+    row: Lease
+
+
+class CallShardEnded(msgspec.Struct, frozen=True):
+    """Call `shard_ended`; comes back as CallReturned or ProcessorFailed."""
+
+
+class CallShutdownRequested(msgspec.Struct, frozen=True):
+    """Call `shutdown_requested`; comes back as CallReturned or ProcessorFailed."""
+
+
+class CallLeaseLost(msgspec.Struct, frozen=True):
+    """Call `lease_lost`; comes back as CallReturned or ProcessorFailed."""
+
+
+class OpenGate(msgspec.Struct, frozen=True):
+    """User code may start batches until `fence`, while fewer than `start_below` records in all
+    were delivered, and up to `delivered_max` records in all [P7, I7]."""
+
+    fence: Instant
+    start_below: int
+    delivered_max: int
+
+
+class ShutGate(msgspec.Struct, frozen=True):
+    """Start no further batch; comes back as GateShut once no user code runs."""
+
+
+class CheckpointAnswer(enum.Enum):
+    """How a requested checkpoint ended."""
+
+    DURABLE = "durable"
+    LOST = "the lease is lost"
+    STALE = "below the last checkpoint, or above what was delivered"
+
+
+class AnswerCheckpoint(msgspec.Struct, frozen=True):
+    """Let the waiting user code go on."""
+
+    request: int
+    answer: CheckpointAnswer
+    detail: str = ""
+
+
+class ReportKind(enum.Enum):
+    """What is told to the manager; the shell turns it into a transition on the ring."""
+
+    CLAIMED = "claimed"
+    CHECKPOINTED = "checkpointed"
+    SHARD_ENDED = "shard_ended"
+    RELEASED = "released"
+    LOST = "lost"
+    FAILED = "failed"
+    UNCLAIMED = "unclaimed"
+    WARNED = "warned"
+    GIL_HELD = "gil_held"
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Tell the manager. Which fields are set depends on the kind."""
+
+    kind: ReportKind
+    position: ExtendedSequenceNumber | None = None
+    counter: int = 0
+    children: tuple[str, ...] = ()
+    text: str = ""
+    where: str = ""
+    attempts: int = 0
+    traceback_text: str = ""
+    seconds: float = 0.0
+
+
+class ExitCause(enum.Enum):
+    """Why the process ends; the shell turns it into an exit code."""
+
+    DONE = "done"
+    UNCLAIMED = "unclaimed"
+    LOST = "lost"
+    FAILED = "failed"
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """End the process."""
+
+    cause: ExitCause
+
+
+Command = (
+    SendWrite
+    | ReadOwnRow
+    | ReadRows
+    | ListShards
+    | CallInitialize
+    | CallShardEnded
+    | CallShutdownRequested
+    | CallLeaseLost
+    | OpenGate
+    | ShutGate
+    | AnswerCheckpoint
+    | Report
+    | Exit
+)

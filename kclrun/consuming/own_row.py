@@ -1,0 +1,269 @@
+"""The lease's own row: what is confirmed, the one write under way, and what its outcome means.
+
+Knows: P2 (conditions), P4 (only a success claims), P5 (one unresolved write), P6 (unknown
+outcomes), P7 (the fence counts from the earliest unresolved send). May not know: time-outs, how a
+row is written. Rule: every answer of the table goes through `_judge`, whichever way it came.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+from kclrun.consuming.fence import fence_instant
+from kclrun.errors import InvariantViolation
+from kclrun.model.changes import (
+    Checkpoint,
+    Claim,
+    CreateChildren,
+    End,
+    NameChildren,
+    Release,
+    Renew,
+)
+from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.outcomes import (
+    Applied,
+    ConditionFailed,
+    Outcome,
+    OutcomeUnknown,
+    Refused,
+    Throttled,
+    Unavailable,
+)
+from kclrun.model.time import Instant
+
+__all__ = ["OwnChange", "OwnRow", "Verdict", "VerdictKind"]
+
+OwnChange = Claim | Renew | Checkpoint | NameChildren | End | Release | CreateChildren
+
+# One attempt a back-off, and no back-off is below 25 ms: 400 fill a failover of 10 s.
+ATTEMPTS_MAX: Final = 1000
+
+
+class VerdictKind(enum.Enum):
+    """What became of the write under way."""
+
+    CONFIRMED = "it holds on the row"
+    AGAIN = "it does not hold yet: send `change`"
+    READ_BACK = "nobody knows: read the row"
+    REDO = "children were not created for sure: look at the parents again"
+    LOST = "the row is not ours any more"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """`change` is what holds (CONFIRMED) or is to be sent (AGAIN, after a back-off if `slower`)."""
+
+    kind: VerdictKind
+    change: OwnChange | None = None
+    slower: bool = False
+    reason: str = ""
+
+
+class OwnRow:
+    """The row as last confirmed, and at most one change under way."""
+
+    def __init__(self, key: LeaseKey, me: OwnerId, seen_counter: int, failover_s: float) -> None:
+        self.key = key
+        self.me = me
+        self.failover_s = failover_s
+        self.row: Lease | None = None
+        self.counter = seen_counter
+        self.pending: OwnChange | None = None
+        self.retries = 0
+        self._permitted_since: Instant | None = None
+        self._unresolved: list[Instant] = []
+
+    @property
+    def fence(self) -> Instant | None:
+        """No batch may start at or after this instant; None before the claim [P7]."""
+        if self._permitted_since is None:
+            return None
+        return fence_instant(self._permitted_since, self.failover_s)
+
+    @property
+    def last_confirmed_send(self) -> Instant | None:
+        return self._permitted_since
+
+    @property
+    def confirmed(self) -> Lease:
+        """The row after the claim. Raises: InvariantViolation before it."""
+        if self.row is None:
+            raise InvariantViolation(f"lease {self.key} is used before it was claimed [P4]")
+        return self.row
+
+    def begin(self, change: OwnChange) -> OwnChange:
+        """Make this the one change under way [P5]."""
+        if self.pending is not None:
+            raise InvariantViolation(f"lease {self.key}: two writes at once [P5]")
+        self.pending = change
+        return change
+
+    def give_up(self) -> None:
+        """Write nothing more: the lease is lost. A late outcome decides nothing."""
+        self.pending = None
+        self._unresolved.clear()
+
+    def resolve(self, outcome: Outcome, sent: Instant) -> Verdict:
+        """Take in the outcome of one send of the change under way."""
+        if len(self._unresolved) >= ATTEMPTS_MAX:
+            return self._lost("its row could not be written for too long")
+        match outcome:
+            case Applied(row):
+                return self._applied(row, sent)
+            case ConditionFailed() | OutcomeUnknown() if self._creates_children:
+                return self._abandon_children()
+            case ConditionFailed(row):
+                self._unresolved.append(sent)
+                return self._judge(row, answered=True)
+            case OutcomeUnknown(message):
+                self._unresolved.append(sent)
+                return Verdict(VerdictKind.READ_BACK, reason=message)
+            case Throttled(message) | Unavailable(message):
+                return self._again(message)
+            case Refused(code, message):
+                return self._again(f"{code}: {message}")
+
+    def read_back(self, row: Lease | None) -> Verdict:
+        """Take in a consistent read made because an outcome was unknown [P6]."""
+        return self._judge(row, answered=False)
+
+    def _applied(self, row: Lease | None, sent: Instant) -> Verdict:
+        change = self._pending()
+        if isinstance(change, CreateChildren):
+            return self._settle(change)
+        if row is None:
+            raise InvariantViolation(f"lease {self.key}: an applied {type(change)} without a row")
+        self._confirm(row, min([*self._unresolved, sent]))
+        return self._settle(change)
+
+    def _judge(self, row: Lease | None, *, answered: bool) -> Verdict:
+        """Say what the row that stands there means for the change under way."""
+        change = self._pending()
+        if row is None:
+            return self._lost("its row is gone from the table")
+        if _holds_after_giving_up(change, row, self.counter):
+            return self._settle(change)
+        if row.owner != self.me:
+            return self._lost(f"its row belongs to {row.owner or 'nobody'}")
+        if row.counter == self.counter:
+            return self._unmoved(change, row, answered=answered)
+        if row.counter == self.counter + 1 and self._unresolved:
+            return self._moved(change, row)
+        return self._lost(f"its counter is {row.counter}, {self.counter} was confirmed")
+
+    def _unmoved(self, change: OwnChange, row: Lease, *, answered: bool) -> Verdict:
+        """The counter stands: nothing applied so far, but an earlier send may still arrive [P6]."""
+        if isinstance(change, Claim) or self.row is None:
+            return self._again("the claim did not apply", counted=answered)
+        if answered:
+            # Owner and counter hold, so only the position part failed: a late checkpoint of a
+            # former owner moved it. Adopt the row's position; never write a lower one [P2].
+            self._unresolved.pop()
+            self.row = row
+        self.pending = _rebased(change, row)
+        return Verdict(VerdictKind.AGAIN, self.pending, slower=self.pending == change)
+
+    def _moved(self, change: OwnChange, row: Lease) -> Verdict:
+        """Some write of mine applied: adopt the row, and issue again what is missing on it [P6]."""
+        if isinstance(change, Claim):
+            self.counter = row.counter
+            self._unresolved.clear()
+            self.pending = msgspec.structs.replace(change, seen_counter=row.counter)
+            return Verdict(VerdictKind.AGAIN, self.pending)
+        self._confirm(row, min(self._unresolved))
+        if _holds(change, row):
+            return self._settle(change)
+        self.pending = _rebased(change, row)
+        return Verdict(VerdictKind.AGAIN, self.pending)
+
+    def _abandon_children(self) -> Verdict:
+        """Creating children leaves this row as it is and is conditional on its counter, so a send
+        that still arrives later is harmless: leave it, and begin again from fresh reads [P12]."""
+        self.pending = None
+        self.retries += 1
+        return Verdict(VerdictKind.REDO, slower=True)
+
+    @property
+    def _creates_children(self) -> bool:
+        return isinstance(self.pending, CreateChildren)
+
+    def _again(self, message: str, *, counted: bool = False) -> Verdict:
+        if counted and self._unresolved:
+            self._unresolved.pop()
+        self.retries += 1
+        return Verdict(VerdictKind.AGAIN, self._pending(), slower=True, reason=message)
+
+    def _settle(self, change: OwnChange) -> Verdict:
+        self.pending = None
+        self.retries = 0
+        self._unresolved.clear()
+        return Verdict(VerdictKind.CONFIRMED, change)
+
+    def _lost(self, reason: str) -> Verdict:
+        self.pending = None
+        self._unresolved.clear()
+        return Verdict(VerdictKind.LOST, reason=reason)
+
+    def _confirm(self, row: Lease, permitted_since: Instant) -> None:
+        self._permitted_since = permitted_since
+        self.row = row
+        self.counter = row.counter
+        self._unresolved.clear()
+
+    def _pending(self) -> OwnChange:
+        if self.pending is None:
+            raise InvariantViolation(f"lease {self.key}: an outcome without a write under way")
+        return self.pending
+
+
+def _holds(change: OwnChange, row: Lease) -> bool:
+    """Whether the row, ours still, already says what the change wanted to say."""
+    match change:
+        case Renew():
+            return True
+        case Checkpoint(position=position):
+            return row.checkpoint >= position
+        case NameChildren(children=children):
+            return children <= row.children
+        case End():
+            return row.is_ended
+        case _:
+            return False
+
+
+def _holds_after_giving_up(change: OwnChange, row: Lease, seen_counter: int) -> bool:
+    """Whether a change that removes the owner has applied, by what stands on the row.
+
+    The next owner may have taken it meanwhile: then the counter is further on, and the position,
+    which only the applied write can have moved to ours, tells.
+    """
+    if row.counter <= seen_counter:
+        return False
+    match change:
+        case End():
+            return row.is_ended
+        case Release(position=position, owner=me):
+            return row.owner != me and row.checkpoint >= position
+        case _:
+            return False
+
+
+def _rebased(change: OwnChange, row: Lease) -> OwnChange:
+    """The same wish over the row as it stands: its counter, never a lower position [P2]."""
+    match change:
+        case Checkpoint(position=position) | Release(position=position):
+            return msgspec.structs.replace(
+                change,
+                seen_counter=row.counter,
+                last=row.checkpoint,
+                position=max(position, row.checkpoint),
+            )
+        case End():
+            return msgspec.structs.replace(change, seen_counter=row.counter, last=row.checkpoint)
+        case Renew() | NameChildren() | Claim():
+            return msgspec.structs.replace(change, seen_counter=row.counter)
+        case CreateChildren():
+            return change

@@ -1,0 +1,111 @@
+"""Which leases the end of a shard creates, and what must be known before [P12]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from kclrun.consuming.commands import ListShards, ReadRows
+from kclrun.model.changes import CreateChildren, ExistingParent, HeldParent
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.model.shard import ChildShard, Shard
+from kclrun.model.time import Instant
+
+__all__ = ["Deferred", "ShardEnd"]
+
+
+class Deferred(msgspec.Struct, frozen=True):
+    """The children cannot be created yet: keep renewing, do not end, try again."""
+
+    reason: str
+
+
+class ShardEnd:
+    """The end of one shard: its children, their other parents, and the one write that follows.
+
+    Made from the `ChildShards` of the last GetRecords; completed from a listing where the service
+    left them out. A child is created only if every parent's row exists, or that parent is gone
+    from ListShards; the write is conditional on the rows that exist. Ask `look_up` first, then
+    `creation`; after a `Deferred`, or a write that did not apply, `begin_again`.
+    """
+
+    def __init__(self, shard_id: str, children: Iterable[ChildShard]) -> None:
+        self.shard_id = shard_id
+        self.children = tuple(children)
+        self.not_before = Instant(0.0)
+        self._listed: frozenset[str] | None = None
+        self._rows: Mapping[LeaseKey, Lease | None] | None = None
+        self._is_looking = False
+
+    def look_up(self) -> ReadRows | ListShards | None:
+        """What must be known before the children can be created, one question at a time."""
+        question = self._question()
+        if question is None or self._is_looking:
+            return None
+        self._is_looking = True
+        return question
+
+    def creation(self, own: Lease) -> CreateChildren | Deferred | None:
+        """The write; why not yet; or None while a look-up is under way."""
+        if self._is_looking:
+            return None
+        if not self.children:
+            return Deferred("the service names no children of the closed shard yet")
+        rows = self._rows or {}
+        missing = [key for key, row in rows.items() if row is None]
+        waiting = [key for key in missing if self._listed is None or key in self._listed]
+        if waiting:
+            return Deferred(f"the other parent {waiting[0]} has no lease yet")
+        assert own.owner is not None, "the row at a shard's end is ours"
+        held = HeldParent(own.key, own.owner, own.counter)
+        others = tuple(ExistingParent(key) for key in rows if key not in missing)
+        return CreateChildren(tuple(_lease(child) for child in self.children), (held, *others))
+
+    def list(self, shards: Iterable[Shard]) -> None:
+        """Take in a complete listing."""
+        shards = tuple(shards)
+        self._is_looking = False
+        self._listed = frozenset(shard.shard_id for shard in shards)
+        if not self.children:
+            self.children = tuple(
+                ChildShard(shard.shard_id, shard.parents, shard.hash_range)
+                for shard in shards
+                if self.shard_id in shard.parents
+            )
+
+    def read(self, rows: Iterable[tuple[LeaseKey, Lease | None]]) -> None:
+        """Take in the other parents' rows."""
+        self._is_looking = False
+        self._rows = dict(rows)
+
+    def begin_again(self, not_before: Instant) -> None:
+        """What was read is old: read and list again, not before this instant."""
+        self.not_before = not_before
+        self._is_looking = False
+        self._listed = None
+        self._rows = None
+
+    def _question(self) -> ReadRows | ListShards | None:
+        others = self._other_parents()
+        if not self.children:
+            return ListShards() if self._listed is None else None
+        if self._rows is None and others:
+            return ReadRows(others)
+        has_missing = any(row is None for row in (self._rows or {}).values())
+        return ListShards() if has_missing and self._listed is None else None
+
+    def _other_parents(self) -> tuple[LeaseKey, ...]:
+        named = {parent for child in self.children for parent in child.parents}
+        return tuple(LeaseKey(parent) for parent in sorted(named - {self.shard_id}))
+
+
+def _lease(child: ChildShard) -> Lease:
+    """A child is read from its beginning, always: its parents were read to their ends."""
+    return Lease(
+        key=LeaseKey(child.shard_id),
+        checkpoint=TRIM_HORIZON,
+        parents=frozenset(child.parents),
+        hash_range=child.hash_range,
+    )

@@ -1,0 +1,59 @@
+"""Where a service is and who asks: the plain values a lease process needs to call it.
+
+The parent resolves them (`aws/endpoints.py`, `aws/credentials.py`) and hands them over the control
+channel, so that a lease process loads none of botocore's service models.
+Rule: no secret in a repr; these values cross a socket, they never reach a log or a message.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kclrun.model.time import WallTime
+
+__all__ = ["WireCredentials", "WireEndpoint"]
+
+
+class WireEndpoint(msgspec.Struct, frozen=True):
+    """One service, as reached from this host: address, signing scope, trust, proxy and patience.
+
+    `region` is the service's, `signing_region` the one in the credential scope (they differ for a
+    few partitions only). `verify` False switches certificate checks off; `ca_bundle` is a path, or
+    None for the host's own store. `proxies` maps a URL scheme to a proxy URL, empty where NO_PROXY
+    names the host; a proxy URL may carry a password, so the repr shows schemes only.
+    """
+
+    url: str
+    region: str
+    signing_region: str
+    ca_bundle: str | None = None
+    verify: bool = True
+    proxies: dict[str, str] = {}
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 10.0
+
+    def __repr__(self) -> str:
+        proxied = ",".join(sorted(self.proxies)) or "none"
+        return f"WireEndpoint({self.url}, signing_region={self.signing_region}, proxied={proxied})"
+
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        """What a pretty-printer shows: no proxy URL."""
+        return [("url", self.url), ("signing_region", self.signing_region)]
+
+
+class WireCredentials(msgspec.Struct, frozen=True):
+    """Keys to sign with; `token` and `expires_at` where they are temporary."""
+
+    access_key: str
+    secret_key: str
+    token: str | None = None
+    expires_at: WallTime | None = None
+
+    def __repr__(self) -> str:
+        return "WireCredentials(…)"
+
+    __str__ = __repr__
+
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        """What a pretty-printer shows: nothing."""
+        return []

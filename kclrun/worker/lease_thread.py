@@ -1,0 +1,207 @@
+"""The lease thread: hears the manager, asks the core, does what it says.
+
+All writes of the row go through this one thread [P5]. A slow answer of the table delays the next
+event, never a decision: time comes to the core with each event.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from kclrun.consuming import commands as do
+from kclrun.consuming import events as on
+from kclrun.consuming.life import LeaseLife
+from kclrun.errors import ServiceError, SinkError
+from kclrun.model.changes import Checkpoint, End, Release
+from kclrun.model.outcomes import Unavailable
+from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
+from kclrun.model.time import Instant
+from kclrun.ports import LeaseTable, StreamAdmin
+from kclrun.worker.checkpointing import CheckpointDesk
+from kclrun.worker.desk import Desk
+from kclrun.worker.inbox import Inbox
+from kclrun.worker.manager_line import ManagerLine
+from kclrun.worker.reporting import Reporter
+
+__all__ = ["LeaseThread", "Rows"]
+
+# The status slot is looked at once a second or so; five times a second keeps it fresh for a table
+# on a terminal and costs an idle process 0.05 % of a core.
+LOOK_S: Final = 0.2
+# A thread that waits wakes within milliseconds. A whole second late is worth telling: something
+# held the GIL, or the process stood still.
+STALL_TOLD_S: Final = 1.0
+
+Later = tuple[Instant, int, do.SendWrite | do.ReadOwnRow]
+
+
+class Rows(Protocol):
+    """The emitted rows' durability, as far as the lease thread needs it."""
+
+    def make_durable(self, position: ExtendedSequenceNumber) -> None:
+        """Before a checkpoint at `position` is sent. Raises: SinkError."""
+        ...
+
+
+class LeaseThread(threading.Thread):
+    """Runs the core until it says Exit; `cause` says why then, `failure` if the thread broke.
+
+    `on_over` is called on this thread at the very end, with the desk closed.
+    """
+
+    def __init__(
+        self,
+        life: LeaseLife,
+        inbox: Inbox,
+        desk: Desk,
+        *,
+        table: LeaseTable,
+        admin: StreamAdmin,
+        checkpoints: CheckpointDesk,
+        rows: Callable[[], Rows | None],
+        line: ManagerLine,
+        reporter: Reporter,
+        now: Callable[[], Instant],
+        on_over: Callable[[], None],
+    ) -> None:
+        super().__init__(name="lease", daemon=True)
+        self.cause: do.ExitCause | None = None
+        self.failure: BaseException | None = None
+        self._life = life
+        self._inbox = inbox
+        self._desk = desk
+        self._table = table
+        self._admin = admin
+        self._checkpoints = checkpoints
+        self._rows = rows
+        self._line = line
+        self._reporter = reporter
+        self._now = now
+        self._on_over = on_over
+        self._events: deque[on.Event] = deque([on.Started()])
+        self._later: list[Later] = []
+        self._order = itertools.count()
+
+    def run(self) -> None:
+        try:
+            while self.cause is None:
+                self._turn()
+        except BaseException as error:  # noqa: BLE001 - the thread's edge: `main` reports it
+            self.failure = error
+        finally:
+            self._desk.close()
+            self._on_over()
+
+    def _turn(self) -> None:
+        """Everything that has happened, then wait for more."""
+        while self._events and self.cause is None:
+            self._handle(self._events.popleft())
+        if self.cause is not None:
+            return
+        self._reporter.publish(self._life, self._desk.view())
+        self._wait()
+        self._do_what_waited()
+        self._events.append(on.Ticked())
+
+    def _handle(self, event: on.Event) -> None:
+        for command in self._life.handle(event, self._now()):
+            self._perform(command)
+
+    def _wait(self) -> None:
+        before = self._now()
+        deadline = min(
+            self._life.next_deadline(before),
+            before + LOOK_S,
+            self._later[0][0] if self._later else before + LOOK_S,
+        )
+        busy_since = self._desk.view().busy_since
+        readable = [self._inbox.fileno(), *self._line.filenos()]
+        select.select(readable, [], [], max(0.0, deadline - before))
+        late_s = self._now() - max(deadline, before)
+        if late_s >= STALL_TOLD_S:
+            in_user_code = 0.0 < busy_since == self._desk.view().busy_since
+            self._events.append(on.ThreadStalled(late_s, in_user_code))
+        self._events.extend(self._line.hear())
+        self._events.extend(self._inbox.take())
+
+    def _do_what_waited(self) -> None:
+        while self._later and self._later[0][0] <= self._now():
+            _, _, command = heapq.heappop(self._later)
+            self._perform_now(command)
+
+    def _perform(self, command: do.Command) -> None:
+        match command:
+            case do.SendWrite() | do.ReadOwnRow():
+                self._perform_in_time(command)
+            case do.ReadRows(keys):
+                self._look_up(lambda: on.RowsRead(tuple((k, self._table.read(k)) for k in keys)))
+            case do.ListShards():
+                self._look_up(lambda: on.ShardsListed(self._admin.list_shards()))
+            case do.OpenGate():
+                self._desk.open_gate(command)
+            case do.ShutGate():
+                self._desk.shut_gate()
+            case do.AnswerCheckpoint():
+                self._checkpoints.answer(command)
+            case do.Report():
+                self._report(command)
+            case do.Exit(cause):
+                self._reporter.publish(self._life, self._desk.view())
+                self.cause = cause
+            case call:
+                self._desk.call(call)
+
+    def _report(self, report: do.Report) -> None:
+        if report.kind is do.ReportKind.CHECKPOINTED and report.position is not None:
+            self._checkpoints.note_durable(report.position)
+        self._reporter.report(report)
+
+    def _perform_in_time(self, command: do.SendWrite | do.ReadOwnRow) -> None:
+        if command.not_before is not None and command.not_before > self._now():
+            heapq.heappush(self._later, (command.not_before, next(self._order), command))
+        else:
+            self._perform_now(command)
+
+    def _perform_now(self, command: do.SendWrite | do.ReadOwnRow) -> None:
+        if isinstance(command, do.ReadOwnRow):
+            self._look_up(lambda: on.OwnRowRead(self._table.read(self._life.own.key)))
+        elif self._life.own.pending == command.change:
+            self._send(command)
+
+    def _send(self, command: do.SendWrite) -> None:
+        change = command.change
+        try:
+            self._make_rows_durable(command)
+        except SinkError as error:
+            # Nothing was sent: the checkpoint waits until its rows can be kept.
+            unsent = on.WriteResolved(change, Unavailable(str(error)), self._now())
+            self._events.append(unsent)
+            return
+        sent = self._now()
+        self._reporter.note_send(sent)
+        outcome = self._table.write(change)
+        self._events.append(on.WriteResolved(change, outcome, sent))
+
+    def _make_rows_durable(self, command: do.SendWrite) -> None:
+        rows = self._rows()
+        if rows is None:
+            return
+        match command.change:
+            case Checkpoint(position=position) | Release(position=position):
+                rows.make_durable(position)
+            case End():
+                rows.make_durable(SHARD_END)
+            case _:
+                pass
+
+    def _look_up(self, ask: Callable[[], on.Event]) -> None:
+        try:
+            self._events.append(ask())
+        except ServiceError as error:
+            self._events.append(on.ReadFailed(str(error)))

@@ -1,0 +1,135 @@
+"""The status slot: what is published is what is read; what is damaged is nothing."""
+
+import math
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kclrun.ipc.board import SLOT_BYTES, LeaseStatus, StatusSlot, WorkerState
+from kclrun.ipc.twin import NoValue, TwinCell
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.time import Instant
+
+STATUS = LeaseStatus(pid=4711, incarnation=3, state=WorkerState.PROCESSING)
+
+numbers = st.integers(0, 10**129 - 1).map(str)
+positions = st.none() | st.builds(
+    ExtendedSequenceNumber,
+    numbers | st.sampled_from(["SHARD_END", "LATEST"]),
+    st.integers(0, 2**62),
+)
+whole = st.integers(-1, 2**63 - 1)
+real = st.floats(0, 1e12)
+statuses = st.builds(
+    LeaseStatus,
+    pid=whole,
+    incarnation=whole,
+    state=st.sampled_from(WorkerState),
+    fence_instant=real,
+    counter=whole,
+    records_total=whole,
+    bytes_total=whole,
+    batches_total=whole,
+    processing_s_total=real,
+    millis_behind_latest=whole,
+    fetched=positions,
+    processed=positions,
+    checkpointed=positions,
+    first_delivered=positions,
+    last_fetch_instant=real,
+    last_batch_instant=real,
+    processing_since_instant=real,
+    at_tip=st.booleans(),
+)
+
+
+def new_slot():
+    return StatusSlot(memoryview(bytearray(SLOT_BYTES)), 0)
+
+
+def test_a_new_slot_is_empty_and_has_sent_nothing():
+    slot = new_slot()
+    assert slot.read() is NoValue.EMPTY
+    assert slot.last_send_instant() == 0
+
+
+@given(statuses)
+def test_every_status_is_read_as_it_was_published(status):
+    slot = new_slot()
+    slot.publish(status)
+    assert slot.read() == status
+
+
+def test_the_strategy_fills_every_field():
+    # A field added to the status and forgotten in the layout would come back as its default.
+    values = [
+        *[1, 2, WorkerState.LOST, 4.0, 5, 6, 7, 8, 9.0, 10],
+        *[ExtendedSequenceNumber(str(n), n) for n in range(11, 15)],
+        *[15.0, 16.0, 17.0, True],
+    ]
+    filled = LeaseStatus(**dict(zip(LeaseStatus.__struct_fields__, values, strict=True)))
+    slot = new_slot()
+    slot.publish(filled)
+    assert msgspec.structs.astuple(slot.read()) == msgspec.structs.astuple(filled)
+
+
+def test_sentinels_and_sub_sequences_beyond_a_machine_word_are_shown():
+    slot = new_slot()
+    huge = ExtendedSequenceNumber("1" * 129, 10**30)
+    slot.publish(
+        msgspec.structs.replace(
+            STATUS, fetched=huge, processed=SHARD_END, checkpointed=TRIM_HORIZON
+        )
+    )
+    status = slot.read()
+    assert status.fetched == ExtendedSequenceNumber("1" * 129, 2**63 - 1)
+    assert (status.processed, status.checkpointed) == (SHARD_END, TRIM_HORIZON)
+
+
+def test_a_send_is_noted_beside_the_status_and_touches_nothing_of_it():
+    slot = new_slot()
+    slot.publish(STATUS)
+    slot.note_send(Instant(123.456))
+    assert slot.last_send_instant() == 123.456
+    assert slot.read() == STATUS
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -1.0])
+def test_a_send_that_is_no_instant_is_not_passed_on(garbage):
+    slot = new_slot()
+    slot.note_send(garbage)
+    assert slot.last_send_instant() is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda payload: struct.pack_into("<q", payload, 16, 99),  # no such state
+        lambda payload: struct.pack_into(
+            "<d", payload, 24, math.nan
+        ),  # a fence that compares with nothing
+        lambda payload: payload.__setitem__(slice(80, 84), b"\xff\xfe12"),  # not ASCII
+        lambda payload: payload.__setitem__(slice(80, 84), b"0012"),  # no sequence number
+    ],
+)
+def test_bytes_that_are_whole_and_no_status_are_unreadable(change):
+    buffer = memoryview(bytearray(SLOT_BYTES))
+    slot = StatusSlot(buffer, 0)
+    slot.publish(STATUS)
+    cell = slot._cell
+    payload = bytearray(cell.load())
+    change(payload)
+    TwinCell(buffer, 64, len(payload)).store(bytes(payload))
+    assert slot.read() is NoValue.UNREADABLE
+
+
+def test_a_cleared_slot_tells_nothing_of_the_former_lease():
+    slot = new_slot()
+    slot.publish(STATUS)
+    slot.note_send(Instant(5.0))
+    slot.clear()
+    assert slot.read() is NoValue.EMPTY
+    assert slot.last_send_instant() == 0

@@ -1,0 +1,121 @@
+"""Transitions: whole there and back, bounded in every text, one error for anything else."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kclrun.errors import MalformedFrame
+from kclrun.ipc import transitions
+from kclrun.ipc.ring import ENTRY_BYTES_MAX
+from kclrun.ipc.transitions import (
+    ERROR_BYTES_MAX,
+    TRACEBACK_BYTES_MAX,
+    Checkpointed,
+    Claimed,
+    Drained,
+    Failed,
+    GilHeld,
+    Lost,
+    Released,
+    ShardEnded,
+    Started,
+    Unclaimed,
+    Warned,
+    decode,
+    encode,
+)
+from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
+
+AT = ExtendedSequenceNumber("49671" * 11, 7)
+LONGEST = ExtendedSequenceNumber("9" * 129, 2**63 - 1)
+
+EACH = [
+    Started(4711),
+    Claimed(12, AT),
+    Unclaimed("somebody else was faster"),
+    Checkpointed(SHARD_END, 13),
+    ShardEnded(("shardId-000000000001", "shardId-000000000002")),
+    Released(AT),
+    Lost("another owner"),
+    Failed("process_records", "ValueError: no", AT, "Traceback …", 2),
+    Failed("initialize", "ValueError: no", None, "Traceback …", 1),
+    Drained(),
+    GilHeld(12.5),
+    Warned("iterator_expired", "asked for a new one"),
+]
+
+
+@pytest.mark.parametrize("transition", EACH, ids=lambda transition: type(transition).__name__)
+def test_a_transition_is_read_as_it_was_written(transition):
+    assert decode(encode(transition)) == transition
+
+
+def test_every_kind_of_transition_is_among_those_tried():
+    assert {type(transition) for transition in EACH} == set(transitions.Transition.__args__)
+
+
+def test_the_largest_failure_fits_an_entry():
+    failed = Failed("w" * 9999, "é" * 9999, LONGEST, "↯" * 99999, 2**63)
+    assert len(encode(failed)) <= ENTRY_BYTES_MAX
+    assert decode(encode(failed)) == failed
+
+
+@given(st.text(st.characters(), max_size=4000))
+def test_any_text_of_user_code_travels_and_is_bounded(text):
+    failed = decode(encode(Failed("w", text, None, text * 3, 1)))
+    assert len(failed.error.encode()) <= ERROR_BYTES_MAX
+    assert len(failed.traceback_text.encode()) <= TRACEBACK_BYTES_MAX
+
+
+def test_an_error_keeps_its_beginning_and_a_traceback_its_end():
+    failed = Failed("w", "E" + "x" * 5000, None, "x" * 20000 + "ValueError: no", 1)
+    assert failed.error.startswith("Ex")
+    assert failed.error.endswith("…")
+    assert failed.traceback_text.startswith("…x")
+    assert failed.traceback_text.endswith("ValueError: no")
+    assert len(failed.traceback_text.encode()) == TRACEBACK_BYTES_MAX
+
+
+def test_undecodable_file_names_in_an_error_travel():
+    lost = decode(encode(Lost("no such file: 'a\udcffb'")))
+    assert lost.reason == r"no such file: 'a\udcffb'"
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_transition_or_a_malformed_frame(payload):
+    try:
+        decode(payload)
+    except MalformedFrame:
+        pass
+
+
+@given(st.sampled_from(EACH), st.integers(0, 400), st.integers(0, 255))
+def test_a_transition_with_one_byte_changed_is_another_one_or_a_malformed_frame(
+    transition, at, byte
+):
+    payload = bytearray(encode(transition))
+    payload[at % len(payload)] = byte
+    try:
+        decode(bytes(payload))
+    except MalformedFrame:
+        pass
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        msgspec.msgpack.encode(["Claimed", 1, ["not a number", 0]]),
+        msgspec.msgpack.encode(["Claimed", 1, ["123", -1]]),
+        msgspec.msgpack.encode(["Nonsense"]),
+        msgspec.msgpack.encode(["ShardEnded", ["s"] * 17]),
+        msgspec.msgpack.encode(["Started", "secret-token"]),
+        b"\x91" * 100_000,
+    ],
+)
+def test_hostile_bytes_raise_one_error_that_shows_none_of_them(payload):
+    with pytest.raises(MalformedFrame) as caught:
+        decode(payload)
+    assert "secret" not in str(caught.value)
+    assert len(str(caught.value)) < 200

@@ -1,0 +1,124 @@
+"""The twin cell: a value that is never seen torn, whatever stops its writer."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kclrun.ipc.twin import NoValue, TwinCell
+
+SIZE = 24
+VALUES = [bytes([65 + n]) * SIZE for n in range(6)]
+
+
+def cell(buffer):
+    return TwinCell(buffer, 0, SIZE)
+
+
+def fresh():
+    return bytearray(TwinCell.size_bytes(SIZE))
+
+
+def test_untouched_memory_is_empty_and_not_unreadable():
+    assert cell(fresh()).load() is NoValue.EMPTY
+
+
+def test_the_last_value_stored_is_read():
+    buffer = fresh()
+    writer = cell(buffer)
+    for value in VALUES:
+        writer.store(value)
+        assert cell(buffer).load() == value
+
+
+@pytest.mark.parametrize("stored_before", [0, 1, 2, 3])
+def test_a_writer_killed_at_any_byte_leaves_the_former_value_or_the_new_one(
+    stoppable, killed_after, stored_before
+):
+    for stop in itertools.count():
+        buffer = stoppable(fresh())
+        writer = cell(buffer)
+        for value in VALUES[:stored_before]:
+            writer.store(value)
+        former = cell(buffer).load()
+
+        finished = killed_after(buffer, stop, lambda: writer.store(b"z" * SIZE))  # noqa: B023
+
+        # The last bytes of an ordinal are zeros, which are there before they are written: so a
+        # store may be whole a few bytes before its end.
+        seen = cell(buffer).load()
+        assert seen in (former, b"z" * SIZE)
+        assert seen == b"z" * SIZE or not finished
+        assert seen == former or stop > 8 + SIZE
+        cell(buffer).store(b"next incarnation".ljust(SIZE))
+        assert cell(buffer).load() == b"next incarnation".ljust(SIZE)
+        if finished:
+            break
+    assert stop > SIZE, "every byte of the store was a stopping point"
+
+
+@given(
+    arrived=st.lists(st.booleans(), min_size=200, max_size=200),
+    stores=st.integers(min_value=0, max_value=4),
+)
+def test_a_store_whose_bytes_arrive_in_any_order_is_seen_whole_or_not_at_all(arrived, stores):
+    before = fresh()
+    writer = cell(before)
+    for value in VALUES[:stores]:
+        writer.store(value)
+    after = bytearray(before)
+    cell(after).store(VALUES[stores])
+
+    seen = bytearray(
+        new if there else old
+        for old, new, there in zip(before, after, itertools.cycle(arrived), strict=False)
+    )
+
+    assert cell(seen).load() in (cell(before).load(), VALUES[stores])
+
+
+@given(at=st.integers(0, 2 * (8 + SIZE + 12) - 1), bit=st.integers(0, 7))
+def test_one_flipped_bit_is_never_taken_for_a_value(at, bit):
+    buffer = fresh()
+    writer = cell(buffer)
+    writer.store(VALUES[0])
+    writer.store(VALUES[1])
+
+    buffer[at] ^= 1 << bit
+
+    assert cell(buffer).load() in (VALUES[0], VALUES[1])
+
+
+def test_two_damaged_copies_are_unreadable_and_the_next_store_heals_them():
+    buffer = fresh()
+    writer = cell(buffer)
+    writer.store(VALUES[0])
+    writer.store(VALUES[1])
+    buffer[4] ^= 1
+    buffer[8 + SIZE + 12 + 4] ^= 1
+    assert cell(buffer).load() is NoValue.UNREADABLE
+
+    cell(buffer).store(VALUES[2])
+
+    assert cell(buffer).load() == VALUES[2]
+
+
+def test_a_cleared_cell_is_empty_and_begins_again():
+    buffer = fresh()
+    writer = cell(buffer)
+    writer.store(VALUES[0])
+    writer.clear()
+    assert writer.load() is NoValue.EMPTY
+    writer.store(VALUES[1])
+    assert cell(buffer).load() == VALUES[1]
+
+
+def test_a_copy_whose_end_belongs_to_another_store_is_refused_even_if_its_sum_is_right():
+    buffer = fresh()
+    writer = cell(buffer)
+    writer.store(VALUES[0])
+    writer.store(VALUES[1])
+    end_of_copy_0 = 8 + SIZE + 4
+    buffer[end_of_copy_0 : end_of_copy_0 + 8] = (4).to_bytes(8, "little")
+    assert cell(buffer).load() == VALUES[0]
