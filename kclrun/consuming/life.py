@@ -61,7 +61,7 @@ class LeaseLife:
         self._is_saved_at_end = False
         self._let_go_instant: Instant | None = None
         self._lost_reason = ""
-        self._warned = ""
+        self._warnings = reports.Warnings()
         self._reads_failed = 0
 
     @property
@@ -161,7 +161,8 @@ class LeaseLife:
                 out.append(do.ReadOwnRow(not_before=Instant(now + pause)))
 
     def _follow(self, verdict: Verdict, now: Instant, out: Commands) -> None:
-        self._warn(verdict.reason if verdict.kind is not VerdictKind.LOST else "", out)
+        if verdict.kind is not VerdictKind.LOST:
+            out.extend(self._warnings.once(verdict.reason))
         match verdict.kind:
             case VerdictKind.CONFIRMED:
                 assert verdict.change is not None, "a confirmation names its change"
@@ -230,7 +231,7 @@ class LeaseLife:
                 self._is_initialized |= isinstance(event, on.CallReturned)
             case ((State.STOPPING | State.LOSING), _):
                 if isinstance(event, on.ProcessorFailed):
-                    self._warn(f"{event.where} raised {event.error}", out)
+                    out.extend(self._warnings.once(f"{event.where} raised {event.error}"))
                 self._part(out)
             case State.INITIALIZING, on.CallReturned():
                 self._is_initialized = True
@@ -393,14 +394,8 @@ class LeaseLife:
         return decision
 
     def _put_children_off(self, reason: str, now: Instant, out: Commands) -> None:
-        self._warn(reason, out)
+        out.extend(self._warnings.once(reason))
         self._shard_end.begin_again(Instant(now + CHILDREN_RETRY_S))
 
     def _send(self, change: OwnChange, out: Commands) -> None:
         out.append(do.SendWrite(self.own.begin(change)))
-
-    def _warn(self, reason: str, out: Commands) -> None:
-        """Tell the manager, once for each new reason."""
-        if reason and reason != self._warned:
-            out.append(do.Report(do.ReportKind.WARNED, text=reason))
-        self._warned = reason or self._warned

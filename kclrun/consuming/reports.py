@@ -6,7 +6,7 @@ from kclrun.consuming.commands import Report, ReportKind
 from kclrun.consuming.events import ProcessorFailed
 from kclrun.model.lease import Lease
 
-__all__ = ["claimed", "failed", "saved", "stalled"]
+__all__ = ["Warnings", "claimed", "failed", "saved", "stalled"]
 
 
 def claimed(row: Lease) -> Report:
@@ -33,3 +33,16 @@ def stalled(stalled_s: float, *, in_user_code: bool) -> Report:
     if in_user_code:
         return Report(ReportKind.GIL_HELD, text="gil_held", seconds=stalled_s)
     return Report(ReportKind.WARNED, text="the process stood still", seconds=stalled_s)
+
+
+class Warnings:
+    """Tells each new trouble once, however often it comes back in a row."""
+
+    def __init__(self) -> None:
+        self._told = ""
+
+    def once(self, reason: str) -> tuple[Report, ...]:
+        if not reason or reason == self._told:
+            return ()
+        self._told = reason
+        return (Report(ReportKind.WARNED, text=reason),)

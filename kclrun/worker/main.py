@@ -32,7 +32,9 @@ from kclrun.loading import load_processor
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
-from kclrun.observe.lease_logs import configure_lease_logging
+from kclrun.observe.line_sink import LineSink
+from kclrun.observe.logs import EventLog
+from kclrun.observe.printing import configure_lease_logging
 from kclrun.processor import Context, RecordProcessor, Row
 from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker import assembly
@@ -54,6 +56,8 @@ BEGIN_WAIT_S: Final = 10.0
 # waited before, where waiting was right.
 USER_CODE_WAIT_S: Final = 1.0
 
+STDERR_FD: Final = 2
+
 _CODES: Final = {
     ExitCause.DONE: exit_codes.DONE,
     ExitCause.UNCLAIMED: exit_codes.UNCLAIMED,
@@ -70,13 +74,25 @@ def run(segment_fd: int, doorbell_fd: int, channel_fd: int) -> int:
     begin = channel.receive(BEGIN_WAIT_S)
     if not isinstance(begin, Begin):
         return exit_codes.UNCLAIMED
-    configure_lease_logging(begin.spec.shard_id, begin.spec.log)
+    configure_lease_logging(_log_of(begin.spec))
     process = LeaseProcess(begin.spec, segment, doorbell, channel)
     try:
         return process.serve()
     except Exception:  # noqa: BLE001 - the process's edge: whatever it is, it is our bug
         traceback.print_exc()
         return exit_codes.BUG
+
+
+def _log_of(spec: StartSpec) -> EventLog:
+    """The log of this process: its lines carry the shard."""
+    return EventLog(
+        LineSink(STDERR_FD),
+        app=spec.application,
+        owner=spec.owner,
+        level=spec.log.level,
+        as_json=spec.log.json,
+        shard=spec.shard_id,
+    )
 
 
 class LeaseProcess:

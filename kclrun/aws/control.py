@@ -1,0 +1,141 @@
+"""The control plane over botocore's own clients: for the manager's start and the command line.
+
+Few calls, no haste: stock clients with stock retries (mode `standard`), for reads only. What runs
+every second goes through the wire client instead. Look next: `table_setup.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import botocore.session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from kclrun.aws.boto_errors import from_botocore
+from kclrun.aws.endpoints import EndpointSettings
+from kclrun.aws.kinesis import stream_reference
+from kclrun.aws.operations import DESCRIBE_STREAM_SUMMARY, LIST_SHARDS
+from kclrun.errors import InvalidRequest
+from kclrun.model.shard import HashRange, Shard
+from kclrun.model.time import WallTime
+from kclrun.model.wire import WireCredentials
+from kclrun.ports import ShardFilter, StreamSummary
+
+# botocore makes the methods of its clients at run time: there is no static type to name.
+Client = Any
+
+__all__ = ["BotoStreamAdmin", "Client", "ControlPlane"]
+
+# Three repetitions within a few seconds; longer outages are the caller's patience (`retry.py`).
+READ_ATTEMPTS_MAX: Final = 4
+_PAGES_MAX: Final = 1_000
+
+
+class ControlPlane:
+    """Makes botocore clients: retrying ones to read with, others to write with.
+
+    Clients hold the credentials of the moment they were made: use one for a task, not for a day.
+    """
+
+    def __init__(
+        self,
+        session: botocore.session.Session,
+        settings: EndpointSettings,
+        credentials: WireCredentials,
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._credentials = credentials
+
+    def kinesis(self) -> Client:
+        """To read stream descriptions with."""
+        return self._client("kinesis", READ_ATTEMPTS_MAX)
+
+    def dynamodb_reads(self) -> Client:
+        """To inspect tables with."""
+        return self._client("dynamodb", READ_ATTEMPTS_MAX)
+
+    def dynamodb_writes(self) -> Client:
+        """To create a table with: one attempt."""
+        return self._client("dynamodb", 1)
+
+    def _client(self, service: str, attempts: int) -> Client:
+        return self._session.create_client(
+            service,
+            endpoint_url=self._settings.endpoint_url,
+            aws_access_key_id=self._credentials.access_key,
+            aws_secret_access_key=self._credentials.secret_key,
+            aws_session_token=self._credentials.token,
+            config=Config(
+                connect_timeout=self._settings.connect_timeout_s,
+                read_timeout=self._settings.read_timeout_s,
+                retries={"mode": "standard", "total_max_attempts": attempts},
+            ),
+        )
+
+    def __repr__(self) -> str:
+        return "ControlPlane(…)"
+
+
+class BotoStreamAdmin:
+    """Implements `ports.StreamAdmin` over a botocore client."""
+
+    def __init__(self, client: Client, stream: str) -> None:
+        self._client = client
+        self._reference = stream_reference(stream)
+
+    def summary(self) -> StreamSummary:
+        """DescribeStreamSummary. Raises: NotFound, Throttled, Unavailable, AccessDenied."""
+        try:
+            answer: Any = self._client.describe_stream_summary(**self._arguments())
+        except (ClientError, BotoCoreError) as error:
+            raise from_botocore(DESCRIBE_STREAM_SUMMARY, error) from None
+        found = answer["StreamDescriptionSummary"]
+        return StreamSummary(
+            name=found["StreamName"],
+            arn=found["StreamARN"],
+            status=found["StreamStatus"],
+            retention_hours=found["RetentionPeriodHours"],
+            open_shards=found["OpenShardCount"],
+            created_at=WallTime(found["StreamCreationTimestamp"].timestamp()),
+        )
+
+    def list_shards(self, shard_filter: ShardFilter | None = None) -> tuple[Shard, ...]:
+        """A complete listing (all pages), or a ServiceError; never a part."""
+        arguments = self._arguments()
+        if shard_filter is not None:
+            arguments["ShardFilter"] = {"Type": shard_filter.kind}
+            if shard_filter.timestamp is not None:
+                arguments["ShardFilter"]["Timestamp"] = shard_filter.timestamp
+        shards: list[Shard] = []
+        for _ in range(_PAGES_MAX):
+            page = self._page(arguments)
+            shards.extend(_shard(shard) for shard in page["Shards"])
+            if not page.get("NextToken"):
+                return tuple(shards)
+            arguments = {"NextToken": page["NextToken"]}
+        raise InvalidRequest(
+            f"{LIST_SHARDS.name}: more than {_PAGES_MAX} pages", operation=LIST_SHARDS.name
+        )
+
+    def _page(self, arguments: dict[str, Any]) -> Any:
+        try:
+            return self._client.list_shards(**arguments)
+        except (ClientError, BotoCoreError) as error:
+            raise from_botocore(LIST_SHARDS, error) from None
+
+    def _arguments(self) -> dict[str, Any]:
+        return dict(self._reference)
+
+
+def _shard(shard: dict[str, Any]) -> Shard:
+    hashes, numbers = shard["HashKeyRange"], shard["SequenceNumberRange"]
+    return Shard(
+        shard_id=shard["ShardId"],
+        hash_range=HashRange(int(hashes["StartingHashKey"]), int(hashes["EndingHashKey"])),
+        starting_sequence_number=numbers["StartingSequenceNumber"],
+        ending_sequence_number=numbers.get("EndingSequenceNumber"),
+        parent_shard_id=shard.get("ParentShardId"),
+        adjacent_parent_shard_id=shard.get("AdjacentParentShardId"),
+    )

@@ -1,0 +1,121 @@
+"""Keys to sign with, from botocore's provider chain, as plain values that expire.
+
+The parent resolves and renews them and hands them to its lease processes before they expire
+(`signing.HeldCredentials` there). Rules: none from our own configuration; never anonymous; never
+in a message, a repr or a log.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import botocore.session
+from botocore.credentials import Credentials, RefreshableCredentials
+from botocore.exceptions import BotoCoreError, ClientError
+
+from kclrun.aws.boto_errors import from_botocore
+from kclrun.aws.operations import ASSUME_ROLE
+from kclrun.aws.transport import is_loopback
+from kclrun.errors import SettingsError, Unavailable
+from kclrun.model.time import WallTime
+from kclrun.model.wire import WireCredentials
+
+__all__ = ["CredentialSource"]
+
+# For an emulator on this host, which looks at no signature, where no keys are configured: kclrun
+# then runs without any set-up. Never used for an address that is not this host's own.
+LOOPBACK_CREDENTIALS: Final = WireCredentials("kclrun-loopback", "kclrun-loopback")
+# IAM shows the session in the AWS account's own logs: who assumed the role.
+_ROLE_SESSION: Final = "kclrun"
+
+
+class CredentialSource:
+    """The provider chain, or a role assumed from it. `current` is called for every request.
+
+    `role_arn` is assumed through STS (`sts_endpoint_url` for an emulator). Threads may share one.
+    """
+
+    def __init__(
+        self,
+        session: botocore.session.Session,
+        *,
+        endpoint_url: str | None = None,
+        role_arn: str | None = None,
+        sts_endpoint_url: str | None = None,
+    ) -> None:
+        self._session = session
+        self._on_this_host = endpoint_url is not None and is_loopback(endpoint_url)
+        self._role_arn = role_arn
+        self._sts_endpoint_url = sts_endpoint_url
+        self._lock = threading.Lock()
+        self._credentials: Credentials | None = None
+
+    def current(self) -> WireCredentials:
+        """Credentials good for some minutes at least: renewed here when they near their end.
+
+        botocore renews from 15 minutes before the end, and insists from 10 minutes before.
+        Raises: SettingsError where there are none; Unavailable or AccessDenied where the provider
+        fails to renew them.
+        """
+        with self._lock:
+            try:
+                found = self._found()
+                if found is None:
+                    return LOOPBACK_CREDENTIALS
+                frozen = found.get_frozen_credentials()
+            except ClientError as error:
+                raise from_botocore(ASSUME_ROLE, error) from None
+            except BotoCoreError as error:
+                raise Unavailable(
+                    f"credentials cannot be had: {type(error).__name__}", operation="credentials"
+                ) from None
+            if not frozen.access_key or not frozen.secret_key:
+                raise SettingsError("the AWS credentials found are empty")
+            return WireCredentials(
+                access_key=frozen.access_key,
+                secret_key=frozen.secret_key,
+                token=frozen.token,
+                expires_at=_expires_at(found),
+            )
+
+    def _found(self) -> Credentials | None:
+        if self._credentials is None:
+            base = self._session.get_credentials()
+            if base is None and self._on_this_host:
+                return None
+            if base is None:
+                raise SettingsError(
+                    "no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
+                    " AWS_PROFILE, or give this host a role"
+                )
+            self._credentials = base if self._role_arn is None else self._assumed(self._role_arn)
+        return self._credentials
+
+    def _assumed(self, role_arn: str) -> Credentials:
+        client: Any = self._session.create_client("sts", endpoint_url=self._sts_endpoint_url)
+
+        def refresh() -> dict[str, Any]:
+            keys = client.assume_role(RoleArn=role_arn, RoleSessionName=_ROLE_SESSION)[
+                "Credentials"
+            ]
+            return {
+                "access_key": keys["AccessKeyId"],
+                "secret_key": keys["SecretAccessKey"],
+                "token": keys["SessionToken"],
+                "expiry_time": keys["Expiration"].isoformat(),
+            }
+
+        made: Callable[..., Credentials] = RefreshableCredentials.create_from_metadata
+        return made(metadata=refresh(), refresh_using=refresh, method="sts-assume-role")
+
+    def __repr__(self) -> str:
+        return "CredentialSource(…)"
+
+
+def _expires_at(credentials: Credentials) -> WallTime | None:
+    # botocore offers no public way to ask; lease processes must have new keys before this.
+    expires: object = getattr(credentials, "_expiry_time", None)
+    return WallTime(expires.timestamp()) if isinstance(expires, datetime.datetime) else None

@@ -1,0 +1,165 @@
+"""From what a service said, or did not say, to a leaf of our error tree.
+
+Pure; shared by the wire client and the control plane. The decision is `ports.classify`; this file
+names the leaf, and keeps secrets out of the message: services quote the request back (an iterator
+in a validation error; the signed headers, session token included, in a signature error).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from kclrun.aws.operations import Operation
+from kclrun.errors import (
+    AccessDenied,
+    ExpiredIterator,
+    InvalidRequest,
+    NotFound,
+    OutcomeUnknown,
+    ServiceError,
+    Throttled,
+    Unavailable,
+)
+from kclrun.ports import Retry, classify
+
+__all__ = [
+    "CLOCK_SKEW_CODES",
+    "POSSIBLE_CLOCK_SKEW_CODES",
+    "ErrorReply",
+    "parse_error_reply",
+    "safe_text",
+    "service_error",
+]
+
+# The clock is certainly the trouble; and where it may be (a wrong key gives the same code).
+CLOCK_SKEW_CODES: Final = frozenset(
+    {"RequestTimeTooSkewed", "RequestExpired", "RequestInTheFuture"}
+)
+POSSIBLE_CLOCK_SKEW_CODES: Final = frozenset({"InvalidSignatureException", "SignatureDoesNotMatch"})
+
+# The service refused the keys' age before doing anything, and newer keys are on their way from
+# the parent: as good as a connection refused.
+_STALE_CREDENTIALS: Final = frozenset({"ExpiredToken", "ExpiredTokenException"})
+_DENIED: Final = frozenset(
+    {
+        "AccessDenied",
+        "AccessDeniedException",
+        "IncompleteSignature",
+        "IncompleteSignatureException",
+        "InvalidClientTokenId",
+        "MissingAuthenticationToken",
+        "MissingAuthenticationTokenException",
+        "NotAuthorized",
+        "OptInRequired",
+        "UnrecognizedClientException",
+        *POSSIBLE_CLOCK_SKEW_CODES,
+        *CLOCK_SKEW_CODES,
+    }
+)
+_NOT_FOUND: Final = frozenset({"ResourceNotFoundException", "TableNotFoundException"})
+_LEAF_OF: Final[Mapping[Retry, type[ServiceError]]] = {
+    Retry.AGAIN_SLOWER: Throttled,
+    Retry.AGAIN: Unavailable,
+    Retry.READ_BACK: OutcomeUnknown,
+    Retry.NEW_ITERATOR: ExpiredIterator,
+}
+
+# An iterator is 150 characters and more, a token longer still; an ARN is broken up by its colons.
+_LONG_RUN: Final = re.compile(r"[A-Za-z0-9+/=_]{60,}")
+_UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e\u00a0-\uffff]+")
+_TEXT_MAX: Final = 400
+
+
+class ErrorReply(msgspec.Struct, frozen=True):
+    """The error body of a JSON service; `code` is "" where the body is no such thing.
+
+    `item` and `reasons` are DynamoDB's: the row as it stands, and a reason for each part of a
+    cancelled transaction.
+    """
+
+    code: str = ""
+    message: str = ""
+    item: dict[str, dict[str, object]] | None = None
+    reasons: tuple[tuple[str, dict[str, dict[str, object]] | None], ...] = ()
+
+
+class _Reason(msgspec.Struct, rename="pascal"):
+    code: str | None = None
+    item: dict[str, dict[str, object]] | None = None
+
+
+class _Body(msgspec.Struct):
+    type_: str | None = msgspec.field(name="__type", default=None)
+    code: str | None = None
+    message: str | None = None
+    capital_message: str | None = msgspec.field(name="Message", default=None)
+    item: dict[str, dict[str, object]] | None = msgspec.field(name="Item", default=None)
+    reasons: list[_Reason] | None = msgspec.field(name="CancellationReasons", default=None)
+
+
+_DECODER: Final = msgspec.json.Decoder(_Body)
+
+
+def parse_error_reply(body: bytes, type_header: str | None = None) -> ErrorReply:
+    """Read an error body, however broken it is: never raises.
+
+    The name comes as `{"__type": "namespace#Name"}` or in `x-amzn-ErrorType: Name:http://…`.
+    """
+    try:
+        parsed = _DECODER.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        parsed = _Body()
+    named = parsed.type_ or type_header or parsed.code or ""
+    reasons = parsed.reasons or ()
+    return ErrorReply(
+        code=named.rpartition("#")[2].partition(":")[0].strip()[:100],
+        message=parsed.message or parsed.capital_message or "",
+        item=parsed.item,
+        reasons=tuple((reason.code or "None", reason.item) for reason in reasons),
+    )
+
+
+def service_error(
+    operation: Operation, reply: ErrorReply, status: int | None, *, was_sent: bool = True
+) -> ServiceError:
+    """The leaf for one failed request: operation, code, and a message that may be logged.
+
+    `status` is None where no answer came; `reply.message` then says what did happen.
+    """
+    code = reply.code or ("" if status is None else f"HTTP {status}")
+    leaf = _leaf(operation, reply.code, status, was_sent=was_sent)
+    text = f"{operation.name}: {code}: {safe_text(reply)}" if code else _silent(operation, reply)
+    return leaf(text, operation=operation.name, code=code)
+
+
+def _leaf(
+    operation: Operation, code: str, status: int | None, *, was_sent: bool
+) -> type[ServiceError]:
+    if code in _STALE_CREDENTIALS:
+        return Unavailable
+    advice = classify(code, status, is_write=operation.is_write, was_sent=was_sent)
+    if advice is not Retry.GIVE_UP:
+        return _LEAF_OF[advice]
+    if code in _DENIED or status in {401, 403}:
+        return AccessDenied
+    return NotFound if code in _NOT_FOUND else InvalidRequest
+
+
+def _silent(operation: Operation, reply: ErrorReply) -> str:
+    return f"{operation.name}: no answer: {reply.message}"
+
+
+def safe_text(reply: ErrorReply) -> str:
+    """The service's message as it may be logged: first line, no long runs, no control characters.
+
+    A signature error quotes the canonical request, session token and all: it gets our own words.
+    """
+    if reply.code in POSSIBLE_CLOCK_SKEW_CODES:
+        return "the signature was refused: wrong secret key, wrong region, or this host's clock"
+    first_line = reply.message.split("\n", 1)[0]
+    shown = _LONG_RUN.sub("…", _UNPRINTABLE.sub(" ", first_line))
+    return shown[:_TEXT_MAX] or "the service gave no reason"

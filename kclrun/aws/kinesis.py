@@ -1,0 +1,232 @@
+"""Reading a stream over the signed wire client: iterators, records, listings.
+
+Implements `ports.ShardReader` and `ports.StreamAdmin` for lease processes, without botocore. May
+not decide anything: which iterator, when, and what an empty answer means is the core's
+(`consuming/`). Rule: one call, one request, except that a listing is complete or an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from kclrun.aws.operations import (
+    DESCRIBE_STREAM_SUMMARY,
+    GET_RECORDS,
+    GET_SHARD_ITERATOR,
+    LIST_SHARDS,
+    Operation,
+)
+from kclrun.aws.wire import WireClient
+from kclrun.codec.get_records import decode_get_records
+from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Unavailable
+from kclrun.model.shard import HashRange, Shard
+from kclrun.model.time import WallTime
+from kclrun.ports import FetchedPage, IteratorType, ShardFilter, StreamSummary
+
+__all__ = ["PollingReader", "WireStreamAdmin", "stream_reference"]
+
+T = TypeVar("T")
+
+# ListShards returns at most 1,000 shards a page by default; a stream has at most 20,000 open
+# shards, and closed ones for as long as it retains records.
+PAGES_MAX: Final = 1_000
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class _Iterator(msgspec.Struct, rename="pascal"):
+    shard_iterator: str
+
+
+class _HashKeyRange(msgspec.Struct, rename="pascal"):
+    starting_hash_key: str
+    ending_hash_key: str
+
+
+class _SequenceNumberRange(msgspec.Struct, rename="pascal"):
+    starting_sequence_number: str
+    ending_sequence_number: str | None = None
+
+
+class _Shard(msgspec.Struct, rename="pascal"):
+    shard_id: str
+    hash_key_range: _HashKeyRange
+    sequence_number_range: _SequenceNumberRange
+    parent_shard_id: str | None = None
+    adjacent_parent_shard_id: str | None = None
+
+
+class _ShardPage(msgspec.Struct, rename="pascal"):
+    shards: list[_Shard] = []
+    next_token: str | None = None
+
+
+class _Summary(msgspec.Struct, rename="pascal"):
+    stream_name: str
+    stream_status: str
+    retention_period_hours: int
+    open_shard_count: int
+    stream_arn: str = msgspec.field(name="StreamARN")
+    stream_creation_timestamp: float = 0.0
+
+
+class _SummaryBody(msgspec.Struct):
+    summary: _Summary = msgspec.field(name="StreamDescriptionSummary")
+
+
+_ITERATOR_DECODER: Final = msgspec.json.Decoder(_Iterator)
+_SHARDS_DECODER: Final = msgspec.json.Decoder(_ShardPage)
+_SUMMARY_DECODER: Final = msgspec.json.Decoder(_SummaryBody)
+
+
+def stream_reference(stream: str) -> dict[str, str]:
+    """How a request names the stream: by ARN if an ARN was configured, else by name."""
+    return {"StreamARN": stream} if stream.startswith("arn:") else {"StreamName": stream}
+
+
+class PollingReader:
+    """Implements `ports.ShardReader` with GetShardIterator and GetRecords.
+
+    `stream` is a name or an ARN. One reader serves any shard of it.
+    """
+
+    def __init__(self, client: WireClient, stream: str) -> None:
+        self._client = client
+        self._reference = stream_reference(stream)
+        # GetRecords knows the stream by the iterator; AWS wants the ARN where ARNs are used.
+        self._by_arn = self._reference if "StreamARN" in self._reference else {}
+
+    def iterator(
+        self,
+        shard_id: str,
+        kind: IteratorType,
+        *,
+        sequence_number: str | None = None,
+        timestamp: WallTime | None = None,
+    ) -> str:
+        """A shard iterator, good for five minutes.
+
+        Raises: NotFound, Throttled, Unavailable, AccessDenied, InvalidRequest.
+        """
+        request: dict[str, Any] = {
+            **self._reference,
+            "ShardId": shard_id,
+            "ShardIteratorType": kind.value,
+        }
+        if sequence_number is not None:
+            request["StartingSequenceNumber"] = sequence_number
+        if timestamp is not None:
+            request["Timestamp"] = round(timestamp, 3)  # the service keeps milliseconds
+        return _call(self._client, GET_SHARD_ITERATOR, request, _ITERATOR_DECODER).shard_iterator
+
+    def fetch(self, iterator: str, limit: int) -> FetchedPage:
+        """One GetRecords. `limit` is 1 to 10,000 records.
+
+        Raises: ExpiredIterator, Throttled, Unavailable (a garbled answer too), NotFound,
+        AccessDenied, InvalidRequest; LimitExceeded for an answer above what the service sends.
+        """
+        request = {"ShardIterator": iterator, "Limit": limit, **self._by_arn}
+        body = self._client.call(GET_RECORDS, _encode(request)).body
+        try:
+            page = decode_get_records(body)
+        except MalformedBody as error:
+            raise _garbled(GET_RECORDS, str(error)) from None
+        return FetchedPage(
+            records=page.records,
+            next_iterator=page.next_iterator,
+            millis_behind_latest=page.millis_behind_latest,
+            children=page.children,
+            body_bytes=len(body),
+        )
+
+
+class WireStreamAdmin:
+    """Implements `ports.StreamAdmin` over the wire client."""
+
+    def __init__(self, client: WireClient, stream: str) -> None:
+        self._client = client
+        self._reference = stream_reference(stream)
+
+    def summary(self) -> StreamSummary:
+        """DescribeStreamSummary. Raises: NotFound, Throttled, Unavailable, AccessDenied."""
+        parsed = _call(self._client, DESCRIBE_STREAM_SUMMARY, self._reference, _SUMMARY_DECODER)
+        summary = parsed.summary
+        return StreamSummary(
+            name=summary.stream_name,
+            arn=summary.stream_arn,
+            status=summary.stream_status,
+            retention_hours=summary.retention_period_hours,
+            open_shards=summary.open_shard_count,
+            created_at=WallTime(summary.stream_creation_timestamp),
+        )
+
+    def list_shards(self, shard_filter: ShardFilter | None = None) -> tuple[Shard, ...]:
+        """A complete listing, or a ServiceError: never a part.
+
+        A page token that expired in between (300 s) is Unavailable: list again from the start.
+        """
+        request: dict[str, Any] = dict(self._reference)
+        if shard_filter is not None:
+            request["ShardFilter"] = _filter(shard_filter)
+        shards: list[Shard] = []
+        for _ in range(PAGES_MAX):
+            page = self._page(request)
+            shards.extend(_shard(shard) for shard in page.shards)
+            if page.next_token is None:
+                return tuple(shards)
+            # The service refuses a token together with anything that it already stands for.
+            request = {"NextToken": page.next_token}
+        raise InvalidRequest(
+            f"{LIST_SHARDS.name}: more than {PAGES_MAX} pages", operation=LIST_SHARDS.name
+        )
+
+    def _page(self, request: dict[str, Any]) -> _ShardPage:
+        try:
+            return _call(self._client, LIST_SHARDS, request, _SHARDS_DECODER)
+        except ServiceError as error:
+            if error.code == "ExpiredNextTokenException":
+                raise Unavailable(str(error), operation=error.operation, code=error.code) from None
+            raise
+
+
+def _filter(shard_filter: ShardFilter) -> dict[str, Any]:
+    encoded: dict[str, Any] = {"Type": shard_filter.kind}
+    if shard_filter.timestamp is not None:
+        encoded["Timestamp"] = round(shard_filter.timestamp, 3)
+    return encoded
+
+
+def _shard(shard: _Shard) -> Shard:
+    try:
+        hash_range = HashRange(
+            int(shard.hash_key_range.starting_hash_key), int(shard.hash_key_range.ending_hash_key)
+        )
+    except ValueError:
+        raise _garbled(LIST_SHARDS, "a hash key is no number") from None
+    return Shard(
+        shard_id=shard.shard_id,
+        hash_range=hash_range,
+        starting_sequence_number=shard.sequence_number_range.starting_sequence_number,
+        ending_sequence_number=shard.sequence_number_range.ending_sequence_number,
+        parent_shard_id=shard.parent_shard_id,
+        adjacent_parent_shard_id=shard.adjacent_parent_shard_id,
+    )
+
+
+def _call(
+    client: WireClient,
+    operation: Operation,
+    request: dict[str, Any],
+    decoder: msgspec.json.Decoder[T],
+) -> T:
+    body = client.call(operation, _encode(request)).body
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise _garbled(operation, "the answer is not what the service promises") from None
+
+
+def _garbled(operation: Operation, text: str) -> Unavailable:
+    """A 200 whose body is none: a proxy or a cut, not the service; reads may ask again."""
+    return Unavailable(f"{operation.name}: {text}", operation=operation.name, code="MalformedBody")

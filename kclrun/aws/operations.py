@@ -1,0 +1,119 @@
+"""Every AWS operation kclrun calls, declared once, with the permission it needs.
+
+A test compares the permissions named here with the policy files in `config/`, and another that
+no module of this room names an operation that is missing here.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+__all__ = [
+    "ASSUME_ROLE",
+    "CREATE_TABLE",
+    "DELETE_ITEM",
+    "DESCRIBE_STREAM_SUMMARY",
+    "DESCRIBE_TABLE",
+    "GET_ITEM",
+    "GET_RECORDS",
+    "GET_SHARD_ITERATOR",
+    "LIST_SHARDS",
+    "OPERATIONS",
+    "PUT_ITEM",
+    "PUT_RECORDS",
+    "SCAN",
+    "TRANSACT_WRITE_ITEMS",
+    "UPDATE_ITEM",
+    "Grant",
+    "Operation",
+]
+
+_KINESIS: Final = "Kinesis_20131202"
+_DYNAMODB: Final = "DynamoDB_20120810"
+
+
+class Grant(enum.Enum):
+    """Which policy files grant an operation."""
+
+    RUN = "config/iam-policy.json"
+    PROVISION = "config/iam-policy-provision.json"
+    PRODUCE = "config/iam-policy-put.json"
+    CALLER = "the policy of whoever assumes `role_arn`; the role's own policy has no part in it"
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """One operation: its service (also the signing name), its name, and its manners.
+
+    `is_write` marks what may not be sent twice without a look at the outcome. `actions` are the
+    IAM actions the service checks, where they are not `<service>:<name>`.
+    """
+
+    service: str
+    name: str
+    is_write: bool = False
+    grants: tuple[Grant, ...] = (Grant.RUN,)
+    actions: tuple[str, ...] = ()
+
+    @property
+    def target(self) -> str:
+        """The `X-Amz-Target` header."""
+        return f"{_KINESIS if self.service == 'kinesis' else _DYNAMODB}.{self.name}"
+
+    @property
+    def content_type(self) -> str:
+        return f"application/x-amz-json-{'1.1' if self.service == 'kinesis' else '1.0'}"
+
+    @property
+    def iam_actions(self) -> tuple[str, ...]:
+        return self.actions or (f"{self.service}:{self.name}",)
+
+
+DESCRIBE_STREAM_SUMMARY: Final = Operation("kinesis", "DescribeStreamSummary")
+LIST_SHARDS: Final = Operation("kinesis", "ListShards", grants=(Grant.RUN, Grant.PRODUCE))
+GET_SHARD_ITERATOR: Final = Operation("kinesis", "GetShardIterator")
+GET_RECORDS: Final = Operation("kinesis", "GetRecords")
+# Only `kclrun put` and the sinks write to a stream; a consumer's policy leaves it out.
+PUT_RECORDS: Final = Operation("kinesis", "PutRecords", is_write=True, grants=(Grant.PRODUCE,))
+
+DESCRIBE_TABLE: Final = Operation("dynamodb", "DescribeTable")
+SCAN: Final = Operation("dynamodb", "Scan")
+GET_ITEM: Final = Operation("dynamodb", "GetItem")
+PUT_ITEM: Final = Operation("dynamodb", "PutItem", is_write=True)
+UPDATE_ITEM: Final = Operation("dynamodb", "UpdateItem", is_write=True)
+DELETE_ITEM: Final = Operation("dynamodb", "DeleteItem", is_write=True)
+# DynamoDB has no permission of this name: it checks those of the parts.
+TRANSACT_WRITE_ITEMS: Final = Operation(
+    "dynamodb",
+    "TransactWriteItems",
+    is_write=True,
+    actions=("dynamodb:ConditionCheckItem", "dynamodb:PutItem"),
+)
+# Tags given to CreateTable are checked as TagResource.
+CREATE_TABLE: Final = Operation(
+    "dynamodb",
+    "CreateTable",
+    is_write=True,
+    grants=(Grant.PROVISION,),
+    actions=("dynamodb:CreateTable", "dynamodb:TagResource"),
+)
+ASSUME_ROLE: Final = Operation("sts", "AssumeRole", grants=(Grant.CALLER,))
+
+OPERATIONS: Final = (
+    DESCRIBE_STREAM_SUMMARY,
+    LIST_SHARDS,
+    GET_SHARD_ITERATOR,
+    GET_RECORDS,
+    PUT_RECORDS,
+    DESCRIBE_TABLE,
+    SCAN,
+    GET_ITEM,
+    PUT_ITEM,
+    UPDATE_ITEM,
+    DELETE_ITEM,
+    TRANSACT_WRITE_ITEMS,
+    CREATE_TABLE,
+    ASSUME_ROLE,
+)

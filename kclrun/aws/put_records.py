@@ -1,0 +1,279 @@
+"""Records into a stream: one PutRecords, and a sender that drops nothing.
+
+Used by `kclrun put` and by the filler of the embedded AWS. Rule: what the service refuses for the
+moment is sent again, in its order, before anything later; what it refuses for good, or for too
+long, is an error, never a gap. Delivery is at least once: a request whose fate is not known is
+sent again. Payloads and keys never reach a message.
+"""
+
+from __future__ import annotations
+
+import bisect
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from kclrun.aws.errors import ErrorReply, service_error
+from kclrun.aws.operations import Operation
+from kclrun.aws.wire import WireClient
+from kclrun.codec.aggregator import Aggregator
+from kclrun.codec.hash_keys import effective_hash_key
+from kclrun.errors import InvalidRequest, OutcomeUnknown, ServiceError, Throttled, Unavailable
+from kclrun.model.backoff import backoff_s
+from kclrun.model.shard import Shard
+
+__all__ = [
+    "ATTEMPTS_MAX",
+    "BATCH_BYTES_MAX",
+    "BATCH_RECORDS_MAX",
+    "BLOCK_MAX",
+    "PUT_RECORDS",
+    "PutEntry",
+    "PutResult",
+    "ShardPacker",
+    "batches",
+    "put_records",
+    "send_all",
+]
+
+PUT_RECORDS: Final = Operation("kinesis", "PutRecords", is_write=True)
+
+# PutRecords takes 500 records and, keys included, 5 MiB in every region and mode.
+BATCH_RECORDS_MAX: Final = 500
+BATCH_BYTES_MAX: Final = 5 * 2**20
+# Without any progress: at the sender's backoff (0.1 s doubling to 3 s) about half a minute, far
+# beyond any throttling of a stream that takes records at all.
+ATTEMPTS_MAX: Final = 12
+# A block is one aggregate of small records: a hundred of 200 B make 25 kB, a payload unit of
+# PutRecords, and little enough to hold for each of hundreds of shards.
+BLOCK_MAX: Final = 100
+_BACKOFF_BASE_S: Final = 0.1
+# The two codes the API documents for a record of an accepted request.
+_RECORD_CODES: Final = frozenset({"ProvisionedThroughputExceededException", "InternalFailure"})
+
+
+class PutEntry(msgspec.Struct, frozen=True, gc=False):
+    """One record to put. `user_records` is how many it holds: more than one in an aggregate."""
+
+    data: bytes
+    partition_key: str
+    explicit_hash_key: str | None = None
+    user_records: int = 1
+
+    @property
+    def size_bytes(self) -> int:
+        """As the service counts it."""
+        return len(self.data) + len(self.partition_key.encode())
+
+    def __repr__(self) -> str:
+        return f"PutEntry({len(self.data)} bytes)"
+
+
+class PutResult(msgspec.Struct, frozen=True, rename="pascal"):
+    """What became of one record: where it went, or the code of the refusal."""
+
+    sequence_number: str | None = None
+    shard_id: str | None = None
+    error_code: str | None = None
+
+
+class _WireEntry(msgspec.Struct, rename="pascal", omit_defaults=True, gc=False):
+    data: bytes
+    partition_key: str
+    explicit_hash_key: str | None = None
+
+
+class _Request(msgspec.Struct, rename="pascal", omit_defaults=True):
+    records: Sequence[_WireEntry]
+    stream_name: str | None = None
+    stream_arn: str | None = msgspec.field(name="StreamARN", default=None)
+
+
+class _Reply(msgspec.Struct, rename="pascal"):
+    records: tuple[PutResult, ...]
+
+
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(_Reply)
+
+
+def put_records(
+    client: WireClient, stream: str, entries: Sequence[PutEntry]
+) -> tuple[PutResult, ...]:
+    """Send one PutRecords (at most 500 entries), once; a result for each entry, in order.
+
+    `stream` is a name or an ARN. Raises: a ServiceError leaf where the request as a whole failed.
+    """
+    is_arn = stream.startswith("arn:")
+    request = _Request(
+        records=[
+            _WireEntry(entry.data, entry.partition_key, entry.explicit_hash_key)
+            for entry in entries
+        ],
+        stream_name=None if is_arn else stream,
+        stream_arn=stream if is_arn else None,
+    )
+    reply = client.call(PUT_RECORDS, _ENCODER.encode(request))
+    try:
+        results = _DECODER.decode(reply.body).records
+    except msgspec.DecodeError:
+        results = ()
+    if len(results) != len(entries):
+        text = ErrorReply(message="the reply is not one result a record")
+        raise service_error(PUT_RECORDS, text, None)
+    return results
+
+
+def batches(
+    entries: Iterable[PutEntry | None], *, one_a_key: bool = False
+) -> Iterator[tuple[PutEntry, ...]]:
+    """Cut a stream of entries into requests that keep the service's limits.
+
+    None among the entries means: send what there is, nothing more is in sight. With `one_a_key` a
+    key appears once in a request, so that not even a record refused in the middle of a request is
+    overtaken by a later one with its key.
+    """
+    batch: list[PutEntry] = []
+    keys: set[str] = set()
+    size_bytes = 0
+    for entry in entries:
+        if entry is None:
+            if batch:
+                yield tuple(batch)
+            batch, keys, size_bytes = [], set(), 0
+            continue
+        added = entry.size_bytes
+        is_full = len(batch) == BATCH_RECORDS_MAX or size_bytes + added > BATCH_BYTES_MAX
+        if batch and (is_full or (one_a_key and entry.partition_key in keys)):
+            yield tuple(batch)
+            batch, keys, size_bytes = [], set(), 0
+        batch.append(entry)
+        size_bytes += added
+        if one_a_key:
+            keys.add(entry.partition_key)
+    if batch:
+        yield tuple(batch)
+
+
+class ShardPacker:
+    """Packs a share of the records into KPL aggregates, and keeps the order within each shard.
+
+    Records are held per shard until `BLOCK_MAX` of them wait there; of every block the first part
+    becomes aggregates, the rest go as they are, so that no record passes another of its shard.
+    `shards` must be the open shards of now: make a new one (after `flush`) when they change.
+    """
+
+    def __init__(self, shards: Iterable[Shard], share: float) -> None:
+        self._share = share
+        self._shards = sorted(
+            (shard.hash_range.start, shard.shard_id) for shard in shards if shard.is_open
+        )
+        self._starts = [start for start, _ in self._shards]
+        self._waiting: list[list[PutEntry]] = [[] for _ in self._shards]
+        self._owed = 0.0
+        self._aggregator = Aggregator()
+
+    def add(self, entry: PutEntry) -> Sequence[PutEntry]:
+        """Take one record; what can be sent now. Raises: LimitExceeded for an impossible key."""
+        hash_key = effective_hash_key(entry.partition_key, entry.explicit_hash_key)
+        block = self._waiting[max(0, bisect.bisect_right(self._starts, hash_key) - 1)]
+        block.append(entry)
+        return self._packed(block) if len(block) >= BLOCK_MAX else ()
+
+    def flush(self) -> Sequence[PutEntry]:
+        """Everything that still waits."""
+        return [entry for block in self._waiting for entry in self._packed(block)]
+
+    def _packed(self, block: list[PutEntry]) -> Sequence[PutEntry]:
+        # What rounding leaves over is owed to the next block, so that the share comes out exact.
+        self._owed += self._share * len(block)
+        count = min(len(block), int(self._owed + 1e-9))
+        self._owed -= count
+        packed = [*self._aggregates(block[:count]), *block[count:]]
+        block.clear()
+        return packed
+
+    def _aggregates(self, entries: Sequence[PutEntry]) -> Iterator[PutEntry]:
+        for entry in entries:
+            if self._add(entry):
+                continue
+            if len(self._aggregator):
+                yield self._finished()
+            if not self._add(entry):
+                yield entry  # too large for any aggregate: it goes as it is
+        if len(self._aggregator):
+            yield self._finished()
+
+    def _add(self, entry: PutEntry) -> bool:
+        return self._aggregator.add(entry.partition_key, entry.data, entry.explicit_hash_key)
+
+    def _finished(self) -> PutEntry:
+        count = len(self._aggregator)
+        made = self._aggregator.finish()
+        return PutEntry(made.data, made.partition_key, made.explicit_hash_key, count)
+
+
+def send_all(
+    client: WireClient,
+    stream: str,
+    batch: Sequence[PutEntry],
+    *,
+    wait: Callable[[float], object] = time.sleep,
+    chance: Callable[[], float] = random.random,
+) -> int:
+    """Put every entry of one batch, again and again in its order; how often some were refused.
+
+    Raises: Throttled or Unavailable after `ATTEMPTS_MAX` attempts in a row without progress, any
+    other ServiceError at once.
+    """
+    pending = tuple(batch)
+    refusals = fruitless = 0
+    while pending:
+        left, last = _attempt(client, stream, pending)
+        if not left:
+            break
+        refusals += 1
+        fruitless = 0 if len(left) < len(pending) else fruitless + 1
+        if fruitless >= ATTEMPTS_MAX:
+            raise type(last)(
+                f"{len(left)} records were not taken in {fruitless} attempts; the last: {last}",
+                operation=PUT_RECORDS.name,
+                code=last.code,
+            )
+        pending = left
+        wait(backoff_s(max(fruitless, 1), chance(), base_s=_BACKOFF_BASE_S))
+    return refusals
+
+
+def _attempt(
+    client: WireClient, stream: str, pending: Sequence[PutEntry]
+) -> tuple[tuple[PutEntry, ...], ServiceError]:
+    """What is left after one request, and why."""
+    try:
+        results = put_records(client, stream, pending)
+    except (Throttled, Unavailable, OutcomeUnknown) as error:
+        return tuple(pending), error
+    refused = [
+        (entry, result.error_code)
+        for entry, result in zip(pending, results, strict=True)
+        if result.error_code is not None
+    ]
+    return tuple(entry for entry, _ in refused), _why({code for _, code in refused})
+
+
+def _why(codes: set[str | None]) -> ServiceError:
+    """The reason for a refusal of some records. Raises: InvalidRequest for one that will stay."""
+    known = sorted(code for code in codes if code is not None)
+    for code in known:
+        if code not in _RECORD_CODES and not code.startswith("KMS"):
+            raise InvalidRequest(
+                f"{PUT_RECORDS.name}: a record was refused with {code[:100]}",
+                operation=PUT_RECORDS.name,
+                code=code,
+            )
+    leaf = Throttled if "ProvisionedThroughputExceededException" in known else Unavailable
+    code = known[0] if known else ""
+    return leaf(f"{PUT_RECORDS.name}: {code}", operation=PUT_RECORDS.name, code=code)

@@ -1,0 +1,76 @@
+"""Patience: reading and listing go on without end, and an outage is one warning with its length.
+
+For reads only: a conditional write is never repeated by its sender [P6]. Time, chance and waiting
+are arguments; the classification is `errors.py`, the pause `ports.backoff_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from kclrun.errors import ServiceError, Throttled, Unavailable
+from kclrun.model.time import Instant
+from kclrun.ports import backoff_s
+
+__all__ = ["Patient", "Stop"]
+
+T = TypeVar("T")
+
+
+class Stop(Protocol):
+    """What ends the patience: a `threading.Event` is one."""
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float) -> bool: ...
+
+
+class Patient:
+    """Calls again until it works: after throttling, and while the service is away.
+
+    `on_outage(error)` is called once, when the first failure of a run is older than `notice_s`;
+    `on_recovery(length_s)` once, when a call has worked again after that. A single throttle or a
+    dropped connection is no outage. `clock` is monotonic; `chance` gives numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        *,
+        stop: Stop,
+        clock: Callable[[], Instant],
+        chance: Callable[[], float],
+        on_outage: Callable[[ServiceError], None],
+        on_recovery: Callable[[float], None],
+        notice_s: float = 1.0,
+    ) -> None:
+        self._stop = stop
+        self._clock = clock
+        self._chance = chance
+        self._on_outage = on_outage
+        self._on_recovery = on_recovery
+        self._notice_s = notice_s
+
+    def __call__(self, call: Callable[[], T]) -> T:
+        """The value of `call`, whenever it comes.
+
+        Raises: what `call` raises if repeating will not help (AccessDenied, NotFound, …), and its
+        last Throttled or Unavailable once `stop` is set.
+        """
+        attempt = 0
+        noticed = False
+        since = self._clock()
+        while True:
+            try:
+                value = call()
+            except (Throttled, Unavailable) as error:
+                attempt += 1
+                if not noticed and self._clock() - since >= self._notice_s:
+                    noticed = True
+                    self._on_outage(error)
+                if self._stop.is_set() or self._stop.wait(backoff_s(attempt, self._chance())):
+                    raise
+            else:
+                if noticed:
+                    self._on_recovery(self._clock() - since)
+                return value

@@ -1,0 +1,279 @@
+"""DynamoDB items to leases and back: the KCL 2.x schema, then our own attributes.
+
+Tolerant, because others write here too [P8]: an item of another `entityType` is no lease; a broken
+one is named, never an error of the whole scan; unknown attributes are left alone (we always
+update, never put over a row). Bounded, because a row is input like any other.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from kclrun.errors import LimitExceeded
+from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId, PendingCheckpoint
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from kclrun.model.time import WallTime
+from kclrun.ports import ScanPage
+
+__all__ = ["BrokenRow", "Item", "decode_page", "decode_row", "encode_row", "number", "text"]
+
+Item = Mapping[str, Mapping[str, Any]]
+
+# 24 attributes are the most that KCL 3.5 and we write to one row together; 64 leaves others room.
+ATTRIBUTES_MAX: Final = 64
+# DynamoDB allows a partition key of 2048 bytes.
+KEY_CHARACTERS_MAX: Final = 2048
+# An owner id of ours is under 200 characters; a Java worker id is a host name and a UUID.
+TEXT_CHARACTERS_MAX: Final = 2048
+# A merge has two parents; UpdateShardCount makes at most a few children of one shard.
+SHARD_IDS_MAX: Final = 64
+_STATE_BYTES_MAX: Final = 400 * 1024  # a whole DynamoDB item
+# Plain decimals and what Java's Double.toString writes (1.0E-4), bounded before conversion.
+_NUMBER: Final = re.compile(r"-?\d{1,40}(?:\.\d{1,40})?(?:[Ee][+-]?\d{1,3})?\Z")
+_INTEGER: Final = re.compile(r"\d{1,38}\Z")
+
+
+class BrokenRow(Exception):
+    """This item cannot be read as a lease; `key` is its lease key as far as it has one."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(f"row {key!r}: {reason}")
+        self.key = key
+
+
+def decode_page(items: Iterable[Item]) -> ScanPage:
+    """Sort the items of one scan page into leases, broken rows, and rows of somebody else."""
+    leases: list[Lease] = []
+    broken: list[str] = []
+    foreign = 0
+    for item in items:
+        try:
+            lease = decode_row(item)
+        except BrokenRow as row:
+            broken.append(row.key)
+            continue
+        if lease is None:
+            foreign += 1
+        else:
+            leases.append(lease)
+    return ScanPage(tuple(leases), tuple(broken), foreign)
+
+
+def decode_row(item: Item) -> Lease | None:
+    """One item as a lease, or None if it is another entity. Raises: BrokenRow."""
+    key = _shown_key(item)
+    try:
+        if _text(item, "entityType") not in {None, "LEASE"}:
+            return None
+        return _lease(item)
+    except (LimitExceeded, ValueError, TypeError, AttributeError) as error:
+        raise BrokenRow(key, str(error)[:200]) from None
+
+
+def _lease(item: Item) -> Lease:
+    if len(item) > ATTRIBUTES_MAX:
+        raise LimitExceeded(f"{len(item)} attributes are more than {ATTRIBUTES_MAX}")
+    key = _text(item, "leaseKey", most=KEY_CHARACTERS_MAX)
+    counter = _integer(item, "leaseCounter")
+    checkpoint = _position(item, "checkpoint", "checkpointSubSequenceNumber")
+    if not key or counter is None or checkpoint is None:
+        raise ValueError("leaseKey, leaseCounter or checkpoint is missing")
+    return Lease(
+        key=LeaseKey(key),
+        checkpoint=checkpoint,
+        counter=counter,
+        owner=_owner(item, "leaseOwner"),
+        owner_switches=_integer(item, "ownerSwitchesSinceCheckpoint") or 0,
+        parents=_shard_ids(item, "parentShardId"),
+        children=_shard_ids(item, "childShardIds"),
+        hash_range=_hash_range(item),
+        checkpoint_owner=_owner(item, "checkpointOwner"),
+        pending=_pending(item),
+        throughput_kbps=_number(item, "throughputKBps"),
+        failover_s=_seconds(item, "failoverMs"),
+        start=_text(item, "startPosition"),
+        latest_pinned_at=_wall_time(item, "latestPinnedAt"),
+        halt=_halt(item),
+    )
+
+
+def encode_row(lease: Lease) -> dict[str, dict[str, Any]]:
+    """A whole item for a row that does not exist yet; absent stays absent, never NULL.
+
+    An index on `leaseOwner` refuses NULL and "", and the Java KCL takes absence for unowned.
+    """
+    item = {
+        "leaseKey": text(lease.key),
+        "leaseCounter": number(lease.counter),
+        "ownerSwitchesSinceCheckpoint": number(lease.owner_switches),
+        "checkpoint": text(lease.checkpoint.sequence_number),
+        "checkpointSubSequenceNumber": number(lease.checkpoint.sub_sequence_number),
+    }
+    item |= _optional_texts(lease) | _optional_numbers(lease)
+    for name, ids in (("parentShardId", lease.parents), ("childShardIds", lease.children)):
+        if ids:
+            item[name] = {"SS": sorted(ids)}
+    if lease.hash_range is not None:
+        item["startingHashKey"] = text(str(lease.hash_range.start))
+        item["endingHashKey"] = text(str(lease.hash_range.end))
+    if lease.pending is not None:
+        item |= _encode_pending(lease.pending)
+    return item
+
+
+def text(value: str) -> dict[str, Any]:
+    """A string attribute."""
+    return {"S": value}
+
+
+def number(value: float) -> dict[str, Any]:
+    """A number attribute, as DynamoDB wants it: in text, without an exponent for integers."""
+    return {"N": str(value)}
+
+
+def milliseconds(seconds: float) -> dict[str, Any]:
+    """A number attribute of whole milliseconds."""
+    return number(round(seconds * 1000))
+
+
+def _optional_texts(lease: Lease) -> dict[str, dict[str, Any]]:
+    values = {
+        "leaseOwner": lease.owner,
+        "checkpointOwner": lease.checkpoint_owner,
+        "startPosition": lease.start,
+        "haltReason": lease.halt.reason if lease.halt else None,
+    }
+    return {name: text(value) for name, value in values.items() if value is not None}
+
+
+def _optional_numbers(lease: Lease) -> dict[str, dict[str, Any]]:
+    instants = {
+        "failoverMs": lease.failover_s,
+        "latestPinnedAt": lease.latest_pinned_at,
+        "haltedAt": lease.halt.halted_at if lease.halt else None,
+    }
+    item = {name: milliseconds(value) for name, value in instants.items() if value is not None}
+    if lease.throughput_kbps is not None:
+        item["throughputKBps"] = number(lease.throughput_kbps)
+    return item
+
+
+def _encode_pending(pending: PendingCheckpoint) -> dict[str, dict[str, Any]]:
+    item = {
+        "pendingCheckpoint": text(pending.position.sequence_number),
+        "pendingCheckpointSubSequenceNumber": number(pending.position.sub_sequence_number),
+    }
+    if pending.state is not None:
+        item["pendingCheckpointState"] = {"B": base64.b64encode(pending.state).decode("ascii")}
+    return item
+
+
+def _shown_key(item: Item) -> str:
+    value = item.get("leaseKey", {}).get("S")
+    return value[:256] if isinstance(value, str) else "?"
+
+
+def _text(item: Item, name: str, *, most: int = TEXT_CHARACTERS_MAX) -> str | None:
+    attribute = item.get(name)
+    if attribute is None or "NULL" in attribute:
+        return None
+    value = attribute.get("S")
+    if not isinstance(value, str) or len(value) > most:
+        raise ValueError(f"{name} is no text of at most {most} characters")
+    return value
+
+
+def _owner(item: Item, name: str) -> OwnerId | None:
+    """Absent and NULL (as some clients write it) both mean nobody; "" is no owner id."""
+    owner = _text(item, name)
+    if owner == "":
+        raise ValueError(f"{name} is empty")
+    return None if owner is None else OwnerId(owner)
+
+
+def _digits(item: Item, name: str, pattern: re.Pattern[str]) -> str | None:
+    attribute = item.get(name)
+    if attribute is None or "NULL" in attribute:
+        return None
+    value = attribute.get("N")
+    if not isinstance(value, str) or not pattern.match(value):
+        raise ValueError(f"{name} is no number in its range")
+    return value
+
+
+def _integer(item: Item, name: str) -> int | None:
+    digits = _digits(item, name, _INTEGER)
+    return None if digits is None else int(digits)
+
+
+def _number(item: Item, name: str) -> float | None:
+    digits = _digits(item, name, _NUMBER)
+    return None if digits is None else float(digits)
+
+
+def _seconds(item: Item, name: str) -> float | None:
+    value = _integer(item, name)
+    return None if value is None else value / 1000
+
+
+def _wall_time(item: Item, name: str) -> WallTime | None:
+    value = _seconds(item, name)
+    return None if value is None else WallTime(value)
+
+
+def _position(item: Item, name: str, sub_name: str) -> ExtendedSequenceNumber | None:
+    sequence_number = _text(item, name)
+    if sequence_number is None:
+        return None
+    return ExtendedSequenceNumber(sequence_number, _integer(item, sub_name) or 0)
+
+
+def _pending(item: Item) -> PendingCheckpoint | None:
+    position = _position(item, "pendingCheckpoint", "pendingCheckpointSubSequenceNumber")
+    if position is None:
+        return None
+    encoded = item.get("pendingCheckpointState", {}).get("B")
+    if encoded is None:
+        return PendingCheckpoint(position)
+    if not isinstance(encoded, str) or len(encoded) > _STATE_BYTES_MAX * 4 // 3 + 4:
+        raise ValueError("pendingCheckpointState is too long")
+    try:
+        return PendingCheckpoint(position, base64.b64decode(encoded, validate=True))
+    except binascii.Error:
+        raise ValueError("pendingCheckpointState is no base64") from None
+
+
+def _shard_ids(item: Item, name: str) -> frozenset[str]:
+    attribute = item.get(name)
+    if attribute is None or "NULL" in attribute:
+        return frozenset()
+    ids = attribute.get("SS")
+    if not isinstance(ids, list) or len(ids) > SHARD_IDS_MAX:
+        raise ValueError(f"{name} is no set of at most {SHARD_IDS_MAX} shard ids")
+    if not all(isinstance(shard_id, str) and len(shard_id) <= 128 for shard_id in ids):
+        raise ValueError(f"{name} holds something that is no shard id")
+    return frozenset(ids)
+
+
+def _hash_range(item: Item) -> HashRange | None:
+    start, end = _text(item, "startingHashKey"), _text(item, "endingHashKey")
+    if start is None or end is None:
+        return None
+    # 2**128 has 39 digits.
+    if not re.fullmatch(r"\d{1,39}", start) or not re.fullmatch(r"\d{1,39}", end):
+        raise ValueError("startingHashKey or endingHashKey is no hash key")
+    if not int(start) <= int(end) <= HASH_KEY_MAX:
+        raise ValueError("the hash range is empty or too large")
+    return HashRange(int(start), int(end))
+
+
+def _halt(item: Item) -> Halt | None:
+    reason = _text(item, "haltReason")
+    if reason is None:
+        return None
+    return Halt(reason, _wall_time(item, "haltedAt") or WallTime(0.0))

@@ -1,0 +1,166 @@
+"""From settings to what talks to AWS: the one place where `aws/` is put together.
+
+Every verb that touches AWS starts here; the manager is given the finished `World`. Rule: making
+an `Aws` sends nothing; `open_world` is the first to ask, and waits for answers no longer than
+`aws.start_timeout`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from kclrun.aws.control import ControlPlane
+from kclrun.aws.credentials import CredentialSource
+from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
+from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
+from kclrun.aws.lease_table import DynamoLeaseTable
+from kclrun.aws.table_setup import TableReport, ensure_table
+from kclrun.aws.wire import WireClient
+from kclrun.config.rules import EMBEDDED
+from kclrun.config.schema import Settings
+from kclrun.errors import NotFound, SettingsError, Throttled, Unavailable
+from kclrun.model.backoff import backoff_s
+from kclrun.model.time import Instant
+from kclrun.model.wire import WireEndpoint
+from kclrun.ports import StreamSummary
+
+if TYPE_CHECKING:
+    from kclrun.manager.world import World
+
+__all__ = ["Aws", "open_world", "patiently"]
+
+T = TypeVar("T")
+_READABLE: Final = frozenset({"ACTIVE", "UPDATING"})
+
+
+class Aws:
+    """The services as these settings reach them. Makes its clients when they are first needed.
+
+    Raises: SettingsError (no region, unknown profile, `embedded` outside of `run`).
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        if settings.aws.endpoint == EMBEDDED:
+            raise SettingsError(
+                "aws.endpoint: embedded is an AWS that lives only while `kclrun run` does\n"
+                "To keep one:  kclrun local --port 4567\n"
+                "and use it:   --set aws.endpoint=http://127.0.0.1:4567"
+            )
+        self.settings = settings
+        self._dynamodb_settings = self._endpoint_settings("dynamodb")
+        self._session = open_session(self._dynamodb_settings)
+        self.kinesis: WireEndpoint = resolve_endpoint(
+            self._session, "kinesis", self._endpoint_settings("kinesis")
+        )
+        self.dynamodb: WireEndpoint = resolve_endpoint(
+            self._session, "dynamodb", self._dynamodb_settings
+        )
+        self.credentials = CredentialSource(
+            self._session,
+            endpoint_url=self.kinesis.url,
+            role_arn=settings.aws.role_arn,
+            sts_endpoint_url=self._url("sts"),
+        )
+
+    @cached_property
+    def kinesis_client(self) -> WireClient:
+        return WireClient(self.kinesis, self.credentials.current, service="kinesis")
+
+    @cached_property
+    def table(self) -> DynamoLeaseTable:
+        client = WireClient(self.dynamodb, self.credentials.current, service="dynamodb")
+        return DynamoLeaseTable(client, self.settings.table)
+
+    @cached_property
+    def stream(self) -> WireStreamAdmin:
+        return WireStreamAdmin(self.kinesis_client, self.settings.stream)
+
+    @cached_property
+    def reader(self) -> PollingReader:
+        return PollingReader(self.kinesis_client, self.settings.stream)
+
+    @cached_property
+    def control(self) -> ControlPlane:
+        """botocore's clients for DynamoDB, with the credentials of this moment."""
+        return ControlPlane(self._session, self._dynamodb_settings, self.credentials.current())
+
+    def _endpoint_settings(self, service: str) -> EndpointSettings:
+        aws = self.settings.aws
+        return EndpointSettings(
+            region=aws.region, profile=aws.profile, endpoint_url=self._url(service)
+        )
+
+    def _url(self, service: str) -> str | None:
+        aws = self.settings.aws
+        return next((url for name, url in aws.endpoints.items() if name == service), aws.endpoint)
+
+
+def open_world(settings: Settings) -> World:
+    """Everything the manager needs, asked for and answered: stream found, lease table usable.
+
+    Raises: SettingsError, NotFound (no such stream), AccessDenied, TableRefused; Unavailable when
+    AWS has not answered within `aws.start_timeout`.
+    """
+    from kclrun.manager.world import World
+
+    aws = Aws(settings)
+    patience_s = float(settings.aws.start_timeout)
+    deadline = Instant(time.monotonic() + patience_s)
+    summary = patiently(lambda: _readable(aws.stream.summary()), deadline, patience_s)
+    patiently(lambda: _ensured(aws, deadline), deadline, patience_s)
+    return World(
+        table=aws.table,
+        stream=aws.stream,
+        stream_summary=summary,
+        credentials=aws.credentials,
+        kinesis=aws.kinesis,
+        dynamodb=aws.dynamodb,
+    )
+
+
+def patiently(call: Callable[[], T], deadline: Instant, patience_s: float) -> T:
+    """What `call` returns, asked again while AWS throttles or is away, until `deadline`.
+
+    Raises: Unavailable after that, naming the last trouble; anything else at once.
+    """
+    attempt = 0
+    while True:
+        try:
+            return call()
+        except (Throttled, Unavailable) as error:
+            attempt += 1
+            pause_s = backoff_s(attempt, random.random())
+            if time.monotonic() + pause_s >= deadline:
+                raise Unavailable(
+                    f"AWS has not answered for {patience_s:g} s (aws.start_timeout)\n"
+                    f"The last attempt: {error}",
+                    operation=error.operation,
+                    code=error.code,
+                ) from None
+            time.sleep(pause_s)
+
+
+def _readable(summary: StreamSummary) -> StreamSummary:
+    if summary.status == "DELETING":
+        raise NotFound(f"stream {summary.name} is being deleted", code="DELETING")
+    if summary.status not in _READABLE:
+        raise Unavailable(f"stream {summary.name} is {summary.status}", code=summary.status)
+    return summary
+
+
+def _ensured(aws: Aws, deadline: Instant) -> TableReport:
+    settings = aws.settings
+    return ensure_table(
+        aws.control,
+        settings.table,
+        application=settings.application,
+        create=settings.leases.create,
+        tags=settings.leases.tags,
+        clock=lambda: Instant(time.monotonic()),
+        wait=time.sleep,
+        timeout_s=max(1.0, deadline - time.monotonic()),
+    )

@@ -1,0 +1,131 @@
+"""What one setting says about another, and bounds that types cannot hold.
+
+Pure: `now` is an argument. Each rule yields its problems; `load.py` tells them all together.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlsplit
+
+from kclrun.config.schema import EmbeddedSettings, Settings
+from kclrun.config.settle import Problem
+from kclrun.config.start_position import parse_start
+from kclrun.errors import SettingsError
+from kclrun.model.time import WallTime
+
+__all__ = ["EMBEDDED", "broken_rules"]
+
+EMBEDDED: Final = "embedded"
+
+# Shorter, and one slow garbage collection or disk flush costs a lease; longer than a quarter of
+# an hour is a unit mistaken. The KCL's own default is 10 s.
+_FAILOVER_MIN_S: Final = 1.0
+_FAILOVER_MAX_S: Final = 900.0
+# GetRecords may be called five times a second and shard: a shorter pause is throttled.
+_IDLE_MIN_S: Final = 0.2
+
+
+def broken_rules(settings: Settings, now: WallTime) -> Iterator[Problem]:
+    """The problems of settings that each have the right type."""
+    yield from _start(settings, now)
+    yield from _engine(settings)
+    yield from _addresses(settings)
+    yield from _durations(settings)
+    yield from _embedded(settings)
+    if settings.summary is not None and settings.output is None:
+        yield Problem(("summary",), "needs output.path: it is called with that folder")
+
+
+def _start(settings: Settings, now: WallTime) -> Iterator[Problem]:
+    try:
+        parse_start(settings.start, now)
+    except SettingsError as error:
+        yield Problem(("start",), str(error).removeprefix("start: "))
+
+
+def _engine(settings: Settings) -> Iterator[Problem]:
+    if settings.engine == "spark":
+        yield Problem(
+            ("engine",), "spark comes with a later version; this one runs engine: fleet only"
+        )
+
+
+def _addresses(settings: Settings) -> Iterator[Problem]:
+    endpoint = settings.aws.endpoint
+    if endpoint is not None and endpoint != EMBEDDED:
+        wrong = _wrong_address(endpoint)
+        if wrong:
+            yield Problem(("aws", "endpoint"), f"expected {EMBEDDED} or an https URL: {wrong}")
+    for service, url in settings.aws.endpoints.items():
+        wrong = _wrong_address(url)
+        if wrong:
+            yield Problem(("aws", "endpoints", service), f"expected an https URL: {wrong}")
+
+
+def _wrong_address(url: str) -> str:
+    """Why a URL is no endpoint, or nothing. Credentials in a URL are not repeated."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return "this is no URL"
+    if parts.scheme not in {"http", "https"} or not host:
+        return "this is no URL that starts with https://"
+    if parts.username or parts.password or parts.query or parts.fragment:
+        return "a user, a password or a query has no place in it"
+    if parts.scheme == "http" and not _is_loopback(host):
+        return "plain http is for this machine only (localhost, 127.0.0.1)"
+    return ""
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _durations(settings: Settings) -> Iterator[Problem]:
+    failover = settings.leases.failover
+    if not _FAILOVER_MIN_S <= failover <= _FAILOVER_MAX_S:
+        yield Problem(("leases", "failover"), "expected 1s to 15m")
+    if settings.fetch.idle < _IDLE_MIN_S:
+        yield Problem(
+            ("fetch", "idle"), "expected 200ms or more: the service allows 5 reads a second"
+        )
+    if settings.fetch.buffer <= 0:
+        yield Problem(("fetch", "buffer"), "expected more than nothing, such as 16MiB")
+    every = settings.checkpoint.every
+    if not isinstance(every, str) and every <= 0:
+        yield Problem(("checkpoint", "every"), "expected more than 0s; `batch` is after each batch")
+    if settings.stall <= failover:
+        yield Problem(("stall",), "expected more than leases.failover: a move takes that long")
+
+
+def _embedded(settings: Settings) -> Iterator[Problem]:
+    embedded = settings.embedded
+    if embedded is None:
+        return
+    if settings.aws.endpoint != EMBEDDED:
+        yield Problem(("embedded",), "is for aws.endpoint: embedded; remove it, or set that")
+    yield from _resharding(embedded)
+
+
+def _resharding(embedded: EmbeddedSettings) -> Iterator[Problem]:
+    path = ("embedded", "reshard")
+    if embedded.reshard and embedded.fill is None:
+        yield Problem(path, "needs embedded.fill: it happens after shares of the fill")
+    after = [step.after for step in embedded.reshard]
+    if after != sorted(after):
+        yield Problem(path, "expected the steps in the order of `after`")
+    for index, step in enumerate(embedded.reshard):
+        chosen = [which for which in (step.split, step.merge) if which is not None]
+        if len(chosen) != 1:
+            yield Problem((*path, index), "expected one of split and merge")
+        elif chosen[0] < 0:
+            yield Problem((*path, index), "shards are counted from 0")

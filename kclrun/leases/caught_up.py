@@ -1,0 +1,36 @@
+"""What still stands between this manager and "caught up", as far as leases say.
+
+Pure and read-only: for `--until caught-up` and for people. Whether a running lease is at the tip
+of its shard is known to its process alone; the shell asks the status board.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kclrun.leases.custody import Custody, State
+from kclrun.leases.observation import is_nobody
+from kclrun.leases.table_view import TableView
+from kclrun.model.lease import LeaseKey, OwnerId
+
+__all__ = ["blockers"]
+
+
+def blockers(
+    view: TableView, custodies: Mapping[LeaseKey, Custody], me: OwnerId
+) -> tuple[str, ...]:
+    """One line for each lease that is neither running here, nor ended, nor another owner's."""
+    lines = []
+    for lease in view.unended:
+        custody = custodies.get(lease.key)
+        if custody is not None:
+            if custody.state is not State.RUNNING and not custody.is_over:
+                lines.append(f"{lease.key} is {custody.state.value}")
+        elif lease.owner == me or is_nobody(lease.owner) or lease.key in view.expired:
+            lines.append(f"{lease.key} is not being read by anybody")
+    for lease in view.rows.values():
+        if lease.is_ended:
+            missing = sorted(child for child in lease.children if not view.has_row(child))
+            lines += [f"{child}, a child of {lease.key}, has no lease" for child in missing]
+    lines += [f"{key} has a row that cannot be read" for key in sorted(view.broken)]
+    return tuple(lines)

@@ -1,0 +1,84 @@
+"""Which rows may be deleted: those that nobody can miss [P13, I11].
+
+Rule: an ended row goes once its children have begun and its own parents' rows are gone (so a
+family leaves oldest first); any other row only when its shard is provably trimmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kclrun.leases.listing import Listing
+from kclrun.leases.table_view import TableView
+from kclrun.model.changes import DeleteEnded, DeleteTrimmed
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON
+from kclrun.model.time import Instant
+
+__all__ = ["TrimWatch", "ended_rows"]
+
+# A child at one of these has not begun. LATEST counts as begun, as in the Java KCL: a child of an
+# ended parent is created at TRIM_HORIZON, so one at LATEST never had a parent to wait for.
+_NOT_BEGUN = frozenset({TRIM_HORIZON.sequence_number, AT_TIMESTAMP.sequence_number})
+
+
+def ended_rows(view: TableView, listing: Listing | None) -> tuple[DeleteEnded, ...]:
+    """The ended rows that may go. Children by the row's own word, else by the last listing's."""
+    return tuple(
+        DeleteEnded(row.key)
+        for row in view.rows.values()
+        if row.is_ended
+        and not any(view.has_row(parent) for parent in row.parents)
+        and _have_begun(_children(row, listing), view)
+    )
+
+
+class TrimWatch:
+    """Shards with a row that complete listings no longer show, and since when."""
+
+    def __init__(self) -> None:
+        self._absent_since: dict[LeaseKey, Instant] = {}
+
+    def update(self, view: TableView, listing: Listing) -> None:
+        """Take in one complete listing, made after the scan. An empty one is no evidence."""
+        if not listing.shards:
+            self._absent_since.clear()
+            return
+        before = self._absent_since
+        self._absent_since = {
+            key: before.get(key, listing.seen_instant) for key in view.rows if key not in listing
+        }
+
+    def trimmed_rows(
+        self,
+        view: TableView,
+        listing: Listing,
+        *,
+        two_periods_s: float,
+        is_ours: Callable[[LeaseKey], bool],
+    ) -> Iterable[DeleteTrimmed]:
+        """The rows of shards absent from two listings at least two sync periods apart.
+
+        Not a row we hold: its own process learns that the shard is gone. Not one with listed
+        children that have no row: they are created first, at their beginning (`healing.py`).
+        """
+        for key, since in self._absent_since.items():
+            row = view.rows.get(key)
+            if row is None or is_ours(key) or listing.seen_instant - since < two_periods_s:
+                continue
+            if all(view.has_row(child) for child in listing.children_named(key)):
+                yield DeleteTrimmed(key, row.owner, row.counter)
+
+
+def _children(row: Lease, listing: Listing | None) -> Iterable[str]:
+    if row.children or listing is None:
+        return row.children
+    return listing.children_named(row.key)
+
+
+def _have_begun(children: Iterable[str], view: TableView) -> bool:
+    """There are children, and each has a row past its start. Unknown children have not begun."""
+    rows = [view.rows.get(LeaseKey(child)) for child in children]
+    return bool(rows) and all(
+        row is not None and row.checkpoint.sequence_number not in _NOT_BEGUN for row in rows
+    )

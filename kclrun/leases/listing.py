@@ -1,0 +1,53 @@
+"""One complete ListShards, with the edges that matter and a verdict on whether it hangs together.
+
+Rule: what the service no longer lists (trimmed) may still be named as a parent by what it lists;
+`children_named` follows those names, `graph` does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kclrun.model.shard import HashRange, Shard, ShardGraph
+from kclrun.model.time import Instant, WallTime
+
+__all__ = ["Listing"]
+
+
+class Listing:
+    """The shards of one complete listing, made at `listed_at` by the service's clock."""
+
+    def __init__(self, shards: Iterable[Shard], listed_at: WallTime, seen_instant: Instant) -> None:
+        self.shards = tuple(shards)
+        self.graph = ShardGraph(self.shards)
+        self.listed_at = listed_at
+        self.seen_instant = seen_instant
+        children: dict[str, list[str]] = {}
+        for shard in self.shards:
+            for parent in shard.parents:
+                children.setdefault(parent, []).append(shard.shard_id)
+        self._children = children
+
+    def __contains__(self, shard_id: str) -> bool:
+        return shard_id in self.graph
+
+    def range_of(self, shard_id: str) -> HashRange | None:
+        shard = self.graph.get(shard_id)
+        return None if shard is None else shard.hash_range
+
+    def children_named(self, shard_id: str) -> tuple[str, ...]:
+        """The listed shards that name this one as a parent, be it listed itself or not."""
+        return tuple(self._children.get(shard_id, ()))
+
+    @property
+    def inconsistency(self) -> str | None:
+        """Why no lease may be created from this listing, or None.
+
+        The Java KCL refuses a listing in which an open shard has children
+        (`assertAllParentShardsAreClosed`): the service shows one while a reshard is under way.
+        """
+        for shard_id in self._children:
+            parent = self.graph.get(shard_id)
+            if parent is not None and parent.is_open:
+                return f"shard {shard_id} is open and yet has children"
+        return None

@@ -1,0 +1,322 @@
+"""The lease manager's one `handle`: events in, commands out.
+
+Knows: the rhythm of scans and listings, what is taken after each, when all is given up. What it
+holds is `keeping.py`'s, what it creates and deletes `auditing.py`'s.
+May not know: clocks, chance, threads, DynamoDB, pids; `now` and `chance` are arguments.
+Rule: every command's outcome comes back as an event, whatever the outcome.
+
+    Started ─► ScanTable ─► LeasesScanned ─┬─► takes, deletes
+                   ▲                       └─► ListShards ─► ShardsListed ─► creates
+                   │                                                             │
+                   └── every half failover; at once after a creation, ───────────┘
+                       a shard end, a former owner's proven death
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from kclrun.errors import InvariantViolation
+from kclrun.leases import caught_up
+from kclrun.leases.auditing import Auditor
+from kclrun.leases.commands import Command, Finish, ListShards, Note, ScanTable
+from kclrun.leases.custody import Custody
+from kclrun.leases.events import (
+    DrainRequested,
+    Event,
+    FormerOwnersProvenGone,
+    LeaseClaimed,
+    LeaseLost,
+    LeaseReleased,
+    LeasesScanned,
+    ParentsRead,
+    PositionMoved,
+    ProcessExited,
+    ProcessorFailed,
+    ProcessStarted,
+    RowRead,
+    ShardEnded,
+    ShardsListed,
+    Started,
+    StartFailed,
+    StartUnclaimed,
+    Ticked,
+    WriteResolved,
+)
+from kclrun.leases.keeping import Keeper
+from kclrun.leases.observation import Observation
+from kclrun.leases.pacing import lists_shards, scan_delay_s
+from kclrun.leases.policy import ManagerPolicy
+from kclrun.leases.table_view import TableView
+from kclrun.leases.taking import plan_takes
+from kclrun.model.changes import HaltLease, Release, Renew, Take
+from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.time import Instant, WallTime
+
+__all__ = ["SCAN_GAP_MIN_S", "LeaseManager"]
+
+# Shard ends, creations and the like ask for a scan at once, but never for more than four a second:
+# a stream of 500 shards that all split would else cost a scan for each of them.
+SCAN_GAP_MIN_S: Final = 0.25
+
+
+class LeaseManager:
+    """All that one manager decides. `chance` gives numbers in [0, 1), as `random.random` does."""
+
+    def __init__(self, policy: ManagerPolicy, chance: Callable[[], float]) -> None:
+        self._policy = policy
+        self._chance = chance
+        self._out: list[Command] = []
+        self._keeper = Keeper(policy, chance, self._out, self._wall)
+        self._auditor = Auditor(policy, self._out, self._keeper.custodies.__contains__)
+        self._observation = Observation(policy.failover_s)
+        self._view: TableView | None = None
+        self._gone: frozenset[OwnerId] = frozenset()
+        self._gone_before_scan: frozenset[OwnerId] = frozenset()
+        self._children_of_mine: dict[LeaseKey, Instant] = {}  # and when their parent ended
+        self._wall_offset_s = 0.0
+        self._scan_instant: Instant | None = None
+        self._scanned_instant = Instant(float("-inf"))  # when the last scan began
+        self._viewed_instant = self._changed_instant = self._scanned_instant
+        self._is_scanning = self._is_listing = self._is_finished = False
+        self._has_synced = False
+        self._handlers: Mapping[type[Event], Callable[[Any, Instant], None]] = {
+            Started: self._on_started,
+            Ticked: lambda _, now: self._keeper.tick(now),
+            LeasesScanned: self._on_scanned,
+            ShardsListed: self._on_listed,
+            WriteResolved: self._on_write,
+            RowRead: self._keeper.on_row,
+            ParentsRead: self._keeper.on_parents,
+            FormerOwnersProvenGone: self._on_proven_gone,
+            DrainRequested: self._on_drain,
+            ShardEnded: self._on_shard_ended,
+            **dict.fromkeys(
+                (
+                    ProcessStarted,
+                    StartFailed,
+                    LeaseClaimed,
+                    StartUnclaimed,
+                    PositionMoved,
+                    LeaseReleased,
+                    LeaseLost,
+                    ProcessorFailed,
+                    ProcessExited,
+                ),
+                self._keeper.on_report,
+            ),
+        }
+
+    def handle(self, event: Event, now: Instant) -> tuple[Command, ...]:
+        """Take in what happened; say what to do next.
+
+        After `Finish` every event is ignored: what still arrives are scans and reads under way.
+        Raises: InvariantViolation for an event that cannot happen in the state we are in.
+        """
+        if self._is_finished:
+            return ()
+        self._handlers[type(event)](event, now)
+        self._scan_when_due(now)
+        self._finish_when_empty()
+        commands = tuple(self._out)
+        self._out.clear()
+        return commands
+
+    def next_deadline(self, now: Instant) -> Instant:
+        """When `Ticked` is due at the latest; an earlier one does no harm."""
+        candidates = [self._keeper.deadline(now), Instant(now + self._policy.failover_s)]
+        if not self._is_scanning and not self.is_draining:
+            candidates.append(self._scan_instant)
+        return Instant(max(now, min(instant for instant in candidates if instant is not None)))
+
+    def check(self) -> None:
+        """The invariants over everything held; raises InvariantViolation. Cheap: run it often."""
+        for key, custody in self._keeper.custodies.items():
+            custody.check()
+            if custody.key != key or key in self._auditor.under_way:
+                raise InvariantViolation(f"lease {key} has two writers among us")
+        if self._is_finished and (self._keeper.custodies or self._auditor.under_way):
+            raise InvariantViolation("finished with leases or writes of ours left")
+
+    @property
+    def is_draining(self) -> bool:
+        return self._keeper.is_draining
+
+    @property
+    def is_finished(self) -> bool:
+        return self._is_finished
+
+    @property
+    def leases(self) -> Mapping[LeaseKey, Lease]:
+        """The readable rows of the last scan; empty before the first."""
+        return self._view.rows if self._view is not None else {}
+
+    @property
+    def owners(self) -> frozenset[OwnerId]:
+        """Who owned at least one live lease at the last scan, and we ourselves."""
+        return self._view.owners if self._view is not None else frozenset({self._policy.me})
+
+    def custody(self, key: LeaseKey) -> Custody | None:
+        """One lease in our hands, to look at; None if it is not."""
+        return self._keeper.custodies.get(key)
+
+    def held(self) -> tuple[LeaseKey, ...]:
+        """The leases that fill our places: ours or being taken, and not ended."""
+        return self._keeper.held
+
+    def caught_up_blockers(self) -> tuple[str, ...]:
+        """Why this manager is not caught up, in words; empty when every lease runs or ended.
+
+        Whether the running ones are at the tip of their shards is the shell's to ask them.
+        """
+        if self._view is None or not self._has_synced:
+            return ("the first scan and the first listing are not over",)
+        if self._auditor.is_creating or self._viewed_instant < self._changed_instant:
+            return ("leases were created or ended since the last scan",)
+        if self._children_of_mine:
+            children = ", ".join(sorted(self._children_of_mine)[:5])
+            return (f"children of a shard that just ended are not taken yet: {children}",)
+        return caught_up.blockers(self._view, self._keeper.custodies, self._policy.me)
+
+    # Events, in the order of a manager's life.
+
+    def _on_started(self, event: Started, now: Instant) -> None:
+        self._wall_offset_s = event.started_at - now
+        self._ask_scan(now)
+
+    def _on_scanned(self, event: LeasesScanned, now: Instant) -> None:
+        self._is_scanning = False
+        self._viewed_instant = self._scanned_instant
+        self._observation.update(event.leases, now)
+        is_first = self._view is None
+        view = self._view = TableView(
+            event.leases,
+            event.broken,
+            self._observation,
+            me=self._policy.me,
+            gone=self._gone_before_scan,
+            now=now,
+        )
+        self._plan_next_scan(view, now, is_first=is_first)
+        for lease in view.unended:
+            if lease.owner == self._policy.me and self._is_free(lease.key):
+                self._keeper.adopt(lease.key, now)
+        self._keeper.hint_parents(view.rows, view.broken, now)
+        if self.is_draining:
+            return
+        self._take(view, now)
+        self._auditor.after_scan(view)
+        self._list_when_due(view)
+        self.check()
+
+    def _on_listed(self, event: ShardsListed, now: Instant) -> None:
+        self._is_listing = False
+        self._wall_offset_s = event.listed_at - now
+        if self.is_draining or self._view is None:
+            return
+        self._auditor.after_listing(event, self._view, now)
+        self._has_synced = True
+        if self._auditor.should_list_soon:
+            self._ask_scan(Instant(now + 1.0))  # the Java KCL's pause between its three tries
+
+    def _on_write(self, event: WriteResolved, now: Instant) -> None:
+        change = event.change
+        if isinstance(change, Take | Renew | HaltLease | Release):
+            custody = self._keeper.custodies.get(change.key)
+            if custody is None:
+                raise InvariantViolation(f"lease {change.key}: an outcome, and it is not ours")
+            self._keeper.on_write(event, custody, now)
+        elif self._auditor.resolved(event):
+            self._changed_instant = now
+            self._ask_scan(now)
+
+    def _on_proven_gone(self, event: FormerOwnersProvenGone, now: Instant) -> None:
+        """Only a scan that begins after the proof may show what they left [N5]."""
+        self._gone |= event.owners
+        self._ask_scan(now)
+
+    def _on_shard_ended(self, event: ShardEnded, now: Instant) -> None:
+        self._keeper.on_report(event, now)
+        self._keeper.hint_ended(event.key, now)
+        self._children_of_mine.update((LeaseKey(child), now) for child in event.children)
+        self._forget_children(None)
+        self._changed_instant = now
+        self._ask_scan(now)
+
+    def _on_drain(self, event: DrainRequested, now: Instant) -> None:
+        if not self.is_draining:
+            self._out.append(Note("draining", fields={"reason": event.reason}))
+            self._keeper.drain(event.reason, now)
+
+    # What follows from them.
+
+    def _take(self, view: TableView, now: Instant) -> None:
+        takes = plan_takes(
+            view,
+            self._observation,
+            self._policy,
+            mine=len(self._keeper.held),
+            gone=self._gone_before_scan,
+            children=self._children_of_mine.keys(),
+            is_busy=lambda key: not self._is_free(key),
+            chance=self._chance,
+        )
+        for take in takes:
+            self._keeper.take(take, now)
+        self._forget_children(view)
+
+    def _is_free(self, key: LeaseKey) -> bool:
+        return key not in self._keeper.custodies and key not in self._auditor.under_way
+
+    def _forget_children(self, view: TableView | None) -> None:
+        """Those that are in our hands, somebody else's, or over need no preference any more.
+
+        A scan that began before their parent ended cannot know them, and says nothing.
+        """
+        for key, ended_instant in tuple(self._children_of_mine.items()):
+            row = view.rows.get(key) if view is not None else None
+            is_known = view is not None and self._scanned_instant >= ended_instant
+            is_over = row is None or row.is_ended or row.owner in self.owners
+            if key in self._keeper.custodies or (is_known and is_over):
+                del self._children_of_mine[key]
+
+    def _list_when_due(self, view: TableView) -> None:
+        if self._is_listing:
+            return
+        chance = self._chance()
+        if lists_shards(len(view.kclrun_owners), chance) or self._auditor.needs_listing(view):
+            self._is_listing = True
+            self._out.append(ListShards(with_start=view.is_empty))
+
+    def _plan_next_scan(self, view: TableView, now: Instant, *, is_first: bool) -> None:
+        """Fixed delay after each scan; the first one is cut short at random, for the phase."""
+        delay_s = scan_delay_s(self._policy, view.kclrun_owners)
+        planned = Instant(now + delay_s * (self._chance() if is_first else 1.0))
+        asked = self._scan_instant
+        self._scan_instant = planned if asked is None else min(asked, planned)
+
+    def _ask_scan(self, at: Instant) -> None:
+        """A scan that begins at `at` or soon after; one under way began too early to count."""
+        earliest = Instant(max(at, self._scanned_instant + SCAN_GAP_MIN_S))
+        asked = self._scan_instant
+        self._scan_instant = earliest if asked is None else min(asked, earliest)
+
+    def _scan_when_due(self, now: Instant) -> None:
+        if self._is_scanning or self.is_draining or self._scan_instant is None:
+            return
+        if now >= self._scan_instant:
+            self._is_scanning = True
+            self._scan_instant = None
+            self._scanned_instant = now
+            self._gone_before_scan = self._gone
+            self._out.append(ScanTable())
+
+    def _finish_when_empty(self) -> None:
+        if self.is_draining and not self._keeper.custodies and not self._auditor.under_way:
+            self._is_finished = True
+            self._out.append(Finish())
+
+    def _wall(self, now: Instant) -> WallTime:
+        """The service's clock as the last listing showed it, for `halted_at`."""
+        return WallTime(now + self._wall_offset_s)

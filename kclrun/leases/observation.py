@@ -1,0 +1,53 @@
+"""When a lease was last seen to move. Expiry is observed by us, never stored [P9].
+
+Knows: each row's owner and counter, and the instant of the scan that first showed them.
+May not know: any clock but the instants it is given. Rule: what is new to us was renewed just
+now, however old it may be; so nothing that lives is ever called expired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kclrun.leases.policy import OFFERED
+from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.time import Instant
+
+__all__ = ["Observation", "is_nobody"]
+
+
+def is_nobody(owner: OwnerId | None) -> bool:
+    """Unowned and offered rows belong to nobody: takeable at once, and no owner in any count."""
+    return owner is None or owner == OFFERED
+
+
+class Observation:
+    """The counters of the last scans. One instance a manager; grows and shrinks with the table."""
+
+    def __init__(self, failover_s: float) -> None:
+        self._failover_s = failover_s
+        self._since: dict[LeaseKey, tuple[int, OwnerId | None, Instant]] = {}
+
+    def update(self, leases: Iterable[Lease], now: Instant) -> None:
+        """Take in a whole scan; rows that are no longer there are forgotten.
+
+        `now` is when the scan was over, which is after each row was read. That is safe: a take
+        names the counter, so an owner that renewed in between makes the take fail.
+        """
+        before = self._since
+        since: dict[LeaseKey, tuple[int, OwnerId | None, Instant]] = {}
+        for lease in leases:
+            seen = before.get(lease.key)
+            if seen is None or seen[0] != lease.counter or seen[1] != lease.owner:
+                seen = (lease.counter, lease.owner, now)
+            since[lease.key] = seen
+        self._since = since
+
+    def unchanged_s(self, lease: Lease, now: Instant) -> float:
+        """For how long we have seen this owner and this counter on the row."""
+        return now - self._since[lease.key][2]
+
+    def has_expired(self, lease: Lease, now: Instant) -> bool:
+        """Whether its counter stood still for a failover: the larger of ours and the row's."""
+        failover_s = max(self._failover_s, lease.failover_s or 0.0)
+        return self.unchanged_s(lease, now) >= failover_s

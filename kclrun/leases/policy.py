@@ -1,0 +1,76 @@
+"""What one lease manager was told, and every interval that follows from it.
+
+May not know: clocks, chance, the table. Rule: each derived number stands beside its derivation.
+Look next: `pacing.py` (how a fleet shares the scans), `restarts.py` (pauses between processes).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from kclrun.model.lease import OWNER_PREFIX, OwnerId
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.time import WallTime
+
+__all__ = ["OFFERED", "TAKE_ATTEMPTS_MAX", "ManagerPolicy", "write_pause_s"]
+
+# The owner of a row that was given away and waits for its taker: nobody, for every count [P17].
+OFFERED: Final = OwnerId(f"{OWNER_PREFIX}offered")
+# The Java KCL's `TAKE_RETRIES`: a take that is throttled three times is left to the next scan.
+TAKE_ATTEMPTS_MAX: Final = 3
+# As the Java KCL: renewals are this much early, so that three fit into one failover.
+_RENEW_EPSILON_S: Final = 0.025
+
+
+class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one manager. The same for the whole fleet, but `me` and `leases_max`.
+
+    `start_text` is what is published on the rows [P9]; `start` its sentinel (TRIM_HORIZON, LATEST
+    or AT_TIMESTAMP); `start_at` the instant of AT_TIMESTAMP. `leases_max` bounds what we take.
+    """
+
+    me: OwnerId
+    failover_s: float = 10.0
+    start_text: str = "TRIM_HORIZON"
+    start: ExtendedSequenceNumber = TRIM_HORIZON
+    start_at: WallTime | None = None
+    leases_max: int = 64
+    cleanup: bool = True
+
+    @property
+    def renew_every_s(self) -> float:
+        """Three renewals in one failover, so that two may be lost; never below half of that pace.
+
+        10 s gives 3.308 s, the Java KCL's. The floor is for the short failovers of tests.
+        """
+        return max(self.failover_s / 3 - _RENEW_EPSILON_S, self.failover_s / 6)
+
+    @property
+    def scan_every_s(self) -> float:
+        """Fixed delay between scans: detection takes at most 1.5 failovers (DESIGN 14: F + 7 s)."""
+        return self.failover_s / 2
+
+    @property
+    def seldom_scan_every_s(self) -> float:
+        """The pace of those who leave discovery to the few, as a Java worker's taker [P9]."""
+        return self.failover_s * 2
+
+    @property
+    def overdue_after_s(self) -> float:
+        """Takeable for so long, a lease is taken beyond the target, as the Java KCL's very old."""
+        return self.failover_s * 3
+
+    @property
+    def refused_pause_s(self) -> float:
+        """A write that the service refuses outright is tried again, but slowly."""
+        return self.failover_s
+
+
+def write_pause_s(attempt: int, chance: float) -> float:
+    """The pause before attempt `attempt` (from 2) at one write, with half of it left to chance.
+
+    Doubles from 50 ms to at most 3 s, so that three tries and more fit into a failover of 10 s.
+    """
+    return min(3.0, 0.05 * 2.0 ** min(attempt - 2, 16)) * (0.5 + chance / 2)

@@ -1,0 +1,82 @@
+"""A write under way, and what a row says about its fate [P6].
+
+Rule: a counter unchanged means *still unknown*, for the write may yet arrive; it is dead only once
+the counter has moved. So a resend keeps its expected counter, and applies at most once.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from kclrun.leases.observation import is_nobody
+from kclrun.model.changes import (
+    CreateChildren,
+    CreateLease,
+    HaltLease,
+    LeaseChange,
+    Release,
+    Renew,
+    Take,
+)
+from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.time import Instant
+
+__all__ = ["CustodyChange", "UnresolvedWrite", "Verdict", "judge", "keys_of"]
+
+# The writes of a manager to a row in its hands; all name an owner and the counter seen.
+CustodyChange = Take | Renew | HaltLease | Release
+
+
+class Verdict(enum.Enum):
+    """What a row, read after a write, says about it."""
+
+    APPLIED = "it applied"
+    UNMOVED = "the row is as it was: the write may still arrive"
+    MISSING = "the row is ours, but what we wrote is not on it: issue it again, from this row"
+    LOST = "the row belongs to somebody else, or to nobody"
+
+
+class UnresolvedWrite(msgspec.Struct):
+    """One change that was sent and not settled.
+
+    `sent_instant` is that of the *earliest* attempt: any of them may be the one that applies, and
+    a permission counted from a later one would be too long [P7].
+    """
+
+    change: CustodyChange
+    sent_instant: Instant
+    attempts: int = 1
+    may_have_applied: bool = False
+
+
+def judge(change: CustodyChange, row: Lease, me: OwnerId) -> Verdict:
+    """Compare a row, read consistently, with a change whose outcome is not known."""
+    if isinstance(change, Take):
+        return _judge_take(change, row, me)
+    if row.owner != me:
+        was_released = isinstance(change, Release) and is_nobody(row.owner)
+        return Verdict.APPLIED if was_released else Verdict.LOST
+    if row.counter == change.seen_counter:
+        return Verdict.UNMOVED
+    if isinstance(change, Renew):
+        return Verdict.APPLIED
+    has_contents = isinstance(change, HaltLease) and row.halt == change.halt
+    return Verdict.APPLIED if has_contents else Verdict.MISSING
+
+
+def _judge_take(change: Take, row: Lease, me: OwnerId) -> Verdict:
+    if row.owner == me:
+        return Verdict.APPLIED
+    is_as_seen = row.owner == change.seen_owner and row.counter == change.seen_counter
+    return Verdict.UNMOVED if is_as_seen else Verdict.LOST
+
+
+def keys_of(change: LeaseChange) -> tuple[LeaseKey, ...]:
+    """The rows that a change writes; conditions on other rows do not count."""
+    if isinstance(change, CreateLease):
+        return (change.lease.key,)
+    if isinstance(change, CreateChildren):
+        return tuple(child.key for child in change.children)
+    return (change.key,)

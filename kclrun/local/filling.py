@@ -1,0 +1,236 @@
+"""Fills the embedded stream from user code, and reshards it on the way: a process of its own.
+
+Started by exec (`python -m kclrun.local.filling`) with one JSON line on standard input, the
+`FillOrder`; writes one JSON line, the `FillReport`, when all is put. It ends when its standard
+input does: the run it belongs to has gone. Rules: order within a shard is kept; every record
+is put before a reshard that comes after it; messages go to standard error, without payloads.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kclrun.aws.kinesis import WireStreamAdmin
+from kclrun.aws.operations import Operation
+from kclrun.aws.put_records import PutEntry, ShardPacker, batches, send_all
+from kclrun.aws.wire import WireClient
+from kclrun.errors import KclrunError, ProcessorLoadError, SettingsError, Unavailable
+from kclrun.loading import load_function
+from kclrun.model.shard import HashRange, Shard
+from kclrun.model.wire import WireCredentials, WireEndpoint
+
+__all__ = [
+    "LOCAL_CREDENTIALS",
+    "FillOrder",
+    "FillReport",
+    "Filler",
+    "Reshard",
+    "middle",
+    "wait_until_active",
+]
+
+# The embedded AWS looks at no signature unless it was told to.
+LOCAL_CREDENTIALS: Final = WireCredentials("embedded", "embedded")
+_SPLIT: Final = Operation("kinesis", "SplitShard", is_write=True)
+_MERGE: Final = Operation("kinesis", "MergeShards", is_write=True)
+# The embedded stream reshards within milliseconds; a minute means it never will.
+_ACTIVE_MAX_S: Final = 60.0
+_ACTIVE_POLL_S: Final = 0.01
+# Entries held before they are sent: one request.
+_HELD_MAX: Final = 500
+# With a rate, what waits is sent this often.
+_FLUSH_S: Final = 0.1
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Reshard(msgspec.Struct, frozen=True):
+    """After this share of the records: split open shard `split`, or merge `merge` with its next."""
+
+    after: float
+    split: int | None = None
+    merge: int | None = None
+
+
+class FillOrder(msgspec.Struct, frozen=True):
+    """What to put where. `source` is `module:function`, looked for in `paths`."""
+
+    endpoint: WireEndpoint
+    stream: str
+    source: str
+    paths: tuple[str, ...]
+    aggregate: float = 0.0
+    rate: int | None = None
+    reshard: tuple[Reshard, ...] = ()
+
+
+class FillReport(msgspec.Struct, frozen=True):
+    """What was put: user records, the Kinesis records they went in, the reshards done."""
+
+    user_records: int
+    records: int
+    reshards: int
+
+
+class Filler:
+    """Puts everything of a source, in its order, resharding at the given shares."""
+
+    def __init__(self, order: FillOrder) -> None:
+        self._order = order
+        self._client = WireClient(order.endpoint, lambda: LOCAL_CREDENTIALS, service="kinesis")
+        self._admin = WireStreamAdmin(self._client, order.stream)
+        self._records = self._user_records = self._reshards = 0
+
+    def fill(self, source: Callable[[], Iterable[Any]]) -> FillReport:
+        """Put all. `source` is called twice if there are reshards: once to count its records.
+
+        Raises: SettingsError for what is no (key, data) pair; a ServiceError leaf.
+        """
+        steps = self._steps(source)
+        packer = self._packer()
+        pending: list[PutEntry] = []
+        started = flushed = time.monotonic()
+        for number, entry in enumerate(_pairs(source())):
+            while steps and number >= steps[0][0]:
+                self._send([*pending, *packer.flush()])
+                pending = []
+                self._reshard(steps.pop(0)[1])
+                packer = self._packer()
+            pending.extend(packer.add(entry))
+            if self._order.rate is not None and time.monotonic() - flushed >= _FLUSH_S:
+                pending.extend(packer.flush())
+            if len(pending) >= _HELD_MAX or (pending and self._order.rate is not None):
+                self._send(pending)
+                pending, flushed = [], time.monotonic()
+            self._keep_pace(started, number + 1)
+        self._send([*pending, *packer.flush()])
+        for _, step in steps:
+            self._reshard(step)
+        return FillReport(self._user_records, self._records, self._reshards)
+
+    def _steps(self, source: Callable[[], Iterable[Any]]) -> list[tuple[int, Reshard]]:
+        """The reshards, each with the number of records that go before it."""
+        if not self._order.reshard:
+            return []
+        total = sum(1 for _ in source())
+        return [(round(step.after * total), step) for step in self._order.reshard]
+
+    def _packer(self) -> ShardPacker:
+        return ShardPacker(self._admin.list_shards(), self._order.aggregate)
+
+    def _send(self, entries: Iterable[PutEntry]) -> None:
+        for batch in batches(entries):
+            send_all(self._client, self._order.stream, batch)
+            self._records += len(batch)
+            self._user_records += sum(entry.user_records for entry in batch)
+
+    def _keep_pace(self, started: float, done: int) -> None:
+        if self._order.rate is not None:
+            time.sleep(max(0.0, started + done / self._order.rate - time.monotonic()))
+
+    def _reshard(self, step: Reshard) -> None:
+        """Split or merge, and wait until the stream is active again. Raises: SettingsError."""
+        shards = sorted(
+            (shard for shard in self._admin.list_shards() if shard.is_open),
+            key=lambda shard: shard.hash_range.start,
+        )
+        if step.split is not None:
+            self._split(_nth(shards, step.split, "split", needs=1))
+        elif step.merge is not None:
+            first = _nth(shards, step.merge, "merge", needs=2)
+            self._merge(first, shards[step.merge + 1])
+        wait_until_active(self._admin)
+        self._reshards += 1
+
+    def _split(self, shard: Shard) -> None:
+        request = {
+            "StreamName": self._order.stream,
+            "ShardToSplit": shard.shard_id,
+            "NewStartingHashKey": str(middle(shard.hash_range)),
+        }
+        self._client.call(_SPLIT, _encode(request))
+
+    def _merge(self, first: Shard, second: Shard) -> None:
+        request = {
+            "StreamName": self._order.stream,
+            "ShardToMerge": first.shard_id,
+            "AdjacentShardToMerge": second.shard_id,
+        }
+        self._client.call(_MERGE, _encode(request))
+
+
+def middle(hash_range: HashRange) -> int:
+    """Where the upper half of a range begins."""
+    return (hash_range.start + hash_range.end + 1) // 2
+
+
+def wait_until_active(admin: WireStreamAdmin) -> None:
+    """Poll until the stream is ACTIVE. Raises: Unavailable after a minute."""
+    deadline = time.monotonic() + _ACTIVE_MAX_S
+    while (summary := admin.summary()).status != "ACTIVE":
+        if time.monotonic() >= deadline:
+            raise Unavailable(f"stream {summary.name} is still {summary.status}")
+        time.sleep(_ACTIVE_POLL_S)
+
+
+def _nth(shards: list[Shard], index: int, what: str, *, needs: int) -> Shard:
+    if index + needs > len(shards):
+        raise SettingsError(
+            f"embedded.reshard: cannot {what} open shard {index}: there are {len(shards)},"
+            " counted from 0"
+        )
+    return shards[index]
+
+
+def _pairs(source: Iterable[Any]) -> Iterator[PutEntry]:
+    """The pairs as entries. Raises: SettingsError for anything else."""
+    for number, pair in enumerate(source, 1):
+        match pair:
+            case (str() as key, bytes() as data):
+                yield PutEntry(data, key)
+            case _:
+                raise SettingsError(
+                    f"embedded.fill.source: item {number} is no (key: str, data: bytes) pair but"
+                    f" a {type(pair).__name__}"
+                )
+
+
+def _end_with_the_run() -> None:
+    """Leave when standard input ends: nobody waits for us any more."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(os.EX_TEMPFAIL)
+
+
+def _main() -> int:
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=FillOrder)
+    threading.Thread(target=_end_with_the_run, name="run-watch", daemon=True).start()
+    try:
+        paths = [Path(path) for path in order.paths]
+        source = load_function("embedded.fill.source", order.source, paths)
+        report = Filler(order).fill(source)
+    except (SettingsError, ProcessorLoadError) as error:
+        sys.stderr.write(f"The fill stopped: {error}\n")
+        return os.EX_CONFIG
+    except KclrunError as error:
+        sys.stderr.write(f"The fill stopped: {error}\n")
+        return os.EX_UNAVAILABLE
+    except Exception:  # noqa: BLE001 - the source is user code: its traceback is what helps
+        traceback.print_exc()
+        sys.stderr.write(f"The fill stopped: {order.source} raised\n")
+        return os.EX_CONFIG
+    sys.stdout.buffer.write(_encode(report) + b"\n")
+    sys.stdout.flush()
+    return os.EX_OK
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

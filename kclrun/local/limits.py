@@ -1,0 +1,110 @@
+"""What one shard may take and give in a second, and how much the whole model may store.
+
+Source: "Quotas and limits" of the Kinesis developer guide and the GetRecords reference.
+Rule: time comes in as an argument and may stand still, but never makes tokens when it goes back.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from kclrun.model.time import WallTime
+
+__all__ = ["AWS_LIMITS", "MIB", "STORED_BYTES_MAX", "ShardLimits", "ShardMeter", "Storage"]
+
+MIB: Final = 1024 * 1024
+# A development machine has room for it; the demo's year of flights is under 200 MiB.
+STORED_BYTES_MAX: Final = 2 * 1024 * MIB
+
+
+class ShardLimits(msgspec.Struct, frozen=True):
+    """Rates of one shard, a second."""
+
+    write_records: int
+    write_bytes: int
+    read_calls: int
+    read_bytes: int
+
+
+AWS_LIMITS: Final = ShardLimits(
+    write_records=1000, write_bytes=MIB, read_calls=5, read_bytes=2 * MIB
+)
+
+
+class _Bucket:
+    """Tokens that come back at `rate` a second, up to one second's worth."""
+
+    __slots__ = ("_at", "_rate", "_tokens")
+
+    def __init__(self, rate: float, now: WallTime) -> None:
+        self._rate = rate
+        self._tokens = rate
+        self._at = now
+
+    def has(self, tokens: float, now: WallTime) -> bool:
+        if now > self._at:
+            self._tokens = min(self._rate, self._tokens + (now - self._at) * self._rate)
+            self._at = now
+        return self._tokens >= tokens
+
+    def take(self, tokens: float) -> None:
+        self._tokens -= tokens
+
+
+class ShardMeter:
+    """Counts one shard's traffic against its limits."""
+
+    __slots__ = ("_limits", "_read_bytes", "_read_calls", "_reads_resume_at", "_writes", "_written")
+
+    def __init__(self, limits: ShardLimits, now: WallTime) -> None:
+        self._limits = limits
+        self._writes = _Bucket(limits.write_records, now)
+        self._written = _Bucket(limits.write_bytes, now)
+        self._read_calls = _Bucket(limits.read_calls, now)
+        self._read_bytes = _Bucket(limits.read_bytes, now)
+        self._reads_resume_at = now
+
+    def admit_write(self, size_bytes: int, now: WallTime) -> bool:
+        """Whether a record of this size may be written now; if so it is counted.
+
+        A record above one second's worth (10 MiB records on a 1 MiB/s shard) needs a full
+        bucket and leaves it in debt, as the service's burst for large records does.
+        """
+        needed = min(size_bytes, self._limits.write_bytes)
+        if not (self._writes.has(1, now) and self._written.has(needed, now)):
+            return False
+        self._writes.take(1)
+        self._written.take(size_bytes)
+        return True
+
+    def admit_read(self, now: WallTime) -> bool:
+        """Whether a GetRecords may be made now; if so the call is counted."""
+        if now < self._reads_resume_at:
+            return False
+        if not (self._read_calls.has(1, now) and self._read_bytes.has(0, now)):
+            return False
+        self._read_calls.take(1)
+        return True
+
+    def count_read(self, size_bytes: int, now: WallTime) -> None:
+        """Count an answer. "If a call returns 10 MB, calls made within the next 5 seconds throw":
+        an answer above one second's worth is paid off in full before the next call."""
+        if size_bytes > self._limits.read_bytes:
+            self._reads_resume_at = WallTime(now + size_bytes / self._limits.read_bytes)
+        else:
+            self._read_bytes.take(size_bytes)
+
+
+class Storage:
+    """How many bytes the whole model holds, and how many it may."""
+
+    __slots__ = ("bytes_max", "used_bytes")
+
+    def __init__(self, bytes_max: int = STORED_BYTES_MAX) -> None:
+        self.bytes_max = bytes_max
+        self.used_bytes = 0
+
+    def has_room(self, size_bytes: int) -> bool:
+        return self.used_bytes + size_bytes <= self.bytes_max

@@ -1,0 +1,222 @@
+"""Starts and ends the embedded AWS: two processes of our own, on loopback, by exec.
+
+Knows: pids, ports, pipes. May not know: what the processes answer. Rules: readiness is a
+condition, never a wait; a process is ended by its pid and waited for; if this process dies in
+whatever way, both see their standard input end and go too. Look next: `serving.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from kclrun.errors import SettingsError, Unavailable
+from kclrun.local.limits import STORED_BYTES_MAX
+from kclrun.local.process_settings import READY, ProcessSettings
+from kclrun.local.signatures import Credentials
+
+__all__ = ["Embedded", "run_local", "start_embedded"]
+
+_LOOPBACK: Final = "127.0.0.1"
+_BACKLOG: Final = 512
+# Importing moto takes about a second; on a machine busy with tests it has taken ten.
+_START_MAX_S: Final = 60.0
+# The children cut requests off after one second and have nothing to save.
+_END_MAX_S: Final = 5.0
+_NEEDED: Final = ("httptools", "moto", "uvicorn")
+_UNAVAILABLE: Final = 69
+_KINESIS: Final = "kclrun.local.kinesis_process"
+_MOTO: Final = "kclrun.local.moto_process"
+
+
+class _Child:
+    """One process: started with a listening socket, ready when it says so."""
+
+    def __init__(self, module: str, listener: socket.socket, settings: bytes) -> None:
+        self.module = module
+        self.port: int = listener.getsockname()[1]
+        self.process = subprocess.Popen(  # noqa: S603 - our own module, no user input.
+            # -P: a file of the current folder (a user's secrets.py) must not shadow a module.
+            [sys.executable, "-P", "-m", module, str(listener.fileno())],
+            env=os.environ | {"PYTHONPATH": _python_path()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+            # Ctrl-C in a terminal is for the parent; it ends its children itself.
+            start_new_session=True,
+        )
+        listener.close()
+        assert self.process.stdin is not None
+        # A child that is dead already is reported by wait_ready, with its exit code.
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(settings + b"\n")
+            self.process.stdin.flush()
+
+    def wait_ready(self, deadline: float) -> None:
+        """Raises: Unavailable if it ends, or says nothing until `deadline` (monotonic)."""
+        assert self.process.stdout is not None
+        poller = select.poll()
+        poller.register(self.process.stdout, select.POLLIN)
+        left_ms = max(0, int((deadline - time.monotonic()) * 1000))
+        if not poller.poll(left_ms):
+            raise Unavailable(f"{self.module} was not ready within {_START_MAX_S:.0f} s")
+        if self.process.stdout.readline() != READY:
+            raise Unavailable(
+                f"{self.module} ended while starting (exit code {self.process.wait()}); its"
+                " standard error says why"
+            )
+
+    def ask_to_end(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        if self.process.poll() is None:
+            self.process.terminate()
+
+    def end(self) -> None:
+        """Insist if it was asked and does not end, and wait until it is gone."""
+        assert self.process.stdout is not None
+        try:
+            self.process.wait(_END_MAX_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+class Embedded:
+    """The running embedded AWS. A context manager; `close` ends it. Pids: `pids`."""
+
+    def __init__(self, kinesis: _Child, moto: _Child) -> None:
+        self._children = (kinesis, moto)
+        # The face answers Kinesis itself and passes everything else on.
+        self.endpoint = f"http://{_LOOPBACK}:{kinesis.port}"
+        self.kinesis_endpoint = self.endpoint
+        self.dynamodb_endpoint = f"http://{_LOOPBACK}:{moto.port}"
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(child.process.pid for child in self._children)
+
+    def ended(self) -> str | None:
+        """The name of a process that has ended on its own, or None while both run."""
+        for child in self._children:
+            if child.process.poll() is not None:
+                return child.module
+        return None
+
+    def close(self) -> None:
+        """End both processes and wait for them. May be called twice."""
+        for child in self._children:
+            child.ask_to_end()
+        for child in self._children:
+            child.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def start_embedded(
+    *,
+    port: int = 0,
+    limits: bool = False,
+    credentials: tuple[str, str] | None = None,
+    settle_s: float = 0.0,
+    stored_bytes_max: int = STORED_BYTES_MAX,
+) -> Embedded:
+    """Start the embedded AWS on loopback and return once both processes answer.
+
+    `port` 0 takes a free one. `limits`: the service's rates a shard. `credentials`: the access key
+    and secret every request must be signed with; None lets every request in. `settle_s`: how long
+    a stream is CREATING, UPDATING or DELETING. `stored_bytes_max` bounds what Kinesis holds.
+
+    Raises: SettingsError (the extra is not installed; the port is taken), Unavailable.
+    """
+    _require_extra()
+    deadline = time.monotonic() + _START_MAX_S
+    face, behind = _listen(port), _listen(0)
+    settings = ProcessSettings(
+        credentials=None if credentials is None else Credentials(*credentials),
+        limits=limits,
+        settle_s=settle_s,
+        stored_bytes_max=stored_bytes_max,
+        elsewhere_port=behind.getsockname()[1],
+    )
+    encoded = msgspec.json.encode(settings)
+    children = (_Child(_KINESIS, face, encoded), _Child(_MOTO, behind, encoded))
+    embedded = Embedded(*children)
+    try:
+        for child in children:
+            child.wait_ready(deadline)
+    except BaseException:
+        embedded.close()
+        raise
+    return embedded
+
+
+def run_local(port: int, *, limits: bool, credentials: tuple[str, str] | None) -> int:
+    """`kclrun local`: serve in the foreground until SIGINT or SIGTERM; the exit code.
+
+    Prints one line when ready. 0 after a signal; 69 if one of the processes ends by itself.
+    """
+    asked = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: asked.set())
+    with start_embedded(port=port, limits=limits, credentials=credentials) as embedded:
+        sys.stdout.write(
+            f"Kinesis, DynamoDB, CloudWatch, S3 and SQS at {embedded.endpoint} (Ctrl-C ends them)\n"
+        )
+        sys.stdout.flush()
+        while not asked.wait(0.5):
+            if (name := embedded.ended()) is not None:
+                sys.stderr.write(f"{name} has ended; its messages are above.\n")
+                return _UNAVAILABLE
+    return os.EX_OK
+
+
+def _require_extra() -> None:
+    """Raises: SettingsError if the packages of the extra `local` are missing."""
+    if any(importlib.util.find_spec(name) is None for name in _NEEDED):
+        raise SettingsError("aws.endpoint: embedded needs the extra: pip install 'kclrun[local]'")
+
+
+def _python_path() -> str:
+    """Where this very kclrun is, before what the environment names already."""
+    here = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket()
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((_LOOPBACK, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            f"cannot listen on {_LOOPBACK}:{port} ({error.strerror}): choose another port, or end"
+            " the program that has it"
+        ) from error
+    return listener

@@ -1,0 +1,318 @@
+"""The account: all streams, tokens, and the bound on what they store together.
+
+This is what both the HTTP face and the simulator drive. May not know: HTTP, JSON, clocks; `now`
+is an argument of every call, the secret of the tokens one of the constructor. Rule: every refusal
+is a `ServiceError` leaf with AWS's error name as its `code`. Look next: `stream.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+
+from kclrun.errors import Throttled
+from kclrun.local.iterators import Place, open_iterator, seal_iterator
+from kclrun.local.limits import STORED_BYTES_MAX, ShardLimits, Storage
+from kclrun.local.listing import PageToken, ShardQuery, open_page_token, seal_page_token, select
+from kclrun.local.positions import position_of
+from kclrun.local.puts import PutEntry, PutResult, check_entry
+from kclrun.local.refusals import (
+    invalid_argument,
+    limit_exceeded,
+    resource_in_use,
+    resource_not_found,
+)
+from kclrun.local.shards import RECORD_OVERHEAD_BYTES, ShardLog, StoredRecord
+from kclrun.local.stream import PAGE_RECORDS_MAX, RECORD_BYTES_DEFAULT, Stream
+from kclrun.model.shard import ChildShard
+from kclrun.model.time import WallTime
+from kclrun.ports import IteratorType
+
+__all__ = [
+    "ACCOUNT_ID",
+    "REGION",
+    "Kinesis",
+    "KinesisSettings",
+    "ReadPage",
+    "ShardPage",
+]
+
+# The account that moto answers for too, so that ARNs agree over the services.
+ACCOUNT_ID: Final = "123456789012"
+REGION: Final = "us-east-1"
+# "1 to 8760": the longest retention is a year; lowering never goes below a day.
+_RETENTION_HOURS_MIN: Final = 24
+_RETENTION_HOURS_MAX: Final = 8760
+# A shard costs a few kB here; AWS's default quota in its largest regions is 20,000 an account.
+_SHARDS_MAX: Final = 20_000
+_HOUR_S: Final = 3600.0
+_PUT_COUNT_MAX: Final = 500
+# A key of 256 characters is at most 1024 bytes of UTF-8.
+_ENTRY_OVERHEAD_BYTES: Final = RECORD_OVERHEAD_BYTES + 1024
+_NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}\Z")
+
+
+class KinesisSettings(msgspec.Struct, frozen=True):
+    """How the embedded service behaves. `settle_s` is how long CREATING, UPDATING and DELETING
+    last; `limits` None means no rates at all."""
+
+    account_id: str = ACCOUNT_ID
+    limits: ShardLimits | None = None
+    settle_s: float = 0.0
+    stored_bytes_max: int = STORED_BYTES_MAX
+
+
+class ReadPage(msgspec.Struct, frozen=True):
+    """A GetRecords answer. `next_iterator` None is the end of a closed shard."""
+
+    records: list[StoredRecord]
+    next_iterator: str | None
+    millis_behind_latest: int
+    children: tuple[ChildShard, ...] = ()
+
+
+class ShardPage(msgspec.Struct, frozen=True):
+    """One page of a ListShards."""
+
+    shards: list[ShardLog]
+    next_token: str | None
+
+
+class Kinesis:
+    """Every operation of the embedded service, by Python values."""
+
+    def __init__(self, settings: KinesisSettings, secret: bytes) -> None:
+        self.settings = settings
+        self.storage = Storage(settings.stored_bytes_max)
+        self._secret = secret
+        self._streams: dict[str, Stream] = {}
+        self._by_id: dict[int, Stream] = {}
+
+    # Streams
+
+    def create_stream(
+        self,
+        name: str,
+        shard_count: int,
+        now: WallTime,
+        *,
+        region: str = REGION,
+        record_bytes_max: int = RECORD_BYTES_DEFAULT,
+        tags: dict[str, str] | None = None,
+    ) -> Stream:
+        """Raises: Unavailable (exists), Throttled (too many shards), InvalidRequest (its name)."""
+        if not _NAME.match(name):
+            raise invalid_argument("StreamName must match [a-zA-Z0-9_.-]+ (1 to 128 characters).")
+        self._forget_deleted(now)
+        if name in self._streams:
+            raise resource_in_use(
+                f"Stream {name} under account {self.settings.account_id} already exists."
+            )
+        self._require_shards_left(shard_count)
+        arn = f"arn:aws:kinesis:{region}:{self.settings.account_id}:stream/{name}"
+        # Name and time of creation: an iterator of a deleted stream finds no namesake.
+        identity = blake2b(f"{arn}@{now!r}".encode(), digest_size=8).digest()
+        stream = Stream(
+            name=name,
+            arn=arn,
+            stream_id=int.from_bytes(identity, "big"),
+            account_id=self.settings.account_id,
+            shard_count=shard_count,
+            now=now,
+            storage=self.storage,
+            limits=self.settings.limits,
+            settle_s=self.settings.settle_s,
+            record_bytes_max=record_bytes_max,
+        )
+        stream.tags.update(tags or {})
+        self._streams[name] = stream
+        self._by_id[stream.stream_id] = stream
+        return stream
+
+    def delete_stream(self, stream: Stream, now: WallTime) -> None:
+        stream.delete(now)
+        self._forget_deleted(now)
+
+    def streams(self, now: WallTime) -> list[Stream]:
+        """In the order of their names."""
+        self._forget_deleted(now)
+        return [self._streams[name] for name in sorted(self._streams)]
+
+    def stream(self, name: str | None, arn: str | None, now: WallTime) -> Stream:
+        """By name, by ARN, or by both if they agree. Raises: NotFound, InvalidRequest."""
+        self._forget_deleted(now)
+        if name is None and arn is None:
+            raise invalid_argument("Either StreamName or StreamARN must be given.")
+        if name is not None and arn is not None and arn.rpartition("/")[2] != name:
+            raise invalid_argument("StreamName and StreamARN name different streams.")
+        wanted = name if name is not None else (arn or "").rpartition("/")[2]
+        stream = self._streams.get(wanted)
+        if stream is None or (arn is not None and stream.arn != arn):
+            raise resource_not_found(
+                f"Stream {wanted} under account {self.settings.account_id} not found."
+            )
+        return stream
+
+    def update_shard_count(self, stream: Stream, count: int, now: WallTime) -> None:
+        """Raises: as `Stream.update_shard_count`, and Throttled for too many shards."""
+        self._require_shards_left(count - len(stream.open_shards()))
+        stream.update_shard_count(count, now)
+
+    def split_shard(self, stream: Stream, shard_id: str, at: int, now: WallTime) -> None:
+        """Raises: as `Stream.split`, and Throttled for too many shards."""
+        self._require_shards_left(1)
+        stream.split(shard_id, at, now)
+
+    def set_retention(self, stream: Stream, hours: int, now: WallTime, *, longer: bool) -> None:
+        """Raises: InvalidRequest if out of bounds or in the other direction."""
+        current = int(stream.retention_s / _HOUR_S)
+        if not _RETENTION_HOURS_MIN <= hours <= _RETENTION_HOURS_MAX:
+            raise invalid_argument(
+                f"RetentionPeriodHours {hours} must be between {_RETENTION_HOURS_MIN} and"
+                f" {_RETENTION_HOURS_MAX}."
+            )
+        if (hours < current) if longer else (hours > current):
+            word = "less" if longer else "greater"
+            raise invalid_argument(
+                f"Requested retention period ({hours} hours) for stream {stream.name} can not be"
+                f" {word} than existing retention period ({current} hours)."
+            )
+        stream.trim(now)
+        stream.retention_s = hours * _HOUR_S
+        stream.trim(now)
+
+    # Records
+
+    def put(self, stream: Stream, entry: PutEntry, now: WallTime) -> PutResult:
+        """Write one record. Raises: InvalidRequest, Throttled, NotFound (still being created)."""
+        self._require_writable(stream, now)
+        hash_key = check_entry(entry, stream.record_bytes_max, "the record")
+        self._make_room([entry], now)
+        shard_id, record = stream.put(entry.data, entry.partition_key or "", hash_key, now)
+        return PutResult(record.sequence_number, shard_id)
+
+    def put_many(
+        self, stream: Stream, entries: Sequence[PutEntry], now: WallTime
+    ) -> list[PutResult]:
+        """Write in order; each record succeeds or is throttled for itself.
+
+        Raises: InvalidRequest for the whole request, before anything is written, if any record
+        is malformed or too large; NotFound (still being created).
+        """
+        self._require_writable(stream, now)
+        if not 1 <= len(entries) <= _PUT_COUNT_MAX:
+            raise invalid_argument(f"PutRecords takes 1 to {_PUT_COUNT_MAX} records.")
+        hash_keys = [
+            check_entry(entry, stream.record_bytes_max, f"Records[{index}]")
+            for index, entry in enumerate(entries)
+        ]
+        self._make_room(entries, now)
+        results = []
+        for entry, hash_key in zip(entries, hash_keys, strict=True):
+            try:
+                shard_id, record = stream.put(entry.data, entry.partition_key or "", hash_key, now)
+            except Throttled as refusal:
+                results.append(PutResult(error_code=refusal.code, error_message=str(refusal)))
+            else:
+                results.append(PutResult(record.sequence_number, shard_id))
+        return results
+
+    def iterator(
+        self,
+        stream: Stream,
+        shard_id: str,
+        kind: IteratorType,
+        now: WallTime,
+        *,
+        sequence_number: str | None = None,
+        timestamp: WallTime | None = None,
+    ) -> str:
+        """GetShardIterator. Raises: NotFound (no such shard), InvalidRequest."""
+        shard = stream.shard(shard_id, now)
+        shard.trim(stream.horizon(now), self.storage)
+        position = position_of(
+            shard, kind, now, sequence_number=sequence_number, timestamp=timestamp
+        )
+        return seal_iterator(self._secret, Place(stream.stream_id, shard.number, position), now)
+
+    def fetch(
+        self,
+        token: str,
+        limit: int,
+        now: WallTime,
+        *,
+        arn: str | None = None,
+    ) -> ReadPage:
+        """GetRecords. Raises: ExpiredIterator, InvalidRequest, NotFound, Throttled."""
+        if not 1 <= limit <= PAGE_RECORDS_MAX:
+            raise invalid_argument(f"Limit {limit} must be between 1 and {PAGE_RECORDS_MAX}.")
+        place = open_iterator(self._secret, token, now)
+        self._forget_deleted(now)
+        stream = self._by_id.get(place.stream_id)
+        if stream is None:
+            raise resource_not_found(
+                "The stream this iterator belongs to does not exist any more in account"
+                f" {self.settings.account_id}."
+            )
+        if arn is not None and arn != stream.arn:
+            raise invalid_argument("StreamARN does not match the stream of the ShardIterator.")
+        page = stream.read(place.shard, place.position, limit, now)
+        following = None
+        if page.next_position is not None:
+            after = Place(place.stream_id, place.shard, page.next_position)
+            following = seal_iterator(self._secret, after, now)
+        return ReadPage(page.records, following, page.millis_behind_latest, page.children)
+
+    # Shards
+
+    def list_shards(
+        self, stream: Stream, query: ShardQuery, count_max: int, now: WallTime
+    ) -> ShardPage:
+        """One page; the token of the next if there is more. Raises: InvalidRequest."""
+        query.check()
+        named = select(stream.shards(now), query, stream.horizon(now))
+        if len(named) <= count_max:
+            return ShardPage(named, None)
+        page = named[:count_max]
+        following = msgspec.structs.replace(query, after=page[-1].shard_id)
+        token = PageToken(stream.stream_id, now, following)
+        return ShardPage(page, seal_page_token(self._secret, token))
+
+    def list_more_shards(self, token: str, count_max: int, now: WallTime) -> ShardPage:
+        """The page after another. Raises: InvalidRequest (expired, not ours), NotFound."""
+        opened = open_page_token(self._secret, token, now)
+        stream = self._by_id.get(opened.stream_id)
+        if stream is None or stream.is_gone(now):
+            raise resource_not_found("The stream of this NextToken does not exist any more.")
+        return self.list_shards(stream, opened.query, count_max, now)
+
+    def _forget_deleted(self, now: WallTime) -> None:
+        for stream in [stream for stream in self._streams.values() if stream.is_gone(now)]:
+            del self._streams[stream.name], self._by_id[stream.stream_id]
+
+    def _require_writable(self, stream: Stream, now: WallTime) -> None:
+        if stream.status(now) in ("CREATING", "DELETING"):
+            raise resource_not_found(
+                f"Stream {stream.name} under account {self.settings.account_id} not found."
+            )
+
+    def _require_shards_left(self, more: int) -> None:
+        used = sum(len(stream.open_shards()) for stream in self._streams.values())
+        if used + more > _SHARDS_MAX:
+            raise limit_exceeded(
+                f"This request would exceed the shard limit for the account"
+                f" {self.settings.account_id}. Current shard count for the account: {used}."
+                f" Limit: {_SHARDS_MAX}. Number of additional shards that would have resulted from"
+                f" this request: {more}."
+            )
+
+    def _make_room(self, entries: Sequence[PutEntry], now: WallTime) -> None:
+        """Before refusing a write, forget in every stream what its retention lets go."""
+        needed = sum(len(entry.data) + _ENTRY_OVERHEAD_BYTES for entry in entries)
+        if not self.storage.has_room(needed):
+            for stream in self._streams.values():
+                stream.trim(now)

@@ -1,0 +1,273 @@
+"""AWS Signature Version 4, the verifying side.
+
+Knows the algorithm and AWS's refusals. May not know: clocks (time is an argument), sockets.
+Rules: comparisons take constant time; a message names what is wrong, never a key or a signature.
+Source: "Signature Version 4 signing process" in the IAM user guide.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import quote, unquote_to_bytes
+
+import msgspec
+
+__all__ = ["Credentials", "SignatureRefused", "SignedRequest", "verify"]
+
+# "The request must reach AWS within five minutes of the time stamp in the request."
+_SKEW_MAX_S: Final = 300.0
+_ALGORITHM: Final = "AWS4-HMAC-SHA256"
+_AUTHORIZATION: Final = re.compile(
+    r"AWS4-HMAC-SHA256\s+Credential=(?P<credential>[^,\s]+),\s*"
+    r"SignedHeaders=(?P<headers>[^,\s]+),\s*Signature=(?P<signature>[0-9a-f]{64})\Z"
+)
+_SCOPE: Final = re.compile(
+    r"(?P<key>[^/]+)/(?P<day>\d{8})/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request\Z"
+)
+_SHA256_HEX: Final = re.compile(r"[0-9a-f]{64}\Z")
+
+
+class Credentials(msgspec.Struct, frozen=True):
+    """The one pair that is let in."""
+
+    access_key: str
+    secret_key: str
+
+    def __repr__(self) -> str:
+        """Without the secret: representations end up in logs."""
+        return "Credentials(...)"
+
+
+class SignatureRefused(Exception):
+    """Who asked is not known, or what was asked is not what was signed."""
+
+    def __init__(self, code: str, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+
+    def json_body(self) -> bytes:
+        """The error as the JSON protocols send it."""
+        return msgspec.json.encode({"__type": self.code, "message": str(self)})
+
+
+class SignedRequest(msgspec.Struct, frozen=True):
+    """What the signature is computed over. `path` is as sent, before any decoding."""
+
+    method: str
+    path: str
+    query: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+    @classmethod
+    def of(cls, scope: Any, body: bytes) -> SignedRequest:
+        """From an ASGI scope."""
+        return cls(
+            method=scope["method"],
+            path=scope["raw_path"].decode("latin-1"),
+            query=scope["query_string"].decode("latin-1"),
+            headers=tuple(
+                (name.decode("latin-1").lower(), value.decode("latin-1"))
+                for name, value in scope["headers"]
+            ),
+            body=body,
+        )
+
+    def header(self, name: str) -> str | None:
+        return next((value for header, value in self.headers if header == name), None)
+
+
+class _Scope(msgspec.Struct, frozen=True):
+    key: str
+    day: str
+    region: str
+    service: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.day}/{self.region}/{self.service}/aws4_request"
+
+
+class _Claim(msgspec.Struct, frozen=True):
+    """What the Authorization header, or a presigned query, says."""
+
+    scope: _Scope
+    signed_headers: tuple[str, ...]
+    signature: str
+    stamp: str
+    expires_s: float | None = None
+
+
+def verify(request: SignedRequest, credentials: Credentials, now: float) -> None:
+    """Return if these credentials signed the request, recently. Raises: SignatureRefused."""
+    claim = _claimed(request)
+    if not hmac.compare_digest(claim.scope.key.encode(), credentials.access_key.encode()):
+        raise SignatureRefused(
+            "UnrecognizedClientException", "The security token included in the request is invalid."
+        )
+    _check_time(claim, now)
+    _check_body(request, claim)
+    expected = _signature(request, claim, credentials.secret_key)
+    if not hmac.compare_digest(expected, claim.signature):
+        raise _mismatch()
+
+
+def _mismatch() -> SignatureRefused:
+    return SignatureRefused(
+        "InvalidSignatureException",
+        "The request signature we calculated does not match the signature you provided. Check your"
+        " AWS Secret Access Key and signing method. Consult the service documentation for details.",
+    )
+
+
+def _claimed(request: SignedRequest) -> _Claim:
+    authorization = request.header("authorization")
+    if authorization is None:
+        query = dict(_query_pairs(request.query))
+        if "X-Amz-Signature" not in query:
+            raise SignatureRefused(
+                "MissingAuthenticationTokenException", "Missing Authentication Token"
+            )
+        return _presigned(query)
+    match = _AUTHORIZATION.match(authorization)
+    if match is None:
+        raise _incomplete("Authorization header is not of the form of AWS4-HMAC-SHA256.")
+    stamp = request.header("x-amz-date")
+    if stamp is None:
+        raise _incomplete("Authorization header requires existence of an 'X-Amz-Date' header.")
+    signed = tuple(match["headers"].split(";"))
+    if "host" not in signed:
+        raise _incomplete("'Host' must be a signed header.")
+    return _Claim(_scope(match["credential"]), signed, match["signature"], stamp)
+
+
+def _presigned(query: dict[str, str]) -> _Claim:
+    """A claim in the query string, as presigned S3 URLs carry it."""
+    try:
+        return _Claim(
+            _scope(query["X-Amz-Credential"]),
+            tuple(query["X-Amz-SignedHeaders"].split(";")),
+            query["X-Amz-Signature"],
+            query["X-Amz-Date"],
+            min(float(int(query["X-Amz-Expires"])), 7 * 86_400.0),
+        )
+    except (KeyError, ValueError):
+        raise _incomplete("The query string lacks parts of its signature.") from None
+
+
+def _scope(text: str) -> _Scope:
+    match = _SCOPE.match(text)
+    if match is None:
+        raise _incomplete("Credential must have 5 slash-delimited parts.")
+    return _Scope(match["key"], match["day"], match["region"], match["service"])
+
+
+def _incomplete(message: str) -> SignatureRefused:
+    return SignatureRefused("IncompleteSignatureException", message)
+
+
+def _check_time(claim: _Claim, now: float) -> None:
+    try:
+        signed_at = datetime.strptime(claim.stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise _incomplete("Date must be in ISO-8601 'basic format'.") from None
+    if claim.stamp[:8] != claim.scope.day:
+        raise _incomplete("Date in Credential scope does not match YYYYMMDD from ISO-8601 date.")
+    latest = signed_at + (_SKEW_MAX_S if claim.expires_s is None else claim.expires_s)
+    if now > latest:
+        raise SignatureRefused(
+            "InvalidSignatureException",
+            f"Signature expired: {claim.stamp} is now earlier than {_stamp(now - _SKEW_MAX_S)}"
+            f" ({_stamp(now)} - 5 min.)",
+        )
+    if signed_at > now + _SKEW_MAX_S:
+        raise SignatureRefused(
+            "InvalidSignatureException",
+            f"Signature not yet current: {claim.stamp} is still later than"
+            f" {_stamp(now + _SKEW_MAX_S)} ({_stamp(now)} + 5 min.)",
+        )
+
+
+def _stamp(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def _check_body(request: SignedRequest, claim: _Claim) -> None:
+    """A declared hash of the body must be its hash; only S3 may leave it undeclared."""
+    declared = request.header("x-amz-content-sha256")
+    if declared is None or claim.expires_s is not None:
+        return
+    if _SHA256_HEX.match(declared):
+        if not hmac.compare_digest(declared, hashlib.sha256(request.body).hexdigest()):
+            raise _mismatch()
+    elif claim.scope.service != "s3":
+        raise _mismatch()
+
+
+def _signature(request: SignedRequest, claim: _Claim, secret_key: str) -> str:
+    canonical = hashlib.sha256(_canonical(request, claim).encode()).hexdigest()
+    to_sign = "\n".join((_ALGORITHM, claim.stamp, claim.scope.text, canonical))
+    key = f"AWS4{secret_key}".encode()
+    for part in (claim.scope.day, claim.scope.region, claim.scope.service, "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return hmac.digest(key, to_sign.encode(), "sha256").hex()
+
+
+def _canonical(request: SignedRequest, claim: _Claim) -> str:
+    signed = {name: _header_values(request, name) for name in claim.signed_headers}
+    lines = [f"{name}:{value}" for name, value in sorted(signed.items())]
+    return "\n".join(
+        (
+            request.method,
+            _canonical_path(request.path, claim.scope.service),
+            _canonical_query(request.query),
+            *lines,
+            "",
+            ";".join(claim.signed_headers),
+            _payload_hash(request, claim),
+        )
+    )
+
+
+def _payload_hash(request: SignedRequest, claim: _Claim) -> str:
+    declared = request.header("x-amz-content-sha256")
+    if declared is not None:
+        return declared
+    if claim.expires_s is not None and claim.scope.service == "s3":
+        return "UNSIGNED-PAYLOAD"
+    return hashlib.sha256(request.body).hexdigest()
+
+
+def _header_values(request: SignedRequest, name: str) -> str:
+    values = [" ".join(value.split()) for header, value in request.headers if header == name]
+    return ",".join(values)
+
+
+def _canonical_path(path: str, service: str) -> str:
+    """S3 signs the path as sent; the others sign it encoded once more."""
+    if service == "s3":
+        return quote(unquote_to_bytes(path), safe="/~") or "/"
+    return quote(path, safe="/~") or "/"
+
+
+def _query_pairs(query: str) -> Sequence[tuple[str, str]]:
+    pairs = (part.partition("=") for part in query.split("&") if part)
+    return [
+        (unquote_to_bytes(name).decode("latin-1"), unquote_to_bytes(value).decode("latin-1"))
+        for name, _, value in pairs
+    ]
+
+
+def _canonical_query(query: str) -> str:
+    encoded = sorted(
+        (quote(name.encode("latin-1"), safe="~"), quote(value.encode("latin-1"), safe="~"))
+        for name, value in _query_pairs(query)
+        if name != "X-Amz-Signature"
+    )
+    return "&".join(f"{name}={value}" for name, value in encoded)

@@ -1,0 +1,357 @@
+"""The lease processes of this manager: started, spoken to, heard, and proven dead.
+
+Holds: `LeaseProcesses`. May not know: why a process is started or drained. Rule [P5]: an exit is
+reported only after the pidfd proved it and the ring was emptied; a start command is sent only to
+a process whose pidfd we hold. Look next: `child.py`, `hearing.py`, `launching.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+from kclrun.errors import MalformedFrame
+from kclrun.ipc.channel import Channel, NotSent
+from kclrun.ipc.doorbell import Doorbell
+from kclrun.ipc.messages import (
+    Begin,
+    Drain,
+    DumpStacks,
+    Exited,
+    FailoverChanged,
+    RenewCredentials,
+    ToWorker,
+    channel_to_worker,
+)
+from kclrun.ipc.segment import Segment
+from kclrun.ipc.spec import StartSpec
+from kclrun.leases.commands import StartProcess
+from kclrun.leases.events import Event, ProcessExited, ProcessStarted, StartFailed
+from kclrun.manager.child import Child, exit_words
+from kclrun.manager.hearing import Listener
+from kclrun.manager.launching import (
+    ForkRefused,
+    Launcher,
+    LauncherGone,
+    LauncherReport,
+    ProcessForked,
+)
+from kclrun.manager.loop import Loop
+from kclrun.manager.places import Places
+from kclrun.manager.stopping import next_force
+from kclrun.model.lease import LeaseKey
+from kclrun.model.time import Instant
+from kclrun.observe.logs import EventLog
+
+__all__ = ["Departed", "LeaseProcesses", "Specify"]
+
+# The launcher reaps within a millisecond of the pidfd's word; without a launcher nobody may.
+_STATUS_PATIENCE_S: Final = 0.1
+_RESEND_AFTER_S: Final = 0.05
+_LAUNCHER_PAUSE_S_MAX: Final = 30.0
+
+
+class Specify(Protocol):
+    """Makes the start command of a process in a place."""
+
+    def __call__(self, start: StartProcess, place: int, incarnation: int) -> StartSpec: ...
+
+
+Departed = Callable[[Child], None]
+
+
+class LeaseProcesses:
+    """All calls in the loop's thread. `deliver` takes events; `departed` sees each dead child.
+
+    A process that said its farewell and does not exit within `farewell_patience_s` is forced to.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        *,
+        places: int,
+        specify: Specify,
+        loop: Loop,
+        log: EventLog,
+        deliver: Callable[[Event], None],
+        departed: Departed,
+        farewell_patience_s: float,
+    ) -> None:
+        self._launcher = launcher
+        self._specify = specify
+        self._loop = loop
+        self._log = log
+        self._deliver = deliver
+        self._departed = departed
+        self._segment = Segment.create(places)
+        self._places = Places(self._segment)
+        self._doorbell = Doorbell.create()
+        self._listener = Listener(log)
+        self._children: dict[int, Child] = {}
+        self._incarnations = 0
+        self._launcher_pause_s = 0.0
+        self._farewell_patience_s = farewell_patience_s
+        self._is_closing = False
+        # Whether a process had to be ended that was asked to drain.
+        self.has_forced = False
+        loop.watch(self._doorbell.fileno(), self._rung)
+
+    # Starting.
+
+    def open(self) -> None:
+        """Start the launcher. A failure is noted and tried again; starts fail meanwhile."""
+        try:
+            self._launcher.start()
+        except OSError as error:
+            self._log.note("launcher_not_started", error=error.strerror)
+            self._open_later()
+            return
+        self._loop.watch(self._launcher.fileno(), self._launcher_spoke)
+        self._log.note("launcher_started", launcher_pid=self._launcher.pid)
+
+    def start(self, command: StartProcess) -> None:
+        """Ask for a process. Comes back as ProcessStarted or StartFailed."""
+        place = self._places.take()
+        if place is None:
+            self._deliver(StartFailed(command.key, "all places for lease processes are taken"))
+            return
+        number, slot, ring = place
+        self._incarnations += 1
+        ours, theirs = Channel.pair()
+        child = Child(
+            key=command.key,
+            incarnation=self._incarnations,
+            place=number,
+            slot=slot,
+            ring=ring,
+            channel=channel_to_worker(ours),
+            spec=self._specify(command, number, self._incarnations),
+        )
+        self._children[child.incarnation] = child
+        if not self._request(child, theirs):
+            self._refused(child, "the launcher is not there or does not answer")
+
+    def _request(self, child: Child, theirs: socket.socket) -> bool:
+        fds = (self._segment.fd, self._doorbell.write_fd, theirs.fileno())
+        try:
+            return self._launcher.fork(child.incarnation, fds)
+        finally:
+            # Held on here, it would hide the child's end of the channel from us and from it.
+            theirs.close()
+
+    def _forked(self, report: ProcessForked) -> None:
+        child = self._children.get(report.request_id)
+        if child is None or child.spec is None or self._is_closing:
+            # Never told to begin: it sees the end of its channel and exits unclaimed.
+            os.close(report.pidfd)
+            return
+        child.pid, child.pidfd = report.pid, report.pidfd
+        self._loop.watch(report.pidfd, lambda: self._pidfd_fired(child))
+        self._send(child, Begin(child.spec))
+        child.spec = None
+        self._deliver(ProcessStarted(child.key, report.pid))
+        if child.drain_reason is not None:
+            self._send_drain(child)
+
+    def _refused(self, child: Child, reason: str) -> None:
+        del self._children[child.incarnation]
+        child.channel.close()
+        self._places.give_back(child.place)
+        self._deliver(StartFailed(child.key, reason))
+
+    # Speaking.
+
+    def drain(self, key: LeaseKey, reason: str, force_instant: Instant) -> None:
+        """Ask the process of a lease to finish; from `force_instant` on it is forced to."""
+        for child in self._of(key):
+            child.drain_reason = reason
+            self.force_from(child, force_instant)
+            if child.pid is not None:
+                self._send_drain(child)
+
+    def hurry(self, force_instant: Instant) -> None:
+        """Bring the end of patience forward for everyone; those not asked to drain included."""
+        for child in self._children.values():
+            self.force_from(child, force_instant)
+
+    def force_from(self, child: Child, force_instant: Instant) -> None:
+        """Force this one from `force_instant` on, if it is not to be forced sooner."""
+        before = child.force_instant
+        child.force_instant = min(before, force_instant) if before is not None else force_instant
+        self._loop.at(child.force_instant, self.force)
+
+    def force(self) -> None:
+        """Force those whose time is over: first a dump of their stacks, then the end."""
+        for child in tuple(self._children.values()):
+            number, due = next_force(child.force_instant, child.forced)
+            if number is None or due is None or child.is_dead or child.pidfd is None:
+                continue
+            if self._loop.now() < due:
+                self._loop.at(due, self.force)
+                continue
+            self._log.note("process_killed", shard=child.key, signal=number.name)
+            self.has_forced = self.has_forced or child.drain_reason is not None
+            child.send_signal(number)
+            self._loop.after(0.0, self.force)
+
+    def kill_all(self) -> None:
+        """End every process now and start no other; deaths are reported as always."""
+        self._is_closing = True
+        for child in self._children.values():
+            child.send_signal(signal.SIGKILL)
+
+    def dump_stacks(self, child: Child) -> None:
+        """Ask one for the stacks of its threads, on stderr."""
+        self._send(child, DumpStacks())
+
+    def broadcast(self, message: RenewCredentials | FailoverChanged) -> None:
+        for child in self._children.values():
+            if child.pid is not None:
+                self._send(child, message)
+
+    def _send_drain(self, child: Child) -> None:
+        left_s = max(0.0, (child.force_instant or self._loop.now()) - self._loop.now())
+        self._send(child, Drain(child.drain_reason or "", left_s))
+
+    def _send(self, child: Child, message: ToWorker) -> None:
+        """A process that does not read is tried again; one that is gone is told by its pidfd."""
+        if child.is_dead:
+            return
+        if isinstance(child.channel.send(message), NotSent):
+            self._loop.after(_RESEND_AFTER_S, lambda: self._send(child, message))
+
+    # Hearing.
+
+    def _rung(self) -> None:
+        """Before the rings are read, so that a press meanwhile is not missed."""
+        self._doorbell.answer()
+        for child in tuple(self._children.values()):
+            if child.pid is not None and not child.is_dead:
+                self._hear(child)
+
+    def _hear(self, child: Child) -> None:
+        try:
+            events = self._listener.hear(child)
+        except MalformedFrame as error:
+            self._log.note("process_condemned", shard=child.key, error=str(error))
+            child.send_signal(signal.SIGKILL)
+            return
+        if child.farewell and child.force_instant is None:
+            self.force_from(child, Instant(self._loop.now() + self._farewell_patience_s))
+        for event in events:
+            self._deliver(event)
+
+    def _launcher_spoke(self) -> None:
+        fd = self._launcher.fileno()
+        reports = self._launcher.hear()
+        if self._launcher.fileno() == -1:
+            self._loop.unwatch(fd)
+        for report in reports:
+            self._take(report)
+
+    def _take(self, report: LauncherReport) -> None:
+        match report:
+            case ProcessForked():
+                self._launcher_pause_s = 0.0
+                self._forked(report)
+            case ForkRefused(request_id, reason):
+                child = self._children.get(request_id)
+                if child is not None:
+                    self._refused(child, reason)
+            case Exited(pid, status):
+                for child in tuple(self._children.values()):
+                    if child.pid == pid and child.status is None:
+                        child.status = status
+                        if child.is_dead:
+                            self._bury(child)
+            case LauncherGone(exit_status):
+                self._log.note("launcher_died", status=exit_status)
+                self._open_later()
+
+    def _open_later(self) -> None:
+        """At once the first time; one that dies again and again without a fork, ever later."""
+        if not self._is_closing:
+            self._loop.after(self._launcher_pause_s, self.open)
+        self._launcher_pause_s = min(_LAUNCHER_PAUSE_S_MAX, max(0.5, self._launcher_pause_s * 2))
+
+    # Dying.
+
+    def _pidfd_fired(self, child: Child) -> None:
+        """It is dead, proven. Its exit status comes from the launcher, or from us as its reaper."""
+        assert child.pidfd is not None, "a pidfd that fired is one we hold"
+        self._loop.unwatch(child.pidfd)
+        child.is_dead = True
+        if child.status is None:
+            child.status = _reaped(child.pidfd)
+        if child.status is not None:
+            self._bury(child)
+        else:
+            self._loop.after(_STATUS_PATIENCE_S, lambda: self._bury(child))
+
+    def _bury(self, child: Child) -> None:
+        if self._children.pop(child.incarnation, None) is None:
+            return
+        assert child.pidfd is not None, "only a process whose pidfd we held is buried"
+        assert child.pid is not None, "a pidfd comes with its pid"
+        for event in self._listener.hear_last(child):
+            self._deliver(event)
+        child.look()
+        os.close(child.pidfd)
+        child.pidfd = None
+        child.channel.close()
+        self._departed(child)
+        self._places.give_back(child.place)
+        words = exit_words(child.status)
+        self._log.note("process_exited", shard=child.key, process=child.pid, reason=words)
+        self._deliver(ProcessExited(child.key, child.pid, words))
+
+    # Looking.
+
+    def living(self) -> Iterator[Child]:
+        """Those that run, as far as we know."""
+        return (c for c in tuple(self._children.values()) if c.pid is not None and not c.is_dead)
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Those whose end is ours to reap or to hear of, and the launcher."""
+        own = {child.pid for child in self._children.values()} | {self._launcher.pid}
+        return frozenset(pid for pid in own if pid is not None)
+
+    def _of(self, key: LeaseKey) -> list[Child]:
+        return [child for child in self._children.values() if child.key == key]
+
+    def __len__(self) -> int:
+        """Processes asked for or alive."""
+        return len(self._children)
+
+    def close(self) -> None:
+        """Let go of all; a process still alive sees the end of its channel and drains itself."""
+        self._is_closing = True
+        self._loop.unwatch(self._launcher.fileno())
+        self._launcher.stop()
+        self._loop.unwatch(self._doorbell.fileno())
+        for child in self._children.values():
+            child.channel.close()
+            if child.pidfd is not None:
+                self._loop.unwatch(child.pidfd)
+                os.close(child.pidfd)
+        self._children.clear()
+        self._doorbell.close()
+        self._segment.close()
+
+
+def _reaped(pidfd: int) -> int | None:
+    """The wait status of an orphan that was handed to us; None if it is another's to reap."""
+    try:
+        info = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        return None
+    if info is None:
+        return None
+    if info.si_code == os.CLD_EXITED:
+        return info.si_status << 8
+    return int(info.si_status)

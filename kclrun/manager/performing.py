@@ -1,0 +1,188 @@
+"""The core's commands about the world's services, as requests on the pool; each ends in an event.
+
+Holds: `Performer`, `Outages`. May not know: why a command was given. Rule: reads and listings are
+repeated without end, writes are sent once; of one key, one write is under way at a time [P5].
+Look next: `io_pool.py`, `runtime.py`.
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kclrun.errors import ServiceError
+from kclrun.leases.events import (
+    Event,
+    LeasesScanned,
+    ParentsRead,
+    RowRead,
+    ShardsListed,
+    WriteResolved,
+)
+from kclrun.manager.io_pool import IoPool
+from kclrun.manager.loop import Loop
+from kclrun.manager.world import World
+from kclrun.model.backoff import backoff_s
+from kclrun.model.changes import CreateChildren, CreateLease, LeaseChange
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.time import Instant
+from kclrun.observe.logs import EventLog
+from kclrun.ports import ShardFilter
+
+__all__ = ["Outages", "Performer"]
+
+# Tables of 100,000 leases and more would not fit the promise of DESIGN 14 (10,000 leases).
+_ROWS_MAX: Final = 100_000
+_BROKEN_SHOWN_MAX: Final = 100
+
+
+class Outages:
+    """One warning when an operation begins to fail, one line when it works again."""
+
+    def __init__(self, log: EventLog, now: Callable[[], Instant]) -> None:
+        self._log = log
+        self._now = now
+        self._since: dict[str, Instant] = {}
+
+    def failed(self, operation: str, error: ServiceError) -> None:
+        if operation not in self._since:
+            self._since[operation] = self._now()
+            self._log.note(
+                "service_unreachable", operation=operation, code=error.code, error=str(error)
+            )
+
+    def worked(self, operation: str) -> None:
+        since = self._since.pop(operation, None)
+        if since is not None:
+            self._log.note("service_back", operation=operation, outage_s=self._now() - since)
+
+
+@dataclass
+class _Read:
+    """A read that is repeated until it succeeds."""
+
+    name: str
+    job: Callable[[], Event]
+    attempt: int = 1
+
+
+class Performer:
+    """Performs for one manager. All calls, and `deliver`, in the loop's thread."""
+
+    def __init__(
+        self,
+        world: World,
+        start_filter: ShardFilter,
+        *,
+        loop: Loop,
+        pool: IoPool,
+        log: EventLog,
+        deliver: Callable[[Event], None],
+        broke: Callable[[Exception], None],
+    ) -> None:
+        self._world = world
+        self._start_filter = start_filter
+        self._loop = loop
+        self._pool = pool
+        self._deliver = deliver
+        self._broke = broke
+        self._outages = Outages(log, loop.now)
+        self._writes: dict[LeaseKey, collections.deque[LeaseChange]] = {}
+
+    def scan_table(self) -> None:
+        self._read(_Read("scan the lease table", lambda: _scanned(self._world)))
+
+    def list_shards(self, *, with_start: bool) -> None:
+        start = self._start_filter if with_start else None
+        self._read(_Read("list the shards", lambda: _listed(self._world, start)))
+
+    def read_row(self, key: LeaseKey) -> None:
+        table = self._world.table
+        self._read(_Read("read a lease", lambda: RowRead(key, table.read(key))))
+
+    def read_parents(self, key: LeaseKey, parents: tuple[LeaseKey, ...]) -> None:
+        table = self._world.table
+
+        def job() -> Event:
+            return ParentsRead(key, tuple(table.read(parent) for parent in parents))
+
+        self._read(_Read("read the parents of a lease", job))
+
+    def write_row(self, change: LeaseChange, not_before: Instant | None) -> None:
+        """Send `change` once, when it is due and no other write of its key is under way."""
+        if not_before is not None and not_before > self._loop.now():
+            self._loop.at(not_before, lambda: self.write_row(change, None))
+            return
+        key = _key_of(change)
+        if key in self._writes:
+            self._writes[key].append(change)
+            return
+        self._writes[key] = collections.deque()
+        self._send(key, change)
+
+    def _send(self, key: LeaseKey, change: LeaseChange) -> None:
+        def job() -> WriteResolved:
+            return WriteResolved(change, self._world.table.write(change))
+
+        def resolved(event: WriteResolved) -> None:
+            self._next_write(key)
+            self._deliver(event)
+
+        self._pool.run(job, resolved, self._broke)
+
+    def _next_write(self, key: LeaseKey) -> None:
+        waiting = self._writes[key]
+        if waiting:
+            self._send(key, waiting.popleft())
+        else:
+            del self._writes[key]
+
+    def _read(self, read: _Read) -> None:
+        def succeeded(event: Event) -> None:
+            self._outages.worked(read.name)
+            self._deliver(event)
+
+        def failed(error: Exception) -> None:
+            if not isinstance(error, ServiceError):
+                self._broke(error)
+                return
+            self._outages.failed(read.name, error)
+            read.attempt += 1
+            self._loop.after(backoff_s(read.attempt, random.random()), lambda: self._read(read))
+
+        self._pool.run(read.job, succeeded, failed)
+
+
+def _scanned(world: World) -> LeasesScanned:
+    leases: list[Lease] = []
+    broken: list[str] = []
+    foreign = 0
+    for page in world.table.scan():
+        leases += page.leases
+        broken += page.broken
+        foreign += page.foreign
+        if len(leases) > _ROWS_MAX:
+            raise ServiceError(
+                f"the lease table has more than {_ROWS_MAX} leases", operation="Scan"
+            )
+    return LeasesScanned(tuple(leases), tuple(broken[:_BROKEN_SHOWN_MAX]), foreign)
+
+
+def _listed(world: World, start: ShardFilter | None) -> ShardsListed:
+    shards = world.stream.list_shards()
+    at_start = world.stream.list_shards(start) if start is not None else None
+    return ShardsListed(shards, world.service_time(), at_start)
+
+
+def _key_of(change: LeaseChange) -> LeaseKey:
+    """The row a change waits its turn for; children are created in the name of the first."""
+    match change:
+        case CreateLease(lease):
+            return lease.key
+        case CreateChildren(children):
+            return children[0].key
+        case _:
+            return change.key

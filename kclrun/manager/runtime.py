@@ -1,0 +1,286 @@
+"""The parent process, put together: `run_fleet`.
+
+One loop in one thread: events come from the pool, the lease processes, the locks, the clock and
+the signals; the core answers each with commands; each command is one call. Rule: no decision about
+a lease is made here. Look next: `manager.py` (the pump), `leases/manager.py` (the core).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from kclrun.config.schema import Settings
+from kclrun.config.start_position import StartPosition, parse_start
+from kclrun.ipc.messages import RenewCredentials
+from kclrun.leases.manager import LeaseManager
+from kclrun.leases.policy import ManagerPolicy
+from kclrun.manager.children import LeaseProcesses
+from kclrun.manager.credentials_handing import CredentialHanding
+from kclrun.manager.identity import Identity, establish
+from kclrun.manager.io_pool import IoPool
+from kclrun.manager.launching import Launcher
+from kclrun.manager.loop import Loop
+from kclrun.manager.manager import Manager
+from kclrun.manager.performing import Performer
+from kclrun.manager.process_rights import adopt_orphans
+from kclrun.manager.report import ReportWriter, write_report
+from kclrun.manager.snapshots import Snapshots
+from kclrun.manager.start_commands import StartCommands
+from kclrun.manager.watching import Watch
+from kclrun.manager.world import ExitReason, Until, World
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.sequence import LATEST, TRIM_HORIZON
+from kclrun.model.time import WallTime
+from kclrun.observe.line_sink import LineSink
+from kclrun.observe.logs import EventLog
+from kclrun.observe.snapshot import Snapshot
+from kclrun.ports import ShardFilter
+
+__all__ = ["WORKER_ENTRY", "run_fleet"]
+
+# By name: the manager imports nothing that runs beside user code.
+WORKER_ENTRY: Final = "kclrun.worker.main:run"
+_STDERR: Final = 2
+# Beyond `leases.max`: for processes on their way out while the next lease is taken.
+_SPARE_PLACES: Final = 16
+_FILTER_KINDS: Final = {
+    TRIM_HORIZON.sequence_number: "AT_TRIM_HORIZON",
+    LATEST.sequence_number: "AT_LATEST",
+}
+
+
+def run_fleet(
+    settings: Settings,
+    world: World,
+    *,
+    import_paths: Sequence[str] = (),
+    until: Until | None = None,
+    report_path: Path | None = None,
+    on_snapshot: Callable[[Snapshot], None] | None = None,
+    source_is_done: Callable[[], bool] = lambda: True,
+    entry: str = WORKER_ENTRY,
+    output_fds: tuple[int | None, int | None] = (None, None),
+) -> ExitReason:
+    """Run the lease manager of this machine until it is told to stop. From the main thread only.
+
+    `import_paths` are where lease processes import the processor from. `on_snapshot` is called
+    about once a second, in this thread. `source_is_done` says, for `until`, that no more records
+    are to be expected. `entry` and `output_fds` (stdout, stderr of lease processes; None: as
+    ours) are for tests, and for whoever shows their output in another way.
+
+    Raises: SettingsError if there is no place for lock files; AccessDenied or Unavailable if there
+    are no credentials; InvariantViolation for a bug of ours (the lease processes then drain by
+    themselves); OSError if the report cannot be written.
+    """
+    start = parse_start(settings.start, WallTime(time.time()))
+    identity = establish(settings.application, settings.leases.group, os.environ)
+    sink = LineSink(_STDERR)
+    loop = Loop()
+    pool = IoPool(loop.post)
+    try:
+        log = _log(settings, identity, sink)
+        run = _Run(settings, world, identity=identity, start=start, log=log, loop=loop, pool=pool)
+        run.assemble(Launcher(entry, output_fds=output_fds), tuple(import_paths))
+        run.watch(on_snapshot, until, source_is_done)
+        reason = run.run()
+        if report_path is not None:
+            run.write_report(report_path, reason)
+        return reason
+    finally:
+        pool.close()
+        loop.close()
+        identity.retire()
+        sink.close()
+
+
+class _Run:
+    """The parts of one run, and who is told about whom."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        world: World,
+        *,
+        identity: Identity,
+        start: StartPosition,
+        log: EventLog,
+        loop: Loop,
+        pool: IoPool,
+    ) -> None:
+        self._settings = settings
+        self._world = world
+        self._identity = identity
+        self._start = start
+        self._log = log
+        self._loop = loop
+        self._pool = pool
+        self._began_instant = loop.now()
+        self._report = ReportWriter()
+        self._policy = _policy(settings, start, identity)
+        self._core = LeaseManager(self._policy, random.random)
+        self._watch: Watch | None = None
+        self._manager = Manager(
+            self._core,
+            identity=identity,
+            loop=loop,
+            log=log,
+            report=self._report,
+            grace_s=float(settings.shutdown.grace),
+        )
+        self._credentials = CredentialHanding(
+            world.credentials,
+            loop=loop,
+            pool=pool,
+            log=log,
+            hand_over=lambda keys: self._manager.processes.broadcast(RenewCredentials(keys)),
+        )
+
+    def assemble(self, launcher: Launcher, import_paths: tuple[str, ...]) -> None:
+        """Give the manager its hands."""
+        kind = _FILTER_KINDS.get(self._start.sentinel.sequence_number, "AT_TIMESTAMP")
+        self._manager.performer = Performer(
+            self._world,
+            ShardFilter(kind, self._start.at),
+            loop=self._loop,
+            pool=self._pool,
+            log=self._log,
+            deliver=self._manager.deliver,
+            broke=self._manager.broke,
+        )
+        self._manager.processes = LeaseProcesses(
+            launcher,
+            places=self._settings.leases.max + _SPARE_PLACES,
+            specify=self._start_commands(import_paths),
+            loop=self._loop,
+            log=self._log,
+            deliver=self._manager.deliver,
+            departed=lambda child: self._report.departed(child.key, child.last_status),
+            farewell_patience_s=float(self._settings.shutdown.grace),
+        )
+
+    def watch(
+        self,
+        on_snapshot: Callable[[Snapshot], None] | None,
+        until: Until | None,
+        source_is_done: Callable[[], bool],
+    ) -> None:
+        """Have it looked at."""
+        snapshots = Snapshots(
+            application=self._settings.application,
+            stream=self._world.stream_summary.name,
+            owner=self._identity.id,
+            began_instant=self._began_instant,
+            core=self._core,
+            living=self._manager.processes.living,
+            report=self._report,
+        )
+        self._watch = Watch(
+            self._manager,
+            snapshots,
+            loop=self._loop,
+            log=self._log,
+            stall_s=float(self._settings.stall),
+            failover_s=self._policy.failover_s,
+            on_snapshot=on_snapshot,
+            is_until_caught_up=until is not None,
+            source_is_done=source_is_done,
+        )
+
+    def run(self) -> ExitReason:
+        """From the first line of the log to the last."""
+        assert self._watch is not None, "assembled and watched before it runs"
+        adopt_orphans()
+        self._first_line()
+        self._credentials.open()
+        self._loop.after(0.0, self._watch.look)
+        try:
+            reason = self._manager.run(WallTime(time.time()))
+        finally:
+            self._manager.processes.close()
+        self._log.note("manager_stopped", reason=reason.value, records=self._records())
+        return reason
+
+    def write_report(self, path: Path, reason: ExitReason) -> None:
+        report = self._report.report(
+            application=self._settings.application,
+            stream=self._world.stream_summary.name,
+            owner=self._identity.id,
+            exit_reason=reason.value,
+            seconds=self._loop.now() - self._began_instant,
+        )
+        write_report(path, report)
+
+    def _records(self) -> int:
+        return self._report.records_total
+
+    def _start_commands(self, import_paths: tuple[str, ...]) -> StartCommands:
+        return StartCommands(
+            self._settings,
+            self._world,
+            owner=self._identity.id,
+            lock_path=self._identity.lock.path,
+            import_paths=import_paths,
+            start_at=self._start.at,
+            log_as_json=self._log.as_json,
+            credentials=lambda: self._credentials.held,
+            row_of=self._row_of,
+            failover_s=self._fleet_failover_s,
+        )
+
+    def _row_of(self, key: LeaseKey) -> Lease | None:
+        custody = self._core.custody(key)
+        return custody.row if custody is not None else None
+
+    def _fleet_failover_s(self) -> float:
+        return self._watch.failover_s if self._watch is not None else self._policy.failover_s
+
+    def _first_line(self) -> None:
+        settings, policy = self._settings, self._policy
+        self._log.note(
+            "manager_started",
+            version=metadata.version("kclrun"),
+            python=platform.python_version(),
+            stream=self._world.stream_summary.name,
+            table=settings.table,
+            start=settings.start,
+            failover_s=policy.failover_s,
+            renew_every_s=policy.renew_every_s,
+            scan_every_s=policy.scan_every_s,
+            leases_max=settings.leases.max,
+            grace_s=float(settings.shutdown.grace),
+            stall_s=float(settings.stall),
+            processor=settings.processor,
+        )
+
+
+def _policy(settings: Settings, start: StartPosition, identity: Identity) -> ManagerPolicy:
+    return ManagerPolicy(
+        me=identity.id,
+        failover_s=float(settings.leases.failover),
+        start_text=settings.start,
+        start=start.sentinel,
+        start_at=start.at,
+        leases_max=settings.leases.max,
+        cleanup=settings.leases.cleanup,
+    )
+
+
+def _log(settings: Settings, identity: Identity, sink: LineSink) -> EventLog:
+    """JSON for machines, words for a terminal, unless the settings say which."""
+    wanted = settings.log.format
+    as_json = wanted == "json" or (wanted == "auto" and not sys.stderr.isatty())
+    return EventLog(
+        sink,
+        app=settings.application,
+        owner=identity.id,
+        level=settings.log.level,
+        as_json=as_json,
+    )

@@ -1,0 +1,67 @@
+"""What the manager is given by the composition root: the world outside this host, and its words.
+
+Rule: plain values and ports only, so that a test or a simulation hands in its own.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from kclrun.model.time import WallTime
+from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.ports import LeaseTable, StreamAdmin, StreamSummary
+
+__all__ = ["CredentialSource", "ExitReason", "Until", "World"]
+
+Until = Literal["caught-up"]
+
+
+class CredentialSource(Protocol):
+    """Where keys come from; renews them before they expire."""
+
+    def current(self) -> WireCredentials:
+        """Keys good for now. May do I/O: the manager asks on a thread of its pool.
+
+        Raises: AccessDenied or Unavailable; then the keys handed out before stay in use.
+        """
+        ...
+
+
+def _host_time() -> WallTime:
+    return WallTime(time.time())
+
+
+@dataclass(frozen=True)
+class World:
+    """The services of one application, as reached from this host.
+
+    `table` is used from several threads at once. `kinesis` and `dynamodb` travel to the lease
+    processes. `service_time` is the service's clock as last seen, else this host's [P14].
+    """
+
+    table: LeaseTable
+    stream: StreamAdmin
+    stream_summary: StreamSummary
+    credentials: CredentialSource
+    kinesis: WireEndpoint
+    dynamodb: WireEndpoint
+    service_time: Callable[[], WallTime] = field(default=_host_time)
+
+
+class ExitReason(enum.Enum):
+    """Why `run_fleet` returned."""
+
+    DRAINED = "drained"
+    CAUGHT_UP = "caught up"
+    # Something had to be killed, or a row of ours was left to expire: no loss, but what was not
+    # checkpointed is read again.
+    CUT_SHORT = "stopped before it was drained"
+
+    @property
+    def exit_code(self) -> int:
+        """0 for a stop in good order; 75 (EX_TEMPFAIL) for one that was not."""
+        return 75 if self is ExitReason.CUT_SHORT else 0

@@ -1,0 +1,100 @@
+"""The catalogue: every event a log line may carry, its level, and what it means, in one line each.
+
+Rule: names are past tense or a state; what an operator should do stands in the README by the same
+name. A field that `FIELDS` does not name is withheld from the line. Look next: `logs.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+__all__ = ["CATALOGUE", "FIELDS", "LEVELS", "EventKind", "level_of"]
+
+LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+class EventKind(msgspec.Struct, frozen=True):
+    """An event's meaning for people, and the level it has unless the line says otherwise."""
+
+    meaning: str
+    level: str = "info"
+
+
+CATALOGUE: Final[dict[str, EventKind]] = {
+    # The manager.
+    "manager_started": EventKind("the first line: who, with which timers, limits and table"),
+    "draining": EventKind("a stop was asked for; leases are being given up"),
+    "manager_stopped": EventKind("the last line: why it ended"),
+    "stop_hurried": EventKind("a second stop signal shortened the grace", "warning"),
+    "stop_incomplete": EventKind("rows of ours are left to expire", "warning"),
+    "caught_up": EventKind("every shard is at its tip or ended"),
+    "signal_ignored": EventKind("a signal that means nothing here"),
+    "former_owners_gone": EventKind("former managers of this host are proven gone"),
+    "launcher_started": EventKind("the process that forks lease processes is there", "debug"),
+    "launcher_died": EventKind("the launcher died; a new one is started", "warning"),
+    "launcher_not_started": EventKind("no launcher could be started", "error"),
+    "service_unreachable": EventKind("a request fails and is repeated until it works", "warning"),
+    "service_back": EventKind("it succeeded again, after this long"),
+    "credentials_not_renewed": EventKind("new credentials could not be had yet", "warning"),
+    "lines_dropped": EventKind("log lines found no reader", "warning"),
+    # Leases.
+    "lease_taken": EventKind("a lease was taken"),
+    "lease_claimed": EventKind("a lease process proved the lease and reads"),
+    "lease_released": EventKind("a lease was given up in good order"),
+    "lease_lost": EventKind("another owner has the lease, or its fence passed", "warning"),
+    "lease_halted": EventKind("a lease stands still until it is resumed", "error"),
+    "lease_resumed": EventKind("a halted lease goes on"),
+    "lease_still_halted": EventKind("a lease was taken that is halted", "warning"),
+    "lease_created": EventKind("a row was made for a shard"),
+    "children_healed": EventKind("children of an ended shard had no rows", "warning"),
+    "trimmed_row_deleted": EventKind("the row of a trimmed shard was deleted", "warning"),
+    "row_vanished": EventKind("a row that was ours is gone from the table", "error"),
+    "write_refused": EventKind("the lease table refused a write for good", "error"),
+    "shard_ended": EventKind("a shard was processed to its end"),
+    "failover_differs": EventKind("the fleet does not agree on `failover`", "warning"),
+    "start_differs": EventKind("the fleet does not agree on `start`", "warning"),
+    # Lease processes.
+    "process_started": EventKind("a lease process was started", "debug"),
+    "process_exited": EventKind("a lease process ended", "debug"),
+    "process_died": EventKind("a lease process died without a word", "warning"),
+    "process_lost_lease": EventKind("a lease process found its lease lost", "warning"),
+    "start_failed": EventKind("no lease process could be started", "error"),
+    "start_unclaimed": EventKind("a lease process ended without a claim", "warning"),
+    "process_stalled": EventKind("a lease should move and does not", "error"),
+    "process_killed": EventKind("a lease process was ended by force", "warning"),
+    "process_condemned": EventKind("a lease process wrote nonsense to its manager", "error"),
+    "transitions_missed": EventKind("reports of a lease process were lost", "warning"),
+    "processor_failed": EventKind("user code failed for good", "error"),
+    "gil_held": EventKind("user code held the GIL so long that no renewal was possible", "warning"),
+    "worker_warned": EventKind("a lease process warned", "warning"),
+    # User code.
+    "printed": EventKind("user code printed a line"),
+    "logged": EventKind("user code logged a line"),
+}
+
+# What may stand on a line. Nothing here holds a payload, a partition key, an iterator, a token or
+# a credential; texts of user code are bounded and cleaned (`logs.py`).
+FIELDS: Final = frozenset(
+    {
+        *("action", "after_s", "application", "attempts", "batches", "bytes", "checkpoint"),
+        *("checkpoint_every", "children", "code", "counter", "count", "deaths", "detail"),
+        *("deadline_s", "dropped", "endpoint", "error", "exit_code", "expected", "failover_s"),
+        *("former_owner", "former_owners", "grace_s", "group", "halt", "host", "incarnation"),
+        *("key", "lag_ms", "launcher_pid", "leases", "leases_max", "level", "logger", "message"),
+        *("missed", "operation", "outage_s", "owners", "parent", "parents", "pause_s", "position"),
+        *("previous", "process", "processor", "python", "reason", "records", "renew_every_s"),
+        *("resource", "restarts", "retries", "scan_every_s", "seconds", "shards", "signal"),
+        *("stall_s", "start", "state", "status", "stream", "suppressed", "switches", "table"),
+        *("target", "text", "traceback", "version", "waited_s", "warning", "where", "worker_pid"),
+        *("broken", "foreign", "ours", "theirs", "created", "deleted", "free", "work", "row"),
+        *("former", "row_owner", "ours_s", "theirs_s", "what", "problem", "traceback_text"),
+    }
+)
+
+
+def level_of(event: str) -> str:
+    """The catalogue's level of an event; info for one it does not name."""
+    kind = CATALOGUE.get(event)
+    return kind.level if kind is not None else "info"

@@ -1,0 +1,258 @@
+"""Emitted rows: one file of JSON lines a shard, in step with the lease's checkpoint.
+
+Knows: rows, positions, one data file and the marks beside it. May not know: leases, records, AWS.
+Rule: *truncate to the checkpoint*. Before a checkpoint at P is written to the lease table, the
+rows it covers are synced, then a mark (P, length) is. Whoever starts from Q cuts the file back to
+the greatest mark at or below Q, so rows whose checkpoint was never acknowledged are gone before
+their records are read again: a crash leaves no row twice and no half line.
+
+That holds per folder. After the loss of a host its folder keeps up to one checkpoint's worth of
+rows that the next owner, with another disk, emits again: put `output.path` on a shared file system
+where that matters. Bytes that no mark accounts for are set aside under another name
+(`….jsonl.old-1`), never deleted. Next: `reopening.py`, `marks.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from kclrun.errors import InvariantViolation, SinkError
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.sinks.durable_files import SyncFailed, sync, write_at
+from kclrun.sinks.marks import Mark, MarksFile, mark_at
+from kclrun.sinks.reopening import failure, open_at
+from kclrun.sinks.rows import encode_row
+
+__all__ = ["BUFFER_BYTES_MAX", "EmittedRows"]
+
+# One write call of 1 MiB takes well under a millisecond and saves one for each of some 5,000 rows.
+BUFFER_BYTES_MAX: Final = 2**20
+# A zombie writes nothing after its fence, one `failover` (10 s by default) after its last renewal.
+_LOCK_WAIT_S: Final = 10.0
+
+
+class EmittedRows:
+    """The rows of one shard on their way to disk.
+
+    The main thread calls `begin_batch`, then `emit` from user code, then `end_batch` or
+    `take_back_batch`; and `cover` when user code asks for a checkpoint. The lease thread calls
+    `make_durable` right before it writes a checkpoint. A checkpoint of finished batches does not
+    cover the rows of the batch that is running meanwhile: that is what the noted positions are for.
+
+    Raises, everywhere: SinkError. A full disk may be tried again; after a failed fsync the object
+    stays broken, and the next to open the folder goes back to the last mark.
+    """
+
+    def __init__(self, path: Path, descriptor: int, marks: MarksFile, durable: Mark) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._marks = marks
+        self._durable = durable
+        self._noted: list[Mark] = []  # by length; bounded by uncheckpointed_max
+        self._written = durable.length
+        self._buffer = bytearray()
+        self._tail_torn = False
+        self._batch_start: int | None = None
+        self._broken: str | None = None
+        self._lock = threading.Lock()  # guards the fields above; make_durable syncs without it
+        self._durable_lock = threading.Lock()  # one make_durable or take-back at a time; outer
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        shard_id: str,
+        position: ExtendedSequenceNumber,
+        *,
+        lock_wait_s: float = _LOCK_WAIT_S,
+    ) -> Self:
+        """Take the shard's file and cut it back to `position`, the checkpoint as claimed.
+
+        Call it after the claim and before the first read. At SHARD_END everything marked stays.
+        Raises: SinkError when another process still has the file after `lock_wait_s`, or when file
+        and marks do not belong together.
+        """
+        opened = open_at(folder, shard_id, position, lock_wait_s)
+        return cls(folder / f"{shard_id}.jsonl", *opened)
+
+    @property
+    def length(self) -> int:
+        """Bytes emitted and not taken back, the buffered ones included."""
+        return self._written + len(self._buffer)
+
+    def emit(self, row: Mapping[str, Any]) -> None:
+        """Add one row. It is durable once `make_durable` covered it.
+
+        Raises: TypeError, LimitExceeded as `encode_row`; SinkError outside a batch, or if the
+        disk is full: the batch can then be taken back and tried again.
+        """
+        line = encode_row(row)
+        with self._lock:
+            self._check_usable()
+            if self._batch_start is None:
+                raise SinkError("emit() is for process_records and shard_ended, while they run")
+            self._buffer += line
+            if len(self._buffer) < BUFFER_BYTES_MAX:
+                return
+            try:
+                self._write_buffer()
+            except SinkError:
+                del self._buffer[-len(line) :]  # so that memory stays bounded if nobody minds
+                raise
+
+    def begin_batch(self) -> None:
+        """A call of user code starts: its rows can be taken back as one.
+
+        Raises: InvariantViolation when the former call was neither ended nor taken back.
+        """
+        with self._lock:
+            if self._batch_start is not None:
+                raise InvariantViolation(f"{self.path}: a batch begins inside a batch")
+            self._batch_start = self.length
+
+    def end_batch(self, position: ExtendedSequenceNumber) -> None:
+        """The call returned; `position` is that of its last record, SHARD_END for shard_ended."""
+        with self._lock:
+            self._note(position)
+            self._batch_start = None
+
+    def cover(self, position: ExtendedSequenceNumber) -> None:
+        """User code asks for a checkpoint: it covers all rows emitted until this call.
+
+        Also when `position` is below the last record processed: rows of later records that were
+        emitted already are covered too, since a row does not say which record it came from.
+        """
+        with self._lock:
+            if position >= self._durable.position:  # below it, the checkpoint will be refused
+                self._note(position)
+
+    def take_back_batch(self, checkpoint: ExtendedSequenceNumber | None = None) -> None:
+        """The call raised: its rows go, but for those that the acknowledged checkpoint covers.
+
+        `checkpoint` is the last one acknowledged (left out: the last made durable). The records up
+        to it must not be given to the processor again.
+        """
+        with self._durable_lock, self._lock, self._breaking():
+            self._check_usable()
+            if self._batch_start is None:
+                raise InvariantViolation(f"{self.path}: no batch to take back")
+            acknowledged = checkpoint or self._durable.position
+            covering = mark_at([self._durable, *self._marks.marks, *self._noted], acknowledged)
+            kept = max(self._batch_start, covering.length if covering else 0)
+            self._cut_back(kept)
+            self._batch_start = None
+
+    def make_durable(self, position: ExtendedSequenceNumber) -> None:
+        """Everything noted at or below `position` survives a crash once this returns.
+
+        Call it before the checkpoint at `position` is sent, and do not send it if this raises.
+        Costs two fsyncs, and nothing when no row came since the last one.
+        """
+        with self._durable_lock, self._breaking():
+            with self._lock:
+                self._check_usable()
+                covered = self._covered_by(position)
+                rows_came = covered.length > self._durable.length
+                if rows_came:
+                    self._write_buffer()
+            target = Mark(position, covered.length)
+            if rows_came:
+                sync(self._descriptor)
+                self._marks.append(target)
+            with self._lock:
+                self._durable = target
+                self._noted = [note for note in self._noted if note.position > position]
+
+    def close(self) -> None:
+        """Give the file up; rows that no durable checkpoint covers are taken back. Idempotent."""
+        with contextlib.suppress(SinkError):  # rows emitted after the checkpoint() of their batch
+            self.make_durable(self._durable.position)
+        with self._durable_lock, self._lock:
+            if self._descriptor < 0:
+                return
+            with contextlib.suppress(OSError):  # the next to open it cuts it back all the same
+                if not self._broken:
+                    self._cut_back(self._durable.length)
+            self._marks.close()
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._broken = "it is closed"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _note(self, position: ExtendedSequenceNumber) -> None:
+        """The rows emitted so far go with a checkpoint at `position`, or above it.
+
+        A note of this batch above it was refused or is void; notes of former batches stay, since
+        this batch may still be taken back.
+        """
+        start = self.length if self._batch_start is None else self._batch_start
+        while self._noted and self._noted[-1].position >= position:
+            if self._noted[-1].length <= start:
+                break
+            self._noted.pop()
+        if self._covered_by(position).length < self.length:
+            self._noted.append(Mark(position, self.length))
+
+    def _covered_by(self, position: ExtendedSequenceNumber) -> Mark:
+        if self._noted and self._noted[-1].position <= position:
+            return self._noted[-1]  # the longest is the last
+        noted = mark_at(self._noted, position)
+        return noted if noted and noted.length > self._durable.length else self._durable
+
+    def _write_buffer(self) -> None:
+        """Hand the buffer to the kernel. After a failure nothing moved: it can be repeated."""
+        if not self._buffer:
+            return
+        try:
+            write_at(self._descriptor, self._buffer, self._written)
+            if self._tail_torn:
+                os.ftruncate(self._descriptor, self._written + len(self._buffer))
+        except OSError as error:
+            self._tail_torn = True
+            raise failure(self.path, "write", error) from error
+        self._tail_torn = False
+        self._written += len(self._buffer)
+        self._buffer.clear()
+
+    def _cut_back(self, length: int) -> None:
+        """Forget what was emitted beyond `length`; first the marks, then the bytes."""
+        kept = [mark for mark in self._marks.marks if mark.length <= length]
+        if len(kept) < len(self._marks.marks):
+            self._marks.drop_all_but(kept)
+        self._noted = [note for note in self._noted if note.length <= length]
+        if self._durable.length > length:
+            if not kept:
+                raise InvariantViolation(f"{self.path}: no mark left at or below {length}")
+            self._durable = kept[-1]
+        if length >= self._written and not self._tail_torn:
+            del self._buffer[length - self._written :]
+            return
+        del self._buffer[max(0, length - self._written) :]
+        self._written = min(self._written, length)
+        os.ftruncate(self._descriptor, self._written)
+        self._tail_torn = False
+
+    def _check_usable(self) -> None:
+        if self._broken:
+            raise SinkError(f"{self.path} takes no rows: {self._broken}")
+
+    @contextlib.contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """OS errors become SinkError; one from which the file's state is unknown breaks it."""
+        try:
+            yield
+        except SyncFailed as error:
+            self._broken = f"{error}; what is on disk is unknown until it is opened again"
+            raise failure(self.path, "sync", error) from error
+        except OSError as error:
+            raise failure(self.path, "write", error) from error

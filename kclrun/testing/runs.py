@@ -1,0 +1,355 @@
+"""Run a processor in a test: the calls, checks and crashes it will meet in production.
+
+Knows: the public interface and `ledger.py`. Rule: user code gets what the contracts of
+`kclrun.processor` promise and nothing more, and is refused what they forbid.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from kclrun.errors import ProcessorError, StaleCheckpoint
+from kclrun.model.record import Record, RecordBatch
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.processor import Checkpointer, Context, RecordProcessor
+from kclrun.testing.ledger import Ledger
+from kclrun.testing.records import RecordLike, make_records
+
+__all__ = ["Call", "Crash", "Run", "replay", "run_processor"]
+
+Mode = Literal["auto", "batch", "manual"]
+Returned = TypeVar("Returned")
+
+# The defaults of `fetch.batch_max` and `checkpoint.uncheckpointed_max`.
+_BATCH_MAX: Final = 10_000
+_UNCHECKPOINTED_MAX: Final = 100_000
+
+
+class Crash(BaseException):
+    """The process dies here. Not an Exception, so that `except Exception` does not survive it."""
+
+
+class Call(NamedTuple):
+    """One call of the processor: its name, and how many records were given."""
+
+    name: str
+    records: int = 0
+
+
+@dataclass
+class Run:
+    """What came of a run.
+
+    `rows` are the emitted rows that are left, in order; `checkpoints` the positions written;
+    `position` the last of them, from which a restart would read; `calls` the calls made;
+    `delivered` the number of records given, repetitions included; `crashed` and `released` how it
+    ended; `processors` the instances, one a life.
+    """
+
+    rows: list[dict[str, Any]]
+    checkpoints: list[ExtendedSequenceNumber]
+    position: ExtendedSequenceNumber
+    calls: list[Call] = field(default_factory=list)
+    delivered: int = 0
+    crashed: bool = False
+    released: bool = False
+    processors: list[RecordProcessor] = field(default_factory=list)
+
+
+def run_processor(
+    processor: type[RecordProcessor] | RecordProcessor,
+    records: Iterable[RecordLike],
+    *,
+    options: Mapping[str, Any] | None = None,
+    checkpoint: Mode = "auto",
+    batch_max: int = _BATCH_MAX,
+    uncheckpointed_max: int = _UNCHECKPOINTED_MAX,
+    end_of_shard: bool = True,
+    retries: int = 0,
+    position: ExtendedSequenceNumber = TRIM_HORIZON,
+    shard_id: str = "shardId-000000000000",
+    fencing_token: int = 1,
+    crash_after: int | None = None,
+    crash_at_checkpoint: int | None = None,
+) -> Run:
+    """Run a processor over the records of one shard, as the runtime would.
+
+    Records at or below `position` are dropped. `checkpoint` is the setting of the same name:
+    `batch` writes one after each batch; `auto` where the runtime must (at the end, and before
+    `uncheckpointed_max` is passed); with `manual` only the processor does. After the last record
+    the shard ends, or, with `end_of_shard=False`, the lease is given up. A call that raises is
+    repeated `retries` times, with its rows taken back and without the records it checkpointed;
+    then the error comes to you.
+
+    `crash_after` ends the process after so many records, when the call that got the last of them
+    has returned and before anything is checkpointed for it; `crash_at_checkpoint=n` in the
+    processor's n-th call of `checkpoint()`, before it is written. No further method is called then.
+
+    Raises: what the processor raised; StaleCheckpoint into the processor, as in production;
+    ProcessorError if it returns from `shard_ended` without a checkpoint under `manual`, or never
+    checkpoints and `uncheckpointed_max` stops the shard for good.
+
+    >>> from kclrun import RecordProcessor
+    >>> class Shout(RecordProcessor):
+    ...     def initialize(self, context):
+    ...         self.emit = context.emit
+    ...     def process_records(self, batch, checkpointer):
+    ...         for record in batch:
+    ...             self.emit({"text": record.data.decode().upper()})
+    >>> run = run_processor(Shout, ["a", "b", "c"], batch_max=2)
+    >>> run.rows
+    [{'text': 'A'}, {'text': 'B'}, {'text': 'C'}]
+    >>> [call.name for call in run.calls]
+    ['initialize', 'process_records', 'process_records', 'shard_ended']
+    >>> str(run.position)
+    'SHARD_END'
+    """
+    ledger = Ledger(position)
+    run = Run(ledger.rows, ledger.checkpoints, position)
+    life = _Life(
+        run,
+        ledger,
+        mode=checkpoint,
+        batch_max=batch_max,
+        uncheckpointed_max=uncheckpointed_max,
+        retries=retries,
+        crash_after=crash_after,
+        crash_at_checkpoint=crash_at_checkpoint,
+    )
+    try:
+        life.start(processor, options or {}, shard_id, fencing_token)
+        life.deliver([record for record in make_records(records) if record.position > position])
+        life.end(end_of_shard=end_of_shard)
+    except Crash:
+        ledger.crash()
+        run.crashed = True
+    finally:
+        run.position = ledger.position
+    return run
+
+
+def replay(
+    processor: type[RecordProcessor],
+    records: Iterable[RecordLike],
+    *,
+    crash_after: int | None = None,
+    crash_at_checkpoint: int | None = None,
+    position: ExtendedSequenceNumber = TRIM_HORIZON,
+    **settings: Any,
+) -> Run:
+    """Run, crash, and run again from the last checkpoint with a new instance.
+
+    The rows of the result are what is left in the end: those of the first life that a checkpoint
+    covers, and those of the second. Compare them, and whatever else the processor wrote, with an
+    undisturbed `run_processor`. The other arguments are those of `run_processor`.
+
+    >>> from kclrun import RecordProcessor
+    >>> class Echo(RecordProcessor):
+    ...     def initialize(self, context):
+    ...         self.emit = context.emit
+    ...     def process_records(self, batch, checkpointer):
+    ...         for record in batch:
+    ...             self.emit({"text": record.data.decode()})
+    >>> run = replay(Echo, ["a", "b", "c"], crash_after=2, batch_max=1, checkpoint="batch")
+    >>> run.rows, run.delivered
+    ([{'text': 'a'}, {'text': 'b'}, {'text': 'c'}], 4)
+
+    Raises: ValueError when the crash never came.
+    """
+    kept = list(make_records(records))
+    first = run_processor(
+        processor,
+        kept,
+        position=position,
+        crash_after=crash_after,
+        crash_at_checkpoint=crash_at_checkpoint,
+        **settings,
+    )
+    if not first.crashed:
+        raise ValueError("the crash never came: fewer records or checkpoints than that")
+    second = run_processor(
+        processor, kept, position=first.position, **{"fencing_token": 2, **settings}
+    )
+    return Run(
+        rows=first.rows + second.rows,
+        checkpoints=first.checkpoints + second.checkpoints,
+        position=second.position,
+        calls=first.calls + second.calls,
+        delivered=first.delivered + second.delivered,
+        released=second.released,
+        processors=first.processors + second.processors,
+    )
+
+
+class _Life:
+    """One processor instance from `initialize` to its end."""
+
+    def __init__(
+        self,
+        run: Run,
+        ledger: Ledger,
+        *,
+        mode: Mode,
+        batch_max: int,
+        uncheckpointed_max: int,
+        retries: int,
+        crash_after: int | None,
+        crash_at_checkpoint: int | None,
+    ) -> None:
+        if batch_max < 1 or uncheckpointed_max < 1:
+            raise ValueError("batch_max and uncheckpointed_max are at least 1")
+        self._run = run
+        self._ledger = ledger
+        self._mode = mode
+        self._batch_max = batch_max
+        self._uncheckpointed_max = uncheckpointed_max
+        self._retries = retries
+        self._crash_after = crash_after
+        self._crash_at_checkpoint = crash_at_checkpoint
+        self._checkpoint_calls = itertools.count(1)
+        self._uncheckpointed: list[ExtendedSequenceNumber] = []
+
+    def start(
+        self,
+        processor: type[RecordProcessor] | RecordProcessor,
+        options: Mapping[str, Any],
+        shard_id: str,
+        fencing_token: int,
+    ) -> None:
+        self._fencing_token = fencing_token
+        self._processor = processor() if isinstance(processor, type) else processor
+        self._run.processors.append(self._processor)
+        context = Context(
+            application="test",
+            stream="test",
+            shard_id=shard_id,
+            lease_key=shard_id,
+            position=self._ledger.position,
+            options=options,
+            fencing_token=fencing_token,
+            uncheckpointed_max=self._uncheckpointed_max,
+            emit=self._ledger.emit,
+            release=self._release,
+        )
+        self._run.calls.append(Call("initialize"))
+        self._processor.initialize(context)
+
+    def deliver(self, records: list[Record]) -> None:
+        """Give all records, in batches that keep every limit, until the end or a release."""
+        given = 0
+        while given < len(records) and not self._run.released:
+            batch = records[given : given + self._next_size()]
+            self._process(batch)
+            given += len(batch)
+            if self._crash_after is not None and given >= self._crash_after:
+                raise Crash
+            if self._mode == "batch":
+                self._checkpoint_processed()
+        if self._crash_after == 0:
+            raise Crash
+
+    def end(self, *, end_of_shard: bool) -> None:
+        """The shard is at its end, or the lease is given up."""
+        if not end_of_shard or self._run.released:
+            self._call("shutdown_requested")
+            if self._mode != "manual":
+                self._checkpoint_processed()
+            return
+        asked = self._repeat(lambda: self._call("shard_ended"))
+        if self._mode == "manual" and not asked:
+            raise ProcessorError(
+                "shard_ended returned without a checkpoint, which `checkpoint: manual` asks for"
+            )
+        self._ledger.delivered = SHARD_END
+        self._ledger.checkpoint(SHARD_END)
+
+    def _next_size(self) -> int:
+        """How many records the next batch may have."""
+        room = self._uncheckpointed_max - self._count_uncheckpointed()
+        if room <= 0:
+            if self._mode == "manual":
+                raise ProcessorError(
+                    f"{self._uncheckpointed_max} records without a checkpoint: the shard would"
+                    " stand still; checkpoint before context.uncheckpointed_max"
+                )
+            self._checkpoint_processed()
+            room = self._uncheckpointed_max
+        size = min(self._batch_max, room)
+        if self._crash_after is not None:
+            size = min(size, max(1, self._crash_after - self._run.delivered))
+        return size
+
+    def _process(self, batch: list[Record]) -> None:
+        self._uncheckpointed += [record.position for record in batch]
+        self._ledger.delivered = batch[-1].position
+
+        def give() -> None:
+            left = [record for record in batch if record.position > self._ledger.position]
+            if left:
+                self._call("process_records", left)
+
+        self._repeat(give)
+
+    def _repeat(self, call: Callable[[], Returned]) -> Returned:
+        """Call until it returns, or the retries are spent."""
+        for _ in range(self._retries):
+            try:
+                return call()
+            except Exception:  # noqa: BLE001, S112 - user code may raise anything; it comes again
+                continue
+        return call()
+
+    def _call(self, name: str, records: list[Record] | None = None) -> bool:
+        """Call the processor; its rows go if it raises. Returns: whether it checkpointed."""
+        writes = _Writes(self)
+        checkpointer = Checkpointer(writes)
+        self._run.calls.append(Call(name, len(records or ())))
+        self._run.delivered += len(records or ())
+        self._ledger.begin_batch()
+        try:
+            if records is None:
+                getattr(self._processor, name)(checkpointer)
+            else:
+                batch = RecordBatch(records, 0, self._fencing_token)
+                self._processor.process_records(batch, checkpointer)
+        except Exception:
+            self._ledger.take_back_batch()
+            raise
+        finally:
+            writes.open = False
+        return writes.made
+
+    def write(self, position: ExtendedSequenceNumber | None) -> None:
+        """What `checkpoint()` does in this life."""
+        if next(self._checkpoint_calls) == self._crash_at_checkpoint:
+            raise Crash
+        self._ledger.checkpoint(self._ledger.delivered if position is None else position)
+
+    def _checkpoint_processed(self) -> None:
+        self._ledger.checkpoint(self._ledger.delivered)
+
+    def _count_uncheckpointed(self) -> int:
+        at = self._ledger.position
+        self._uncheckpointed = [position for position in self._uncheckpointed if position > at]
+        return len(self._uncheckpointed)
+
+    def _release(self) -> None:
+        self._run.released = True
+
+
+class _Writes:
+    """The checkpointer's way in during one call, and shut after it."""
+
+    def __init__(self, life: _Life) -> None:
+        self._life = life
+        self.open = True
+        self.made = False
+
+    def __call__(self, position: ExtendedSequenceNumber | None) -> None:
+        if not self.open:
+            raise StaleCheckpoint("the call this checkpointer was handed to has returned")
+        self._life.write(position)
+        self.made = True

@@ -1,0 +1,694 @@
+"""One contract, every lease table: in memory, and DynamoDB over the wire client.
+
+DynamoDB is moto's here, on loopback: real HTTP, real expressions. What holds for a change holds
+over both, or one of them is wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+from kclrun.aws.lease_table import DynamoLeaseTable
+from kclrun.aws.operations import CREATE_TABLE, GET_ITEM, PUT_ITEM
+from kclrun.aws.rows import encode_row
+from kclrun.aws.signing import HeldCredentials
+from kclrun.aws.wire import WireClient
+from kclrun.errors import InvalidRequest
+from kclrun.local.lease_rows import LeaseRows
+from kclrun.model.changes import (
+    Checkpoint,
+    Claim,
+    CreateChildren,
+    CreateLease,
+    DeleteEnded,
+    DeleteTrimmed,
+    End,
+    EndedParent,
+    ExistingParent,
+    HaltLease,
+    HeldParent,
+    LeaseChange,
+    NameChildren,
+    Release,
+    Renew,
+    ResumeLease,
+    Take,
+)
+from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId, PendingCheckpoint
+from kclrun.model.outcomes import Applied, ConditionFailed, Refused
+from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import HashRange
+from kclrun.model.time import WallTime
+from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.ports import LeaseTable
+
+ME = OwnerId("kclrun:a:host:1")
+OTHER = OwnerId("kclrun:b:host:2")
+JAVA = OwnerId("ip-10-0-0-1:9a7b")
+KEY = LeaseKey("shardId-000000000000")
+CHILD_1 = LeaseKey("shardId-000000000001")
+CHILD_2 = LeaseKey("shardId-000000000002")
+AT_5 = ExtendedSequenceNumber("5")
+AT_7_2 = ExtendedSequenceNumber("7", 2)
+AT_9 = ExtendedSequenceNumber("9")
+
+HELD = Lease(
+    key=KEY,
+    checkpoint=AT_5,
+    counter=4,
+    owner=ME,
+    owner_switches=3,
+    parents=frozenset({"shardId-p"}),
+    hash_range=HashRange(0, 2**128 - 1),
+    pending=PendingCheckpoint(AT_9, b"half"),
+)
+UNOWNED = msgspec.structs.replace(HELD, owner=None)
+ENDED = msgspec.structs.replace(HELD, checkpoint=SHARD_END)
+
+
+class Subject:
+    """A table under test, with a back door past its conditions."""
+
+    def __init__(
+        self,
+        open_table: Callable[[int], LeaseTable],
+        plant: Callable[[Mapping[str, Any]], None],
+        raw: Callable[[str], Mapping[str, Any] | None],
+    ) -> None:
+        self.open_table = open_table
+        self.table = open_table(1000)
+        self.plant = plant
+        self.raw = raw
+
+    def with_rows(self, *rows: Lease) -> LeaseTable:
+        for row in rows:
+            self.plant(encode_row(row))
+        return self.table
+
+
+class OneAtATime:
+    """moto looks at a condition and writes in two steps: two threads can both pass it.
+
+    DynamoDB is linearizable row by row, so requests are let in one by one.
+    """
+
+    def __init__(self, app: Callable[..., Any]) -> None:
+        self._app = app
+        self._lock = threading.Lock()
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:
+        with self._lock:
+            return self._app(environ, start_response)
+
+
+@pytest.fixture(scope="module")
+def moto_url() -> Iterator[str]:
+    server = make_server(
+        "127.0.0.1", 0, OneAtATime(DomainDispatcherApplication(create_backend_app)), threaded=True
+    )
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join(timeout=10)
+    server.server_close()
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["memory", "dynamodb"])
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    if request.param == "memory":
+        yield memory_subject()
+        return
+    client = WireClient(
+        WireEndpoint(request.getfixturevalue("moto_url"), "eu-west-1", "eu-west-1"),
+        HeldCredentials(WireCredentials("AKID", "secret")),
+        service="dynamodb",
+    )
+    yield dynamodb_subject(client, f"leases-{next(_numbers)}")
+    client.close()
+
+
+def memory_subject() -> Subject:
+    rows = LeaseRows(lock=threading.Lock())
+
+    def open_table(page_rows_max: int) -> LeaseTable:
+        rows._page_rows_max = page_rows_max
+        return rows
+
+    return Subject(open_table, rows.plant, rows.raw)
+
+
+def dynamodb_subject(client: WireClient, name: str) -> Subject:
+    def call(operation: Any, **request: Any) -> Any:
+        body = msgspec.json.encode({"TableName": name, **request})
+        return msgspec.json.decode(client.call(operation, body).body)
+
+    call(
+        CREATE_TABLE,
+        AttributeDefinitions=[{"AttributeName": "leaseKey", "AttributeType": "S"}],
+        KeySchema=[{"AttributeName": "leaseKey", "KeyType": "HASH"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    return Subject(
+        lambda page_rows_max: DynamoLeaseTable(client, name, page_rows_max=page_rows_max),
+        lambda item: call(PUT_ITEM, Item=item),
+        lambda key: call(GET_ITEM, Key={"leaseKey": {"S": key}}, ConsistentRead=True).get("Item"),
+    )
+
+
+def take(seen_owner: OwnerId | None, seen_counter: int = 4, owner: OwnerId = ME) -> Take:
+    return Take(KEY, owner, seen_owner, seen_counter, 10.0, "TRIM_HORIZON")
+
+
+def checkpoint(last: ExtendedSequenceNumber = AT_5, counter: int = 4) -> Checkpoint:
+    return Checkpoint(KEY, ME, counter, AT_7_2, last)
+
+
+# Every change of an owner, as it would be written on HELD.
+OWNERS_CHANGES: dict[str, LeaseChange] = {
+    "claim": Claim(KEY, ME, 4),
+    "renew": Renew(KEY, ME, 4),
+    "renew with throughput": Renew(KEY, ME, 4, 12.5),
+    "checkpoint": checkpoint(),
+    "name children": NameChildren(KEY, ME, 4, frozenset({CHILD_1, CHILD_2})),
+    "end": End(KEY, ME, 4, AT_5),
+    "release": Release(KEY, ME, 4, AT_5, AT_5),
+    "checkpoint and release": Release(KEY, ME, 4, AT_9, AT_5),
+    "halt": HaltLease(KEY, ME, 4, Halt("poison", WallTime(1_700_000_000.5))),
+}
+TAKES: dict[str, LeaseChange] = {"take": take(ME)}
+POSITION_CHANGES = ("checkpoint", "end", "release", "checkpoint and release")
+DELETES: dict[str, LeaseChange] = {
+    "delete ended": DeleteEnded(KEY),
+    "delete trimmed": DeleteTrimmed(KEY, ME, 4),
+}
+OTHERS: dict[str, LeaseChange] = {"resume": ResumeLease(KEY)}
+EVERY = OWNERS_CHANGES | TAKES | DELETES | OTHERS
+
+
+def changed(row: Lease, **fields: Any) -> Lease:
+    return msgspec.structs.replace(row, **fields)
+
+
+# What each change does
+
+
+@pytest.mark.parametrize("name", OWNERS_CHANGES)
+def test_an_owners_change_applies_and_adds_one_to_the_counter(subject: Subject, name: str) -> None:
+    table = subject.with_rows(HELD)
+
+    outcome = table.write(OWNERS_CHANGES[name])
+
+    assert isinstance(outcome, Applied)
+    assert outcome.row is not None
+    assert outcome.row.counter == 5
+    assert outcome.row == table.read(KEY)
+
+
+def test_a_claim_and_a_renewal_change_nothing_else(subject: Subject) -> None:
+    table = subject.with_rows(HELD)
+
+    assert table.write(Claim(KEY, ME, 4)) == Applied(changed(HELD, counter=5))
+    assert table.write(Renew(KEY, ME, 5)) == Applied(changed(HELD, counter=6))
+    measured = table.write(Renew(KEY, ME, 6, 0.0001))
+    assert measured == Applied(changed(HELD, counter=7, throughput_kbps=0.0001))
+
+
+def test_a_checkpoint_moves_the_position_and_clears_switches_and_pending(subject: Subject) -> None:
+    table = subject.with_rows(HELD)
+
+    outcome = table.write(checkpoint())
+
+    assert outcome == Applied(
+        changed(HELD, counter=5, checkpoint=AT_7_2, owner_switches=0, pending=None)
+    )
+
+
+def test_a_checkpoint_inside_an_aggregate_compares_the_sub_sequence_number(
+    subject: Subject,
+) -> None:
+    table = subject.with_rows(changed(HELD, checkpoint=AT_7_2))
+
+    refused = table.write(Checkpoint(KEY, ME, 4, AT_9, ExtendedSequenceNumber("7")))
+    applied = table.write(Checkpoint(KEY, ME, 4, AT_9, AT_7_2))
+
+    assert refused == ConditionFailed(changed(HELD, checkpoint=AT_7_2))
+    assert isinstance(applied, Applied)
+
+
+def test_a_row_without_a_sub_sequence_number_counts_as_sub_0(subject: Subject) -> None:
+    item = encode_row(HELD)
+    del item["checkpointSubSequenceNumber"]
+    subject.plant(item)
+
+    outcome = subject.table.write(checkpoint())
+
+    assert isinstance(outcome, Applied)
+    assert outcome.row is not None
+    assert outcome.row.checkpoint == AT_7_2
+
+
+def test_an_end_writes_shard_end_and_a_row_can_end_only_once(subject: Subject) -> None:
+    table = subject.with_rows(HELD)
+
+    ended = table.write(End(KEY, ME, 4, AT_5))
+    again = table.write(End(KEY, ME, 5, AT_5))
+
+    row = changed(HELD, counter=5, checkpoint=SHARD_END, owner_switches=0, pending=None)
+    assert ended == Applied(row)
+    assert again == ConditionFailed(row)
+
+
+def test_a_release_at_the_same_position_only_removes_the_owner(subject: Subject) -> None:
+    table = subject.with_rows(HELD)
+
+    outcome = table.write(Release(KEY, ME, 4, AT_5, AT_5))
+
+    assert outcome == Applied(changed(HELD, counter=5, owner=None))
+    raw = subject.raw(KEY)
+    assert raw is not None
+    assert "leaseOwner" not in raw
+
+
+def test_a_release_with_a_moved_position_is_a_checkpoint_too(subject: Subject) -> None:
+    table = subject.with_rows(HELD)
+
+    outcome = table.write(Release(KEY, ME, 4, AT_9, AT_5))
+
+    assert outcome == Applied(
+        changed(HELD, counter=5, owner=None, checkpoint=AT_9, owner_switches=0, pending=None)
+    )
+
+
+def test_children_are_named_on_the_parent(subject: Subject) -> None:
+    table = subject.with_rows(HELD)
+
+    table.write(NameChildren(KEY, ME, 4, frozenset({CHILD_1, CHILD_2})))
+
+    row = table.read(KEY)
+    assert row is not None
+    assert row.children == {CHILD_1, CHILD_2}
+
+
+def test_a_halt_stays_through_renewals_and_takes_until_it_is_resumed(subject: Subject) -> None:
+    table = subject.with_rows(HELD)
+    halt = Halt("record 7 failed six times", WallTime(1_700_000_000.5))
+
+    table.write(HaltLease(KEY, ME, 4, halt))
+    table.write(Renew(KEY, ME, 5))
+    taken = table.write(take(ME, 6, OTHER))
+    resumed = table.write(ResumeLease(KEY))
+
+    assert isinstance(taken, Applied)
+    assert taken.row is not None
+    assert taken.row.halt == halt
+    assert isinstance(resumed, Applied)
+    assert resumed.row is not None
+    assert resumed.row.halt is None
+    assert resumed.row.counter == 7, "an operator's write is not an owner's"
+
+
+# Takes
+
+
+def test_taking_an_unowned_lease_counts_no_switch(subject: Subject) -> None:
+    table = subject.with_rows(UNOWNED)
+
+    outcome = table.write(take(None))
+
+    expected = changed(HELD, counter=5, failover_s=10.0, start="TRIM_HORIZON")
+    assert outcome == Applied(expected)
+
+
+def test_taking_from_somebody_else_counts_a_switch(subject: Subject) -> None:
+    table = subject.with_rows(changed(HELD, owner=JAVA))
+
+    outcome = table.write(take(JAVA))
+
+    assert isinstance(outcome, Applied)
+    assert outcome.row is not None
+    assert (outcome.row.owner, outcome.row.owner_switches) == (ME, 4)
+
+
+def test_a_take_removes_a_checkpoint_owner_and_every_trace_of_a_hand_off(subject: Subject) -> None:
+    item = encode_row(changed(HELD, owner=JAVA, checkpoint_owner=JAVA))
+    subject.plant(
+        item | {"handoffTo": {"S": OTHER}, "handoffAt": {"N": "1"}, "offeredTo": {"S": OTHER}}
+    )
+
+    outcome = subject.table.write(take(JAVA))
+
+    assert isinstance(outcome, Applied)
+    assert outcome.row is not None
+    assert outcome.row.checkpoint_owner is None
+    raw = subject.raw(KEY)
+    assert raw is not None
+    assert not raw.keys() & {"checkpointOwner", "handoffTo", "handoffAt", "offeredTo"}
+
+
+def test_a_row_whose_owner_is_null_reads_as_unowned_and_can_be_taken(subject: Subject) -> None:
+    subject.plant(encode_row(UNOWNED) | {"leaseOwner": {"NULL": True}})
+
+    assert subject.table.read(KEY) == UNOWNED
+    assert isinstance(subject.table.write(take(None)), Applied)
+
+
+@pytest.mark.parametrize(
+    ("row", "change"),
+    [
+        pytest.param(changed(HELD, owner=OTHER), take(JAVA), id="owner differs"),
+        pytest.param(changed(HELD, owner=OTHER), take(None), id="owned, not unowned"),
+        pytest.param(UNOWNED, take(JAVA), id="unowned, not owned"),
+        pytest.param(changed(HELD, counter=5), take(ME), id="counter moved"),
+    ],
+)
+def test_a_take_fails_when_the_row_is_not_as_seen(
+    subject: Subject, row: Lease, change: Take
+) -> None:
+    table = subject.with_rows(row)
+
+    assert table.write(change) == ConditionFailed(row)
+    assert table.read(KEY) == row
+
+
+def test_of_eight_takers_at_once_one_wins(subject: Subject) -> None:
+    table = subject.with_rows(UNOWNED)
+    outcomes: list[object] = []
+    barrier = threading.Barrier(8)
+
+    def race(number: int) -> None:
+        barrier.wait(timeout=10)
+        outcomes.append(table.write(take(None, owner=OwnerId(f"kclrun:g:h:{number}"))))
+
+    threads = [threading.Thread(target=race, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+
+    row = table.read(KEY)
+    assert row is not None
+    assert row.counter == 5
+    assert outcomes.count(Applied(row)) == 1
+    assert outcomes.count(ConditionFailed(row)) == 7
+
+
+# Conditions
+
+
+@pytest.mark.parametrize("name", OWNERS_CHANGES)
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(changed(HELD, owner=OTHER), id="another owner"),
+        pytest.param(UNOWNED, id="no owner"),
+        pytest.param(changed(HELD, counter=5), id="a counter ahead"),
+        pytest.param(changed(HELD, counter=3), id="a counter behind"),
+    ],
+)
+def test_an_owners_change_fails_with_the_row_when_owner_or_counter_differ(
+    subject: Subject, name: str, row: Lease
+) -> None:
+    table = subject.with_rows(row)
+
+    assert table.write(OWNERS_CHANGES[name]) == ConditionFailed(row)
+    assert table.read(KEY) == row
+
+
+@pytest.mark.parametrize("name", POSITION_CHANGES)
+@pytest.mark.parametrize("at", [AT_9, SHARD_END, ExtendedSequenceNumber("5", 1), TRIM_HORIZON])
+def test_a_write_with_a_position_fails_when_the_row_is_elsewhere(
+    subject: Subject, name: str, at: ExtendedSequenceNumber
+) -> None:
+    row = changed(HELD, checkpoint=at)
+    table = subject.with_rows(row)
+
+    assert table.write(OWNERS_CHANGES[name]) == ConditionFailed(row)
+    assert table.read(KEY) == row
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_resurrects_a_deleted_row(subject: Subject, name: str) -> None:
+    table = subject.with_rows()
+
+    assert table.write(EVERY[name]) == ConditionFailed(None)
+    assert table.read(KEY) is None
+    assert subject.raw(KEY) is None
+
+
+@pytest.mark.parametrize("name", OWNERS_CHANGES | TAKES | OTHERS)
+def test_unknown_attributes_survive_every_change(subject: Subject, name: str) -> None:
+    unknown = {"takenFrom": {"S": JAVA}, "futureMap": {"M": {"x": {"N": "1"}}}}
+    subject.plant(encode_row(HELD) | unknown)
+
+    assert isinstance(subject.table.write(EVERY[name]), Applied)
+
+    raw = subject.raw(KEY)
+    assert raw is not None
+    assert {key: raw[key] for key in unknown} == unknown
+
+
+def test_a_counter_never_goes_back_over_a_life(subject: Subject) -> None:
+    table = subject.with_rows(UNOWNED)
+    counters = [4]
+    steps: list[Callable[[int], LeaseChange]] = [
+        lambda seen: take(None, seen),
+        lambda seen: Claim(KEY, ME, seen),
+        lambda seen: Renew(KEY, ME, seen),
+        lambda seen: checkpoint(counter=seen),
+        lambda seen: Release(KEY, ME, seen, AT_9, AT_7_2),
+        lambda seen: take(None, seen, OTHER),
+        lambda seen: End(KEY, OTHER, seen, AT_9),
+    ]
+    for step in steps:
+        outcome = table.write(step(counters[-1]))
+        assert isinstance(outcome, Applied)
+        assert outcome.row is not None
+        counters.append(outcome.row.counter)
+
+    assert counters == list(range(4, 12))
+
+
+# Creation and deletion
+
+
+def test_a_created_row_reads_back_as_it_was(subject: Subject) -> None:
+    lease = Lease(
+        key=KEY,
+        checkpoint=LATEST,
+        parents=frozenset({"a", "b"}),
+        hash_range=HashRange(5, 2**128 - 1),
+        latest_pinned_at=WallTime(1_700_000_000.123),
+    )
+
+    assert subject.table.write(CreateLease(lease)) == Applied(None)
+    assert subject.table.read(KEY) == lease
+
+
+def test_a_creation_never_overwrites(subject: Subject) -> None:
+    table = subject.with_rows(HELD)
+
+    outcome = table.write(CreateLease(Lease(key=KEY, checkpoint=TRIM_HORIZON)))
+
+    assert outcome == ConditionFailed(HELD)
+    assert table.read(KEY) == HELD
+
+
+def test_only_an_ended_lease_is_deleted_as_ended(subject: Subject) -> None:
+    table = subject.with_rows(HELD)
+    assert table.write(DeleteEnded(KEY)) == ConditionFailed(HELD)
+
+    table = subject.with_rows(ENDED)
+    assert table.write(DeleteEnded(KEY)) == Applied(None)
+    assert table.read(KEY) is None
+
+
+@pytest.mark.parametrize("row", [HELD, UNOWNED])
+def test_a_trimmed_lease_is_deleted_only_as_seen(subject: Subject, row: Lease) -> None:
+    table = subject.with_rows(row)
+
+    assert table.write(DeleteTrimmed(KEY, row.owner, 3)) == ConditionFailed(row)
+    assert table.write(DeleteTrimmed(KEY, OTHER, 4)) == ConditionFailed(row)
+    assert table.write(DeleteTrimmed(KEY, row.owner, 4)) == Applied(None)
+    assert table.read(KEY) is None
+
+
+# The children of an ended shard [P12]
+
+
+def child(key: LeaseKey, *parents: str) -> Lease:
+    return Lease(key=key, checkpoint=TRIM_HORIZON, parents=frozenset(parents))
+
+
+CHILDREN = (child(CHILD_1, KEY), child(CHILD_2, KEY))
+HELD_PARENT = HeldParent(KEY, ME, 4)
+
+
+def test_the_children_of_a_split_are_created_together(subject: Subject) -> None:
+    table = subject.with_rows(HELD)
+
+    assert table.write(CreateChildren(CHILDREN, (HELD_PARENT,))) == Applied(None)
+
+    assert table.read(CHILD_1) == CHILDREN[0]
+    assert table.read(CHILD_2) == CHILDREN[1]
+    assert table.read(KEY) == HELD, "the parent is only looked at"
+
+
+def test_a_child_that_exists_is_left_alone_and_does_not_stop_the_other(subject: Subject) -> None:
+    begun = changed(CHILDREN[0], owner=OTHER, counter=17, checkpoint=AT_9)
+    table = subject.with_rows(HELD, begun)
+
+    assert table.write(CreateChildren(CHILDREN, (HELD_PARENT,))) == Applied(None)
+
+    assert table.read(CHILD_1) == begun
+    assert table.read(CHILD_2) == CHILDREN[1]
+
+
+def test_creating_children_again_is_harmless(subject: Subject) -> None:
+    table = subject.with_rows(HELD)
+    table.write(CreateChildren(CHILDREN, (HELD_PARENT,)))
+
+    assert table.write(CreateChildren(CHILDREN, (HELD_PARENT,))) == Applied(None)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(None, id="gone"),
+        pytest.param(changed(HELD, owner=OTHER), id="another's"),
+        pytest.param(changed(HELD, counter=5), id="counter moved"),
+    ],
+)
+def test_no_child_is_created_when_the_parent_is_not_held(
+    subject: Subject, row: Lease | None
+) -> None:
+    table = subject.with_rows(*([] if row is None else [row]))
+
+    assert table.write(CreateChildren(CHILDREN, (HELD_PARENT,))) == ConditionFailed(None)
+
+    assert table.read(CHILD_1) is None
+    assert table.read(CHILD_2) is None
+
+
+def test_existing_children_do_not_hide_that_the_parent_is_lost(subject: Subject) -> None:
+    table = subject.with_rows(changed(HELD, owner=OTHER), *CHILDREN)
+
+    assert table.write(CreateChildren(CHILDREN, (HELD_PARENT,))) == ConditionFailed(None)
+
+
+def test_the_healer_creates_children_only_of_an_ended_parent(subject: Subject) -> None:
+    change = CreateChildren(CHILDREN, (EndedParent(KEY),))
+
+    table = subject.with_rows(HELD)
+    assert table.write(change) == ConditionFailed(None)
+
+    table = subject.with_rows(ENDED)
+    assert table.write(change) == Applied(None)
+
+
+def test_the_child_of_a_merge_needs_a_row_of_either_parent(subject: Subject) -> None:
+    other_parent = LeaseKey("shardId-000000000009")
+    merged = (child(CHILD_1, KEY, other_parent),)
+    change = CreateChildren(merged, (HELD_PARENT, ExistingParent(other_parent)))
+
+    table = subject.with_rows(HELD)
+    assert table.write(change) == ConditionFailed(None)
+    assert table.read(CHILD_1) is None
+
+    table = subject.with_rows(changed(HELD, key=other_parent, checkpoint=TRIM_HORIZON))
+    assert table.write(change) == Applied(None)
+    assert table.read(CHILD_1) == merged[0]
+
+
+# Scans
+
+
+def test_an_empty_table_scans_to_no_leases(subject: Subject) -> None:
+    assert [page.leases for page in subject.table.scan()] == [()]
+
+
+def test_a_scan_returns_every_row_once_whatever_the_page_size(subject: Subject) -> None:
+    rows = [changed(HELD, key=LeaseKey(f"shardId-{number:012}")) for number in range(7)]
+    subject.with_rows(*rows)
+
+    pages = list(subject.open_table(2).scan())
+
+    assert len(pages) >= 4
+    assert all(len(page.leases) <= 2 for page in pages)
+    assert sorted(lease.key for page in pages for lease in page.leases) == [r.key for r in rows]
+
+
+def test_broken_and_foreign_rows_never_fail_a_scan(subject: Subject) -> None:
+    subject.with_rows(HELD)
+    subject.plant({"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}})
+    subject.plant({"leaseKey": {"S": "no-checkpoint"}, "leaseCounter": {"N": "1"}})
+    bad = encode_row(HELD) | {"leaseKey": {"S": "long"}, "checkpoint": {"S": "9" * 200}}
+    subject.plant(bad)
+
+    pages = list(subject.open_table(1).scan())
+
+    assert [lease for page in pages for lease in page.leases] == [HELD]
+    assert sorted(key for page in pages for key in page.broken) == ["long", "no-checkpoint"]
+    assert sum(page.foreign for page in pages) == 1
+
+
+def test_a_broken_row_is_an_error_to_read_and_refused_to_take(subject: Subject) -> None:
+    subject.plant({"leaseKey": {"S": KEY}, "leaseCounter": {"S": "four"}})
+
+    with pytest.raises(InvalidRequest) as raised:
+        subject.table.read(KEY)
+    outcome = subject.table.write(take(None))
+
+    assert raised.value.code == "BrokenRow"
+    assert isinstance(outcome, Refused)
+    assert outcome.code == "BrokenRow"
+
+
+def test_a_lease_row_of_kcl_3_5_with_its_entity_type_is_a_lease(subject: Subject) -> None:
+    subject.plant(encode_row(HELD) | {"entityType": {"S": "LEASE"}})
+
+    assert subject.table.read(KEY) == HELD
+
+
+@pytest.mark.slow
+def test_many_writers_leave_one_history(subject: Subject) -> None:
+    """Four owners take, renew and lose one lease for a while: every success is its own counter."""
+    table = subject.with_rows(UNOWNED)
+    won: list[int] = []
+    deadline = time.monotonic() + 3.0
+
+    def live(owner: OwnerId) -> None:
+        while time.monotonic() < deadline:
+            row = table.read(KEY)
+            assert row is not None
+            change = (
+                Renew(KEY, owner, row.counter)
+                if row.owner == owner
+                else take(row.owner, row.counter, owner)
+            )
+            outcome = table.write(change)
+            if isinstance(outcome, Applied) and outcome.row is not None:
+                won.append(outcome.row.counter)
+
+    threads = [
+        threading.Thread(target=live, args=(OwnerId(f"kclrun:g:h:{number}"),))
+        for number in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+
+    assert sorted(won) == list(range(5, 5 + len(won)))

@@ -1,0 +1,123 @@
+"""A rig for process tests: real launcher, real lease processes, no AWS; and no survivors."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from kclrun.ipc.spec import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, StartSpec
+from kclrun.leases.commands import StartProcess
+from kclrun.manager.children import LeaseProcesses
+from kclrun.manager.launching import Launcher
+from kclrun.manager.loop import Loop
+from kclrun.manager.process_rights import adopt_orphans
+from kclrun.model.lease import LeaseKey
+from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.observe.line_sink import LineSink
+from kclrun.observe.logs import EventLog
+
+ENTRIES = Path(__file__).parent / "entries"
+ENDPOINT = WireEndpoint(url="http://127.0.0.1:9", region="x", signing_region="x")
+
+
+class Rig:
+    """A manager's loop with lease processes of the test's own entry; events in `events`."""
+
+    def __init__(self, tmp_path, entry="lease_entry:run"):
+        adopt_orphans()
+        self.loop = Loop()
+        self.events = []
+        self.departed = []
+        self.options = {}
+        self.log_path = tmp_path / "log"
+        self._log_fd = os.open(self.log_path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        self.sink = LineSink(self._log_fd)
+        self.log = EventLog(self.sink, app="test", owner="kclrun::h:n", level="debug")
+        self.launcher = Launcher(entry, output_fds=(self._log_fd, self._log_fd))
+        self.processes = LeaseProcesses(
+            self.launcher,
+            places=8,
+            specify=self._specify,
+            loop=self.loop,
+            log=self.log,
+            deliver=self._deliver,
+            departed=self.departed.append,
+            farewell_patience_s=5.0,
+        )
+        self.instants = {}
+
+    def _deliver(self, event):
+        self.instants.setdefault(type(event).__name__, self.loop.now())
+        self.events.append(event)
+
+    def _specify(self, start, place, incarnation):
+        return StartSpec(
+            application="test",
+            stream_name="s",
+            lease_key=start.key,
+            shard_id=start.key,
+            owner="kclrun::h:n",
+            seen_counter=start.counter,
+            place=place,
+            incarnation=incarnation,
+            expires_instant=start.expires_instant,
+            failover_s=10.0,
+            processor="m:C",
+            options=dict(self.options),
+            fetch=FetchSpec(
+                mode="polling", idle_s=1.0, buffer_bytes=1, batch_max=1, kpl_range="keep"
+            ),
+            checkpoint=CheckpointSpec(mode="auto", every_s=10.0, uncheckpointed_max=1),
+            on_error=OnErrorSpec(retries=0, backoff_s=1.0),
+            table_name="t",
+            kinesis=ENDPOINT,
+            dynamodb=ENDPOINT,
+            credentials=WireCredentials("AKIAEXAMPLEEXAMPLE", "s"),
+            lock_path="/nonexistent",
+            log=LogSpec(level="info", json=True),
+        )
+
+    def start(self, key="shard-1", **options):
+        self.options = options
+        self.processes.start(StartProcess(LeaseKey(key), 7, self.loop.now() + 10))
+
+    def until(self, condition, timeout_s=15.0):
+        """Turn the loop until the condition holds."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, f"not in time; so far {self.events}"
+            self.loop.turn(self.loop.now() + 0.05)
+
+    def until_seen(self, kind, count=1):
+        self.until(lambda: len(self.of(kind)) >= count)
+        return self.of(kind)[-1]
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def child(self, key="shard-1"):
+        return next(child for child in self.processes.living() if child.key == key)
+
+    def close(self):
+        pidfds = [os.dup(child.pidfd) for child in self.processes.living()]
+        self.processes.close()
+        for pidfd in pidfds:
+            try:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            os.close(pidfd)
+        self.loop.close()
+        self.sink.close()
+        os.close(self._log_fd)
+
+
+@pytest.fixture
+def rig(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ENTRIES))
+    rig = Rig(tmp_path)
+    rig.processes.open()
+    yield rig
+    rig.close()

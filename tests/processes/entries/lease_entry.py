@@ -1,0 +1,123 @@
+"""A lease process of few words: speaks the protocol with its manager, reads no stream.
+
+`options["behaviour"]` says how it behaves; `options["facts"]` names a file for what it is.
+"""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from kclrun.ipc import transitions as say
+from kclrun.ipc.board import LeaseStatus, WorkerState
+from kclrun.ipc.channel import PeerGone, Quiet
+from kclrun.ipc.doorbell import Doorbell
+from kclrun.ipc.exit_codes import DONE, FAILED, LOST, UNCLAIMED
+from kclrun.ipc.messages import Drain, channel_of_worker
+from kclrun.ipc.segment import Segment
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+
+
+def run(segment_fd, doorbell_fd, channel_fd):
+    entered = time.clock_gettime(time.CLOCK_BOOTTIME)
+    channel = channel_of_worker(channel_fd)
+    begin = channel.receive(10.0)
+    if isinstance(begin, PeerGone | Quiet):
+        return UNCLAIMED
+    spec = begin.spec
+    segment = Segment.attach(segment_fd)
+    ring, slot = segment.ring(spec.place), segment.slot(spec.place)
+    doorbell = Doorbell.at_door(doorbell_fd)
+
+    def tell(transition):
+        ring.put(say.encode(transition))
+        doorbell.press()
+
+    def publish(**more):
+        status = LeaseStatus(
+            pid=os.getpid(),
+            incarnation=spec.incarnation,
+            state=WorkerState.PROCESSING,
+            last_fetch_instant=entered,
+            **more,
+        )
+        slot.publish(status)
+
+    facts = spec.options.get("facts")
+    if facts:
+        write_facts(Path(facts), (segment_fd, doorbell_fd, channel_fd))
+    publish(at_tip=True)
+    tell(say.Started(os.getpid()))
+    behaviour = spec.options.get("behaviour", "obedient")
+    if behaviour == "raise":
+        raise RuntimeError("a bug of the worker")
+    if behaviour == "unclaimed":
+        tell(say.Unclaimed("somebody else has it"))
+        return UNCLAIMED
+    if behaviour == "silently failed":
+        return FAILED
+    if behaviour == "silently lost":
+        return LOST
+    if behaviour == "hang before claim":
+        time.sleep(600)
+    tell(say.Claimed(spec.seen_counter + 1, TRIM_HORIZON))
+    if behaviour == "crash":
+        for number in range(100):
+            tell(say.Checkpointed(ExtendedSequenceNumber(str(number + 1)), number))
+        publish(records_total=7, bytes_total=70)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "garbage":
+        ring.put(b"\xff no transition")
+        doorbell.press()
+    if behaviour == "count":
+        publish(
+            records_total=5,
+            bytes_total=50,
+            batches_total=1,
+            first_delivered=ExtendedSequenceNumber("1"),
+            processed=ExtendedSequenceNumber("5"),
+            fetched=ExtendedSequenceNumber("5"),
+            at_tip=True,
+        )
+    return obey(channel, tell, behaviour)
+
+
+def obey(channel, tell, behaviour):
+    while True:
+        got = channel.receive(1.0)
+        if isinstance(got, PeerGone):
+            return DONE
+        if isinstance(got, Drain) and behaviour != "stuck":
+            tell(say.Released(TRIM_HORIZON))
+            tell(say.Drained())
+            return DONE
+
+
+def write_facts(path, own_fds):
+    links = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            links[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+    status = dict(
+        line.split(":\t", 1)
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if ":\t" in line
+    )
+    facts = {
+        "pid": os.getpid(),
+        "session": os.getsid(0),
+        "fds": links,
+        "own_fds": own_fds,
+        "environment": dict(os.environ),
+        "NoNewPrivs": status["NoNewPrivs"].strip(),
+        "SigIgn": int(status["SigIgn"].strip(), 16),
+        "umask": status["Umask"].strip(),
+        "core": Path("/proc/self/limits").read_text().split("Max core file size")[1].split()[0],
+        "threads": status["Threads"].strip(),
+    }
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(facts))
+    partial.rename(path)

@@ -1,0 +1,286 @@
+"""Real processes: started by the launcher, proven dead by their pidfds."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kclrun.leases.events import (
+    LeaseClaimed,
+    LeaseLost,
+    LeaseReleased,
+    PositionMoved,
+    ProcessExited,
+    ProcessorFailed,
+    ProcessStarted,
+    StartFailed,
+    StartUnclaimed,
+)
+from kclrun.manager.adopted import reap_adopted
+
+pytestmark = pytest.mark.slow
+
+
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_started_process_claims_drains_and_its_death_is_proven_last(rig):
+    rig.start()
+    claimed = rig.until_seen(LeaseClaimed)
+
+    rig.processes.drain(claimed.key, "test", rig.loop.now() + 10)
+    exited = rig.until_seen(ProcessExited)
+
+    assert claimed.counter == 8
+    kinds = [type(event).__name__ for event in rig.events]
+    assert kinds == ["ProcessStarted", "LeaseClaimed", "LeaseReleased", "ProcessExited"]
+    assert exited.reason == "exit code 0 (done)"
+    assert not len(rig.processes)
+
+
+def test_what_a_killed_process_wrote_to_its_ring_comes_before_its_exit(rig):
+    rig.start(behaviour="crash")
+
+    exited = rig.until_seen(ProcessExited)
+
+    assert len(rig.of(PositionMoved)) == 100
+    assert rig.events[-1] is exited
+    assert "SIGKILL" in exited.reason
+    assert rig.departed[0].last_status.records_total == 7
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind"),
+    [
+        ("unclaimed", StartUnclaimed),
+        ("silently failed", ProcessorFailed),
+        ("silently lost", LeaseLost),
+    ],
+)
+def test_an_exit_code_stands_in_for_a_farewell_that_the_ring_lacks(rig, behaviour, kind):
+    rig.start(behaviour=behaviour)
+
+    rig.until_seen(ProcessExited)
+
+    assert len(rig.of(kind)) == 1
+
+
+def test_an_exception_of_the_entry_is_exit_code_70_with_a_traceback(rig):
+    rig.start(behaviour="raise")
+
+    exited = rig.until_seen(ProcessExited)
+
+    assert exited.reason == "exit code 70 (bug)"
+    assert "a bug of the worker" in rig.log_path.read_text()
+
+
+def test_a_process_that_writes_nonsense_is_ended(rig):
+    rig.start(behaviour="garbage")
+
+    exited = rig.until_seen(ProcessExited)
+
+    assert "SIGKILL" in exited.reason
+    assert "process_condemned" in rig.log_path.read_text()
+
+
+def test_a_drain_of_a_stuck_process_ends_by_force_after_the_grace(rig):
+    rig.start(behaviour="stuck")
+    claimed = rig.until_seen(LeaseClaimed)
+
+    begun = time.monotonic()
+    rig.processes.drain(claimed.key, "test", rig.loop.now() + 0.3)
+    exited = rig.until_seen(ProcessExited)
+
+    assert 0.3 <= time.monotonic() - begun < 3.0
+    assert "SIGABRT" in exited.reason or "SIGKILL" in exited.reason
+    assert rig.processes.has_forced
+    assert not rig.of(LeaseReleased)
+
+
+def test_outside_signals_do_not_end_a_lease_process(rig):
+    rig.start()
+    rig.until_seen(LeaseClaimed)
+    pid = rig.child().pid
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(pid, number)
+    rig.start("shard-2")
+    rig.until_seen(LeaseClaimed, count=2)
+
+    assert is_alive(pid)
+    assert not rig.of(ProcessExited)
+
+
+def test_a_lease_process_has_no_descriptor_of_a_sibling_or_of_its_parents(rig, tmp_path):
+    rig.start("shard-1")
+    rig.until_seen(LeaseClaimed)
+    path = tmp_path / "facts"
+    rig.start("shard-2", facts=str(path))
+    rig.until_seen(LeaseClaimed, count=2)
+
+    facts = json.loads(path.read_text())
+
+    own = {str(fd) for fd in (0, 1, 2, *facts["own_fds"])}
+    # One more is the listing of the folder itself, gone by the time it was looked at.
+    assert set(facts["fds"]) == own
+    assert sum(link.startswith("socket:") for link in facts["fds"].values()) == 1
+
+
+def test_a_lease_process_has_few_rights_and_a_session_of_its_own(rig, tmp_path):
+    path = tmp_path / "facts"
+    rig.start(facts=str(path))
+    rig.until_seen(LeaseClaimed)
+
+    facts = json.loads(path.read_text())
+
+    assert facts["session"] == facts["pid"]
+    assert facts["NoNewPrivs"] == "1"
+    assert facts["core"] == "0"
+    assert facts["umask"] == "0077"
+    assert facts["threads"] == "1"
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        assert facts["SigIgn"] >> (number - 1) & 1
+
+
+def test_the_environment_of_a_lease_process_is_an_allow_list(tmp_path, monkeypatch, request):
+    monkeypatch.setenv("DATABASE_PASSWORD", "canary-1")
+    monkeypatch.setenv("KCLRUN_WEB_TOKEN", "canary-2")
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    monkeypatch.setenv("ORDERS_URL", "db://orders")
+    monkeypatch.setenv("KCLRUN_PASS_ENV", "ORDERS_URL")
+    rig = request.getfixturevalue("rig")
+    path = tmp_path / "facts"
+
+    rig.start(facts=str(path))
+    rig.until_seen(LeaseClaimed)
+
+    environment = json.loads(path.read_text())["environment"]
+    assert "canary" not in json.dumps(environment)
+    assert environment["AWS_REGION"] == "eu-west-1"
+    assert environment["ORDERS_URL"] == "db://orders"
+
+
+def test_leases_run_on_when_the_launcher_is_killed_and_new_ones_start(rig):
+    rig.start("shard-1")
+    rig.until_seen(LeaseClaimed)
+    survivor, former = rig.child().pid, rig.launcher.pid
+
+    os.kill(former, signal.SIGKILL)
+    rig.until(lambda: rig.launcher.pid not in (None, former))
+    rig.start("shard-2")
+    rig.until_seen(LeaseClaimed, count=2)
+
+    assert is_alive(survivor)
+    assert not rig.of(ProcessExited)
+
+
+def test_the_death_of_an_orphan_is_still_noticed_with_its_exit_status(rig):
+    rig.start("shard-1")
+    rig.until_seen(LeaseClaimed)
+    orphan, former = rig.child().pid, rig.launcher.pid
+    os.kill(former, signal.SIGKILL)
+    rig.until(lambda: rig.launcher.pid not in (None, former))
+
+    os.kill(orphan, signal.SIGKILL)
+    exited = rig.until_seen(ProcessExited)
+
+    assert exited.pid == orphan
+    assert "SIGKILL" in exited.reason
+    assert not psutil.pid_exists(orphan), "a zombie was left"
+
+
+def test_a_fork_under_way_when_the_launcher_dies_fails_and_leaves_no_process(rig):
+    rig.start("warm")
+    rig.until_seen(LeaseClaimed)
+    os.kill(rig.launcher.pid, signal.SIGSTOP)
+    rig.start("shard-1")
+
+    os.kill(rig.launcher.pid, signal.SIGKILL)
+    failed = rig.until_seen(StartFailed)
+
+    assert failed.key == "shard-1"
+    assert [child.key for child in rig.processes.living()] == ["warm"]
+
+
+def test_no_zombie_is_left_after_many_short_lives(rig):
+    for number in range(8):
+        rig.start(f"shard-{number}", behaviour="unclaimed")
+    rig.until_seen(ProcessExited, count=8)
+
+    rig.until(lambda: not zombies(rig.launcher.pid))
+
+    assert len(rig.of(ProcessStarted)) == 8
+    assert not zombies(os.getpid())
+
+
+def zombies(pid):
+    children = psutil.Process(pid).children()
+    return [child.pid for child in children if child.status() == psutil.STATUS_ZOMBIE]
+
+
+def test_places_are_given_back_and_the_ninth_process_finds_none(rig):
+    for number in range(8):
+        rig.start(f"shard-{number}")
+    rig.start("shard-9")
+
+    assert "places" in rig.until_seen(StartFailed).reason
+    rig.until_seen(LeaseClaimed, count=8)
+    rig.child("shard-0").send_signal(signal.SIGKILL)
+    rig.until_seen(ProcessExited)
+    rig.start("shard-9")
+    rig.until_seen(LeaseClaimed, count=9)
+
+
+def test_an_adopted_dead_stranger_is_reaped_and_a_child_of_the_program_is_not(rig):
+    # A stranger: the grandchild of a process that died, in a session of its own.
+    ours = os.posix_spawn("/bin/true", ["true"], {})
+    read_fd, write_fd = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(write_fd, str(os.getpid()).encode())
+        os._exit(0)
+    os.waitpid(middle, 0)
+    stranger = int(os.read(read_fd, 16))
+    os.close(read_fd)
+    os.close(write_fd)
+    rig.until(lambda: not is_alive(stranger) and not is_alive(ours))
+
+    reaped = reap_adopted(rig.processes.pids)
+
+    assert reaped == (stranger,)
+    assert os.waitpid(ours, 0)[0] == ours
+
+
+def test_the_end_of_the_manager_is_seen_by_its_lease_processes(rig):
+    rig.start()
+    rig.until_seen(LeaseClaimed)
+    pid = rig.child().pid
+
+    rig.processes.close()
+
+    rig.until(lambda: not is_alive(pid))
+    assert not Path(f"/proc/{pid}").exists() or not is_alive(pid)
+
+
+def test_from_fork_request_to_entry_takes_a_few_milliseconds(rig):
+    rig.start("warm")
+    rig.until_seen(LeaseClaimed)
+    taken = []
+    for number in range(5):
+        asked = rig.loop.now()
+        rig.start(f"shard-{number}")
+        rig.until_seen(LeaseClaimed, count=number + 2)
+        taken.append(rig.child(f"shard-{number}").look().last_fetch_instant - asked)
+
+    print("from request to entry, ms:", [round(s * 1000, 1) for s in taken])
+    assert min(taken) < 0.2

@@ -1,0 +1,142 @@
+"""Where keys come from, and that they are renewed before they end."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pytest
+from botocore.credentials import RefreshableCredentials
+from botocore.exceptions import BotoCoreError
+
+from kclrun.aws.credentials import LOOPBACK_CREDENTIALS, CredentialSource
+from kclrun.aws.endpoints import EndpointSettings, open_session
+from kclrun.errors import AccessDenied, SettingsError, Unavailable
+from kclrun.model.wire import WireCredentials
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def session() -> botocore.session.Session:
+    return open_session(EndpointSettings(region="eu-west-1"))
+
+
+def test_keys_come_from_the_provider_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDCANARY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRETCANARY")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "TOKENCANARY")
+
+    source = CredentialSource(session())
+
+    assert source.current() == WireCredentials("AKIDCANARY", "SECRETCANARY", "TOKENCANARY")
+    assert "CANARY" not in repr(source)
+
+
+def test_without_keys_nothing_is_called_anonymously() -> None:
+    with pytest.raises(SettingsError, match="no AWS credentials"):
+        CredentialSource(session()).current()
+    with pytest.raises(SettingsError, match="no AWS credentials"):
+        CredentialSource(session(), endpoint_url="https://kinesis.example").current()
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:4567", "http://localhost:1", "http://[::1]:1"])
+def test_an_emulator_on_this_host_needs_no_keys(url: str) -> None:
+    assert CredentialSource(session(), endpoint_url=url).current() == LOOPBACK_CREDENTIALS
+
+
+def _credentials(minutes: float) -> dict[str, str]:
+    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=minutes)
+    return {
+        "access_key": f"AKID{minutes:g}",
+        "secret_key": "secret",
+        "token": "token",
+        "expiry_time": end.isoformat(),
+    }
+
+
+def refreshing(first: dict[str, str], refresh: Callable[[], dict[str, str]]) -> CredentialSource:
+    source = CredentialSource(session())
+    source._credentials = RefreshableCredentials.create_from_metadata(
+        metadata=first, refresh_using=refresh, method="test"
+    )
+    return source
+
+
+def test_keys_near_their_end_are_renewed_and_carry_their_expiry() -> None:
+    source = refreshing(_credentials(5), lambda: _credentials(60))
+
+    renewed = source.current()
+
+    assert renewed.access_key == "AKID60"
+    assert renewed.expires_at is not None
+    in_s = renewed.expires_at - datetime.datetime.now(datetime.UTC).timestamp()
+    assert 3500 < in_s <= 3600
+    assert source.current() == renewed
+
+
+def _sts_answer(key: str, minutes: float) -> bytes:
+    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=minutes)
+    return (
+        '<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult>'
+        f"<Credentials><AccessKeyId>{key}</AccessKeyId><SecretAccessKey>s</SecretAccessKey>"
+        f"<SessionToken>t</SessionToken><Expiration>{end.isoformat()}</Expiration></Credentials>"
+        "</AssumeRoleResult></AssumeRoleResponse>"
+    ).encode()
+
+
+def test_a_role_is_assumed_and_assumed_again_before_it_ends(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDBASE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "base")
+    server.reply(body=_sts_answer("AKIDROLE1", 5), headers={"Content-Type": "text/xml"})
+    server.reply(body=_sts_answer("AKIDROLE2", 60), headers={"Content-Type": "text/xml"})
+    source = CredentialSource(
+        session(), role_arn="arn:aws:iam::1:role/reader", sts_endpoint_url=server.url
+    )
+
+    # The first is good for five minutes only, less than botocore is content with.
+    assert source.current().access_key == "AKIDROLE2"
+    assert source.current().token == "t"
+    assert len(server.requests) == 2
+    assert b"RoleArn=arn%3Aaws%3Aiam%3A%3A1%3Arole%2Freader" in server.requests[0].body
+    assert "AKIDBASE" in server.requests[0].headers["authorization"]
+
+
+def test_a_role_that_may_not_be_assumed_is_access_denied(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDBASE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "base")
+    server.reply(
+        403,
+        b"<ErrorResponse><Error><Code>AccessDenied</Code><Message>not authorized to perform:"
+        b" sts:AssumeRole</Message></Error></ErrorResponse>",
+        headers={"Content-Type": "text/xml"},
+    )
+    source = CredentialSource(
+        session(), role_arn="arn:aws:iam::1:role/reader", sts_endpoint_url=server.url
+    )
+
+    with pytest.raises(AccessDenied, match="sts:AssumeRole"):
+        source.current()
+
+
+def test_a_provider_that_fails_is_unavailable() -> None:
+    def fails() -> dict[str, str]:
+        raise BotoCoreError
+
+    with pytest.raises(Unavailable, match="credentials cannot be had"):
+        refreshing(_credentials(5), fails).current()

@@ -1,0 +1,244 @@
+"""Reading a stream: what is asked for, and what becomes of the answers."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from kclrun.aws.control import BotoStreamAdmin, ControlPlane
+from kclrun.aws.endpoints import EndpointSettings, open_session
+from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
+from kclrun.aws.wire import WireClient
+from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound, Unavailable
+from kclrun.model.shard import HashRange, Shard
+from kclrun.model.time import WallTime
+from kclrun.model.wire import WireCredentials
+from kclrun.ports import IteratorType, ShardFilter, StreamAdmin, StreamSummary
+
+ARN = "arn:aws:kinesis:eu-west-1:111122223333:stream/flights"
+MakeClient = Callable[..., WireClient]
+
+
+def asked(server: Any) -> list[Any]:
+    return [msgspec.json.decode(request.body) for request in server.requests]
+
+
+def encoded(answer: object) -> bytes:
+    return msgspec.json.encode(answer)
+
+
+# Iterators and records
+
+
+def test_an_iterator_is_asked_for_by_name_and_position(
+    server: Any, make_client: MakeClient
+) -> None:
+    server.default.body = encoded({"ShardIterator": "the-iterator"})
+    reader = PollingReader(make_client(server.url), "flights")
+
+    iterator = reader.iterator("s-1", IteratorType.AFTER_SEQUENCE_NUMBER, sequence_number="42")
+    reader.iterator("s-1", IteratorType.AT_TIMESTAMP, timestamp=WallTime(1_700_000_000.12345))
+
+    assert iterator == "the-iterator"
+    assert asked(server) == [
+        {
+            "StreamName": "flights",
+            "ShardId": "s-1",
+            "ShardIteratorType": "AFTER_SEQUENCE_NUMBER",
+            "StartingSequenceNumber": "42",
+        },
+        {
+            "StreamName": "flights",
+            "ShardId": "s-1",
+            "ShardIteratorType": "AT_TIMESTAMP",
+            "Timestamp": 1_700_000_000.123,
+        },
+    ]
+
+
+def test_a_stream_given_by_arn_is_named_by_arn_everywhere(
+    server: Any, make_client: MakeClient
+) -> None:
+    server.reply(body=encoded({"ShardIterator": "i"}))
+    server.reply(body=encoded({"Records": [], "NextShardIterator": "j"}))
+    server.reply(body=encoded({"Shards": []}))
+    client = make_client(server.url)
+    reader = PollingReader(client, ARN)
+
+    reader.fetch(reader.iterator("s", IteratorType.LATEST), 10)
+    WireStreamAdmin(client, ARN).list_shards()
+
+    assert [request["StreamARN"] for request in asked(server)] == [ARN] * 3
+    assert not any("StreamName" in request for request in asked(server))
+
+
+def test_a_page_of_records_is_decoded(server: Any, make_client: MakeClient) -> None:
+    body = encoded(
+        {
+            "Records": [
+                {
+                    "Data": base64.b64encode(b"payload").decode(),
+                    "PartitionKey": "k",
+                    "SequenceNumber": "7",
+                    "ApproximateArrivalTimestamp": 1.5,
+                }
+            ],
+            "NextShardIterator": "next",
+            "MillisBehindLatest": 1234,
+        }
+    )
+    server.reply(body=body)
+
+    page = PollingReader(make_client(server.url), "flights").fetch("it", 100)
+
+    assert [record.data for record in page.records] == [b"payload"]
+    assert page.next_iterator == "next"
+    assert page.millis_behind_latest == 1234
+    assert page.body_bytes == len(body)
+    assert asked(server) == [{"ShardIterator": "it", "Limit": 100}]
+
+
+def test_the_end_of_a_shard_names_its_children(server: Any, make_client: MakeClient) -> None:
+    child = {
+        "ShardId": "s-2",
+        "ParentShards": ["s-1"],
+        "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"},
+    }
+    server.reply(body=encoded({"Records": [], "NextShardIterator": None, "ChildShards": [child]}))
+
+    page = PollingReader(make_client(server.url), "flights").fetch("it", 100)
+
+    assert page.next_iterator is None
+    assert [(child.shard_id, child.parents) for child in page.children] == [("s-2", ("s-1",))]
+
+
+def test_errors_of_reading_are_named(server: Any, make_client: MakeClient) -> None:
+    reader = PollingReader(make_client(server.url), "flights")
+    for code, expected in [
+        ("ExpiredIteratorException", ExpiredIterator),
+        ("ResourceNotFoundException", NotFound),
+        ("KMSAccessDeniedException", Unavailable),
+    ]:
+        server.refuse(400, code)
+        with pytest.raises(expected):
+            reader.fetch("it", 1)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"Records":5}', b""])
+def test_a_garbled_answer_is_asked_for_again(
+    server: Any, make_client: MakeClient, body: bytes
+) -> None:
+    server.default.body = body
+    reader = PollingReader(make_client(server.url), "flights")
+
+    with pytest.raises(Unavailable) as raised:
+        reader.fetch("it", 1)
+    assert raised.value.code == "MalformedBody"
+    with pytest.raises(Unavailable):
+        reader.iterator("s", IteratorType.LATEST)
+
+
+# Listings
+
+
+def wire_shard(number: int, **more: object) -> dict[str, object]:
+    return {
+        "ShardId": f"shardId-{number:012}",
+        "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": str(2**128 - 1)},
+        "SequenceNumberRange": {"StartingSequenceNumber": "1"},
+    } | more
+
+
+AdminOf = Callable[[str], StreamAdmin]
+
+
+@pytest.fixture(params=["wire", "botocore"])
+def admin_of(request: pytest.FixtureRequest, make_client: MakeClient) -> AdminOf:
+    def over_wire(url: str) -> StreamAdmin:
+        return WireStreamAdmin(make_client(url), "flights")
+
+    def over_botocore(url: str) -> StreamAdmin:
+        settings = EndpointSettings(region="eu-west-1", endpoint_url=url)
+        plane = ControlPlane(open_session(settings), settings, WireCredentials("a", "b"))
+        client = plane.kinesis()
+        request.addfinalizer(client.close)
+        return BotoStreamAdmin(client, "flights")
+
+    return over_wire if request.param == "wire" else over_botocore
+
+
+def test_a_listing_has_all_pages(server: Any, admin_of: AdminOf) -> None:
+    closed = wire_shard(
+        0,
+        SequenceNumberRange={"StartingSequenceNumber": "1", "EndingSequenceNumber": "5"},
+        ParentShardId="p",
+        AdjacentParentShardId="q",
+    )
+    server.reply(body=encoded({"Shards": [closed], "NextToken": "token"}))
+    server.reply(body=encoded({"Shards": [wire_shard(1)]}))
+
+    shards = admin_of(server.url).list_shards(ShardFilter("AT_TIMESTAMP", WallTime(100.5)))
+
+    everything = HashRange(0, 2**128 - 1)
+    assert shards == (
+        Shard("shardId-000000000000", everything, "1", "5", "p", "q"),
+        Shard("shardId-000000000001", everything, "1"),
+    )
+    first, second = asked(server)
+    assert first["StreamName"] == "flights"
+    assert first["ShardFilter"]["Type"] == "AT_TIMESTAMP"
+    assert float(first["ShardFilter"]["Timestamp"]) == 100.5
+    assert second == {"NextToken": "token"}, "AWS refuses the stream's name beside a token"
+
+
+def test_a_listing_that_breaks_off_is_an_error_and_no_part(
+    server: Any, make_client: MakeClient
+) -> None:
+    server.reply(body=encoded({"Shards": [wire_shard(0)], "NextToken": "token"}))
+    server.refuse(400, "ExpiredNextTokenException")
+
+    with pytest.raises(Unavailable):
+        WireStreamAdmin(make_client(server.url), "flights").list_shards()
+
+
+def test_a_listing_without_end_is_an_error(
+    server: Any, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kclrun.aws.kinesis.PAGES_MAX", 3)
+    server.default.body = encoded({"Shards": [], "NextToken": "token"})
+
+    with pytest.raises(InvalidRequest, match="more than 3 pages"):
+        WireStreamAdmin(make_client(server.url), "flights").list_shards()
+
+
+def test_a_summary_tells_what_the_stream_is(server: Any, admin_of: AdminOf) -> None:
+    server.reply(
+        body=encoded(
+            {
+                "StreamDescriptionSummary": {
+                    "StreamName": "flights",
+                    "StreamARN": ARN,
+                    "StreamStatus": "ACTIVE",
+                    "RetentionPeriodHours": 24,
+                    "StreamCreationTimestamp": 1_700_000_000,
+                    "EnhancedMonitoring": [],
+                    "OpenShardCount": 4,
+                }
+            }
+        )
+    )
+
+    assert admin_of(server.url).summary() == StreamSummary(
+        "flights", ARN, "ACTIVE", 24, 4, WallTime(1_700_000_000.0)
+    )
+
+
+def test_a_stream_that_is_missing_is_not_found(server: Any, admin_of: AdminOf) -> None:
+    server.refuse(400, "ResourceNotFoundException", "Stream flights not found")
+
+    with pytest.raises(NotFound, match="flights not found"):
+        admin_of(server.url).summary()

@@ -1,0 +1,248 @@
+"""What becomes of a write to the lease table, for each way its request can go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from kclrun.aws.lease_table import DynamoLeaseTable
+from kclrun.aws.rows import encode_row
+from kclrun.aws.wire import WireClient
+from kclrun.errors import InvalidRequest, Throttled, Unavailable
+from kclrun.model import outcomes
+from kclrun.model.changes import Claim, CreateChildren, CreateLease, DeleteEnded, HeldParent, Renew
+from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.outcomes import Applied, ConditionFailed, OutcomeUnknown, Refused
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+
+MakeClient = Callable[..., WireClient]
+ME = OwnerId("kclrun:a:h:1")
+KEY = LeaseKey("shardId-0")
+ROW = Lease(key=KEY, checkpoint=ExtendedSequenceNumber("5"), counter=4, owner=ME)
+CLAIM = Claim(KEY, ME, 3)
+CHILDREN = tuple(
+    Lease(key=LeaseKey(f"shardId-{number}"), checkpoint=TRIM_HORIZON) for number in (1, 2)
+)
+CREATE = CreateChildren(CHILDREN, (HeldParent(KEY, ME, 4),))
+
+
+@pytest.fixture
+def table(server: Any, make_client: MakeClient) -> DynamoLeaseTable:
+    return DynamoLeaseTable(make_client(server.url, service="dynamodb"), "leases")
+
+
+def cancelled(*reasons: str) -> bytes:
+    return msgspec.json.encode(
+        {
+            "__type": "com.amazonaws.dynamodb.v20120810#TransactionCanceledException",
+            "Message": "Transaction cancelled",
+            "CancellationReasons": [{"Code": reason} for reason in reasons],
+        }
+    )
+
+
+def test_a_success_carries_the_row_after_the_write(server: Any, table: DynamoLeaseTable) -> None:
+    server.reply(body=msgspec.json.encode({"Attributes": encode_row(ROW)}))
+
+    assert table.write(CLAIM) == Applied(ROW)
+
+    request = msgspec.json.decode(server.requests[0].body)
+    assert request["ReturnValues"] == "ALL_NEW"
+    assert request["ReturnValuesOnConditionCheckFailure"] == "ALL_OLD"
+
+
+def test_a_failed_condition_carries_the_row_that_stands_there(
+    server: Any, table: DynamoLeaseTable
+) -> None:
+    body = {"__type": "x#ConditionalCheckFailedException", "message": "no"}
+    server.reply(400, msgspec.json.encode(body | {"Item": encode_row(ROW)}))
+    server.reply(400, msgspec.json.encode(body))
+    server.reply(400, msgspec.json.encode(body | {"Item": {"leaseKey": {"S": "shardId-0"}}}))
+
+    assert table.write(CLAIM) == ConditionFailed(ROW)
+    assert table.write(CLAIM) == ConditionFailed(None)
+    broken = table.write(CLAIM)
+    assert isinstance(broken, Refused), "a broken row is not a missing one"
+    assert broken.code == "BrokenRow"
+
+
+@pytest.mark.parametrize("change", [CLAIM, CreateLease(ROW), DeleteEnded(KEY), CREATE])
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        (400, "ProvisionedThroughputExceededException", outcomes.Throttled),
+        (400, "RequestLimitExceeded", outcomes.Throttled),
+        (400, "TransactionConflictException", outcomes.Unavailable),
+        (400, "ExpiredTokenException", outcomes.Unavailable),
+        (500, "InternalServerError", OutcomeUnknown),
+        (503, "", OutcomeUnknown),
+        (400, "ResourceNotFoundException", Refused),
+        (400, "AccessDeniedException", Refused),
+        (400, "ValidationException", Refused),
+    ],
+)
+def test_a_refusal_is_a_value(
+    *,
+    server: Any,
+    table: DynamoLeaseTable,
+    change: Any,
+    status: int,
+    code: str,
+    expected: type[object],
+) -> None:
+    server.refuse(status, code, "because")
+
+    outcome = table.write(change)
+
+    assert type(outcome) is expected
+    if isinstance(outcome, Refused):
+        assert outcome.code == code
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("change", [CLAIM, CreateLease(ROW), DeleteEnded(KEY), CREATE])
+@pytest.mark.parametrize("trouble", ["be_silent", "hang_up"])
+def test_silence_leaves_a_write_unknown(
+    server: Any, table: DynamoLeaseTable, change: Any, trouble: str
+) -> None:
+    getattr(server, trouble)()
+
+    assert isinstance(table.write(change), OutcomeUnknown)
+    assert len(server.requests) == 1, "no write is sent twice"
+
+
+def test_a_refused_connection_leaves_nothing_written(make_client: MakeClient) -> None:
+    table = DynamoLeaseTable(make_client("http://127.0.0.1:9", service="dynamodb"), "leases")
+
+    assert isinstance(table.write(CLAIM), outcomes.Unavailable)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", b"<html>", b'{"Attributes":{}}', b'{"Attributes":{"leaseKey":{"S":"x"}}}'],
+)
+def test_a_success_that_cannot_be_read_is_read_back(
+    server: Any, table: DynamoLeaseTable, body: bytes
+) -> None:
+    server.reply(body=body)
+
+    assert isinstance(table.write(Renew(KEY, ME, 3)), OutcomeUnknown)
+
+
+# Children
+
+
+def test_children_that_exist_are_left_out_and_the_rest_is_sent_again(
+    server: Any, table: DynamoLeaseTable
+) -> None:
+    server.reply(400, cancelled("None", "ConditionalCheckFailed", "None"))
+
+    assert table.write(CREATE) == Applied(None)
+
+    first, second = (msgspec.json.decode(request.body) for request in server.requests)
+    assert [next(iter(part)) for part in first["TransactItems"]] == ["ConditionCheck", "Put", "Put"]
+    assert [next(iter(part)) for part in second["TransactItems"]] == ["ConditionCheck", "Put"]
+    assert second["TransactItems"][1] == first["TransactItems"][2]
+    assert "ClientRequestToken" not in first
+
+
+def test_the_second_sending_can_be_unknown_too(server: Any, table: DynamoLeaseTable) -> None:
+    server.reply(400, cancelled("None", "ConditionalCheckFailed", "None"))
+    server.be_silent()
+
+    assert isinstance(table.write(CREATE), OutcomeUnknown)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "expected"),
+    [
+        (("None", "ConditionalCheckFailed", "ConditionalCheckFailed"), Applied(None)),
+        (("ConditionalCheckFailed", "None", "None"), ConditionFailed(None)),
+        (("ConditionalCheckFailed", "ConditionalCheckFailed", "None"), ConditionFailed(None)),
+        (
+            ("None", "TransactionConflict", "None"),
+            outcomes.Throttled("TransactWriteItems: TransactionConflict"),
+        ),
+        (
+            ("ConditionalCheckFailed", "TransactionConflict", "None"),
+            outcomes.Throttled("TransactWriteItems: TransactionConflict"),
+        ),
+        (
+            ("None", "ThrottlingError", "None"),
+            outcomes.Throttled("TransactWriteItems: ThrottlingError"),
+        ),
+        (
+            ("None", "ItemCollectionSizeLimitExceeded", "None"),
+            Refused(
+                "ItemCollectionSizeLimitExceeded",
+                "TransactWriteItems: ItemCollectionSizeLimitExceeded",
+            ),
+        ),
+    ],
+)
+def test_a_cancelled_transaction_is_read_by_its_reasons(
+    server: Any, table: DynamoLeaseTable, reasons: tuple[str, ...], expected: object
+) -> None:
+    server.reply(400, cancelled(*reasons))
+
+    assert table.write(CREATE) == expected
+    assert len(server.requests) == 1
+
+
+def test_a_cancelled_transaction_without_sound_reasons_is_refused(
+    server: Any, table: DynamoLeaseTable
+) -> None:
+    for reasons in ((), ("None",), ("None", "None", "None")):
+        server.reply(400, cancelled(*reasons))
+        assert isinstance(table.write(CREATE), Refused)
+
+
+# Reading
+
+
+def test_reads_are_consistent(server: Any, table: DynamoLeaseTable) -> None:
+    server.reply(body=msgspec.json.encode({"Item": encode_row(ROW)}))
+    server.reply(body=msgspec.json.encode({"Items": [encode_row(ROW)]}))
+
+    assert table.read(KEY) == ROW
+    assert [page.leases for page in table.scan()] == [(ROW,)]
+
+    assert all(msgspec.json.decode(request.body)["ConsistentRead"] for request in server.requests)
+
+
+def test_a_scan_that_breaks_off_raises(server: Any, table: DynamoLeaseTable) -> None:
+    page = {"Items": [encode_row(ROW)], "LastEvaluatedKey": {"leaseKey": {"S": KEY}}}
+    server.reply(body=msgspec.json.encode(page))
+    server.refuse(400, "ProvisionedThroughputExceededException")
+    pages = table.scan()
+
+    assert next(pages).leases == (ROW,)
+    with pytest.raises(Throttled):
+        next(pages)
+    assert msgspec.json.decode(server.requests[1].body)["ExclusiveStartKey"] == {
+        "leaseKey": {"S": KEY}
+    }
+
+
+def test_a_scan_without_end_is_an_error(
+    server: Any, table: DynamoLeaseTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kclrun.aws.lease_table.PAGES_MAX", 3)
+    server.default.body = msgspec.json.encode({"LastEvaluatedKey": {"leaseKey": {"S": KEY}}})
+
+    with pytest.raises(InvalidRequest, match="more than 3 pages"):
+        list(table.scan())
+
+
+def test_a_garbled_answer_to_a_read_is_asked_for_again(
+    server: Any, table: DynamoLeaseTable
+) -> None:
+    server.default.body = b"<html>"
+
+    with pytest.raises(Unavailable):
+        table.read(KEY)
+    with pytest.raises(Unavailable):
+        list(table.scan())

@@ -1,0 +1,194 @@
+"""Items to leases: what the KCL writes, what others write, and what nobody should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kclrun.aws.rows import ATTRIBUTES_MAX, BrokenRow, decode_page, decode_row, encode_row
+from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId, PendingCheckpoint
+from kclrun.model.sequence import SENTINELS, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from kclrun.model.time import WallTime
+from kclrun.ports import ScanPage
+
+MINIMAL: dict[str, Any] = {
+    "leaseKey": {"S": "shardId-0"},
+    "leaseCounter": {"N": "3"},
+    "checkpoint": {"S": "TRIM_HORIZON"},
+}
+
+# A row as KCL 2.x and 3.x leave it, attribute for attribute.
+JAVA_ROW: dict[str, Any] = {
+    "leaseKey": {"S": "shardId-000000000003"},
+    "leaseOwner": {"S": "ip-10-0-0-1:0d7a"},
+    "leaseCounter": {"N": "118"},
+    "ownerSwitchesSinceCheckpoint": {"N": "1"},
+    "checkpoint": {"S": "49671000000000000000000000000000000000000000000000000008"},
+    "checkpointSubSequenceNumber": {"N": "2"},
+    "pendingCheckpoint": {"S": "49671000000000000000000000000000000000000000000000000009"},
+    "pendingCheckpointSubSequenceNumber": {"N": "0"},
+    "pendingCheckpointState": {"B": "c3RhdGU="},
+    "parentShardId": {"SS": ["shardId-000000000001", "shardId-000000000002"]},
+    "childShardIds": {"SS": ["shardId-000000000004"]},
+    "startingHashKey": {"S": "0"},
+    "endingHashKey": {"S": str(HASH_KEY_MAX)},
+    "throughputKBps": {"N": "1.0E-4"},
+    "checkpointOwner": {"S": "ip-10-0-0-2:77aa"},
+    "entityType": {"S": "LEASE"},
+}
+
+shard_ids = st.frozensets(st.text("abc-0123", min_size=1, max_size=20), max_size=3)
+numbers = st.integers(0, 10**56).map(str)
+positions = st.one_of(
+    st.sampled_from(SENTINELS),
+    st.builds(ExtendedSequenceNumber, numbers, st.integers(0, 10**6)),
+)
+milliseconds = st.integers(0, 2 * 10**12).map(lambda value: WallTime(value / 1000))
+texts = st.text(min_size=1, max_size=40)
+leases = st.builds(
+    Lease,
+    key=texts.map(LeaseKey),
+    checkpoint=positions,
+    counter=st.integers(0, 10**15),
+    owner=st.none() | texts.map(OwnerId),
+    owner_switches=st.integers(0, 10**6),
+    parents=shard_ids,
+    children=shard_ids,
+    hash_range=st.none() | st.integers(0, HASH_KEY_MAX).map(lambda low: HashRange(low, low)),
+    checkpoint_owner=st.none() | texts.map(OwnerId),
+    pending=st.none() | st.builds(PendingCheckpoint, positions, st.none() | st.binary()),
+    throughput_kbps=st.none() | st.floats(0, 1e9),
+    failover_s=st.none() | st.integers(1, 10**7).map(lambda value: value / 1000),
+    start=st.none() | texts,
+    latest_pinned_at=st.none() | milliseconds,
+    halt=st.none() | st.builds(Halt, texts, milliseconds),
+)
+
+
+@given(leases)
+def test_a_row_reads_back_as_the_lease_it_was_made_from(lease: Lease) -> None:
+    assert decode_row(encode_row(lease)) == lease
+
+
+@given(leases)
+def test_a_row_never_holds_null_or_empty_values(lease: Lease) -> None:
+    for attribute in encode_row(lease).values():
+        assert "NULL" not in attribute
+        assert attribute not in ({"S": ""}, {"SS": []})
+
+
+def test_a_row_of_the_java_kcl_is_understood_whole() -> None:
+    assert decode_row(JAVA_ROW) == Lease(
+        key=LeaseKey("shardId-000000000003"),
+        owner=OwnerId("ip-10-0-0-1:0d7a"),
+        counter=118,
+        owner_switches=1,
+        checkpoint=ExtendedSequenceNumber(
+            "49671000000000000000000000000000000000000000000000000008", 2
+        ),
+        pending=PendingCheckpoint(
+            ExtendedSequenceNumber("49671000000000000000000000000000000000000000000000000009"),
+            b"state",
+        ),
+        parents=frozenset({"shardId-000000000001", "shardId-000000000002"}),
+        children=frozenset({"shardId-000000000004"}),
+        hash_range=HashRange(0, HASH_KEY_MAX),
+        throughput_kbps=0.0001,
+        checkpoint_owner=OwnerId("ip-10-0-0-2:77aa"),
+    )
+
+
+def test_a_minimal_row_is_a_lease() -> None:
+    assert decode_row(MINIMAL) == Lease(
+        key=LeaseKey("shardId-0"), checkpoint=TRIM_HORIZON, counter=3
+    )
+
+
+def test_the_time_of_an_at_timestamp_row_in_its_sub_number_is_accepted() -> None:
+    row = MINIMAL | {
+        "checkpoint": {"S": "AT_TIMESTAMP"},
+        "checkpointSubSequenceNumber": {"N": "1700000000000"},
+    }
+    lease = decode_row(row)
+    assert lease is not None
+    assert lease.checkpoint == ExtendedSequenceNumber("AT_TIMESTAMP", 1_700_000_000_000)
+
+
+@pytest.mark.parametrize(
+    "entity", ["STREAM", "LEADER", "CLIENT_VERSION_MIGRATION", "TABLE_MIGRATION", "NEW", ""]
+)
+def test_a_row_of_another_entity_is_no_lease(entity: str) -> None:
+    assert decode_row({"leaseKey": {"S": "x"}, "entityType": {"S": entity}}) is None
+
+
+BROKEN: dict[str, dict[str, Any]] = {
+    "no counter": {"leaseCounter": None},
+    "no checkpoint": {"checkpoint": None},
+    "no key": {"leaseKey": None},
+    "key is a number": {"leaseKey": {"N": "5"}},
+    "counter is text": {"leaseCounter": {"S": "3"}},
+    "counter is NULL": {"leaseCounter": {"NULL": True}},
+    "counter is negative": {"leaseCounter": {"N": "-1"}},
+    "counter is a fraction": {"leaseCounter": {"N": "1.5"}},
+    "counter is endless": {"leaseCounter": {"N": "9" * 5000}},
+    "checkpoint is unknown": {"checkpoint": {"S": "SOMEWHERE"}},
+    "checkpoint has 200 digits": {"checkpoint": {"S": "1" * 200}},
+    "checkpoint is padded": {"checkpoint": {"S": "007"}},
+    "owner is empty": {"leaseOwner": {"S": ""}},
+    "owner is a list": {"leaseOwner": {"L": []}},
+    "owner is endless": {"leaseOwner": {"S": "x" * 5000}},
+    "parents are text": {"parentShardId": {"S": "shardId-1"}},
+    "parents hold numbers": {"parentShardId": {"SS": [1]}},
+    "too many parents": {"parentShardId": {"SS": [str(n) for n in range(100)]}},
+    "hash key is no number": {"startingHashKey": {"S": "a"}, "endingHashKey": {"S": "1"}},
+    "hash range is empty": {"startingHashKey": {"S": "2"}, "endingHashKey": {"S": "1"}},
+    "hash range is too large": {"startingHashKey": {"S": "0"}, "endingHashKey": {"S": str(2**128)}},
+    "state is no base64": {
+        "pendingCheckpoint": {"S": "1"},
+        "pendingCheckpointState": {"B": "!!!"},
+    },
+    "throughput is a word": {"throughputKBps": {"N": "NaN"}},
+    "an attribute is no map": {"leaseOwner": "me"},
+    "too many attributes": {f"x{n}": {"S": "y"} for n in range(ATTRIBUTES_MAX)},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_row_is_named_as_one(name: str) -> None:
+    row = {key: value for key, value in (MINIMAL | BROKEN[name]).items() if value is not None}
+
+    with pytest.raises(BrokenRow):
+        decode_row(row)
+
+
+def test_a_page_sorts_leases_from_the_rest() -> None:
+    foreign = {"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}}
+    broken = MINIMAL | {"leaseKey": {"S": "bad"}, "leaseCounter": {"S": "?"}}
+    keyless: dict[str, Any] = {"leaseCounter": {"N": "1"}}
+
+    page = decode_page([foreign, MINIMAL, broken, keyless])
+
+    lease = decode_row(MINIMAL)
+    assert lease is not None
+    assert page == ScanPage((lease,), ("bad", "?"), 1)
+
+
+attribute_values = st.recursive(
+    st.none() | st.booleans() | st.text(max_size=5) | st.integers() | st.just("9" * 400),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner),
+    max_leaves=4,
+)
+attributes = st.dictionaries(
+    st.sampled_from(["S", "N", "SS", "B", "NULL", "M"]), attribute_values, max_size=2
+)
+
+
+@given(st.dictionaries(st.sampled_from(list(JAVA_ROW)), attributes, max_size=6))
+def test_any_item_is_a_lease_foreign_or_broken_and_never_an_error(item: dict[str, Any]) -> None:
+    page = decode_page([JAVA_ROW | item])
+
+    assert len(page.leases) + len(page.broken) + page.foreign == 1

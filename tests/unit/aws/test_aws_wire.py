@@ -1,0 +1,427 @@
+"""The wire client against a scripted server: what came back, what did not, and what that means."""
+
+from __future__ import annotations
+
+import email.utils
+import logging
+import multiprocessing
+import socket
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from kclrun.aws.operations import GET_RECORDS, PUT_ITEM, UPDATE_ITEM
+from kclrun.aws.signing import HeldCredentials
+from kclrun.aws.wire import WireClient
+from kclrun.errors import (
+    AccessDenied,
+    ExpiredIterator,
+    InvalidRequest,
+    InvariantViolation,
+    NotFound,
+    OutcomeUnknown,
+    ServiceError,
+    SettingsError,
+    Throttled,
+    Unavailable,
+)
+from kclrun.model.wire import WireCredentials, WireEndpoint
+
+MakeClient = Callable[..., WireClient]
+
+
+def dated(seconds: float) -> dict[str, str]:
+    return {"Date": email.utils.formatdate(seconds, usegmt=True)}
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# What is sent, and what comes back
+
+
+def test_a_call_sends_one_signed_json_post(server: Any, make_client: MakeClient) -> None:
+    server.reply(body=b'{"ok":1}', headers=dated(1_700_000_000))
+    client = make_client(server.url, credentials=WireCredentials("AKID", "secret", "a-token"))
+
+    reply = client.call(GET_RECORDS, b'{"Limit":1}')
+
+    assert (reply.status, reply.body, reply.date_at) == (200, b'{"ok":1}', 1_700_000_000)
+    (request,) = server.requests
+    assert request.line == "POST / HTTP/1.1"
+    assert request.body == b'{"Limit":1}'
+    assert request.headers["x-amz-target"] == "Kinesis_20131202.GetRecords"
+    assert request.headers["content-type"] == "application/x-amz-json-1.1"
+    assert request.headers["host"] == f"127.0.0.1:{server.port}"
+    assert request.headers["x-amz-security-token"] == "a-token"
+    assert "x-amz-security-token" in request.headers["authorization"].split("SignedHeaders=")[1]
+
+
+def test_a_connection_is_kept_and_used_again(server: Any, make_client: MakeClient) -> None:
+    client = make_client(server.url)
+
+    for _ in range(5):
+        client.call(GET_RECORDS, b"{}")
+
+    assert server.connections == 1
+
+
+def test_a_connection_is_kept_after_an_error_reply(server: Any, make_client: MakeClient) -> None:
+    server.refuse(400, "ProvisionedThroughputExceededException")
+    client = make_client(server.url)
+
+    with pytest.raises(Throttled):
+        client.call(GET_RECORDS, b"{}")
+    client.call(GET_RECORDS, b"{}")
+
+    assert server.connections == 1
+
+
+def test_a_body_of_fifteen_megabytes_arrives_whole(server: Any, make_client: MakeClient) -> None:
+    body = b"x" * 15_000_000
+    server.reply(body=body)
+
+    assert make_client(server.url, read_timeout_s=5.0).call(GET_RECORDS, b"{}").body == body
+
+
+def test_an_endless_body_is_refused(
+    server: Any, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kclrun.aws.transport.BODY_BYTES_MAX", 1000)
+    server.reply(body=b"x" * 2000)
+
+    with pytest.raises(Unavailable, match="longer than 1000 bytes"):
+        make_client(server.url).call(GET_RECORDS, b"{}")
+
+
+def test_a_checksum_is_compared(server: Any, make_client: MakeClient) -> None:
+    good, bad = zlib.crc32(b"{}"), zlib.crc32(b"[]")
+    server.reply(headers={"x-amz-crc32": str(good)})
+    server.reply(headers={"x-amz-crc32": str(bad)})
+    client = make_client(server.url)
+
+    client.call(UPDATE_ITEM, b"{}")
+    with pytest.raises(OutcomeUnknown, match="checksum"):
+        client.call(UPDATE_ITEM, b"{}")
+
+
+# No answer
+
+
+def test_a_refused_connection_means_nothing_was_sent(make_client: MakeClient) -> None:
+    client = make_client(f"http://127.0.0.1:{closed_port()}")
+
+    for operation in (GET_RECORDS, UPDATE_ITEM):
+        with pytest.raises(Unavailable, match="before anything was sent") as raised:
+            client.call(operation, b"{}")
+        assert raised.value.operation == operation.name
+        assert "Connection refused" in str(raised.value)
+
+
+def test_a_name_that_does_not_resolve_means_nothing_was_sent(make_client: MakeClient) -> None:
+    with pytest.raises(Unavailable, match="before anything was sent"):
+        make_client("http://does-not-exist.invalid").call(UPDATE_ITEM, b"{}")
+
+
+def test_a_tls_handshake_that_fails_means_nothing_was_sent(
+    server: Any, make_client: MakeClient
+) -> None:
+    server.hang_up()
+    client = make_client(f"https://127.0.0.1:{server.port}", connect_timeout_s=0.3)
+
+    with pytest.raises(Unavailable, match="before anything was sent"):
+        client.call(UPDATE_ITEM, b"{}")
+
+
+@pytest.mark.parametrize("trouble", ["be_silent", "hang_up"])
+def test_no_answer_leaves_a_write_unknown_and_a_read_unavailable(
+    server: Any, make_client: MakeClient, trouble: str
+) -> None:
+    client = make_client(server.url)
+
+    getattr(server, trouble)()
+    with pytest.raises(OutcomeUnknown, match="after it was sent"):
+        client.call(UPDATE_ITEM, b"{}")
+    getattr(server, trouble)()
+    with pytest.raises(Unavailable):
+        client.call(GET_RECORDS, b"{}")
+
+    assert len(server.requests) == 2, "nothing is sent twice"
+
+
+def test_an_answer_cut_short_leaves_a_write_unknown(server: Any, make_client: MakeClient) -> None:
+    server.reply(body=b'{"Attributes":{}}', cut_at=5)
+    client = make_client(server.url)
+
+    with pytest.raises(OutcomeUnknown):
+        client.call(UPDATE_ITEM, b"{}")
+
+
+def test_a_read_on_a_connection_just_closed_is_sent_again_once(
+    server: Any, make_client: MakeClient
+) -> None:
+    client = make_client(server.url)
+    client.call(GET_RECORDS, b"{}")
+    server.hang_up()
+
+    client.call(GET_RECORDS, b"{}")
+
+    assert [request.connection for request in server.requests] == [1, 1, 2]
+
+
+def test_a_read_is_not_sent_a_third_time(server: Any, make_client: MakeClient) -> None:
+    client = make_client(server.url)
+    client.call(GET_RECORDS, b"{}")
+    server.hang_up()
+    server.hang_up()
+
+    with pytest.raises(Unavailable):
+        client.call(GET_RECORDS, b"{}")
+
+    assert len(server.requests) == 3
+
+
+def test_a_write_on_a_connection_just_closed_is_unknown(
+    server: Any, make_client: MakeClient
+) -> None:
+    client = make_client(server.url)
+    client.call(UPDATE_ITEM, b"{}")
+    server.hang_up()
+
+    with pytest.raises(OutcomeUnknown):
+        client.call(UPDATE_ITEM, b"{}")
+
+    assert len(server.requests) == 2
+
+
+def test_a_connection_seen_closed_is_replaced_before_sending(
+    server: Any, make_client: MakeClient
+) -> None:
+    server.reply(then_close=True)
+    client = make_client(server.url)
+    client.call(UPDATE_ITEM, b"{}")
+    connection = next(iter(server._threads))
+    connection.join(timeout=5)
+
+    client.call(UPDATE_ITEM, b"{}")
+
+    assert [request.connection for request in server.requests] == [1, 2]
+
+
+# Error replies
+
+
+CASES = [
+    # status, code, a read's error, a write's error
+    (400, "ProvisionedThroughputExceededException", Throttled, Throttled),
+    (400, "ThrottlingException", Throttled, Throttled),
+    (429, "", Throttled, Throttled),
+    (400, "KMSThrottlingException", Throttled, Throttled),
+    (400, "KMSAccessDeniedException", Unavailable, Unavailable),
+    (400, "KMSDisabledException", Unavailable, Unavailable),
+    (400, "ExpiredIteratorException", ExpiredIterator, ExpiredIterator),
+    (400, "ResourceNotFoundException", NotFound, NotFound),
+    (400, "AccessDeniedException", AccessDenied, AccessDenied),
+    (400, "UnrecognizedClientException", AccessDenied, AccessDenied),
+    (403, "", AccessDenied, AccessDenied),
+    (400, "ExpiredTokenException", Unavailable, Unavailable),
+    (400, "ValidationException", InvalidRequest, InvalidRequest),
+    (400, "InvalidArgumentException", InvalidRequest, InvalidRequest),
+    (400, "TransactionConflictException", Unavailable, Unavailable),
+    (500, "InternalServerError", Unavailable, OutcomeUnknown),
+    (500, "", Unavailable, OutcomeUnknown),
+    (503, "ServiceUnavailable", Unavailable, OutcomeUnknown),
+    (504, "", Unavailable, OutcomeUnknown),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "read_error", "write_error"), CASES)
+def test_an_error_reply_says_what_to_do_next(
+    *,
+    server: Any,
+    make_client: MakeClient,
+    status: int,
+    code: str,
+    read_error: type[ServiceError],
+    write_error: type[ServiceError],
+) -> None:
+    client = make_client(server.url)
+    for operation, expected in ((GET_RECORDS, read_error), (PUT_ITEM, write_error)):
+        server.refuse(status, code, "because")
+        with pytest.raises(ServiceError) as raised:
+            client.call(operation, b"{}")
+        assert type(raised.value) is expected
+        assert raised.value.operation == operation.name
+        assert raised.value.code == (code or f"HTTP {status}")
+        assert "because" in str(raised.value)
+    assert len(server.requests) == 2, "nothing is retried"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"<html>bad gateway</html>", b"[1]", b'{"__type":5}', b"\xff\xfe", b"[" * 5000, b"null"],
+)
+def test_a_malformed_error_body_is_judged_by_its_status(
+    server: Any, make_client: MakeClient, body: bytes
+) -> None:
+    client = make_client(server.url)
+    server.reply(502, body)
+    with pytest.raises(OutcomeUnknown):
+        client.call(UPDATE_ITEM, b"{}")
+    server.reply(400, body)
+    with pytest.raises(InvalidRequest):
+        client.call(UPDATE_ITEM, b"{}")
+
+
+def test_an_error_named_in_a_header_is_understood(server: Any, make_client: MakeClient) -> None:
+    named = {"x-amzn-ErrorType": "ResourceNotFoundException:http://internal.amazon.com/doc"}
+    server.reply(400, b'{"Message":"no such stream"}', headers=named)
+
+    with pytest.raises(NotFound, match="no such stream"):
+        make_client(server.url).call(GET_RECORDS, b"{}")
+
+
+# This host's clock
+
+
+class Clock:
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+NOW = 1_700_000_000.0
+
+
+@pytest.mark.parametrize(
+    "code", ["RequestTimeTooSkewed", "RequestExpired", "InvalidSignatureException"]
+)
+def test_a_clock_that_is_off_is_corrected_by_the_services(
+    server: Any, make_client: MakeClient, code: str
+) -> None:
+    body = msgspec.json.encode({"__type": code, "message": "Signature expired"})
+    server.reply(400, body, headers=dated(NOW))
+    client = make_client(server.url, clock=Clock(NOW - 3600))
+
+    client.call(UPDATE_ITEM, b"{}")
+    client.call(UPDATE_ITEM, b"{}")
+
+    dates = [request.headers["x-amz-date"] for request in server.requests]
+    assert dates == ["20231114T211320Z", "20231114T221320Z", "20231114T221320Z"]
+
+
+def test_a_wrong_key_is_not_taken_for_a_wrong_clock(server: Any, make_client: MakeClient) -> None:
+    body = msgspec.json.encode({"__type": "InvalidSignatureException", "message": "no"})
+    server.reply(400, body, headers=dated(NOW))
+
+    with pytest.raises(AccessDenied):
+        make_client(server.url, clock=Clock(NOW - 5)).call(UPDATE_ITEM, b"{}")
+
+    assert len(server.requests) == 1
+
+
+def test_a_clock_is_corrected_only_once_a_call(server: Any, make_client: MakeClient) -> None:
+    for _ in range(2):
+        body = msgspec.json.encode({"__type": "RequestTimeTooSkewed"})
+        server.reply(403, body, headers=dated(NOW))
+
+    with pytest.raises(AccessDenied):
+        make_client(server.url, clock=Clock(NOW - 3600)).call(UPDATE_ITEM, b"{}")
+
+    assert len(server.requests) == 2
+
+
+# Processes, credentials, secrets
+
+
+def test_renewed_credentials_sign_the_next_request(server: Any) -> None:
+    held = HeldCredentials(WireCredentials("AKIDOLD", "old"))
+    client = WireClient(WireEndpoint(server.url, "r", "r"), held, service="kinesis")
+
+    client.call(GET_RECORDS, b"{}")
+    held.replace(WireCredentials("AKIDNEW", "new", "new-token"))
+    client.call(GET_RECORDS, b"{}")
+    client.close()
+
+    assert "AKIDOLD" in server.requests[0].headers["authorization"]
+    assert "AKIDNEW" in server.requests[1].headers["authorization"]
+    assert server.requests[1].headers["x-amz-security-token"] == "new-token"
+
+
+def test_a_client_refuses_another_process(server: Any, make_client: MakeClient) -> None:
+    client = make_client(server.url)
+    client._pid += 1  # as a fork would leave it
+
+    with pytest.raises(InvariantViolation, match="after the fork"):
+        client.call(GET_RECORDS, b"{}")
+
+    assert server.connections == 0
+
+
+def _call_in_child(url: str, result: Any) -> None:
+    endpoint = WireEndpoint(url, "r", "r")
+    client = WireClient(endpoint, HeldCredentials(WireCredentials("k", "s")), service="kinesis")
+    result.send_bytes(client.call(GET_RECORDS, b"{}").body)
+    client.close()
+
+
+def test_a_client_is_made_from_plain_values_in_a_fresh_process(server: Any) -> None:
+    server.reply(body=b"from afar")
+    context = multiprocessing.get_context("spawn")
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=_call_in_child, args=(server.url, sending))
+    child.start()
+    assert receiving.poll(30)
+    assert receiving.recv_bytes() == b"from afar"
+    child.join(timeout=30)
+    receiving.close()
+    sending.close()
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "localhost:80", "http://", "http://h/?x=1"])
+def test_an_address_that_is_none_is_a_settings_error(url: str) -> None:
+    with pytest.raises(SettingsError):
+        WireClient(
+            WireEndpoint(url, "r", "r"), HeldCredentials(WireCredentials("a", "b")), service="s"
+        )
+
+
+def test_no_secret_reaches_an_error_a_repr_or_a_log(
+    server: Any, make_client: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Canaries in every place a secret can sit; services quote requests back."""
+    caplog.set_level(logging.DEBUG)
+    token = "CANARY" + "t" * 300
+    iterator = "AAAAAAAAAACANARY" + "i" * 200
+    secrets = WireCredentials("AKIDCANARY", "SECRETCANARY", token)
+    client = make_client(server.url, credentials=secrets)
+    quoted = f"The Canonical String should have been\nx-amz-security-token:{token}"
+    shown = [repr(client), repr(secrets), str(secrets), repr(client._signer)]
+    for status, code, message in [
+        (400, "InvalidSignatureException", quoted.replace("\n", " ")),
+        (400, "ValidationException", f"Value '{iterator}' at 'shardIterator' failed"),
+        (500, "InternalFailure", f"first line\n{token}"),
+        (400, "Unheard", token),
+    ]:
+        server.refuse(status, code, message)
+        with pytest.raises(ServiceError) as raised:
+            client.call(GET_RECORDS, msgspec.json.encode({"ShardIterator": iterator}))
+        shown += [str(raised.value), repr(raised.value), repr(raised.value.__context__)]
+    server.hang_up()
+    server.hang_up()
+    with pytest.raises(Unavailable) as unanswered:
+        client.call(GET_RECORDS, msgspec.json.encode({"ShardIterator": iterator}))
+    shown += [repr(unanswered.value), repr(unanswered.value.__context__)]
+    reply = client.call(GET_RECORDS, b"{}")
+    shown += [repr(reply), caplog.text]
+
+    assert len(server.requests) == 7
+    assert not [text for text in shown if "CANARY" in text]

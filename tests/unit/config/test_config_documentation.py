@@ -1,0 +1,85 @@
+"""Every setting is documented, in the schema and in the file that people copy."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kclrun.config.json_schema import json_schema
+from kclrun.config.load import settings_of
+from kclrun.config.schema import Settings
+from kclrun.config.settle import field_types, members, plain_type
+from kclrun.model.time import WallTime
+
+APP_YAML = Path(__file__).parents[3] / "config" / "app.yaml"
+NOW = WallTime(1_780_000_000.0)
+
+
+def properties(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, told in schema.get("properties", {}).items():
+        yield f"{path}{name}", told
+        yield from properties(told, f"{path}{name}.")
+        yield from properties(told.get("items", {}), f"{path}{name}[].")
+
+
+def test_every_setting_has_a_description() -> None:
+    undocumented = [path for path, told in properties(json_schema()) if "description" not in told]
+
+    assert len(list(properties(json_schema()))) > 50
+    assert undocumented == []
+
+
+def test_the_schema_has_every_setting_that_the_loader_takes() -> None:
+    def names(struct: type[msgspec.Struct]) -> Iterator[str]:
+        for name, annotation in field_types(struct).items():
+            yield name
+            for choice in members(annotation):
+                bare = plain_type(choice)
+                if isinstance(bare, type) and issubclass(bare, msgspec.Struct):
+                    yield from names(bare)
+
+    in_schema = {path.rpartition(".")[2] for path, _ in properties(json_schema())}
+    assert set(names(Settings)) <= in_schema
+
+
+def test_the_schema_shows_defaults_as_people_write_them() -> None:
+    told = dict(properties(json_schema()))
+
+    assert told["leases.failover"]["default"] == "10s"
+    assert told["fetch.buffer"]["default"] == "16MiB"
+    assert told["leases.max"] | {"description": ""} == {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 1024,
+        "default": 64,
+        "description": "",
+    }
+    assert told["aws.endpoints"]["propertyNames"] == {
+        "enum": ["kinesis", "dynamodb", "cloudwatch", "sts"]
+    }
+
+
+def test_every_setting_appears_in_the_file_that_people_copy() -> None:
+    text = APP_YAML.read_text()
+    names = {path.rpartition(".")[2] for path, _ in properties(json_schema())}
+
+    assert {name for name in names if not re.search(rf"\b{name}:", text)} == set()
+
+
+def test_the_file_that_people_copy_loads() -> None:
+    loaded = settings_of(APP_YAML.read_text(), environment={}, now=NOW)
+
+    assert loaded.application == "orders"
+
+
+def test_the_advanced_part_shows_the_true_defaults() -> None:
+    """Uncommented, the advanced part must change nothing but what it shows as an example."""
+    advanced = APP_YAML.read_text().split("# Advanced")[1].split("\n\n", 1)[1]
+    uncommented = re.sub(r"^# ", "", advanced, flags=re.MULTILINE).split("embedded:")[0]
+    loaded = settings_of(
+        f"application: orders\nstream: orders\n{uncommented}", environment={}, now=NOW
+    )
+
+    assert loaded == Settings(application="orders", stream="orders")

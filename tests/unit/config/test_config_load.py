@@ -1,0 +1,157 @@
+from pathlib import Path
+
+import pytest
+
+from kclrun.config.load import load_settings, settings_of
+from kclrun.config.schema import Settings
+from kclrun.errors import SettingsError
+from kclrun.model.time import WallTime
+
+NOW = WallTime(1_780_000_000.0)  # May 2026
+LEAST = "application: orders\nstream: orders\n"
+
+
+def settings(more: str = "", *overrides: str, **environment: str) -> Settings:
+    return settings_of(LEAST + more, overrides, environment=environment, now=NOW, name="app.yaml")
+
+
+def refusal(more: str = "", *overrides: str, **environment: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        settings(more, *overrides, **environment)
+    return str(caught.value)
+
+
+def test_two_lines_are_enough() -> None:
+    loaded = settings()
+
+    assert loaded == Settings(application="orders", stream="orders")
+    assert loaded.table == "orders"
+
+
+def test_durations_sizes_and_switches_arrive_as_numbers() -> None:
+    loaded = settings(
+        "stall: 1m30s\nfetch: {buffer: 1MiB}\nleases: {cleanup: off}\ncheckpoint: {every: batch}"
+    )
+
+    assert (loaded.stall, loaded.fetch.buffer, loaded.leases.cleanup) == (90.0, 2**20, False)
+    assert loaded.checkpoint.every == "batch"
+
+
+def test_a_checkpoint_may_be_a_duration() -> None:
+    assert settings("checkpoint: {every: 500ms}").checkpoint.every == 0.5
+
+
+def test_a_section_with_everything_commented_out_has_its_defaults() -> None:
+    assert settings("leases:\n  # max: 3\n").leases.max == 64
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("streem: x", "streem: no such setting; did you mean stream? (app.yaml line 3)"),
+        ("leases:\n  maxx: 3", "leases.maxx: no such setting; did you mean max? (app.yaml line 4)"),
+        ("aws: {endpoints: {kinesys: x}}", "aws.endpoints.kinesys: no such setting; did you mean"),
+        (
+            "leases: {max: many}",
+            "leases.max: expected a whole number from 1 to 1024, got 'many' (app.yaml line 3)",
+        ),
+        ("leases: {max: 0}", "leases.max: expected a whole number from 1 to 1024, got 0"),
+        ("leases: {cleanup: maybe}", "leases.cleanup: expected on or off, got 'maybe'"),
+        ("stall: 10", "stall: expected a duration such as 10s, 250ms or 1m30s, got 10"),
+        ("fetch: {buffer: lots}", "fetch.buffer: expected a size such as 16MiB or 512KiB"),
+        ("checkpoint: {every: often}", "or batch or manual, got 'often'"),
+        ("log: {level: loud}", "expected debug, info, warning or error, got 'loud'"),
+        ("aws: {region: off}", "aws.region: expected a text, got a switch (on or off); put it in"),
+        ("leases: [1]", "leases: expected settings, got a list"),
+        ("processor: processors/hello.py", "processor: expected a text like module:Class, got"),
+        ("processor: a.b:C.d", "processor: expected a text like module:Class"),
+        ("embedded: {fill: {}}", "embedded.fill.source: is missing; a text like module:function"),
+        ("leases: {group: 'a:b'}", "leases.group: expected a text without colons"),
+        ("leases: {tags: {a: 1}}", "leases.tags.a: expected a text, got 1; put it in quotes"),
+    ],
+)
+def test_what_is_wrong_is_told_with_path_and_line(more: str, said: str) -> None:
+    assert said in refusal(more)
+
+
+def test_everything_wrong_is_told_at_once() -> None:
+    told = refusal("leases: {max: 0, hop: 1}\nstall: x").splitlines()
+
+    assert [line.split(":")[0] for line in told] == ["leases.hop", "leases.max", "stall"]
+
+
+def test_what_is_required_is_asked_for() -> None:
+    with pytest.raises(SettingsError, match="stream: is missing; a text that is a stream's name"):
+        settings_of("application: orders", environment={}, now=NOW)
+
+
+@pytest.mark.parametrize("text", ["", "- a", "just words", "3"])
+def test_a_file_that_holds_no_settings_says_so(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"expected settings|is missing"):
+        settings_of(text, environment={}, now=NOW)
+
+
+def test_a_number_and_a_switch_may_come_from_the_environment() -> None:
+    loaded = settings("leases:\n  max: ${MAX:-8}\n  create: ${CREATE}\n", CREATE="off")
+
+    assert (loaded.leases.max, loaded.leases.create) == (8, False)
+
+
+def test_a_text_from_the_environment_stays_a_text() -> None:
+    assert settings("leases: {table: '${TABLE}'}", TABLE="12345").leases.table == "12345"
+
+
+def test_a_wrong_value_from_the_environment_is_not_shown() -> None:
+    told = refusal("leases:\n  max: ${SECRET}\n", SECRET="hunter2")
+
+    assert "got what ${SECRET} stands for" in told
+    assert "hunter2" not in told
+
+
+def test_options_arrive_as_plain_values() -> None:
+    loaded = settings("options: {window: '${W}', deep: [{a: 1}]}", W="15m")
+
+    assert loaded.options == {"window": "15m", "deep": [{"a": 1}]}
+    assert type(loaded.options["window"]) is str
+
+
+def test_overrides_win_and_make_sections() -> None:
+    loaded = settings("leases: {max: 3}", "leases.max=5", "fetch.idle=2s", "aws.region=eu-west-1")
+
+    assert (loaded.leases.max, loaded.fetch.idle, loaded.aws.region) == (5, 2.0, "eu-west-1")
+
+
+def test_an_override_saves_a_variable_that_is_not_set() -> None:
+    assert settings("aws: {region: '${REGION}'}", "aws.region=x-1").aws.region == "x-1"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("leases.max", "expected a.b=value"),
+        ("=3", "expected a.b=value"),
+        ("a..b=3", "expected a.b=value"),
+        ("stream.name=3", "stream holds no settings of its own"),
+        ("leases.max=[", "--set leases.max: line 1: not readable"),
+        ("leases.mox=3", "leases.mox: no such setting; did you mean max?"),
+    ],
+)
+def test_a_wrong_override_is_told(override: str, said: str) -> None:
+    assert said in refusal("", override)
+
+
+def test_a_problem_of_an_override_is_not_given_a_line_of_the_file() -> None:
+    assert "line" not in refusal("leases: {max: 3}", "leases.max=none")
+
+
+def test_a_credential_is_refused_before_anything_else() -> None:
+    assert "looks like a credential" in refusal(f"options: {{k: {'AKIA' + 'A' * 16}}}")
+
+
+def test_a_file_is_loaded_with_its_name_in_messages(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("application: orders\nstream: orders\nstall: no\n")
+    file.chmod(0o600)
+
+    with pytest.raises(SettingsError, match=r"mine.yaml line 3"):
+        load_settings(file, environment={}, now=NOW)

@@ -1,0 +1,62 @@
+import pytest
+
+from kclrun.config.load import settings_of
+from kclrun.errors import SettingsError
+from kclrun.model.time import WallTime
+
+NOW = WallTime(1_780_000_000.0)
+LEAST = "application: orders\nstream: orders\n"
+FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("engine: spark", "engine: spark comes with a later version"),
+        ("start: 2030-01-01T00:00:00Z", "start: 2030-01-01T00:00:00Z is in the future"),
+        ("embedded: {shards: 2}", "embedded: is for aws.endpoint: embedded"),
+        ("aws: {endpoint: somewhere}", "aws.endpoint: expected embedded or an https URL"),
+        ("aws: {endpoint: 'http://10.0.0.1'}", "plain http is for this machine only"),
+        ("aws: {endpoint: 'http://127.0.0.1.evil.com'}", "plain http is for this machine only"),
+        ("aws: {endpoint: 'https://u:p@x.com'}", "a user, a password or a query has no place"),
+        ("aws: {endpoint: 'ftp://x.com'}", "no URL that starts with https"),
+        ("aws: {endpoints: {kinesis: 'http://x.com'}}", "aws.endpoints.kinesis: expected"),
+        ("leases: {failover: 10ms}", "leases.failover: expected 1s to 15m"),
+        ("fetch: {idle: 100ms}", "fetch.idle: expected 200ms or more"),
+        ("fetch: {buffer: 0}", "fetch.buffer: expected more than nothing"),
+        ("checkpoint: {every: 0s}", "checkpoint.every: expected more than 0s"),
+        ("stall: 5s", "stall: expected more than leases.failover"),
+        ("summary: a:b", "summary: needs output.path"),
+        (
+            "aws: {endpoint: embedded}\nembedded: {reshard: [{after: 0.1, split: 0}]}",
+            "embedded.reshard: needs embedded.fill",
+        ),
+        (FILLED + "  reshard: [{after: 0.1}]", "embedded.reshard[0]: expected one of split"),
+        (FILLED + "  reshard: [{after: 0.1, split: 0, merge: 1}]", "expected one of split"),
+        (FILLED + "  reshard: [{after: 0.1, split: -1}]", "shards are counted from 0"),
+        (
+            FILLED + "  reshard: [{after: 0.5, split: 0}, {after: 0.1, merge: 0}]",
+            "expected the steps in the order of `after`",
+        ),
+    ],
+)
+def test_settings_that_contradict_are_refused(more: str, said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        settings_of(LEAST + more, environment={}, now=NOW)
+
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "aws: {endpoint: 'http://localhost:4567'}",
+        "aws: {endpoint: 'http://[::1]:4567'}",
+        "aws: {endpoint: 'https://kinesis.example.com'}",
+        "start: 2020-01-01T00:00:00Z",
+        FILLED + "  reshard: [{after: 0.1, split: 0}, {after: 0.5, merge: 0}]",
+        "output: {path: out}\nsummary: a:b",
+    ],
+)
+def test_settings_that_agree_are_taken(more: str) -> None:
+    settings_of(LEAST + more, environment={}, now=NOW)

@@ -1,0 +1,47 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kclrun.config.units import ByteSize, Duration
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10s", 10), ("250ms", 0.25), ("1m30s", 90), ("2h", 7200), ("1d", 86400), ("1.5s", 1.5)],
+)
+def test_durations_are_read_as_people_write_them(text: str, seconds: float) -> None:
+    assert Duration.parse(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["10", "s", "", "10 s", "-1s", "1w", 10, None, True, "1e3s", "\u0661s"]
+)
+def test_what_is_no_duration_is_refused_with_an_example(wrong: object) -> None:
+    with pytest.raises(ValueError, match="10s, 250ms or 1m30s"):
+        Duration.parse(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16MiB", 2**24), ("512 KiB", 2**19), ("10MB", 10**7), ("7", 7), (7, 7), ("1.5kB", 1500)],
+)
+def test_sizes_are_read_in_both_kinds_of_units(text: object, size: int) -> None:
+    assert ByteSize.parse(text) == size
+
+
+@pytest.mark.parametrize("wrong", ["16mib", "MiB", "", True, None, 1.5, "-1"])
+def test_what_is_no_size_is_refused_with_an_example(wrong: object) -> None:
+    with pytest.raises(ValueError, match="16MiB or 512KiB"):
+        ByteSize.parse(wrong)
+
+
+@given(st.integers(min_value=0, max_value=10**9))
+def test_a_duration_is_written_as_it_is_read(milliseconds: int) -> None:
+    duration = Duration(milliseconds / 1000)
+
+    assert Duration.parse(duration.text) == pytest.approx(duration, rel=1e-5)
+
+
+@given(st.integers(min_value=0, max_value=2**40))
+def test_a_size_is_written_as_it_is_read(size: int) -> None:
+    assert ByteSize.parse(ByteSize(size).text) == size

@@ -1,0 +1,82 @@
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kclrun.config.yaml_reader import ALIASED_NODES_MAX, DEPTH_MAX, TEXT_BYTES_MAX, read_yaml
+from kclrun.errors import SettingsError
+
+
+def test_each_key_has_its_line() -> None:
+    document = read_yaml("a: 1\nb:\n  c: [x, {d: 2}]\n")
+
+    assert document.value == {"a": 1, "b": {"c": ["x", {"d": 2}]}}
+    assert document.lines["a",] == 1
+    assert document.lines["b", "c"] == 3
+    assert document.lines["b", "c", 1, "d"] == 3
+
+
+def test_an_instant_stays_text() -> None:
+    assert read_yaml("start: 2026-03-01T06:00:00Z").value == {"start": "2026-03-01T06:00:00Z"}
+
+
+def test_a_key_that_yaml_takes_for_a_switch_is_a_word() -> None:
+    assert read_yaml("on: 1\noff: 2").value == {"on": 1, "off": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\na: 2", "line 2: 'a' appears twice \\(first on line 1\\)"),
+        ("x: {b: 1, b: 2}", "line 1: 'b' appears twice"),
+        ("a: &x {b: 1}\nc:\n  <<: *x", "line 3: merge keys"),
+        ("? [a]\n: 1", "line 1: a key must be a word"),
+        ("a: !!python/name:os.system x", "could not determine a constructor"),
+        ("a: [", "line 1: not readable"),
+        ("a: *nobody", "undefined alias"),
+        ("a: 1\n---\nb: 2", "line 2"),
+        ("a: \x07", "not readable"),
+    ],
+)
+def test_what_is_refused_names_its_line(text: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        read_yaml(text)
+
+
+def test_a_foreign_tag_on_a_list_makes_a_plain_list() -> None:
+    assert read_yaml("a: !!python/object/apply:os.system [ls]").value == {"a": ["ls"]}
+
+
+def test_aliases_may_repeat_a_little() -> None:
+    assert read_yaml("a: &x [1, 2]\nb: *x").value == {"a": [1, 2], "b": [1, 2]}
+
+
+def test_a_billion_laughs_end_at_the_limit() -> None:
+    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    levels += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+
+    with pytest.raises(SettingsError, match=f"more than {ALIASED_NODES_MAX:,} values"):
+        read_yaml("\n".join(levels))
+
+
+def test_a_cycle_of_aliases_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"nested deeper|aliases repeat"):
+        read_yaml("a: &x [*x]")
+
+
+@pytest.mark.parametrize("depth", [DEPTH_MAX + 2, 5_000])
+def test_deep_nesting_is_refused(depth: int) -> None:
+    with pytest.raises(SettingsError, match=r"nested deeper|not readable"):
+        read_yaml("[" * depth + "]" * depth)
+
+
+def test_a_text_above_the_limit_is_not_parsed() -> None:
+    with pytest.raises(SettingsError, match="longer than"):
+        read_yaml("#" * (TEXT_BYTES_MAX + 1))
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused_in_our_words(text: str) -> None:
+    with contextlib.suppress(SettingsError):
+        read_yaml(text)

@@ -1,0 +1,1125 @@
+"""One manager, event by event: each test a page of its life."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from kclrun.errors import InvariantViolation
+from kclrun.leases import commands as c
+from kclrun.leases import events as e
+from kclrun.leases.manager import LeaseManager
+from kclrun.leases.policy import ManagerPolicy
+from kclrun.model import changes as ch
+from kclrun.model.lease import Halt, Lease
+from kclrun.model.outcomes import (
+    Applied,
+    ConditionFailed,
+    OutcomeUnknown,
+    Refused,
+    Throttled,
+    Unavailable,
+)
+from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+
+replace = msgspec.structs.replace
+ME = "kclrun:a:host:nonce"
+OTHER = "kclrun:b:host:nonce"
+WHOLE = HashRange(0, HASH_KEY_MAX)
+HALVES = (HashRange(0, 2**127 - 1), HashRange(2**127, HASH_KEY_MAX))
+
+
+def row(key="s0", **fields):
+    fields = {"checkpoint": TRIM_HORIZON, "hash_range": WHOLE, **fields}
+    return Lease(key=key, **fields)
+
+
+def shard(key="s0", hash_range=WHOLE, *parents, ending=None):
+    return Shard(key, hash_range, "1", ending, *parents)
+
+
+class Life:
+    """A manager under test: `say` feeds an event at `now` and remembers what it answers."""
+
+    def __init__(self, **policy):
+        self.now = 100.0
+        self.core = LeaseManager(ManagerPolicy(me=ME, **policy), lambda: 0.5)
+        self.said = ()
+
+    def say(self, event, *, after=0.0):
+        self.now += after
+        self.said = self.core.handle(event, self.now)
+        self.core.check()
+        return self.said
+
+    def scan(self, *rows, after=0.0, **fields):
+        """Let the next scan come due, and answer it."""
+        self.now = max(self.now + after, self.core.next_deadline(self.now))
+        self.said = self.core.handle(e.Ticked(), self.now)
+        if not self.asked(c.ScanTable):
+            self.now += 20
+            self.core.handle(e.Ticked(), self.now)
+        return self.say(e.LeasesScanned(rows, **fields))
+
+    def resolve(self, change, outcome=None, *, after=0.0):
+        return self.say(e.WriteResolved(change, outcome or Applied()), after=after)
+
+    def asked(self, kind):
+        return [command for command in self.said if isinstance(command, kind)]
+
+    def writes(self, kind=object):
+        changes = [command.change for command in self.asked(c.WriteRow)]
+        return [change for change in changes if isinstance(change, kind)]
+
+    def notes(self):
+        return [note.event for note in self.asked(c.Note)]
+
+    def state(self, key="s0"):
+        custody = self.core.custody(key)
+        return custody and custody.state.value
+
+    def begin(self, *rows, **fields):
+        self.say(e.Started(started_at=5100.0))
+        return self.say(e.LeasesScanned(rows, **fields))
+
+
+def taken(life, before, *, parents_over=True):
+    """Take `before` by a scan and let it apply; its parents, if any, are absent."""
+    life.begin(before)
+    take = life.writes(ch.Take)[0]
+    after = replace(before, owner=ME, counter=before.counter + 1)
+    life.resolve(take, Applied(after))
+    if before.parents and parents_over:
+        life.say(e.ParentsRead(before.key, (None,) * len(before.parents)))
+    return after
+
+
+def running(life, before=None):
+    """A lease whose process has claimed."""
+    after = taken(life, before or row())
+    life.say(e.ProcessStarted(after.key, 7))
+    life.say(e.LeaseClaimed(after.key, after.counter + 1, after.checkpoint))
+    assert life.state(after.key) == "running"
+    return replace(after, counter=after.counter + 1)
+
+
+def crash(life, key="s0", reason="killed by signal 9"):
+    return life.say(e.ProcessExited(key, 7, reason), after=1.0)
+
+
+def restarted(life, image, key="s0"):
+    """From a read row to a started process, answering one renewal."""
+    life.say(e.RowRead(key, image))
+    while not life.asked(c.StartProcess):
+        renewals = life.writes(ch.Renew)
+        if not renewals:
+            life.say(e.Ticked(), after=30.0)
+            continue
+        image = replace(image, counter=image.counter + 1)
+        life.resolve(renewals[0], Applied(image))
+    life.say(e.ProcessStarted(key, 7))
+    return image
+
+
+# Beginning: an empty table, a first take.
+
+
+def test_a_manager_begins_with_a_scan_and_lists_from_the_start_when_the_table_is_empty():
+    life = Life()
+
+    assert life.say(e.Started()) == (c.ScanTable(),)
+    assert life.say(e.LeasesScanned(())) == (c.ListShards(with_start=True),)
+
+
+def test_an_empty_table_is_filled_and_then_scanned_at_once():
+    life = Life(start=LATEST, start_text="LATEST")
+    life.begin()
+
+    shards = (shard("a", HALVES[0]), shard("b", HALVES[1]))
+    life.say(e.ShardsListed(shards, 777.0, shards), after=1.0)
+    creates = life.writes(ch.CreateLease)
+    assert [(x.lease.key, x.lease.latest_pinned_at) for x in creates] == [
+        ("a", 777.0),
+        ("b", 777.0),
+    ]
+    assert life.core.caught_up_blockers()
+    assert life.resolve(creates[0]) == ()
+    assert life.resolve(creates[1], ConditionFailed(row("b"))) == (c.ScanTable(),)
+    assert life.core.caught_up_blockers()
+
+
+def test_a_listing_that_leaves_hash_keys_out_creates_nothing_and_is_made_again_after_a_second():
+    life = Life()
+    life.begin()
+
+    life.say(e.ShardsListed((), 1.0, (shard("a", HALVES[0]),)))
+
+    assert life.writes() == []
+    assert life.notes() == ["shard_sync_refused"]
+    assert life.core.next_deadline(life.now) == life.now + 1.0
+    assert life.say(e.Ticked(), after=1.0) == (c.ScanTable(),)
+
+
+def test_a_table_that_lost_all_rows_while_we_ran_is_not_filled_with_guessed_positions():
+    life = Life()
+    life.begin(row(owner=OTHER))
+    life.scan()
+    assert life.asked(c.ListShards)
+
+    life.say(e.ShardsListed((shard(),), 1.0, (shard(),)))
+
+    assert life.writes() == []
+    assert "lost all its rows" in life.asked(c.Note)[0].fields["what"]
+    assert life.core.next_deadline(life.now) > life.now + 1.0
+
+
+def test_a_take_names_what_was_seen_and_publishes_failover_and_start():
+    life = Life(failover_s=8.0, start_text="LATEST")
+    life.begin(row(owner=None, counter=41))
+
+    assert life.writes() == [ch.Take("s0", ME, None, 41, 8.0, "LATEST")]
+    assert life.core.held() == ("s0",)
+    assert life.core.leases["s0"].counter == 41
+
+
+def test_a_start_carries_the_counter_of_the_take_and_expires_a_failover_after_its_sending():
+    life = Life()
+    life.begin(row(counter=41))
+    sent = life.now
+
+    life.resolve(life.writes()[0], Applied(row(owner=ME, counter=42)), after=2.0)
+
+    assert life.asked(c.StartProcess) == [c.StartProcess("s0", 42, sent + 10.0)]
+
+
+def test_a_take_that_was_answered_late_is_renewed_before_the_start():
+    life = Life()
+    life.begin(row(counter=41))
+
+    life.resolve(life.writes()[0], Applied(row(owner=ME, counter=42)), after=5.0)
+    assert life.asked(c.StartProcess) == []
+    renewal = life.writes()[0]
+    assert renewal == ch.Renew("s0", ME, 42)
+    sent = life.now
+    life.resolve(renewal, Applied(row(owner=ME, counter=43)), after=0.1)
+
+    assert life.asked(c.StartProcess) == [c.StartProcess("s0", 43, sent + 10.0)]
+
+
+# Takes that do not simply apply.
+
+
+def test_a_take_that_came_second_is_dropped_without_a_word():
+    life = Life()
+    life.begin(row())
+
+    assert life.resolve(life.writes()[0], ConditionFailed(row(owner=OTHER, counter=1))) == ()
+    assert life.core.held() == ()
+
+
+def test_a_take_with_an_unknown_outcome_is_read_back_and_found_applied():
+    life = Life()
+    life.begin(row())
+    take = life.writes()[0]
+
+    assert life.resolve(take, OutcomeUnknown("timed out")) == (c.ReadRow("s0"),)
+    life.say(e.RowRead("s0", row(owner=ME, counter=1)))
+
+    assert life.asked(c.StartProcess)[0].counter == 1
+
+
+def test_a_take_still_unknown_is_sent_again_with_the_counter_it_expected():
+    life = Life()
+    life.begin(row())
+    take = life.writes()[0]
+    sent = life.now
+    life.resolve(take, OutcomeUnknown("timed out"))
+
+    life.say(e.RowRead("s0", row()), after=1.0)
+    assert life.writes() == [take]
+    assert life.asked(c.WriteRow)[0].not_before > life.now
+    life.resolve(take, ConditionFailed(row(owner=ME, counter=1)), after=0.5)
+
+    # The earliest attempt may be the one that applied, so the permission counts from it [P7].
+    assert life.asked(c.StartProcess) == [c.StartProcess("s0", 1, sent + 10.0)]
+
+
+def test_a_take_with_an_unknown_outcome_that_somebody_else_beat_is_dropped():
+    life = Life()
+    life.begin(row())
+    life.resolve(life.writes()[0], OutcomeUnknown("timed out"))
+
+    life.say(e.RowRead("s0", row(owner=OTHER, counter=1)))
+
+    assert life.state() is None
+
+
+def test_a_take_whose_condition_failed_on_the_very_row_it_saw_is_left_to_the_next_scan():
+    life = Life()
+    life.begin(row())
+
+    life.resolve(life.writes()[0], ConditionFailed(row()))
+
+    assert life.state() is None
+
+
+@pytest.mark.parametrize("outcome", [Throttled("slow"), Unavailable("no route")])
+def test_a_take_that_never_arrived_is_tried_three_times_and_left_to_the_next_scan(outcome):
+    life = Life()
+    life.begin(row())
+    take = life.writes()[0]
+
+    assert life.resolve(take, outcome)[0].change == take
+    assert life.resolve(take, outcome)[0].change == take
+    assert life.resolve(take, outcome) == ()
+    assert life.state() is None
+    life.scan(row())
+    assert life.writes(ch.Take)
+
+
+def test_a_refused_write_is_one_error_line_and_slow_repetition():
+    life = Life()
+    life.begin(row("a", hash_range=HALVES[0]), row("b", hash_range=HALVES[1]))
+    first, second = life.writes(ch.Take)
+
+    life.resolve(first, Refused("AccessDeniedException", "not authorized"))
+    assert life.notes() == ["write_refused"]
+    assert life.asked(c.WriteRow) == [c.WriteRow(first, life.now + 10.0)]
+    life.resolve(second, Refused("AccessDeniedException", "not authorized"))
+    assert life.notes() == []
+
+
+def test_a_take_of_a_vanished_row_is_dropped():
+    life = Life()
+    life.begin(row())
+
+    life.resolve(life.writes()[0], ConditionFailed(None))
+
+    assert life.notes() == ["row_vanished"]
+    assert life.state() is None
+
+
+def test_a_lease_that_ended_in_the_meantime_is_not_kept():
+    life = Life()
+    life.begin(row())
+
+    life.resolve(life.writes()[0], Applied(row(owner=ME, counter=1, checkpoint=SHARD_END)))
+
+    assert life.state() is None
+
+
+# Parents first.
+
+
+def test_a_child_is_started_only_on_the_word_of_consistent_reads():
+    life = Life()
+    child = row("c", parents=frozenset({"q", "p"}))
+    life.begin(child)
+
+    life.resolve(life.writes(ch.Take)[0], Applied(replace(child, owner=ME, counter=1)))
+    assert life.asked(c.ReadParents) == [c.ReadParents("c", ("p", "q"))]
+    assert life.asked(c.StartProcess) == []
+    life.say(e.ParentsRead("c", (row("p", checkpoint=SHARD_END), row("q"))))
+    assert life.asked(c.StartProcess) == []
+    assert life.state("c") == "waiting"
+
+
+def test_a_waiting_child_asks_again_when_a_scan_says_that_its_parents_are_over():
+    life = Life()
+    child = row("c", parents=frozenset({"p"}))
+    mine = taken(life, child, parents_over=False)
+    life.say(e.ParentsRead("c", (row("p"),)))
+
+    life.scan(mine, row("p", owner=OTHER))
+    assert life.asked(c.ReadParents) == []
+    life.scan(mine, row("p", checkpoint=SHARD_END))
+    assert life.asked(c.ReadParents) == [c.ReadParents("c", ("p",))]
+
+
+def test_a_waiting_child_is_renewed_on_time():
+    life = Life()
+    taken(life, row("c", parents=frozenset({"p"})), parents_over=False)
+
+    assert life.core.next_deadline(life.now) == pytest.approx(life.now + 2.5)  # the next scan
+    life.say(e.Ticked(), after=3.4)
+
+    assert life.writes(ch.Renew) == [ch.Renew("c", ME, 1)]
+
+
+def test_a_child_that_waits_here_asks_as_soon_as_its_parent_ends_here():
+    life = Life()
+    rows = [row("p", hash_range=WHOLE), row("c", parents=frozenset({"p"}), owner=ME)]
+    life.begin(*rows)
+    parent = life.writes(ch.Take)[0]
+    life.say(e.RowRead("c", rows[1]))
+    life.resolve(parent, Applied(row("p", owner=ME, counter=1)))
+    life.say(e.LeaseClaimed("p", 2, TRIM_HORIZON))
+    life.say(e.ParentsRead("c", (row("p", owner=ME, counter=2),)))
+
+    life.say(e.ShardEnded("p", ("c",)), after=1.0)
+
+    assert life.asked(c.ReadParents) == [c.ReadParents("c", ("p",))]
+    assert life.asked(c.ScanTable)
+
+
+def test_an_answer_about_parents_that_nobody_waits_for_changes_nothing():
+    life = Life()
+    life.begin()
+
+    assert life.say(e.ParentsRead("c", (None,))) == ()
+
+
+# A process dies.
+
+
+def test_a_crashed_process_is_started_again_at_once_after_a_renewal_that_applied():
+    life = Life()
+    image = running(life)
+
+    assert crash(life)[-1] == c.ReadRow("s0")
+    life.say(e.RowRead("s0", image))
+    renewal = life.writes()[0]
+    assert renewal == ch.Renew("s0", ME, image.counter)
+    assert life.asked(c.StartProcess) == []
+    life.resolve(renewal, Applied(replace(image, counter=image.counter + 1)))
+
+    assert life.asked(c.StartProcess)[0].counter == image.counter + 1
+
+
+def test_a_renewal_known_only_from_the_row_may_be_the_zombies_so_another_is_sent():
+    life = Life()
+    image = running(life)
+    crash(life)
+    life.say(e.RowRead("s0", image))
+    renewal = life.writes()[0]
+    life.resolve(renewal, OutcomeUnknown("reset"))
+
+    moved = replace(image, counter=image.counter + 1)
+    life.say(e.RowRead("s0", moved))
+
+    assert life.asked(c.StartProcess) == []
+    assert life.writes() == [ch.Renew("s0", ME, moved.counter)]
+
+
+def test_a_dead_process_whose_lease_somebody_took_is_not_started_again():
+    life = Life()
+    image = running(life)
+    crash(life)
+
+    life.say(e.RowRead("s0", replace(image, owner=OTHER, counter=9)))
+
+    assert life.notes() == ["lease_lost"]
+    assert life.core.held() == ()
+
+
+def test_a_dead_process_whose_row_is_gone_is_not_started_again():
+    life = Life()
+    running(life)
+    crash(life)
+
+    life.say(e.RowRead("s0", None))
+
+    assert life.notes() == ["row_vanished"]
+    assert life.core.held() == ()
+
+
+def test_a_dead_process_that_had_ended_the_shard_is_not_started_again():
+    life = Life()
+    image = running(life)
+    crash(life)
+
+    assert life.say(e.RowRead("s0", replace(image, checkpoint=SHARD_END))) == ()
+    assert life.core.held() == ()
+
+
+def test_between_two_starts_the_manager_renews():
+    life = Life()
+    image = running(life)
+    crash(life)
+    image = restarted(life, image)
+    crash(life)
+    life.say(e.RowRead("s0", image))
+    assert life.state() == "resting"
+    image = replace(image, counter=image.counter + 1)
+    life.resolve(life.writes(ch.Renew)[0], Applied(image))
+
+    assert life.core.next_deadline(life.now) == life.now + 1.0
+    life.say(e.Ticked(), after=1.0)
+
+    assert life.asked(c.StartProcess)[0].counter == image.counter
+
+
+def test_five_deaths_without_progress_halt_the_lease_with_the_reason():
+    life = Life()
+    image = running(life)
+    for _ in range(4):
+        crash(life)
+        image = restarted(life, image)
+    crash(life, reason="exit status 1")
+    life.say(e.RowRead("s0", image))
+
+    halting = life.writes(ch.HaltLease)[0]
+    assert "died 5 times in a row" in halting.halt.reason
+    assert "exit status 1" in halting.halt.reason
+    assert halting.halt.halted_at == pytest.approx(life.now + 5000.0)
+    life.resolve(halting, Applied(replace(image, counter=image.counter + 1, halt=halting.halt)))
+    assert life.state() == "halted"
+    assert life.notes() == ["lease_halted"]
+
+
+def test_progress_between_deaths_keeps_the_lease_going():
+    life = Life()
+    image = running(life)
+    for _ in range(7):
+        life.say(e.PositionMoved("s0", ExtendedSequenceNumber("5")))
+        crash(life)
+        image = restarted(life, image)
+
+    assert life.state() == "starting"
+
+
+def test_a_start_that_failed_is_tried_again_and_the_row_is_kept():
+    life = Life()
+    taken(life, row())
+
+    life.say(e.StartFailed("s0", "cannot fork"))
+
+    assert life.notes() == ["start_failed"]
+    assert life.asked(c.StartProcess)
+
+
+def test_a_process_that_gave_up_unclaimed_is_followed_by_a_look_at_the_row():
+    life = Life()
+    mine = taken(life, row())
+    life.say(e.ProcessStarted("s0", 7))
+
+    life.say(e.StartUnclaimed("s0", "the start command expired"))
+    assert life.state() == "leaving"
+    life.say(e.ProcessExited("s0", 7, "exit status 0"))
+    assert life.asked(c.ReadRow)
+
+    restarted(life, mine)
+    assert life.state() == "starting"
+
+
+def test_a_process_that_lost_its_fence_is_started_again_if_the_row_is_still_ours():
+    life = Life()
+    image = running(life)
+
+    life.say(e.LeaseLost("s0", "the fence passed"))
+    crash(life)
+
+    restarted(life, image)
+    assert life.state() == "starting"
+
+
+def test_a_released_or_ended_lease_is_over_with_the_exit_of_its_process():
+    for report in (e.LeaseReleased("s0", TRIM_HORIZON), e.ShardEnded("s0", ())):
+        life = Life()
+        running(life)
+
+        life.say(report)
+        assert life.core.held() == ()
+        crash(life)
+
+        assert life.state() is None
+        assert life.asked(c.ReadRow) == []
+
+
+def test_what_a_dead_process_left_in_its_ring_is_ignored_but_for_the_reason_of_a_halt():
+    life = Life()
+    image = running(life)
+    crash(life)
+
+    assert life.say(e.PositionMoved("s0", TRIM_HORIZON)) == ()
+    assert life.say(e.ProcessorFailed("s0", "KeyError")) == ()
+    life.say(e.RowRead("s0", image))
+
+    assert life.writes(ch.HaltLease)[0].halt.reason == "KeyError"
+
+
+def test_a_second_farewell_changes_nothing():
+    life = Life()
+    running(life)
+    life.say(e.ProcessorFailed("s0", "KeyError"))
+
+    assert life.say(e.LeaseLost("s0", "fence"))[0].event == "process_lost_lease"
+    assert life.state() == "leaving"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        e.ProcessStarted("s0", 7),
+        e.StartFailed("s0", "x"),
+        e.ProcessExited("s0", 7, "x"),
+        e.RowRead("s0", None),
+        e.WriteResolved(ch.Renew("s0", ME, 1), Applied(row())),
+        e.WriteResolved(ch.DeleteEnded("s0"), Applied()),
+    ],
+)
+def test_an_event_that_cannot_happen_is_our_bug(event):
+    life = Life()
+    life.begin()
+
+    with pytest.raises(InvariantViolation):
+        life.say(event)
+
+
+def test_an_outcome_of_another_write_than_the_one_under_way_is_our_bug():
+    life = Life()
+    life.begin(row())
+
+    with pytest.raises(InvariantViolation, match="no write under way"):
+        life.resolve(ch.Renew("s0", ME, 1), Applied(row()))
+
+
+def test_a_success_without_the_row_is_our_bug():
+    life = Life()
+    life.begin(row())
+
+    with pytest.raises(InvariantViolation, match="without the row"):
+        life.resolve(life.writes()[0], Applied(None))
+
+
+# Halts.
+
+
+def test_a_failed_processor_halts_its_lease_and_the_halt_is_renewed():
+    life = Life()
+    image = running(life)
+    life.say(e.ProcessorFailed("s0", "KeyError in process_records"))
+    crash(life)
+    life.say(e.RowRead("s0", image))
+    halting = life.writes()[0]
+    assert halting == ch.HaltLease("s0", ME, image.counter, halting.halt)
+    assert halting.halt.reason == "KeyError in process_records"
+    image = replace(image, counter=image.counter + 1, halt=halting.halt)
+    life.resolve(halting, Applied(image))
+
+    life.say(e.Ticked(), after=3.5)
+
+    assert life.writes() == [ch.Renew("s0", ME, image.counter)]
+    assert life.asked(c.StartProcess) == []
+
+
+def test_a_halt_with_an_unknown_outcome_that_did_not_land_is_written_again():
+    life = Life()
+    image = running(life)
+    life.say(e.ProcessorFailed("s0", "KeyError"))
+    crash(life)
+    life.say(e.RowRead("s0", image))
+    life.resolve(life.writes()[0], OutcomeUnknown("reset"))
+
+    moved = replace(image, counter=image.counter + 1)
+    life.say(e.RowRead("s0", moved))
+
+    assert life.writes()[0].seen_counter == moved.counter
+
+
+def test_a_resumed_lease_is_started_again():
+    life = Life()
+    halted = row(owner=None, halt=Halt("poison", 1.0))
+    life.begin(halted)
+    life.resolve(life.writes()[0], Applied(replace(halted, owner=ME, counter=1)))
+    assert life.state() == "halted"
+    assert "lease_still_halted" in life.notes()
+
+    life.say(e.Ticked(), after=3.5)
+    life.resolve(life.writes()[0], Applied(row(owner=ME, counter=2)))
+
+    assert "lease_resumed" in life.notes()
+    assert life.asked(c.StartProcess)[0].counter == 2
+
+
+def test_a_halted_row_that_was_ours_all_along_stays_halted():
+    life = Life()
+    halted = row(owner=ME, counter=4, halt=Halt("poison", 1.0))
+    life.begin(halted)
+    assert life.asked(c.ReadRow)
+
+    life.say(e.RowRead("s0", halted))
+
+    assert life.state() == "halted"
+    assert life.writes() == [ch.Renew("s0", ME, 4)]
+
+
+def test_a_halted_lease_that_somebody_took_is_lost():
+    life = Life()
+    halted = row(halt=Halt("poison", 1.0))
+    mine = taken(life, halted)
+    life.say(e.Ticked(), after=3.5)
+
+    life.resolve(life.writes()[0], ConditionFailed(replace(mine, owner=OTHER, counter=7)))
+
+    assert life.notes() == ["lease_lost"]
+
+
+# Renewals that do not simply apply.
+
+
+def waiting(life):
+    mine = taken(life, row("s0", parents=frozenset({"p"})), parents_over=False)
+    life.say(e.Ticked(), after=3.4)
+    return mine, life.writes(ch.Renew)[0]
+
+
+def test_a_throttled_renewal_is_sent_again_slower():
+    life = Life()
+    _, renewal = waiting(life)
+
+    assert life.resolve(renewal, Throttled("slow"))[0].not_before > life.now
+    first = life.said[0].not_before - life.now
+    life.resolve(renewal, Throttled("slow"))
+
+    assert life.said[0].not_before - life.now > first
+
+
+def test_an_unmoved_counter_means_that_the_renewal_is_still_unknown():
+    life = Life()
+    mine, renewal = waiting(life)
+    life.resolve(renewal, OutcomeUnknown("reset"))
+
+    life.say(e.RowRead("s0", mine))
+
+    assert life.writes() == [renewal]
+
+
+def test_renewals_settled_by_the_row_alone_are_sent_slower_each_time():
+    life = Life()
+    mine, renewal = waiting(life)
+    for counter in (2, 3, 4):
+        life.resolve(renewal, OutcomeUnknown("reset"))
+        life.say(e.RowRead("s0", replace(mine, counter=counter)))
+        if not life.writes():
+            life.say(e.Ticked(), after=3.4)
+        renewal = life.writes()[0]
+
+    assert life.asked(c.WriteRow)[0].not_before > life.now
+
+
+# Scans: adoption, former owners, differences, rows that are not ours to judge.
+
+
+def test_a_row_that_says_me_and_runs_nothing_is_read_and_taken_up():
+    life = Life()
+    life.begin(row(owner=ME, counter=4))
+
+    assert life.asked(c.ReadRow) == [c.ReadRow("s0")]
+    assert restarted(life, row(owner=ME, counter=4)).counter == 5
+
+
+def test_a_row_that_said_me_in_a_stale_scan_only_is_dropped_without_a_word():
+    life = Life()
+    life.begin(row(owner=ME, counter=4))
+
+    assert life.say(e.RowRead("s0", row(counter=5))) == ()
+    assert life.state() is None
+
+
+def test_former_owners_rows_are_taken_from_a_scan_that_began_after_the_proof():
+    life = Life()
+    life.say(e.Started())
+    life.say(e.FormerOwnersProvenGone(frozenset({"kclrun:a:host:old"})))
+    before = row(owner="kclrun:a:host:old", counter=7)
+
+    life.say(e.LeasesScanned((before,)), after=0.1)
+    assert life.writes() == []
+    life.say(e.Ticked(), after=0.2)
+    assert life.asked(c.ScanTable)
+    life.say(e.LeasesScanned((before,)))
+
+    assert life.writes() == [ch.Take("s0", ME, "kclrun:a:host:old", 7, 10.0, "TRIM_HORIZON")]
+
+
+def test_live_owners_with_other_settings_are_one_warning_each():
+    life = Life()
+    theirs = row(owner=OTHER, failover_s=20.0, start="LATEST")
+    life.begin(theirs)
+    assert life.notes() == ["failover_differs", "start_differs"]
+
+    life.scan(replace(theirs, counter=1))
+    assert life.notes() == []
+
+
+def test_java_rows_are_not_compared_with_our_settings():
+    life = Life()
+    life.begin(row(owner="java", failover_s=20.0, start="LATEST"))
+
+    assert life.notes() == []
+
+
+def test_broken_and_foreign_rows_are_noted_once_and_stop_nothing():
+    life = Life()
+    life.begin(row(), broken=("bad-1",), foreign=3)
+    assert life.writes(ch.Take)
+    assert "rows_broken" in life.notes()
+
+    life.scan(row(owner=OTHER), broken=("bad-1",))
+    assert life.notes() == []
+
+
+# Listing, creating and deleting.
+
+
+def test_alone_a_manager_lists_after_every_scan_and_never_twice_at_once():
+    life = Life()
+    life.begin(row(owner="java"))
+    assert life.asked(c.ListShards) == [c.ListShards(with_start=False)]
+
+    life.scan(row(owner="java", counter=1))
+    assert life.asked(c.ListShards) == []
+    life.say(e.ShardsListed((shard(),), 1.0))
+    life.scan(row(owner="java", counter=2))
+    assert life.asked(c.ListShards)
+
+
+def crowd(**fields):
+    """Ten kclrun owners with a tenth of the hash keys each: nobody needs to list."""
+    width = (HASH_KEY_MAX + 1) // 10 + 1
+    return [
+        row(
+            f"s{n}",
+            owner=f"kclrun:z:h{n}:n",
+            hash_range=HashRange(n * width, min(HASH_KEY_MAX, (n + 1) * width - 1)),
+            **fields,
+        )
+        for n in range(10)
+    ]
+
+
+def test_in_a_crowd_a_manager_lists_only_when_chance_or_the_table_says_so():
+    life = Life()
+    life.begin(*crowd())
+    assert life.asked(c.ListShards) == []
+
+    hole = crowd(counter=1)[1:]
+    life.scan(*hole)
+    assert life.asked(c.ListShards)
+
+
+def test_a_missing_child_of_an_ended_parent_is_created_under_its_condition():
+    life = Life()
+    ended = row("p", checkpoint=SHARD_END)
+    life.begin(ended)
+    shards = (shard("p", WHOLE, ending="9"), shard("a", HALVES[0], "p"), shard("b", HALVES[1], "p"))
+
+    life.say(e.ShardsListed(shards, 1.0))
+
+    healing = life.writes(ch.CreateChildren)[0]
+    assert [child.key for child in healing.children] == ["a", "b"]
+    assert healing.parents == (ch.EndedParent("p"),)
+    assert life.notes() == ["children_healed"]
+    assert life.resolve(healing, OutcomeUnknown("reset"), after=1.0) == (c.ScanTable(),)
+
+
+def test_ended_rows_are_deleted_once_and_only_if_cleanup_is_on():
+    rows = (
+        row("p", checkpoint=SHARD_END, children=frozenset({"a"})),
+        row("a", checkpoint=ExtendedSequenceNumber("5"), owner=OTHER),
+    )
+    keep, clean = Life(cleanup=False), Life()
+
+    keep.begin(*rows)
+    assert keep.writes() == []
+    clean.begin(*rows)
+    assert clean.writes() == [ch.DeleteEnded("p")]
+    clean.scan(*rows)
+    assert clean.writes() == []  # the first is still under way
+    clean.resolve(ch.DeleteEnded("p"), Throttled("slow"))
+    clean.scan(*rows)
+    assert clean.writes() == [ch.DeleteEnded("p")]
+
+
+def test_the_ended_row_of_a_process_that_still_lives_is_not_deleted():
+    life = Life()
+    mine = running(life)
+    life.say(e.ShardEnded("s0", ("a",)))
+    rows = (
+        replace(mine, checkpoint=SHARD_END, children=frozenset({"a"})),
+        row("a", checkpoint=ExtendedSequenceNumber("5"), owner=OTHER),
+    )
+
+    life.scan(*rows)
+
+    assert life.writes() == []
+
+
+def test_a_trimmed_row_is_deleted_with_owner_and_counter_as_seen():
+    life = Life()
+    rows = (row("p", owner="java", counter=3), row("a", owner=OTHER))
+    life.begin(*rows)
+    life.say(e.ShardsListed((shard("a"),), 1.0))
+    assert life.writes() == []
+    life.scan(*rows, after=5.0)
+    life.say(e.ShardsListed((shard("a"),), 1.0), after=5.0)
+
+    assert life.writes() == [ch.DeleteTrimmed("p", "java", 3)]
+    assert "trimmed_row_deleted" in life.notes()
+
+
+def test_a_refused_creation_is_one_error_line():
+    life = Life()
+    life.begin()
+    life.say(e.ShardsListed((shard(),), 1.0, (shard(),)))
+
+    life.resolve(life.writes()[0], Refused("AccessDeniedException", "not authorized"))
+
+    assert "audit_refused" in life.notes()
+
+
+def test_a_listing_before_any_scan_or_during_a_drain_creates_nothing():
+    early, late = Life(), Life()
+    early.say(e.Started())
+    late.begin(row())
+    late.say(e.DrainRequested("SIGTERM"))
+
+    assert early.say(e.ShardsListed((shard("x"),), 1.0)) == ()
+    assert late.say(e.ShardsListed((shard("x"),), 1.0)) == ()
+
+
+# Shard ends.
+
+
+def test_after_a_shard_end_the_children_are_taken_first_and_without_waiting_for_a_scan():
+    life = Life(leases_max=1)
+    running(life)
+    life.say(e.ShardEnded("s0", ("a", "b")), after=1.0)
+    assert life.asked(c.ScanTable)
+    assert life.core.caught_up_blockers()
+
+    parent = row("s0", owner=ME, counter=9, checkpoint=SHARD_END)
+    child = row("b", parents=frozenset({"s0"}))
+    life.say(e.LeasesScanned((row("x"), parent, row("y"), child, row("z"))))
+
+    assert [take.key for take in life.writes(ch.Take)] == ["b"]
+
+
+def test_shard_ends_in_quick_succession_do_not_scan_more_than_four_times_a_second():
+    life = Life()
+    running(life)
+    life.say(e.ShardEnded("s0", ("a",)), after=1.0)
+    life.say(e.LeasesScanned(()), after=0.01)
+    crash_free = life.say(e.FormerOwnersProvenGone(frozenset()), after=0.01)
+
+    assert not [x for x in crash_free if isinstance(x, c.ScanTable)]
+    assert life.core.next_deadline(life.now) == pytest.approx(life.now + 0.23)
+    life.say(e.Ticked(), after=0.24)
+    assert life.asked(c.ScanTable)
+
+
+def test_a_scan_that_began_before_the_end_does_not_make_us_forget_the_children():
+    life = Life(leases_max=1)
+    running(life)
+    life.say(e.Ticked(), after=10.0)
+    assert life.asked(c.ScanTable)
+    life.say(e.ShardEnded("s0", ("b",)), after=1.0)
+
+    life.say(e.LeasesScanned((row("s0", owner=ME, counter=9),)))
+    life.say(e.Ticked(), after=0.3)
+    parent = row("s0", owner=ME, counter=9, checkpoint=SHARD_END)
+    child = row("b", parents=frozenset({"s0"}))
+    life.say(e.LeasesScanned((parent, row("x"), child, row("z"))))
+
+    assert [take.key for take in life.writes(ch.Take)] == ["b"]
+
+
+# Draining.
+
+
+def test_a_drain_tells_processes_releases_idle_rows_and_finishes_when_all_is_settled():
+    life = Life()
+    before = [row("a", hash_range=HALVES[0]), row("b", hash_range=HALVES[1])]
+    before[1] = replace(before[1], halt=Halt("poison", 1.0))
+    life.begin(*before)
+    for take in life.writes(ch.Take):
+        life.resolve(take, Applied(replace(life.core.leases[take.key], owner=ME, counter=1)))
+    life.say(e.LeaseClaimed("a", 2, TRIM_HORIZON))
+
+    life.say(e.DrainRequested("SIGTERM"))
+    assert life.asked(c.DrainProcess) == [c.DrainProcess("a", "SIGTERM")]
+    release = life.writes()[0]
+    assert release == ch.Release("b", ME, 1, TRIM_HORIZON, TRIM_HORIZON)
+    assert life.core.is_draining
+    life.resolve(release, Applied(row("b", counter=2)))
+    assert life.notes() == ["lease_released"]
+    life.say(e.LeaseReleased("a", TRIM_HORIZON))
+    assert life.asked(c.Finish) == []
+    crash(life, "a")
+
+    assert life.asked(c.Finish)
+    assert life.core.is_finished
+    assert life.say(e.LeasesScanned((row(),))) == ()
+
+
+def test_a_process_that_is_starting_is_drained_too():
+    life = Life()
+    taken(life, row())
+
+    life.say(e.DrainRequested("SIGTERM"))
+
+    assert life.asked(c.DrainProcess)
+    assert life.say(e.LeaseClaimed("s0", 2, TRIM_HORIZON)) == ()
+    assert life.state() == "draining"
+
+
+def test_a_start_that_fails_in_a_drain_is_followed_by_the_release():
+    life = Life()
+    taken(life, row())
+    life.say(e.DrainRequested("SIGTERM"))
+
+    life.say(e.StartFailed("s0", "draining"))
+
+    assert life.writes(ch.Release)
+
+
+def test_a_process_that_dies_in_a_drain_leaves_its_row_to_be_released():
+    life = Life()
+    image = running(life)
+    life.say(e.DrainRequested("SIGTERM"))
+    crash(life)
+
+    life.say(e.RowRead("s0", image))
+
+    assert life.writes() == [ch.Release("s0", ME, image.counter, TRIM_HORIZON, TRIM_HORIZON)]
+
+
+def test_a_take_under_way_at_a_drain_is_resolved_and_released():
+    life = Life()
+    life.begin(row())
+    take = life.writes()[0]
+    assert life.say(e.DrainRequested("SIGTERM"))[-1].event == "draining"
+
+    life.resolve(take, Applied(row(owner=ME, counter=1)))
+
+    assert life.writes() == [ch.Release("s0", ME, 1, TRIM_HORIZON, TRIM_HORIZON)]
+
+
+def test_an_unknown_take_is_settled_before_the_end_of_a_drain():
+    life = Life()
+    life.begin(row())
+    take = life.writes()[0]
+    life.resolve(take, OutcomeUnknown("timed out"))
+    life.say(e.DrainRequested("SIGTERM"))
+
+    life.say(e.RowRead("s0", row()))
+    assert life.writes() == [take]  # it may still land: only a moved counter settles it
+    life.resolve(take, Throttled("slow"))
+    assert life.writes() == [take]
+    life.resolve(take, ConditionFailed(row(owner=OTHER, counter=1)))
+
+    assert life.asked(c.Finish)
+
+
+def test_a_throttled_take_is_given_up_in_a_drain():
+    life = Life()
+    life.begin(row())
+    take = life.writes()[0]
+    life.say(e.DrainRequested("SIGTERM"))
+
+    life.resolve(take, Throttled("slow"))
+
+    assert life.asked(c.Finish)
+
+
+def test_a_release_whose_position_somebody_moved_is_issued_again_from_the_row():
+    life = Life()
+    life.begin(row())
+    life.resolve(life.writes()[0], Applied(row(owner=ME, counter=1, halt=Halt("x", 1.0))))
+    life.say(e.DrainRequested("SIGTERM"))
+    late = ExtendedSequenceNumber("55")
+
+    life.resolve(life.writes()[0], ConditionFailed(row(owner=ME, counter=1, checkpoint=late)))
+
+    assert life.writes() == [ch.Release("s0", ME, 1, late, late)]
+
+
+def test_a_second_drain_request_changes_nothing():
+    life = Life()
+    running(life)
+    life.say(e.DrainRequested("SIGTERM"))
+
+    assert life.say(e.DrainRequested("SIGINT")) == ()
+
+
+def test_a_drain_waits_for_creations_under_way():
+    life = Life()
+    life.begin()
+    life.say(e.ShardsListed((shard(),), 1.0, (shard(),)))
+    creation = life.writes()[0]
+
+    life.say(e.DrainRequested("SIGTERM"))
+    assert life.asked(c.Finish) == []
+    life.resolve(creation)
+
+    assert life.asked(c.Finish)
+
+
+def test_a_drain_releases_a_row_that_a_scan_under_way_shows_as_ours():
+    life = Life()
+    mine = running(life)
+    life.say(e.Ticked(), after=10.0)
+    life.say(e.DrainRequested("SIGTERM"))
+
+    life.say(e.LeasesScanned((mine, row("b", owner=ME, counter=3), row("free"))))
+
+    assert life.asked(c.ReadRow) == [c.ReadRow("b")]
+    assert life.writes(ch.Take) == []
+    life.say(e.RowRead("b", row("b", owner=ME, counter=3)))
+    assert life.writes(ch.Release)[0].key == "b"
+
+
+# Caught up.
+
+
+def test_nothing_blocks_once_every_lease_runs_or_ended():
+    life = Life()
+    assert life.core.caught_up_blockers()
+    assert life.core.owners == {ME}
+    assert dict(life.core.leases) == {}
+    running(life)
+    assert life.core.caught_up_blockers()  # not listed yet
+
+    life.say(e.ShardsListed((shard(),), 1.0))
+
+    assert life.core.caught_up_blockers() == ()
+    assert life.core.owners == {ME}
+
+
+def test_what_stands_in_the_way_is_named():
+    life = Life(leases_max=1)
+    rows = (
+        row("p", checkpoint=SHARD_END, children=frozenset({"lost"}), hash_range=None),
+        row("a", halt=Halt("poison", 1.0)),
+        row("b", owner="java"),
+    )
+    life.begin(*rows, row("c", parents=frozenset({"b"})), broken=("bad",))
+    life.say(e.ShardsListed((), 1.0))
+    life.resolve(life.asked(c.WriteRow)[0].change) if life.writes(ch.Take) else None
+
+    words = "\n".join(life.core.caught_up_blockers())
+
+    assert "a is taking" in words
+    assert "c is not being read by anybody" in words
+    assert "lost, a child of p, has no lease" in words
+    assert "bad has a row that cannot be read" in words
+    assert "b " not in words
+
+
+def test_two_writers_among_us_are_found_out():
+    life = Life()
+    life.begin(row())
+    life.core._auditor.under_way["s0"] = ch.DeleteEnded("s0")
+
+    with pytest.raises(InvariantViolation, match="two writers among us"):
+        life.core.check()
+
+
+def test_finished_with_something_left_is_found_out():
+    life = Life()
+    life.begin(row())
+    life.core._is_finished = True
+
+    with pytest.raises(InvariantViolation, match="finished with"):
+        life.core.check()

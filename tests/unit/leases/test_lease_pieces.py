@@ -1,0 +1,217 @@
+"""The small pure parts: policy, pacing, observation, lineage, the view of a scan, fates of writes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kclrun.leases.lineage import have_ended, parent_keys, seem_over
+from kclrun.leases.listing import Listing
+from kclrun.leases.observation import Observation
+from kclrun.leases.pacing import lists_shards, scan_delay_s
+from kclrun.leases.policy import ManagerPolicy, write_pause_s
+from kclrun.leases.table_view import TableView, covers_all_hash_keys
+from kclrun.leases.unresolved import Verdict, judge, keys_of
+from kclrun.model import changes as ch
+from kclrun.model.lease import Halt, Lease
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+
+HALF = (HASH_KEY_MAX + 1) // 2
+
+
+def lease(key="s0", **fields):
+    return Lease(key=key, checkpoint=fields.pop("checkpoint", TRIM_HORIZON), **fields)
+
+
+def view_of(*leases, broken=(), me="me", gone=frozenset()):
+    observation = Observation(10.0)
+    observation.update(leases, 0.0)
+    return TableView(leases, broken, observation, me=me, gone=gone, now=0.0)
+
+
+def test_the_timers_are_those_of_the_java_kcl_at_its_default_failover():
+    policy = ManagerPolicy(me="me")
+
+    assert policy.renew_every_s == pytest.approx(3.308, abs=0.001)
+    assert policy.scan_every_s == 5.0
+    assert policy.seldom_scan_every_s == 20.0
+    assert policy.overdue_after_s == 30.0
+
+
+def test_a_tiny_failover_still_leaves_time_between_renewals():
+    assert ManagerPolicy(me="me", failover_s=0.06).renew_every_s == pytest.approx(0.01)
+
+
+def test_pauses_between_attempts_double_and_end_at_three_seconds():
+    pauses = [write_pause_s(attempt, 0.999999) for attempt in range(2, 12)]
+
+    assert pauses[:3] == pytest.approx([0.05, 0.1, 0.2], rel=0.01)
+    assert max(pauses) == pytest.approx(3.0, rel=0.01)
+    assert write_pause_s(2, 0.0) == 0.025
+
+
+def test_up_to_sixteen_managers_scan_often_and_of_more_exactly_sixteen():
+    owners = [f"kclrun:g:h{n}:x" for n in range(40)]
+
+    def frequent(count):
+        pool = frozenset(owners[:count])
+        return sum(scan_delay_s(ManagerPolicy(me=owner), pool) == 5.0 for owner in pool)
+
+    assert [frequent(n) for n in (1, 16, 17, 40)] == [1, 16, 16, 16]
+
+
+def test_alone_or_in_two_a_manager_always_lists_and_in_a_crowd_two_do():
+    chances = [n / 1000 for n in range(1000)]
+
+    assert all(lists_shards(1, chance) and lists_shards(2, chance) for chance in chances)
+    assert sum(lists_shards(100, chance) for chance in chances) == 20
+
+
+def test_a_lease_first_seen_counts_as_just_renewed():
+    observation = Observation(10.0)
+    observation.update([lease(owner="a", counter=5)], 100.0)
+
+    assert not observation.has_expired(lease(owner="a", counter=5), 109.9)
+    assert observation.has_expired(lease(owner="a", counter=5), 110.0)
+
+
+@pytest.mark.parametrize("moved", [{"counter": 6, "owner": "a"}, {"counter": 5, "owner": "b"}])
+def test_a_moved_counter_or_another_owner_starts_the_count_again(moved):
+    observation = Observation(10.0)
+    observation.update([lease(owner="a", counter=5)], 100.0)
+    observation.update([lease(**moved)], 108.0)
+
+    assert observation.unchanged_s(lease(**moved), 112.0) == 4.0
+
+
+def test_a_row_that_vanished_and_came_back_is_new():
+    observation = Observation(10.0)
+    observation.update([lease(owner="a")], 0.0)
+    observation.update([], 5.0)
+    observation.update([lease(owner="a")], 20.0)
+
+    assert not observation.has_expired(lease(owner="a"), 20.0)
+
+
+def test_parents_are_over_when_each_is_ended_or_absent():
+    ended, unended = lease("p", checkpoint=SHARD_END), lease("q")
+
+    assert have_ended((ended, None))
+    assert not have_ended((ended, unended))
+    assert parent_keys(lease(parents=frozenset({"q", "p"}))) == ("p", "q")
+    assert seem_over(lease(parents=frozenset({"p", "gone"})), {"p": ended})
+    assert not seem_over(lease(parents=frozenset({"p", "q"})), {"p": ended, "q": unended})
+    assert not seem_over(lease(parents=frozenset({"b"})), {}, frozenset({"b"}))
+
+
+def test_hash_keys_are_covered_by_ranges_that_touch_or_overlap():
+    whole = [HashRange(0, HALF - 1), HashRange(HALF, HASH_KEY_MAX)]
+
+    assert covers_all_hash_keys(whole)
+    assert covers_all_hash_keys([*reversed(whole), HashRange(5, HALF + 5)])
+    assert not covers_all_hash_keys([HashRange(0, HALF - 2), whole[1]])
+    assert not covers_all_hash_keys(whole[:1])
+    assert not covers_all_hash_keys([])
+
+
+def test_a_hole_is_seen_and_a_row_without_a_range_is_helped_by_the_listing():
+    view = view_of(lease("a", hash_range=HashRange(0, HALF - 1)), lease("b"))
+
+    assert view.has_hole(lambda _: None)
+    assert not view.has_hole(lambda _: HashRange(HALF, HASH_KEY_MAX))
+
+
+def test_an_ended_lease_leaves_a_hole_and_named_children_without_rows_are_missed():
+    view = view_of(lease("a", checkpoint=SHARD_END, children=frozenset({"b"})))
+
+    assert view.has_hole(lambda _: HashRange(0, HASH_KEY_MAX))
+    assert view.lacks_children()
+    assert not view_of(lease("a", children=frozenset({"b"})), broken=("b",)).lacks_children()
+
+
+def test_owners_are_the_living_and_me_and_the_offered_are_nobody():
+    view = view_of(
+        lease("a", owner="java"),
+        lease("b", owner="kclrun:g:h:n"),
+        lease("c", owner="kclrun:offered"),
+        lease("d", owner="kclrun:g:h:old"),
+        me="kclrun:g:me:n",
+        gone=frozenset({"kclrun:g:h:old"}),
+    )
+
+    assert view.owners == {"java", "kclrun:g:h:n", "kclrun:g:me:n"}
+    assert view.kclrun_owners == {"kclrun:g:h:n", "kclrun:g:me:n"}
+    assert not view.is_empty
+    assert not view_of(broken=("x",)).is_empty
+
+
+def test_a_listing_follows_names_of_trimmed_parents():
+    child = Shard("c", HashRange(0, HASH_KEY_MAX), "5", None, "trimmed")
+    listing = Listing((child,), 0.0, 0.0)
+
+    assert listing.children_named("trimmed") == ("c",)
+    assert "trimmed" not in listing
+    assert listing.range_of("trimmed") is None
+    assert listing.range_of("c") == child.hash_range
+    assert listing.inconsistency is None
+
+
+TAKE = ch.Take("s0", "me", "them", 4, 10.0, "LATEST")
+HALT = Halt("poison", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "row", "verdict"),
+    [
+        (TAKE, lease(owner="me", counter=5), Verdict.APPLIED),
+        (TAKE, lease(owner="them", counter=4), Verdict.UNMOVED),
+        (TAKE, lease(owner="them", counter=5), Verdict.LOST),
+        (TAKE, lease(owner="third", counter=4), Verdict.LOST),
+        (ch.Renew("s0", "me", 4), lease(owner="me", counter=5), Verdict.APPLIED),
+        (ch.Renew("s0", "me", 4), lease(owner="me", counter=4), Verdict.UNMOVED),
+        (ch.Renew("s0", "me", 4), lease(owner="them", counter=5), Verdict.LOST),
+        (ch.Renew("s0", "me", 4), lease(owner=None, counter=5), Verdict.LOST),
+        (ch.HaltLease("s0", "me", 4, HALT), lease(owner="me", counter=5, halt=HALT), "APPLIED"),
+        (ch.HaltLease("s0", "me", 4, HALT), lease(owner="me", counter=5), Verdict.MISSING),
+        (ch.HaltLease("s0", "me", 4, HALT), lease(owner="me", counter=4), Verdict.UNMOVED),
+        (ch.Release("s0", "me", 4, TRIM_HORIZON, TRIM_HORIZON), lease(counter=5), "APPLIED"),
+        (
+            ch.Release("s0", "me", 4, TRIM_HORIZON, TRIM_HORIZON),
+            lease(owner="them", counter=6),
+            Verdict.LOST,
+        ),
+        (
+            ch.Release("s0", "me", 4, TRIM_HORIZON, TRIM_HORIZON),
+            lease(owner="me", counter=5),
+            Verdict.MISSING,
+        ),
+    ],
+)
+def test_the_fate_of_a_write_is_read_from_the_row(change, row, verdict):
+    assert judge(change, row, "me") is (Verdict[verdict] if isinstance(verdict, str) else verdict)
+
+
+def test_the_keys_of_a_change_are_those_it_writes_and_not_those_it_checks():
+    children = (lease("a"), lease("b"))
+
+    assert keys_of(ch.CreateChildren(children, (ch.EndedParent("p"),))) == ("a", "b")
+    assert keys_of(ch.CreateLease(lease("a"))) == ("a",)
+    assert keys_of(ch.DeleteEnded("p")) == ("p",)
+
+
+def test_the_sync_of_a_year_of_generations_needs_no_deep_recursion():
+    from kclrun.leases.shard_sync import sync_table
+
+    whole = HashRange(0, HASH_KEY_MAX)
+    count = 5000
+    shards = [
+        Shard(f"s{n}", whole, str(n + 1), None if n == count - 1 else str(n + 2), f"s{n - 1}")
+        for n in range(count)
+    ]
+    random.Random(1).shuffle(shards)
+
+    plan = sync_table(Listing(shards, 0.0, 0.0), lambda _: False, TRIM_HORIZON)
+
+    assert [created.key for created in plan.leases] == ["s0"]

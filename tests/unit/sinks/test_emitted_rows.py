@@ -1,0 +1,530 @@
+"""EmittedRows: what a crash, a retry, a full disk and a second process leave in the file."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kclrun.errors import InvariantViolation, LimitExceeded, SinkError
+from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.sinks import emitted_rows, marks
+from kclrun.sinks.emitted_rows import EmittedRows
+from kclrun.sinks.rows import ROW_BYTES_MAX, encode_row
+
+SHARD = "shardId-000000000000"
+
+
+def at(number: int, sub: int = 0) -> ExtendedSequenceNumber:
+    return ExtendedSequenceNumber(str(number), sub)
+
+
+def batch(rows: EmittedRows, *numbers: int, **more: str) -> None:
+    """Process records with these numbers, one row each, as one batch that returns."""
+    rows.begin_batch()
+    for number in numbers:
+        rows.emit({"n": number} | more)
+    rows.end_batch(at(numbers[-1]))
+
+
+def numbers_in(folder: Path) -> list[int]:
+    content = (folder / f"{SHARD}.jsonl").read_bytes()
+    assert content == b"" or content.endswith(b"\n")
+    return [json.loads(line)["n"] for line in content.splitlines()]
+
+
+def crash(rows: EmittedRows) -> None:
+    """What the kernel does for a killed process: close the descriptors, and nothing else."""
+    for owner in (rows, rows._marks):
+        if owner._descriptor is not None and owner._descriptor >= 0:
+            os.close(owner._descriptor)
+            owner._descriptor = None
+    rows._buffer.clear()
+    rows._broken = "crashed"
+
+
+def test_rows_whose_checkpoint_was_acknowledged_survive_a_crash_and_no_others(tmp_path: Path):
+    rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
+    batch(rows, 1, 2, 3)
+    rows.make_durable(at(3))  # acknowledged
+    batch(rows, 4, 5)
+    rows.make_durable(at(5))  # never acknowledged
+    batch(rows, 6)
+    crash(rows)
+
+    with EmittedRows.open(tmp_path, SHARD, at(3)):
+        assert numbers_in(tmp_path) == [1, 2, 3]
+
+
+def test_an_acknowledgement_between_two_marks_goes_back_to_the_lower(tmp_path: Path):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        batch(rows, 1, 2)
+        rows.make_durable(at(2))
+        batch(rows, 9)
+        rows.make_durable(at(9))
+
+    EmittedRows.open(tmp_path, SHARD, at(5)).close()
+
+    assert numbers_in(tmp_path) == [1, 2]
+
+
+def test_a_crash_before_the_first_checkpoint_takes_everything_back(tmp_path: Path):
+    rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
+    batch(rows, 1, 2)
+    rows.make_durable(at(2))
+    crash(rows)
+
+    EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON).close()
+
+    assert numbers_in(tmp_path) == []
+    assert not list(tmp_path.glob("*.old-*"))
+
+
+def test_at_shard_end_all_that_was_made_durable_stays(tmp_path: Path):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        batch(rows, 1)
+        rows.begin_batch()
+        rows.emit({"n": 2})  # from shard_ended
+        rows.end_batch(SHARD_END)
+        rows.make_durable(SHARD_END)
+
+    EmittedRows.open(tmp_path, SHARD, SHARD_END).close()
+
+    assert numbers_in(tmp_path) == [1, 2]
+
+
+def test_a_checkpoint_of_finished_batches_does_not_cover_the_running_one(tmp_path: Path):
+    rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
+    batch(rows, 1, 2)
+    rows.begin_batch()
+    rows.emit({"n": 3})
+    rows.make_durable(at(2))  # the lease thread, by the clock
+    crash(rows)
+
+    with EmittedRows.open(tmp_path, SHARD, at(2)):
+        assert numbers_in(tmp_path) == [1, 2]
+
+
+def test_a_users_checkpoint_covers_what_was_emitted_until_the_call(tmp_path: Path):
+    rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
+    rows.begin_batch()
+    for number in (1, 2, 3):
+        rows.emit({"n": number})
+    rows.cover(at(2))
+    rows.make_durable(at(2))
+    rows.emit({"n": 4})
+    crash(rows)
+
+    with EmittedRows.open(tmp_path, SHARD, at(2)):
+        assert numbers_in(tmp_path) == [1, 2, 3]
+
+
+def test_a_failed_batch_is_taken_back_even_when_it_was_written_already(tmp_path: Path):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        batch(rows, 1)
+        rows.begin_batch()
+        rows.emit({"n": 2, "pad": "x" * emitted_rows.BUFFER_BYTES_MAX})
+        rows.emit({"n": 3})
+        assert (tmp_path / f"{SHARD}.jsonl").stat().st_size > emitted_rows.BUFFER_BYTES_MAX
+
+        rows.take_back_batch()
+        batch(rows, 2, 3)
+        rows.make_durable(at(3))
+
+    assert numbers_in(tmp_path) == [1, 2, 3]
+
+
+def test_taking_back_leaves_what_the_acknowledged_checkpoint_covers(tmp_path: Path):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        rows.begin_batch()
+        rows.emit({"n": 1})
+        rows.cover(at(1))
+        rows.make_durable(at(1))  # acknowledged
+        rows.emit({"n": 2})
+        rows.cover(at(2))
+        rows.make_durable(at(2))  # refused
+        rows.emit({"n": 3})
+        rows.take_back_batch(at(1))
+        batch(rows, 2, 3)
+        rows.make_durable(at(3))
+
+    assert numbers_in(tmp_path) == [1, 2, 3]
+    EmittedRows.open(tmp_path, SHARD, at(2)).close()  # the mark of the refused one is gone
+    assert numbers_in(tmp_path) == [1]
+
+
+def test_rows_emitted_after_the_checkpoint_of_their_batch_are_kept_by_an_orderly_end(
+    tmp_path: Path,
+):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        rows.begin_batch()
+        rows.emit({"n": 1})
+        rows.cover(at(1))
+        rows.make_durable(at(1))
+        rows.emit({"n": 2})
+        rows.end_batch(at(1))
+
+    EmittedRows.open(tmp_path, SHARD, at(1)).close()
+    assert numbers_in(tmp_path) == [1, 2]
+
+
+def test_an_orderly_end_takes_back_what_no_checkpoint_covers(tmp_path: Path):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        batch(rows, 1)
+        rows.make_durable(at(1))
+        batch(rows, 2)
+
+    assert numbers_in(tmp_path) == [1]
+
+
+def test_a_checkpoint_without_new_rows_costs_no_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        batch(rows, 1)
+        rows.make_durable(at(1))
+        before = (tmp_path / f"{SHARD}.marks").read_bytes()
+        monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("synced"))
+        rows.begin_batch()
+        rows.end_batch(at(2))
+        rows.make_durable(at(2))
+
+    assert (tmp_path / f"{SHARD}.marks").read_bytes() == before
+    monkeypatch.undo()
+    EmittedRows.open(tmp_path, SHARD, at(2)).close()
+    assert numbers_in(tmp_path) == [1]
+
+
+def test_the_bytes_are_synced_before_the_mark_that_speaks_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    steps: list[str] = []
+
+    def noting(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(descriptor: int, *rest: Any) -> Any:
+            file = Path(f"/proc/self/fd/{descriptor}").readlink().suffix
+            steps.append(f"{name}{file}")
+            return real(descriptor, *rest)
+
+        return call
+
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        batch(rows, 1)
+        monkeypatch.setattr(os, "pwrite", noting("write", os.pwrite))
+        monkeypatch.setattr(os, "fsync", noting("sync", os.fsync))
+        rows.make_durable(at(1))
+        monkeypatch.undo()
+
+    assert steps == ["write.jsonl", "sync.jsonl", "write.marks", "sync.marks"]
+
+
+def test_a_torn_last_mark_is_ignored_and_cut(tmp_path: Path):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        batch(rows, 1)
+        rows.make_durable(at(1))
+        batch(rows, 2)
+        rows.make_durable(at(2))
+    file = tmp_path / f"{SHARD}.marks"
+    whole = file.read_bytes()
+    last_line = whole.rindex(b"\n", 0, -1) + 1
+
+    for cut in range(last_line + 1, len(whole)):
+        file.write_bytes(whole[:cut])
+        EmittedRows.open(tmp_path, SHARD, at(2)).close()
+        assert numbers_in(tmp_path) == [1]
+        assert file.read_bytes() == whole[:last_line]
+
+
+def test_a_damaged_mark_that_is_not_the_last_is_refused(tmp_path: Path):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        for number in (1, 2, 3):
+            batch(rows, number)
+            rows.make_durable(at(number))
+    file = tmp_path / f"{SHARD}.marks"
+    file.write_bytes(file.read_bytes().replace(b" 1 0\n", b" 2 0\n"))
+
+    with pytest.raises(SinkError, match="line 2 is damaged"):
+        EmittedRows.open(tmp_path, SHARD, at(3))
+    assert numbers_in(tmp_path) == [1, 2, 3]
+
+
+def test_a_data_file_shorter_than_its_marks_is_refused(tmp_path: Path):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        batch(rows, 1, 2)
+        rows.make_durable(at(2))
+    os.truncate(tmp_path / f"{SHARD}.jsonl", 3)
+
+    with pytest.raises(SinkError, match="somebody cut it"):
+        EmittedRows.open(tmp_path, SHARD, at(2))
+
+
+def test_a_data_file_moved_away_by_its_reader_begins_anew(tmp_path: Path):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        batch(rows, 1)
+        rows.make_durable(at(1))
+    (tmp_path / f"{SHARD}.jsonl").rename(tmp_path / "taken")
+
+    with EmittedRows.open(tmp_path, SHARD, at(1)) as rows:
+        batch(rows, 2)
+        rows.make_durable(at(2))
+
+    assert numbers_in(tmp_path) == [2]
+
+
+@pytest.mark.parametrize("start", [TRIM_HORIZON, LATEST])
+def test_rows_of_another_run_are_set_aside_and_not_deleted(
+    tmp_path: Path, start: ExtendedSequenceNumber
+):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        for number in (1, 2):
+            batch(rows, number)
+            rows.make_durable(at(number))
+
+    with EmittedRows.open(tmp_path, SHARD, start) as rows:
+        batch(rows, 7)
+        rows.make_durable(at(7))
+
+    assert numbers_in(tmp_path) == [7]
+    assert len((tmp_path / f"{SHARD}.jsonl.old-1").read_bytes().splitlines()) == 2
+
+
+def test_rows_without_any_mark_are_set_aside(tmp_path: Path):
+    (tmp_path / f"{SHARD}.jsonl").write_text('{"n":1}\n')
+
+    EmittedRows.open(tmp_path, SHARD, at(5)).close()
+
+    assert numbers_in(tmp_path) == []
+    assert (tmp_path / f"{SHARD}.jsonl.old-1").read_text() == '{"n":1}\n'
+
+
+def test_the_marks_file_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(marks, "MARKS_MAX", 8)
+    monkeypatch.setattr(marks, "MARKS_KEPT", 3)
+    rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
+    for number in range(1, 30):
+        batch(rows, number)
+        rows.make_durable(at(number))
+        assert (tmp_path / f"{SHARD}.marks").read_bytes().count(b"\n") <= 8
+    crash(rows)
+
+    with EmittedRows.open(tmp_path, SHARD, at(28)):
+        assert numbers_in(tmp_path) == list(range(1, 29))
+
+
+def test_positions_inside_an_aggregate_are_told_apart(tmp_path: Path):
+    rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
+    for sub in (0, 1):
+        rows.begin_batch()
+        rows.emit({"n": sub})
+        rows.end_batch(at(7, sub))
+        rows.make_durable(at(7, sub))
+    crash(rows)
+
+    with EmittedRows.open(tmp_path, SHARD, at(7, 0)):
+        assert numbers_in(tmp_path) == [0]
+
+
+def test_a_second_process_does_not_get_the_file(tmp_path: Path):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON):
+        code = (
+            "import sys; from pathlib import Path\n"
+            "from kclrun.sinks.emitted_rows import EmittedRows\n"
+            "from kclrun import ExtendedSequenceNumber as E\n"
+            "EmittedRows.open(Path(sys.argv[1]), sys.argv[2], E('TRIM_HORIZON'), lock_wait_s=0.1)"
+        )
+        second = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path), SHARD],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    assert second.returncode == 1
+    assert "SinkError" in second.stderr
+    assert "locked by another process" in second.stderr
+
+
+def test_whoever_waits_for_the_lock_gets_the_file_in_place_and_not_the_one_set_aside(
+    tmp_path: Path,
+):
+    path = tmp_path / f"{SHARD}.jsonl"
+    path.write_text('{"n":1}\n')
+    holder = os.open(path, os.O_RDWR)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    opened: list[EmittedRows] = []
+    waiter = threading.Thread(
+        target=lambda: opened.append(EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON))
+    )
+    waiter.start()
+    path.rename(tmp_path / "aside")
+    os.close(holder)
+    waiter.join(timeout=30)
+
+    with opened[0] as rows:
+        batch(rows, 5)
+        rows.make_durable(at(5))
+    assert numbers_in(tmp_path) == [5]
+    assert (tmp_path / "aside").read_text() == '{"n":1}\n'
+
+
+@pytest.mark.parametrize("shard_id", ["", "..", "../x", "a/b", "a\n", "x" * 129])
+def test_no_file_is_opened_outside_the_folder(tmp_path: Path, shard_id: str):
+    with pytest.raises(SinkError, match="no shard id"):
+        EmittedRows.open(tmp_path / "in", shard_id, TRIM_HORIZON)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_are_refused_outside_a_batch(tmp_path: Path):
+    with (
+        EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows,
+        pytest.raises(SinkError, match="while they run"),
+    ):
+        rows.emit({})
+
+
+def test_a_batch_inside_a_batch_is_our_bug(tmp_path: Path):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        rows.begin_batch()
+        with pytest.raises(InvariantViolation):
+            rows.begin_batch()
+
+
+def test_dates_and_decimals_are_rows():
+    row = {"at": datetime(2013, 1, 1, tzinfo=UTC), "sum": Decimal("1.10"), "text": "a\nb"}
+    assert encode_row(row) == b'{"at":"2013-01-01T00:00:00Z","sum":"1.10","text":"a\\nb"}\n'
+
+
+@pytest.mark.parametrize("row", [{"canary": object()}, {"canary": "\ud800"}, ["canary"], "canary"])
+def test_what_json_cannot_hold_is_a_type_error_that_shows_no_value(row: Any):
+    with pytest.raises(TypeError) as refused:
+        encode_row(row)
+    assert "canary" not in str(refused.value)
+    assert "ud800" not in str(refused.value)
+
+
+def test_a_row_that_is_too_large_leaves_no_byte_behind(tmp_path: Path):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        rows.begin_batch()
+        with pytest.raises(LimitExceeded):
+            rows.emit({"n": "x" * ROW_BYTES_MAX})
+        assert rows.length == 0
+
+
+def test_a_full_disk_can_be_waited_for(tmp_path: Path):
+    """A real limit of the kernel: files above 1.5 MiB are refused in the middle of a write."""
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    pad = "x" * (emitted_rows.BUFFER_BYTES_MAX // 2)
+    try:
+        with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (3 * emitted_rows.BUFFER_BYTES_MAX // 2, hard)
+            )
+            for _ in range(2):
+                with pytest.raises(SinkError, match=r"cannot write .*EFBIG"):
+                    batch(rows, *range(10), pad=pad)
+                rows.take_back_batch()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            batch(rows, *range(5), pad=pad)
+            rows.make_durable(at(4))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+
+    assert numbers_in(tmp_path) == list(range(5))
+
+
+def test_after_a_failed_sync_nothing_is_promised_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
+    batch(rows, 1)
+
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(SinkError, match="EIO"):
+        rows.make_durable(at(1))
+    monkeypatch.undo()
+
+    with pytest.raises(SinkError, match="unknown until it is opened again"):
+        rows.make_durable(at(1))
+    rows.close()
+    EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON).close()
+    assert numbers_in(tmp_path) == []
+
+
+class Fault:
+    """Fails the n-th call among the system calls that change the disk; a write fails half-way."""
+
+    def __init__(self, nth: int) -> None:
+        self.left = nth
+
+    def wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                if name == "pwrite":
+                    descriptor, data, offset = args
+                    real(descriptor, bytes(data)[: len(data) // 2], offset)
+                raise OSError(errno.ENOSPC, f"No space left on device in {name}")
+            return real(*args, **named)
+
+        return call
+
+
+def life(folder: Path, acknowledged: int, last: int) -> Iterator[int]:
+    """Process from the checkpoint to `last`, one checkpoint every two records; yields the acks."""
+    start = at(acknowledged) if acknowledged else TRIM_HORIZON
+    rows = EmittedRows.open(folder, SHARD, start)
+    try:
+        for number in range(acknowledged + 1, last + 1, 2):
+            batch(rows, number)
+            rows.begin_batch()
+            rows.emit({"n": -1})
+            rows.take_back_batch(at(number - 1) if number > 1 else TRIM_HORIZON)
+            batch(rows, number + 1)
+            rows.make_durable(at(number + 1))
+            yield number + 1
+    finally:
+        crash(rows)
+
+
+def test_whatever_single_system_call_fails_each_row_is_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(marks, "MARKS_MAX", 4)  # so that the rewrite of the marks is among them
+    monkeypatch.setattr(marks, "MARKS_KEPT", 2)
+    failed = 0
+    for nth in range(1, 1000):
+        folder = tmp_path / str(nth)
+        fault, acknowledged = Fault(nth), 0
+        with monkeypatch.context() as patch:
+            for name in ("pwrite", "fsync", "ftruncate", "replace"):
+                patch.setattr(os, name, fault.wrap(name, getattr(os, name)))
+            try:
+                for checkpoint in life(folder, 0, 12):
+                    acknowledged = checkpoint
+            except SinkError:
+                failed += 1
+        if fault.left > 0:
+            break
+        assert list(life(folder, acknowledged, 12))[-1:] in ([12], [])
+        EmittedRows.open(folder, SHARD, at(12)).close()
+        assert numbers_in(folder) == list(range(1, 13)), f"after the failure of call {nth}"
+
+    assert failed > 30

@@ -1,0 +1,229 @@
+"""run_processor and replay: the contract of the runtime, in a unit test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kclrun import Checkpointer, Context, ExtendedSequenceNumber, RecordBatch, RecordProcessor
+from kclrun.errors import ProcessorError, StaleCheckpoint
+from kclrun.testing import (
+    Call,
+    make_aggregate,
+    make_record,
+    make_records,
+    replay,
+    run_processor,
+)
+
+SHARD_END = ExtendedSequenceNumber("SHARD_END")
+
+
+class Echo(RecordProcessor):
+    def initialize(self, context: Context) -> None:
+        self.context = context
+
+    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+        for record in batch:
+            self.context.emit({"text": record.data.decode()})
+
+
+class Manual(Echo):
+    """Checkpoints after every second record."""
+
+    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+        for record in batch:
+            self.context.emit({"text": record.data.decode()})
+            if record.data in b"bdf":
+                checkpointer.checkpoint(record)
+
+
+def texts(rows: list[dict[str, Any]]) -> str:
+    return "".join(row["text"] for row in rows)
+
+
+def position_of(ordinal: int) -> ExtendedSequenceNumber:
+    return make_record(ordinal=ordinal).position
+
+
+def test_calls_come_in_the_order_of_the_contract():
+    run = run_processor(Echo, "abc", batch_max=2)
+
+    assert run.calls == [
+        Call("initialize"),
+        Call("process_records", 2),
+        Call("process_records", 1),
+        Call("shard_ended"),
+    ]
+    assert texts(run.rows) == "abc"
+    assert run.checkpoints == [position_of(2), SHARD_END]
+
+
+def test_a_lease_given_up_is_told_and_not_ended():
+    run = run_processor(Echo, "abc", end_of_shard=False)
+
+    assert run.calls[-1] == Call("shutdown_requested")
+    assert run.position == position_of(2)
+
+
+def test_batch_checkpoints_after_every_batch():
+    run = run_processor(Echo, "abcd", batch_max=2, checkpoint="batch")
+
+    assert run.checkpoints == [position_of(1), position_of(3), SHARD_END]
+
+
+def test_auto_checkpoints_before_the_cap_stops_the_shard():
+    run = run_processor(Echo, "abcde", batch_max=2, uncheckpointed_max=3, end_of_shard=False)
+
+    assert [call.records for call in run.calls[1:-1]] == [2, 1, 2]
+    assert run.checkpoints == [position_of(2), position_of(4)]
+
+
+def test_a_manual_processor_that_never_checkpoints_stands_still_at_the_cap():
+    with pytest.raises(ProcessorError, match="3 records without a checkpoint"):
+        run_processor(Echo, "abcde", uncheckpointed_max=3, checkpoint="manual")
+
+
+def test_a_manual_shard_end_without_a_checkpoint_is_an_error():
+    class Forgets(Echo):
+        def shard_ended(self, checkpointer: Checkpointer) -> None:
+            pass
+
+    with pytest.raises(ProcessorError, match="shard_ended returned without a checkpoint"):
+        run_processor(Forgets, "a", checkpoint="manual")
+    assert run_processor(Forgets, "a").position == SHARD_END
+
+
+@pytest.mark.parametrize(("asked", "words"), [(0, "below the last"), (9, "above what was")])
+def test_a_checkpoint_out_of_bounds_is_stale(asked: int, words: str):
+    class Asks(Echo):
+        def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+            checkpointer.checkpoint(batch[1])
+            checkpointer.checkpoint(batch[1])  # an equal one is no error
+            checkpointer.checkpoint(make_record(ordinal=asked))
+
+    with pytest.raises(StaleCheckpoint, match=words):
+        run_processor(Asks, "abc")
+
+
+def test_a_checkpointer_is_of_no_use_after_its_call():
+    class Keeps(Echo):
+        kept: Checkpointer | None = None
+
+        def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+            if self.kept is not None:
+                self.kept.checkpoint()
+            self.kept = checkpointer
+
+    with pytest.raises(StaleCheckpoint, match="has returned"):
+        run_processor(Keeps, "ab", batch_max=1)
+
+
+def test_a_retry_takes_rows_back_and_leaves_out_what_was_checkpointed():
+    class Stumbles(Echo):
+        stumbled = False
+
+        def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+            for record in batch:
+                self.context.emit({"text": record.data.decode()})
+                if record.data == b"b":
+                    checkpointer.checkpoint(record)
+                if record.data == b"c" and not self.stumbled:
+                    self.stumbled = True
+                    raise OSError("gone for a moment")
+
+    run = run_processor(Stumbles, "abcd", retries=1)
+
+    assert texts(run.rows) == "abcd"
+    assert [call.records for call in run.calls if call.name == "process_records"] == [4, 2]
+    with pytest.raises(OSError, match="gone"):
+        run_processor(Stumbles, "abcd")
+
+
+def test_shard_ended_is_called_again_when_it_raised():
+    class Stumbles(Echo):
+        stumbled = False
+
+        def shard_ended(self, checkpointer: Checkpointer) -> None:
+            self.context.emit({"text": "."})
+            if not self.stumbled:
+                self.stumbled = True
+                raise OSError("gone for a moment")
+
+    run = run_processor(Stumbles, "ab", retries=1)
+
+    assert texts(run.rows) == "ab."
+    assert [call.name for call in run.calls].count("shard_ended") == 2
+
+
+@pytest.mark.parametrize("crash_after", range(7))
+def test_a_replay_leaves_each_row_once(crash_after: int):
+    for mode, processor in (("auto", Echo), ("batch", Echo), ("manual", Manual)):
+        run = replay(processor, "abcdef", crash_after=crash_after, batch_max=2, checkpoint=mode)
+        assert texts(run.rows) == "abcdef"
+        assert run.position == SHARD_END
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_crash_inside_a_checkpoint_leaves_each_row_once(nth: int):
+    run = replay(Manual, "abcdef", crash_at_checkpoint=nth, checkpoint="manual")
+
+    assert texts(run.rows) == "abcdef"
+    assert len(run.processors) == 2
+
+
+def test_a_crash_takes_uncovered_rows_with_it():
+    run = run_processor(Manual, "abc", crash_after=3, checkpoint="manual")
+
+    assert run.crashed
+    assert texts(run.rows) == "ab"
+    assert run.position == position_of(1)
+    assert run.calls[-1] == Call("process_records", 3)
+
+
+def test_a_replay_whose_crash_never_came_is_no_proof():
+    with pytest.raises(ValueError, match="never came"):
+        replay(Echo, "ab", crash_after=3)
+
+
+def test_a_released_lease_gets_no_further_batch():
+    class LetsGo(Echo):
+        def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+            super().process_records(batch, checkpointer)
+            self.context.release()
+
+    run = run_processor(LetsGo, "abc", batch_max=1)
+
+    assert run.released
+    assert run.position == position_of(0)
+    assert run.calls[-1] == Call("shutdown_requested")
+
+
+def test_records_at_or_below_the_position_are_not_given():
+    run = run_processor(Echo, "abc", position=position_of(1))
+
+    assert texts(run.rows) == "c"
+
+
+def test_a_row_that_json_cannot_hold_is_refused_as_in_production():
+    class Emits(Echo):
+        def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+            self.context.emit({"value": object()})
+
+    with pytest.raises(TypeError):
+        run_processor(Emits, "a")
+
+
+def test_user_records_of_an_aggregate_share_a_number():
+    records = make_aggregate(["a", "b"], ordinal=3)
+    run = run_processor(Echo, [*records, make_record("c", ordinal=4)], batch_max=1)
+
+    assert [r.sub_sequence_number for r in records] == [0, 1]
+    assert all(r.aggregated and r.sequence_number == records[0].sequence_number for r in records)
+    assert texts(run.rows) == "abc"
+
+
+def test_nothing_else_can_be_made_a_record():
+    with pytest.raises(TypeError, match="int"):
+        list(make_records([3]))  # type: ignore[list-item]
