@@ -9,6 +9,7 @@ them up: integers, in any order, so crashes, replays and resharding change nothi
 from __future__ import annotations
 
 import csv
+import functools
 import importlib.util
 import io
 import json
@@ -63,7 +64,11 @@ class Delay(NamedTuple):
     delay_sum: int = 0
 
     def plus(self, other: Delay) -> Delay:
-        return Delay(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return Delay(
+            self.flights + other.flights,
+            self.delay_count + other.delay_count,
+            self.delay_sum + other.delay_sum,
+        )
 
 
 class CarrierDelay(NamedTuple):
@@ -123,6 +128,30 @@ def by_carrier(sums: Mapping[Key, Delay]) -> dict[str, Delay]:
 
 def slowest(output_folder: Path, n: int = 10) -> list[CarrierDelay]:
     """The `n` carriers with the largest mean departure delay, from the rows in a folder."""
+    return _slowest(by_carrier(merge(_rows(output_folder))), n)
+
+
+def summary(output_folder: Path) -> str:
+    """The ten slowest carriers as a table, for the end of the demo."""
+    totals = by_carrier(merge(_rows(output_folder)))
+    flights = sum(delay.flights for delay in totals.values())
+    lines = [
+        f"{line.carrier:<7}  {line.name:<28}  {line.mean_min:>10.1f}  {line.departed:>8,}"
+        f"  {line.flights - line.departed:>9,}"
+        for line in _slowest(totals, 10)
+    ]
+    return "\n".join(
+        [
+            f"Mean departure delay by carrier, slowest first; {flights:,} flights.",
+            "",
+            "Carrier  Airline                       Mean (min)  Departed  Cancelled",
+            "-------  ----------------------------  ----------  --------  ---------",
+            *lines,
+        ]
+    )
+
+
+def _slowest(totals: Mapping[str, Delay], n: int) -> list[CarrierDelay]:
     names = airlines()
     lines = [
         CarrierDelay(
@@ -132,28 +161,9 @@ def slowest(output_folder: Path, n: int = 10) -> list[CarrierDelay]:
             delay.flights,
             delay.delay_count,
         )
-        for carrier, delay in by_carrier(merge(_rows(output_folder))).items()
+        for carrier, delay in totals.items()
     ]
     return sorted(lines, key=lambda line: (-line.mean_min, line.carrier))[:n]
-
-
-def summary(output_folder: Path) -> str:
-    """The ten slowest carriers as a table, for the end of the demo."""
-    total = sum(delay.flights for delay in merge(_rows(output_folder)).values())
-    lines = [
-        f"{line.carrier:<7}  {line.name:<28}  {line.mean_min:>10.1f}  {line.departed:>8,}"
-        f"  {line.flights - line.departed:>9,}"
-        for line in slowest(output_folder)
-    ]
-    return "\n".join(
-        [
-            f"Mean departure delay by carrier, slowest first; {total:,} flights.",
-            "",
-            "Carrier  Airline                       Mean (min)  Departed  Cancelled",
-            "-------  ----------------------------  ----------  --------  ---------",
-            *lines,
-        ]
-    )
 
 
 def demo_records() -> Iterator[tuple[str, bytes]]:
@@ -196,13 +206,19 @@ def _fields(record: Record) -> list[str]:
 
 
 def _read(fields: list[str], window_s: int) -> tuple[Key, Delay]:
-    departs_at_s = int(datetime.fromisoformat(fields[_TIME_HOUR]).timestamp())
-    departs_at_s += 60 * int(fields[_MINUTE])
-    window_start = datetime.fromtimestamp(departs_at_s // window_s * window_s, UTC)
-    key = (fields[_CARRIER], window_start.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    start = _window_start(fields[_TIME_HOUR], int(fields[_MINUTE]), window_s)
+    key = (fields[_CARRIER], start)
     if fields[_DEP_DELAY] == _MISSING:
         return key, Delay(flights=1)
     return key, Delay(flights=1, delay_count=1, delay_sum=int(fields[_DEP_DELAY]))
+
+
+# Flights of one moment come together; a day has at most 1,440 minutes.
+@functools.lru_cache(maxsize=1440)
+def _window_start(hour: str, minute: int, window_s: int) -> str:
+    departs_at_s = int(datetime.fromisoformat(hour).timestamp()) + 60 * minute
+    start = datetime.fromtimestamp(departs_at_s // window_s * window_s, UTC)
+    return start.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _seconds(window: object) -> int:

@@ -60,26 +60,27 @@ class CredentialSource:
         Raises: SettingsError where there are none; Unavailable or AccessDenied where the provider
         fails to renew them.
         """
-        with self._lock:
-            try:
+        try:
+            with self._lock:
                 found = self._found()
-                if found is None:
-                    return LOOPBACK_CREDENTIALS
-                frozen = found.get_frozen_credentials()
-            except ClientError as error:
-                raise from_botocore(ASSUME_ROLE, error) from None
-            except BotoCoreError as error:
-                raise Unavailable(
-                    f"credentials cannot be had: {type(error).__name__}", operation="credentials"
-                ) from None
-            if not frozen.access_key or not frozen.secret_key:
-                raise SettingsError("the AWS credentials found are empty")
-            return WireCredentials(
-                access_key=frozen.access_key,
-                secret_key=frozen.secret_key,
-                token=frozen.token,
-                expires_at=_expires_at(found),
-            )
+            if found is None:
+                return LOOPBACK_CREDENTIALS
+            # Outside the lock: while one thread renews early, botocore serves the others at once.
+            frozen = found.get_frozen_credentials()
+        except ClientError as error:
+            raise from_botocore(ASSUME_ROLE, error) from None
+        except BotoCoreError as error:
+            raise Unavailable(
+                f"credentials cannot be had: {type(error).__name__}", operation="credentials"
+            ) from None
+        if not frozen.access_key or not frozen.secret_key:
+            raise SettingsError("the AWS credentials found are empty")
+        return WireCredentials(
+            access_key=frozen.access_key,
+            secret_key=frozen.secret_key,
+            token=frozen.token,
+            expires_at=_expires_at(found),
+        )
 
     def _found(self) -> Credentials | None:
         if self._credentials is None:

@@ -196,7 +196,7 @@ class LeaseLife:
                 report = do.Report(do.ReportKind.SHARD_ENDED, children=children)
                 self._finish(Step.SHARD_END_WRITTEN, report, do.ExitCause.DONE, out)
             case changes.Release(position=position):
-                out.extend(self._requests.answer(position))
+                self._saved(now, out)
                 report = do.Report(do.ReportKind.RELEASED, position=position)
                 self._finish(Step.RELEASE_WRITTEN, report, do.ExitCause.DONE, out)
 
@@ -258,10 +258,9 @@ class LeaseLife:
         """User code is idle: its last call, if it ever began."""
         if not self._is_initialized:
             self._part(out)
-        elif self.state is State.STOPPING:
-            out.append(do.CallShutdownRequested())
         else:
-            out.append(do.CallLeaseLost())
+            is_orderly = self.state is State.STOPPING
+            out.append(do.CallShutdownRequested() if is_orderly else do.CallLeaseLost())
 
     def _part(self, out: Commands) -> None:
         if self.state is State.STOPPING:

@@ -252,11 +252,14 @@ class LeaseManager:
     # What follows from them.
 
     def _take(self, view: TableView, now: Instant) -> None:
+        held = self._keeper.held
+        work = {lease.key for lease in view.work}
         takes = plan_takes(
             view,
             self._observation,
             self._policy,
-            mine=len(self._keeper.held),
+            mine=sum(1 for key in held if key in work or key not in view.rows),
+            held=len(held),
             gone=self._gone_before_scan,
             children=self._children_of_mine.keys(),
             is_busy=lambda key: not self._is_free(key),

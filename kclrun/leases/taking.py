@@ -34,12 +34,15 @@ def plan_takes(
     policy: ManagerPolicy,
     *,
     mine: int,
+    held: int,
     gone: Set[OwnerId],
     children: Set[LeaseKey],
     is_busy: Callable[[LeaseKey], bool],
     chance: Callable[[], float],
 ) -> tuple[Take, ...]:
-    """The takes to send now. `mine` are the unended leases in our hands, takes included.
+    """The takes to send now. `mine` are the leases in our hands that are work, takes included;
+    `held` all that fill a place: a child that waits for its parents here fills one without being
+    work, and must not keep us from taking the very parent it waits for.
 
     `gone` are owners proven dead; `children` of shards we just ended; `is_busy` rows have a write
     of ours under way or are held. Beyond the target, up to `leases_max`, only what stood takeable
@@ -52,15 +55,16 @@ def plan_takes(
             ranked.append((rank, chance(), lease.key, lease))
     ranked.sort()
     missing = max(0, target_of(view, policy.leases_max) - mine)
+    room = max(0, policy.leases_max - held)
+    missing = min(missing, room)
     chosen = [lease for *_, lease in ranked[:missing]]
-    room = max(0, policy.leases_max - mine - len(chosen))
     now = view.seen_instant
     overdue = (
         lease
         for *_, lease in ranked[missing:]
         if observation.unchanged_s(lease, now) >= policy.overdue_after_s
     )
-    chosen += [lease for lease, _ in zip(overdue, range(room), strict=False)]
+    chosen += [lease for lease, _ in zip(overdue, range(room - missing), strict=False)]
     return tuple(_take(lease, policy) for lease in chosen)
 
 

@@ -342,6 +342,16 @@ def test_taking_from_somebody_else_counts_a_switch(subject: Subject) -> None:
     assert (outcome.row.owner, outcome.row.owner_switches) == (ME, 4)
 
 
+def test_taking_a_lease_that_is_mine_already_counts_no_switch(subject: Subject) -> None:
+    table = subject.with_rows(HELD)
+
+    outcome = table.write(take(ME))
+
+    assert isinstance(outcome, Applied)
+    assert outcome.row is not None
+    assert (outcome.row.counter, outcome.row.owner_switches) == (5, HELD.owner_switches)
+
+
 def test_a_take_removes_a_checkpoint_owner_and_every_trace_of_a_hand_off(subject: Subject) -> None:
     item = encode_row(changed(HELD, owner=JAVA, checkpoint_owner=JAVA))
     subject.plant(

@@ -1,6 +1,7 @@
 """A rig for process tests: real launcher, real lease processes, no AWS; and no survivors."""
 
 import os
+import select
 import signal
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from kclrun.ipc.spec import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, StartSpec
 from kclrun.leases.commands import StartProcess
+from kclrun.manager.adopted import reap_adopted
 from kclrun.manager.children import LeaseProcesses
 from kclrun.manager.launching import Launcher
 from kclrun.manager.loop import Loop
@@ -108,7 +110,9 @@ class Rig:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+            select.select([pidfd], [], [], 10)
             os.close(pidfd)
+        reap_adopted(frozenset())
         self.loop.close()
         self.sink.close()
         os.close(self._log_fd)

@@ -128,9 +128,10 @@ def test_a_lease_process_has_no_descriptor_of_a_sibling_or_of_its_parents(rig, t
 
     facts = json.loads(path.read_text())
 
-    own = {str(fd) for fd in (0, 1, 2, *facts["own_fds"])}
-    # One more is the listing of the folder itself, gone by the time it was looked at.
-    assert set(facts["fds"]) == own
+    given = {str(fd) for fd in (0, 1, 2, *facts["own_fds"])}
+    others = [link for fd, link in facts["fds"].items() if fd not in given]
+    # Python's mmap holds the segment by a descriptor of its own.
+    assert others == ["/memfd:kclrun (deleted)"]
     assert sum(link.startswith("socket:") for link in facts["fds"].values()) == 1
 
 

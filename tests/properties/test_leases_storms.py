@@ -165,9 +165,12 @@ class Host:
                     assert all(key not in keys(w.change) for w in others), f"two writes of {key}"
             case c.StartProcess(key, counter, expires):
                 assert key not in self.processes
-                assert key in self.proven, f"{key} starts without a write of ours since the last"
-                stale = key in rows and rows[key].owner == self.name and rows[key].counter != counter
-                assert not stale, f"{key} starts with another counter than its row"
+                assert key in self.proven, f"{key} starts without a new write of ours"
+                row = rows.get(key)
+                is_ours = row is not None and row.owner == self.name
+                assert not is_ours or row.counter == counter, (
+                    f"{key} starts with another counter than its row"
+                )
                 assert expires <= self.world.now + 10
                 for parent in rows[key].parents if key in rows else ():
                     assert parent not in rows or rows[parent].is_ended, f"{key} before {parent}"

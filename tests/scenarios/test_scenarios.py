@@ -122,6 +122,7 @@ def test_taking(row):
         observation,
         ManagerPolicy(me="me", leases_max=row.get("max", 64)),
         mine=mine,
+        held=mine + row.get("waiting", 0),
         gone=gone,
         children=frozenset(row.get("children", ())),
         is_busy=lambda key: key in row.get("busy", ()),

@@ -6,6 +6,8 @@ import email.utils
 import logging
 import multiprocessing
 import socket
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -366,6 +368,40 @@ def test_a_client_refuses_another_process(server: Any, make_client: MakeClient) 
     assert server.connections == 0
 
 
+def test_a_client_is_useless_in_a_forked_child_and_sound_in_its_parent() -> None:
+    """In a process of its own: a fork must not happen among other tests' threads."""
+    script = """
+import os, sys
+from kclrun.aws.operations import GET_RECORDS
+from kclrun.aws.signing import HeldCredentials
+from kclrun.aws.wire import WireClient
+from kclrun.errors import InvariantViolation, Unavailable
+from kclrun.model.wire import WireCredentials, WireEndpoint
+endpoint = WireEndpoint("http://127.0.0.1:9", "r", "r")
+client = WireClient(endpoint, HeldCredentials(WireCredentials("k", "s")), service="kinesis")
+expected = InvariantViolation if (child := os.fork()) == 0 else Unavailable
+try:
+    client.call(GET_RECORDS, b"{}")
+except expected:
+    status = 0
+else:
+    status = 1
+if child == 0:
+    os._exit(status)
+sys.exit(status or os.waitpid(child, 0)[1])
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+
+
+def test_a_lease_process_needs_no_botocore() -> None:
+    script = """
+import sys
+import kclrun.aws.kinesis, kclrun.aws.lease_table, kclrun.aws.retry, kclrun.aws.wire
+sys.exit(any(name.split(".")[0] in {"boto3", "botocore", "s3transfer"} for name in sys.modules))
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+
+
 def _call_in_child(url: str, result: Any) -> None:
     endpoint = WireEndpoint(url, "r", "r")
     client = WireClient(endpoint, HeldCredentials(WireCredentials("k", "s")), service="kinesis")
@@ -409,6 +445,7 @@ def test_no_secret_reaches_an_error_a_repr_or_a_log(
         (400, "InvalidSignatureException", quoted.replace("\n", " ")),
         (400, "ValidationException", f"Value '{iterator}' at 'shardIterator' failed"),
         (500, "InternalFailure", f"first line\n{token}"),
+        (500, "InternalFailure", "first line\nshort CANARY"),
         (400, "Unheard", token),
     ]:
         server.refuse(status, code, message)
@@ -423,5 +460,5 @@ def test_no_secret_reaches_an_error_a_repr_or_a_log(
     reply = client.call(GET_RECORDS, b"{}")
     shown += [repr(reply), caplog.text]
 
-    assert len(server.requests) == 7
+    assert len(server.requests) == 8
     assert not [text for text in shown if "CANARY" in text]

@@ -56,11 +56,19 @@ class Life:
     def scan(self, *rows, after=0.0, **fields):
         """Let the next scan come due, and answer it."""
         self.now = max(self.now + after, self.core.next_deadline(self.now))
-        self.said = self.core.handle(e.Ticked(), self.now)
-        if not self.asked(c.ScanTable):
-            self.now += 20
-            self.core.handle(e.Ticked(), self.now)
+        self.renew(self.core.handle(e.Ticked(), self.now))
+        if self.core._scan_instant is not None:
+            self.now = max(self.now, self.core._scan_instant)
+            self.renew(self.core.handle(e.Ticked(), self.now))
         return self.say(e.LeasesScanned(rows, **fields))
+
+    def renew(self, commands):
+        """Answer the renewals among these commands."""
+        self.said = commands
+        for change in self.writes(ch.Renew):
+            image = self.core.custody(change.key).row
+            applied = Applied(replace(image, counter=image.counter + 1))
+            self.core.handle(e.WriteResolved(change, applied), self.now)
 
     def resolve(self, change, outcome=None, *, after=0.0):
         return self.say(e.WriteResolved(change, outcome or Applied()), after=after)
@@ -164,6 +172,7 @@ def test_a_listing_that_leaves_hash_keys_out_creates_nothing_and_is_made_again_a
 def test_a_table_that_lost_all_rows_while_we_ran_is_not_filled_with_guessed_positions():
     life = Life()
     life.begin(row(owner=OTHER))
+    life.say(e.ShardsListed((shard(),), 1.0))
     life.scan()
     assert life.asked(c.ListShards)
 
@@ -352,7 +361,7 @@ def test_a_child_that_waits_here_asks_as_soon_as_its_parent_ends_here():
     rows = [row("p", hash_range=WHOLE), row("c", parents=frozenset({"p"}), owner=ME)]
     life.begin(*rows)
     parent = life.writes(ch.Take)[0]
-    life.say(e.RowRead("c", rows[1]))
+    life.renew(life.say(e.RowRead("c", rows[1])))
     life.resolve(parent, Applied(row("p", owner=ME, counter=1)))
     life.say(e.LeaseClaimed("p", 2, TRIM_HORIZON))
     life.say(e.ParentsRead("c", (row("p", owner=ME, counter=2),)))
@@ -444,7 +453,7 @@ def test_between_two_starts_the_manager_renews():
     image = replace(image, counter=image.counter + 1)
     life.resolve(life.writes(ch.Renew)[0], Applied(image))
 
-    assert life.core.next_deadline(life.now) == life.now + 1.0
+    assert life.core.custody("s0").rest_until == life.now + 1.0
     life.say(e.Ticked(), after=1.0)
 
     assert life.asked(c.StartProcess)[0].counter == image.counter

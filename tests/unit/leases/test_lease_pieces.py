@@ -1,4 +1,4 @@
-"""The small pure parts: policy, pacing, observation, lineage, the view of a scan, fates of writes."""
+"""The small pure parts: timers, observation, lineage, the view of a scan, fates of writes."""
 
 from __future__ import annotations
 

@@ -133,6 +133,21 @@ def test_trimming_bit_by_bit_keeps_positions_and_order():
         assert data_of(page) == [b"%d" % i for i in range(trimmed, min(trimmed + 2, 3000))]
 
 
+def test_the_byte_bound_of_a_page_holds_after_trimming():
+    kinesis = service()
+    stream = made(kinesis)
+    kinesis.put_many(stream, [PutEntry(b"x" * 5000, "k")] * 500, START)
+    kinesis.put_many(stream, [PutEntry(b"x" * 5000, "k")] * 500, START)
+    kinesis.put_many(stream, [PutEntry(b"x" * 5000, "k")] * 500, START)
+    for _ in range(11):
+        put(kinesis, stream, b"x" * (MIB - 1), at=START + 60)
+
+    now = START + DAY + 30
+    page = read(kinesis, from_start(kinesis, stream, now), now)
+
+    assert len(page.records) == 10
+
+
 def test_a_deleted_stream_gives_its_storage_back_and_its_iterators_find_nothing():
     kinesis = service()
     stream = made(kinesis)
@@ -269,7 +284,7 @@ def test_children_made_in_the_second_of_their_parent_still_number_above_it():
     kinesis = service()
     stream = made(kinesis)
     old = put(kinesis, stream)
-    for _ in range(3):
+    for _ in range(6):  # 127 shards: more than the four bits of a number that tell shards apart.
         kinesis.update_shard_count(stream, 2 * len(stream.open_shards()), START)
     shards = {shard.shard_id: shard.describe() for shard in stream.shards(START)}
 

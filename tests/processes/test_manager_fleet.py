@@ -1,0 +1,244 @@
+"""A whole manager in a process of its own: how it starts, stops, and survives its own."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ENTRIES = Path(__file__).parent / "entries"
+
+
+class Fleet:
+    def __init__(self, tmp_path, behaviour="obedient", *, grace_s=10.0, until="for-ever"):
+        self.state = tmp_path / "state"
+        self.report_path = tmp_path / "report.json"
+        self.log = (tmp_path / "log").open("w+")
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, ENTRIES / "fleet_program.py", behaviour, str(grace_s)),
+                *(self.report_path, until),
+            ],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ENTRIES),
+                "KCLRUN_STATE_DIR": str(self.state),
+                "COVERAGE_CANARY": "canary-of-the-environment",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=self.log,
+        )
+
+    def lines(self):
+        found = []
+        for line in Path(self.log.name).read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+        return found
+
+    def of(self, event):
+        return [line for line in self.lines() if line["event"] == event]
+
+    def until(self, condition, timeout_s=20.0):
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, Path(self.log.name).read_text()
+            time.sleep(0.02)
+
+    def until_claimed(self, count=2):
+        self.until(lambda: len(self.of("lease_claimed")) >= count)
+
+    def exit_code(self, timeout_s=20.0):
+        return self.process.wait(timeout_s)
+
+    def lease_pids(self):
+        return {
+            child.pid
+            for child in psutil.Process(self.process.pid).children(recursive=True)
+            if child.name() == "kclrun-lease"
+        }
+
+    def close(self):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    fleets = []
+
+    def make(*arguments, **more):
+        fleets.append(Fleet(tmp_path, *arguments, **more))
+        return fleets[-1]
+
+    yield make
+    for one in fleets:
+        one.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_signal_drains_every_lease_and_ends_with_0(fleet, number):
+    fleet = fleet()
+    fleet.until_claimed()
+
+    fleet.process.send_signal(number)
+
+    assert fleet.exit_code() == 0
+    assert len(fleet.of("lease_released")) == 2
+    assert not list((fleet.state / "orders").iterdir()), "a lock file was left"
+    report = json.loads(fleet.report_path.read_text())
+    assert report["exit_reason"] == "drained"
+    assert report["totals"]["shards"] == 2
+
+
+def test_the_first_line_says_who_and_with_which_limits(fleet):
+    fleet = fleet()
+    fleet.until_claimed()
+
+    first = fleet.lines()[0]
+
+    assert first["event"] == "manager_started"
+    assert first["owner"].startswith("kclrun::")
+    assert first["failover_s"] == 10.0
+    assert first["table"] == "orders"
+    assert first["version"]
+
+
+def test_no_secret_of_the_world_reaches_the_log(fleet):
+    fleet = fleet()
+    fleet.until_claimed()
+    fleet.process.send_signal(signal.SIGTERM)
+    fleet.exit_code()
+
+    text = Path(fleet.log.name).read_text()
+
+    assert "CANARY" not in text
+    assert "canary" not in text
+
+
+def test_a_second_signal_shortens_the_grace_of_a_stuck_process(fleet):
+    fleet = fleet("stuck", grace_s=60.0)
+    fleet.until_claimed()
+
+    fleet.process.send_signal(signal.SIGTERM)
+    fleet.until(lambda: fleet.of("draining"))
+    begun = time.monotonic()
+    fleet.process.send_signal(signal.SIGTERM)
+
+    assert fleet.exit_code() == 75
+    assert 1.5 <= time.monotonic() - begun < 10.0
+    assert fleet.of("process_killed")
+
+
+def test_a_stuck_process_is_ended_after_the_grace(fleet):
+    fleet = fleet("stuck", grace_s=0.5)
+    fleet.until_claimed()
+
+    fleet.process.send_signal(signal.SIGTERM)
+
+    assert fleet.exit_code() == 75
+
+
+def test_quit_ends_at_once_and_leaves_the_rows_to_expire(fleet):
+    fleet = fleet("stuck", grace_s=60.0)
+    fleet.until_claimed()
+    pids = fleet.lease_pids()
+    begun = time.monotonic()
+
+    fleet.process.send_signal(signal.SIGQUIT)
+
+    assert fleet.exit_code() == 75
+    assert time.monotonic() - begun < 5.0
+    assert len(pids) == 2
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not fleet.of("lease_released")
+
+
+def test_the_manager_killed_ends_its_launcher_and_its_lease_processes(fleet):
+    fleet = fleet()
+    fleet.until_claimed()
+    descendants = psutil.Process(fleet.process.pid).children(recursive=True)
+    assert len(descendants) == 3
+
+    fleet.process.kill()
+    fleet.process.wait()
+
+    fleet.until(lambda: not any(child.is_running() and alive(child) for child in descendants))
+
+
+def alive(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def test_a_run_until_caught_up_ends_by_itself(fleet):
+    fleet = fleet(until="until-caught-up")
+
+    assert fleet.exit_code() == 0
+    report = json.loads(fleet.report_path.read_text())
+    assert report["exit_reason"] == "caught up"
+
+
+def test_a_killed_lease_process_is_back_within_a_second_and_a_half(fleet):
+    fleet = fleet()
+    fleet.until_claimed()
+    taken = []
+    for number in range(5):
+        claims = len(fleet.of("lease_claimed"))
+        begun = time.monotonic()
+        os.kill(sorted(fleet.lease_pids())[number % 2], signal.SIGKILL)
+        fleet.until(lambda claims=claims: len(fleet.of("lease_claimed")) > claims)
+        taken.append(time.monotonic() - begun)
+        if number == 1:
+            break
+
+    print("killed to claimed again, ms:", [round(s * 1000) for s in taken])
+    assert max(taken) < 1.5
+
+
+def test_the_report_adds_up_over_restarts(fleet):
+    fleet = fleet("count")
+    fleet.until_claimed()
+    os.kill(sorted(fleet.lease_pids())[0], signal.SIGKILL)
+    fleet.until_claimed(3)
+    fleet.process.send_signal(signal.SIGTERM)
+    assert fleet.exit_code() == 0
+
+    report = json.loads(fleet.report_path.read_text())
+
+    assert report["totals"]["records"] == 15
+    assert report["totals"]["bytes"] == 150
+    assert report["totals"]["restarts"] == 1
+
+
+def test_a_closed_stderr_neither_stops_nor_kills_the_manager(tmp_path):
+    state = tmp_path / "state"
+    read_fd, write_fd = os.pipe()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, ENTRIES / "fleet_program.py", "obedient", "10"),
+            *(tmp_path / "report.json", "until-caught-up"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ENTRIES), "KCLRUN_STATE_DIR": str(state)},
+        stderr=write_fd,
+        stdout=subprocess.DEVNULL,
+    )
+    os.close(write_fd)
+    os.close(read_fd)
+
+    assert process.wait(30) == 0

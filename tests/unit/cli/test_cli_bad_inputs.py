@@ -1,0 +1,178 @@
+"""What a person gets for each way to be wrong: the message, the code, and never a traceback."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kclrun.cli.program import run_program
+
+Project = Callable[..., Path]
+LEAST = "application: orders\nstream: orders\nprocessor: mine:Mine\naws: {endpoint: embedded}\n"
+MINE = """
+from kclrun import RecordProcessor
+class Mine(RecordProcessor):
+    def process_records(self, batch, checkpointer): ...
+class Half(RecordProcessor):
+    pass
+class Other: pass
+number = 3
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    def make(config: str = LEAST, code: str = MINE, mode: int = 0o600) -> Path:
+        (tmp_path / "mine.py").write_text(code)
+        file = tmp_path / "app.yaml"
+        file.write_text(config)
+        file.chmod(mode)
+        return file
+
+    return make
+
+
+def check(file: Path, *more: str) -> int:
+    return run_program(["check", "--no-environment", "--config", str(file), *more])
+
+
+def test_what_is_right_is_told_so(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(project()) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "settings   ok  application orders, stream orders",
+        "user code  ok  mine:Mine",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (LEAST + "streem: x", "streem: no such setting; did you mean stream? (app.yaml line 5)"),
+        (LEAST + "stall: soon", "stall: expected a duration such as 10s"),
+        (LEAST + "leases: {table: '${TABLE}'}", "environment variable TABLE is not set"),
+        (LEAST.replace("mine:Mine", "theirs:Mine"), "there is no module theirs\n  Searched: "),
+        (LEAST.replace("mine:Mine", "mine:Minne"), "defines no Minne\n  It defines: Half, Mine"),
+        (LEAST.replace("mine:Mine", "mine:Other"), "is the class Other, not a subclass of Record"),
+        (LEAST.replace("mine:Mine", "mine:number"), "is a int, not a subclass of RecordProcessor"),
+        (LEAST.replace("mine:Mine", "mine:Half"), "mine:Half does not define process_records"),
+        (LEAST.replace("processor: mine:Mine\n", ""), "processor: is missing"),
+        (LEAST.replace("stream: orders\n", ""), "stream: is missing"),
+    ],
+)
+def test_a_wrong_configuration_is_78(
+    project: Project, config: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(project(config)) == 78
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.startswith("Check failed: ")
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import nowhere", "mine.py line 1)\n  ModuleNotFoundError: No module named 'nowhere'"),
+        ("x = 1 / 0", "importing mine failed ("),
+        ("def broken(:", "SyntaxError"),
+        ("raise SystemExit(0)", "SystemExit"),
+        ("import sys; sys.stderr.write('noise\\n'); 1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_processor_that_cannot_be_imported_says_why(
+    project: Project, code: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(project(code=code)) == 78
+    told = capsys.readouterr().err
+    assert said in told
+    assert "noise" not in told
+
+
+def test_a_package_without_init_next_to_an_installed_one_is_explained(
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kclrun").mkdir()
+    (tmp_path / "kclrun" / "mine.py").write_text(MINE)
+
+    assert check(project(LEAST.replace("mine:Mine", "kclrun.mine:Mine"))) == 78
+    assert f"create {tmp_path / 'kclrun' / '__init__.py'}" in capsys.readouterr().err
+
+
+def test_the_processor_comes_from_path_if_that_is_set(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "elsewhere.py").write_text(MINE)
+    file = project(LEAST.replace("mine:Mine", "elsewhere:Mine"))
+
+    assert check(file) == 78
+    assert check(file, "--set", "path=code") == 0
+
+
+def test_the_processor_does_not_come_from_the_current_folder(
+    project: Project, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "stray.py").write_text(MINE)
+    monkeypatch.chdir(elsewhere)
+
+    assert check(project(LEAST.replace("mine:Mine", "stray:Mine"))) == 78
+
+
+def test_a_file_that_others_can_write_is_78(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(project(mode=0o666)) == 78
+    assert "can be written by everybody (mode 0666)" in capsys.readouterr().err
+
+
+def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_program(["check", "--schema"]) == 0
+    assert '"title": "kclrun"' in capsys.readouterr().out
+
+
+def test_embedded_has_no_leases_to_show_afterwards(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_program(["leases", "--config", str(project())]) == 78
+    assert "kclrun local --port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--set", "stall=soon"], 78, "Cannot start: stall: expected a duration"),
+        (["--set", "processor=theirs:Mine"], 78, "Cannot start: processor: there is no module"),
+        (["--until", "tomorrow"], 64, "Invalid value for '--until'"),
+    ],
+)
+def test_a_real_process_ends_with_message_and_code(
+    project: Project, more: list[str], code: int, said: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kclrun", "--config", str(project()), *more],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=dict(os.environ),
+    )
+
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_aws_that_does_not_answer_is_69(
+    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    file = project(
+        LEAST.replace("embedded", "'http://127.0.0.1:9'").replace(
+            "aws: {", "aws: {region: eu-west-1, start_timeout: 100ms, "
+        )
+    )
+
+    assert run_program(["--config", str(file)]) == 69
+    told = capsys.readouterr().err
+    assert told.startswith("Cannot start: AWS has not answered for 0.1 s (aws.start_timeout)")

@@ -1,0 +1,50 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kclrun.cli.program import run_program
+
+
+def test_a_starter_project_is_right_from_the_start(tmp_path: Path) -> None:
+    folder = tmp_path / "hello"
+
+    assert run_program(["init", str(folder)]) == 0
+    assert run_program(["check", "--config", str(folder / "app.yaml")]) == 0
+
+
+def test_the_tests_of_a_starter_project_pass(tmp_path: Path) -> None:
+    run_program(["init", str(tmp_path)])
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_nothing_is_overwritten_and_nothing_half_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "app.yaml").write_text("mine")
+
+    assert run_program(["init", str(tmp_path)]) == 78
+    assert os.listdir(tmp_path) == ["app.yaml"]
+    assert (tmp_path / "app.yaml").read_text() == "mine"
+    assert "already has app.yaml" in capsys.readouterr().err
+
+
+def test_the_configuration_is_safe_under_any_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        run_program(["init", str(tmp_path)])
+    finally:
+        os.umask(before)
+
+    assert (tmp_path / "app.yaml").stat().st_mode & 0o777 == 0o644
