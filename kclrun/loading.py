@@ -131,7 +131,11 @@ def _failed(setting: str, module_name: str, error: BaseException) -> str:
 
 
 def _kind(found: object) -> str:
-    return f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+    return (
+        f"the class {found.__name__}"
+        if isinstance(found, type)
+        else f"of type {type(found).__name__}"
+    )
 
 
 def _defined(module: object) -> str:

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from kclrun.aws.errors import ErrorReply, service_error
-from kclrun.aws.operations import Operation
+from kclrun.aws.operations import PUT_RECORDS
 from kclrun.aws.wire import WireClient
 from kclrun.codec.aggregator import Aggregator
 from kclrun.codec.hash_keys import effective_hash_key
@@ -30,7 +30,6 @@ __all__ = [
     "BATCH_BYTES_MAX",
     "BATCH_RECORDS_MAX",
     "BLOCK_MAX",
-    "PUT_RECORDS",
     "PutEntry",
     "PutResult",
     "ShardPacker",
@@ -38,8 +37,6 @@ __all__ = [
     "put_records",
     "send_all",
 ]
-
-PUT_RECORDS: Final = Operation("kinesis", "PutRecords", is_write=True)
 
 # PutRecords takes 500 records and, keys included, 5 MiB in every region and mode.
 BATCH_RECORDS_MAX: Final = 500

@@ -20,7 +20,16 @@ from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
 from kclrun.ports import ScanPage
 
-__all__ = ["BrokenRow", "Item", "decode_page", "decode_row", "encode_row", "number", "text"]
+__all__ = [
+    "BrokenRow",
+    "Item",
+    "decode_page",
+    "decode_row",
+    "encode_row",
+    "milliseconds",
+    "number",
+    "text",
+]
 
 Item = Mapping[str, Mapping[str, Any]]
 

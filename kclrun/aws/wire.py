@@ -79,22 +79,17 @@ class WireClient:
         service: str,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        parts = urlsplit(endpoint.url)
-        if (
-            parts.scheme not in _DEFAULT_PORTS
-            or not parts.hostname
-            or parts.query
-            or parts.username
-        ):
+        host = _host_header(endpoint.url)
+        if host is None:
             raise SettingsError(f"the {service} endpoint is no plain http:// or https:// URL")
         self._service = service
-        self._address = parts.netloc.rpartition("@")[2]
+        self._host = host
         self._credentials = credentials
         self._clock = clock
         self._skew_s = 0.0
         self._signer = Signer(
-            host=_host_header(endpoint.url),
-            path=parts.path,
+            host=host,
+            path=urlsplit(endpoint.url).path,
             service=service,
             region=endpoint.signing_region,
         )
@@ -162,7 +157,7 @@ class WireClient:
 
     def _unanswered(self, operation: Operation, failure: TransportFailure) -> Exception:
         reached = "after it was sent" if failure.was_sent else "before anything was sent"
-        text = f"{failure} {reached}, at {self._address}"
+        text = f"{failure} {reached}, at {self._host}"
         return service_error(operation, ErrorReply(message=text), None, was_sent=failure.was_sent)
 
     def _corrects_clock(self, code: str, date_at: WallTime | None) -> bool:
@@ -183,7 +178,7 @@ class WireClient:
             )
 
     def __repr__(self) -> str:
-        return f"WireClient({self._service} at {self._address})"
+        return f"WireClient({self._service} at {self._host})"
 
 
 def _refusal(answer: Answer) -> RefusedReply:
@@ -205,11 +200,14 @@ def _parsed_date(header: str) -> WallTime | None:
         return None
 
 
-def _host_header(url: str) -> str:
-    """Host and port as the Host header has them: the port only where it is not the scheme's."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    host = f"[{host}]" if ":" in host else host
-    if parts.port is None or parts.port == _DEFAULT_PORTS[parts.scheme]:
-        return host
-    return f"{host}:{parts.port}"
+def _host_header(url: str) -> str | None:
+    """Host, and port where it is not the scheme's own; None for what is no plain address."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or parts.username or parts.query:
+        return None
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return host if port in {None, _DEFAULT_PORTS[parts.scheme]} else f"{host}:{port}"

@@ -31,6 +31,7 @@ class Agenda:
         self._own = own
         self._requests = requests
         self._saved_instant = Instant(0.0)
+        self._put_off_until = Instant(0.0)
         self._bytes = 0
         self._measured_since = Instant(0.0)
         self._throughput_kbps = 0.0
@@ -42,6 +43,10 @@ class Agenda:
 
     def note_saved(self, now: Instant) -> None:
         self._saved_instant = now
+
+    def put_off(self, until: Instant) -> None:
+        """The last checkpoint did not come about: no other before `until`."""
+        self._put_off_until = until
 
     def note_bytes(self, payload_bytes: int) -> None:
         self._bytes += payload_bytes
@@ -56,7 +61,8 @@ class Agenda:
         """When the next automatic checkpoint is due, if something is unsaved."""
         if self._policy.checkpoint_mode != "auto" or not ledger.has_unsaved:
             return None
-        return Instant(self._saved_instant + self._policy.checkpoint_every_s)
+        due = Instant(self._saved_instant + self._policy.checkpoint_every_s)
+        return max(due, self._put_off_until)
 
     def checkpoint(self, state: State, ledger: CheckpointLedger, now: Instant) -> Checkpoint | None:
         """The checkpoint that is due: asked for, by time, by number, or before a halt."""
@@ -65,10 +71,12 @@ class Agenda:
         wanted = max(
             asked or ledger.checkpointed, ledger.processed if saves else ledger.checkpointed
         )
-        if wanted <= ledger.checkpointed:
+        if wanted <= ledger.checkpointed or now < self._put_off_until:
             return None
         own, row = self._own, self._own.confirmed
-        return Checkpoint(own.key, own.me, own.counter, wanted, row.checkpoint)
+        # A renewal may have shown a late checkpoint of a former owner: never below it (N1).
+        position = max(wanted, row.checkpoint)
+        return Checkpoint(own.key, own.me, own.counter, position, row.checkpoint)
 
     def renewal(self, now: Instant) -> Renew | None:
         """The heartbeat, if it is due."""

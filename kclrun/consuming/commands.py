@@ -49,13 +49,13 @@ class ReadOwnRow(msgspec.Struct, frozen=True):
 
 
 class ReadRows(msgspec.Struct, frozen=True):
-    """Read these rows consistently; comes back as RowsRead or ReadFailed."""
+    """Read these rows consistently; comes back as RowsRead or LookUpFailed."""
 
     keys: tuple[LeaseKey, ...]
 
 
 class ListShards(msgspec.Struct, frozen=True):
-    """List all shards; comes back as ShardsListed or ReadFailed."""
+    """List all shards; comes back as ShardsListed or LookUpFailed."""
 
 
 class CallInitialize(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ __all__ = [
     "Event",
     "FailoverChanged",
     "GateShut",
+    "LookUpFailed",
     "ManagerGone",
     "OwnRowRead",
     "ProcessorFailed",
@@ -58,7 +59,13 @@ class OwnRowRead(msgspec.Struct, frozen=True):
 
 
 class ReadFailed(msgspec.Struct, frozen=True):
-    """A read or listing the core asked for failed; nothing is known; it will ask again."""
+    """The read of ReadOwnRow failed; nothing is known; the core will ask again."""
+
+    message: str
+
+
+class LookUpFailed(msgspec.Struct, frozen=True):
+    """ReadRows or ListShards failed; nothing is known; the core will ask again."""
 
     message: str
 
@@ -156,6 +163,7 @@ Event = (
     | WriteResolved
     | OwnRowRead
     | ReadFailed
+    | LookUpFailed
     | RowsRead
     | ShardsListed
     | BatchDelivered

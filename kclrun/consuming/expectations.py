@@ -16,7 +16,7 @@ __all__ = ["EXPECTED", "LATE", "is_expected"]
 
 _ALL: Final = frozenset(State)
 _ALIVE: Final = _ALL - FINAL
-_DELIVERING: Final = frozenset({State.PROCESSING, State.STOPPING, State.FAILING, State.LOSING})
+_DELIVERING: Final = frozenset({State.PROCESSING, State.STOPPING, State.LOSING})
 _LEAVING: Final = frozenset({State.STOPPING, State.RELEASING, State.FAILING, State.LOSING}) | FINAL
 
 EXPECTED: Final[Mapping[type[on.Event], frozenset[State]]] = {
@@ -27,6 +27,7 @@ EXPECTED: Final[Mapping[type[on.Event], frozenset[State]]] = {
     on.ReadFailed: _ALIVE,
     on.RowsRead: frozenset({State.CREATING}),
     on.ShardsListed: frozenset({State.CREATING}),
+    on.LookUpFailed: frozenset({State.CREATING}),
     on.BatchDelivered: _DELIVERING,
     on.BatchProcessed: _DELIVERING,
     on.ShardExhausted: frozenset({State.PROCESSING}),
@@ -51,8 +52,10 @@ LATE: Final[Mapping[type[on.Event], frozenset[State]]] = {
     on.ReadFailed: FINAL,
     on.RowsRead: _LEAVING,
     on.ShardsListed: _LEAVING,
-    on.BatchDelivered: FINAL,
-    on.BatchProcessed: FINAL,
+    on.LookUpFailed: _LEAVING,
+    # A batch behind the one that failed must not move the position past it [I9].
+    on.BatchDelivered: FINAL | {State.FAILING},
+    on.BatchProcessed: FINAL | {State.FAILING},
     on.ShardExhausted: _LEAVING,
     on.CallReturned: FINAL,
     on.ProcessorFailed: FINAL,

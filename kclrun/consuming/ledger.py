@@ -64,6 +64,7 @@ class CheckpointLedger:
             self.delivered_total += records
             if records:
                 self._open.append((last, self.delivered_total))
+                self._count_covered()  # the row may be ahead, by a late checkpoint
 
     def process(self, last: ExtendedSequenceNumber) -> None:
         """User code returned for everything up to `last`."""
@@ -79,7 +80,10 @@ class CheckpointLedger:
                 f"checkpoint moved back from {self.checkpointed} to {position} [I2]"
             )
         self.checkpointed = position
-        while self._open and self._open[0][0] <= position:
+        self._count_covered()
+
+    def _count_covered(self) -> None:
+        while self._open and self._open[0][0] <= self.checkpointed:
             self.checkpointed_total = self._open.popleft()[1]
 
     def admit(self, position: ExtendedSequenceNumber | None) -> ExtendedSequenceNumber:
@@ -87,12 +91,12 @@ class CheckpointLedger:
 
         Raises: StaleCheckpoint below the last checkpoint or above what was delivered.
         """
-        wanted = self.delivered if position is None else position
+        wanted = max(self.delivered, self.checkpointed) if position is None else position
         if wanted < self.checkpointed:
             raise StaleCheckpoint(
                 f"cannot checkpoint {wanted}: the last checkpoint is {self.checkpointed} already"
             )
-        if wanted > self.delivered:
+        if wanted > max(self.delivered, self.checkpointed):
             raise StaleCheckpoint(
                 f"cannot checkpoint {wanted}: nothing above {self.delivered} was delivered"
             )

@@ -7,7 +7,7 @@ Rule: every command's outcome comes back as an event, whatever the outcome.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from kclrun.consuming import commands as do
@@ -26,7 +26,7 @@ from kclrun.consuming.states import FINAL, TRANSITIONS, State, Step
 from kclrun.errors import InvariantViolation
 from kclrun.model import changes
 from kclrun.model.backoff import backoff_s
-from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 
 __all__ = ["LeaseLife"]
@@ -37,6 +37,8 @@ LET_GO_S: Final = 30.0
 # The other parent's lease appears when its own chain gets there: minutes, seldom; one look a
 # second costs one GetItem.
 CHILDREN_RETRY_S: Final = 1.0
+# While these last a renewal goes before a checkpoint that fails: a full disk costs no lease.
+MAY_PUT_OFF: Final = frozenset({State.PROCESSING, State.CLOSING})
 
 Commands = list[do.Command]
 
@@ -80,21 +82,29 @@ class LeaseLife:
             if self.state is State.PROCESSING and self.own.fence is not None:
                 out.extend(self._gate.open(self.own.fence, self.ledger))
         self.check()
-        return tuple(out)
+        # A write that was given up in the same breath (the fence has passed) is not sent.
+        return tuple(each for each in out if self.own.pending or type(each) is not do.SendWrite)
 
     def next_deadline(self, now: Instant) -> Instant:
         """When the next Ticked is due, at the latest."""
         if self.state is State.CLAIMING:
             return self.policy.expires_instant
+        if self.state is State.LOSING and self._let_go_instant is not None:
+            return max(self._let_go_instant, now)
         deadlines = [Instant(now + renew_interval_s(self.own.failover_s))]
-        if self.own.row is not None and self.own.pending is None:
-            deadlines.append(self._agenda.renewal_instant)
-        saving = self._agenda.save_instant(self.ledger)
-        creating = self._shard_end.not_before if self.state is State.CREATING else None
-        deadlines += [
-            each for each in (self.own.fence, self._let_go_instant, saving, creating) if each
-        ]
+        if self.own.fence is not None:
+            deadlines.append(self.own.fence)
+            if self.own.pending is None:  # else nothing is due before its outcome
+                deadlines += self._due_instants()
         return max(min(deadlines), now)
+
+    def _due_instants(self) -> Iterator[Instant]:
+        if not self._manager_gone:
+            yield self._agenda.renewal_instant
+        if (saving := self._agenda.save_instant(self.ledger)) is not None:
+            yield saving
+        if self.state is State.CREATING and not self._shard_end.is_looking:
+            yield self._shard_end.not_before
 
     def check(self) -> None:
         """The invariants this core can see."""
@@ -108,7 +118,7 @@ class LeaseLife:
         self, event: on.Event, now: Instant, out: Commands
     ) -> None:
         match event:
-            case on.Started():
+            case on.Started() if now < self.policy.expires_instant:
                 self._send(changes.Claim(self.own.key, self.own.me, self.own.counter), out)
             case on.WriteResolved() | on.OwnRowRead() | on.ReadFailed():
                 self._take_in_answer(event, now, out)
@@ -116,6 +126,8 @@ class LeaseLife:
                 self._shard_end.read(rows)
             case on.ShardsListed(shards):
                 self._shard_end.list(shards)
+            case on.LookUpFailed(message):
+                self._put_children_off(message, now, out)
             case on.BatchDelivered(last, records, payload_bytes):
                 self.ledger.deliver(last, records)
                 self._agenda.note_bytes(payload_bytes)
@@ -139,8 +151,6 @@ class LeaseLife:
                 self.own.failover_s = failover_s
             case on.ThreadStalled(stalled_s, in_user_code):
                 out.append(reports.stalled(stalled_s, in_user_code=in_user_code))
-            case on.Ticked():
-                pass
 
     def _take_in_answer(
         self, event: on.WriteResolved | on.OwnRowRead | on.ReadFailed, now: Instant, out: Commands
@@ -153,8 +163,6 @@ class LeaseLife:
             case on.OwnRowRead(row):
                 self._reads_failed = 0
                 self._follow(self.own.read_back(row), now, out)
-            case on.ReadFailed(message) if self.state is State.CREATING:
-                self._put_children_off(message, now, out)
             case on.ReadFailed():
                 self._reads_failed += 1
                 pause = backoff_s(self._reads_failed, self._chance())
@@ -170,7 +178,11 @@ class LeaseLife:
             case VerdictKind.AGAIN:
                 assert verdict.change is not None, "a repetition names its change"
                 pause = backoff_s(self.own.retries, self._chance()) if verdict.slower else 0.0
-                out.append(do.SendWrite(verdict.change, Instant(now + pause)))
+                is_checkpoint = isinstance(verdict.change, changes.Checkpoint)
+                if pause and is_checkpoint and self.state in MAY_PUT_OFF and self.own.put_off():
+                    self._agenda.put_off(Instant(now + pause))
+                else:
+                    out.append(do.SendWrite(verdict.change, Instant(now + pause)))
             case VerdictKind.READ_BACK:
                 out.append(do.ReadOwnRow())
             case VerdictKind.REDO:
@@ -192,8 +204,8 @@ class LeaseLife:
                 self._move(Step.CHILDREN_NAMED)
                 out.append(do.CallShardEnded())
             case changes.End():
-                children = tuple(child.shard_id for child in self._shard_end.children)
-                report = do.Report(do.ReportKind.SHARD_ENDED, children=children)
+                out.extend(self._requests.answer(SHARD_END))
+                report = do.Report(do.ReportKind.SHARD_ENDED, children=self._shard_end.child_ids)
                 self._finish(Step.SHARD_END_WRITTEN, report, do.ExitCause.DONE, out)
             case changes.Release(position=position):
                 self._saved(now, out)
@@ -202,6 +214,9 @@ class LeaseLife:
 
     def _claimed(self, now: Instant, out: Commands) -> None:
         row = self.own.confirmed
+        if row.is_ended:  # by a write of the former process that landed late (trace H1)
+            self._refuse("its shard has ended already", out)
+            return
         self.ledger = CheckpointLedger(row.checkpoint, self.policy.uncheckpointed_max)
         self._agenda.begin(now)
         out.append(reports.claimed(row))
@@ -216,16 +231,18 @@ class LeaseLife:
         row = self.own.confirmed
         self.ledger.confirm(row.checkpoint)
         self._agenda.note_saved(now)
-        out.extend(self._requests.answer(row.checkpoint))
+        # Told first: user code that is answered, and then raises, is not given these again.
         out.append(reports.saved(row))
+        out.extend(self._requests.answer(row.checkpoint))
 
     def _take_in_user_code(
         self, event: on.CallReturned | on.ProcessorFailed | on.GateShut, now: Instant, out: Commands
     ) -> None:
         match self.state, event:
             case ((State.STOPPING | State.LOSING), on.GateShut()):
-                self._gate.is_shut = True
-                self._say_goodbye(out)
+                if not self._gate.is_shut:  # asked for twice (drained, then lost): answered twice
+                    self._gate.is_shut = True
+                    self._say_goodbye(out)
             case ((State.STOPPING | State.LOSING), _) if not self._gate.is_shut:
                 # `initialize` or `shard_ended` came back after the lease was withdrawn or lost.
                 self._is_initialized |= isinstance(event, on.CallReturned)
@@ -244,13 +261,7 @@ class LeaseLife:
 
     def _close(self) -> None:
         if self.policy.is_manual and not self._is_saved_at_end:
-            self._fail(
-                on.ProcessorFailed(
-                    "shard_ended",
-                    "returned without checkpointer.checkpoint(), which checkpoint: manual asks for",
-                    attempts=1,
-                )
-            )
+            self._fail(reports.UNSAVED_END)
         else:
             self._move(Step.CLOSED)
 
@@ -313,12 +324,10 @@ class LeaseLife:
 
     def _refuse(self, reason: str, out: Commands) -> None:
         self.own.give_up()
-        report = do.Report(do.ReportKind.UNCLAIMED, text=reason)
-        self._finish(Step.REFUSED, report, do.ExitCause.UNCLAIMED, out)
+        self._finish(Step.REFUSED, reports.unclaimed(reason), do.ExitCause.UNCLAIMED, out)
 
     def _let_go(self, out: Commands) -> None:
-        report = do.Report(do.ReportKind.LOST, text=self._lost_reason)
-        self._finish(Step.LET_GO, report, do.ExitCause.LOST, out)
+        self._finish(Step.LET_GO, reports.lost(self._lost_reason), do.ExitCause.LOST, out)
 
     def _finish(self, step: Step, report: do.Report, cause: do.ExitCause, out: Commands) -> None:
         self._move(step)
@@ -338,16 +347,7 @@ class LeaseLife:
         """With manual checkpoints only the processor can lift the cap: say so, do not hang."""
         is_stuck = self.ledger.is_full and self.ledger.is_idle and self._requests.highest is None
         if self.state is State.PROCESSING and self.policy.is_manual and is_stuck:
-            self._fail(
-                on.ProcessorFailed(
-                    "process_records",
-                    f"{self.ledger.uncheckpointed} records were processed and none checkpointed:"
-                    " checkpoint: manual asks for checkpointer.checkpoint() before"
-                    " checkpoint.uncheckpointed_max is reached",
-                    attempts=1,
-                    position=self.ledger.processed,
-                )
-            )
+            self._fail(reports.stuck_at_cap(self.ledger))
 
     def _write_what_is_due(self, now: Instant, out: Commands) -> None:
         if self.own.pending is not None or self.own.row is None or self.state is State.LOSING:
@@ -370,7 +370,7 @@ class LeaseLife:
             case State.CREATING:
                 return self._creation(now, out)
             case State.NAMING:
-                children = frozenset(child.shard_id for child in self._shard_end.children)
+                children = frozenset(self._shard_end.child_ids)
                 return changes.NameChildren(self.own.key, self.own.me, self.own.counter, children)
             case State.ENDING:
                 return self._agenda.end()

@@ -106,6 +106,16 @@ class OwnRow:
         self.pending = None
         self._unresolved.clear()
 
+    def put_off(self) -> bool:
+        """Take the change back, which surely did not apply, so that another may go first.
+
+        False if an earlier send of it may still arrive: then it stays the one under way [P5].
+        """
+        if self._unresolved:
+            return False
+        self.pending = None
+        return True
+
     def resolve(self, outcome: Outcome, sent: Instant) -> Verdict:
         """Take in the outcome of one send of the change under way."""
         if len(self._unresolved) >= ATTEMPTS_MAX:
@@ -113,10 +123,9 @@ class OwnRow:
         match outcome:
             case Applied(row):
                 return self._applied(row, sent)
-            case ConditionFailed() | OutcomeUnknown() if self._creates_children:
-                return self._abandon_children()
+            case _ if self._creates_children:
+                return self._abandon_children(outcome)
             case ConditionFailed(row):
-                self._unresolved.append(sent)
                 return self._judge(row, answered=True)
             case OutcomeUnknown(message):
                 self._unresolved.append(sent)
@@ -145,29 +154,33 @@ class OwnRow:
         if row is None:
             return self._lost("its row is gone from the table")
         if _holds_after_giving_up(change, row, self.counter):
+            self.row = row
             return self._settle(change)
         if row.owner != self.me:
             return self._lost(f"its row belongs to {row.owner or 'nobody'}")
         if row.counter == self.counter:
             return self._unmoved(change, row, answered=answered)
-        if row.counter == self.counter + 1 and self._unresolved:
+        if row.counter == self.counter + 1 and (self._unresolved or isinstance(change, Claim)):
             return self._moved(change, row)
         return self._lost(f"its counter is {row.counter}, {self.counter} was confirmed")
 
     def _unmoved(self, change: OwnChange, row: Lease, *, answered: bool) -> Verdict:
         """The counter stands: nothing applied so far, but an earlier send may still arrive [P6]."""
         if isinstance(change, Claim) or self.row is None:
-            return self._again("the claim did not apply", counted=answered)
+            return self._again("the claim did not apply")
         if answered:
             # Owner and counter hold, so only the position part failed: a late checkpoint of a
             # former owner moved it. Adopt the row's position; never write a lower one [P2].
-            self._unresolved.pop()
             self.row = row
         self.pending = _rebased(change, row)
         return Verdict(VerdictKind.AGAIN, self.pending, slower=self.pending == change)
 
     def _moved(self, change: OwnChange, row: Lease) -> Verdict:
-        """Some write of mine applied: adopt the row, and issue again what is missing on it [P6]."""
+        """Some write of mine applied: adopt the row, and issue again what is missing on it [P6].
+
+        Only an unresolved one can have: with none, the writer is another process of this owner
+        (trace N3). A claim alone may follow a write of the former process, and claims again [P4].
+        """
         if isinstance(change, Claim):
             self.counter = row.counter
             self._unresolved.clear()
@@ -179,20 +192,21 @@ class OwnRow:
         self.pending = _rebased(change, row)
         return Verdict(VerdictKind.AGAIN, self.pending)
 
-    def _abandon_children(self) -> Verdict:
+    def _abandon_children(self, outcome: Outcome) -> Verdict:
         """Creating children leaves this row as it is and is conditional on its counter, so a send
-        that still arrives later is harmless: leave it, and begin again from fresh reads [P12]."""
+        that still arrives later is harmless: leave it, and begin again from fresh reads [P12].
+        The lease is renewed meanwhile, also where the service refuses (a permission is missing)."""
         self.pending = None
         self.retries += 1
-        return Verdict(VerdictKind.REDO, slower=True)
+        message = "" if isinstance(outcome, Applied | ConditionFailed) else outcome.message
+        reason = message and f"the children cannot be created: {message}"
+        return Verdict(VerdictKind.REDO, slower=True, reason=reason)
 
     @property
     def _creates_children(self) -> bool:
         return isinstance(self.pending, CreateChildren)
 
-    def _again(self, message: str, *, counted: bool = False) -> Verdict:
-        if counted and self._unresolved:
-            self._unresolved.pop()
+    def _again(self, message: str) -> Verdict:
         self.retries += 1
         return Verdict(VerdictKind.AGAIN, self._pending(), slower=True, reason=message)
 

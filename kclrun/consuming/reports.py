@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kclrun.consuming.commands import Report, ReportKind
 from kclrun.consuming.events import ProcessorFailed
+from kclrun.consuming.ledger import CheckpointLedger
 from kclrun.model.lease import Lease
 
-__all__ = ["Warnings", "claimed", "failed", "saved", "stalled"]
+__all__ = [
+    "UNSAVED_END",
+    "Warnings",
+    "claimed",
+    "failed",
+    "lost",
+    "saved",
+    "stalled",
+    "stuck_at_cap",
+    "unclaimed",
+]
+
+UNSAVED_END: Final = ProcessorFailed(
+    "shard_ended",
+    "returned without checkpointer.checkpoint(), which checkpoint: manual asks for",
+    attempts=1,
+)
 
 
 def claimed(row: Lease) -> Report:
@@ -25,6 +44,26 @@ def failed(failure: ProcessorFailed) -> Report:
         where=failure.where,
         attempts=failure.attempts,
         traceback_text=failure.traceback_text,
+    )
+
+
+def lost(reason: str) -> Report:
+    return Report(ReportKind.LOST, text=reason)
+
+
+def unclaimed(reason: str) -> Report:
+    return Report(ReportKind.UNCLAIMED, text=reason)
+
+
+def stuck_at_cap(ledger: CheckpointLedger) -> ProcessorFailed:
+    """With manual checkpoints, nobody but the processor can make room [I7]."""
+    return ProcessorFailed(
+        "process_records",
+        f"{ledger.uncheckpointed} records were processed and none checkpointed:"
+        " checkpoint: manual asks for checkpointer.checkpoint() before"
+        " checkpoint.uncheckpointed_max is reached",
+        attempts=1,
+        position=ledger.processed,
     )
 
 

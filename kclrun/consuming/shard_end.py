@@ -37,19 +37,23 @@ class ShardEnd:
         self.not_before = Instant(0.0)
         self._listed: frozenset[str] | None = None
         self._rows: Mapping[LeaseKey, Lease | None] | None = None
-        self._is_looking = False
+        self.is_looking = False
+
+    @property
+    def child_ids(self) -> tuple[str, ...]:
+        return tuple(child.shard_id for child in self.children)
 
     def look_up(self) -> ReadRows | ListShards | None:
         """What must be known before the children can be created, one question at a time."""
         question = self._question()
-        if question is None or self._is_looking:
+        if question is None or self.is_looking:
             return None
-        self._is_looking = True
+        self.is_looking = True
         return question
 
     def creation(self, own: Lease) -> CreateChildren | Deferred | None:
         """The write; why not yet; or None while a look-up is under way."""
-        if self._is_looking:
+        if self.is_looking:
             return None
         if not self.children:
             return Deferred("the service names no children of the closed shard yet")
@@ -66,7 +70,7 @@ class ShardEnd:
     def list(self, shards: Iterable[Shard]) -> None:
         """Take in a complete listing."""
         shards = tuple(shards)
-        self._is_looking = False
+        self.is_looking = False
         self._listed = frozenset(shard.shard_id for shard in shards)
         if not self.children:
             self.children = tuple(
@@ -77,13 +81,13 @@ class ShardEnd:
 
     def read(self, rows: Iterable[tuple[LeaseKey, Lease | None]]) -> None:
         """Take in the other parents' rows."""
-        self._is_looking = False
+        self.is_looking = False
         self._rows = dict(rows)
 
     def begin_again(self, not_before: Instant) -> None:
         """What was read is old: read and list again, not before this instant."""
         self.not_before = not_before
-        self._is_looking = False
+        self.is_looking = False
         self._listed = None
         self._rows = None
 

@@ -64,6 +64,17 @@ class Auditor:
         if self._policy.cleanup:
             self._write(ended_rows(view, self.listing))
 
+    def note_left_unread(self, keys: tuple[LeaseKey, ...], held: int) -> None:
+        """Leases that nobody takes: a warning whenever their number changes [L1]."""
+        self._note_change(
+            "leases_left_unread",
+            len(keys),
+            level="warning",
+            keys=", ".join(sorted(keys)[:10]),
+            held=held,
+            leases_max=self._policy.leases_max,
+        )
+
     def after_listing(self, event: ShardsListed, view: TableView, now: Instant) -> None:
         """Create what is missing; delete the rows of trimmed shards. `view` is the scan before."""
         self.listing = listing = Listing(event.shards, event.listed_at, now)

@@ -31,7 +31,7 @@ from kclrun.leases.events import (
 from kclrun.leases.lineage import have_ended, parent_keys, seem_over
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.restarts import DEATHS_MAX
-from kclrun.leases.writing import Landed, Lost, RowWriter, Settled, Stale
+from kclrun.leases.writing import Forgone, Landed, Lost, RowWriter, Settled, Stale
 from kclrun.model.changes import HaltLease, Release, Renew, Take
 from kclrun.model.lease import Halt, Lease, LeaseKey
 from kclrun.model.time import Instant, WallTime
@@ -241,20 +241,22 @@ class Keeper:
 
     def _take_in(self, custody: Custody, settled: Settled | None) -> None:
         match settled:
+            case Landed(row=row) | Stale(row=row) if row.is_ended:
+                custody.step(Step.NOT_OURS)  # a dead process's last write ended it [H1]
             case Landed():
                 self._landed(custody, settled)
             case Stale(row):
                 custody.row = row
             case Lost(row):
                 self._lose(custody, row)
+            case Forgone():
+                custody.step(Step.NOT_OURS)
             case None:
                 pass
-            case _:
-                custody.step(Step.NOT_OURS)
 
     def _landed(self, custody: Custody, landed: Landed) -> None:
         """A write of ours applied. Only a reply (or a take) proves that no zombie wrote it."""
-        before, custody.row = custody.row, landed.row
+        custody.row = landed.row
         custody.renew_instant = Instant(landed.sent_instant + self._policy.renew_every_s)
         if landed.by_reply or isinstance(landed.change, Take):
             custody.is_proven = True
@@ -269,14 +271,12 @@ class Keeper:
                 custody.step(Step.RELEASED)
                 self._note("lease_released", custody, position=str(landed.change.position))
             case Renew():
-                if custody.state is State.HALTED and before is not None and not landed.row.halt:
+                if custody.state is State.HALTED and landed.row.halt is None:
                     self._resumed(custody)
 
     def _taken(self, custody: Custody, change: Take, row: Lease) -> None:
         self._note("lease_taken", custody, position=str(row.checkpoint), former=change.seen_owner)
-        if row.is_ended:
-            custody.step(Step.NOT_OURS)
-        elif row.halt is not None:
+        if row.halt is not None:
             custody.step(Step.FOUND_HALTED)
             self._note("lease_still_halted", custody, "warning", reason=row.halt.reason)
         else:

@@ -49,7 +49,7 @@ from kclrun.leases.observation import Observation
 from kclrun.leases.pacing import lists_shards, scan_delay_s
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.table_view import TableView
-from kclrun.leases.taking import plan_takes
+from kclrun.leases.taking import left_unread, plan_takes
 from kclrun.model.changes import HaltLease, Release, Renew, Take
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.time import Instant, WallTime
@@ -268,6 +268,9 @@ class LeaseManager:
         for take in takes:
             self._keeper.take(take, now)
         self._forget_children(view)
+        is_busy = self._keeper.custodies.__contains__
+        unread = left_unread(view, self._observation, self._policy, is_busy)
+        self._auditor.note_left_unread(unread, len(held) + len(takes))
 
     def _is_free(self, key: LeaseKey) -> bool:
         return key not in self._keeper.custodies and key not in self._auditor.under_way

@@ -15,7 +15,7 @@ from kclrun.leases.table_view import TableView
 from kclrun.model.changes import Take
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 
-__all__ = ["plan_takes", "target_of"]
+__all__ = ["left_unread", "plan_takes", "target_of"]
 
 # Who comes first among the takeable: what a former self of ours left, children of shards that
 # ended here, then all others in random order, so that managers seldom reach for the same row.
@@ -66,6 +66,23 @@ def plan_takes(
     )
     chosen += [lease for lease, _ in zip(overdue, range(room - missing), strict=False)]
     return tuple(_take(lease, policy) for lease in chosen)
+
+
+def left_unread(
+    view: TableView,
+    observation: Observation,
+    policy: ManagerPolicy,
+    is_busy: Callable[[LeaseKey], bool],
+) -> tuple[LeaseKey, ...]:
+    """The work that stood free for three failovers and that we do not take either: nobody reads
+    it, because every owner is full or cannot see it. No shard may stand still unnoticed."""
+    return tuple(
+        lease.key
+        for lease in view.work
+        if (is_nobody(lease.owner) or lease.key in view.expired)
+        and observation.unchanged_s(lease, view.seen_instant) >= policy.overdue_after_s
+        and not is_busy(lease.key)
+    )
 
 
 def _rank(

@@ -5,10 +5,22 @@ Holds no policy. Rule: no body is read without a bound.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from email.utils import formatdate
 from typing import Any
 
-__all__ = ["App", "BodyTooLarge", "ClientGone", "Receive", "Scope", "Send", "read_body", "respond"]
+__all__ = [
+    "App",
+    "BodyTooLarge",
+    "ClientGone",
+    "Receive",
+    "Scope",
+    "Send",
+    "date_header",
+    "read_body",
+    "respond",
+]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -44,8 +56,13 @@ async def read_body(receive: Receive, bytes_max: int) -> bytes:
 async def respond(
     send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
 ) -> None:
-    """A complete answer with its length."""
+    """A complete answer with its length and the date."""
     length = (b"content-length", str(len(body)).encode())
-    start = {"type": "http.response.start", "status": status, "headers": [*headers, length]}
-    await send(start)
+    all_headers = [*headers, length, date_header()]
+    await send({"type": "http.response.start", "status": status, "headers": all_headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def date_header() -> tuple[bytes, bytes]:
+    """The second it is; the server's own Date header may be more than a second old."""
+    return b"date", formatdate(time.time(), usegmt=True).encode()

@@ -13,7 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 from xml.sax.saxutils import escape
 
-from kclrun.local.asgi import BodyTooLarge, ClientGone, Receive, Scope, Send, read_body, respond
+from kclrun.local.asgi import (
+    BodyTooLarge,
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    date_header,
+    read_body,
+    respond,
+)
 from kclrun.local.signatures import Credentials, SignatureRefused, SignedRequest, verify
 from kclrun.local.wsgi import WsgiApp, call_wsgi, wsgi_environ
 
@@ -23,6 +32,8 @@ __all__ = ["MotoFace"]
 _BODY_BYTES_MAX: Final = 256 * 1024 * 1024
 # SQS long polls sleep in their thread for up to 20 s; eight may do so and S3 still answers.
 _THREADS: Final = 8
+# The server in front sets these itself.
+_SERVERS_HEADERS: Final = frozenset({b"connection", b"date", b"transfer-encoding"})
 _TOO_LARGE: Final = (
     b'<?xml version="1.0"?><Error><Code>EntityTooLarge</Code>'
     b"<Message>The embedded service takes up to 256 MiB a request.</Message></Error>"
@@ -70,8 +81,9 @@ class MotoFace:
         status, answer_headers, content = await loop.run_in_executor(
             pool, call_wsgi, self._moto, wsgi_environ(scope, body)
         )
-        start = {"type": "http.response.start", "status": status, "headers": answer_headers}
-        await send(start)
+        kept = [header for header in answer_headers if header[0] not in _SERVERS_HEADERS]
+        kept.append(date_header())
+        await send({"type": "http.response.start", "status": status, "headers": kept})
         await send({"type": "http.response.body", "body": content})
 
 

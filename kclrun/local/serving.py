@@ -63,6 +63,7 @@ def serve_as_child(make_app: Callable[[ProcessSettings], App]) -> NoReturn:
         access_log=False,
         log_level="warning",
         server_header=False,
+        date_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GRACE_S,
     )

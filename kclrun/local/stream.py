@@ -139,6 +139,8 @@ class Stream:
         for shard in list(self._shards.values()):
             shard.trim(horizon, self._storage)
             if self._is_forgotten(shard, now):
+                # After a clock was set back, records may have arrived "after" the shard's end.
+                shard.free(self._storage)
                 del self._shards[shard.shard_id]
                 self._meters.pop(shard.shard_id, None)
 

@@ -25,9 +25,15 @@ def is_at_tip(status: LeaseStatus | None) -> bool:
         status is not None
         and status.state is WorkerState.PROCESSING
         and status.at_tip
-        and status.processed == status.fetched
+        and _has_processed_all(status)
         and status.processing_since_instant <= 0.0
     )
+
+
+def _has_processed_all(status: LeaseStatus) -> bool:
+    if status.fetched is None:
+        return True
+    return status.processed is not None and status.processed >= status.fetched
 
 
 class CaughtUp:

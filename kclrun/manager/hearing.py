@@ -99,7 +99,7 @@ class Listener:
             case said.GilHeld(seconds):
                 self._log.note("gil_held", shard=key, seconds=seconds)
             case said.Warned(event, detail):
-                known = event if event in CATALOGUE else "worker_warned"
+                known = event if event in CATALOGUE else "lease_process_warned"
                 self._log.note(known, level="warning", shard=key, warning=event, detail=detail)
             case _:
                 pass  # Started and Drained: the pidfd says when it began and when it ended.

@@ -13,6 +13,7 @@ Look next: `launching.py`, the manager's side.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import os
@@ -49,6 +50,7 @@ __all__ = ["main"]
 
 Entry = Callable[[int, int, int], int]
 _DESCRIPTORS_OF_A_FORK: Final = 3
+_STDERR: Final = 2
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -139,6 +141,8 @@ def _become_lease_process(fds: tuple[int, ...], entry: Entry) -> None:
         close_descriptors_except(fds)
         drop_rights()
         name_process("kclrun-lease")
+        # ABRT, the last word but one of a stop by force, leaves the stacks of all threads.
+        faulthandler.enable(_STDERR, all_threads=True)
         code = entry(*fds)
     except SystemExit as leave:
         code = leave.code if isinstance(leave.code, int) else BUG

@@ -51,6 +51,9 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "children_healed": EventKind("children of an ended shard had no rows", "warning"),
     "trimmed_row_deleted": EventKind("the row of a trimmed shard was deleted", "warning"),
     "row_vanished": EventKind("a row that was ours is gone from the table", "error"),
+    "rows_broken": EventKind("rows of the lease table cannot be read as leases", "error"),
+    "shard_sync_refused": EventKind("no rows are created: positions are not guessed", "warning"),
+    "audit_refused": EventKind("the lease table refused a creation or deletion", "error"),
     "write_refused": EventKind("the lease table refused a write for good", "error"),
     "shard_ended": EventKind("a shard was processed to its end"),
     "failover_differs": EventKind("the fleet does not agree on `failover`", "warning"),
@@ -68,7 +71,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "transitions_missed": EventKind("reports of a lease process were lost", "warning"),
     "processor_failed": EventKind("user code failed for good", "error"),
     "gil_held": EventKind("user code held the GIL so long that no renewal was possible", "warning"),
-    "worker_warned": EventKind("a lease process warned", "warning"),
+    "lease_process_warned": EventKind("a lease process warned", "warning"),
     # User code.
     "printed": EventKind("user code printed a line"),
     "logged": EventKind("user code logged a line"),
@@ -89,7 +92,7 @@ FIELDS: Final = frozenset(
         *("stall_s", "start", "state", "status", "stream", "suppressed", "switches", "table"),
         *("target", "text", "traceback", "version", "waited_s", "warning", "where", "worker_pid"),
         *("broken", "foreign", "ours", "theirs", "created", "deleted", "free", "work", "row"),
-        *("former", "row_owner", "ours_s", "theirs_s", "what", "problem", "traceback_text"),
+        *("former", "row_owner", "ours_s", "theirs_s", "what", "keys", "traceback_text"),
     }
 )
 

@@ -52,7 +52,9 @@ class EmittedRows:
         self.path = path
         self._descriptor = descriptor
         self._marks = marks
+        self._base = durable
         self._durable = durable
+        self._may_forget = False
         self._noted: list[Mark] = []  # by length; bounded by uncheckpointed_max
         self._written = durable.length
         self._buffer = bytearray()
@@ -114,6 +116,10 @@ class EmittedRows:
             if self._batch_start is not None:
                 raise InvariantViolation(f"{self.path}: a batch begins inside a batch")
             self._batch_start = self.length
+            if self._may_forget:  # not sooner: a batch that is taken back may need them again
+                at = self._durable.position
+                self._noted = [note for note in self._noted if note.position > at]
+                self._may_forget = False
 
     def end_batch(self, position: ExtendedSequenceNumber) -> None:
         """The call returned; `position` is that of its last record, SHARD_END for shard_ended."""
@@ -125,11 +131,12 @@ class EmittedRows:
         """User code asks for a checkpoint: it covers all rows emitted until this call.
 
         Also when `position` is below the last record processed: rows of later records that were
-        emitted already are covered too, since a row does not say which record it came from.
+        emitted already are covered too, since a row does not say which record it came from. Rows
+        emitted after the checkpoint of the whole batch go with the next one: a crash in between
+        loses them, so user code emits first and checkpoints then.
         """
         with self._lock:
-            if position >= self._durable.position:  # below it, the checkpoint will be refused
-                self._note(position)
+            self._note(position)
 
     def take_back_batch(self, checkpoint: ExtendedSequenceNumber | None = None) -> None:
         """The call raised: its rows go, but for those that the acknowledged checkpoint covers.
@@ -142,9 +149,10 @@ class EmittedRows:
             if self._batch_start is None:
                 raise InvariantViolation(f"{self.path}: no batch to take back")
             acknowledged = checkpoint or self._durable.position
-            covering = mark_at([self._durable, *self._marks.marks, *self._noted], acknowledged)
-            kept = max(self._batch_start, covering.length if covering else 0)
+            kept = max(self._batch_start, self._covered_by(acknowledged).length)
             self._cut_back(kept)
+            if acknowledged < self._durable.position:  # what was marked above it was refused
+                self._durable = Mark(acknowledged, self._covered_by(acknowledged).length)
             self._batch_start = None
 
     def make_durable(self, position: ExtendedSequenceNumber) -> None:
@@ -156,17 +164,16 @@ class EmittedRows:
         with self._durable_lock, self._breaking():
             with self._lock:
                 self._check_usable()
-                covered = self._covered_by(position)
-                rows_came = covered.length > self._durable.length
-                if rows_came:
+                target = Mark(position, self._covered_by(position).length)
+                marked = mark_at(self._marks.marks, position)
+                must_mark = marked is None or marked.length < target.length
+                if must_mark:
                     self._write_buffer()
-            target = Mark(position, covered.length)
-            if rows_came:
+            if must_mark:
                 sync(self._descriptor)
                 self._marks.append(target)
             with self._lock:
-                self._durable = target
-                self._noted = [note for note in self._noted if note.position > position]
+                self._durable, self._may_forget = target, True
 
     def close(self) -> None:
         """Give the file up; rows that no durable checkpoint covers are taken back. Idempotent."""
@@ -204,10 +211,13 @@ class EmittedRows:
             self._noted.append(Mark(position, self.length))
 
     def _covered_by(self, position: ExtendedSequenceNumber) -> Mark:
+        """The rows that a checkpoint at `position` covers, as noted or marked so far."""
         if self._noted and self._noted[-1].position <= position:
             return self._noted[-1]  # the longest is the last
-        noted = mark_at(self._noted, position)
-        return noted if noted and noted.length > self._durable.length else self._durable
+        if not self._noted and self._durable.position <= position:
+            return self._durable
+        known = [self._base, self._durable, *self._marks.marks, *self._noted]
+        return mark_at(known, position) or self._base
 
     def _write_buffer(self) -> None:
         """Hand the buffer to the kernel. After a failure nothing moved: it can be repeated."""

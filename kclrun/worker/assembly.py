@@ -8,6 +8,7 @@ import msgspec
 
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoLeaseTable
+from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.wire import WireClient
 from kclrun.consuming.error_policy import ErrorPolicy
 from kclrun.consuming.pacing import Pacing
@@ -15,12 +16,10 @@ from kclrun.consuming.policy import LifePolicy
 from kclrun.ipc.spec import StartSpec
 from kclrun.model.lease import LeaseKey, OwnerId
 from kclrun.model.shard import HashRange
-from kclrun.model.wire import WireCredentials
 from kclrun.ports import LeaseTable, ShardReader, StreamAdmin
 from kclrun.worker.desk import DeskLimits
 
 __all__ = [
-    "HeldCredentials",
     "Services",
     "desk_limits",
     "error_policy",
@@ -35,19 +34,6 @@ __all__ = [
 WRITE_SHARE: Final = 0.25
 
 
-class HeldCredentials:
-    """The keys the manager sent last; both clients ask here for every request."""
-
-    def __init__(self, credentials: WireCredentials) -> None:
-        self._credentials = credentials
-
-    def current(self) -> WireCredentials:
-        return self._credentials
-
-    def renew(self, credentials: WireCredentials) -> None:
-        self._credentials = credentials
-
-
 class Services(msgspec.Struct, frozen=True):
     """The ports of one lease process."""
 
@@ -60,14 +46,14 @@ class Services(msgspec.Struct, frozen=True):
 def services(spec: StartSpec) -> Services:
     """Clients made in this process, after the fork; no request is made yet."""
     credentials = HeldCredentials(spec.credentials)
-    kinesis = WireClient(spec.kinesis, credentials.current, service="kinesis")
+    kinesis = WireClient(spec.kinesis, credentials, service="kinesis")
     patience_s = min(spec.dynamodb.read_timeout_s, spec.failover_s * WRITE_SHARE)
     impatient = msgspec.structs.replace(
         spec.dynamodb,
         read_timeout_s=patience_s,
         connect_timeout_s=min(spec.dynamodb.connect_timeout_s, patience_s),
     )
-    dynamodb = WireClient(impatient, credentials.current, service="dynamodb")
+    dynamodb = WireClient(impatient, credentials, service="dynamodb")
     stream = spec.stream_arn or spec.stream_name
     return Services(
         reader=PollingReader(kinesis, stream),

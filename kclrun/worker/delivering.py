@@ -152,7 +152,7 @@ class Deliverer:
             try:
                 self._call_with_rows(call, covers)
                 return True
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - user code: anything
+            except BaseException as error:  # noqa: BLE001 - user code: also asyncio's CancelledError
                 if not self._may_repeat(where, error, attempts, covers):
                     return False
 
@@ -180,6 +180,7 @@ class Deliverer:
     ) -> bool:
         decision = self._policy.decide(attempts)
         if isinstance(decision, GiveUp) or isinstance(error, ConfigError):
+            self._desk.halt()
             self._post(_failure(where, error, attempts, position))
             return False
         self._warn(f"{where} raised {_words(error)}; again in {decision.pause_s:g} s")
@@ -188,7 +189,7 @@ class Deliverer:
     def _once(self, where: str, call: Callable[[], None]) -> bool:
         try:
             call()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code: anything
+        except BaseException as error:  # noqa: BLE001 - user code: also asyncio's CancelledError
             self._post(_failure(where, error, 1, None))
             return False
         return True
@@ -202,4 +203,7 @@ def _failure(
 
 
 def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - user code's own __str__ may raise
+        return type(error).__name__

@@ -117,6 +117,7 @@ class Desk:
         self._shut_asked = False
         self._call: Call | None = None
         self._closed = False
+        self._is_halted = False
         self._busy_since = Instant(0.0)
         self._delivered_total = 0
         self._bytes_total = 0
@@ -159,11 +160,20 @@ class Desk:
             self._changed.notify_all()
 
     def shut_gate(self) -> None:
-        """No batch starts from here on; the main thread answers with GateFound when it is idle."""
+        """No batch starts from here on; the main thread answers with GateFound when it is idle.
+
+        A call that was asked for and has not begun is withdrawn: it would come after GateFound.
+        """
         with self._changed:
             self._gate = None
+            self._call = None
             self._shut_asked = True
             self._changed.notify_all()
+
+    def halt(self) -> None:
+        """Start no batch any more, whatever the gate says: one was given up [I9]."""
+        with self._changed:
+            self._is_halted = True
 
     def call(self, call: Call) -> None:
         """Ask for a call of user code; the main thread is idle or about to be."""
@@ -233,7 +243,7 @@ class Desk:
         if self._call is not None:
             call, self._call = self._call, None
             return call
-        if self._gate is None or not self._is_open():
+        if self._gate is None or self._is_halted or not self._is_open():
             return None
         if self._pages:
             return self._cut_batch(self._gate)

@@ -60,7 +60,11 @@ class FetchView(msgspec.Struct, frozen=True):
 
 
 class FetchThread(threading.Thread):
-    """Reads one shard until it ends or the desk closes."""
+    """Reads one shard until it ends or the desk closes.
+
+    `broke` is told of an error that is none of the service's: our bug. A lease that is renewed and
+    not read would stall in silence.
+    """
 
     def __init__(
         self,
@@ -72,6 +76,7 @@ class FetchThread(threading.Thread):
         *,
         now: Callable[[], Instant],
         warn: Callable[[str], None],
+        broke: Callable[[BaseException], None],
     ) -> None:
         super().__init__(name="fetch", daemon=True)
         self.view = FetchView(fetched=plan.checkpoint)
@@ -81,12 +86,19 @@ class FetchThread(threading.Thread):
         self._desk = desk
         self._pacing = pacing
         self._now = now
+        self._broke = broke
         self._outage = Outage("reading the shard", now, warn)
         self._iterator: str | None = None
         self._last_received: str | None = None
         self._is_above_checkpoint = False
 
     def run(self) -> None:
+        try:
+            self._read()
+        except BaseException as error:  # noqa: BLE001 - the thread's edge: the process ends by it
+            self._broke(error)
+
+    def _read(self) -> None:
         asked = self._now()
         pause_s = 0.0
         while self._desk.pause(asked + pause_s - self._now()):

@@ -90,13 +90,18 @@ class LeaseThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            while self.cause is None:
+            while self.cause is None and self.failure is None:
                 self._turn()
         except BaseException as error:  # noqa: BLE001 - the thread's edge: `main` reports it
             self.failure = error
         finally:
             self._desk.close()
             self._on_over()
+
+    def break_off(self, error: BaseException) -> None:
+        """Another thread broke: end the process, whose successor begins anew. Any thread."""
+        self.failure = error
+        self._inbox.post(on.Ticked())
 
     def _turn(self) -> None:
         """Everything that has happened, then wait for more."""
@@ -140,9 +145,12 @@ class LeaseThread(threading.Thread):
             case do.SendWrite() | do.ReadOwnRow():
                 self._perform_in_time(command)
             case do.ReadRows(keys):
-                self._look_up(lambda: on.RowsRead(tuple((k, self._table.read(k)) for k in keys)))
+                self._ask(
+                    lambda: on.RowsRead(tuple((k, self._table.read(k)) for k in keys)),
+                    on.LookUpFailed,
+                )
             case do.ListShards():
-                self._look_up(lambda: on.ShardsListed(self._admin.list_shards()))
+                self._ask(lambda: on.ShardsListed(self._admin.list_shards()), on.LookUpFailed)
             case do.OpenGate():
                 self._desk.open_gate(command)
             case do.ShutGate():
@@ -170,7 +178,7 @@ class LeaseThread(threading.Thread):
 
     def _perform_now(self, command: do.SendWrite | do.ReadOwnRow) -> None:
         if isinstance(command, do.ReadOwnRow):
-            self._look_up(lambda: on.OwnRowRead(self._table.read(self._life.own.key)))
+            self._ask(lambda: on.OwnRowRead(self._table.read(self._life.own.key)), on.ReadFailed)
         elif self._life.own.pending == command.change:
             self._send(command)
 
@@ -200,8 +208,10 @@ class LeaseThread(threading.Thread):
             case _:
                 pass
 
-    def _look_up(self, ask: Callable[[], on.Event]) -> None:
+    def _ask(
+        self, ask: Callable[[], on.Event], failed: Callable[[str], on.ReadFailed | on.LookUpFailed]
+    ) -> None:
         try:
             self._events.append(ask())
         except ServiceError as error:
-            self._events.append(on.ReadFailed(str(error)))
+            self._events.append(failed(str(error)))

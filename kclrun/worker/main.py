@@ -75,9 +75,8 @@ def run(segment_fd: int, doorbell_fd: int, channel_fd: int) -> int:
     if not isinstance(begin, Begin):
         return exit_codes.UNCLAIMED
     configure_lease_logging(_log_of(begin.spec))
-    process = LeaseProcess(begin.spec, segment, doorbell, channel)
     try:
-        return process.serve()
+        return LeaseProcess(begin.spec, segment, doorbell, channel).serve()
     except Exception:  # noqa: BLE001 - the process's edge: whatever it is, it is our bug
         traceback.print_exc()
         return exit_codes.BUG
@@ -121,7 +120,7 @@ class LeaseProcess:
             self._fetch_view,
         )
         self._checkpoints = CheckpointDesk(self._inbox.post, self._cover, self._is_over)
-        self._line = ManagerLine(channel, self._services.credentials.renew)
+        self._line = ManagerLine(channel, self._services.credentials.replace)
         self._lease_thread = LeaseThread(
             self._life,
             self._inbox,
@@ -161,7 +160,11 @@ class LeaseProcess:
     def _leave_user_code_behind(self) -> None:
         """The lease is over: end the process with user code inside, if that does not return."""
         if not self._user_code_returned.wait(USER_CODE_WAIT_S):
-            os._exit(self._end())
+            code = exit_codes.BUG
+            try:
+                code = self._end()
+            finally:  # whatever the output says to being closed: nothing renews this lease
+                os._exit(code)
 
     def _holds_lock(self) -> bool:
         """Prove, for as long as this process lives, that its owner is not gone [P3]."""
@@ -228,6 +231,7 @@ class LeaseProcess:
             assembly.pacing(spec),
             now=boottime,
             warn=self._reporter.warn,
+            broke=self._lease_thread.break_off,
         )
         self._fetching.start()
 

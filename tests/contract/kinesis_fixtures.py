@@ -13,7 +13,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,11 @@ from kclrun.local.listing import ShardQuery
 from kclrun.local.puts import PutEntry
 from kclrun.local.server import start_embedded
 from kclrun.local.service import Kinesis, KinesisSettings
+from kclrun.local.stream_ports import ModelStream
 from kclrun.model.record import Record
 from kclrun.model.shard import ChildShard, HashRange, Shard
 from kclrun.model.time import WallTime
-from kclrun.ports import FetchedPage, IteratorType, StreamSummary
+from kclrun.ports import FetchedPage, ShardFilter, StreamSummary
 
 # Without it, the emulator listens on every address of the machine.
 LOOPBACK = Path(__file__).with_name("loopback.cjs")
@@ -44,6 +45,7 @@ class ModelSubject:
     def __init__(self, name: str) -> None:
         self._kinesis = Kinesis(KinesisSettings(), b"contract suite".ljust(32))
         self._now = 1_700_000_000.0
+        self._port = ModelStream(self._kinesis, name, self._tick)
         self.name = name
 
     @property
@@ -77,24 +79,16 @@ class ModelSubject:
         return [(result.shard_id, result.sequence_number) for result in results]
 
     def iterator(self, shard_id, kind, sequence_number=None, timestamp=None) -> str:
-        return self._kinesis.iterator(
-            self._stream,
-            shard_id,
-            kind,
-            self._tick(),
-            sequence_number=sequence_number,
-            timestamp=timestamp,
+        return self._port.iterator(
+            shard_id, kind, sequence_number=sequence_number, timestamp=timestamp
         )
 
     def fetch(self, iterator: str, limit: int = 10_000) -> FetchedPage:
-        page = self._kinesis.fetch(iterator, limit, self._tick())
-        records = [
-            Record(each.data, each.partition_key, each.sequence_number, each.arrived_at)
-            for each in page.records
-        ]
-        return FetchedPage(records, page.next_iterator, page.millis_behind_latest, page.children)
+        return self._port.fetch(iterator, limit)
 
     def list_shards(self, kind=None, timestamp=None, shard_id=None, page_size=1000):
+        if shard_id is None and page_size == 1000:
+            return self._port.list_shards(kind and ShardFilter(kind, timestamp))
         query = ShardQuery() if kind is None else ShardQuery(kind, timestamp, shard_id)
         page = self._kinesis.list_shards(self._stream, query, page_size, self._tick())
         shards = list(page.shards)
@@ -113,15 +107,7 @@ class ModelSubject:
         self._kinesis.update_shard_count(self._stream, count, self._tick())
 
     def summary(self) -> StreamSummary:
-        stream = self._stream
-        return StreamSummary(
-            name=stream.name,
-            arn=stream.arn,
-            status=stream.status(self._tick()),
-            retention_hours=int(stream.retention_s) // 3600,
-            open_shards=len(stream.open_shards()),
-            created_at=stream.created_at,
-        )
+        return self._port.summary()
 
     def by_arn(self) -> ModelSubject:
         return self
@@ -363,7 +349,3 @@ def _until_healthy(port: int, process: subprocess.Popen) -> None:
                 return
         except OSError:
             time.sleep(0.05)
-
-
-MakeSubject = Callable[[str], "ModelSubject | BotoSubject"]
-ALL_KINDS = tuple(IteratorType)

@@ -480,3 +480,14 @@ def test_a_stream_can_be_named_by_its_arn(stream):
 
     assert data_of(named.fetch(iterator)) == [b"by arn"]
     assert [shard.shard_id for shard in named.list_shards()] == [FIRST]
+
+
+def test_a_missing_node_skips_the_emulator_and_fails_in_ci(monkeypatch):
+    monkeypatch.setattr(fixtures.shutil, "which", lambda name: None)
+
+    monkeypatch.setenv("CI", "false")
+    with pytest.raises(pytest.skip.Exception):
+        next(fixtures.emulator_endpoint())
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception):
+        next(fixtures.emulator_endpoint())

@@ -100,6 +100,8 @@ class Table:
                 row = replace(row, owner=change.owner, failover_s=change.failover_s)
             case ch.HaltLease():
                 row = replace(row, halt=change.halt)
+            case ch.Checkpoint() | ch.End() if row.checkpoint != change.last:
+                return ConditionFailed(self.rows[change.key])
             case ch.Checkpoint():
                 row = replace(row, checkpoint=change.position)
             case ch.End():
@@ -165,6 +167,7 @@ class Host:
                     assert all(key not in keys(w.change) for w in others), f"two writes of {key}"
             case c.StartProcess(key, counter, expires):
                 assert key not in self.processes
+                assert key not in rows or not rows[key].is_ended, f"{key} starts, and is ended"
                 assert key in self.proven, f"{key} starts without a new write of ours"
                 row = rows.get(key)
                 is_ours = row is not None and row.owner == self.name
@@ -232,11 +235,23 @@ class Host:
 
     def kill(self, process, *, leave_write=False):
         if leave_write:
-            renewal = ch.Renew(process.key, self.name, process.counter)
-            self.world.in_flight.append(lambda: self.world.table.apply(renewal))
+            zombie = self.last_write(process)
+            self.world.in_flight.append(lambda: self.world.table.apply(zombie))
         del self.processes[process.key]
         self.proven.discard(process.key)
         self.feed(e.ProcessExited(process.key, 1, "exited"))
+
+    def last_write(self, process):
+        """What a process may have sent the moment before it died."""
+        row = self.world.table.rows.get(process.key)
+        named = (process.key, self.name, process.counter)
+        if row is None or row.is_ended:
+            return ch.Renew(*named)
+        position = ExtendedSequenceNumber(str(self.world.tick()))
+        writes = [ch.Renew(*named), ch.Checkpoint(*named, position, row.checkpoint)]
+        if self.is_closed(process.key):
+            writes.append(ch.End(*named, row.checkpoint))
+        return self.world.random.choice(writes)
 
     def say(self, process, event):
         process.leaving = True
@@ -324,6 +339,7 @@ class World:
         self.table = Table()
         self.in_flight = []
         self.clock = 1000
+        self.paces = (0.05, 0.5, 3.0)  # often too fast for a process to renew in time
         self.hosts = [Host(f"h{n}", self) for n in range(hosts)]
 
     def tick(self):
@@ -339,7 +355,7 @@ class World:
         elif storm and chance < 0.10:
             self.operator()
         elif chance < 0.25:
-            self.pass_time(self.random.choice((0.05, 0.5, 3.0)))
+            self.pass_time(self.random.choice(self.paces))
         else:
             self.advance(self.random.choice(self.hosts), storm=storm)
 
@@ -448,3 +464,23 @@ def test_a_halted_lease_stays_halted_until_an_operator_resumes_it():
     assert host.core.custody("s2").state.value == "halted"
     assert "s2" not in host.processes
     world.calm(5_000, world.is_healthy)
+
+
+@pytest.mark.parametrize("seed", range(3000, 3010))
+def test_a_balanced_fleet_is_a_fixed_point_of_all_planners(seed):
+    world = World(seed, hosts=3)
+    world.calm(30_000, world.is_healthy)
+    world.paces = (0.05,)
+    for _ in range(2_000):
+        world.step(storm=False)  # what was set going before
+    owners = {row.key: row.owner for row in world.table.rows.values() if not row.is_ended}
+    changes = []
+    write = world.table.apply
+    world.table.apply = lambda change: (changes.append(change), write(change))[1]
+
+    for _ in range(5_000):
+        world.step(storm=False)
+
+    moved = [x for x in changes if not isinstance(x, ch.Renew | ch.Checkpoint | ch.DeleteEnded)]
+    assert moved == []
+    assert owners == {row.key: row.owner for row in world.table.rows.values() if not row.is_ended}

@@ -3,6 +3,7 @@
 `options["behaviour"]` says how it behaves; `options["facts"]` names a file for what it is.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ from kclrun.ipc.exit_codes import DONE, FAILED, LOST, UNCLAIMED
 from kclrun.ipc.messages import Drain, channel_of_worker
 from kclrun.ipc.segment import Segment
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+
+ENDS = {"unclaimed": UNCLAIMED, "silently failed": FAILED, "silently lost": LOST}
 
 
 def run(segment_fd, doorbell_fd, channel_fd):
@@ -54,14 +57,15 @@ def run(segment_fd, doorbell_fd, channel_fd):
         raise RuntimeError("a bug of the worker")
     if behaviour == "unclaimed":
         tell(say.Unclaimed("somebody else has it"))
-        return UNCLAIMED
-    if behaviour == "silently failed":
-        return FAILED
-    if behaviour == "silently lost":
-        return LOST
-    if behaviour == "hang before claim":
-        time.sleep(600)
+    if behaviour in ENDS:
+        return ENDS[behaviour]
     tell(say.Claimed(spec.seen_counter + 1, TRIM_HORIZON))
+    return work(
+        behaviour, ring=ring, tell=tell, publish=publish, doorbell=doorbell, channel=channel
+    )
+
+
+def work(behaviour, *, ring, tell, publish, doorbell, channel):
     if behaviour == "crash":
         for number in range(100):
             tell(say.Checkpointed(ExtendedSequenceNumber(str(number + 1)), number))
@@ -96,11 +100,9 @@ def obey(channel, tell, behaviour):
 
 def write_facts(path, own_fds):
     links = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            links[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links[int(descriptor.name)] = str(descriptor.readlink())
     status = dict(
         line.split(":\t", 1)
         for line in Path("/proc/self/status").read_text().splitlines()

@@ -422,7 +422,25 @@ def test_a_client_is_made_from_plain_values_in_a_fresh_process(server: Any) -> N
     sending.close()
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "localhost:80", "http://", "http://h/?x=1"])
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://kinesis.eu-west-1.amazonaws.com/", "kinesis.eu-west-1.amazonaws.com"),
+        ("https://h:443/", "h"),
+        ("http://h:443", "h:443"),
+        ("http://[::1]:80", "[::1]"),
+        ("http://[::1]:4567", "[::1]:4567"),
+    ],
+)
+def test_the_signed_host_is_the_one_that_is_sent(
+    make_client: MakeClient, url: str, host: str
+) -> None:
+    assert repr(make_client(url)) == f"WireClient(kinesis at {host})"
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "localhost:80", "http://", "http://h/?x=1", "http://h:x", "http://u:p@h"]
+)
 def test_an_address_that_is_none_is_a_settings_error(url: str) -> None:
     with pytest.raises(SettingsError):
         WireClient(

@@ -56,7 +56,10 @@ def test_what_is_right_is_told_so(project: Project, capsys: pytest.CaptureFixtur
         (LEAST.replace("mine:Mine", "theirs:Mine"), "there is no module theirs\n  Searched: "),
         (LEAST.replace("mine:Mine", "mine:Minne"), "defines no Minne\n  It defines: Half, Mine"),
         (LEAST.replace("mine:Mine", "mine:Other"), "is the class Other, not a subclass of Record"),
-        (LEAST.replace("mine:Mine", "mine:number"), "is a int, not a subclass of RecordProcessor"),
+        (
+            LEAST.replace("mine:Mine", "mine:number"),
+            "is of type int, not a subclass",
+        ),
         (LEAST.replace("mine:Mine", "mine:Half"), "mine:Half does not define process_records"),
         (LEAST.replace("processor: mine:Mine\n", ""), "processor: is missing"),
         (LEAST.replace("stream: orders\n", ""), "stream: is missing"),

@@ -35,7 +35,7 @@ def test_nothing_is_overwritten_and_nothing_half_written(
     (tmp_path / "app.yaml").write_text("mine")
 
     assert run_program(["init", str(tmp_path)]) == 78
-    assert os.listdir(tmp_path) == ["app.yaml"]
+    assert [path.name for path in tmp_path.iterdir()] == ["app.yaml"]
     assert (tmp_path / "app.yaml").read_text() == "mine"
     assert "already has app.yaml" in capsys.readouterr().err
 

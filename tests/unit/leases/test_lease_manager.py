@@ -73,6 +73,9 @@ class Life:
     def resolve(self, change, outcome=None, *, after=0.0):
         return self.say(e.WriteResolved(change, outcome or Applied()), after=after)
 
+    def commands_but_notes(self):
+        return [command for command in self.said if not isinstance(command, c.Note)]
+
     def asked(self, kind):
         return [command for command in self.said if isinstance(command, kind)]
 
@@ -752,6 +755,32 @@ def test_live_owners_with_other_settings_are_one_warning_each():
     assert life.notes() == []
 
 
+def test_a_difference_that_went_away_and_came_back_is_noted_again():
+    life = Life()
+    theirs = row(owner=OTHER, failover_s=20.0)
+    life.begin(theirs)
+    life.scan(replace(theirs, counter=1, failover_s=10.0))
+    assert life.notes() == []
+
+    life.scan(replace(theirs, counter=2))
+
+    assert life.notes() == ["failover_differs"]
+
+
+def test_leases_that_nobody_takes_because_all_are_full_are_named_once():
+    life = Life(leases_max=1)
+    mine = running(life, row("a", hash_range=HALVES[0]))
+    free = row("b", hash_range=HALVES[1])
+    life.scan(mine, free)
+    life.now += 40.0
+
+    life.scan(mine, free)
+    assert life.notes() == ["leases_left_unread"]
+    assert life.asked(c.Note)[0].fields["keys"] == "b"
+    life.scan(mine, free)
+    assert life.notes() == []
+
+
 def test_java_rows_are_not_compared_with_our_settings():
     life = Life()
     life.begin(row(owner="java", failover_s=20.0, start="LATEST"))
@@ -868,6 +897,16 @@ def test_a_trimmed_row_is_deleted_with_owner_and_counter_as_seen():
     assert "trimmed_row_deleted" in life.notes()
 
 
+def test_with_cleanup_off_not_even_a_trimmed_row_is_deleted():
+    life = Life(cleanup=False)
+    rows = (row("p", owner="java", counter=3), row("a", owner=OTHER))
+    life.begin(*rows)
+    for _ in range(4):
+        life.say(e.ShardsListed((shard("a"),), 1.0))
+        assert life.writes() == []
+        life.scan(*rows, after=20.0)
+
+
 def test_a_refused_creation_is_one_error_line():
     life = Life()
     life.begin()
@@ -923,15 +962,15 @@ def test_a_scan_that_began_before_the_end_does_not_make_us_forget_the_children()
     running(life)
     life.say(e.Ticked(), after=10.0)
     assert life.asked(c.ScanTable)
-    life.say(e.ShardEnded("s0", ("b",)), after=1.0)
+    life.say(e.ShardEnded("s0", ("zz",)), after=1.0)
 
     life.say(e.LeasesScanned((row("s0", owner=ME, counter=9),)))
     life.say(e.Ticked(), after=0.3)
     parent = row("s0", owner=ME, counter=9, checkpoint=SHARD_END)
-    child = row("b", parents=frozenset({"s0"}))
-    life.say(e.LeasesScanned((parent, row("x"), child, row("z"))))
+    child = row("zz", parents=frozenset({"s0"}))
+    life.say(e.LeasesScanned((parent, row("x"), child, row("y"))))
 
-    assert [take.key for take in life.writes(ch.Take)] == ["b"]
+    assert [take.key for take in life.writes(ch.Take)] == ["zz"]
 
 
 # Draining.
@@ -1080,6 +1119,29 @@ def test_a_drain_releases_a_row_that_a_scan_under_way_shows_as_ours():
 
 
 # Caught up.
+
+
+def test_children_that_nobody_took_yet_stand_in_the_way():
+    life = Life(leases_max=1)
+    running(life)
+    life.say(e.ShardsListed((shard(),), 1.0))
+    life.say(e.ShardEnded("s0", ("a", "b")), after=1.0)
+    crash(life)
+    parent = row("s0", owner=ME, counter=9, checkpoint=SHARD_END)
+    life.say(e.LeasesScanned((parent, row("a", parents=frozenset({"s0"})), row("b"))))
+
+    assert life.core.caught_up_blockers() == (
+        "children of a shard that just ended are not taken yet: b",
+    )
+
+
+def test_an_empty_table_is_filled_only_from_the_listing_made_for_it():
+    life = Life()
+    life.begin()
+
+    life.say(e.ShardsListed((shard(),), 1.0))
+
+    assert life.commands_but_notes() == []
 
 
 def test_nothing_blocks_once_every_lease_runs_or_ended():

@@ -1,0 +1,100 @@
+"""One stream of the model behind the ports that the shells know: `ShardReader`, `StreamAdmin`.
+
+For simulations and tests without HTTP. Knows no clock: `now` is asked at every call. Rule: it
+behaves as the readers of `aws/` do, and raises the same leaves of `ServiceError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from kclrun.local.listing import ShardQuery
+from kclrun.local.service import Kinesis
+from kclrun.local.shards import StoredRecord
+from kclrun.local.stream import Stream
+from kclrun.model.record import Record
+from kclrun.model.shard import Shard
+from kclrun.model.time import WallTime
+from kclrun.ports import FetchedPage, IteratorType, ShardFilter, StreamSummary
+
+__all__ = ["ModelStream"]
+
+_HOUR_S: Final = 3600
+# MaxResults of ListShards; the account's shard limit is twenty pages of it.
+_SHARDS_A_PAGE: Final = 1000
+
+
+class ModelStream:
+    """A `ShardReader` and a `StreamAdmin` over a stream of `kinesis`."""
+
+    def __init__(self, kinesis: Kinesis, name: str, now: Callable[[], WallTime]) -> None:
+        self._kinesis = kinesis
+        self._name = name
+        self._now = now
+
+    def iterator(
+        self,
+        shard_id: str,
+        kind: IteratorType,
+        *,
+        sequence_number: str | None = None,
+        timestamp: WallTime | None = None,
+    ) -> str:
+        """As `ShardReader.iterator`. Raises: NotFound, InvalidRequest."""
+        now = self._now()
+        return self._kinesis.iterator(
+            self._stream(now),
+            shard_id,
+            kind,
+            now,
+            sequence_number=sequence_number,
+            timestamp=timestamp,
+        )
+
+    def fetch(self, iterator: str, limit: int) -> FetchedPage:
+        """As `ShardReader.fetch`. Raises: ExpiredIterator, Throttled, NotFound, InvalidRequest.
+
+        `body_bytes` is the payloads' size: there is no wire.
+        """
+        page = self._kinesis.fetch(iterator, limit, self._now())
+        return FetchedPage(
+            records=[_record(stored) for stored in page.records],
+            next_iterator=page.next_iterator,
+            millis_behind_latest=page.millis_behind_latest,
+            children=page.children,
+            body_bytes=sum(len(stored.data) for stored in page.records),
+        )
+
+    def summary(self) -> StreamSummary:
+        """As `StreamAdmin.summary`. Raises: NotFound."""
+        now = self._now()
+        stream = self._stream(now)
+        return StreamSummary(
+            name=stream.name,
+            arn=stream.arn,
+            status=stream.status(now),
+            retention_hours=int(stream.retention_s) // _HOUR_S,
+            open_shards=len(stream.open_shards()),
+            created_at=stream.created_at,
+        )
+
+    def list_shards(self, shard_filter: ShardFilter | None = None) -> tuple[Shard, ...]:
+        """As `StreamAdmin.list_shards`: all pages. Raises: NotFound, InvalidRequest."""
+        now = self._now()
+        query = ShardQuery()
+        if shard_filter is not None:
+            query = ShardQuery(shard_filter.kind, shard_filter.timestamp)
+        page = self._kinesis.list_shards(self._stream(now), query, _SHARDS_A_PAGE, now)
+        shards = list(page.shards)
+        while page.next_token is not None:
+            page = self._kinesis.list_more_shards(page.next_token, _SHARDS_A_PAGE, now)
+            shards += page.shards
+        return tuple(shard.describe() for shard in shards)
+
+    def _stream(self, now: WallTime) -> Stream:
+        return self._kinesis.stream(self._name, None, now)
+
+
+def _record(stored: StoredRecord) -> Record:
+    return Record(stored.data, stored.partition_key, stored.sequence_number, stored.arrived_at)

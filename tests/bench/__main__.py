@@ -1,0 +1,144 @@
+"""`bin/bench`: which rows there are, and running them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from bench.figures import Figure, NotMeasured
+from bench.showing import machine, show
+
+__all__ = ["main"]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row by name: what it is, where its function is, how many rounds by default."""
+
+    name: str
+    about: str
+    function: str
+    rounds: int
+
+    def load(self) -> Callable[[int], list[Figure]]:
+        module, _, function = self.function.partition(":")
+        loaded: Callable[[int], list[Figure]] = getattr(import_module(module), function)
+        return loaded
+
+
+ROWS: Final = {
+    row.name: row
+    for row in (
+        Row(
+            "fetch",
+            "fetch + decode of 10k × 200 B: ≥ 20 × stock boto3, ≤ 1.25 × the floor's CPU",
+            "bench.record_path:fetch",
+            25,
+        ),
+        Row(
+            "aggregates",
+            "40 × 50 kB aggregates, HTTP to list: ≥ 4.5 × boto3 + aws_kinesis_agg",
+            "bench.record_path:aggregates",
+            25,
+        ),
+        Row(
+            "runtime",
+            "fetch to no-op processor to checkpoint, one lease: ≥ 0.8 × the bare loop",
+            "bench.runtime:runtime",
+            7,
+        ),
+        Row(
+            "idle",
+            "100 idle leases polling each second: ≤ 12 % of a core, ≤ 10 MB of own memory each",
+            "bench.processes:idle",
+            3,
+        ),
+        Row(
+            "start",
+            "asking for a lease process to its first GetRecords (rounds: processes)",
+            "bench.processes:start",
+            40,
+        ),
+        Row(
+            "local",
+            "embedded Kinesis: GetRecords ≥ 40 MB/s of 1 KB records, PutRecords ≥ 20 k records/s",
+            "bench.embedded:local",
+            5,
+        ),
+        Row(
+            "crash",
+            "SIGKILL of a lease process to its next batch: p99 ≤ 1.5 s (rounds: kills)",
+            "bench.crash:crash",
+            60,
+        ),
+    )
+}
+
+
+def main(arguments: list[str]) -> int:
+    """0 when all was measured, met or not; 1 when a row could not be."""
+    asked = _parsed(arguments)
+    facts = machine()
+    _say(" ".join(f"{name}={value}" for name, value in facts.items()))
+    results: list[Figure | NotMeasured] = []
+    for name in asked.rows or ROWS:
+        results += _measured(ROWS[name], asked.rounds)
+    show(results)
+    if asked.json is not None:
+        _write(asked.json, facts, results)
+    return int(any(isinstance(result, NotMeasured) for result in results))
+
+
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    rows = "\n".join(f"  {row.name:<11} {row.about}" for row in ROWS.values())
+    parser = argparse.ArgumentParser(
+        prog="bin/bench",
+        description="Measure this checkout against named things, on this machine, now.",
+        epilog=f"rows:\n{rows}\n\nRatios travel between machines, rates do not.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="all of them if none is named")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each row")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    asked = parser.parse_args(arguments)
+    unknown = sorted(set(asked.rows) - set(ROWS))
+    if unknown:
+        parser.error(f"no such row: {', '.join(unknown)} (there are {', '.join(ROWS)})")
+    if asked.rounds is not None and asked.rounds < 1:
+        parser.error("--rounds: at least 1")
+    return asked
+
+
+def _measured(row: Row, rounds: int | None) -> list[Figure | NotMeasured]:
+    _say(f"{row.name}: {row.about} …")
+    began = time.monotonic()
+    try:
+        figures: list[Figure | NotMeasured] = [*row.load()(rounds or row.rounds)]
+    except Exception as error:  # noqa: BLE001 - a row that fails is reported, the others still run
+        traceback.print_exc()
+        return [NotMeasured(row.name, f"{type(error).__name__}: {error}")]
+    _say(f"{row.name}: {time.monotonic() - began:.0f} s")
+    return figures
+
+
+def _write(path: Path, facts: dict[str, object], results: list[Figure | NotMeasured]) -> None:
+    figures = [result.as_json() for result in results if isinstance(result, Figure)]
+    missing = [msgspec.to_builtins(each) for each in results if isinstance(each, NotMeasured)]
+    document = {"machine": facts, "figures": figures, "not_measured": missing}
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

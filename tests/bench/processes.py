@@ -1,0 +1,79 @@
+"""Rows `idle` and `start`: what lease processes cost when nothing comes, and how fast they begin."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any, Final
+
+from bench.figures import Figure, Target, figure, percentile
+from bench.lease_rig import LEASE_ENTRY, LeaseProcess, LeaseRig, wait_until
+from bench.servers import CannedServer
+
+__all__ = ["idle", "start"]
+
+_LEASES: Final = 100
+# Three heartbeats of each lease (one every 3.3 s) and ten polls.
+_WINDOW_S: Final = 10.0
+_MIB: Final = 2**20
+
+
+def idle(rounds: int) -> list[Figure]:
+    """100 lease processes at the tips of their shards: CPU and memory of them all.
+
+    Started through the real launcher with the default settings: a GetRecords each second, a
+    heartbeat each 3.3 s to the lease table (moto), the status slot five times a second. CPU is
+    user and system time of the 100 processes over 10 s, in percent of one core; servers and the
+    launcher are not in it. Own memory is USS, what would come back if that one process ended; the
+    sum of PSS counts what they share once. Plain HTTP and a processor that imports nothing:
+    TLS and user code come on top. That they poll and beat is asserted, not assumed.
+    """
+    with CannedServer() as canned, LeaseRig(canned) as rig:
+        processes = [rig.start(LEASE_ENTRY, f"empty-{number}") for number in range(_LEASES)]
+        wait_until(lambda: len(canned.first_reads()) >= _LEASES, "100 first polls")
+        shares = [_cpu_percent(canned, processes) for _ in range(rounds)]
+        memory: list[Any] = [process.memory() for process in processes]
+    own = [each.uss / _MIB for each in memory]
+    return [
+        figure("idle", "100 leases: CPU", "% of a core", shares, target=Target(at_most=12.0)),
+        figure("idle", "own memory (USS) of each", "MiB", own, target=Target(at_most=10.0)),
+        figure("idle", "PSS of all", "MiB", [sum(each.pss for each in memory) / _MIB]),
+    ]
+
+
+def _cpu_percent(canned: CannedServer, processes: list[LeaseProcess]) -> float:
+    reads, counters = canned.reads(), [process.counter() for process in processes]
+    instant, cpu_s = time.monotonic(), sum(process.cpu_s() for process in processes)
+    time.sleep(_WINDOW_S)
+    used_s = sum(process.cpu_s() for process in processes) - cpu_s
+    window_s = time.monotonic() - instant
+    polls_a_s = (canned.reads() - reads) / window_s
+    beats = [process.counter() - before for process, before in zip(processes, counters, strict=True)]
+    assert polls_a_s > 0.95 * _LEASES, f"only {polls_a_s:.0f} polls a second"
+    assert statistics.median(beats) >= 2, f"{statistics.median(beats)} heartbeats in {window_s} s"
+    return 100 * used_s / window_s
+
+
+def start(rounds: int) -> list[Figure]:
+    """From asking the launcher for a lease process to that lease's first GetRecords.
+
+    In between: the fork, the start command, the clients, the lock, the conditional claim in the
+    lease table (moto), importing the processor, `initialize`, GetShardIterator. The end is the
+    instant at which the canned server has the request in hand, on the clock that all processes of
+    a host share. One start after the other, on an idle host; the launcher is loaded already.
+    """
+    with CannedServer() as canned, LeaseRig(canned) as rig:
+        rig.prepare(LEASE_ENTRY)
+        took_ms = [_start_ms(canned, rig, f"empty-start-{number}") for number in range(rounds)]
+    return [
+        figure("start", "asked for → first GetRecords", "ms", took_ms),
+        figure("start", "… its p99", "ms", [percentile(took_ms, 99)]),
+    ]
+
+
+def _start_ms(canned: CannedServer, rig: LeaseRig, shard_id: str) -> float:
+    rig.create_row(shard_id)
+    process, asked = rig.start_on_row(LEASE_ENTRY, shard_id)
+    wait_until(lambda: shard_id in canned.first_reads(), "the first GetRecords")
+    rig.end(process)
+    return 1000 * (canned.first_reads()[shard_id] - asked)

@@ -1,0 +1,79 @@
+"""Prints figures: a table where somebody sits at a terminal, one plain line each elsewhere."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.figures import Figure, NotMeasured
+
+__all__ = ["machine", "show"]
+
+
+def show(results: list[Figure | NotMeasured]) -> None:
+    """All results, in their order."""
+    if sys.stdout.isatty():
+        _table(results)
+        return
+    for result in results:
+        print(_line(result))
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on. The load is that of all tenants, as the bench begins."""
+    return {
+        "cpus": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in ("boto3", "msgspec", "protobuf", "urllib3")},
+    }
+
+
+def _table(results: list[Figure | NotMeasured]) -> None:
+    table = Table(header_style="bold", row_styles=["", "dim"])
+    for heading in ("row", "what", "unit"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("min", "median", "max", "n", "target", ""):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for result in results:
+        if isinstance(result, NotMeasured):
+            table.add_row(result.row, f"not measured: {result.reason}")
+            continue
+        spread = [_number(value) for value in (result.least, result.median, result.greatest)]
+        table.add_row(
+            *(result.row, result.what, result.unit, *spread, str(result.count)),
+            "" if result.target is None else str(result.target),
+            _verdict(result),
+        )
+    Console().print(table)
+
+
+def _line(result: Figure | NotMeasured) -> str:
+    if isinstance(result, NotMeasured):
+        return f"{result.row:<10}  not measured: {result.reason}"
+    spread = "/".join(_number(value) for value in (result.least, result.median, result.greatest))
+    text = f"{result.row:<10}  {result.what:<52}  {spread} {result.unit} (n={result.count})"
+    if result.target is None:
+        return text
+    return f"{text}  target {result.target}: {_verdict(result)}"
+
+
+def _verdict(result: Figure) -> str:
+    if result.is_met is None:
+        return ""
+    judged = "" if result.judged == result.median else f" at {_number(result.judged)}"
+    return f"{'met' if result.is_met else 'FALLS SHORT'}{judged}"
+
+
+def _number(value: float) -> str:
+    """Three digits that count, without an exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"

@@ -1,0 +1,102 @@
+"""The scripts of bin/ on machines that lack something: a clear message, never a traceback."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ["bash", "cat", "cut", "dirname", "env", "flock", "mkdir", "mktemp", "paste", "rm", "sed"]
+TOOLS += ["sort", "tail", "tr", "grep"]
+
+
+@pytest.fixture
+def bare_machine(tmp_path):
+    """A PATH with the tools a script may expect, and whatever Python the test puts there."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for tool in TOOLS:
+        (folder / tool).symlink_to(shutil.which(tool))
+    return folder
+
+
+def put_python(folder, script):
+    python = folder / "python3"
+    python.write_text(f"#!/usr/bin/env bash\n{script}\n")
+    python.chmod(0o755)
+
+
+def run_environment(tools, tmp_path):
+    return subprocess.run(
+        [str(ROOT / "bin" / "environment"), "local"],
+        env={"PATH": str(tools), "KCLRUN_VENV": str(tmp_path / "venv"), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_python_that_is_too_old_is_named(bare_machine, tmp_path):
+    put_python(bare_machine, '[ "$1" = --version ] && echo "Python 3.8.10" && exit 0; exit 1')
+
+    ran = run_environment(bare_machine, tmp_path)
+
+    assert ran.returncode == 69
+    assert "Python 3.11 or newer is needed" in ran.stderr
+    assert "Python 3.8.10" in ran.stderr
+    assert "KCLRUN_PYTHON" in ran.stderr
+
+
+def test_a_missing_python_is_said_to_be_missing(bare_machine, tmp_path):
+    ran = run_environment(bare_machine, tmp_path)
+
+    assert ran.returncode == 69
+    assert "no python3 at all" in ran.stderr
+
+
+def test_a_missing_venv_module_is_named_with_what_to_install(bare_machine, tmp_path):
+    # New enough by its answers, and unable to import venv, as Debian's python3 without python3-venv.
+    put_python(
+        bare_machine,
+        'case "$*" in *venv*) exit 1 ;; "-c "*) exit 0 ;; "- "*) echo fingerprint ;; esac',
+    )
+
+    ran = run_environment(bare_machine, tmp_path)
+
+    assert ran.returncode == 69
+    assert "venv module is missing" in ran.stderr
+    assert "python3-venv" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expects_spark"),
+    [
+        (["--config", "FILE"], True),
+        (["run", "--config=FILE"], True),
+        (["check", "--config", "FILE"], True),
+        (["--version"], False),
+    ],
+)
+def test_the_spark_extra_is_asked_for_only_by_a_config_that_needs_it(
+    tmp_path, arguments, expects_spark
+):
+    # A copy of the launcher beside an `environment` that only tells what it was asked for.
+    copy = tmp_path / "bin"
+    copy.mkdir()
+    shutil.copy(ROOT / "bin" / "kclrun", copy / "kclrun")
+    (copy / "environment").write_text('#!/usr/bin/env bash\necho "$@" >&2; echo true\n')
+    (copy / "environment").chmod(0o755)
+    config = tmp_path / "an app.yaml"
+    config.write_text("application: orders\nengine: spark\n")
+
+    ran = subprocess.run(
+        [str(copy / "kclrun"), *[each.replace("FILE", str(config)) for each in arguments]],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert ("spark" in ran.stderr.split()) == expects_spark

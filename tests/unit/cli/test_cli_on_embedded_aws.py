@@ -1,0 +1,279 @@
+"""The verbs against the embedded AWS, with real processes."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kclrun.aws.put_records import PutEntry, batches, send_all
+from kclrun.cli.program import run_program
+from kclrun.cli.world import Aws, open_world
+from kclrun.codec.kpl import open_aggregates
+from kclrun.config.load import settings_of
+from kclrun.config.schema import Settings
+from kclrun.local.filling import wait_until_active
+from kclrun.local.server import start_embedded
+from kclrun.model.changes import CreateLease, HaltLease, Take
+from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId
+from kclrun.model.outcomes import Applied
+from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.model.time import WallTime
+from kclrun.ports import IteratorType
+
+pytestmark = pytest.mark.slow
+KEY = LeaseKey("shardId-000000000000")
+OWNER = OwnerId("kclrun:az1:host:abc")
+
+
+@pytest.fixture(scope="module", params=[False], ids=["no limits"])
+def endpoint() -> Iterator[str]:
+    with start_embedded() as embedded:
+        yield embedded.endpoint
+
+
+@pytest.fixture
+def config(endpoint: str, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A configuration with a stream and a table of its own."""
+    file = tmp_path / "app.yaml"
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[-60:].strip("-")
+    file.write_text(
+        f"application: {name}\nstream: {name}\nleases: {{failover: 1s}}\n"
+        f"aws: {{region: us-east-1, endpoint: '{endpoint}', start_timeout: 5s}}\n"
+    )
+    file.chmod(0o600)
+    return file
+
+
+def settings(config: Path) -> Settings:
+    return settings_of(config.read_text(), environment={}, now=WallTime(time.time()))
+
+
+def stream_of(config: Path, shards: int) -> Aws:
+    import msgspec
+
+    from kclrun.aws.operations import Operation
+
+    aws = Aws(settings(config))
+    request = {"StreamName": aws.settings.stream, "ShardCount": shards}
+    create = Operation("kinesis", "CreateStream", is_write=True)
+    aws.kinesis_client.call(create, msgspec.json.encode(request))
+    wait_until_active(aws.stream)
+    return aws
+
+
+def payloads(aws: Aws) -> dict[str, list[tuple[str, bytes]]]:
+    """(key, data) of every shard, aggregates opened, in order."""
+    read: dict[str, list[tuple[str, bytes]]] = defaultdict(list)
+    for shard in aws.stream.list_shards():
+        iterator: str | None = aws.reader.iterator(shard.shard_id, IteratorType.TRIM_HORIZON)
+        while iterator is not None:
+            page = aws.reader.fetch(iterator, 10_000)
+            opened = open_aggregates(page.records)
+            read[shard.shard_id] += [(user.partition_key, user.data) for user in opened]
+            iterator = page.next_iterator if page.millis_behind_latest else None
+    return read
+
+
+@pytest.mark.parametrize("more", [[], ["--aggregate"], ["--ordered"]], ids=["as is", "kpl", "key"])
+def test_every_row_is_put_once_and_keys_keep_their_order(
+    config: Path, tmp_path: Path, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws = stream_of(config, shards=3)
+    rows = tmp_path / "rows.csv"
+    rows.write_text("k,n\n" + "".join(f"key{n % 97},{n}\n" for n in range(5_000)))
+
+    assert run_program(["put", "--config", str(config), str(rows), "--key", "k", *more]) == 0
+
+    assert "5,000 rows put" in capsys.readouterr().out
+    by_key = defaultdict(list)
+    for records in payloads(aws).values():
+        for key, data in records:
+            by_key[key].append(int(json.loads(data)["n"]))
+    assert sum(map(len, by_key.values())) == 5_000
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+
+
+def test_rows_of_a_slow_pipe_are_put_before_it_ends(config: Path) -> None:
+    aws = stream_of(config, shards=1)
+    command = [sys.executable, "-m", "kclrun", "put", "--config", str(config)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(b"early\n")
+    process.stdin.flush()
+
+    deadline = time.monotonic() + 20
+    while not any(payloads(aws).values()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [data for _, data in payloads(aws)["shardId-000000000000"]] == [b"early"]
+    out, _ = process.communicate(b"late\n", timeout=20)
+    assert b"2 rows put" in out
+
+
+def test_a_stream_that_is_not_there_is_66(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_program(["check", "--config", str(config), "--set", "processor=json:x"]) == 78
+    config.write_text(config.read_text() + "processor: processors.hello:Hello\n")
+    assert run_program(["--config", str(config)]) == 66
+    told = capsys.readouterr().err
+    assert "Cannot start: " in told
+    assert "Check the name, aws.region" in told
+
+
+def test_throttled_records_are_sent_until_all_are_taken(tmp_path: Path) -> None:
+    """With the service's limits on, one shard takes 1,000 records a second and refuses the rest."""
+    with start_embedded(limits=True) as embedded:
+        file = tmp_path / "app.yaml"
+        file.write_text(
+            "application: limited\nstream: limited\n"
+            f"aws: {{region: us-east-1, endpoint: '{embedded.endpoint}'}}\n"
+        )
+        aws = stream_of(file, shards=1)
+        rows = [PutEntry(str(n).encode(), "k") for n in range(2_500)]
+
+        refusals = sum(send_all(aws.kinesis_client, "limited", batch) for batch in batches(rows))
+
+        deadline = time.monotonic() + 20
+        read = payloads(aws)["shardId-000000000000"]
+        while len(read) < len(rows) and time.monotonic() < deadline:
+            read = payloads(aws)["shardId-000000000000"]
+    assert refusals > 0
+    assert sorted(int(data) for _, data in read) == list(range(2_500))
+
+
+def test_leases_are_shown_and_halted_ones_resumed(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws = stream_of(config, shards=2)
+    assert run_program(["leases", "--config", str(config)]) == 66
+    open_world(aws.settings)
+    lease = Lease(key=KEY, checkpoint=TRIM_HORIZON)
+    taken = Take(KEY, OWNER, None, 0, failover_s=1.0, start="TRIM_HORIZON")
+    halted = HaltLease(KEY, OWNER, 1, Halt("ValueError: poison", WallTime(1.0)))
+    for change in (CreateLease(lease), taken, halted):
+        assert isinstance(aws.table.write(change), Applied)
+    capsys.readouterr()
+
+    assert run_program(["leases", "--config", str(config), "--lag", "--age"]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split()[-3:] == ["lag", "renewing", "note"]
+    assert row.split()[1:4] == ["halted", OWNER, "TRIM_HORIZON"]
+    assert " NO " in row
+    assert "poison" in row
+
+    assert run_program(["leases", "--config", str(config), "--json"]) == 0
+    (plain,) = json.loads(capsys.readouterr().out)
+    assert (plain["shard"], plain["state"], plain["lag_ms"]) == (KEY, "halted", None)
+
+    resume = ["leases", "--config", str(config), "resume", KEY]
+    assert run_program(resume) == 0
+    assert "Nothing was changed" in capsys.readouterr().out
+    assert aws.table.read(KEY).halt is not None  # type: ignore[union-attr]
+    assert run_program([*resume, "--yes"]) == 0
+    assert aws.table.read(KEY).halt is None  # type: ignore[union-attr]
+    assert run_program([*resume, "--yes"]) == 0
+    assert "is not halted" in capsys.readouterr().out
+    assert run_program(["leases", "--config", str(config), "resume", "nobody"]) == 66
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Callable[..., list[str]]:
+    """A command that runs the starter project with some settings changed."""
+    run_program(["init", str(tmp_path / "p")])
+
+    def command(*overrides: str) -> list[str]:
+        sets = [part for override in overrides for part in ("--set", override)]
+        return [sys.executable, "-m", "kclrun", "--config", str(tmp_path / "p" / "app.yaml"), *sets]
+
+    return command
+
+
+def rows_in(folder: Path) -> int:
+    lines = [line for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
+    return sum(json.loads(line)["times"] for line in lines)
+
+
+def test_an_embedded_run_fills_reshards_reads_all_and_sums_up(
+    project: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "p" / "sums.py").write_text(
+        "def total(folder):\n    return f'{len(list(folder.glob(\"*.jsonl\")))} files'\n"
+    )
+    command = project(
+        "embedded.fill.aggregate=0.5",
+        "embedded.reshard=[{after: 0.3, split: 0}, {after: 0.6, merge: 1}]",
+        "summary=sums:total",
+    )
+    report = tmp_path / "report.json"
+
+    done = subprocess.run(
+        [*command, "--report", str(report)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "Put 1,000 records" in done.stderr
+    assert "2 reshards" in done.stderr
+    assert done.stdout.splitlines()[-1].endswith(" files")
+    assert rows_in(tmp_path / "out") == 1_000
+    assert json.loads(report.read_text())["totals"]["records"] == 1_000
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["embedded.reshard=[{after: 0.3, split: 7}]"], "cannot split open shard 7: there are 2"),
+        (["embedded.fill.source=bad:not_pairs"], "item 1 is no (key: str, data: bytes) pair"),
+        (["embedded.fill.source=bad:raises"], "ValueError: no more"),
+    ],
+)
+def test_a_fill_that_fails_ends_the_run_with_its_reason(
+    project: Callable[..., list[str]], tmp_path: Path, overrides: list[str], said: str
+) -> None:
+    (tmp_path / "p" / "bad.py").write_text(
+        "def not_pairs():\n    yield 'k', 'text'\n"
+        "def raises():\n    yield 'k', b'x'\n    raise ValueError('no more')\n"
+    )
+
+    done = subprocess.run(
+        project(*overrides), cwd=tmp_path, capture_output=True, text=True, timeout=90
+    )
+
+    assert done.returncode == 78, done.stderr
+    assert said in done.stderr
+    assert "embedded.fill did not put all its records" in done.stderr
+
+
+def test_a_terminal_gets_a_table_and_ctrl_c_drains(
+    project: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    master, slave = pty.openpty()
+    command = project("until=null", "embedded.fill.rate=200")
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+    )
+    os.close(slave)
+    shown, deadline = b"", time.monotonic() + 60
+    while b"leases here" not in shown and time.monotonic() < deadline:
+        shown += os.read(master, 65_536)
+    os.kill(process.pid, signal.SIGINT)
+    try:
+        while block := os.read(master, 65_536):
+            shown += block
+    except OSError:
+        pass  # Linux says EIO when the last writer has closed its end.
+    finally:
+        os.close(master)
+
+    assert process.wait(30) == 0, shown[-3000:]
+    assert b"hello on hello" in shown
+    assert b'{"ts"' not in shown

@@ -1,0 +1,182 @@
+"""One LeaseLife over a lease table in memory: commands are answered by the table, or by the test.
+
+`tell` hands in an event and queues the commands; `settle` performs what is queued, and what comes
+of that, until nothing is left. Faults of writes are queued in `faults`, one a send.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from kclrun.consuming import commands as do
+from kclrun.consuming import events as on
+from kclrun.consuming.life import LeaseLife
+from kclrun.consuming.policy import LifePolicy
+from kclrun.consuming.states import State
+from kclrun.local.lease_rows import LeaseRows
+from kclrun.model import changes
+from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.outcomes import OutcomeUnknown, Refused, Throttled, Unavailable
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.shard import ChildShard, HashRange
+from kclrun.model.time import Instant
+
+ME = OwnerId("kclrun::host:a")
+OTHER = OwnerId("kclrun::host:b")
+KEY = LeaseKey("s0")
+START = 1000.0
+NOT_APPLIED = {
+    "throttled": Throttled("slow down"),
+    "unavailable": Unavailable("no route"),
+    "refused": Refused("AccessDenied", "no permission"),
+    "dropped": OutcomeUnknown("timed out"),
+}
+
+
+def p(number, sub=0):
+    return ExtendedSequenceNumber(str(number), sub)
+
+
+def child(shard_id, *parents):
+    return ChildShard(shard_id, parents or ("s0",), HashRange(0, 9))
+
+
+class Driver:
+    def __init__(self, mode="auto", *, position=p(10), cap=100, every_s=10.0, failover_s=9.0, **row):
+        self.now = START
+        self.table = LeaseRows()
+        self.row = Lease(key=KEY, checkpoint=position, **({"owner": ME, "counter": 5} | row))
+        self.table.write(changes.CreateLease(self.row))
+        self.policy = LifePolicy(
+            key=KEY,
+            shard_id="s0",
+            me=ME,
+            seen_counter=5,
+            expires_instant=Instant(START + failover_s),
+            failover_s=failover_s,
+            checkpoint_mode=mode,
+            checkpoint_every_s=every_s,
+            uncheckpointed_max=cap,
+        )
+        self.life = LeaseLife(self.policy, lambda: 0.5)
+        self.log = []
+        self.queue = deque()
+        self.faults = deque()
+        self.in_flight = []
+        self.shards = ()
+        self.user_returns = True
+
+    # What the tests say
+
+    def tell(self, event):
+        commands = self.life.handle(event, Instant(self.now))
+        self.log += commands
+        self.queue += commands
+        return list(commands)
+
+    def settle(self):
+        while self.queue:
+            self._perform(self.queue.popleft())
+
+    def happen(self, *events):
+        for event in events:
+            self.tell(event)
+            self.settle()
+
+    def tick(self, after_s=0.0):
+        self.now += after_s
+        self.happen(on.Ticked())
+
+    def begin(self):
+        """Claimed, initialized, processing."""
+        self.happen(on.Started())
+        assert self.state is State.PROCESSING
+        return self
+
+    def batch(self, last, records=1):
+        self.happen(on.BatchDelivered(p(last), records, 100), on.BatchProcessed(p(last)))
+
+    def exhaust(self, *children):
+        self.happen(on.ShardExhausted(children))
+
+    def steal(self):
+        """Another owner takes the row, as by expiry."""
+        row = self.stored
+        take = changes.Take(KEY, OTHER, row.owner, row.counter, 10.0, "LATEST")
+        self.table.write(take)
+
+    def move_row(self, position, **fields):
+        """A late checkpoint by a former owner: owner and counter stay."""
+        import msgspec  # noqa: PLC0415 - only here
+
+        self.table._rows[KEY] = msgspec.structs.replace(
+            self.stored, checkpoint=position, **fields
+        )
+
+    def land(self):
+        """The oldest write in flight arrives now; its outcome reaches nobody."""
+        return self.table.write(self.in_flight.pop(0))
+
+    # What they look at
+
+    @property
+    def state(self):
+        return self.life.state
+
+    @property
+    def stored(self):
+        return self.table.read(KEY)
+
+    def of(self, kind):
+        return [each for each in self.log if isinstance(each, kind)]
+
+    def sent(self, kind):
+        return [each.change for each in self.of(do.SendWrite) if isinstance(each.change, kind)]
+
+    def reports(self, kind):
+        return [each for each in self.of(do.Report) if each.kind is kind]
+
+    def answers(self):
+        return {each.request: each.answer for each in self.of(do.AnswerCheckpoint)}
+
+    # What the world does
+
+    def _perform(self, command):
+        match command:
+            case do.SendWrite(change, not_before):
+                self.now = max(self.now, not_before or 0.0)
+                self._write(change)
+            case do.ReadOwnRow(not_before):
+                self.now = max(self.now, not_before or 0.0)
+                if self.faults and self.faults[0] == "unreadable":
+                    self.faults.popleft()
+                    self.tell(on.ReadFailed("no route"))
+                else:
+                    self.tell(on.OwnRowRead(self.stored))
+            case do.ReadRows(keys):
+                self.tell(on.RowsRead(tuple((key, self.table.read(key)) for key in keys)))
+            case do.ListShards():
+                self.tell(on.ShardsListed(tuple(self.shards)))
+            case do.CallInitialize() | do.CallShardEnded() if self.user_returns:
+                self.tell(on.CallReturned())
+            case do.CallShutdownRequested() | do.CallLeaseLost() if self.user_returns:
+                self.tell(on.CallReturned())
+            case do.ShutGate() if self.user_returns:
+                self.tell(on.GateShut())
+            case _:
+                pass
+
+    def _write(self, change):
+        fault = self.faults.popleft() if self.faults else None
+        sent = Instant(self.now)
+        if fault == "reply lost":
+            self.table.write(change)
+            outcome = OutcomeUnknown("timed out")
+        elif fault == "in flight":
+            self.in_flight.append(change)
+            outcome = OutcomeUnknown("timed out")
+        elif fault is not None:
+            outcome = NOT_APPLIED[fault]
+        else:
+            outcome = self.table.write(change)
+        self.tell(on.WriteResolved(change, outcome, sent))

@@ -1,0 +1,428 @@
+"""Claiming, renewing, the fence, and what unknown outcomes mean [P4, P5, P6, P7]."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from kclrun.consuming import commands as do
+from kclrun.consuming import events as on
+from kclrun.consuming.fence import fence_instant, renew_interval_s
+from kclrun.consuming.states import State
+from kclrun.errors import InvariantViolation
+from kclrun.model import changes
+from kclrun.model.outcomes import Applied, ConditionFailed, OutcomeUnknown
+from kclrun.model.sequence import SHARD_END
+
+_spec = importlib.util.spec_from_file_location(
+    "lease_driver", Path(__file__).with_name("lease_driver.py")
+)
+lease_driver = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(lease_driver)
+Driver, ME, OTHER, KEY, START, p = (
+    getattr(lease_driver, name) for name in ("Driver", "ME", "OTHER", "KEY", "START", "p")
+)
+KIND = do.ReportKind
+
+
+def test_a_claim_that_succeeds_begins_at_the_position_of_its_image():
+    driver = Driver(position=p(10))
+
+    driver.tell(on.Started())
+    assert driver.sent(changes.Claim) == [changes.Claim(KEY, ME, 5)]
+    driver.settle()
+
+    assert driver.state is State.PROCESSING
+    assert driver.stored.counter == 6
+    assert driver.reports(KIND.CLAIMED) == [do.Report(KIND.CLAIMED, position=p(10), counter=6)]
+    assert driver.of(do.CallInitialize)[0].row.checkpoint == p(10)
+
+
+def test_nothing_is_read_before_the_claim_has_succeeded():
+    driver = Driver()
+
+    driver.faults.append("reply lost")
+    driver.tell(on.Started())
+    driver._perform(driver.queue.popleft())
+
+    assert driver.state is State.CLAIMING
+    assert not driver.of(do.CallInitialize)
+    assert not driver.of(do.OpenGate)
+
+
+@pytest.mark.parametrize("fault", ["reply lost", "throttled", "unavailable", "refused", "dropped"])
+def test_a_claim_is_tried_again_until_a_success_reply(fault):
+    driver = Driver()
+    driver.faults.append(fault)
+
+    driver.begin()
+
+    claims = driver.sent(changes.Claim)
+    assert [claim.seen_counter for claim in claims] == ([5, 6] if fault == "reply lost" else [5, 5])
+    assert driver.life.own.counter == driver.stored.counter
+
+
+def test_a_claim_follows_a_write_of_the_former_process_by_claiming_again():
+    driver = Driver()
+    driver.tell(on.Started())
+    driver.table.write(changes.Renew(KEY, ME, 5))  # was in flight when its process died (H1c)
+
+    driver.settle()
+
+    assert driver.state is State.PROCESSING
+    assert [claim.seen_counter for claim in driver.sent(changes.Claim)] == [5, 6]
+
+
+def test_the_fence_after_claiming_again_counts_from_the_second_send():
+    driver = Driver()
+    driver.tell(on.Started())
+    driver.table.write(changes.Renew(KEY, ME, 5))
+    driver._perform(driver.queue.popleft())
+    driver.now += 1.0
+
+    driver.settle()
+
+    assert driver.life.own.fence == fence_instant(START + 1.0, 9.0)
+
+
+def test_a_row_that_ended_meanwhile_is_not_read_again():
+    driver = Driver(position=SHARD_END)
+
+    driver.happen(on.Started())
+
+    assert driver.state is State.UNCLAIMED
+    assert "ended" in driver.reports(KIND.UNCLAIMED)[0].text
+    assert not driver.of(do.CallInitialize)
+    assert driver.of(do.Exit) == [do.Exit(do.ExitCause.UNCLAIMED)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"owner": OTHER}, "belongs to kclrun::host:b"),
+        ({"owner": None}, "belongs to nobody"),
+        ({"counter": 7}, "its counter is 7"),
+        ({"counter": 3}, "its counter is 3"),
+    ],
+)
+def test_a_row_that_is_not_as_the_manager_said_is_not_claimed(fields, words):
+    driver = Driver(**fields)
+
+    driver.happen(on.Started())
+
+    assert driver.state is State.UNCLAIMED
+    assert words in driver.reports(KIND.UNCLAIMED)[0].text
+    assert driver.of(do.Exit) == [do.Exit(do.ExitCause.UNCLAIMED)]
+
+
+def test_a_row_that_is_gone_is_not_claimed():
+    driver = Driver()
+    driver.table._forget(KEY)
+
+    driver.happen(on.Started())
+
+    assert driver.state is State.UNCLAIMED
+
+
+def test_an_expired_start_command_claims_nothing():
+    driver = Driver()
+    driver.now = driver.policy.expires_instant
+
+    driver.happen(on.Started())
+
+    assert driver.state is State.UNCLAIMED
+    assert driver.of(do.SendWrite) == []
+    assert driver.stored.counter == 5
+
+
+def test_a_claim_that_does_not_come_through_expires():
+    driver = Driver()
+    driver.faults += ["throttled"] * 1000
+
+    driver.happen(on.Started())
+
+    assert driver.state is State.UNCLAIMED
+    assert driver.now >= driver.policy.expires_instant
+    assert "expired" in driver.reports(KIND.UNCLAIMED)[0].text
+
+
+def test_a_late_success_of_a_claim_after_its_expiry_starts_nothing():
+    driver = Driver()
+    driver.tell(on.Started())
+    driver.now = driver.policy.expires_instant
+    driver.tell(on.Ticked())
+
+    commands = driver.tell(on.WriteResolved(changes.Claim(KEY, ME, 5), Applied(driver.row), START))
+
+    assert commands == []
+
+
+def test_the_fence_of_a_claim_is_its_send_plus_failover_less_the_margins():
+    driver = Driver().begin()
+
+    assert driver.life.own.fence == START + 9.0 * 0.99 - 0.1
+
+
+def test_renewals_go_out_every_third_of_failover_less_25_ms():
+    driver = Driver().begin()
+    instants = []
+    while len(instants) < 3:
+        driver.now = driver.life.next_deadline(driver.now)
+        before = len(driver.sent(changes.Renew))
+        driver.tick()
+        if len(driver.sent(changes.Renew)) > before:
+            instants.append(driver.now)
+
+    interval = 9.0 / 3 - 0.025
+    assert instants == pytest.approx([START + interval * n for n in (1, 2, 3)])
+    assert renew_interval_s(9.0) == pytest.approx(interval)
+    assert driver.stored.counter == 9
+
+
+def test_a_write_that_moves_the_counter_is_a_heartbeat():
+    driver = Driver("batch").begin()
+    driver.now += 2.0
+    driver.batch(20)
+
+    driver.tick(1.5)
+
+    assert driver.sent(changes.Renew) == []
+
+
+def test_renewals_carry_the_smoothed_throughput():
+    driver = Driver().begin()
+    driver.happen(on.BatchDelivered(p(20), 1, 3 * 102400))
+
+    driver.tick(3.0)
+
+    assert driver.sent(changes.Renew)[0].throughput_kbps == pytest.approx(50.0)
+
+
+def test_the_fence_counts_from_the_earliest_unresolved_send():
+    driver = Driver().begin()
+    driver.faults += ["in flight", "dropped"]
+    driver.now += 3.0
+    first = driver.now
+
+    driver.tick()
+
+    assert len(driver.sent(changes.Renew)) == 3
+    assert driver.now > first
+    assert driver.life.own.fence == fence_instant(first, 9.0)
+
+
+def test_a_throttled_send_is_no_unresolved_one():
+    driver = Driver().begin()
+    driver.faults += ["throttled"]
+    driver.now += 3.0
+
+    driver.tick()
+
+    assert driver.life.own.fence == fence_instant(driver.now, 9.0)
+
+
+def test_an_unknown_outcome_with_the_counter_unchanged_is_sent_again_with_the_same_counter():
+    driver = Driver().begin()
+    driver.faults.append("dropped")
+
+    driver.tick(3.0)
+
+    assert [renew.seen_counter for renew in driver.sent(changes.Renew)] == [6, 6]
+    assert len(driver.of(do.ReadOwnRow)) == 1
+    assert driver.life.own.counter == 7
+
+
+def test_an_unknown_renewal_that_landed_is_adopted_with_the_fence_of_its_send():
+    driver = Driver().begin()
+    driver.faults.append("reply lost")
+    driver.now += 3.0
+    sent = driver.now
+
+    driver.tick()
+
+    assert len(driver.sent(changes.Renew)) == 1
+    assert driver.life.own.counter == 7
+    assert driver.life.own.fence == fence_instant(sent, 9.0)
+
+
+def test_a_read_back_that_fails_is_asked_again():
+    driver = Driver().begin()
+    driver.faults += ["reply lost", "unreadable", "unreadable"]
+
+    driver.tick(3.0)
+
+    assert len(driver.of(do.ReadOwnRow)) == 3
+    assert driver.life.own.pending is None
+
+
+def test_a_moved_counter_with_no_unresolved_write_of_mine_is_another_process_of_mine():
+    driver = Driver().begin()
+    driver.table.write(changes.Renew(KEY, ME, 6))  # by a second process of this owner (N3)
+
+    driver.tick(3.0)
+
+    assert driver.state is State.LOST
+    assert driver.of(do.Exit) == [do.Exit(do.ExitCause.LOST)]
+
+
+def test_a_stolen_lease_is_noticed_by_the_next_write():
+    driver = Driver().begin()
+    driver.steal()
+
+    driver.tick(3.0)
+
+    assert driver.state is State.LOST
+    assert len(driver.of(do.CallLeaseLost)) == 1
+    assert OTHER in driver.reports(KIND.LOST)[0].text
+
+
+def test_past_the_fence_the_lease_is_lost_and_nothing_is_written():
+    driver = Driver().begin()
+    driver.faults += ["throttled"] * 100
+    driver.tick(3.0)
+    assert driver.now >= driver.life.own.fence
+    sends = len(driver.of(do.SendWrite))
+    driver.faults.clear()
+
+    driver.tick(1.0)
+
+    assert driver.state is State.LOST
+    assert len(driver.of(do.SendWrite)) == sends
+    assert "fence" in driver.reports(KIND.LOST)[0].text
+
+
+def test_a_write_given_up_in_the_same_breath_is_not_sent():
+    driver = Driver().begin()
+    driver.now += 3.0
+    driver.tell(on.Ticked())
+    renew = driver.queue.popleft().change
+    driver.now = driver.life.own.fence
+
+    commands = driver.tell(on.WriteResolved(renew, lease_driver.NOT_APPLIED["throttled"], START))
+
+    assert driver.state is State.LOSING
+    assert not [each for each in commands if isinstance(each, do.SendWrite)]
+
+
+def test_a_renewal_that_succeeds_behind_the_fence_moves_it_on():
+    driver = Driver().begin()
+    driver.now += 8.0
+    driver.tell(on.Ticked())
+    renew = driver.queue.popleft().change
+    sent = driver.now
+    driver.now += 2.0
+    assert driver.now > driver.life.own.fence
+
+    driver.happen(on.WriteResolved(renew, driver.table.write(renew), sent))
+
+    assert driver.state is State.PROCESSING
+    assert driver.life.own.fence == fence_instant(sent, 9.0)
+
+
+def test_a_late_outcome_after_the_fence_decides_nothing():
+    driver = Driver().begin()
+    driver.user_returns = False
+    driver.now += 3.0
+    driver.tell(on.Ticked())
+    renew = driver.queue.popleft().change
+    driver.now = driver.life.own.fence
+    driver.tell(on.Ticked())
+    assert driver.state is State.LOSING
+
+    for event in (
+        on.WriteResolved(renew, driver.table.write(renew), START + 3),
+        on.OwnRowRead(driver.stored),
+        on.ReadFailed("no route"),
+    ):
+        assert driver.tell(event) == []
+
+    assert driver.state is State.LOSING
+
+
+def test_a_refused_write_is_told_once_and_tried_until_the_fence():
+    driver = Driver().begin()
+    driver.faults += ["refused"] * 1000
+
+    driver.tick(3.0)
+    driver.tick()
+
+    assert driver.state is State.LOST
+    assert [each.text for each in driver.reports(KIND.WARNED)] == ["AccessDenied: no permission"]
+
+
+def test_more_unresolved_sends_than_a_failover_can_hold_end_the_lease():
+    driver = Driver(failover_s=1e9).begin()
+    driver.faults += ["dropped"] * 1001
+
+    driver.tick(5e8)
+
+    assert driver.state is State.LOST
+    assert "too long" in driver.reports(KIND.LOST)[0].text
+
+
+def test_the_fleets_smallest_failover_moves_the_fence():
+    driver = Driver().begin()
+
+    driver.happen(on.FailoverChanged(3.0))
+
+    assert driver.of(do.OpenGate)[-1].fence == fence_instant(START, 3.0)
+    driver.tick(3.0)
+    assert driver.state is State.LOST
+
+
+def test_two_writes_at_once_are_a_bug():
+    own = Driver().begin().life.own
+    own.begin(changes.Renew(KEY, ME, 6))
+
+    with pytest.raises(InvariantViolation, match="two writes"):
+        own.begin(changes.Renew(KEY, ME, 6))
+
+
+def test_an_outcome_without_a_write_and_a_row_before_the_claim_are_bugs():
+    own = Driver().life.own
+
+    with pytest.raises(InvariantViolation, match="without a write"):
+        own.resolve(OutcomeUnknown("x"), START) and own.read_back(None)
+    with pytest.raises(InvariantViolation, match="before it was claimed"):
+        _ = own.confirmed
+
+
+def test_an_applied_write_without_its_row_is_a_bug():
+    driver = Driver()
+    driver.tell(on.Started())
+
+    with pytest.raises(InvariantViolation, match="without a row"):
+        driver.tell(on.WriteResolved(changes.Claim(KEY, ME, 5), Applied(None), START))
+
+
+def test_a_condition_that_failed_for_no_visible_reason_is_claimed_again():
+    driver = Driver()
+    driver.tell(on.Started())
+    claim = driver.queue.popleft().change
+
+    driver.happen(on.WriteResolved(claim, ConditionFailed(driver.stored), START))
+
+    assert driver.state is State.PROCESSING
+
+
+def test_while_a_lease_is_being_lost_or_a_write_is_under_way_nothing_spins():
+    driver = Driver().begin()
+    driver.user_returns = False
+    driver.batch(20)
+    driver.now += 10.0
+    driver.tell(on.Ticked())
+
+    assert driver.state is State.LOSING
+    assert driver.life.next_deadline(driver.now) == driver.now + 30.0
+
+
+def test_without_a_manager_no_renewal_is_due():
+    driver = Driver().begin()
+    driver.user_returns = False
+    driver.happen(on.ManagerGone())
+    driver.now += 4.0
+    driver.tell(on.Ticked())
+
+    assert driver.sent(changes.Renew) == []
+    assert driver.life.next_deadline(driver.now) > driver.now

@@ -1,0 +1,222 @@
+"""The shortest traces that the model checker found, as far as they concern the manager.
+
+Each test is named after its trace: H, N, C, R ids of the protocol's model. What must not happen
+any more is said in the assertion.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from kclrun.leases import commands as c
+from kclrun.leases import events as e
+from kclrun.leases.manager import LeaseManager
+from kclrun.leases.policy import ManagerPolicy
+from kclrun.model import changes as ch
+from kclrun.model.lease import Lease
+from kclrun.model.outcomes import Applied, ConditionFailed, OutcomeUnknown
+from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+
+replace = msgspec.structs.replace
+ME, OTHER, FORMER = "kclrun:a:h:new", "kclrun:b:h:n", "kclrun:a:h:old"
+WHOLE = HashRange(0, HASH_KEY_MAX)
+
+
+class Manager:
+    def __init__(self, *rows, **policy):
+        self.core = LeaseManager(ManagerPolicy(me=ME, **policy), lambda: 0.5)
+        self.now = 0.0
+        self.commands = ()
+        self.say(e.Started())
+        self.say(e.LeasesScanned(rows))
+
+    def say(self, event, after=0.0):
+        self.now += after
+        self.commands = self.core.handle(event, self.now)
+        self.core.check()
+        return self.commands
+
+    def asked(self, kind):
+        return [command for command in self.commands if isinstance(command, kind)]
+
+    def written(self):
+        return [command.change for command in self.asked(c.WriteRow)]
+
+
+def row(key="s0", counter=0, **fields):
+    return Lease(**{"key": key, "checkpoint": TRIM_HORIZON, "counter": counter, **fields})
+
+
+def died():
+    """A manager whose process of s0 just died; the row stood at counter 2 then."""
+    manager = Manager(row())
+    manager.say(e.WriteResolved(manager.written()[0], Applied(row(counter=1, owner=ME))))
+    manager.say(e.ProcessStarted("s0", 1))
+    manager.say(e.LeaseClaimed("s0", 2, TRIM_HORIZON))
+    manager.say(e.ProcessExited("s0", 1, "signal 9"))
+    manager.say(e.RowRead("s0", row(counter=2, owner=ME)))
+    return manager
+
+
+def test_h1_a_dead_process_cannot_write_after_its_successor_was_started():
+    manager = died()
+
+    renewal = manager.written()[0]
+    assert manager.asked(c.StartProcess) == []
+    manager.say(e.WriteResolved(renewal, Applied(row(counter=3, owner=ME))))
+
+    # All that the dead process may have sent expects counter 2 or less.
+    assert manager.asked(c.StartProcess)[0].counter == 3
+
+
+def test_h1_a_last_checkpoint_that_lands_in_between_is_what_the_successor_begins_from():
+    manager = died()
+    landed = row(counter=3, owner=ME, checkpoint=ExtendedSequenceNumber("2"))
+
+    manager.say(e.WriteResolved(manager.written()[0], ConditionFailed(landed)))
+    assert manager.asked(c.StartProcess) == []
+    assert manager.written() == [ch.Renew("s0", ME, 3)]
+    manager.say(e.WriteResolved(manager.written()[0], Applied(replace(landed, counter=4))))
+
+    assert manager.asked(c.StartProcess)[0].counter == 4
+
+
+@pytest.mark.parametrize("reply", ["condition failed", "unknown"])
+def test_h1_a_last_shard_end_that_lands_in_between_is_not_undone(reply):
+    manager = died()
+    ended = row(counter=3, owner=ME, checkpoint=SHARD_END)
+
+    if reply == "unknown":
+        manager.say(e.WriteResolved(manager.written()[0], OutcomeUnknown("reset")))
+        manager.say(e.RowRead("s0", ended))
+    else:
+        manager.say(e.WriteResolved(manager.written()[0], ConditionFailed(ended)))
+
+    assert manager.commands == ()
+    assert manager.core.held() == ()
+
+
+def test_h1c_the_image_of_a_row_that_moved_is_no_proof_of_our_own_write():
+    manager = died()
+    manager.say(e.WriteResolved(manager.written()[0], OutcomeUnknown("reset")))
+
+    manager.say(e.RowRead("s0", row(counter=3, owner=ME)))
+
+    assert manager.asked(c.StartProcess) == []
+    assert manager.written() == [ch.Renew("s0", ME, 3)]
+
+
+def test_h2_no_second_process_while_the_death_of_the_first_is_not_proven():
+    manager = Manager(row())
+    manager.say(e.WriteResolved(manager.written()[0], Applied(row(counter=1, owner=ME))))
+    manager.say(e.ProcessStarted("s0", 1))
+    manager.say(e.LeaseClaimed("s0", 2, TRIM_HORIZON))
+    manager.say(e.LeaseLost("s0", "the fence passed"))
+
+    for _ in range(100):
+        manager.say(e.Ticked(), after=5.0)
+        if manager.asked(c.ScanTable):
+            manager.say(e.LeasesScanned((row(counter=2, owner=ME),)))
+        assert not manager.asked(c.StartProcess)
+        assert not manager.asked(c.WriteRow)
+
+
+def test_h3_the_start_expires_counted_from_the_earliest_attempt_that_may_have_applied():
+    manager = Manager(row())
+    take = manager.written()[0]
+    manager.say(e.WriteResolved(take, OutcomeUnknown("timed out")), after=1.0)
+    manager.say(e.RowRead("s0", row()))
+
+    manager.say(e.WriteResolved(take, Applied(row(counter=1, owner=ME))), after=1.0)
+
+    assert manager.asked(c.StartProcess)[0].expires_instant == 10.0
+
+
+def test_n5_a_scan_that_began_before_the_proof_may_not_be_acted_on():
+    manager = Manager(row(owner=FORMER))
+    manager.say(e.Ticked(), after=10.0)
+    assert manager.asked(c.ScanTable)
+    manager.say(e.FormerOwnersProvenGone(frozenset({FORMER})))
+
+    manager.say(e.LeasesScanned((row(owner=FORMER, counter=1),)), after=0.1)
+    assert manager.written() == []
+    manager.say(e.Ticked(), after=0.2)
+    manager.say(e.LeasesScanned((row(owner=FORMER, counter=1),)))
+
+    assert manager.written() == [ch.Take("s0", ME, FORMER, 1, 10.0, "TRIM_HORIZON")]
+
+
+def test_n8_a_take_that_lands_during_a_drain_does_not_leave_a_row_with_a_dead_owner():
+    manager = Manager(row())
+    take = manager.written()[0]
+    manager.say(e.DrainRequested("SIGTERM"))
+    assert not manager.asked(c.Finish)
+
+    manager.say(e.WriteResolved(take, OutcomeUnknown("timed out")))
+    assert not manager.asked(c.Finish)
+    manager.say(e.RowRead("s0", row(counter=1, owner=ME)))
+    release = manager.written()[0]
+    assert not manager.asked(c.Finish)
+    manager.say(e.WriteResolved(release, Applied(row(counter=2))))
+
+    assert manager.asked(c.Finish)
+
+
+def shard(key, *parents, closed=False):
+    return Shard(key, WHOLE, "1", "2" if closed else None, *parents)
+
+
+def test_c1_a_merge_does_not_come_before_the_split_that_one_of_its_parents_came_from():
+    shards = (
+        shard("s0", closed=True),
+        shard("s1", closed=True),
+        shard("s2", "s0"),
+        shard("s3", "s0", closed=True),
+        shard("s4", "s3", "s1"),
+    )
+    manager = Manager(row(owner=OTHER), row("s1", checkpoint=SHARD_END))
+
+    manager.say(e.ShardsListed(shards, 1.0))
+
+    assert manager.written() == []
+
+
+def test_c2_rows_of_a_scan_start_no_child():
+    parent = row("p", checkpoint=SHARD_END)
+    child = row("c", parents=frozenset({"p"}))
+    manager = Manager(parent, child)
+    take = next(change for change in manager.written() if isinstance(change, ch.Take))
+
+    manager.say(e.WriteResolved(take, Applied(replace(child, owner=ME, counter=1))))
+
+    assert manager.asked(c.StartProcess) == []
+    assert manager.asked(c.ReadParents) == [c.ReadParents("c", ("p",))]
+
+
+def test_c4_a_child_is_created_only_while_its_ended_parent_still_stands():
+    shards = (shard("p", closed=True), shard("a", "p"))
+    manager = Manager(row("p", checkpoint=SHARD_END, owner=OTHER))
+
+    manager.say(e.ShardsListed(shards, 1.0))
+
+    assert [change.parents for change in manager.written()] == [(ch.EndedParent("p"),)]
+
+
+def test_r2_latest_is_pinned_when_the_row_is_created_by_the_services_clock():
+    manager = Manager(start=LATEST, start_text="LATEST")
+
+    manager.say(e.ShardsListed((shard("s0"),), 1234.5, (shard("s0"),)))
+
+    assert manager.written()[0].lease.latest_pinned_at == 1234.5
+
+
+def test_r12_deleting_names_the_counter_that_was_seen():
+    manager = Manager(row("p", counter=7, owner="java"), row("a", owner=OTHER))
+    manager.say(e.ShardsListed((shard("a"),), 1.0))
+    manager.say(e.Ticked(), after=20.0)
+    manager.say(e.LeasesScanned((row("p", counter=9, owner="java"), row("a", owner=OTHER))))
+    manager.say(e.ShardsListed((shard("a"),), 1.0))
+
+    assert ch.DeleteTrimmed("p", "java", 9) in manager.written()

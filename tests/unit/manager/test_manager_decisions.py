@@ -1,0 +1,230 @@
+"""The small pure decisions of the parent: how a stop goes, what stalls, what is caught up."""
+
+import signal
+
+import msgspec
+import pytest
+
+from kclrun.ipc.board import LeaseStatus, WorkerState
+from kclrun.manager.caught_up import CaughtUp, is_at_tip
+from kclrun.manager.child import exit_code_of, exit_words
+from kclrun.manager.process_rights import allowed_environment
+from kclrun.manager.report import ReportWriter, write_report
+from kclrun.manager.stall import stalled
+from kclrun.manager.stopping import Stage, StopPlan, next_force
+from kclrun.model.sequence import ExtendedSequenceNumber
+
+
+def position(number):
+    return ExtendedSequenceNumber(str(number))
+
+
+def status(**fields):
+    base = {"pid": 1, "incarnation": 1, "state": WorkerState.PROCESSING, "at_tip": True}
+    return LeaseStatus(**{**base, **fields})
+
+
+# Stopping.
+
+
+def test_the_first_signal_begins_the_grace_and_the_second_leaves_two_seconds():
+    plan = StopPlan(grace_s=60.0)
+
+    assert plan.press(signal.SIGTERM, 100.0) is Stage.DRAINING
+    assert plan.force_instant == 160.0
+    assert plan.press(signal.SIGINT, 110.0) is Stage.HURRIED
+    assert plan.force_instant == 112.0
+
+
+def test_a_second_signal_never_lengthens_a_short_grace():
+    plan = StopPlan(grace_s=1.0)
+    plan.press(signal.SIGTERM, 100.0)
+
+    plan.press(signal.SIGTERM, 100.5)
+
+    assert plan.force_instant == 101.0
+
+
+def test_quit_ends_all_patience_from_any_stage():
+    for presses in ([], [signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM]):
+        plan = StopPlan(grace_s=60.0)
+        for number in presses:
+            plan.press(number, 100.0)
+        assert plan.press(signal.SIGQUIT, 101.0) is Stage.QUITTING
+        assert plan.force_instant == 101.0
+
+
+def test_a_drain_that_begins_during_a_stop_gets_what_is_left_of_the_grace():
+    plan = StopPlan(grace_s=60.0)
+    assert plan.force_instant_from(50.0) == 110.0
+    plan.drain(100.0)
+
+    assert plan.force_instant_from(150.0) == 160.0
+    assert not plan.drain(150.0)
+
+
+def test_force_is_abrt_for_the_stacks_and_kill_a_second_later():
+    assert next_force(None, []) == (None, None)
+    assert next_force(10.0, []) == (signal.SIGABRT, 10.0)
+    assert next_force(10.0, [signal.SIGABRT]) == (signal.SIGKILL, 11.0)
+    assert next_force(10.0, [signal.SIGABRT, signal.SIGKILL]) == (None, None)
+
+
+# Stalls.
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_stalled"),
+    [
+        (None, True),
+        (status(state=WorkerState.CLAIMING), True),
+        (status(), False),
+        (status(processing_since_instant=50.0), False),
+        (status(processing_since_instant=9.0), True),
+        (status(state=WorkerState.HALTED), False),
+    ],
+)
+def test_only_user_code_that_does_not_return_and_a_start_without_end_are_stalls(seen, is_stalled):
+    reason = stalled(seen, began_instant=0.0, stall_s=120.0, now=130.0)
+
+    assert (reason is not None) == is_stalled
+
+
+# Caught up.
+
+
+def test_at_the_tip_means_everything_fetched_was_processed_and_no_user_code_runs():
+    assert is_at_tip(status())
+    assert is_at_tip(status(fetched=position(5), processed=position(5)))
+    assert is_at_tip(status(fetched=None, processed=position(5)))
+    assert not is_at_tip(None)
+    assert not is_at_tip(status(at_tip=False))
+    assert not is_at_tip(status(fetched=position(6), processed=position(5)))
+    assert not is_at_tip(status(fetched=position(6)))
+    assert not is_at_tip(status(state=WorkerState.STARTING))
+    assert not is_at_tip(status(processing_since_instant=1.0))
+
+
+def look(caught_up, now, **more):
+    found = {"is_source_done": True, "blockers": (), "statuses": (status(),), **more}
+    return caught_up.look(now, **found)
+
+
+def test_caught_up_needs_two_looks_a_second_apart():
+    caught_up = CaughtUp()
+
+    assert [look(caught_up, now) for now in (0.0, 0.5, 1.0)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "doubt",
+    [
+        {"is_source_done": False},
+        {"blockers": ("shard-2 is starting",)},
+        {"statuses": (status(), status(at_tip=False))},
+        {"statuses": (status(records_total=1),)},
+    ],
+)
+def test_any_doubt_between_two_looks_starts_the_second_over(doubt):
+    caught_up = CaughtUp()
+    look(caught_up, 0.0)
+
+    assert not look(caught_up, 0.9, **doubt)
+    # The total goes back to what it was, which counts as movement too.
+    assert not look(caught_up, 1.0)
+    assert not look(caught_up, 1.5)
+    assert look(caught_up, 2.1)
+
+
+# Report.
+
+
+def counted(records, first, last, **more):
+    return status(
+        records_total=records,
+        bytes_total=records * 10,
+        batches_total=1,
+        processing_s_total=0.5,
+        first_delivered=position(first),
+        processed=position(last),
+        **more,
+    )
+
+
+def test_a_report_adds_the_dead_incarnations_to_the_living_one():
+    report = ReportWriter()
+    report.started("s")
+    report.departed("s", counted(5, 1, 5))
+    report.started("s")
+
+    shard = report.shard("s", counted(3, 4, 7, checkpointed=position(7)))
+
+    assert (shard.records, shard.bytes, shard.batches) == (8, 80, 2)
+    assert (shard.first_position, shard.last_position, shard.checkpoint) == ("1", "7", "7")
+    assert shard.restarts == 1
+
+
+def test_a_process_that_never_said_anything_counts_as_a_restart_and_nothing_else():
+    report = ReportWriter()
+    report.started("s")
+    report.departed("s", None)
+    report.started("s")
+
+    assert report.shard("s", None).records == 0
+    assert report.shard("s", None).restarts == 1
+
+
+def test_the_report_file_is_whole_and_has_totals(tmp_path):
+    writer = ReportWriter()
+    for key in ("a", "b"):
+        writer.started(key)
+        writer.departed(key, counted(2, 1, 2))
+    writer.ended("b")
+    report = writer.report(
+        application="x", stream="y", owner="z", exit_reason="drained", seconds=1.0
+    )
+
+    write_report(tmp_path / "deep" / "report.json", report)
+
+    read = msgspec.json.decode((tmp_path / "deep" / "report.json").read_bytes())
+    assert read["totals"] == {
+        "shards": 2,
+        "ended": 1,
+        "records": 4,
+        "bytes": 40,
+        "batches": 2,
+        "processing_seconds": 1.0,
+        "restarts": 0,
+    }
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["report.json"]
+
+
+# Ends and environments.
+
+
+def test_an_end_is_said_in_words():
+    assert exit_words(0) == "exit code 0 (done)"
+    assert exit_words(9 << 8) == "exit code 9"
+    assert "SIGKILL" in exit_words(signal.SIGKILL)
+    assert "memory" in exit_words(signal.SIGKILL)
+    assert "nobody" in exit_words(None)
+    assert (exit_code_of(3 << 8), exit_code_of(9), exit_code_of(None)) == (3, None, None)
+
+
+def test_the_environment_is_an_allow_list_with_names_of_the_operators_choice():
+    environment = {
+        "PATH": "/bin",
+        "LC_ALL": "C",
+        "AWS_PROFILE": "p",
+        "https_proxy": "http://x",
+        "KCLRUN_STATE_DIR": "/s",
+        "KCLRUN_WEB_TOKEN": "t",
+        "PGPASSWORD": "p",
+        "MY_URL": "u",
+        "KCLRUN_PASS_ENV": "MY_URL, OTHER",
+        "LD_PRELOAD": "evil.so",
+    }
+
+    kept = allowed_environment(environment)
+
+    assert environment.keys() - kept.keys() == {"KCLRUN_WEB_TOKEN", "PGPASSWORD", "LD_PRELOAD"}

@@ -1,0 +1,159 @@
+"""Lock files and identity [P3], with real flocks."""
+
+import fcntl
+import os
+import stat
+
+import pytest
+
+from kclrun.errors import SettingsError
+from kclrun.manager.identity import establish, host_slot
+from kclrun.model.lease import Owner
+
+
+@pytest.fixture
+def manager(tmp_path):
+    made = []
+
+    def make(application="orders", group="az1"):
+        made.append(establish(application, group, {"KCLRUN_STATE_DIR": str(tmp_path)}))
+        return made[-1]
+
+    yield make
+    for identity in made:
+        identity.retire()
+
+
+def lease_process_of(identity):
+    """What a lease process does: its own open, shared."""
+    fd = os.open(identity.lock.path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return fd
+
+
+def die(identity):
+    """What the kernel does when a manager is killed: its descriptors go, its file stays."""
+    os.close(identity.lock._fd)
+    identity.lock._fd = -1
+
+
+def test_each_start_has_the_same_slot_and_a_new_nonce(manager):
+    first, second = manager(), manager()
+
+    assert first.owner.slot == second.owner.slot
+    assert first.owner.nonce != second.owner.nonce
+    assert Owner.parse(first.id) == first.owner
+
+
+def test_a_living_manager_of_the_same_host_is_not_proven_gone(manager):
+    manager()
+
+    assert manager().seize_former() == frozenset()
+
+
+def test_a_dead_manager_is_proven_gone_once(manager):
+    former = manager()
+    die(former)
+    now = manager()
+
+    assert now.seize_former() == {former.id}
+    assert now.seize_former() == frozenset()
+    assert now.folder.held == {former.id}
+
+
+def test_a_dead_manager_with_a_living_lease_process_is_not_gone_until_that_exits(manager):
+    former = manager()
+    child = lease_process_of(former)
+    die(former)
+    now = manager()
+
+    assert now.seize_former() == frozenset()
+
+    os.close(child)
+    assert now.seize_former() == {former.id}
+
+
+def test_after_a_quick_double_restart_both_former_owners_are_proven_gone(manager):
+    first, second = manager(), manager()
+    die(first)
+    second.seize_former()
+    die(second)
+    second.folder.close()
+
+    assert manager().seize_former() == {first.id, second.id}
+
+
+def test_a_late_lease_process_of_a_former_owner_cannot_get_its_lock(manager):
+    former = manager()
+    die(former)
+    manager().seize_former()
+
+    with pytest.raises(BlockingIOError):
+        lease_process_of(former)
+
+
+def test_the_file_of_a_former_owner_goes_once_no_row_names_it(manager):
+    former = manager()
+    die(former)
+    now = manager()
+    now.seize_former()
+
+    now.folder.forget(frozenset())
+    assert former.lock.path.exists()
+
+    now.folder.forget({former.id})
+    assert not former.lock.path.exists()
+    assert now.seize_former() == frozenset()
+
+
+def test_a_file_of_another_slot_or_of_nonsense_is_left_alone(manager):
+    now = manager()
+    foreign = now.lock.path.with_name("0123456789abcdef.lock")
+    foreign.write_text(Owner("az1", "elsewhere-0000000000", "0123456789abcdef").id)
+    nonsense = now.lock.path.with_name("fedcba9876543210.lock")
+    nonsense.write_bytes(b"\xff\x00")
+
+    assert now.seize_former() == frozenset()
+    assert foreign.exists()
+    assert nonsense.exists()
+
+
+def test_a_retired_manager_leaves_no_file_unless_a_lease_process_still_holds_it(manager):
+    alone, with_child = manager(), manager()
+    child = lease_process_of(with_child)
+
+    alone.retire()
+    with_child.retire()
+
+    assert not alone.lock.path.exists()
+    assert with_child.lock.path.exists()
+    os.close(child)
+
+
+def test_the_folder_is_for_its_owner_only(manager):
+    folder = manager().folder.folder
+
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_place_that_takes_no_folder_is_a_settings_error_that_names_the_way_out(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(SettingsError, match="KCLRUN_STATE_DIR"):
+        establish("orders", "", {"KCLRUN_STATE_DIR": str(tmp_path / "file")})
+    with pytest.raises(SettingsError, match="KCLRUN_STATE_DIR"):
+        establish("orders", "", {})
+
+
+@pytest.mark.parametrize("name", ["ip-10-0-0-1.ec2", "a:b", "Österreich", "", "x" * 300, "..."])
+def test_a_slot_is_safe_in_an_owner_id_whatever_the_host_is_called(name):
+    slot = host_slot(name, "boot", "1:2")
+
+    assert Owner.parse(Owner("g", slot, "n").id) == Owner("g", slot, "n")
+    assert len(slot) <= 80
+
+
+def test_another_boot_or_another_folder_is_another_slot():
+    slots = {host_slot("h", boot, folder) for boot in ("a", "b") for folder in ("1:2", "1:3")}
+
+    assert len(slots) == 4

@@ -1,0 +1,303 @@
+"""The loop, its pool, and what it performs; signals and snapshots."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from kclrun.errors import Unavailable
+from kclrun.leases import events as on
+from kclrun.leases.manager import LeaseManager
+from kclrun.leases.policy import ManagerPolicy
+from kclrun.local.lease_rows import LeaseRows
+from kclrun.manager.credentials_handing import CredentialHanding
+from kclrun.manager.io_pool import IoPool
+from kclrun.manager.loop import Loop
+from kclrun.manager.performing import Performer
+from kclrun.manager.report import ReportWriter
+from kclrun.manager.signals import SignalPipe
+from kclrun.manager.snapshots import Gauge, Snapshots
+from kclrun.manager.world import World
+from kclrun.model.changes import CreateLease, Renew, Take
+from kclrun.model.lease import Lease
+from kclrun.model.outcomes import Applied
+from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.observe.line_sink import LineSink
+from kclrun.observe.logs import EventLog
+from kclrun.ports import ShardFilter, StreamSummary
+
+ENDPOINT = WireEndpoint(url="http://127.0.0.1:9", region="x", signing_region="x")
+
+
+@pytest.fixture
+def loop():
+    loop = Loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def pool(loop):
+    pool = IoPool(loop.post, threads=4)
+    yield pool
+    pool.close(patience_s=2.0)
+
+
+@pytest.fixture
+def log(tmp_path):
+    fd = os.open(tmp_path / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    sink = LineSink(fd)
+    yield EventLog(sink, app="a", owner="o")
+    sink.close()
+    os.close(fd)
+
+
+def turn_until(loop, condition, timeout_s=5.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        loop.turn(loop.now() + 0.05)
+
+
+def test_timers_run_in_their_order_and_cancelled_ones_never(loop):
+    ran = []
+    now = loop.now()
+    loop.at(now + 0.02, lambda: ran.append("second"))
+    loop.at(now + 0.01, lambda: ran.append("first"))
+    loop.at(now + 0.015, lambda: ran.append("never")).cancel()
+
+    turn_until(loop, lambda: len(ran) == 2)
+
+    assert ran == ["first", "second"]
+
+
+def test_a_word_from_another_thread_wakes_the_loop(loop):
+    ran = []
+    begun = time.monotonic()
+    threading.Timer(0.05, lambda: loop.post(lambda: ran.append(threading.get_ident()))).start()
+
+    while not ran:
+        loop.turn()
+
+    assert ran == [threading.get_ident()]
+    assert time.monotonic() - begun < 0.9
+
+
+def test_a_descriptor_unwatched_in_the_same_turn_is_not_called(loop):
+    pipes = [os.pipe() for _ in range(2)]
+    called = []
+
+    def call(number):
+        called.append(number)
+        for read_fd, _ in pipes:
+            loop.unwatch(read_fd)
+
+    for number, (read_fd, write_fd) in enumerate(pipes):
+        loop.watch(read_fd, lambda number=number: call(number))
+        os.write(write_fd, b"x")
+
+    loop.turn(loop.now() + 0.1)
+
+    assert len(called) == 1
+    for ends in pipes:
+        for fd in ends:
+            os.close(fd)
+
+
+def test_signals_are_only_enqueued_and_the_former_handlers_come_back():
+    former = signal.getsignal(signal.SIGHUP)
+    pipe = SignalPipe()
+    pipe.open()
+
+    os.kill(os.getpid(), signal.SIGHUP)
+    os.kill(os.getpid(), signal.SIGTERM)
+    deadline = time.monotonic() + 2
+    taken = ()
+    while len(taken) < 2 and time.monotonic() < deadline:
+        taken += pipe.take()
+    pipe.close()
+
+    assert set(taken) == {signal.SIGHUP, signal.SIGTERM}
+    assert signal.getsignal(signal.SIGHUP) == former
+
+
+class Table(LeaseRows):
+    """Fails as often as told; keeps who is inside a write of a key."""
+
+    def __init__(self, failures=0):
+        super().__init__()
+        self.failures = failures
+        self.overlaps = 0
+        self.inside = set()
+        self.guard = threading.Lock()
+
+    def read(self, key):
+        if self.failures:
+            self.failures -= 1
+            raise Unavailable("refused", operation="GetItem", code="")
+        return super().read(key)
+
+    def write(self, change):
+        key = change.lease.key if isinstance(change, CreateLease) else change.key
+        with self.guard:
+            self.overlaps += key in self.inside
+            self.inside.add(key)
+        time.sleep(0.02)
+        with self.guard:
+            outcome = super().write(change)
+            self.inside.discard(key)
+        return outcome
+
+
+class Stream:
+    def summary(self):
+        return StreamSummary("s", "arn", "ACTIVE", 24, 1, 0.0)
+
+    def list_shards(self, shard_filter=None):
+        return () if shard_filter is None else ("filtered",)
+
+
+def performer_of(table, *, loop, pool, log, events, broken):
+    world = World(table, Stream(), Stream().summary(), None, ENDPOINT, ENDPOINT, lambda: 5.0)
+    return Performer(
+        world,
+        ShardFilter("AT_LATEST"),
+        loop=loop,
+        pool=pool,
+        log=log,
+        deliver=events.append,
+        broke=broken.append,
+    )
+
+
+@pytest.fixture
+def performing(loop, pool, log):
+    def make(table):
+        events, broken = [], []
+        performer = performer_of(table, loop=loop, pool=pool, log=log, events=events, broken=broken)
+        return performer, events, broken
+
+    return make
+
+
+def test_a_read_is_repeated_until_it_succeeds_with_one_warning_an_outage(
+    performing, loop, tmp_path
+):
+    performer, events, _ = performing(Table(failures=3))
+
+    performer.read_row("k")
+    turn_until(loop, lambda: events)
+
+    assert events == [on.RowRead("k", None)]
+    log = (tmp_path / "log").read_text()
+    assert log.count("service_unreachable") == 1
+    assert log.count("service_back") == 1
+
+
+def test_one_write_of_a_key_is_under_way_at_a_time_and_their_order_holds(performing, loop):
+    table = Table()
+    performer, events, _ = performing(table)
+    row = Lease(key="k", checkpoint=TRIM_HORIZON)
+
+    performer.write_row(CreateLease(row), None)
+    performer.write_row(Take("k", "kclrun:g:s:n", None, 0, 10.0, "TRIM_HORIZON"), None)
+    performer.write_row(Renew("k", "kclrun:g:s:n", 1), None)
+    performer.write_row(CreateLease(Lease(key="other", checkpoint=TRIM_HORIZON)), None)
+    turn_until(loop, lambda: len(events) == 4)
+
+    mine = [event for event in events if getattr(event.change, "key", "") == "k"]
+    assert [type(event.change) for event in mine] == [Take, Renew]
+    assert all(isinstance(event.outcome, Applied) for event in events)
+    assert table.overlaps == 0
+
+
+def test_a_write_waits_for_its_instant(performing, loop):
+    performer, events, _ = performing(Table())
+    begun = loop.now()
+
+    performer.write_row(Renew("k", "o", 1), begun + 0.2)
+    turn_until(loop, lambda: events)
+
+    assert loop.now() - begun >= 0.2
+
+
+def test_shards_are_listed_with_the_start_filter_only_when_asked(performing, loop):
+    performer, events, _ = performing(Table())
+
+    performer.list_shards(with_start=False)
+    turn_until(loop, lambda: len(events) == 1)
+    performer.list_shards(with_start=True)
+    turn_until(loop, lambda: len(events) == 2)
+
+    assert events == [on.ShardsListed((), 5.0, None), on.ShardsListed((), 5.0, ("filtered",))]
+
+
+def test_a_failure_that_nobody_expects_is_carried_to_the_loop(performing, loop):
+    performer, _, broken = performing(None)
+
+    performer.scan_table()
+    turn_until(loop, lambda: broken)
+
+    assert isinstance(broken[0], AttributeError)
+
+
+def test_new_credentials_are_handed_over_once_and_a_failure_keeps_the_old(loop, pool, log):
+    class Source:
+        keys = WireCredentials("a", "b")
+
+        def current(self):
+            if isinstance(self.keys, Exception):
+                raise self.keys
+            return self.keys
+
+    source, handed = Source(), []
+    handing = CredentialHanding(source, loop=loop, pool=pool, log=log, hand_over=handed.append)
+
+    def look():
+        done = len(loop._timers) + 1
+        handing.look()
+        turn_until(loop, lambda: len(loop._timers) >= done)
+
+    look()
+    source.keys = WireCredentials("c", "d")
+    look()
+    look()
+    source.keys = Unavailable("no metadata")
+    look()
+
+    assert handed == [WireCredentials("c", "d")]
+    assert handing.held == WireCredentials("c", "d")
+
+
+def test_a_snapshot_before_anything_happened_is_empty_and_whole():
+    core = LeaseManager(ManagerPolicy(me="kclrun::h:n"), lambda: 0.5)
+    snapshots = Snapshots(
+        application="a",
+        stream="s",
+        owner="kclrun::h:n",
+        began_instant=10.0,
+        core=core,
+        living=list,
+        report=ReportWriter(),
+    )
+
+    snapshot = snapshots.take(12.5)
+
+    assert snapshot.uptime_s == 2.5
+    assert snapshot.leases == ()
+    assert snapshot.records_total == 0
+
+
+def test_a_gauge_reads_this_process_and_forgets_a_dead_one():
+    gauge = Gauge()
+    gauge.look([os.getpid(), 2**22 + 1])
+
+    gauged = gauge.look([os.getpid(), 2**22 + 1])
+
+    cpu, memory = gauged[os.getpid()]
+    assert cpu is not None
+    assert memory > 2**20
+    assert gauged[2**22 + 1] == (None, None)
