@@ -41,12 +41,14 @@ class TableView:
         self.broken = frozenset(broken)
         self.unended = tuple(lease for lease in leases if not lease.is_ended)
         self.work = tuple(
-            lease for lease in self.unended if seem_over(lease, self.rows, self.broken)
+            lease
+            for lease in self.unended
+            if not lease.parents or seem_over(lease, self.rows, self.broken)
         )
         owners = {me}
         expired = set()
         for lease in self.unended:
-            if lease.owner is None or is_nobody(lease.owner) or lease.owner == me:
+            if lease.owner is None or lease.owner == me or is_nobody(lease.owner):
                 continue
             if lease.owner in gone or observation.has_expired(lease, now):
                 expired.add(lease.key)

@@ -151,8 +151,6 @@ class EmittedRows:
             acknowledged = checkpoint or self._durable.position
             kept = max(self._batch_start, self._covered_by(acknowledged).length)
             self._cut_back(kept)
-            if acknowledged < self._durable.position:  # what was marked above it was refused
-                self._durable = Mark(acknowledged, self._covered_by(acknowledged).length)
             self._batch_start = None
 
     def make_durable(self, position: ExtendedSequenceNumber) -> None:

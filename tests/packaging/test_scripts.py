@@ -57,7 +57,7 @@ def test_a_missing_python_is_said_to_be_missing(bare_machine, tmp_path):
 
 
 def test_a_missing_venv_module_is_named_with_what_to_install(bare_machine, tmp_path):
-    # New enough by its answers, and unable to import venv, as Debian's python3 without python3-venv.
+    # New enough by its answers, and unable to import venv: Debian's python3 by itself.
     put_python(
         bare_machine,
         'case "$*" in *venv*) exit 1 ;; "-c "*) exit 0 ;; "- "*) echo fingerprint ;; esac',
