@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from kclrun.model.lease import PendingCheckpoint
 from kclrun.model.record import Record, RecordBatch
@@ -26,7 +26,8 @@ class Context:
     `position` is the checkpoint the shard is read from; `options` the mapping of the same name in
     the configuration; `fencing_token` the lease counter at the claim, which only grows;
     `pending_checkpoint` what a Java KCL worker left by a two-phase checkpoint, or None;
-    `uncheckpointed_max` how many records may be delivered beyond the last checkpoint.
+    `uncheckpointed_max` how many records may be delivered beyond the last checkpoint;
+    `checkpoint_mode` who checkpoints: `auto` and `batch` the runtime, `manual` the processor.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Context:
         options: Mapping[str, Any],
         fencing_token: int,
         uncheckpointed_max: int,
+        checkpoint_mode: Literal["auto", "batch", "manual"],
         emit: Callable[[Row], None],
         release: Callable[[], None],
         pending_checkpoint: PendingCheckpoint | None = None,
@@ -52,6 +54,7 @@ class Context:
         self.options = options
         self.fencing_token = fencing_token
         self.uncheckpointed_max = uncheckpointed_max
+        self.checkpoint_mode = checkpoint_mode
         self.pending_checkpoint = pending_checkpoint
         self._emit = emit
         self._release = release
@@ -61,7 +64,8 @@ class Context:
 
         Guaranteed: rows leave in the order of the calls and are durable before the checkpoint that
         covers the records being processed; a row whose checkpoint was never written is taken back
-        before the shard is read again, so a crash leaves no row twice.
+        before the shard is read again, so a crash leaves no row twice. A row emitted after a
+        `checkpoint()` of its own batch belongs to the next checkpoint.
         Raises: SettingsError when the application has no `output:`; TypeError for a row that JSON
         cannot hold.
         """

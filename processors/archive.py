@@ -55,6 +55,10 @@ class JsonLines(RecordProcessor):
     """
 
     def initialize(self, context: Context) -> None:
+        if context.checkpoint_mode != "manual":
+            raise ValueError(
+                "archive.JsonLines needs `checkpoint: {every: manual}` in its settings"
+            )
         options = context.options
         if not options.get("folder"):
             raise ValueError("options.folder: name the folder the archive goes to")

@@ -13,6 +13,8 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -22,7 +24,7 @@ from kclrun.aws.operations import Operation
 from kclrun.aws.wire import WireClient
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.user_code import own_module
-from kclrun.config.schema import AwsSettings, EmbeddedSettings, Settings
+from kclrun.config.schema import AwsSettings, EmbeddedSettings, OutputSettings, Settings
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.loading import import_paths
 from kclrun.local.filling import (
@@ -78,7 +80,9 @@ def embedded_run(configuration: Configuration) -> Iterator[EmbeddedRun]:
     with start_embedded(limits=embedded_settings.limits) as embedded:
         kinesis = WireEndpoint(embedded.kinesis_endpoint, _REGION, _REGION)
         _create_stream(kinesis, settings.stream, embedded_settings.shards)
-        reached = msgspec.structs.replace(settings, aws=_aws(settings.aws, embedded))
+        reached = msgspec.structs.replace(
+            settings, aws=_aws(settings.aws, embedded), output=_own_folder(settings.output)
+        )
         if embedded_settings.fill is None:
             yield EmbeddedRun(reached, None)
             return
@@ -112,6 +116,14 @@ def _create_stream(kinesis: WireEndpoint, stream: str, shards: int) -> None:
     client.call(_CREATE_STREAM, msgspec.json.encode(request))
     wait_until_active(WireStreamAdmin(client, stream))
     client.close()
+
+
+def _own_folder(output: OutputSettings | None) -> OutputSettings | None:
+    """A folder for this run alone: its stream is new, so rows of former runs are not its own."""
+    if output is None:
+        return None
+    started = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%fZ")
+    return OutputSettings(path=str(Path(output.path) / started))
 
 
 def _aws(aws: AwsSettings, embedded: Embedded) -> AwsSettings:

@@ -20,6 +20,7 @@ from kclrun.errors import (
 
 __all__ = [
     "CONFIGURATION",
+    "CUT_SHORT",
     "DRAINED",
     "INTERRUPTED",
     "MEANINGS",
@@ -35,6 +36,8 @@ DRAINED: Final = os.EX_OK
 USAGE: Final = os.EX_USAGE
 NO_STREAM: Final = os.EX_NOINPUT
 UNAVAILABLE: Final = os.EX_UNAVAILABLE
+# The manager's `ExitReason.CUT_SHORT`.
+CUT_SHORT: Final = os.EX_TEMPFAIL
 OUR_BUG: Final = os.EX_SOFTWARE
 PERMISSION: Final = os.EX_NOPERM
 CONFIGURATION: Final = os.EX_CONFIG
@@ -45,6 +48,7 @@ MEANINGS: Final[Mapping[int, str]] = {
     DRAINED: "done; for run: drained",
     USAGE: "the command line is wrong",
     NO_STREAM: "the stream (or table) does not exist",
+    CUT_SHORT: "stopped before it was drained; what was not checkpointed is read again",
     UNAVAILABLE: "AWS did not answer within aws.start_timeout",
     OUR_BUG: "a bug in kclrun",
     PERMISSION: "AWS refused a permission",

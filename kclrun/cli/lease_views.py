@@ -213,6 +213,7 @@ def shortened(checkpoint: str) -> str:
 
 
 def print_totals(counted: Mapping[str, Mapping[str, int]], by: str) -> None:
+    """The totals as a table, one line an owner or group."""
     states = ("owned", "halted", "unowned")
     rows = [
         [name, *(str(states_of.get(state, 0)) for state in states)]

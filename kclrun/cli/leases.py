@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kclrun.cli.lease_views import LeaseLine
     from kclrun.cli.world import Aws
 
-__all__ = ["leases"]
+__all__ = ["leases", "resume"]
 
 
 @click.group(invoke_without_command=True)

@@ -16,7 +16,7 @@ from typing import Final
 from kclrun.cli import exit_codes
 from kclrun.errors import AccessDenied, KclrunError, NotFound, Throttled, Unavailable
 
-__all__ = ["bug_report", "for_a_person", "tell"]
+__all__ = ["bug_report", "for_a_person", "harmless", "tell"]
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 # `kclrun check` reads and changes nothing; so may the others be described.

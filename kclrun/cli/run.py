@@ -72,7 +72,7 @@ def _run_embedded(configuration: Configuration, report: Path | None) -> int:
             err=True,
         )
     if code == exit_codes.DRAINED and _is_whole(configuration, filled):
-        _summarize(configuration)
+        _summarize(reached)
     return code
 
 
@@ -86,9 +86,13 @@ def _run_fleet(
     configuration: Configuration, report: Path | None, source_is_done: Callable[[], bool]
 ) -> int:
     from kclrun.cli.world import open_world
-    from kclrun.manager.runtime import run_fleet
+    from kclrun.manager.launching import Launcher
+    from kclrun.manager.runtime import WORKER_ENTRY, run_fleet
 
     settings = _with_absolute_output(configuration)
+    # It loads what lease processes need while we ask AWS who and where we are.
+    launcher = Launcher(WORKER_ENTRY)
+    launcher.start()
     world = open_world(settings)
     paths = [str(path) for path in import_paths(settings.path, configuration.folder)]
 
@@ -101,6 +105,7 @@ def _run_fleet(
             report_path=report,
             on_snapshot=on_snapshot,
             source_is_done=source_is_done,
+            launcher=launcher,
         ).exit_code
 
     if not _is_watched(settings):

@@ -52,7 +52,7 @@ FunctionRef = Annotated[
 ]
 
 
-def doc(text: str, **constraints: Any) -> msgspec.Meta:
+def _doc(text: str, **constraints: Any) -> msgspec.Meta:
     """The documentation of a setting, and what its value must satisfy."""
     return msgspec.Meta(description=text, **constraints)
 
@@ -60,56 +60,60 @@ def doc(text: str, **constraints: Any) -> msgspec.Meta:
 class AwsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where AWS is, and as whom to speak to it."""
 
-    region: Annotated[str | None, doc("AWS region; else from the environment or profile")] = None
+    region: Annotated[str | None, _doc("AWS region; else from the environment or profile")] = None
     endpoint: Annotated[
-        str | None, doc("`embedded` for the AWS inside kclrun, a URL, or leave out for AWS")
+        str | None, _doc("`embedded` for the AWS inside kclrun, a URL, or leave out for AWS")
     ] = None
     endpoints: Annotated[
         dict[Literal["kinesis", "dynamodb", "cloudwatch", "sts"], str],
-        doc("a URL for one service, over `endpoint`"),
+        _doc("a URL for one service, over `endpoint`"),
     ] = {}
-    profile: Annotated[str | None, doc("profile of the AWS configuration files")] = None
-    role_arn: Annotated[str | None, doc("role to assume for everything")] = None
+    profile: Annotated[str | None, _doc("profile of the AWS configuration files")] = None
+    role_arn: Annotated[str | None, _doc("role to assume for everything")] = None
     start_timeout: Annotated[
-        Duration, doc("how long to wait at start for AWS to answer, then exit 69")
+        Duration, _doc("how long to wait at start for AWS to answer, then exit 69")
     ] = Duration(60)
 
 
 class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How leases are taken, kept and cleaned up."""
 
-    max: Annotated[int, doc("most leases this machine takes", ge=1, le=1024)] = 64
-    moves_per_cycle: Annotated[int, doc("most leases asked for in one cycle", ge=1)] = 8
+    max: Annotated[int, _doc("most leases this machine takes", ge=1, le=1024)] = 64
+    moves_per_cycle: Annotated[int, _doc("most leases asked for in one cycle", ge=1)] = 8
     failover: Annotated[
-        Duration, doc("silence after which a lease counts as expired; the same fleet-wide")
+        Duration, _doc("silence after which a lease counts as expired; the same fleet-wide")
     ] = Duration(10)
     group: Annotated[
         str,
-        doc(
+        _doc(
             "availability zone or cluster, for balance",
             pattern=r"^[^:\s]{0,64}$",
             extra={"words": " without colons or spaces, of at most 64 characters"},
         ),
     ] = ""
-    cleanup: Annotated[bool, doc("delete the rows of ended shards once their children began")] = (
+    cleanup: Annotated[bool, _doc("delete the rows of ended shards once their children began")] = (
         True
     )
-    table: Annotated[TableName | None, doc("lease table, if not named like the application")] = None
-    create: Annotated[bool, doc("create the lease table if it is absent")] = True
-    tags: Annotated[dict[str, str], doc("tags of a table created by kclrun")] = {}
+    table: Annotated[TableName | None, _doc("lease table, if not named like the application")] = (
+        None
+    )
+    create: Annotated[bool, _doc("create the lease table if it is absent")] = True
+    tags: Annotated[dict[str, str], _doc("tags of a table created by kclrun")] = {}
 
 
 class FetchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How records are read."""
 
-    mode: Annotated[Literal["polling"], doc("how records are read")] = "polling"
-    idle: Annotated[Duration, doc("pause between reads at the tip of a shard")] = Duration(1)
-    buffer: Annotated[ByteSize, doc("payload bytes fetched ahead per lease")] = ByteSize(16 * 2**20)
-    batch_max: Annotated[int, doc("most records in one process_records call", ge=1, le=100_000)] = (
-        10_000
+    mode: Annotated[Literal["polling"], _doc("how records are read")] = "polling"
+    idle: Annotated[Duration, _doc("pause between reads at the tip of a shard")] = Duration(1)
+    buffer: Annotated[ByteSize, _doc("payload bytes fetched ahead per lease")] = ByteSize(
+        16 * 2**20
     )
+    batch_max: Annotated[
+        int, _doc("most records in one process_records call", ge=1, le=100_000)
+    ] = 10_000
     kpl_range: Annotated[
-        Literal["keep", "drop"], doc("user records of an aggregate outside the shard's hash range")
+        Literal["keep", "drop"], _doc("user records of an aggregate outside the shard's hash range")
     ] = "keep"
 
 
@@ -118,18 +122,18 @@ class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     every: Annotated[
         Duration | Literal["batch", "manual"],
-        doc("a duration, `batch` (after each), or `manual` (the processor does it)"),
+        _doc("a duration, `batch` (after each), or `manual` (the processor does it)"),
     ] = Duration(10)
     uncheckpointed_max: Annotated[
-        int, doc("most records delivered beyond the last checkpoint: bounds duplicates", ge=1)
+        int, _doc("most records delivered beyond the last checkpoint: bounds duplicates", ge=1)
     ] = 100_000
 
 
 class OnErrorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to do when the processor raises."""
 
-    retries: Annotated[int, doc("how often a failed call is repeated before the halt", ge=0)] = 5
-    backoff: Annotated[Duration, doc("pause before the first repetition; doubles up to 30s")] = (
+    retries: Annotated[int, _doc("how often a failed call is repeated before the halt", ge=0)] = 5
+    backoff: Annotated[Duration, _doc("pause before the first repetition; doubles up to 30s")] = (
         Duration(1)
     )
 
@@ -137,13 +141,13 @@ class OnErrorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class OutputSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where emitted rows go."""
 
-    path: Annotated[str, doc("folder for emitted rows, relative to where kclrun is started")]
+    path: Annotated[str, _doc("folder for emitted rows, relative to where kclrun is started")]
 
 
 class ShutdownSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a stop proceeds."""
 
-    grace: Annotated[Duration, doc("how long a drain may take before processes are ended")] = (
+    grace: Annotated[Duration, _doc("how long a drain may take before processes are ended")] = (
         Duration(60)
     )
 
@@ -151,20 +155,20 @@ class ShutdownSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is logged, and how."""
 
-    level: Annotated[Literal["debug", "info", "warning", "error"], doc("least level shown")] = (
+    level: Annotated[Literal["debug", "info", "warning", "error"], _doc("least level shown")] = (
         "info"
     )
-    format: Annotated[Literal["auto", "json", "text"], doc("auto: a table on a terminal")] = "auto"
+    format: Annotated[Literal["auto", "json", "text"], _doc("auto: a table on a terminal")] = "auto"
 
 
 class FillSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is put into an embedded stream while the application runs."""
 
-    source: Annotated[FunctionRef, doc("module:function that yields (key, data) pairs")]
+    source: Annotated[FunctionRef, _doc("module:function that yields (key, data) pairs")]
     aggregate: Annotated[
-        float, doc("share of the records sent inside KPL aggregates", ge=0, le=1)
+        float, _doc("share of the records sent inside KPL aggregates", ge=0, le=1)
     ] = 0.0
-    rate: Annotated[int | None, doc("records a second; as fast as it goes if left out", ge=1)] = (
+    rate: Annotated[int | None, _doc("records a second; as fast as it goes if left out", ge=1)] = (
         None
     )
 
@@ -172,68 +176,68 @@ class FillSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ReshardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One split or merge of an embedded stream during the fill."""
 
-    after: Annotated[float, doc("share of the fill after which it happens", ge=0, le=1)]
-    split: Annotated[int | None, doc("index, among the open shards, of the one to split")] = None
+    after: Annotated[float, _doc("share of the fill after which it happens", ge=0, le=1)]
+    split: Annotated[int | None, _doc("index, among the open shards, of the one to split")] = None
     merge: Annotated[
-        int | None, doc("index, among the open shards, of the one to merge with the next")
+        int | None, _doc("index, among the open shards, of the one to merge with the next")
     ] = None
 
 
 class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the embedded AWS holds."""
 
-    shards: Annotated[int, doc("shards of the stream that is created", ge=1, le=500)] = 1
-    limits: Annotated[bool, doc("enforce the per-shard limits of the service")] = False
-    fill: Annotated[FillSettings | None, doc("records to put while the application runs")] = None
-    reshard: Annotated[tuple[ReshardSettings, ...], doc("splits and merges during the fill")] = ()
+    shards: Annotated[int, _doc("shards of the stream that is created", ge=1, le=500)] = 1
+    limits: Annotated[bool, _doc("enforce the per-shard limits of the service")] = False
+    fill: Annotated[FillSettings | None, _doc("records to put while the application runs")] = None
+    reshard: Annotated[tuple[ReshardSettings, ...], _doc("splits and merges during the fill")] = ()
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One application, whole."""
 
-    application: Annotated[TableName, doc("names the lease table and the owner's files")]
-    stream: Annotated[StreamName, doc("stream name or ARN")]
+    application: Annotated[TableName, _doc("names the lease table and the owner's files")]
+    stream: Annotated[StreamName, _doc("stream name or ARN")]
     processor: Annotated[
-        ProcessorRef | None, doc("module:Class of the RecordProcessor, imported from `path`")
+        ProcessorRef | None, _doc("module:Class of the RecordProcessor, imported from `path`")
     ] = None
     path: Annotated[
         str | None,
-        doc("folder the processor is imported from; else the file's own folder and its parent"),
+        _doc("folder the processor is imported from; else the file's own folder and its parent"),
     ] = None
-    options: Annotated[dict[str, Any], doc("given to the processor as context.options")] = {}
-    output: Annotated[OutputSettings | None, doc("where emitted rows go")] = None
+    options: Annotated[dict[str, Any], _doc("given to the processor as context.options")] = {}
+    output: Annotated[OutputSettings | None, _doc("where emitted rows go")] = None
     start: Annotated[
         str,
-        doc("TRIM_HORIZON, LATEST or an ISO-8601 instant in the past, for shards without a lease"),
+        _doc("TRIM_HORIZON, LATEST or an ISO-8601 instant in the past, for shards without a lease"),
     ] = "TRIM_HORIZON"
-    engine: Annotated[Literal["fleet", "spark"], doc("where it runs")] = "fleet"
-    aws: Annotated[AwsSettings, doc("how AWS is reached")] = AwsSettings()
-    leases: Annotated[LeaseSettings, doc("the lease table and this machine's share")] = (
+    engine: Annotated[Literal["fleet", "spark"], _doc("where it runs")] = "fleet"
+    aws: Annotated[AwsSettings, _doc("how AWS is reached")] = AwsSettings()
+    leases: Annotated[LeaseSettings, _doc("the lease table and this machine's share")] = (
         LeaseSettings()
     )
-    fetch: Annotated[FetchSettings, doc("how records are read ahead of the processor")] = (
+    fetch: Annotated[FetchSettings, _doc("how records are read ahead of the processor")] = (
         FetchSettings()
     )
-    checkpoint: Annotated[CheckpointSettings, doc("when progress is made durable")] = (
+    checkpoint: Annotated[CheckpointSettings, _doc("when progress is made durable")] = (
         CheckpointSettings()
     )
-    on_error: Annotated[OnErrorSettings, doc("what happens when the processor raises")] = (
+    on_error: Annotated[OnErrorSettings, _doc("what happens when the processor raises")] = (
         OnErrorSettings()
     )
-    stall: Annotated[Duration, doc("how long a lease may stand still that should move")] = Duration(
-        120
+    stall: Annotated[Duration, _doc("how long a lease may stand still that should move")] = (
+        Duration(120)
     )
-    shutdown: Annotated[ShutdownSettings, doc("how the machine drains")] = ShutdownSettings()
-    log: Annotated[LogSettings, doc("what is logged")] = LogSettings()
+    shutdown: Annotated[ShutdownSettings, _doc("how the machine drains")] = ShutdownSettings()
+    log: Annotated[LogSettings, _doc("what is logged")] = LogSettings()
     embedded: Annotated[
-        EmbeddedSettings | None, doc("what the embedded AWS holds (aws.endpoint: embedded)")
+        EmbeddedSettings | None, _doc("what the embedded AWS holds (aws.endpoint: embedded)")
     ] = None
     until: Annotated[
-        Literal["caught-up"] | None, doc("end, drained, when every shard is at its tip or ended")
+        Literal["caught-up"] | None, _doc("end, drained, when every shard is at its tip or ended")
     ] = None
     summary: Annotated[
         FunctionRef | None,
-        doc("module:function called with the output folder after the end; its text is printed"),
+        _doc("module:function called with the output folder after the end; its text is printed"),
     ] = None
 
     @property

@@ -6,7 +6,9 @@ credentials belong to the provider chain, never into a file [S11].
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import re
 import stat
 from pathlib import Path
@@ -57,6 +59,8 @@ def _refuse_foreign_hands(path: Path, status: os.stat_result) -> None:
             f"To go on:  sudo chown {os.geteuid()} {path}"
         )
     others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if others == stat.S_IWGRP and _is_private_group(status):
+        return
     if others:
         who = "everybody" if others & stat.S_IWOTH else "its group"
         raise SettingsError(
@@ -64,6 +68,16 @@ def _refuse_foreign_hands(path: Path, status: os.stat_result) -> None:
             "A configuration file names code to run, so only its owner may write it\n"
             f"To go on:  chmod go-w {path}"
         )
+
+
+def _is_private_group(status: os.stat_result) -> bool:
+    """Whether the file's group is its owner's alone: Fedora, RHEL and Amazon Linux give every user
+    one, with a umask of 002, so that a fresh clone is writable by it."""
+    try:
+        owner, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
+    except KeyError:
+        return False
+    return group.gr_name == owner.pw_name and set(group.gr_mem) <= {owner.pw_name}
 
 
 def refuse_secrets(value: Any, path: yaml_reader.Path = ()) -> None:

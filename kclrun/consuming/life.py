@@ -22,7 +22,7 @@ from kclrun.consuming.own_row import OwnChange, OwnRow, Verdict, VerdictKind
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.requests import CheckpointRequests
 from kclrun.consuming.shard_end import Deferred, ShardEnd
-from kclrun.consuming.states import FINAL, TRANSITIONS, State, Step
+from kclrun.consuming.states import FINAL, SILENT, TRANSITIONS, State, Step
 from kclrun.errors import InvariantViolation
 from kclrun.model import changes
 from kclrun.model.backoff import backoff_s
@@ -198,7 +198,7 @@ class LeaseLife:
                 pass
             case changes.Checkpoint():
                 self._saved(now, out)
-            case changes.CreateChildren():
+            case changes.CreateChildren() if self.state is State.CREATING:  # not withdrawn
                 self._move(Step.CHILDREN_CREATED)
             case changes.NameChildren():
                 self._move(Step.CHILDREN_NAMED)
@@ -350,7 +350,7 @@ class LeaseLife:
             self._fail(reports.stuck_at_cap(self.ledger))
 
     def _write_what_is_due(self, now: Instant, out: Commands) -> None:
-        if self.own.pending is not None or self.own.row is None or self.state is State.LOSING:
+        if self.own.pending is not None or self.own.row is None or self.state in SILENT:
             return
         change = self._change_of_state(now, out)
         if change is None:

@@ -27,7 +27,7 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["FINAL", "TRANSITIONS", "State", "Step"]
+__all__ = ["FINAL", "SILENT", "TRANSITIONS", "State", "Step"]
 
 
 class State(enum.Enum):
@@ -108,3 +108,5 @@ TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = {
 }
 
 FINAL: Final = frozenset({State.ENDED, State.RELEASED, State.FAILED, State.LOST, State.UNCLAIMED})
+# The row is not ours to write any more [P7].
+SILENT: Final = FINAL | {State.LOSING}

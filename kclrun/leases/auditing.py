@@ -71,7 +71,7 @@ class Auditor:
             len(keys),
             level="warning",
             keys=", ".join(sorted(keys)[:10]),
-            held=held,
+            leases=held,
             leases_max=self._policy.leases_max,
         )
 

@@ -71,6 +71,8 @@ class OfStream(_Request, frozen=True, kw_only=True):
 
 
 class CreateStream(_Request, frozen=True, kw_only=True):
+    """CreateStream."""
+
     stream_name: Name
     shard_count: Count | None = None
     max_record_size_in_kib: RecordSizeKib | None = None
@@ -78,17 +80,23 @@ class CreateStream(_Request, frozen=True, kw_only=True):
 
 
 class ListStreams(_Request, frozen=True, kw_only=True):
+    """ListStreams: by page, or after a name."""
+
     limit: PageSize = 100
     exclusive_start_stream_name: str | None = None
     next_token: str | None = None
 
 
 class PagedStream(OfStream, frozen=True, kw_only=True):
+    """DescribeStream: its shards by page."""
+
     limit: PageSize = 100
     exclusive_start_shard_id: str | None = None
 
 
 class ShardFilterField(_Request, frozen=True, kw_only=True):
+    """The filter of ListShards."""
+
     type: str
     shard_id: str | None = None
     timestamp: float | None = None
@@ -99,6 +107,8 @@ class ShardFilterField(_Request, frozen=True, kw_only=True):
 
 
 class ListShards(OfStream, frozen=True, kw_only=True):
+    """ListShards: a first page, or the next one by token alone."""
+
     next_token: str | None = None
     exclusive_start_shard_id: str | None = None
     max_results: PageSize = 1000
@@ -107,6 +117,8 @@ class ListShards(OfStream, frozen=True, kw_only=True):
 
 
 class PutRecord(OfStream, frozen=True, kw_only=True):
+    """PutRecord."""
+
     data: bytes
     partition_key: str | None = None
     explicit_hash_key: str | None = None
@@ -114,10 +126,14 @@ class PutRecord(OfStream, frozen=True, kw_only=True):
 
 
 class PutRecords(OfStream, frozen=True, kw_only=True):
+    """PutRecords: up to 500 entries."""
+
     records: Annotated[list[PutEntry], msgspec.Meta(min_length=1, max_length=500)]
 
 
 class GetShardIterator(OfStream, frozen=True, kw_only=True):
+    """GetShardIterator: one of the five types."""
+
     shard_id: Name
     shard_iterator_type: str
     starting_sequence_number: Number | None = None
@@ -125,31 +141,43 @@ class GetShardIterator(OfStream, frozen=True, kw_only=True):
 
 
 class GetRecords(_Request, frozen=True, kw_only=True):
+    """GetRecords: by iterator."""
+
     shard_iterator: str
     limit: int = 10_000
     stream_arn: str | None = None
 
 
 class SplitShard(OfStream, frozen=True, kw_only=True):
+    """SplitShard: the child above begins at the hash key."""
+
     shard_to_split: Name
     new_starting_hash_key: HashKey
 
 
 class MergeShards(OfStream, frozen=True, kw_only=True):
+    """MergeShards: two neighbours."""
+
     shard_to_merge: Name
     adjacent_shard_to_merge: Name
 
 
 class UpdateShardCount(OfStream, frozen=True, kw_only=True):
+    """UpdateShardCount: uniform scaling."""
+
     target_shard_count: Count
     scaling_type: str
 
 
 class Retention(OfStream, frozen=True, kw_only=True):
+    """Increase- and DecreaseStreamRetentionPeriod."""
+
     retention_period_hours: int
 
 
 class MaxRecordSize(OfStream, frozen=True, kw_only=True):
+    """UpdateMaxRecordSize."""
+
     max_record_size_in_kib: RecordSizeKib
 
 
@@ -162,6 +190,8 @@ class Tagging(OfStream, frozen=True, kw_only=True):
 
 
 class ListTags(OfStream, frozen=True, kw_only=True):
+    """ListTagsForStream: by page."""
+
     resource_arn: str | None = None
     exclusive_start_tag_key: str | None = None
     limit: TagPage = 50

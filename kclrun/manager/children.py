@@ -2,14 +2,13 @@
 
 Holds: `LeaseProcesses`. May not know: why a process is started or drained. Rule [P5]: an exit is
 reported only after the pidfd proved it and the ring was emptied; a start command is sent only to
-a process whose pidfd we hold. Look next: `child.py`, `hearing.py`, `launching.py`.
+a process whose pidfd we hold. Look next: `forks.py`, `child.py`, `hearing.py`.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
@@ -31,14 +30,9 @@ from kclrun.ipc.spec import StartSpec
 from kclrun.leases.commands import StartProcess
 from kclrun.leases.events import Event, ProcessExited, ProcessStarted, StartFailed
 from kclrun.manager.child import Child, exit_words
+from kclrun.manager.forks import Forks
 from kclrun.manager.hearing import Listener
-from kclrun.manager.launching import (
-    ForkRefused,
-    Launcher,
-    LauncherGone,
-    LauncherReport,
-    ProcessForked,
-)
+from kclrun.manager.launching import Launcher, ProcessForked
 from kclrun.manager.loop import Loop
 from kclrun.manager.places import Places
 from kclrun.manager.stopping import next_force
@@ -51,7 +45,6 @@ __all__ = ["Departed", "LeaseProcesses", "Specify"]
 # The launcher reaps within a millisecond of the pidfd's word; without a launcher nobody may.
 _STATUS_PATIENCE_S: Final = 0.1
 _RESEND_AFTER_S: Final = 0.05
-_LAUNCHER_PAUSE_S_MAX: Final = 30.0
 
 
 class Specify(Protocol):
@@ -81,7 +74,14 @@ class LeaseProcesses:
         departed: Departed,
         farewell_patience_s: float,
     ) -> None:
-        self._launcher = launcher
+        self._forks = Forks(
+            launcher,
+            loop=loop,
+            log=log,
+            forked=self._forked,
+            refused=self._refused,
+            exited=self._exited,
+        )
         self._specify = specify
         self._loop = loop
         self._log = log
@@ -93,7 +93,6 @@ class LeaseProcesses:
         self._listener = Listener(log)
         self._children: dict[int, Child] = {}
         self._incarnations = 0
-        self._launcher_pause_s = 0.0
         self._farewell_patience_s = farewell_patience_s
         self._is_closing = False
         # Whether a process had to be ended that was asked to drain.
@@ -103,15 +102,8 @@ class LeaseProcesses:
     # Starting.
 
     def open(self) -> None:
-        """Start the launcher. A failure is noted and tried again; starts fail meanwhile."""
-        try:
-            self._launcher.start()
-        except OSError as error:
-            self._log.note("launcher_not_started", error=error.strerror)
-            self._open_later()
-            return
-        self._loop.watch(self._launcher.fileno(), self._launcher_spoke)
-        self._log.note("launcher_started", launcher_pid=self._launcher.pid)
+        """Start the launcher; starts fail until there is one."""
+        self._forks.open()
 
     def start(self, command: StartProcess) -> None:
         """Ask for a process. Comes back as ProcessStarted or StartFailed."""
@@ -132,16 +124,7 @@ class LeaseProcesses:
             spec=self._specify(command, number, self._incarnations),
         )
         self._children[child.incarnation] = child
-        if not self._request(child, theirs):
-            self._refused(child, "the launcher is not there or does not answer")
-
-    def _request(self, child: Child, theirs: socket.socket) -> bool:
-        fds = (self._segment.fd, self._doorbell.write_fd, theirs.fileno())
-        try:
-            return self._launcher.fork(child.incarnation, fds)
-        finally:
-            # Held on here, it would hide the child's end of the channel from us and from it.
-            theirs.close()
+        self._forks.request(child.incarnation, (self._segment.fd, self._doorbell.write_fd), theirs)
 
     def _forked(self, report: ProcessForked) -> None:
         child = self._children.get(report.request_id)
@@ -157,8 +140,10 @@ class LeaseProcesses:
         if child.drain_reason is not None:
             self._send_drain(child)
 
-    def _refused(self, child: Child, reason: str) -> None:
-        del self._children[child.incarnation]
+    def _refused(self, request_id: int, reason: str) -> None:
+        child = self._children.pop(request_id, None)
+        if child is None:
+            return
         child.channel.close()
         self._places.give_back(child.place)
         self._deliver(StartFailed(child.key, reason))
@@ -245,40 +230,15 @@ class LeaseProcesses:
         for event in events:
             self._deliver(event)
 
-    def _launcher_spoke(self) -> None:
-        fd = self._launcher.fileno()
-        reports = self._launcher.hear()
-        if self._launcher.fileno() == -1:
-            self._loop.unwatch(fd)
-        for report in reports:
-            self._take(report)
-
-    def _take(self, report: LauncherReport) -> None:
-        match report:
-            case ProcessForked():
-                self._launcher_pause_s = 0.0
-                self._forked(report)
-            case ForkRefused(request_id, reason):
-                child = self._children.get(request_id)
-                if child is not None:
-                    self._refused(child, reason)
-            case Exited(pid, status):
-                for child in tuple(self._children.values()):
-                    if child.pid == pid and child.status is None:
-                        child.status = status
-                        if child.is_dead:
-                            self._bury(child)
-            case LauncherGone(exit_status):
-                self._log.note("launcher_died", status=exit_status)
-                self._open_later()
-
-    def _open_later(self) -> None:
-        """At once the first time; one that dies again and again without a fork, ever later."""
-        if not self._is_closing:
-            self._loop.after(self._launcher_pause_s, self.open)
-        self._launcher_pause_s = min(_LAUNCHER_PAUSE_S_MAX, max(0.5, self._launcher_pause_s * 2))
-
     # Dying.
+
+    def _exited(self, report: Exited) -> None:
+        """The launcher reaped one; its status may come before its pidfd fires, or after."""
+        for child in tuple(self._children.values()):
+            if child.pid == report.pid and child.status is None:
+                child.status = report.status
+                if child.is_dead:
+                    self._bury(child)
 
     def _pidfd_fired(self, child: Child) -> None:
         """It is dead, proven. Its exit status comes from the launcher, or from us as its reaper."""
@@ -318,7 +278,7 @@ class LeaseProcesses:
     @property
     def pids(self) -> frozenset[int]:
         """Those whose end is ours to reap or to hear of, and the launcher."""
-        own = {child.pid for child in self._children.values()} | {self._launcher.pid}
+        own = {child.pid for child in self._children.values()} | {self._forks.launcher_pid}
         return frozenset(pid for pid in own if pid is not None)
 
     def _of(self, key: LeaseKey) -> list[Child]:
@@ -331,8 +291,7 @@ class LeaseProcesses:
     def close(self) -> None:
         """Let go of all; a process still alive sees the end of its channel and drains itself."""
         self._is_closing = True
-        self._loop.unwatch(self._launcher.fileno())
-        self._launcher.stop()
+        self._forks.close()
         self._loop.unwatch(self._doorbell.fileno())
         for child in self._children.values():
             child.channel.close()

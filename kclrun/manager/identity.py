@@ -47,9 +47,13 @@ class Identity:
         """Former owners of our slot that are newly proven gone; nothing of theirs lives."""
         return self.folder.seize_former(self.owner.slot, self.owner.nonce)
 
-    def retire(self) -> None:
-        """Let go of every lock. The own file goes if nobody of ours is left."""
-        self.lock.retire()
+    def retire(self, *, is_named: bool = False) -> None:
+        """Let go of every lock. The own file goes if nobody of ours is left.
+
+        `is_named`: rows may name us still. The file stays then, as the proof by which a successor
+        on this host takes them at once.
+        """
+        self.lock.retire(is_named=is_named)
         self.folder.close()
 
 

@@ -12,6 +12,7 @@ Look next: `launching.py`, the manager's side.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import faulthandler
 import gc
@@ -26,7 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kclrun.errors import InvariantViolation
-from kclrun.ipc.channel import Channel, PeerGone, Quiet
+from kclrun.ipc.channel import Channel, NotSent, PeerGone, Quiet
 from kclrun.ipc.exit_codes import BUG
 from kclrun.ipc.messages import (
     Exited,
@@ -51,6 +52,8 @@ __all__ = ["main"]
 Entry = Callable[[int, int, int], int]
 _DESCRIPTORS_OF_A_FORK: Final = 3
 _STDERR: Final = 2
+# A manager that did not read for 10 ms is busy for a while: four more tries in 100 ms.
+_RETRY_MS: Final = 20
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -70,9 +73,39 @@ def main(arguments: Sequence[str]) -> int:
         raise InvariantViolation("a preloaded module started a thread: forks would be unsafe")
     gc.collect()
     gc.freeze()
-    channel.send(Ready(os.getpid()))
-    _serve(channel, wakeup_read, entry)
+    outbox = Outbox(channel)
+    outbox.post(Ready(os.getpid()))
+    _serve(channel, outbox, wakeup_read, entry)
     return 0
+
+
+class Outbox:
+    """Answers on their way to a manager that may be busy: none is lost while it lives.
+
+    Bounded by what is answered: a few forks in flight, and one death a lease process.
+    """
+
+    def __init__(self, channel: Channel[FromLauncher, ToLauncher]) -> None:
+        self._channel = channel
+        self._waiting: collections.deque[tuple[FromLauncher, tuple[int, ...]]] = collections.deque()
+
+    def post(self, message: FromLauncher, fds: tuple[int, ...] = ()) -> None:
+        """Send in order, now or later; closes `fds` once they were sent."""
+        self._waiting.append((message, fds))
+        self.flush()
+
+    def flush(self) -> None:
+        while self._waiting:
+            message, fds = self._waiting[0]
+            if isinstance(self._channel.send(message, fds), NotSent):
+                return
+            self._waiting.popleft()
+            _close(fds)
+
+    @property
+    def retry_ms(self) -> int | None:
+        """How long to wait before the next flush; None if there is nothing to send."""
+        return _RETRY_MS if self._waiting else None
 
 
 def _load(entry: str, modules: Sequence[str]) -> Entry:
@@ -87,15 +120,18 @@ def _only_wake(_number: int, _frame: object) -> None:
     """The wakeup descriptor does the rest: a handler that does nothing cannot be interrupted."""
 
 
-def _serve(channel: Channel[FromLauncher, ToLauncher], wakeup_fd: int, entry: Entry) -> None:
+def _serve(
+    channel: Channel[FromLauncher, ToLauncher], outbox: Outbox, wakeup_fd: int, entry: Entry
+) -> None:
     poller = select.poll()
     poller.register(channel.fileno(), select.POLLIN)
     poller.register(wakeup_fd, select.POLLIN)
     while True:
-        poller.poll()
+        poller.poll(outbox.retry_ms)
+        outbox.flush()
         with contextlib.suppress(BlockingIOError):
             os.read(wakeup_fd, 4096)
-        _reap(channel)
+        _reap(outbox)
         got = channel.receive_with_fds()
         if isinstance(got, PeerGone):
             return
@@ -104,19 +140,17 @@ def _serve(channel: Channel[FromLauncher, ToLauncher], wakeup_fd: int, entry: En
         message, fds = got
         if isinstance(message, Quit):
             return
-        _fork(channel, message, fds, entry)
+        _fork(outbox, message, fds, entry)
 
 
-def _fork(
-    channel: Channel[FromLauncher, ToLauncher], request: Fork, fds: tuple[int, ...], entry: Entry
-) -> None:
+def _fork(outbox: Outbox, request: Fork, fds: tuple[int, ...], entry: Entry) -> None:
     if len(fds) != _DESCRIPTORS_OF_A_FORK:
         raise InvariantViolation(f"a fork request with {len(fds)} descriptors")
     try:
         pid = os.fork()
     except OSError as error:
         _close(fds)
-        channel.send(ForkFailed(request.request_id, f"fork: {error.strerror}"))
+        outbox.post(ForkFailed(request.request_id, f"fork: {error.strerror}"))
         return
     if pid == 0:
         _become_lease_process(fds, entry)
@@ -126,10 +160,9 @@ def _fork(
     except OSError as error:
         # Without a pidfd its death could not be proven: it has not begun anything, so end it.
         os.kill(pid, signal.SIGKILL)
-        channel.send(ForkFailed(request.request_id, f"pidfd_open: {error.strerror}"))
+        outbox.post(ForkFailed(request.request_id, f"pidfd_open: {error.strerror}"))
         return
-    channel.send(Forked(request.request_id, pid), (pidfd,))
-    os.close(pidfd)
+    outbox.post(Forked(request.request_id, pid), (pidfd,))
 
 
 def _become_lease_process(fds: tuple[int, ...], entry: Entry) -> None:
@@ -160,7 +193,7 @@ def _print_traceback() -> None:
         traceback.print_exc()
 
 
-def _reap(channel: Channel[FromLauncher, ToLauncher]) -> None:
+def _reap(outbox: Outbox) -> None:
     """Reap all that died, and say so. Their pids may be used again from here on."""
     while True:
         try:
@@ -169,8 +202,7 @@ def _reap(channel: Channel[FromLauncher, ToLauncher]) -> None:
             return
         if pid == 0:
             return
-        # A manager that does not read is waited for 10 ms; its pidfd tells it the death anyway.
-        channel.send(Exited(pid, status))
+        outbox.post(Exited(pid, status))
 
 
 def _close(fds: Sequence[int]) -> None:

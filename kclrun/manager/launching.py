@@ -93,6 +93,11 @@ class Launcher:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
+    @property
+    def in_flight(self) -> int:
+        """Forks asked for and not answered."""
+        return len(self._requested)
+
     def fileno(self) -> int:
         """For a selector; -1 while there is no launcher."""
         return self._channel.fileno() if self._channel is not None else -1

@@ -70,13 +70,17 @@ class HeldLock:
         self.path = path
         self._fd = fd
 
-    def retire(self) -> None:
-        """At the end of a manager: remove the file if no lease process holds it any more."""
+    def retire(self, *, is_named: bool = False) -> None:
+        """At the end of a manager: remove the file if no lease process holds it any more.
+
+        One whose owner rows may still name stays for a successor, who removes it later.
+        """
         if self._fd < 0:
             return
         with contextlib.suppress(OSError):
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.path.unlink()
+            if not is_named:
+                self.path.unlink()
         os.close(self._fd)
         self._fd = -1
 

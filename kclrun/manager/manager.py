@@ -183,12 +183,7 @@ class Manager:
         """Begin the stop in good order. A second call changes nothing."""
         if self._stop.drain(self._loop.now()):
             self._is_caught_up = is_caught_up
-            self._begin_stop(reason)
-
-    def _begin_stop(self, reason: str) -> None:
-        self.deliver(DrainRequested(reason))
-        # Those that said their farewell before were not told to drain; their time is bounded too.
-        self.processes.hurry(self._force_instant())
+            self.deliver(DrainRequested(reason))
 
     def _signalled(self) -> None:
         for number in self._signals.take():
@@ -207,7 +202,7 @@ class Manager:
             self._log.note("stop_hurried", signal=number.name, action="no more patience")
             self.processes.kill_all()
         elif was_running:
-            self._begin_stop(number.name)
+            self.deliver(DrainRequested(number.name))
         else:
             self._log.note("stop_hurried", signal=number.name, action="two more seconds")
             self.processes.hurry(self._force_instant())

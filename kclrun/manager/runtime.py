@@ -66,15 +66,14 @@ def run_fleet(
     report_path: Path | None = None,
     on_snapshot: Callable[[Snapshot], None] | None = None,
     source_is_done: Callable[[], bool] = lambda: True,
-    entry: str = WORKER_ENTRY,
-    output_fds: tuple[int | None, int | None] = (None, None),
+    launcher: Launcher | None = None,
 ) -> ExitReason:
     """Run the lease manager of this machine until it is told to stop. From the main thread only.
 
     `import_paths` are where lease processes import the processor from. `on_snapshot` is called
     about once a second, in this thread. `source_is_done` says, for `until`, that no more records
-    are to be expected. `entry` and `output_fds` (stdout, stderr of lease processes; None: as
-    ours) are for tests, and for whoever shows their output in another way.
+    are to be expected. `launcher` may have been started before the world was opened, to load
+    meanwhile; it decides where the output of lease processes goes.
 
     Raises: SettingsError if there is no place for lock files; AccessDenied or Unavailable if there
     are no credentials; InvariantViolation for a bug of ours (the lease processes then drain by
@@ -85,10 +84,11 @@ def run_fleet(
     sink = LineSink(_STDERR)
     loop = Loop()
     pool = IoPool(loop.post)
+    run: _Run | None = None
     try:
         log = _log(settings, identity, sink)
         run = _Run(settings, world, identity=identity, start=start, log=log, loop=loop, pool=pool)
-        run.assemble(Launcher(entry, output_fds=output_fds), tuple(import_paths))
+        run.assemble(launcher or Launcher(WORKER_ENTRY), tuple(import_paths))
         run.watch(on_snapshot, until, source_is_done)
         reason = run.run()
         if report_path is not None:
@@ -97,7 +97,7 @@ def run_fleet(
     finally:
         pool.close()
         loop.close()
-        identity.retire()
+        identity.retire(is_named=run is not None and run.holds_leases)
         sink.close()
 
 
@@ -207,6 +207,11 @@ class _Run:
             self._manager.processes.close()
         self._log.note("manager_stopped", reason=reason.value, records=self._records())
         return reason
+
+    @property
+    def holds_leases(self) -> bool:
+        """Whether rows may name us; after the end, only those of a stop that was cut short."""
+        return bool(self._core.held())
 
     def write_report(self, path: Path, reason: ExitReason) -> None:
         report = self._report.report(

@@ -60,9 +60,9 @@ class Gauge:
         for pid in set(self._processes) - alive:
             del self._processes[pid]
             self._memory.pop(pid, None)
-        unread = sorted(alive, key=lambda pid: (pid in self._memory, pid))
-        for pid in unread[:_MEMORY_READS_MAX]:
-            # To the end of the queue: those read the longest ago come first the next time.
+        # Those never read, then those read the longest ago: a reading moves to the end.
+        in_turn = [*(alive - self._memory.keys()), *self._memory]
+        for pid in in_turn[:_MEMORY_READS_MAX]:
             self._memory.pop(pid, None)
             memory = self._own_bytes(pid)
             if memory is not None:

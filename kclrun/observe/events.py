@@ -51,6 +51,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "children_healed": EventKind("children of an ended shard had no rows", "warning"),
     "trimmed_row_deleted": EventKind("the row of a trimmed shard was deleted", "warning"),
     "row_vanished": EventKind("a row that was ours is gone from the table", "error"),
+    "leases_left_unread": EventKind("leases that nobody reads and nobody takes", "warning"),
     "rows_broken": EventKind("rows of the lease table cannot be read as leases", "error"),
     "shard_sync_refused": EventKind("no rows are created: positions are not guessed", "warning"),
     "audit_refused": EventKind("the lease table refused a creation or deletion", "error"),

@@ -231,6 +231,7 @@ class _Life:
             options=options,
             fencing_token=fencing_token,
             uncheckpointed_max=self._uncheckpointed_max,
+            checkpoint_mode=self._mode,
             emit=self._ledger.emit,
             release=self._release,
         )

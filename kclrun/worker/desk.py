@@ -1,7 +1,8 @@
 """The desk between the threads: pages fetched ahead, the gate, and calls for user code.
 
 The fetch thread puts pages down and waits while the desk is full; the lease thread opens and
-shuts the gate and asks for calls; the main thread takes its next task. One lock, one condition:
+shuts the gate and asks for calls; the main thread takes its next task. What lies on it is bounded
+in bytes and records [I12]. One lock, one condition:
 what the main thread sees is consistent, and once the gate is shut no batch starts [P7, P17].
 """
 

@@ -197,6 +197,7 @@ class LeaseProcess:
             options=spec.options,
             fencing_token=row.counter,
             uncheckpointed_max=spec.checkpoint.uncheckpointed_max,
+            checkpoint_mode=spec.checkpoint.mode,
             emit=self._emit,
             release=lambda: self._inbox.post(ReleaseRequested()),
             pending_checkpoint=row.pending,

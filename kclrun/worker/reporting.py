@@ -13,7 +13,7 @@ from kclrun.ipc import transitions as told
 from kclrun.ipc.board import LeaseStatus, StatusSlot, WorkerState
 from kclrun.ipc.doorbell import Doorbell
 from kclrun.ipc.ring import EventRing
-from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.worker.desk import DeskView
 from kclrun.worker.fetching import FetchView
@@ -92,8 +92,8 @@ class Reporter:
                 batches_total=desk.batches_total,
                 processing_s_total=desk.processing_s_total,
                 millis_behind_latest=_or_unknown(fetch.millis_behind_latest),
-                fetched=fetch.fetched,
-                processed=ledger.processed if ledger.processed > TRIM_HORIZON else None,
+                fetched=_number(fetch.fetched),
+                processed=_number(ledger.processed),
                 checkpointed=ledger.checkpointed if life.own.row is not None else None,
                 first_delivered=desk.first_delivered,
                 last_fetch_instant=fetch.last_fetch_instant,
@@ -102,6 +102,11 @@ class Reporter:
                 at_tip=fetch.at_tip and is_quiet and has_caught_up,
             )
         )
+
+
+def _number(position: ExtendedSequenceNumber | None) -> ExtendedSequenceNumber | None:
+    """A position as one of records: a sentinel says that there was none yet."""
+    return None if position is None or position.is_sentinel else position
 
 
 def _or_unknown(millis_behind_latest: int | None) -> int:

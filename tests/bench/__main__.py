@@ -39,19 +39,19 @@ ROWS: Final = {
     for row in (
         Row(
             "fetch",
-            "fetch + decode of 10k × 200 B: ≥ 20 × stock boto3, ≤ 1.25 × the floor's CPU",
+            "fetch + decode of 10k x 200 B: ≥ 20 x stock boto3, ≤ 1.25 x the floor's CPU",
             "bench.record_path:fetch",
             25,
         ),
         Row(
             "aggregates",
-            "40 × 50 kB aggregates, HTTP to list: ≥ 4.5 × boto3 + aws_kinesis_agg",
+            "40 x 50 kB aggregates, HTTP to list: ≥ 4.5 x boto3 + aws_kinesis_agg",
             "bench.record_path:aggregates",
             25,
         ),
         Row(
             "runtime",
-            "fetch to no-op processor to checkpoint, one lease: ≥ 0.8 × the bare loop",
+            "fetch to no-op processor to checkpoint, one lease: ≥ 0.8 x the bare loop",
             "bench.runtime:runtime",
             7,
         ),
@@ -122,7 +122,8 @@ def _measured(row: Row, rounds: int | None) -> list[Figure | NotMeasured]:
     began = time.monotonic()
     try:
         figures: list[Figure | NotMeasured] = [*row.load()(rounds or row.rounds)]
-    except Exception as error:  # noqa: BLE001 - a row that fails is reported, the others still run
+    except Exception as error:
+        # A row that fails is reported, and the others still run.
         traceback.print_exc()
         return [NotMeasured(row.name, f"{type(error).__name__}: {error}")]
     _say(f"{row.name}: {time.monotonic() - began:.0f} s")

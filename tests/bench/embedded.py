@@ -61,7 +61,7 @@ def local(rounds: int) -> list[Figure]:
             target=Target(at_least=40.0),
         ),
         figure(
-            *("local", "PutRecords, 500 × 1 kB", "k records/s"),
+            *("local", "PutRecords, 500 x 1 kB", "k records/s"),
             [rate / 1000 for rate in put_rates],
             target=Target(at_least=20.0),
         ),

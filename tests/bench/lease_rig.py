@@ -51,12 +51,12 @@ _PATIENCE_S: Final = 30.0
 
 
 def wait_until(condition: Callable[[], bool], what: str, patience_s: float = _PATIENCE_S) -> None:
-    """Poll every millisecond. Raises: TimeoutError, saying what did not happen."""
+    """Poll every 5 ms. Raises: TimeoutError, saying what did not happen."""
     deadline = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {patience_s:g} s")
-        time.sleep(0.001)
+        time.sleep(0.005)
 
 
 class LeaseProcess:
@@ -94,9 +94,7 @@ class LeaseProcess:
         """What it does in the next `window_s` seconds."""
         records, cpu_s, instant = self.records(), self.cpu_s(), time.monotonic()
         time.sleep(window_s)
-        return Sample(
-            self.records() - records, self.cpu_s() - cpu_s, time.monotonic() - instant
-        )
+        return Sample(self.records() - records, self.cpu_s() - cpu_s, time.monotonic() - instant)
 
     def end(self) -> None:
         """SIGKILL, and proof that it is gone."""

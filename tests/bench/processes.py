@@ -1,4 +1,4 @@
-"""Rows `idle` and `start`: what lease processes cost when nothing comes, and how fast they begin."""
+"""Rows `idle` and `start`: what lease processes cost while idle, how fast they begin."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def _cpu_percent(canned: CannedServer, processes: list[LeaseProcess]) -> float:
     used_s = sum(process.cpu_s() for process in processes) - cpu_s
     window_s = time.monotonic() - instant
     polls_a_s = (canned.reads() - reads) / window_s
-    beats = [process.counter() - before for process, before in zip(processes, counters, strict=True)]
+    now = [process.counter() for process in processes]
+    beats = [after - before for after, before in zip(now, counters, strict=True)]
     assert polls_a_s > 0.95 * _LEASES, f"only {polls_a_s:.0f} polls a second"
     assert statistics.median(beats) >= 2, f"{statistics.median(beats)} heartbeats in {window_s} s"
     return 100 * used_s / window_s

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from kclrun.model.record import RecordBatch
-from kclrun.processor import Checkpointer, RecordProcessor
+import os
+import time
 
-__all__ = ["NoOp"]
+from kclrun.model.record import RecordBatch
+from kclrun.processor import Checkpointer, Context, RecordProcessor
+
+__all__ = ["Marking", "NoOp"]
 
 
 class NoOp(RecordProcessor):
@@ -13,3 +16,21 @@ class NoOp(RecordProcessor):
 
     def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
         pass
+
+
+class Marking(RecordProcessor):
+    """Appends `shard pid instant` to a file at the first batch of each process."""
+
+    def initialize(self, context: Context) -> None:
+        self._context = context
+        self._is_marked = False
+
+    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+        if self._is_marked:
+            return
+        self._is_marked = True
+        line = f"{self._context.shard_id} {os.getpid()} {time.monotonic()}\n"
+        # One write to a file opened for appending: lines of several processes do not mix.
+        fd = os.open(self._context.options["marks"], os.O_WRONLY | os.O_APPEND)
+        os.write(fd, line.encode())
+        os.close(fd)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import itertools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -47,19 +46,19 @@ def fetch(rounds: int) -> list[Figure]:
         polls = interleaved(_pollers(server), rounds)
     rate = _per_cpu_s(small)
     return [
-        figure("fetch", "10k × 200 B: ours", "k records/s/core", _thousands(rate["ours"])),
-        figure("fetch", "10k × 200 B: stock boto3", "k records/s/core", _thousands(rate["stock"])),
+        figure("fetch", "10k x 200 B: ours", "k records/s/core", _thousands(rate["ours"])),
+        figure("fetch", "10k x 200 B: stock boto3", "k records/s/core", _thousands(rate["stock"])),
         figure(
-            *("fetch", "10k × 200 B: ours ÷ stock boto3", "×"),
+            *("fetch", "10k x 200 B: ours ÷ stock boto3", "x"),
             paired_ratios(rate["ours"], rate["stock"]),
             target=Target(at_least=20.0),
         ),
         figure(
-            *("fetch", "10k × 200 B: CPU ÷ unsigned urllib3 + msgspec", "×"),
+            *("fetch", "10k x 200 B: CPU ÷ unsigned urllib3 + msgspec", "x"),
             paired_ratios(rate["floor"], rate["ours"]),
             target=Target(at_most=1.25),
         ),
-        *_informational("1k × 1 kB", _per_cpu_s(large)),
+        *_informational("1k x 1 kB", _per_cpu_s(large)),
         *_informational("empty polls", _per_cpu_s(polls)),
         figure(
             *("fetch", "an empty poll: ours", "ms CPU"),
@@ -79,7 +78,7 @@ def aggregates(rounds: int) -> list[Figure]:
     with CannedServer() as server:
         samples = interleaved(_openers(server), rounds)
     rate = _per_cpu_s(samples)
-    what = "40 × 50 kB"
+    what = "40 x 50 kB"
     return [
         figure("aggregates", f"{what}: ours", "k user records/s/core", _thousands(rate["ours"])),
         figure(
@@ -87,7 +86,7 @@ def aggregates(rounds: int) -> list[Figure]:
             _thousands(rate["stock"]),
         ),
         figure(
-            *("aggregates", f"{what}: ours ÷ boto3 + aws_kinesis_agg", "×"),
+            *("aggregates", f"{what}: ours ÷ boto3 + aws_kinesis_agg", "x"),
             paired_ratios(rate["ours"], rate["stock"]),
             target=Target(at_least=4.5),
         ),
@@ -97,11 +96,11 @@ def aggregates(rounds: int) -> list[Figure]:
 def _informational(what: str, rate: dict[str, list[float]]) -> list[Figure]:
     return [
         figure(
-            *("fetch", f"{what}: ours ÷ stock boto3", "×"),
+            *("fetch", f"{what}: ours ÷ stock boto3", "x"),
             paired_ratios(rate["ours"], rate["stock"]),
         ),
         figure(
-            *("fetch", f"{what}: CPU ÷ unsigned urllib3 + msgspec", "×"),
+            *("fetch", f"{what}: CPU ÷ unsigned urllib3 + msgspec", "x"),
             paired_ratios(rate["floor"], rate["ours"]),
         ),
     ]
@@ -110,20 +109,20 @@ def _informational(what: str, rate: dict[str, list[float]]) -> list[Figure]:
 def _readers(server: CannedServer, shape: str, pages: int) -> dict[str, Variant]:
     """One run of each reads so many pages, ours and the floor more, being faster."""
     stock, ours, floor = _fetchers(server, shape)
-    expected = SHAPES[shape].records
     more = pages * _SHARE_OF_STOCK
     return {
-        "stock": lambda: _read(stock, pages, expected),
-        "ours": lambda: _read(ours, more, expected),
-        "floor": lambda: _read(floor, more, expected),
+        "stock": lambda: _read(stock, shape, pages),
+        "ours": lambda: _read(ours, shape, more),
+        "floor": lambda: _read(floor, shape, more),
     }
 
 
 def _pollers(server: CannedServer) -> dict[str, Variant]:
     stock, ours, floor = _fetchers(server, "empty")
     return {
-        name: lambda poll=poll: _polled(poll)
-        for name, poll in (("stock", stock), ("ours", ours), ("floor", floor))
+        "stock": lambda: _polled(stock),
+        "ours": lambda: _polled(ours),
+        "floor": lambda: _polled(floor),
     }
 
 
@@ -133,16 +132,12 @@ def _polled(poll: Callable[[str], int]) -> float:
     return _EMPTY_POLLS
 
 
-def _read(fetch_page: Callable[[str], int], pages: int, expected: int) -> float:
+def _read(fetch_page: Callable[[str], int], shape: str, pages: int) -> float:
     """Read pages one after the other; as many records as the server sends, or it is no reader."""
-    total = sum(fetch_page(iterator) for iterator in itertools.islice(_iterators(expected), pages))
-    assert total == pages * expected, f"{total} records of {pages * expected}"
+    total = sum(fetch_page(iterator_of(f"{shape}-1", page)) for page in range(pages))
+    expected = pages * SHAPES[shape].records
+    assert total == expected, f"{total} records of {expected}"
     return total
-
-
-def _iterators(expected: int) -> Any:
-    shape = next(shape.name for shape in SHAPES.values() if shape.records == expected)
-    return (iterator_of(f"{shape}-1", page) for page in itertools.count())
 
 
 def _fetchers(server: CannedServer, shape: str) -> tuple[Callable[[str], int], ...]:

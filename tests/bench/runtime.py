@@ -43,8 +43,8 @@ def runtime(rounds: int) -> list[Figure]:
         for entry in (LEASE_ENTRY, _BARE_ENTRY):
             rig.prepare(entry)
         for shape, label, target in (
-            ("small", "10k × 200 B", Target(at_least=0.8)),
-            ("aggregated", "40 × 50 kB aggregates", None),
+            ("small", "10k x 200 B", Target(at_least=0.8)),
+            ("aggregated", "40 x 50 kB aggregates", None),
         ):
             ours: list[Sample] = []
             bare: list[Sample] = []
@@ -74,12 +74,12 @@ def _figures(
             [sample.per_wall_s / 1000 for sample in bare],
         ),
         figure(
-            *("runtime", f"{label}: records/s ÷ the bare loop's", "×"),
+            *("runtime", f"{label}: records/s ÷ the bare loop's", "x"),
             paired_ratios(_per_wall_s(ours), _per_wall_s(bare)),
             target=target,
         ),
         figure(
-            *("runtime", f"{label}: records/CPU-s ÷ the bare loop's", "×"),
+            *("runtime", f"{label}: records/CPU-s ÷ the bare loop's", "x"),
             paired_ratios(_per_cpu_s(ours), _per_cpu_s(bare)),
         ),
     ]

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any, Final, Self
 
 import boto3
@@ -29,7 +30,8 @@ def endpoint_at(url: str) -> WireEndpoint:
 
 def stock_client(service: str, url: str) -> Any:
     """boto3 as anybody makes it; one attempt, so that no retry hides in a figure."""
-    return boto3.client(
+    make: Callable[..., Any] = boto3.client
+    return make(
         service,
         endpoint_url=url,
         region_name=REGION,
@@ -69,7 +71,8 @@ class CannedServer:
         return int(self._ask(READ_COUNT))
 
     def _ask(self, target: str) -> bytes:
-        return self._asking.request("POST", self.url, headers={"X-Amz-Target": target}, body=b"{}").data
+        headers = {"X-Amz-Target": target}
+        return self._asking.request("POST", self.url, headers=headers, body=b"{}").data
 
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None

@@ -451,6 +451,7 @@ def test_a_write_with_a_position_fails_when_the_row_is_elsewhere(
 
 @pytest.mark.parametrize("name", EVERY)
 def test_nothing_resurrects_a_deleted_row(subject: Subject, name: str) -> None:
+    """A zombie's write fails, whatever it is [I5]."""
     table = subject.with_rows()
 
     assert table.write(EVERY[name]) == ConditionFailed(None)

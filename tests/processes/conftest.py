@@ -21,6 +21,7 @@ from kclrun.observe.line_sink import LineSink
 from kclrun.observe.logs import EventLog
 
 ENTRIES = Path(__file__).parent / "entries"
+PLACES = 64
 ENDPOINT = WireEndpoint(url="http://127.0.0.1:9", region="x", signing_region="x")
 
 
@@ -40,7 +41,7 @@ class Rig:
         self.launcher = Launcher(entry, output_fds=(self._log_fd, self._log_fd))
         self.processes = LeaseProcesses(
             self.launcher,
-            places=8,
+            places=PLACES,
             specify=self._specify,
             loop=self.loop,
             log=self.log,

@@ -192,6 +192,17 @@ def test_a_run_until_caught_up_ends_by_itself(fleet):
     assert fleet.exit_code() == 0
     report = json.loads(fleet.report_path.read_text())
     assert report["exit_reason"] == "caught up"
+    assert "leases 2" in Path(fleet.log.name).read_text()
+
+
+def test_a_wedged_process_is_noticed_shows_its_stacks_and_is_started_again(fleet):
+    fleet = fleet("wedged")
+    fleet.until_claimed(3)
+
+    assert "has not returned" in fleet.of("process_stalled")[0]["reason"]
+    text = Path(fleet.log.name).read_text()
+    assert "Fatal Python error: Aborted" in text
+    assert "lease_entry.py" in text
 
 
 def test_a_killed_lease_process_is_back_within_a_second_and_a_half(fleet):

@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kclrun.ipc.channel import Channel, Quiet
+from kclrun.ipc.messages import Exited, Forked, channel_of_launcher, channel_to_launcher
 from kclrun.leases.events import (
     LeaseClaimed,
     LeaseLost,
@@ -21,6 +23,7 @@ from kclrun.leases.events import (
     StartUnclaimed,
 )
 from kclrun.manager.adopted import reap_adopted
+from kclrun.manager.launcher import Outbox
 
 pytestmark = pytest.mark.slow
 
@@ -227,17 +230,46 @@ def zombies(pid):
     return [child.pid for child in children if child.status() == psutil.STATUS_ZOMBIE]
 
 
-def test_places_are_given_back_and_the_ninth_process_finds_none(rig):
-    for number in range(8):
+def test_64_at_once_all_start_and_one_more_finds_a_place_only_after_a_death(rig):
+    for number in range(64):
         rig.start(f"shard-{number}")
-    rig.start("shard-9")
+    rig.start("one-more")
 
+    assert rig.launcher.in_flight == 4, "a burst would overrun the channel"
     assert "places" in rig.until_seen(StartFailed).reason
-    rig.until_seen(LeaseClaimed, count=8)
+    rig.until_seen(LeaseClaimed, count=64)
+    assert len(rig.of(StartFailed)) == 1
     rig.child("shard-0").send_signal(signal.SIGKILL)
     rig.until_seen(ProcessExited)
-    rig.start("shard-9")
-    rig.until_seen(LeaseClaimed, count=9)
+    rig.start("one-more")
+    rig.until_seen(LeaseClaimed, count=65)
+
+
+def test_the_answers_to_a_manager_that_stood_still_are_not_lost():
+    ours, theirs = Channel.pair()
+    manager, outbox = channel_to_launcher(ours), Outbox(channel_of_launcher(theirs.detach()))
+    posted = [Exited(pid, 0) for pid in range(1, 2000)]
+    read_fd, write_fd = os.pipe()
+
+    for message in posted:
+        outbox.post(message)
+        if outbox.retry_ms is not None:
+            break
+    assert outbox.retry_ms is not None, "the channel was never full"
+    outbox.post(Forked(7, 8), (os.dup(read_fd),))
+    received = []
+    while not received or not isinstance(received[-1][0], Forked):
+        received += iter(manager.receive_with_fds, Quiet())
+        outbox.flush()
+
+    assert [message.pid for message, _ in received[:-1]] == list(range(1, len(received)))
+    (fd,) = received[-1][1]
+    os.write(write_fd, b"x")
+    assert os.read(fd, 1) == b"x"
+    for end in (fd, read_fd, write_fd):
+        os.close(end)
+    manager.close()
+    outbox._channel.close()
 
 
 def test_an_adopted_dead_stranger_is_reaped_and_a_child_of_the_program_is_not(rig):

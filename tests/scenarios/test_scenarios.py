@@ -1,4 +1,7 @@
-"""Runs the scenario tables beside this file: one sentence a row, over the pure functions."""
+"""Runs the scenario tables beside this file: one sentence a row, over the pure functions.
+
+`cleanup.yaml` is the proof of I11: a row goes only when nobody can miss it.
+"""
 
 from __future__ import annotations
 

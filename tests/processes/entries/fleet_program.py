@@ -10,6 +10,7 @@ from pathlib import Path
 from kclrun.config.schema import LeaseSettings, LogSettings, Settings, ShutdownSettings
 from kclrun.config.units import Duration
 from kclrun.local.lease_rows import LeaseRows
+from kclrun.manager.launching import Launcher
 from kclrun.manager.runtime import run_fleet
 from kclrun.manager.world import World
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
@@ -65,6 +66,7 @@ def main():
         processor="m:C",
         options={"behaviour": behaviour},
         leases=LeaseSettings(failover=Duration(10)),
+        stall=Duration(1.0 if behaviour == "wedged" else 120.0),
         shutdown=ShutdownSettings(grace=Duration(float(grace_s))),
         log=LogSettings(level="debug", format="json"),
     )
@@ -84,7 +86,7 @@ def main():
         report_path=Path(report),
         until="caught-up" if until == "until-caught-up" else None,
         on_snapshot=snapshots.append,
-        entry="lease_entry:run",
+        launcher=Launcher("lease_entry:run"),
     )
     print("snapshots", len(snapshots), "leases", len(snapshots[-1].leases) if snapshots else 0)
     return reason.exit_code

@@ -74,6 +74,8 @@ def work(behaviour, *, ring, tell, publish, doorbell, channel):
     if behaviour == "garbage":
         ring.put(b"\xff no transition")
         doorbell.press()
+    if behaviour == "wedged":
+        publish(processing_since_instant=time.clock_gettime(time.CLOCK_BOOTTIME))
     if behaviour == "count":
         publish(
             records_total=5,

@@ -123,6 +123,27 @@ def test_the_processor_does_not_come_from_the_current_folder(
     assert check(project(LEAST.replace("mine:Mine", "stray:Mine"))) == 78
 
 
+def test_the_path_goes_before_the_environment(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "uvicorn.py").write_text(MINE)
+
+    assert check(project(LEAST.replace("mine:Mine", "uvicorn:Mine"))) == 0
+
+
+def test_loading_takes_the_current_folder_off_the_path(tmp_path: Path) -> None:
+    (tmp_path / "stray.py").write_text(MINE)
+    code = (
+        "import sys; from pathlib import Path; from kclrun.loading import load_processor\n"
+        "assert '' in sys.path\n"
+        "load_processor('stray:Mine', [Path('/nowhere')])"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+
+    assert "ProcessorLoadError: processor: there is no module stray" in done.stderr
+
+
 def test_a_file_that_others_can_write_is_78(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:

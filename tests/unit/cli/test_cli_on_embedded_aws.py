@@ -217,7 +217,7 @@ def test_an_embedded_run_fills_reshards_reads_all_and_sums_up(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=60,
     )
 
     assert done.returncode == 0, done.stderr
@@ -245,7 +245,7 @@ def test_a_fill_that_fails_ends_the_run_with_its_reason(
     )
 
     done = subprocess.run(
-        project(*overrides), cwd=tmp_path, capture_output=True, text=True, timeout=90
+        project(*overrides), cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
 
     assert done.returncode == 78, done.stderr

@@ -116,6 +116,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
 def test_what_is_no_aggregate_is_delivered_raw_and_flagged(data: bytes) -> None:
+    """Nothing is dropped silently [I9]."""
     record = raw(data)
 
     assert open_aggregates([record]) == [msgspec.structs.replace(record, malformed=True)]

@@ -1,4 +1,6 @@
+import grp
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,9 @@ def test_a_file_that_others_can_write_is_refused_with_the_remedy(
     file: Path, mode: int, who: str
 ) -> None:
     file.chmod(mode)
+    # A group that is nobody's own: for root any other, for a user the test needs no change.
+    if os.geteuid() == 0:
+        os.chown(file, -1, 100)
 
     with pytest.raises(SettingsError, match=f"written by {who}") as caught:
         read_trusted(file)
@@ -81,3 +86,15 @@ def test_what_looks_like_a_credential_is_refused_and_not_repeated(tree: object) 
 
 def test_a_secret_from_the_environment_may_be_named() -> None:
     refuse_secrets({"options": {"password": "${DB_PASSWORD}", "key_column": "id"}})
+
+
+def test_a_file_that_its_owners_private_group_may_write_is_trusted(tmp_path):
+    """Amazon Linux and Fedora: a umask of 002, and a group of one's own for every user."""
+    file = tmp_path / "app.yaml"
+    file.write_text("application: orders\n")
+    file.chmod(0o664)
+    owner = pwd.getpwuid(os.geteuid())
+    if grp.getgrgid(file.stat().st_gid).gr_name != owner.pw_name:
+        pytest.skip(f"user {owner.pw_name} has no group of its own here")
+
+    assert read_trusted(file) == "application: orders\n"

@@ -60,6 +60,18 @@ def test_a_billion_laughs_end_at_the_limit() -> None:
         read_yaml("\n".join(levels))
 
 
+@pytest.mark.parametrize("times", [9, 10])
+def test_aliases_may_repeat_a_thousand_values_and_no_more(times: int) -> None:
+    hundred = f"a: &a [{', '.join('x' * 110)}]"
+    text = f"{hundred}\nb: [{', '.join(['*a'] * times)}]"
+
+    if times * 111 <= ALIASED_NODES_MAX:
+        assert len(read_yaml(text).value["b"]) == times
+    else:
+        with pytest.raises(SettingsError, match="aliases repeat more than 1,000 values"):
+            read_yaml(text)
+
+
 def test_a_cycle_of_aliases_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"nested deeper|aliases repeat"):
         read_yaml("a: &x [*x]")

@@ -42,7 +42,9 @@ def child(shard_id, *parents):
 
 
 class Driver:
-    def __init__(self, mode="auto", *, position=p(10), cap=100, every_s=10.0, failover_s=9.0, **row):
+    def __init__(
+        self, mode="auto", *, position=p(10), cap=100, every_s=10.0, failover_s=9.0, **row
+    ):
         self.now = START
         self.table = LeaseRows()
         self.row = Lease(key=KEY, checkpoint=position, **({"owner": ME, "counter": 5} | row))
@@ -107,11 +109,9 @@ class Driver:
 
     def move_row(self, position, **fields):
         """A late checkpoint by a former owner: owner and counter stay."""
-        import msgspec  # noqa: PLC0415 - only here
+        import msgspec
 
-        self.table._rows[KEY] = msgspec.structs.replace(
-            self.stored, checkpoint=position, **fields
-        )
+        self.table._rows[KEY] = msgspec.structs.replace(self.stored, checkpoint=position, **fields)
 
     def land(self):
         """The oldest write in flight arrives now; its outcome reaches nobody."""

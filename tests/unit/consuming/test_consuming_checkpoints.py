@@ -17,9 +17,12 @@ _spec = importlib.util.spec_from_file_location(
 lease_driver = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(lease_driver)
 Driver, ME, KEY, p = (getattr(lease_driver, name) for name in ("Driver", "ME", "KEY", "p"))
-DURABLE, LOST, STALE = do.CheckpointAnswer.DURABLE, do.CheckpointAnswer.LOST, do.CheckpointAnswer.STALE
+DURABLE, LOST, STALE = (
+    do.CheckpointAnswer.DURABLE,
+    do.CheckpointAnswer.LOST,
+    do.CheckpointAnswer.STALE,
+)
 KIND = do.ReportKind
-
 
 
 def positions(driver):
@@ -62,9 +65,9 @@ def test_half_of_the_cap_is_checkpointed_before_its_time():
 
     driver.batch(20, records=4)
     assert positions(driver) == []
-    driver.batch(30, records=1)
+    driver.happen(on.BatchDelivered(p(30), 1, 1))
 
-    assert positions(driver) == [p(30)]
+    assert positions(driver) == [p(20)]
 
 
 def test_batch_mode_checkpoints_each_batch_and_lets_no_other_start_before():
@@ -340,7 +343,7 @@ def test_a_checkpoint_that_cannot_be_sent_lets_the_renewals_go_first():
 
     assert driver.state is State.PROCESSING
     assert driver.now > 2 * 9.0
-    assert len(driver.sent(changes.Checkpoint)) < 60
+    assert len(driver.sent(changes.Checkpoint)) < 3 * (driver.now - lease_driver.START)
     driver.tick(3.0)
     assert driver.stored.checkpoint == p(20)
 

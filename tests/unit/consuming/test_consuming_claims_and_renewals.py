@@ -426,3 +426,72 @@ def test_without_a_manager_no_renewal_is_due():
 
     assert driver.sent(changes.Renew) == []
     assert driver.life.next_deadline(driver.now) > driver.now
+
+
+def test_a_first_send_that_lands_after_a_second_one_sets_the_fence():
+    driver = Driver().begin()
+    driver.faults += ["in flight", "dropped"]
+    driver.now += 3.0
+    first = driver.now
+    driver.tell(on.Ticked())
+    while len(driver.sent(changes.Renew)) < 2 or driver.faults:
+        driver._perform(driver.queue.popleft())
+        driver.now += 0.5
+    driver.land()
+
+    driver.settle()
+
+    assert len(driver.sent(changes.Renew)) == 2
+    assert driver.life.own.counter == driver.stored.counter == 7
+    assert driver.life.own.fence == fence_instant(first, 9.0)
+
+
+@pytest.mark.parametrize("kind", [changes.Release, changes.End])
+def test_a_last_write_is_issued_again_when_another_of_mine_had_moved_the_counter(kind):
+    driver = Driver().begin()
+    driver.user_returns = kind is changes.End
+    is_end = kind is changes.End
+    driver.tell(
+        on.ShardExhausted((lease_driver.child("s1"),)) if is_end else on.DrainRequested("x")
+    )
+    if not is_end:
+        driver.happen(on.GateShut())
+        driver.tell(on.CallReturned())
+    while not isinstance(getattr(driver.queue[0], "change", None), kind):
+        driver._perform(driver.queue.popleft())
+    change = driver.queue.popleft().change
+    driver.tell(on.WriteResolved(change, lease_driver.NOT_APPLIED["dropped"], driver.now))
+    driver.table.write(changes.Renew(KEY, ME, driver.stored.counter))
+
+    driver.settle()
+
+    assert driver.state is (State.ENDED if is_end else State.RELEASED)
+    assert len(driver.sent(kind)) == 2
+
+
+def test_before_the_claim_there_is_no_fence_and_the_deadline_is_the_expiry():
+    driver = Driver()
+
+    assert driver.life.own.fence is None
+    assert driver.life.next_deadline(driver.now) == driver.policy.expires_instant
+
+
+def test_while_a_write_is_under_way_only_the_fence_is_a_deadline():
+    driver = Driver().begin()
+    driver.now += 3.0
+    driver.tell(on.Ticked())
+
+    assert driver.life.own.pending is not None
+    assert driver.life.next_deadline(driver.now) > driver.now
+
+
+def test_a_claim_answered_late_renews_at_once():
+    driver = Driver()
+    driver.tell(on.Started())
+    claim = driver.queue.popleft().change
+    driver.now += 4.0
+
+    driver.happen(on.WriteResolved(claim, driver.table.write(claim), START))
+
+    assert driver.sent(changes.Renew) == [changes.Renew(KEY, ME, 6, 0.0)]
+    assert driver.state is State.PROCESSING

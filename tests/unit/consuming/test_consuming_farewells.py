@@ -24,7 +24,6 @@ DRAIN = on.DrainRequested("the host drains")
 FAILED = on.ProcessorFailed("process_records", "ValueError: x", 3, p(30), "Traceback")
 
 
-
 def test_a_drain_finishes_the_batch_says_goodbye_and_releases_in_one_write():
     driver = Driver().begin()
     driver.user_returns = False
@@ -440,6 +439,22 @@ def test_a_thread_that_stood_still_is_told():
 
 
 def lease_driver_shard(shard_id, **fields):
-    from kclrun.model.shard import HashRange, Shard  # noqa: PLC0415 - only here
+    from kclrun.model.shard import HashRange, Shard
 
     return Shard(shard_id, HashRange(0, 9), "1", **fields)
+
+
+def test_a_lease_that_lets_go_with_something_unsaved_writes_nothing():
+    driver = Driver(every_s=1000.0).begin()
+    driver.user_returns = False
+    driver.batch(20)
+    driver.steal()
+    driver.tick(3.0)
+    assert driver.state is State.LOSING
+    sends = len(driver.of(do.SendWrite))
+
+    driver.tick(1000.0)
+
+    assert driver.state is State.LOST
+    assert len(driver.of(do.SendWrite)) == sends
+    assert isinstance(driver.log[-1], do.Exit)

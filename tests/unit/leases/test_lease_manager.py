@@ -781,6 +781,19 @@ def test_leases_that_nobody_takes_because_all_are_full_are_named_once():
     assert life.notes() == []
 
 
+def test_an_overdue_lease_that_is_being_taken_is_not_left_unread():
+    life = Life()
+    mine = running(life, row("a", hash_range=HALVES[0]))
+    theirs = row("b", owner=OTHER, hash_range=HALVES[1])
+    life.scan(mine, theirs)
+    life.now += 40.0
+
+    life.scan(mine, theirs)
+
+    assert [take.key for take in life.writes(ch.Take)] == ["b"]
+    assert "leases_left_unread" not in life.notes()
+
+
 def test_java_rows_are_not_compared_with_our_settings():
     life = Life()
     life.begin(row(owner="java", failover_s=20.0, start="LATEST"))

@@ -121,4 +121,4 @@ class Rows(RuleBasedStateMachine):
 
 
 TestRowsAgainstTheModel = Rows.TestCase
-TestRowsAgainstTheModel.settings = settings(max_examples=2000, stateful_step_count=30, deadline=None)
+TestRowsAgainstTheModel.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)

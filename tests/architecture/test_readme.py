@@ -1,0 +1,49 @@
+"""The README says what the code does: expressions, exit codes, verbs, guarantees."""
+
+import re
+from pathlib import Path
+
+from kclrun.aws.expressions import CATALOGUE
+from kclrun.cli import exit_codes
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+SOURCES = [path.read_text() for path in (ROOT / "kclrun").rglob("*.py")]
+TESTS = [path.read_text() for path in (ROOT / "tests").rglob("*.py")]
+
+
+def expressions_as_markdown():
+    lines = ["| write | change | condition |", "|---|---|---|"]
+    for each in CATALOGUE:
+        change = f"`{each.update.code}`" if each.update else ""
+        lines.append(f"| {each.name} | {change} | `{each.condition}` |")
+    return "\n".join(lines)
+
+
+def test_every_conditional_expression_stands_in_the_readme_as_the_code_sends_it():
+    found = re.search(r"<!-- expressions:.*?-->\n(.*?)\n<!-- /expressions -->", README, re.DOTALL)
+
+    assert found is not None
+    assert found[1].strip() == expressions_as_markdown()
+
+
+def test_every_exit_code_of_the_code_stands_in_the_readme():
+    codes = {
+        value for name, value in vars(exit_codes).items() if name.isupper() and type(value) is int
+    }
+
+    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
+    assert codes <= documented
+
+
+def test_every_guarantee_of_the_readme_is_named_in_the_code_and_in_a_test():
+    promised = re.findall(r"^\| (I\d+b?) \|", README, re.MULTILINE)
+
+    unproven = [
+        each
+        for each in promised
+        if not any(re.search(rf"\b{each}\b", text) for text in SOURCES)
+        or not any(re.search(rf"\b{each}\b", text) for text in TESTS)
+    ]
+    assert promised
+    assert unproven == []

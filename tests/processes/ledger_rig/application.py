@@ -1,0 +1,215 @@
+"""`python -m kclrun` as a user starts it, in a process of its own; and the end of all it started.
+
+Every process is found by the state folder in its environment, which is this test's own, and ended
+by its pid, whatever became of its manager.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import yaml
+
+from tests.processes.ledger_rig.aws import REGION
+from tests.processes.ledger_rig.deliveries import LedgerFile
+
+__all__ = ["Application", "until", "wait_for_ends"]
+
+PROCESSOR_FOLDER = Path(__file__).parent / "processor"
+
+
+def until(condition, timeout_s=30.0, *, every_s=0.02, why=lambda: ""):
+    """Poll until the condition holds, and return what it was; fail after the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        if found := condition():
+            return found
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s. {why()}"
+        time.sleep(every_s)
+
+
+def wait_for_ends(pidfds, timeout_s):
+    """How long each process lived on, in seconds; None for one that lives still. Closes them."""
+    began = time.monotonic()
+    poller = select.poll()
+    for pidfd in pidfds:
+        poller.register(pidfd, select.POLLIN)
+    ends = dict.fromkeys(pidfds)
+    while None in ends.values() and time.monotonic() < began + timeout_s:
+        for pidfd, _ in poller.poll(100):
+            ends[pidfd] = time.monotonic() - began
+            poller.unregister(pidfd)
+    for pidfd in pidfds:
+        os.close(pidfd)
+    return list(ends.values())
+
+
+class Application:
+    """One configuration on one machine: started, stopped, killed and started again."""
+
+    def __init__(self, folder, aws, stream, *, name="app", machine="a", **settings):
+        self.folder = folder / machine
+        self.folder.mkdir(parents=True)
+        self.table = f"{name}-{stream}"
+        self.state = self.folder / "state"
+        self.ledger = LedgerFile(folder / "ledger")
+        self.log_path = self.folder / "log"
+        self.config = self.folder / "app.yaml"
+        self.cure = folder / "cure"
+        self.process = None
+        self._machine = machine
+        self._log = self.log_path.open("ab")
+        self.config.write_text(yaml.safe_dump(self._settings(aws, stream, settings)))
+
+    def _settings(self, aws, stream, more):
+        options = {"ledger": str(self.ledger.path), "cure": str(self.cure)}
+        merged = {
+            "application": self.table,
+            "stream": stream,
+            "processor": "ledger_processor:Ledger",
+            "path": str(PROCESSOR_FOLDER),
+            "aws": {
+                "region": REGION,
+                "endpoints": {
+                    "kinesis": aws.embedded.kinesis_endpoint,
+                    "dynamodb": aws.embedded.dynamodb_endpoint,
+                },
+            },
+            "fetch": {"idle": "200ms", "batch_max": 500},
+            "checkpoint": {"every": "500ms", "uncheckpointed_max": 2000},
+            "log": {"level": "debug", "format": "json"},
+            "stall": "60s",
+        }
+        for key, value in more.items():
+            former = merged.get(key)
+            merged[key] = former | value if isinstance(former, dict) else value
+        merged["options"] = options | merged.get("options", {})
+        return merged
+
+    @property
+    def environment(self):
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.folder),
+            "KCLRUN_STATE_DIR": str(self.state),
+            "KCLRUN_RIG_MANAGER": self._machine,
+            "AWS_ACCESS_KEY_ID": "AKIAEXAMPLEEXAMPLE",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    # Running.
+
+    def start(self, *arguments):
+        """Exec a manager, in a process group of its own as a shell would give it."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "kclrun", "--config", self.config, *arguments],
+            env=self.environment,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            process_group=0,
+        )
+        return self
+
+    def cli(self, *arguments):
+        """Another command of kclrun on the same configuration, to its end."""
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "kclrun", *arguments],
+            env=self.environment,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+
+    def stop(self, number=signal.SIGTERM, timeout_s=30.0):
+        """Signal it and wait for its end; the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(timeout_s)
+
+    def lose_power(self):
+        """All of it ends at one stroke: nobody gets to release anything."""
+        everyone = list(self._everyone())
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in everyone:
+                process.send_signal(number)
+        self.process.wait()
+
+    def close(self):
+        """End whatever is left of it."""
+        for process in self._everyone():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        self._log.close()
+
+    def _everyone(self):
+        mark = str(self.state)
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("KCLRUN_STATE_DIR") == mark:
+                    yield process
+
+    # Looking.
+
+    def lease_pids(self):
+        return self._named("kclrun-lease")
+
+    def launcher_pids(self):
+        return self._named("kclrun-launcher")
+
+    def _named(self, name):
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    # A fork is named after its launcher for its first millisecond.
+                    if child.name() == name and child.status() != psutil.STATUS_ZOMBIE:
+                        found.append(child.pid)
+        return sorted(found)
+
+    def lines(self):
+        found = []
+        for line in self.log_path.read_text(errors="replace").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+        return found
+
+    def of(self, event):
+        return [line for line in self.lines() if line.get("event") == event]
+
+    def last_words(self):
+        return "The log ends:\n" + "\n".join(
+            self.log_path.read_text(errors="replace").splitlines()[-25:]
+        )
+
+    # Waiting.
+
+    def until(self, condition, timeout_s=30.0):
+        def held():
+            self.ledger.read()
+            return condition()
+
+        return until(held, timeout_s, why=self.last_words)
+
+    def until_delivered(self, count, timeout_s=30.0):
+        """Until so many different records were delivered, by whoever shares the ledger."""
+        self.until(lambda: len(self.ledger.delivered) >= count, timeout_s)
+
+    def until_all_delivered(self, producer, timeout_s=60.0):
+        self.until(
+            lambda: producer.is_done and len(self.ledger.delivered) >= producer.total_put,
+            timeout_s,
+        )

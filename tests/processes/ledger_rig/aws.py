@@ -1,0 +1,69 @@
+"""The embedded AWS as these tests see it: resharded by boto3, made to stand still by SIGSTOP."""
+
+import contextlib
+import os
+import signal
+import uuid
+
+import boto3
+from botocore.config import Config
+
+from kclrun.local.server import start_embedded
+
+__all__ = ["REGION", "Aws"]
+
+REGION = "us-east-1"
+# Loopback lets every key in. No retries: a put that is sent twice would make the producer lie.
+_CLIENT = {
+    "region_name": REGION,
+    "aws_access_key_id": "AKIAEXAMPLEEXAMPLE",
+    "aws_secret_access_key": "secret",
+    "config": Config(retries={"total_max_attempts": 1}, read_timeout=60),
+}
+
+
+class Aws:
+    """One embedded AWS, with new names for each test."""
+
+    def __init__(self):
+        self.embedded = start_embedded()
+        self.kinesis = boto3.client(
+            "kinesis", endpoint_url=self.embedded.kinesis_endpoint, **_CLIENT
+        )
+        self.dynamodb = boto3.client(
+            "dynamodb", endpoint_url=self.embedded.dynamodb_endpoint, **_CLIENT
+        )
+
+    def stream(self, shards):
+        name = f"ledger-{uuid.uuid4().hex[:12]}"
+        self.kinesis.create_stream(StreamName=name, ShardCount=shards)
+        self.kinesis.get_waiter("stream_exists").wait(
+            StreamName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 20}
+        )
+        return name
+
+    def rows(self, table):
+        """The lease table as plain values, by lease key."""
+        pages = self.dynamodb.get_paginator("scan").paginate(TableName=table, ConsistentRead=True)
+        items = [item for page in pages for item in page["Items"]]
+        return {
+            item["leaseKey"]["S"]: {
+                name: next(iter(value.values())) for name, value in item.items()
+            }
+            for item in items
+        }
+
+    @contextlib.contextmanager
+    def outage(self, service):
+        """The process of `kinesis` or `dynamodb` stands still: sockets accept, nobody answers."""
+        pid = self.embedded.pids[("kinesis", "dynamodb").index(service)]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def close(self):
+        self.kinesis.close()
+        self.dynamodb.close()
+        self.embedded.close()

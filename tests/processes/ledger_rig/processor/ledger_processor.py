@@ -1,0 +1,78 @@
+"""Writes down every record it is given, in one file shared by all lease processes.
+
+One write a batch, with O_APPEND: the lines of all processes stand in the order of time. A line
+carries its CRC, and begins with a line feed of its own, so that a write torn by SIGKILL spoils no
+other. Options: `ledger`, the file; and what goes wrong, at which record:
+`poison` (raises until the file `cure` exists), `crash` (the process ends), `hang` (never returns).
+"""
+
+import hashlib
+import json
+import os
+import threading
+import time
+import zlib
+from pathlib import Path
+
+from kclrun import RecordProcessor
+
+
+def digest(key, number):
+    return hashlib.sha256(f"{key}:{number}".encode()).hexdigest()[:16]
+
+
+class Ledger(RecordProcessor):
+    def initialize(self, context):
+        self.context = context
+        self.options = context.options
+        self.token = context.fencing_token
+        self.file = os.open(self.options["ledger"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self.write("began", position=str(context.position))
+
+    def process_records(self, batch, checkpointer):
+        at = time.monotonic()
+        self.token = batch.fencing_token
+        records = []
+        for record in batch:
+            data = json.loads(record.data)
+            if data["digest"] != digest(data["key"], data["n"]):
+                raise ValueError("a record was damaged on its way")
+            self.misbehave(record.partition_key, data["n"])
+            records.append([record.sequence_number, record.partition_key, data["n"]])
+        if self.options.get("emits"):
+            for sequence_number, key, n in records:
+                self.context.emit({"sequence_number": sequence_number, "key": key, "n": n})
+        # Only the file: a process killed here has delivered, and not processed.
+        self.write("batch", at=at, records=records)
+
+    def misbehave(self, key, n):
+        place = f"{key}:{n}"
+        if place == self.options.get("poison") and not Path(self.options["cure"]).exists():
+            raise ValueError("this record is poison")
+        if place == self.options.get("crash"):
+            os._exit(1)
+        if place == self.options.get("hang") and not Path(self.options["cure"]).exists():
+            threading.Event().wait()
+
+    def shard_ended(self, checkpointer):
+        self.write("ended")
+
+    def lease_lost(self):
+        self.write("lost")
+
+    def shutdown_requested(self, checkpointer):
+        self.write("asked to stop")
+
+    def write(self, what, **more):
+        line = json.dumps(
+            {
+                "what": what,
+                "shard": self.context.shard_id,
+                "token": self.token,
+                "pid": os.getpid(),
+                "manager": os.environ.get("KCLRUN_RIG_MANAGER", ""),
+                "at": time.monotonic(),
+                **more,
+            }
+        ).encode()
+        os.write(self.file, b"\n%08x %s\n" % (zlib.crc32(line), line))

@@ -1,0 +1,128 @@
+"""What dies and how the rest goes on: manager, launcher, lease processes, each by SIGKILL.
+
+The times are those of DESIGN 14; the slow forms take enough rounds to speak of a p99.
+"""
+
+import os
+import random
+import signal
+
+import pytest
+
+from tests.processes.ledger_rig.application import wait_for_ends
+from tests.processes.ledger_rig.deliveries import judge
+from tests.processes.ledger_rig.rounds import (
+    lease_kill_rounds,
+    manager_kill_rounds,
+    percentile,
+    told,
+)
+
+pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
+
+CAP = 2000
+FAILOVER_S = 10.0
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        pytest.param(2, marks=pytest.mark.timeout(60)),
+        pytest.param(25, marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
+    ],
+)
+def test_a_killed_manager_takes_its_processes_along_and_is_back_at_once(
+    embedded_aws, application, producer, rounds
+):
+    stream = embedded_aws.stream(shards=4)
+    app = application(stream)
+    source = producer(stream, 10**7, seed=6, rate=1000).start()
+
+    ends_s, back_s = manager_kill_rounds(app, rounds)
+
+    source.stop()
+    app.until_all_delivered(source)
+    assert app.stop() == 0
+    print(told("manager killed: the others end", ends_s))
+    print(told("manager killed: exec to new batch", back_s))
+    verdict = judge(source.put, app.ledger.read(), killed=(), cap=0)
+    print(verdict)
+    # They see the end of their channel, drain and go: nobody is cut off, so nothing comes twice.
+    assert verdict.faults == []
+    assert max(ends_s) < FAILOVER_S
+    assert percentile(back_s, 99) < 3.0
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        pytest.param(4, marks=pytest.mark.timeout(60)),
+        pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
+    ],
+)
+def test_a_killed_lease_process_is_back_at_once(embedded_aws, application, producer, rounds):
+    stream = embedded_aws.stream(shards=4)
+    app = application(stream)
+    source = producer(stream, 10**7, seed=7, rate=1000).start()
+
+    killed, back_s = lease_kill_rounds(app, rounds, random.Random(7))
+
+    source.stop()
+    app.until_all_delivered(source)
+    assert app.stop() == 0
+    print(told("lease process killed: kill to new batch", back_s))
+    verdict = judge(source.put, app.ledger.read(), killed=killed, cap=CAP)
+    print(verdict)
+    assert verdict.faults == []
+    assert percentile(back_s, 99) < 1.5
+
+
+@pytest.mark.timeout(60)
+def test_leases_go_on_without_their_launcher_and_a_later_crash_is_repaired(
+    embedded_aws, application, producer
+):
+    stream = embedded_aws.stream(shards=2)
+    app = application(stream).start()
+    source = producer(stream, 10**7, seed=8, rate=1000).start()
+    app.until_delivered(500)
+    leases = app.lease_pids()
+    (launcher,) = app.launcher_pids()
+    pidfd = os.pidfd_open(launcher)
+
+    os.kill(launcher, signal.SIGKILL)
+
+    assert None not in wait_for_ends([pidfd], 5.0)
+    app.until_delivered(len(app.ledger.read().delivered) + 1500)
+    assert app.lease_pids() == leases, "a lease process died with its launcher"
+    app.until(lambda: app.launcher_pids() not in ([], [launcher]))
+    victim = leases[0]
+    os.kill(victim, signal.SIGKILL)
+    app.until(lambda: len(app.lease_pids()) == 2 and victim not in app.lease_pids())
+    source.stop()
+    app.until_all_delivered(source)
+    assert app.stop() == 0
+    verdict = judge(source.put, app.ledger.read(), killed={victim}, cap=CAP)
+    print(verdict)
+    assert verdict.faults == []
+    assert len(app.of("launcher_died")) == 1
+
+
+def test_a_launcher_and_a_lease_process_killed_together_are_both_replaced(
+    embedded_aws, application, producer
+):
+    stream = embedded_aws.stream(shards=2)
+    app = application(stream).start()
+    source = producer(stream, 10**7, seed=9, rate=1000).start()
+    app.until_delivered(500)
+    victims = app.lease_pids()
+
+    os.kill(app.launcher_pids()[0], signal.SIGKILL)
+    for victim in victims:
+        os.kill(victim, signal.SIGKILL)
+
+    app.until(lambda: len(set(app.lease_pids()) - set(victims)) == 2)
+    source.stop()
+    app.until_all_delivered(source)
+    assert app.stop() == 0
+    verdict = judge(source.put, app.ledger.read(), killed=victims, cap=CAP)
+    assert verdict.faults == []

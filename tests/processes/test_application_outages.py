@@ -1,0 +1,113 @@
+"""DynamoDB or Kinesis stand still for a while: the application waits, says so once, and goes on."""
+
+import time
+
+import pytest
+
+from tests.processes.ledger_rig.aws import Aws
+from tests.processes.ledger_rig.deliveries import judge
+
+pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
+
+FAILOVER_S = 4.0
+CAP = 2000
+
+
+@pytest.fixture
+def embedded_aws():
+    """One of its own: what stands still here must not stand still for others."""
+    aws = Aws()
+    yield aws
+    aws.close()
+
+
+def last_for(seconds, app):
+    """Let an outage last, looking at the application meanwhile."""
+    ends = time.monotonic() + seconds
+    app.until(lambda: time.monotonic() >= ends, seconds + 5.0)
+
+
+def told_lengths(app):
+    return [line["outage_s"] for line in app.of("service_back")]
+
+
+def begin(application, producer, stream, seed):
+    app = application(stream, leases={"failover": f"{FAILOVER_S:g}s"})
+    app.start()
+    app.until(lambda: len(app.of("lease_claimed")) == 2)
+    source = producer(stream, 10**7, seed=seed, rate=800).start()
+    app.until_delivered(500)
+    return app, source
+
+
+def finish(app, source):
+    source.stop()
+    app.until_all_delivered(source)
+    assert app.stop() == 0
+    return app.ledger.read()
+
+
+@pytest.mark.timeout(60)
+def test_a_lease_table_away_for_less_than_failover_costs_nothing(
+    embedded_aws, application, producer
+):
+    app, source = begin(application, producer, embedded_aws.stream(shards=2), seed=21)
+    pids = app.lease_pids()
+
+    with embedded_aws.outage("dynamodb"):
+        last_for(FAILOVER_S / 2, app)
+
+    app.until_delivered(len(app.ledger.delivered) + 2 * CAP)
+    assert app.lease_pids() == pids, "a lease process was replaced"
+    verdict = judge(source.put, finish(app, source))
+    print(verdict)
+    assert verdict.faults == []
+    assert verdict.duplicates == 0
+    assert app.of("lease_lost") == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_lease_table_away_for_longer_than_failover_is_waited_for(
+    embedded_aws, application, producer
+):
+    app, source = begin(application, producer, embedded_aws.stream(shards=2), seed=22)
+    before = app.ledger.pids
+
+    with embedded_aws.outage("dynamodb"):
+        last_for(3 * FAILOVER_S, app)
+        quiet_from = max(batch.at for batch in app.ledger.read().batches)
+        last_for(1.0, app)
+        assert max(batch.at for batch in app.ledger.read().batches) == quiet_from, (
+            "batches were begun after the fence"
+        )
+
+    app.until_delivered(len(app.ledger.delivered) + 2 * CAP, 60.0)
+    verdict = judge(source.put, finish(app, source), killed=before, cap=CAP)
+    print(verdict, told_lengths(app))
+    assert verdict.faults == []
+    warnings = app.of("service_unreachable")
+    assert len(warnings) == len(app.of("service_back")) <= 3, warnings
+    assert max(told_lengths(app)) >= FAILOVER_S
+
+
+@pytest.mark.timeout(60)
+def test_a_stream_away_is_told_once_with_its_length_and_costs_no_lease(
+    embedded_aws, application, producer
+):
+    app, source = begin(application, producer, embedded_aws.stream(shards=2), seed=23)
+    pids = app.lease_pids()
+
+    source.pause()
+    with embedded_aws.outage("kinesis"):
+        last_for(1.75 * FAILOVER_S, app)
+    source.resume()
+
+    app.until_delivered(len(app.ledger.delivered) + CAP)
+    assert app.lease_pids() == pids, "a lease process was replaced"
+    verdict = judge(source.put, finish(app, source))
+    print(verdict, told_lengths(app))
+    assert verdict.faults == []
+    assert verdict.duplicates == 0
+    said = [line["detail"] for line in app.of("lease_process_warned")]
+    print(said)

@@ -1,0 +1,145 @@
+"""The ledger run: shards split and merge while lease processes are killed; nothing may be lost."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from tests.processes.ledger_rig.deliveries import judge
+
+pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
+
+CAP = 2000
+
+
+def seed_of(default):
+    seed = int(os.environ.get("KCLRUN_LEDGER_SEED", default))
+    print(f"seed {seed}; replay with KCLRUN_LEDGER_SEED={seed}")
+    return seed
+
+
+def kill_one(app, rng, killed):
+    pids = app.lease_pids()
+    if pids:
+        victim = rng.choice(pids)
+        killed.append(victim)
+        os.kill(victim, signal.SIGKILL)
+
+
+def run_under_kills(app, producer, rng, *, every_s, kills_max, timeout_s):
+    """Start both, kill a lease process now and then, and stop once everything was delivered."""
+    killed = []
+    app.start()
+    app.until(lambda: app.of("lease_claimed"))
+    producer.start()
+    next_kill = time.monotonic() + every_s
+
+    def is_done():
+        nonlocal next_kill
+        if time.monotonic() >= next_kill and len(killed) < kills_max:
+            kill_one(app, rng, killed)
+            next_kill += every_s
+        return producer.is_done and len(app.ledger.delivered) >= producer.total_put
+
+    app.until(is_done, timeout_s)
+    assert app.stop() == 0
+    return killed
+
+
+def told(verdict, killed):
+    print(f"{len(killed)} kills; {verdict}; cap {CAP}")
+    return verdict
+
+
+@pytest.mark.timeout(60)
+def test_lease_processes_killed_while_shards_split_and_merge_lose_nothing(
+    embedded_aws, application, producer
+):
+    seed = seed_of(1)
+    stream = embedded_aws.stream(shards=4)
+    app = application(stream)
+    source = producer(
+        stream,
+        20_000,
+        seed=seed,
+        rate=3000,
+        reshards=[(6_000, "split", 0), (12_000, "merge", 2)],
+    )
+
+    killed = run_under_kills(
+        app, source, random.Random(seed), every_s=1.5, kills_max=3, timeout_s=45
+    )
+
+    verdict = told(judge(source.put, app.ledger.read(), killed=killed, cap=CAP), killed)
+    assert verdict.faults == []
+    assert verdict.records == 20_000
+    assert len(source.put) == 7
+    assert len(killed) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_two_hundred_thousand_records_over_three_generations_of_shards_lose_nothing(
+    embedded_aws, application, producer
+):
+    seed = seed_of(random.SystemRandom().randrange(10**6))
+    stream = embedded_aws.stream(shards=8)
+    app = application(stream)
+    source = producer(
+        stream,
+        200_000,
+        seed=seed,
+        rate=2800,
+        keys=1000,
+        reshards=[
+            (20_000, "split", 0),
+            (45_000, "split", 0),
+            (70_000, "merge", 0),
+            (90_000, "split", 5),
+            (110_000, "merge", 5),
+            (130_000, "split", 3),
+            (150_000, "merge", 2),
+            (170_000, "split", 8),
+            (185_000, "merge", 7),
+        ],
+    )
+
+    killed = run_under_kills(
+        app, source, random.Random(seed), every_s=2.0, kills_max=1000, timeout_s=200
+    )
+
+    verdict = told(judge(source.put, app.ledger.read(), killed=killed, cap=CAP), killed)
+    assert verdict.faults == []
+    assert verdict.records == 200_000
+    assert len(killed) >= 20
+
+
+@pytest.mark.timeout(60)
+def test_emitted_rows_stand_exactly_once_in_the_files_after_kills(
+    embedded_aws, application, producer, tmp_path
+):
+    seed = seed_of(2)
+    stream = embedded_aws.stream(shards=2)
+    app = application(stream, output={"path": str(tmp_path / "out")}, options={"emits": True})
+    source = producer(stream, 12_000, seed=seed, rate=3000, reshards=[(5_000, "split", 1)])
+
+    killed = run_under_kills(
+        app, source, random.Random(seed), every_s=0.9, kills_max=4, timeout_s=45
+    )
+
+    verdict = told(judge(source.put, app.ledger.read(), killed=killed, cap=CAP), killed)
+    assert verdict.faults == []
+    assert len(killed) == 4
+    for shard, put in source.put.items():
+        lines = [
+            line
+            for path in (tmp_path / "out").glob(f"*{shard}*.jsonl")
+            for line in path.read_text().splitlines()
+        ]
+        rows = [json.loads(line) for line in lines]
+        assert [row["sequence_number"] for row in rows] == [number for number, _, _ in put], shard
+    written = sum(len(path.read_text().splitlines()) for path in (tmp_path / "out").glob("*.jsonl"))
+    assert written == 12_000

@@ -1,0 +1,262 @@
+"""The small parts of core 2: ledger, requests, pacing, error policy, start point, gate."""
+
+import pytest
+
+from kclrun.consuming.commands import AnswerCheckpoint, CheckpointAnswer
+from kclrun.consuming.error_policy import ErrorPolicy, GiveUp, RetryAfter
+from kclrun.consuming.fence import fence_instant, renew_interval_s
+from kclrun.consuming.gatekeeping import GateKeeper
+from kclrun.consuming.ledger import CheckpointLedger
+from kclrun.consuming.pacing import FLOOR_S, Pacing
+from kclrun.consuming.requests import CheckpointRequests
+from kclrun.consuming.start_point import first_start, resumed_start
+from kclrun.errors import InvariantViolation, SettingsError, StaleCheckpoint
+from kclrun.model.lease import Lease
+from kclrun.model.reading import IteratorType, StartPoint
+from kclrun.model.sequence import (
+    AT_TIMESTAMP,
+    LATEST,
+    TRIM_HORIZON,
+    ExtendedSequenceNumber,
+)
+
+DURABLE, LOST, STALE = CheckpointAnswer.DURABLE, CheckpointAnswer.LOST, CheckpointAnswer.STALE
+
+
+def p(number, sub=0):
+    return ExtendedSequenceNumber(str(number), sub)
+
+
+def row(position, **fields):
+    return Lease(key="s0", checkpoint=position, **fields)
+
+
+# Ledger
+
+
+def test_delivered_processed_checkpointed_follow_each_other():
+    ledger = CheckpointLedger(p(10), 100)
+    assert ledger.is_idle
+    assert not ledger.has_unsaved
+
+    ledger.deliver(p(20), 3)
+    assert not ledger.is_idle
+    assert (ledger.delivered_total, ledger.uncheckpointed) == (3, 3)
+    ledger.process(p(20))
+    assert ledger.is_idle
+    assert ledger.has_unsaved
+    assert ledger.has_uncounted
+    ledger.confirm(p(20))
+
+    assert not ledger.has_unsaved
+    assert not ledger.has_uncounted
+    assert (ledger.checkpointed_total, ledger.delivered_max) == (3, 103)
+    ledger.check()
+
+
+def test_a_batch_given_again_is_counted_once():
+    ledger = CheckpointLedger(p(10), 100)
+
+    ledger.deliver(p(20), 3)
+    ledger.deliver(p(20), 3)
+
+    assert ledger.delivered_total == 3
+
+
+def test_a_page_without_records_moves_the_position_and_no_count():
+    ledger = CheckpointLedger(p(10), 100)
+
+    ledger.deliver(p(20), 0)
+    ledger.process(p(20))
+
+    assert ledger.has_unsaved
+    assert not ledger.has_uncounted
+    assert ledger.delivered_total == 0
+
+
+def test_batches_are_covered_one_by_one():
+    ledger = CheckpointLedger(p(10), 100)
+    for last, records in ((20, 1), (30, 2), (40, 4)):
+        ledger.deliver(p(last), records)
+        ledger.process(p(last))
+
+    totals = []
+    for position in (15, 20, 39, 40):
+        ledger.confirm(p(position))
+        totals.append(ledger.checkpointed_total)
+
+    assert totals == [0, 1, 3, 7]
+
+
+def test_processed_and_checkpointed_never_move_back():
+    ledger = CheckpointLedger(p(10), 100)
+    ledger.process(p(20))
+    ledger.confirm(p(20))
+
+    with pytest.raises(InvariantViolation, match="processed moved back"):
+        ledger.process(p(19))
+    with pytest.raises(InvariantViolation, match="checkpoint moved back"):
+        ledger.confirm(p(19))
+
+
+def test_a_full_ledger_says_so():
+    ledger = CheckpointLedger(p(10), 3)
+    ledger.deliver(p(20), 2)
+    assert not ledger.is_full
+
+    ledger.deliver(p(30), 1)
+
+    assert ledger.is_full
+
+
+def test_records_below_a_row_that_is_ahead_are_covered_as_they_come():
+    ledger = CheckpointLedger(p(10), 5)
+    ledger.confirm(p(90))
+
+    ledger.deliver(p(20), 5)
+
+    assert ledger.uncheckpointed == 0
+    assert ledger.admit(None) == p(90)
+    assert ledger.admit(p(90)) == p(90)
+    with pytest.raises(StaleCheckpoint):
+        ledger.admit(p(91))
+
+
+def test_the_ledger_checks_its_counts():
+    ledger = CheckpointLedger(p(10), 5)
+    ledger.checkpointed_total = 1
+    with pytest.raises(AssertionError, match="out of step"):
+        ledger.check()
+    ledger.processed = p(11)
+    with pytest.raises(AssertionError, match="beyond delivered"):
+        ledger.check()
+
+
+# Requests
+
+
+def test_requests_wait_until_a_position_covers_them():
+    ledger, requests = CheckpointLedger(p(10), 100), CheckpointRequests()
+    ledger.deliver(p(30), 3)
+    assert requests.highest is None
+    assert requests.admit(1, p(20), ledger) == ()
+    assert requests.admit(2, None, ledger) == ()
+    assert requests.highest == p(30)
+
+    assert requests.answer(p(25)) == (AnswerCheckpoint(1, DURABLE),)
+    assert requests.refuse_all("gone") == (AnswerCheckpoint(2, LOST, "gone"),)
+    assert requests.highest is None
+
+
+def test_requests_that_need_no_write_are_answered_at_once():
+    ledger, requests = CheckpointLedger(p(10), 100), CheckpointRequests()
+
+    assert requests.admit(1, p(10), ledger) == (AnswerCheckpoint(1, DURABLE),)
+    (refused,) = requests.admit(2, p(9), ledger)
+
+    assert refused.answer is STALE
+    assert "cannot checkpoint 9" in refused.detail
+
+
+# Gate
+
+
+def test_only_changes_of_the_gate_are_commands():
+    ledger, gate = CheckpointLedger(p(10), 7), GateKeeper(one_batch_a_checkpoint=False)
+    (opened,) = gate.open(5.0, ledger)
+    assert (opened.fence, opened.start_below, opened.delivered_max) == (5.0, 7, 7)
+
+    assert gate.open(5.0, ledger) == ()
+    assert len(gate.open(6.0, ledger)) == 1
+    assert len(gate.shut()) == 1
+    assert len(gate.open(6.0, ledger)) == 1
+
+
+# Fence
+
+
+def test_the_fence_leaves_a_hundredth_and_a_tenth_of_a_second():
+    assert fence_instant(100.0, 10.0) == pytest.approx(109.8)
+
+
+def test_renewals_of_a_tiny_failover_do_not_spin():
+    assert renew_interval_s(10.0) == pytest.approx(3.3083, abs=1e-4)
+    assert renew_interval_s(0.01) == 0.025
+
+
+# Pacing
+
+
+@pytest.mark.parametrize(
+    ("records", "behind", "pause_s"),
+    [(0, 0, 1.0), (0, None, 1.0), (0, 5, FLOOR_S), (3, 0, FLOOR_S), (3, 5, FLOOR_S)],
+)
+def test_only_an_empty_page_at_the_tip_idles(records, behind, pause_s):
+    assert Pacing(1.0).after_page(records, behind) == pause_s
+
+
+def test_idle_is_never_below_the_floor():
+    assert Pacing(0.01).after_page(0, 0) == FLOOR_S
+    assert Pacing(0.01, floor_s=0.001).after_page(0, 0) == 0.01
+
+
+def test_throttles_and_errors_double_up_to_their_bounds_and_a_page_resets_them():
+    pacing = Pacing(1.0)
+    throttles = [pacing.after_throttle(1.0) for _ in range(8)]
+    assert throttles == pytest.approx([0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0])
+    pacing.after_page(0, 0)
+
+    errors = [pacing.after_error(1.0) for _ in range(5)]
+
+    assert errors == pytest.approx([0.4, 0.8, 1.6, 3.0, 3.0])
+
+
+# Error policy
+
+
+def test_retries_double_their_pause_and_then_it_gives_up():
+    policy = ErrorPolicy(retries=3, backoff_s=1.0)
+
+    decisions = [policy.decide(attempt) for attempt in (1, 2, 3, 4)]
+
+    assert decisions == [RetryAfter(1.0), RetryAfter(2.0), RetryAfter(4.0), GiveUp()]
+
+
+def test_the_pause_is_bounded_and_no_retries_are_none():
+    assert ErrorPolicy(10_000, 1.0).decide(9_999) == RetryAfter(30.0)
+    assert ErrorPolicy(0, 1.0).decide(1) == GiveUp()
+
+
+# Start point
+
+
+@pytest.mark.parametrize(
+    ("lease", "start"),
+    [
+        (row(TRIM_HORIZON), StartPoint(IteratorType.TRIM_HORIZON)),
+        (row(LATEST), StartPoint(IteratorType.AT_TIMESTAMP, timestamp=77.0)),
+        (row(LATEST, latest_pinned_at=55.0), StartPoint(IteratorType.AT_TIMESTAMP, timestamp=55.0)),
+        (row(AT_TIMESTAMP), StartPoint(IteratorType.AT_TIMESTAMP, timestamp=33.0)),
+        (
+            row(ExtendedSequenceNumber("AT_TIMESTAMP", 44_000)),
+            StartPoint(IteratorType.AT_TIMESTAMP, timestamp=44.0),
+        ),
+        (row(p(12, 3)), StartPoint(IteratorType.AT_SEQUENCE_NUMBER, sequence_number="12")),
+    ],
+)
+def test_reading_begins_where_the_row_says(lease, start):
+    assert first_start(lease, start_at=33.0, now_at=77.0) == start
+
+
+def test_an_instant_that_nobody_knows_is_a_setting_to_mend():
+    with pytest.raises(SettingsError, match="lease s0 is to be read from an instant"):
+        first_start(row(AT_TIMESTAMP), start_at=None, now_at=77.0)
+
+
+def test_reading_goes_on_after_what_was_received_or_repeats_its_start():
+    first = StartPoint(IteratorType.AT_TIMESTAMP, timestamp=55.0)
+
+    assert resumed_start(None, first) == first
+    assert resumed_start("42", first) == StartPoint(
+        IteratorType.AFTER_SEQUENCE_NUMBER, sequence_number="42"
+    )

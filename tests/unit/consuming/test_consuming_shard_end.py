@@ -1,0 +1,391 @@
+"""The end of a shard, in the order of P12: children, their names, shard_ended, SHARD_END."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from kclrun.consuming import commands as do
+from kclrun.consuming import events as on
+from kclrun.consuming.shard_end import Deferred, ShardEnd
+from kclrun.consuming.states import State
+from kclrun.model import changes
+from kclrun.model.lease import Lease
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
+from kclrun.model.shard import HashRange, Shard
+
+_spec = importlib.util.spec_from_file_location(
+    "lease_driver", Path(__file__).with_name("lease_driver.py")
+)
+lease_driver = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(lease_driver)
+Driver, ME, OTHER, KEY, p, child = (
+    getattr(lease_driver, name) for name in ("Driver", "ME", "OTHER", "KEY", "p", "child")
+)
+KIND = do.ReportKind
+
+
+def shard(shard_id, *parents):
+    return Shard(shard_id, HashRange(0, 9), "1", None, *parents)
+
+
+def other_parent(driver, checkpoint=None):
+    driver.table.write(
+        changes.CreateLease(Lease(key="s1", checkpoint=checkpoint or p(7), owner=OTHER, counter=3))
+    )
+
+
+def test_the_end_of_a_shard_goes_in_order():
+    driver = Driver().begin()
+    driver.batch(20)
+
+    driver.exhaust(child("s1"), child("s2"))
+
+    steps = [
+        type(each.change) if isinstance(each, do.SendWrite) else type(each)
+        for each in driver.log
+        if isinstance(each, do.SendWrite | do.CallShardEnded | do.Exit)
+    ]
+    assert steps == [
+        changes.Claim,
+        changes.CreateChildren,
+        changes.NameChildren,
+        do.CallShardEnded,
+        changes.End,
+        do.Exit,
+    ]
+    assert driver.state is State.ENDED
+    assert driver.reports(KIND.SHARD_ENDED) == [do.Report(KIND.SHARD_ENDED, children=("s1", "s2"))]
+    assert driver.of(do.Exit) == [do.Exit(do.ExitCause.DONE)]
+    row = driver.stored
+    assert (row.checkpoint, row.children, row.owner) == (SHARD_END, {"s1", "s2"}, ME)
+
+
+def test_children_begin_at_the_trim_horizon_with_their_parents_and_range():
+    driver = Driver().begin()
+
+    driver.exhaust(child("s1"))
+
+    created = driver.table.read("s1")
+    assert (created.checkpoint, created.owner, created.counter) == (TRIM_HORIZON, None, 0)
+    assert (created.parents, created.hash_range) == ({"s0"}, HashRange(0, 9))
+
+
+def test_children_that_the_answer_leaves_out_come_from_the_listing():
+    driver = Driver().begin()
+    driver.shards = (shard("s0"), shard("s1", "s0"), shard("s9", "s8"))
+
+    driver.exhaust()
+
+    assert driver.state is State.ENDED
+    assert driver.stored.children == {"s1"}
+
+
+def test_while_nobody_names_the_children_the_lease_is_renewed_and_not_ended():
+    driver = Driver().begin()
+
+    driver.exhaust()
+    driver.tick(3.0)
+
+    assert driver.state is State.CREATING
+    assert len(driver.sent(changes.Renew)) == 1
+    assert "names no children" in driver.reports(KIND.WARNED)[0].text
+    driver.shards = (shard("s1", "s0"),)
+    driver.tick(1.0)
+    assert driver.state is State.ENDED
+
+
+def test_a_merge_with_the_other_parents_row_is_conditional_on_it():
+    driver = Driver().begin()
+    other_parent(driver)
+
+    driver.exhaust(child("s2", "s0", "s1"))
+
+    (write,) = driver.sent(changes.CreateChildren)
+    assert write.parents == (changes.HeldParent(KEY, ME, 6), changes.ExistingParent("s1"))
+    assert driver.state is State.ENDED
+    assert driver.table.read("s2").parents == {"s0", "s1"}
+
+
+def test_a_merge_whose_other_parent_is_listed_and_has_no_row_waits_and_looks_again():
+    driver = Driver().begin()
+    driver.shards = (shard("s0"), shard("s1"))
+
+    driver.exhaust(child("s2", "s0", "s1"))
+    assert driver.state is State.CREATING
+    assert driver.life.next_deadline(driver.now) == driver.now + 1.0
+    driver.tick(0.5)
+    assert len(driver.of(do.ReadRows)) == 1
+    driver.tick(3.0)
+
+    assert driver.state is State.CREATING
+    assert len(driver.of(do.ReadRows)) == 2
+    assert len(driver.sent(changes.Renew)) == 1
+    assert [each.text for each in driver.reports(KIND.WARNED)] == [
+        "the other parent s1 has no lease yet"
+    ]
+    other_parent(driver)
+    driver.tick(1.0)
+    assert driver.state is State.ENDED
+
+
+def test_a_merge_whose_other_parent_is_gone_from_the_listing_goes_on():
+    driver = Driver().begin()
+    driver.shards = (shard("s0"), shard("s2", "s0", "s1"))
+
+    driver.exhaust(child("s2", "s0", "s1"))
+
+    (write,) = driver.sent(changes.CreateChildren)
+    assert write.parents == (changes.HeldParent(KEY, ME, 6),)
+    assert driver.state is State.ENDED
+
+
+@pytest.mark.parametrize("fault", ["dropped", "reply lost", "refused", "throttled", "unavailable"])
+def test_children_that_were_not_created_for_sure_are_done_again_from_fresh_reads(fault):
+    driver = Driver().begin()
+    other_parent(driver)
+    driver.tell(on.ShardExhausted((child("s2", "s0", "s1"),)))
+    driver.faults.append(fault)
+    driver.settle()
+    assert driver.state is State.CREATING
+
+    driver.tick(1.0)
+
+    assert driver.state is State.ENDED
+    assert len(driver.of(do.ReadRows)) == 2
+    assert driver.of(do.ReadOwnRow) == []
+
+
+def test_children_whose_other_parent_vanished_in_between_are_done_again():
+    driver = Driver().begin()
+    other_parent(driver)
+    driver.tell(on.ShardExhausted((child("s2", "s0", "s1"),)))
+    driver._perform(driver.queue.popleft())  # ReadRows: it is there
+    driver.table._forget("s1")
+
+    driver.settle()
+    assert driver.state is State.CREATING
+    assert driver.table.read("s2") is None
+    driver.tick(1.0)
+
+    assert driver.state is State.ENDED
+
+
+def test_a_service_that_refuses_the_children_costs_no_lease():
+    driver = Driver().begin()
+    driver.tell(on.ShardExhausted((child("s1"),)))
+    for _ in range(30):
+        for command in list(driver.queue):
+            driver.queue.remove(command)
+            is_creation = isinstance(command, do.SendWrite) and isinstance(
+                command.change, changes.CreateChildren
+            )
+            if is_creation:
+                refused = lease_driver.NOT_APPLIED["refused"]
+                driver.tell(on.WriteResolved(command.change, refused, driver.now))
+            else:
+                driver._perform(command)
+        driver.now += 1.0
+        driver.tell(on.Ticked())
+
+    assert driver.state is State.CREATING
+    assert "the children cannot be created" in driver.reports(KIND.WARNED)[0].text
+    assert len(driver.reports(KIND.WARNED)) == 1
+
+
+def test_a_look_up_that_fails_is_asked_again():
+    driver = Driver().begin()
+    other_parent(driver)
+    driver.tell(on.ShardExhausted((child("s2", "s0", "s1"),)))
+    assert isinstance(driver.queue.popleft(), do.ReadRows)
+
+    driver.happen(on.LookUpFailed("no route"))
+    assert driver.state is State.CREATING
+    driver.tick(1.0)
+
+    assert driver.state is State.ENDED
+    assert driver.reports(KIND.WARNED)[0].text == "no route"
+
+
+def test_a_look_up_that_is_under_way_is_not_asked_twice():
+    driver = Driver().begin()
+    driver.tell(on.ShardExhausted((child("s2", "s0", "s1"),)))
+    driver.queue.clear()
+
+    driver.tick(3.0)
+
+    assert len(driver.of(do.ReadRows)) == 1
+    assert len(driver.sent(changes.Renew)) == 1
+    assert driver.life.next_deadline(driver.now) > driver.now
+
+
+def test_a_failed_read_back_while_children_are_created_is_the_own_rows():
+    driver = Driver().begin()
+    driver.tell(on.ShardExhausted((child("s2", "s0", "s1"),)))
+    driver.queue.clear()
+    driver.faults += ["reply lost", "unreadable"]
+    driver.tick(3.0)
+
+    assert len(driver.of(do.ReadOwnRow)) == 2
+    assert driver.life.own.pending is None
+    assert driver.state is State.CREATING
+
+
+@pytest.mark.parametrize("kind", [changes.NameChildren, changes.End])
+@pytest.mark.parametrize("fault", ["reply lost", "dropped", "throttled"])
+def test_the_writes_of_the_end_survive_faults(kind, fault):
+    driver = Driver().begin()
+    driver.tell(on.ShardExhausted((child("s1"),)))
+    while not any(isinstance(getattr(each, "change", None), kind) for each in driver.queue):
+        driver._perform(driver.queue.popleft())
+    driver.faults.append(fault)
+
+    driver.settle()
+
+    assert driver.state is State.ENDED
+    assert driver.stored.is_ended
+    assert driver.stored.children == {"s1"}
+    assert len(driver.of(do.CallShardEnded)) == 1
+
+
+def test_a_checkpoint_in_flight_that_lands_is_not_taken_for_the_end():
+    driver = Driver("batch").begin()
+    driver.user_returns = False
+    driver.faults += ["in flight"]
+    driver.tell(on.BatchDelivered(p(20), 1, 1))
+    driver.tell(on.BatchProcessed(p(20)))
+    driver.tell(on.ShardExhausted((child("s1"),)))
+    driver._perform(next(each for each in driver.queue if isinstance(each, do.SendWrite)))
+    driver.land()
+
+    driver.queue.popleft()
+    driver.settle()
+    assert driver.stored.checkpoint == p(20)
+    assert not driver.stored.is_ended
+    driver.happen(on.CallReturned())
+
+    assert driver.state is State.ENDED
+    assert driver.stored.is_ended
+
+
+def test_an_end_after_which_the_row_was_taken_is_known_by_its_position():
+    driver = Driver().begin()
+    driver.user_returns = False
+    driver.exhaust(child("s1"))
+    driver.tell(on.CallReturned())
+    end = driver.queue.popleft().change
+    driver.table.write(end)
+    driver.steal()
+
+    driver.happen(on.WriteResolved(end, lease_driver.NOT_APPLIED["dropped"], driver.now))
+
+    assert driver.state is State.ENDED
+
+
+def test_the_end_is_written_over_a_late_checkpoint():
+    driver = Driver().begin()
+    driver.user_returns = False
+    driver.exhaust(child("s1"))
+    driver.move_row(p(15))
+
+    driver.happen(on.CallReturned())
+
+    assert driver.state is State.ENDED
+    assert driver.stored.is_ended
+
+
+def test_shard_ended_may_checkpoint_and_others_who_wait_are_answered_by_the_end():
+    driver = Driver("manual").begin()
+    driver.user_returns = False
+    driver.batch(20)
+    driver.exhaust(child("s1"))
+    driver.happen(on.CheckpointRequested(1, None))
+    assert driver.stored.checkpoint == p(20)
+    driver.tell(on.CallReturned())
+    driver.tell(on.CheckpointRequested(2, p(20)))
+
+    driver.settle()
+
+    assert driver.state is State.ENDED
+    assert driver.answers() == {1: do.CheckpointAnswer.DURABLE, 2: do.CheckpointAnswer.DURABLE}
+
+
+def test_manual_without_a_checkpoint_in_shard_ended_is_a_failure():
+    driver = Driver("manual").begin()
+    driver.batch(20)
+    driver.happen(on.CheckpointRequested(1, None))
+
+    driver.exhaust(child("s1"))
+
+    assert driver.state is State.FAILED
+    assert driver.reports(KIND.FAILED)[0].where == "shard_ended"
+    assert not driver.stored.is_ended
+
+
+def test_shard_ended_that_raises_fails_the_lease_and_leaves_the_shard_open():
+    driver = Driver().begin()
+    driver.user_returns = False
+    driver.exhaust(child("s1"))
+
+    driver.happen(on.ProcessorFailed("shard_ended", "E", 6, SHARD_END))
+
+    assert driver.state is State.FAILED
+    assert not driver.stored.is_ended
+
+
+@pytest.mark.parametrize(
+    "state", [State.CREATING, State.NAMING, State.CLOSING, State.ENDING, State.RELEASING]
+)
+def test_a_lease_can_be_lost_in_every_state_that_writes(state):
+    driver = Driver().begin()
+    driver.batch(20)
+    driver.user_returns = state is not State.CLOSING
+    driver.shards = (shard("s1"),)
+    children = (child("s2", "s0", "s1"),) if state is State.CREATING else (child("s2"),)
+    driver.tell(on.DrainRequested("x") if state is State.RELEASING else on.ShardExhausted(children))
+    while driver.state is not state:
+        driver._perform(driver.queue.popleft())
+    driver.steal()
+    driver.user_returns = True
+
+    driver.settle()
+    driver.tick(3.0)
+    driver.settle()
+
+    # CLOSING waits for user code with the gate open: the test answers for it.
+    if driver.state is State.LOSING:
+        driver.happen(on.GateShut())
+    assert driver.state is State.LOST
+    assert driver.stored.owner == OTHER
+
+
+def test_a_shard_end_says_what_it_waits_for():
+    end = ShardEnd("s0", (child("s2", "s0", "s1"),))
+    own = Driver().row
+
+    assert end.look_up() == do.ReadRows(("s1",))
+    assert end.look_up() is None
+    assert end.creation(own) is None
+    end.read([("s1", None)])
+    assert end.creation(own) == Deferred("the other parent s1 has no lease yet")
+    assert end.look_up() == do.ListShards()
+    end.list([])
+    assert end.look_up() is None
+    assert end.creation(own).parents == (changes.HeldParent(KEY, ME, 5),)
+    end.begin_again(5.0)
+    assert end.not_before == 5.0
+    assert end.look_up() == do.ReadRows(("s1",))
+
+
+def test_children_created_while_the_lease_is_withdrawn_are_left_to_the_next_owner():
+    driver = Driver().begin()
+    driver.tell(on.ShardExhausted((child("s1"),)))
+    creation = driver.queue.popleft().change
+    driver.tell(on.ReleaseRequested())
+
+    driver.happen(on.WriteResolved(creation, driver.table.write(creation), driver.now))
+
+    assert driver.state is State.RELEASED
+    assert driver.table.read("s1") is not None
+    assert not driver.stored.is_ended
