@@ -23,6 +23,8 @@ from kclrun.loading import import_paths
 
 if TYPE_CHECKING:
     from kclrun.config.schema import Settings
+    from kclrun.manager.launching import Launcher
+    from kclrun.manager.world import World
     from kclrun.observe.snapshot import Snapshot
 
 __all__ = ["run"]
@@ -85,18 +87,13 @@ def _is_whole(configuration: Configuration, filled: object) -> bool:
 def _run_fleet(
     configuration: Configuration, report: Path | None, source_is_done: Callable[[], bool]
 ) -> int:
-    from kclrun.cli.world import open_world
-    from kclrun.manager.launching import Launcher
-    from kclrun.manager.runtime import WORKER_ENTRY, run_fleet
-
     settings = _with_absolute_output(configuration)
-    # It loads what lease processes need while we ask AWS who and where we are.
-    launcher = Launcher(WORKER_ENTRY)
-    launcher.start()
-    world = open_world(settings)
     paths = [str(path) for path in import_paths(settings.path, configuration.folder)]
 
     def fleet(settings: Settings, on_snapshot: OnSnapshot | None) -> int:
+        from kclrun.manager.runtime import run_fleet
+
+        launcher, world = _open(settings)
         return run_fleet(
             settings,
             world,
@@ -116,6 +113,21 @@ def _run_fleet(
     log = msgspec.structs.replace(settings.log, format="text")
     with LiveDisplay() as display:
         return fleet(msgspec.structs.replace(settings, log=log), display.show)
+
+
+def _open(settings: Settings) -> tuple[Launcher, World]:
+    """The launcher loads what lease processes need while we ask AWS who and where we are."""
+    from kclrun.cli.world import open_world
+    from kclrun.manager.launching import Launcher
+    from kclrun.manager.runtime import WORKER_ENTRY
+
+    launcher = Launcher(WORKER_ENTRY)
+    launcher.start()
+    try:
+        return launcher, open_world(settings)
+    except BaseException:
+        launcher.stop()
+        raise
 
 
 def _is_watched(settings: Settings) -> bool:

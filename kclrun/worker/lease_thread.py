@@ -31,9 +31,10 @@ from kclrun.worker.reporting import Reporter
 
 __all__ = ["LeaseThread", "Rows"]
 
-# The status slot is looked at once a second or so; five times a second keeps it fresh for a table
-# on a terminal and costs an idle process 0.05 % of a core.
-LOOK_S: Final = 0.2
+# The manager looks at the status slot once a second; whatever happens (a batch, a write, a message)
+# refreshes it at once. Among a hundred idle processes the caches are cold and a turn takes 0.24 ms:
+# five turns a second were 9 % of a core more than one (`bin/bench idle`).
+LOOK_S: Final = 1.0
 # A thread that waits wakes within milliseconds. A whole second late is worth telling: something
 # held the GIL, or the process stood still.
 STALL_TOLD_S: Final = 1.0

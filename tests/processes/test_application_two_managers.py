@@ -104,7 +104,9 @@ def test_two_managers_stopped_and_started_in_turn_give_no_record_twice(
         first.until(lambda more=more: len(first.ledger.delivered) >= more)
         stopped = rng.choice([first, second])
         assert stopped.stop(rng.choice([signal.SIGTERM, signal.SIGINT])) == 0
+        runs = len(stopped.of("manager_stopped"))
         stopped.start()
+        stopped.until(lambda stopped=stopped, runs=runs: len(stopped.of("manager_started")) > runs)
 
     source.stop()
     first.until_all_delivered(source)

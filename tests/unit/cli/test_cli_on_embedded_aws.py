@@ -195,7 +195,7 @@ def project(tmp_path: Path) -> Callable[..., list[str]]:
 
 
 def rows_in(folder: Path) -> int:
-    lines = [line for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
+    lines = [line for file in folder.rglob("*.jsonl") for line in file.read_text().splitlines()]
     return sum(json.loads(line)["times"] for line in lines)
 
 

@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -137,13 +136,19 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.slow
-def test_help_is_there_within_200_ms() -> None:
-    def once() -> float:
-        began = time.monotonic()
-        subprocess.run([sys.executable, "-m", "kclrun", "--help"], capture_output=True, check=True)
-        return time.monotonic() - began
+def test_help_loads_no_heavy_library() -> None:
+    """What would make it slow; how slow it is belongs to bin/bench."""
+    script = (
+        "import sys; from kclrun.cli.program import run_program; run_program(['--help']);"
+        "sys.exit(' '.join({'boto3', 'botocore', 'moto', 'rich', 'uvicorn'} & set(sys.modules)))"
+    )
 
-    assert min(once() for _ in range(5)) < 0.2
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+
+    assert done.stderr.strip() == ""
+    assert "Verbs:" in done.stdout
 
 
 def test_the_module_runs_without_the_current_folder_on_its_path(tmp_path: Path) -> None:

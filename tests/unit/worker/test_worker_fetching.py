@@ -1,0 +1,334 @@
+"""The fetch thread over the embedded Kinesis model: the pitfalls D1 to D6, each a test."""
+
+import time
+from collections import deque
+
+import pytest
+
+from kclrun.codec.aggregator import build_aggregate
+from kclrun.consuming.commands import OpenGate
+from kclrun.consuming.pacing import Pacing
+from kclrun.errors import (
+    AccessDenied,
+    ExpiredIterator,
+    InvalidRequest,
+    MalformedBody,
+    Throttled,
+    Unavailable,
+)
+from kclrun.local.listing import ShardQuery
+from kclrun.local.puts import PutEntry
+from kclrun.local.service import Kinesis, KinesisSettings
+from kclrun.model.reading import IteratorType, StartPoint
+from kclrun.model.record import Record
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import HashRange
+from kclrun.model.time import WallTime
+from kclrun.ports import FetchedPage
+from kclrun.worker.desk import Batch, Desk, DeskClosed, DeskLimits, Exhausted
+from kclrun.worker.fetching import FetchPlan, FetchThread
+
+FIRST = "shardId-000000000000"
+BEGINNING = StartPoint(IteratorType.TRIM_HORIZON)
+EXPIRED = ExpiredIterator("too old")
+THROTTLED = Throttled("slow down")
+KMS = Unavailable("KMSDisabledException")
+
+
+class Shard:
+    """Reader and admin of a stream of one shard; `trouble` is met by the next calls, in order."""
+
+    def __init__(self):
+        self._kinesis = Kinesis(KinesisSettings(), b"fetch".ljust(32))
+        self._kinesis.create_stream("s", 1, self._now())
+        self.trouble = deque()
+        self.starts = []
+        self.fetched_at = []
+        self.iterators = []
+        self.silent_end = False
+        self.behind = None
+
+    @staticmethod
+    def _now():
+        return WallTime(time.time())
+
+    @property
+    def stream(self):
+        return self._kinesis.stream("s", None, self._now())
+
+    def put(self, data=b"x"):
+        return self._kinesis.put(self.stream, PutEntry(data, "k"), self._now()).sequence_number
+
+    def split(self):
+        self._kinesis.split_shard(self.stream, FIRST, 2**127, self._now())
+
+    def iterator(self, shard_id, kind, *, sequence_number=None, timestamp=None):
+        self.starts.append(StartPoint(kind, sequence_number, timestamp))
+        return self._kinesis.iterator(
+            self.stream,
+            shard_id,
+            kind,
+            self._now(),
+            sequence_number=sequence_number,
+            timestamp=timestamp,
+        )
+
+    def fetch(self, iterator, limit):
+        self.fetched_at.append(time.monotonic())
+        self.iterators.append(iterator)
+        if self.trouble:
+            trouble = self.trouble.popleft()
+            if isinstance(trouble, BaseException):
+                raise trouble
+            return trouble
+        page = self._kinesis.fetch(iterator, limit, self._now())
+        records = [
+            Record(each.data, each.partition_key, each.sequence_number) for each in page.records
+        ]
+        children = () if self.silent_end else page.children
+        behind = page.millis_behind_latest if self.behind is None else self.behind
+        return FetchedPage(records, page.next_iterator, behind, children)
+
+    def list_shards(self, shard_filter=None):
+        listed = self._kinesis.list_shards(self.stream, ShardQuery(), 100, self._now())
+        return tuple(shard.describe() for shard in listed.shards)
+
+
+class Fetching:
+    def __init__(self, shard, *, start=BEGINNING, checkpoint=TRIM_HORIZON, pacing=None, **plan):
+        self.desk = Desk(DeskLimits(buffer_bytes=2**20, batch_max=10_000), time.monotonic)
+        self.warnings, self.broken = [], []
+        self.thread = FetchThread(
+            FetchPlan(FIRST, start, checkpoint, **plan),
+            shard,
+            shard,
+            self.desk,
+            pacing or Pacing(0.01, floor_s=0.001),
+            now=time.monotonic,
+            warn=self.warnings.append,
+            broke=self._break,
+        )
+
+    def __enter__(self):
+        self.desk.open_gate(OpenGate(time.monotonic() + 60, 10**9, 10**9))
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.desk.close()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+    def _break(self, error):
+        self.broken.append(error)
+        self.desk.close()
+
+    def task(self):
+        task = self.desk.next_task()
+        assert not isinstance(task, DeskClosed), self.broken
+        return task
+
+    def payloads(self, count):
+        found = []
+        while len(found) < count:
+            found += [record.data for record in self.task().records]
+        return found
+
+
+def until(condition, most_s=5.0):
+    deadline = time.monotonic() + most_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def shard():
+    return Shard()
+
+
+def test_an_expired_iterator_goes_on_after_the_last_record_received(shard):
+    last = [shard.put(b"a"), shard.put(b"b")][-1]
+    with Fetching(shard) as fetching:
+        assert fetching.payloads(2) == [b"a", b"b"]
+        shard.trouble.append(EXPIRED)
+        until(lambda: len(shard.starts) == 2)
+        shard.put(b"c")
+        assert fetching.payloads(1) == [b"c"]
+
+    assert shard.starts == [BEGINNING, StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, last)]
+    assert fetching.warnings == []
+
+
+def test_an_iterator_that_expires_before_anything_came_repeats_its_pinned_start(shard):
+    start = StartPoint(IteratorType.AT_TIMESTAMP, timestamp=WallTime(time.time()))
+    with Fetching(shard, start=start) as fetching:
+        until(lambda: len(shard.fetched_at) > 2)
+        shard.put(b"meanwhile")
+        shard.trouble.append(EXPIRED)
+        assert fetching.payloads(1) == [b"meanwhile"]
+        until(lambda: len(shard.starts) == 2 or not shard.trouble)
+
+    assert set(shard.starts[:1]) == {start}
+    assert shard.starts[1] in (start, *shard.starts[1:])
+
+
+def test_a_latest_that_expires_skips_nothing(shard):
+    start = StartPoint(IteratorType.AT_TIMESTAMP, timestamp=WallTime(time.time()))
+    shard.trouble += [EXPIRED]
+    shard.put(b"between the two iterators")
+
+    with Fetching(shard, start=start) as fetching:
+        assert fetching.payloads(1) == [b"between the two iterators"]
+
+    assert shard.starts == [start, start]
+
+
+def test_empty_pages_while_behind_do_not_idle(shard):
+    shard.behind = 60_000
+    with Fetching(shard, pacing=Pacing(30.0, floor_s=0.001)):
+        until(lambda: len(shard.fetched_at) >= 20)
+
+
+def test_an_empty_page_at_the_tip_idles(shard):
+    with Fetching(shard, pacing=Pacing(0.3, floor_s=0.001)) as fetching:
+        until(lambda: len(shard.fetched_at) >= 2)
+        assert fetching.thread.view.at_tip
+
+    assert shard.fetched_at[1] - shard.fetched_at[0] >= 0.29
+
+
+def test_throttling_keeps_the_iterator_and_is_no_outage(shard):
+    shard.trouble += [THROTTLED, THROTTLED, THROTTLED]
+    shard.put(b"a")
+
+    with Fetching(shard) as fetching:
+        assert fetching.payloads(1) == [b"a"]
+
+    assert len(shard.starts) == 1
+    assert len(set(shard.iterators[:4])) == 1
+    assert fetching.warnings == []
+
+
+def test_records_that_come_with_the_end_are_delivered_before_it(shard):
+    shard.put(b"a")
+    shard.split()
+
+    with Fetching(shard) as fetching:
+        assert fetching.payloads(1) == [b"a"]
+        end = fetching.task()
+        fetching.thread.join(5)
+        assert not fetching.thread.is_alive()
+
+    assert isinstance(end, Exhausted)
+    assert [child.shard_id for child in end.children] == [
+        "shardId-000000000001",
+        "shardId-000000000002",
+    ]
+
+
+def test_an_end_without_children_is_believed_only_from_the_listing(shard):
+    shard.silent_end = True
+    shard.put(b"a")
+    last = shard.put(b"b")
+    shard.trouble.append(FetchedPage([], None, 0))  # the shard is open: the service lost its place
+
+    with Fetching(shard) as fetching:
+        assert fetching.payloads(2) == [b"a", b"b"]
+        shard.trouble.append(FetchedPage([], None, 0))
+        until(lambda: len(shard.starts) == 3)
+        shard.split()
+        assert fetching.task() == Exhausted(())
+
+    assert shard.starts[:3] == [
+        BEGINNING,
+        BEGINNING,
+        StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, last),
+    ]
+
+
+@pytest.mark.parametrize("error", [KMS, AccessDenied("no"), MalformedBody("cut off")])
+def test_errors_are_waited_out_with_one_warning_for_the_outage_and_one_for_its_end(shard, error):
+    shard.trouble += [error] * 5
+    shard.put(b"a")
+
+    with Fetching(shard) as fetching:
+        assert fetching.payloads(1) == [b"a"]
+        until(lambda: len(fetching.warnings) == 2)
+
+    assert "reading the shard fails and is tried again" in fetching.warnings[0]
+    assert "works again after" in fetching.warnings[1]
+    assert len(shard.starts) == 1
+
+
+def test_an_iterator_that_is_called_invalid_is_replaced(shard):
+    shard.trouble.append(InvalidRequest("what is this"))
+    shard.put(b"a")
+
+    with Fetching(shard) as fetching:
+        assert fetching.payloads(1) == [b"a"]
+
+    assert len(shard.starts) == 2
+
+
+def test_a_checkpoint_inside_an_aggregate_reads_on_inside_it(shard):
+    users = [(f"k{n}", b"%d" % n, None) for n in range(4)]
+    number = shard.put(build_aggregate(users))
+    shard.put(b"after")
+
+    with Fetching(
+        shard,
+        start=StartPoint(IteratorType.AT_SEQUENCE_NUMBER, number),
+        checkpoint=ExtendedSequenceNumber(number, 1),
+    ) as fetching:
+        batch = fetching.task()
+
+    assert [record.data for record in batch.records] == [b"2", b"3", b"after"]
+    assert batch.records[0].position == ExtendedSequenceNumber(number, 2)
+
+
+def test_a_page_wholly_at_the_checkpoint_is_left_out(shard):
+    number = shard.put(b"a")
+    with Fetching(
+        shard,
+        start=StartPoint(IteratorType.AT_SEQUENCE_NUMBER, number),
+        checkpoint=ExtendedSequenceNumber(number),
+    ) as fetching:
+        until(lambda: len(shard.fetched_at) > 1)
+        shard.put(b"b")
+        assert [record.data for record in fetching.task().records] == [b"b"]
+
+
+def test_a_page_whose_user_records_are_all_dropped_moves_the_position_on(shard):
+    number = shard.put(build_aggregate([("k", b"x", str(2**127)), ("k", b"y", str(2**127 + 1))]))
+
+    with Fetching(shard, kpl_range="drop", hash_range=HashRange(0, 2**127 - 1)) as fetching:
+        batch = fetching.task()
+
+    assert batch == Batch([], ExtendedSequenceNumber(number), 0, batch.millis_behind_latest)
+
+
+def test_an_error_that_is_none_of_the_services_is_told_and_not_swallowed(shard):
+    shard.trouble.append(ZeroDivisionError("a bug"))
+
+    with Fetching(shard) as fetching:
+        until(lambda: fetching.broken)
+
+    assert isinstance(fetching.broken[0], ZeroDivisionError)
+
+
+def test_a_full_desk_holds_the_fetch_thread_and_closing_it_lets_it_go(shard):
+    fetching = Fetching(shard)
+    fetching.desk = Desk(DeskLimits(buffer_bytes=1, batch_max=1), time.monotonic)
+    fetching.thread._desk = fetching.desk
+    shard.put(b"a")
+    fetching.thread.start()
+    until(lambda: len(shard.fetched_at) > 1)
+    shard.put(b"b")
+    until(lambda: shard.iterators)
+
+    fetching.desk.close()
+    fetching.thread.join(5)
+
+    assert not fetching.thread.is_alive()
+    assert fetching.desk.next_task() == DeskClosed()
