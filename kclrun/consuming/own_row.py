@@ -14,6 +14,7 @@ import msgspec
 
 from kclrun.consuming.fence import fence_instant
 from kclrun.errors import InvariantViolation
+from kclrun.model.backoff import backoff_s
 from kclrun.model.changes import (
     Checkpoint,
     Claim,
@@ -86,6 +87,10 @@ class OwnRow:
     @property
     def last_confirmed_send(self) -> Instant | None:
         return self._permitted_since
+
+    def retry_pause_s(self, attempt: int, chance: float) -> float:
+        """How long to wait before attempt number `attempt` (from 1) at a write or a read-back."""
+        return backoff_s(attempt, chance, max_s=min(RETRY_PAUSE_MAX_S, self.failover_s / 8))
 
     @property
     def confirmed(self) -> Lease:

@@ -67,13 +67,12 @@ def crash(rounds: int) -> list[Figure]:
             life = marks.lives()[f"shardId-{number % _SHARDS:012d}"]
             took_ms.append(1000 * _killed(life, marks, chance))
     return [
-        figure("crash", "SIGKILL → next batch of the shard", "ms", took_ms),
         figure(
-            *("crash", "… judged by its p99", "s"),
-            [each / 1000 for each in took_ms],
-            target=Target(at_most=1.5),
+            *("crash", "SIGKILL → next batch of the shard (target: p99)", "ms"),
+            took_ms,
+            target=Target(at_most=1500.0),
             judged_percentile=99,
-        ),
+        )
     ]
 
 

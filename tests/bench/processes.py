@@ -15,7 +15,7 @@ __all__ = ["idle", "start"]
 _LEASES: Final = 100
 # Three heartbeats of each lease (one every 3.3 s) and ten polls.
 _WINDOW_S: Final = 10.0
-_MIB: Final = 2**20
+_MB: Final = 1e6
 
 
 def idle(rounds: int) -> list[Figure]:
@@ -33,11 +33,11 @@ def idle(rounds: int) -> list[Figure]:
         wait_until(lambda: len(canned.first_reads()) >= _LEASES, "100 first polls")
         shares = [_cpu_percent(canned, processes) for _ in range(rounds)]
         memory: list[Any] = [process.memory() for process in processes]
-    own = [each.uss / _MIB for each in memory]
+    own = [each.uss / _MB for each in memory]
     return [
         figure("idle", "100 leases: CPU", "% of a core", shares, target=Target(at_most=12.0)),
-        figure("idle", "own memory (USS) of each", "MiB", own, target=Target(at_most=10.0)),
-        figure("idle", "PSS of all", "MiB", [sum(each.pss for each in memory) / _MIB]),
+        figure("idle", "own memory (USS) of each", "MB", own, target=Target(at_most=10.0)),
+        figure("idle", "PSS of all", "MB", [sum(each.pss for each in memory) / _MB]),
     ]
 
 

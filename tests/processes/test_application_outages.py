@@ -1,11 +1,13 @@
 """DynamoDB or Kinesis stand still for a while: the application waits, says so once, and goes on."""
 
+import re
 import time
 
 import pytest
 
 from tests.processes.ledger_rig.aws import Aws
 from tests.processes.ledger_rig.deliveries import judge
+from tests.processes.ledger_rig.gate import Gate
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
@@ -21,6 +23,20 @@ def embedded_aws():
     aws.close()
 
 
+@pytest.fixture
+def gate(embedded_aws):
+    gate = Gate(embedded_aws.embedded.kinesis_endpoint)
+    yield gate
+    gate.shut()
+
+
+@pytest.fixture
+def table_gate(embedded_aws):
+    gate = Gate(embedded_aws.embedded.dynamodb_endpoint)
+    yield gate
+    gate.shut()
+
+
 def last_for(seconds, app):
     """Let an outage last, looking at the application meanwhile."""
     ends = time.monotonic() + seconds
@@ -31,8 +47,8 @@ def told_lengths(app):
     return [line["outage_s"] for line in app.of("service_back")]
 
 
-def begin(application, producer, stream, seed):
-    app = application(stream, leases={"failover": f"{FAILOVER_S:g}s"})
+def begin(application, producer, stream, seed, **endpoints):
+    app = application(stream, leases={"failover": f"{FAILOVER_S:g}s"}, aws={"endpoints": endpoints})
     app.start()
     app.until(lambda: len(app.of("lease_claimed")) == 2)
     source = producer(stream, 10**7, seed=seed, rate=800).start()
@@ -92,22 +108,63 @@ def test_a_lease_table_away_for_longer_than_failover_is_waited_for(
 
 
 @pytest.mark.timeout(60)
-def test_a_stream_away_is_told_once_with_its_length_and_costs_no_lease(
-    embedded_aws, application, producer
-):
+def test_a_stream_that_answers_nobody_costs_no_lease(embedded_aws, application, producer):
     app, source = begin(application, producer, embedded_aws.stream(shards=2), seed=23)
     pids = app.lease_pids()
 
     source.pause()
     with embedded_aws.outage("kinesis"):
-        last_for(1.75 * FAILOVER_S, app)
+        last_for(1.5 * FAILOVER_S, app)
     source.resume()
 
     app.until_delivered(len(app.ledger.delivered) + CAP)
     assert app.lease_pids() == pids, "a lease process was replaced"
     verdict = judge(source.put, finish(app, source))
-    print(verdict, told_lengths(app))
+    print(verdict)
     assert verdict.faults == []
     assert verdict.duplicates == 0
-    said = [line["detail"] for line in app.of("lease_process_warned")]
-    print(said)
+
+
+@pytest.mark.timeout(60)
+def test_a_stream_that_refuses_connections_is_told_once_a_shard_with_its_length(
+    embedded_aws, application, producer, gate
+):
+    stream = embedded_aws.stream(shards=2)
+    app, source = begin(application, producer, stream, seed=24, kinesis=gate.url)
+    pids = app.lease_pids()
+
+    with gate.outage():
+        last_for(1.5 * FAILOVER_S, app)
+
+    app.until_delivered(source.total_put)
+    assert app.lease_pids() == pids, "a lease process was replaced"
+    verdict = judge(source.put, finish(app, source))
+    print(verdict)
+    assert verdict.faults == []
+    assert verdict.duplicates == 0
+    said = [(line["shard"], line["detail"]) for line in app.of("lease_process_warned")]
+    for shard in source.put:
+        began, ended = [detail for key, detail in said if key == shard]
+        assert "reading the shard fails and is tried again" in began
+        length = re.search(r"works again after (\d+\.\d) s", ended)
+        # It waits 30 s at most between two tries, and knows the end at the first that works.
+        assert float(length[1]) >= 1.5 * FAILOVER_S - 1.5, ended
+
+
+@pytest.mark.timeout(60)
+def test_a_lease_table_that_refuses_connections_is_told_with_its_length(
+    embedded_aws, application, producer, table_gate
+):
+    stream = embedded_aws.stream(shards=2)
+    app, source = begin(application, producer, stream, seed=25, dynamodb=table_gate.url)
+    pids = app.lease_pids()
+
+    with table_gate.outage():
+        last_for(0.6 * FAILOVER_S, app)
+
+    app.until_delivered(source.total_put + CAP)
+    assert app.lease_pids() == pids, "a lease process was replaced"
+    verdict = judge(source.put, finish(app, source))
+    print(verdict, told_lengths(app), app.of("lease_process_warned"))
+    assert verdict.faults == []
+    assert verdict.duplicates == 0

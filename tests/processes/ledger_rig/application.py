@@ -54,10 +54,10 @@ def wait_for_ends(pidfds, timeout_s):
 class Application:
     """One configuration on one machine: started, stopped, killed and started again."""
 
-    def __init__(self, folder, aws, stream, *, name="app", machine="a", **settings):
+    def __init__(self, folder, where, stream, /, *, machine="a", **settings):
         self.folder = folder / machine
         self.folder.mkdir(parents=True)
-        self.table = f"{name}-{stream}"
+        self.table = f"app-{stream}"
         self.state = self.folder / "state"
         self.ledger = LedgerFile(folder / "ledger")
         self.log_path = self.folder / "log"
@@ -66,7 +66,7 @@ class Application:
         self.process = None
         self._machine = machine
         self._log = self.log_path.open("ab")
-        self.config.write_text(yaml.safe_dump(self._settings(aws, stream, settings)))
+        self.config.write_text(yaml.safe_dump(self._settings(where, stream, settings)))
 
     def _settings(self, aws, stream, more):
         options = {"ledger": str(self.ledger.path), "cure": str(self.cure)}
@@ -87,11 +87,7 @@ class Application:
             "log": {"level": "debug", "format": "json"},
             "stall": "60s",
         }
-        for key, value in more.items():
-            former = merged.get(key)
-            merged[key] = former | value if isinstance(former, dict) else value
-        merged["options"] = options | merged.get("options", {})
-        return merged
+        return _merged(merged | {"options": options}, more)
 
     @property
     def environment(self):
@@ -213,3 +209,11 @@ class Application:
             lambda: producer.is_done and len(self.ledger.delivered) >= producer.total_put,
             timeout_s,
         )
+
+
+def _merged(settings, more):
+    """`more` over `settings`, mapping by mapping."""
+    return settings | {
+        key: _merged(settings[key], value) if isinstance(settings.get(key), dict) else value
+        for key, value in more.items()
+    }

@@ -152,6 +152,7 @@ def test_an_aggregate_holds_at_most_its_limit_of_user_records() -> None:
 
 
 def test_an_aggregate_above_the_largest_record_is_delivered_raw() -> None:
+    """Every buffer has its limit [I12], and what is above it is not dropped either."""
     message = KEY_TABLE + b"\x1a\x85\x80\x80\x05" + bytes(10 * MIB)
 
     with pytest.raises(LimitExceeded, match="bytes"):

@@ -3,7 +3,8 @@
 One write a batch, with O_APPEND: the lines of all processes stand in the order of time. A line
 carries its CRC, and begins with a line feed of its own, so that a write torn by SIGKILL spoils no
 other. Options: `ledger`, the file; and what goes wrong, at which record:
-`poison` (raises until the file `cure` exists), `crash` (the process ends), `hang` (never returns).
+`poison` (raises until the file `cure` exists), `crash` (the process ends), `hang` (does not return while there is no `cure`). `batch_s` is how long
+a batch takes; `emits` says to emit a row a record.
 """
 
 import hashlib
@@ -39,6 +40,8 @@ class Ledger(RecordProcessor):
                 raise ValueError("a record was damaged on its way")
             self.misbehave(record.partition_key, data["n"])
             records.append([record.sequence_number, record.partition_key, data["n"]])
+        # What takes time here is no wait for anything: it stands for work.
+        time.sleep(self.options.get("batch_s", 0))
         if self.options.get("emits"):
             for sequence_number, key, n in records:
                 self.context.emit({"sequence_number": sequence_number, "key": key, "n": n})

@@ -1,0 +1,44 @@
+"""`bin/bench` as it is run: its rows work, whatever their figures are."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[2]
+
+
+def run_bench(*arguments):
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "bench", *arguments],
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["aggregates", "start", "local"])
+def test_a_row_yields_figures(row, tmp_path):
+    path = tmp_path / "figures.json"
+
+    done = run_bench(row, "--rounds", "2", "--json", str(path))
+
+    document = json.loads(path.read_text())
+    assert done.returncode == 0, done.stderr
+    assert {each["row"] for each in document["figures"]} == {row}
+    assert all(0 < each["least"] <= each["median"] for each in document["figures"])
+    assert document["not_measured"] == []
+    assert len(done.stdout.splitlines()) == len(document["figures"])
+
+
+def test_the_help_names_every_row_with_its_target():
+    done = run_bench("--help")
+
+    for row in ("fetch", "aggregates", "runtime", "idle", "start", "local", "crash"):
+        assert f"\n  {row} " in done.stdout
+    assert done.stdout.count("≥") + done.stdout.count("≤") >= 8

@@ -1,0 +1,363 @@
+"""The main thread's work with a real desk, a real checkpoint desk and real threads."""
+
+import threading
+import time
+
+import pytest
+
+from kclrun.consuming import commands as do
+from kclrun.consuming import events as on
+from kclrun.consuming.error_policy import ErrorPolicy
+from kclrun.errors import LeaseLost, SettingsError, StaleCheckpoint
+from kclrun.model.lease import Lease
+from kclrun.model.record import Record
+from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
+from kclrun.processor import RecordProcessor
+from kclrun.worker.checkpointing import CheckpointDesk
+from kclrun.worker.delivering import Deliverer
+from kclrun.worker.desk import Desk, DeskLimits, Page
+
+ROW = Lease(key="s0", checkpoint=ExtendedSequenceNumber("10"), counter=7)
+
+
+def p(number):
+    return ExtendedSequenceNumber(str(number))
+
+
+def page(*numbers, last=None):
+    records = [Record(b"x", "k", str(number)) for number in numbers]
+    return Page(records, p(last or numbers[-1]), len(records), None)
+
+
+class Rows:
+    def __init__(self):
+        self.calls = []
+
+    def begin_batch(self):
+        self.calls.append("begin")
+
+    def end_batch(self, position):
+        self.calls.append(("end", str(position)))
+
+    def take_back_batch(self, checkpoint=None):
+        self.calls.append(("take back", checkpoint and str(checkpoint)))
+
+
+class Scripted(RecordProcessor):
+    """Does what `script` says at each call; remembers what it was given."""
+
+    def __init__(self, script=()):
+        self.script = list(script)
+        self.batches, self.calls = [], []
+
+    def _step(self, checkpointer=None, batch=None):
+        if self.script:
+            step = self.script.pop(0)
+            if isinstance(step, BaseException):
+                raise step
+            if callable(step):
+                step(checkpointer, batch)
+
+    def process_records(self, batch, checkpointer):
+        self.batches.append([int(record.sequence_number) for record in batch])
+        self._step(checkpointer, batch)
+
+    def shard_ended(self, checkpointer):
+        self.calls.append("shard_ended")
+        self._step(checkpointer)
+
+    def shutdown_requested(self, checkpointer):
+        self.calls.append("shutdown_requested")
+        self._step(checkpointer)
+
+    def lease_lost(self):
+        self.calls.append("lease_lost")
+        self._step()
+
+
+class Main:
+    """A deliverer on a thread; the test is the lease thread."""
+
+    def __init__(self, *script, retries=3, initialize=()):
+        self.processor = Scripted(script)
+        self.rows = Rows()
+        self.events, self.warnings, self.initialize = [], [], list(initialize)
+        self.posted = threading.Condition()
+        self.desk = Desk(DeskLimits(buffer_bytes=1000, batch_max=100), time.monotonic)
+        self.over = False
+        self.checkpoints = CheckpointDesk(self.post, lambda position: None, lambda: self.over)
+        self.deliverer = Deliverer(
+            self.desk,
+            self.post,
+            ErrorPolicy(retries, 0.0),
+            prepare=self.prepare,
+            checkpoints=self.checkpoints,
+            warn=self.warnings.append,
+        )
+        self.thread = threading.Thread(target=self.deliverer.serve, daemon=True)
+        self.thread.start()
+
+    def prepare(self, row):
+        if self.initialize:
+            raise self.initialize.pop(0)
+        return self.processor, self.rows
+
+    def post(self, event):
+        with self.posted:
+            self.events.append(event)
+            self.posted.notify_all()
+        if isinstance(event, on.CheckpointRequested) and not self.over:
+            position = event.position or self.deliverer.delivered
+            self.checkpoints.note_durable(position)
+            answer = do.AnswerCheckpoint(event.request, do.CheckpointAnswer.DURABLE)
+            threading.Thread(target=self.checkpoints.answer, args=(answer,)).start()
+
+    def begin(self, *pages):
+        self.desk.call(do.CallInitialize(ROW))
+        self.wait_for(on.CallReturned)
+        for each in pages:
+            self.desk.put(each)
+        self.desk.open_gate(do.OpenGate(time.monotonic() + 60, 10**6, 10**6))
+        return self
+
+    def wait_for(self, kind, count=1):
+        with self.posted:
+            assert self.posted.wait_for(lambda: len(self.of(kind)) >= count, timeout=5), self.events
+        return self.of(kind)[count - 1]
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def start():
+    mains = []
+
+    def started(*script, **options):
+        mains.append(Main(*script, **options))
+        return mains[-1]
+
+    yield started
+    for main in mains:
+        main.over = True
+        main.desk.close()
+        main.thread.join(5)
+        assert not main.thread.is_alive()
+
+
+def test_a_batch_is_announced_processed_and_its_rows_ended(start):
+    main = start().begin(page(11, 12, last=19))
+
+    assert main.wait_for(on.BatchProcessed) == on.BatchProcessed(p(19))
+
+    assert main.of(on.BatchDelivered) == [on.BatchDelivered(p(19), 2, 2)]
+    assert main.processor.batches == [[11, 12]]
+    assert main.rows.calls == ["begin", ("end", "19")]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), SystemExit(1), KeyboardInterrupt(), BaseException("cancelled")]
+)
+def test_what_raises_is_given_again_and_its_rows_taken_back(start, error):
+    main = start(error).begin(page(11, 12))
+
+    main.wait_for(on.BatchProcessed)
+
+    assert main.processor.batches == [[11, 12], [11, 12]]
+    assert main.rows.calls == ["begin", ("take back", None), "begin", ("end", "12")]
+    assert "process_records raised" in main.warnings[0]
+    assert len(main.of(on.BatchDelivered)) == 1
+
+
+def test_after_its_retries_the_batch_is_given_up_and_nothing_after_it_starts(start):
+    main = start(*[ValueError("x")] * 9, retries=2).begin(page(11), page(12))
+
+    failure = main.wait_for(on.ProcessorFailed)
+    main.desk.open_gate(do.OpenGate(time.monotonic() + 60, 10**6, 10**6))
+    main.desk.shut_gate()
+    main.wait_for(on.GateShut)
+
+    assert main.processor.batches == [[11]] * 3
+    assert (failure.where, failure.error, failure.attempts) == (
+        "process_records",
+        "ValueError: x",
+        3,
+    )
+    assert failure.position == p(11)
+    assert "ValueError: x" in failure.traceback_text
+    assert main.of(on.BatchProcessed) == []
+
+
+def test_what_a_checkpoint_covers_is_not_given_again(start):
+    def checkpoint_then_raise(checkpointer, batch):
+        checkpointer.checkpoint(batch[1])
+        raise ValueError("after the checkpoint")
+
+    main = start(checkpoint_then_raise).begin(page(11, 12, 13))
+
+    main.wait_for(on.BatchProcessed)
+
+    assert main.processor.batches == [[11, 12, 13], [13]]
+    assert ("take back", "12") in main.rows.calls
+
+
+def test_a_batch_that_is_covered_wholly_is_not_given_again_at_all(start):
+    def checkpoint_then_raise(checkpointer, batch):
+        checkpointer.checkpoint()
+        raise ValueError("after the checkpoint")
+
+    main = start(checkpoint_then_raise).begin(page(11, 12))
+
+    main.wait_for(on.BatchProcessed)
+
+    assert main.processor.batches == [[11, 12]]
+
+
+def test_a_page_without_records_calls_no_user_code(start):
+    main = start().begin(page(last=19))
+
+    assert main.wait_for(on.BatchProcessed) == on.BatchProcessed(p(19))
+    assert main.processor.batches == []
+    assert main.rows.calls == []
+
+
+def test_an_error_that_cannot_even_be_printed_is_told_by_its_name(start):
+    class Unspeakable(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    main = start(Unspeakable(), retries=0).begin(page(11))
+
+    assert main.wait_for(on.ProcessorFailed).error == "Unspeakable"
+
+
+def test_initialize_is_tried_again_with_a_fresh_processor(start):
+    main = start(initialize=[ValueError("not yet")])
+
+    main.begin()
+
+    assert main.warnings
+    assert main.of(on.ProcessorFailed) == []
+
+
+def test_a_setting_that_is_wrong_is_not_tried_again(start):
+    main = start(initialize=[SettingsError("mend it")] * 9)
+    main.desk.call(do.CallInitialize(ROW))
+
+    assert main.wait_for(on.ProcessorFailed).attempts == 1
+
+
+def test_shard_ended_is_repeated_and_its_rows_belong_to_the_end(start):
+    main = start(ValueError("x")).begin()
+    main.desk.call(do.CallShardEnded())
+
+    main.wait_for(on.CallReturned, 2)
+
+    assert main.processor.calls == ["shard_ended"] * 2
+    assert main.rows.calls[-1] == ("end", str(SHARD_END))
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [(do.CallShutdownRequested(), "shutdown_requested"), (do.CallLeaseLost(), "lease_lost")],
+)
+def test_the_last_calls_are_made_once(start, call, name):
+    main = start(ValueError("x")).begin()
+    main.desk.call(call)
+
+    assert main.wait_for(on.ProcessorFailed).where == name
+    main.desk.call(call)
+    main.wait_for(on.CallReturned, 2)
+
+    assert main.processor.calls == [name] * 2
+
+
+def test_a_retry_is_called_off_when_the_gate_shuts(start):
+    shut = threading.Event()
+
+    def shut_then_raise(checkpointer, batch):
+        main.desk.shut_gate()
+        shut.set()
+        raise ValueError("x")
+
+    main = start(shut_then_raise).begin(page(11))
+
+    main.wait_for(on.GateShut)
+
+    assert main.processor.batches == [[11]]
+    assert main.of(on.BatchProcessed) == []
+
+
+def test_the_end_of_the_pages_is_told(start):
+    main = start().begin()
+    main.desk.finish(())
+
+    assert main.wait_for(on.ShardExhausted) == on.ShardExhausted(())
+
+
+# The checkpoint desk
+
+
+class Asked:
+    def __init__(self):
+        self.requests, self.over = [], False
+        self.covered = []
+        self.desk = CheckpointDesk(self.requests.append, self.covered.append, lambda: self.over)
+
+    def ask(self, count=1, position=None):
+        """`count` threads ask at once; their outcomes by the order they were asked."""
+        outcomes = {}
+
+        def checkpoint(number):
+            try:
+                self.desk.checkpointer.checkpoint(position)
+                outcomes[number] = "durable"
+            except (LeaseLost, StaleCheckpoint) as error:
+                outcomes[number] = error
+
+        threads = [threading.Thread(target=checkpoint, args=(n,)) for n in range(count)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 5
+        while len(self.requests) < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return threads, outcomes
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [(do.CheckpointAnswer.LOST, LeaseLost), (do.CheckpointAnswer.STALE, StaleCheckpoint)],
+)
+def test_an_answer_other_than_durable_raises_in_user_code(answer, kind):
+    asked = Asked()
+    (thread,), outcomes = asked.ask(position="12")
+    asked.desk.answer(do.AnswerCheckpoint(1, answer, "the detail"))
+    thread.join(5)
+
+    assert isinstance(outcomes[0], kind)
+    assert "the detail" in str(outcomes[0])
+    assert asked.requests == [on.CheckpointRequested(1, p(12))]
+    assert asked.covered == [p(12)]
+
+
+def test_threads_that_ask_at_once_each_get_their_answer():
+    asked = Asked()
+    threads, outcomes = asked.ask(8)
+    for request in reversed(asked.requests):
+        asked.desk.answer(do.AnswerCheckpoint(request.request, do.CheckpointAnswer.DURABLE))
+    for thread in threads:
+        thread.join(5)
+
+    assert outcomes == dict.fromkeys(range(8), "durable")
+    assert len({each.request for each in asked.requests}) == 8
+
+
+def test_nobody_waits_for_a_lease_thread_that_is_gone():
+    asked = Asked()
+    (thread,), outcomes = asked.ask()
+    asked.over = True
+    thread.join(5)
+    asked.desk.answer(do.AnswerCheckpoint(1, do.CheckpointAnswer.DURABLE))
+
+    assert isinstance(outcomes[0], LeaseLost)
