@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from botocore.exceptions import (
     BotoCoreError,
@@ -17,7 +17,9 @@ from kclrun.aws.errors import ErrorReply, service_error
 from kclrun.aws.operations import Operation
 from kclrun.errors import AccessDenied, ServiceError
 
-__all__ = ["from_botocore"]
+__all__ = ["NO_CREDENTIALS", "from_botocore"]
+
+NO_CREDENTIALS: Final = "NoCredentials"
 
 _NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 
@@ -32,7 +34,7 @@ def from_botocore(operation: Operation, error: ClientError | BotoCoreError) -> S
         return service_error(operation, reply, status)
     if isinstance(error, NoCredentialsError):
         return AccessDenied(
-            f"{operation.name}: no AWS credentials", operation=operation.name, code="NoCredentials"
+            f"{operation.name}: no AWS credentials", operation=operation.name, code=NO_CREDENTIALS
         )
     return service_error(
         operation,

@@ -16,10 +16,10 @@ import botocore.session
 from botocore.credentials import Credentials, RefreshableCredentials
 from botocore.exceptions import BotoCoreError, ClientError
 
-from kclrun.aws.boto_errors import from_botocore
+from kclrun.aws.boto_errors import NO_CREDENTIALS, from_botocore
 from kclrun.aws.operations import ASSUME_ROLE
 from kclrun.aws.transport import is_loopback
-from kclrun.errors import SettingsError, Unavailable
+from kclrun.errors import AccessDenied, SettingsError, Unavailable
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials
 
@@ -57,8 +57,8 @@ class CredentialSource:
         """Credentials good for some minutes at least: renewed here when they near their end.
 
         botocore renews from 15 minutes before the end, and insists from 10 minutes before.
-        Raises: SettingsError where there are none; Unavailable or AccessDenied where the provider
-        fails to renew them.
+        Raises: AccessDenied where there are none; Unavailable or AccessDenied where the provider
+        fails to renew them; SettingsError where they are empty.
         """
         try:
             with self._lock:
@@ -88,9 +88,12 @@ class CredentialSource:
             if base is None and self._on_this_host:
                 return None
             if base is None:
-                raise SettingsError(
-                    "no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
-                    " AWS_PROFILE, or give this host a role"
+                raise AccessDenied(
+                    "no AWS credentials were found\n"
+                    "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give"
+                    " this host a role",
+                    operation="credentials",
+                    code=NO_CREDENTIALS,
                 )
             self._credentials = base if self._role_arn is None else self._assumed(self._role_arn)
         return self._credentials

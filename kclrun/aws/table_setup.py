@@ -63,8 +63,9 @@ def ensure_table(
     if report is None:
         if not create:
             raise TableRefused(
-                f"lease table {name} does not exist and leases.create is off:"
-                " create it with `kclrun init`, or set leases.create: on"
+                f"lease table {name} does not exist and leases.create is off\n"
+                "Set leases.create: on for the first start, under"
+                f" {Grant.PROVISION.value}; or create the table with a string key leaseKey"
             )
         created = _create(plane.dynamodb_writes(), name, tags)
     deadline = clock() + timeout_s
@@ -109,10 +110,10 @@ def refuse_kcl3(client: Client, name: str, application: str) -> None:
             return
     if version in _NATIVE:
         raise TableRefused(
-            f"lease table {name} belongs to a KCL 3 fleet in its own mode ({version}), where a"
-            " leader assigns the leases. Set its Java workers to"
-            " CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X and roll them back, or use another"
-            " application name"
+            f"lease table {name} belongs to a KCL 3 fleet in its own mode ({version})\n"
+            "There a leader assigns the leases, and takers like us would fight it\n"
+            "Set its Java workers to CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X and roll them back,"
+            " or use another application name"
         )
 
 
@@ -133,8 +134,8 @@ def _refuse_other_keys(name: str, table: Any) -> None:
     if keys != [("leaseKey", "HASH")] or types.get("leaseKey") != "S":
         shown = ", ".join(f"{key} ({kind})" for key, kind in keys)
         raise TableRefused(
-            f"table {name} is no lease table: its key is {shown}, a lease table has leaseKey"
-            " (HASH, a string) alone. Name another with leases.table"
+            f"table {name} is no lease table: its key is {shown}\n"
+            "A lease table has leaseKey (HASH, a string) alone; name another with leases.table"
         )
 
 
@@ -176,8 +177,8 @@ def _creation_failure(failure: ServiceError, name: str) -> ServiceError:
     if not isinstance(failure, AccessDenied):
         return failure
     return AccessDenied(
-        f"{failure}; create table {name} with `kclrun init` under"
-        f" {Grant.PROVISION.value}, or grant that policy here",
+        f"{failure}\n"
+        f"The lease table {name} does not exist: the first start needs {Grant.PROVISION.value}",
         operation=failure.operation,
         code=failure.code,
     )

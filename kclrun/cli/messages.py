@@ -53,7 +53,8 @@ def for_a_person(error: BaseException, verb: str) -> str:
     first, *more = harmless(str(error)).split("\n")
     lines = [f"{_CANNOT.get(verb, 'Cannot go on')}: {first}", *(f"  {line}" for line in more)]
     hint = next((hint for kind, hint in _HINTS if isinstance(error, kind)), None)
-    if hint is not None:
+    # A refusal of several lines says itself what to do.
+    if hint is not None and not (more and isinstance(error, AccessDenied)):
         lines.append(f"  {hint}")
     return "\n".join(lines) + "\n"
 

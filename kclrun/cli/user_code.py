@@ -11,6 +11,7 @@ from typing import Final
 from kclrun.cli.config_options import Configuration
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.loading import MARK, import_paths
+from kclrun.manager.process_rights import allowed_environment
 
 __all__ = ["named_user_code", "own_module", "require_user_code"]
 
@@ -35,14 +36,28 @@ def named_user_code(configuration: Configuration) -> Mapping[str, str]:
 
 
 def require_user_code(configuration: Configuration) -> None:
-    """Import all of it once, elsewhere. Raises: SettingsError, ProcessorLoadError."""
-    named = named_user_code(configuration)
+    """Import all of it once, elsewhere. Raises: SettingsError, ProcessorLoadError.
+
+    The processor with the environment of a lease process, or it would load here and halt every
+    shard there; the rest with ours.
+    """
+    named = dict(named_user_code(configuration))
+    processor = {"processor": named.pop("processor")}
+    _import(configuration, processor, allowed_environment(os.environ))
+    if named:
+        _import(configuration, named, os.environ)
+
+
+def _import(
+    configuration: Configuration, named: Mapping[str, str], environment: Mapping[str, str]
+) -> None:
     paths = import_paths(configuration.settings.path, configuration.folder)
     arguments = [f"{setting}={reference}" for setting, reference in named.items()]
     command = [*own_module("kclrun.loading"), *arguments, "--", *map(str, paths)]
     try:
         done = subprocess.run(  # noqa: S603 - our own module; references are checked by pattern
             command,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -56,7 +71,19 @@ def require_user_code(configuration: Configuration) -> None:
         ) from None
     if done.returncode != os.EX_OK:
         said = done.stderr.decode(errors="replace").rpartition(MARK)[2].strip()
-        raise ProcessorLoadError(said or f"the import ended with exit code {done.returncode}")
+        said = said or f"the import ended with exit code {done.returncode}"
+        raise ProcessorLoadError(said + _on_withheld_variables(said, environment))
+
+
+def _on_withheld_variables(said: str, environment: Mapping[str, str]) -> str:
+    """What to do where user code missed a variable that we have and do not pass on [S9]."""
+    withheld = sorted(
+        name for name in os.environ.keys() - environment.keys() if f"'{name}'" in said
+    )
+    if not withheld:
+        return ""
+    names = ",".join(withheld)
+    return f"\nLease processes get a variable of that name with:  export KCLRUN_PASS_ENV={names}"
 
 
 def own_module(module: str) -> list[str]:

@@ -112,6 +112,7 @@ def open_world(settings: Settings) -> World:
     deadline = Instant(time.monotonic() + patience_s)
     summary = patiently(lambda: _readable(aws.stream.summary()), deadline, patience_s)
     patiently(lambda: _ensured(aws, deadline), deadline, patience_s)
+    patiently(lambda: _read_once(aws), deadline, patience_s)
     return World(
         table=aws.table,
         stream=aws.stream,
@@ -150,6 +151,15 @@ def _readable(summary: StreamSummary) -> StreamSummary:
     if summary.status not in _READABLE:
         raise Unavailable(f"stream {summary.name} is {summary.status}", code=summary.status)
     return summary
+
+
+def _read_once(aws: Aws) -> None:
+    """What the manager repeats until it works is tried here, where a refusal still ends the start.
+
+    Later it would wait for a permission that nobody knows to be missing.
+    """
+    aws.stream.list_shards()
+    next(aws.table.scan(), None)
 
 
 def _ensured(aws: Aws, deadline: Instant) -> TableReport:

@@ -38,9 +38,15 @@ def read_trusted(path: Path) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise SettingsError(f"cannot read {path}: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         _refuse_foreign_hands(path, os.fstat(descriptor))
-        content = file.read(yaml_reader.TEXT_BYTES_MAX + 1)
+        # A file object is made of a regular file only: of a folder, Python refuses to make one.
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(yaml_reader.TEXT_BYTES_MAX + 1)
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
     if len(content) > yaml_reader.TEXT_BYTES_MAX:
         raise SettingsError(f"{path} is longer than {yaml_reader.TEXT_BYTES_MAX:,} bytes")
     try:
@@ -50,6 +56,8 @@ def read_trusted(path: Path) -> str:
 
 
 def _refuse_foreign_hands(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise SettingsError(f"{path} is a folder\nName the file in it:  --config {path}/app.yaml")
     if not stat.S_ISREG(status.st_mode):
         raise SettingsError(f"{path} is not a regular file")
     if status.st_uid not in {os.geteuid(), _ROOT}:

@@ -25,7 +25,6 @@ from kclrun.consuming.shard_end import Deferred, ShardEnd
 from kclrun.consuming.states import FINAL, SILENT, TRANSITIONS, State, Step
 from kclrun.errors import InvariantViolation
 from kclrun.model import changes
-from kclrun.model.backoff import backoff_s
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 
@@ -165,7 +164,7 @@ class LeaseLife:
                 self._follow(self.own.read_back(row), now, out)
             case on.ReadFailed():
                 self._reads_failed += 1
-                pause = backoff_s(self._reads_failed, self._chance())
+                pause = self.own.retry_pause_s(self._reads_failed, self._chance())
                 out.append(do.ReadOwnRow(not_before=Instant(now + pause)))
 
     def _follow(self, verdict: Verdict, now: Instant, out: Commands) -> None:
@@ -177,7 +176,8 @@ class LeaseLife:
                 self._confirmed(verdict.change, now, out)
             case VerdictKind.AGAIN:
                 assert verdict.change is not None, "a repetition names its change"
-                pause = backoff_s(self.own.retries, self._chance()) if verdict.slower else 0.0
+                paused = self.own.retry_pause_s(self.own.retries, self._chance())
+                pause = paused if verdict.slower else 0.0
                 is_checkpoint = isinstance(verdict.change, changes.Checkpoint)
                 if pause and is_checkpoint and self.state in MAY_PUT_OFF and self.own.put_off():
                     self._agenda.put_off(Instant(now + pause))

@@ -42,6 +42,11 @@ OwnChange = Claim | Renew | Checkpoint | NameChildren | End | Release | CreateCh
 
 # One attempt a back-off, and no back-off is below 25 ms: 400 fill a failover of 10 s.
 ATTEMPTS_MAX: Final = 1000
+# The last renewal before an outage is at most a third of `failover` old. With a pause of an eighth
+# there is a try in the last quarter before the fence: an outage of up to half a `failover` costs
+# no lease. DESIGN 5 bounds it at 3 s besides.
+RETRY_PAUSE_MAX_S: Final = 3.0
+RETRY_PAUSES_PER_FAILOVER: Final = 8
 
 
 class VerdictKind(enum.Enum):
@@ -90,7 +95,8 @@ class OwnRow:
 
     def retry_pause_s(self, attempt: int, chance: float) -> float:
         """How long to wait before attempt number `attempt` (from 1) at a write or a read-back."""
-        return backoff_s(attempt, chance, max_s=min(RETRY_PAUSE_MAX_S, self.failover_s / 8))
+        max_s = min(RETRY_PAUSE_MAX_S, self.failover_s / RETRY_PAUSES_PER_FAILOVER)
+        return backoff_s(attempt, chance, max_s=max_s)
 
     @property
     def confirmed(self) -> Lease:

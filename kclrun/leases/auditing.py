@@ -22,7 +22,7 @@ from kclrun.leases.table_view import TableView
 from kclrun.leases.unresolved import keys_of
 from kclrun.model.changes import CreateChildren, CreateLease, DeleteTrimmed, LeaseChange
 from kclrun.model.lease import LeaseKey
-from kclrun.model.outcomes import Refused
+from kclrun.model.outcomes import Applied, Refused, Throttled, Unavailable
 from kclrun.model.time import Instant
 
 __all__ = ["Auditor"]
@@ -97,15 +97,22 @@ class Auditor:
     def resolved(self, event: WriteResolved) -> bool:
         """Take in an outcome; True once all that was being created is there to be taken.
 
+        A creation that was refused or put off is decided again with the next scan, not with one
+        of its own: a missing permission would have us scan four times a second.
+
         An unknown outcome needs no reading back: the next scan shows the row or not, and the
         condition of a late arrival still protects it.
         """
         for key in keys_of(event.change):
             if self.under_way.pop(key, None) != event.change:
                 raise InvariantViolation(f"lease {key}: an outcome of no write under way")
+        if isinstance(event.outcome, Applied):
+            self._note_write(event.change)
         if isinstance(event.outcome, Refused):
             code, message = event.outcome.code, event.outcome.message
             self._note_change("audit_refused", code, level="error", message=message)
+        if isinstance(event.outcome, Refused | Throttled | Unavailable):
+            return False
         return isinstance(event.change, CreateLease | CreateChildren) and not self.is_creating
 
     @property
@@ -132,10 +139,10 @@ class Auditor:
                 continue
             self.under_way.update(dict.fromkeys(keys, change))
             self._out.append(WriteRow(change))
-            self._note_write(change, keys)
 
-    def _note_write(self, change: LeaseChange, keys: tuple[LeaseKey, ...]) -> None:
+    def _note_write(self, change: LeaseChange) -> None:
         """Creations and trims are rare and worth a line each; ended rows go quietly."""
+        keys = keys_of(change)
         if isinstance(change, CreateLease):
             position = str(change.lease.checkpoint)
             self._out.append(Note("lease_created", key=keys[0], fields={"position": position}))

@@ -8,6 +8,7 @@ times in a shard never decrease (a host clock that is set back must not reorder 
 from __future__ import annotations
 
 from array import array
+import math
 from bisect import bisect_left, bisect_right
 from typing import Final
 
@@ -87,7 +88,9 @@ class ShardLog:
     ) -> StoredRecord:
         """Write one record. `size_bytes` is data and key, as the service counts them."""
         assert self.closed_at is None, self.shard_id
-        arrived_at = max(self._last_arrival, round(now, 3))
+        # Up to the next millisecond: a record never seems to have arrived before a time that was
+        # taken before it was put, such as its stream's creation or a pinned LATEST.
+        arrived_at = max(self._last_arrival, math.ceil(now * 1000) / 1000)
         self._last_arrival = arrived_at
         number = self.numbering.number(self.end + 1, int(arrived_at))
         record = StoredRecord(str(number), arrived_at, data, partition_key)

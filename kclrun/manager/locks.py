@@ -31,7 +31,8 @@ _NONCE_TRIES_MAX: Final = 5
 
 def state_folder(application: str, environment: Mapping[str, str]) -> Path:
     """Where the lock files of an application are: $KCLRUN_STATE_DIR/<application>, else below
-    $XDG_STATE_HOME/kclrun, else below ~/.local/state/kclrun. Made with mode 0700 [S13].
+    $XDG_STATE_HOME/kclrun, else below ~/.local/state/kclrun. Made with, or narrowed to, mode
+    0700 [S13]: whoever could remove a lock file there could make us two owners.
 
     Raises: SettingsError if it cannot be made, or belongs to somebody else.
     """
@@ -44,7 +45,9 @@ def state_folder(application: str, environment: Mapping[str, str]) -> Path:
             f"cannot make the folder for lock files {folder}: {error.strerror};"
             " set KCLRUN_STATE_DIR to a local folder this user may write to"
         ) from error
-    if status.st_uid != os.geteuid():
+    if status.st_uid == os.geteuid():
+        folder.chmod(0o700)
+    else:
         raise SettingsError(
             f"the folder for lock files {folder} belongs to user {status.st_uid}, not to"
             f" {os.geteuid()}; set KCLRUN_STATE_DIR to a folder of this user"

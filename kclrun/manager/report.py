@@ -7,6 +7,7 @@ past when its death is proven, and the living one counts on top: nothing is lost
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ import msgspec
 from kclrun.ipc.board import LeaseStatus
 from kclrun.model.lease import LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.sinks.durable_files import sync, sync_folder
 
 __all__ = ["Report", "ReportWriter", "ShardReport", "Totals", "write_report"]
 
@@ -123,15 +125,25 @@ class ReportWriter:
 
 
 def write_report(path: Path, report: Report) -> None:
-    """Replace the file whole or not at all [S13]. Raises: OSError."""
+    """Replace the file whole or not at all [S13]. Raises: OSError.
+
+    The temporary name cannot be guessed, and is made anew: `--report` may well name a place in
+    /tmp, where others could have put a link under a name of their choice.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     data = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            sync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
 
 
 def _with(past: ShardReport, living: LeaseStatus | None) -> ShardReport:

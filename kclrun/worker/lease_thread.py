@@ -88,6 +88,9 @@ class LeaseThread(threading.Thread):
         self._events: deque[on.Event] = deque([on.Started()])
         self._later: list[Later] = []
         self._order = itertools.count()
+        self._awake_since = now()
+        self._asking_s = 0.0
+        self._user_code_before_s = 0.0
 
     def run(self) -> None:
         try:
@@ -126,15 +129,26 @@ class LeaseThread(threading.Thread):
             before + LOOK_S,
             self._later[0][0] if self._later else before + LOOK_S,
         )
-        busy_since = self._desk.view().busy_since
+        self._tell_stall(before - self._awake_since - self._asking_s)
         readable = [self._inbox.fileno(), *self._line.filenos()]
         select.select(readable, [], [], max(0.0, deadline - before))
-        late_s = self._now() - max(deadline, before)
-        if late_s >= STALL_TOLD_S:
-            in_user_code = 0.0 < busy_since == self._desk.view().busy_since
-            self._events.append(on.ThreadStalled(late_s, in_user_code))
+        self._awake_since, self._asking_s = self._now(), 0.0
+        self._tell_stall(self._awake_since - max(deadline, before))
         self._events.extend(self._line.hear())
         self._events.extend(self._inbox.take())
+
+    def _tell_stall(self, stalled_s: float) -> None:
+        """Late from waiting, or long at work that is no question to a service: say so."""
+        if stalled_s >= STALL_TOLD_S:
+            # It may have returned by now: whoever waits longest is not the first to run again.
+            in_user_code = self._user_code_s() - self._user_code_before_s >= STALL_TOLD_S
+            self._events.append(on.ThreadStalled(stalled_s, in_user_code))
+        self._user_code_before_s = self._user_code_s()
+
+    def _user_code_s(self) -> float:
+        view = self._desk.view()
+        running_s = self._now() - view.busy_since if view.busy_since else 0.0
+        return view.processing_s_total + running_s
 
     def _do_what_waited(self) -> None:
         while self._later and self._later[0][0] <= self._now():
@@ -195,6 +209,7 @@ class LeaseThread(threading.Thread):
         sent = self._now()
         self._reporter.note_send(sent)
         outcome = self._table.write(change)
+        self._asking_s += self._now() - sent
         self._events.append(on.WriteResolved(change, outcome, sent))
 
     def _make_rows_durable(self, command: do.SendWrite) -> None:
@@ -212,7 +227,9 @@ class LeaseThread(threading.Thread):
     def _ask(
         self, ask: Callable[[], on.Event], failed: Callable[[str], on.ReadFailed | on.LookUpFailed]
     ) -> None:
+        asked = self._now()
         try:
             self._events.append(ask())
         except ServiceError as error:
             self._events.append(failed(str(error)))
+        self._asking_s += self._now() - asked

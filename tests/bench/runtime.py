@@ -12,8 +12,8 @@ from kclrun.ipc.spec import FetchSpec
 __all__ = ["runtime"]
 
 _BARE_ENTRY: Final = "bench.bare_loop:run"
-# Three hundred pages of 10,000: a hundred times what is under way when a window begins or ends.
-_WINDOW_S: Final = 2.0
+# Some 150 pages of 10,000 records, of which one or two are under way as it begins and ends.
+_WINDOW_S: Final = 1.5
 # Behind it are the claim, the first pages and the growth of the heap.
 _WARM_UP_RECORDS: Final = 500_000
 # No pause between two GetRecords: with the service's five a second both sides would only wait.

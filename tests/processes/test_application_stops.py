@@ -23,11 +23,11 @@ def test_five_stops_and_restarts_in_the_stream_make_no_duplicate(
     rng = random.Random(seed)
     stream = embedded_aws.stream(shards=3)
     app = application(stream)
-    source = producer(stream, 9_000, seed=seed, rate=900, reshards=[(3_000, "split", 1)]).start()
+    source = producer(stream, 9_000, seed=seed, rate=1200, reshards=[(3_000, "split", 1)]).start()
 
     for _ in range(5):
         app.start()
-        more = len(app.ledger.read().delivered) + rng.randrange(400, 900)
+        more = len(app.ledger.read().delivered) + rng.randrange(300, 800)
         app.until(lambda more=more: len(app.ledger.delivered) >= more)
         assert app.stop() == 0
         assert app.lease_pids() == []

@@ -141,6 +141,18 @@ class Application:
                 process.send_signal(number)
         self.process.wait()
 
+    @contextlib.contextmanager
+    def frozen(self):
+        """All of it stands still, as a suspended machine."""
+        everyone = list(self._everyone())
+        for process in everyone:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in everyone:
+                process.resume()
+
     def close(self):
         """End whatever is left of it."""
         for process in self._everyone():

@@ -39,6 +39,10 @@ class Gate:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._acceptor.join()
         self._listener.close()
+        self.cut()
+
+    def cut(self):
+        """Cut what is under way: nobody learns whether a request was served."""
         with self._lock:
             live = list(self._live)
         for end in live:

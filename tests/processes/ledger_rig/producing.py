@@ -46,6 +46,10 @@ class Producer:
         return self
 
     @property
+    def has_started(self):
+        return self._thread.ident is not None
+
+    @property
     def is_done(self):
         if self.failure is not None:
             raise self.failure
@@ -71,7 +75,7 @@ class Producer:
     def stop(self):
         self._is_stopping = True
         self._may_put.set()
-        if self._thread.ident is not None:
+        if self.has_started:
             self._thread.join()
 
     def _run(self):

@@ -15,7 +15,7 @@ from botocore.exceptions import BotoCoreError
 
 from kclrun.aws.credentials import LOOPBACK_CREDENTIALS, CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session
-from kclrun.errors import AccessDenied, SettingsError, Unavailable
+from kclrun.errors import AccessDenied, Unavailable
 from kclrun.model.wire import WireCredentials
 
 
@@ -45,9 +45,9 @@ def test_keys_come_from_the_provider_chain(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_without_keys_nothing_is_called_anonymously() -> None:
-    with pytest.raises(SettingsError, match="no AWS credentials"):
+    with pytest.raises(AccessDenied, match="no AWS credentials"):
         CredentialSource(session()).current()
-    with pytest.raises(SettingsError, match="no AWS credentials"):
+    with pytest.raises(AccessDenied, match="no AWS credentials"):
         CredentialSource(session(), endpoint_url="https://kinesis.example").current()
 
 

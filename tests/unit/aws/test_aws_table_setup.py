@@ -141,7 +141,7 @@ def test_a_table_without_the_index_works_and_is_reported(plane: Plane, name: str
 
 
 def test_an_absent_table_is_refused_where_creation_is_off(plane: Plane, name: str) -> None:
-    with pytest.raises(TableRefused, match="kclrun init"):
+    with pytest.raises(TableRefused, match=r"leases\.create: on"):
         ensured(plane, name, create=False)
     assert inspect_table(plane.dynamodb_reads(), name) is None
 

@@ -155,7 +155,7 @@ def test_an_empty_table_is_filled_and_then_scanned_at_once():
         ("b", 777.0),
     ]
     assert life.core.caught_up_blockers()
-    assert life.resolve(creates[0]) == ()
+    assert c.ScanTable() not in life.resolve(creates[0])
     assert life.resolve(creates[1], ConditionFailed(row("b"))) == (c.ScanTable(),)
     assert life.core.caught_up_blockers()
 
@@ -861,8 +861,32 @@ def test_a_missing_child_of_an_ended_parent_is_created_under_its_condition():
     healing = life.writes(ch.CreateChildren)[0]
     assert [child.key for child in healing.children] == ["a", "b"]
     assert healing.parents == (ch.EndedParent("p"),)
-    assert life.notes() == ["children_healed"]
     assert life.resolve(healing, OutcomeUnknown("reset"), after=1.0) == (c.ScanTable(),)
+    assert life.notes() == [], "nobody knows yet that it was done"
+
+
+def test_what_was_healed_is_told_once_it_was_done():
+    life = Life()
+    life.begin(row("p", checkpoint=SHARD_END))
+    shards = (shard("p", WHOLE, ending="9"), shard("a", HALVES[0], "p"), shard("b", HALVES[1], "p"))
+    life.say(e.ShardsListed(shards, 1.0))
+
+    life.resolve(life.writes(ch.CreateChildren)[0])
+
+    assert life.notes() == ["children_healed"]
+
+
+@pytest.mark.parametrize("outcome", [Refused("AccessDenied", "no"), Throttled("slow")])
+def test_a_creation_that_was_refused_or_put_off_asks_for_no_scan_of_its_own(outcome):
+    life = Life()
+    life.begin()
+    life.say(e.ShardsListed((shard("a", WHOLE),), 1.0, (shard("a", WHOLE),)))
+    creation = life.writes(ch.CreateLease)[0]
+
+    commands = life.resolve(creation, outcome, after=1.0)
+
+    assert c.ScanTable() not in commands
+    assert "lease_created" not in life.notes()
 
 
 def test_ended_rows_are_deleted_once_and_only_if_cleanup_is_on():
@@ -907,6 +931,7 @@ def test_a_trimmed_row_is_deleted_with_owner_and_counter_as_seen():
     life.say(e.ShardsListed((shard("a"),), 1.0), after=5.0)
 
     assert life.writes() == [ch.DeleteTrimmed("p", "java", 3)]
+    life.resolve(ch.DeleteTrimmed("p", "java", 3))
     assert "trimmed_row_deleted" in life.notes()
 
 

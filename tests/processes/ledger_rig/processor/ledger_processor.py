@@ -2,9 +2,9 @@
 
 One write a batch, with O_APPEND: the lines of all processes stand in the order of time. A line
 carries its CRC, and begins with a line feed of its own, so that a write torn by SIGKILL spoils no
-other. Options: `ledger`, the file; and what goes wrong, at which record:
-`poison` (raises until the file `cure` exists), `crash` (the process ends), `hang` (does not return while there is no `cure`). `batch_s` is how long
-a batch takes; `emits` says to emit a row a record.
+other. Options: `ledger`, the file; what goes wrong, at which record: `poison` (raises until the
+file `cure` exists), `crash` (the process ends), `hang` (does not return, without the file `cure`);
+`batch_s`, how long a batch takes; `emits`, to emit a row a record.
 """
 
 import hashlib

@@ -1,0 +1,1 @@
+"""What the tests of bad input share: a program run to its end, and an endpoint that refuses."""

@@ -1,0 +1,106 @@
+"""`python -m kclrun` with a configuration of the test's own, run to its end."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import yaml
+
+from tests.processes.ledger_rig.aws import REGION
+
+__all__ = ["Ended", "Project"]
+
+PROCESSOR = """
+from kclrun import RecordProcessor
+
+class Mine(RecordProcessor):
+    def process_records(self, batch, checkpointer):
+        pass
+"""
+
+
+class Ended:
+    """How a program ended, and what it told a person."""
+
+    def __init__(self, done):
+        self.code = done.returncode
+        self.out = done.stdout
+        self.told = done.stderr
+
+    def has_told(self, *parts):
+        """Whether it spoke to a person: first line short of jargon, all parts named, no trace."""
+        first = self.told.splitlines()[0] if self.told else ""
+        assert first.startswith("Cannot start: "), self.told
+        assert "Traceback" not in self.told, self.told
+        assert "This is a bug" not in self.told, self.told
+        for part in parts:
+            assert part in self.told, self.told
+        return True
+
+
+class Project:
+    """A folder with a processor and `app.yaml`; `run` starts the program on it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.config = folder / "app.yaml"
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "KCLRUN_STATE_DIR": str(folder / "state"),
+            "AWS_ACCESS_KEY_ID": "AKIAEXAMPLEEXAMPLE",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        self.code(PROCESSOR)
+
+    def code(self, text, name="mine.py"):
+        (self.folder / name).write_text(textwrap.dedent(text))
+        return self
+
+    def text(self, text):
+        """The configuration as it is."""
+        self.config.write_text(text)
+        self.config.chmod(0o600)
+        return self
+
+    def settings(self, *, endpoint="http://127.0.0.1:9", **more):
+        """A sound configuration, and `more` over it."""
+        aws = {"region": REGION, "start_timeout": "5s"}
+        aws |= {"endpoints": endpoint} if isinstance(endpoint, dict) else {"endpoint": endpoint}
+        sound = {
+            "application": "orders",
+            "stream": "orders",
+            "processor": "mine:Mine",
+            "aws": aws | more.pop("aws", {}),
+        }
+        return self.text(yaml.safe_dump(sound | more))
+
+    def run(self, *arguments, config=None, timeout_s=30):
+        done = subprocess.run(
+            self._command(*arguments, config=config),
+            env=self.environment,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        return Ended(done)
+
+    def start(self, *arguments):
+        """For a program that goes on: the caller ends and waits for it."""
+        return subprocess.Popen(
+            self._command(*arguments),
+            env=self.environment,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def _command(self, *arguments, config=None):
+        config = self.config if config is None else config
+        return [sys.executable, "-P", "-m", "kclrun", "--config", config, *arguments]

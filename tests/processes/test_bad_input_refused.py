@@ -1,0 +1,136 @@
+"""What is wrong before AWS is asked ends the program at once: what, where, what to do, and 78."""
+
+import pytest
+
+from tests.processes.bad_input_rig.program import Project
+
+pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
+
+
+@pytest.fixture
+def project(tmp_path):
+    return Project(tmp_path)
+
+
+REFUSED = [
+    ({"streem": "x"}, ["streem: no such setting; did you mean stream? (app.yaml line "]),
+    ({"leases": {"failovr": "3s"}}, ["leases.failovr: no such setting; did you mean failover?"]),
+    (
+        {"leases": {"max": "many"}, "stall": 120},
+        # Everything at once, so that nobody mends a file line by line.
+        [
+            "leases.max: expected a whole number from 1 to 1024, got 'many' (app.yaml line ",
+            "stall:",
+        ],
+    ),
+    ({"start": "2999-01-01T00:00:00Z"}, ["start: 2999-01-01T00:00:00Z is in the future", "LATEST"]),
+    ({"start": "yesterday"}, ["start: expected TRIM_HORIZON, LATEST or an instant such as"]),
+    ({"engine": "spark"}, ["engine: spark comes with a later version", "engine: fleet"]),
+    ({"processor": "theirs:Mine"}, ["there is no module theirs", "Searched: ", "Set `path:`"]),
+    ({"processor": "mine:Minne"}, ["defines no Minne", "It defines: Mine"]),
+    ({"processor": "mine"}, ["processor: expected a text like module:Class, got 'mine'"]),
+    ({"aws": {"endpoint": "http://kinesis.example"}}, ["plain http is for this machine only"]),
+    ({"options": {"secret_access_key": "x"}}, ["options.secret_access_key: looks like a credent"]),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), REFUSED, ids=lambda case: str(case)[:40])
+def test_a_wrong_configuration_is_78_with_place_and_remedy(project, wrong, said):
+    ended = project.settings(**wrong).run()
+
+    assert ended.code == 78
+    assert ended.has_told(*said)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("leases.max", "--set leases.max: expected a.b=value, such as leases.max=8"),
+        ("lease.max=1", "lease: no such setting; did you mean leases?"),
+        ("leases.max=[[", "--set leases.max: line 1: not readable as YAML"),
+        ("stream.name=x", "--set stream.name: stream holds no settings of its own"),
+    ],
+)
+def test_a_wrong_override_is_78_and_named(project, override, said):
+    ended = project.settings().run("--set", override)
+
+    assert ended.code == 78
+    assert ended.has_told(said)
+
+
+def test_a_configuration_that_is_not_there_is_78(project):
+    ended = project.run()
+
+    assert ended.code == 78
+    assert ended.has_told(f"cannot read {project.config}: No such file or directory")
+
+
+def test_a_folder_as_configuration_is_78_and_told_what_to_name(project):
+    ended = project.run(config=project.folder)
+
+    assert ended.code == 78
+    assert ended.has_told(f"{project.folder} is a folder", "--config")
+
+
+def test_a_processor_whose_import_fails_is_78_with_its_own_line(project):
+    project.code("import nowhere\n", "theirs.py")
+
+    ended = project.settings(processor="theirs:Mine").run()
+
+    assert ended.code == 78
+    assert ended.has_told("theirs.py line 1", "No module named 'nowhere'")
+
+
+def test_a_processor_is_imported_with_the_environment_it_will_run_with(project):
+    """Or it would load here, and halt every shard there."""
+    project.code("import os\nfrom mine import Mine\nos.environ['DB_URL']\n", "theirs.py")
+    project.environment["DB_URL"] = "x"
+    project.settings(processor="theirs:Mine")
+
+    refused = project.run()
+    project.environment["KCLRUN_PASS_ENV"] = "DB_URL"
+    passed = project.settings(processor="theirs:Mine", aws={"start_timeout": "100ms"}).run()
+
+    assert refused.code == 78
+    assert refused.has_told("KeyError: 'DB_URL'", "KCLRUN_PASS_ENV")
+    assert passed.code == 69
+
+
+def test_without_credentials_nothing_is_asked_and_it_is_77(project):
+    del project.environment["AWS_ACCESS_KEY_ID"], project.environment["AWS_SECRET_ACCESS_KEY"]
+    project.text(
+        "application: orders\nstream: orders\nprocessor: mine:Mine\naws: {region: us-east-1}\n"
+    )
+
+    ended = project.run()
+
+    assert ended.code == 77
+    assert ended.has_told("no AWS credentials were found", "AWS_PROFILE", "role")
+    assert "Grant it" not in ended.told
+
+
+def test_without_a_region_it_is_78(project):
+    project.text("application: orders\nstream: orders\nprocessor: mine:Mine\n")
+
+    ended = project.run()
+
+    assert ended.code == 78
+    assert ended.has_told("region")
+
+
+def test_a_place_for_lock_files_that_cannot_be_written_is_78(project, embedded_aws):
+    (project.folder / "state").write_text("a file")
+    project.settings(endpoint=embedded_aws.embedded.endpoint, stream=embedded_aws.stream(shards=1))
+
+    ended = project.run()
+
+    assert ended.code == 78
+    assert ended.has_told("KCLRUN_STATE_DIR")
+
+
+def test_foreign_text_in_a_message_moves_no_cursor(project):
+    ended = project.settings(processor="mine:Mine", start="\x1b[2Jsoon\r\u202e").run()
+
+    assert ended.code == 78
+    assert not any(character in ended.told for character in "\x1b\r\u202e")
+    assert "\ufffd" in ended.told or "\\x1b" in ended.told

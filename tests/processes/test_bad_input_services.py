@@ -1,0 +1,204 @@
+"""What AWS refuses at the start: the code says whether to restart, the message what is missing."""
+
+import threading
+import time
+import uuid
+
+import pytest
+
+from tests.processes.bad_input_rig.denying import DenyingEndpoint
+from tests.processes.bad_input_rig.program import Project
+from tests.processes.ledger_rig.application import until
+from tests.processes.ledger_rig.gate import Gate
+
+pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
+
+
+@pytest.fixture
+def project(tmp_path):
+    return Project(tmp_path)
+
+
+@pytest.fixture
+def kinesis(embedded_aws):
+    endpoint = DenyingEndpoint(embedded_aws.embedded.kinesis_endpoint)
+    yield endpoint
+    endpoint.close()
+
+
+@pytest.fixture
+def dynamodb(embedded_aws):
+    endpoint = DenyingEndpoint(embedded_aws.embedded.dynamodb_endpoint)
+    yield endpoint
+    endpoint.close()
+
+
+@pytest.fixture
+def endpoints(kinesis, dynamodb):
+    return {"kinesis": kinesis.url, "dynamodb": dynamodb.url}
+
+
+@pytest.fixture(scope="module")
+def stream(embedded_aws):
+    return embedded_aws.stream(shards=1)
+
+
+@pytest.fixture
+def table():
+    return f"orders-{uuid.uuid4().hex[:8]}"
+
+
+def make_table(aws, name, key="leaseKey"):
+    aws.dynamodb.create_table(
+        TableName=name,
+        BillingMode="PAY_PER_REQUEST",
+        AttributeDefinitions=[{"AttributeName": key, "AttributeType": "S"}],
+        KeySchema=[{"AttributeName": key, "KeyType": "HASH"}],
+    )
+
+
+def test_a_missing_stream_is_66(project, endpoints):
+    ended = project.settings(endpoint=endpoints, stream="nobodys").run()
+
+    assert ended.code == 66
+    assert ended.has_told("Stream nobodys", "not found", "Check the name, aws.region")
+
+
+@pytest.mark.parametrize("operation", ["DescribeTable", "CreateTable", "GetItem", "Scan"])
+def test_a_missing_permission_on_the_table_is_77_and_named(
+    project, endpoints, dynamodb, stream, table, operation
+):
+    dynamodb.deny(operation)
+
+    ended = project.settings(endpoint=endpoints, stream=stream, application=table).run()
+
+    assert ended.code == 77
+    assert ended.has_told(f"dynamodb:{operation}", f"table/{table}")
+    assert "UpdateItem" not in dynamodb.calls, "a lease was taken before the refusal was seen"
+
+
+@pytest.mark.parametrize("operation", ["DescribeStreamSummary", "ListShards"])
+def test_a_missing_permission_on_the_stream_is_77_and_named(
+    project, endpoints, kinesis, dynamodb, stream, table, operation
+):
+    kinesis.deny(operation)
+
+    ended = project.settings(endpoint=endpoints, stream=stream, application=table).run()
+
+    assert ended.code == 77
+    assert ended.has_told(f"kinesis:{operation}", stream)
+    assert "UpdateItem" not in dynamodb.calls
+
+
+def test_a_missing_permission_to_create_rows_is_told_once_and_not_asked_for_in_haste(
+    project, endpoints, dynamodb, stream, table
+):
+    dynamodb.deny("PutItem")
+    process = project.settings(
+        endpoint=endpoints, stream=stream, application=table, leases={"failover": "2s"}
+    ).start()
+
+    until(lambda: dynamodb.calls.count("PutItem") >= 3)
+    scans, puts = dynamodb.calls.count("Scan"), dynamodb.calls.count("PutItem")
+    process.terminate()
+    told = process.communicate(timeout=20)[1]
+
+    assert process.returncode == 0
+    assert told.count('"audit_refused"') == 1
+    assert "dynamodb:PutItem" in told
+    assert '"lease_created"' not in told, "nothing was created"
+    # One scan a try (failover / 2), the start's own, and the random first.
+    assert scans <= puts + 3
+
+
+def test_a_table_with_another_key_is_78(project, embedded_aws, endpoints, stream, table):
+    make_table(embedded_aws, table, key="id")
+
+    ended = project.settings(endpoint=endpoints, stream=stream, application=table).run()
+
+    assert ended.code == 78
+    assert ended.has_told(f"table {table} is no lease table", "id (HASH)", "leases.table")
+
+
+def test_a_table_of_the_kcl_3_in_its_own_mode_is_78(
+    project, embedded_aws, endpoints, stream, table, dynamodb
+):
+    make_table(embedded_aws, table)
+    embedded_aws.dynamodb.put_item(
+        TableName=table,
+        Item={
+            "leaseKey": {"S": "Migration3.0"},
+            "entityType": {"S": "MIGRATION"},
+            "cv": {"S": "CLIENT_VERSION_3X"},
+        },
+    )
+
+    ended = project.settings(endpoint=endpoints, stream=stream, application=table).run()
+
+    assert ended.code == 78
+    assert ended.has_told("KCL 3", "CLIENT_VERSION_3X", "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X")
+    assert not {"UpdateItem", "PutItem"} & set(dynamodb.calls)
+
+
+def test_an_absent_table_that_must_not_be_made_is_78(project, endpoints, stream, table, dynamodb):
+    ended = project.settings(
+        endpoint=endpoints, stream=stream, application=table, leases={"create": False}
+    ).run()
+
+    assert ended.code == 78
+    assert ended.has_told(f"lease table {table} does not exist", "leases.create: on")
+    assert "CreateTable" not in dynamodb.calls
+
+
+def test_aws_that_is_away_longer_than_start_timeout_is_69(project):
+    began = time.monotonic()
+
+    ended = project.settings(aws={"start_timeout": "1s"}).run()
+
+    assert ended.code == 69
+    assert ended.has_told("AWS has not answered for 1 s (aws.start_timeout)", "127.0.0.1:9")
+    # One second of patience; the rest is Python and a busy machine.
+    assert time.monotonic() - began < 10
+
+
+def test_a_table_that_is_throttled_longer_than_start_timeout_is_69(
+    project, endpoints, stream, table, dynamodb
+):
+    dynamodb.throttle("Scan")
+
+    ended = project.settings(
+        endpoint=endpoints, stream=stream, application=table, aws={"start_timeout": "1s"}
+    ).run()
+
+    assert ended.code == 69
+    assert ended.has_told("Scan", "ProvisionedThroughputExceededException")
+
+
+def test_aws_that_comes_back_within_start_timeout_is_waited_for(
+    project, embedded_aws, stream, table
+):
+    gate = Gate(embedded_aws.embedded.kinesis_endpoint)
+    gate.shut()
+    project.settings(
+        endpoint={"kinesis": gate.url, "dynamodb": embedded_aws.embedded.dynamodb_endpoint},
+        stream=stream,
+        application=table,
+        aws={"start_timeout": "20s"},
+    )
+    process = project.start()
+    try:
+        # What is away is away for a while, seen from a program that takes 0.6 s to ask first.
+        opening = threading.Timer(2.0, gate.open)
+        opening.start()
+        line = process.stderr.readline()
+        opening.join()
+        process.terminate()
+        told = line + process.communicate(timeout=20)[1]
+    finally:
+        process.kill()
+        process.wait()
+        gate.shut()
+
+    assert '"manager_started"' in line
+    assert process.returncode == 0
+    assert "Traceback" not in told

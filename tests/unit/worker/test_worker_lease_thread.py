@@ -1,0 +1,218 @@
+"""The lease thread with a real inbox, desk, channel and ring, over a table in memory."""
+
+import threading
+import time
+
+import pytest
+
+from kclrun.consuming import commands as do
+from kclrun.consuming import events as on
+from kclrun.consuming.life import LeaseLife
+from kclrun.consuming.policy import LifePolicy
+from kclrun.errors import SinkError, Unavailable
+from kclrun.ipc import transitions as told
+from kclrun.ipc.channel import Channel
+from kclrun.ipc.doorbell import Doorbell
+from kclrun.ipc.messages import Drain, channel_of_worker, channel_to_worker
+from kclrun.ipc.segment import Segment
+from kclrun.local.lease_rows import LeaseRows
+from kclrun.model import changes
+from kclrun.model.lease import Lease
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.shard import ChildShard, HashRange, Shard
+from kclrun.worker.checkpointing import CheckpointDesk
+from kclrun.worker.clock import boottime
+from kclrun.worker.desk import Desk, DeskLimits
+from kclrun.worker.fetching import FetchView
+from kclrun.worker.inbox import Inbox
+from kclrun.worker.lease_thread import LeaseThread
+from kclrun.worker.manager_line import ManagerLine
+from kclrun.worker.reporting import Reporter
+
+ME = "kclrun::host:a"
+
+
+def p(number):
+    return ExtendedSequenceNumber(str(number))
+
+
+def until(condition, most_s=5.0):
+    deadline = time.monotonic() + most_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    return found
+
+
+class Table(LeaseRows):
+    """`unreadable` reads fail; it counts its writes by kind."""
+
+    def __init__(self):
+        super().__init__(lock=threading.Lock())
+        self.unreadable = 0
+        self.written = []
+
+    def read(self, key):
+        if self.unreadable:
+            self.unreadable -= 1
+            raise Unavailable("no route")
+        return super().read(key)
+
+    def write(self, change):
+        self.written.append(type(change))
+        return super().write(change)
+
+
+class Admin:
+    def list_shards(self, shard_filter=None):
+        return (Shard("s0", HashRange(0, 9), "1"),)
+
+
+class Rows:
+    def __init__(self):
+        self.is_full = True
+        self.durable = []
+
+    def make_durable(self, position):
+        if self.is_full:
+            raise SinkError("the disk is full")
+        self.durable.append(position)
+
+
+class Stage:
+    def __init__(self, failover_s=1.5, every_s=0.05):
+        self.table = Table()
+        self.table.write(
+            changes.CreateLease(Lease(key="s0", checkpoint=p(10), owner=ME, counter=5))
+        )
+        policy = LifePolicy(
+            key="s0",
+            shard_id="s0",
+            me=ME,
+            seen_counter=5,
+            expires_instant=boottime() + 5,
+            failover_s=failover_s,
+            checkpoint_every_s=every_s,
+        )
+        self.life = LeaseLife(policy, lambda: 0.5)
+        self.rows = None
+        self.inbox = Inbox()
+        self.desk = Desk(DeskLimits(1000, 10), boottime)
+        self.checkpoints = CheckpointDesk(self.inbox.post, lambda position: None, lambda: False)
+        self.segment, self.doorbell = Segment.create(1), Doorbell.create()
+        self.ring = self.segment.ring(0)
+        mine, its = Channel.pair()
+        self.manager = channel_to_worker(mine)
+        self.channel = channel_of_worker(its.detach())
+        reporter = Reporter(self.segment.slot(0), self.segment.ring(0), self.doorbell, 1, FetchView)
+        self.over = threading.Event()
+        self.thread = LeaseThread(
+            self.life,
+            self.inbox,
+            self.desk,
+            table=self.table,
+            admin=Admin(),
+            checkpoints=self.checkpoints,
+            rows=lambda: self.rows,
+            line=ManagerLine(self.channel, lambda credentials: None),
+            reporter=reporter,
+            now=boottime,
+            on_over=self.over.set,
+        )
+        self.transitions = []
+        self.thread.start()
+        assert isinstance(self.desk.next_task(), do.CallInitialize)
+        self.inbox.post(on.CallReturned())
+
+    def batch(self, last):
+        self.inbox.post(on.BatchDelivered(p(last), 1, 1))
+        self.inbox.post(on.BatchProcessed(p(last)))
+
+    def told(self, kind):
+        self.transitions += [told.decode(each) for each in self.ring.drain()]
+        return [each for each in self.transitions if isinstance(each, kind)]
+
+    def close(self):
+        self.thread.break_off(RuntimeError("the test is over"))
+        self.thread.join(5)
+        assert not self.thread.is_alive()
+        self.manager.close()
+        self.channel.close()
+        self.inbox.close()
+        self.doorbell.close()
+        self.segment.close()
+
+
+@pytest.fixture
+def stage():
+    stage = Stage()
+    yield stage
+    stage.close()
+
+
+def test_a_full_disk_holds_the_checkpoint_and_costs_no_lease(stage):
+    stage.rows = Rows()
+    stage.batch(20)
+    until(lambda: any("disk is full" in each.detail for each in stage.told(told.Warned)))
+    time_over = time.monotonic() + 2 * 1.5
+    until(lambda: time.monotonic() > time_over)
+
+    assert stage.table.written.count(changes.Renew) >= 3
+    assert changes.Checkpoint not in stage.table.written
+    stage.rows.is_full = False
+    until(lambda: stage.told(told.Checkpointed))
+    assert stage.rows.durable == [p(20)]
+    assert stage.table.read("s0").checkpoint == p(20)
+
+
+def test_the_checkpoint_a_user_waits_for_is_noted_before_the_answer(stage):
+    stage.batch(20)
+    stage.inbox.post(on.BatchDelivered(p(30), 1, 1))
+
+    stage.checkpoints.checkpointer.checkpoint("30")
+
+    assert stage.checkpoints.durable == p(30)
+
+
+def test_a_look_up_that_fails_at_the_end_of_a_shard_is_tried_again(stage):
+    stage.table.unreadable = 1
+    stage.inbox.post(on.ShardExhausted((ChildShard("s2", ("s0", "s1"), HashRange(0, 9)),)))
+
+    until(lambda: stage.table.raw("s2"))
+
+
+def test_a_manager_that_drains_and_one_that_is_gone(stage):
+    stage.batch(20)
+    stage.manager.send(Drain("now", 5.0))
+    until(stage.desk.next_task)
+    stage.inbox.post(on.GateShut())
+    assert isinstance(stage.desk.next_task(), do.CallShutdownRequested)
+    stage.manager.close()
+    stage.inbox.post(on.CallReturned())
+
+    assert stage.over.wait(5)
+    assert stage.thread.cause is do.ExitCause.DONE
+    assert stage.table.read("s0").checkpoint == p(20)
+    assert stage.told(told.Released)[0].position == p(20)
+    assert stage.desk.is_closed
+
+
+def test_a_thread_that_broke_ends_the_lease_thread_and_is_its_failure(stage):
+    error = ZeroDivisionError("in the fetch thread")
+
+    stage.thread.break_off(error)
+
+    assert stage.over.wait(5)
+    assert stage.thread.failure is error
+    assert stage.thread.cause is None
+
+
+def test_an_idle_lease_thread_does_not_spin(stage):
+    stage.rows = None
+    turns = []
+    handle = stage.life.handle
+    stage.life.handle = lambda event, now: turns.append(event) or handle(event, now)
+    time_over = time.monotonic() + 1.0
+    until(lambda: time.monotonic() > time_over)
+
+    assert len(turns) < 20
