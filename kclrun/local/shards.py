@@ -7,8 +7,8 @@ times in a shard never decrease (a host clock that is set back must not reorder 
 
 from __future__ import annotations
 
-from array import array
 import math
+from array import array
 from bisect import bisect_left, bisect_right
 from typing import Final
 
