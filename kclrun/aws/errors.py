@@ -104,7 +104,7 @@ class _Body(msgspec.Struct):
 _DECODER: Final = msgspec.json.Decoder(_Body)
 
 
-def parse_error_reply(body: bytes, type_header: str | None = None) -> ErrorReply:
+def parse_error_reply(body: bytes | bytearray, type_header: str | None = None) -> ErrorReply:
     """Read an error body, however broken it is: never raises.
 
     The name comes as `{"__type": "namespace#Name"}` or in `x-amzn-ErrorType: Name:http://…`.

@@ -1,32 +1,32 @@
-"""One POST over urllib3: an answer, or a failure that says whether anything was sent.
+"""One POST over a kept connection: an answer, or a failure that says whether anything was sent.
 
-May not know what the bytes mean. The one rule: nothing is retried here, because only the caller
-knows whether sending twice is harmless. `WireClient` (wire.py) is the only user.
+urllib3 makes the connections: names, time-outs, TLS, proxies and their tunnels. What is said on
+them is `exchange.py`'s. May not know what the bytes mean. The one rule: nothing is retried here,
+because only the caller knows whether sending twice is harmless. `WireClient` (wire.py) is the
+only user.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
-import re
+import select
+import socket
 import ssl
 import threading
-import warnings
+import weakref
 import zlib
-from collections.abc import Mapping
+from http.client import HTTPException
 from typing import Final
 from urllib.parse import urlsplit
 
-import msgspec
 import urllib3
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import (
-    ClosedPoolError,
-    EmptyPoolError,
-    HTTPError,
-    InsecureRequestWarning,
-)
+from urllib3.connection import HTTPConnection
+from urllib3.exceptions import HTTPError
 from urllib3.exceptions import TimeoutError as UrllibTimeout
+from urllib3.util import parse_url
 
+from kclrun.aws.exchange import Answer, BrokenAnswer, Stream, encode_request, exchange
 from kclrun.errors import SettingsError
 from kclrun.model.wire import WireEndpoint
 
@@ -38,17 +38,9 @@ BODY_BYTES_MAX: Final = 64 * 2**20
 # A client is used by at most this many threads at once; one more waits for a connection.
 CONNECTIONS_MAX: Final = 8
 _CAUSES_MAX: Final = 8
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """Status, headers and the whole body of one reply."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    def __repr__(self) -> str:
-        return f"Answer({self.status}, {len(self.body)} bytes)"
+# A request is small and waits for its answer: it leaves at once. urllib3 does so by itself, but
+# not on the way through a proxy.
+_SOCKET_OPTIONS: Final = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
 
 
 class TransportFailure(Exception):
@@ -67,110 +59,143 @@ class TransportFailure(Exception):
         self.timed_out = timed_out
 
 
-class _Progress(threading.local):
-    """How far this thread's request has got: nothing is sent before `connected`."""
+class _Connection:
+    """An open connection: urllib3's, which owns the socket, and the socket."""
 
-    connecting = False
-    connected = False
+    def __init__(self, opened: HTTPConnection, read_timeout_s: float) -> None:
+        assert opened.sock is not None, "a connection that was opened has a socket"
+        opened.sock.settimeout(read_timeout_s)
+        self.stream: Stream = opened.sock
+        self._opened = opened
+        self._poll = select.poll()
+        self._poll.register(opened.sock, select.POLLIN)
 
-    def reset(self) -> None:
-        self.connecting = self.connected = False
+    def is_silent(self) -> bool:
+        """Whether it is open and nothing has come: an idle one should say nothing."""
+        return not self._poll.poll(0)
 
-
-_progress: Final = _Progress()
-
-
-class _NotingHTTPConnection(HTTPConnection):
-    def connect(self) -> None:
-        _progress.connecting = True
-        super().connect()
-        _progress.connected = True
-
-
-class _NotingHTTPSConnection(HTTPSConnection):
-    """Connected here means: proxy tunnel open, handshake done, certificate accepted."""
-
-    def connect(self) -> None:
-        _progress.connecting = True
-        super().connect()
-        _progress.connected = True
-
-
-class _HTTPPool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _NotingHTTPConnection
-
-
-class _HTTPSPool(urllib3.HTTPSConnectionPool):
-    ConnectionCls = _NotingHTTPSConnection
+    def close(self) -> None:
+        self._opened.close()
 
 
 class Transport:
-    """A pool of kept connections to one endpoint, through its proxy if it has one."""
+    """At most `CONNECTIONS_MAX` connections to one endpoint, kept, through its proxy if any."""
 
     def __init__(self, endpoint: WireEndpoint) -> None:
         parts = urlsplit(endpoint.url)
-        self._url = f"{parts.scheme}://{parts.netloc}{parts.path or '/'}"
-        self._patience_s = endpoint.connect_timeout_s + endpoint.read_timeout_s
-        self._timeout = urllib3.Timeout(
-            connect=endpoint.connect_timeout_s, read=endpoint.read_timeout_s
-        )
-        self._manager = _manager(endpoint)
-        self._manager.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
+        url = parse_url(f"{parts.scheme}://{parts.netloc}{parts.path or '/'}")
+        self._pool = _manager(endpoint).connection_from_url(url.url)
+        is_proxied = parts.scheme in endpoint.proxies
+        self._is_tunneled = is_proxied and parts.scheme == "https"
+        # A proxy that is no tunnel reads the request, so it is told where to and who asks.
+        is_forwarded = is_proxied and not self._is_tunneled
+        self._target = url.url if is_forwarded else url.request_uri
+        self._proxy_headers = dict(self._pool.proxy_headers) if is_forwarded else {}
+        self._connect_timeout_s = endpoint.connect_timeout_s
+        self._read_timeout_s = endpoint.read_timeout_s
+        self._permits = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        # The last one back is the first one out; appending and popping are atomic.
+        self._idle: list[_Connection] = []
+        weakref.finalize(self, _close_all, self._idle)
 
     def post(self, headers: dict[str, str], body: bytes) -> Answer:
         """Send once, read the whole reply. Raises: TransportFailure."""
-        _progress.reset()
-        try:
-            response = self._manager.urlopen(
-                "POST",
-                self._url,
-                body=body,
-                headers=headers,
-                retries=False,
-                redirect=False,
-                timeout=self._timeout,
-                pool_timeout=self._patience_s,
-                preload_content=False,
-                decode_content=False,
-                enforce_content_length=True,
-            )
-            return Answer(response.status, response.headers, _read_whole(response))
-        except (ClosedPoolError, EmptyPoolError):
+        head = encode_request(self._target, headers | self._proxy_headers, body)
+        if not self._permits.acquire(timeout=self._connect_timeout_s + self._read_timeout_s):
             raise TransportFailure(
                 f"none of {CONNECTIONS_MAX} connections became free",
                 was_sent=False,
                 on_reused_connection=False,
                 timed_out=True,
-            ) from None
-        except (HTTPError, OSError) as error:
-            raise TransportFailure(
-                _describe(error),
-                was_sent=_progress.connected or not _progress.connecting,
-                on_reused_connection=not _progress.connecting,
-                timed_out=isinstance(error, UrllibTimeout | TimeoutError),
-            ) from None
+            )
+        try:
+            kept = self._kept()
+            return self._exchange(kept or self._opened(), head, body, is_reused=kept is not None)
+        finally:
+            self._permits.release()
 
     def close(self) -> None:
         """Close every idle connection."""
-        self._manager.clear()
+        _close_all(self._idle)
+
+    def _kept(self) -> _Connection | None:
+        """An idle connection that nobody has closed meanwhile, as far as one can see."""
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return None
+            if connection.is_silent():
+                return connection
+            connection.close()
+
+    def _opened(self) -> _Connection:
+        try:
+            opened = _open(self._pool, self._connect_timeout_s, is_tunneled=self._is_tunneled)
+        except (HTTPError, HTTPException, OSError) as error:
+            raise TransportFailure(
+                _describe(error),
+                was_sent=False,
+                on_reused_connection=False,
+                timed_out=isinstance(error, UrllibTimeout | TimeoutError),
+            ) from None
+        return _Connection(opened, self._read_timeout_s)
+
+    def _exchange(
+        self, connection: _Connection, head: bytes, body: bytes, *, is_reused: bool
+    ) -> Answer:
+        is_reusable = False
+        try:
+            answer, is_reusable = exchange(connection.stream, head, body, BODY_BYTES_MAX)
+            _compare_checksum(answer)
+        except (BrokenAnswer, OSError) as error:
+            timed_out = isinstance(error, TimeoutError)
+            raise TransportFailure(
+                f"silent for {self._read_timeout_s:g} s" if timed_out else _describe(error),
+                was_sent=True,
+                on_reused_connection=is_reused,
+                timed_out=timed_out,
+            ) from None
+        finally:
+            if is_reusable:
+                self._idle.append(connection)
+            else:
+                connection.close()
+        return answer
 
 
-def _read_whole(response: urllib3.response.BaseHTTPResponse) -> bytes:
-    """The body, bounded, and compared with DynamoDB's checksum where it sent one."""
-    declared = response.headers.get("content-length")
-    body: bytes
-    if declared is not None and declared.isdigit() and int(declared) <= BODY_BYTES_MAX:
-        body = response.read(decode_content=False)
-    else:
-        body = response.read(BODY_BYTES_MAX + 1, decode_content=False)
-        if len(body) > BODY_BYTES_MAX:
-            response.close()
-            raise HTTPError(f"the answer is longer than {BODY_BYTES_MAX} bytes")
-    response.release_conn()
-    checksum = response.headers.get("x-amz-crc32")
-    if checksum is not None and checksum != str(zlib.crc32(body)):
-        raise HTTPError("the answer does not match its checksum")
-    return body
+def _open(
+    pool: urllib3.HTTPConnectionPool, timeout_s: float, *, is_tunneled: bool
+) -> HTTPConnection:
+    """A new connection: tunnel open, handshake done, certificate accepted.
+
+    urllib3 has no public call that stops here; these two are the same from 1.26 to 2.8.
+    """
+    made = pool._new_conn()  # noqa: SLF001 - see above
+    assert isinstance(made, HTTPConnection), "the class that urllib3's pools make"
+    made.timeout = timeout_s
+    try:
+        if is_tunneled:
+            pool._prepare_proxy(made)  # noqa: SLF001 - see above
+        else:
+            made.connect()
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _close_all(idle: list[_Connection]) -> None:
+    with contextlib.suppress(IndexError):
+        while True:
+            idle.pop().close()
+
+
+def _compare_checksum(answer: Answer) -> None:
+    """DynamoDB sends one."""
+    checksum = answer.headers.get("x-amz-crc32")
+    if checksum is not None and checksum != str(zlib.crc32(answer.body)):
+        raise BrokenAnswer("the answer does not match its checksum")
 
 
 def _describe(error: BaseException) -> str:
@@ -178,6 +203,8 @@ def _describe(error: BaseException) -> str:
 
     The text of urllib3's own errors is left out: it may quote a proxy URL with its password.
     """
+    if isinstance(error, BrokenAnswer):
+        return str(error)
     innermost: BaseException | None = error
     named = type(error).__name__
     for _ in range(_CAUSES_MAX):
@@ -188,8 +215,6 @@ def _describe(error: BaseException) -> str:
         if innermost is None:
             break
         innermost = innermost.__cause__ or innermost.__context__ or _wrapped(innermost)
-    if type(error) is HTTPError:
-        return str(error)
     return named
 
 
@@ -202,9 +227,7 @@ def _manager(endpoint: WireEndpoint) -> urllib3.PoolManager:
     context = _tls_context(endpoint) if scheme == "https" else None
     proxy = endpoint.proxies.get(scheme)
     if proxy is None:
-        return urllib3.PoolManager(
-            num_pools=1, maxsize=CONNECTIONS_MAX, block=True, ssl_context=context
-        )
+        return urllib3.PoolManager(num_pools=1, ssl_context=context, socket_options=_SOCKET_OPTIONS)
     parts = urlsplit(proxy)
     if parts.scheme not in {"http", "https"}:
         raise SettingsError(f"the proxy for {scheme} is neither http:// nor https://")
@@ -212,9 +235,8 @@ def _manager(endpoint: WireEndpoint) -> urllib3.PoolManager:
     return urllib3.ProxyManager(
         proxy,
         num_pools=1,
-        maxsize=CONNECTIONS_MAX,
-        block=True,
         ssl_context=context,
+        socket_options=_SOCKET_OPTIONS,
         proxy_ssl_context=_tls_context(endpoint) if parts.scheme == "https" else None,
         proxy_headers=urllib3.make_headers(proxy_basic_auth=auth) if auth else None,
     )
@@ -236,9 +258,6 @@ def _tls_context(endpoint: WireEndpoint) -> ssl.SSLContext:
             )
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-        # urllib3 would warn at every request; it was asked for, and leaves this host nowhere.
-        host = re.escape(urlsplit(endpoint.url).hostname or "")
-        warnings.filterwarnings("ignore", f".*made to host '{host}'", InsecureRequestWarning)
     return context
 
 

@@ -47,7 +47,7 @@ class WireReply(msgspec.Struct, frozen=True):
     """A success: its body, and the service's own time, None where it sent no Date."""
 
     status: int
-    body: bytes
+    body: bytes | bytearray
     date_at: WallTime | None = None
 
     def __repr__(self) -> str:

@@ -102,6 +102,7 @@ def _stream(aws: Aws) -> str:
     summary = patiently(aws.stream.summary, deadline, patience_s)
     if summary.status == "DELETING":
         raise NotFound(f"stream {summary.name} is being deleted")
+    patiently(aws.stream.list_shards, deadline, patience_s)
     return (
         f"{summary.name} is {summary.status}: {summary.open_shards} open shards,"
         f" {summary.retention_hours} h of retention"

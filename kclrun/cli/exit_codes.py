@@ -1,6 +1,6 @@
 """How the program ends, as numbers that systemd and scripts act on (the names of sysexits.h).
 
-A unit should not restart 64, 77 and 78: nothing changes until a person does something.
+A unit should not restart 64, 66, 77 and 78: nothing changes until a person does something.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ MEANINGS: Final[Mapping[int, str]] = {
     DRAINED: "done; for run: drained",
     USAGE: "the command line is wrong",
     NO_STREAM: "the stream (or table) does not exist",
-    CUT_SHORT: "stopped before it was drained; what was not checkpointed is read again",
     UNAVAILABLE: "AWS did not answer within aws.start_timeout",
     OUR_BUG: "a bug in kclrun",
-    PERMISSION: "AWS refused a permission",
+    CUT_SHORT: "stopped before it was drained; what was not checkpointed is read again",
+    PERMISSION: "AWS refused a permission, or there are no credentials",
     CONFIGURATION: "the configuration is wrong, or the processor cannot be loaded",
 }
 

@@ -7,6 +7,7 @@ Look next: `manager/runtime.py`; `embedded_run.py` for aws.endpoint: embedded.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +39,7 @@ OnSnapshot = Callable[["Snapshot"], None]
 @click.option(
     "--report",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write what was done, as JSON.",
 )
 def run(config: Path, overrides: tuple[str, ...], until: str | None, report: Path | None) -> int:
@@ -55,6 +56,10 @@ def run(config: Path, overrides: tuple[str, ...], until: str | None, report: Pat
         settings = msgspec.structs.replace(configuration.settings, until="caught-up")
         configuration = msgspec.structs.replace(configuration, settings=settings)
     require_user_code(configuration)
+    if configuration.settings.output is not None:
+        _require_folder("output.path", _output_folder(configuration))
+    if report is not None:
+        _require_folder("--report", report.absolute().parent)
     if configuration.settings.aws.endpoint == EMBEDDED:
         return _run_embedded(configuration, report)
     return _run_fleet(configuration, report, lambda: True)
@@ -159,6 +164,18 @@ def _with_absolute_output(configuration: Configuration) -> Settings:
     path = str(_output_folder(configuration))
     output = msgspec.structs.replace(settings.output, path=path)
     return msgspec.structs.replace(settings, output=output)
+
+
+def _require_folder(setting: str, folder: Path) -> None:
+    """Make it now, or each lease process would halt its shard over it. Raises: SettingsError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"{setting}: cannot make the folder {folder}: {error.strerror}"
+        ) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise SettingsError(f"{setting}: user {os.geteuid()} may not write to {folder}")
 
 
 def _output_folder(configuration: Configuration) -> Path:

@@ -85,7 +85,7 @@ class _WireBody(msgspec.Struct, rename="pascal"):
 _DECODER: Final = msgspec.json.Decoder(_WireBody)
 
 
-def decode_get_records(body: bytes) -> GetRecordsBody:
+def decode_get_records(body: bytes | bytearray) -> GetRecordsBody:
     """Decode the body of a GetRecords answer with status 200.
 
     Guaranteed: at most `RECORDS_MAX` records, ascending; sequence numbers at the edges are
@@ -109,7 +109,7 @@ def decode_get_records(body: bytes) -> GetRecordsBody:
     )
 
 
-def _parse(body: bytes) -> _WireBody:
+def _parse(body: bytes | bytearray) -> _WireBody:
     try:
         return _DECODER.decode(body)
     except UnicodeDecodeError:

@@ -91,7 +91,8 @@ class Listener:
             position=str(failed.position) if failed.position is not None else None,
             traceback=failed.traceback_text,
         )
-        where = f"{failed.where} failed {failed.attempts} times" if failed.where else "failed"
+        times = "once" if failed.attempts == 1 else f"{failed.attempts} times"
+        where = f"{failed.where} failed {times}" if failed.where else "failed"
         return heard.ProcessorFailed(key, f"{where}: {failed.error}")
 
     def _note_only(self, key: LeaseKey, transition: said.Transition) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import signal
+from collections.abc import Callable
 from typing import Final
 
 from kclrun.errors import InvariantViolation
@@ -79,14 +80,17 @@ class Manager:
         self._held_at_scan: frozenset[OwnerId] = frozenset()
         self._began_instant = loop.now()
 
-    def run(self, started_at: WallTime) -> ExitReason:
+    def run(self, started_at: WallTime, introduce: Callable[[], None]) -> ExitReason:
         """Until everything is given up, or the stop's patience is over.
 
+        `introduce` says who we are; it is called once signals are listened to, so that a stop sent
+        by whoever reads its words is one in good order.
         Raises: whatever a job or the core raised that nobody expects: our bug.
         """
         self._signals.open()
         self._loop.watch(self._signals.fileno(), self._signalled)
         try:
+            introduce()
             self._seize()
             self.processes.open()
             self.deliver(Started(started_at))

@@ -47,9 +47,10 @@ class Outages:
         self._now = now
         self._since: dict[str, Instant] = {}
 
-    def failed(self, operation: str, error: ServiceError) -> None:
+    def failed(self, operation: str, error: ServiceError, asked: Instant) -> None:
+        """A try that began at `asked` failed: a service that hangs is away from then on."""
         if operation not in self._since:
-            self._since[operation] = self._now()
+            self._since[operation] = asked
             self._log.note(
                 "service_unreachable", operation=operation, code=error.code, error=str(error)
             )
@@ -141,6 +142,8 @@ class Performer:
             del self._writes[key]
 
     def _read(self, read: _Read) -> None:
+        asked = self._loop.now()
+
         def succeeded(event: Event) -> None:
             self._outages.worked(read.name)
             self._deliver(event)
@@ -149,7 +152,7 @@ class Performer:
             if not isinstance(error, ServiceError):
                 self._broke(error)
                 return
-            self._outages.failed(read.name, error)
+            self._outages.failed(read.name, error, asked)
             read.attempt += 1
             self._loop.after(backoff_s(read.attempt, random.random()), lambda: self._read(read))
 

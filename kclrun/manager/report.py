@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from kclrun.errors import SettingsError
 from kclrun.ipc.board import LeaseStatus
 from kclrun.model.lease import LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -125,14 +126,21 @@ class ReportWriter:
 
 
 def write_report(path: Path, report: Report) -> None:
-    """Replace the file whole or not at all [S13]. Raises: OSError.
+    """Replace the file whole or not at all [S13]. Raises: SettingsError naming it.
 
     The temporary name cannot be guessed, and is made anew: `--report` may well name a place in
     /tmp, where others could have put a link under a name of their choice.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     data = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, data)
+    except OSError as error:
+        raise SettingsError(f"cannot write the report {path}: {error.strerror}") from None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:

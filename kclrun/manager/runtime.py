@@ -77,7 +77,7 @@ def run_fleet(
 
     Raises: SettingsError if there is no place for lock files; AccessDenied or Unavailable if there
     are no credentials; InvariantViolation for a bug of ours (the lease processes then drain by
-    themselves); OSError if the report cannot be written.
+    themselves); SettingsError if the report cannot be written.
     """
     start = parse_start(settings.start, WallTime(time.time()))
     identity = establish(settings.application, settings.leases.group, os.environ)
@@ -198,11 +198,10 @@ class _Run:
         """From the first line of the log to the last."""
         assert self._watch is not None, "assembled and watched before it runs"
         adopt_orphans()
-        self._first_line()
         self._credentials.open()
         self._loop.after(0.0, self._watch.look)
         try:
-            reason = self._manager.run(WallTime(time.time()))
+            reason = self._manager.run(WallTime(time.time()), self._first_line)
         finally:
             self._manager.processes.close()
         self._log.note("manager_stopped", reason=reason.value, records=self._records())

@@ -1,8 +1,8 @@
 """Writes to the lease table, as values: what should change, and what must hold for it to apply.
 
 Every change of an owner names the owner and the counter it last saw confirmed, and adds one to
-the counter [P1, P2, I5]. The DynamoDB expression of each is spelled out in `aws/expressions.py`; the
-in-memory table applies the same conditions in Python; one contract suite runs over both.
+the counter [P1, P2, I5]. The DynamoDB expression of each is spelled out in `aws/expressions.py`;
+the in-memory table applies the same conditions in Python; one contract suite runs over both.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class FetchThread(threading.Thread):
                 if page.next_iterator is None and self._finish(page):
                     return
             except (ServiceError, RecordError) as error:
-                pause_s = self._pause_after(error)
+                pause_s = self._pause_after(error, asked)
             else:
                 self._outage.end()
                 pause_s = self._pacing.after_page(len(page.records), page.millis_behind_latest)
@@ -176,7 +176,7 @@ class FetchThread(threading.Thread):
         shard = shards.get(self._plan.shard_id)
         return shard is not None and not shard.is_open
 
-    def _pause_after(self, error: ServiceError | RecordError) -> float:
+    def _pause_after(self, error: ServiceError | RecordError, asked: Instant) -> float:
         chance = random.random()
         if isinstance(error, ExpiredIterator):
             self._iterator = None
@@ -186,7 +186,7 @@ class FetchThread(threading.Thread):
             return self._pacing.after_throttle(chance)
         if isinstance(error, InvalidRequest):
             self._iterator = None
-        self._outage.note(str(error))
+        self._outage.note(str(error), asked)
         return self._pacing.after_error(chance)
 
 

@@ -23,11 +23,11 @@ class Outage:
         self._since: Instant | None = None
         self._is_told = False
 
-    def note(self, message: str) -> None:
-        """A try failed."""
+    def note(self, message: str, asked: Instant) -> None:
+        """A try that began at `asked` failed: a service that hangs is away from then on."""
         if self._since is None:
-            self._since = self._now()
-        elif not self._is_told and self._now() - self._since >= NOTICED_S:
+            self._since = asked
+        if not self._is_told and self._now() - self._since >= NOTICED_S:
             self._is_told = True
             self._warn(f"{self._work} fails and is tried again: {message}")
 

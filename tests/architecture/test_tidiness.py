@@ -119,6 +119,15 @@ def test_what_is_dangerous_does_not_occur(path):
     assert not re.search(r"\b(TODO|FIXME|XXX)\b", text)
 
 
+def test_every_folder_with_tests_is_run_by_bin_test():
+    script = (ROOT / "bin" / "test").read_text()
+    folders = {
+        path.relative_to(ROOT / "tests").parts[0] for path in ROOT.glob("tests/**/test_*.py")
+    }
+
+    assert [each for each in sorted(folders) if f"tests/{each}" not in script] == []
+
+
 def test_scripts_can_be_run():
     for script in [*(ROOT / "bin").iterdir(), ROOT / ".ci" / "run"]:
         assert script.stat().st_mode & 0o111, script

@@ -1,6 +1,8 @@
 """DynamoDB or Kinesis stand still for a while: the application waits, says so once, and goes on."""
 
+import os
 import re
+import signal
 import time
 
 import pytest
@@ -107,7 +109,8 @@ def test_a_lease_table_away_for_longer_than_failover_is_waited_for(
     assert verdict.faults == []
     warnings = app.of("service_unreachable")
     assert len(warnings) == len(app.of("service_back")) <= 3, warnings
-    assert max(told_lengths(app)) >= FAILOVER_S
+    # It hung from the start: the next scan after that is half a failover later.
+    assert max(told_lengths(app)) >= 2 * FAILOVER_S
 
 
 @pytest.mark.slow
@@ -151,7 +154,7 @@ def test_a_stream_that_refuses_connections_is_told_once_a_shard_with_its_length(
         began, ended = [detail for key, detail in said if key == shard]
         assert "reading the shard fails and is tried again" in began
         length = re.search(r"works again after (\d+\.\d) s", ended)
-        # It waits 30 s at most between two tries, and knows the end at the first that works.
+        # From the first try that failed to the first that worked, 3 s at most between two.
         assert float(length[1]) >= 1.5 * FAILOVER_S - 1.5, ended
 
 
@@ -175,3 +178,33 @@ def test_a_lease_table_that_refuses_connections_is_told_with_its_length(
     assert verdict.duplicates == 0
     assert len(app.of("lease_process_warned")) == 2, "one a shard"
     assert len(told_lengths(app)) == len(app.of("service_unreachable"))
+
+
+@pytest.mark.timeout(60)
+def test_without_its_lease_table_a_shard_is_read_on_up_to_the_cap_and_no_further(
+    embedded_aws, application, producer, table_gate
+):
+    cap = 400
+    stream = embedded_aws.stream(shards=2)
+    app = application(
+        stream,
+        # The fence is far away: only the cap can stop the deliveries.
+        leases={"failover": "10s"},
+        aws={"endpoints": {"dynamodb": table_gate.url}},
+        checkpoint={"every": "500ms", "uncheckpointed_max": cap},
+        fetch={"batch_max": 70},
+    )
+    source = producer(stream, 10**7, seed=26, rate=2000).start()
+    app.start()
+    app.until_delivered(1000)
+
+    with table_gate.outage():
+        app.until(lambda: time.monotonic() - app.ledger.batches[-1].at > 1.0, 8.0)
+        killed = app.lease_pids()
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+
+    verdict = judge(source.put, finish(app, source), killed=killed, cap=cap)
+    print(verdict)
+    assert verdict.faults == []
+    assert verdict.duplicates_after_one_kill_max > cap / 2

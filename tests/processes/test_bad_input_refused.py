@@ -128,6 +128,31 @@ def test_a_place_for_lock_files_that_cannot_be_written_is_78(project, embedded_a
     assert ended.has_told("KCLRUN_STATE_DIR")
 
 
+@pytest.mark.parametrize(
+    ("more", "arguments", "setting"),
+    [
+        ({"output": {"path": "mine.py"}}, [], "output.path"),
+        ({"output": {"path": "mine.py/rows"}}, [], "output.path"),
+        ({"output": {"path": "/proc/rows"}}, [], "output.path"),
+        ({}, ["--report", "mine.py/report.json"], "--report"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_78_before_a_lease_is_halted_over_it(
+    project, more, arguments, setting
+):
+    ended = project.settings(**more).run(*arguments)
+
+    assert ended.code == 78
+    assert ended.has_told(f"{setting}: cannot make the folder /")
+
+
+def test_a_report_that_cannot_be_written_is_told_before_the_run(project):
+    ended = project.settings().run("--report", ".")
+
+    assert ended.code == 64
+    assert "'.' is a directory" in ended.told
+
+
 def test_foreign_text_in_a_message_moves_no_cursor(project):
     ended = project.settings(processor="mine:Mine", start="\x1b[2Jsoon\r\u202e").run()
 

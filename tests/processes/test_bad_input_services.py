@@ -202,3 +202,21 @@ def test_aws_that_comes_back_within_start_timeout_is_waited_for(
     assert '"manager_started"' in line
     assert process.returncode == 0
     assert "Traceback" not in told
+
+
+def test_a_stop_sent_at_the_first_word_is_one_in_good_order(project, embedded_aws, stream, table):
+    """Whoever waits for the first line (a script, systemd) may stop it from then on."""
+    process = project.settings(
+        endpoint=embedded_aws.embedded.endpoint, stream=stream, application=table
+    ).start()
+    try:
+        first = process.stderr.readline()
+        process.terminate()
+        rest = process.communicate(timeout=20)[1]
+    finally:
+        process.kill()
+        process.wait()
+
+    assert '"manager_started"' in first
+    assert process.returncode == 0
+    assert '"manager_stopped"' in rest

@@ -3,12 +3,14 @@
 import http.client
 import http.server
 import json
+import re
 import threading
 from urllib.parse import urlsplit
 
 __all__ = ["DenyingEndpoint"]
 
 _ACCOUNT = "123456789012"
+_ITERATOR = re.compile(rb'"(?:Next)?ShardIterator":\s*"([^"]+)"')
 _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}
 
 
@@ -16,12 +18,13 @@ class DenyingEndpoint:
     """Forwards JSON calls to `upstream`; operations in `refused` get that error instead.
 
     `refused` maps an operation's name to an error code, and may be changed at any time. `calls`
-    are the names of all operations asked for, in order.
+    are the names of all operations asked for, in order; `iterators` all shard iterators given out.
     """
 
     def __init__(self, upstream):
         self.refused = {}
         self.calls = []
+        self.iterators = set()
         self._upstream = urlsplit(upstream)
         outer = self
 
@@ -77,12 +80,13 @@ class DenyingEndpoint:
             content = answer.read()
         finally:
             upstream.close()
+        self.iterators |= {found.decode() for found in _ITERATOR.findall(content)}
         kept = [(k, v) for k, v in answer.getheaders() if k.lower() not in _HOP_BY_HOP]
         return answer.status, kept, content
 
 
 def _refusal(service, operation, code, body):
-    """IAM's message, as it reads: who, what, on which resource."""
+    """IAM's message, as it reads: who, what, on which resource; and any other's."""
     asked = json.loads(body)
     if service.startswith("DynamoDB"):
         action = f"dynamodb:{operation}"
@@ -90,7 +94,8 @@ def _refusal(service, operation, code, body):
     else:
         action = f"kinesis:{operation}"
         resource = f"arn:aws:kinesis:us-east-1:{_ACCOUNT}:stream/{asked.get('StreamName')}"
-    message = "Rate exceeded"
+    # Services quote what they were asked, iterators and all.
+    message = f"it was not possible: {body.decode(errors='replace')}"
     if code == "AccessDeniedException":
         message = (
             f"User: arn:aws:sts::{_ACCOUNT}:assumed-role/kclrun/i-0abc is not authorized to"

@@ -93,6 +93,8 @@ class Application:
     def environment(self):
         return {
             "PATH": os.environ["PATH"],
+            # So that another copy of kclrun can be proven, or found wanting.
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             "HOME": str(self.folder),
             "KCLRUN_STATE_DIR": str(self.state),
             "KCLRUN_RIG_MANAGER": self._machine,
@@ -172,8 +174,14 @@ class Application:
 
     # Looking.
 
-    def lease_pids(self):
-        return self._named("kclrun-lease")
+    def lease_pids(self, *, with_orphans=False):
+        """The manager's own; with those that a killed one left behind, on their way out."""
+        own = self._named("kclrun-lease")
+        if not with_orphans:
+            return own
+        return sorted(
+            {*own, *(each.pid for each in self._everyone() if each.name() == "kclrun-lease")}
+        )
 
     def launcher_pids(self):
         return self._named("kclrun-launcher")

@@ -1,0 +1,360 @@
+"""An HTTP answer, byte by byte: which are whole, which are none, what a connection is worth."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from kclrun.aws import exchange as http
+from kclrun.aws.exchange import Answer, BrokenAnswer, encode_request, exchange, parse_head
+from kclrun.aws.operations import GET_RECORDS, UPDATE_ITEM
+from kclrun.aws.signing import HeldCredentials
+from kclrun.aws.wire import WireClient
+from kclrun.errors import OutcomeUnknown, Unavailable
+from kclrun.model.wire import WireCredentials, WireEndpoint
+
+MakeClient = Callable[..., WireClient]
+HEAD = encode_request("/", {"Host": "h"}, b"{}")
+SMALL = b"HTTP/1.1 200 OK\r\nDate: today\r\nContent-Length: 5\r\n\r\nhello"
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"3;why=not\r\nhel\r\n02\r\nlo\r\n0\r\nTrailer: x\r\n\r\n"
+)
+UNTIL_CLOSED = b"HTTP/1.1 200 OK\r\n\r\nhello"
+
+
+@contextmanager
+def peer_sending(*pieces: bytes, closes: bool = True) -> Iterator[socket.socket]:
+    """Our end of a connection whose other end says `pieces`, then closes, or goes silent."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(0.2)
+        for piece in pieces:
+            theirs.sendall(piece)
+        if closes:
+            theirs.shutdown(socket.SHUT_WR)
+        yield ours
+
+
+def answered(*pieces: bytes, body_max: int = 100, closes: bool = False) -> tuple[Answer, bool]:
+    with peer_sending(*pieces, closes=closes) as ours:
+        return exchange(ours, HEAD, b"{}", body_max)
+
+
+def refused(*pieces: bytes, body_max: int = 100) -> str:
+    with pytest.raises(BrokenAnswer) as raised:
+        answered(*pieces, body_max=body_max, closes=True)
+    return str(raised.value)
+
+
+# What is sent
+
+
+def test_a_request_leaves_in_one_piece() -> None:
+    with peer_sending(SMALL) as ours:
+        sent: list[bytes] = []
+
+        class Noting:
+            recv, recv_into = ours.recv, ours.recv_into
+
+            def sendall(self, data: bytes, /) -> None:
+                sent.append(data)
+
+        exchange(Noting(), HEAD, b"{}", 100)
+
+    assert sent == [
+        b"POST / HTTP/1.1\r\nAccept-Encoding: identity\r\nContent-Length: 2\r\nHost: h\r\n\r\n{}"
+    ]
+
+
+@pytest.mark.parametrize("value", ["a\r\nb: c", "a\nb", "a\rb", "SECRET\u00e9CANARY"])
+def test_a_header_that_would_end_early_is_not_sent_and_not_shown(value: str) -> None:
+    with pytest.raises(ValueError, match="line break or is not ASCII") as raised:
+        encode_request("/", {"x-amz-security-token": value}, b"")
+
+    assert value not in f"{raised.value!r} {raised.value.__context__!r}"
+
+
+def test_an_answer_to_a_request_that_was_cut_off_is_read_and_the_connection_is_not_kept() -> None:
+    """A proxy may refuse a large body and close before it has read it."""
+
+    class Deaf:
+        def __init__(self, ours: socket.socket) -> None:
+            self.recv, self.recv_into = ours.recv, ours.recv_into
+
+        def sendall(self, data: bytes, /) -> None:
+            raise BrokenPipeError
+
+    refusal = b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n"
+    with peer_sending(refusal, closes=False) as ours:
+        answer, is_reusable = exchange(Deaf(ours), HEAD, b"{}", 100)
+
+    assert (answer.status, is_reusable) == (413, False)
+
+
+# Whole answers
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_kept"), [(SMALL, True), (CHUNKED, True), (UNTIL_CLOSED, False)]
+)
+def test_a_body_is_bounded_by_its_length_by_chunks_or_by_the_end(
+    answer: bytes, *, is_kept: bool
+) -> None:
+    got, is_reusable = answered(answer, closes=answer is UNTIL_CLOSED)
+
+    assert (got.status, bytes(got.body), is_reusable) == (200, b"hello", is_kept)
+
+
+@pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
+def test_some_answers_have_no_body_whatever_they_say(status: bytes) -> None:
+    got, is_reusable = answered(b"HTTP/1.1 " + status + b"\r\nContent-Length: 7\r\n\r\n")
+
+    assert (got.body, is_reusable) == (b"", True)
+
+
+def test_interim_answers_are_passed_over_but_not_for_ever() -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"
+
+    got, is_reusable = answered(interim + SMALL)
+
+    assert (got.status, got.body, is_reusable) == (200, b"hello", True)
+    assert "interim" in refused(interim * 4 + SMALL)
+    assert "another protocol" in refused(b"HTTP/1.1 101 Switching Protocols\r\n\r\n" + SMALL)
+
+
+def test_a_large_body_is_received_into_one_buffer() -> None:
+    body = bytes(range(256)) * 4096
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sending = threading.Thread(target=theirs.sendall, args=(whole,))
+        sending.start()
+        got, is_reusable = exchange(ours, HEAD, b"{}", 2**24)
+        sending.join(timeout=10)
+
+    assert (got.body == body, is_reusable) == (True, True)
+
+
+def test_header_names_are_lower_case_and_repeated_ones_are_joined() -> None:
+    head = parse_head(b"HTTP/1.1 400\r\nX-A:1\r\nx-b: \t two words \t\r\nx-a: \xe9\r\nX-C:")
+
+    assert (head.status, head.headers) == (400, {"x-a": "1, \xe9", "x-b": "two words", "x-c": ""})
+
+
+# When a connection is used again
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        SMALL.replace(b"Date: today", b"Connection: close"),
+        SMALL.replace(b"Date: today", b"connection: Close"),
+        SMALL.replace(b"HTTP/1.1", b"HTTP/1.0"),
+        SMALL + b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+        SMALL + b"!",
+        CHUNKED + b"!",
+        CHUNKED.replace(b"Transfer", b"Content-Length: 3\r\nTransfer", 1),
+    ],
+)
+def test_a_connection_with_a_doubt_is_not_used_again(said: bytes) -> None:
+    got, is_reusable = answered(said)
+
+    assert (bytes(got.body), is_reusable) == (b"hello", False)
+
+
+# What is no answer
+
+
+@pytest.mark.parametrize("whole", [SMALL, CHUNKED])
+def test_an_answer_cut_at_any_byte_is_no_answer(whole: bytes) -> None:
+    for length in range(len(whole)):
+        text = refused(whole[:length])
+        assert "cut short" in text if length else text == "closed unanswered", length
+
+
+@pytest.mark.parametrize("whole", [SMALL, CHUNKED])
+def test_an_answer_that_stops_at_any_byte_is_a_time_out(whole: bytes) -> None:
+    for length in range(len(whole)):
+        with peer_sending(whole[:length], closes=False) as ours:
+            ours.settimeout(0.001)
+            with pytest.raises(TimeoutError):
+                exchange(ours, HEAD, b"{}", 100)
+
+
+MALFORMED = [
+    b"",
+    b"SSH-2.0-OpenSSH_9.6",
+    b"HTTP/2 200 OK",
+    b"HTTP/1.1 200OK",
+    b"HTTP/1.1 99 Low",
+    b"HTTP/1.1 600 High",
+    b"HTTP/1.1 2\xb20 Superscript",
+    b"HTTP/1.1 200 OK\nDate: x",
+    b"HTTP/1.1 200 OK\r\nno colon",
+    b"HTTP/1.1 200 OK\r\n: no name",
+    b"HTTP/1.1 200 OK\r\nblank : x",
+    b"HTTP/1.1 200 OK\r\nA: 1\r\n folded",
+    b"HTTP/1.1 200 OK\r\nA: 1\nB: 2",
+    b"HTTP/1.1 200 OK\r\nA: \0",
+    b"HTTP/1.1 200 OK" + b"\r\nA: 1" * (http.HEADERS_MAX + 1),
+    b"HTTP/1.1 200 OK\r\nContent-Length: -1",
+    b"HTTP/1.1 200 OK\r\nContent-Length: +1",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 0x5",
+    b"HTTP/1.1 200 OK\r\nContent-Length: \xb2",
+    b"HTTP/1.1 200 OK\r\nContent-Length:",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6",
+    b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 19,
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked",
+]
+
+
+@pytest.mark.parametrize("head", MALFORMED)
+def test_a_malformed_head_is_no_answer_and_is_not_quoted(head: bytes) -> None:
+    text = refused(head + b"\r\n\r\n" + b"hello")
+
+    assert text.startswith("the answer")
+    assert not any(len(word) > 3 and word in text for word in ("SSH", "folded", "blank", "9999"))
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [b"\r\n", b"-1\r\n", b"g\r\n", b"3\r\nhello\r\n", b"1" * 17 + b"\r\n", b"5 5\r\nhello"],
+)
+def test_a_malformed_chunk_is_no_answer(chunks: bytes) -> None:
+    head = CHUNKED[: CHUNKED.index(b"3;")]
+
+    assert "chunk" in refused(head + chunks + b"\r\n" * 3)
+
+
+# Limits
+
+
+def test_a_head_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "HEAD_BYTES_MAX", 1000)
+
+    assert "longer than 1000 bytes" in refused(b"HTTP/1.1 200 OK\r\nA: " + b"a" * 2000)
+    assert "longer than 1000 bytes" in refused(SMALL.replace(b"today", b"a" * 1000))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        SMALL.replace(b": 5", b": 101"),
+        SMALL.replace(b": 5", b": " + b"9" * 18),
+        CHUNKED.replace(b"02\r\n", b"62\r\n"),
+        CHUNKED.replace(b"02\r\n", b"f" * 16 + b"\r\n"),
+        UNTIL_CLOSED + b"a" * 96,
+    ],
+)
+def test_a_body_beyond_the_limit_is_refused_before_it_is_held(said: bytes) -> None:
+    assert refused(said) == "the answer is longer than 100 bytes"
+
+
+def test_trailers_without_an_end_are_refused() -> None:
+    assert "trailers" in refused(CHUNKED[:-2] + b"A: 1\r\n" * http.HEADERS_MAX)
+
+
+# Through the client
+
+
+def test_small_requests_leave_at_once(server: Any, make_client: MakeClient) -> None:
+    client = make_client(server.url)
+    client.call(GET_RECORDS, b"{}")
+
+    (kept,) = client._transport._idle
+    assert kept.stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # type: ignore[attr-defined]
+
+
+def test_a_peer_that_is_silent_is_named_with_the_time_it_was(
+    server: Any, make_client: MakeClient
+) -> None:
+    server.be_silent()
+
+    with pytest.raises(OutcomeUnknown, match=r"silent for 0\.3 s after it was sent"):
+        make_client(server.url).call(UPDATE_ITEM, b"{}")
+
+
+def test_an_answer_without_a_length_ends_with_its_connection(
+    server: Any, make_client: MakeClient
+) -> None:
+    server.reply(body=b"until closed", declare_length=False, then_close=True)
+    client = make_client(server.url)
+
+    assert client.call(GET_RECORDS, b"{}").body == b"until closed"
+    client.call(GET_RECORDS, b"{}")
+
+    assert [request.connection for request in server.requests] == [1, 2]
+
+
+def test_bytes_after_an_answer_are_nobodys_answer(server: Any, make_client: MakeClient) -> None:
+    extra = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstale"
+    server.reply(body=b"{}" + extra, headers={"Content-Length": "2"}, declare_length=False)
+    client = make_client(server.url)
+
+    assert client.call(GET_RECORDS, b"{}").body == b"{}"
+    assert client.call(GET_RECORDS, b"{}").body == b"{}"
+
+    assert server.connections == 2
+
+
+def test_a_garbled_answer_leaves_a_write_unknown(server: Any, make_client: MakeClient) -> None:
+    server.reply(headers={"Content-Length": "two"}, declare_length=False)
+    server.reply(headers={"Content-Length": "two"}, declare_length=False)
+    client = make_client(server.url)
+
+    with pytest.raises(OutcomeUnknown, match="Content-Length is no number after it was sent"):
+        client.call(UPDATE_ITEM, b"{}")
+    with pytest.raises(Unavailable, match="Content-Length is no number"):
+        client.call(GET_RECORDS, b"{}")
+
+
+def test_a_ninth_thread_waits_for_a_connection_and_none_is_lost(
+    server: Any, make_client: MakeClient
+) -> None:
+    client = make_client(server.url, read_timeout_s=5.0)
+    threads = [
+        threading.Thread(target=lambda: [client.call(GET_RECORDS, b"{}") for _ in range(20)])
+        for _ in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+
+    assert len(server.requests) == 320
+    assert server.connections <= 8
+    assert len(client._transport._idle) == server.connections
+
+
+def test_where_no_connection_becomes_free_nothing_was_sent(
+    server: Any, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kclrun.aws.transport.CONNECTIONS_MAX", 1)
+    client = make_client(server.url, connect_timeout_s=0.05, read_timeout_s=0.05)
+    client._transport._permits.acquire()
+
+    with pytest.raises(Unavailable, match="became free before anything was sent"):
+        client.call(UPDATE_ITEM, b"{}")
+
+    client._transport._permits.release()
+    assert server.requests == []
+
+
+def test_a_client_that_is_forgotten_closes_its_connections(server: Any) -> None:
+    held = HeldCredentials(WireCredentials("k", "s"))
+    client = WireClient(WireEndpoint(server.url, "r", "r"), held, service="kinesis")
+    client.call(GET_RECORDS, b"{}")
+    sock = client._transport._idle[0].stream
+    assert isinstance(sock, socket.socket)
+
+    del client
+    gc.collect()
+
+    assert sock.fileno() == -1
