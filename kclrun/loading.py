@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -26,6 +27,14 @@ _REFERENCE: Final = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):(\w+)\Z")
 # What user code said at import, as much of it as fits a screen.
 _TEXT_MAX: Final = 2_000
 _EX_CONFIG: Final = 78
+# How the runtime calls each method of a processor.
+_ARGUMENTS: Final = {
+    "initialize": ("context",),
+    "process_records": ("batch", "checkpointer"),
+    "shard_ended": ("checkpointer",),
+    "lease_lost": (),
+    "shutdown_requested": ("checkpointer",),
+}
 # Between what user code wrote to standard error and our message.
 MARK: Final = "\x1e"
 
@@ -51,7 +60,20 @@ def load_processor(reference: str, paths: Sequence[Path]) -> type[RecordProcesso
     missing = sorted(getattr(found, "__abstractmethods__", ()))
     if missing:
         raise ProcessorLoadError(f"processor: {reference} does not define {', '.join(missing)}")
+    _check_signatures(reference, found)
     return found
+
+
+def _check_signatures(reference: str, processor: type[RecordProcessor]) -> None:
+    """A method that cannot take its arguments would halt every shard at its first call."""
+    for name, arguments in _ARGUMENTS.items():
+        try:
+            inspect.signature(getattr(processor, name)).bind("self", *arguments)
+        except TypeError as error:
+            raise ProcessorLoadError(
+                f"processor: {reference} cannot be called: {name} takes"
+                f" ({', '.join(('self', *arguments))}); {error}"
+            ) from None
 
 
 def load_function(setting: str, reference: str, paths: Sequence[Path]) -> Callable[..., Any]:

@@ -17,8 +17,8 @@ from botocore.credentials import Credentials, RefreshableCredentials
 from botocore.exceptions import BotoCoreError, ClientError
 
 from kclrun.aws.boto_errors import NO_CREDENTIALS, from_botocore
+from kclrun.aws.connecting import is_loopback
 from kclrun.aws.operations import ASSUME_ROLE
-from kclrun.aws.transport import is_loopback
 from kclrun.errors import AccessDenied, SettingsError, Unavailable
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials

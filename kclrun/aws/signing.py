@@ -79,8 +79,6 @@ class Signer:
         to_sign = f"{_ALGORITHM}\n{stamp}\n{scope}\n{canonical_digest}"
         key = self._signing_key(credentials.secret_key, day)
         signature = hmac.new(key, to_sign.encode(), hashlib.sha256).hexdigest()
-        # Spelled as urllib3 spells it when it adds its own for a proxy: one header, not two.
-        headers["Host"] = headers.pop("host")
         headers["authorization"] = (
             f"{_ALGORITHM} Credential={credentials.access_key}/{scope},"
             f" SignedHeaders={names}, Signature={signature}"

@@ -7,6 +7,7 @@ Rule: nothing heavy is imported before a verb needs it, so that `kclrun --help` 
 
 from __future__ import annotations
 
+import os
 import sys
 
 __all__ = ["main"]
@@ -14,6 +15,23 @@ __all__ = ["main"]
 
 def main() -> int:
     """Run the command line of this process; the exit code."""
+    _open_what_is_closed()
     from kclrun.cli.program import run_program
 
     return run_program(sys.argv[1:])
+
+
+def _open_what_is_closed() -> None:
+    """Give a program started with closed standard files (`>&-`) the null device in their place.
+
+    Python sets `sys.stdout` to None then, and the next file opened, such as a socket, would get the
+    number 1 and whatever is printed.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is the one that is closed: those below it are open by now.
+            null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, True)  # noqa: FBT003 - as the standard files are
+            setattr(sys, name, os.fdopen(null, mode, closefd=False))

@@ -1,6 +1,6 @@
 """How the program ends, as numbers that systemd and scripts act on (the names of sysexits.h).
 
-A unit should not restart 64, 66, 77 and 78: nothing changes until a person does something.
+A unit should not restart 64, 65, 66, 77 and 78: nothing changes until a person does something.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = [
     "CONFIGURATION",
     "CUT_SHORT",
     "DRAINED",
+    "HALTED",
     "INTERRUPTED",
     "MEANINGS",
     "NO_STREAM",
@@ -36,7 +37,8 @@ DRAINED: Final = os.EX_OK
 USAGE: Final = os.EX_USAGE
 NO_STREAM: Final = os.EX_NOINPUT
 UNAVAILABLE: Final = os.EX_UNAVAILABLE
-# The manager's `ExitReason.CUT_SHORT`.
+# The manager's `ExitReason.HALTED` and `CUT_SHORT`.
+HALTED: Final = os.EX_DATAERR
 CUT_SHORT: Final = os.EX_TEMPFAIL
 OUR_BUG: Final = os.EX_SOFTWARE
 PERMISSION: Final = os.EX_NOPERM
@@ -50,6 +52,7 @@ MEANINGS: Final[Mapping[int, str]] = {
     NO_STREAM: "the stream (or table) does not exist",
     UNAVAILABLE: "AWS did not answer within aws.start_timeout",
     OUR_BUG: "a bug in kclrun",
+    HALTED: "caught up, but for shards on which the processor gave up: kclrun leases",
     CUT_SHORT: "stopped before it was drained; what was not checkpointed is read again",
     PERMISSION: "AWS refused a permission, or there are no credentials",
     CONFIGURATION: "the configuration is wrong, or the processor cannot be loaded",

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from kclrun.cli.messages import harmless
-from kclrun.errors import ServiceError
+from kclrun.errors import NotFound, ServiceError
 from kclrun.model.lease import Lease, LeaseKey, Owner
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
 from kclrun.ports import IteratorType
@@ -109,9 +109,13 @@ def _state(lease: Lease) -> str:
 def _scan(aws: Aws) -> tuple[list[Lease], list[str]]:
     leases: list[Lease] = []
     broken: list[str] = []
-    for page in aws.table.scan():
-        leases.extend(page.leases)
-        broken.extend(page.broken)
+    try:
+        for page in aws.table.scan():
+            leases.extend(page.leases)
+            broken.extend(page.broken)
+    except NotFound as error:
+        message = f"there is no lease table {aws.settings.table}; the first start makes it"
+        raise NotFound(message, operation=error.operation, code=error.code) from None
     return leases, broken
 
 

@@ -25,7 +25,7 @@ __all__ = ["leases", "resume"]
 
 
 @click.group(invoke_without_command=True)
-@click.option("--config", "-c", metavar="FILE", required=True, type=click.Path(path_type=Path))
+@click.option("--config", "-c", metavar="FILE", help="(required)", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a setting.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, positions in full.")
 @click.option("--by", type=click.Choice(["owner", "group"]), help="Totals by owner or group.")
@@ -36,7 +36,7 @@ __all__ = ["leases", "resume"]
 @click.pass_context
 def leases(
     context: click.Context,
-    config: Path,
+    config: Path | None,
     overrides: tuple[str, ...],
     by: str | None,
     *,
@@ -54,14 +54,13 @@ def leases(
     kclrun leases --config app.yaml resume SHARD      what resuming a halted lease would do
     kclrun leases --config app.yaml resume SHARD --yes
     """
-    from kclrun.cli.world import Aws
-
-    aws = Aws(load_configuration(config, overrides).settings)
     if context.invoked_subcommand is not None:
-        context.obj = aws
+        # Read by the subcommand: its --help needs no configuration.
+        context.obj = (config, overrides)
         return exit_codes.DRAINED
     from kclrun.cli import lease_views
 
+    aws = _aws(config, overrides)
     lines = lease_views.lease_lines(aws, with_lag=with_lag, with_age=with_age)
     _show(lines, by, as_json=as_json)
     return exit_codes.DRAINED
@@ -71,14 +70,24 @@ def leases(
 @click.argument("shards", nargs=-1, required=True, metavar="SHARD...")
 @click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
 @click.pass_obj
-def resume(aws: Aws, shards: tuple[str, ...], *, yes: bool) -> int:
+def resume(
+    given: tuple[Path | None, tuple[str, ...]], shards: tuple[str, ...], *, yes: bool
+) -> int:
     """Let halted leases go on: the failed batch is given to the processor again.
 
     Nothing is skipped: mend the processor (or the record's cause) first.
     """
     from kclrun.cli.lease_resume import resume as resume_leases
 
-    return resume_leases(aws, shards, is_confirmed=yes)
+    return resume_leases(_aws(*given), shards, is_confirmed=yes)
+
+
+def _aws(config: Path | None, overrides: tuple[str, ...]) -> Aws:
+    from kclrun.cli.world import Aws
+
+    if config is None:
+        raise click.UsageError("Missing option '--config' / '-c', which goes before 'resume'.")
+    return Aws(load_configuration(config, overrides).settings)
 
 
 def _show(lines: Sequence[LeaseLine], by: str | None, *, as_json: bool) -> None:

@@ -28,6 +28,10 @@ _CANNOT: Final[Mapping[str, str]] = {
     "put": "Cannot put",
     "leases": "Cannot show the leases",
 }
+# The service does not know the caller: no grant would help. Names of the services' error codes.
+_UNKNOWN_CALLER: Final = re.compile(
+    r"UnrecognizedClient|InvalidSignature|SignatureDoesNotMatch|ExpiredToken|InvalidClientTokenId"
+)
 _HINTS: Final[tuple[tuple[type[KclrunError], str], ...]] = (
     (
         AccessDenied,
@@ -53,6 +57,8 @@ def for_a_person(error: BaseException, verb: str) -> str:
     first, *more = harmless(str(error)).split("\n")
     lines = [f"{_CANNOT.get(verb, 'Cannot go on')}: {first}", *(f"  {line}" for line in more)]
     hint = next((hint for kind, hint in _HINTS if isinstance(error, kind)), None)
+    if isinstance(error, AccessDenied) and _UNKNOWN_CALLER.search(first):
+        hint = "The credentials are wrong or have expired; check them, aws.profile and aws.role_arn"
     # A refusal of several lines says itself what to do.
     if hint is not None and not (more and isinstance(error, AccessDenied)):
         lines.append(f"  {hint}")

@@ -23,7 +23,7 @@ _VERBS: Final[Mapping[str, str]] = {
     "check": "Check settings, processor and AWS; change nothing.",
     "init": "Write a starter project that runs at once.",
     "leases": "Show who has which shard, and how far; resume halted ones.",
-    "local": "Serve Kinesis and DynamoDB on this machine.",
+    "local": "Serve Kinesis, DynamoDB, CloudWatch, S3 and SQS on this machine.",
     "put": "Put records from a file or a pipe into a stream.",
     "version": "Show versions.",
 }

@@ -28,6 +28,7 @@ Progress = Callable[[int], None]
 # Entries to put; None says that nothing more is in sight, so what there is should be sent.
 Rows = Iterator["PutEntry | None"]
 
+_FORMAT_HELP: Final = "By default from the extension: .csv, .jsonl; text for all else."
 # A pipe that is silent this long has its waiting rows sent.
 _IDLE_S: Final = 0.2
 # Rows read ahead of the sender: two requests.
@@ -43,7 +44,7 @@ _SHARDS_AGE_MAX_S: Final = 30.0
 @click.option("--stream", metavar="NAME|ARN", help="The stream, instead of --config.")
 @click.option("--endpoint", metavar="URL", help="With --stream: where, if not AWS.")
 @click.option("--region", metavar="NAME", help="With --stream: the region.")
-@click.option("--format", "kind", type=click.Choice(["csv", "jsonl", "text"]), help="By extension.")
+@click.option("--format", "kind", type=click.Choice(["csv", "jsonl", "text"]), help=_FORMAT_HELP)
 @click.option("--key", metavar="COLUMN", help="Column or field that is the partition key.")
 @click.option("--rate", type=click.IntRange(min=1), metavar="N", help="At most N records a second.")
 @click.option("--aggregate", is_flag=True, help="Pack records as the KPL does, per shard.")
@@ -103,6 +104,9 @@ def _put_all(aws: Aws, rows: Rows, progress: Progress, *, aggregate: bool, order
             send_all(aws.kinesis_client, aws.settings.stream, batch)
             done += sum(entry.user_records for entry in batch)
             progress(done)
+    except KeyboardInterrupt:
+        click.echo(f"Interrupted: {done:,} rows are in the stream for certain", err=True)
+        raise
     except (ServiceError, SettingsError) as error:
         error.args = (f"{error}\n{done:,} rows are in the stream for certain", *error.args[1:])
         raise

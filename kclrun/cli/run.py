@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+_UNTIL_HELP: Final = "End when every shard is read, or halted (65)."
+
 OnSnapshot = Callable[["Snapshot"], None]
 
 
 @click.command()
 @config_options
-@click.option("--until", type=click.Choice(["caught-up"]), help="End when every shard is read.")
+@click.option("--until", type=click.Choice(["caught-up"]), help=_UNTIL_HELP)
 @click.option(
     "--report",
     metavar="FILE",

@@ -7,6 +7,7 @@ of its shard is known to its process alone; the shell asks the status board.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from kclrun.leases.custody import Custody, State
 from kclrun.leases.observation import is_nobody
@@ -15,16 +16,22 @@ from kclrun.model.lease import LeaseKey, OwnerId
 
 __all__ = ["blockers"]
 
+_SETTLED: Final = frozenset({State.RUNNING, State.HALTED})
+
 
 def blockers(
     view: TableView, custodies: Mapping[LeaseKey, Custody], me: OwnerId
 ) -> tuple[str, ...]:
-    """One line for each lease that is neither running here, nor ended, nor another owner's."""
+    """One line for each lease that is neither running here, nor ended, nor another owner's.
+
+    A halted lease blocks nothing: it stands still by decision, and nobody resumes it in a job
+    that only waits for the end. The end says so (`LeaseManager.halted`).
+    """
     lines = []
     for lease in view.unended:
         custody = custodies.get(lease.key)
         if custody is not None:
-            if custody.state is not State.RUNNING and not custody.is_over:
+            if custody.state not in _SETTLED and not custody.is_over:
                 lines.append(f"{lease.key} is {custody.state.value}")
         elif lease.owner == me or is_nobody(lease.owner) or lease.key in view.expired:
             lines.append(f"{lease.key} is not being read by anybody")

@@ -21,7 +21,7 @@ from kclrun.errors import InvariantViolation
 from kclrun.leases import caught_up
 from kclrun.leases.auditing import Auditor
 from kclrun.leases.commands import Command, Finish, ListShards, Note, ScanTable
-from kclrun.leases.custody import Custody
+from kclrun.leases.custody import Custody, State
 from kclrun.leases.events import (
     DrainRequested,
     Event,
@@ -164,6 +164,10 @@ class LeaseManager:
     def held(self) -> tuple[LeaseKey, ...]:
         """The leases that fill our places: ours or being taken, and not ended."""
         return self._keeper.held
+
+    def halted(self) -> tuple[LeaseKey, ...]:
+        """Ours, and standing still until an operator resumes them."""
+        return tuple(c.key for c in self._keeper.custodies.values() if c.state is State.HALTED)
 
     def caught_up_blockers(self) -> tuple[str, ...]:
         """Why this manager is not caught up, in words; empty when every lease runs or ended.

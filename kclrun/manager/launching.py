@@ -36,6 +36,7 @@ __all__ = ["ForkRefused", "Launcher", "LauncherGone", "LauncherReport", "Process
 # What a lease process imports on its way to the first record, beside its entry: shared by all of
 # them once it is loaded here. The user's module is not: each lease process loads it afresh.
 _PRELOADED: Final = (
+    "encodings.idna",  # looking up a host name needs it, whatever the name is
     "msgspec",
     "urllib3",
     "botocore.auth",

@@ -76,7 +76,7 @@ class Manager:
         self._broken: Exception | None = None
         self._is_finished = False
         self._is_cut_short = False
-        self._is_caught_up = False
+        self._at_its_end = ExitReason.DRAINED
         self._held_at_scan: frozenset[OwnerId] = frozenset()
         self._began_instant = loop.now()
 
@@ -183,10 +183,10 @@ class Manager:
         """No stop was asked for yet."""
         return self._stop.stage is Stage.RUNNING
 
-    def drain(self, reason: str, *, is_caught_up: bool = False) -> None:
+    def drain(self, reason: str, *, at_its_end: ExitReason = ExitReason.DRAINED) -> None:
         """Begin the stop in good order. A second call changes nothing."""
         if self._stop.drain(self._loop.now()):
-            self._is_caught_up = is_caught_up
+            self._at_its_end = at_its_end
             self.deliver(DrainRequested(reason))
 
     def _signalled(self) -> None:
@@ -233,4 +233,4 @@ class Manager:
             return ExitReason.CUT_SHORT
         if not self._is_finished:
             raise InvariantViolation("left without an end")
-        return ExitReason.CAUGHT_UP if self._is_caught_up else ExitReason.DRAINED
+        return self._at_its_end

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -104,6 +104,10 @@ class ReportWriter:
     def records_total(self) -> int:
         """What dead incarnations processed; of all, once no process lives."""
         return sum(past.report.records for past in self._past.values())
+
+    def records_besides(self, shown: Container[str]) -> int:
+        """What dead incarnations of all shards but these processed."""
+        return sum(past.report.records for key, past in self._past.items() if key not in shown)
 
     @property
     def ended_total(self) -> int:

@@ -135,6 +135,7 @@ class Snapshots:
             leases_elsewhere=elsewhere,
             leases_free=free,
             ended_total=self._report.ended_total,
+            records_departed=self._report.records_besides({view.shard for view in views}),
             is_draining=self._core.is_draining,
         )
 

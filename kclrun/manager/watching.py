@@ -16,6 +16,7 @@ from kclrun.manager.loop import Loop
 from kclrun.manager.manager import Manager
 from kclrun.manager.snapshots import Snapshots
 from kclrun.manager.stall import stalled
+from kclrun.manager.world import ExitReason
 from kclrun.model.time import Instant
 from kclrun.observe.logs import EventLog
 from kclrun.observe.snapshot import Snapshot
@@ -104,8 +105,10 @@ class Watch:
             statuses=statuses,
         )
         if is_caught_up:
-            self._log.note("caught_up")
-            self._manager.drain("caught up", is_caught_up=True)
+            halted = self._manager.core.halted()
+            self._log.note("caught_up", halted=len(halted))
+            reason = ExitReason.HALTED if halted else ExitReason.CAUGHT_UP
+            self._manager.drain(reason.value, at_its_end=reason)
 
 
 def fleet_failover_s(manager: Manager, own_s: float) -> float:

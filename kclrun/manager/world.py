@@ -57,11 +57,14 @@ class ExitReason(enum.Enum):
 
     DRAINED = "drained"
     CAUGHT_UP = "caught up"
+    # With `--until caught-up`: user code gave up on a shard, and the others are read.
+    HALTED = "caught up but for halted shards"
     # Something had to be killed, or a row of ours was left to expire: no loss, but what was not
     # checkpointed is read again.
     CUT_SHORT = "stopped before it was drained"
 
     @property
     def exit_code(self) -> int:
-        """0 for a stop in good order; 75 (EX_TEMPFAIL) for one that was not."""
-        return 75 if self is ExitReason.CUT_SHORT else 0
+        """0 for a stop in good order; 65 (EX_DATAERR) with shards halted, 75 (EX_TEMPFAIL) for
+        one that was cut short."""
+        return {ExitReason.HALTED: 65, ExitReason.CUT_SHORT: 75}.get(self, 0)

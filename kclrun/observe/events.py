@@ -83,7 +83,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
 FIELDS: Final = frozenset(
     {
         *("action", "after_s", "application", "attempts", "batches", "bytes", "checkpoint"),
-        *("checkpoint_every", "children", "code", "counter", "count", "deaths", "detail"),
+        *("checkpoint_every", "children", "code", "counter", "count", "deaths", "detail", "halted"),
         *("deadline_s", "dropped", "endpoint", "error", "exit_code", "expected", "failover_s"),
         *("former_owner", "former_owners", "grace_s", "group", "halt", "host", "incarnation"),
         *("key", "lag_ms", "launcher_pid", "leases", "leases_max", "level", "logger", "message"),

@@ -33,6 +33,7 @@ TEXT_CHARACTERS_MAX: Final = 2048
 _SECRET: Final = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}|[A-Za-z0-9/+=]{40,}")
 _OF_SECRETS: Final = (re.compile(r"[a-z]"), re.compile(r"[A-Z]"), re.compile(r"[0-9]"))
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_CONTROL_BUT_LINES: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 # A processor that logs a line a batch has 5 a second at most (the 200 ms floor of a poll).
 _BURST_LINES: Final = 50
 _LINES_PER_S: Final = 10.0
@@ -45,15 +46,19 @@ _RENAMED: Final = {"owner": "row_owner"}
 _JSON: Final = msgspec.json.Encoder()
 
 
-def clean_text(text: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
+def clean_text(
+    text: str, characters_max: int = TEXT_CHARACTERS_MAX, *, keeps_lines: bool = False
+) -> str:
     """`text` fit for one line: bounded, long runs cut out, control characters escaped.
 
     The end is kept as well as the beginning: a traceback says what happened in its last line.
+    `keeps_lines` leaves line ends and tabs as they are, for JSON, which escapes them itself.
     """
     if len(text) > characters_max:
         half = characters_max // 2
         text = f"{text[: half - 1]}…{text[len(text) - half :]}"
-    return _CONTROL.sub(_escaped, _SECRET.sub(_withheld, text))
+    control = _CONTROL_BUT_LINES if keeps_lines else _CONTROL
+    return control.sub(_escaped, _SECRET.sub(_withheld, text))
 
 
 def _withheld(match: re.Match[str]) -> str:
@@ -167,7 +172,10 @@ class EventLog:
             shown["withheld"] = ",".join(withheld)[:200]
         line = b""
         for characters_max in _CUTS:
-            cut = {name: _bounded(value, characters_max) for name, value in shown.items()}
+            cut = {
+                name: _bounded(value, characters_max, keeps_lines=self.as_json)
+                for name, value in shown.items()
+            }
             line = self._rendered(now, level, clean_text(event, 60), shard, cut)
             if len(line) <= LINE_BYTES_MAX:
                 return line
@@ -196,9 +204,9 @@ class EventLog:
         return " ".join(words).encode("utf-8", "replace") + b"\n"
 
 
-def _bounded(value: Value, characters_max: int) -> Value:
+def _bounded(value: Value, characters_max: int, *, keeps_lines: bool) -> Value:
     if isinstance(value, str):
-        return clean_text(value, characters_max)
+        return clean_text(value, characters_max, keeps_lines=keeps_lines)
     return round(value, 3) if isinstance(value, float) else value
 
 

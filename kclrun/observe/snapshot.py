@@ -37,7 +37,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One manager at one moment. `uptime_s` counts from its start.
 
     `leases_elsewhere` counts leases that other owners hold, `leases_free` those that nobody does,
-    `ended_total` the shards this manager has brought to their end.
+    `ended_total` the shards this manager has brought to their end, `records_departed` the records
+    of leases it had and that are not in `leases` any more: ended, released or lost.
     """
 
     application: str
@@ -48,11 +49,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     leases_elsewhere: int = 0
     leases_free: int = 0
     ended_total: int = 0
+    records_departed: int = 0
     is_draining: bool = False
 
     @property
     def records_total(self) -> int:
-        return sum(lease.records_total for lease in self.leases)
+        """Of the whole run: a shard that ended does not take its records along."""
+        return sum(lease.records_total for lease in self.leases) + self.records_departed
 
     @property
     def records_per_s(self) -> float:

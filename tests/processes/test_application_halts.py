@@ -69,6 +69,29 @@ def test_a_poison_record_halts_its_shard_until_it_is_resumed_and_nothing_is_skip
 
 
 @pytest.mark.timeout(60)
+def test_a_job_that_runs_until_caught_up_ends_with_its_own_code_when_a_shard_is_halted(
+    embedded_aws, application, producer
+):
+    stream = embedded_aws.stream(shards=2)
+    app = application(
+        stream,
+        options={"poison": f"{BAD[0]}:{BAD[1]}"},
+        on_error={"retries": 1, "backoff": "100ms"},
+    )
+    source = producer(stream, 2_000, seed=12)
+    shard, _ = put_all(source)
+
+    app.start("--until", "caught-up")
+    app.until(lambda: app.process.poll() is not None)
+
+    assert app.process.returncode == 65
+    assert others(source, shard) <= app.ledger.delivered
+    (end,) = app.of("caught_up")
+    assert end["halted"] == 1
+    assert "haltReason" in embedded_aws.rows(app.table)[shard], "it stays halted for the next run"
+
+
+@pytest.mark.timeout(60)
 def test_a_halt_outlives_its_manager(embedded_aws, application, producer):
     stream = embedded_aws.stream(shards=2)
     app = application(stream, options={"poison": f"{BAD[0]}:{BAD[1]}"}, on_error={"retries": 0})

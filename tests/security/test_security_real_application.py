@@ -28,6 +28,8 @@ CANARIES = {
     "session token": "token-canary-b2a8",
     "variable of somebody else": "password-canary-51e0",
 }
+# How the service begins a refusal that goes on with the request, iterator and all.
+QUOTED = "GetRecords: InvalidArgumentException: it was not possible"
 PROCESSOR = """
 import json, logging, os
 from pathlib import Path
@@ -173,12 +175,14 @@ def _live_through(app, facts, aws, stream, kinesis, dynamodb):
         path.name: stat.S_IMODE(path.stat().st_mode)
         for path in (app.state / app.table).glob("*.lock")
     }
-    for code in ("ProvisionedThroughputExceededException", "InvalidArgumentException"):
-        kinesis.refused = {"GetRecords": code, "ListShards": "LimitExceededException"}
-        dynamodb.refused = {"UpdateItem": code, "Scan": code}
-        seen = len(kinesis.calls) + len(dynamodb.calls)
-        app.until(lambda seen=seen: len(kinesis.calls) + len(dynamodb.calls) > seen + 12)
-        kinesis.refused, dynamodb.refused = {}, {}
+    throttled = "ProvisionedThroughputExceededException"
+    kinesis.refused = {"GetRecords": throttled, "ListShards": "LimitExceededException"}
+    dynamodb.refused = {"UpdateItem": throttled, "Scan": throttled}
+    app.until(lambda: app.of("service_unreachable"))
+    dynamodb.refused = {}
+    kinesis.refused = {"GetRecords": "InvalidArgumentException"}
+    app.until(lambda: QUOTED in app.log_path.read_text())
+    kinesis.refused = {}
     _put(aws, stream)
     app.until(lambda: _rows_of(app) >= 6)
     facts.rows = json.dumps(aws.rows(app.table))

@@ -181,10 +181,15 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tls_server(serve: Any, certificate: Path) -> Any:
+def tls(certificate: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    return serve(context)
+    return context
+
+
+@pytest.fixture
+def tls_server(serve: Any, tls: ssl.SSLContext) -> Any:
+    return serve(tls)
 
 
 def test_the_ca_bundle_is_what_certificates_are_checked_with(
@@ -193,6 +198,20 @@ def test_the_ca_bundle_is_what_certificates_are_checked_with(
     trusting = make_client(tls_server.url, ca_bundle=str(certificate), read_timeout_s=5.0)
     trusting.call(GET_RECORDS, b"{}")
     assert len(tls_server.requests) == 1
+
+
+def test_a_page_over_tls_arrives_whole_and_its_connection_is_kept(
+    tls_server: Any, make_client: MakeClient, certificate: Path
+) -> None:
+    page = bytes(range(256)) * 12_000
+    tls_server.reply(body=page)
+    client = make_client(tls_server.url, ca_bundle=str(certificate), read_timeout_s=5.0)
+
+    assert client.call(GET_RECORDS, b"{}").body == page
+    client.call(GET_RECORDS, b"x" * 1_000_000)
+    client.call(GET_RECORDS, b"{}")
+
+    assert tls_server.connections == 1
 
 
 def test_an_unknown_certificate_is_refused_before_anything_is_sent(
@@ -234,8 +253,9 @@ def test_an_unusable_ca_bundle_is_a_settings_error(make_client: MakeClient, tmp_
 class Proxy:
     """Notes the first line and headers of each request; relays CONNECT, answers the rest itself."""
 
-    def __init__(self, *, refuse: bool = False) -> None:
+    def __init__(self, *, refuse: bool = False, tls: ssl.SSLContext | None = None) -> None:
         self.seen: list[bytes] = []
+        self._tls = tls
         self._refuse = refuse
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -253,6 +273,8 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self._tls is not None:
+                client = self._tls.wrap_socket(client, server_side=True)
             with client:
                 self._serve(client)
 
@@ -325,6 +347,33 @@ def test_an_https_request_goes_through_the_proxys_tunnel(
     assert "proxy-authorization" not in tls_server.requests[0].headers
 
 
+@pytest.mark.parametrize("destination", ["tunneled", "forwarded"])
+def test_a_proxy_may_itself_be_reached_over_tls(
+    *,
+    tls_server: Any,
+    tls: ssl.SSLContext,
+    make_client: MakeClient,
+    certificate: Path,
+    proxies: Callable[..., Proxy],
+    destination: str,
+) -> None:
+    proxy = proxies(tls=tls)
+    url = tls_server.url if destination == "tunneled" else "http://kinesis.test/"
+    address = f"https://127.0.0.1:{proxy.port}"
+    client = make_client(
+        url,
+        ca_bundle=str(certificate),
+        proxies={"https": address, "http": address},
+        read_timeout_s=5.0,
+    )
+
+    assert client.call(GET_RECORDS, b"{}").body == b"{}"
+    client.close()
+
+    first_word = b"CONNECT" if destination == "tunneled" else b"POST"
+    assert proxy.seen[0].startswith(first_word)
+
+
 def test_an_http_request_is_handed_to_the_proxy_whole(
     make_client: MakeClient, proxies: Callable[..., Proxy]
 ) -> None:
@@ -339,6 +388,21 @@ def test_an_http_request_is_handed_to_the_proxy_whole(
     (head,) = proxy.seen
     assert head.startswith(b"POST http://kinesis.test:4567/ HTTP/1.1")
     assert head.lower().count(b"\r\nhost: kinesis.test:4567\r\n") == 1
+
+
+def test_a_proxy_that_reads_the_request_is_told_who_asks(
+    make_client: MakeClient, proxies: Callable[..., Proxy]
+) -> None:
+    proxy = proxies()
+    address = f"http://user:word@127.0.0.1:{proxy.port}"
+    client = make_client("http://kinesis.test/", proxies={"http": address})
+
+    client.call(GET_RECORDS, b"{}")
+    client.close()
+
+    (head,) = proxy.seen
+    assert head.startswith(b"POST http://kinesis.test/ HTTP/1.1\r\n")
+    assert head.lower().count(b"\r\nproxy-authorization: basic dxnlcjp3b3jk\r\n") == 1
 
 
 def test_a_tunnel_that_is_refused_means_nothing_was_sent(

@@ -94,6 +94,28 @@ def test_a_processor_that_cannot_be_imported_says_why(
     assert "noise" not in told
 
 
+@pytest.mark.parametrize(
+    ("method", "takes"),
+    [
+        ("process_records(self, batch)", "process_records takes (self, batch, checkpointer)"),
+        ("shard_ended(self)", "shard_ended takes (self, checkpointer)"),
+        ("initialize(self)", "initialize takes (self, context)"),
+    ],
+)
+def test_a_method_that_cannot_take_its_arguments_is_found_before_any_shard_halts(
+    project: Project, method: str, takes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = (
+        "from kclrun import RecordProcessor\n"
+        "class Mine(RecordProcessor):\n"
+        "    def process_records(self, batch, checkpointer): pass\n"
+        f"    def {method}: pass\n"
+    )
+
+    assert check(project(code=code)) == 78
+    assert takes in capsys.readouterr().err
+
+
 def test_a_package_without_init_next_to_an_installed_one_is_explained(
     project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@ import io
 import os
 import time
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -97,6 +98,12 @@ def test_what_is_not_known_is_not_zero() -> None:
     starting = drawn(SNAPSHOT, 120).splitlines()[4]
 
     assert starting.split()[:7] == ["2", "starting", "0", "0", "-", "-", "-"]
+
+
+def test_the_footer_counts_the_records_of_shards_that_are_gone() -> None:
+    footer = drawn(msgspec.structs.replace(SNAPSHOT, records_departed=1_000), 140).splitlines()[-1]
+
+    assert "2 ended, 124,456 records" in footer
 
 
 def test_foreign_text_cannot_colour_the_table() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -117,6 +118,23 @@ def test_rows_of_a_slow_pipe_are_put_before_it_ends(config: Path) -> None:
     assert b"2 rows put" in out
 
 
+def test_an_interrupted_put_says_how_far_it_got(config: Path, tmp_path: Path) -> None:
+    aws = stream_of(config, shards=1)
+    rows = tmp_path / "rows.txt"
+    rows.write_text("row\n" * 10_000)
+    command = [sys.executable, "-m", "kclrun", "put", "--config", str(config), str(rows)]
+    process = subprocess.Popen([*command, "--rate", "500"], stderr=subprocess.PIPE)
+
+    deadline = time.monotonic() + 20
+    while not any(payloads(aws).values()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=20)
+
+    assert process.returncode == 130
+    assert re.search(rb"Interrupted: [\d,]+ rows are in the stream", told)
+
+
 def test_a_stream_that_is_not_there_is_66(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_program(["check", "--config", str(config), "--set", "processor=json:x"]) == 78
     config.write_text(config.read_text() + "processor: processors.hello:Hello\n")
@@ -152,6 +170,7 @@ def test_leases_are_shown_and_halted_ones_resumed(
 ) -> None:
     aws = stream_of(config, shards=2)
     assert run_program(["leases", "--config", str(config)]) == 66
+    assert f"there is no lease table {aws.settings.table};" in capsys.readouterr().err
     open_world(aws.settings)
     lease = Lease(key=KEY, checkpoint=TRIM_HORIZON)
     taken = Take(KEY, OWNER, None, 0, failover_s=1.0, start="TRIM_HORIZON")

@@ -68,6 +68,23 @@ def test_a_message_says_what_happened_and_then_what_to_do() -> None:
     ]
 
 
+def test_an_unknown_caller_is_told_to_check_credentials_not_grants() -> None:
+    told = for_a_person(AccessDenied("Scan: UnrecognizedClientException: The token"), "check")
+    refused = for_a_person(AccessDenied("Scan: AccessDeniedException: no"), "check")
+
+    assert "The credentials are wrong or have expired" in told
+    assert "Grant it" in refused
+
+
+def test_resuming_explains_itself_without_a_configuration(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_program(["leases", "resume", "--help"]) == 0
+    assert "Nothing is skipped" in capsys.readouterr().out
+    assert run_program(["leases"]) == 64
+    assert run_program(["leases", "resume", "shardId-000000000000"]) == 64
+
+
 def test_foreign_text_cannot_move_the_cursor_or_forge_a_line() -> None:
     assert harmless("a\x1b[2Jb\rc\u202ed\ne\t") == "a\ufffd[2Jb\ufffdc\ufffdd\ne\t"
 
@@ -164,3 +181,20 @@ def test_the_module_runs_without_the_current_folder_on_its_path(tmp_path: Path) 
     )
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_closed_standard_files_are_no_bug(tmp_path: Path) -> None:
+    look = (
+        "import os, sys, kclrun.cli as cli; sys.argv[1:] = ['version']; code = cli.main();"
+        "kinds = [os.path.realpath(f'/proc/self/fd/{n}') for n in (0, 1, 2)];"
+        "open('seen', 'w').write(f'{code} {sys.stdout.isatty()} {kinds}')"
+    )
+
+    subprocess.run(
+        ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, look],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        check=True,
+    )
+
+    assert (tmp_path / "seen").read_text() == f"0 False {['/dev/null'] * 3}"

@@ -228,3 +228,14 @@ def test_the_environment_is_an_allow_list_with_names_of_the_operators_choice():
     kept = allowed_environment(environment)
 
     assert environment.keys() - kept.keys() == {"KCLRUN_WEB_TOKEN", "PGPASSWORD", "LD_PRELOAD"}
+
+
+def test_the_records_of_a_shard_that_is_gone_stay_in_the_total():
+    report = ReportWriter()
+    report.departed("a", status(records_total=5))
+    report.ended("a")
+    report.departed("b", status(records_total=7))
+
+    assert report.records_besides({"b"}) == 5
+    assert report.records_besides(()) == 12
+    assert report.records_besides({"a", "b"}) == 0

@@ -257,6 +257,7 @@ def test_logging_of_user_code_carries_shard_level_and_exception(lines):
     assert (first["level"], first["logger"], first["shard"]) == ("error", "orders", "shard-1")
     assert first["message"].startswith("it failed: 5")
     assert first["message"].endswith("ValueError: bad value")
+    assert first["message"].splitlines()[1] == "Traceback (most recent call last):"
     assert "could not be formatted" in second["message"]
 
 
