@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +41,8 @@ def init(folder: Path) -> None:
     except OSError as error:
         raise SettingsError(f"{error.filename or folder}: {error.strerror}") from None
     click.echo(f"Wrote {', '.join(files)} to {folder}")
-    click.echo(f"Next:  cd {folder} && kclrun --config app.yaml")
+    program = shlex.quote(os.environ.get("KCLRUN_PROGRAM", "kclrun"))
+    click.echo(f"Next:  cd {shlex.quote(str(folder))} && {program} --config app.yaml")
 
 
 def _write(path: Path, text: str) -> None:

@@ -38,6 +38,9 @@ _README: Final = """\
     kclrun check --config app.yaml    # is everything right?
     python -m pytest                  # the processor's test
 
+(In an environment with `pip install 'kclrun[local]' pytest`; from a checkout of kclrun, write the
+path of its `bin/kclrun`, and `bin/test` installs pytest beside it.)
+
 `processors/hello.py` is the code, `app.yaml` the configuration. For a stream of yours, remove
 `embedded:` and `aws.endpoint` from `app.yaml` and set `stream` and `aws.region`.
 """
