@@ -1,7 +1,8 @@
 """Whether there is nothing left to do for now: the end of a run with `--until caught-up`.
 
 Pure. Rule: a look that finds nothing to do may have come between two records, or between the end
-of a source and its last record's arrival; so two looks in a row must find it, a second apart.
+of a source and its last record's arrival; so two looks must find it, far enough apart, and none
+between them anything else.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Final
 from kclrun.ipc.board import LeaseStatus, WorkerState
 from kclrun.model.time import Instant
 
-__all__ = ["CaughtUp", "is_at_tip"]
+__all__ = ["LOOK_APART_S", "CaughtUp", "is_at_tip"]
 
-# A record that was put becomes readable within 200 ms as a rule; a second is five times that, and
-# more than one poll at the default `fetch.idle`.
-LOOK_APART_S: Final = 1.0
+# A record that was put becomes readable within 200 ms as a rule, a poll at the default `fetch.idle`
+# takes a second to see it, and a status is up to a second old (`worker/lease_thread.py`).
+LOOK_APART_S: Final = 2.5
 
 
 def is_at_tip(status: LeaseStatus | None) -> bool:

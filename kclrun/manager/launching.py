@@ -39,7 +39,6 @@ _PRELOADED: Final = (
     "encodings.idna",  # looking up a host name needs it, whatever the name is
     "msgspec",
     "urllib3",
-    "botocore.auth",
     "kclrun.ipc.messages",
     "kclrun.ipc.segment",
     "kclrun.ipc.transitions",

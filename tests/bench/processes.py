@@ -22,7 +22,7 @@ def idle(rounds: int) -> list[Figure]:
     """100 lease processes at the tips of their shards: CPU and memory of them all.
 
     Started through the real launcher with the default settings: a GetRecords each second, a
-    heartbeat each 3.3 s to the lease table (moto), the status slot five times a second. CPU is
+    heartbeat each 3.3 s to the lease table (moto), the status slot once a second. CPU is
     user and system time of the 100 processes over 10 s, in percent of one core; servers and the
     launcher are not in it. Own memory is USS, what would come back if that one process ended; the
     sum of PSS counts what they share once. Plain HTTP and a processor that imports nothing:

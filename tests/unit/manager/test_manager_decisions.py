@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kclrun.ipc.board import LeaseStatus, WorkerState
-from kclrun.manager.caught_up import CaughtUp, is_at_tip
+from kclrun.manager.caught_up import LOOK_APART_S, CaughtUp, is_at_tip
 from kclrun.manager.child import exit_code_of, exit_words
 from kclrun.manager.process_rights import allowed_environment
 from kclrun.manager.report import ReportWriter, write_report
@@ -110,10 +110,11 @@ def look(caught_up, now, **more):
     return caught_up.look(now, **found)
 
 
-def test_caught_up_needs_two_looks_a_second_apart():
+def test_caught_up_needs_two_looks_far_enough_apart():
     caught_up = CaughtUp()
+    nearly, enough = LOOK_APART_S - 0.1, LOOK_APART_S
 
-    assert [look(caught_up, now) for now in (0.0, 0.5, 1.0)] == [False, False, True]
+    assert [look(caught_up, now) for now in (0.0, nearly, enough)] == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -125,15 +126,15 @@ def test_caught_up_needs_two_looks_a_second_apart():
         {"statuses": (status(records_total=1),)},
     ],
 )
-def test_any_doubt_between_two_looks_starts_the_second_over(doubt):
+def test_any_doubt_between_two_looks_starts_the_wait_over(doubt):
     caught_up = CaughtUp()
     look(caught_up, 0.0)
 
-    assert not look(caught_up, 0.9, **doubt)
+    assert not look(caught_up, LOOK_APART_S - 0.1, **doubt)
     # The total goes back to what it was, which counts as movement too.
-    assert not look(caught_up, 1.0)
-    assert not look(caught_up, 1.5)
-    assert look(caught_up, 2.1)
+    assert not look(caught_up, LOOK_APART_S)
+    assert not look(caught_up, 1.5 * LOOK_APART_S)
+    assert look(caught_up, 2 * LOOK_APART_S)
 
 
 # Report.
