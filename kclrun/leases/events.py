@@ -69,7 +69,7 @@ class ShardsListed(msgspec.Struct, frozen=True):
 
 
 class WriteResolved(msgspec.Struct, frozen=True):
-    """The outcome of one `WriteRow`. `resolved_at` is the service's Date where it gave one."""
+    """The outcome of one `WriteRow`."""
 
     change: LeaseChange
     outcome: Outcome

@@ -99,9 +99,10 @@ class Listener:
         match transition:
             case said.GilHeld(seconds):
                 self._log.note("gil_held", shard=key, seconds=seconds)
+            case said.Warned(event, detail) if event in CATALOGUE:
+                self._log.note(event, level="warning", shard=key, detail=detail)
             case said.Warned(event, detail):
-                known = event if event in CATALOGUE else "lease_process_warned"
-                self._log.note(known, level="warning", shard=key, warning=event, detail=detail)
+                self._log.note("lease_process_warned", shard=key, warning=event, detail=detail)
             case _:
                 pass  # Started and Drained: the pidfd says when it began and when it ended.
 
