@@ -4,7 +4,8 @@
     ├── ConfigError                the operator's: mend the file or the command line
     │   ├── SettingsError            a value in the configuration is wrong, unknown or missing
     │   ├── ProcessorLoadError       the processor cannot be imported or is not a RecordProcessor
-    │   └── TableRefused             the lease table is not one we may write to (KCL 3, other keys)
+    │   ├── TableRefused             the lease table is not one we may write to (KCL 3, other keys)
+    │   └── OffsetRefused            the checkpoint is of another stream or of a newer version
     ├── ServiceError               AWS said no, or said nothing
     │   ├── Throttled                ask again later; nothing happened
     │   ├── Unavailable              5xx, refused or broken connection; harmless to repeat
@@ -19,7 +20,8 @@
     ├── RecordError                the data said no
     │   ├── MalformedAggregate       bytes that look like a KPL aggregate and are not
     │   ├── MalformedBody            a GetRecords body that is not one
-    │   └── LimitExceeded            a size or a count above its declared limit
+    │   ├── LimitExceeded            a size or a count above its declared limit
+    │   └── DataLoss                 records are gone before they were read: say so, and stop
     ├── SinkError                  an output cannot be written: no checkpoint passes its rows
     ├── ProcessorError             user code raised; names the position, never the payload
     ├── PeerError                  another process of this manager sent or shared what it must not
@@ -35,6 +37,7 @@ from __future__ import annotations
 __all__ = [
     "AccessDenied",
     "ConfigError",
+    "DataLoss",
     "ExpiredIterator",
     "InvalidRequest",
     "InvariantViolation",
@@ -46,6 +49,7 @@ __all__ = [
     "MalformedBody",
     "MalformedFrame",
     "NotFound",
+    "OffsetRefused",
     "OutcomeUnknown",
     "PeerError",
     "ProcessorError",
@@ -80,6 +84,11 @@ class ProcessorLoadError(ConfigError):
 
 class TableRefused(ConfigError):
     """The lease table is not one we may share (KCL 3 native mode, another key schema)."""
+
+
+class OffsetRefused(ConfigError):
+    """A Spark checkpoint that is not this query's: another stream, a re-created one, a newer
+    version of kclrun, or no offset of ours at all."""
 
 
 class ServiceError(KclrunError):
@@ -145,6 +154,10 @@ class MalformedBody(RecordError):
 
 class LimitExceeded(RecordError):
     """A count or size above the limit declared for it."""
+
+
+class DataLoss(RecordError):
+    """Records between a position and the oldest one the stream still has are gone."""
 
 
 class SinkError(KclrunError):

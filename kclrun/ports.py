@@ -41,7 +41,8 @@ class FetchedPage(msgspec.Struct, frozen=True):
     """One GetRecords answer, aggregates not yet opened.
 
     `next_iterator` None means the end of a closed shard; `children` then names its children
-    (possibly none with services that leave them out). `body_bytes` is the size on the wire.
+    (possibly none with services that leave them out). `body_bytes` is the size on the wire;
+    `served_at` the service's own time, to the second, None where it did not say.
     """
 
     records: Sequence[Record]
@@ -49,6 +50,7 @@ class FetchedPage(msgspec.Struct, frozen=True):
     millis_behind_latest: int | None
     children: tuple[ChildShard, ...] = ()
     body_bytes: int = 0
+    served_at: WallTime | None = None
 
 
 class ShardReader(Protocol):

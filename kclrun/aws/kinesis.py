@@ -127,7 +127,8 @@ class PollingReader:
         AccessDenied, InvalidRequest; LimitExceeded for an answer above what the service sends.
         """
         request = {"ShardIterator": iterator, "Limit": limit, **self._by_arn}
-        body = self._client.call(GET_RECORDS, _encode(request)).body
+        reply = self._client.call(GET_RECORDS, _encode(request))
+        body = reply.body
         try:
             page = decode_get_records(body)
         except MalformedBody as error:
@@ -138,6 +139,7 @@ class PollingReader:
             millis_behind_latest=page.millis_behind_latest,
             children=page.children,
             body_bytes=len(body),
+            served_at=reply.date_at,
         )
 
 

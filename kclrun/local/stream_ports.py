@@ -57,13 +57,15 @@ class ModelStream:
 
         `body_bytes` is the payloads' size: there is no wire.
         """
-        page = self._kinesis.fetch(iterator, limit, self._now())
+        now = self._now()
+        page = self._kinesis.fetch(iterator, limit, now)
         return FetchedPage(
             records=[_record(stored) for stored in page.records],
             next_iterator=page.next_iterator,
             millis_behind_latest=page.millis_behind_latest,
             children=page.children,
             body_bytes=sum(len(stored.data) for stored in page.records),
+            served_at=now,
         )
 
     def summary(self) -> StreamSummary:

@@ -1,5 +1,9 @@
-"""The room for Spark: source, sink, processor runner. Empty so far: it comes with its own issue.
+"""Kinesis on Spark, in Python: a source, a sink, and the runner of `engine: spark`.
 
-Will hold: translation of PySpark's Python data source API onto `codec/` and `aws/`. May not know:
-the manager, the lease processes. Until then `engine: spark` is refused in clear words.
+Holds, from the inside out: nouns and decisions that are pure and know no Spark (`positions.py`,
+`offsets.py`, `ranges.py`, `settings.py`, `lineage.py`, `scout/`); what asks Kinesis
+(`scouting.py` on the driver, `reading.py` on executors); what translates to PySpark's data source
+API (`source.py`, `sink.py`, `processing.py`); sessions and runs (`session.py`, `running/`).
+May know: `aws`, `sinks`, `observe` and everything below them. May not know: the manager, the lease
+processes. Rule: the rows of a batch are a function of its two offsets, always.
 """
