@@ -17,6 +17,7 @@ from kclrun.model.backoff import backoff_s
 from kclrun.model.changes import LeaseChange
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.outcomes import Outcome
+from kclrun.model.outgoing import PutEntry, PutResult
 from kclrun.model.reading import IteratorType
 from kclrun.model.record import Record
 from kclrun.model.shard import ChildShard, Shard
@@ -26,6 +27,7 @@ __all__ = [
     "FetchedPage",
     "IteratorType",
     "LeaseTable",
+    "RecordPutter",
     "Retry",
     "ScanPage",
     "ShardFilter",
@@ -97,6 +99,20 @@ class StreamAdmin(Protocol):
 
     def list_shards(self, shard_filter: ShardFilter | None = None) -> tuple[Shard, ...]:
         """A complete listing (all pages), or a ServiceError; never a part."""
+        ...
+
+
+class RecordPutter(Protocol):
+    """Writing to one stream. Threads may share it."""
+
+    def put(self, entries: Sequence[PutEntry]) -> tuple[PutResult, ...]:
+        """One PutRecords, sent once: a result for each entry, in order.
+
+        At most 500 entries within the request's bytes. A refused entry is a result with its
+        `error_code`, not an error. Raises, where the request as a whole failed: Throttled,
+        Unavailable, OutcomeUnknown (some of it may be in the stream), AccessDenied, NotFound,
+        InvalidRequest.
+        """
         ...
 
 

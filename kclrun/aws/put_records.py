@@ -23,6 +23,7 @@ from kclrun.codec.aggregator import Aggregator
 from kclrun.codec.hash_keys import effective_hash_key
 from kclrun.errors import InvalidRequest, OutcomeUnknown, ServiceError, Throttled, Unavailable
 from kclrun.model.backoff import backoff_s
+from kclrun.model.outgoing import PutEntry, PutResult
 from kclrun.model.shard import Shard
 
 __all__ = [
@@ -30,9 +31,8 @@ __all__ = [
     "BATCH_BYTES_MAX",
     "BATCH_RECORDS_MAX",
     "BLOCK_MAX",
-    "PutEntry",
-    "PutResult",
     "ShardPacker",
+    "WirePutter",
     "batches",
     "put_records",
     "send_all",
@@ -50,31 +50,6 @@ BLOCK_MAX: Final = 100
 _BACKOFF_BASE_S: Final = 0.1
 # The two codes the API documents for a record of an accepted request.
 _RECORD_CODES: Final = frozenset({"ProvisionedThroughputExceededException", "InternalFailure"})
-
-
-class PutEntry(msgspec.Struct, frozen=True, gc=False):
-    """One record to put. `user_records` is how many it holds: more than one in an aggregate."""
-
-    data: bytes
-    partition_key: str
-    explicit_hash_key: str | None = None
-    user_records: int = 1
-
-    @property
-    def size_bytes(self) -> int:
-        """As the service counts it."""
-        return len(self.data) + len(self.partition_key.encode())
-
-    def __repr__(self) -> str:
-        return f"PutEntry({len(self.data)} bytes)"
-
-
-class PutResult(msgspec.Struct, frozen=True, rename="pascal"):
-    """What became of one record: where it went, or the code of the refusal."""
-
-    sequence_number: str | None = None
-    shard_id: str | None = None
-    error_code: str | None = None
 
 
 class _WireEntry(msgspec.Struct, rename="pascal", omit_defaults=True, gc=False):
@@ -122,6 +97,18 @@ def put_records(
         text = ErrorReply(message="the reply is not one result a record")
         raise service_error(PUT_RECORDS, text, None)
     return results
+
+
+class WirePutter:
+    """Implements `ports.RecordPutter` for one stream (a name or an ARN) over the wire client."""
+
+    def __init__(self, client: WireClient, stream: str) -> None:
+        self._client = client
+        self._stream = stream
+
+    def put(self, entries: Sequence[PutEntry]) -> tuple[PutResult, ...]:
+        """As `RecordPutter.put`."""
+        return put_records(self._client, self._stream, entries)
 
 
 def batches(

@@ -18,9 +18,9 @@ from kclrun.cli.config_options import load_configuration
 from kclrun.errors import ServiceError, SettingsError
 
 if TYPE_CHECKING:
-    from kclrun.aws.put_records import PutEntry
     from kclrun.cli.world import Aws
     from kclrun.config.schema import Settings
+    from kclrun.model.outgoing import PutEntry
 
 __all__ = ["put"]
 

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from kclrun.aws.put_records import PutEntry
 from kclrun.errors import SettingsError
+from kclrun.model.outgoing import PutEntry
 
 __all__ = ["FORMATS", "entries", "format_of"]
 

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,10 +22,11 @@ import msgspec
 
 from kclrun.aws.kinesis import WireStreamAdmin
 from kclrun.aws.operations import Operation
-from kclrun.aws.put_records import PutEntry, ShardPacker, batches, send_all
+from kclrun.aws.put_records import ShardPacker, batches, send_all
 from kclrun.aws.wire import WireClient
 from kclrun.errors import KclrunError, ProcessorLoadError, SettingsError, Unavailable
 from kclrun.loading import load_function
+from kclrun.model.outgoing import PutEntry
 from kclrun.model.shard import HashRange, Shard
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
@@ -93,18 +95,24 @@ class Filler:
     def fill(self, source: Callable[[], Iterable[Any]]) -> FillReport:
         """Put all. `source` is called twice if there are reshards: once to count its records.
 
-        Raises: SettingsError for what is no (key, data) pair; a ServiceError leaf.
+        A timedelta among its pairs is a pause of the producer: what it gave before is sent, then
+        the time passes. Raises: SettingsError for anything else; a ServiceError leaf.
         """
         steps = self._steps(source)
         packer = self._packer()
         pending: list[PutEntry] = []
         started = flushed = time.monotonic()
-        for number, entry in enumerate(_pairs(source())):
+        for number, entry in enumerate(_entries(source())):
             while steps and number >= steps[0][0]:
                 self._send([*pending, *packer.flush()])
                 pending = []
                 self._reshard(steps.pop(0)[1])
                 packer = self._packer()
+            if isinstance(entry, timedelta):
+                self._send([*pending, *packer.flush()])
+                pending = []
+                time.sleep(entry.total_seconds())
+                continue
             pending.extend(packer.add(entry))
             if self._order.rate is not None and time.monotonic() - flushed >= _FLUSH_S:
                 pending.extend(packer.flush())
@@ -191,16 +199,18 @@ def _nth(shards: list[Shard], index: int, what: str, *, needs: int) -> Shard:
     return shards[index]
 
 
-def _pairs(source: Iterable[Any]) -> Iterator[PutEntry]:
-    """The pairs as entries. Raises: SettingsError for anything else."""
-    for number, pair in enumerate(source, 1):
-        match pair:
+def _entries(source: Iterable[Any]) -> Iterator[PutEntry | timedelta]:
+    """The pairs as entries, and the pauses. Raises: SettingsError for anything else."""
+    for number, item in enumerate(source, 1):
+        match item:
             case (str() as key, bytes() as data):
                 yield PutEntry(data, key)
+            case timedelta():
+                yield item
             case _:
                 raise SettingsError(
                     f"embedded.fill.source: item {number} is no (key: str, data: bytes) pair but"
-                    f" a {type(pair).__name__}"
+                    f" a {type(item).__name__}"
                 )
 
 

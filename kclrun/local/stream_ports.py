@@ -1,4 +1,4 @@
-"""One stream of the model behind the ports that the shells know: `ShardReader`, `StreamAdmin`.
+"""One stream of the model behind the ports that the shells know: reading, writing, the shards.
 
 For simulations and tests without HTTP. Knows no clock: `now` is asked at every call. Rule: it
 behaves as the readers of `aws/` do, and raises the same leaves of `ServiceError`.
@@ -6,13 +6,15 @@ behaves as the readers of `aws/` do, and raises the same leaves of `ServiceError
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from kclrun.local import puts
 from kclrun.local.listing import ShardQuery
 from kclrun.local.service import Kinesis
 from kclrun.local.shards import StoredRecord
 from kclrun.local.stream import Stream
+from kclrun.model.outgoing import PutEntry, PutResult
 from kclrun.model.record import Record
 from kclrun.model.shard import Shard
 from kclrun.model.time import WallTime
@@ -26,7 +28,7 @@ _SHARDS_A_PAGE: Final = 1000
 
 
 class ModelStream:
-    """A `ShardReader` and a `StreamAdmin` over a stream of `kinesis`."""
+    """A `ShardReader`, a `RecordPutter` and a `StreamAdmin` over a stream of `kinesis`."""
 
     def __init__(self, kinesis: Kinesis, name: str, now: Callable[[], WallTime]) -> None:
         self._kinesis = kinesis
@@ -67,6 +69,13 @@ class ModelStream:
             body_bytes=sum(len(stored.data) for stored in page.records),
             served_at=now,
         )
+
+    def put(self, entries: Sequence[PutEntry]) -> tuple[PutResult, ...]:
+        """As `RecordPutter.put`. Raises: NotFound, InvalidRequest."""
+        now = self._now()
+        taken = [puts.PutEntry(e.data, e.partition_key, e.explicit_hash_key) for e in entries]
+        results = self._kinesis.put_many(self._stream(now), taken, now)
+        return tuple(PutResult(r.sequence_number, r.shard_id, r.error_code) for r in results)
 
     def summary(self) -> StreamSummary:
         """As `StreamAdmin.summary`. Raises: NotFound."""

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -22,17 +23,21 @@ __all__ = ["main"]
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row by name: what it is, where its function is, how many rounds by default."""
+    """A row by name: what it is, where its function is, how many rounds by default.
+
+    `is_plotted`: its function takes a `plot`, the file to draw to, or None.
+    """
 
     name: str
     about: str
     function: str
     rounds: int
+    is_plotted: bool = False
 
-    def load(self) -> Callable[[int], list[Figure]]:
+    def load(self, plot: Path | None = None) -> Callable[[int], list[Figure]]:
         module, _, function = self.function.partition(":")
-        loaded: Callable[[int], list[Figure]] = getattr(import_module(module), function)
-        return loaded
+        loaded: Callable[..., list[Figure]] = getattr(import_module(module), function)
+        return partial(loaded, plot=plot) if self.is_plotted else loaded
 
 
 ROWS: Final = {
@@ -80,6 +85,13 @@ ROWS: Final = {
             "bench.crash:crash",
             60,
         ),
+        Row(
+            "sink",
+            "Kinesis producer: cost against boto3; a hot shard: healthy ones ≥ 90 % of their rate",
+            "bench.sink:sink",
+            5,
+            is_plotted=True,
+        ),
     )
 }
 
@@ -91,7 +103,7 @@ def main(arguments: list[str]) -> int:
     _say(" ".join(f"{name}={value}" for name, value in facts.items()))
     results: list[Figure | NotMeasured] = []
     for name in asked.rows or ROWS:
-        results += _measured(ROWS[name], asked.rounds)
+        results += _measured(ROWS[name], asked.rounds, asked.plot)
     show(results)
     if asked.json is not None:
         _write(asked.json, facts, results)
@@ -109,20 +121,23 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("rows", nargs="*", metavar="ROW", help="all of them if none is named")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each row")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the sink's hot shard there")
     asked = parser.parse_args(arguments)
     unknown = sorted(set(asked.rows) - set(ROWS))
     if unknown:
         parser.error(f"no such row: {', '.join(unknown)} (there are {', '.join(ROWS)})")
     if asked.rounds is not None and asked.rounds < 1:
         parser.error("--rounds: at least 1")
+    if asked.plot is not None and not any(ROWS[name].is_plotted for name in asked.rows or ROWS):
+        parser.error("--plot: only the row `sink` draws")
     return asked
 
 
-def _measured(row: Row, rounds: int | None) -> list[Figure | NotMeasured]:
+def _measured(row: Row, rounds: int | None, plot: Path | None) -> list[Figure | NotMeasured]:
     _say(f"{row.name}: {row.about} …")
     began = time.monotonic()
     try:
-        figures: list[Figure | NotMeasured] = [*row.load()(rounds or row.rounds)]
+        figures: list[Figure | NotMeasured] = [*row.load(plot)(rounds or row.rounds)]
     except Exception as error:
         # A row that fails is reported, and the others still run.
         traceback.print_exc()

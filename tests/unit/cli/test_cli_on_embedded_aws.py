@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kclrun.aws.put_records import PutEntry, batches, send_all
+from kclrun.aws.put_records import batches, send_all
 from kclrun.cli.program import run_program
 from kclrun.cli.world import Aws, open_world
 from kclrun.codec.kpl import open_aggregates
@@ -25,6 +25,7 @@ from kclrun.local.server import start_embedded
 from kclrun.model.changes import CreateLease, HaltLease, Take
 from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId
 from kclrun.model.outcomes import Applied
+from kclrun.model.outgoing import PutEntry
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import WallTime
 from kclrun.ports import IteratorType

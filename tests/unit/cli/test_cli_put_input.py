@@ -3,9 +3,9 @@ import io
 
 import pytest
 
-from kclrun.aws.put_records import PutEntry
 from kclrun.cli.put_input import entries, format_of
 from kclrun.errors import SettingsError
+from kclrun.model.outgoing import PutEntry
 
 
 def read(text: bytes, kind: str, key: str | None = None) -> list[PutEntry]:

@@ -7,12 +7,12 @@ from kclrun.aws.put_records import (
     BATCH_BYTES_MAX,
     BATCH_RECORDS_MAX,
     BLOCK_MAX,
-    PutEntry,
     ShardPacker,
     batches,
 )
 from kclrun.codec.hash_keys import effective_hash_key
 from kclrun.codec.kpl import open_aggregates
+from kclrun.model.outgoing import PutEntry
 from kclrun.model.record import Record
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 

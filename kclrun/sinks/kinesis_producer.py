@@ -1,0 +1,188 @@
+"""Writes records to a Kinesis stream: batched, in order per key, adaptive, and never a drop.
+
+A shell over `pending_records.py`, which decides. It acts only when called: `add` sends what is due
+and takes in answers, `flush` sends everything; only `flush` says that a record is in the stream.
+Threads do nothing but wait for PutRecords. Delivery is at least once: a request whose fate is not
+known is sent again.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from kclrun.errors import (
+    InvariantViolation,
+    OutcomeUnknown,
+    ServiceError,
+    Throttled,
+    Unavailable,
+)
+from kclrun.model.outgoing import PutEntry, PutResult
+from kclrun.model.shard import Shard
+from kclrun.ports import RecordPutter
+from kclrun.sinks.flow_control import Flow
+from kclrun.sinks.pending_records import PendingRecords
+from kclrun.sinks.producing import ProducerMetrics, ProducerSettings
+from kclrun.sinks.put_request import Request
+
+__all__ = ["RELIST_PERIOD_S", "KinesisProducer", "ProducerMetrics", "ProducerSettings"]
+
+# Shards change over minutes; ListShards is shared with every consumer of the stream.
+RELIST_PERIOD_S: Final = 30.0
+
+_DEFAULTS: Final = ProducerSettings()
+_Outcome = tuple[PutResult, ...] | Exception
+
+
+class KinesisProducer:
+    """Sends records to one stream. For one thread; not after a fork.
+
+    `shards`: the open shards of the stream; a stale list costs the quality of the flow control,
+    nothing else. `relist` gives the shards anew; asked when an answer names a shard that is not
+    in the list, at most every `RELIST_PERIOD_S`, its ServiceErrors waited out. `flow` carries the
+    state of the flow control from one producer of this process to the next. `clock` is monotonic;
+    `wait` sleeps where no answer can come; `chance` is in [0, 1).
+
+    Once it has raised a ServiceError it raises the same again: what was not flushed is not in the
+    stream for certain.
+    """
+
+    def __init__(
+        self,
+        putter: RecordPutter,
+        shards: Sequence[Shard],
+        settings: ProducerSettings = _DEFAULTS,
+        *,
+        flow: Flow | None = None,
+        relist: Callable[[], Sequence[Shard]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] = time.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """Raises: SettingsError if no shard is open."""
+        self._putter = putter
+        self._pending = PendingRecords(shards, settings, flow or Flow())
+        self._concurrency = settings.concurrency
+        self._relist = relist
+        self._clock = clock
+        self._wait = wait
+        self._chance = chance
+        self._listed_at = -math.inf
+        self._threads: ThreadPoolExecutor | None = None
+        self._answers: queue.SimpleQueue[tuple[Request, _Outcome]] = queue.SimpleQueue()
+        self._under_way = 0
+        self._failure: Exception | None = None
+
+    def add(self, entry: PutEntry) -> None:
+        """Take one record; blocks while the buffer is full.
+
+        Raises: LimitExceeded for a record the service never takes (nothing else is lost by it);
+        Throttled or Unavailable once nothing has been taken for `give_up_after_s`; any other
+        ServiceError at once.
+        """
+        while self._pending.is_full:
+            self._work(hurried=True, waits=True)
+        self._pending.add(entry)
+        self._work()
+
+    def flush(self) -> None:
+        """Return only when every record added was acknowledged. Raises: as `add`."""
+        self._work(hurried=True)
+        while self._pending.waiting_records:
+            self._work(hurried=True, waits=True)
+
+    def metrics(self) -> ProducerMetrics:
+        """What was done so far, and how the shards are doing."""
+        return self._pending.metrics(self._clock())
+
+    def close(self) -> None:
+        """Wait for the requests under way and end the threads. Records that were not flushed are
+        abandoned. May be called twice."""
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+    def _work(self, *, hurried: bool = False, waits: bool = False) -> None:
+        """Take in every answer, and send everything that is due; first wait for either, if asked.
+
+        What goes wrong in here, an interrupt too, may leave records under way that nobody waits
+        for: it is the end of this producer.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            if waits:
+                self._await_news(hurried=hurried)
+            while not self._answers.empty():
+                self._take_in(*self._answers.get())
+            self._list_again()
+            while self._under_way < self._concurrency:
+                request = self._pending.take(self._clock(), hurried=hurried)
+                if request is None:
+                    return
+                self._send(request)
+        except Exception as error:
+            self._failure = error
+            raise
+        except BaseException:
+            self._failure = Unavailable("PutRecords: interrupted", operation="PutRecords")
+            raise
+
+    def _send(self, request: Request) -> None:
+        self._under_way += 1
+        if self._concurrency == 1:
+            self._take_in(request, self._put(request))
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._concurrency, "kinesis-producer")
+        self._threads.submit(lambda: self._answers.put((request, self._put(request))))
+
+    def _put(self, request: Request) -> _Outcome:
+        try:
+            return self._putter.put(request.entries)
+        except Exception as error:  # noqa: BLE001 - handled, or raised again, in the caller's thread
+            return error
+
+    def _take_in(self, request: Request, outcome: _Outcome) -> None:
+        self._under_way -= 1
+        now = self._clock()
+        if isinstance(outcome, tuple):
+            self._pending.settle(request, outcome, now)
+        elif isinstance(outcome, Throttled | Unavailable | OutcomeUnknown):
+            self._pending.fail(request, outcome, now, self._chance())
+        else:
+            raise outcome
+
+    def _await_news(self, *, hurried: bool) -> None:
+        """Return when an answer was taken in, or when something may be due."""
+        now = self._clock()
+        due_s = max(0.0, self._pending.due_at(now, hurried=hurried) - now)
+        if self._under_way:
+            # An answer comes for certain: each request has a time-out of its own.
+            may_send = self._under_way < self._concurrency and due_s < math.inf
+            try:
+                self._take_in(*self._answers.get(timeout=due_s if may_send else None))
+            except queue.Empty:
+                return
+        elif due_s < math.inf:
+            self._wait(due_s)
+        else:
+            raise InvariantViolation("records wait, but no shard has them and none is under way")
+
+    def _list_again(self) -> None:
+        if self._relist is None or not self._pending.is_stale:
+            return
+        now = self._clock()
+        if now - self._listed_at < RELIST_PERIOD_S:
+            return
+        self._listed_at = now
+        try:
+            self._pending.remap(self._relist())
+        except ServiceError:
+            return  # the old list still serves; the next answer asks again
