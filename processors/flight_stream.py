@@ -1,0 +1,138 @@
+"""The flights as a stream on Spark: who produces it, and how its records read as rows.
+
+Holds: `demo_records`, the flights in the order of their scheduled departures, ended by a
+heartbeat; `flight_rows`, the same read back from a DataFrame of records.
+Rule: a record that is neither is an error or is counted, as its option says, never passed over.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name it has in Spark's own documents
+
+from processors import flights
+
+__all__ = ["HEARTBEAT_AT", "demo_records", "flight_rows", "scheduled_at", "scheduled_flights"]
+
+# The last flight is scheduled for the first hours of 2014 (UTC). The year that follows is room for
+# the delay of the watermark: an hour closes when the watermark has passed it, not the heartbeat.
+HEARTBEAT_AT: Final = "2015-01-01T00:00:00Z"
+_HEARTBEAT: Final = "heartbeat,"
+# Why no batch holds the heartbeat and leaves a flight to a later one: while the source is behind,
+# a batch ends in all shards at the same time of arrival, and that time waits for the children of
+# ended shards; at the tip the shards' ends are within one poll, a second. The heartbeat arrives
+# three polls after all flights, which the pause sends out first.
+_PAUSE: Final = timedelta(seconds=3)
+
+_FIELD: Final = {name: number for number, name in enumerate(flights.FIELDS)}
+_TEXTS: Final = ("carrier", "tailnum", "origin", "dest")
+# Where Spark puts a line that does not fit the columns before it.
+_CORRUPT: Final = "corrupt"
+_TYPES: Final = (
+    dict.fromkeys(flights.FIELDS, "INT")
+    | dict.fromkeys((*_TEXTS, _CORRUPT), "STRING")
+    | {"time_hour": "TIMESTAMP"}
+)
+_SCHEMA: Final = ", ".join(f"{name} {kind}" for name, kind in _TYPES.items())
+_MALFORMED: Final = ("fail", "count")
+
+
+def demo_records() -> Iterator[tuple[str, bytes] | timedelta]:
+    """All flights by scheduled departure, a pause, and a heartbeat, for `embedded.fill.source`.
+
+    The file has them by month (1, 10, 11, 12, 2 …), which is no stream anyone produces. Only what
+    comes later moves a watermark, so a finished stream never closes its last windows; a producer
+    that goes on to say what time it is does.
+    """
+    yield from scheduled_flights()
+    yield _PAUSE
+    yield "heartbeat", f"{_HEARTBEAT}{HEARTBEAT_AT}".encode()
+
+
+def scheduled_flights() -> list[tuple[str, bytes]]:
+    """The records of `flights.demo_records`, by scheduled departure, then in their order there."""
+    return sorted(flights.demo_records(), key=lambda record: scheduled_at(record[1].decode()))
+
+
+def scheduled_at(line: str) -> datetime:
+    """When the flight of a line was to leave; `time_hour` is the hour of it, in UTC."""
+    fields = line.split(",")
+    hour = _hour(fields[_FIELD["time_hour"]])
+    return hour + timedelta(minutes=int(fields[_FIELD["minute"]]))
+
+
+def flight_rows(records: DataFrame, options: Mapping[str, Any]) -> DataFrame:
+    """The flights and heartbeats of `records` as rows.
+
+    Columns: `scheduled` (timestamp; a heartbeat's is the time it tells), `origin`, `tailnum`,
+    `dep_delay` (minutes, null for a cancelled flight); all but `scheduled` null in a heartbeat;
+    `sequenceNumber`, `subSequenceNumber`. Option `malformed`, for a record that is neither: `fail`
+    (the default) fails the query with its position, never its content; `count` leaves it out. Each
+    progress of the query holds, as `observedMetrics.records`, the numbers of `flights`, of those
+    without a tail number (`no_tailnum`), of `heartbeats` and of `malformed` records.
+
+    Raises: ValueError for another value of `malformed`.
+    """
+    malformed = options.get("malformed", _MALFORMED[0])
+    if malformed not in _MALFORMED:
+        raise ValueError(f"options.malformed: expected fail or count, got {malformed!r}")
+    rows = _read(records)
+    if malformed == "fail":
+        rows = rows.withColumn("scheduled", F.coalesce("scheduled", _refusal()))
+    is_flight = F.col("scheduled").isNotNull() & F.col("origin").isNotNull()
+    counts = {
+        "flights": is_flight,
+        "no_tailnum": is_flight & F.col("tailnum").isNull(),
+        "heartbeats": F.col("scheduled").isNotNull() & F.col("origin").isNull(),
+        "malformed": F.col("scheduled").isNull(),
+    }
+    observed = [F.count_if(condition).alias(name) for name, condition in counts.items()]
+    return (
+        rows.observe("records", *observed)
+        .where(F.col("scheduled").isNotNull())
+        .select(
+            *("scheduled", "origin", "tailnum", "dep_delay"),
+            *("sequenceNumber", "subSequenceNumber"),
+        )
+    )
+
+
+def _read(records: DataFrame) -> DataFrame:
+    """Each record with the columns of a flight; `scheduled` is null where it is malformed."""
+    line = F.regexp_replace(F.col("data").cast("string"), r"[\r\n]+$", "")
+    csv = {"nullValue": "NA", "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    lines = records.select("*", line.alias("line"))
+    rows = lines.select("*", F.from_csv("line", _SCHEMA, csv).alias("flight"))
+    # from_csv reads the first of several lines and says nothing about the others.
+    is_flight = F.col(f"flight.{_CORRUPT}").isNull() & ~F.contains("line", F.lit("\n"))
+    is_flight &= F.col("flight.origin").isNotNull()
+    departs_at_s = F.unix_seconds("flight.time_hour") + 60 * F.col("flight.minute")
+    beats_at = F.try_to_timestamp(F.substring("line", len(_HEARTBEAT) + 1, len(HEARTBEAT_AT)))
+    scheduled = F.when(F.startswith("line", F.lit(_HEARTBEAT)), beats_at).when(
+        is_flight, F.timestamp_seconds(departs_at_s)
+    )
+    flight = [
+        F.when(is_flight, F.col(f"flight.{name}")).alias(name)
+        for name in ("origin", "tailnum", "dep_delay")
+    ]
+    return rows.select(
+        scheduled.alias("scheduled"), *flight, "shardId", "sequenceNumber", "subSequenceNumber"
+    )
+
+
+def _refusal() -> Column:
+    """Fails the query where it is evaluated, which is at a record without `scheduled` only."""
+    position = F.concat_ws("/", "shardId", "sequenceNumber", "subSequenceNumber")
+    message = F.concat(F.lit("record "), position, F.lit(" is no flight and no heartbeat"))
+    return F.raise_error(message).cast("timestamp")
+
+
+# Flights come hour by hour.
+@functools.lru_cache(maxsize=24)
+def _hour(text: str) -> datetime:
+    return datetime.fromisoformat(text)
