@@ -7,7 +7,6 @@ them, and `exchange.py`, which speaks on them.
 
 from __future__ import annotations
 
-import ipaddress
 import select
 import socket
 import ssl
@@ -23,6 +22,7 @@ from urllib3.util import parse_url
 
 from kclrun.aws.exchange import Stream
 from kclrun.errors import SettingsError
+from kclrun.model.address import is_loopback_host
 from kclrun.model.wire import WireEndpoint
 
 __all__ = ["Connection", "Connector", "NotConnected", "describe", "is_loopback"]
@@ -167,8 +167,4 @@ def _tls_context(endpoint: WireEndpoint) -> ssl.SSLContext:
 
 def is_loopback(url: str) -> bool:
     """Whether an endpoint is on this host, by its address or the name localhost."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+    return is_loopback_host(urlsplit(url).hostname or "")

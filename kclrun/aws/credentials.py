@@ -35,7 +35,8 @@ _ROLE_SESSION: Final = "kclrun"
 class CredentialSource:
     """The provider chain, or a role assumed from it. `current` is called for every request.
 
-    `role_arn` is assumed through STS (`sts_endpoint_url` for an emulator). Threads may share one.
+    `role_arn` is assumed through STS (`sts_endpoint_url` for an emulator), with an external ID
+    where its trust policy asks for one. Threads may share one source.
     """
 
     def __init__(
@@ -44,11 +45,16 @@ class CredentialSource:
         *,
         endpoint_url: str | None = None,
         role_arn: str | None = None,
+        role_external_id: str | None = None,
+        role_session_name: str | None = None,
         sts_endpoint_url: str | None = None,
     ) -> None:
         self._session = session
         self._on_this_host = endpoint_url is not None and is_loopback(endpoint_url)
         self._role_arn = role_arn
+        self._role_session = {"RoleSessionName": role_session_name or _ROLE_SESSION}
+        if role_external_id is not None:
+            self._role_session["ExternalId"] = role_external_id
         self._sts_endpoint_url = sts_endpoint_url
         self._lock = threading.Lock()
         self._credentials: Credentials | None = None
@@ -102,9 +108,7 @@ class CredentialSource:
         client: Any = self._session.create_client("sts", endpoint_url=self._sts_endpoint_url)
 
         def refresh() -> dict[str, Any]:
-            keys = client.assume_role(RoleArn=role_arn, RoleSessionName=_ROLE_SESSION)[
-                "Credentials"
-            ]
+            keys = client.assume_role(RoleArn=role_arn, **self._role_session)["Credentials"]
             return {
                 "access_key": keys["AccessKeyId"],
                 "secret_key": keys["SecretAccessKey"],

@@ -13,7 +13,7 @@ import msgspec
 from kclrun.errors import InvariantViolation
 from kclrun.model.record import Record
 from kclrun.spark.offsets import Offset
-from kclrun.spark.positions import Position
+from kclrun.spark.positions import TRIM_HORIZON, Position
 
 __all__ = ["Hint", "ShardRange", "pack", "ranges_between"]
 
@@ -37,6 +37,7 @@ class ShardRange(msgspec.Struct, frozen=True):
     """The records of one shard in one batch: those after `begin` and not after `end`.
 
     `as_of_ms`: all that had arrived by then is covered by `begin`; None if that was never seen.
+    `is_from_horizon`: the query began at the oldest record, so nothing before was promised.
     """
 
     shard_id: str
@@ -44,6 +45,7 @@ class ShardRange(msgspec.Struct, frozen=True):
     end: Position
     as_of_ms: int | None = None
     hint: Hint = Hint()
+    is_from_horizon: bool = False
 
 
 def ranges_between(
@@ -63,7 +65,16 @@ def ranges_between(
         if begin > bound:
             raise InvariantViolation(f"{shard_id} would be read backwards: {begin} to {bound}")
         hint = (hints or {}).get(shard_id, Hint())
-        ranges.append(ShardRange(shard_id, begin, bound, start.as_of_ms.get(shard_id), hint))
+        ranges.append(
+            ShardRange(
+                shard_id,
+                begin,
+                bound,
+                start.as_of_ms.get(shard_id),
+                hint,
+                is_from_horizon=start.shards.get(shard_id) == TRIM_HORIZON,
+            )
+        )
     return tuple(ranges)
 
 

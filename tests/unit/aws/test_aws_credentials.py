@@ -115,6 +115,26 @@ def test_a_role_is_assumed_and_assumed_again_before_it_ends(
     assert "AKIDBASE" in server.requests[0].headers["authorization"]
 
 
+def test_a_role_is_assumed_with_the_external_id_and_the_session_name_that_are_given(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDBASE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "base")
+    for _ in range(2):
+        server.reply(body=_sts_answer("AKIDROLE", 60), headers={"Content-Type": "text/xml"})
+    role = {"role_arn": "arn:aws:iam::1:role/reader", "sts_endpoint_url": server.url}
+
+    CredentialSource(
+        session(), **role, role_external_id="tenant-7", role_session_name="nightly"
+    ).current()
+    CredentialSource(session(), **role).current()
+
+    assert b"ExternalId=tenant-7" in server.requests[0].body
+    assert b"RoleSessionName=nightly" in server.requests[0].body
+    assert b"ExternalId" not in server.requests[1].body
+    assert b"RoleSessionName=kclrun" in server.requests[1].body
+
+
 def test_a_role_that_may_not_be_assumed_is_access_denied(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,299 @@
+"""Reading one range of a shard, decided: what to ask next, what of a page belongs to it [A6].
+
+Reading ends at the range's end and nowhere else: not at an empty page, not at zero lag, not after
+some time. That nothing is missing is checked, not assumed: a range is read AT the record it begins
+at or after, which must come first, and ends only at its bound, which must come too. Trimming
+takes the oldest records first: where both ends are there, so is what lies between. (Trimming that
+overtakes a reader between two of its calls is the one loss that the service does not tell.)
+
+    hinted ──first page fits──► reading ──bound or end of shard──► done
+       │                          ▲  │ expired
+       └─anything else─► opening ─┘◄─┘      (hinted: by the driver's token [A4])
+
+Pure: time is an argument, requests are values that `reading.py` performs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from kclrun.errors import DataLoss, InvariantViolation
+from kclrun.model.reading import IteratorType, StartPoint
+from kclrun.model.record import Record
+from kclrun.model.time import Instant, WallTime
+from kclrun.ports import FetchedPage
+from kclrun.spark.positions import SHARD_END, Place, Position, after
+from kclrun.spark.ranges import ShardRange
+
+__all__ = ["AskRetention", "Fetch", "RangeCursor", "Request"]
+
+# GetRecords gives at most 10,000 records a call.
+RECORDS_A_CALL: Final = 10_000
+# Tokens live five minutes; one minute is left for the way to the executor and its clock.
+TOKEN_AGE_MAX_S: Final = 240.0
+# The driver's estimate is a density: a tenth more costs little and saves a second call.
+_SPARE_TENTHS: Final = 11
+# The record that is read AT and the bound itself are not among those expected.
+_EDGES: Final = 2
+# So long a reader is at the tip and does not see a record that the driver saw: it is gone. Other
+# front ends of the service may lag, but not by a minute.
+SILENCE_S_MAX: Final = 60.0
+_HOUR_S: Final = 3600.0
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """GetRecords with this iterator and limit."""
+
+    iterator: str
+    limit: int
+
+
+class AskRetention(msgspec.Struct, frozen=True):
+    """How long the stream keeps records: it tells whether anything can have been lost."""
+
+
+# What a cursor asks for: an iterator at a place, a page, the retention.
+Request = StartPoint | Fetch | AskRetention
+
+
+class RangeCursor:
+    """One range, from its first request to its end.
+
+    Ask `request`, perform it, tell the answer to `opened`, `take` or `judge`; until it is None.
+    `token_now` is the time by which the hinted token's age is told. Losses raise DataLoss, or
+    with `tolerates_loss` are put into `notices` and reading goes on with what is left.
+    """
+
+    def __init__(
+        self, wanted: ShardRange, *, stream: str, tolerates_loss: bool, token_now: WallTime
+    ) -> None:
+        if wanted.end.place not in {Place.RECORD, Place.SHARD_END}:
+            raise InvariantViolation(f"{wanted.shard_id}: a range cannot end at {wanted.end}")
+        hint = wanted.hint
+        is_fresh = hint.iterator is not None and token_now - hint.iterator_at < TOKEN_AGE_MAX_S
+        self.notices: list[str] = []
+        self._wanted = wanted
+        self._stream = stream
+        self._tolerates_loss = tolerates_loss
+        self._position = wanted.begin
+        self._iterator = hint.iterator if is_fresh else None
+        self._is_hinted = is_fresh
+        self._anchor = _first_of(wanted.begin) if is_fresh else None
+        self._held: tuple[FetchedPage, Instant] | None = None
+        self._taken = 0
+        self._silent_since: Instant | None = None
+        self._confirms_end = False
+        self._has_lost = False
+        self._is_done = False
+
+    def request(self) -> Request | None:
+        """What to ask next; None once the range is read."""
+        if self._is_done:
+            return None
+        if self._held is not None:
+            return AskRetention()
+        if self._iterator is None:
+            return _start_of(self._position)
+        return Fetch(self._iterator, self._limit())
+
+    def opened(self, iterator: str) -> None:
+        """The iterator asked for. Read AT a record, that record must come first."""
+        self._iterator = iterator
+        self._anchor = self._position.number or None
+
+    @property
+    def is_hinted(self) -> bool:
+        """Whether it still relies on the driver's token, which is worth nothing if refused."""
+        return self._is_hinted
+
+    def reopen(self) -> None:
+        """The iterator has expired, or was refused: go on from the position by its number."""
+        self._iterator = self._anchor = None
+        self._is_hinted = False
+
+    def missing(self, told: str) -> None:
+        """The shard or its stream is not there, as the service `told`. Raises: DataLoss."""
+        self._lose(f"the shard is not in the stream any more ({told})")
+        self._is_done = True
+
+    def take(self, page: FetchedPage, now: Instant) -> Sequence[Record]:
+        """The records of a page that belong to the range, aggregates not opened.
+
+        Raises: DataLoss where records of the range are gone.
+        """
+        if self._is_hinted and not self._fits_hint(page):
+            self.reopen()
+            return ()
+        self._is_hinted = self._is_hinted and not page.records
+        self._iterator = page.next_iterator
+        if not self._saw_anchor(page, now):
+            return ()
+        return self._taken_of(page, now)
+
+    def judge(self, retention_hours: float, now: WallTime) -> Sequence[Record]:
+        """Whether the record that is gone took others with it. Raises: DataLoss.
+
+        All that had arrived when the shard was last seen at its tip was read; what came later is
+        still there if that was less than the retention ago. `now` is this host's time, for a
+        service that did not say its own.
+        """
+        held, as_of_ms = self._held, self._wanted.as_of_ms
+        assert held is not None, "asked for only while a page is held"
+        assert as_of_ms is not None, "asked for only where it is known"
+        self._held = None
+        served_at = held[0].served_at or now
+        if as_of_ms / 1000 < served_at - retention_hours * _HOUR_S:
+            self._lose(
+                f"the record it goes on after, {self._position.number}, was trimmed, and it was"
+                f" last seen at its tip longer ago than the {retention_hours:g} h records are kept"
+            )
+        return self._taken_of(*held)
+
+    def _limit(self) -> int:
+        expected = self._wanted.hint.records_expected
+        if expected is None or expected <= self._taken:
+            return RECORDS_A_CALL
+        left_tenths = _SPARE_TENTHS * (expected - self._taken)
+        return min(-(-left_tenths // 10) + _EDGES, RECORDS_A_CALL)
+
+    def _fits_hint(self, page: FetchedPage) -> bool:
+        """Whether a first page can come from a token that stands at the range's beginning."""
+        if not page.records:
+            # A gap is read with lag; a token at the tip stands behind the bound.
+            return page.next_iterator is not None and bool(page.millis_behind_latest)
+        first = page.records[0].sequence_number
+        if self._anchor is not None:
+            return first == self._anchor
+        end = self._wanted.end  # what lies before the beginning is left out like any other
+        return end.covers(first) or first == end.number
+
+    def _saw_anchor(self, page: FetchedPage, now: Instant) -> bool:
+        """Whether the record read AT has come, or is known to be gone; else read on."""
+        if self._anchor is None:
+            return True
+        index = _index_of(page.records, self._anchor)
+        if index < len(page.records):
+            is_there = page.records[index].sequence_number == self._anchor
+        elif page.next_iterator is None or self._is_silent(page, now):
+            is_there = False
+        else:
+            return False
+        self._anchor = None
+        return is_there or self._may_go_on_without(page, now)
+
+    def _may_go_on_without(self, page: FetchedPage, now: Instant) -> bool:
+        """The record read AT is gone. Whether to go on with the page now. Raises: DataLoss."""
+        gone = self._position
+        is_read = not gone.is_before and gone.sub_sequence_number is None
+        if is_read and gone == self._wanted.begin and self._wanted.as_of_ms is not None:
+            self._held = (page, now)
+            return False
+        verb = "goes on after" if is_read else "begins with"
+        self._lose(f"the record it {verb}, {gone.number}, was trimmed before it was read")
+        return True
+
+    def _taken_of(self, page: FetchedPage, now: Instant) -> Sequence[Record]:
+        records = self._within(page.records)
+        if records:
+            self._position = after(records[-1].sequence_number)
+            self._taken += len(records)
+        if page.next_iterator is None and not self._is_done:
+            self._at_end_of_shard(page)
+        elif self._doubts_bound() and self._is_silent(page, now):
+            self._lose(f"the record it ends at, {self._wanted.end.number}, was trimmed")
+            self._is_done = True
+        return records
+
+    def _doubts_bound(self) -> bool:
+        """Whether the bound may be gone with what was before it, and nothing be behind it."""
+        is_proven = self._taken > 0 or self._wanted.begin.place is Place.RECORD
+        is_awaited = not self._is_done and self._wanted.end != SHARD_END
+        return is_awaited and (self._has_lost or not is_proven)
+
+    def _within(self, records: Sequence[Record]) -> Sequence[Record]:
+        """What lies between position and end; done if the end is among the records."""
+        first = 0
+        if self._position.place is Place.RECORD:
+            first = _index_of(records, self._position.number)
+            if first < len(records) and self._position.covers(records[first].sequence_number):
+                first += 1
+        end = self._wanted.end
+        if end == SHARD_END:
+            return records[first:]
+        last = _index_of(records, end.number)
+        if last == len(records):
+            return records[first:]
+        self._is_done = True
+        if records[last].sequence_number != end.number:
+            self._lose(f"the record it ends at, {end.number}, was trimmed before it was read")
+        elif not end.is_before:
+            last += 1
+        return records[first:last]
+
+    def _at_end_of_shard(self, page: FetchedPage) -> None:
+        """A null iterator. Without children it is believed the second time only: the service
+        names the children of a closed shard, and may have lost its place."""
+        if not page.children and not self._confirms_end:
+            self._confirms_end = True
+            self.reopen()
+            return
+        self._is_done = True
+        if self._wanted.end != SHARD_END:
+            self._lose(
+                f"the shard ended before the record the range ends at, {self._wanted.end.number}"
+            )
+
+    def _is_silent(self, page: FetchedPage, now: Instant) -> bool:
+        """Whether nothing has come at the tip for so long that nothing is on its way."""
+        if page.records or page.millis_behind_latest:
+            self._silent_since = None
+            return False
+        if self._silent_since is None:
+            self._silent_since = now
+        return now - self._silent_since >= SILENCE_S_MAX
+
+    def _lose(self, what: str) -> None:
+        wanted = self._wanted
+        text = (
+            f"records of {wanted.shard_id} of stream {self._stream} are gone: {what}\n"
+            f"  range  {wanted.begin} to {wanted.end}"
+        )
+        if not (self._tolerates_loss or wanted.is_from_horizon):
+            raise DataLoss(
+                f"{text}\n  To go on with what is left:  set the option failOnDataLoss to false\n"
+                "  To lose nothing next time:  let the stream keep records for longer"
+            )
+        if not self._has_lost:
+            self.notices.append(f"{text}\n  The query goes on with what is left.")
+        self._has_lost = True
+
+
+def _first_of(begin: Position) -> str | None:
+    """The record that must be the first after a token at `begin`; None where any may be."""
+    is_within = begin.is_before or begin.sub_sequence_number is not None
+    return begin.number if is_within else None
+
+
+def _start_of(position: Position) -> StartPoint:
+    match position.place:
+        case Place.TRIM_HORIZON:
+            return StartPoint(IteratorType.TRIM_HORIZON)
+        case Place.TIMESTAMP:
+            at = WallTime(position.timestamp_ms / 1000)
+            return StartPoint(IteratorType.AT_TIMESTAMP, timestamp=at)
+        case Place.RECORD:
+            return StartPoint(IteratorType.AT_SEQUENCE_NUMBER, position.number)
+        case Place.SHARD_END:
+            raise InvariantViolation("nothing can be read after the end of a shard")
+
+
+def _index_of(records: Sequence[Record], number: str) -> int:
+    """Where a sequence number is, or would be: records of a shard ascend."""
+    key = (len(number), number)
+    return bisect_left(
+        records, key, key=lambda each: (len(each.sequence_number), each.sequence_number)
+    )

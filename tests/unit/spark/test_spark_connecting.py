@@ -1,0 +1,177 @@
+"""From where a stream is to clients that reach it: once a process, and over a real endpoint."""
+
+import os
+import random
+import socket
+import time
+
+import boto3
+import pytest
+
+from kclrun.errors import SettingsError, Unavailable
+from kclrun.local.server import start_embedded
+from kclrun.ports import IteratorType
+from kclrun.spark.connecting import Kept, connected
+from kclrun.spark.positions import TRIM_HORIZON, after
+from kclrun.spark.ranges import Hint, ShardRange
+from kclrun.spark.reading import read_ranges
+from kclrun.spark.rows import record_batches
+from kclrun.spark.settings import Reached, SourceSettings
+
+ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch, tmp_path):
+    for name in list(os.environ):
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    with start_embedded() as embedded:
+        yield embedded.endpoint
+
+
+def reached(endpoint, stream="orders"):
+    return Reached(stream=stream, region="us-east-1", endpoint_url=endpoint)
+
+
+def test_the_region_of_an_arn_is_enough():
+    assert connected(Reached(stream=ARN)).endpoint.region == "eu-west-1"
+    assert connected(Reached(stream=ARN, region="eu-west-1")).endpoint.region == "eu-west-1"
+
+
+def test_a_region_is_needed_and_must_agree_with_the_arn():
+    with pytest.raises(SettingsError, match="region"):
+        connected(Reached(stream="orders"))
+    with pytest.raises(SettingsError, match="eu-west-1: leave region out"):
+        connected(Reached(stream=ARN, region="us-east-1"))
+    with pytest.raises(SettingsError, match="no stream's ARN"):
+        connected(Reached(stream="arn:aws:sqs:eu-west-1:123456789012:orders"))
+
+
+@pytest.mark.parametrize(
+    "url", ["http://kinesis.example", "ftp://127.0.0.1", "https://me:pw@kinesis.example", "x"]
+)
+def test_an_endpoint_is_https_or_on_this_host(url):
+    with pytest.raises(SettingsError, match="endpointUrl") as raised:
+        connected(reached(url))
+
+    assert "pw" not in str(raised.value)
+
+
+def test_a_process_connects_once_to_what_is_reached_the_same_way():
+    here = connected(reached("http://127.0.0.1:1"))
+
+    assert connected(reached("http://127.0.0.1:1")) is here
+    assert connected(reached("http://127.0.0.1:2")) is not here
+    assert connected(reached("http://127.0.0.1:1", "other")) is not here
+
+
+def test_connections_are_kept_within_a_bound_and_the_longest_unused_leaves_first():
+    made = []
+    kept = Kept(lambda wanted: made.append(wanted) or len(made), count_max=3)
+    a, b, c, d = (reached("https://kinesis.example", stream) for stream in "abcd")
+
+    assert [kept.get(each) for each in (a, b, c, a, d)] == [1, 2, 3, 1, 4]
+    assert [kept.get(each) for each in (a, c, d)] == [1, 3, 4]
+    assert kept.get(b) == 5
+
+
+def test_a_forked_worker_makes_its_own_connection(endpoint):
+    made_here(endpoint, "forked")
+    mine = connected(reached(endpoint, "forked"))
+    assert mine.admin.summary().name == "forked"
+    read_end, write_end = os.pipe()
+
+    child = os.fork()
+    if child == 0:
+        told = b"failed"
+        try:
+            own = connected(reached(endpoint, "forked"))
+            told = b"own" if own is not mine and own.admin.summary().name == "forked" else b"shared"
+        finally:
+            os.write(write_end, told)
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write_end)
+    told = os.read(read_end, 100)
+    os.close(read_end)
+
+    assert told == b"own"
+    assert mine.admin.summary().name == "forked"
+
+
+def test_an_endpoint_where_nobody_answers_is_named():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    unanswered = connected(reached(f"http://127.0.0.1:{port}"))
+
+    with pytest.raises(Unavailable, match=rf"DescribeStreamSummary: .* 127\.0\.0\.1:{port}"):
+        unanswered.admin.summary()
+    settings = SourceSettings(reached=reached(f"http://127.0.0.1:{port}"), retry_attempts=2)
+    wanted = ShardRange("shardId-000000000000", TRIM_HORIZON, after("5"))
+    with pytest.raises(Unavailable, match=f"127.0.0.1:{port}"):
+        list(read_ranges(unanswered.reader, [wanted], settings, admin=unanswered.admin))
+
+
+def test_ranges_become_rows_over_http(endpoint):
+    sent = made_here(endpoint, "rows", shards=3, records=600)
+    source = connected(reached(endpoint, "rows"))
+    ranges, expected = [], []
+    for shard in source.admin.list_shards():
+        token = source.reader.iterator(shard.shard_id, IteratorType.TRIM_HORIZON)
+        page = source.reader.fetch(token, 10_000)
+        n = [record.sequence_number for record in page.records]
+        after_first = IteratorType.AFTER_SEQUENCE_NUMBER
+        token = source.reader.iterator(shard.shard_id, after_first, sequence_number=n[0])
+        ranges.append(
+            ShardRange(shard.shard_id, after(n[0]), after(n[-2]), hint=Hint(token, time.time()))
+        )
+        expected += [(shard.shard_id, *sent[each]) for each in n[1:-1]]
+
+    rows = [
+        (row["shardId"], row["data"], row["partitionKey"])
+        for page in read_ranges(
+            source.reader, ranges, SourceSettings(reached=reached(endpoint)), admin=source.admin
+        )
+        for batch in record_batches(page.records, "rows", page.range.shard_id)
+        for row in batch.to_pylist()
+    ]
+
+    assert len(rows) > 500
+    assert sorted(rows) == sorted(expected)
+    for shard_id in {row[0] for row in rows}:
+        assert [row for row in rows if row[0] == shard_id] == [
+            row for row in expected if row[0] == shard_id
+        ]
+
+
+def made_here(endpoint, stream, *, shards=1, records=0):
+    """A stream with random records: what was put, by sequence number."""
+    client = boto3.client(
+        "kinesis",
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id="a",
+        aws_secret_access_key="b",
+    )
+    client.create_stream(StreamName=stream, ShardCount=shards)
+    chance = random.Random(7)
+    sent = {}
+    for first in range(0, records, 300):
+        entries = [
+            {"Data": chance.randbytes(50), "PartitionKey": f"key-{index}"}
+            for index in range(first, first + 300)
+        ]
+        answer = client.put_records(StreamName=stream, Records=entries)
+        for entry, result in zip(entries, answer["Records"], strict=True):
+            sent[result["SequenceNumber"]] = (entry["Data"], entry["PartitionKey"])
+    client.close()
+    return sent
