@@ -1,0 +1,132 @@
+"""The open shards a sink writes to, read on the driver at most every 30 s.
+
+Spark plans the writer of every micro-batch anew, in a Python process that it keeps for the next
+one (and ends after a minute without work): what is remembered here lives in that process. Rule:
+a listing that fails for the moment is made up for by the last one; the first has to succeed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from kclrun.errors import AccessDenied, NotFound, ServiceError, Throttled, Unavailable
+from kclrun.model.backoff import backoff_s
+from kclrun.model.shard import Shard
+from kclrun.ports import ShardFilter
+from kclrun.spark.connecting import connected
+from kclrun.spark.settings import Reached
+
+__all__ = ["OpenShards", "list_open_shards", "open_shards"]
+
+# A record sent by an old map arrives all the same: the service routes it. Only flow control is
+# less exact for as long, and a reshard takes about as long itself.
+_KEPT_S: Final = 30.0
+# At 0.1 s doubling, 3 to 6 s in all: a micro-batch can wait that long, and so can whoever is told
+# that an endpoint cannot be reached.
+_ATTEMPTS_MAX: Final = 6
+_BACKOFF_BASE_S: Final = 0.1
+# As many as the connections a process keeps.
+_STREAMS_MAX: Final = 16
+
+
+class OpenShards:
+    """The open shards of some streams, remembered for 30 s each; threads may share it.
+
+    `listed` asks the service. `clock` is any that does not go back; `chance` is from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        listed: Callable[[Reached], tuple[Shard, ...]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] = time.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._listed = listed
+        self._clock = clock
+        self._wait = wait
+        self._chance = chance
+        self._forget()
+
+    def of(self, reached: Reached) -> tuple[Shard, ...]:
+        """The open shards of a stream as of at most 30 s ago.
+
+        Raises: NotFound where there is no such stream, or none with open shards; AccessDenied,
+        InvalidRequest; Throttled or Unavailable after six attempts, if there was never an answer.
+        """
+        with self._lock:
+            at, shards = self._read.get(reached, (0.0, ()))
+            if shards and self._clock() - at < _KEPT_S:
+                return shards
+            try:
+                shards = self._now(reached)
+            except (Throttled, Unavailable) as error:
+                if not shards:
+                    raise _told(error, reached) from None
+            except (NotFound, AccessDenied) as error:
+                raise _told(error, reached) from None
+            self._keep(reached, shards)
+            return shards
+
+    def _now(self, reached: Reached) -> tuple[Shard, ...]:
+        for attempt in range(1, _ATTEMPTS_MAX):
+            try:
+                return self._listed(reached)
+            except (Throttled, Unavailable):
+                self._wait(backoff_s(attempt, self._chance(), base_s=_BACKOFF_BASE_S))
+        return self._listed(reached)
+
+    def _keep(self, reached: Reached, shards: tuple[Shard, ...]) -> None:
+        self._read[reached] = (self._clock(), shards)
+        self._read.move_to_end(reached)
+        if len(self._read) > _STREAMS_MAX:
+            self._read.popitem(last=False)
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._read: OrderedDict[Reached, tuple[float, tuple[Shard, ...]]] = OrderedDict()
+
+    def forget_in_children(self) -> OpenShards:
+        """This object; in a forked child it starts empty, with a lock of its own."""
+        os.register_at_fork(after_in_child=self._forget)
+        return self
+
+
+def list_open_shards(reached: Reached) -> tuple[Shard, ...]:
+    """The open shards now, asked for once. Raises: a ServiceError leaf; NotFound for none."""
+    listed = connected(reached).admin.list_shards(ShardFilter("AT_LATEST"))
+    shards = tuple(each for each in listed if each.is_open)
+    if not shards:
+        raise NotFound("no shard of it is open: it is being created or deleted")
+    return shards
+
+
+def _told(error: ServiceError, reached: Reached) -> ServiceError:
+    """The same error, for a person."""
+    where = reached.endpoint_url or reached.region or "the region of this environment"
+    told = f"the stream {reached.name} at {where} cannot be written to: {error}"
+    advice = _WHAT_TO_DO[type(error)]
+    return type(error)(f"{told}\n{advice}", operation=error.operation, code=error.code)
+
+
+_WHAT_TO_DO: Final = {
+    NotFound: "Check streamName, region and endpointUrl; kclrun does not create streams",
+    AccessDenied: "Grant kinesis:ListShards and kinesis:PutRecords on it",
+    Throttled: f"ListShards was tried {_ATTEMPTS_MAX} times: too many others list this stream",
+    Unavailable: f"Tried {_ATTEMPTS_MAX} times: check endpointUrl, region and the network",
+}
+
+
+_OPEN: Final = OpenShards(list_open_shards).forget_in_children()
+
+
+def open_shards(reached: Reached) -> tuple[Shard, ...]:
+    """What `OpenShards.of` says, from the memory of this process. Raises: as that."""
+    return _OPEN.of(reached)

@@ -1,0 +1,156 @@
+"""`kclrun.spark.write`: a DataFrame into a stream, with its rows in order where that is asked for.
+
+Holds what the bare format cannot do: Spark lets no Python sink ask for a partitioning, so this
+brings the rows of a key together before they are written. Look next: `sink.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pyspark.errors import PySparkAttributeError
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.functions import col
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StringType
+
+from kclrun.errors import SettingsError
+from kclrun.spark.sink_columns import DATA, EXPLICIT_HASH_KEY, PARTITION_KEY, check_columns
+from kclrun.spark.sink_options import sink_settings
+from kclrun.spark.sink_shards import open_shards
+
+__all__ = ["write"]
+
+_FORMAT: Final = "kclrun"
+_ORDER: Final = "__order{}"
+
+
+def write(
+    df: DataFrame,
+    stream: str,
+    *,
+    key: str | Column,
+    data: str | Column,
+    explicit_hash_key: str | Column | None = None,
+    ordered: bool = True,
+    order_by: Sequence[str | Column] = (),
+    partitions: int | None = None,
+    keys_are_together: bool = False,
+    options: Mapping[str, object] | None = None,
+) -> DataStreamWriter | Any:  # or None, which no caller should have to rule out
+    """Write a batch DataFrame to a Kinesis stream now, or prepare the query of a streaming one.
+
+    A batch DataFrame is written when this returns (None): every row was acknowledged. For a
+    streaming one it returns Spark's DataStreamWriter, to be given a checkpoint, a trigger and
+    `start()`; leave its format, options of the sink and output mode (append) alone. For update
+    mode use `foreachBatch(lambda rows, _: kclrun.spark.write(rows, …))`.
+
+    `stream` is a name or an ARN. `key`, `data` and `explicit_hash_key` are columns, by name or
+    made: `data` is binary or string, the others are cast to string. `options` are those of the
+    sink (`sink_options.py`): region, endpointUrl, roleArn, aggregate and so on.
+
+    Delivery is at least once: a failed task is tried again as a whole, and so is the batch of a
+    query that was ended before its commit; both put rows again that were in the stream already,
+    then in their order once more. (With `spark.speculation` two attempts may run at the same time,
+    and their rows mix: leave it off where order matters.)
+
+    Order, within one key (nothing holds between keys):
+
+    - A key's rows are put in the order in which they stand in their one partition, also when the
+      stream throttles. So a request holds one record of a key: few keys with many rows want the
+      option `aggregate` (one aggregate of a key instead). `ordered` false lifts both: refused
+      records are then overtaken.
+    - They are in one partition because rows are repartitioned by key. That shuffle keeps no
+      order among rows that came from different partitions: name the columns to sort by in
+      `order_by` (ascending), and the rows of a key go out in that order within each batch. For
+      rows of the kclrun source: `[length("sequenceNumber"), "sequenceNumber",
+      "subSequenceNumber"]`. A streaming DataFrame is then written through `foreachBatch`.
+    - `keys_are_together` says that no shuffle is needed: the rows come straight from the kclrun
+      source through select, filter and the like, and keep its keys. They go out as they were read.
+
+    `partitions` is how many tasks write after the shuffle; by default as many as run at once.
+
+    Raises, before anything is put: SettingsError for an option or a column the sink refuses;
+    NotFound, AccessDenied, Unavailable where the stream cannot be listed from here.
+    """
+    if keys_are_together and (order_by or partitions is not None):
+        raise SettingsError(
+            "kclrun.spark.write: keys_are_together leaves the rows where they are, so order_by and"
+            " partitions cannot be kept: leave one or the other out"
+        )
+    if partitions is not None and partitions < 1:
+        raise SettingsError(f"kclrun.spark.write: partitions is {partitions}; expected 1 or more")
+    settings = _options(stream, options or {}, ordered=ordered)
+    columns = [_text(key).alias(PARTITION_KEY), _column(data).alias(DATA)]
+    if explicit_hash_key is not None:
+        columns.append(_text(explicit_hash_key).alias(EXPLICIT_HASH_KEY))
+    rows = df.select(*columns)
+    check_columns([(field.name, field.dataType.simpleString()) for field in rows.schema])
+    open_shards(sink_settings(settings).reached)
+    if keys_are_together:
+        return _written(rows, settings)
+    order = [_column(each).alias(_ORDER.format(at)) for at, each in enumerate(order_by)]
+    return _written_by_key(df.select(*columns, *order), settings, len(order), partitions)
+
+
+def _written_by_key(
+    rows: DataFrame, settings: Mapping[str, str], ordered_by: int, partitions: int | None
+) -> DataStreamWriter | None:
+    count = partitions or _tasks_at_once(rows)
+    by_key = rows.repartition(count, PARTITION_KEY) if count else rows.repartition(PARTITION_KEY)
+    if not ordered_by:
+        return _written(by_key, settings)
+    order = [_ORDER.format(at) for at in range(ordered_by)]
+    if not rows.isStreaming:
+        return _written(by_key.sortWithinPartitions(*order).drop(*order), settings)
+
+    # Spark sorts no streaming DataFrame; each of its micro-batches is an ordinary one.
+    def write_batch(batch: DataFrame, _batch_id: int) -> None:
+        _written_by_key(batch, settings, ordered_by, partitions)
+
+    return rows.writeStream.foreachBatch(write_batch)
+
+
+def _written(rows: DataFrame, settings: Mapping[str, str]) -> DataStreamWriter | None:
+    if rows.isStreaming:
+        return rows.writeStream.format(_FORMAT).outputMode("append").options(**settings)
+    rows.write.format(_FORMAT).mode("append").options(**settings).save()
+    return None
+
+
+def _options(stream: str, options: Mapping[str, object], *, ordered: bool) -> dict[str, str]:
+    reserved = {"streamname", "streamarn", "ordering"}
+    if twice := sorted(name for name in options if name.casefold() in reserved):
+        raise SettingsError(
+            f"kclrun.spark.write: {', '.join(twice)} among options: give the stream as the second"
+            " argument, and ordered=True or False"
+        )
+    named = "streamARN" if stream.startswith("arn:") else "streamName"
+    ordering = "key" if ordered else "none"
+    return {
+        **{name: _option(value) for name, value in options.items()},
+        named: stream,
+        "ordering": ordering,
+    }
+
+
+def _option(value: object) -> str:
+    # As Spark's own option() writes them.
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _column(named: str | Column) -> Column:
+    return col(named) if isinstance(named, str) else named
+
+
+def _text(named: str | Column) -> Column:
+    return _column(named).cast(StringType())
+
+
+def _tasks_at_once(rows: DataFrame) -> int | None:
+    """The cores Spark has; None where it does not say (Spark Connect): its own default is taken."""
+    try:
+        return rows.sparkSession.sparkContext.defaultParallelism
+    except PySparkAttributeError:
+        return None

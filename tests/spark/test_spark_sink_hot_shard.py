@@ -1,0 +1,86 @@
+"""Many rows through the sink into a stream with one hot shard, at the service's own rates."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from kclrun.codec.hash_keys import effective_hash_key
+from kclrun.local.server import start_embedded
+from kclrun.spark.writing import write
+from tests.spark.sink_rig import Kinesis, numbers_by_key, rows_of
+
+SHARDS = 8
+ROWS = 120_000
+# A third of all rows: 40,000, which take the shard 40 s at its 1,000 a second.
+HOT_SHARE = 1 / 3
+KEYS_A_SHARD = 150
+# Sixty seconds for the hot shard, and a machine that runs other things besides.
+PATIENCE_S = 600
+
+
+@pytest.fixture(scope="module")
+def throttling() -> Iterator[Kinesis]:
+    with start_embedded(limits=True) as embedded:
+        yield Kinesis(embedded.kinesis_endpoint)
+
+
+def keys_by_shard() -> list[list[str]]:
+    """Keys for each shard of a stream that splits the hash keys evenly."""
+    keys: list[list[str]] = [[] for _ in range(SHARDS)]
+    for number in itertools.count():
+        name = f"key-{number}"
+        mine = keys[effective_hash_key(name, None) * SHARDS >> 128]
+        if len(mine) < KEYS_A_SHARD:
+            mine.append(name)
+        if all(len(each) == KEYS_A_SHARD for each in keys):
+            return keys
+    raise AssertionError
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_S)
+def test_a_hot_shard_costs_no_record_and_no_order(spark, throttling):
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    hot, *healthy = keys_by_shard()
+    rows = [
+        (
+            chance.choice(hot if chance.random() < HOT_SHARE else chance.choice(healthy)),
+            str(number).encode(),
+            number,
+        )
+        for number in range(ROWS)
+    ]
+    stream = throttling.stream(SHARDS)
+    began = time.monotonic()
+
+    write(
+        rows_of(spark, rows),
+        stream,
+        key="partitionKey",
+        data="data",
+        order_by=["number"],
+        options=throttling.options(),
+    )
+
+    took_s = time.monotonic() - began
+    stored = throttling.stored(stream)
+    sizes = sorted(map(len, stored.values()), reverse=True)
+    print(f"seed {seed}: {ROWS} rows in {took_s:.1f} s, by shard {sizes}")
+    expected: dict[str, list[int]] = {}
+    for key, _, number in rows:
+        expected.setdefault(key, []).append(number)
+    by_key = numbers_by_key(stored)
+    # At least once: a request that was answered too late is sent again, with what follows.
+    first_ones = {key: list(dict.fromkeys(numbers)) for key, numbers in by_key.items()}
+    assert first_ones == expected, f"seed {seed}"
+    doubled = sum(count - 1 for numbers in by_key.values() for count in Counter(numbers).values())
+    print(f"seed {seed}: {doubled} records twice")
+    # The hot shard's rate bounds the whole: 40,000 records at 1,000 a second.
+    assert took_s >= 0.9 * sizes[0] / 1_000, f"seed {seed}"
