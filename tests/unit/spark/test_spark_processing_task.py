@@ -1,0 +1,425 @@
+"""Processors over ranges, as a task of Spark runs them: the calls, the rows, the failures."""
+
+import json
+import sys
+import textwrap
+
+import pytest
+
+from kclrun.consuming.error_policy import ErrorPolicy
+from kclrun.errors import ProcessorError, ProcessorLoadError
+from kclrun.model.record import Record
+from kclrun.spark import emitting
+from kclrun.spark.hosting import ProcessorJob
+from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after
+from kclrun.spark.processor_cache import ProcessorCache
+from kclrun.spark.ranges import ShardRange
+from kclrun.spark.reading import ReadPage
+from kclrun.spark.task import ProcessorTask
+
+A, B = "shardId-000000000000", "shardId-000000000001"
+DIARY = """
+from kclrun import RecordProcessor
+
+class Diary(RecordProcessor):
+    def initialize(self, context):
+        self.context, self.plan = context, context.options
+        self.tell("initialize", str(context.position))
+
+    def tell(self, *words):
+        self.plan["diary"].append((self.context.shard_id[-1], *words))
+
+    def process_records(self, batch, checkpointer):
+        numbers = [int(record.sequence_number) for record in batch]
+        self.tell("process_records", *numbers)
+        self.plan.get("tokens", []).append((self.context.fencing_token, batch.fencing_token))
+        for number in numbers:
+            self.context.emit({"n": number})
+            self.plan.get("do", {}).get(number, lambda *_: None)(self, batch, checkpointer)
+
+    def shard_ended(self, checkpointer):
+        self.tell("shard_ended")
+        self.context.emit({"n": "end"})
+        checkpointer.checkpoint()
+
+    def lease_lost(self):
+        self.tell("lease_lost")
+        self.plan.get("when_lost", lambda: None)()
+
+    def shutdown_requested(self, checkpointer):
+        self.tell("shutdown_requested")
+        checkpointer.checkpoint()
+"""
+
+
+class World:
+    """A worker process: its cache, the processor's diary, the pauses it was made to wait."""
+
+    def __init__(self, folder, **plan):
+        self.kept = ProcessorCache()
+        self.pauses = []
+        self.diary = []
+        self.tokens = []
+        self.plan = {"diary": self.diary, "tokens": self.tokens, **plan}
+        self.folder = folder
+
+    def job(self, *, batch_max=100, retries=0, processor="diary:Diary"):
+        return ProcessorJob(
+            application="app",
+            stream="orders",
+            processor=processor,
+            paths=(str(self.folder),),
+            options=self.plan,
+            batch_max=batch_max,
+            uncheckpointed_max=1000,
+            on_error=ErrorPolicy(retries, 1.0),
+            run="r1",
+        )
+
+    def batches(self, *pages, token=1, **job):
+        """The Arrow batches of a task with these pages, as (range, numbers of the records)."""
+        task = ProcessorTask(self.job(**job), token, kept=self.kept, wait=self.pauses.append)
+        return task.run(read(pages))
+
+    def run(self, *pages, **settings):
+        """Rows, then accounts, of such a task."""
+        lines = [line for batch in self.batches(*pages, **settings) for line in batch.to_pylist()]
+        return (
+            [line for line in lines if line["kind"] == "row"],
+            [json.loads(line["row"]) for line in lines if line["kind"] == "ack"],
+        )
+
+
+def read(pages):
+    last_of = {shard_range: index for index, (shard_range, _) in enumerate(pages)}
+    for index, (shard_range, numbers) in enumerate(pages):
+        records = [Record(b"secret", "key", str(number)) for number in numbers]
+        yield ReadPage(shard_range, records, last_of[shard_range] == index)
+
+
+def emitted(rows):
+    return [json.loads(row["row"])["n"] for row in rows]
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "diary", raising=False)
+    (tmp_path / "diary.py").write_text(textwrap.dedent(DIARY))
+    yield World(tmp_path)
+    sys.modules.pop("diary", None)
+
+
+FIRST = ShardRange(A, TRIM_HORIZON, after("20"))
+NEXT = ShardRange(A, after("20"), after("40"))
+LAST = ShardRange(A, after("40"), SHARD_END)
+
+
+def test_ranges_that_follow_each_other_are_one_tenure_up_to_the_end_of_the_shard(world):
+    world.run((FIRST, [10]), (FIRST, [20]))
+    world.run((NEXT, [30, 40]))
+    world.run((LAST, [50]))
+
+    assert world.diary == [
+        ("0", "initialize", "TRIM_HORIZON"),
+        ("0", "process_records", 10),
+        ("0", "process_records", 20),
+        ("0", "process_records", 30, 40),
+        ("0", "process_records", 50),
+        ("0", "shard_ended"),
+    ]
+    assert len(world.kept) == 0
+
+
+def test_an_instance_that_missed_a_range_loses_its_lease_before_another_begins(world):
+    world.run((FIRST, [10, 20]))
+    world.run((LAST, [50]))  # NEXT went to another worker
+
+    assert world.diary[2:] == [
+        ("0", "lease_lost"),
+        ("0", "initialize", "40"),
+        ("0", "process_records", 50),
+        ("0", "shard_ended"),
+    ]
+
+
+def test_a_range_given_twice_begins_anew(world):
+    world.run((FIRST, [10, 20]))
+    rows, _ = world.run((FIRST, [10, 20]))
+
+    assert [entry[1] for entry in world.diary] == [
+        *("initialize", "process_records", "lease_lost", "initialize", "process_records")
+    ]
+    assert emitted(rows) == [10, 20]
+
+
+def test_a_shard_that_ends_without_a_record_is_ended_all_the_same(world):
+    rows, _ = world.run((LAST, []))
+
+    assert [entry[1] for entry in world.diary] == ["initialize", "shard_ended"]
+    assert rows[0]["sequenceNumber"] == "SHARD_END"
+
+
+def test_shards_of_one_task_have_an_instance_each(world):
+    other = ShardRange(B, TRIM_HORIZON, after("25"))
+    rows, accounts = world.run((FIRST, [10]), (other, [15, 25]), (FIRST, [20]))
+
+    assert [entry for entry in world.diary if entry[0] == "1"] == [
+        ("1", "initialize", "TRIM_HORIZON"),
+        ("1", "process_records", 15, 25),
+    ]
+    assert {(row["shardId"], json.loads(row["row"])["n"]) for row in rows} == {
+        *((A, 10), (A, 20), (B, 15), (B, 25))
+    }
+    assert [(account["shardId"], account["records"]) for account in accounts] == [(B, 2), (A, 2)]
+
+
+def test_rows_are_in_the_order_of_the_calls_at_the_last_record_given(world):
+    rows, _ = world.run((LAST, [50, 60, 70]), batch_max=2)
+
+    assert [(row["sequenceNumber"], json.loads(row["row"])) for row in rows] == [
+        ("60", {"n": 50}),
+        ("60", {"n": 60}),
+        ("70", {"n": 70}),
+        ("SHARD_END", {"n": "end"}),
+    ]
+
+
+def test_an_account_says_what_was_done(world):
+    world.plan["do"] = {
+        30: lambda processor, batch, checkpointer: checkpointer.checkpoint(batch[0])
+    }
+    _, (account,) = world.run((NEXT, [30, 40]), batch_max=1)
+
+    assert account.pop("processingS") >= 0
+    assert account == {
+        "shardId": A,
+        "begin": "20",
+        "end": "40",
+        "position": "40",
+        "checkpoint": "30",
+        "records": 2,
+        "bytes": 12,
+        "batches": 2,
+        "rows": 2,
+    }
+
+
+def test_a_kept_instance_has_the_token_of_its_present_task(world):
+    world.run((FIRST, [10, 20]), token=7)
+    world.run((NEXT, [30, 40]), token=9)
+
+    assert world.tokens == [(7, 7), (9, 9)]
+
+
+def fails(*_):
+    raise ValueError("no such order")
+
+
+def test_a_call_that_raises_fails_the_task_with_shard_and_position_and_no_payload(world):
+    world.plan["do"] = {20: fails}
+    with pytest.raises(ProcessorError) as caught:
+        world.run((FIRST, [10, 20]))
+
+    text = str(caught.value)
+    assert text.startswith("process_records of diary:Diary raised ValueError: no such order (once)")
+    assert A in text
+    assert "up to 20" in text
+    assert "in process_records" in text  # where in user code
+    assert "hosting.py" not in text
+    assert "secret" not in text
+    assert caught.value.__suppress_context__
+
+
+def test_a_failed_task_leaves_no_instance_and_calls_nothing(world):
+    world.run((FIRST, [10, 20]))
+    world.plan["do"] = {40: fails}
+    with pytest.raises(ProcessorError):
+        world.run((NEXT, [30, 40]))
+    world.plan["do"] = {}
+    world.run((NEXT, [30, 40]))
+
+    assert world.diary[2:] == [
+        ("0", "process_records", 30, 40),
+        ("0", "initialize", "20"),
+        ("0", "process_records", 30, 40),
+    ]
+
+
+def test_a_task_that_fails_at_one_shard_keeps_none_of_the_others(world):
+    world.plan["do"] = {15: fails}
+    with pytest.raises(ProcessorError):
+        world.run((FIRST, [10, 20]), (ShardRange(B, TRIM_HORIZON, after("15")), [15]))
+
+    assert len(world.kept) == 0
+
+
+def test_a_call_is_repeated_after_the_pauses_of_on_error_and_its_rows_come_once(world):
+    failures = iter([ValueError, KeyError])
+
+    def fail_twice(*_):
+        for failure in failures:
+            raise failure
+
+    world.plan["do"] = {20: fail_twice}
+    rows, _ = world.run((FIRST, [10, 20]), retries=2)
+
+    assert emitted(rows) == [10, 20]
+    assert world.pauses == [1.0, 2.0]
+    assert [entry for entry in world.diary if entry[1] == "process_records"] == [
+        ("0", "process_records", 10, 20)
+    ] * 3
+
+
+def test_what_an_attempt_checkpointed_before_it_raised_is_not_given_again(world):
+    failures = iter([ValueError])
+
+    def checkpoint_and_fail(processor, batch, checkpointer):
+        for failure in failures:
+            checkpointer.checkpoint(batch[0])
+            processor.context.emit({"n": "lost"})
+            raise failure
+
+    world.plan["do"] = {10: checkpoint_and_fail}
+    rows, _ = world.run((FIRST, [10, 20]), retries=1)
+
+    assert world.diary[1:] == [("0", "process_records", 10, 20), ("0", "process_records", 20)]
+    assert emitted(rows) == [10, 20]
+
+
+def test_a_stale_checkpoint_is_refused_into_the_processor(world):
+    world.plan["do"] = {10: lambda processor, batch, checkpointer: checkpointer.checkpoint("21")}
+    with pytest.raises(ProcessorError, match="StaleCheckpoint: cannot checkpoint 21"):
+        world.run((FIRST, [10, 20]))
+
+
+def test_a_released_instance_checkpoints_and_another_goes_on_behind_it(world):
+    world.plan["do"] = {10: lambda processor, *_: processor.context.release()}
+    rows, accounts = world.run((FIRST, [10, 20]), batch_max=1)
+
+    assert world.diary == [
+        ("0", "initialize", "TRIM_HORIZON"),
+        ("0", "process_records", 10),
+        ("0", "shutdown_requested"),
+        ("0", "initialize", "10"),
+        ("0", "process_records", 20),
+    ]
+    assert emitted(rows) == [10, 20]
+    assert [(account["position"], account["records"], account["rows"]) for account in accounts] == [
+        ("20", 2, 2)
+    ]
+
+
+def test_an_instance_released_by_the_last_batch_is_not_replaced_before_there_is_more(world):
+    world.plan["do"] = {20: lambda processor, *_: processor.context.release()}
+    world.run((FIRST, [10, 20]))
+    world.plan["do"] = {}
+    world.run((NEXT, [30]))
+
+    assert world.diary[2:] == [
+        ("0", "shutdown_requested"),
+        ("0", "initialize", "20"),
+        ("0", "process_records", 30),
+    ]
+
+
+def test_a_shard_whose_instance_left_with_the_last_record_is_ended_by_another(world):
+    world.plan["do"] = {50: lambda processor, *_: processor.context.release()}
+    rows, (account,) = world.run((LAST, [50]))
+
+    assert world.diary[2:] == [
+        ("0", "shutdown_requested"),
+        ("0", "initialize", "50"),
+        ("0", "shard_ended"),
+    ]
+    assert emitted(rows) == [50, "end"]
+    assert (account["position"], account["records"], account["rows"]) == ("SHARD_END", 1, 2)
+
+
+def test_what_lease_lost_raises_harms_nobody(world, caplog):
+    world.run((FIRST, [10, 20]))
+    world.plan["when_lost"] = fails
+    world.run((LAST, [50]))
+
+    assert world.diary[-1] == ("0", "shard_ended")
+    assert "lease_lost raised ValueError" in caplog.text
+
+
+def test_an_instance_that_makes_room_for_others_loses_its_lease(world):
+    world.kept = ProcessorCache(instances_max=1)
+    world.run((FIRST, [10, 20]), (ShardRange(B, TRIM_HORIZON, after("15")), [15]))
+
+    assert world.diary[-1] == ("0", "lease_lost")
+
+
+def test_a_row_that_is_no_json_is_refused_as_on_the_fleet(world):
+    world.plan["do"] = {10: lambda processor, *_: processor.context.emit({"n": object()})}
+    with pytest.raises(ProcessorError, match="TypeError: JSON cannot hold this row"):
+        world.run((FIRST, [10, 20]))
+
+
+def test_rows_outside_a_call_are_refused_as_on_the_fleet(world):
+    instances = []
+    world.plan["do"] = {10: lambda processor, *_: instances.append(processor)}
+    world.run((FIRST, [10]))
+
+    with pytest.raises(emitting.SinkError, match="while they run"):
+        instances[0].context.emit({"n": 1})
+
+
+def test_one_call_can_emit_only_so_much(world, monkeypatch):
+    monkeypatch.setattr(emitting, "CALL_BYTES_MAX", 100)
+    world.plan["do"] = {10: lambda processor, *_: processor.context.emit({"n": "x" * 100})}
+
+    with pytest.raises(ProcessorError, match=r"set fetch\.batch_max lower"):
+        world.run((FIRST, [10]))
+
+
+def test_rows_leave_while_the_task_still_reads(world):
+    read_so_far = []
+
+    def pages():
+        for number in range(6):
+            read_so_far.append(number)
+            numbers = range(number * 10_000, number * 10_000 + 6_000)
+            records = [Record(b"", "key", str(each)) for each in numbers]
+            yield ReadPage(FIRST, records, number == 5)
+
+    task = ProcessorTask(world.job(batch_max=10_000), 1, kept=world.kept)
+    batches = task.run(pages())
+    first = next(batches)
+
+    assert read_so_far == [0, 1]
+    assert first.num_rows == emitting.BATCH_ROWS_MAX
+    assert sum(batch.num_rows for batch in batches) == 36_000 - first.num_rows + 1
+
+
+def test_large_rows_leave_in_small_batches(world):
+    size = emitting.BATCH_BYTES_MAX // 3
+    world.plan["do"] = {
+        n: lambda processor, *_: processor.context.emit({"n": "x" * size}) for n in range(10)
+    }
+    batches = list(world.batches((FIRST, range(10)), batch_max=4))
+
+    assert max(batch.nbytes for batch in batches) < emitting.BATCH_BYTES_MAX + 1000
+    assert len(batches) > 4
+
+
+def test_a_processor_that_cannot_be_loaded_says_so(world):
+    with pytest.raises(ProcessorLoadError, match="there is no module absent"):
+        world.run((FIRST, [10]), processor="absent:Gone")
+
+
+def test_reading_is_closed_when_the_processor_raises(world):
+    closed = []
+
+    def pages():
+        try:
+            yield ReadPage(FIRST, [Record(b"", "key", "10")], True)
+        finally:
+            closed.append(True)
+
+    world.plan["do"] = {10: fails}
+    with pytest.raises(ProcessorError):
+        list(ProcessorTask(world.job(), 1, kept=world.kept).run(pages()))
+    assert closed == [True]

@@ -1,0 +1,137 @@
+"""Positions, tokens and instances of processors on Spark, without Spark."""
+
+import random
+
+import pytest
+
+from kclrun.errors import StaleCheckpoint
+from kclrun.model.record import Record
+from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.spark import positions
+from kclrun.spark.processor_cache import Absent, Found, Key, ProcessorCache, Stale
+from kclrun.spark.ranges import ShardRange
+from kclrun.spark.tenure import Tenure, begins_at, cut, fencing_token
+
+HORIZON_TO_20 = ShardRange("shardId-0", positions.TRIM_HORIZON, positions.after("20"))
+
+
+def record(number, sub=0, size=3):
+    return Record(b"x" * size, "key", str(number), sub_sequence_number=sub)
+
+
+@pytest.mark.parametrize(
+    ("begin", "expected"),
+    [
+        (positions.TRIM_HORIZON, TRIM_HORIZON),
+        (positions.at_timestamp(1_700_000_000_000), AT_TIMESTAMP),
+        (positions.after("20"), ExtendedSequenceNumber("20")),
+        (positions.after("20", 3), ExtendedSequenceNumber("20", 3)),
+        (positions.before("20"), ExtendedSequenceNumber("19")),
+        (positions.before("0"), TRIM_HORIZON),
+    ],
+    ids=str,
+)
+def test_all_at_or_below_the_beginning_is_accounted_for_and_nothing_else(begin, expected):
+    assert begins_at(begin) == expected
+    if begin.is_before:
+        assert expected < record(begin.number).position
+
+
+def test_a_later_attempt_has_the_greater_fencing_token():
+    begun_s = 1_795_000_000
+    attempts = [(begun_s + s, task) for s in (0, 1, 90) for task in (0, 1, 17, 2**31)]
+
+    tokens = [fencing_token(*attempt) for attempt in attempts]
+
+    assert tokens == sorted(set(tokens))
+    assert fencing_token(3_700_000_000, 2**32 - 1) < 2**63  # in 2087
+
+
+def test_a_page_is_given_in_batches_and_uncopied_where_it_fits():
+    page = [record(number) for number in range(7)]
+
+    assert [len(batch) for batch in cut(page, 3)] == [3, 3, 1]
+    assert [record for batch in cut(page, 3) for record in batch] == page
+    assert next(cut(page, 7)) is page
+    assert list(cut([], 3)) == []
+
+
+def test_an_account_counts_its_own_range_only():
+    tenure = Tenure(TRIM_HORIZON, 1000)
+    tenure.process(tenure.deliver([record(10), record(20, size=5)]), 0.5)
+    first = tenure.ack(HORIZON_TO_20, rows=4)
+    tenure.continue_with_next_range()
+    tenure.process(tenure.deliver([record(30, size=7)]), 0.25)
+    second = tenure.ack(
+        ShardRange("shardId-0", positions.after("20"), positions.after("30")), rows=1
+    )
+
+    assert (first.records, first.bytes, first.batches, first.rows) == (2, 8, 1, 4)
+    assert (first.begin, first.end, first.position) == ("TRIM_HORIZON", "20", "20")
+    assert (second.records, second.bytes, second.position) == (1, 7, "30")
+    assert (first.processing_s, second.processing_s) == (0.5, 0.25)
+
+
+def test_a_checkpoint_is_admitted_between_the_last_one_and_what_was_delivered():
+    tenure = Tenure(ExtendedSequenceNumber("10"), 1000)
+    tenure.deliver([record(20), record(30)])
+
+    tenure.checkpoint(ExtendedSequenceNumber("20"))
+    with pytest.raises(StaleCheckpoint, match="nothing above 30"):
+        tenure.checkpoint(ExtendedSequenceNumber("31"))
+    with pytest.raises(StaleCheckpoint, match="the last checkpoint is 20"):
+        tenure.checkpoint(ExtendedSequenceNumber("19"))
+    tenure.checkpoint(None)
+
+    assert str(tenure.checkpointed) == "30"
+
+
+def test_the_commit_of_a_range_is_a_checkpoint_for_the_next():
+    tenure = Tenure(TRIM_HORIZON, 1000)
+    tenure.process(tenure.deliver([record(10), record(20)]), 0.0)
+    tenure.continue_with_next_range()
+
+    with pytest.raises(StaleCheckpoint, match="the last checkpoint is 20"):
+        tenure.checkpoint(ExtendedSequenceNumber("10"))
+    assert tenure.ack(HORIZON_TO_20, rows=0).checkpoint is None
+
+
+KEY = Key("run", "app", "stream", "shardId-0")
+
+
+def test_an_instance_goes_on_only_where_it_stands():
+    cache = ProcessorCache()
+    cache.keep(KEY, positions.after("20"), "instance")
+
+    assert cache.take(KEY, positions.after("20")) == Found("instance")
+    assert cache.take(KEY, positions.after("20")) == Absent()  # taken
+    cache.keep(KEY, positions.after("20"), "instance")
+    assert cache.take(KEY, positions.before("20")) == Stale("instance")
+
+
+def test_an_instance_of_another_run_is_not_found():
+    cache = ProcessorCache()
+    cache.keep(KEY, positions.after("20"), "instance")
+
+    assert cache.take(KEY._replace(run="later"), positions.after("20")) == Absent()
+
+
+def test_kept_instances_are_bounded_and_the_longest_kept_goes_first():
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    cache, model = ProcessorCache(instances_max=5), {}
+
+    for step in range(2_000):
+        key = KEY._replace(shard_id=f"shardId-{chance.randrange(12)}")
+        where = positions.after(str(chance.randrange(3)))
+        if chance.random() < 0.6:
+            dropped = [model.pop(key)] if key in model else []
+            model[key] = (where, step)
+            dropped += [model.pop(next(iter(model)))] if len(model) > 5 else []
+            expected = tuple(instance for _, instance in dropped)
+            assert cache.keep(key, where, step) == expected, f"seed {seed}, step {step}"
+        else:
+            at, instance = model.pop(key, (None, None))
+            kind = Absent() if at is None else (Found if at == where else Stale)(instance)
+            assert cache.take(key, where) == kind, f"seed {seed}, step {step}"
+        assert len(cache) == len(model) <= 5
