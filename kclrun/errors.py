@@ -24,6 +24,7 @@
     │   └── DataLoss                 records are gone before they were read: say so, and stop
     ├── SinkError                  an output cannot be written: no checkpoint passes its rows
     ├── ProcessorError             user code raised; names the position, never the payload
+    ├── EngineFailed               Spark ended a query for a reason of its own: start it again
     ├── PeerError                  another process of this manager sent or shared what it must not
     │   ├── MalformedFrame           bytes that are no message: condemn the process they came from
     │   └── SegmentRefused           shared memory of another layout, size or state than ours
@@ -38,6 +39,7 @@ __all__ = [
     "AccessDenied",
     "ConfigError",
     "DataLoss",
+    "EngineFailed",
     "ExpiredIterator",
     "InvalidRequest",
     "InvariantViolation",
@@ -166,6 +168,11 @@ class SinkError(KclrunError):
 
 class ProcessorError(KclrunError):
     """User code raised. The message names where, the lease and the position; never a payload."""
+
+
+class EngineFailed(KclrunError):
+    """Spark ended the query, and neither user code nor records did: an executor, the JVM, an output
+    or the checkpoint's place. What was committed stays; the rest is read again."""
 
 
 class PeerError(KclrunError):

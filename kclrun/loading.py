@@ -21,7 +21,7 @@ from typing import Any, Final
 from kclrun.errors import ProcessorLoadError
 from kclrun.processor import RecordProcessor
 
-__all__ = ["MARK", "import_paths", "load_function", "load_processor"]
+__all__ = ["MARK", "import_paths", "load_function", "load_pipeline", "load_processor"]
 
 _REFERENCE: Final = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):(\w+)\Z")
 # What user code said at import, as much of it as fits a screen.
@@ -86,6 +86,25 @@ def load_function(setting: str, reference: str, paths: Sequence[Path]) -> Callab
         raise ProcessorLoadError(f"{setting}: {reference} is {_kind(found)}, not a function")
     result: Callable[..., Any] = found
     return result
+
+
+def load_pipeline(reference: str, paths: Sequence[Path]) -> Callable[..., Any]:
+    """The function `(records)` or `(records, options)` that `pipeline:` names.
+
+    Raises: ProcessorLoadError.
+    """
+    pipeline = load_function("pipeline", reference, paths)
+    signature = inspect.signature(pipeline)
+    for given in (("records",), ("records", "options")):
+        try:
+            signature.bind(*given)
+        except TypeError:
+            continue
+        return pipeline
+    raise ProcessorLoadError(
+        f"pipeline: {reference} cannot be called with (records) or (records, options):"
+        f" it takes {signature}"
+    )
 
 
 def _load(setting: str, reference: str, paths: Sequence[Path]) -> object:
@@ -178,6 +197,8 @@ def _main(arguments: Sequence[str]) -> int:
         try:
             if setting == "processor":
                 load_processor(reference, folders)
+            elif setting == "pipeline":
+                load_pipeline(reference, folders)
             else:
                 load_function(setting, reference, folders)
         except ProcessorLoadError as error:

@@ -17,6 +17,7 @@ from kclrun.model.time import Instant
 
 if TYPE_CHECKING:
     from kclrun.cli.world import Aws
+    from kclrun.config.schema import Settings
 
 __all__ = ["check"]
 
@@ -52,7 +53,10 @@ def _check(config: Path, overrides: Sequence[str], *, with_aws: bool) -> int:
     configuration = load_configuration(config, overrides)
     settings = configuration.settings
     click.echo(f"settings   ok  application {settings.application}, stream {settings.stream}")
-    code = _stage("user code", lambda: _user_code(configuration))
+    code = exit_codes.DRAINED
+    if settings.engine == "spark":
+        code = _stage("spark", lambda: _spark(settings))
+    code = code or _stage("user code", lambda: _user_code(configuration))
     if not with_aws:
         return code
     if settings.aws.endpoint == "embedded":
@@ -68,6 +72,8 @@ def _check_aws(configuration: Configuration) -> int:
     code = _stage("aws", lambda: _identity(aws))
     if code:
         return code
+    if configuration.settings.engine == "spark":
+        return _stage("stream", lambda: _stream(aws))
     # Both are asked even if the first fails: two messages now beat one now and one later.
     codes = [_stage("stream", lambda: _stream(aws)), _stage("table", lambda: _table(aws))]
     return next((code for code in codes if code), exit_codes.DRAINED)
@@ -80,6 +86,15 @@ def _stage(name: str, stage: Stage) -> int:
         click.echo(f"{name:<10} --  wrong")
         return messages.tell(error, "check")
     return exit_codes.DRAINED
+
+
+def _spark(settings: Settings) -> str:
+    from kclrun.cli.spark_run import require_spark
+    from kclrun.config.engine_rules import unused_settings
+
+    version = require_spark(settings).version
+    unused = ", ".join(unused_settings(settings))
+    return f"PySpark {version}" + (f"; without meaning on it: {unused}" if unused else "")
 
 
 def _user_code(configuration: Configuration) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from kclrun.aws.operations import Operation
 from kclrun.aws.wire import WireClient
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.user_code import own_module
-from kclrun.config.schema import AwsSettings, EmbeddedSettings, OutputSettings, Settings
+from kclrun.config.schema import AwsSettings, EmbeddedSettings, Settings
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.loading import import_paths
 from kclrun.local.filling import (
@@ -77,12 +78,13 @@ def embedded_run(configuration: Configuration) -> Iterator[EmbeddedRun]:
 
     settings = configuration.settings
     embedded_settings = settings.embedded or EmbeddedSettings()
-    with start_embedded(limits=embedded_settings.limits) as embedded:
+    with (
+        start_embedded(limits=embedded_settings.limits) as embedded,
+        _own_places(settings) as placed,
+    ):
         kinesis = WireEndpoint(embedded.kinesis_endpoint, _REGION, _REGION)
         _create_stream(kinesis, settings.stream, embedded_settings.shards)
-        reached = msgspec.structs.replace(
-            settings, aws=_aws(settings.aws, embedded), output=_own_folder(settings.output)
-        )
+        reached = msgspec.structs.replace(placed, aws=_aws(settings.aws, embedded))
         if embedded_settings.fill is None:
             yield EmbeddedRun(reached, None)
             return
@@ -118,12 +120,32 @@ def _create_stream(kinesis: WireEndpoint, stream: str, shards: int) -> None:
     client.close()
 
 
-def _own_folder(output: OutputSettings | None) -> OutputSettings | None:
-    """A folder for this run alone: its stream is new, so rows of former runs are not its own."""
-    if output is None:
-        return None
+@contextmanager
+def _own_places(settings: Settings) -> Iterator[Settings]:
+    """A folder, and on Spark a checkpoint beside it, for this run alone: its stream is new, so rows
+    and positions of former runs are not its own."""
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%fZ")
-    return OutputSettings(path=str(Path(output.path) / started))
+    output = settings.output
+    if output is not None and output.path is not None:
+        path = f"{output.path.rstrip('/')}/{started}"
+        output = msgspec.structs.replace(output, path=path)
+        settings = msgspec.structs.replace(settings, output=output)
+        yield _with_checkpoint(settings, f"{path}.checkpoint")
+        return
+    if settings.engine == "fleet":
+        yield settings
+        return
+    with tempfile.TemporaryDirectory(prefix="kclrun-checkpoint-") as folder:
+        yield _with_checkpoint(settings, folder)
+
+
+def _with_checkpoint(settings: Settings, place: str) -> Settings:
+    if settings.engine == "fleet":
+        return settings
+    # A local place as an absolute one: Spark runs in a process of its own.
+    checkpoint = place if "://" in place else str(Path(place).absolute())
+    spark = msgspec.structs.replace(settings.spark, checkpoint=checkpoint)
+    return msgspec.structs.replace(settings, spark=spark)
 
 
 def _aws(aws: AwsSettings, embedded: Embedded) -> AwsSettings:

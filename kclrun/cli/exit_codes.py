@@ -12,9 +12,12 @@ from typing import Final
 from kclrun.errors import (
     AccessDenied,
     ConfigError,
+    DataLoss,
+    EngineFailed,
     InvalidRequest,
     KclrunError,
     NotFound,
+    ProcessorError,
     ServiceError,
 )
 
@@ -37,7 +40,7 @@ DRAINED: Final = os.EX_OK
 USAGE: Final = os.EX_USAGE
 NO_STREAM: Final = os.EX_NOINPUT
 UNAVAILABLE: Final = os.EX_UNAVAILABLE
-# The manager's `ExitReason.HALTED` and `CUT_SHORT`.
+# The manager's `ExitReason.HALTED` and `CUT_SHORT`; on Spark, what ended the query.
 HALTED: Final = os.EX_DATAERR
 CUT_SHORT: Final = os.EX_TEMPFAIL
 OUR_BUG: Final = os.EX_SOFTWARE
@@ -52,7 +55,7 @@ MEANINGS: Final[Mapping[int, str]] = {
     NO_STREAM: "the stream (or table) does not exist",
     UNAVAILABLE: "AWS did not answer within aws.start_timeout",
     OUR_BUG: "a bug in kclrun",
-    HALTED: "caught up, but for shards on which the processor gave up: kclrun leases",
+    HALTED: "user code gave up: on shards (kclrun leases), or on Spark; or records were lost",
     CUT_SHORT: "stopped before it was drained; what was not checkpointed is read again",
     PERMISSION: "AWS refused a permission, or there are no credentials",
     CONFIGURATION: "the configuration is wrong, or the processor cannot be loaded",
@@ -67,6 +70,10 @@ _CODES: Final[tuple[tuple[type[KclrunError], int], ...]] = (
     # better about. Restarting will not mend it.
     (InvalidRequest, CONFIGURATION),
     (ServiceError, UNAVAILABLE),
+    # On Spark: a person mends the code, or says that the loss is accepted.
+    (ProcessorError, HALTED),
+    (DataLoss, HALTED),
+    (EngineFailed, CUT_SHORT),
 )
 
 

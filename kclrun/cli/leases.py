@@ -16,6 +16,7 @@ import click
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import load_configuration
+from kclrun.errors import SettingsError
 
 if TYPE_CHECKING:
     from kclrun.cli.lease_views import LeaseLine
@@ -87,7 +88,14 @@ def _aws(config: Path | None, overrides: tuple[str, ...]) -> Aws:
 
     if config is None:
         raise click.UsageError("Missing option '--config' / '-c', which goes before 'resume'.")
-    return Aws(load_configuration(config, overrides).settings)
+    settings = load_configuration(config, overrides).settings
+    if settings.engine == "spark":
+        raise SettingsError(
+            "engine: spark keeps no leases: positions are in the query's checkpoint,"
+            f" {settings.spark.checkpoint or 'made by each run'}\n"
+            "Lag and progress by shard:  kclrun --config … on a terminal, or --report FILE"
+        )
+    return Aws(settings)
 
 
 def _show(lines: Sequence[LeaseLine], by: str | None, *, as_json: bool) -> None:

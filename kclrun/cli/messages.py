@@ -14,7 +14,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from kclrun.cli import exit_codes
-from kclrun.errors import AccessDenied, KclrunError, NotFound, Throttled, Unavailable
+from kclrun.errors import (
+    AccessDenied,
+    DataLoss,
+    EngineFailed,
+    KclrunError,
+    NotFound,
+    ProcessorError,
+    Throttled,
+    Unavailable,
+)
 
 __all__ = ["bug_report", "for_a_person", "harmless", "tell"]
 
@@ -39,6 +48,7 @@ _HINTS: Final[tuple[tuple[type[KclrunError], str], ...]] = (
     ),
     (NotFound, "Check the name, aws.region, and the account of the credentials"),
     (Throttled, "The service asked us to slow down for too long; try again later"),
+    (EngineFailed, "What was committed stays; start it again, and the rest is read again"),
     (Unavailable, "Check the network, aws.region and aws.endpoint, then try again"),
 )
 
@@ -55,7 +65,7 @@ def tell(error: BaseException, verb: str) -> int:
 def for_a_person(error: BaseException, verb: str) -> str:
     """The message for an error that is not our bug."""
     first, *more = harmless(str(error)).split("\n")
-    lines = [f"{_CANNOT.get(verb, 'Cannot go on')}: {first}", *(f"  {line}" for line in more)]
+    lines = [f"{_beginning(error, verb)}: {first}", *(f"  {line}" for line in more)]
     hint = next((hint for kind, hint in _HINTS if isinstance(error, kind)), None)
     if isinstance(error, AccessDenied) and _UNKNOWN_CALLER.search(first):
         hint = "The credentials are wrong or have expired; check them, aws.profile and aws.role_arn"
@@ -63,6 +73,13 @@ def for_a_person(error: BaseException, verb: str) -> str:
     if hint is not None and not (more and isinstance(error, AccessDenied)):
         lines.append(f"  {hint}")
     return "\n".join(lines) + "\n"
+
+
+def _beginning(error: BaseException, verb: str) -> str:
+    """What it kept us from: some errors end what ran already."""
+    if isinstance(error, ProcessorError | DataLoss | EngineFailed):
+        return "Ended"
+    return _CANNOT.get(verb, "Cannot go on")
 
 
 def bug_report(error: BaseException) -> str:

@@ -22,13 +22,16 @@ _IMPORT_MAX_S: Final = 60
 def named_user_code(configuration: Configuration) -> Mapping[str, str]:
     """The code these settings name, by setting. Raises: SettingsError without a processor."""
     settings = configuration.settings
-    if settings.processor is None:
+    if settings.processor is None and settings.pipeline is None:
+        other = ", or a pipeline" if settings.engine == "spark" else ""
         raise SettingsError(
             "processor: is missing; name your RecordProcessor, such as processors.hello:Hello"
+            f"{other}"
         )
     fill = settings.embedded.fill if settings.embedded is not None else None
     named = {
         "processor": settings.processor,
+        "pipeline": settings.pipeline,
         "summary": settings.summary,
         "embedded.fill.source": fill.source if fill is not None else None,
     }
@@ -39,11 +42,12 @@ def require_user_code(configuration: Configuration) -> None:
     """Import all of it once, elsewhere. Raises: SettingsError, ProcessorLoadError.
 
     The processor with the environment of a lease process, or it would load here and halt every
-    shard there; the rest with ours.
+    shard there; the rest with ours, which Spark's workers on this machine have, too.
     """
     named = dict(named_user_code(configuration))
-    processor = {"processor": named.pop("processor")}
-    _import(configuration, processor, allowed_environment(os.environ))
+    if configuration.settings.engine == "fleet":
+        processor = {"processor": named.pop("processor")}
+        _import(configuration, processor, allowed_environment(os.environ))
     if named:
         _import(configuration, named, os.environ)
 

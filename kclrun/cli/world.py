@@ -31,7 +31,7 @@ from kclrun.ports import StreamSummary
 if TYPE_CHECKING:
     from kclrun.manager.world import World
 
-__all__ = ["Aws", "open_world", "patiently"]
+__all__ = ["Aws", "open_world", "patiently", "require_stream"]
 
 T = TypeVar("T")
 _READABLE: Final = frozenset({"ACTIVE", "UPDATING"})
@@ -121,6 +121,21 @@ def open_world(settings: Settings) -> World:
         kinesis=aws.kinesis,
         dynamodb=aws.dynamodb,
     )
+
+
+def require_stream(settings: Settings) -> StreamSummary:
+    """The stream, asked for and answered, for an engine that keeps no lease table.
+
+    Raises: SettingsError, NotFound (no such stream), AccessDenied; Unavailable when AWS has not
+    answered within `aws.start_timeout`.
+    """
+    aws = Aws(settings)
+    patience_s = float(settings.aws.start_timeout)
+    deadline = Instant(time.monotonic() + patience_s)
+    summary = patiently(lambda: _readable(aws.stream.summary()), deadline, patience_s)
+    patiently(aws.stream.list_shards, deadline, patience_s)
+    aws.kinesis_client.close()
+    return summary
 
 
 def patiently(call: Callable[[], T], deadline: Instant, patience_s: float) -> T:

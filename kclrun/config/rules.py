@@ -5,20 +5,18 @@ Pure: `now` is an argument. Each rule yields its problems; `load.py` tells them 
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 from typing import Final
-from urllib.parse import urlsplit
 
+from kclrun.config.engine_rules import EMBEDDED, engine_rules
 from kclrun.config.schema import EmbeddedSettings, Settings
 from kclrun.config.settle import Problem
 from kclrun.config.start_position import parse_start
 from kclrun.errors import SettingsError
+from kclrun.model.address import why_no_endpoint
 from kclrun.model.time import WallTime
 
 __all__ = ["EMBEDDED", "broken_rules"]
-
-EMBEDDED: Final = "embedded"
 
 # Shorter, and one slow garbage collection or disk flush costs a lease; longer than a quarter of
 # an hour is a unit mistaken. The KCL's own default is 10 s.
@@ -31,12 +29,11 @@ _IDLE_MIN_S: Final = 0.2
 def broken_rules(settings: Settings, now: WallTime) -> Iterator[Problem]:
     """The problems of settings that each have the right type."""
     yield from _start(settings, now)
-    yield from _engine(settings)
+    yield from engine_rules(settings)
     yield from _addresses(settings)
     yield from _durations(settings)
     yield from _embedded(settings)
-    if settings.summary is not None and settings.output is None:
-        yield Problem(("summary",), "needs output.path: it is called with that folder")
+    yield from _summary(settings)
 
 
 def _start(settings: Settings, now: WallTime) -> Iterator[Problem]:
@@ -46,48 +43,22 @@ def _start(settings: Settings, now: WallTime) -> Iterator[Problem]:
         yield Problem(("start",), str(error).removeprefix("start: "))
 
 
-def _engine(settings: Settings) -> Iterator[Problem]:
-    if settings.engine == "spark":
-        yield Problem(
-            ("engine",), "spark comes with a later version; this one runs engine: fleet only"
-        )
+def _summary(settings: Settings) -> Iterator[Problem]:
+    path = settings.output.path if settings.output is not None else None
+    if settings.summary is not None and (path is None or "://" in path):
+        yield Problem(("summary",), "needs output.path: it is called with that folder")
 
 
 def _addresses(settings: Settings) -> Iterator[Problem]:
     endpoint = settings.aws.endpoint
     if endpoint is not None and endpoint != EMBEDDED:
-        wrong = _wrong_address(endpoint)
+        wrong = why_no_endpoint(endpoint)
         if wrong:
             yield Problem(("aws", "endpoint"), f"expected {EMBEDDED} or an https URL: {wrong}")
     for service, url in settings.aws.endpoints.items():
-        wrong = _wrong_address(url)
+        wrong = why_no_endpoint(url)
         if wrong:
             yield Problem(("aws", "endpoints", service), f"expected an https URL: {wrong}")
-
-
-def _wrong_address(url: str) -> str:
-    """Why a URL is no endpoint, or nothing. Credentials in a URL are not repeated."""
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        return "this is no URL"
-    if parts.scheme not in {"http", "https"} or not host:
-        return "this is no URL that starts with https://"
-    if parts.username or parts.password or parts.query or parts.fragment:
-        return "a user, a password or a query has no place in it"
-    if parts.scheme == "http" and not _is_loopback(host):
-        return "plain http is for this machine only (localhost, 127.0.0.1)"
-    return ""
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _durations(settings: Settings) -> Iterator[Problem]:

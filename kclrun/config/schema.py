@@ -25,6 +25,7 @@ __all__ = [
     "ReshardSettings",
     "Settings",
     "ShutdownSettings",
+    "SparkSettings",
 ]
 
 # What is imported is named by module and attribute, and by nothing an import could be tricked with.
@@ -50,6 +51,9 @@ FunctionRef = Annotated[
     str,
     msgspec.Meta(pattern=r"^[A-Za-z_]\w*(\.\w+)*:\w+$", extra={"words": " like module:function"}),
 ]
+
+# Spark's options are texts; people write numbers and switches, too.
+SparkOptions = dict[str, str | int | float | bool]
 
 
 def _doc(text: str, **constraints: Any) -> msgspec.Meta:
@@ -139,9 +143,43 @@ class OnErrorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class OutputSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where emitted rows go."""
+    """Where emitted rows, or on Spark the rows of the pipeline's DataFrame, go."""
 
-    path: Annotated[str, _doc("folder for emitted rows, relative to where kclrun is started")]
+    path: Annotated[
+        str | None, _doc("folder for emitted rows, relative to where kclrun is started")
+    ] = None
+    format: Annotated[
+        str | None, _doc("spark: json, parquet, any Spark format, or kclrun for a stream")
+    ] = None
+    options: Annotated[SparkOptions, _doc("spark: options of that format")] = {}
+    mode: Annotated[
+        Literal["append", "update", "complete"], _doc("spark: which rows a batch writes")
+    ] = "append"
+    partition_by: Annotated[tuple[str, ...], _doc("spark: columns that folders are named by")] = ()
+    schema: Annotated[
+        str | None, _doc("spark: types of emitted rows, such as `carrier string, flights long`")
+    ] = None
+
+
+class SparkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How it runs with engine: spark."""
+
+    master: Annotated[
+        str | None, _doc("where Spark runs; left out: what spark-submit says, else local[*]")
+    ] = None
+    checkpoint: Annotated[
+        str | None, _doc("folder or s3a:// place of the query's checkpoint, its own alone")
+    ] = None
+    trigger: Annotated[
+        Duration | Literal["asap", "available-now"],
+        _doc("how often a batch begins: a duration, `asap`, or `available-now` (then end)"),
+    ] = "asap"
+    conf: Annotated[
+        SparkOptions, _doc("settings of Spark itself, such as spark.executor.memory")
+    ] = {}
+    source: Annotated[
+        SparkOptions, _doc("further options of the source, such as maxRecordsPerTrigger")
+    ] = {}
 
 
 class ShutdownSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -200,17 +238,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     processor: Annotated[
         ProcessorRef | None, _doc("module:Class of the RecordProcessor, imported from `path`")
     ] = None
+    pipeline: Annotated[
+        FunctionRef | None,
+        _doc("module:function(records, options) that makes a DataFrame of one, instead (spark)"),
+    ] = None
     path: Annotated[
         str | None,
         _doc("folder the processor is imported from; else the file's own folder and its parent"),
     ] = None
-    options: Annotated[dict[str, Any], _doc("given to the processor as context.options")] = {}
+    options: Annotated[
+        dict[str, Any], _doc("given to the processor as context.options, or to the pipeline")
+    ] = {}
     output: Annotated[OutputSettings | None, _doc("where emitted rows go")] = None
     start: Annotated[
         str,
         _doc("TRIM_HORIZON, LATEST or an ISO-8601 instant in the past, for shards without a lease"),
     ] = "TRIM_HORIZON"
     engine: Annotated[Literal["fleet", "spark"], _doc("where it runs")] = "fleet"
+    spark: Annotated[SparkSettings, _doc("how Spark runs it (engine: spark)")] = SparkSettings()
     aws: Annotated[AwsSettings, _doc("how AWS is reached")] = AwsSettings()
     leases: Annotated[LeaseSettings, _doc("the lease table and this machine's share")] = (
         LeaseSettings()

@@ -7,7 +7,6 @@ May not know files or the environment.
 
 from __future__ import annotations
 
-import difflib
 import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
@@ -16,6 +15,7 @@ import msgspec
 import yaml
 
 from kclrun.config.expand import Expanded, dotted
+from kclrun.config.suggesting import hint
 from kclrun.config.units import ByteSize, Duration
 from kclrun.config.yaml_reader import Path
 
@@ -80,11 +80,11 @@ def _struct(struct: type[msgspec.Struct], value: Any, path: Path, problems: list
 def _note_unknown(
     value: Mapping[str, Any], known: Mapping[str, Any], path: Path, problems: list[Problem]
 ) -> None:
-    for key in value:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
-            problems.append(Problem((*path, key), f"no such setting{hint}"))
+    problems.extend(
+        Problem((*path, key), f"no such setting{hint(key, known)}")
+        for key in value
+        if key not in known
+    )
 
 
 def _value(annotation: Any, value: Any, path: Path, problems: list[Problem]) -> Any:

@@ -24,6 +24,7 @@ _ACCESS_KEY: Final = re.compile(r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A
 _SECRET_NAMES: Final = frozenset(
     {"accesskeyid", "secretaccesskey", "secretkey", "sessiontoken", "password"}
 )
+_SECRET_ENDINGS: Final = (*sorted(_SECRET_NAMES), "accesskey")
 _ROOT: Final = 0
 
 
@@ -103,7 +104,9 @@ def refuse_secrets(value: Any, path: yaml_reader.Path = ()) -> None:
 
 
 def _names_a_secret(key: str) -> bool:
-    return re.sub(r"[^a-z]", "", key.lower()).removeprefix("aws") in _SECRET_NAMES
+    letters = re.sub(r"[^a-z]", "", key.lower()).removeprefix("aws")
+    # Spark's and Hadoop's settings have long names: spark.hadoop.fs.s3a.secret.key.
+    return letters in _SECRET_NAMES or ("." in key and letters.endswith(_SECRET_ENDINGS))
 
 
 def _comes_from_outside(item: Any) -> bool:

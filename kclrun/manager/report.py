@@ -6,60 +6,17 @@ past when its death is proven, and the living one counts on top: nothing is lost
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Container, Mapping
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from kclrun.errors import SettingsError
 from kclrun.ipc.board import LeaseStatus
 from kclrun.model.lease import LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.sinks.durable_files import sync, sync_folder
+from kclrun.observe.report import Report, ShardReport, Totals
 
-__all__ = ["Report", "ReportWriter", "ShardReport", "Totals", "write_report"]
-
-
-class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard. `first_position` and `last_position` are those of processed records; a restart
-    reads again what was not checkpointed, and counts it again."""
-
-    records: int = 0
-    bytes: int = 0
-    batches: int = 0
-    processing_seconds: float = 0.0
-    first_position: str | None = None
-    last_position: str | None = None
-    checkpoint: str | None = None
-    restarts: int = 0
-    is_ended: bool = False
-
-
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """All shards together."""
-
-    shards: int
-    ended: int
-    records: int
-    bytes: int
-    batches: int
-    processing_seconds: float
-    restarts: int
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole run, as it is written."""
-
-    application: str
-    stream: str
-    owner: str
-    exit_reason: str
-    seconds: float
-    totals: Totals
-    shards: Mapping[str, ShardReport]
+__all__ = ["ReportWriter"]
 
 
 class _Past(msgspec.Struct):
@@ -103,11 +60,11 @@ class ReportWriter:
     @property
     def records_total(self) -> int:
         """What dead incarnations processed; of all, once no process lives."""
-        return sum(past.report.records for past in self._past.values())
+        return sum(past.report.records or 0 for past in self._past.values())
 
     def records_besides(self, shown: Container[str]) -> int:
         """What dead incarnations of all shards but these processed."""
-        return sum(past.report.records for key, past in self._past.items() if key not in shown)
+        return sum(past.report.records or 0 for key, past in self._past.items() if key not in shown)
 
     @property
     def ended_total(self) -> int:
@@ -129,42 +86,13 @@ class ReportWriter:
         )
 
 
-def write_report(path: Path, report: Report) -> None:
-    """Replace the file whole or not at all [S13]. Raises: SettingsError naming it.
-
-    The temporary name cannot be guessed, and is made anew: `--report` may well name a place in
-    /tmp, where others could have put a link under a name of their choice.
-    """
-    data = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, data)
-    except OSError as error:
-        raise SettingsError(f"cannot write the report {path}: {error.strerror}") from None
-
-
-def _replace(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            sync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
 def _with(past: ShardReport, living: LeaseStatus | None) -> ShardReport:
     if living is None:
         return past
     return msgspec.structs.replace(
         past,
-        records=past.records + living.records_total,
-        bytes=past.bytes + living.bytes_total,
+        records=(past.records or 0) + living.records_total,
+        bytes=(past.bytes or 0) + living.bytes_total,
         batches=past.batches + living.batches_total,
         processing_seconds=round(past.processing_seconds + living.processing_s_total, 6),
         first_position=past.first_position or _shown(living.first_delivered),
@@ -182,8 +110,8 @@ def _totals(shards: Mapping[str, ShardReport]) -> Totals:
     return Totals(
         shards=len(shards),
         ended=sum(shard.is_ended for shard in every),
-        records=sum(shard.records for shard in every),
-        bytes=sum(shard.bytes for shard in every),
+        records=sum(shard.records or 0 for shard in every),
+        bytes=sum(shard.bytes or 0 for shard in every),
         batches=sum(shard.batches for shard in every),
         processing_seconds=round(sum(shard.processing_seconds for shard in every), 6),
         restarts=sum(shard.restarts for shard in every),

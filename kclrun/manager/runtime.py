@@ -31,7 +31,7 @@ from kclrun.manager.loop import Loop
 from kclrun.manager.manager import Manager
 from kclrun.manager.performing import Performer
 from kclrun.manager.process_rights import adopt_orphans
-from kclrun.manager.report import ReportWriter, write_report
+from kclrun.manager.report import ReportWriter
 from kclrun.manager.snapshots import Snapshots
 from kclrun.manager.start_commands import StartCommands
 from kclrun.manager.watching import Watch
@@ -43,6 +43,7 @@ from kclrun.observe.line_sink import LineSink
 from kclrun.observe.logs import EventLog
 from kclrun.observe.snapshot import Snapshot
 from kclrun.ports import ShardFilter
+from kclrun.sinks.report_file import write_report
 
 __all__ = ["WORKER_ENTRY", "run_fleet"]
 

@@ -73,6 +73,13 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "processor_failed": EventKind("user code failed for good", "error"),
     "gil_held": EventKind("user code held the GIL so long that no renewal was possible", "warning"),
     "lease_process_warned": EventKind("a lease process warned", "warning"),
+    # Runs on Spark.
+    "query_started": EventKind("the first line on Spark: what runs, where, from which checkpoint"),
+    "batch_committed": EventKind("a micro-batch is committed", "debug"),
+    "query_stopped": EventKind("the last line on Spark: why it ended"),
+    "query_failed": EventKind("the query ended with an error", "error"),
+    "settings_unused": EventKind("settings that mean nothing on this engine"),
+    "engine_said": EventKind("Spark wrote to standard error", "warning"),
     # User code.
     "printed": EventKind("user code printed a line"),
     "logged": EventKind("user code logged a line"),
@@ -93,6 +100,7 @@ FIELDS: Final = frozenset(
         *("stall_s", "start", "state", "status", "stream", "suppressed", "switches", "table"),
         *("target", "text", "traceback", "version", "waited_s", "warning", "where", "worker_pid"),
         *("broken", "foreign", "ours", "theirs", "created", "deleted", "free", "work", "row"),
+        *("master", "pipeline", "trigger"),
         *("former", "row_owner", "ours_s", "theirs_s", "what", "keys", "traceback_text"),
     }
 )

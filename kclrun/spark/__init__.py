@@ -7,3 +7,29 @@ API (`source.py`, `sink.py`, `processing.py`); sessions and runs (`session.py`, 
 May know: `aws`, `sinks`, `observe` and everything below them. May not know: the manager, the lease
 processes. Rule: the rows of a batch are a function of its two offsets, always.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from kclrun.spark.registering import register
+    from kclrun.spark.session import open_session
+    from kclrun.spark.writing import write
+
+__all__ = ["open_session", "register", "write"]
+
+# Found on first use: the nouns and decisions of this room are imported without PySpark.
+_HOMES: Final = {"open_session": "session", "register": "registering", "write": "writing"}
+
+
+def __getattr__(name: str) -> Any:
+    """A public function. Raises: SettingsError if PySpark is missing or below 4.0."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kclrun.spark.versions import installed
+
+    installed()
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -15,10 +15,25 @@ PURE_FILES += [
     if (ROOT / "local" / f"{name}.py").exists()
 ]
 
+# What decides about batches, offsets and ranges on Spark, and about requests in the producer.
+PURE_FILES += [
+    ROOT / room / f"{name}.py"
+    for room, names in {
+        "sinks": ("flow_control", "lanes", "pending_records", "producing", "put_request"),
+        "spark": (
+            *("lineage", "offsets", "positions", "range_cursor", "ranges", "read_pace", "settings"),
+            *("option_reader", "options", "processor_cache", "sink_columns", "sink_options"),
+            *("sink_report", "tenure"),
+        ),
+    }.items()
+    for name in names
+]
+PURE_FILES += sorted((ROOT / "spark" / "scout").glob("*.py"))
+
 BANNED_MODULES = {
-    "asyncio", "boto3", "botocore", "io", "logging", "multiprocessing", "os", "pathlib", "random",
-    "secrets", "select", "signal", "socket", "subprocess", "sys", "threading", "time", "urllib3",
-    "uuid",
+    "asyncio", "boto3", "botocore", "io", "logging", "multiprocessing", "os", "pathlib", "pyarrow",
+    "pyspark", "random", "secrets", "select", "signal", "socket", "subprocess", "sys", "threading",
+    "time", "urllib3", "uuid",
 }  # fmt: skip
 BANNED_CALLS = {"now", "utcnow", "today", "open", "print", "input", "exec", "eval"}
 

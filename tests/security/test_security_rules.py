@@ -43,10 +43,11 @@ from kclrun.config.load import load_settings, settings_of
 from kclrun.config.yaml_reader import TEXT_BYTES_MAX
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.loading import load_processor
-from kclrun.manager import report as reporting
 from kclrun.manager.locks import state_folder
-from kclrun.manager.report import ReportWriter, write_report
+from kclrun.manager.report import ReportWriter
 from kclrun.model.time import WallTime
+from kclrun.sinks import report_file as reporting
+from kclrun.sinks.report_file import write_report
 
 ROOT = Path(__file__).parents[2]
 LEAST = "application: orders\nstream: orders\nprocessor: mine:Mine\n"

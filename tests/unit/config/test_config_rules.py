@@ -12,7 +12,6 @@ FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("engine: spark", "engine: spark comes with a later version"),
         ("start: 2030-01-01T00:00:00Z", "start: 2030-01-01T00:00:00Z is in the future"),
         ("embedded: {shards: 2}", "embedded: is for aws.endpoint: embedded"),
         ("aws: {endpoint: somewhere}", "aws.endpoint: expected embedded or an https URL"),

@@ -75,6 +75,8 @@ ACCESS_KEY = "AKIA" + "IOSFODNN7EXAMPLE"
         {"aws": {"secret_access_key": "abc"}},
         {"aws": {"aws_session_token": "abc"}},
         {"options": {"Password": "abc"}},
+        {"spark": {"conf": {"spark.hadoop.fs.s3a.secret.key": "abc"}}},
+        {"spark": {"conf": {"spark.hadoop.fs.s3a.access.key": "abc"}}},
     ],
 )
 def test_what_looks_like_a_credential_is_refused_and_not_repeated(tree: object) -> None:

@@ -9,10 +9,11 @@ from kclrun.ipc.board import LeaseStatus, WorkerState
 from kclrun.manager.caught_up import LOOK_APART_S, CaughtUp, is_at_tip
 from kclrun.manager.child import exit_code_of, exit_words
 from kclrun.manager.process_rights import allowed_environment
-from kclrun.manager.report import ReportWriter, write_report
+from kclrun.manager.report import ReportWriter
 from kclrun.manager.stall import stalled
 from kclrun.manager.stopping import Stage, StopPlan, next_force
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.sinks.report_file import write_report
 
 
 def position(number):

@@ -1,0 +1,291 @@
+"""One run of `engine: spark`, from opening the session to the last line of the log.
+
+    until caught up    the configured trigger while the source is being filled; then AvailableNow
+                       on the same checkpoint, until all that was there is committed
+    else               the configured trigger until a signal, or the query's own end
+
+Rule: what ends a run in good order ends it between two batches. Everything that can be wrong
+before the first batch is told as it is on the fleet. Look next: `watching.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from kclrun.config.engine_rules import unused_settings
+from kclrun.config.schema import Settings
+from kclrun.errors import KclrunError, SettingsError
+from kclrun.loading import load_pipeline
+from kclrun.model.time import Instant, WallTime
+from kclrun.observe.logs import EventLog
+from kclrun.observe.snapshot import Snapshot
+from kclrun.sinks.report_file import write_report
+from kclrun.spark.options import Use, read_source_options
+from kclrun.spark.running.building import (
+    emitted_rows,
+    pipeline_result,
+    records_of,
+    start_query,
+)
+from kclrun.spark.running.counting import RunCounts
+from kclrun.spark.running.progress import read_lags, read_progress
+from kclrun.spark.running.source_options import source_options
+from kclrun.spark.running.stopping import StopPlan
+from kclrun.spark.running.watching import Ending, Watch
+from kclrun.spark.versions import Capabilities, installed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["ExitReason", "SparkRun", "require_runnable"]
+
+_AVAILABLE_NOW: Final = "available-now"
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+# As the manager's: a person sees it move, and a look at the JVM costs milliseconds.
+_SHOW_EVERY_S: Final = 1.0
+
+
+class ExitReason(enum.Enum):
+    """Why a run ended, in the words of the fleet's report."""
+
+    DRAINED = "drained"
+    CAUGHT_UP = "caught up"
+    CUT_SHORT = "stopped before it was drained"
+
+    @property
+    def exit_code(self) -> int:
+        """0 for an end in good order; 75 (EX_TEMPFAIL) for one that was cut short."""
+        return os.EX_TEMPFAIL if self is ExitReason.CUT_SHORT else os.EX_OK
+
+
+def require_runnable(settings: Settings, now: WallTime) -> Capabilities:
+    """Whether these settings can run on the PySpark that is here; starts nothing.
+
+    Raises: SettingsError naming what is wrong: PySpark, an option of the source, a trigger.
+    """
+    found = installed()
+    read_source_options(source_options(settings, now), Use.STREAM)
+    if settings.until is not None or settings.spark.trigger == _AVAILABLE_NOW:
+        found.require_available_now()
+    return found
+
+
+class SparkRun:
+    """The run of one application in one session. From the main thread only.
+
+    `source_is_done` says, for `until`, that no more records are to be expected. `on_snapshot` is
+    called about once a second.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        spark: SparkSession,
+        log: EventLog,
+        *,
+        import_paths: Sequence[Path],
+        source_is_done: Callable[[], bool],
+        on_snapshot: Callable[[Snapshot], None] | None,
+    ) -> None:
+        self._settings = settings
+        self._spark = spark
+        self._log = log
+        self._paths = tuple(import_paths)
+        self._source_is_done = source_is_done
+        self._on_snapshot = on_snapshot
+        self._owner = f"spark:{spark.sparkContext.applicationId}"
+        self._began = Instant(time.monotonic())
+        self._shown = self._began
+        self._stop = StopPlan(float(settings.shutdown.grace))
+        self._told_stage = self._stop.stage
+        self._counts = RunCounts(self._began)
+        self._watch = Watch(self._stop, take_progress=self._progressed, looked=self._looked)
+
+    def run(self, capabilities: Capabilities) -> ExitReason:
+        """Until the end. Raises: KclrunError, among them what the query's failure stands for."""
+        former = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
+        try:
+            query = self._query(capabilities)
+            self._introduce(capabilities)
+            reason = self._run(query)
+        except KclrunError as error:
+            self._log.note("query_failed", error=type(error).__name__, text=str(error))
+            raise
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+        self._log.note(
+            "query_stopped",
+            reason=reason.value,
+            records=self._counts.records,
+            batches=self._counts.batches,
+        )
+        return reason
+
+    def write_report(self, path: Path, reason: str) -> None:
+        """Raises: SettingsError if it cannot be written."""
+        report = self._counts.report(
+            application=self._settings.application,
+            stream=self._stream,
+            owner=self._owner,
+            exit_reason=reason,
+            seconds=time.monotonic() - self._began,
+        )
+        write_report(path, report)
+
+    def _run(self, query: _Query) -> ExitReason:
+        is_until = self._settings.until is not None
+        trigger = self._settings.spark.trigger
+        if not is_until or not (trigger == _AVAILABLE_NOW or self._source_is_done()):
+            is_enough = self._source_is_done if is_until else lambda: False
+            ending = self._watch.until_ended(query.start(trigger), is_enough)
+            if not is_until or self._stop.is_wanted:
+                return self._reason(ending)
+        while True:
+            was_done = self._source_is_done()
+            ending = self._watch.until_ended(query.start(_AVAILABLE_NOW), lambda: False)
+            if self._stop.is_wanted:
+                return self._reason(ending)
+            if was_done:
+                self._log.note("caught_up", records=self._counts.records)
+                return ExitReason.CAUGHT_UP
+
+    def _reason(self, ending: Ending) -> ExitReason:
+        if ending is Ending.CUT_SHORT:
+            return ExitReason.CUT_SHORT
+        by_itself = ending is Ending.BY_ITSELF and not self._stop.is_wanted
+        return ExitReason.CAUGHT_UP if by_itself else ExitReason.DRAINED
+
+    def _query(self, capabilities: Capabilities) -> _Query:
+        settings = self._settings
+        options = source_options(settings, WallTime(time.time()))
+        if settings.pipeline is None:
+            rows = self._processor_rows(options)
+            return _Query(settings, rows, is_emitted=True)
+        pipeline = load_pipeline(settings.pipeline, self._paths)
+        records = records_of(self._spark, options, capabilities)
+        made = pipeline_result(pipeline, settings.pipeline, records, settings.options)
+        return _Query(settings, made, is_emitted=False)
+
+    def _processor_rows(self, options: Mapping[str, str]) -> DataFrame:
+        from kclrun.spark.processing import processor_stream
+
+        output = self._settings.output
+        rows = processor_stream(self._spark, self._settings, options, self._paths)
+        return emitted_rows(rows, output.schema if output is not None else None)
+
+    @property
+    def _stream(self) -> str:
+        return self._settings.stream.rpartition("/")[2]
+
+    def _introduce(self, capabilities: Capabilities) -> None:
+        settings = self._settings
+        self._log.note(
+            "query_started",
+            version=capabilities.version,
+            stream=self._stream,
+            start=settings.start,
+            processor=settings.processor,
+            pipeline=settings.pipeline,
+            trigger=str(getattr(settings.spark.trigger, "text", settings.spark.trigger)),
+            checkpoint=settings.spark.checkpoint,
+            master=self._spark.sparkContext.master,
+            grace_s=float(settings.shutdown.grace),
+        )
+        unused = unused_settings(settings)
+        if unused:
+            self._log.note("settings_unused", keys=", ".join(unused))
+
+    def _progressed(self, progress: Mapping[str, Any]) -> None:
+        self._counts.lagged(read_lags(progress))
+        batch = read_progress(progress)
+        if batch is None:
+            return
+        ended = self._counts.add(batch, Instant(time.monotonic()))
+        self._log.note(
+            "batch_committed",
+            count=batch.batch_id,
+            records=batch.records,
+            bytes=batch.bytes,
+            seconds=batch.seconds,
+            shards=len(batch.shards),
+        )
+        for shard_id in ended:
+            self._log.note("shard_ended", shard=shard_id)
+
+    def _looked(self) -> None:
+        stage = self._stop.stage
+        if stage is not self._told_stage:
+            is_first = not self._told_stage_is_stop()
+            self._log.note("draining" if is_first else "stop_hurried", state=stage.value)
+            self._told_stage = stage
+        now = Instant(time.monotonic())
+        if self._on_snapshot is not None and now - self._shown >= _SHOW_EVERY_S:
+            self._shown = now
+            self._on_snapshot(
+                self._counts.snapshot(
+                    application=self._settings.application,
+                    stream=self._stream,
+                    owner=self._owner,
+                    is_draining=self._stop.is_wanted,
+                    now=now,
+                )
+            )
+
+    def _told_stage_is_stop(self) -> bool:
+        return self._told_stage.value != "running"
+
+    def _signalled(self, number: int, _frame: FrameType | None) -> None:
+        """Between two instructions of the main thread: notes the wish, and nothing else."""
+        self._stop.press(signal.Signals(number), Instant(time.monotonic()))
+
+
+class _Query:
+    """What is started, once or more often on the same checkpoint."""
+
+    def __init__(
+        self, settings: Settings, made: DataFrame | StreamingQuery, *, is_emitted: bool
+    ) -> None:
+        self._settings = settings
+        self._made = made
+        self._is_emitted = is_emitted
+        if self._started is not None and settings.until is not None:
+            self._started.stop()
+            raise SettingsError(
+                "until: caught-up needs a pipeline that returns a DataFrame: kclrun cannot change"
+                " the trigger of a query that is started already"
+            )
+        if self._started is None and settings.output is None and not is_emitted:
+            raise SettingsError(
+                "output: is missing, and the pipeline returned a DataFrame\n"
+                "Say where its rows go, such as output: {path: out, format: parquet}"
+            )
+
+    @property
+    def _started(self) -> StreamingQuery | None:
+        from pyspark.sql.streaming.query import StreamingQuery
+
+        return self._made if isinstance(self._made, StreamingQuery) else None
+
+    def start(self, trigger: float | str) -> StreamingQuery:
+        """Raises: SettingsError where Spark refuses."""
+        started = self._started
+        if started is not None:
+            return started
+        assert self._settings.spark.checkpoint is not None, "the rules of the settings ask for it"
+        return start_query(
+            self._made,  # type: ignore[arg-type]
+            name=self._settings.application,
+            output=self._settings.output,
+            checkpoint=self._settings.spark.checkpoint,
+            trigger=trigger,
+            is_emitted=self._is_emitted,
+        )

@@ -1,0 +1,176 @@
+"""Both ends of a batch read (`spark.read`): every shard of the start and all its descendants.
+
+The same walks as for streams, each to its own end, until every end is a record's position, the end
+of a shard, or nothing was there. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from kclrun.errors import DataLoss, SettingsError
+from kclrun.model.shard import ShardGraph
+from kclrun.spark.lineage import ancestors_of, descendants_of, relatives_of
+from kclrun.spark.offsets import Offset
+from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, Position
+from kclrun.spark.scout.asks import Answer, AskListing, AskPage, Listed, NotListed, Paged, Refused
+from kclrun.spark.scout.budget import ReadBudget
+from kclrun.spark.scout.running import Moment, Running
+from kclrun.spark.scout.service_time import ServiceTime
+from kclrun.spark.scout.track import Track
+from kclrun.spark.scout.walk import Aim
+from kclrun.spark.settings import SourceSettings, Start, StartKind
+
+__all__ = ["Bounding", "Seeker"]
+
+_PAGE_BYTES: Final = 512 * 1024
+_ROWS_BYTES: Final = 256 * 1024
+_MARGIN_MS: Final = 200
+
+
+class Seeker(Protocol):
+    """What the shell asks for: questions to send, answers to give back, when to come again."""
+
+    def asks(self, now: float) -> list[AskPage | AskListing]: ...
+
+    def take(
+        self, ask: AskPage | AskListing, answer: Answer, now: float, chance: float
+    ) -> None: ...
+
+    def next_at(self, now: float) -> float: ...
+
+
+class Bounding:
+    """Raises, when made: SettingsError for an end that does not fit the stream."""
+
+    def __init__(
+        self,
+        settings: SourceSettings,
+        start: Offset,
+        graph: ShardGraph,
+        service: ServiceTime,
+        now: float,
+    ) -> None:
+        self._settings = settings
+        self._start = start
+        self._service = service
+        below = dict.fromkeys(sorted(descendants_of(graph, start.shards)), TRIM_HORIZON)
+        self._begins: Mapping[str, Position] = {**below, **start.shards}
+        self._ends: dict[str, Position] = {}
+        self._walking: dict[str, Running] = {}
+        # What is there now arrived before this time of the service's, whatever its clock says.
+        self._ahead_ms = service.surely_ahead_ms(now)
+        self._until: dict[str, int | None] = {}
+        for shard_id, position in self._begins.items():
+            end = _end_of(settings.end, shard_id, graph, self._begins)
+            if isinstance(end, Position):
+                self._ends[shard_id] = max(position, end)
+            else:
+                budget = ReadBudget(settings.reads_per_second_max, now)
+                self._walking[shard_id] = Running(Track(shard_id, position, _ROWS_BYTES), budget)
+                self._until[shard_id] = end
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all ends are known."""
+        return all(self._is_done(each) for each in self._walking.values())
+
+    def asks(self, now: float) -> list[AskPage | AskListing]:
+        """What to ask now."""
+        for running in self._walking.values():
+            aim = self._aim(running, now)
+            if aim is not None and not self._is_done(running):
+                running.begin(aim)
+        asked = (each.ask(now) for each in self._walking.values())
+        return [ask for ask in asked if ask is not None]
+
+    def take(self, ask: AskPage | AskListing, answer: Answer, now: float, chance: float) -> None:
+        """Take in one answer. Raises: DataLoss, and a ServiceError that cannot be waited out."""
+        assert isinstance(ask, AskPage)
+        assert not isinstance(answer, Listed | NotListed)
+        asked_ms = 0
+        if isinstance(answer, Paged):
+            self._service.hear(answer.page.served_at, answer.sent_at, answer.received_at)
+            asked_ms = self._service.surely_past_ms(answer.sent_at)
+        elif isinstance(answer, Refused):
+            if ask.read.opening is None or ask.read.opening.timestamp is None:
+                raise answer.error
+            self._service.was_ahead()
+        running = self._walking[ask.shard_id]
+        running.take(ask.turn, answer, Moment(now, asked_ms, chance), self._settings)
+        if running.gone is not None:
+            if self._settings.fails_on_data_loss:
+                raise DataLoss(f"{ask.shard_id} expired while the batch was planned: read again")
+            running.track.lose()
+
+    def next_at(self, now: float) -> float:
+        """When there is something to ask again, if nothing is answered until then."""
+        waiting = [each for each in self._walking.values() if not self._is_done(each)]
+        walks = [each.wakes_at(now) for each in waiting if each.is_walking]
+        is_early = any(not each.is_walking for each in waiting)
+        return min([*walks, now + 0.05]) if is_early else min(walks, default=now)
+
+    def offsets(self) -> tuple[Offset, Offset]:
+        """Start and end; the end says of every shard where it begins."""
+        tracks = {each: running.track for each, running in self._walking.items()}
+        ends = {**self._ends, **{each: track.bound for each, track in tracks.items()}}
+        began = {
+            each: tracks[each].began() if each in tracks else self._begins[each] for each in ends
+        }
+        start = self._start
+        end = Offset(stream=start.stream, created_ms=start.created_ms, shards=ends, began=began)
+        return start, end
+
+    def _aim(self, running: Running, now: float) -> Aim | None:
+        """The tip first; where it is too busy to be seen, the first record after the planning."""
+        until_ms = self._until[running.track.shard_id]
+        past_ms = self._service.surely_past_ms(now) - _MARGIN_MS
+        if until_ms is not None and until_ms <= past_ms:
+            return Aim(until_ms, _PAGE_BYTES)
+        if running.aim is None:
+            return Aim(past_ms, _PAGE_BYTES, is_tip=True)
+        return Aim(self._ahead_ms, _PAGE_BYTES) if self._ahead_ms <= past_ms else None
+
+    def _is_done(self, running: Running) -> bool:
+        track = running.track
+        if running.is_walking or running.aim is None:
+            return track.is_lost
+        is_exact = not running.aim.is_tip
+        return is_exact or track.bound == SHARD_END or track.tip_at_bound_ms is not None
+
+
+def _end_of(
+    end: Start, shard_id: str, graph: ShardGraph, begins: Mapping[str, Position]
+) -> Position | int | None:
+    """A position, a time, or None for what is there now."""
+    match end.kind:
+        case StartKind.TIMESTAMP:
+            return end.timestamp_ms
+        case StartKind.POSITIONS:
+            return _named_end(end.positions, shard_id, graph, begins)
+        case StartKind.EARLIEST:
+            raise SettingsError("endingOffsets: a read cannot end at the earliest record")
+        case StartKind.LATEST:
+            shard = graph.get(shard_id)
+            return SHARD_END if shard is not None and not shard.is_open else None
+
+
+def _named_end(
+    positions: Mapping[str, Position],
+    shard_id: str,
+    graph: ShardGraph,
+    begins: Mapping[str, Position],
+) -> Position | int | None:
+    position = positions.get(shard_id)
+    if position is None:
+        if any(shard_id in ancestors_of(graph, each) for each in positions):
+            return SHARD_END
+        if shard_id in relatives_of(graph, [each for each in positions if each in graph]):
+            return begins[shard_id]
+        position = positions.get("*")
+    if position is None:
+        raise SettingsError(
+            f'endingOffsets: where does {shard_id} end? Name it, or all others as "*"'
+        )
+    return position.timestamp_ms if position.place is Place.TIMESTAMP else position

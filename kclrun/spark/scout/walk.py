@@ -1,0 +1,211 @@
+"""One shard's search for the bound of a batch: which page to read next, and what it means [A3, A8].
+
+A generator: it yields what it wants to read and is sent the page, so that it can go on in a later
+tick where its calls are used up. Rules: every bound is at a record that GetRecords returned, or
+the end of the shard; timestamps only find records; away from the tip bounds are exclusive. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Final
+
+import msgspec
+
+from kclrun.model.record import Record
+from kclrun.spark.positions import SHARD_END, Place, after, at_timestamp, before
+from kclrun.spark.scout.asks import Paged, Refused
+from kclrun.spark.scout.density import arrival_ms, density_of
+from kclrun.spark.scout.stretch import Stretch
+from kclrun.spark.scout.track import Track
+
+__all__ = ["Aim", "Walk", "Want", "walk"]
+
+# Where only reading on helps, pages of what one batch may inline for a shard by default.
+_PAGE_BYTES: Final = 512 * 1024
+# Halving a window of a day ten times leaves 84 s of records, which reading reaches.
+_PROBES_MAX: Final = 10
+
+
+class Aim(msgspec.Struct, frozen=True):
+    """What all shards look for together: the first record at or after `until_ms`, or the tip.
+
+    `only_heads` wants nothing but the first record after each position. `page_bytes` is what a
+    page may weigh that executors need not read again.
+    """
+
+    until_ms: int
+    page_bytes: int
+    is_tip: bool = False
+    only_heads: bool = False
+
+
+class Want(msgspec.Struct, frozen=True):
+    """The next page of a stretch."""
+
+    stretch: Stretch
+    limit: int
+
+
+Walk = Generator[Want, tuple[Paged | Refused, int], None]
+# The records of one page; None where the service refused to open the stretch.
+_Reading = Generator[Want, tuple[Paged | Refused, int], list[Record] | None]
+
+
+def walk(track: Track, aim: Aim) -> Walk:
+    """Look for a bound; `track.finding` gets better as it goes on.
+
+    Sent: the page, and the service's time that had surely been reached when it was asked for.
+    """
+    kept = track.kept
+    needs_head = kept.first is None and (aim.only_heads or kept.base.place is Place.TIMESTAMP)
+    is_fresh = False
+    while needs_head and kept.first is None and not (is_fresh and _is_over(kept)):
+        if (yield from _read(track, kept, track.sample_limit)) is None:
+            return
+        is_fresh = True
+    if needs_head and kept.is_ended and kept.first is None and kept.is_given:
+        # LATEST of a shard that ended: whether its range has rows is for the timestamp to say.
+        track.kept = Stretch(kept.base, track.rows_bytes_max)
+        yield from walk(track, aim)
+        return
+    if aim.only_heads:
+        _take_end(track, kept)
+        return
+    if aim.is_tip and not track.is_busy and not is_fresh:
+        yield from _read(track, kept, track.page_limit(aim.page_bytes))
+        is_fresh = True
+    if _is_resolved(track, kept, aim, is_fresh=is_fresh):
+        return
+    found = yield from _jump(track, aim)
+    if not found:
+        yield from _follow(track, aim)
+
+
+def _jump(track: Track, aim: Aim) -> Generator[Want, tuple[Paged | Refused, int], bool]:
+    """Look at the first record at or after the time; False if reading on must find the bound."""
+    ahead = Stretch(at_timestamp(aim.until_ms), track.rows_bytes_max)
+    while True:
+        records = yield from _read(track, ahead, track.sample_limit)
+        if records is None:
+            return False
+        if records or _is_over(ahead):
+            break
+    if not records:
+        if ahead.is_ended:
+            track.find(SHARD_END)
+        return ahead.is_ended
+    first = records[0]
+    if track.kept.reached.covers(first.sequence_number):
+        return False
+    bound = before(first.sequence_number)
+    if bound <= track.position:
+        return _stays(track, ahead, first, aim)
+    ahead.begin_at(bound)
+    track.ahead = ahead
+    track.find(bound, at=first)
+    if aim.is_tip:
+        track.is_busy = not _is_over(ahead)
+        _take_over(track, ahead)
+    return True
+
+
+def _stays(track: Track, ahead: Stretch, first: Record, aim: Aim) -> bool:
+    """The time leads to the record the batch begins at: before the tip, that is the answer."""
+    if aim.is_tip:
+        return False
+    if track.kept.first is None and before(first.sequence_number) == track.position:
+        ahead.begin_at(track.position)
+        track.kept = ahead
+    return True
+
+
+def _follow(track: Track, aim: Aim) -> Walk:
+    """Read on from the kept iterator, to the tip or the first record that is late enough.
+
+    Where the shard turns out to hold much, times in between are tried first.
+    """
+    front = track.kept
+    for _ in range(_PROBES_MAX):
+        limit = track.page_limit(_PAGE_BYTES)
+        records = yield from _read(track, front, limit)
+        if records is None or _ends_in(track, front, records, aim):
+            return
+        if len(records) < limit:
+            break
+        between_ms = (arrival_ms(records[-1]) + aim.until_ms) // 2
+        probed = Stretch(at_timestamp(between_ms), track.rows_bytes_max)
+        sample = yield from _read(track, probed, track.sample_limit)
+        if not sample or front.reached.covers(sample[0].sequence_number):
+            break
+        probed.begin_at(before(sample[0].sequence_number))
+        track.ahead = front = probed
+        track.find(front.base, at=sample[0])
+        if _ends_in(track, front, sample, aim):
+            return
+    while True:
+        records = yield from _read(track, front, track.page_limit(_PAGE_BYTES))
+        if records is None or _ends_in(track, front, records, aim):
+            return
+
+
+def _ends_in(track: Track, front: Stretch, records: list[Record], aim: Aim) -> bool:
+    """Whether the page just read settles the bound; else note how far it got."""
+    late = next((row for row in records if arrival_ms(row) >= aim.until_ms), None)
+    if late is not None and not aim.is_tip:
+        if late is not track.kept.first:
+            track.find(before(late.sequence_number), at=late)
+        return True
+    if _take_over(track, front):
+        return True
+    if front.last is not None and front.last is not front.first:
+        track.find(before(front.last.sequence_number), at=front.last)
+    return False
+
+
+def _is_resolved(track: Track, kept: Stretch, aim: Aim, *, is_fresh: bool) -> bool:
+    """Whether what is at hand already says where the batch ends."""
+    if aim.is_tip:
+        return is_fresh and _take_over(track, kept)
+    head_ms = track.head_ms
+    if head_ms is not None and head_ms >= aim.until_ms:
+        return True
+    late = next((row for row in kept.rows or () if arrival_ms(row) >= aim.until_ms), None)
+    if late is not None:
+        track.find(before(late.sequence_number), at=late)
+        return True
+    is_dropped = kept.last is not None and arrival_ms(kept.last) >= aim.until_ms
+    return is_fresh and not is_dropped and _take_over(track, kept)
+
+
+def _take_over(track: Track, stretch: Stretch) -> bool:
+    """If the stretch is over, the bound is its end."""
+    if stretch.is_ended:
+        track.find(SHARD_END)
+    elif stretch.at_tip and stretch.last is not None:
+        track.find(after(stretch.last.sequence_number), tip_ms=stretch.tip_ms)
+    return _is_over(stretch)
+
+
+def _take_end(track: Track, kept: Stretch) -> None:
+    if kept.is_ended and kept.first is None:
+        track.find(SHARD_END)
+
+
+def _is_over(stretch: Stretch) -> bool:
+    return stretch.is_ended or stretch.at_tip
+
+
+def _read(track: Track, stretch: Stretch, limit: int) -> _Reading:
+    answer, asked_ms = yield Want(stretch, limit)
+    if isinstance(answer, Refused):
+        return None
+    before_ms = stretch.tip_ms
+    records = stretch.absorb(answer, asked_ms)
+    seen_s = None
+    if stretch.at_tip and before_ms is not None:
+        # All that came since the shard was last seen empty: its own span says nothing of pauses.
+        seen_s = max(0.0, (asked_ms - before_ms) / 1000)
+    track.density = density_of(records, seen_s) or track.density
+    track.lag_ms = answer.page.millis_behind_latest
+    return records

