@@ -30,13 +30,18 @@ class _Column(NamedTuple):
     title: str
     cell: Callable[[LeaseView], str]
     is_wide_only: bool = False
+    is_of_lease: bool = False
     justify: str = "right"
 
 
 def render(snapshot: Snapshot, width: int) -> RenderableType:
     """The table for one moment, for a terminal of `width` columns."""
     is_wide = width >= _WIDE
-    columns = [column for column in _COLUMNS if is_wide or not column.is_wide_only]
+    columns = [
+        column
+        for column in _COLUMNS
+        if (is_wide or not column.is_wide_only) and (snapshot.has_leases or not column.is_of_lease)
+    ]
     table = Table(expand=True, box=None, pad_edge=False, header_style="bold")
     for column in columns:
         is_note = column.title == "note"
@@ -73,17 +78,20 @@ def _headline(snapshot: Snapshot) -> Text:
 
 def _footer(snapshot: Snapshot) -> Text:
     hidden = max(0, len(snapshot.leases) - _LEASES_SHOWN_MAX)
-    parts = [
+    kept = [
         f"{len(snapshot.leases)} leases here",
         f"{snapshot.leases_elsewhere} elsewhere",
         f"{snapshot.leases_free} free",
+    ]
+    parts = [
+        *(kept if snapshot.has_leases else [f"{len(snapshot.leases)} shards"]),
         f"{snapshot.ended_total} ended",
         f"{snapshot.records_total:,} records",
         f"{snapshot.records_per_s:,.0f}/s",
         f"lag {_lag(snapshot.lag_ms_max)}",
     ]
     if hidden:
-        parts.append(f"{hidden} leases not shown")
+        parts.append(f"{hidden} {'leases' if snapshot.has_leases else 'shards'} not shown")
     return Text(", ".join(parts), style="dim")
 
 
@@ -121,10 +129,14 @@ _COLUMNS: Final = (
     _Column("per s", lambda lease: f"{lease.records_per_s:,.0f}"),
     _Column("lag", lambda lease: _lag(lease.lag_ms)),
     _Column(
-        "cpu", lambda lease: _UNKNOWN if lease.cpu_percent is None else f"{lease.cpu_percent:.0f}%"
+        "cpu",
+        lambda lease: _UNKNOWN if lease.cpu_percent is None else f"{lease.cpu_percent:.0f}%",
+        is_of_lease=True,
     ),
-    _Column("memory", lambda lease: _memory(lease.memory_bytes), is_wide_only=True),
-    _Column("pid", lambda lease: str(lease.pid or _UNKNOWN), is_wide_only=True),
-    _Column("restarts", lambda lease: str(lease.restarts), is_wide_only=True),
+    _Column(
+        "memory", lambda lease: _memory(lease.memory_bytes), is_wide_only=True, is_of_lease=True
+    ),
+    _Column("pid", lambda lease: str(lease.pid or _UNKNOWN), is_wide_only=True, is_of_lease=True),
+    _Column("restarts", lambda lease: str(lease.restarts), is_wide_only=True, is_of_lease=True),
     _Column("note", lambda lease: lease.note, justify="left"),
 )

@@ -102,15 +102,11 @@ def _run_spark(
     """The summary is made while the session stands: it may read the output with it."""
     from kclrun.cli.spark_run import spark_run
 
-    filled: FillReport | None = None
-
     def sum_up() -> str | None:
-        nonlocal filled
-        filled = filling()
-        return _summary(configuration) if _is_whole(configuration, filled) else None
+        return _summary(configuration) if _is_whole(configuration, filling()) else None
 
     code, text = spark_run(configuration, report, source_is_done, sum_up)
-    _tell(filled)
+    _tell(filling())  # which raises where the filler failed, and so ended the run
     if text is not None:
         click.echo(text)
     return code

@@ -110,15 +110,16 @@ def _reported(run: SparkRun, capabilities: Capabilities, report: Path | None) ->
 @contextmanager
 def _session(settings: Settings, paths: tuple[Path, ...], log: EventLog) -> Iterator[SparkSession]:
     """A session for this run; afterwards, no JVM of ours is left."""
-    from kclrun.spark.jvm import end_jvm
+    from kclrun.spark.jvm import close_session
     from kclrun.spark.running.engine_output import captured_engine
     from kclrun.spark.running.source_options import as_option_texts
+    from kclrun.spark.running.translating import told_as_ours
     from kclrun.spark.session import open_session
 
     if settings.aws.profile is not None:
         os.environ["AWS_PROFILE"] = settings.aws.profile
     _let_workers_import(paths)
-    with captured_engine(log):
+    with captured_engine(log), told_as_ours():
         spark = open_session(
             application=settings.application,
             master=settings.spark.master,
@@ -127,8 +128,7 @@ def _session(settings: Settings, paths: tuple[Path, ...], log: EventLog) -> Iter
     try:
         yield spark
     finally:
-        spark.stop()
-        end_jvm()
+        close_session(spark)
 
 
 def _let_workers_import(paths: tuple[Path, ...]) -> None:
@@ -144,7 +144,9 @@ def _log(settings: Settings) -> Iterator[EventLog]:
     """JSON for machines, words for a terminal, unless the settings say which."""
     wanted = settings.log.format
     as_json = wanted == "json" or (wanted == "auto" and not sys.stderr.isatty())
-    sink = LineSink(_STDERR)
+    # Of its own: what Spark writes to standard error is read and logged, and must not meet itself.
+    descriptor = os.dup(_STDERR)
+    sink = LineSink(descriptor)
     try:
         yield EventLog(
             sink,
@@ -155,6 +157,7 @@ def _log(settings: Settings) -> Iterator[EventLog]:
         )
     finally:
         sink.close()
+        os.close(descriptor)
 
 
 def _is_local(settings: Settings) -> bool:

@@ -38,7 +38,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     `leases_elsewhere` counts leases that other owners hold, `leases_free` those that nobody does,
     `ended_total` the shards this manager has brought to their end, `records_departed` the records
-    of leases it had and that are not in `leases` any more: ended, released or lost.
+    of leases it had and that are not in `leases` any more: ended, released or lost. Without leases
+    (`has_leases`), on Spark, `leases` are the shards that are read.
     """
 
     application: str
@@ -51,6 +52,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     ended_total: int = 0
     records_departed: int = 0
     is_draining: bool = False
+    has_leases: bool = True
 
     @property
     def records_total(self) -> int:

@@ -7,12 +7,16 @@ its own. It ends when its standard input does, so also when this process is kill
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["SUBMITTED", "end_jvm", "launch_jvm"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["SUBMITTED", "close_session", "launch_jvm"]
 
 # Set by spark-submit, whose JVM runs already.
 SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
@@ -36,15 +40,19 @@ def launch_jvm(conf: Mapping[str, str]) -> None:
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
 
 
-def end_jvm() -> None:
-    """End the JVM that was started here, and wait for it; its sessions are stopped before."""
+def close_session(spark: SparkSession) -> None:
+    """Stop a session, and end the JVM that was started here; waits for it. It may be gone."""
+    from py4j.protocol import Py4JError
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway  # noqa: SLF001 - PySpark leaves its JVM to the end of Python
+    with contextlib.suppress(Py4JError, ConnectionError):
+        spark.stop()
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
-    if process is None or gateway is None:
+    if gateway is None or process is None:
         return
-    gateway.shutdown()
+    with contextlib.suppress(Py4JError, ConnectionError):
+        gateway.shutdown()
     assert process.stdin is not None, "PySpark gives it a pipe"
     process.stdin.close()
     try:

@@ -125,7 +125,6 @@ class StreamReader(DataSourceStreamReader):
         self._says_start = installed().says_start
         self._scouting: Scouting | None = None
         self._stands_at: Offset | None = None
-        self._is_ours = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Executors get the settings, and nothing that is connected or remembered.
@@ -152,7 +151,6 @@ class StreamReader(DataSourceStreamReader):
         Raises: OffsetRefused for a checkpoint of another stream or of a newer version.
         """
         begin = self._remembered() if start is None else decode_offset(start)
-        self._require_ours(begin)
         takes_all = limit is not None and type(limit).__name__ == "ReadAllAvailable"
         end = self._scouts().latest_offset(begin, takes_all=takes_all)
         if end == begin and start is not None:
@@ -174,8 +172,10 @@ class StreamReader(DataSourceStreamReader):
         """
         begin, finish = decode_offset(start), decode_offset(end)
         self._stands_at = finish
-        self._require_ours(finish)
-        hints = self._scouts().hints(begin, finish)
+        scouting = self._scouts()
+        # A batch that the last run left over is planned before any end is looked for.
+        scouting.check(finish)
+        hints = scouting.hints(begin, finish)
         return _packed(begin, finish, hints, self._settings)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -195,18 +195,6 @@ class StreamReader(DataSourceStreamReader):
         if self._scouting is None:
             self._scouting = _scouting(self._settings)
         return self._scouting
-
-    def _require_ours(self, offset: Offset) -> None:
-        """Asked once a process: a batch left over from the last run is planned before any end is
-        looked for. After that, the scouting watches."""
-        from kclrun.spark.checking import require_stream
-        from kclrun.spark.connecting import connected
-        from kclrun.spark.identity import require_same_stream
-
-        if not self._is_ours:
-            reached = self._settings.reached
-            require_same_stream(offset, require_stream(connected(reached).admin, reached))
-            self._is_ours = True
 
     def _remembered(self) -> Offset:
         if self._says_start:

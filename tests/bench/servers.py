@@ -43,13 +43,16 @@ def stock_client(service: str, url: str) -> Any:
 
 
 class CannedServer:
-    """A `canned_kinesis` process on loopback. A context manager; leaving it ends the process."""
+    """A server of the bench on loopback. A context manager; leaving it ends the process."""
+
+    def __init__(self, module: str = "bench.canned_kinesis") -> None:
+        self._module = module
 
     def __enter__(self) -> Self:
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "bench.canned_kinesis", str(listener.fileno())],
+            [sys.executable, "-P", "-m", self._module, str(listener.fileno())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[listener.fileno()],

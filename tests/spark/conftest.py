@@ -9,10 +9,9 @@ from kclrun.spark.session import open_session
 from tests.spark.source_rig import ACCESS_KEY, REGION, SECRET_KEY, Collected, Stream
 
 
-@pytest.fixture(scope="session")
-def spark():
-    """A session as users get it, on two cores. Never stop it: the folder shares it."""
-    # Workers inherit the environment of the JVM, and so of this process at its start.
+@pytest.fixture(scope="session", autouse=True)
+def credentials():
+    """Workers inherit the environment of the JVM, which is that of whoever starts it first."""
     before = dict(os.environ)
     os.environ |= {
         "AWS_ACCESS_KEY_ID": ACCESS_KEY,
@@ -20,13 +19,17 @@ def spark():
         "AWS_REGION": REGION,
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    session = open_session(
-        application="tests", master="local[2]", conf={"spark.default.parallelism": "2"}
-    )
-    yield session
-    session.stop()
+    yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """A session as users get it, on two cores. Never stop it: the folder shares it."""
+    session = open_session(application="tests", master="local[2]")
+    yield session
+    session.stop()
 
 
 @pytest.fixture(scope="session")

@@ -139,7 +139,7 @@ def test_a_stop_lets_the_running_batch_be_committed_and_leaves_no_process(applic
     try:
         wait_for(lambda: started.exists() or process.poll() is not None)
         family = psutil.Process(process.pid).children(recursive=True)
-        names = {each.name() for each in family}
+        groups = {os.getpgid(each.pid) for each in family if each.name() == "java"}
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
     finally:
@@ -156,7 +156,9 @@ def test_a_stop_lets_the_running_batch_be_committed_and_leaves_no_process(applic
     events = [line["event"] for line in lines(said)]
     assert "draining" in events
     assert events[-1] == "query_stopped"
-    assert "java" in names
+    # What `timeout` or a closing terminal sends to our whole group does not reach the JVM.
+    assert len(groups) == 1
+    assert os.getpgid(0) not in groups
     _, left = psutil.wait_procs(family, timeout=10)
     assert left == []
 
@@ -216,13 +218,37 @@ def test_a_processor_emits_typed_rows_and_its_prints_are_log_lines(application, 
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for path in tmp_path.glob("out/*/*.json") for line in path.open()]
+    written = "".join(path.read_text() for path in tmp_path.glob("out/*/*.json"))
+    rows = [json.loads(line) for line in written.splitlines()]
     assert sum(row["rows"] for row in rows) == 20_000
     assert sum(row["total"] for row in rows) == sum(range(20_000))
     told = json.loads(report.read_bytes())
     assert told["totals"]["records"] == 20_000
     assert sum(shard["bytes"] for shard in told["shards"].values()) == told["totals"]["bytes"]
     assert "a line of user code" in {line.get("text") for line in lines(done.stderr)}
+
+
+@pytest.mark.slow
+def test_a_jvm_that_dies_is_worth_a_restart(application, tmp_path):
+    started = tmp_path / "started"
+    command, report = application(
+        f"pipeline: pipelines:slowly\noptions: {{started: {started}}}\n"
+        f"output: {{path: {tmp_path / 'out'}}}"
+    )
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    try:
+        wait_for(lambda: started.exists() or process.poll() is not None)
+        children = psutil.Process(process.pid).children()
+        (jvm,) = (each for each in children if each.name() == "java")
+        jvm.kill()
+        _, said = process.communicate(timeout=90)
+    finally:
+        process.kill()
+        process.wait()
+
+    assert process.returncode == 75, said
+    assert "Ended: Spark ended the query" in said
+    assert json.loads(report.read_bytes())["exit_reason"] == "failed: EngineFailed"
 
 
 def test_a_stream_that_is_not_there_is_66_before_a_jvm_is_started(application, embedded, tmp_path):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kclrun.config.schema import OutputSettings
 from kclrun.errors import ProcessorLoadError, SettingsError
+from kclrun.spark.running.failures import own_failure_in
 from kclrun.spark.running.progress import OBSERVED
 from kclrun.spark.running.source_options import as_option_texts
 from kclrun.spark.versions import Capabilities
@@ -120,6 +121,9 @@ def start_query(
     try:
         return writer.start()
     except (AnalysisException, IllegalArgumentException) as error:
+        ours = own_failure_in(str(error))  # of the sink's options, for instance
+        if ours is not None:
+            raise ours from error
         said = str(error).strip().split("\n", 1)[0]
         raise SettingsError(f"output: Spark cannot write the DataFrame so: {said}") from error
 

@@ -111,6 +111,7 @@ class RunCounts:
             ended_total=len(ended),
             records_departed=max(0, self.records - shown),
             is_draining=is_draining,
+            has_leases=False,
         )
 
     def _view(self, shard_id: str, now: Instant) -> LeaseView:

@@ -17,7 +17,7 @@ from typing import Final
 from kclrun import errors
 from kclrun.errors import EngineFailed, KclrunError, ProcessorError, ServiceError
 
-__all__ = ["failure_of"]
+__all__ = ["failure_of", "own_failure_in"]
 
 _WORDS_MAX: Final = 2_000
 # Where the message of a Python error ends in what Spark makes of it.
@@ -36,11 +36,8 @@ _DATA_EXCEPTION: Final = re.compile(r"SQLSTATE: 22[0-9A-Z]{3}\b")
 
 def failure_of(text: str) -> KclrunError:
     """The error that the text of Spark's exception stands for, with a message for a person."""
-    ours = _OURS.search(text)
-    if ours is not None:
-        kind = getattr(errors, ours[1], None)
-        if isinstance(kind, type) and issubclass(kind, KclrunError):
-            return _rebuilt(kind, _message(ours[2]))
+    if (ours := own_failure_in(text)) is not None:
+        return ours
     if python := _PYTHON.search(text):
         return ProcessorError(
             f"user code raised on Spark, and Spark's retries did not help: "
@@ -53,6 +50,15 @@ def failure_of(text: str) -> KclrunError:
             "What was not committed is read again at the next start"
         )
     return EngineFailed(f"Spark ended the query: {_first_line(text)}")
+
+
+def own_failure_in(text: str) -> KclrunError | None:
+    """The error of ours that a text names; None where it names none."""
+    ours = _OURS.search(text)
+    kind = getattr(errors, ours[1], None) if ours is not None else None
+    if ours is None or not (isinstance(kind, type) and issubclass(kind, KclrunError)):
+        return None
+    return _rebuilt(kind, _message(ours[2]))
 
 
 def _rebuilt(kind: type[KclrunError], message: str) -> KclrunError:

@@ -9,7 +9,7 @@ seen.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["has_come_to_rest", "let_end"]
 
 # Spark's words for a query whose thread is through (`StreamExecution`).
-_ENDED: tuple[str, ...] = ("Stopped", "Terminated with exception")
+_ENDED: Final = ("Stopped", "Terminated with exception")
 
 
 def let_end(query: StreamingQuery) -> bool:
@@ -25,7 +25,7 @@ def let_end(query: StreamingQuery) -> bool:
 
     A query that has ended by itself is left as it is.
     """
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
 
     try:
         execution = query._jsq.streamingQuery()  # noqa: SLF001 - there is no public way

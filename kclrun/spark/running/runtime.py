@@ -21,29 +21,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kclrun.config.engine_rules import unused_settings
 from kclrun.config.schema import Settings
-from kclrun.errors import KclrunError, SettingsError
-from kclrun.loading import load_pipeline
+from kclrun.errors import KclrunError
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.logs import EventLog
 from kclrun.observe.snapshot import Snapshot
 from kclrun.sinks.report_file import write_report
 from kclrun.spark.options import Use, read_source_options
-from kclrun.spark.running.building import (
-    emitted_rows,
-    pipeline_result,
-    records_of,
-    start_query,
-)
 from kclrun.spark.running.counting import RunCounts
 from kclrun.spark.running.progress import read_lags, read_progress
+from kclrun.spark.running.query import Query, made_query
 from kclrun.spark.running.source_options import source_options
 from kclrun.spark.running.stopping import StopPlan
+from kclrun.spark.running.translating import told_as_ours
 from kclrun.spark.running.watching import Ending, Watch
 from kclrun.spark.versions import Capabilities, installed
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql import SparkSession
 
 __all__ = ["ExitReason", "SparkRun", "require_runnable"]
 
@@ -113,9 +107,10 @@ class SparkRun:
         """Until the end. Raises: KclrunError, among them what the query's failure stands for."""
         former = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
         try:
-            query = self._query(capabilities)
-            self._introduce(capabilities)
-            reason = self._run(query)
+            with told_as_ours():
+                query = made_query(self._settings, self._spark, self._paths, capabilities)
+                self._introduce(capabilities)
+                reason = self._run(query)
         except KclrunError as error:
             self._log.note("query_failed", error=type(error).__name__, text=str(error))
             raise
@@ -141,7 +136,7 @@ class SparkRun:
         )
         write_report(path, report)
 
-    def _run(self, query: _Query) -> ExitReason:
+    def _run(self, query: Query) -> ExitReason:
         is_until = self._settings.until is not None
         trigger = self._settings.spark.trigger
         if not is_until or not (trigger == _AVAILABLE_NOW or self._source_is_done()):
@@ -163,24 +158,6 @@ class SparkRun:
             return ExitReason.CUT_SHORT
         by_itself = ending is Ending.BY_ITSELF and not self._stop.is_wanted
         return ExitReason.CAUGHT_UP if by_itself else ExitReason.DRAINED
-
-    def _query(self, capabilities: Capabilities) -> _Query:
-        settings = self._settings
-        options = source_options(settings, WallTime(time.time()))
-        if settings.pipeline is None:
-            rows = self._processor_rows(options)
-            return _Query(settings, rows, is_emitted=True)
-        pipeline = load_pipeline(settings.pipeline, self._paths)
-        records = records_of(self._spark, options, capabilities)
-        made = pipeline_result(pipeline, settings.pipeline, records, settings.options)
-        return _Query(settings, made, is_emitted=False)
-
-    def _processor_rows(self, options: Mapping[str, str]) -> DataFrame:
-        from kclrun.spark.processing import processor_stream
-
-        output = self._settings.output
-        rows = processor_stream(self._spark, self._settings, options, self._paths)
-        return emitted_rows(rows, output.schema if output is not None else None)
 
     @property
     def _stream(self) -> str:
@@ -246,46 +223,3 @@ class SparkRun:
     def _signalled(self, number: int, _frame: FrameType | None) -> None:
         """Between two instructions of the main thread: notes the wish, and nothing else."""
         self._stop.press(signal.Signals(number), Instant(time.monotonic()))
-
-
-class _Query:
-    """What is started, once or more often on the same checkpoint."""
-
-    def __init__(
-        self, settings: Settings, made: DataFrame | StreamingQuery, *, is_emitted: bool
-    ) -> None:
-        self._settings = settings
-        self._made = made
-        self._is_emitted = is_emitted
-        if self._started is not None and settings.until is not None:
-            self._started.stop()
-            raise SettingsError(
-                "until: caught-up needs a pipeline that returns a DataFrame: kclrun cannot change"
-                " the trigger of a query that is started already"
-            )
-        if self._started is None and settings.output is None and not is_emitted:
-            raise SettingsError(
-                "output: is missing, and the pipeline returned a DataFrame\n"
-                "Say where its rows go, such as output: {path: out, format: parquet}"
-            )
-
-    @property
-    def _started(self) -> StreamingQuery | None:
-        from pyspark.sql.streaming.query import StreamingQuery
-
-        return self._made if isinstance(self._made, StreamingQuery) else None
-
-    def start(self, trigger: float | str) -> StreamingQuery:
-        """Raises: SettingsError where Spark refuses."""
-        started = self._started
-        if started is not None:
-            return started
-        assert self._settings.spark.checkpoint is not None, "the rules of the settings ask for it"
-        return start_query(
-            self._made,  # type: ignore[arg-type]
-            name=self._settings.application,
-            output=self._settings.output,
-            checkpoint=self._settings.spark.checkpoint,
-            trigger=trigger,
-            is_emitted=self._is_emitted,
-        )

@@ -54,7 +54,10 @@ class Lines:
     def listed(self, shards: Iterable[Shard], sent_at: float) -> None:
         """Take in a complete listing."""
         self._latest = ShardGraph(shards)
-        self._known.update((shard.shard_id, shard) for shard in self._latest)
+        for shard in self._latest:
+            # A closed shard stays closed, whatever an older page says.
+            if not (shard.is_open and self.is_closed(shard.shard_id)):
+                self._known[shard.shard_id] = shard
         self._listed_at = sent_at
         for shard_id in self._misses:
             is_missing = shard_id not in self._latest
@@ -79,6 +82,11 @@ class Lines:
     def lists(self, shard_id: str) -> bool:
         """Whether the latest listing has it."""
         return shard_id in self._latest
+
+    def is_closed(self, shard_id: str) -> bool:
+        """Whether a listing said that nothing is written to it any more."""
+        shard = self.graph.get(shard_id)
+        return shard is not None and not shard.is_open
 
     def listed_since(self, at: float) -> bool:
         """Whether there is a listing that was asked for after `at`."""

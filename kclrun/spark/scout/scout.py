@@ -308,7 +308,11 @@ class Scout:
         tip_ms, finding = track.tip_at_bound_ms, track.finding
         arrived_ms = track.head_ms if finding is None else finding.arrived_ms
         is_later = arrived_ms is not None and arrived_ms >= ahead_ms
-        return track.bound == SHARD_END or is_later or (tip_ms is not None and tip_ms >= past_ms)
+        if track.bound == SHARD_END or is_later:
+            return True
+        # The tip of a closed shard is not its end: its children may hold what was there.
+        is_at_tip = tip_ms is not None and tip_ms >= past_ms
+        return is_at_tip and not self.lines.is_closed(track.shard_id)
 
     def _hand_over(self, end: Offset, now: float) -> None:
         tracks = [each.track for each in self.running.values()]

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from kclrun.model.record import Record
-from kclrun.spark.positions import SHARD_END, Place, Position, before
+from kclrun.spark.positions import SHARD_END, Position, before
 from kclrun.spark.ranges import Hint
 from kclrun.spark.scout.density import Density, arrival_ms
 from kclrun.spark.scout.stretch import TOKEN_AGE_MAX_S, Stretch
@@ -102,16 +102,12 @@ class Track:
         return self.kept.size_bytes + (0 if self.ahead is None else self.ahead.size_bytes)
 
     def began(self) -> Position:
-        """Where the batch's range begins, exactly where a record says it: never at a timestamp in
-        a range with rows."""
+        """Where the batch's range begins, exactly where a record says it: a range with rows begins
+        neither at a timestamp nor at the horizon, which moves on before a replay may read it."""
         if self.is_lost:
             return SHARD_END
         first = self.kept.first
-        if (
-            self.position.place is Place.TIMESTAMP
-            and self.finding is not None
-            and first is not None
-        ):
+        if not self.position.is_exact and self.finding is not None and first is not None:
             return before(first.sequence_number)
         return self.position
 

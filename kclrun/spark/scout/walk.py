@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from kclrun.model.record import Record
-from kclrun.spark.positions import SHARD_END, Place, after, at_timestamp, before
+from kclrun.spark.positions import SHARD_END, after, at_timestamp, before
 from kclrun.spark.scout.asks import Paged, Refused
 from kclrun.spark.scout.density import arrival_ms, density_of
 from kclrun.spark.scout.stretch import Stretch
@@ -58,7 +58,7 @@ def walk(track: Track, aim: Aim) -> Walk:
     Sent: the page, and the service's time that had surely been reached when it was asked for.
     """
     kept = track.kept
-    needs_head = kept.first is None and (aim.only_heads or kept.base.place is Place.TIMESTAMP)
+    needs_head = kept.first is None and (aim.only_heads or not kept.base.is_exact)
     is_fresh = False
     while needs_head and kept.first is None and not (is_fresh and _is_over(kept)):
         if (yield from _read(track, kept, track.sample_limit)) is None:
@@ -202,6 +202,9 @@ def _read(track: Track, stretch: Stretch, limit: int) -> _Reading:
         return None
     before_ms = stretch.tip_ms
     records = stretch.absorb(answer, asked_ms)
+    if len(answer.page.records) >= limit:
+        # A full page has not looked further: the shard may have ended right there.
+        stretch.tip_ms = None
     seen_s = None
     if stretch.at_tip and before_ms is not None:
         # All that came since the shard was last seen empty: its own span says nothing of pauses.

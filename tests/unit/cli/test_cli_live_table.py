@@ -142,3 +142,11 @@ def test_lines_printed_below_the_display_come_out_above_the_table(
     assert "from the log" in told
     assert "flights on flights-stream" in told
     assert told.endswith("afterwards\n")
+
+
+def test_on_spark_there_are_shards_and_neither_leases_nor_processes_of_theirs() -> None:
+    text = drawn(msgspec.structs.replace(SNAPSHOT, has_leases=False), 120)
+
+    assert text.splitlines()[2].split() == ["shard", "state", "records", "per", "s", "lag", "note"]
+    assert "3 shards, 2 ended, " in text
+    assert "leases" not in text

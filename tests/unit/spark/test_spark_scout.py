@@ -5,12 +5,7 @@ import json
 
 import pytest
 
-from kclrun.errors import (
-    DataLoss,
-    OffsetRefused,
-    SettingsError,
-    Throttled,
-)
+from kclrun.errors import DataLoss, NotFound, OffsetRefused, SettingsError, Throttled
 from kclrun.local.puts import PutEntry
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream_ports import ModelStream
@@ -157,7 +152,7 @@ def test_a_batch_at_the_tip_ends_after_the_last_record():
     end = news(query, query.initial_offset())
 
     assert end.shards == {S0: after(numbers[-1])}
-    assert end.began == {S0: TRIM_HORIZON}
+    assert end.began == {S0: before(numbers[0])}
 
 
 def test_no_news_give_the_start_itself():
@@ -512,7 +507,7 @@ def test_hints_are_for_the_batch_just_decided_only():
     assert world.query().hints(start, end) == {}
 
 
-def test_children_are_read_in_the_batch_they_enter():
+def test_children_are_read_in_the_batch_they_enter_from_their_first_records_on():
     world = World()
     world.put()
     world.split()
@@ -524,7 +519,7 @@ def test_children_are_read_in_the_batch_they_enter():
     assert [len(rows) for _, _, rows in found] == [1, 2]
     assert found[0][1].shards == {S0: SHARD_END}
     assert found[1][1].shards == {S1: after(numbers[0]), S2: after(numbers[1])}
-    assert found[1][1].began == {S1: TRIM_HORIZON, S2: TRIM_HORIZON}
+    assert found[1][1].began == {S1: before(numbers[0]), S2: before(numbers[1])}
 
 
 def test_a_start_at_a_time_goes_through_reshards_without_reading_older_records():
@@ -687,3 +682,78 @@ def test_a_position_whose_record_expired_gives_no_short_cuts():
 
     assert start.shards[S0] == after(number)
     assert (hint.rows, hint.iterator) == (None, None)
+
+
+def expired_generations(world):
+    """An offset whose children have all expired, with their grandchildren still there."""
+    world.put()
+    world.split()
+    query = world.query()
+    start = news(query, query.initial_offset())
+    assert start.shards == {S0: SHARD_END}
+    world.split(0)
+    world.split(2)
+    world.wait(25 * 3600)
+    return start
+
+
+def test_a_line_whose_children_all_expired_is_a_loss():
+    world = World()
+    start = expired_generations(world)
+
+    with pytest.raises(DataLoss, match=f"all children of {S0} expired"):
+        news(world.query(), start)
+
+
+def test_an_allowed_loss_of_a_line_goes_on_at_the_oldest_shards_left():
+    world = World()
+    start = expired_generations(world)
+    number = world.put(1)
+
+    found = batches(world, world.query(fails_on_data_loss=False), start)
+
+    assert sorted(found[0][1].shards) == [f"shardId-{each:012d}" for each in (3, 4, 5, 6)]
+    assert [row for _, _, rows in found for row in rows] == [number]
+
+
+def test_latest_takes_in_a_shard_that_ended_and_whose_children_are_not_listed_yet():
+    # Hole 3: leaving it out would leave its children out for good.
+    world = World()
+    before_split = world.model.list_shards()
+    world.split()
+    now_listed = world.model.list_shards
+    world.model.list_shards = lambda _=None: before_split
+    query = world.query(LATEST)
+    start = query.initial_offset()
+    assert set(start.shards) == {S0}
+    world.model.list_shards = now_listed
+    number = world.put(1)
+
+    rows = [row for _, _, found in batches(world, query, start) for row in found]
+
+    assert rows == [number]
+
+
+def test_a_tip_that_is_throttled_on_one_shard_goes_on_on_the_others():
+    world = World(2)
+    query = world.query()
+    start = news(query, query.initial_offset()) if world.put(0) else None
+    world.wait(2)
+    number = world.put(1)
+    world.throttled = 1
+
+    assert world.rows(start, news(query, start)) == [number]
+
+
+def test_an_end_is_not_asked_of_the_earliest_record():
+    with pytest.raises(SettingsError, match="cannot end at the earliest"):
+        World().query(end=EARLIEST).bounded()
+
+
+def test_a_missing_stream_is_said_to_be_missing():
+    world = World()
+    query = world.query()
+    world.kinesis.delete_stream(world.stream, world.at)
+
+    with pytest.raises(NotFound):
+        query.initial_offset()

@@ -171,7 +171,7 @@ def test_rows_beyond_what_may_be_kept_are_dropped_all():
 
 
 def running():
-    made = Running(Track("s", TRIM_HORIZON, 10_000), ReadBudget(2.5, 0.0))
+    made = Running(Track("s", after("1"), 10_000), ReadBudget(2.5, 0.0))
     made.begin(Aim(1, 1_000, is_tip=True))
     return made
 

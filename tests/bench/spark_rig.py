@@ -1,0 +1,160 @@
+"""One Spark for a row of the bench: a session as users get it, and what its batches cost.
+
+Costs are those of the JVM and of all Python under it (the source's driver process, workers), by
+the kernel's count; neither servers nor the bench itself are in them. Every batch is one entry of
+`Watched`, taken as Spark tells that the batch is done.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Self
+
+import msgspec
+import psutil
+from pyspark.sql.streaming import StreamingQueryListener
+
+from bench.figures import Sample
+from bench.servers import CREDENTIALS, REGION
+from bench.spark_prebuilt import PrebuiltSource
+from kclrun.spark.jvm import close_session
+from kclrun.spark.session import open_session
+
+__all__ = ["Batch", "SparkRig", "sample_of"]
+
+# What the demo machine has, and what Spark's own figures in DESIGN were taken with.
+_MASTER: Final = "local[2]"
+_HEAP: Final = "2g"
+# The first batch pays for workers and imports, on a loaded machine for tens of seconds.
+_PATIENCE_S: Final = 60.0
+_ENVIRONMENT: Final = {
+    "AWS_ACCESS_KEY_ID": CREDENTIALS.access_key,
+    "AWS_SECRET_ACCESS_KEY": CREDENTIALS.secret_key,
+    "AWS_SESSION_TOKEN": CREDENTIALS.token or "",
+    "AWS_REGION": REGION,
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """A micro-batch that is done: its rows, what Spark spent where (ms), and the CPU by then."""
+
+    number: int
+    rows: int
+    took_ms: dict[str, int]
+    done_at: float
+    cpu_s: float
+
+
+def sample_of(batches: Sequence[Batch]) -> Sample:
+    """Rows and costs of all batches but the first, from whose end the time is taken."""
+    first, last = batches[0], batches[-1]
+    rows = sum(batch.rows for batch in batches[1:])
+    return Sample(rows, last.cpu_s - first.cpu_s, last.done_at - first.done_at)
+
+
+class Watched(StreamingQueryListener):
+    """The batches of the running query, in their order."""
+
+    def __init__(self) -> None:
+        self.batches: queue.SimpleQueue[Batch] = queue.SimpleQueue()
+        self._processes: dict[int, psutil.Process] = {}
+
+    def onQueryStarted(self, event: object) -> None:
+        pass
+
+    def onQueryProgress(self, event: Any) -> None:
+        said = event.progress
+        cpu_s, now = spark_cpu_s(), time.monotonic()
+        took_ms = dict(said.durationMs)
+        self.batches.put(Batch(said.batchId, said.numInputRows, took_ms, now, cpu_s))
+
+    def onQueryIdle(self, event: object) -> None:
+        pass
+
+    def onQueryTerminated(self, event: object) -> None:
+        pass
+
+
+class SparkRig:
+    """A context manager; leaving it ends the session and its JVM."""
+
+    def __enter__(self) -> Self:
+        before = dict(os.environ)
+        # Read by every process of Spark, which inherit it from the JVM.
+        os.environ |= _ENVIRONMENT
+        try:
+            self.spark = open_session(
+                application="bench", master=_MASTER, conf={"spark.driver.memory": _HEAP}
+            )
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        self.spark.dataSource.register(PrebuiltSource)
+        self._watched = Watched()
+        self.spark.streams.addListener(self._watched)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        close_session(self.spark)
+
+    def frame(self, source: str, **options: object) -> Any:
+        texts = {name: str(value) for name, value in options.items()}
+        return self.spark.readStream.format(source).options(**texts).load()
+
+    @contextmanager
+    def running(self, writer: Any) -> Iterator[Any]:
+        """A query with a checkpoint of its own; stopped at the end."""
+        with tempfile.TemporaryDirectory(prefix="bench-spark-") as folder:
+            query = writer.option("checkpointLocation", folder).start()
+            try:
+                yield query
+            finally:
+                query.stop()
+                self._forget()
+
+    def next_batch(self, query: Any) -> Batch:
+        """The next batch that is done. Raises what the query failed with, or TimeoutError."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline:
+            try:
+                return self._watched.batches.get(timeout=0.5)
+            except queue.Empty:
+                if query.exception() is not None:
+                    raise query.exception() from None
+        raise TimeoutError(f"no batch within {_PATIENCE_S:.0f} s")
+
+    def batches(self, query: Any, *, skipped: int, at_least: int, window_s: float) -> list[Batch]:
+        """Skip some, then take batches for so long and so many, and the one before them."""
+        for _ in range(skipped):
+            self.next_batch(query)
+        taken = [self.next_batch(query)]
+        while len(taken) <= at_least or taken[-1].done_at < taken[0].done_at + window_s:
+            taken.append(self.next_batch(query))
+        return taken
+
+    def _forget(self) -> None:
+        while not self._watched.batches.empty():
+            self._watched.batches.get()
+
+
+def spark_processes() -> list[psutil.Process]:
+    """The JVM and all that runs under it."""
+    jvms = [each for each in psutil.Process().children() if each.name() == "java"]
+    return jvms + [child for jvm in jvms for child in jvm.children(recursive=True)]
+
+
+def spark_cpu_s() -> float:
+    """User and system time of them all, with that of those who have ended and were waited for."""
+    total = 0.0
+    for process in spark_processes():
+        try:
+            total += sum(process.cpu_times()[:4])
+        except psutil.NoSuchProcess:
+            continue
+    return total
