@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kclrun.aws.expressions import CATALOGUE
 from kclrun.cli import exit_codes
+from kclrun.spark import options, sink_options
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -37,7 +38,7 @@ def test_every_exit_code_of_the_code_stands_in_the_readme():
 
 
 def test_every_guarantee_of_the_readme_is_named_in_the_code_and_in_a_test():
-    promised = re.findall(r"^\| (I\d+b?) \|", README, re.MULTILINE)
+    promised = re.findall(r"^\| (I\d+b?|A\d+) \|", README, re.MULTILINE)
 
     unproven = [
         each
@@ -47,3 +48,9 @@ def test_every_guarantee_of_the_readme_is_named_in_the_code_and_in_a_test():
     ]
     assert promised
     assert unproven == []
+
+
+def test_every_option_of_source_and_sink_stands_in_the_readme():
+    names = {*options.NAMES, *options.ALIASES, *sink_options.NAMES}
+
+    assert [each for each in sorted(names) if f"`{each}`" not in README] == []

@@ -95,6 +95,8 @@ class SparkRig:
         finally:
             os.environ.clear()
             os.environ.update(before)
+        # A query that is stopped within a batch logs a page of errors; those that matter are raised.
+        self.spark.sparkContext.setLogLevel("OFF")
         self.spark.dataSource.register(PrebuiltSource)
         self._watched = Watched()
         self.spark.streams.addListener(self._watched)

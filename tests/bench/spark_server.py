@@ -16,7 +16,7 @@ from email.utils import formatdate
 from typing import Any, BinaryIO, Final
 
 from bench.canned_kinesis import READ_COUNT
-from bench.spark_stream import Block, Stream
+from bench.spark_stream import KINDS, Block, Stream
 
 __all__ = ["Service"]
 
@@ -29,6 +29,8 @@ class Service:
 
     def __init__(self) -> None:
         self._began_ms = _now_ms()
+        for kind in KINDS.values():
+            Block(kind)  # made before anybody waits for it
         self._streams: dict[str, Stream] = {}
         self._calls: Counter[str] = Counter()
 
