@@ -65,7 +65,8 @@ class Context:
         Guaranteed: rows leave in the order of the calls and are durable before the checkpoint that
         covers the records being processed; a row whose checkpoint was never written is taken back
         before the shard is read again, so a crash leaves no row twice. A row emitted after a
-        `checkpoint()` of its own batch belongs to the next checkpoint.
+        `checkpoint()` of its own batch belongs to the next checkpoint. On Spark the rows are those
+        of the resulting DataFrame, and count once with the commit of the batch they belong to.
         Raises: SettingsError when the application has no `output:`; TypeError for a row that JSON
         cannot hold.
         """
@@ -90,7 +91,8 @@ class Checkpointer:
         `checkpoint()` covers all records given to the processor so far, this batch included;
         `checkpoint(record)` covers that record and all before it; `checkpoint("4963…", 3)` the
         same by its number. A position equal to the last checkpoint is no error and no write.
-        Emitted rows are made durable first.
+        Emitted rows are made durable first. On Spark it is durable with the commit of the batch,
+        which covers all its records.
 
         Raises: StaleCheckpoint below the last checkpoint or above what was delivered; LeaseLost
         when the lease is not ours any more: stop working on the batch. A throttled or silent
@@ -108,7 +110,9 @@ class RecordProcessor(ABC):
     """User code over one shard. One instance a shard, in a process of its own, one call at a time.
 
     Delivery is at least once [I1] and in the order of the shard [I6]; a planned stop causes no
-    duplicate [I8], a crash at most `checkpoint.uncheckpointed_max` of them [I7].
+    duplicate [I8], a crash at most `checkpoint.uncheckpointed_max` of them [I7]. On Spark an
+    instance lives in a task and sees one range of the shard, or several that follow each other; a
+    task that is tried again gives its range again, and the rows of the attempts before are dropped.
     """
 
     def initialize(self, context: Context) -> None:  # noqa: B027 - optional by design
@@ -146,12 +150,14 @@ class RecordProcessor(ABC):
     def lease_lost(self) -> None:  # noqa: B027 - optional by design
         """Another owner has the shard: write nothing, release what you hold.
 
-        Called at most once, when no other call is under way. Not called after a crash.
+        Called at most once, when no other call is under way. Not called after a crash. On Spark it
+        says that another task goes on with the shard.
         """
 
     def shutdown_requested(self, checkpointer: Checkpointer) -> None:  # noqa: B027 - optional
         """The last chance to checkpoint: the lease is released when this returns.
 
         Called once, after the running batch returned, when the machine drains or the lease moves.
+        On Spark only after `context.release()`: tasks end with their range.
         With `checkpoint: auto` or `batch` what was processed is checkpointed anyway.
         """

@@ -18,12 +18,12 @@ from kclrun.aws.exchange import Answer, exchange
 from kclrun.aws.http_head import BrokenAnswer, encode_request
 from kclrun.model.wire import WireEndpoint
 
-__all__ = ["Answer", "Transport", "TransportFailure"]
+__all__ = ["CONNECTIONS_MAX", "Answer", "Transport", "TransportFailure"]
 
 # GetRecords returns at most 10 MiB of data, 14 MiB in base64; 10,000 records add at most about
 # 2 kB each (a partition key of 256 characters, escaped). 64 MiB leaves room and bounds memory.
 BODY_BYTES_MAX: Final = 64 * 2**20
-# A client is used by at most this many threads at once; one more waits for a connection.
+# Unless a client is told of more: so many threads of one process read or write at once.
 CONNECTIONS_MAX: Final = 8
 
 
@@ -44,13 +44,17 @@ class TransportFailure(Exception):
 
 
 class Transport:
-    """At most `CONNECTIONS_MAX` connections to one endpoint, kept open between requests."""
+    """At most `connections_max` connections to one endpoint, kept open between requests.
 
-    def __init__(self, endpoint: WireEndpoint) -> None:
+    One more thread waits for a connection, as long as for an answer.
+    """
+
+    def __init__(self, endpoint: WireEndpoint, connections_max: int = CONNECTIONS_MAX) -> None:
         self._connector = Connector(endpoint)
         self._read_timeout_s = endpoint.read_timeout_s
         self._patience_s = endpoint.connect_timeout_s + endpoint.read_timeout_s
-        self._permits = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._connections_max = connections_max
+        self._permits = threading.BoundedSemaphore(connections_max)
         # The last one back is the first one out; appending and popping are atomic.
         self._idle: list[Connection] = []
         weakref.finalize(self, _close_all, self._idle)
@@ -60,7 +64,7 @@ class Transport:
         head = encode_request(self._connector.target, headers | self._connector.proxy_headers, body)
         if not self._permits.acquire(timeout=self._patience_s):
             raise TransportFailure(
-                f"none of {CONNECTIONS_MAX} connections became free",
+                f"none of {self._connections_max} connections became free",
                 was_sent=False,
                 on_reused_connection=False,
                 timed_out=True,

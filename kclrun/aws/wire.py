@@ -30,7 +30,7 @@ from kclrun.aws.errors import (
 )
 from kclrun.aws.operations import Operation
 from kclrun.aws.signing import Signer
-from kclrun.aws.transport import Answer, Transport, TransportFailure
+from kclrun.aws.transport import CONNECTIONS_MAX, Answer, Transport, TransportFailure
 from kclrun.errors import InvariantViolation, SettingsError
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -68,7 +68,8 @@ class WireClient:
     """Calls one service. Threads may share it; processes may not.
 
     `credentials` is called for every request: a `HeldCredentials` in a lease process, a
-    `CredentialSource.current` in the manager. `clock` gives seconds since the epoch.
+    `CredentialSource.current` in the manager. `clock` gives seconds since the epoch. At most
+    `connections_max` requests are under way at once.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class WireClient:
         *,
         service: str,
         clock: Callable[[], float] = time.time,
+        connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         host = _host_header(endpoint.url)
         if host is None:
@@ -93,7 +95,7 @@ class WireClient:
             service=service,
             region=endpoint.signing_region,
         )
-        self._transport = Transport(endpoint)
+        self._transport = Transport(endpoint, connections_max)
         self._pid = os.getpid()
 
     def call(self, operation: Operation, body: bytes) -> WireReply:

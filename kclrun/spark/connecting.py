@@ -16,6 +16,7 @@ from kclrun.aws.connecting import is_loopback
 from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
+from kclrun.aws.transport import CONNECTIONS_MAX
 from kclrun.aws.wire import WireClient
 from kclrun.errors import SettingsError
 from kclrun.model.address import why_no_endpoint
@@ -32,10 +33,10 @@ _KEPT_MAX: Final = 16
 class Connected:
     """One stream, reached: a reader and an administrator over one client. Threads may share it.
 
-    At most eight requests are under way at once; one more waits for its turn.
+    At most `connections_max` requests are under way at once; one more waits for its turn.
     """
 
-    def __init__(self, reached: Reached) -> None:
+    def __init__(self, reached: Reached, connections_max: int = CONNECTIONS_MAX) -> None:
         settings = EndpointSettings(region=_region(reached), endpoint_url=_endpoint_url(reached))
         session = open_session(settings)
         self.endpoint: WireEndpoint = resolve_endpoint(session, "kinesis", settings)
@@ -48,7 +49,12 @@ class Connected:
             # An emulator on this host answers for STS too; another URL is of Kinesis alone.
             sts_endpoint_url=self.endpoint.url if is_loopback(self.endpoint.url) else None,
         )
-        self.client = WireClient(self.endpoint, self._credentials.current, service="kinesis")
+        self.client = WireClient(
+            self.endpoint,
+            self._credentials.current,
+            service="kinesis",
+            connections_max=connections_max,
+        )
         self.reader = PollingReader(self.client, reached.stream)
         self.admin = WireStreamAdmin(self.client, reached.stream)
 
@@ -56,38 +62,39 @@ class Connected:
         return f"Connected({self.endpoint.url})"
 
 
-def connected(reached: Reached) -> Connected:
+def connected(reached: Reached, connections_max: int = CONNECTIONS_MAX) -> Connected:
     """This process's connection to a stream, made at the first call and kept; sends nothing.
 
-    A forked process makes its own. Raises: SettingsError where no region is known, or region,
+    One for each `connections_max` asked for. A forked process makes its own. Raises: SettingsError where no region is known, or region,
     ARN and endpoint URL do not go together.
     """
-    return _KEPT.get(reached)
+    return _KEPT.get(reached, connections_max)
 
 
 class Kept:
     """The connections of this process, `count_max` of them; the longest unused leaves first."""
 
-    def __init__(self, make: Callable[[Reached], Connected], count_max: int) -> None:
+    def __init__(self, make: Callable[[Reached, int], Connected], count_max: int) -> None:
         self._make = make
         self._count_max = count_max
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
-    def get(self, reached: Reached) -> Connected:
+    def get(self, reached: Reached, connections_max: int = CONNECTIONS_MAX) -> Connected:
+        wanted = (reached, connections_max)
         with self._lock:
-            found = self._by_reached.get(reached)
+            found = self._by_wanted.get(wanted)
             if found is None:
-                found = self._by_reached[reached] = self._make(reached)
-            self._by_reached.move_to_end(reached)
-            if len(self._by_reached) > self._count_max:
-                self._by_reached.popitem(last=False)
+                found = self._by_wanted[wanted] = self._make(reached, connections_max)
+            self._by_wanted.move_to_end(wanted)
+            if len(self._by_wanted) > self._count_max:
+                self._by_wanted.popitem(last=False)
             return found
 
     def _forget(self) -> None:
         # In a forked child also the lock: a thread that is not there any more may hold it.
         self._lock = threading.Lock()
-        self._by_reached: OrderedDict[Reached, Connected] = OrderedDict()
+        self._by_wanted: OrderedDict[tuple[Reached, int], Connected] = OrderedDict()
 
 
 _KEPT: Final = Kept(Connected, _KEPT_MAX)

@@ -204,9 +204,9 @@ class StreamReader(DataSourceStreamReader):
 
 def _scouting(settings: SourceSettings) -> Scouting:
     from kclrun.spark.connecting import connected
-    from kclrun.spark.scouting import Scouting
+    from kclrun.spark.scouting import CALLS_AT_ONCE, Scouting
 
-    connection = connected(settings.reached)
+    connection = connected(settings.reached, CALLS_AT_ONCE)
     return Scouting(connection.reader, connection.admin, settings)
 
 

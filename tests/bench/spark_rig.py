@@ -44,11 +44,13 @@ _ENVIRONMENT: Final = {
 class Batch(msgspec.Struct, frozen=True):
     """A micro-batch that is done: its rows, what Spark spent where (ms), and the CPU by then."""
 
+
     number: int
     rows: int
     took_ms: dict[str, int]
     done_at: float
     cpu_s: float
+    jvm_cpu_s: float
 
 
 def sample_of(batches: Sequence[Batch]) -> Sample:
@@ -70,9 +72,17 @@ class Watched(StreamingQueryListener):
 
     def onQueryProgress(self, event: Any) -> None:
         said = event.progress
-        cpu_s, now = spark_cpu_s(), time.monotonic()
-        took_ms = dict(said.durationMs)
-        self.batches.put(Batch(said.batchId, said.numInputRows, took_ms, now, cpu_s))
+        (jvm_cpu_s, *others_s), now = spark_cpu_s(), time.monotonic()
+        self.batches.put(
+            Batch(
+                number=said.batchId,
+                rows=said.numInputRows,
+                took_ms=dict(said.durationMs),
+                done_at=now,
+                cpu_s=jvm_cpu_s + sum(others_s),
+                jvm_cpu_s=jvm_cpu_s,
+            )
+        )
 
     def onQueryIdle(self, event: object) -> None:
         pass
@@ -151,12 +161,12 @@ def spark_processes() -> list[psutil.Process]:
     return jvms + [child for jvm in jvms for child in jvm.children(recursive=True)]
 
 
-def spark_cpu_s() -> float:
-    """User and system time of them all, with that of those who have ended and were waited for."""
-    total = 0.0
+def spark_cpu_s() -> list[float]:
+    """User and system time of each, the JVM first."""
+    spent_s = []
     for process in spark_processes():
         try:
-            total += sum(process.cpu_times()[:4])
+            spent_s.append(sum(process.cpu_times()[:2]))
         except psutil.NoSuchProcess:
             continue
-    return total
+    return spent_s

@@ -92,6 +92,10 @@ class Rig:
         assert code == 0, self.log.read_text()[-4000:]
 
 
+KILLS = 20
+RECORDS = 100_000
+# What the producer may have put by each kill.
+SHARE = RECORDS / (KILLS + 1)
 RESHARDS = (
     (8_000, "split", 0),
     (16_000, "merge", 1),
@@ -103,22 +107,27 @@ RESHARDS = (
 )
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_drivers_killed_twenty_times_read_every_record_exactly_once(aws, tmp_path):
     seed = seed_of(20261)
     rng = random.Random(seed)
     rig = Rig(aws, tmp_path, seed)
     producer = Producer(
-        aws.kinesis, rig.stream, 100_000, seed=seed, rate=700, reshards=RESHARDS
+        aws.kinesis, rig.stream, RECORDS, seed=seed, rate=2_000, reshards=RESHARDS
     ).start()
     try:
-        for _ in range(20):
+        for kill in range(KILLS):
             before = rig.written()
             driver = rig.start()
+            # However long drivers take to start, there is always something left to read for each.
+            until(lambda: producer.total_put >= (kill + 0.5) * SHARE, 60, "records put")  # noqa: B023
+            producer.pause()
             rig.until_written(before + 1)
+            producer.resume()
             # A random moment: in a batch, between batches, between the offset log and the commit.
             time.sleep(rng.uniform(0.0, 1.5))
             driver.kill()
+        producer.resume()
         producer.join(300)
         rig.finish()
     finally:
@@ -127,7 +136,7 @@ def test_drivers_killed_twenty_times_read_every_record_exactly_once(aws, tmp_pat
     verdict = judge(producer.put, rig.out, parents_of(aws, rig.stream))
     print(f"{rig.runs} drivers; {verdict}")
     assert verdict.faults == []
-    assert verdict.records == 100_000
+    assert verdict.records == RECORDS
     assert verdict.replayed > 0
 
 

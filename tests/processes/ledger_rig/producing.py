@@ -88,7 +88,10 @@ class Producer:
         done, began = 0, time.monotonic()
         pace = _RECORDS_A_CALL_MAX if self._rate is None else max(1, self._rate // 20)
         while done < self._total and not self._is_stopping:
+            paused_at = time.monotonic()
             self._may_put.wait()
+            # A pause is not made up for: the pace goes on from where it was.
+            began += time.monotonic() - paused_at
             with self._between_calls:
                 while self._reshards and self._reshards[0][0] <= done:
                     self._reshard(*self._reshards.pop(0)[1:])

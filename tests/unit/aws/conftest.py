@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from kclrun.aws.signing import HeldCredentials
+from kclrun.aws.transport import CONNECTIONS_MAX
 from kclrun.aws.wire import WireClient
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
@@ -191,6 +192,7 @@ def make_client() -> Iterator[MakeClient]:
         service: str = "kinesis",
         credentials: WireCredentials | None = None,
         clock: Callable[[], float] | None = None,
+        connections_max: int = CONNECTIONS_MAX,
         **endpoint: object,
     ) -> WireClient:
         settings = {"connect_timeout_s": 2.0, "read_timeout_s": 0.3} | endpoint
@@ -198,6 +200,7 @@ def make_client() -> Iterator[MakeClient]:
             WireEndpoint(url, "eu-west-1", "eu-west-1", **settings),  # type: ignore[arg-type]
             HeldCredentials(credentials or WireCredentials("AKID", "secret")),
             service=service,
+            connections_max=connections_max,
             **({"clock": clock} if clock is not None else {}),
         )
         made.append(client)

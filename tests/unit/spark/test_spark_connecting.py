@@ -75,7 +75,7 @@ def test_a_process_connects_once_to_what_is_reached_the_same_way():
 
 def test_connections_are_kept_within_a_bound_and_the_longest_unused_leaves_first():
     made = []
-    kept = Kept(lambda wanted: made.append(wanted) or len(made), count_max=3)
+    kept = Kept(lambda *wanted: made.append(wanted) or len(made), count_max=3)
     a, b, c, d = (reached("https://kinesis.example", stream) for stream in "abcd")
 
     assert [kept.get(each) for each in (a, b, c, a, d)] == [1, 2, 3, 1, 4]

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kclrun.errors import DataLoss, NotFound, OffsetRefused, SettingsError, Throttled
+from kclrun.errors import DataLoss, InvalidRequest, NotFound, OffsetRefused, SettingsError, Throttled
 from kclrun.local.puts import PutEntry
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream_ports import ModelStream
@@ -37,6 +37,8 @@ class World:
         self.host_ahead_s = 0.0
         self.gap_pages = 0
         self.throttled = 0
+        self.refused = 0
+        self.tells_time = True
 
     @property
     def at(self):
@@ -77,13 +79,20 @@ class World:
     def iterator(self, shard_id, kind, *, sequence_number=None, timestamp=None):
         self.calls.append(kind.name)
         if kind is IteratorType.AT_TIMESTAMP:
-            self.model.iterator(shard_id, kind, timestamp=timestamp)
+            self._require_past(shard_id, timestamp)
             numbers = self.numbers.get(shard_id, [])
             late = [n for n in numbers if self.stamps[n] >= timestamp - 1e-6]
             if not late:
                 return self.model.iterator(shard_id, IteratorType.LATEST)
             kind, sequence_number = IteratorType.AT_SEQUENCE_NUMBER, late[0]
         return self.model.iterator(shard_id, kind, sequence_number=sequence_number)
+
+    def _require_past(self, shard_id, timestamp):
+        try:
+            self.model.iterator(shard_id, IteratorType.AT_TIMESTAMP, timestamp=timestamp)
+        except InvalidRequest:
+            self.refused += 1
+            raise
 
     def fetch(self, iterator, limit):
         self.calls.append("fetch")
@@ -99,7 +108,7 @@ class World:
             Record(r.data, r.partition_key, r.sequence_number, self.stamps[r.sequence_number])
             for r in page.records
         ]
-        served_at = float(int(self.at))
+        served_at = float(int(self.at)) if self.tells_time else None
         behind_ms = page.millis_behind_latest
         return FetchedPage(records, page.next_iterator, behind_ms, page.children, 0, served_at)
 
@@ -328,18 +337,39 @@ def test_a_gap_is_walked_once_and_then_costs_one_call_a_poll():
     assert news(query, start).shards != start.shards
 
 
-@pytest.mark.parametrize("host_ahead_s", [-300.0, -2.0, 2.0, 300.0])
-def test_a_wrong_clock_of_the_driver_neither_fails_nor_delays(host_ahead_s):
-    # Hole 7: AT_TIMESTAMP refuses the future.
-    world = World()
-    world.host_ahead_s = host_ahead_s
-    query = world.query(LATEST, inline_bytes_max=0)
+def delay_of_busy_batches(world, query):
+    """The longest time from a put to the batch that has it, of five bursts in a row."""
     start = query.initial_offset()
+    delays = []
     for _ in range(5):
         put_at, numbers = world.elapsed, [world.put(data=b"x" * 1000) for _ in range(300)]
         while not start.shards[S0].covers(numbers[-1]):
             start = news(query, start)
-        assert world.elapsed - put_at < 5.0
+        delays.append(world.elapsed - put_at)
+    return max(delays)
+
+
+@pytest.mark.parametrize("start", [EARLIEST, LATEST])
+@pytest.mark.parametrize("host_ahead_s", [-3600.0, -2.0, 2.0, 3600.0])
+def test_a_wrong_clock_of_the_driver_neither_asks_for_the_future_nor_delays(start, host_ahead_s):
+    # Hole 7: AT_TIMESTAMP refuses the future; the service's own time is what is asked for.
+    world = World()
+    world.host_ahead_s = host_ahead_s
+    query = world.query(start, inline_bytes_max=0)
+
+    assert delay_of_busy_batches(world, query) < 5.0
+    assert "AT_TIMESTAMP" in world.calls
+    assert world.refused == 0
+
+
+def test_where_the_service_tells_no_time_a_refused_one_is_not_the_end():
+    world = World()
+    world.tells_time = False
+    world.host_ahead_s = 20.0
+    query = world.query(inline_bytes_max=0)
+
+    assert delay_of_busy_batches(world, query) < 5.0
+    assert 0 < world.refused < 10
 
 
 def test_a_start_in_the_future_is_waited_for():

@@ -1,0 +1,243 @@
+"""On a cluster, executors have what was shipped: the wheel, to Pythons that have no kclrun.
+
+The wheel is copied to a name that ends in .zip: Spark puts nothing else on the path of workers.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+
+import psutil
+import pyarrow.parquet as pq
+import pyspark
+import pytest
+
+from kclrun.spark.java import provide_java
+from tests.packaging.wheel_rig import Environment, build_wheel, plain_environment
+from tests.spark.sink_rig import Kinesis
+from tests.spark.source_rig import (
+    ACCESS_KEY,
+    REGION,
+    SECRET_KEY,
+    in_order_of_each_key,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MASTER = "local-cluster[2,1,1024]"
+# Executors take 10 s to start on a quiet machine, and a job two rounds of them.
+RUN_MAX_S = 400
+
+# Shipped too. What it returns says where a task has its code from.
+PIPELINE = """
+import os, sys
+import pyarrow as pa
+from kclrun import RecordProcessor
+from pyspark.sql import functions as F
+
+def whereabouts():
+    import kclrun.spark.reading
+    files = (kclrun.spark.reading.__file__, __file__, sys.executable)
+    return dict(zip(("kclrun", "module", "python"), map(os.path.abspath, files)))
+
+def located(records):
+    def add(batches):
+        for batch in batches:
+            columns = {name: [text] * len(batch) for name, text in whereabouts().items()}
+            yield pa.RecordBatch.from_pydict({**batch.to_pydict(), **columns})
+    schema = "partitionKey string, data string, kclrun string, module string, python string"
+    text = F.col("data").cast("string").alias("data")
+    return records.select("partitionKey", text).mapInArrow(add, schema)
+
+class Located(RecordProcessor):
+    def initialize(self, context):
+        self.context = context
+
+    def process_records(self, batch, checkpointer):
+        for record in batch:
+            row = {"partitionKey": record.partition_key, "data": record.data.decode()}
+            self.context.emit(row | whereabouts())
+"""
+
+# A job for spark-submit: nothing of kclrun is registered or installed on this side.
+JOB = """
+import sys, time
+from pathlib import Path
+from pyspark.sql import SparkSession
+import kclrun.spark
+import shipped_pipeline
+
+stream, copy, endpoint, region, out = sys.argv[1:]
+spark = SparkSession.builder.getOrCreate()
+at = {"endpointUrl": endpoint, "region": region}
+records = spark.readStream.format("kclrun").options(**at).options(
+    streamName=stream, startingOffsets="earliest", pollInterval="200ms", shardsPerTask=1
+).load()
+
+def start(writer, name, **trigger):
+    writer = writer.option("checkpointLocation", f"{out}/{name}-checkpoint")
+    return writer.trigger(**trigger).start()
+
+rows = shipped_pipeline.located(records).writeStream.format("parquet")
+rows = rows.option("path", f"{out}/rows")
+query = start(rows, "rows", processingTime="200 milliseconds")
+deadline = time.monotonic() + 300
+while not Path(out, "all-is-put").exists():
+    assert time.monotonic() < deadline
+    query.awaitTermination(0.2)
+query.stop()
+start(rows, "rows", availableNow=True).awaitTermination()
+
+copies = kclrun.spark.write(
+    records, copy, key="partitionKey", data="data", keys_are_together=True, options=at
+)
+start(copies, "copy", availableNow=True).awaitTermination()
+spark.stop()
+"""
+
+
+class Cluster:
+    """What is where: the wheel as it is shipped, a Python for executors, one for a driver."""
+
+    def __init__(self, folder):
+        wheel = build_wheel(folder)
+        self.shipped = folder / "kclrun.zip"
+        shutil.copy(wheel, self.shipped)
+        self.pipeline = folder / "shipped_pipeline.py"
+        self.pipeline.write_text(PIPELINE)
+        self.bare = Environment(folder / "bare")
+        self.installed = Environment(folder / "installed")
+        self.installed.install(wheel)
+        shutil.copy(self.pipeline, self.installed.packages)
+
+    def environment(self, side):
+        """The variables of a driver that runs in this one of the two Pythons."""
+        java = provide_java(os.environ, pyspark.__version__)
+        return plain_environment() | {
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "JAVA_HOME": str(java),
+            "SPARK_HOME": str(side.spark_home),
+        }
+
+    def assert_executors_ran_what_was_shipped(self, rows, driver):
+        work = driver.spark_home / "work"
+        for row in rows:
+            of_kclrun, of_user = row["kclrun"], row["module"]
+            application, executor, *inside = of_kclrun.removeprefix(f"{work}/").split("/")
+            folder = f"{work}/{application}/{executor}"
+            assert inside == ["kclrun.zip", "kclrun", "spark", "reading.py"]
+            assert of_user == f"{folder}/{self.pipeline.name}"
+            assert row["python"] == str(self.bare.python)
+
+
+class Running:
+    """A driver process. What it says is shown where it fails, but for Spark's own progress."""
+
+    def __init__(self, command, environment, folder):
+        self._log = folder / "driver.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(each) for each in command],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        family = psutil.Process(self._process.pid).children(recursive=True)
+        for process in (*family, self._process):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+
+    def until(self, condition):
+        deadline = time.monotonic() + RUN_MAX_S
+        while not condition():
+            assert self._process.poll() is None, self._said()
+            assert time.monotonic() < deadline, self._said()
+            time.sleep(0.2)
+
+    def until_done(self):
+        assert self._process.wait(RUN_MAX_S) == 0, self._said()
+
+    def _said(self):
+        lines = self._log.read_text(errors="replace").splitlines()
+        told = [line[:500] for line in lines if " INFO " not in line and " WARN " not in line]
+        return "\n".join(told[:150])
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    return Cluster(tmp_path_factory.mktemp("cluster"))
+
+
+def parquet_rows(folder):
+    """Of a folder that Spark wrote; none before it was made."""
+    return [
+        row for file in folder.glob("*.parquet") for row in pq.ParquetFile(file).read().to_pylist()
+    ]
+
+
+def pairs(rows):
+    return sorted((row["partitionKey"], row["data"].encode()) for row in rows)
+
+
+def reshard(stream):
+    stream.split(stream.open_shards()[0])
+    stream.put(300)
+    stream.merge(*stream.open_shards()[1:3])
+    stream.put(300)
+
+
+def test_the_python_of_the_executors_has_the_dependencies_and_not_kclrun(cluster, tmp_path):
+    said = subprocess.run(
+        [cluster.bare.python, "-c", "import boto3, msgspec, pyarrow; import kclrun"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=plain_environment(),
+    )
+
+    assert said.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'kclrun'"
+
+
+def test_spark_submit_ships_the_wheel_to_a_source_and_a_sink(
+    cluster, stream_of, embedded, tmp_path
+):
+    stream, copy = stream_of(3), stream_of(2)
+    stream.put(300)
+    out = tmp_path / "out"
+    out.mkdir()
+    job = tmp_path / "job.py"
+    job.write_text(JOB)
+    home = cluster.bare.spark_home
+    command = [
+        home / "bin" / "spark-submit",
+        *("--master", MASTER, "--name", "shipped"),
+        *("--py-files", f"{cluster.shipped},{cluster.pipeline}"),
+        *("--conf", f"spark.pyspark.python={cluster.bare.python}"),
+        *("--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2"),
+        *(job, stream.name, copy.name, embedded.kinesis_endpoint, REGION, out),
+    ]
+    with Running(command, cluster.environment(cluster.bare), tmp_path) as running:
+        running.until(lambda: pairs(parquet_rows(out / "rows")) == sorted(stream.put_records))
+        reshard(stream)
+        (out / "all-is-put").touch()
+        running.until_done()
+
+    rows = parquet_rows(out / "rows")
+    assert pairs(rows) == sorted(stream.put_records)
+    cluster.assert_executors_ran_what_was_shipped(rows, cluster.bare)
+    stored = Kinesis(embedded.kinesis_endpoint).stored(copy.name).values()
+    assert in_order_of_each_key(pair for shard in stored for pair in shard) == (
+        in_order_of_each_key(stream.put_records)
+    )
