@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 import msgspec
 import psutil
-from pyspark.sql.streaming import StreamingQueryListener
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from bench.figures import Sample
 from bench.servers import CREDENTIALS, REGION
@@ -25,7 +25,7 @@ from bench.spark_prebuilt import PrebuiltSource
 from kclrun.spark.jvm import close_session
 from kclrun.spark.session import open_session
 
-__all__ = ["Batch", "SparkRig", "sample_of"]
+__all__ = ["Batch", "SparkRig", "memory_mb", "sample_of"]
 
 # What the demo machine has, and what Spark's own figures in DESIGN were taken with.
 _MASTER: Final = "local[2]"
@@ -42,15 +42,20 @@ _ENVIRONMENT: Final = {
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """A micro-batch that is done: its rows, what Spark spent where (ms), and the CPU by then."""
+    """A micro-batch that is done: its offsets as Spark has them (JSON) and its rows; what Spark
+    spent where; and the CPU that the JVM and the Python under it had used by then."""
 
-
-    number: int
+    start: str
+    end: str
     rows: int
     took_ms: dict[str, int]
     done_at: float
-    cpu_s: float
     jvm_cpu_s: float
+    python_cpu_s: float
+
+    @property
+    def cpu_s(self) -> float:
+        return self.jvm_cpu_s + self.python_cpu_s
 
 
 def sample_of(batches: Sequence[Batch]) -> Sample:
@@ -65,22 +70,22 @@ class Watched(StreamingQueryListener):
 
     def __init__(self) -> None:
         self.batches: queue.SimpleQueue[Batch] = queue.SimpleQueue()
-        self._processes: dict[int, psutil.Process] = {}
 
     def onQueryStarted(self, event: object) -> None:
         pass
 
     def onQueryProgress(self, event: Any) -> None:
         said = event.progress
-        (jvm_cpu_s, *others_s), now = spark_cpu_s(), time.monotonic()
+        (jvm_cpu_s, *others_s), now = _cpu_s(), time.monotonic()
         self.batches.put(
             Batch(
-                number=said.batchId,
+                start=said.sources[0].startOffset or "",
+                end=said.sources[0].endOffset,
                 rows=said.numInputRows,
                 took_ms=dict(said.durationMs),
                 done_at=now,
-                cpu_s=jvm_cpu_s + sum(others_s),
                 jvm_cpu_s=jvm_cpu_s,
+                python_cpu_s=sum(others_s),
             )
         )
 
@@ -105,7 +110,7 @@ class SparkRig:
         finally:
             os.environ.clear()
             os.environ.update(before)
-        # A query that is stopped within a batch logs a page of errors; those that matter are raised.
+        # Stopping a query within a batch logs pages of errors; those that matter are raised.
         self.spark.sparkContext.setLogLevel("OFF")
         self.spark.dataSource.register(PrebuiltSource)
         self._watched = Watched()
@@ -155,18 +160,38 @@ class SparkRig:
             self._watched.batches.get()
 
 
-def spark_processes() -> list[psutil.Process]:
+def _processes() -> list[psutil.Process]:
     """The JVM and all that runs under it."""
     jvms = [each for each in psutil.Process().children() if each.name() == "java"]
     return jvms + [child for jvm in jvms for child in jvm.children(recursive=True)]
 
 
-def spark_cpu_s() -> list[float]:
+def _cpu_s() -> list[float]:
     """User and system time of each, the JVM first."""
     spent_s = []
-    for process in spark_processes():
+    for process in _processes():
         try:
             spent_s.append(sum(process.cpu_times()[:2]))
         except psutil.NoSuchProcess:
             continue
     return spent_s
+
+
+def memory_mb() -> dict[str, float]:
+    """PSS by what the processes are for: pages that several share are counted once."""
+    found = {"JVM": 0.0, "source's driver process": 0.0, "workers": 0.0, "other Python": 0.0}
+    for process in _processes():
+        try:
+            command, pss = process.cmdline(), process.memory_full_info().pss
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+        found[_purpose(command)] += pss / 1e6
+    return found
+
+
+def _purpose(command: list[str]) -> str:
+    if "python_streaming_source_runner" in command[-1]:
+        return "source's driver process"
+    if command[-1] == "pyspark.worker":
+        return "workers"
+    return "other Python" if "pyspark" in command[-1] else "JVM"

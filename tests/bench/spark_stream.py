@@ -87,9 +87,13 @@ class Stream:
             case "AT_TIMESTAMP":
                 index = self.first_at(round(1_000 * request["Timestamp"]))
             case kind:
-                number = int(request["StartingSequenceNumber"][-_INDEX_DIGITS:])
-                index = number + (kind == "AFTER_SEQUENCE_NUMBER")
+                number = request["StartingSequenceNumber"]
+                index = self.index_of(number) + (kind == "AFTER_SEQUENCE_NUMBER")
         return self.iterator_at(request["ShardId"], index)
+
+    @staticmethod
+    def index_of(sequence_number: str) -> int:
+        return int(sequence_number[-_INDEX_DIGITS:])
 
     def iterator_at(self, shard_id: str, index: int) -> str:
         return f"{self.name}|{shard_id}|{index}".ljust(_ITERATOR_CHARACTERS, ".")
@@ -164,7 +168,7 @@ class Block:
         rows[:, at + 6 : at + 10] = _QUAD_TABLE[seconds % 10_000]
         rows[:, at + 11 : at + 14] = _QUAD_TABLE[arrived_ms % 1_000][:, 1:]
         # Without the comma after the last one.
-        return memoryview(rows.reshape(-1))[:-1]
+        return rows.reshape(-1)[:-1].data
 
 
 @cache

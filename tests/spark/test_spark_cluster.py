@@ -61,7 +61,7 @@ class Located(RecordProcessor):
             self.context.emit(row | whereabouts())
 """
 
-# A job for spark-submit: nothing of kclrun is registered or installed on this side.
+# A job for spark-submit. kclrun is not installed on this side either: so it is registered.
 JOB = """
 import sys, time
 from pathlib import Path
@@ -71,6 +71,7 @@ import shipped_pipeline
 
 stream, copy, endpoint, region, out = sys.argv[1:]
 spark = SparkSession.builder.getOrCreate()
+kclrun.spark.register(spark)
 at = {"endpointUrl": endpoint, "region": region}
 records = spark.readStream.format("kclrun").options(**at).options(
     streamName=stream, startingOffsets="earliest", pollInterval="200ms", shardsPerTask=1
@@ -153,10 +154,11 @@ class Running:
         return self
 
     def __exit__(self, *_):
-        family = psutil.Process(self._process.pid).children(recursive=True)
-        for process in (*family, self._process):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        if self._process.poll() is None:
+            family = psutil.Process(self._process.pid).children(recursive=True)
+            for process in (*family, self._process):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         self._process.wait()
 
     def until(self, condition):

@@ -266,7 +266,9 @@ class Scout:
         rows_bytes_max = max(_ROWS_BYTES_MIN, self._settings.inline_bytes_max)
         rate = self._settings.reads_per_second_max
         budget = self._budgets.setdefault(shard_id, ReadBudget(rate, now))
-        running = Running(Track(shard_id, position, rows_bytes_max), budget)
+        is_counted = self._settings.records_per_trigger_max is not None
+        track = Track(shard_id, position, rows_bytes_max, is_counted=is_counted)
+        running = Running(track, budget)
         self.running[shard_id] = running
         return running
 

@@ -18,9 +18,13 @@ from kclrun.spark.scout.stretch import TOKEN_AGE_MAX_S, Stretch
 
 __all__ = ["Finding", "Track"]
 
-# What a look ahead may read: enough for a density, little beside a shard's 2 MB/s.
+# What a look ahead may read: little beside a shard's 2 MB/s.
 _SAMPLE_BYTES: Final = 64 * 1024
 _SAMPLE_RECORDS_MAX: Final = 100
+# Where a trigger may hold so many records only, their density matters: producers send up to 500
+# at once, which arrive in one millisecond, so a sample must reach over several of their requests.
+_COUNTED_SAMPLE_BYTES: Final = 256 * 1024
+_COUNTED_SAMPLE_RECORDS_MAX: Final = 1_000
 # Before a record was seen: many records are of about this size.
 _RECORD_BYTES_GUESS: Final = 1024.0
 _PAGE_RECORDS_MAX: Final = 10_000
@@ -36,12 +40,21 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Track:
-    """One shard from `position` on. `rows_bytes_max` is what may be kept for the executors."""
+    """One shard from `position` on. `rows_bytes_max` is what may be kept for the executors;
+    `is_counted` says that a batch may hold so many records only."""
 
-    def __init__(self, shard_id: str, position: Position, rows_bytes_max: int) -> None:
+    def __init__(
+        self,
+        shard_id: str,
+        position: Position,
+        rows_bytes_max: int,
+        *,
+        is_counted: bool = False,
+    ) -> None:
         self.shard_id = shard_id
         self.position = position
         self.rows_bytes_max = rows_bytes_max
+        self._is_counted = is_counted
         self.kept = Stretch(position, rows_bytes_max)
         self.ahead: Stretch | None = None
         self.finding: Finding | None = None
@@ -70,6 +83,8 @@ class Track:
     @property
     def sample_limit(self) -> int:
         """How many records a look ahead asks for."""
+        if self._is_counted:
+            return min(_COUNTED_SAMPLE_RECORDS_MAX, self._records_in(_COUNTED_SAMPLE_BYTES))
         return min(_SAMPLE_RECORDS_MAX, self._records_in(_SAMPLE_BYTES))
 
     def page_limit(self, size_bytes: int) -> int:

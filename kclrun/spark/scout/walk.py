@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from kclrun.model.record import Record
-from kclrun.spark.positions import SHARD_END, after, at_timestamp, before
+from kclrun.spark.positions import SHARD_END, Place, after, at_timestamp, before
 from kclrun.spark.scout.asks import Paged, Refused
 from kclrun.spark.scout.density import arrival_ms, density_of
 from kclrun.spark.scout.stretch import Stretch
@@ -201,6 +201,8 @@ def _read(track: Track, stretch: Stretch, limit: int) -> _Reading:
     if isinstance(answer, Refused):
         return None
     before_ms = stretch.tip_ms
+    is_sought = stretch.base.place is Place.TIMESTAMP and stretch is not track.kept
+    sought_ms = stretch.base.timestamp_ms if is_sought and stretch.last is None else None
     records = stretch.absorb(answer, asked_ms)
     if len(answer.page.records) >= limit:
         # A full page has not looked further: the shard may have ended right there.
@@ -209,6 +211,10 @@ def _read(track: Track, stretch: Stretch, limit: int) -> _Reading:
     if stretch.at_tip and before_ms is not None:
         # All that came since the shard was last seen empty: its own span says nothing of pauses.
         seen_s = max(0.0, (asked_ms - before_ms) / 1000)
+    elif sought_ms is not None and len(records) > 1:
+        # A time falls between two bursts of records more often than into one: what passed until
+        # the first record counts as well.
+        seen_s = max(0.0, (arrival_ms(records[-1]) - sought_ms) / 1000)
     track.density = density_of(records, seen_s) or track.density
     track.lag_ms = answer.page.millis_behind_latest
     return records

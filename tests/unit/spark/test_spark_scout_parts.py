@@ -16,7 +16,7 @@ from kclrun.spark.scout.running import Moment, Running
 from kclrun.spark.scout.service_time import ServiceTime
 from kclrun.spark.scout.stretch import Stretch
 from kclrun.spark.scout.track import Track
-from kclrun.spark.scout.walk import Aim
+from kclrun.spark.scout.walk import Aim, walk
 from kclrun.spark.scout.window import Admission, Window
 from kclrun.spark.settings import Reached, SourceSettings
 
@@ -174,6 +174,35 @@ def running():
     made = Running(Track("s", after("1"), 10_000), ReadBudget(2.5, 0.0))
     made.begin(Aim(1, 1_000, is_tip=True))
     return made
+
+
+@pytest.mark.parametrize("first", [4, 5])
+def test_a_time_that_leads_back_to_the_position_is_no_answer_at_the_tip(first):
+    # Hole 5: record `first` is stamped ahead, and what follows it is not; only reading on helps.
+    track = Track("s", before("5"), 10_000)
+    track.is_busy = True
+    looking = walk(track, Aim(1_000, 1_000, is_tip=True))
+    ahead = next(looking).stretch
+    assert ahead.read(10, 0.0).opening.kind is IteratorType.AT_TIMESTAMP
+
+    wanted = looking.send((paged(record(first, 60.0), behind_ms=5), 0))
+    opening = wanted.stretch.read(10, 0.0).opening
+    assert (opening.kind, opening.sequence_number) == (IteratorType.AT_SEQUENCE_NUMBER, "5")
+    with pytest.raises(StopIteration):
+        looking.send((paged(record(5, 60.0), record(6, 0.5)), 0))
+
+    assert track.bound == after("6")
+
+
+def test_before_the_tip_the_record_a_time_leads_to_is_where_the_batch_ends():
+    track = Track("s", before("5"), 10_000)
+    looking = walk(track, Aim(1_000, 1_000))
+    next(looking).stretch.read(10, 0.0)
+
+    with pytest.raises(StopIteration):
+        looking.send((paged(record(5, 60.0), behind_ms=5), 0))
+
+    assert track.bound == track.position
 
 
 def test_an_expired_iterator_is_made_anew():

@@ -1,0 +1,98 @@
+"""Row `spark-lag`: from putting a record to having its row, at two poll intervals."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+
+from bench import hot_shard
+from bench.figures import Figure, figure, percentile
+from bench.servers import REGION
+from bench.spark_rig import SparkRig
+from kclrun.aws.operations import Operation
+from kclrun.aws.put_records import WirePutter
+from kclrun.local.server import start_embedded
+from kclrun.model.outgoing import PutEntry
+
+__all__ = ["lag"]
+
+_ROW: Final = "spark-lag"
+_STREAM: Final = "bench"
+_POLLS: Final = ("1s", "500ms")
+_PER_SECOND: Final = 50
+_PAYLOAD_BYTES: Final = 200
+# The first batches begin before the compiler has seen the code.
+_SKIPPED: Final = 4
+_WINDOW_S: Final = 10.0
+_CREATE: Final = Operation("kinesis", "CreateStream", is_write=True)
+
+
+def lag(rounds: int) -> list[Figure]:
+    """One shard, 50 records a second, each with the instant of its put, the default trigger.
+
+    Put one by one into the embedded Kinesis by a thread of this process; a row is there when
+    `foreachBatch` has collected its batch. One clock for both. The two poll intervals in turn.
+    """
+    lags: dict[str, list[list[float]]] = {poll: [] for poll in _POLLS}
+    with start_embedded() as embedded, SparkRig() as rig:
+        client = hot_shard.wire_client(embedded.kinesis_endpoint)
+        client.call(_CREATE, msgspec.json.encode({"StreamName": _STREAM, "ShardCount": 1}))
+        with _writing(WirePutter(client, _STREAM)):
+            for _ in range(rounds):
+                for poll in _POLLS:
+                    lags[poll].append(_lags(rig, embedded.kinesis_endpoint, poll))
+        client.close()
+    figures: list[Figure] = []
+    for poll, taken in lags.items():
+        figures += [
+            figure(_ROW, f"poll {poll}: put → row", "s", [each for run in taken for each in run]),
+            figure(_ROW, f"poll {poll}: … its p99", "s", [percentile(run, 99) for run in taken]),
+        ]
+    return figures
+
+
+def _lags(rig: SparkRig, endpoint: str, poll: str) -> list[float]:
+    """Of all rows of one query, after its first batches."""
+    lags: list[float] = []
+    frame = rig.frame(
+        "kclrun", streamName=_STREAM, endpointUrl=endpoint, region=REGION, pollInterval=poll
+    )
+
+    def take(rows: Any, number: int) -> None:
+        collected = rows.select("data").collect()
+        now = time.time()
+        if number >= _SKIPPED:
+            lags.extend(now - float(row.data) for row in collected)
+
+    with rig.running(frame.writeStream.foreachBatch(take)) as query:
+        rig.batches(query, skipped=_SKIPPED, at_least=1, window_s=_WINDOW_S)
+    return lags
+
+
+@contextmanager
+def _writing(putter: WirePutter) -> Iterator[None]:
+    ends = threading.Event()
+    refused: list[str | None] = []
+
+    def write() -> None:
+        due = time.monotonic()
+        while not ends.wait(max(0.0, due - time.monotonic())):
+            data = repr(time.time()).encode().ljust(_PAYLOAD_BYTES)
+            (result,) = putter.put([PutEntry(data, "key")])
+            if result.error_code is not None:
+                refused.append(result.error_code)
+            due += 1 / _PER_SECOND
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        writer.join()
+    assert not refused, f"refused: {set(refused)}"
