@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from kclrun.errors import SettingsError
+from kclrun.spark.shipped import show_shipped_files_to_planners
 from kclrun.spark.versions import installed
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ def register(spark: SparkSession, alias: str | None = None) -> None:
     """Make `format("kclrun")` known to this session, and under `alias` too where one is given.
 
     An installed kclrun is known already, to every session on a driver that has it installed;
-    this is for checkouts, and for other names, such as `kinesis` where the platform has none of
-    that name. May be called again.
+    this is for drivers that were only given it (`--py-files`), and for other names, such as
+    `kinesis` where the platform has none of that name. May be called again.
     Raises: SettingsError for PySpark below 4.0, or a name that is none.
     """
     installed()
@@ -31,6 +32,7 @@ def register(spark: SparkSession, alias: str | None = None) -> None:
 
     from kclrun.spark.source import KclrunDataSource
 
+    show_shipped_files_to_planners()
     try:
         spark.dataSource.register(KclrunDataSource)
     except AnalysisException as error:

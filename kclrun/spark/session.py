@@ -140,8 +140,8 @@ def _cores(master: str | None) -> int | None:
 
 def _use_this_python(conf: Mapping[str, str]) -> None:
     """Workers run the Python that runs this, unless the user says another: the first `python3` of
-    the PATH may have no kclrun."""
-    if "spark.pyspark.python" not in conf:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if "spark.pyspark.driver.python" not in conf:
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    the PATH may have no kclrun. Only spark-submit reads the setting; a session, the variable."""
+    if said := conf.get("spark.pyspark.python"):
+        os.environ["PYSPARK_PYTHON"] = said
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

@@ -132,11 +132,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:
-    rows = "\n".join(f"  {row.name:<14} {row.about}" for row in ROWS.values())
+    lines = [f"  {row.name:<14} {row.about}" for row in ROWS.values()]
+    lines += [f"  {name:<14} {', '.join(names)}" for name, names in GROUPS.items()]
+    rows = "\n".join(lines)
     parser = argparse.ArgumentParser(
         prog="bin/bench",
         description="Measure this checkout against named things, on this machine, now.",
-        epilog=f"rows:\n{rows}\n  {'spark':<14} all rows of Spark\n\nRatios travel between machines, rates do not.",
+        epilog=f"rows:\n{rows}\n\nRatios travel between machines, rates do not.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("rows", nargs="*", metavar="ROW", help="all of them if none is named")

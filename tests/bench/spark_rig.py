@@ -32,6 +32,8 @@ _MASTER: Final = "local[2]"
 _HEAP: Final = "2g"
 # The first batch pays for workers and imports, on a loaded machine for tens of seconds.
 _PATIENCE_S: Final = 60.0
+_RUNNER: Final = "the source's driver process"
+_OTHERS: Final = "other Python"
 _ENVIRONMENT: Final = {
     "AWS_ACCESS_KEY_ID": CREDENTIALS.access_key,
     "AWS_SECRET_ACCESS_KEY": CREDENTIALS.secret_key,
@@ -177,21 +179,22 @@ def _cpu_s() -> list[float]:
     return spent_s
 
 
-def memory_mb() -> dict[str, float]:
-    """PSS by what the processes are for: pages that several share are counted once."""
-    found = {"JVM": 0.0, "source's driver process": 0.0, "workers": 0.0, "other Python": 0.0}
+def memory_mb() -> dict[str, list[float]]:
+    """PSS of each process by what it is for: pages that several share are counted once."""
+    found: dict[str, list[float]] = {"JVM": [], _RUNNER: [], "a worker": [], _OTHERS: []}
     for process in _processes():
         try:
             command, pss = process.cmdline(), process.memory_full_info().pss
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
-        found[_purpose(command)] += pss / 1e6
+        found[_purpose(command)].append(pss / 1e6)
     return found
 
 
 def _purpose(command: list[str]) -> str:
-    if "python_streaming_source_runner" in command[-1]:
-        return "source's driver process"
-    if command[-1] == "pyspark.worker":
-        return "workers"
-    return "other Python" if "pyspark" in command[-1] else "JVM"
+    if command[0].endswith("java"):
+        return "JVM"
+    if command[-1].endswith("python_streaming_source_runner"):
+        return _RUNNER
+    # Forked from a daemon of the same name, which is small.
+    return "a worker" if command[-1] == "pyspark.worker" else _OTHERS

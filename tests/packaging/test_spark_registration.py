@@ -2,15 +2,16 @@
 from the wheel, and from the environment of a checkout."""
 
 import os
-import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
+import pyspark
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from kclrun.spark.java import provide_java
+from tests.packaging.wheel_rig import ROOT, Environment, build_wheel
+
 MODULE = "pyspark_kclrun"
 
 FIND = f"""
@@ -31,14 +32,14 @@ finally:
     spark.stop()
 """
 
-PIP_WHEEL = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
 
-
-def run(program, folder, **environment):
+def run(program, folder, python=sys.executable):
+    # A plain session finds no Java by itself where the machine has none.
+    java = provide_java(os.environ, pyspark.__version__)
     ran = subprocess.run(
-        [sys.executable, "-c", program],
+        [python, "-c", program],
         cwd=folder,
-        env=os.environ | {"PYSPARK_PYTHON": sys.executable} | environment,
+        env=os.environ | {"PYSPARK_PYTHON": str(python), "JAVA_HOME": str(java)},
         capture_output=True,
         text=True,
         timeout=240,
@@ -48,24 +49,12 @@ def run(program, folder, **environment):
 
 
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory):
-    """The wheel of this checkout, unpacked as an installation would."""
-    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
-    for folder in ("kclrun", "processors"):
-        shutil.copytree(
-            ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    subprocess.run(
-        [*PIP_WHEEL, "--wheel-dir", built, source],
-        check=True,
-        timeout=240,
-    )
-    (wheel,) = built.glob("kclrun-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(built / "site")
-    return built / "site"
+def installed(tmp_path_factory):
+    """An environment with the dependencies, and the wheel of this checkout installed by pip."""
+    folder = tmp_path_factory.mktemp("installed")
+    environment = Environment(folder / "venv")
+    environment.install(build_wheel(folder))
+    return environment
 
 
 def test_pyspark_would_find_it_in_the_environment_of_this_checkout(tmp_path):
@@ -80,15 +69,15 @@ def test_pyspark_would_find_it_in_the_environment_of_this_checkout(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_pyspark_would_find_it_in_the_wheel(unpacked, tmp_path):
-    found, said = run(FIND, tmp_path, PYTHONPATH=str(unpacked)).splitlines()
+def test_pyspark_would_find_it_where_the_wheel_is_installed(installed, tmp_path):
+    found, said = run(FIND, tmp_path, installed.python).splitlines()
     module, package, name = said.split()
 
     assert found == f"['{MODULE}']"
-    assert Path(module) == unpacked / MODULE / "__init__.py"
-    assert Path(package).is_relative_to(unpacked)
+    assert Path(module) == installed.packages / MODULE / "__init__.py"
+    assert Path(package) == installed.packages / "kclrun" / "__init__.py"
     assert name == "kclrun"
-    assert (unpacked / "kclrun" / "spark" / "log4j2.properties").is_file()
+    assert (installed.packages / "kclrun" / "spark" / "log4j2.properties").is_file()
 
 
 @pytest.mark.slow
@@ -99,8 +88,8 @@ def test_a_plain_session_knows_the_format_from_the_environment_of_this_checkout(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_plain_session_knows_the_format_from_the_wheel(unpacked, tmp_path):
-    told = run(LOAD, tmp_path, PYTHONPATH=str(unpacked))
+def test_a_plain_session_knows_the_format_from_the_wheel(installed, tmp_path):
+    told = run(LOAD, tmp_path, installed.python)
 
     assert "the kclrun source cannot be used: streamName: is needed" in told
-    assert str(unpacked / "kclrun") in told, "the wheel's, by the traceback"
+    assert str(installed.packages / "kclrun") in told, "the wheel's, by the traceback"

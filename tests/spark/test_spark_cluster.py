@@ -4,6 +4,7 @@ The wheel is copied to a name that ends in .zip: Spark puts nothing else on the 
 """
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -183,7 +184,7 @@ def cluster(tmp_path_factory):
 
 
 def parquet_rows(folder):
-    """Of a folder that Spark wrote; none before it was made."""
+    """Of a folder that Spark wrote, when it is done."""
     return [
         row for file in folder.glob("*.parquet") for row in pq.ParquetFile(file).read().to_pylist()
     ]
@@ -231,7 +232,7 @@ def test_spark_submit_ships_the_wheel_to_a_source_and_a_sink(
         *(job, stream.name, copy.name, embedded.kinesis_endpoint, REGION, out),
     ]
     with Running(command, cluster.environment(cluster.bare), tmp_path) as running:
-        running.until(lambda: pairs(parquet_rows(out / "rows")) == sorted(stream.put_records))
+        running.until((out / "rows" / "_spark_metadata" / "0").exists)
         reshard(stream)
         (out / "all-is-put").touch()
         running.until_done()
@@ -243,3 +244,58 @@ def test_spark_submit_ships_the_wheel_to_a_source_and_a_sink(
     assert in_order_of_each_key(pair for shard in stored for pair in shard) == (
         in_order_of_each_key(stream.put_records)
     )
+
+
+CONFIGURATION = """
+application: located
+stream: {stream}
+engine: spark
+processor: shipped_pipeline:Located
+until: caught-up
+output: {{path: {out}, format: parquet, schema: "{schema}"}}
+spark:
+  master: {master}
+  checkpoint: {checkpoint}
+  conf:
+    spark.submit.pyFiles: {shipped},{pipeline}
+    spark.pyspark.python: {python}
+    spark.ui.enabled: false
+aws: {{endpoint: "{endpoint}", region: {region}}}
+"""
+EMITTED = "partitionKey string, data string, kclrun string, module string, python string"
+
+
+def test_a_processor_runs_on_executors_that_were_given_the_wheel(
+    cluster, stream_of, embedded, tmp_path
+):
+    stream = stream_of(3)
+    stream.put(300)
+    reshard(stream)
+    app = tmp_path / "app.yaml"
+    app.write_text(
+        CONFIGURATION.format(
+            stream=stream.name,
+            out=tmp_path / "out",
+            schema=EMITTED,
+            master=MASTER,
+            checkpoint=tmp_path / "checkpoint",
+            shipped=cluster.shipped,
+            pipeline=cluster.pipeline,
+            python=cluster.bare.python,
+            endpoint=embedded.kinesis_endpoint,
+            region=REGION,
+        )
+    )
+    app.chmod(0o600)
+    driver = cluster.installed
+    report = tmp_path / "report.json"
+    command = [driver.python, "-m", "kclrun", "--config", app, "--report", report]
+    with Running(command, cluster.environment(driver), tmp_path) as running:
+        running.until_done()
+
+    rows = parquet_rows(tmp_path / "out")
+    assert pairs(rows) == sorted(stream.put_records)
+    cluster.assert_executors_ran_what_was_shipped(rows, driver)
+    told = json.loads(report.read_text())
+    assert told["totals"]["records"] == len(stream.put_records)
+    assert told["exit_reason"] == "caught up"

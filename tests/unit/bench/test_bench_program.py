@@ -22,7 +22,7 @@ def run_bench(*arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["aggregates", "start", "local"])
+@pytest.mark.parametrize("row", ["aggregates", "start", "local", "spark-sink"])
 def test_a_row_yields_figures(row, tmp_path):
     path = tmp_path / "figures.json"
 
@@ -39,6 +39,6 @@ def test_a_row_yields_figures(row, tmp_path):
 def test_the_help_names_every_row_with_its_target():
     done = run_bench("--help")
 
-    for row in ("fetch", "aggregates", "runtime", "idle", "start", "local", "crash"):
+    for row in ("fetch", "aggregates", "runtime", "idle", "start", "local", "crash", "spark"):
         assert f"\n  {row} " in done.stdout
     assert done.stdout.count("≥") + done.stdout.count("≤") >= 8

