@@ -65,8 +65,8 @@ class Connected:
 def connected(reached: Reached, connections_max: int = CONNECTIONS_MAX) -> Connected:
     """This process's connection to a stream, made at the first call and kept; sends nothing.
 
-    One for each `connections_max` asked for. A forked process makes its own. Raises: SettingsError where no region is known, or region,
-    ARN and endpoint URL do not go together.
+    One for each `connections_max` asked for. A forked process makes its own. Raises:
+    SettingsError where no region is known, or region, ARN and endpoint URL do not go together.
     """
     return _KEPT.get(reached, connections_max)
 

@@ -39,6 +39,8 @@ TOKEN_AGE_MAX_S: Final = 240.0
 _SPARE_TENTHS: Final = 11
 # The record that is read AT and the bound itself are not among those expected.
 _EDGES: Final = 2
+# Beyond an expectation that was too low: six reads of doubling size lead to full pages.
+_BEYOND_MIN: Final = 250
 # So long a reader is at the tip and does not see a record that the driver saw: it is gone. Other
 # front ends of the service may lag, but not by a minute.
 SILENCE_S_MAX: Final = 60.0
@@ -155,8 +157,13 @@ class RangeCursor:
 
     def _limit(self) -> int:
         expected = self._wanted.hint.records_expected
-        if expected is None or expected <= self._taken:
+        if expected is None:
             return RECORDS_A_CALL
+        if expected <= self._taken:
+            # A little more than expected is likely, a whole page too much would be waste; the
+            # further beyond, the less the expectation is worth.
+            beyond = max(_BEYOND_MIN, expected // 10, 2 * (self._taken - expected))
+            return min(beyond, RECORDS_A_CALL)
         left_tenths = _SPARE_TENTHS * (expected - self._taken)
         return min(-(-left_tenths // 10) + _EDGES, RECORDS_A_CALL)
 

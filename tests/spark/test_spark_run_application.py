@@ -128,6 +128,7 @@ def test_a_pipeline_reads_a_resharding_stream_to_its_end_and_sums_up(application
     assert set(events) == {"query_started", "shard_ended", "caught_up", "query_stopped"}
 
 
+@pytest.mark.slow
 def test_a_stop_lets_the_running_batch_be_committed_and_leaves_no_process(application, tmp_path):
     started = tmp_path / "started"
     command, report = application(
@@ -145,6 +146,7 @@ def test_a_stop_lets_the_running_batch_be_committed_and_leaves_no_process(applic
     finally:
         process.kill()
         process.wait()
+        process.stderr.close()
 
     assert process.returncode == 0, said
     entries = checkpoint_of(tmp_path / "out")
@@ -183,6 +185,7 @@ def test_a_person_who_presses_twice_cuts_the_batch_short(application, tmp_path):
     finally:
         process.kill()
         process.wait()
+        process.stderr.close()
 
     assert process.returncode == 75, said
     entries = checkpoint_of(tmp_path / "out")
@@ -245,6 +248,7 @@ def test_a_jvm_that_dies_is_worth_a_restart(application, tmp_path):
     finally:
         process.kill()
         process.wait()
+        process.stderr.close()
 
     assert process.returncode == 75, said
     assert "Ended: Spark ended the query" in said

@@ -338,9 +338,7 @@ def test_a_ninth_thread_waits_for_a_connection_and_none_is_lost(
 def test_where_no_connection_becomes_free_nothing_was_sent(
     server: Any, make_client: MakeClient
 ) -> None:
-    client = make_client(
-        server.url, connections_max=1, connect_timeout_s=0.05, read_timeout_s=0.05
-    )
+    client = make_client(server.url, connections_max=1, connect_timeout_s=0.05, read_timeout_s=0.05)
     client._transport._permits.acquire()
 
     with pytest.raises(Unavailable, match="became free before anything was sent"):

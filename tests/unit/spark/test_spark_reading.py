@@ -483,14 +483,15 @@ def test_the_limit_is_a_tenth_above_what_is_expected():
     assert world.limits == [112, 10_000]
 
 
-def test_an_expectation_that_was_too_low_is_given_up():
+def test_an_expectation_that_was_too_low_is_exceeded_in_steps_and_then_given_up():
     world = World()
-    n = world.put(300)
+    n = world.put(2_000)
+    last = 1_600
 
-    found = world.numbers(world.range(after(n[0]), after(n[250]), hint=Hint(records_expected=100)))
+    found = world.numbers(world.range(after(n[0]), after(n[last]), hint=Hint(records_expected=100)))
 
-    assert found == n[1:251]
-    assert world.limits == [112, 10_000]
+    assert found == n[1 : last + 1]
+    assert world.limits == [112, 250, 522, 1566]
 
 
 # Aggregates

@@ -5,7 +5,14 @@ import json
 
 import pytest
 
-from kclrun.errors import DataLoss, InvalidRequest, NotFound, OffsetRefused, SettingsError, Throttled
+from kclrun.errors import (
+    DataLoss,
+    InvalidRequest,
+    NotFound,
+    OffsetRefused,
+    SettingsError,
+    Throttled,
+)
 from kclrun.local.puts import PutEntry
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream_ports import ModelStream
