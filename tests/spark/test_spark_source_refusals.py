@@ -51,6 +51,7 @@ def test_a_missing_stream_is_told_at_load(spark, stream):
     assert "Check streamName, region and endpointUrl" in told
 
 
+@pytest.mark.slow  # it tries for ten seconds
 def test_an_endpoint_that_nobody_answers_is_told_at_load(spark):
     port = closed_port()
     told = refused(
