@@ -25,14 +25,14 @@ from kclrun.loading import import_paths
 from kclrun.model.time import WallTime
 from kclrun.observe.line_sink import LineSink
 from kclrun.observe.logs import EventLog
-from kclrun.spark.jvm import SUBMITTED
+from kclrun.spark.engine.jvm import SUBMITTED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kclrun.config.schema import Settings
+    from kclrun.spark.engine.versions import Capabilities
     from kclrun.spark.running.runtime import ExitReason, SparkRun
-    from kclrun.spark.versions import Capabilities
 
 __all__ = ["require_spark", "spark_run"]
 
@@ -110,11 +110,11 @@ def _reported(run: SparkRun, capabilities: Capabilities, report: Path | None) ->
 @contextmanager
 def _session(settings: Settings, paths: tuple[Path, ...], log: EventLog) -> Iterator[SparkSession]:
     """A session for this run; afterwards, no JVM of ours is left."""
-    from kclrun.spark.jvm import close_session
+    from kclrun.spark.engine.jvm import close_session
+    from kclrun.spark.engine.session import open_session
     from kclrun.spark.running.engine_output import captured_engine
     from kclrun.spark.running.source_options import as_option_texts
     from kclrun.spark.running.translating import told_as_ours
-    from kclrun.spark.session import open_session
 
     if settings.aws.profile is not None:
         os.environ["AWS_PROFILE"] = settings.aws.profile

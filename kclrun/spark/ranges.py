@@ -1,7 +1,7 @@
 """What one batch reads: a range a shard, as a function of (start, end) [A2], packed into tasks.
 
 Pure. `Hint` is what the driver happens to know about a range besides: never needed, and never
-able to change a row. Look next: `reading.py`, which reads ranges on executors.
+able to change a row. Look next: `executor/reading.py`, which reads ranges on executors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The typed options of source and sink: what the readers and the writer are given.
 
-Pure nouns; texts become these in `options.py` (source) and `sink_options.py`. No secret has a
+Pure nouns; texts become these in `options.py` (source) and `sink/options.py`. No secret has a
 field here: these values stand in plans.
 """
 

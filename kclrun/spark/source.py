@@ -3,7 +3,7 @@
 Where Spark runs what: `schema` in a short process of the driver at `load()`; the stream reader's
 offsets, partitions and commits in one process a query; `read` on executors, with a reader that was
 pickled before it had asked anything. Spark 4.2 and later tell `latestOffset` where the query
-stands; before, `_Standing` remembers it. Look next: `scouting.py`, `reading.py`.
+stands; before, `_Standing` remembers it. Look next: `scouting.py`, `executor/reading.py`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pyspark.sql.datasource import (
 )
 
 from kclrun.errors import InvariantViolation, SettingsError
+from kclrun.spark.engine.versions import installed
 from kclrun.spark.offsets import Offset, decode_offset, encode_offset
 from kclrun.spark.options import Use, read_source_options
 from kclrun.spark.ranges import ShardRange, pack, ranges_between
 from kclrun.spark.settings import SourceSettings
-from kclrun.spark.versions import installed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,7 +66,7 @@ class KclrunDataSource(DataSource):
         """
         from kclrun.spark.checking import require_stream
         from kclrun.spark.connecting import connected
-        from kclrun.spark.rows import SCHEMA
+        from kclrun.spark.executor.rows import SCHEMA
 
         settings = read_source_options(self.options, Use.EITHER)
         require_stream(connected(settings.reached).admin, settings.reached)
@@ -84,13 +84,13 @@ class KclrunDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001 - PySpark's
         """The writer of `df.write`. Raises: SettingsError."""
-        from kclrun.spark.sink import batch_writer
+        from kclrun.spark.sink.writers import batch_writer
 
         return batch_writer(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001, N802
         """The writer of `df.writeStream`. Raises: SettingsError."""
-        from kclrun.spark.sink import stream_writer
+        from kclrun.spark.sink.writers import stream_writer
 
         return stream_writer(self.options, schema, overwrite=overwrite)
 
@@ -220,8 +220,8 @@ def _packed(
 
 def _rows(partition: InputPartition, settings: SourceSettings) -> Iterator[pa.RecordBatch]:
     from kclrun.spark.connecting import connected
-    from kclrun.spark.reading import read_ranges
-    from kclrun.spark.rows import record_batches
+    from kclrun.spark.executor.reading import read_ranges
+    from kclrun.spark.executor.rows import record_batches
 
     assert isinstance(partition, ShardsPartition)
     connection = connected(settings.reached)
@@ -234,7 +234,7 @@ def _refuse_other_columns(schema: StructType) -> None:
     """A schema that the user gave replaces ours unseen, and rows would not fit it."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from kclrun.spark.rows import ARROW_SCHEMA, SCHEMA
+    from kclrun.spark.executor.rows import ARROW_SCHEMA, SCHEMA
 
     ours = from_arrow_schema(ARROW_SCHEMA)
     if [(each.name, each.dataType) for each in schema] != [

@@ -21,10 +21,17 @@ PURE_FILES += [
     for room, names in {
         "sinks": ("flow_control", "lanes", "pending_records", "producing", "put_request"),
         "spark": (
-            *("lineage", "offsets", "positions", "range_cursor", "ranges", "read_pace", "settings"),
-            *("option_reader", "options", "processor_cache", "sink_columns", "sink_options"),
-            *("sink_report", "tenure"),
+            "lineage",
+            "offsets",
+            "option_reader",
+            "options",
+            "positions",
+            "ranges",
+            "settings",
         ),
+        "spark/executor": ("range_cursor", "read_pace"),
+        "spark/fused": ("cache", "tenure"),
+        "spark/sink": ("columns", "options", "report"),
     }.items()
     for name in names
 ]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from kclrun.aws.expressions import CATALOGUE
 from kclrun.cli import exit_codes
-from kclrun.spark import options, sink_options
+from kclrun.spark import options
+from kclrun.spark.sink import options as sink_options
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from bench.spark_stream import sequence_number
 from kclrun.model.record import Record
-from kclrun.spark.rows import SCHEMA, record_batches
+from kclrun.spark.executor.rows import SCHEMA, record_batches
 
 __all__ = ["BATCH_ROWS", "PrebuiltSource", "prebuilt_batch"]
 

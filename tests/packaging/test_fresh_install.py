@@ -1,4 +1,4 @@
-"""What a newcomer does: a fresh clone in some folder, and the wheel in an empty environment."""
+"""What a newcomer does: a fresh clone in some folder. The wheel: `test_spark_fresh_install.py`."""
 
 import collections
 import csv
@@ -7,7 +7,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -75,17 +74,3 @@ def test_a_fresh_clone_in_a_path_with_spaces_runs_the_demo_from_any_folder(tmp_p
 
     assert_the_demo_said_what_the_csv_says(said, report)
     assert (clone / ".venv").is_dir()
-
-
-def test_the_wheel_in_an_empty_environment_runs_the_demo(tmp_path):
-    run(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path / "dist", ROOT, cwd=tmp_path)
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
-    venv = tmp_path / "empty"
-    run(sys.executable, "-m", "venv", venv, cwd=tmp_path)
-    run(venv / "bin" / "pip", "install", "--quiet", f"{wheel}[local,demo]", cwd=tmp_path)
-    (tmp_path / "demo.yaml").write_text((ROOT / "config" / "demo.yaml").read_text())
-
-    report = tmp_path / "report.json"
-    said = run(venv / "bin" / "kclrun", "--config", "demo.yaml", "--report", report, cwd=tmp_path)
-
-    assert_the_demo_said_what_the_csv_says(said, report)

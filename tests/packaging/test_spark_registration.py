@@ -9,7 +9,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from kclrun.spark.java import provide_java
+from kclrun.spark.engine.java import provide_java
 from tests.packaging.wheel_rig import ROOT, Environment, build_wheel
 
 MODULE = "pyspark_kclrun"

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from kclrun.local.server import start_embedded
-from kclrun.spark.session import open_session
+from kclrun.spark.engine.session import open_session
 from tests.spark.source_rig import ACCESS_KEY, REGION, SECRET_KEY, Collected, Stream
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 
-from kclrun.spark.java import provide_java
+from kclrun.spark.engine.java import provide_java
 from tests.packaging.wheel_rig import Environment, build_wheel, plain_environment
 from tests.spark.sink_rig import Kinesis
 from tests.spark.source_rig import (
@@ -39,8 +39,8 @@ from kclrun import RecordProcessor
 from pyspark.sql import functions as F
 
 def whereabouts():
-    import kclrun.spark.reading
-    files = (kclrun.spark.reading.__file__, __file__, sys.executable)
+    import kclrun.spark.executor.reading
+    files = (kclrun.spark.executor.reading.__file__, __file__, sys.executable)
     return dict(zip(("kclrun", "module", "python"), map(os.path.abspath, files)))
 
 def located(records):

@@ -92,7 +92,8 @@ class Rig:
         assert code == 0, self.log.read_text()[-4000:]
 
 
-KILLS = 20
+# The figure of the closing measurement is 20; what CI can spend is half of it.
+KILLS = int(os.environ.get("KCLRUN_EXACTLY_ONCE_KILLS", "10"))
 RECORDS = 100_000
 # What the producer may have put by each kill.
 SHARE = RECORDS / (KILLS + 1)
@@ -108,7 +109,7 @@ RESHARDS = (
 
 
 @pytest.mark.timeout(1500)
-def test_drivers_killed_twenty_times_read_every_record_exactly_once(aws, tmp_path):
+def test_drivers_killed_again_and_again_read_every_record_exactly_once(aws, tmp_path):
     seed = seed_of(20261)
     rng = random.Random(seed)
     rig = Rig(aws, tmp_path, seed)
@@ -125,7 +126,7 @@ def test_drivers_killed_twenty_times_read_every_record_exactly_once(aws, tmp_pat
             rig.until_written(before + 1)
             producer.resume()
             # A random moment: in a batch, between batches, between the offset log and the commit.
-            time.sleep(rng.uniform(0.0, 1.5))
+            time.sleep(rng.uniform(0.0, 2.0))
             driver.kill()
         producer.resume()
         producer.join(300)

@@ -10,7 +10,7 @@ import pytest
 from kclrun.config.schema import Settings
 from kclrun.local.filling import Filler, FillOrder, Reshard
 from kclrun.model.wire import WireEndpoint
-from kclrun.spark.processing import processor_stream
+from kclrun.spark.fused.source import processor_stream
 from kclrun.testing import run_processor
 from processors import flights
 from tests.spark.source_rig import REGION

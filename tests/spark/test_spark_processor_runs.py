@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from kclrun.config.schema import FetchSettings, OnErrorSettings, Settings
 from kclrun.config.units import Duration
 from kclrun.errors import SettingsError
-from kclrun.spark.processing import OBSERVED, processor_stream
+from kclrun.spark.fused.source import OBSERVED, processor_stream
 from kclrun.spark.running.progress import read_progress
 from tests.spark.source_rig import PATIENCE_S, until
 

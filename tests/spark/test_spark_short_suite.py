@@ -5,7 +5,7 @@ from pyspark.errors import AnalysisException
 
 from kclrun.errors import SettingsError
 from kclrun.spark import register
-from kclrun.spark.versions import installed
+from kclrun.spark.engine.versions import installed
 from tests.spark.source_rig import in_order_of_each_key, until
 
 # PySpark 4.0 leaves the sockets of collect() and foreachBatch to the garbage collector.

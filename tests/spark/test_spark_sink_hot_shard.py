@@ -12,7 +12,7 @@ import pytest
 
 from kclrun.codec.hash_keys import effective_hash_key
 from kclrun.local.server import start_embedded
-from kclrun.spark.writing import write
+from kclrun.spark.sink.writing import write
 from tests.spark.sink_rig import Kinesis, numbers_by_key, rows_of
 
 SHARDS = 8

@@ -14,7 +14,7 @@ from pyspark.sql.functions import col
 
 from kclrun.errors import NotFound, SettingsError
 from kclrun.local.server import Embedded, start_embedded
-from kclrun.spark.writing import write
+from kclrun.spark.sink.writing import write
 from tests.processes.bad_input_rig.denying import DenyingEndpoint
 from tests.spark.sink_rig import Feed, Kinesis, numbered, numbers_by_key, records
 
@@ -47,7 +47,7 @@ def telling_source(told: Path) -> type:
 
     def make() -> type:
         # In here, so that it travels by value: workers do not know this module.
-        from kclrun.spark.sink import TaskDone
+        from kclrun.spark.sink.writers import TaskDone
         from kclrun.spark.source import KclrunDataSource
 
         def told_writer(writer):

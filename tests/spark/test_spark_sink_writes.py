@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.functions import col, length
 
 from kclrun.local.server import Embedded
-from kclrun.spark.writing import write
+from kclrun.spark.sink.writing import write
 from tests.spark.sink_rig import Kinesis, numbered, numbers_by_key, records, rows_of
 
 

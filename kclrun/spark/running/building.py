@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kclrun.config.schema import OutputSettings
 from kclrun.errors import ProcessorLoadError, SettingsError
+from kclrun.spark.engine.versions import Capabilities
 from kclrun.spark.running.failures import own_failure_in
 from kclrun.spark.running.progress import OBSERVED
 from kclrun.spark.running.source_options import as_option_texts
-from kclrun.spark.versions import Capabilities
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

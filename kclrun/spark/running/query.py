@@ -11,9 +11,9 @@ from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
 from kclrun.loading import load_pipeline
 from kclrun.model.time import WallTime
+from kclrun.spark.engine.versions import Capabilities
 from kclrun.spark.running.building import emitted_rows, pipeline_result, records_of, start_query
 from kclrun.spark.running.source_options import source_options
-from kclrun.spark.versions import Capabilities
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,7 +35,7 @@ def made_query(
         records = records_of(spark, options, capabilities)
         made = pipeline_result(pipeline, settings.pipeline, records, settings.options)
         return Query(settings, made, is_emitted=False)
-    from kclrun.spark.processing import processor_stream
+    from kclrun.spark.fused.source import processor_stream
 
     output = settings.output
     rows = processor_stream(spark, settings, options, paths)

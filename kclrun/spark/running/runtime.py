@@ -26,6 +26,7 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.observe.logs import EventLog
 from kclrun.observe.snapshot import Snapshot
 from kclrun.sinks.report_file import write_report
+from kclrun.spark.engine.versions import Capabilities, installed
 from kclrun.spark.options import Use, read_source_options
 from kclrun.spark.running.counting import RunCounts
 from kclrun.spark.running.progress import read_lags, read_progress
@@ -34,7 +35,6 @@ from kclrun.spark.running.source_options import source_options
 from kclrun.spark.running.stopping import StopPlan
 from kclrun.spark.running.translating import told_as_ours
 from kclrun.spark.running.watching import Ending, Watch
-from kclrun.spark.versions import Capabilities, installed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

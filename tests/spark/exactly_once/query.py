@@ -7,12 +7,14 @@ after half their rows. Ends by itself with `"available_now": true`; else it runs
 
 import json
 import sys
+import time
 import zlib
 from pathlib import Path
 
-from kclrun.spark.session import open_session
+from kclrun.spark.engine.session import open_session
 
 FAILING_ONE_IN = 5
+LINGER_S = 0.4
 
 
 def failing_now_and_then(batch_id, seed):
@@ -44,6 +46,8 @@ def writing_attempts(out, run, seed):
         )
         # Only a complete attempt has it, and only then may the batch be committed.
         (attempt / "COUNTED").write_text(str(counted))
+        # A sink that is slow to return: drivers are killed here too, and the batch comes again.
+        time.sleep(LINGER_S)
 
     return write
 

@@ -7,8 +7,8 @@ from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream_ports import ModelStream
 from kclrun.model.time import WallTime
 from kclrun.ports import FetchedPage
+from kclrun.spark.executor.reading import Clocks, read_ranges
 from kclrun.spark.ranges import ShardRange
-from kclrun.spark.reading import Clocks, read_ranges
 from kclrun.spark.settings import Reached, SourceSettings
 
 HOUR_S = 3600.0

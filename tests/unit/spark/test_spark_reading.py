@@ -18,11 +18,11 @@ from kclrun.errors import AccessDenied, DataLoss, InvalidRequest, InvariantViola
 from kclrun.local.limits import AWS_LIMITS
 from kclrun.model.time import Instant
 from kclrun.ports import FetchedPage, IteratorType
+from kclrun.spark.executor.read_pace import ReadPace
+from kclrun.spark.executor.reading import Clocks
 from kclrun.spark.offsets import Offset
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
 from kclrun.spark.ranges import Hint, ranges_between
-from kclrun.spark.read_pace import ReadPace
-from kclrun.spark.reading import Clocks
 
 _spec = importlib.util.spec_from_file_location(
     "reading_world", Path(__file__).with_name("reading_world.py")

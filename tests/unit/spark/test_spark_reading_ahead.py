@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from kclrun.spark.read_ahead import BYTES_MAX, Closed, ReadAhead
+from kclrun.spark.executor.read_ahead import BYTES_MAX, Closed, ReadAhead
 
 MIB = 2**20
 

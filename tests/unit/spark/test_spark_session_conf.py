@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from kclrun.spark.session import settled_conf, settled_master
+from kclrun.spark.engine.session import settled_conf, settled_master
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from kclrun.model.shard import HashRange, Shard
 from kclrun.sinks.flow_control import ShardMetrics
 from kclrun.sinks.producing import ProducerMetrics
 from kclrun.spark.settings import Reached
-from kclrun.spark.sink_columns import check_columns
-from kclrun.spark.sink_options import SinkSettings, sink_settings
-from kclrun.spark.sink_report import batch_report, slowdown_line, task_report
-from kclrun.spark.sink_rows import put_entries
-from kclrun.spark.sink_shards import OpenShards
-from kclrun.spark.writing import write
+from kclrun.spark.sink.columns import check_columns
+from kclrun.spark.sink.entries import put_entries
+from kclrun.spark.sink.options import SinkSettings, sink_settings
+from kclrun.spark.sink.report import batch_report, slowdown_line, task_report
+from kclrun.spark.sink.shards import OpenShards
+from kclrun.spark.sink.writing import write
 
 
 def refusal(options):

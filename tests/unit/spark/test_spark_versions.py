@@ -5,9 +5,9 @@ import re
 import pytest
 
 import kclrun.spark
-import kclrun.spark.session
+import kclrun.spark.engine.session
 from kclrun.errors import SettingsError
-from kclrun.spark.versions import capabilities, installed
+from kclrun.spark.engine.versions import capabilities, installed
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_installed_one_is_asked(monkeypatch):
     with pytest.raises(SettingsError, match=re.escape("found 3.5.6")):
         _ = kclrun.spark.register
     with pytest.raises(SettingsError, match=re.escape("found 3.5.6")):
-        kclrun.spark.session.open_session(application="a")
+        kclrun.spark.engine.session.open_session(application="a")
 
 
 def test_without_pyspark_the_message_says_how_to_get_it(monkeypatch):

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kclrun.spark.java import provide_java
-from kclrun.spark.jvm import SUBMITTED, launch_jvm
-from kclrun.spark.registering import register
-from kclrun.spark.versions import installed
+from kclrun.spark.engine.java import provide_java
+from kclrun.spark.engine.jvm import SUBMITTED, launch_jvm
+from kclrun.spark.engine.registering import register
+from kclrun.spark.engine.versions import installed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

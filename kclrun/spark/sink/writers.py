@@ -28,15 +28,15 @@ from pyspark.sql.types import StructType
 from kclrun.errors import SettingsError
 from kclrun.model.shard import Shard
 from kclrun.spark.settings import Reached
-from kclrun.spark.sink_columns import check_columns
-from kclrun.spark.sink_options import SinkSettings, sink_settings
-from kclrun.spark.sink_report import BatchReport, TaskReport, batch_report, slowdown_line
-from kclrun.spark.sink_shards import open_shards
-from kclrun.spark.sink_task import put_partition
+from kclrun.spark.sink.columns import check_columns
+from kclrun.spark.sink.options import SinkSettings, sink_settings
+from kclrun.spark.sink.report import BatchReport, TaskReport, batch_report, slowdown_line
+from kclrun.spark.sink.shards import open_shards
+from kclrun.spark.sink.task import put_partition
 
 __all__ = ["TaskDone", "batch_writer", "stream_writer"]
 
-_LOG: Final = logging.getLogger("kclrun.spark.sink")
+_LOG: Final = logging.getLogger("kclrun.spark.sink.writers")
 # As many streams as a process keeps connections.
 _STREAMS_MAX: Final = 16
 # The process that only commits micro-batches has loaded this module; no process that plans has.

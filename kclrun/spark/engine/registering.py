@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from kclrun.errors import SettingsError
-from kclrun.spark.shipped import show_shipped_files_to_planners
-from kclrun.spark.versions import installed
+from kclrun.spark.engine.shipped import show_shipped_files_to_planners
+from kclrun.spark.engine.versions import installed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from kclrun.codec.hash_keys import parse_hash_key
 from kclrun.errors import LimitExceeded, SinkError
 from kclrun.model.outgoing import PutEntry
-from kclrun.spark.sink_columns import DATA, EXPLICIT_HASH_KEY, PARTITION_KEY
+from kclrun.spark.sink.columns import DATA, EXPLICIT_HASH_KEY, PARTITION_KEY
 
 __all__ = ["KEY_CHARACTERS_MAX", "put_entries"]
 

@@ -1,7 +1,7 @@
 """Which columns the sink takes, checked before any row leaves Spark.
 
 Pure. Rule: a column the sink would not send is an error, never left out quietly.
-Look next: `sink_rows.py`, which checks the rows.
+Look next: `entries.py`, which checks the rows.
 """
 
 from __future__ import annotations

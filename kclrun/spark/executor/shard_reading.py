@@ -27,14 +27,14 @@ from kclrun.model.reading import StartPoint
 from kclrun.model.record import Record
 from kclrun.model.time import Instant, WallTime
 from kclrun.ports import ShardReader, StreamAdmin
-from kclrun.spark.range_cursor import AskRetention, Fetch, RangeCursor, Request
+from kclrun.spark.executor.range_cursor import AskRetention, Fetch, RangeCursor, Request
+from kclrun.spark.executor.read_pace import ReadPace
 from kclrun.spark.ranges import ShardRange
-from kclrun.spark.read_pace import ReadPace
 from kclrun.spark.settings import SourceSettings
 
 __all__ = ["Clocks", "ReadingFrom", "ShardReading"]
 
-_log = logging.getLogger("kclrun.spark.reading")
+_log = logging.getLogger("kclrun.spark.executor.reading")
 
 # An outage as long as this is said once; before, it is daily life.
 _SAID_AFTER_S: Final = 30.0

@@ -3,7 +3,7 @@
 Calls what the contracts of `kclrun.processor` promise, as the fleet does: what raises is given
 again after the pauses of `on_error`, with its rows taken back; then the task fails, and Spark may
 run the whole range again elsewhere. Nothing is skipped [I9]. Knows no Spark. Rule: decisions are
-those of `tenure.py` and the error policy. Next: `processing.py`.
+those of `tenure.py` and the error policy. Next: `source.py`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from kclrun.loading import load_processor
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.processor import Checkpointer, Context, RecordProcessor
-from kclrun.spark.emitting import EmittedRows
+from kclrun.spark.fused.emitting import EmittedRows
+from kclrun.spark.fused.tenure import Ack, Tenure
 from kclrun.spark.ranges import ShardRange
-from kclrun.spark.tenure import Ack, Tenure
 
 __all__ = ["Hosted", "ProcessorJob"]
 

@@ -18,10 +18,10 @@ from kclrun.sinks.flow_control import Flow
 from kclrun.sinks.kinesis_producer import KinesisProducer, ProducerSettings
 from kclrun.spark.connecting import connected
 from kclrun.spark.settings import Reached
-from kclrun.spark.sink_options import SinkSettings
-from kclrun.spark.sink_report import TaskReport, task_report
-from kclrun.spark.sink_rows import put_entries
-from kclrun.spark.sink_shards import list_open_shards
+from kclrun.spark.sink.entries import put_entries
+from kclrun.spark.sink.options import SinkSettings
+from kclrun.spark.sink.report import TaskReport, task_report
+from kclrun.spark.sink.shards import list_open_shards
 
 __all__ = ["put_partition"]
 

@@ -1,7 +1,7 @@
 """`kclrun.spark.write`: a DataFrame into a stream, with its rows in order where that is asked for.
 
 Holds what the bare format cannot do: Spark lets no Python sink ask for a partitioning, so this
-brings the rows of a key together before they are written. Look next: `sink.py`.
+brings the rows of a key together before they are written. Look next: `writers.py`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StringType
 
 from kclrun.errors import SettingsError
-from kclrun.spark.sink_columns import DATA, EXPLICIT_HASH_KEY, PARTITION_KEY, check_columns
-from kclrun.spark.sink_options import sink_settings
-from kclrun.spark.sink_shards import open_shards
+from kclrun.spark.sink.columns import DATA, EXPLICIT_HASH_KEY, PARTITION_KEY, check_columns
+from kclrun.spark.sink.options import sink_settings
+from kclrun.spark.sink.shards import open_shards
 
 __all__ = ["write"]
 
@@ -48,7 +48,7 @@ def write(
 
     `stream` is a name or an ARN. `key`, `data` and `explicit_hash_key` are columns, by name or
     made: `data` is binary or string, the others are cast to string. `options` are those of the
-    sink (`sink_options.py`): region, endpointUrl, roleArn, aggregate and so on.
+    sink (`options.py`): region, endpointUrl, roleArn, aggregate and so on.
 
     Delivery is at least once: a failed task is tried again as a whole, and so is the batch of a
     query that was ended before its commit; both put rows again that were in the stream already,

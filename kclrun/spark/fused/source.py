@@ -32,15 +32,15 @@ from pyspark.sql.datasource import InputPartition
 from kclrun.config.schema import Settings
 from kclrun.consuming.error_policy import ErrorPolicy
 from kclrun.errors import SettingsError
-from kclrun.spark.emitting import ACK, ROW, SCHEMA
-from kclrun.spark.hosting import ProcessorJob
+from kclrun.spark.executor.reading import ReadPage, read_ranges
+from kclrun.spark.fused.emitting import ACK, ROW, SCHEMA
+from kclrun.spark.fused.hosting import ProcessorJob
+from kclrun.spark.fused.task import ProcessorTask
+from kclrun.spark.fused.tenure import fencing_token
 from kclrun.spark.options import Use, read_source_options
 from kclrun.spark.ranges import ShardRange
-from kclrun.spark.reading import ReadPage, read_ranges
 from kclrun.spark.settings import SourceSettings
 from kclrun.spark.source import KclrunDataSource, ShardsPartition, StreamReader
-from kclrun.spark.task import ProcessorTask
-from kclrun.spark.tenure import fencing_token
 
 if TYPE_CHECKING:
     import pyarrow as pa

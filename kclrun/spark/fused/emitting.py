@@ -17,7 +17,7 @@ import pyarrow as pa
 from kclrun.errors import LimitExceeded, SinkError
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.sinks.rows import ROW_BYTES_MAX, encode_row
-from kclrun.spark.tenure import Ack
+from kclrun.spark.fused.tenure import Ack
 
 __all__ = [
     "ACK",

@@ -18,11 +18,11 @@ from kclrun.codec.kpl import drop_until, open_aggregates
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.ports import ShardReader, StreamAdmin
+from kclrun.spark.executor.read_ahead import Closed, ReadAhead
+from kclrun.spark.executor.shard_reading import Clocks, ReadingFrom, ShardReading
 from kclrun.spark.positions import Position
 from kclrun.spark.ranges import ShardRange
-from kclrun.spark.read_ahead import Closed, ReadAhead
 from kclrun.spark.settings import SourceSettings
-from kclrun.spark.shard_reading import Clocks, ReadingFrom, ShardReading
 
 __all__ = ["Clocks", "ReadPage", "read_ranges"]
 

@@ -2,7 +2,7 @@
 
 Knows: pages as the reader gives them, hosted instances, those kept from former tasks. Rule: an
 instance is kept only when the whole task came through; whatever a task that fails had in hand is
-gone without a call, as after a crash. Next: `processing.py`.
+gone without a call, as after a crash. Next: `source.py`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import pyarrow as pa
 
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.spark.emitting import ack_batch
-from kclrun.spark.hosting import Hosted, ProcessorJob
+from kclrun.spark.executor.reading import ReadPage
+from kclrun.spark.fused.cache import Absent, Found, Key, ProcessorCache, Stale
+from kclrun.spark.fused.emitting import ack_batch
+from kclrun.spark.fused.hosting import Hosted, ProcessorJob
+from kclrun.spark.fused.tenure import Ack, begins_at, cut
 from kclrun.spark.positions import Place
-from kclrun.spark.processor_cache import Absent, Found, Key, ProcessorCache, Stale
 from kclrun.spark.ranges import ShardRange
-from kclrun.spark.reading import ReadPage
-from kclrun.spark.tenure import Ack, begins_at, cut
 
 __all__ = ["KEPT", "Instances", "Pages", "ProcessorTask"]
 
