@@ -25,7 +25,7 @@ REFUSED = [
     ),
     ({"start": "2999-01-01T00:00:00Z"}, ["start: 2999-01-01T00:00:00Z is in the future", "LATEST"]),
     ({"start": "yesterday"}, ["start: expected TRIM_HORIZON, LATEST or an instant such as"]),
-    ({"engine": "spark"}, ["engine: spark comes with a later version", "engine: fleet"]),
+    ({"engine": "spark"}, ["spark.checkpoint: is missing", "such as /var/lib"]),
     ({"processor": "theirs:Mine"}, ["there is no module theirs", "Searched: ", "Set `path:`"]),
     ({"processor": "mine:Minne"}, ["defines no Minne", "It defines: Mine"]),
     ({"processor": "mine"}, ["processor: expected a text like module:Class, got 'mine'"]),

@@ -8,6 +8,7 @@ Rule: what fits is decided by pure functions; the shell below asks the machine.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import importlib.util
@@ -170,37 +171,31 @@ def _is_intact(program: Path, text: str) -> bool:
 
 
 def _private_folder(environment: Mapping[str, str]) -> Path:
-    """A folder that only this user can write; what it holds is run. Raises: SettingsError."""
-    refused = []
-    for folder in _candidates(environment):
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = folder.lstat()
-        except OSError as error:
-            refused.append(f"{folder}: {error.strerror}")
-            continue
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            refused.append(f"{folder}: it belongs to somebody else")
-        elif stat.S_IMODE(status.st_mode) & 0o077:
-            refused.append(f"{folder}: others may look into it; make it yours with chmod 700")
-        elif not os.access(folder, os.W_OK | os.X_OK):
-            refused.append(f"{folder}: it cannot be written")
-        else:
-            return folder
-    told = "\n  ".join(refused)
-    raise SettingsError(
-        "there is no folder of this user's own for the Java launcher; XDG_CACHE_HOME names one"
-        f"\n  {told}"
-    )
+    """A folder that only this user can write, for what it holds is run: the cache; else one that
+    lives as long as this process, under a name that nobody can know before [S13]."""
+    cache = _cache(environment)
+    if cache is not None and _is_private(cache):
+        return cache
+    # Containers run as users without a home.
+    folder = tempfile.mkdtemp(prefix="kclrun-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
-def _candidates(environment: Mapping[str, str]) -> Sequence[Path]:
-    folders = []
+def _is_private(folder: Path) -> bool:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+    except OSError:
+        return False
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    is_closed = stat.S_IMODE(status.st_mode) & 0o077 == 0
+    return is_ours and is_closed and os.access(folder, os.W_OK | os.X_OK)
+
+
+def _cache(environment: Mapping[str, str]) -> Path | None:
     cache = environment.get("XDG_CACHE_HOME") or ""
     if Path(cache).is_absolute():
-        folders.append(Path(cache) / "kclrun")
-    elif home := environment.get("HOME"):
-        folders.append(Path(home) / ".cache" / "kclrun")
-    # Containers run as users without a home.
-    folders.append(Path(tempfile.gettempdir()) / f"kclrun-{os.geteuid()}")
-    return folders
+        return Path(cache) / "kclrun"
+    home = environment.get("HOME")
+    return Path(home) / ".cache" / "kclrun" if home else None

@@ -156,25 +156,38 @@ def test_the_cache_may_have_a_place_of_its_own(machine):
     assert machine.provide().parent == machine.folder / "cache" / "kclrun"
 
 
-def test_without_a_home_a_temporary_folder_of_this_user_is_used(machine, monkeypatch):
+def test_without_a_home_a_folder_of_this_process_alone_is_used(machine, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(machine.folder))
     del machine.environment["HOME"]
 
-    assert machine.provide().parent == machine.folder / f"kclrun-{os.geteuid()}"
+    folder = machine.provide().parent
+
+    assert folder.parent == machine.folder
+    assert folder.name.startswith("kclrun-")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert machine.provide().parent != folder, "a name that can be known can be taken"
 
 
-def test_a_folder_that_others_may_look_into_or_that_is_a_link_is_not_used(machine, monkeypatch):
+def open_to_all(folder):
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)
+
+
+def a_link(folder):
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(folder.parent)
+
+
+@pytest.mark.parametrize("unsafe", [open_to_all, a_link])
+def test_a_cache_that_others_may_look_into_or_that_is_a_link_is_not_used(
+    machine, monkeypatch, unsafe
+):
     monkeypatch.setattr("tempfile.tempdir", str(machine.folder))
-    open_to_all = machine.folder / "home" / ".cache" / "kclrun"
-    open_to_all.mkdir(parents=True)
-    open_to_all.chmod(0o755)
-    (machine.folder / f"kclrun-{os.geteuid()}").symlink_to(machine.folder)
+    cache = machine.folder / "home" / ".cache" / "kclrun"
+    unsafe(cache)
 
-    with pytest.raises(SettingsError) as caught:
-        machine.provide()
-
-    assert "others may look into it; make it yours with chmod 700" in str(caught.value)
-    assert "it belongs to somebody else" in str(caught.value)
+    assert machine.provide().parent.parent == machine.folder
+    assert [each.name for each in cache.iterdir() if each.name.startswith("java-")] == []
 
 
 def test_where_none_fits_the_message_names_those_that_were_found(machine, monkeypatch):
