@@ -131,7 +131,7 @@ class Cluster:
             of_kclrun, of_user = row["kclrun"], row["module"]
             application, executor, *inside = of_kclrun.removeprefix(f"{work}/").split("/")
             folder = f"{work}/{application}/{executor}"
-            assert inside == ["kclrun.zip", "kclrun", "spark", "reading.py"]
+            assert inside == ["kclrun.zip", "kclrun", "spark", "executor", "reading.py"]
             assert of_user == f"{folder}/{self.pipeline.name}"
             assert row["python"] == str(self.bare.python)
 
