@@ -145,19 +145,20 @@ def test_drivers_killed_again_and_again_read_every_record_exactly_once(aws, tmp_
 def test_executors_killed_on_a_cluster_read_every_record_exactly_once(aws, tmp_path):
     seed = seed_of(20262)
     rig = Rig(aws, tmp_path, seed, master="local-cluster[2,1,1024]")
+    # It goes on for as long as executors are killed, however long they take to come back.
     producer = Producer(
-        aws.kinesis, rig.stream, 30_000, seed=seed, rate=1_000, reshards=((8_000, "split", 0),)
+        aws.kinesis, rig.stream, 1_000_000, seed=seed, rate=500, reshards=((2_000, "split", 0),)
     ).start()
     killed = 0
     try:
         driver = rig.start()
         for _ in range(2):
-            rig.until_written(rig.written() + 2)
+            rig.until_written(rig.written() + 1)
             victim = until(driver.executors, _START_MAX_S, "an executor")[0]
             victim.kill()
             killed += 1
-        rig.until_written(rig.written() + 2)
-        producer.join(300)
+        rig.until_written(rig.written() + 1)
+        producer.stop()
         driver.kill()
         rig.finish()
     finally:
@@ -166,4 +167,5 @@ def test_executors_killed_on_a_cluster_read_every_record_exactly_once(aws, tmp_p
     verdict = judge(producer.put, rig.out, parents_of(aws, rig.stream))
     print(f"{killed} executors killed; {verdict}")
     assert verdict.faults == []
-    assert verdict.records == 30_000
+    assert verdict.records == producer.total_put
+    assert verdict.shards == 6, "the split's children were read too"
