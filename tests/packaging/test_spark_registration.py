@@ -10,7 +10,7 @@ import pyspark
 import pytest
 
 from kclrun.spark.engine.java import provide_java
-from tests.packaging.wheel_rig import ROOT, Environment, build_wheel
+from tests.packaging.wheel_rig import ROOT, Environment, build_wheel, plain_environment
 
 MODULE = "pyspark_kclrun"
 
@@ -39,7 +39,7 @@ def run(program, folder, python=sys.executable):
     ran = subprocess.run(
         [python, "-c", program],
         cwd=folder,
-        env=os.environ | {"PYSPARK_PYTHON": str(python), "JAVA_HOME": str(java)},
+        env=plain_environment() | {"PYSPARK_PYTHON": str(python), "JAVA_HOME": str(java)},
         capture_output=True,
         text=True,
         timeout=240,
@@ -77,7 +77,7 @@ def test_pyspark_would_find_it_where_the_wheel_is_installed(installed, tmp_path)
     assert Path(module) == installed.packages / MODULE / "__init__.py"
     assert Path(package) == installed.packages / "kclrun" / "__init__.py"
     assert name == "kclrun"
-    assert (installed.packages / "kclrun" / "spark" / "log4j2.properties").is_file()
+    assert (installed.packages / "kclrun" / "spark" / "engine" / "log4j2.properties").is_file()
 
 
 @pytest.mark.slow
