@@ -33,11 +33,12 @@ from kclrun.manager.loop import Loop
 from kclrun.manager.performing import Performer
 from kclrun.manager.report import ReportWriter
 from kclrun.manager.signals import SignalPipe
-from kclrun.manager.stopping import Stage, StopPlan
+from kclrun.manager.stopping import leave_at
 from kclrun.manager.world import ExitReason
 from kclrun.model.lease import OwnerId
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.logs import EventLog
+from kclrun.stopping import Stage, StopPlan
 
 __all__ = ["Manager"]
 
@@ -220,7 +221,7 @@ class Manager:
         if self._is_finished and not len(self.processes):
             return True
         is_quit = self._stop.stage is Stage.QUITTING and not any(self.processes.living())
-        leave_instant = self._stop.leave_instant
+        leave_instant = leave_at(self._stop.force_instant)
         is_late = leave_instant is not None and self._loop.now() >= leave_instant
         if (is_quit or is_late) and not self._is_finished:
             self._is_cut_short = True

@@ -7,8 +7,8 @@ import pytest
 
 from kclrun.errors import ProcessorError
 from kclrun.model.time import Instant
-from kclrun.spark.running.stopping import StopPlan
 from kclrun.spark.running.watching import Ending, Watch
+from kclrun.stopping import StopPlan
 
 
 class Seen:

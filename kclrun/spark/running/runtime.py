@@ -32,9 +32,9 @@ from kclrun.spark.running.counting import RunCounts
 from kclrun.spark.running.progress import read_lags, read_progress
 from kclrun.spark.running.query import Query, made_query
 from kclrun.spark.running.source_options import source_options
-from kclrun.spark.running.stopping import StopPlan
 from kclrun.spark.running.translating import told_as_ours
 from kclrun.spark.running.watching import Ending, Watch
+from kclrun.stopping import StopPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

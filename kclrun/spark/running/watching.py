@@ -17,7 +17,7 @@ import msgspec
 from kclrun.model.time import Instant
 from kclrun.spark.running.failures import failure_of
 from kclrun.spark.running.graceful import has_come_to_rest, let_end
-from kclrun.spark.running.stopping import StopPlan
+from kclrun.stopping import StopPlan
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

@@ -11,9 +11,10 @@ from kclrun.manager.child import exit_code_of, exit_words
 from kclrun.manager.process_rights import allowed_environment
 from kclrun.manager.report import ReportWriter
 from kclrun.manager.stall import stalled
-from kclrun.manager.stopping import Stage, StopPlan, next_force
+from kclrun.manager.stopping import next_force
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.sinks.report_file import write_report
+from kclrun.stopping import Stage, StopPlan
 
 
 def position(number):

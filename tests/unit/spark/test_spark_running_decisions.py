@@ -7,8 +7,8 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.spark.options import Use, read_source_options
 from kclrun.spark.running.engine_output import level_of_line
 from kclrun.spark.running.source_options import as_option_texts, source_options
-from kclrun.spark.running.stopping import Stage, StopPlan
 from kclrun.spark.settings import StartKind
+from kclrun.stopping import Stage, StopPlan
 
 NOW = WallTime(1_780_000_000.0)
 
