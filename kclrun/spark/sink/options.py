@@ -22,19 +22,13 @@ from typing import Final
 import msgspec
 
 from kclrun.spark.option_reader import OptionReader
-from kclrun.spark.options import read_reached
+from kclrun.spark.options import REACHED_NAMES, read_reached
 from kclrun.spark.settings import Reached
 
 __all__ = ["NAMES", "SinkSettings", "sink_settings"]
 
 NAMES: Final = (
-    "streamName",
-    "streamARN",
-    "region",
-    "endpointUrl",
-    "roleArn",
-    "roleExternalId",
-    "roleSessionName",
+    *REACHED_NAMES,
     "ordering",
     "aggregate",
     "maxRecordBytes",

@@ -16,42 +16,38 @@ from kclrun.sinks.producing import ProducerMetrics
 __all__ = ["BatchReport", "TaskReport", "batch_report", "slowdown_line", "task_report"]
 
 
-class TaskReport(msgspec.Struct, frozen=True):
+class _Put(msgspec.Struct, frozen=True, kw_only=True):
+    """What was put. `pause_max_s` and `recovery_max_s` are the largest since the workers began:
+    their flow control lives on from batch to batch."""
+
+    rows: int
+    records: int
+    bytes: int
+    requests: int
+    full_requests: int
+    refused_records: int
+    failed_requests: int
+    pause_max_s: float
+    recovery_max_s: float
+
+
+class TaskReport(_Put, frozen=True, kw_only=True):
     """One task: what it put, and the shards that flow control slowed, at the end of the task.
 
     `slowed` is by shard id: the batch size in records and the pause in seconds.
     """
 
-    rows: int
-    records: int
-    bytes: int
-    requests: int
-    full_requests: int
-    refused_records: int
-    failed_requests: int
-    pause_max_s: float
-    recovery_max_s: float
     slowed: dict[str, tuple[int, float]] = {}
 
 
-class BatchReport(msgspec.Struct, frozen=True):
+class BatchReport(_Put, frozen=True, kw_only=True):
     """All tasks of a batch that finished.
 
     `batch_records` is the smallest batch size and `pause_s` the longest pause of any shard at the
-    end of any task. `pause_max_s` and `recovery_max_s` are the largest since the workers began:
-    their flow control lives on from batch to batch.
+    end of any task.
     """
 
     tasks: int
-    rows: int
-    records: int
-    bytes: int
-    requests: int
-    full_requests: int
-    refused_records: int
-    failed_requests: int
-    pause_max_s: float
-    recovery_max_s: float
     batch_records: int
     pause_s: float
     slowed_shards: int
