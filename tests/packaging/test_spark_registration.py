@@ -18,7 +18,7 @@ FIND = f"""
 import pkgutil
 print([module.name for module in pkgutil.iter_modules() if module.name == "{MODULE}"])
 import {MODULE}, kclrun
-print({MODULE}.__file__, kclrun.__file__, {MODULE}.DefaultSource.name())
+print({MODULE}.__file__, kclrun.__file__, {MODULE}.DefaultSource.name(), sep="\\n")
 """
 # A plain session: nothing of kclrun is imported or called on this side.
 LOAD = """
@@ -58,8 +58,7 @@ def installed(tmp_path_factory):
 
 
 def test_pyspark_would_find_it_in_the_environment_of_this_checkout(tmp_path):
-    found, said = run(FIND, tmp_path).splitlines()
-    module, package, name = said.split()
+    found, module, package, name = run(FIND, tmp_path).splitlines()
 
     assert found == f"['{MODULE}']"
     assert Path(module).resolve().is_relative_to(ROOT / "kclrun" / "spark")
@@ -70,8 +69,7 @@ def test_pyspark_would_find_it_in_the_environment_of_this_checkout(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_pyspark_would_find_it_where_the_wheel_is_installed(installed, tmp_path):
-    found, said = run(FIND, tmp_path, installed.python).splitlines()
-    module, package, name = said.split()
+    found, module, package, name = run(FIND, tmp_path, installed.python).splitlines()
 
     assert found == f"['{MODULE}']"
     assert Path(module) == installed.packages / MODULE / "__init__.py"

@@ -1,6 +1,7 @@
 """What a session is made with follows from the master and what the user set, which wins."""
 
 import os
+from urllib.parse import unquote
 
 import pytest
 
@@ -64,5 +65,5 @@ def test_java_options_of_the_user_stand_beside_ours():
 
     ours, users = conf["spark.driver.extraJavaOptions"].split()
     assert ours.startswith("-Dlog4j2.configurationFile=file:")
-    assert os.access(ours.partition("file://")[2], os.R_OK)
+    assert os.access(unquote(ours.partition("file://")[2]), os.R_OK)
     assert users == "-Xss2m"
