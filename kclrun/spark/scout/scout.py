@@ -168,10 +168,15 @@ class Scout:
         if end is not self._start:
             self._offered = (end, now, aim is not None and not aim.is_tip)
             self._hand_over(end, now)
-        if aim is not None and not aim.is_tip:
+        if aim is not None and (not aim.is_tip or self._is_stepping(aim)):
             pause_s = len(self.running) / CALLS_PER_SECOND_MAX
             self._next_tick_at = min(self._next_tick_at, max(now, self._tick_at + pause_s))
         return end
+
+    def _is_stepping(self, aim: Aim) -> bool:
+        """Whether a shard at the tip goes on page by page, and has more."""
+        tracks = (each.track for each in self.running.values())
+        return any(each.is_misled(aim.until_ms) and each.is_short_of_tip for each in tracks)
 
     def next_at(self, now: float) -> float:
         """When there is something to ask or to offer again, if nothing is answered until then."""

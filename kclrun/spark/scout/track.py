@@ -60,6 +60,7 @@ class Track:
         self.finding: Finding | None = None
         self.density: Density | None = None
         self.is_busy = False
+        self.misled_until_ms = 0
         self.is_lost = False
         self.lag_ms: int | None = None
 
@@ -76,9 +77,18 @@ class Track:
         return self.kept.tip_ms if self.kept.last is None else None
 
     @property
+    def is_short_of_tip(self) -> bool:
+        """Whether a bound was found, and more may follow it."""
+        return self.finding is not None and self.finding.tip_ms is None
+
+    @property
     def head_ms(self) -> int | None:
         """When the first record after the position arrived, if it is known."""
         return None if self.kept.first is None else arrival_ms(self.kept.first)
+
+    def is_misled(self, until_ms: int) -> bool:
+        """Whether the time is known to lead to a record that lies behind, stamped ahead of it."""
+        return until_ms <= self.misled_until_ms
 
     @property
     def sample_limit(self) -> int:

@@ -23,6 +23,10 @@ __all__ = ["Aim", "Walk", "Want", "walk"]
 
 # Where only reading on helps, pages of what one batch may inline for a shard by default.
 _PAGE_BYTES: Final = 512 * 1024
+# Where no time helps at the tip and nothing may be inlined: read twice, 1.3 s of a shard's share.
+_STEP_BYTES_MIN: Final = 256 * 1024
+# Records differ in size: a page that shall fit is asked for with an eighth to spare.
+_STEP_SHARE: Final = 7 / 8
 # Halving a window of a day ten times leaves 84 s of records, which reading reaches.
 _PROBES_MAX: Final = 10
 
@@ -72,6 +76,9 @@ def walk(track: Track, aim: Aim) -> Walk:
     if aim.only_heads:
         _take_end(track, kept)
         return
+    if aim.is_tip and track.is_misled(aim.until_ms):
+        yield from _step_on(track, aim)
+        return
     if aim.is_tip and not track.is_busy and not is_fresh:
         yield from _read(track, kept, track.page_limit(aim.page_bytes))
         is_fresh = True
@@ -96,11 +103,15 @@ def _jump(track: Track, aim: Aim) -> Generator[Want, tuple[Paged | Refused, int]
             track.find(SHARD_END)
         return ahead.is_ended
     first = records[0]
+    bound = before(first.sequence_number)
+    if aim.is_tip and (bound <= track.position or track.kept.reached.covers(first.sequence_number)):
+        track.misled_until_ms = arrival_ms(first)
+        yield from _step_on(track, aim)
+        return True
     if track.kept.reached.covers(first.sequence_number):
         return False
-    bound = before(first.sequence_number)
     if bound <= track.position:
-        return _stays(track, ahead, first, aim)
+        return _stays(track, ahead, first)
     ahead.begin_at(bound)
     track.ahead = ahead
     track.find(bound, at=first)
@@ -110,10 +121,22 @@ def _jump(track: Track, aim: Aim) -> Generator[Want, tuple[Paged | Refused, int]
     return True
 
 
-def _stays(track: Track, ahead: Stretch, first: Record, aim: Aim) -> bool:
+def _step_on(track: Track, aim: Aim) -> Walk:
+    """Every time leads back, to a record stamped ahead of its time: one page is progress [A8].
+
+    A page and no more, so that its rows can be inlined: what is read twice makes a shard rest.
+    """
+    front = track.kept
+    limit = track.page_limit(max(_STEP_BYTES_MIN, int(aim.page_bytes * _STEP_SHARE)))
+    while front.last is None or front.last is front.first:
+        records = yield from _read(track, front, limit)
+        if records is None or _take_over(track, front):
+            return
+    track.find(before(front.last.sequence_number), at=front.last)
+
+
+def _stays(track: Track, ahead: Stretch, first: Record) -> bool:
     """The time leads to the record the batch begins at: before the tip, that is the answer."""
-    if aim.is_tip:
-        return False
     if track.kept.first is None and before(first.sequence_number) == track.position:
         ahead.begin_at(track.position)
         track.kept = ahead

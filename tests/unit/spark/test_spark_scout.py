@@ -302,20 +302,32 @@ def test_an_allowed_loss_is_noted_and_leaves_an_empty_range():
     assert set(news(query, end).shards) == {S1, S2}
 
 
-@pytest.mark.parametrize("per_second", [20, 100])
-def test_records_stamped_ahead_of_time_do_not_stall_the_shard(per_second):
+@pytest.mark.parametrize(
+    ("per_second", "size_bytes", "inline_bytes_max"),
+    [
+        (20, 1_000, 0),
+        (100, 1_000, 0),
+        # All that is scouted is read again: a tenth of the shard's 2 MB/s holds so much [A5].
+        (500, 200, 0),
+        (500, 1_000, 512 * 1024),
+        (1_000, 900, 512 * 1024),
+    ],
+)
+def test_records_stamped_ahead_of_time_do_not_stall_the_shard(
+    per_second, size_bytes, inline_bytes_max
+):
     # Hole 5: for twenty seconds, every time leads to the same early record.
     world = World()
-    early = []
+    early, data = [], b"x" * size_bytes
 
     def put():
         if world.elapsed > 5.0 and len(early) < 40:
-            early.append(world.put(stamp=world.at + 20.0, data=b"x" * 1000))
+            early.append(world.put(stamp=world.at + 20.0, data=data))
         else:
-            world.put(data=b"x" * 1000)
+            world.put(data=data)
 
     world.events = [(n / per_second, put) for n in range(30 * per_second)]
-    query = world.query(inline_bytes_max=0)
+    query = world.query(inline_bytes_max=inline_bytes_max)
     start = query.initial_offset()
     delays = []
     while world.elapsed < 29.0:
@@ -325,7 +337,8 @@ def test_records_stamped_ahead_of_time_do_not_stall_the_shard(per_second):
 
     assert start.shards[S0].covers(early[-1])
     assert len(delays) > 25 * per_second
-    assert max(delays) < 3.0
+    # Longest where the shard is written at its full rate; the others are below 3 s.
+    assert max(delays) < 3.5
 
 
 def test_a_gap_is_walked_once_and_then_costs_one_call_a_poll():
