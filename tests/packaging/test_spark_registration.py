@@ -81,7 +81,13 @@ def test_pyspark_would_find_it_where_the_wheel_is_installed(installed, tmp_path)
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_plain_session_knows_the_format_from_the_environment_of_this_checkout(tmp_path):
-    assert "the kclrun source cannot be used: streamName: is needed" in run(LOAD, tmp_path)
+    # Spark looks for formats only if a shell finds its Python, whose path it does not quote: by a
+    # link, the environment of a checkout in a folder with spaces has a path without.
+    environment = tmp_path / "environment"
+    environment.symlink_to(sys.prefix)
+    python = environment / "bin" / "python"
+
+    assert "the kclrun source cannot be used: streamName: is needed" in run(LOAD, tmp_path, python)
 
 
 @pytest.mark.slow
