@@ -72,6 +72,27 @@ class TestABatch:
         assert [int(data) % 2 for _, data in first] == [0] * 5
         assert [int(data) % 2 for _, data in second] == [1] * 5
 
+    def test_aggregates_hold_every_row_in_the_order_of_its_key(self, spark, kinesis):
+        stream = kinesis.stream(2)
+        rows = numbered(4_000, keys=10)
+
+        write(
+            rows_of(spark, rows),
+            stream,
+            key="partitionKey",
+            data="data",
+            order_by="number",
+            options=kinesis.options(aggregate="true"),
+        )
+
+        stored = records(kinesis.stored(stream))
+        assert len(stored) < len(rows) / 10, "many rows travel in one record"
+        read = spark.read.format("kclrun").options(**kinesis.options(streamName=stream)).load()
+        of_key: dict[str, list[int]] = {}
+        for row in read.orderBy("shardId", "sequenceNumber", "subSequenceNumber").collect():
+            of_key.setdefault(row.partitionKey, []).append(int(row.data))
+        assert of_key == {f"key-{k}": list(range(k, 4_000, 10)) for k in range(10)}
+
     def test_text_is_written_as_utf8(self, spark, kinesis):
         stream = kinesis.stream(1)
 

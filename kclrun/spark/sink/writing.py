@@ -34,7 +34,7 @@ def write(
     data: str | Column,
     explicit_hash_key: str | Column | None = None,
     ordered: bool = True,
-    order_by: Sequence[str | Column] = (),
+    order_by: str | Column | Sequence[str | Column] = (),
     partitions: int | None = None,
     keys_are_together: bool = False,
     options: Mapping[str, object] | None = None,
@@ -74,7 +74,8 @@ def write(
     Raises, before anything is put: SettingsError for an option or a column the sink refuses;
     NotFound, AccessDenied, Unavailable where the stream cannot be listed from here.
     """
-    if keys_are_together and (order_by or partitions is not None):
+    sort_columns = _listed(order_by)
+    if keys_are_together and (sort_columns or partitions is not None):
         raise SettingsError(
             "kclrun.spark.write: keys_are_together leaves the rows where they are, so order_by and"
             " partitions cannot be kept: leave one or the other out"
@@ -90,8 +91,13 @@ def write(
     open_shards(sink_settings(settings).reached)
     if keys_are_together:
         return _written(rows, settings)
-    order = [_column(each).alias(_ORDER.format(at)) for at, each in enumerate(order_by)]
+    order = [_column(each).alias(_ORDER.format(at)) for at, each in enumerate(sort_columns)]
     return _written_by_key(df.select(*columns, *order), settings, len(order), partitions)
+
+
+def _listed(order_by: str | Column | Sequence[str | Column]) -> Sequence[str | Column]:
+    """One column is a list of one; a text would else be taken letter by letter."""
+    return [order_by] if isinstance(order_by, str | Column) else order_by
 
 
 def _written_by_key(
