@@ -16,6 +16,7 @@ import msgspec
 from kclrun.model.backoff import backoff_s
 from kclrun.model.changes import LeaseChange
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.measurement import Measurement
 from kclrun.model.outcomes import Outcome
 from kclrun.model.outgoing import PutEntry, PutResult
 from kclrun.model.reading import IteratorType
@@ -27,6 +28,7 @@ __all__ = [
     "FetchedPage",
     "IteratorType",
     "LeaseTable",
+    "MetricOutlet",
     "RecordPutter",
     "Retry",
     "ScanPage",
@@ -138,8 +140,29 @@ class LeaseTable(Protocol):
         """One row by consistent read; None if there is none. Raises a ServiceError leaf."""
         ...
 
+    def offered(self, rows_max: int) -> tuple[Lease, ...]:
+        """Rows that wait for a taker: found by the owner index, read consistently [P17].
+
+        At most `rows_max`, at random among more. Raises a ServiceError leaf; `NotFound` where the
+        table has no such index.
+        """
+        ...
+
     def write(self, change: LeaseChange) -> Outcome:
         """Send one change once. Never raises a ServiceError: each outcome is a value."""
+        ...
+
+
+class MetricOutlet(Protocol):
+    """A service that keeps metrics. Used by one thread."""
+
+    def batches(self, measurements: Sequence[Measurement]) -> Iterator[Sequence[Measurement]]:
+        """These, in parts that each fit into one request."""
+        ...
+
+    def put(self, batch: Sequence[Measurement]) -> None:
+        """Send one batch once. Raises: Throttled, Unavailable (nothing happened), OutcomeUnknown
+        (it may count already), AccessDenied, InvalidRequest; what else is wrong with settings."""
         ...
 
 
@@ -157,6 +180,7 @@ _THROTTLES: Final = frozenset(
     {
         "ProvisionedThroughputExceededException",
         "LimitExceededException",
+        "Throttling",  # CloudWatch and STS, by their older protocol
         "ThrottlingException",
         "ThrottledException",
         "RequestLimitExceeded",

@@ -73,7 +73,13 @@ class Context:
         self._emit(row)
 
     def release(self) -> None:
-        """Give the lease up after this batch: it is checkpointed and released in good order."""
+        """Give the lease up after this batch, in good order.
+
+        The batch is finished, `shutdown_requested` called, all that was processed checkpointed, and
+        the lease offered to the other machines of the application, in one write [P17]; alone, it
+        is released, and taken again at the next look at the table. On Spark another instance
+        goes on with the shard.
+        """
         self._release()
 
 

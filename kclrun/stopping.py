@@ -50,15 +50,19 @@ class StopPlan:
         self.force_instant = Instant(now + self._grace_s)
         return True
 
+    def hurry(self, now: Instant) -> None:
+        """Two seconds more, or what is left."""
+        self.stage = Stage.HURRIED
+        hurried = Instant(now + _HURRIED_S)
+        self.force_instant = min(self.force_instant or hurried, hurried)
+
     def press(self, number: signal.Signals, now: Instant) -> Stage:
         """A stop signal came; the stage it led to."""
         if number is signal.SIGQUIT:
             self.stage = Stage.QUITTING
             self.force_instant = now
         elif self.stage in (Stage.DRAINING, Stage.HURRIED):
-            self.stage = Stage.HURRIED
-            hurried = Instant(now + _HURRIED_S)
-            self.force_instant = min(self.force_instant or hurried, hurried)
+            self.hurry(now)
         else:
             self.drain(now)
         return self.stage

@@ -60,6 +60,10 @@ class ControlPlane:
         """To create a table with: one attempt."""
         return self._client("dynamodb", 1)
 
+    def cloudwatch(self) -> Client:
+        """To publish metrics with: one attempt, for a repeated one may count twice."""
+        return self._client("cloudwatch", 1)
+
     def _client(self, service: str, attempts: int) -> Client:
         return self._session.create_client(
             service,

@@ -8,12 +8,13 @@ sent once, and each way it can go is a value [P6].
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
+from kclrun.aws.binding import bind, bind_parent
 from kclrun.aws.errors import service_error
-from kclrun.aws.expressions import CREATE, BoundWrite, bind, bind_parent
+from kclrun.aws.expressions import CREATE, BoundWrite
 from kclrun.aws.operations import (
     DELETE_ITEM,
     GET_ITEM,
@@ -23,7 +24,9 @@ from kclrun.aws.operations import (
     UPDATE_ITEM,
     Operation,
 )
+from kclrun.aws.owner_index import find_offered
 from kclrun.aws.rows import BrokenRow, Item, decode_page, decode_row, encode_row, text
+from kclrun.aws.table_replies import ITEMS_DECODER, ROW_DECODER, parsed
 from kclrun.aws.wire import RefusedReply, WireClient, WireReply
 from kclrun.errors import InvalidRequest, ServiceError, Unavailable
 from kclrun.errors import OutcomeUnknown as OutcomeUnknownError
@@ -60,22 +63,6 @@ _HELD_REASON: Final = "None"
 _BUSY_REASONS: Final = frozenset({"TransactionConflict", "ThrottlingError"})
 _BUSY_REASON_THROUGHPUT: Final = "ProvisionedThroughputExceeded"
 
-
-T = TypeVar("T")
-
-
-class _ScanReply(msgspec.Struct, rename="pascal"):
-    items: list[dict[str, dict[str, Any]]] = []
-    last_evaluated_key: dict[str, dict[str, Any]] | None = None
-
-
-class _RowReply(msgspec.Struct):
-    item: dict[str, dict[str, Any]] | None = msgspec.field(name="Item", default=None)
-    attributes: dict[str, dict[str, Any]] | None = msgspec.field(name="Attributes", default=None)
-
-
-_SCAN_DECODER: Final = msgspec.json.Decoder(_ScanReply)
-_ROW_DECODER: Final = msgspec.json.Decoder(_RowReply)
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -96,7 +83,7 @@ class DynamoLeaseTable:
         if self._page_rows_max is not None:
             request["Limit"] = self._page_rows_max
         for _ in range(PAGES_MAX):
-            reply = _parsed(_SCAN_DECODER, SCAN, self._client.call(SCAN, _encode(request)))
+            reply = parsed(ITEMS_DECODER, SCAN, self._client.call(SCAN, _encode(request)))
             yield decode_page(reply.items)
             if not reply.last_evaluated_key:
                 return
@@ -111,7 +98,7 @@ class DynamoLeaseTable:
         Raises a ServiceError leaf; a broken row is InvalidRequest with code `BrokenRow`.
         """
         request = {"TableName": self._table, "Key": _key(key), "ConsistentRead": True}
-        reply = _parsed(_ROW_DECODER, GET_ITEM, self._client.call(GET_ITEM, _encode(request)))
+        reply = parsed(ROW_DECODER, GET_ITEM, self._client.call(GET_ITEM, _encode(request)))
         if reply.item is None:
             return None
         try:
@@ -120,6 +107,13 @@ class DynamoLeaseTable:
             raise InvalidRequest(
                 f"{GET_ITEM.name}: {self._table}: {row}", operation=GET_ITEM.name, code="BrokenRow"
             ) from None
+
+    def offered(self, rows_max: int) -> tuple[Lease, ...]:
+        """Rows that wait for a taker, at random among more than `rows_max` [P17].
+
+        Raises a ServiceError leaf; NotFound where the table has no owner index.
+        """
+        return find_offered(self._client, self._table, rows_max)
 
     def write(self, change: LeaseChange) -> Outcome:
         """Send one change once. Never raises a ServiceError: each outcome is a value.
@@ -199,7 +193,7 @@ class DynamoLeaseTable:
         if not returns_row:
             return Applied()
         try:
-            attributes = _ROW_DECODER.decode(reply.body).attributes
+            attributes = ROW_DECODER.decode(reply.body).attributes
             row = decode_row(attributes) if attributes is not None else None
         except (msgspec.DecodeError, UnicodeDecodeError, BrokenRow) as error:
             return OutcomeUnknown(f"{operation.name}: the reply cannot be read: {error}")
@@ -257,14 +251,3 @@ def _failed(error: ServiceError) -> Outcome:
             return OutcomeUnknown(str(error))
         case _:
             return Refused(error.code, str(error))
-
-
-def _parsed(decoder: msgspec.json.Decoder[T], operation: Operation, reply: WireReply) -> T:
-    try:
-        return decoder.decode(reply.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise Unavailable(
-            f"{operation.name}: the answer is not what the service promises",
-            operation=operation.name,
-            code="MalformedBody",
-        ) from None

@@ -13,6 +13,7 @@ import msgspec
 
 __all__ = [
     "ASSUME_ROLE",
+    "BATCH_GET_ITEM",
     "CREATE_TABLE",
     "DELETE_ITEM",
     "DESCRIBE_STREAM_SUMMARY",
@@ -23,10 +24,13 @@ __all__ = [
     "LIST_SHARDS",
     "OPERATIONS",
     "PUT_ITEM",
+    "PUT_METRIC_DATA",
     "PUT_RECORDS",
+    "QUERY",
     "SCAN",
     "TRANSACT_WRITE_ITEMS",
     "UPDATE_ITEM",
+    "UPDATE_TABLE",
     "Grant",
     "Operation",
 ]
@@ -41,6 +45,7 @@ class Grant(enum.Enum):
     RUN = "config/iam-policy.json"
     PROVISION = "config/iam-policy-provision.json"
     PRODUCE = "config/iam-policy-put.json"
+    METRICS = "config/iam-policy-metrics.json"
     CALLER = "the policy of whoever assumes `role_arn`; the role's own policy has no part in it"
 
 
@@ -78,8 +83,11 @@ GET_RECORDS: Final = Operation("kinesis", "GetRecords")
 # Only `kclrun put` and the sinks write to a stream; a consumer's policy leaves it out.
 PUT_RECORDS: Final = Operation("kinesis", "PutRecords", is_write=True, grants=(Grant.PRODUCE,))
 
-DESCRIBE_TABLE: Final = Operation("dynamodb", "DescribeTable")
+# Adding an index looks at the table first: whoever may do that need not be who runs.
+DESCRIBE_TABLE: Final = Operation("dynamodb", "DescribeTable", grants=(Grant.RUN, Grant.PROVISION))
 SCAN: Final = Operation("dynamodb", "Scan")
+QUERY: Final = Operation("dynamodb", "Query")
+BATCH_GET_ITEM: Final = Operation("dynamodb", "BatchGetItem")
 GET_ITEM: Final = Operation("dynamodb", "GetItem")
 PUT_ITEM: Final = Operation("dynamodb", "PutItem", is_write=True)
 UPDATE_ITEM: Final = Operation("dynamodb", "UpdateItem", is_write=True)
@@ -99,6 +107,12 @@ CREATE_TABLE: Final = Operation(
     grants=(Grant.PROVISION,),
     actions=("dynamodb:CreateTable", "dynamodb:TagResource"),
 )
+# The running policy denies it expressly, so this is for whoever provisions.
+UPDATE_TABLE: Final = Operation("dynamodb", "UpdateTable", is_write=True, grants=(Grant.PROVISION,))
+# Only with `observe.cloudwatch`; it adds to what is there, so a repeated one would count twice.
+PUT_METRIC_DATA: Final = Operation(
+    "cloudwatch", "PutMetricData", is_write=True, grants=(Grant.METRICS,)
+)
 ASSUME_ROLE: Final = Operation("sts", "AssumeRole", grants=(Grant.CALLER,))
 
 OPERATIONS: Final = (
@@ -109,11 +123,15 @@ OPERATIONS: Final = (
     PUT_RECORDS,
     DESCRIBE_TABLE,
     SCAN,
+    QUERY,
+    BATCH_GET_ITEM,
     GET_ITEM,
     PUT_ITEM,
     UPDATE_ITEM,
     DELETE_ITEM,
     TRANSACT_WRITE_ITEMS,
     CREATE_TABLE,
+    UPDATE_TABLE,
+    PUT_METRIC_DATA,
     ASSUME_ROLE,
 )

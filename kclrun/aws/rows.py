@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from kclrun.errors import LimitExceeded
-from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId, PendingCheckpoint
+from kclrun.model.lease import Halt, Handoff, Lease, LeaseKey, OwnerId, PendingCheckpoint
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
@@ -33,7 +33,7 @@ __all__ = [
 
 Item = Mapping[str, Mapping[str, Any]]
 
-# 24 attributes are the most that KCL 3.5 and we write to one row together; 64 leaves others room.
+# 29 attributes are the most that KCL 3.5 and we write to one row together; 64 leaves others room.
 ATTRIBUTES_MAX: Final = 64
 # DynamoDB allows a partition key of 2048 bytes.
 KEY_CHARACTERS_MAX: Final = 2048
@@ -108,6 +108,10 @@ def _lease(item: Item) -> Lease:
         start=_text(item, "startPosition"),
         latest_pinned_at=_wall_time(item, "latestPinnedAt"),
         halt=_halt(item),
+        handoff=_handoff(item),
+        offered_to=_owner(item, "offeredTo"),
+        offered_by=_owner(item, "offeredBy"),
+        taken_from=_owner(item, "takenFrom"),
     )
 
 
@@ -156,6 +160,10 @@ def _optional_texts(lease: Lease) -> dict[str, dict[str, Any]]:
         "checkpointOwner": lease.checkpoint_owner,
         "startPosition": lease.start,
         "haltReason": lease.halt.reason if lease.halt else None,
+        "handoffTo": lease.handoff.to if lease.handoff else None,
+        "offeredTo": lease.offered_to,
+        "offeredBy": lease.offered_by,
+        "takenFrom": lease.taken_from,
     }
     return {name: text(value) for name, value in values.items() if value is not None}
 
@@ -165,6 +173,7 @@ def _optional_numbers(lease: Lease) -> dict[str, dict[str, Any]]:
         "failoverMs": lease.failover_s,
         "latestPinnedAt": lease.latest_pinned_at,
         "haltedAt": lease.halt.halted_at if lease.halt else None,
+        "handoffAt": lease.handoff.asked_at if lease.handoff else None,
     }
     item = {name: milliseconds(value) for name, value in instants.items() if value is not None}
     if lease.throughput_kbps is not None:
@@ -286,3 +295,9 @@ def _halt(item: Item) -> Halt | None:
     if reason is None:
         return None
     return Halt(reason, _wall_time(item, "haltedAt") or WallTime(0.0))
+
+
+def _handoff(item: Item) -> Handoff | None:
+    """An ask without a time is one from time 0; a time without an asker is nobody's ask."""
+    to, asked_at = _owner(item, "handoffTo"), _wall_time(item, "handoffAt")
+    return None if to is None else Handoff(to, asked_at or WallTime(0.0))

@@ -16,12 +16,18 @@ from botocore.exceptions import BotoCoreError, ClientError
 from kclrun.aws.boto_errors import from_botocore
 from kclrun.aws.control import Client, ControlPlane
 from kclrun.aws.operations import CREATE_TABLE, DESCRIBE_TABLE, GET_ITEM, Grant
+from kclrun.aws.owner_index import INDEX_KEYS, OWNER_INDEX
 from kclrun.errors import AccessDenied, NotFound, ServiceError, TableRefused, Unavailable
 from kclrun.model.time import Instant
 
-__all__ = ["OWNER_INDEX", "TableReport", "ensure_table", "inspect_table", "refuse_kcl3"]
+__all__ = [
+    "TableReport",
+    "describe_lease_table",
+    "ensure_table",
+    "inspect_table",
+    "refuse_kcl3",
+]
 
-OWNER_INDEX: Final = "LeaseOwnerToLeaseKeyIndex"
 # On-demand tables become ACTIVE within seconds; half a second between two looks.
 _POLL_S: Final = 0.5
 _MIGRATION_KEY: Final = "Migration3.0"
@@ -32,7 +38,10 @@ _USABLE: Final = frozenset({_ACTIVE, "UPDATING"})
 
 
 class TableReport(msgspec.Struct, frozen=True):
-    """What was found or made. Without the index offers are found by scans; all else works."""
+    """What was found or made. Without the index offers are found by scans; all else works.
+
+    `has_owner_index`: it is there and can be asked; one that is being built cannot yet.
+    """
 
     name: str
     status: str
@@ -83,6 +92,20 @@ def ensure_table(
 
 def inspect_table(client: Client, name: str) -> TableReport | None:
     """An existing table's state, None if there is none. Raises: TableRefused for other keys."""
+    table = describe_lease_table(client, name)
+    if table is None:
+        return None
+    indexes = {
+        index["IndexName"]
+        for index in table.get("GlobalSecondaryIndexes", ())
+        if index.get("IndexStatus") != "CREATING"
+    }
+    return TableReport(name, table["TableStatus"], False, OWNER_INDEX in indexes)  # noqa: FBT003
+
+
+def describe_lease_table(client: Client, name: str) -> Any | None:
+    """DescribeTable's description, None if there is no table. Raises: TableRefused for other keys;
+    AccessDenied, Throttled, … from the service."""
     try:
         answer: Any = client.describe_table(TableName=name)
     except (ClientError, BotoCoreError) as error:
@@ -92,8 +115,7 @@ def inspect_table(client: Client, name: str) -> TableReport | None:
         raise failure from None
     table = answer["Table"]
     _refuse_other_keys(name, table)
-    indexes = {index["IndexName"] for index in table.get("GlobalSecondaryIndexes", ())}
-    return TableReport(name, table["TableStatus"], False, OWNER_INDEX in indexes)  # noqa: FBT003
+    return table
 
 
 def refuse_kcl3(client: Client, name: str, application: str) -> None:
@@ -153,8 +175,7 @@ def _create(client: Client, name: str, tags: Mapping[str, str]) -> bool:
             {
                 "IndexName": OWNER_INDEX,
                 "KeySchema": [
-                    {"AttributeName": "leaseOwner", "KeyType": "HASH"},
-                    {"AttributeName": "leaseKey", "KeyType": "RANGE"},
+                    {"AttributeName": name, "KeyType": role} for name, role in INDEX_KEYS
                 ],
                 "Projection": {"ProjectionType": "KEYS_ONLY"},
             }

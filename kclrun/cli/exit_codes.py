@@ -32,11 +32,14 @@ __all__ = [
     "OUR_BUG",
     "PERMISSION",
     "UNAVAILABLE",
+    "UNMET",
     "USAGE",
     "exit_code_of",
 ]
 
 DRAINED: Final = os.EX_OK
+# Not of sysexits.h: what checks and scripts ask for, answered with no.
+UNMET: Final = 1
 USAGE: Final = os.EX_USAGE
 NO_STREAM: Final = os.EX_NOINPUT
 UNAVAILABLE: Final = os.EX_UNAVAILABLE
@@ -51,6 +54,7 @@ INTERRUPTED: Final = 130
 
 MEANINGS: Final[Mapping[int, str]] = {
     DRAINED: "done; for run: drained",
+    UNMET: "lag: further behind than --max-behind; leases move, release: not moved",
     USAGE: "the command line is wrong",
     NO_STREAM: "the stream (or table) does not exist",
     UNAVAILABLE: "AWS did not answer within aws.start_timeout",

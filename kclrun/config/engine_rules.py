@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.config.schema import OutputSettings, Settings, SparkSettings
+from kclrun.config.schema import OutputSettings, Settings, SparkSettings, StartAtLeases
 from kclrun.config.settle import Problem
 
 __all__ = ["EMBEDDED", "engine_rules", "unused_settings"]
@@ -33,6 +33,8 @@ _SET_ELSEWHERE: Final[Mapping[str, str]] = {
     "startingposition": "start",
     "initialposition": "start",
     "startingtimestamp": "start",
+    "startingleases": "start",
+    "startingleasesendpointurl": "aws.endpoints.dynamodb",
     "pollinterval": "fetch.idle",
 }
 
@@ -48,7 +50,7 @@ def engine_rules(settings: Settings) -> Iterator[Problem]:
 def unused_settings(settings: Settings) -> tuple[str, ...]:
     """What was set and mean nothing with engine: spark."""
     plain = Settings(application=settings.application, stream=settings.stream)
-    sections = ("leases", "stall")
+    sections = ("leases", "observe", "stall")
     changed = [name for name in sections if getattr(settings, name) != getattr(plain, name)]
     if settings.checkpoint.every not in {plain.checkpoint.every, "batch"}:
         changed.append("checkpoint.every")
@@ -56,6 +58,11 @@ def unused_settings(settings: Settings) -> tuple[str, ...]:
 
 
 def _fleet(settings: Settings) -> Iterator[Problem]:
+    if isinstance(settings.start, StartAtLeases):
+        yield Problem(
+            ("start",),
+            "leases is for engine: spark; the fleet goes on from its own lease table by itself",
+        )
     if settings.pipeline is not None:
         yield Problem(("pipeline",), "is for engine: spark; the fleet runs a processor")
     if settings.spark != SparkSettings():

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from kclrun.config.engine_rules import EMBEDDED, engine_rules
-from kclrun.config.schema import EmbeddedSettings, Settings
+from kclrun.config.observe_rules import observe_rules
+from kclrun.config.schema import EmbeddedSettings, Settings, StartAtLeases
 from kclrun.config.settle import Problem
 from kclrun.config.start_position import parse_start
 from kclrun.errors import SettingsError
@@ -34,9 +35,12 @@ def broken_rules(settings: Settings, now: WallTime) -> Iterator[Problem]:
     yield from _durations(settings)
     yield from _embedded(settings)
     yield from _summary(settings)
+    yield from observe_rules(settings.observe)
 
 
 def _start(settings: Settings, now: WallTime) -> Iterator[Problem]:
+    if isinstance(settings.start, StartAtLeases):
+        return
     try:
         parse_start(settings.start, now)
     except SettingsError as error:

@@ -15,17 +15,20 @@ from kclrun.config.units import ByteSize, Duration
 __all__ = [
     "AwsSettings",
     "CheckpointSettings",
+    "CloudWatchSettings",
     "EmbeddedSettings",
     "FetchSettings",
     "FillSettings",
     "LeaseSettings",
     "LogSettings",
+    "ObserveSettings",
     "OnErrorSettings",
     "OutputSettings",
     "ReshardSettings",
     "Settings",
     "ShutdownSettings",
     "SparkSettings",
+    "StartAtLeases",
 ]
 
 # What is imported is named by module and attribute, and by nothing an import could be tricked with.
@@ -199,6 +202,41 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     format: Annotated[Literal["auto", "json", "text"], _doc("auto: a table on a terminal")] = "auto"
 
 
+class CloudWatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Metrics to CloudWatch, which bills each metric by the month, and each request."""
+
+    namespace: Annotated[
+        str,
+        _doc(
+            "namespace the metrics are published under",
+            pattern=r"^(?!AWS/)[A-Za-z0-9][A-Za-z0-9._/#: -]{0,254}$",
+            extra={"words": " of at most 255 letters, digits and . - _ / # : that is not AWS/…"},
+        ),
+    ] = "kclrun"
+    dimensions: Annotated[
+        dict[str, str], _doc("dimensions besides Application, such as {Environment: prod}")
+    ] = {}
+    detail: Annotated[
+        Literal["application", "shard"],
+        _doc("shard: the metrics of leases by shard as well, three more billed for each"),
+    ] = "application"
+
+
+class ObserveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How this machine is seen from outside: metrics and health."""
+
+    listen: Annotated[
+        int | str | None,
+        _doc(
+            "serve /metrics (Prometheus) and /health there: a port of loopback, or ADDRESS:PORT;"
+            " 0 takes a free one; left out: nowhere"
+        ),
+    ] = None
+    cloudwatch: Annotated[
+        CloudWatchSettings | None, _doc("publish metrics to CloudWatch, once a minute")
+    ] = None
+
+
 class FillSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is put into an embedded stream while the application runs."""
 
@@ -230,6 +268,18 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     reshard: Annotated[tuple[ReshardSettings, ...], _doc("splits and merges during the fill")] = ()
 
 
+class StartAtLeases(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where an application of the fleet stands, for a query that goes on from there."""
+
+    leases: Annotated[
+        TableName,
+        _doc("spark: the application whose leases to begin at (or its table's own name)"),
+    ]
+
+    def __str__(self) -> str:
+        return f"the leases of {self.leases}"
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One application, whole."""
 
@@ -251,8 +301,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = {}
     output: Annotated[OutputSettings | None, _doc("where emitted rows go")] = None
     start: Annotated[
-        str,
-        _doc("TRIM_HORIZON, LATEST or an ISO-8601 instant in the past, for shards without a lease"),
+        str | StartAtLeases,
+        _doc(
+            "TRIM_HORIZON, LATEST or an ISO-8601 instant in the past, for shards without a lease;"
+            " with engine: spark also `leases: <application>`"
+        ),
     ] = "TRIM_HORIZON"
     engine: Annotated[Literal["fleet", "spark"], _doc("where it runs")] = "fleet"
     spark: Annotated[SparkSettings, _doc("how Spark runs it (engine: spark)")] = SparkSettings()
@@ -274,6 +327,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     )
     shutdown: Annotated[ShutdownSettings, _doc("how the machine drains")] = ShutdownSettings()
     log: Annotated[LogSettings, _doc("what is logged")] = LogSettings()
+    observe: Annotated[ObserveSettings, _doc("metrics and health, for machines that look")] = (
+        ObserveSettings()
+    )
     embedded: Annotated[
         EmbeddedSettings | None, _doc("what the embedded AWS holds (aws.endpoint: embedded)")
     ] = None
@@ -289,3 +345,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def table(self) -> str:
         """The lease table's name: `leases.table`, else the application's, as the KCL does."""
         return self.leases.table or self.application
+
+    @property
+    def start_text(self) -> str:
+        """`start` in one line, as it is logged and written on rows."""
+        return str(self.start)

@@ -93,8 +93,10 @@ def _value(annotation: Any, value: Any, path: Path, problems: list[Problem]) -> 
     first = plain_type(choices[0])
     if value is None and optional:
         return None
-    if isinstance(first, type) and issubclass(first, msgspec.Struct):
-        return _struct(first, value, path, problems)
+    for struct in (choice for choice in choices if _is_struct(choice)):
+        # Beside other choices, settings are meant where there are settings.
+        if len(choices) == 1 or isinstance(value, dict):
+            return _struct(plain_type(struct), value, path, problems)
     if get_origin(first) is tuple and isinstance(value, list):
         item_type = get_args(first)[0]
         return tuple(
@@ -103,6 +105,11 @@ def _value(annotation: Any, value: Any, path: Path, problems: list[Problem]) -> 
     if get_origin(first) is dict and isinstance(value, dict):
         return _dict(first, value, path, problems)
     return _leaf(annotation, choices, value, path, problems)
+
+
+def _is_struct(choice: Any) -> bool:
+    bare = plain_type(choice)
+    return isinstance(bare, type) and issubclass(bare, msgspec.Struct)
 
 
 def _dict(annotation: Any, value: dict[str, Any], path: Path, problems: list[Problem]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from kclrun.consuming.fence import renew_interval_s
@@ -10,7 +11,7 @@ from kclrun.consuming.own_row import OwnRow
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.requests import CheckpointRequests
 from kclrun.consuming.states import State
-from kclrun.model.changes import Checkpoint, End, Release, Renew
+from kclrun.model.changes import Checkpoint, Claim, End, LateCheckpoint, NameChildren, Renew
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 
@@ -57,6 +58,15 @@ class Agenda:
         assert self._own.last_confirmed_send is not None, "no renewal before the claim"
         return Instant(self._own.last_confirmed_send + renew_interval_s(self._own.failover_s))
 
+    def due_instants(self, ledger: CheckpointLedger, *, renews: bool) -> Iterator[Instant]:
+        """When something may have to be written, while nothing is under way."""
+        if self._own.next_owner is not None:
+            return  # nothing is written before the batch has ended
+        if renews:
+            yield self.renewal_instant
+        if (saving := self.save_instant(ledger)) is not None:
+            yield saving
+
     def save_instant(self, ledger: CheckpointLedger) -> Instant | None:
         """When the next automatic checkpoint is due, if something is unsaved."""
         if self._policy.checkpoint_mode != "auto" or not ledger.has_unsaved:
@@ -78,19 +88,22 @@ class Agenda:
         position = max(wanted, row.checkpoint)
         return Checkpoint(own.key, own.me, own.counter, position, row.checkpoint)
 
-    def renewal(self, now: Instant) -> Renew | None:
-        """The heartbeat, if it is due."""
+    def renewal(self, now: Instant, *, drops_ask: bool) -> Renew | None:
+        """The heartbeat, if it is due; it takes an ask along that nobody answers [P16]."""
         if now < self.renewal_instant:
             return None
         self._measure(now)
         own = self._own
-        return Renew(own.key, own.me, own.counter, self._throughput_kbps)
+        return Renew(own.key, own.me, own.counter, self._throughput_kbps, drops_ask)
 
-    def release(self, ledger: CheckpointLedger) -> Release:
-        """The final checkpoint and the release, in one write."""
-        own, row = self._own, self._own.confirmed
-        position = max(self.final_position(ledger), row.checkpoint)
-        return Release(own.key, own.me, own.counter, position, row.checkpoint)
+    def claim(self) -> Claim:
+        """The first write of all; it expects the counter of the manager's take [P4]."""
+        own = self._own
+        return Claim(own.key, own.me, own.counter, self._policy.has_waited)
+
+    def naming(self, children: tuple[str, ...]) -> NameChildren:
+        own = self._own
+        return NameChildren(own.key, own.me, own.counter, frozenset(children))
 
     def end(self) -> End:
         own = self._own
@@ -99,8 +112,36 @@ class Agenda:
     def final_position(self, ledger: CheckpointLedger) -> ExtendedSequenceNumber:
         """What a last write may claim: all that was processed, or what user code asked for."""
         if self._policy.is_manual:
-            return self._requests.highest or ledger.checkpointed
+            return self._requests.highest or self.unacknowledged(ledger)
         return max(ledger.processed, self._requests.highest or ledger.processed)
+
+    def unacknowledged(self, ledger: CheckpointLedger) -> ExtendedSequenceNumber:
+        """The furthest position that may still be written for a lease that took no more writes.
+
+        With automatic checkpoints all that was processed. With manual ones what user code waited
+        for when the writing ended, if its batch then returned all the same: one that raised, on
+        being refused, has taken its rows back.
+        """
+        if not self._policy.is_manual:
+            return ledger.processed
+        refused = self._requests.refused
+        is_processed = refused is not None and refused <= ledger.processed
+        return (
+            max(refused, ledger.checkpointed) if refused and is_processed else ledger.checkpointed
+        )
+
+    def late_checkpoint(self, ledger: CheckpointLedger) -> LateCheckpoint | None:
+        """What a lost lease leaves for the next owner, if it is anything [P19].
+
+        Not with keyed state, whose snapshot belongs to each position; not where the row is gone.
+        The lower bound is the last position acknowledged to us: below it an operator has reset
+        the lease on purpose.
+        """
+        position = self.unacknowledged(ledger)
+        is_barred = self._policy.has_keyed_state or self._own.is_gone
+        if is_barred or position <= ledger.checkpointed:
+            return None
+        return LateCheckpoint(self._own.key, self._own.me, ledger.checkpointed, position)
 
     def _must_save(self, state: State, ledger: CheckpointLedger, now: Instant) -> bool:
         if not ledger.has_unsaved:

@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from kclrun.model.changes import LeaseChange
+from kclrun.model.changes import LateCheckpoint, LeaseChange
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
@@ -27,6 +27,7 @@ __all__ = [
     "ReadRows",
     "Report",
     "ReportKind",
+    "SendLateCheckpoint",
     "SendWrite",
     "ShutGate",
 ]
@@ -39,6 +40,16 @@ class SendWrite(msgspec.Struct, frozen=True):
     """
 
     change: LeaseChange
+    not_before: Instant | None = None
+
+
+class SendLateCheckpoint(msgspec.Struct, frozen=True):
+    """Send it once, not before `not_before`, though the lease is lost; comes back as WriteResolved.
+
+    Emitted rows up to its position are made durable first. User code may run meanwhile [P19].
+    """
+
+    change: LateCheckpoint
     not_before: Instant | None = None
 
 
@@ -150,6 +161,7 @@ class Exit(msgspec.Struct, frozen=True):
 
 Command = (
     SendWrite
+    | SendLateCheckpoint
     | ReadOwnRow
     | ReadRows
     | ListShards

@@ -22,6 +22,7 @@ __all__ = [
     "GateShut",
     "LookUpFailed",
     "ManagerGone",
+    "OthersInSight",
     "OwnRowRead",
     "ProcessorFailed",
     "ReadFailed",
@@ -45,7 +46,8 @@ class Ticked(msgspec.Struct, frozen=True):
 
 
 class WriteResolved(msgspec.Struct, frozen=True):
-    """The outcome of a SendWrite. `sent_instant` was taken before the first byte left [P7]."""
+    """The outcome of a SendWrite or SendLateCheckpoint. `sent_instant` was taken before the first
+    byte left [P7]."""
 
     change: LeaseChange
     outcome: Outcome
@@ -131,7 +133,7 @@ class GateShut(msgspec.Struct, frozen=True):
 
 
 class DrainRequested(msgspec.Struct, frozen=True):
-    """The manager asks: finish the batch, checkpoint, release, exit."""
+    """The manager asks: finish the batch, checkpoint, offer or release the lease, exit."""
 
     reason: str
 
@@ -148,6 +150,12 @@ class FailoverChanged(msgspec.Struct, frozen=True):
     """The smallest failover in the fleet changed [P7]."""
 
     failover_s: float
+
+
+class OthersInSight(msgspec.Struct, frozen=True):
+    """The manager sees another kclrun owner, or none any more: offer or release [P17]."""
+
+    others: bool
 
 
 class ThreadStalled(msgspec.Struct, frozen=True):
@@ -177,5 +185,6 @@ Event = (
     | ReleaseRequested
     | ManagerGone
     | FailoverChanged
+    | OthersInSight
     | ThreadStalled
 )

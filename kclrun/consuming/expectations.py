@@ -41,6 +41,7 @@ EXPECTED: Final[Mapping[type[on.Event], frozenset[State]]] = {
     on.ReleaseRequested: _ALIVE,
     on.ManagerGone: _ALIVE,
     on.FailoverChanged: _ALIVE,
+    on.OthersInSight: _ALIVE,
     on.ThreadStalled: _ALIVE,
 }
 
@@ -64,6 +65,7 @@ LATE: Final[Mapping[type[on.Event], frozenset[State]]] = {
     on.ReleaseRequested: FINAL,
     on.ManagerGone: FINAL,
     on.FailoverChanged: FINAL,
+    on.OthersInSight: FINAL,
     on.ThreadStalled: FINAL,
 }
 

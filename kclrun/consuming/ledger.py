@@ -89,8 +89,11 @@ class CheckpointLedger:
     def admit(self, position: ExtendedSequenceNumber | None) -> ExtendedSequenceNumber:
         """The position a request of user code stands for; None is everything delivered.
 
-        Raises: StaleCheckpoint below the last checkpoint or above what was delivered.
+        Raises: StaleCheckpoint below the last checkpoint or above what was delivered, and for a
+        sentinel, which is no position of a record.
         """
+        if position is not None and position.is_sentinel and position != self.checkpointed:
+            raise StaleCheckpoint(f"cannot checkpoint {position}: it is no position of a record")
         wanted = max(self.delivered, self.checkpointed) if position is None else position
         if wanted < self.checkpointed:
             raise StaleCheckpoint(

@@ -7,7 +7,7 @@ Rule: every command's outcome comes back as an event, whatever the outcome.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from kclrun.consuming import commands as do
@@ -17,12 +17,16 @@ from kclrun.consuming.agenda import Agenda
 from kclrun.consuming.expectations import is_expected
 from kclrun.consuming.fence import renew_interval_s
 from kclrun.consuming.gatekeeping import GateKeeper
+from kclrun.consuming.giving_away import Farewell
 from kclrun.consuming.ledger import CheckpointLedger
-from kclrun.consuming.own_row import OwnChange, OwnRow, Verdict, VerdictKind
+from kclrun.consuming.loss import LET_GO_S, Loss
+from kclrun.consuming.own_row import OwnRow, Verdict, VerdictKind
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.requests import CheckpointRequests
+from kclrun.consuming.row_evidence import OwnChange
+from kclrun.consuming.row_writing import RowWriting
 from kclrun.consuming.shard_end import Deferred, ShardEnd
-from kclrun.consuming.states import FINAL, SILENT, TRANSITIONS, State, Step
+from kclrun.consuming.states import FINAL, MAY_WITHDRAW, SILENT, TRANSITIONS, State, Step
 from kclrun.errors import InvariantViolation
 from kclrun.model import changes
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -30,14 +34,9 @@ from kclrun.model.time import Instant
 
 __all__ = ["LeaseLife"]
 
-# How long a lost lease waits for the batch under way before the process is ended with it inside.
-# Nothing it does counts any more; half a minute lets most work reach a clean end.
-LET_GO_S: Final = 30.0
 # The other parent's lease appears when its own chain gets there: minutes, seldom; one look a
 # second costs one GetItem.
 CHILDREN_RETRY_S: Final = 1.0
-# While these last a renewal goes before a checkpoint that fails: a full disk costs no lease.
-MAY_PUT_OFF: Final = frozenset({State.PROCESSING, State.CLOSING})
 
 Commands = list[do.Command]
 
@@ -53,17 +52,17 @@ class LeaseLife:
         self._chance = chance
         self._requests = CheckpointRequests()
         self._agenda = Agenda(policy, self.own, self._requests)
+        self._writing = RowWriting(self.own, self._agenda, chance)
+        self._farewell = Farewell(self.own, self._agenda, others_in_sight=policy.others_in_sight)
         self._shard_end = ShardEnd(policy.shard_id, ())
-        self._withdrawn: str | None = None
+        self._is_withdrawn = False
         self._manager_gone = False
         self._gate = GateKeeper(one_batch_a_checkpoint=policy.checkpoint_mode == "batch")
         self._is_initialized = False
         self._failure: on.ProcessorFailed | None = None
         self._is_saved_at_end = False
-        self._let_go_instant: Instant | None = None
-        self._lost_reason = ""
+        self._loss: Loss | None = None
         self._warnings = reports.Warnings()
-        self._reads_failed = 0
 
     @property
     def is_finished(self) -> bool:
@@ -75,6 +74,8 @@ class LeaseLife:
         if is_expected(event, self.state):
             self._take_in(event, now, out)
         if not self.is_finished:
+            if self._farewell.is_asked_for(self.state, now):
+                self._withdraw(out)
             self._watch_time(now, out)
             self._watch_cap()
             self._write_what_is_due(now, out)
@@ -88,22 +89,16 @@ class LeaseLife:
         """When the next Ticked is due, at the latest."""
         if self.state is State.CLAIMING:
             return self.policy.expires_instant
-        if self.state is State.LOSING and self._let_go_instant is not None:
-            return max(self._let_go_instant, now)
+        if self._loss is not None:
+            return max(self._loss.deadline, now)
         deadlines = [Instant(now + renew_interval_s(self.own.failover_s))]
         if self.own.fence is not None:
             deadlines.append(self.own.fence)
             if self.own.pending is None:  # else nothing is due before its outcome
-                deadlines += self._due_instants()
+                deadlines += self._agenda.due_instants(self.ledger, renews=not self._manager_gone)
+                if self.state is State.CREATING and not self._shard_end.is_looking:
+                    deadlines.append(self._shard_end.not_before)
         return max(min(deadlines), now)
-
-    def _due_instants(self) -> Iterator[Instant]:
-        if not self._manager_gone:
-            yield self._agenda.renewal_instant
-        if (saving := self._agenda.save_instant(self.ledger)) is not None:
-            yield saving
-        if self.state is State.CREATING and not self._shard_end.is_looking:
-            yield self._shard_end.not_before
 
     def check(self) -> None:
         """The invariants this core can see."""
@@ -118,7 +113,10 @@ class LeaseLife:
     ) -> None:
         match event:
             case on.Started() if now < self.policy.expires_instant:
-                self._send(changes.Claim(self.own.key, self.own.me, self.own.counter), out)
+                self._send(self._agenda.claim(), out)
+            case on.WriteResolved(changes.LateCheckpoint(), outcome):
+                if self._loss is not None and self._loss.late is not None:
+                    out.extend(self._loss.late.resolve(outcome, now, self._chance()))
             case on.WriteResolved() | on.OwnRowRead() | on.ReadFailed():
                 self._take_in_answer(event, now, out)
             case on.RowsRead(rows):
@@ -139,13 +137,11 @@ class LeaseLife:
                 self._take_in_request(request, position, out)
             case on.CallReturned() | on.ProcessorFailed() | on.GateShut():
                 self._take_in_user_code(event, now, out)
-            case on.DrainRequested(reason):
-                self._withdraw(reason, out)
-            case on.ReleaseRequested():
-                self._withdraw("released by the processor", out)
-            case on.ManagerGone():
-                self._manager_gone = True
-                self._withdraw("the manager is gone", out)
+            case on.DrainRequested() | on.ReleaseRequested() | on.ManagerGone():
+                self._manager_gone |= isinstance(event, on.ManagerGone)
+                self._withdraw(out)
+            case on.OthersInSight(others):
+                self._farewell.others_in_sight = others
             case on.FailoverChanged(failover_s):
                 self.own.failover_s = failover_s
             case on.ThreadStalled(stalled_s, in_user_code):
@@ -154,41 +150,24 @@ class LeaseLife:
     def _take_in_answer(
         self, event: on.WriteResolved | on.OwnRowRead | on.ReadFailed, now: Instant, out: Commands
     ) -> None:
-        if self.own.pending is None:
-            return  # It was given up meanwhile (the fence passed): the answer decides nothing.
-        match event:
-            case on.WriteResolved(_, outcome, sent):
-                self._follow(self.own.resolve(outcome, sent), now, out)
-            case on.OwnRowRead(row):
-                self._reads_failed = 0
-                self._follow(self.own.read_back(row), now, out)
-            case on.ReadFailed():
-                self._reads_failed += 1
-                pause = self.own.retry_pause_s(self._reads_failed, self._chance())
-                out.append(do.ReadOwnRow(not_before=Instant(now + pause)))
+        verdict, commands = self._writing.take_in(event, self.state, now)
+        out.extend(commands)
+        if verdict is not None:
+            self._follow(verdict, now, out)
 
     def _follow(self, verdict: Verdict, now: Instant, out: Commands) -> None:
-        if verdict.kind is not VerdictKind.LOST:
-            out.extend(self._warnings.once(verdict.reason))
         match verdict.kind:
+            case VerdictKind.LOST:
+                self._lose(verdict.reason, now, out)
+                return
+            case VerdictKind.HANDED_OVER:
+                self._hand_over(verdict.reason, now, out)
             case VerdictKind.CONFIRMED:
                 assert verdict.change is not None, "a confirmation names its change"
                 self._confirmed(verdict.change, now, out)
-            case VerdictKind.AGAIN:
-                assert verdict.change is not None, "a repetition names its change"
-                paused = self.own.retry_pause_s(self.own.retries, self._chance())
-                pause = paused if verdict.slower else 0.0
-                is_checkpoint = isinstance(verdict.change, changes.Checkpoint)
-                if pause and is_checkpoint and self.state in MAY_PUT_OFF and self.own.put_off():
-                    self._agenda.put_off(Instant(now + pause))
-                else:
-                    out.append(do.SendWrite(verdict.change, Instant(now + pause)))
-            case VerdictKind.READ_BACK:
-                out.append(do.ReadOwnRow())
             case VerdictKind.REDO:
                 self._shard_end.begin_again(Instant(now + CHILDREN_RETRY_S))
-            case VerdictKind.LOST:
-                self._lose(verdict.reason, now, out)
+        out.extend(self._warnings.once(verdict.reason))
 
     def _confirmed(self, change: OwnChange, now: Instant, out: Commands) -> None:
         match change:
@@ -196,6 +175,8 @@ class LeaseLife:
                 self._claimed(now, out)
             case changes.Renew():
                 pass
+            case changes.CreateLease(row):
+                out.append(reports.written_again(row))
             case changes.Checkpoint():
                 self._saved(now, out)
             case changes.CreateChildren() if self.state is State.CREATING:  # not withdrawn
@@ -207,20 +188,20 @@ class LeaseLife:
                 out.extend(self._requests.answer(SHARD_END))
                 report = do.Report(do.ReportKind.SHARD_ENDED, children=self._shard_end.child_ids)
                 self._finish(Step.SHARD_END_WRITTEN, report, do.ExitCause.DONE, out)
-            case changes.Release(position=position):
+            case changes.Release() | changes.Offer() | changes.HandOver():
                 self._saved(now, out)
-                report = do.Report(do.ReportKind.RELEASED, position=position)
+                report = reports.given_away(change)
                 self._finish(Step.RELEASE_WRITTEN, report, do.ExitCause.DONE, out)
 
     def _claimed(self, now: Instant, out: Commands) -> None:
         row = self.own.confirmed
-        if row.is_ended:  # by a write of the former process that landed late (trace H1)
-            self._refuse("its shard has ended already", out)
+        if (reason := reports.why_not_begun(row, has_waited=self.policy.has_waited)) is not None:
+            self._refuse(reason, out)
             return
         self.ledger = CheckpointLedger(row.checkpoint, self.policy.uncheckpointed_max)
         self._agenda.begin(now)
         out.append(reports.claimed(row))
-        if self._withdrawn is not None:
+        if self._is_withdrawn or self._farewell.is_asked_for(self.state, now):
             self._move(Step.WITHDRAWN)
             return
         self._move(Step.CLAIMED)
@@ -242,14 +223,14 @@ class LeaseLife:
             case ((State.STOPPING | State.LOSING), on.GateShut()):
                 if not self._gate.is_shut:  # asked for twice (drained, then lost): answered twice
                     self._gate.is_shut = True
-                    self._say_goodbye(out)
+                    self._say_goodbye(now, out)
             case ((State.STOPPING | State.LOSING), _) if not self._gate.is_shut:
                 # `initialize` or `shard_ended` came back after the lease was withdrawn or lost.
                 self._is_initialized |= isinstance(event, on.CallReturned)
             case ((State.STOPPING | State.LOSING), _):
                 if isinstance(event, on.ProcessorFailed):
                     out.extend(self._warnings.once(f"{event.where} raised {event.error}"))
-                self._part(out)
+                self._part()
             case State.INITIALIZING, on.CallReturned():
                 self._is_initialized = True
                 self._agenda.note_saved(now)
@@ -265,26 +246,27 @@ class LeaseLife:
         else:
             self._move(Step.CLOSED)
 
-    def _say_goodbye(self, out: Commands) -> None:
-        """User code is idle: its last call, if it ever began."""
+    def _say_goodbye(self, now: Instant, out: Commands) -> None:
+        """User code is idle: its last call, if it ever began; then a lost lease's last write."""
         if not self._is_initialized:
-            self._part(out)
+            self._part()
         else:
             is_orderly = self.state is State.STOPPING
             out.append(do.CallShutdownRequested() if is_orderly else do.CallLeaseLost())
+        if self._loss is not None and self._failure is None:
+            late = self._agenda.late_checkpoint(self.ledger)
+            out += [self._loss.save_late(late, now)] if late is not None else []
 
-    def _part(self, out: Commands) -> None:
-        if self.state is State.STOPPING:
-            self._move(Step.STOPPED)
+    def _part(self) -> None:
+        """User code has nothing more to say."""
+        if self._loss is not None:
+            self._loss.user_code_is_done = True
         else:
-            self._let_go(out)
+            self._move(Step.STOPPED)
 
     def _take_in_request(
         self, request: int, position: ExtendedSequenceNumber | None, out: Commands
     ) -> None:
-        if self.state is State.LOSING or self.is_finished:
-            out.append(do.AnswerCheckpoint(request, do.CheckpointAnswer.LOST, self._lost_reason))
-            return
         if self.state is State.CLOSING and position in {None, self.ledger.delivered}:
             self._is_saved_at_end = True
         out.extend(self._requests.admit(request, position, self.ledger))
@@ -297,28 +279,39 @@ class LeaseLife:
                 f"lease {self.policy.key}: {step.value} in state {self.state.value}"
             ) from None
 
-    def _withdraw(self, reason: str, out: Commands) -> None:
+    def _withdraw(self, out: Commands) -> None:
         """Give the lease up in good order, from where that is possible.
 
         A claim under way is waited for; a shard whose children exist is ended: that is nearer.
         """
-        self._withdrawn = self._withdrawn or reason
-        if self.state in {State.INITIALIZING, State.PROCESSING, State.CREATING}:
+        self._is_withdrawn = True
+        if self.state in MAY_WITHDRAW:
             self._move(Step.WITHDRAWN)
             out.extend(self._gate.shut())
+
+    def _hand_over(self, reason: str, now: Instant, out: Commands) -> None:
+        """The row names the next owner already [R8]: finish the batch within the fence that stands.
+
+        Nothing but the hand-over can be written from here on, not even a checkpoint that user code
+        waits for; so an end under way, or a halt, is for the next owner to come to again.
+        """
+        self._withdraw(out)
+        if self.state not in {State.STOPPING, State.RELEASING}:
+            self._lose(reason, now, out)
+            return
+        out.extend(self._requests.refuse_all(reason))
 
     def _fail(self, failure: on.ProcessorFailed) -> None:
         self._failure = failure
         self._move(Step.FAILED)
 
     def _lose(self, reason: str, now: Instant, out: Commands) -> None:
-        self._lost_reason = reason
         if self.state is State.CLAIMING:
             self._refuse(reason, out)
             return
         self._move(Step.LOST)
         self.own.give_up()
-        self._let_go_instant = now if self._manager_gone else Instant(now + LET_GO_S)
+        self._loss = Loss(reason, now if self._manager_gone else Instant(now + LET_GO_S))
         out.extend(self._requests.refuse_all(reason))
         out.extend(self._gate.shut())
 
@@ -326,20 +319,18 @@ class LeaseLife:
         self.own.give_up()
         self._finish(Step.REFUSED, reports.unclaimed(reason), do.ExitCause.UNCLAIMED, out)
 
-    def _let_go(self, out: Commands) -> None:
-        self._finish(Step.LET_GO, reports.lost(self._lost_reason), do.ExitCause.LOST, out)
-
     def _finish(self, step: Step, report: do.Report, cause: do.ExitCause, out: Commands) -> None:
         self._move(step)
+        out.extend(self._requests.refuse_all(f"the lease is {self.state.value}"))
         out += [report, do.Exit(cause)]
 
     def _watch_time(self, now: Instant, out: Commands) -> None:
         if self.state is State.CLAIMING:
             if now >= self.policy.expires_instant:
                 self._refuse("its start command expired before the claim succeeded [P4]", out)
-        elif self.state is State.LOSING:
-            if self._let_go_instant is not None and now >= self._let_go_instant:
-                self._let_go(out)
+        elif self._loss is not None:
+            if self._loss.is_over(now):
+                self._finish(Step.LET_GO, reports.lost(self._loss.words), do.ExitCause.LOST, out)
         elif self.own.fence is not None and now >= self.own.fence:
             self._lose("it could not be renewed in time: the fence has passed [P7]", now, out)
 
@@ -353,6 +344,8 @@ class LeaseLife:
         if self.own.pending is not None or self.own.row is None or self.state in SILENT:
             return
         change = self._change_of_state(now, out)
+        if change is None and self.own.next_owner is not None:
+            return
         if change is None:
             change = self._agenda.checkpoint(self.state, self.ledger, now)
         if change is None and self.state is State.FAILING:
@@ -360,7 +353,7 @@ class LeaseLife:
             self._finish(Step.SETTLED, reports.failed(self._failure), do.ExitCause.FAILED, out)
             return
         if change is None and not self._manager_gone:
-            change = self._agenda.renewal(now)
+            change = self._agenda.renewal(now, drops_ask=self._farewell.drops_ask(now))
         if change is not None:
             self._send(change, out)
 
@@ -370,27 +363,23 @@ class LeaseLife:
             case State.CREATING:
                 return self._creation(now, out)
             case State.NAMING:
-                children = frozenset(self._shard_end.child_ids)
-                return changes.NameChildren(self.own.key, self.own.me, self.own.counter, children)
+                return self._agenda.naming(self._shard_end.child_ids)
             case State.ENDING:
                 return self._agenda.end()
             case State.RELEASING:
-                return self._agenda.release(self.ledger)
+                return self._farewell.last_write(self.ledger, now)
             case _:
                 return None
 
     def _creation(self, now: Instant, out: Commands) -> changes.CreateChildren | None:
-        if now < self._shard_end.not_before:
-            return None
-        question = self._shard_end.look_up()
-        if question is not None:
-            out.append(question)
-            return None
-        decision = self._shard_end.creation(self.own.confirmed)
-        if isinstance(decision, Deferred):
-            self._put_children_off(decision.reason, now, out)
-            return None
-        return decision
+        match self._shard_end.next_step(self.own.confirmed, now):
+            case changes.CreateChildren() as creation:
+                return creation
+            case Deferred(reason):
+                self._put_children_off(reason, now, out)
+            case do.ReadRows() | do.ListShards() as question:
+                out.append(question)
+        return None
 
     def _put_children_off(self, reason: str, now: Instant, out: Commands) -> None:
         out.extend(self._warnings.once(reason))

@@ -1,8 +1,10 @@
 """The lease's own row: what is confirmed, the one write under way, and what its outcome means.
 
 Knows: P2 (conditions), P4 (only a success claims), P5 (one unresolved write), P6 (unknown
-outcomes), P7 (the fence counts from the earliest unresolved send). May not know: time-outs, how a
-row is written. Rule: every answer of the table goes through `_judge`, whichever way it came.
+outcomes), P7 (the fence counts from the earliest unresolved send), R8 (a KCL 3 leader's
+hand-over), and when a row that vanished is written again. May not know: time-outs, how a row is
+written. Rule: every answer of the table goes through `_judge`, whichever way it came.
+Look next: `row_evidence.py`.
 """
 
 from __future__ import annotations
@@ -13,15 +15,16 @@ from typing import Final
 import msgspec
 
 from kclrun.consuming.fence import fence_instant
+from kclrun.consuming.row_evidence import OwnChange, holds, holds_after_giving_up, rebased
 from kclrun.errors import InvariantViolation
 from kclrun.model.backoff import backoff_s
 from kclrun.model.changes import (
     Checkpoint,
     Claim,
     CreateChildren,
-    End,
+    CreateLease,
+    HandOver,
     NameChildren,
-    Release,
     Renew,
 )
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
@@ -36,9 +39,7 @@ from kclrun.model.outcomes import (
 )
 from kclrun.model.time import Instant
 
-__all__ = ["OwnChange", "OwnRow", "Verdict", "VerdictKind"]
-
-OwnChange = Claim | Renew | Checkpoint | NameChildren | End | Release | CreateChildren
+__all__ = ["OwnRow", "Verdict", "VerdictKind"]
 
 # One attempt a back-off, and no back-off is below 25 ms: 400 fill a failover of 10 s.
 ATTEMPTS_MAX: Final = 1000
@@ -56,6 +57,7 @@ class VerdictKind(enum.Enum):
     AGAIN = "it does not hold yet: send `change`"
     READ_BACK = "nobody knows: read the row"
     REDO = "children were not created for sure: look at the parents again"
+    HANDED_OVER = "a KCL 3 leader named the next owner, who waits for our last write"
     LOST = "the row is not ours any more"
 
 
@@ -79,6 +81,10 @@ class OwnRow:
         self.counter = seen_counter
         self.pending: OwnChange | None = None
         self.retries = 0
+        # Whom a KCL 3 leader gives the lease to; from then on only the hand-over can be written.
+        self.next_owner: OwnerId | None = None
+        self.is_gone = False
+        self._was_written_again = False
         self._permitted_since: Instant | None = None
         self._unresolved: list[Instant] = []
 
@@ -154,6 +160,8 @@ class OwnRow:
         change = self._pending()
         if isinstance(change, CreateChildren):
             return self._settle(change)
+        if isinstance(change, CreateLease):  # a creation returns no row: it stands as it was sent
+            row = change.lease
         if row is None:
             raise InvariantViolation(f"lease {self.key}: an applied {type(change)} without a row")
         self._confirm(row, min([*self._unresolved, sent]))
@@ -163,10 +171,14 @@ class OwnRow:
         """Say what the row that stands there means for the change under way."""
         change = self._pending()
         if row is None:
-            return self._lost("its row is gone from the table")
-        if _holds_after_giving_up(change, row, self.counter):
+            return self._write_again(change)
+        if isinstance(change, CreateLease):
+            return self._judge_written_again(change, row)
+        if holds_after_giving_up(change, row, self.counter):
             self.row = row
             return self._settle(change)
+        if self._is_handed_over(row):
+            return self._hand_over(change, row)
         if row.owner != self.me:
             return self._lost(f"its row belongs to {row.owner or 'nobody'}")
         if row.counter == self.counter:
@@ -174,6 +186,62 @@ class OwnRow:
         if row.counter == self.counter + 1 and (self._unresolved or isinstance(change, Claim)):
             return self._moved(change, row)
         return self._lost(f"its counter is {row.counter}, {self.counter} was confirmed")
+
+    def _write_again(self, change: OwnChange) -> Verdict:
+        """The row has vanished: its live owner writes it again, as last confirmed, once in a row.
+
+        P2 lets nothing resurrect a row, and this is its one exception: by the owner whose fence
+        stands, so nobody else may have taken it by expiry. What an unknown outcome could spoil:
+        an unresolved renewal or checkpoint may have applied before the row went, at most one, for
+        all expect the same counter; so the new counter passes that one too, or an observer that
+        had seen it would go on counting down while our fence begins anew [P7]. For the same
+        reason none that is still on its way can match the new row. An unresolved end, offer,
+        release or hand-over may have applied, and the row been deleted, or taken, after it: then
+        the shard has ended or is somebody else's, and nothing is written. The creation is sent
+        again only where it surely did not apply: one in flight could land after the row was
+        deleted for good (trace C3).
+        """
+        if self.row is None or self._was_written_again or self.next_owner is not None:
+            return self._vanished()
+        if self._unresolved and not isinstance(change, Renew | Checkpoint | NameChildren):
+            return self._vanished()
+        counter = self.counter + (2 if self._unresolved else 1)
+        row = msgspec.structs.replace(self.row, owner=self.me, counter=counter)
+        self._was_written_again = True
+        self._unresolved.clear()
+        self.pending = CreateLease(row)
+        return Verdict(VerdictKind.AGAIN, self.pending)
+
+    def _judge_written_again(self, change: CreateLease, row: Lease) -> Verdict:
+        """A row stands where ours had vanished: ours if its reply was lost, else another's."""
+        is_ours = row.owner == self.me and row.counter == change.lease.counter
+        if is_ours and self._unresolved:
+            self._confirm(row, min(self._unresolved))
+            return self._settle(change)
+        return self._lost(
+            f"its row had vanished, and the one that stands there belongs to"
+            f" {row.owner or 'nobody'}, at {row.checkpoint}"
+        )
+
+    def _is_handed_over(self, row: Lease) -> bool:
+        """Whether a KCL 3 leader has written the next owner beside us, its `checkpointOwner`."""
+        if row.checkpoint_owner != self.me or row.owner in {self.me, None} or self.row is None:
+            return False
+        is_mine_moved = row.counter == self.counter + 1 and bool(self._unresolved)
+        return row.counter == self.counter or is_mine_moved
+
+    def _hand_over(self, change: OwnChange, row: Lease) -> Verdict:
+        """Nothing else of ours can apply from here on: all other writes expect us as the owner."""
+        if row.counter != self.counter:  # an unresolved write of ours came before the leader's
+            self._confirm(row, min(self._unresolved))
+        self.row = row
+        self.next_owner = row.owner
+        if isinstance(change, HandOver):
+            self.pending = rebased(change, row)
+            return Verdict(VerdictKind.AGAIN, self.pending, slower=self.pending == change)
+        self.pending = None
+        self._unresolved.clear()
+        return Verdict(VerdictKind.HANDED_OVER, reason=f"a KCL 3 leader gives it to {row.owner}")
 
     def _unmoved(self, change: OwnChange, row: Lease, *, answered: bool) -> Verdict:
         """The counter stands: nothing applied so far, but an earlier send may still arrive [P6]."""
@@ -183,7 +251,7 @@ class OwnRow:
             # Owner and counter hold, so only the position part failed: a late checkpoint of a
             # former owner moved it. Adopt the row's position; never write a lower one [P2].
             self.row = row
-        self.pending = _rebased(change, row)
+        self.pending = rebased(change, row)
         return Verdict(VerdictKind.AGAIN, self.pending, slower=self.pending == change)
 
     def _moved(self, change: OwnChange, row: Lease) -> Verdict:
@@ -198,9 +266,9 @@ class OwnRow:
             self.pending = msgspec.structs.replace(change, seen_counter=row.counter)
             return Verdict(VerdictKind.AGAIN, self.pending)
         self._confirm(row, min(self._unresolved))
-        if _holds(change, row):
+        if holds(change, row):
             return self._settle(change)
-        self.pending = _rebased(change, row)
+        self.pending = rebased(change, row)
         return Verdict(VerdictKind.AGAIN, self.pending)
 
     def _abandon_children(self, outcome: Outcome) -> Verdict:
@@ -222,10 +290,15 @@ class OwnRow:
         return Verdict(VerdictKind.AGAIN, self._pending(), slower=True, reason=message)
 
     def _settle(self, change: OwnChange) -> Verdict:
+        self._was_written_again = isinstance(change, CreateLease)
         self.pending = None
         self.retries = 0
         self._unresolved.clear()
         return Verdict(VerdictKind.CONFIRMED, change)
+
+    def _vanished(self) -> Verdict:
+        self.is_gone = True
+        return self._lost("its row is gone from the table")
 
     def _lost(self, reason: str) -> Verdict:
         self.pending = None
@@ -242,53 +315,3 @@ class OwnRow:
         if self.pending is None:
             raise InvariantViolation(f"lease {self.key}: an outcome without a write under way")
         return self.pending
-
-
-def _holds(change: OwnChange, row: Lease) -> bool:
-    """Whether the row, ours still, already says what the change wanted to say."""
-    match change:
-        case Renew():
-            return True
-        case Checkpoint(position=position):
-            return row.checkpoint >= position
-        case NameChildren(children=children):
-            return children <= row.children
-        case End():
-            return row.is_ended
-        case _:
-            return False
-
-
-def _holds_after_giving_up(change: OwnChange, row: Lease, seen_counter: int) -> bool:
-    """Whether a change that removes the owner has applied, by what stands on the row.
-
-    The next owner may have taken it meanwhile: then the counter is further on, and the position,
-    which only the applied write can have moved to ours, tells.
-    """
-    if row.counter <= seen_counter:
-        return False
-    match change:
-        case End():
-            return row.is_ended
-        case Release(position=position, owner=me):
-            return row.owner != me and row.checkpoint >= position
-        case _:
-            return False
-
-
-def _rebased(change: OwnChange, row: Lease) -> OwnChange:
-    """The same wish over the row as it stands: its counter, never a lower position [P2]."""
-    match change:
-        case Checkpoint(position=position) | Release(position=position):
-            return msgspec.structs.replace(
-                change,
-                seen_counter=row.counter,
-                last=row.checkpoint,
-                position=max(position, row.checkpoint),
-            )
-        case End():
-            return msgspec.structs.replace(change, seen_counter=row.counter, last=row.checkpoint)
-        case Renew() | NameChildren() | Claim():
-            return msgspec.structs.replace(change, seen_counter=row.counter)
-        case CreateChildren():
-            return change

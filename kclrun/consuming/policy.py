@@ -13,7 +13,12 @@ __all__ = ["LifePolicy"]
 
 
 class LifePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """`failover_s` is the smallest in the fleet; `expires_instant` ends an unclaimed start [P4]."""
+    """`failover_s` is the smallest in the fleet; `expires_instant` ends an unclaimed start [P4].
+
+    `has_waited`: a failover has passed since a take by force [P18]. `others_in_sight`: another
+    kclrun owner is there to take what is offered [P17]. `has_keyed_state`: then no position is
+    ever written without its snapshot, so no late checkpoint [P19].
+    """
 
     key: LeaseKey
     shard_id: str
@@ -24,6 +29,9 @@ class LifePolicy(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_mode: Literal["auto", "batch", "manual"] = "auto"
     checkpoint_every_s: float = 10.0
     uncheckpointed_max: int = 100_000
+    has_waited: bool = False
+    others_in_sight: bool = False
+    has_keyed_state: bool = False
 
     @property
     def is_manual(self) -> bool:

@@ -6,7 +6,9 @@ from typing import Final
 
 from kclrun.consuming.commands import Report, ReportKind
 from kclrun.consuming.events import ProcessorFailed
+from kclrun.consuming.giving_away import words_of
 from kclrun.consuming.ledger import CheckpointLedger
+from kclrun.consuming.row_evidence import GivingAway
 from kclrun.model.lease import Lease
 
 __all__ = [
@@ -14,11 +16,14 @@ __all__ = [
     "Warnings",
     "claimed",
     "failed",
+    "given_away",
     "lost",
     "saved",
     "stalled",
     "stuck_at_cap",
     "unclaimed",
+    "why_not_begun",
+    "written_again",
 ]
 
 UNSAVED_END: Final = ProcessorFailed(
@@ -34,6 +39,30 @@ def claimed(row: Lease) -> Report:
 
 def saved(row: Lease) -> Report:
     return Report(ReportKind.CHECKPOINTED, position=row.checkpoint, counter=row.counter)
+
+
+def why_not_begun(row: Lease, *, has_waited: bool) -> str | None:
+    """Why a lease that was claimed is not processed, if it is not."""
+    if row.is_ended:  # by a write of the former process that landed late (trace H1)
+        return "its shard has ended already"
+    if row.taken_from is not None and not has_waited:
+        return (
+            f"it was taken by force from {row.taken_from}, which may still process it: the manager"
+            " waits a failover and starts again [P18]"
+        )
+    return None
+
+
+def given_away(change: GivingAway) -> Report:
+    return Report(ReportKind.RELEASED, position=change.position, text=words_of(change))
+
+
+def written_again(row: Lease) -> Report:
+    return Report(
+        ReportKind.WARNED,
+        text="its row had vanished from the table and was written again, at"
+        f" {row.checkpoint}: see who deletes rows of a running application",
+    )
 
 
 def failed(failure: ProcessorFailed) -> Report:

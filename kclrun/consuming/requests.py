@@ -15,6 +15,9 @@ class CheckpointRequests:
 
     def __init__(self) -> None:
         self._waiting: dict[int, ExtendedSequenceNumber] = {}
+        # The furthest that was waited for when no checkpoint could be written any more.
+        self.refused: ExtendedSequenceNumber | None = None
+        self._closed_because: str | None = None
 
     @property
     def highest(self) -> ExtendedSequenceNumber | None:
@@ -25,6 +28,8 @@ class CheckpointRequests:
         self, request: int, position: ExtendedSequenceNumber | None, ledger: CheckpointLedger
     ) -> tuple[AnswerCheckpoint, ...]:
         """Let a request in; those that need no write, or can have none, are answered at once."""
+        if self._closed_because is not None:
+            return (AnswerCheckpoint(request, CheckpointAnswer.LOST, self._closed_because),)
         try:
             wanted = ledger.admit(position)
         except StaleCheckpoint as refusal:
@@ -42,7 +47,12 @@ class CheckpointRequests:
         return tuple(AnswerCheckpoint(request, CheckpointAnswer.DURABLE) for request in covered)
 
     def refuse_all(self, reason: str) -> tuple[AnswerCheckpoint, ...]:
-        """The lease is lost: nobody needs to wait any longer."""
+        """No checkpoint can be written any more: nobody needs to wait any longer, or to ask.
+
+        The first reason stands: what follows is its consequence.
+        """
+        self._closed_because = self._closed_because or reason
+        self.refused = self.highest or self.refused
         waiting = tuple(self._waiting)
         self._waiting.clear()
         return tuple(AnswerCheckpoint(each, CheckpointAnswer.LOST, reason) for each in waiting)

@@ -27,8 +27,8 @@ class ShardEnd:
 
     Made from the `ChildShards` of the last GetRecords; completed from a listing where the service
     left them out. A child is created only if every parent's row exists, or that parent is gone
-    from ListShards; the write is conditional on the rows that exist. Ask `look_up` first, then
-    `creation`; after a `Deferred`, or a write that did not apply, `begin_again`.
+    from ListShards; the write is conditional on the rows that exist. Ask for the `next_step`; after
+    a `Deferred`, or a write that did not apply, `begin_again`.
     """
 
     def __init__(self, shard_id: str, children: Iterable[ChildShard]) -> None:
@@ -42,6 +42,14 @@ class ShardEnd:
     @property
     def child_ids(self) -> tuple[str, ...]:
         return tuple(child.shard_id for child in self.children)
+
+    def next_step(
+        self, own: Lease, now: Instant
+    ) -> CreateChildren | ReadRows | ListShards | Deferred | None:
+        """What is to be done now; None while an answer, or the time, is waited for."""
+        if now < self.not_before:
+            return None
+        return self.look_up() or self.creation(own)
 
     def look_up(self) -> ReadRows | ListShards | None:
         """What must be known before the children can be created, one question at a time."""

@@ -17,8 +17,10 @@
     failing       settled → failed              lost → losing
     losing        let_go → lost
 
-`withdrawn` is every reason to give the lease up in good order: a drain, a release asked for by
-the processor, the manager's death. Final: ended, released, failed, lost, unclaimed.
+`withdrawn` is every reason to give the lease up in good order: a drain, an ask of another owner, a
+release asked for by the processor, a KCL 3 leader's hand-over, the manager's death. `releasing`
+waits for the one write that gives it away: an offer, a release or a hand-over. Final: ended,
+released, failed, lost, unclaimed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,16 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["FINAL", "SILENT", "TRANSITIONS", "State", "Step"]
+__all__ = [
+    "ANSWERS_ASKS",
+    "FINAL",
+    "MAY_PUT_OFF",
+    "MAY_WITHDRAW",
+    "SILENT",
+    "TRANSITIONS",
+    "State",
+    "Step",
+]
 
 
 class State(enum.Enum):
@@ -110,3 +121,9 @@ TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = {
 FINAL: Final = frozenset({State.ENDED, State.RELEASED, State.FAILED, State.LOST, State.UNCLAIMED})
 # The row is not ours to write any more [P7].
 SILENT: Final = FINAL | {State.LOSING}
+# The lease can be withdrawn from here; where the children exist, the end is nearer.
+MAY_WITHDRAW: Final = frozenset({State.INITIALIZING, State.PROCESSING, State.CREATING})
+# An ask is answered from here; at the end of a shard that is nearer than the next owner [P16].
+ANSWERS_ASKS: Final = frozenset({State.CLAIMING, State.INITIALIZING, State.PROCESSING})
+# While these last a renewal goes before a checkpoint that fails: a full disk costs no lease.
+MAY_PUT_OFF: Final = frozenset({State.PROCESSING, State.CLOSING})

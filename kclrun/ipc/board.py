@@ -46,7 +46,9 @@ class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     `counter` is the lease counter last confirmed; `fence_instant` the moment after which no batch
     starts [P7]. Totals count from the start of this incarnation. `fetched`, `processed` and
     `checkpointed` are the last positions of each kind, `first_delivered` the first one; None for
-    not yet. `processing_since_instant` is 0 while user code is not running.
+    not yet. `processing_since_instant` is 0 while user code is not running,
+    `fetching_since_instant` while no answer of the stream is waited for. `published_instant` is
+    when this was written: once a second while the lease thread lives.
     The last send is not in here: `StatusSlot.last_send_instant`.
     """
 
@@ -68,11 +70,13 @@ class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     last_batch_instant: Instant = _NEVER
     processing_since_instant: Instant = _NEVER
     at_tip: bool = False
+    fetching_since_instant: Instant = _NEVER
+    published_instant: Instant = _NEVER
 
 
 # Sequence numbers have at most 129 digits, all ASCII: 136 is the next multiple of eight. Fixed
 # sizes and no native alignment, so the layout is the same on every machine and Python.
-_LAYOUT: Final = struct.Struct("<qqqdqqqqdq" + "136sq" * 4 + "ddd?")
+_LAYOUT: Final = struct.Struct("<qqqdqqqqdq" + "136sq" * 4 + "ddd?dd")
 # A cache line for the last send, so that no other store shares its line.
 _SEND_BYTES: Final = 64
 SLOT_BYTES: Final = _SEND_BYTES + TwinCell.size_bytes(_LAYOUT.size)
@@ -146,6 +150,8 @@ def _pack(status: LeaseStatus) -> bytes:
         status.last_batch_instant,
         status.processing_since_instant,
         status.at_tip,
+        status.fetching_since_instant,
+        status.published_instant,
     )
 
 
@@ -180,6 +186,8 @@ def _unpack(payload: bytes) -> LeaseStatus | NoValue:
             last_batch_instant=fields[19],
             processing_since_instant=fields[20],
             at_tip=fields[21],
+            fetching_since_instant=fields[22],
+            published_instant=fields[23],
         )
     except (ValueError, LimitExceeded):
         return NoValue.UNREADABLE

@@ -29,6 +29,7 @@ __all__ = [
     "Forked",
     "FromLauncher",
     "NoAnswer",
+    "OthersInSight",
     "Quit",
     "Ready",
     "RenewCredentials",
@@ -65,6 +66,12 @@ class FailoverChanged(msgspec.Struct, frozen=True, tag=True):
     """The smallest failover in the fleet changed: the fence follows it [P7]."""
 
     failover_s: float
+
+
+class OthersInSight(msgspec.Struct, frozen=True, tag=True):
+    """Another kclrun owner is in sight, or none any more: offer or release accordingly [P17]."""
+
+    others: bool
 
 
 class DumpStacks(msgspec.Struct, frozen=True, tag=True):
@@ -115,7 +122,7 @@ class NoAnswer(msgspec.Struct, frozen=True, tag=True):
     """Never sent: a lease process says nothing on its channel, its ring says all."""
 
 
-ToWorker = Begin | Drain | RenewCredentials | FailoverChanged | DumpStacks
+ToWorker = Begin | Drain | RenewCredentials | FailoverChanged | OthersInSight | DumpStacks
 ToLauncher = Fork | Quit
 FromLauncher = Ready | Forked | ForkFailed | Exited
 

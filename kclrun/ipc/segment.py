@@ -29,7 +29,7 @@ __all__ = ["LAYOUT_VERSION", "PLACES_MAX", "Segment"]
 
 # Any change of a layout in `segment`, `board`, `twin` or `ring` is a new version: manager and
 # lease processes are of one installation, but an upgrade may happen under a running manager.
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
 # `leases.max` is 64 by default; 1024 places are 68 MiB of address space. Memory is taken only by
 # the pages that were written.
 PLACES_MAX: Final = 1024

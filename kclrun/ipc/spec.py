@@ -66,7 +66,8 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     `expires_instant` is where on CLOCK_BOOTTIME the command lapses: exit unclaimed after it.
     `failover_s` is the smallest of the fleet [P7]. `start_timestamp` is where AT_TIMESTAMP, or a
     pinned LATEST [P14], begins. `hash_range_start` and `_end` are decimal: they have 128 bits.
-    `options` are values as YAML has them.
+    `options` are values as YAML has them. `has_waited`: a failover has passed since a take by force
+    [P18]; `others_in_sight`: another kclrun owner is there to take what is offered [P17].
     """
 
     application: str
@@ -80,6 +81,8 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     expires_instant: Instant
     failover_s: float
+    has_waited: bool = False
+    others_in_sight: bool = False
     start_timestamp: WallTime | None = None
     hash_range_start: str | None = None
     hash_range_end: str | None = None

@@ -89,9 +89,10 @@ class ShardEnded(_Transition, frozen=True):
 
 
 class Released(_Transition, frozen=True):
-    """The lease was given away, at this position, by a success reply [P17]."""
+    """The lease was given away, at this position, by a success reply [P17]: `how`, in words."""
 
     position: ExtendedSequenceNumber
+    how: str = ""
 
 
 class Lost(_Transition, frozen=True):
@@ -144,6 +145,7 @@ Transition = (
 _TEXT_BYTES_MAX: Final[dict[type[_Transition], dict[str, int]]] = {
     Unclaimed: {"reason": _WORDS_BYTES_MAX},
     Lost: {"reason": _WORDS_BYTES_MAX},
+    Released: {"how": _WORDS_BYTES_MAX},
     Failed: {
         "where": _WORDS_BYTES_MAX,
         "error": ERROR_BYTES_MAX,

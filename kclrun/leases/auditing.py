@@ -2,6 +2,15 @@
 
 Every manager does this; no leader is needed, for every write here is conditional and harmless to
 repeat. What does not apply now is simply decided again after the next scan or listing.
+
+Java workers beside us elect the leader of their shard sync by a shuffle of *all* owners, ours
+included; when it falls on one of ours, none of them syncs [R6]. So everything that a Java 2.x
+leader does is done here, by whoever: the first sync of an empty table, and after every listing the
+leases that a hole in the hash range calls for (there after three looks two minutes apart). One of
+its duties is left out, for nobody misses it: it writes hash ranges onto rows that lack them, which
+only its own look for holes reads; ours takes them from the listing. Cleanup is no leader's duty
+there: each worker deletes the rows of shards that it ended; here all do, by `cleanup.py`.
+
 Knows: the last view and the last listing. May not know: who processes what.
 Look next: `shard_sync.py`, `healing.py`, `cleanup.py` (the pure functions that decide).
 """
@@ -63,17 +72,6 @@ class Auditor:
         self._note_differences(view)
         if self._policy.cleanup:
             self._write(ended_rows(view, self.listing))
-
-    def note_left_unread(self, keys: tuple[LeaseKey, ...], held: int) -> None:
-        """Leases that nobody takes: a warning whenever their number changes [L1]."""
-        self._note_change(
-            "leases_left_unread",
-            len(keys),
-            level="warning",
-            keys=", ".join(sorted(keys)[:10]),
-            leases=held,
-            leases_max=self._policy.leases_max,
-        )
 
     def after_listing(self, event: ShardsListed, view: TableView, now: Instant) -> None:
         """Create what is missing; delete the rows of trimmed shards. `view` is the scan before."""

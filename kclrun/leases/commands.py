@@ -11,6 +11,7 @@ from kclrun.model.time import Instant
 __all__ = [
     "Command",
     "DrainProcess",
+    "FindOffers",
     "Finish",
     "ListShards",
     "Note",
@@ -18,6 +19,7 @@ __all__ = [
     "ReadRow",
     "ScanTable",
     "StartProcess",
+    "TellOthersInSight",
     "WriteRow",
 ]
 
@@ -45,6 +47,12 @@ class ReadParents(msgspec.Struct, frozen=True):
     parents: tuple[LeaseKey, ...]
 
 
+class FindOffers(msgspec.Struct, frozen=True):
+    """Look for offered rows by the index, once; comes back as OffersFound [P17]."""
+
+    rows_max: int
+
+
 class WriteRow(msgspec.Struct, frozen=True):
     """Send one change once; comes back as WriteResolved. Not before `not_before` (back-off)."""
 
@@ -55,12 +63,14 @@ class WriteRow(msgspec.Struct, frozen=True):
 class StartProcess(msgspec.Struct, frozen=True):
     """Start a lease process for a row that is ours. The counter travels in its start command [P4].
 
-    Comes back as ProcessStarted or StartFailed, then as what the process reports.
+    Comes back as ProcessStarted or StartFailed, then as what the process reports. `has_waited`: a
+    failover has passed since a take by force, so its claim removes `takenFrom` [P18].
     """
 
     key: LeaseKey
     counter: int
     expires_instant: Instant
+    has_waited: bool = False
 
 
 class DrainProcess(msgspec.Struct, frozen=True):
@@ -68,6 +78,13 @@ class DrainProcess(msgspec.Struct, frozen=True):
 
     key: LeaseKey
     reason: str
+
+
+class TellOthersInSight(msgspec.Struct, frozen=True):
+    """Tell all lease processes whether another kclrun owner is in sight: what is given away is
+    offered to it then, else released [P17]. New ones are told in their start command."""
+
+    others: bool
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -88,9 +105,11 @@ Command = (
     | ListShards
     | ReadRow
     | ReadParents
+    | FindOffers
     | WriteRow
     | StartProcess
     | DrainProcess
+    | TellOthersInSight
     | Note
     | Finish
 )

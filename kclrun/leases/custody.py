@@ -17,8 +17,13 @@ not name is our bug, never a shrug; and only states without a process may write 
     waiting ──to be released──► releasing
     waiting ──not ours──► gone
     readying ──started──► starting
+    readying ──to outwait──► outwaiting
     readying ──to be released──► releasing
     readying ──not ours──► gone
+    outwaiting ──outwaited──► readying
+    outwaiting ──found halted──► halted
+    outwaiting ──to be released──► releasing
+    outwaiting ──not ours──► gone
     starting ──claimed──► running
     starting ──told to drain──► draining
     starting ──not started──► resting
@@ -51,7 +56,7 @@ import msgspec
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases.restarts import Restarts
-from kclrun.leases.unresolved import UnresolvedWrite
+from kclrun.leases.unresolved import UnresolvedWrite, keys_of
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.time import Instant
 
@@ -66,13 +71,14 @@ class State(enum.Enum):
     RESTING = "resting"  # ours; a pause before the next process
     WAITING = "waiting"  # ours; a parent is not ended, or not known to be
     READYING = "readying"  # ours; one more renewal applies before the start
+    OUTWAITING = "outwaiting"  # taken by force; its former owner may still be at work [P18]
     STARTING = "starting"  # a process was asked for, and has not claimed
     RUNNING = "running"  # it claimed; only it writes the row
     DRAINING = "draining"  # it was told to finish, release and exit
     LEAVING = "leaving"  # it said that it is done; its death is not proven yet
     HALTING = "halting"  # the reason of the halt is being written
     HALTED = "halted"  # ours and renewed, not processed, until an operator resumes it
-    RELEASING = "releasing"  # the release is under way
+    RELEASING = "releasing"  # the release, or the offer, is under way
     GONE = "gone"  # not ours any more
 
 
@@ -84,6 +90,8 @@ class Step(enum.Enum):
     STILL_OURS = "still ours"
     RESTED = "rested"
     PARENTS_OVER = "parents over"
+    TO_OUTWAIT = "to outwait"
+    OUTWAITED = "outwaited"
     STARTED = "started"
     NOT_STARTED = "not started"
     CLAIMED = "claimed"
@@ -125,6 +133,13 @@ TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = {
     },
     State.READYING: {
         Step.STARTED: State.STARTING,
+        Step.TO_OUTWAIT: State.OUTWAITING,
+        Step.TO_BE_RELEASED: State.RELEASING,
+        Step.NOT_OURS: State.GONE,
+    },
+    State.OUTWAITING: {
+        Step.OUTWAITED: State.READYING,
+        Step.FOUND_HALTED: State.HALTED,
         Step.TO_BE_RELEASED: State.RELEASING,
         Step.NOT_OURS: State.GONE,
     },
@@ -174,6 +189,8 @@ class Custody(msgspec.Struct, kw_only=True):
     flight can no longer apply [P5]; `confirmed_instant` is when that write was sent.
     `misses` counts writes in a row that no success reply settled: the next ones are sent slower.
     `is_over`: the process ended or released the lease, acknowledged; `failure`: why it halts.
+    `ours_instant` is when we learned that the row is ours; `has_waited`: a failover has passed
+    since, and the row was read again [P18]. `was_restored`: it vanished, and we wrote it again.
     """
 
     key: LeaseKey
@@ -190,6 +207,9 @@ class Custody(msgspec.Struct, kw_only=True):
     is_asking_parents: bool = False
     are_parents_over: bool = False
     restarts: Restarts = msgspec.field(default_factory=Restarts)
+    ours_instant: Instant | None = None
+    has_waited: bool = False
+    was_restored: bool = False
     is_over: bool = False
     failure: str | None = None
 
@@ -218,7 +238,8 @@ class Custody(msgspec.Struct, kw_only=True):
             self._require(self.is_proven, "was started without a confirmed write")
             self._require(self.are_parents_over, "was started before its parents ended")
         if self.unresolved is not None:
-            self._require(self.unresolved.change.key == self.key, "has another lease's write")
+            is_its_own = keys_of(self.unresolved.change) == (self.key,)
+            self._require(is_its_own, "has another lease's write")
 
     def _require(self, holds: bool, complaint: str) -> None:  # noqa: FBT001 - reads as an assertion
         if not holds:

@@ -19,6 +19,7 @@ __all__ = [
     "LeaseLost",
     "LeaseReleased",
     "LeasesScanned",
+    "OffersFound",
     "ParentsRead",
     "PositionMoved",
     "ProcessExited",
@@ -87,6 +88,15 @@ class ParentsRead(msgspec.Struct, frozen=True):
 
     key: LeaseKey
     parents: tuple[Lease | None, ...]
+
+
+class OffersFound(msgspec.Struct, frozen=True):
+    """Offered rows, by `FindOffers`: found by index, read consistently [P17].
+
+    None: they could not be looked for (no such index, or the service failed); scans find them.
+    """
+
+    leases: tuple[Lease, ...] | None
 
 
 class FormerOwnersProvenGone(msgspec.Struct, frozen=True):
@@ -181,6 +191,7 @@ Event = (
     | WriteResolved
     | RowRead
     | ParentsRead
+    | OffersFound
     | FormerOwnersProvenGone
     | DrainRequested
     | ProcessStarted

@@ -2,61 +2,42 @@
 
 Knows: each lease's `Custody`, and one rule above all: the row has one writer at a time. While a
 process lives, that is the process; before its first start, between two starts, halted or waiting
-for parents, it is this manager, which keeps renewing [P5, P15].
-May not know: other owners, shards, the scan. Look next: `custody.py` (the states), `writing.py`.
+for parents, it is this manager, which keeps renewing and answers who asks [P5, P15, P16].
+May not know: other owners, shards, the scan. Look next: `custody.py` (the states), `writing.py`,
+`process_reports.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+import msgspec
+
 from kclrun.errors import InvariantViolation
+from kclrun.leases import process_reports as reports
 from kclrun.leases.commands import Command, DrainProcess, Note, ReadParents, ReadRow, StartProcess
 from kclrun.leases.custody import Custody, State, Step
-from kclrun.leases.events import (
-    LeaseClaimed,
-    LeaseLost,
-    LeaseReleased,
-    ParentsRead,
-    PositionMoved,
-    ProcessExited,
-    ProcessorFailed,
-    ProcessStarted,
-    RowRead,
-    ShardEnded,
-    StartFailed,
-    StartUnclaimed,
-    WriteResolved,
-)
+from kclrun.leases.events import ParentsRead, RowRead, WriteResolved
 from kclrun.leases.lineage import have_ended, parent_keys, seem_over
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.leases.restarts import DEATHS_MAX
+from kclrun.leases.process_reports import ProcessReport
 from kclrun.leases.writing import Forgone, Landed, Lost, RowWriter, Settled, Stale
-from kclrun.model.changes import HaltLease, Release, Renew, Take
-from kclrun.model.lease import Halt, Lease, LeaseKey
+from kclrun.model.changes import CreateLease, HaltLease, Offer, Release, Renew, Take
+from kclrun.model.lease import ANYBODY, Halt, Lease, LeaseKey
 from kclrun.model.time import Instant, WallTime
 
-__all__ = ["Keeper", "ProcessReport"]
+__all__ = ["Keeper"]
 
-ProcessReport = (
-    ProcessStarted
-    | StartFailed
-    | LeaseClaimed
-    | StartUnclaimed
-    | PositionMoved
-    | ShardEnded
-    | LeaseReleased
-    | LeaseLost
-    | ProcessorFailed
-    | ProcessExited
-)
-
-# States without a process and without a task of their own: a drain releases them at once.
-_IDLE = frozenset({State.RESTING, State.WAITING, State.READYING, State.HALTED})
+# States without a process and without a task of their own: a drain gives them up at once.
+_IDLE = frozenset({State.RESTING, State.WAITING, State.READYING, State.OUTWAITING, State.HALTED})
 
 
 class Keeper:
-    """All leases in our hands. `out` collects the commands; `wall` dates a halt."""
+    """All leases in our hands. `out` collects the commands; `wall` dates a halt; `is_ask_stale`
+    says that the ask on a row of ours stood there for too long.
+
+    `are_others_in_sight`: another kclrun owner is there to take what we give away [P17].
+    """
 
     def __init__(
         self,
@@ -64,12 +45,15 @@ class Keeper:
         chance: Callable[[], float],
         out: list[Command],
         wall: Callable[[Instant], WallTime],
+        is_ask_stale: Callable[[Lease, Instant], bool],
     ) -> None:
         self.custodies: dict[LeaseKey, Custody] = {}
         self.is_draining = False
+        self.are_others_in_sight = False
         self._policy = policy
         self._out = out
         self._wall = wall
+        self._is_ask_stale = is_ask_stale
         self._writer = RowWriter(policy, chance, out)
 
     @property
@@ -88,7 +72,7 @@ class Keeper:
         self._settle(self.custodies[key], now)
 
     def drain(self, reason: str, now: Instant) -> None:
-        """Give everything up in good order: processes are told, idle rows released."""
+        """Give everything up in good order: processes are told, idle rows given away."""
         self.is_draining = self._writer.is_draining = True
         for custody in tuple(self.custodies.values()):
             if custody.state in (State.STARTING, State.RUNNING):
@@ -120,7 +104,7 @@ class Keeper:
     def on_write(self, event: WriteResolved, custody: Custody, now: Instant) -> None:
         if custody.unresolved is None or custody.unresolved.change != event.change:
             raise InvariantViolation(f"lease {custody.key}: an outcome of no write under way")
-        self._take_in(custody, self._writer.resolve(custody, event.outcome, now))
+        self._take_in(custody, self._writer.resolve(custody, event.outcome, now), now)
         self._settle(custody, now)
 
     def on_row(self, event: RowRead, now: Instant) -> None:
@@ -129,7 +113,9 @@ class Keeper:
             raise InvariantViolation(f"lease {event.key}: a row that was not asked for")
         custody.is_reading = False
         if custody.unresolved is not None:
-            self._take_in(custody, self._writer.read_back(custody, event.row, now))
+            self._take_in(custody, self._writer.read_back(custody, event.row, now), now)
+        elif custody.state is State.OUTWAITING:
+            self._outwaited(custody, event.row)
         else:
             self._examined(custody, event.row, now)
         self._settle(custody, now)
@@ -146,84 +132,26 @@ class Keeper:
     def on_report(self, event: ProcessReport, now: Instant) -> None:
         custody = self.custodies.get(event.key)
         if custody is None or not custody.has_process:
-            self._late_report(event, custody)
+            reports.take_in_late(event, custody)
             return
-        match event:
-            case ProcessExited():
-                self._died(custody, event, now)
-            case StartFailed():
-                self._not_started(custody, event, now)
-            case LeaseClaimed():
-                if custody.state is State.STARTING:
-                    custody.step(Step.CLAIMED)
-            case PositionMoved():
-                custody.restarts.progressed()
-            case ShardEnded() | LeaseReleased():
-                custody.is_over = True
-                self._said_farewell(custody)
-            case ProcessorFailed():
-                custody.failure = event.reason
-                self._said_farewell(custody)
-            case LeaseLost():
-                self._note("process_lost_lease", custody, "warning", reason=event.reason)
-                self._said_farewell(custody)
-            case StartUnclaimed():
-                self._note("start_unclaimed", custody, "warning", reason=event.reason)
-                self._said_farewell(custody)
-            case ProcessStarted():
-                pass  # its pid is the shell's affair
+        reports.take_in(event, custody, self._note, now)
         self._settle(custody, now)
 
     def deadline(self, now: Instant) -> Instant | None:
         """When the next renewal or restart is due; None if nothing waits for the clock."""
-        due = [
-            min(custody.renew_instant, custody.rest_until)
-            if custody.state is State.RESTING
-            else custody.renew_instant
-            for custody in self.custodies.values()
-            if custody.state in _IDLE and custody.unresolved is None
-        ]
+        due = []
+        for custody in self.custodies.values():
+            is_writing = custody.unresolved is not None or custody.is_reading
+            if custody.state in _IDLE and not is_writing:
+                due.append(custody.renew_instant)
+                if custody.state is State.RESTING:
+                    due.append(custody.rest_until)
+                elif custody.state is State.OUTWAITING and custody.ours_instant is not None:
+                    due.append(self._outwaits_until(custody.ours_instant))
         return Instant(max(now, min(due))) if due else None
 
     def _waiting(self) -> Iterable[Custody]:
         return tuple(c for c in self.custodies.values() if c.state is State.WAITING)
-
-    def _late_report(self, event: ProcessReport, custody: Custody | None) -> None:
-        """What a dead process still had in its ring is ignored, but for the reason of a halt."""
-        if isinstance(event, ProcessStarted | StartFailed | ProcessExited):
-            raise InvariantViolation(f"lease {event.key}: {type(event).__name__}, and no process")
-        is_examining = custody is not None and custody.state is State.EXAMINING
-        if custody is not None and is_examining and isinstance(event, ProcessorFailed):
-            custody.failure = event.reason
-
-    def _said_farewell(self, custody: Custody) -> None:
-        if custody.state is not State.LEAVING:
-            custody.step(Step.SAID_FAREWELL)
-
-    def _died(self, custody: Custody, event: ProcessExited, now: Instant) -> None:
-        """Its death is proven. Without a word before, that was a crash."""
-        if custody.is_over:
-            custody.step(Step.GIVEN_UP)
-            return
-        if custody.state is State.LEAVING:
-            custody.restarts.stopped(now)
-        else:
-            custody.restarts.crashed(now)
-            deaths = custody.restarts.deaths
-            self._note("process_died", custody, "warning", reason=event.reason, deaths=deaths)
-        if custody.restarts.has_tripped and custody.failure is None:
-            custody.failure = (
-                f"the lease process died {DEATHS_MAX} times in a row without moving the"
-                f" checkpoint; the last time: {event.reason}"
-            )
-        custody.is_proven = False
-        custody.step(Step.DIED)
-
-    def _not_started(self, custody: Custody, event: StartFailed, now: Instant) -> None:
-        custody.restarts.stopped(now)
-        custody.rest_until = Instant(now + custody.restarts.pause_s)
-        custody.step(Step.NOT_STARTED)
-        self._note("start_failed", custody, "error", reason=event.reason)
 
     def _examined(self, custody: Custody, row: Lease | None, now: Instant) -> None:
         """No process lives and the row was read: go on from what it says, if it is ours."""
@@ -231,6 +159,7 @@ class Keeper:
             self._lose(custody, row)
             return
         custody.row = row
+        custody.ours_instant = now if custody.ours_instant is None else custody.ours_instant
         custody.rest_until = Instant(now + custody.restarts.pause_s)
         if row.halt is not None:
             custody.step(Step.FOUND_HALTED)
@@ -239,14 +168,25 @@ class Keeper:
         else:
             custody.step(Step.STILL_OURS)
 
-    def _take_in(self, custody: Custody, settled: Settled | None) -> None:
+    def _outwaited(self, custody: Custody, row: Lease | None) -> None:
+        """A failover after a take by force, the row was read again: nobody else is at it [P18]."""
+        if row is None or row.owner != self._policy.me or row.is_ended:
+            self._lose(custody, row)
+            return
+        custody.row = row
+        custody.has_waited = True
+        custody.step(Step.FOUND_HALTED if row.halt is not None else Step.OUTWAITED)
+
+    def _take_in(self, custody: Custody, settled: Settled | None, now: Instant) -> None:
         match settled:
             case Landed(row=row) | Stale(row=row) if row.is_ended:
                 custody.step(Step.NOT_OURS)  # a dead process's last write ended it [H1]
             case Landed():
-                self._landed(custody, settled)
+                self._landed(custody, settled, now)
             case Stale(row):
                 custody.row = row
+            case Lost(None) if custody.row is not None and self._may_restore(custody, now):
+                self._restore(custody, custody.row, now)
             case Lost(row):
                 self._lose(custody, row)
             case Forgone():
@@ -254,7 +194,7 @@ class Keeper:
             case None:
                 pass
 
-    def _landed(self, custody: Custody, landed: Landed) -> None:
+    def _landed(self, custody: Custody, landed: Landed, now: Instant) -> None:
         """A write of ours applied. Only a reply (or a take) proves that no zombie wrote it."""
         custody.row = landed.row
         custody.renew_instant = Instant(landed.sent_instant + self._policy.renew_every_s)
@@ -263,13 +203,21 @@ class Keeper:
             custody.confirmed_instant = landed.sent_instant
         match landed.change:
             case Take():
+                custody.ours_instant = now
                 self._taken(custody, landed.change, landed.row)
+            case CreateLease():
+                self._note("row_restored", custody, "warning", position=str(landed.row.checkpoint))
             case HaltLease(halt=halt):
                 custody.step(Step.HALTED)
                 self._note("lease_halted", custody, "error", reason=halt.reason)
             case Release():
                 custody.step(Step.RELEASED)
                 self._note("lease_released", custody, position=str(landed.change.position))
+            case Offer():
+                custody.step(Step.RELEASED)
+                offer = landed.change
+                position, target = str(offer.position), offer.offered_to
+                self._note("lease_offered", custody, position=position, target=target)
             case Renew():
                 if custody.state is State.HALTED and landed.row.halt is None:
                     self._resumed(custody)
@@ -291,11 +239,25 @@ class Keeper:
     def _lose(self, custody: Custody, row: Lease | None) -> None:
         """Not ours any more. A take that came second and an adoption that was late are no news."""
         was_ours = custody.row is not None
+        was_given = custody.state is State.RELEASING  # and taken, before we heard that it applied
         custody.step(Step.NOT_OURS)
         if row is None:
             self._note("row_vanished", custody, "error")
-        elif was_ours and not row.is_ended:
+        elif was_ours and not row.is_ended and not was_given:
             self._note("lease_lost", custody, "warning", owner=row.owner)
+
+    def _may_restore(self, custody: Custody, now: Instant) -> bool:
+        """Once, and only while nobody can have had reason to take it for abandoned."""
+        fresh_until = custody.confirmed_instant + self._policy.failover_s
+        return not custody.was_restored and now < fresh_until
+
+    def _restore(self, custody: Custody, row: Lease, now: Instant) -> None:
+        """Our row vanished under our hands: write it again as it was, for its position is known.
+        Else the shard would be found without a lease and read again from the start position."""
+        custody.was_restored = True
+        self._note("row_vanished", custody, "error")
+        again = msgspec.structs.replace(row, counter=row.counter + 1, handoff=None)
+        self._writer.send(custody, CreateLease(again), now)
 
     def _settle(self, custody: Custody, now: Instant) -> None:
         """Do all that this lease can do now; drop it once it is gone."""
@@ -314,14 +276,13 @@ class Keeper:
             self._out.append(ReadRow(custody.key))
         elif row is None or custody.has_process or custody.state is State.GONE:
             return False
-        elif self.is_draining and custody.state in _IDLE:
+        elif custody.state in _IDLE and (self.is_draining or self._is_asked_for(row, now)):
             custody.step(Step.TO_BE_RELEASED)
         elif custody.state is State.HALTING:
             halt = Halt(custody.failure or "", self._wall(now))
             self._writer.send(custody, HaltLease(custody.key, me, row.counter, halt), now)
         elif custody.state is State.RELEASING:
-            release = Release(custody.key, me, row.counter, row.checkpoint, row.checkpoint)
-            self._writer.send(custody, release, now)
+            self._writer.send(custody, self._gift(row, now), now)
         else:
             return self._idles(custody, row, now)
         return True
@@ -337,13 +298,53 @@ class Keeper:
                 custody.step(Step.PARENTS_OVER)
                 return True
             self._ask_parents(custody, row)
+        if self._outwaits(custody, row, now):
+            return True
         fresh_until = custody.confirmed_instant + self._policy.renew_every_s
         is_readying = custody.state is State.READYING
         if is_readying and custody.is_proven and now < fresh_until:
             self._start(custody, row, now)
         elif is_readying or not custody.is_proven or now >= custody.renew_instant:
-            self._writer.send(custody, Renew(custody.key, self._policy.me, row.counter), now)
+            me, drops_ask = self._policy.me, row.handoff is not None
+            self._writer.send(custody, Renew(row.key, me, row.counter, drops_ask=drops_ask), now)
         return False
+
+    def _outwaits(self, custody: Custody, row: Lease, now: Instant) -> bool:
+        """Taken by force, by us or by whoever had it before: its former owner may work on until
+        its own renewals have failed for a failover. True if the lease went on [P18]."""
+        if custody.state is State.READYING and row.taken_from is not None:
+            if custody.has_waited:
+                return False
+            custody.step(Step.TO_OUTWAIT)
+        is_over = (
+            custody.state is State.OUTWAITING
+            and custody.ours_instant is not None
+            and now >= self._outwaits_until(custody.ours_instant)
+        )
+        if is_over:
+            custody.is_reading = True
+            self._out.append(ReadRow(custody.key))
+        return is_over
+
+    def _outwaits_until(self, ours_instant: Instant) -> Instant:
+        return Instant(ours_instant + self._policy.failover_s)
+
+    def _is_asked_for(self, row: Lease, now: Instant) -> bool:
+        """Whether another owner, or an operator, waits for this row [P16]."""
+        asked = row.handoff
+        is_ours = asked is not None and asked.to == self._policy.me
+        return asked is not None and not is_ours and not self._is_ask_stale(row, now)
+
+    def _gift(self, row: Lease, now: Instant) -> Offer | Release:
+        """The row given away as it stands: to the asker, to whoever comes, or to nobody. A halt
+        stays on the row and travels with it [P17]."""
+        me, at = self._policy.me, row.checkpoint
+        if row.handoff is not None and self._is_asked_for(row, now):
+            to = None if row.handoff.to == ANYBODY else row.handoff.to
+            return Offer(row.key, me, row.counter, at, at, offered_to=to)
+        if self.are_others_in_sight:
+            return Offer(row.key, me, row.counter, at, at)
+        return Release(row.key, me, row.counter, at, at)
 
     def _ask_parents(self, custody: Custody, row: Lease) -> None:
         if custody.should_ask_parents and not custody.is_asking_parents:
@@ -357,7 +358,9 @@ class Keeper:
         custody.restarts.started(now)
         custody.failure = None
         expires_instant = Instant(custody.confirmed_instant + self._policy.failover_s)
-        self._out.append(StartProcess(custody.key, row.counter, expires_instant))
+        has_waited = custody.has_waited and row.taken_from is not None
+        start = StartProcess(custody.key, row.counter, expires_instant, has_waited=has_waited)
+        self._out.append(start)
 
     def _note(
         self, event: str, custody: Custody, level: str = "info", **fields: str | int | None

@@ -1,11 +1,11 @@
 """The lease manager's one `handle`: events in, commands out.
 
-Knows: the rhythm of scans and listings, what is taken after each, when all is given up. What it
-holds is `keeping.py`'s, what it creates and deletes `auditing.py`'s.
+Knows: the rhythm of scans and listings, and when all is given up. What it holds is `keeping.py`'s,
+what it takes and asks for `balancing.py`'s, what it creates and deletes `auditing.py`'s.
 May not know: clocks, chance, threads, DynamoDB, pids; `now` and `chance` are arguments.
 Rule: every command's outcome comes back as an event, whatever the outcome.
 
-    Started ─► ScanTable ─► LeasesScanned ─┬─► takes, deletes
+    Started ─► ScanTable ─► LeasesScanned ─┬─► takes, asks, deletes
                    ▲                       └─► ListShards ─► ShardsListed ─► creates
                    │                                                             │
                    └── every half failover; at once after a creation, ───────────┘
@@ -20,6 +20,7 @@ from typing import Any, Final
 from kclrun.errors import InvariantViolation
 from kclrun.leases import caught_up
 from kclrun.leases.auditing import Auditor
+from kclrun.leases.balancing import Balancer
 from kclrun.leases.commands import Command, Finish, ListShards, Note, ScanTable
 from kclrun.leases.custody import Custody, State
 from kclrun.leases.events import (
@@ -30,6 +31,7 @@ from kclrun.leases.events import (
     LeaseLost,
     LeaseReleased,
     LeasesScanned,
+    OffersFound,
     ParentsRead,
     PositionMoved,
     ProcessExited,
@@ -49,8 +51,9 @@ from kclrun.leases.observation import Observation
 from kclrun.leases.pacing import lists_shards, scan_delay_s
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.table_view import TableView
-from kclrun.leases.taking import left_unread, plan_takes
-from kclrun.model.changes import HaltLease, Release, Renew, Take
+from kclrun.leases.totals import TableTotals, table_totals
+from kclrun.leases.unresolved import keys_of
+from kclrun.model.changes import Ask
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.time import Instant, WallTime
 
@@ -59,6 +62,11 @@ __all__ = ["SCAN_GAP_MIN_S", "LeaseManager"]
 # Shard ends, creations and the like ask for a scan at once, but never for more than four a second:
 # a stream of 500 shards that all split would else cost a scan for each of them.
 SCAN_GAP_MIN_S: Final = 0.25
+# Managers that find the table empty look again after a random wait before they list and create, so
+# that of those that start together one does and the others see its rows. P10 wants a second for
+# 100 owners, but an empty table cannot say how many there are: this is enough for 30, a person does
+# not notice it, and more managers than that only send some creations that do not apply.
+_EMPTY_TABLE_WAIT_MAX_S: Final = 0.3
 
 
 class LeaseManager:
@@ -68,19 +76,30 @@ class LeaseManager:
         self._policy = policy
         self._chance = chance
         self._out: list[Command] = []
-        self._keeper = Keeper(policy, chance, self._out, self._wall)
-        self._auditor = Auditor(policy, self._out, self._keeper.custodies.__contains__)
         self._observation = Observation(policy.failover_s)
+        is_stale = self._observation.is_ask_stale
+        self._keeper = Keeper(policy, chance, self._out, self._wall, is_stale)
+        self._auditor = Auditor(policy, self._out, self._keeper.custodies.__contains__)
         self._view: TableView | None = None
         self._gone: frozenset[OwnerId] = frozenset()
         self._gone_before_scan: frozenset[OwnerId] = frozenset()
         self._children_of_mine: dict[LeaseKey, Instant] = {}  # and when their parent ended
+        self._balancer = Balancer(
+            policy,
+            self._out,
+            self._keeper,
+            self._observation,
+            chance=chance,
+            wall=self._wall,
+            is_free=self._is_free,
+            children=self._children_of_mine.keys(),
+        )
         self._wall_offset_s = 0.0
         self._scan_instant: Instant | None = None
         self._scanned_instant = Instant(float("-inf"))  # when the last scan began
         self._viewed_instant = self._changed_instant = self._scanned_instant
         self._is_scanning = self._is_listing = self._is_finished = False
-        self._has_synced = False
+        self._has_synced = self._has_waited = False
         self._handlers: Mapping[type[Event], Callable[[Any, Instant], None]] = {
             Started: self._on_started,
             Ticked: lambda _, now: self._keeper.tick(now),
@@ -89,6 +108,7 @@ class LeaseManager:
             WriteResolved: self._on_write,
             RowRead: self._keeper.on_row,
             ParentsRead: self._keeper.on_parents,
+            OffersFound: self._balancer.on_offers,
             FormerOwnersProvenGone: self._on_proven_gone,
             DrainRequested: self._on_drain,
             ShardEnded: self._on_shard_ended,
@@ -117,6 +137,7 @@ class LeaseManager:
         if self._is_finished:
             return ()
         self._handlers[type(event)](event, now)
+        self._balancer.tick(now)
         self._scan_when_due(now)
         self._finish_when_empty()
         commands = tuple(self._out)
@@ -125,7 +146,11 @@ class LeaseManager:
 
     def next_deadline(self, now: Instant) -> Instant:
         """When `Ticked` is due at the latest; an earlier one does no harm."""
-        candidates = [self._keeper.deadline(now), Instant(now + self._policy.failover_s)]
+        candidates = [
+            self._keeper.deadline(now),
+            self._balancer.deadline(now),
+            Instant(now + self._policy.failover_s),
+        ]
         if not self._is_scanning and not self.is_draining:
             candidates.append(self._scan_instant)
         return Instant(max(now, min(instant for instant in candidates if instant is not None)))
@@ -156,6 +181,12 @@ class LeaseManager:
     def owners(self) -> frozenset[OwnerId]:
         """Who owned at least one live lease at the last scan, and we ourselves."""
         return self._view.owners if self._view is not None else frozenset({self._policy.me})
+
+    def totals(self) -> TableTotals | None:
+        """What the last scan and listing counted, for metrics; None before the first scan."""
+        if self._view is None:
+            return None
+        return table_totals(self._view, self._auditor.listing, self._keeper.custodies.__contains__)
 
     def custody(self, key: LeaseKey) -> Custody | None:
         """One lease in our hands, to look at; None if it is not."""
@@ -203,15 +234,14 @@ class LeaseManager:
             now=now,
         )
         self._plan_next_scan(view, now, is_first=is_first)
-        for lease in view.unended:
-            if lease.owner == self._policy.me and self._is_free(lease.key):
-                self._keeper.adopt(lease.key, now)
+        self._adopt_strays(view, now)
         self._keeper.hint_parents(view.rows, view.broken, now)
         if self.is_draining:
             return
-        self._take(view, now)
+        self._balancer.after_scan(view, self._scanned_instant, self._gone_before_scan)
+        self._forget_children(view)
         self._auditor.after_scan(view)
-        self._list_when_due(view)
+        self._list_when_due(view, now)
         self.check()
 
     def _on_listed(self, event: ShardsListed, now: Instant) -> None:
@@ -226,10 +256,11 @@ class LeaseManager:
 
     def _on_write(self, event: WriteResolved, now: Instant) -> None:
         change = event.change
-        if isinstance(change, Take | Renew | HaltLease | Release):
-            custody = self._keeper.custodies.get(change.key)
-            if custody is None:
-                raise InvariantViolation(f"lease {change.key}: an outcome, and it is not ours")
+        if isinstance(change, Ask):
+            self._balancer.on_ask(change, event, now)
+            return
+        custody = self._keeper.custodies.get(keys_of(change)[0])
+        if custody is not None:
             self._keeper.on_write(event, custody, now)
         elif self._auditor.resolved(event):
             self._changed_instant = now
@@ -251,33 +282,23 @@ class LeaseManager:
     def _on_drain(self, event: DrainRequested, now: Instant) -> None:
         if not self.is_draining:
             self._out.append(Note("draining", fields={"reason": event.reason}))
+            self._balancer.drain()
             self._keeper.drain(event.reason, now)
 
     # What follows from them.
 
-    def _take(self, view: TableView, now: Instant) -> None:
-        held = self._keeper.held
-        work = {lease.key for lease in view.work}
-        takes = plan_takes(
-            view,
-            self._observation,
-            self._policy,
-            mine=sum(1 for key in held if key in work or key not in view.rows),
-            held=len(held),
-            gone=self._gone_before_scan,
-            children=self._children_of_mine.keys(),
-            is_busy=lambda key: not self._is_free(key),
-            chance=self._chance,
-        )
-        for take in takes:
-            self._keeper.take(take, now)
-        self._forget_children(view)
-        is_busy = self._keeper.custodies.__contains__
-        unread = left_unread(view, self._observation, self._policy, is_busy)
-        self._auditor.note_left_unread(unread, len(held) + len(takes))
+    def _adopt_strays(self, view: TableView, now: Instant) -> None:
+        """Rows that say me and are not in our hands, but for those that a KCL 3 leader gave us
+        and their former owner still works on, until it has stopped renewing [R8]."""
+        for lease in view.unended:
+            if lease.owner == self._policy.me and self._is_free(lease.key):
+                is_free = lease.checkpoint_owner is None
+                if is_free or self._observation.has_expired(lease, now):
+                    self._keeper.adopt(lease.key, now)
 
     def _is_free(self, key: LeaseKey) -> bool:
-        return key not in self._keeper.custodies and key not in self._auditor.under_way
+        is_written = key in self._auditor.under_way or self._balancer.is_writing(key)
+        return key not in self._keeper.custodies and not is_written
 
     def _forget_children(self, view: TableView | None) -> None:
         """Those that are in our hands, somebody else's, or over need no preference any more.
@@ -291,8 +312,13 @@ class LeaseManager:
             if key in self._keeper.custodies or (is_known and is_over):
                 del self._children_of_mine[key]
 
-    def _list_when_due(self, view: TableView) -> None:
+    def _list_when_due(self, view: TableView, now: Instant) -> None:
         if self._is_listing:
+            return
+        is_first = not self._has_waited
+        self._has_waited = True
+        if view.is_empty and is_first:
+            self._scan_instant = Instant(now + _EMPTY_TABLE_WAIT_MAX_S * self._chance())
             return
         chance = self._chance()
         if lists_shards(len(view.kclrun_owners), chance) or self._auditor.needs_listing(view):
@@ -323,7 +349,8 @@ class LeaseManager:
             self._out.append(ScanTable())
 
     def _finish_when_empty(self) -> None:
-        if self.is_draining and not self._keeper.custodies and not self._auditor.under_way:
+        is_writing = bool(self._auditor.under_way) or self._balancer.has_writes_under_way
+        if self.is_draining and not self._keeper.custodies and not is_writing:
             self._is_finished = True
             self._out.append(Finish())
 

@@ -10,14 +10,25 @@ from typing import Final
 
 import msgspec
 
-from kclrun.model.lease import OWNER_PREFIX, OwnerId
+from kclrun.model.lease import OwnerId
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 
-__all__ = ["OFFERED", "TAKE_ATTEMPTS_MAX", "ManagerPolicy", "write_pause_s"]
+__all__ = [
+    "ASK_STALE_AFTER_S",
+    "MOVES_PER_CYCLE",
+    "TAKE_ATTEMPTS_MAX",
+    "ManagerPolicy",
+    "write_pause_s",
+]
 
-# The owner of a row that was given away and waits for its taker: nobody, for every count [P17].
-OFFERED: Final = OwnerId(f"{OWNER_PREFIX}offered")
+# An ask that was seen on its row for so long is stale [P16]: several renewals and a long batch
+# fit into it. By the observer's own clock; the time written on the row is of no clock we know.
+ASK_STALE_AFTER_S: Final = 30.0
+# Asks of one manager under way at once: a newcomer to a fleet with 25 leases to spare has them
+# in four cycles, and an owner that is asked for many has only a few shards in motion at a time.
+MOVES_PER_CYCLE: Final = 8
+
 # The Java KCL's `TAKE_RETRIES`: a take that is throttled three times is left to the next scan.
 TAKE_ATTEMPTS_MAX: Final = 3
 # As the Java KCL: renewals are this much early, so that three fit into one failover.
@@ -28,7 +39,8 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one manager. The same for the whole fleet, but `me` and `leases_max`.
 
     `start_text` is what is published on the rows [P9]; `start` its sentinel (TRIM_HORIZON, LATEST
-    or AT_TIMESTAMP); `start_at` the instant of AT_TIMESTAMP. `leases_max` bounds what we take.
+    or AT_TIMESTAMP); `start_at` the instant of AT_TIMESTAMP. `leases_max` bounds what we take,
+    `moves_per_cycle` how many leases of other owners we ask for at a time.
     """
 
     me: OwnerId
@@ -37,6 +49,7 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     start: ExtendedSequenceNumber = TRIM_HORIZON
     start_at: WallTime | None = None
     leases_max: int = 64
+    moves_per_cycle: int = MOVES_PER_CYCLE
     cleanup: bool = True
 
     @property

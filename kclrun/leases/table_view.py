@@ -1,6 +1,6 @@
 """What one scan shows, worked out once: the rows, the work, the owners, the holes.
 
-Holds facts only; `taking.py`, `cleanup.py` and `healing.py` draw the conclusions.
+Holds facts only; `assignment.py`, `cleanup.py` and `healing.py` draw the conclusions.
 Rule: one pass over the rows and nothing quadratic; a table may have 10,000 of them.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 
 from kclrun.leases.lineage import seem_over
-from kclrun.leases.observation import Observation, is_nobody
-from kclrun.model.lease import OWNER_PREFIX, Lease, LeaseKey, OwnerId
+from kclrun.leases.observation import Observation
+from kclrun.model.lease import OFFERED, OWNER_PREFIX, Lease, LeaseKey, OwnerId
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import Instant
 
@@ -23,7 +23,7 @@ class TableView:
     `rows` are the readable leases by key; `broken` the keys of the others. `work` are the leases
     not ended whose parents are ended or absent. `owners` own at least one unexpired, unended
     lease, and `me` is always among them; former owners proven gone never are. `kclrun_owners` are
-    those that are no Java workers.
+    those that are no Java workers; `silent` are those of whom only expired leases are left.
     """
 
     def __init__(
@@ -45,18 +45,22 @@ class TableView:
             for lease in self.unended
             if not lease.parents or seem_over(lease, self.rows, self.broken)
         )
+        lapsed = observation.expired(self.unended, now)
         owners = {me}
         expired = set()
         for lease in self.unended:
-            if lease.owner is None or lease.owner == me or is_nobody(lease.owner):
+            owner, key = lease.owner, lease.key
+            if owner is None or owner in (me, OFFERED):
                 continue
-            if lease.owner in gone or observation.has_expired(lease, now):
-                expired.add(lease.key)
+            if key in lapsed or owner in gone:
+                expired.add(key)
             else:
-                owners.add(lease.owner)
+                owners.add(owner)
         self.owners = frozenset(owners)
         self.kclrun_owners = frozenset(o for o in owners if o.startswith(OWNER_PREFIX))
         self.expired = frozenset(expired)
+        unheard = (self.rows[key].owner for key in expired)
+        self.silent = frozenset(owner for owner in unheard if owner is not None) - self.owners
 
     @property
     def is_empty(self) -> bool:

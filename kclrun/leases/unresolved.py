@@ -16,17 +16,19 @@ from kclrun.model.changes import (
     CreateLease,
     HaltLease,
     LeaseChange,
+    Offer,
     Release,
     Renew,
     Take,
 )
-from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.lease import OFFERED, Lease, LeaseKey, OwnerId
 from kclrun.model.time import Instant
 
 __all__ = ["CustodyChange", "UnresolvedWrite", "Verdict", "judge", "keys_of"]
 
-# The writes of a manager to a row in its hands; all name an owner and the counter seen.
-CustodyChange = Take | Renew | HaltLease | Release
+# The writes of a manager to a row in its hands. All name an owner and the counter seen, but the
+# creation: that one writes a row again that vanished under our hands.
+CustodyChange = Take | Renew | HaltLease | Release | Offer | CreateLease
 
 
 class Verdict(enum.Enum):
@@ -55,9 +57,10 @@ def judge(change: CustodyChange, row: Lease, me: OwnerId) -> Verdict:
     """Compare a row, read consistently, with a change whose outcome is not known."""
     if isinstance(change, Take):
         return _judge_take(change, row, me)
+    if isinstance(change, CreateLease):
+        return _judge_creation(change, row, me)
     if row.owner != me:
-        was_released = isinstance(change, Release) and is_nobody(row.owner)
-        return Verdict.APPLIED if was_released else Verdict.LOST
+        return Verdict.APPLIED if _was_given(change, row, me) else Verdict.LOST
     if row.counter == change.seen_counter:
         return Verdict.UNMOVED
     if isinstance(change, Renew):
@@ -71,6 +74,20 @@ def _judge_take(change: Take, row: Lease, me: OwnerId) -> Verdict:
         return Verdict.APPLIED
     is_as_seen = row.owner == change.seen_owner and row.counter == change.seen_counter
     return Verdict.UNMOVED if is_as_seen else Verdict.LOST
+
+
+def _judge_creation(change: CreateLease, row: Lease, me: OwnerId) -> Verdict:
+    """Any row that stands there makes a later arrival fail: the creation is settled."""
+    if row.owner != me:
+        return Verdict.LOST
+    return Verdict.APPLIED if row.counter == change.lease.counter else Verdict.MISSING
+
+
+def _was_given(change: CustodyChange, row: Lease, me: OwnerId) -> bool:
+    """Whether the row is nobody's by this very release or offer."""
+    if isinstance(change, Offer):
+        return row.owner == OFFERED and row.offered_by == me
+    return isinstance(change, Release) and is_nobody(row.owner)
 
 
 def keys_of(change: LeaseChange) -> tuple[LeaseKey, ...]:

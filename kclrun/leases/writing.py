@@ -16,7 +16,7 @@ from kclrun.leases.commands import Command, Note, ReadRow, WriteRow
 from kclrun.leases.custody import Custody
 from kclrun.leases.policy import TAKE_ATTEMPTS_MAX, ManagerPolicy, write_pause_s
 from kclrun.leases.unresolved import CustodyChange, UnresolvedWrite, Verdict, judge
-from kclrun.model.changes import Take
+from kclrun.model.changes import CreateLease, Take
 from kclrun.model.lease import Lease
 from kclrun.model.outcomes import (
     Applied,
@@ -87,6 +87,8 @@ class RowWriter:
         write = _unresolved(custody)
         match outcome:
             case Applied(row):
+                if isinstance(write.change, CreateLease):
+                    row = write.change.lease
                 if row is None:
                     raise InvariantViolation(f"lease {custody.key}: a success without the row")
                 self._refusals.clear()
@@ -107,7 +109,11 @@ class RowWriter:
     def read_back(self, custody: Custody, row: Lease | None, now: Instant) -> Settled | None:
         """Take in the row, read consistently after an unknown outcome."""
         write = _unresolved(custody)
-        if row is not None and judge(write.change, row, self._policy.me) is Verdict.UNMOVED:
+        if row is None:
+            is_unmoved = isinstance(write.change, CreateLease)
+        else:
+            is_unmoved = judge(write.change, row, self._policy.me) is Verdict.UNMOVED
+        if is_unmoved:
             return self._again(custody, write, now, pause_s=self._pause_s(write))
         return self._judged(custody, write, row)
 

@@ -1,4 +1,4 @@
-"""A lease table in memory: the conditions of `aws/expressions.py` in plain Python.
+"""A lease table in memory, under the conditions of DynamoDB's: `row_changes.py` has them in Python.
 
 For the simulator and the tests: cheap, and linearizable row by row. Knows no clock and no thread;
 give it a lock if several threads write. Rule: one contract suite runs over this table and over
@@ -8,52 +8,46 @@ DynamoDB, so a condition that differs is a failing test.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-import msgspec
-
 from kclrun.aws.rows import BrokenRow, Item, decode_row, encode_row
-from kclrun.errors import InvalidRequest, InvariantViolation
+from kclrun.errors import InvalidRequest, NotFound
+from kclrun.local.row_changes import RowChange, change_row, holds, refuse_unbound
 from kclrun.model.changes import (
-    Checkpoint,
-    Claim,
+    Ask,
     CreateChildren,
     CreateLease,
     DeleteEnded,
     DeleteTrimmed,
     End,
     EndedParent,
-    HaltLease,
+    HandOver,
     HeldParent,
     LeaseChange,
-    NameChildren,
+    Offer,
     ParentCondition,
     Release,
     Renew,
-    ResumeLease,
     Take,
 )
-from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.lease import OFFERED, Lease, LeaseKey
 from kclrun.model.outcomes import Applied, ConditionFailed, Outcome, Refused
-from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.ports import ScanPage
 
 __all__ = ["LeaseRows"]
 
-# Attributes of hand-offs, which `Lease` does not model: they travel with what we do not know.
-_HANDOFF: Final = ("handoffTo", "handoffAt", "offeredTo")
 _PAGE_ROWS: Final = 1_000
-
-OwnersWrite = Claim | Renew | Checkpoint | NameChildren | End | Release | HaltLease
 
 
 class LeaseRows:
     """Implements `ports.LeaseTable`.
 
     `page_rows_max` bounds a page of a scan; a scan is no snapshot, as in DynamoDB: rows written
-    between two pages show as they are when their page is read.
+    between two pages show as they are when their page is read. `has_owner_index`: as a table made
+    by us has; without it `offered` raises NotFound. `choose`
+    picks so many of too many offered rows (`random.Random.sample` does); without it the first.
     """
 
     def __init__(
@@ -61,12 +55,16 @@ class LeaseRows:
         *,
         page_rows_max: int = _PAGE_ROWS,
         lock: AbstractContextManager[Any] | None = None,
+        has_owner_index: bool = True,
+        choose: Callable[[Sequence[Lease], int], Sequence[Lease]] | None = None,
     ) -> None:
         self._rows: dict[str, Lease] = {}
         # What a row holds beside the lease; and rows that are no readable lease at all.
         self._unknown: dict[str, dict[str, Mapping[str, Any]]] = {}
         self._unreadable: dict[str, Item] = {}
         self._page_rows_max = page_rows_max
+        self._has_owner_index = has_owner_index
+        self._choose = choose if choose is not None else _first
         self._lock = lock if lock is not None else contextlib.nullcontext()
 
     # The port
@@ -89,6 +87,15 @@ class LeaseRows:
             if item is not None and _is_broken(item):
                 raise InvalidRequest(f"row {key!r} is broken", operation="read", code="BrokenRow")
             return self._rows.get(key)
+
+    def offered(self, rows_max: int) -> tuple[Lease, ...]:
+        """Rows that wait for a taker, at most `rows_max`. Raises: NotFound without an index."""
+        if not self._has_owner_index:
+            raise NotFound("the table has no owner index", operation="Query")
+        with self._lock:
+            rows = [self._rows[key] for key in sorted(self._rows)]
+        waiting = [row for row in rows if row.owner == OFFERED]
+        return tuple(waiting if len(waiting) <= rows_max else self._choose(waiting, rows_max))
 
     def write(self, change: LeaseChange) -> Outcome:
         """Apply one change if its condition holds."""
@@ -164,20 +171,19 @@ class LeaseRows:
             case _:
                 return True
 
-    def _change_row(
-        self, change: Take | OwnersWrite | ResumeLease | DeleteEnded | DeleteTrimmed
-    ) -> Outcome:
+    def _change_row(self, change: RowChange) -> Outcome:
+        refuse_unbound(change)
         row = self._rows.get(change.key)
-        if row is None or not _holds(change, row):
+        if row is None or not holds(change, row):
             return self._contended(change.key)
         if isinstance(change, DeleteEnded | DeleteTrimmed):
             self._forget(change.key)
             return Applied()
-        after = _after(change, row)
+        after = change_row(change, row)
         self._rows[change.key] = after
-        if isinstance(change, Take | End | Release):
-            for name in _HANDOFF:
-                self._unknown.get(change.key, {}).pop(name, None)
+        if _sets_handoff(change):
+            # The time of an ask without its asker is nothing a lease knows.
+            self._unknown.get(change.key, {}).pop("handoffAt", None)
         return Applied(after)
 
     def _contended(self, key: LeaseKey) -> Outcome:
@@ -199,76 +205,11 @@ def _is_broken(item: Item) -> bool:
         return True
 
 
-def _holds(
-    change: Take | OwnersWrite | ResumeLease | DeleteEnded | DeleteTrimmed, row: Lease
-) -> bool:
-    """The conditions of P1, P2 and P13, given that the row exists."""
-    match change:
-        case Take() | DeleteTrimmed():
-            return row.counter == change.seen_counter and row.owner == change.seen_owner
-        case ResumeLease():
-            return True
-        case DeleteEnded():
-            return row.is_ended
-        case Checkpoint(last=last) | End(last=last) | Release(last=last):
-            return _is_held(change, row) and row.checkpoint == last
-        case _:
-            return _is_held(change, row)
+def _first(rows: Sequence[Lease], most: int) -> Sequence[Lease]:
+    return rows[:most]
 
 
-def _is_held(change: OwnersWrite, row: Lease) -> bool:
-    return row.owner == change.owner and row.counter == change.seen_counter
-
-
-def _after(change: Take | OwnersWrite | ResumeLease, row: Lease) -> Lease:
-    if isinstance(change, ResumeLease):
-        return msgspec.structs.replace(row, halt=None)
-    return _AFTER[type(change)](change, msgspec.structs.replace(row, counter=row.counter + 1))
-
-
-def _taken(change: Take, row: Lease) -> Lease:
-    from_other = change.seen_owner not in {None, change.owner}
-    return msgspec.structs.replace(
-        row,
-        owner=change.owner,
-        checkpoint_owner=None,
-        failover_s=round(change.failover_s * 1000) / 1000,
-        start=change.start,
-        owner_switches=row.owner_switches + from_other,
-    )
-
-
-def _renewed(change: Renew, row: Lease) -> Lease:
-    if change.throughput_kbps is None:
-        return row
-    return msgspec.structs.replace(row, throughput_kbps=change.throughput_kbps)
-
-
-def _moved(row: Lease, position: ExtendedSequenceNumber, owner: OwnerId | None) -> Lease:
-    return msgspec.structs.replace(
-        row, checkpoint=position, owner_switches=0, pending=None, owner=owner
-    )
-
-
-def _released(change: Release, row: Lease) -> Lease:
-    if change.position == change.last:
-        return msgspec.structs.replace(row, owner=None)
-    return _moved(row, change.position, None)
-
-
-def _named(change: NameChildren, row: Lease) -> Lease:
-    if not change.children:
-        raise InvariantViolation("no expression for NameChildren without children")
-    return msgspec.structs.replace(row, children=change.children)
-
-
-_AFTER: Final[Mapping[type[Any], Callable[[Any, Lease], Lease]]] = {
-    Take: _taken,
-    Claim: lambda _, row: row,
-    Renew: _renewed,
-    Checkpoint: lambda change, row: _moved(row, change.position, row.owner),
-    NameChildren: _named,
-    End: lambda _, row: _moved(row, SHARD_END, row.owner),
-    Release: _released,
-    HaltLease: lambda change, row: msgspec.structs.replace(row, halt=change.halt),
-}
+def _sets_handoff(change: RowChange) -> bool:
+    if isinstance(change, Renew):
+        return change.drops_ask
+    return isinstance(change, Take | Ask | End | Release | Offer | HandOver)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from kclrun.ipc.board import LeaseStatus, StatusSlot
@@ -11,7 +12,7 @@ from kclrun.ipc.channel import Channel
 from kclrun.ipc.exit_codes import NAMES
 from kclrun.ipc.messages import NoAnswer, ToWorker
 from kclrun.ipc.ring import EventRing
-from kclrun.ipc.spec import StartSpec
+from kclrun.leases.commands import StartProcess
 from kclrun.model.lease import LeaseKey
 from kclrun.model.time import Instant
 
@@ -20,29 +21,33 @@ __all__ = ["Child", "exit_code_of", "exit_words"]
 
 @dataclass
 class Child:
-    """`spec` is dropped once it was sent: it holds credentials.
+    """`start` is what it was asked for.
 
     `pid` and `pidfd` are None until the fork is reported. `farewell` says that its ring brought
     the word with which it ends. `force_instant` is when patience ends; `forced` what was sent.
+    `stall` is why its manager ends it, in words, if it stood still.
     """
 
-    key: LeaseKey
+    start: StartProcess
     incarnation: int
     place: int
     slot: StatusSlot
     ring: EventRing
     channel: Channel[ToWorker, NoAnswer]
-    spec: StartSpec | None
     pid: int | None = None
     pidfd: int | None = None
     status: int | None = None
     is_dead: bool = False
     farewell: bool = False
     drain_reason: str | None = None
-    is_drain_sent: bool = False
+    stall: str | None = None
     force_instant: Instant | None = None
     forced: list[signal.Signals] = field(default_factory=list)
     last_status: LeaseStatus | None = None
+
+    @property
+    def key(self) -> LeaseKey:
+        return self.start.key
 
     def look(self) -> LeaseStatus | None:
         """What its slot says now, or said when it was last readable. A former one's never."""
@@ -69,14 +74,15 @@ def exit_code_of(status: int | None) -> int | None:
     return os.WEXITSTATUS(status)
 
 
-def exit_words(status: int | None) -> str:
-    """A wait status for people."""
+def exit_words(status: int | None, forced: Container[signal.Signals] = ()) -> str:
+    """A wait status for people. `forced` are the signals that we sent ourselves."""
     if status is None:
         return "ended, and its exit status went to nobody"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
-        hint = "; out of memory? see the kernel's log" if number == signal.SIGKILL else ""
+        is_riddle = number == signal.SIGKILL and number not in forced
+        hint = "; out of memory? see the kernel's log" if is_riddle else ""
         return f"killed by {name}{hint}"
     code = os.WEXITSTATUS(status)
     return f"exit code {code} ({NAMES[code]})" if code in NAMES else f"exit code {code}"

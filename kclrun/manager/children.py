@@ -21,6 +21,7 @@ from kclrun.ipc.messages import (
     DumpStacks,
     Exited,
     FailoverChanged,
+    OthersInSight,
     RenewCredentials,
     ToWorker,
     channel_to_worker,
@@ -115,27 +116,26 @@ class LeaseProcesses:
         self._incarnations += 1
         ours, theirs = Channel.pair()
         child = Child(
-            key=command.key,
+            start=command,
             incarnation=self._incarnations,
             place=number,
             slot=slot,
             ring=ring,
             channel=channel_to_worker(ours),
-            spec=self._specify(command, number, self._incarnations),
         )
         self._children[child.incarnation] = child
         self._forks.request(child.incarnation, (self._segment.fd, self._doorbell.write_fd), theirs)
 
     def _forked(self, report: ProcessForked) -> None:
         child = self._children.get(report.request_id)
-        if child is None or child.spec is None or self._is_closing:
+        if child is None or self._is_closing:
             # Never told to begin: it sees the end of its channel and exits unclaimed.
             os.close(report.pidfd)
             return
         child.pid, child.pidfd = report.pid, report.pidfd
         self._loop.watch(report.pidfd, lambda: self._pidfd_fired(child))
-        self._send(child, Begin(child.spec))
-        child.spec = None
+        # Not before: what was broadcast since the request is in it.
+        self._send(child, Begin(self._specify(child.start, child.place, child.incarnation)))
         self._deliver(ProcessStarted(child.key, report.pid))
         if child.drain_reason is not None:
             self._send_drain(child)
@@ -178,7 +178,8 @@ class LeaseProcesses:
             if self._loop.now() < due:
                 self._loop.at(due, self.force)
                 continue
-            self._log.note("process_killed", shard=child.key, signal=number.name)
+            if child.stall is None:  # else the watchdog tells the whole story
+                self._log.note("process_killed", shard=child.key, signal=number.name)
             self.has_forced = self.has_forced or child.drain_reason is not None
             child.send_signal(number)
             self._loop.after(0.0, self.force)
@@ -189,11 +190,19 @@ class LeaseProcesses:
         for child in self._children.values():
             child.send_signal(signal.SIGKILL)
 
-    def dump_stacks(self, child: Child) -> None:
-        """Ask one for the stacks of its threads, on stderr."""
-        self._send(child, DumpStacks())
+    def end_stalled(self, child: Child, stall: str, force_instant: Instant) -> None:
+        """End one that stands still: its stacks to stderr, a word, then force.
 
-    def broadcast(self, message: RenewCredentials | FailoverChanged) -> None:
+        The word stands for TERM, which lease processes ignore: with it one that can still hear
+        checkpoints what it processed, so nothing comes twice.
+        """
+        child.stall = stall
+        self._send(child, DumpStacks())
+        self._send(child, Drain(stall, max(0.0, force_instant - self._loop.now())))
+        self.force_from(child, force_instant)
+
+    def broadcast(self, message: RenewCredentials | FailoverChanged | OthersInSight) -> None:
+        """To all that run. Those still being forked learn it from their start command."""
         for child in self._children.values():
             if child.pid is not None:
                 self._send(child, message)
@@ -265,7 +274,9 @@ class LeaseProcesses:
         child.channel.close()
         self._departed(child)
         self._places.give_back(child.place)
-        words = exit_words(child.status)
+        words = exit_words(child.status, child.forced)
+        if child.stall is not None:
+            words = f"{child.stall}, so its manager ended it; {words}"
         self._log.note("process_exited", shard=child.key, process=child.pid, reason=words)
         self._deliver(ProcessExited(child.key, child.pid, words))
 
@@ -280,6 +291,11 @@ class LeaseProcesses:
         """Those whose end is ours to reap or to hear of, and the launcher."""
         own = {child.pid for child in self._children.values()} | {self._forks.launcher_pid}
         return frozenset(pid for pid in own if pid is not None)
+
+    @property
+    def has_launcher(self) -> bool:
+        """Whether processes can be started now."""
+        return self._forks.has_launcher
 
     def _of(self, key: LeaseKey) -> list[Child]:
         return [child for child in self._children.values() if child.key == key]

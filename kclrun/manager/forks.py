@@ -61,6 +61,10 @@ class Forks:
     def launcher_pid(self) -> int | None:
         return self._launcher.pid
 
+    @property
+    def has_launcher(self) -> bool:
+        return self._launcher.fileno() != -1
+
     def open(self) -> None:
         """Start the launcher, if nobody has. A failure is noted and tried again later."""
         try:

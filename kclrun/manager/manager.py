@@ -13,7 +13,8 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
-from kclrun.errors import InvariantViolation
+from kclrun.errors import InvariantViolation, ServiceError
+from kclrun.ipc.messages import OthersInSight
 from kclrun.leases import commands as do
 from kclrun.leases.events import (
     DrainRequested,
@@ -77,6 +78,9 @@ class Manager:
         self._broken: Exception | None = None
         self._is_finished = False
         self._is_cut_short = False
+        self._is_table_gone = False
+        # Whether another kclrun owner could take what is given away [P17].
+        self.others_in_sight = False
         self._at_its_end = ExitReason.DRAINED
         self._held_at_scan: frozenset[OwnerId] = frozenset()
         self._began_instant = loop.now()
@@ -106,6 +110,11 @@ class Manager:
 
     def deliver(self, event: Event) -> None:
         """Give an event to the core, after those that wait already."""
+        # Without its table the core has nothing to decide about any more.
+        if not self._is_table_gone:
+            self._take_in(event)
+
+    def _take_in(self, event: Event) -> None:
         self._events.append(event)
         if self._is_pumping:
             return
@@ -144,12 +153,17 @@ class Manager:
                 self.performer.read_row(key)
             case do.ReadParents(key, parents):
                 self.performer.read_parents(key, parents)
+            case do.FindOffers(rows_max):
+                self.performer.find_offers(rows_max)
             case do.WriteRow(change, not_before):
                 self.performer.write_row(change, not_before)
             case do.StartProcess():
                 self.processes.start(command)
             case do.DrainProcess(key, reason):
                 self.processes.drain(key, reason, self._force_instant())
+            case do.TellOthersInSight(others):
+                self.others_in_sight = others
+                self.processes.broadcast(OthersInSight(others))
             case do.Note(event, level, key, fields):
                 self._log.write(event, fields, level=level, shard=key)
             case do.Finish():
@@ -190,6 +204,22 @@ class Manager:
             self._at_its_end = at_its_end
             self.deliver(DrainRequested(reason))
 
+    def table_gone(self, error: ServiceError) -> None:
+        """Nothing can be proven ours any more: no batch starts, user code gets two seconds."""
+        if self._is_table_gone:
+            return
+        self._is_table_gone = True
+        self._log.note(
+            "table_vanished",
+            error=str(error),
+            action="reading stops; restore the table, or let a new one begin at `start`",
+        )
+        now = self._loop.now()
+        self._stop.hurry(now)
+        # No release can be written, so nobody is given the time to try.
+        self._loop.at(self._force_instant(), self.processes.kill_all)
+        self._take_in(DrainRequested(ExitReason.TABLE_GONE.value))
+
     def _signalled(self) -> None:
         for number in self._signals.take():
             if number is signal.SIGCHLD:
@@ -221,6 +251,8 @@ class Manager:
         if self._is_finished and not len(self.processes):
             return True
         is_quit = self._stop.stage is Stage.QUITTING and not any(self.processes.living())
+        if self._is_table_gone and not len(self.processes):
+            return True
         leave_instant = leave_at(self._stop.force_instant)
         is_late = leave_instant is not None and self._loop.now() >= leave_instant
         if (is_quit or is_late) and not self._is_finished:
@@ -230,6 +262,8 @@ class Manager:
 
     @property
     def _exit_reason(self) -> ExitReason:
+        if self._is_table_gone:
+            return ExitReason.TABLE_GONE
         if self._is_cut_short or self.processes.has_forced:
             return ExitReason.CUT_SHORT
         if not self._is_finished:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import collections
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kclrun.errors import ServiceError
+from kclrun.errors import NotFound, ServiceError
 from kclrun.leases.events import (
     Event,
     LeasesScanned,
+    OffersFound,
     ParentsRead,
     RowRead,
     ShardsListed,
@@ -32,11 +33,17 @@ from kclrun.model.time import Instant
 from kclrun.observe.logs import EventLog
 from kclrun.ports import ShardFilter
 
-__all__ = ["Outages", "Performer"]
+__all__ = ["LOOK_FOR_OFFERS", "Outages", "Performer"]
+
+# Scans find offers as well: without this request moves are slower, and nothing stands still.
+LOOK_FOR_OFFERS: Final = "look for offered leases"
 
 # Tables of 100,000 leases and more would not fit the promise of DESIGN 14 (10,000 leases).
 _ROWS_MAX: Final = 100_000
 _BROKEN_SHOWN_MAX: Final = 100
+# A table that was just made may be unknown to one of the service's hosts for a moment: only a
+# second scan, a pause later, proves that it is gone.
+_SCANS_TO_PROVE_GONE: Final = 2
 
 
 class Outages:
@@ -46,14 +53,21 @@ class Outages:
         self._log = log
         self._now = now
         self._since: dict[str, Instant] = {}
+        self._codes: dict[str, str] = {}
 
     def failed(self, operation: str, error: ServiceError, asked: Instant) -> None:
         """A try that began at `asked` failed: a service that hangs is away from then on."""
         if operation not in self._since:
             self._since[operation] = asked
+            self._codes[operation] = error.code or type(error).__name__
             self._log.note(
                 "service_unreachable", operation=operation, code=error.code, error=str(error)
             )
+
+    def items(self) -> Iterator[tuple[str, tuple[Instant, str]]]:
+        """What fails now, since when, and with which error it began."""
+        for operation, since in self._since.items():
+            yield operation, (since, self._codes[operation])
 
     def worked(self, operation: str) -> None:
         since = self._since.pop(operation, None)
@@ -68,10 +82,14 @@ class _Read:
     name: str
     job: Callable[[], Event]
     attempt: int = 1
+    is_scan: bool = False
 
 
 class Performer:
-    """Performs for one manager. All calls, and `deliver`, in the loop's thread."""
+    """Performs for one manager. All calls, and `deliver`, in the loop's thread.
+
+    `table_gone` is called, once, when a scan has proven that the lease table was deleted.
+    """
 
     def __init__(
         self,
@@ -83,6 +101,7 @@ class Performer:
         log: EventLog,
         deliver: Callable[[Event], None],
         broke: Callable[[Exception], None],
+        table_gone: Callable[[ServiceError], None],
     ) -> None:
         self._world = world
         self._start_filter = start_filter
@@ -90,11 +109,14 @@ class Performer:
         self._pool = pool
         self._deliver = deliver
         self._broke = broke
-        self._outages = Outages(log, loop.now)
+        self._table_gone = table_gone
+        self._log = log
+        self.outages = Outages(log, loop.now)
+        self._is_unindexed_told = False
         self._writes: dict[LeaseKey, collections.deque[LeaseChange]] = {}
 
     def scan_table(self) -> None:
-        self._read(_Read("scan the lease table", lambda: _scanned(self._world)))
+        self._read(_Read("scan the lease table", lambda: _scanned(self._world), is_scan=True))
 
     def list_shards(self, *, with_start: bool) -> None:
         start = self._start_filter if with_start else None
@@ -111,6 +133,28 @@ class Performer:
             return ParentsRead(key, tuple(table.read(parent) for parent in parents))
 
         self._read(_Read("read the parents of a lease", job))
+
+    def find_offers(self, rows_max: int) -> None:
+        """Once: the next look is soon, and scans find offers as well [P17]."""
+        operation = LOOK_FOR_OFFERS
+        asked = self._loop.now()
+
+        def found(event: OffersFound) -> None:
+            self.outages.worked(operation)
+            self._deliver(event)
+
+        def failed(error: Exception) -> None:
+            match error:
+                case NotFound():
+                    self._tell_unindexed(error)
+                case ServiceError():
+                    self.outages.failed(operation, error, asked)
+                case _:
+                    self._broke(error)
+                    return
+            self._deliver(OffersFound(None))
+
+        self._pool.run(lambda: OffersFound(self._world.table.offered(rows_max)), found, failed)
 
     def write_row(self, change: LeaseChange, not_before: Instant | None) -> None:
         """Send `change` once, when it is due and no other write of its key is under way."""
@@ -145,18 +189,28 @@ class Performer:
         asked = self._loop.now()
 
         def succeeded(event: Event) -> None:
-            self._outages.worked(read.name)
+            self.outages.worked(read.name)
             self._deliver(event)
 
         def failed(error: Exception) -> None:
             if not isinstance(error, ServiceError):
                 self._broke(error)
                 return
-            self._outages.failed(read.name, error, asked)
+            is_table_gone = read.is_scan and isinstance(error, NotFound)
+            if is_table_gone and read.attempt >= _SCANS_TO_PROVE_GONE:
+                self._table_gone(error)
+                return
+            if not is_table_gone:
+                self.outages.failed(read.name, error, asked)
             read.attempt += 1
             self._loop.after(backoff_s(read.attempt, random.random()), lambda: self._read(read))
 
         self._pool.run(read.job, succeeded, failed)
+
+    def _tell_unindexed(self, error: ServiceError) -> None:
+        if not self._is_unindexed_told:
+            self._is_unindexed_told = True
+            self._log.note("offers_unindexed", code=error.code, error=str(error))
 
 
 def _scanned(world: World) -> LeasesScanned:

@@ -34,6 +34,7 @@ class ReportWriter:
 
     def __init__(self) -> None:
         self._past: dict[LeaseKey, _Past] = {}
+        self._departed: set[LeaseKey] = set()
 
     def started(self, key: LeaseKey) -> None:
         self._past.setdefault(key, _Past()).incarnations += 1
@@ -46,6 +47,13 @@ class ReportWriter:
         """The last status of a process proven dead; None if it never published one."""
         past = self._past.setdefault(key, _Past())
         past.report = _with(past.report, status)
+        self._departed.add(key)
+
+    def take_departed(self) -> frozenset[LeaseKey]:
+        """The shards whose process was proven dead since the last call."""
+        departed = frozenset(self._departed)
+        self._departed.clear()
+        return departed
 
     def restarts(self, key: LeaseKey) -> int:
         past = self._past.get(key)

@@ -22,6 +22,7 @@ from kclrun.config.start_position import StartPosition, parse_start
 from kclrun.ipc.messages import RenewCredentials
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
+from kclrun.manager.child import Child
 from kclrun.manager.children import LeaseProcesses
 from kclrun.manager.credentials_handing import CredentialHanding
 from kclrun.manager.identity import Identity, establish
@@ -29,11 +30,14 @@ from kclrun.manager.io_pool import IoPool
 from kclrun.manager.launching import Launcher
 from kclrun.manager.loop import Loop
 from kclrun.manager.manager import Manager
+from kclrun.manager.metering import Metering, open_metering
 from kclrun.manager.performing import Performer
 from kclrun.manager.process_rights import adopt_orphans
 from kclrun.manager.report import ReportWriter
+from kclrun.manager.sampling import Sampler
 from kclrun.manager.snapshots import Snapshots
 from kclrun.manager.start_commands import StartCommands
+from kclrun.manager.watchdog import Watchdog
 from kclrun.manager.watching import Watch
 from kclrun.manager.world import ExitReason, Until, World
 from kclrun.model.lease import Lease, LeaseKey
@@ -80,7 +84,7 @@ def run_fleet(
     are no credentials; InvariantViolation for a bug of ours (the lease processes then drain by
     themselves); SettingsError if the report cannot be written.
     """
-    start = parse_start(settings.start, WallTime(time.time()))
+    start = parse_start(settings.start_text, WallTime(time.time()))
     identity = establish(settings.application, settings.leases.group, os.environ)
     sink = LineSink(_STDERR)
     loop = Loop()
@@ -128,6 +132,7 @@ class _Run:
         self._policy = _policy(settings, start, identity)
         self._core = LeaseManager(self._policy, random.random)
         self._watch: Watch | None = None
+        self._metering: Metering | None = None
         self._manager = Manager(
             self._core,
             identity=identity,
@@ -155,6 +160,7 @@ class _Run:
             log=self._log,
             deliver=self._manager.deliver,
             broke=self._manager.broke,
+            table_gone=self._manager.table_gone,
         )
         self._manager.processes = LeaseProcesses(
             launcher,
@@ -163,9 +169,19 @@ class _Run:
             loop=self._loop,
             log=self._log,
             deliver=self._manager.deliver,
-            departed=lambda child: self._report.departed(child.key, child.last_status),
+            departed=self._departed,
             farewell_patience_s=float(self._settings.shutdown.grace),
         )
+        self._watchdog = Watchdog(
+            self._manager.processes,
+            log=self._log,
+            stall_s=float(self._settings.stall),
+            failover_s=self._fleet_failover_s,
+        )
+
+    def _departed(self, child: Child) -> None:
+        self._report.departed(child.key, child.last_status)
+        self._watchdog.buried(child)
 
     def watch(
         self,
@@ -188,7 +204,7 @@ class _Run:
             snapshots,
             loop=self._loop,
             log=self._log,
-            stall_s=float(self._settings.stall),
+            watchdog=self._watchdog,
             failover_s=self._policy.failover_s,
             on_snapshot=on_snapshot,
             is_until_caught_up=until is not None,
@@ -202,11 +218,37 @@ class _Run:
         self._credentials.open()
         self._loop.after(0.0, self._watch.look)
         try:
+            self._metering = self._open_metering()
             reason = self._manager.run(WallTime(time.time()), self._first_line)
         finally:
+            if self._metering is not None:
+                self._metering.close()
             self._manager.processes.close()
         self._log.note("manager_stopped", reason=reason.value, records=self._records())
         return reason
+
+    def _open_metering(self) -> Metering | None:
+        """Before the first lease is taken: an address that cannot be had ends the start."""
+        sampler = Sampler(
+            self._manager,
+            self._report,
+            application=self._settings.application,
+            stream=self._world.stream_summary.name,
+            owner=self._identity.id,
+            leases_max=self._settings.leases.max,
+            began_instant=self._began_instant,
+        )
+        metering = open_metering(
+            self._settings,
+            sampler,
+            failover_s=self._policy.failover_s,
+            outlet=self._world.metrics,
+            loop=self._loop,
+            log=self._log,
+        )
+        if metering is not None:
+            self._loop.after(0.0, metering.look)
+        return metering
 
     @property
     def holds_leases(self) -> bool:
@@ -238,6 +280,7 @@ class _Run:
             credentials=lambda: self._credentials.held,
             row_of=self._row_of,
             failover_s=self._fleet_failover_s,
+            others_in_sight=lambda: self._manager.others_in_sight,
         )
 
     def _row_of(self, key: LeaseKey) -> Lease | None:
@@ -255,7 +298,7 @@ class _Run:
             python=platform.python_version(),
             stream=self._world.stream_summary.name,
             table=settings.table,
-            start=settings.start,
+            start=settings.start_text,
             failover_s=policy.failover_s,
             renew_every_s=policy.renew_every_s,
             scan_every_s=policy.scan_every_s,
@@ -264,16 +307,19 @@ class _Run:
             stall_s=float(settings.stall),
             processor=settings.processor,
         )
+        if self._metering is not None:
+            self._metering.introduce()
 
 
 def _policy(settings: Settings, start: StartPosition, identity: Identity) -> ManagerPolicy:
     return ManagerPolicy(
         me=identity.id,
         failover_s=float(settings.leases.failover),
-        start_text=settings.start,
+        start_text=settings.start_text,
         start=start.sentinel,
         start_at=start.at,
         leases_max=settings.leases.max,
+        moves_per_cycle=settings.leases.moves_per_cycle,
         cleanup=settings.leases.cleanup,
     )
 

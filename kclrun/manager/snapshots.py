@@ -16,14 +16,13 @@ import psutil
 from kclrun.ipc.board import LeaseStatus, WorkerState
 from kclrun.leases.custody import Custody, State
 from kclrun.leases.manager import LeaseManager
-from kclrun.leases.policy import OFFERED
 from kclrun.manager.child import Child
 from kclrun.manager.report import ReportWriter
-from kclrun.model.lease import LeaseKey, OwnerId
+from kclrun.model.lease import OFFERED, LeaseKey, OwnerId
 from kclrun.model.time import Instant
 from kclrun.observe.snapshot import LeaseView, Snapshot
 
-__all__ = ["Gauge", "Snapshots"]
+__all__ = ["Gauge", "Snapshots", "note_of", "state_of"]
 
 # Rates are over the last few looks: a number that a person can follow.
 _LOOKS_KEPT: Final = 5
@@ -36,6 +35,7 @@ _WORDS_OF_CUSTODY: Final = {
     State.RESTING: "backing off",
     State.WAITING: "waiting",
     State.READYING: "starting",
+    State.OUTWAITING: "waiting",
     State.STARTING: "starting",
     State.RUNNING: "running",
     State.DRAINING: "ending",
@@ -145,13 +145,13 @@ class Snapshots:
         behind = status.millis_behind_latest if status is not None else -1
         return LeaseView(
             shard=key,
-            state=_state(custody, status),
+            state=state_of(custody, status),
             owner=self._owner,
             records_total=totals.records or 0,
             records_per_s=self._rate(key, totals.records or 0, now),
             lag_ms=behind if behind >= 0 else None,
             restarts=totals.restarts,
-            note=_note(custody, now),
+            note=note_of(custody, now),
         )
 
     def _rate(self, key: LeaseKey, records: int, now: Instant) -> float:
@@ -171,14 +171,16 @@ class Snapshots:
         return elsewhere, free
 
 
-def _state(custody: Custody | None, status: LeaseStatus | None) -> str:
+def state_of(custody: Custody | None, status: LeaseStatus | None) -> str:
+    """One short word for what a lease does; `LeaseView.state` lists them."""
     word = _WORDS_OF_CUSTODY[custody.state] if custody is not None else "ending"
     if word == "running" and status is not None and status.state is not WorkerState.PROCESSING:
         return "ending"
     return word
 
 
-def _note(custody: Custody | None, now: Instant) -> str:
+def note_of(custody: Custody | None, now: Instant) -> str:
+    """Why a lease stands still, or nothing."""
     if custody is None:
         return ""
     if custody.row is not None and custody.row.halt is not None:

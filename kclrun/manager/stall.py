@@ -1,29 +1,66 @@
 """Whether a lease process stands still that should move [L5].
 
-Pure. Rule: only what a restart can mend counts: user code that does not return, and a process that
-never came to read. A service that is away is waited for; a shard without records is idle.
+Pure. Rule: only what a restart can mend counts: user code that does not return, a request that
+does not come back, a process that says nothing, one that never came to read. A service that is
+away is waited for, with its time-outs; a shard without records is idle. Look next: `watchdog.py`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from kclrun.ipc.board import LeaseStatus, WorkerState
 from kclrun.model.time import Instant
 
-__all__ = ["stalled"]
+__all__ = ["Stall", "silence_max_s", "stalled"]
 
 _BEFORE_READING: Final = (WorkerState.STARTING, WorkerState.CLAIMING)
+# A process says something once a second, but not while its lease thread waits for one answer of a
+# service: connecting and reading take 15 s at the most.
+_SILENCE_S_MIN: Final = 20.0
+
+
+class Stall(msgspec.Struct, frozen=True):
+    """What does not move, in words, and since when."""
+
+    what: str
+    since: Instant
+    is_silent: bool = False
+
+
+def silence_max_s(failover_s: float, stall_s: float) -> float:
+    """How long a process may say nothing.
+
+    After one `failover` its fence has passed; it gets another to come back and end in good order,
+    since only it can still checkpoint what it processed. Then it serves nobody, and only its death
+    lets its manager have the lease read again.
+    """
+    return min(stall_s, max(2 * failover_s, _SILENCE_S_MIN))
 
 
 def stalled(
-    status: LeaseStatus | None, *, began_instant: Instant, stall_s: float, now: Instant
-) -> str | None:
-    """Why a process that began at `began_instant` counts as stalled, in words; None if not."""
+    status: LeaseStatus | None,
+    *,
+    began_instant: Instant,
+    stall_s: float,
+    failover_s: float,
+    now: Instant,
+) -> Stall | None:
+    """Why a process that began at `began_instant` counts as stalled; None if it does not."""
+    if status is not None and status.published_instant > 0.0:
+        silent_since = status.published_instant
+        if now - silent_since >= silence_max_s(failover_s, stall_s):
+            return Stall("the process says nothing", silent_since, is_silent=True)
     if status is None or status.state in _BEFORE_READING:
-        waited_s = now - began_instant
-        return f"reading has not begun for {waited_s:.0f} s" if waited_s >= stall_s else None
-    since = status.processing_since_instant
-    if since > 0.0 and now - since >= stall_s:
-        return f"user code has not returned for {now - since:.0f} s"
-    return None
+        return _since("reading has not begun", began_instant, stall_s, now)
+    return _since(
+        "user code has not returned", status.processing_since_instant, stall_s, now
+    ) or _since(
+        "a request for records has not come back", status.fetching_since_instant, stall_s, now
+    )
+
+
+def _since(what: str, since: Instant, stall_s: float, now: Instant) -> Stall | None:
+    return Stall(what, since) if since > 0.0 and now - since >= stall_s else None

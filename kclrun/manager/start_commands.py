@@ -35,6 +35,7 @@ class StartCommands:
         credentials: Callable[[], WireCredentials],
         row_of: Callable[[LeaseKey], Lease | None],
         failover_s: Callable[[], float],
+        others_in_sight: Callable[[], bool],
     ) -> None:
         self._settings = settings
         self._world = world
@@ -46,6 +47,7 @@ class StartCommands:
         self._credentials = credentials
         self._row_of = row_of
         self._failover_s = failover_s
+        self._others_in_sight = others_in_sight
 
     def __call__(self, start: StartProcess, place: int, incarnation: int) -> ipc.StartSpec:
         settings = self._settings
@@ -64,6 +66,8 @@ class StartCommands:
             incarnation=incarnation,
             expires_instant=start.expires_instant,
             failover_s=self._failover_s(),
+            has_waited=start.has_waited,
+            others_in_sight=self._others_in_sight(),
             start_timestamp=pinned_at if pinned_at is not None else self._start_at,
             hash_range_start=str(hash_range.start) if hash_range is not None else None,
             hash_range_end=str(hash_range.end) if hash_range is not None else None,

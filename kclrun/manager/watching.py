@@ -11,11 +11,10 @@ from typing import Final
 from kclrun.ipc.board import LeaseStatus
 from kclrun.ipc.messages import FailoverChanged
 from kclrun.manager.caught_up import CaughtUp
-from kclrun.manager.child import Child
 from kclrun.manager.loop import Loop
 from kclrun.manager.manager import Manager
 from kclrun.manager.snapshots import Snapshots
-from kclrun.manager.stall import stalled
+from kclrun.manager.watchdog import Watchdog
 from kclrun.manager.world import ExitReason
 from kclrun.model.time import Instant
 from kclrun.observe.logs import EventLog
@@ -25,9 +24,6 @@ __all__ = ["Watch", "fleet_failover_s"]
 
 # Twice a second: two looks that are a second apart end a run at most half a second late.
 _LOOK_EVERY_S: Final = 0.5
-# The stacks are asked for first, and ABRT follows: it writes them too, even when the thread that
-# reads messages is stuck behind the GIL.
-_AFTER_STACKS_S: Final = 1.0
 
 
 class Watch:
@@ -40,7 +36,7 @@ class Watch:
         *,
         loop: Loop,
         log: EventLog,
-        stall_s: float,
+        watchdog: Watchdog,
         failover_s: float,
         on_snapshot: Callable[[Snapshot], None] | None,
         is_until_caught_up: bool,
@@ -50,13 +46,12 @@ class Watch:
         self._snapshots = snapshots
         self._loop = loop
         self._log = log
-        self._stall_s = stall_s
+        self._watchdog = watchdog
         self._own_failover_s = failover_s
         self._on_snapshot = on_snapshot
         self._is_until_caught_up = is_until_caught_up
         self._source_is_done = source_is_done
         self._caught_up = CaughtUp()
-        self._began: dict[int, Instant] = {}
         self._looks = 0
         self.failover_s = failover_s
 
@@ -73,22 +68,9 @@ class Watch:
         self._loop.after(_LOOK_EVERY_S, self.look)
 
     def _look_at_processes(self, now: Instant) -> list[LeaseStatus | None]:
-        living = list(self._manager.processes.living())
-        self._began = {
-            child.incarnation: self._began.get(child.incarnation, now) for child in living
-        }
-        for child in living:
-            self._look_at_process(child, now)
+        living = tuple(self._manager.processes.living())
+        self._watchdog.look(living, now)
         return [child.look() for child in living]
-
-    def _look_at_process(self, child: Child, now: Instant) -> None:
-        began_instant = self._began[child.incarnation]
-        reason = stalled(child.look(), began_instant=began_instant, stall_s=self._stall_s, now=now)
-        if reason is None or child.force_instant is not None:
-            return
-        self._log.note("process_stalled", shard=child.key, process=child.pid, reason=reason)
-        self._manager.processes.dump_stacks(child)
-        self._manager.processes.force_from(child, Instant(now + _AFTER_STACKS_S))
 
     def _look_at_failover(self) -> None:
         """The smallest failover of the fleet bounds every fence [P7]."""

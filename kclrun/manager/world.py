@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.ports import LeaseTable, StreamAdmin, StreamSummary
+from kclrun.ports import LeaseTable, MetricOutlet, StreamAdmin, StreamSummary
 
 __all__ = ["CredentialSource", "ExitReason", "Until", "World"]
 
@@ -41,6 +41,7 @@ class World:
 
     `table` is used from several threads at once. `kinesis` and `dynamodb` travel to the lease
     processes. `service_time` is the service's clock as last seen, else this host's [P14].
+    `metrics` is where metrics are published, None where they are not.
     """
 
     table: LeaseTable
@@ -50,6 +51,7 @@ class World:
     kinesis: WireEndpoint
     dynamodb: WireEndpoint
     service_time: Callable[[], WallTime] = field(default=_host_time)
+    metrics: MetricOutlet | None = None
 
 
 class ExitReason(enum.Enum):
@@ -59,12 +61,15 @@ class ExitReason(enum.Enum):
     CAUGHT_UP = "caught up"
     # With `--until caught-up`: user code gave up on a shard, and the others are read.
     HALTED = "caught up but for halted shards"
+    # Nothing can be proven, renewed or checkpointed any more: a person has to look.
+    TABLE_GONE = "the lease table is gone"
     # Something had to be killed, or a row of ours was left to expire: no loss, but what was not
     # checkpointed is read again.
     CUT_SHORT = "stopped before it was drained"
 
     @property
     def exit_code(self) -> int:
-        """0 for a stop in good order; 65 (EX_DATAERR) with shards halted, 75 (EX_TEMPFAIL) for
-        one that was cut short."""
-        return {ExitReason.HALTED: 65, ExitReason.CUT_SHORT: 75}.get(self, 0)
+        """0 for a stop in good order; 65 (EX_DATAERR) with shards halted, 66 (EX_NOINPUT) without
+        its table, 75 (EX_TEMPFAIL) for one that was cut short."""
+        codes = {ExitReason.HALTED: 65, ExitReason.TABLE_GONE: 66, ExitReason.CUT_SHORT: 75}
+        return codes.get(self, 0)

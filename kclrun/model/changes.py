@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import msgspec
 
-from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId
+from kclrun.model.lease import Halt, Handoff, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.time import WallTime
 
 __all__ = [
+    "Ask",
     "Checkpoint",
     "Claim",
     "CreateChildren",
@@ -23,9 +25,12 @@ __all__ = [
     "EndedParent",
     "ExistingParent",
     "HaltLease",
+    "HandOver",
     "HeldParent",
+    "LateCheckpoint",
     "LeaseChange",
     "NameChildren",
+    "Offer",
     "ParentCondition",
     "Release",
     "Renew",
@@ -35,7 +40,8 @@ __all__ = [
 
 
 class CreateLease(msgspec.Struct, frozen=True, tag=True):
-    """A row by the first sync: applies only if there is none with this key."""
+    """A whole row, by the first sync, or by its live owner where the row vanished: applies only if
+    there is none with this key."""
 
     lease: Lease
 
@@ -76,8 +82,10 @@ class CreateChildren(msgspec.Struct, frozen=True, tag=True):
 class Take(msgspec.Struct, frozen=True, tag=True):
     """A manager takes an unowned or expired lease: owner and counter as seen [P2, P15].
 
-    Publishes `failover_s` and `start`; removes `checkpointOwner`; adds an owner switch when the
-    owner seen was somebody else.
+    Publishes `failover_s` and `start`; removes `checkpointOwner` and all of a hand-off; adds an
+    owner switch when the owner seen was somebody else. `forced`: from a Java owner that renews;
+    writes `takenFrom`, so that whoever starts on the row waits first [P18]. Without it a
+    `takenFrom` that stands there stays.
     """
 
     key: LeaseKey
@@ -86,23 +94,46 @@ class Take(msgspec.Struct, frozen=True, tag=True):
     seen_counter: int
     failover_s: float
     start: str
+    forced: bool = False
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """A manager would like a lease that `asked` renews: notes it on the row [P16].
+
+    Not an owner's write, so the counter is untouched. `seen` is the ask that stood there for too
+    long and is replaced, None where there was none: else the condition fails.
+    """
+
+    key: LeaseKey
+    owner: OwnerId
+    asked: OwnerId
+    asked_at: WallTime
+    seen: Handoff | None = None
 
 
 class Claim(msgspec.Struct, frozen=True, tag=True):
-    """A lease process proves the lease before its first read; returns the whole row [P4]."""
+    """A lease process proves the lease before its first read; returns the whole row [P4].
+
+    `has_waited`: a failover has passed since a take by force, so `takenFrom` goes [P18].
+    """
 
     key: LeaseKey
     owner: OwnerId
     seen_counter: int
+    has_waited: bool = False
 
 
 class Renew(msgspec.Struct, frozen=True, tag=True):
-    """The heartbeat: counter + 1, and the throughput since the last one."""
+    """The heartbeat: counter + 1, and the throughput since the last one.
+
+    `drops_ask`: removes an ask that is too old to be answered [P16].
+    """
 
     key: LeaseKey
     owner: OwnerId
     seen_counter: int
     throughput_kbps: float | None = None
+    drops_ask: bool = False
 
 
 class Checkpoint(msgspec.Struct, frozen=True, tag=True):
@@ -146,6 +177,50 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     last: ExtendedSequenceNumber
 
 
+class Offer(msgspec.Struct, frozen=True, tag=True):
+    """Final checkpoint, and the row given away, in one write [P17].
+
+    The owner becomes `kclrun:offered`, `offeredBy` the giver, `offeredTo` the one who asked (None:
+    whoever comes); any ask is removed. `position` may equal `last`.
+    """
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    position: ExtendedSequenceNumber
+    last: ExtendedSequenceNumber
+    offered_to: OwnerId | None = None
+
+
+class HandOver(msgspec.Struct, frozen=True, tag=True):
+    """Answer a KCL 3 leader's hand-off: final checkpoint, and `checkpointOwner` removed [R8].
+
+    The row's owner is `next_owner` already and we are its `checkpointOwner`: those and the counter
+    are the condition. The Java KCL's `assignLease`.
+    """
+
+    key: LeaseKey
+    owner: OwnerId
+    next_owner: OwnerId
+    seen_counter: int
+    position: ExtendedSequenceNumber
+    last: ExtendedSequenceNumber
+
+
+class LateCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """What `former` had fully processed when it lost the lease: once, and only forward [P19].
+
+    Applies if the row is there and not SHARD_END, its owner is nobody or a kclrun owner other than
+    `former` (an offered row included), and `last` <= its position < `position` in the extended
+    order. Owner and counter stay. `position` is never SHARD_END.
+    """
+
+    key: LeaseKey
+    former: OwnerId
+    last: ExtendedSequenceNumber
+    position: ExtendedSequenceNumber
+
+
 class HaltLease(msgspec.Struct, frozen=True, tag=True):
     """The owner's manager notes on the row why the lease stands still."""
 
@@ -179,12 +254,16 @@ LeaseChange = (
     CreateLease
     | CreateChildren
     | Take
+    | Ask
     | Claim
     | Renew
     | Checkpoint
     | NameChildren
     | End
     | Release
+    | Offer
+    | HandOver
+    | LateCheckpoint
     | HaltLease
     | ResumeLease
     | DeleteEnded

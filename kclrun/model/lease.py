@@ -12,9 +12,12 @@ from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
 
 __all__ = [
+    "ANYBODY",
     "HOPPING_SWITCHES",
+    "OFFERED",
     "OWNER_PREFIX",
     "Halt",
+    "Handoff",
     "Lease",
     "LeaseKey",
     "Owner",
@@ -26,6 +29,10 @@ LeaseKey = NewType("LeaseKey", str)
 OwnerId = NewType("OwnerId", str)
 
 OWNER_PREFIX: Final = "kclrun:"
+# The owner of a row that was given away and waits for its taker: nobody, for every count [P17].
+OFFERED: Final = OwnerId(f"{OWNER_PREFIX}offered")
+# Whom an operator asks on behalf of who only wants a lease released, to whoever comes [P16].
+ANYBODY: Final = OwnerId(f"{OWNER_PREFIX}anybody")
 # `ownerSwitchesSinceCheckpoint` from which a lease is shown as hopping: it was passed on five
 # times and nobody got as far as one checkpoint.
 HOPPING_SWITCHES: Final = 5
@@ -70,12 +77,22 @@ class Halt(msgspec.Struct, frozen=True):
     halted_at: WallTime
 
 
+class Handoff(msgspec.Struct, frozen=True):
+    """An ask on a row: `to` would like to have the lease; since `asked_at`, by its own clock."""
+
+    to: OwnerId
+    asked_at: WallTime
+
+
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """One row, as last read. Attributes: the KCL 2.x schema, then ours.
 
     `owner` None is an unowned lease. `counter` grows by one with every write of an owner and is
     the fencing token. `parents` and `children` are shard ids. `failover_s` and `start` are what
-    the owner published at its take; None from a Java owner.
+    the owner published at its take; None from a Java owner. `handoff` is an ask to the owner
+    [P16]; `offered_to` and `offered_by` say whom an offered row is meant for, if anybody, and who
+    gave it away [P17]; `taken_from` names the Java owner it was taken from by force, until the
+    first claim that waited [P18].
     """
 
     key: LeaseKey
@@ -93,6 +110,10 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     start: str | None = None
     latest_pinned_at: WallTime | None = None
     halt: Halt | None = None
+    handoff: Handoff | None = None
+    offered_to: OwnerId | None = None
+    offered_by: OwnerId | None = None
+    taken_from: OwnerId | None = None
 
     @property
     def is_ended(self) -> bool:

@@ -74,6 +74,8 @@ def life_policy(spec: StartSpec) -> LifePolicy:
         checkpoint_mode=spec.checkpoint.mode,
         checkpoint_every_s=spec.checkpoint.every_s,
         uncheckpointed_max=spec.checkpoint.uncheckpointed_max,
+        has_waited=spec.has_waited,
+        others_in_sight=spec.others_in_sight,
     )
 
 

@@ -172,7 +172,8 @@ class Desk:
             self._changed.notify_all()
 
     def halt(self) -> None:
-        """Start no batch any more, whatever the gate says: one was given up [I9]."""
+        """Start no batch any more, whatever the gate says: one was given up [I9], or asked for the
+        lease to be given away after it."""
         with self._changed:
             self._is_halted = True
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -39,6 +39,8 @@ __all__ = ["FetchPlan", "FetchThread", "FetchView"]
 # limit only costs more of the five calls a second.
 RECORDS_A_CALL: Final = 10_000
 
+Answer = TypeVar("Answer")
+
 
 class FetchPlan(msgspec.Struct, frozen=True):
     """Where and how to read: `checkpoint` is what was processed, `start` the first iterator."""
@@ -51,12 +53,13 @@ class FetchPlan(msgspec.Struct, frozen=True):
 
 
 class FetchView(msgspec.Struct, frozen=True):
-    """What the status slot shows of the fetch thread."""
+    """What the status slot shows of the fetch thread. `asking_since_instant` is 0 between calls."""
 
     last_fetch_instant: Instant = Instant(0.0)
     fetched: ExtendedSequenceNumber | None = None
     millis_behind_latest: int | None = None
     at_tip: bool = False
+    asking_since_instant: Instant = Instant(0.0)
 
 
 class FetchThread(threading.Thread):
@@ -104,7 +107,7 @@ class FetchThread(threading.Thread):
         while self._desk.pause(asked + pause_s - self._now()):
             asked = self._now()
             try:
-                page = self._fetch()
+                page = self._awaited(self._fetch)
                 if not self._lay_down(page):
                     return
                 if page.next_iterator is None and self._finish(page):
@@ -114,6 +117,14 @@ class FetchThread(threading.Thread):
             else:
                 self._outage.end()
                 pause_s = self._pacing.after_page(len(page.records), page.millis_behind_latest)
+
+    def _awaited(self, ask: Callable[[], Answer]) -> Answer:
+        """How long an answer is waited for is shown, for lease thread and manager to judge."""
+        self.view = msgspec.structs.replace(self.view, asking_since_instant=self._now())
+        try:
+            return ask()
+        finally:
+            self.view = msgspec.structs.replace(self.view, asking_since_instant=Instant(0.0))
 
     def _fetch(self) -> FetchedPage:
         if self._iterator is None:
@@ -172,7 +183,7 @@ class FetchThread(threading.Thread):
 
     def _is_closed_shard(self) -> bool:
         """A null iterator without children: believe the listing, not the answer."""
-        shards = {shard.shard_id: shard for shard in self._admin.list_shards()}
+        shards = {shard.shard_id: shard for shard in self._awaited(self._admin.list_shards)}
         shard = shards.get(self._plan.shard_id)
         return shard is not None and not shard.is_open
 

@@ -18,13 +18,22 @@ from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.life import LeaseLife
 from kclrun.errors import ServiceError, SinkError
-from kclrun.model.changes import Checkpoint, End, Release
+from kclrun.model.changes import (
+    Checkpoint,
+    End,
+    HandOver,
+    LateCheckpoint,
+    LeaseChange,
+    Offer,
+    Release,
+)
 from kclrun.model.outcomes import Unavailable
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.ports import LeaseTable, StreamAdmin
 from kclrun.worker.checkpointing import CheckpointDesk
 from kclrun.worker.desk import Desk
+from kclrun.worker.fetch_watch import FetchWatch
 from kclrun.worker.inbox import Inbox
 from kclrun.worker.manager_line import ManagerLine
 from kclrun.worker.reporting import Reporter
@@ -39,7 +48,8 @@ LOOK_S: Final = 1.0
 # held the GIL, or the process stood still.
 STALL_TOLD_S: Final = 1.0
 
-Later = tuple[Instant, int, do.SendWrite | do.ReadOwnRow]
+Timed = do.SendWrite | do.SendLateCheckpoint | do.ReadOwnRow
+Later = tuple[Instant, int, Timed]
 
 
 class Rows(Protocol):
@@ -68,6 +78,7 @@ class LeaseThread(threading.Thread):
         rows: Callable[[], Rows | None],
         line: ManagerLine,
         reporter: Reporter,
+        fetch_watch: FetchWatch,
         now: Callable[[], Instant],
         on_over: Callable[[], None],
     ) -> None:
@@ -83,6 +94,7 @@ class LeaseThread(threading.Thread):
         self._rows = rows
         self._line = line
         self._reporter = reporter
+        self._fetch_watch = fetch_watch
         self._now = now
         self._on_over = on_over
         self._events: deque[on.Event] = deque([on.Started()])
@@ -114,9 +126,17 @@ class LeaseThread(threading.Thread):
         if self.cause is not None:
             return
         self._reporter.publish(self._life, self._desk.view())
+        self._watch_fetching()
         self._wait()
         self._do_what_waited()
         self._events.append(on.Ticked())
+
+    def _watch_fetching(self) -> None:
+        """A lease that is renewed and not read stalls in silence: begin anew instead."""
+        hung = self._fetch_watch.look(self._now())
+        if hung is not None:
+            self._reporter.warn(f"{hung}; the lease process ends and begins anew")
+            self.break_off(hung)
 
     def _handle(self, event: on.Event) -> None:
         for command in self._life.handle(event, self._now()):
@@ -157,7 +177,7 @@ class LeaseThread(threading.Thread):
 
     def _perform(self, command: do.Command) -> None:
         match command:
-            case do.SendWrite() | do.ReadOwnRow():
+            case do.SendWrite() | do.SendLateCheckpoint() | do.ReadOwnRow():
                 self._perform_in_time(command)
             case do.ReadRows(keys):
                 self._ask(
@@ -185,40 +205,42 @@ class LeaseThread(threading.Thread):
             self._checkpoints.note_durable(report.position)
         self._reporter.report(report)
 
-    def _perform_in_time(self, command: do.SendWrite | do.ReadOwnRow) -> None:
+    def _perform_in_time(self, command: Timed) -> None:
         if command.not_before is not None and command.not_before > self._now():
             heapq.heappush(self._later, (command.not_before, next(self._order), command))
         else:
             self._perform_now(command)
 
-    def _perform_now(self, command: do.SendWrite | do.ReadOwnRow) -> None:
+    def _perform_now(self, command: Timed) -> None:
         if isinstance(command, do.ReadOwnRow):
             self._ask(lambda: on.OwnRowRead(self._table.read(self._life.own.key)), on.ReadFailed)
-        elif self._life.own.pending == command.change:
-            self._send(command)
+            return
+        is_late = isinstance(command, do.SendLateCheckpoint)
+        if is_late or self._life.own.pending == command.change:
+            self._send(command.change)
 
-    def _send(self, command: do.SendWrite) -> None:
-        change = command.change
+    def _send(self, change: LeaseChange) -> None:
         try:
-            self._make_rows_durable(command)
+            self._make_rows_durable(change)
         except SinkError as error:
             # Nothing was sent: the checkpoint waits until its rows can be kept.
             unsent = on.WriteResolved(change, Unavailable(str(error)), self._now())
             self._events.append(unsent)
             return
         sent = self._now()
-        self._reporter.note_send(sent)
+        if not isinstance(change, LateCheckpoint):  # it is no owner's: no fence follows from it
+            self._reporter.note_send(sent)
         outcome = self._table.write(change)
         self._asking_s += self._now() - sent
         self._events.append(on.WriteResolved(change, outcome, sent))
 
-    def _make_rows_durable(self, command: do.SendWrite) -> None:
+    def _make_rows_durable(self, change: LeaseChange) -> None:
         rows = self._rows()
         if rows is None:
             return
-        match command.change:
-            case Checkpoint(position=position) | Release(position=position):
-                rows.make_durable(position)
+        match change:
+            case Checkpoint() | Release() | Offer() | HandOver() | LateCheckpoint():
+                rows.make_durable(change.position)
             case End():
                 rows.make_durable(SHARD_END)
             case _:

@@ -42,6 +42,7 @@ from kclrun.worker.checkpointing import CheckpointDesk
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivering import Deliverer, RowScope
 from kclrun.worker.desk import Desk
+from kclrun.worker.fetch_watch import FetchWatch, silence_max_s
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView
 from kclrun.worker.inbox import Inbox
 from kclrun.worker.lease_thread import LeaseThread
@@ -131,6 +132,7 @@ class LeaseProcess:
             rows=lambda: self._rows,
             line=self._line,
             reporter=self._reporter,
+            fetch_watch=FetchWatch(self._fetch_view, silence_max_s(spec.kinesis)),
             now=boottime,
             on_over=self._leave_user_code_behind,
         )
@@ -199,9 +201,13 @@ class LeaseProcess:
             uncheckpointed_max=spec.checkpoint.uncheckpointed_max,
             checkpoint_mode=spec.checkpoint.mode,
             emit=self._emit,
-            release=lambda: self._inbox.post(ReleaseRequested()),
+            release=self._release,
             pending_checkpoint=row.pending,
         )
+
+    def _release(self) -> None:
+        self._desk.halt()  # at once: the lease thread may shut the gate only after the next batch
+        self._inbox.post(ReleaseRequested())
 
     def _emit(self, row: Row) -> None:
         if self._rows is None:

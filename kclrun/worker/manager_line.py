@@ -14,6 +14,7 @@ from kclrun.ipc.messages import (
     DumpStacks,
     FailoverChanged,
     NoAnswer,
+    OthersInSight,
     RenewCredentials,
     ToWorker,
 )
@@ -52,6 +53,8 @@ class ManagerLine:
                     events.append(on.DrainRequested(reason))
                 case FailoverChanged(failover_s):
                     events.append(on.FailoverChanged(failover_s))
+                case OthersInSight(others):
+                    events.append(on.OthersInSight(others))
                 case RenewCredentials(credentials):
                     self._renew(credentials)
                 case DumpStacks():

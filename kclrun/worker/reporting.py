@@ -15,6 +15,7 @@ from kclrun.ipc.doorbell import Doorbell
 from kclrun.ipc.ring import EventRing
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
+from kclrun.worker.clock import boottime
 from kclrun.worker.desk import DeskView
 from kclrun.worker.fetching import FetchView
 
@@ -100,6 +101,8 @@ class Reporter:
                 last_batch_instant=desk.last_batch_instant,
                 processing_since_instant=desk.busy_since,
                 at_tip=fetch.at_tip and is_quiet and has_caught_up,
+                fetching_since_instant=fetch.asking_since_instant,
+                published_instant=boottime(),
             )
         )
 
@@ -121,7 +124,7 @@ def _transition(report: Report) -> told.Transition:
         case ReportKind.CHECKPOINTED if position is not None:
             return told.Checkpointed(position, report.counter)
         case ReportKind.RELEASED if position is not None:
-            return told.Released(position)
+            return told.Released(position, report.text)
         case ReportKind.SHARD_ENDED:
             return told.ShardEnded(report.children)
         case ReportKind.LOST:

@@ -1,29 +1,19 @@
 """One contract, every lease table: in memory, and DynamoDB over the wire client.
 
-DynamoDB is moto's here, on loopback: real HTTP, real expressions. What holds for a change holds
-over both, or one of them is wrong.
+What holds for a change holds over both, or one of them is wrong. Asks, offers and late checkpoints:
+`test_lease_table_handoffs.py`, `test_lease_table_late.py`.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable
 
-import msgspec
 import pytest
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
 
-from kclrun.aws.lease_table import DynamoLeaseTable
-from kclrun.aws.operations import CREATE_TABLE, GET_ITEM, PUT_ITEM
 from kclrun.aws.rows import encode_row
-from kclrun.aws.signing import HeldCredentials
-from kclrun.aws.wire import WireClient
 from kclrun.errors import InvalidRequest
-from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.changes import (
     Checkpoint,
     Claim,
@@ -38,134 +28,35 @@ from kclrun.model.changes import (
     HeldParent,
     LeaseChange,
     NameChildren,
+    Offer,
     Release,
     Renew,
     ResumeLease,
     Take,
 )
-from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId, PendingCheckpoint
+from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId
 from kclrun.model.outcomes import Applied, ConditionFailed, Refused
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
-from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.ports import LeaseTable
-
-ME = OwnerId("kclrun:a:host:1")
-OTHER = OwnerId("kclrun:b:host:2")
-JAVA = OwnerId("ip-10-0-0-1:9a7b")
-KEY = LeaseKey("shardId-000000000000")
-CHILD_1 = LeaseKey("shardId-000000000001")
-CHILD_2 = LeaseKey("shardId-000000000002")
-AT_5 = ExtendedSequenceNumber("5")
-AT_7_2 = ExtendedSequenceNumber("7", 2)
-AT_9 = ExtendedSequenceNumber("9")
-
-HELD = Lease(
-    key=KEY,
-    checkpoint=AT_5,
-    counter=4,
-    owner=ME,
-    owner_switches=3,
-    parents=frozenset({"shardId-p"}),
-    hash_range=HashRange(0, 2**128 - 1),
-    pending=PendingCheckpoint(AT_9, b"half"),
+from tests.contract.lease_tables import (
+    AT_5,
+    AT_7_2,
+    AT_9,
+    CHILD_1,
+    CHILD_2,
+    ENDED,
+    HELD,
+    JAVA,
+    KEY,
+    ME,
+    OTHER,
+    UNOWNED,
+    Subject,
+    changed,
 )
-UNOWNED = msgspec.structs.replace(HELD, owner=None)
-ENDED = msgspec.structs.replace(HELD, checkpoint=SHARD_END)
 
-
-class Subject:
-    """A table under test, with a back door past its conditions."""
-
-    def __init__(
-        self,
-        open_table: Callable[[int], LeaseTable],
-        plant: Callable[[Mapping[str, Any]], None],
-        raw: Callable[[str], Mapping[str, Any] | None],
-    ) -> None:
-        self.open_table = open_table
-        self.table = open_table(1000)
-        self.plant = plant
-        self.raw = raw
-
-    def with_rows(self, *rows: Lease) -> LeaseTable:
-        for row in rows:
-            self.plant(encode_row(row))
-        return self.table
-
-
-class OneAtATime:
-    """moto looks at a condition and writes in two steps: two threads can both pass it.
-
-    DynamoDB is linearizable row by row, so requests are let in one by one.
-    """
-
-    def __init__(self, app: Callable[..., Any]) -> None:
-        self._app = app
-        self._lock = threading.Lock()
-
-    def __call__(self, environ: Any, start_response: Any) -> Any:
-        with self._lock:
-            return self._app(environ, start_response)
-
-
-@pytest.fixture(scope="module")
-def moto_url() -> Iterator[str]:
-    server = make_server(
-        "127.0.0.1", 0, OneAtATime(DomainDispatcherApplication(create_backend_app)), threaded=True
-    )
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join(timeout=10)
-    server.server_close()
-
-
-_numbers = itertools.count()
-
-
-@pytest.fixture(params=["memory", "dynamodb"])
-def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    if request.param == "memory":
-        yield memory_subject()
-        return
-    client = WireClient(
-        WireEndpoint(request.getfixturevalue("moto_url"), "eu-west-1", "eu-west-1"),
-        HeldCredentials(WireCredentials("AKID", "secret")),
-        service="dynamodb",
-    )
-    yield dynamodb_subject(client, f"leases-{next(_numbers)}")
-    client.close()
-
-
-def memory_subject() -> Subject:
-    rows = LeaseRows(lock=threading.Lock())
-
-    def open_table(page_rows_max: int) -> LeaseTable:
-        rows._page_rows_max = page_rows_max
-        return rows
-
-    return Subject(open_table, rows.plant, rows.raw)
-
-
-def dynamodb_subject(client: WireClient, name: str) -> Subject:
-    def call(operation: Any, **request: Any) -> Any:
-        body = msgspec.json.encode({"TableName": name, **request})
-        return msgspec.json.decode(client.call(operation, body).body)
-
-    call(
-        CREATE_TABLE,
-        AttributeDefinitions=[{"AttributeName": "leaseKey", "AttributeType": "S"}],
-        KeySchema=[{"AttributeName": "leaseKey", "KeyType": "HASH"}],
-        BillingMode="PAY_PER_REQUEST",
-    )
-    return Subject(
-        lambda page_rows_max: DynamoLeaseTable(client, name, page_rows_max=page_rows_max),
-        lambda item: call(PUT_ITEM, Item=item),
-        lambda key: call(GET_ITEM, Key={"leaseKey": {"S": key}}, ConsistentRead=True).get("Item"),
-    )
+pytest_plugins = ("tests.contract.lease_table_fixtures",)
 
 
 def take(seen_owner: OwnerId | None, seen_counter: int = 4, owner: OwnerId = ME) -> Take:
@@ -186,20 +77,32 @@ OWNERS_CHANGES: dict[str, LeaseChange] = {
     "end": End(KEY, ME, 4, AT_5),
     "release": Release(KEY, ME, 4, AT_5, AT_5),
     "checkpoint and release": Release(KEY, ME, 4, AT_9, AT_5),
+    "offer": Offer(KEY, ME, 4, AT_5, AT_5),
+    "offer to the asker": Offer(KEY, ME, 4, AT_5, AT_5, OTHER),
+    "checkpoint and offer": Offer(KEY, ME, 4, AT_9, AT_5),
+    "checkpoint and offer to the asker": Offer(KEY, ME, 4, AT_9, AT_5, OTHER),
+    "claim after the wait": Claim(KEY, ME, 4, has_waited=True),
+    "renew and drop the ask": Renew(KEY, ME, 4, drops_ask=True),
+    "renew with throughput and drop the ask": Renew(KEY, ME, 4, 12.5, drops_ask=True),
     "halt": HaltLease(KEY, ME, 4, Halt("poison", WallTime(1_700_000_000.5))),
 }
 TAKES: dict[str, LeaseChange] = {"take": take(ME)}
-POSITION_CHANGES = ("checkpoint", "end", "release", "checkpoint and release")
+POSITION_CHANGES = (
+    "checkpoint",
+    "end",
+    "release",
+    "checkpoint and release",
+    "offer",
+    "offer to the asker",
+    "checkpoint and offer",
+    "checkpoint and offer to the asker",
+)
 DELETES: dict[str, LeaseChange] = {
     "delete ended": DeleteEnded(KEY),
     "delete trimmed": DeleteTrimmed(KEY, ME, 4),
 }
 OTHERS: dict[str, LeaseChange] = {"resume": ResumeLease(KEY)}
 EVERY = OWNERS_CHANGES | TAKES | DELETES | OTHERS
-
-
-def changed(row: Lease, **fields: Any) -> Lease:
-    return msgspec.structs.replace(row, **fields)
 
 
 # What each change does
@@ -354,9 +257,8 @@ def test_taking_a_lease_that_is_mine_already_counts_no_switch(subject: Subject) 
 
 def test_a_take_removes_a_checkpoint_owner_and_every_trace_of_a_hand_off(subject: Subject) -> None:
     item = encode_row(changed(HELD, owner=JAVA, checkpoint_owner=JAVA))
-    subject.plant(
-        item | {"handoffTo": {"S": OTHER}, "handoffAt": {"N": "1"}, "offeredTo": {"S": OTHER}}
-    )
+    handoff = {name: {"S": OTHER} for name in ("handoffTo", "offeredTo", "offeredBy")}
+    subject.plant(item | handoff | {"handoffAt": {"N": "1"}})
 
     outcome = subject.table.write(take(JAVA))
 
@@ -365,7 +267,7 @@ def test_a_take_removes_a_checkpoint_owner_and_every_trace_of_a_hand_off(subject
     assert outcome.row.checkpoint_owner is None
     raw = subject.raw(KEY)
     assert raw is not None
-    assert not raw.keys() & {"checkpointOwner", "handoffTo", "handoffAt", "offeredTo"}
+    assert not raw.keys() & {"checkpointOwner", "handoffAt", *handoff}
 
 
 def test_a_row_whose_owner_is_null_reads_as_unowned_and_can_be_taken(subject: Subject) -> None:
@@ -461,7 +363,7 @@ def test_nothing_resurrects_a_deleted_row(subject: Subject, name: str) -> None:
 
 @pytest.mark.parametrize("name", OWNERS_CHANGES | TAKES | OTHERS)
 def test_unknown_attributes_survive_every_change(subject: Subject, name: str) -> None:
-    unknown = {"takenFrom": {"S": JAVA}, "futureMap": {"M": {"x": {"N": "1"}}}}
+    unknown = {"futureText": {"S": JAVA}, "futureMap": {"M": {"x": {"N": "1"}}}}
     subject.plant(encode_row(HELD) | unknown)
 
     assert isinstance(subject.table.write(EVERY[name]), Applied)

@@ -1,8 +1,9 @@
 """One lease's life in a faulty world: safety under a storm, an end after it.
 
 The world: a table in memory, a network that loses, delays and refuses, user code on a thread of
-its own, an observer that takes the row as early as expiry allows, a former owner with late
-checkpoints. A failing case names its seed in the test id; run that id to replay it.
+its own, an observer that takes the row as early as expiry allows and offered ones at once, a former
+owner with late checkpoints, others that ask, somebody who deletes rows, a KCL 3 leader. A failing
+case names its seed in the test id; run that id to replay it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.states import State
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model import changes
-from kclrun.model.lease import Lease
+from kclrun.model.lease import ANYBODY, OFFERED, Handoff, Lease
 from kclrun.model.outcomes import Applied, OutcomeUnknown, Refused, Throttled, Unavailable
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, HashRange, Shard
 
 ME, OTHER, KEY = "kclrun::host:a", "kclrun::host:b", "s0"
+JAVA = "java-worker"
 FAILOVER_S = 6.0
 STORM_S = 40.0
 CALM_S = 120.0
@@ -49,6 +51,10 @@ class World:
         )
         self.table.write(changes.CreateLease(Lease(key="s1", checkpoint=p(1))))
         self.cap = self.chance.choice((5, 20, 1000))
+        asked = self.chance.random() < 0.05
+        if asked:
+            row = msgspec.structs.replace(self.row, handoff=Handoff(OTHER, 7.0))
+            self.table._rows[KEY] = row
         policy = LifePolicy(
             key=KEY,
             shard_id="s0",
@@ -59,6 +65,7 @@ class World:
             checkpoint_mode=mode,
             checkpoint_every_s=2.0,
             uncheckpointed_max=self.cap,
+            others_in_sight=self.chance.random() < 0.5,
         )
         self.mode = mode
         self.life = LeaseLife(policy, self.chance.random)
@@ -66,9 +73,15 @@ class World:
         self.order = itertools.count()
         self.exited = None
         self.writes_out = 0
-        self.takes_away = self.chance.random() < 0.3
+        self.takes_away = self.chance.random() < 0.5
         self.lates = self.chance.random() < 0.4
         self.fails = self.chance.random() < 0.2
+        self.is_slow = self.chance.random() < 0.3
+        self.asks = self.chance.random() < 0.3
+        self.deletes = self.chance.random() < 0.3
+        self.leads_away = self.chance.random() < 0.1
+        # What has happened at least once
+        self.seen = set()
         # User code
         self.gate = None
         self.shut_asked = False
@@ -79,6 +92,8 @@ class World:
         self.exhausted = False
         self.shard_ended_returned = False
         self.delivered = 100
+        self.processed = 100
+        self.in_batch = False
         self.total = 0
         self.told = p(100)
         self.batches = []
@@ -91,6 +106,8 @@ class World:
         self.seen_checkpoint = p(100)
         self.counter_moved = (5, self.now)
         self.taken = None
+        self.given_away = False
+        self.is_deleted = False
         self.dark_until = 0.0
 
     # Time
@@ -128,6 +145,8 @@ class World:
             self.at(max(due, self.now + 0.01), self.tick)
 
     def withdraw(self):
+        if self.chance.random() < 0.3:
+            self.tell(on.OthersInSight(self.chance.random() < 0.5))
         kind = self.chance.randrange(4)
         if kind == 3:
             return self.at(self.storm_ends, self.tell, on.DrainRequested("late"))
@@ -147,6 +166,10 @@ class World:
                 self.writes_out += 1
                 assert self.writes_out == 1, "two unresolved writes of the row [P5]"
                 self.at(not_before or self.now, self.send, change)
+            case do.SendLateCheckpoint(change, not_before):
+                assert not self.in_batch, "a late checkpoint before the batch had ended [P19]"
+                assert change.position <= p(self.processed), "late, above what was processed"
+                self.at(not_before or self.now, self.send_late, change)
             case do.ReadOwnRow(not_before):
                 self.at(max(self.soon(), not_before or 0.0), self.read)
             case do.ReadRows(keys):
@@ -164,7 +187,7 @@ class World:
                 self.at(self.now, self.work)
             case do.AnswerCheckpoint(request, answer):
                 position = self.waiting.pop(request)
-                if answer is do.CheckpointAnswer.DURABLE:
+                if answer is do.CheckpointAnswer.DURABLE and not self.is_deleted:
                     assert self.row.checkpoint >= position or self.taken
                 if self.waits_for == request:
                     self.waits_for = None
@@ -178,6 +201,7 @@ class World:
                 self.call = call
                 if isinstance(call, do.CallInitialize):  # reading begins at the claimed row
                     self.delivered = int(call.row.checkpoint.sequence_number)
+                    self.processed = self.delivered
                 self.at(self.now, self.work)
 
     # The table
@@ -208,6 +232,8 @@ class World:
         elif fault < 0.25:
             self.apply(change)
             outcome = OutcomeUnknown("timed out")
+            if self.deletes and self.row is not None and self.chance.random() < 0.6:
+                self.delete()
         elif fault < 0.33:
             self.at(self.now + self.chance.uniform(0, 5), self.apply, change)
             outcome = OutcomeUnknown("timed out")
@@ -215,8 +241,35 @@ class World:
             outcome = self.apply(change)
         self.at(self.soon(), self.answer, change, outcome, sent)
 
+    def send_late(self, change):
+        fault = self.chance.random() if self.is_storm else 1.0
+        sent = self.now
+        if fault < 0.1:
+            outcome = Throttled("slow down")
+        elif fault < 0.2:
+            outcome = OutcomeUnknown("timed out")
+            if fault < 0.15:
+                self.at(self.now + self.chance.uniform(0, 5), self.apply, change)
+        else:
+            outcome = self.apply(change)
+        self.at(self.soon(), self.answer_late, change, outcome, sent)
+
+    def answer_late(self, change, outcome, sent):
+        if self.exited is None:
+            self.tell(on.WriteResolved(change, outcome, sent))
+
     def apply(self, change):
         outcome = self.table.write(change)
+        if isinstance(outcome, Applied):
+            self.seen.add(type(change))
+            if isinstance(change, changes.CreateLease):
+                assert self.is_deleted
+                assert self.taken is None
+                assert not self.given_away, "written again though it was given away"
+                self.is_deleted = False
+            self.given_away |= isinstance(
+                change, changes.Offer | changes.Release | changes.HandOver
+            )
         if isinstance(outcome, Applied) and isinstance(change, changes.End):
             assert self.shard_ended_returned
             assert self.table.read("s2") is not None
@@ -246,6 +299,8 @@ class World:
     def look(self):
         """The row's invariants, after everything that happens."""
         row = self.row
+        if row is None:
+            return
         assert row.checkpoint >= self.seen_checkpoint, "the checkpoint moved back [I2]"
         self.seen_checkpoint = row.checkpoint
         if not row.is_ended:
@@ -255,7 +310,50 @@ class World:
 
     def meddle(self):
         """An observer takes the row as early as expiry allows; a former owner is late."""
+        if self.exited is None:
+            self.at(self.now + 0.1, self.meddle)
         row = self.row
+        if row is None:
+            return
+        if row.owner == OFFERED and self.chance.random() < 0.5:
+            self.table.write(changes.Take(KEY, OTHER, OFFERED, row.counter, FAILOVER_S, "LATEST"))
+            self.taken = self.taken or self.now
+        elif self.is_storm and row.owner == ME and not row.is_ended:
+            self.disturb(row)
+        self.expire(self.row)
+
+    def disturb(self, row):
+        """Somebody asks, deletes the row, or leads it away."""
+        if self.asks and self.chance.random() < 0.02:
+            asker = self.chance.choice((OTHER, ANYBODY, ME))
+            self.table.write(changes.Ask(KEY, asker, ME, self.now, row.handoff))
+        if self.deletes and self.chance.random() < 0.02:
+            self.delete()
+        elif self.leads_away and self.chance.random() < 0.02:
+            self.table._rows[KEY] = msgspec.structs.replace(row, owner=JAVA, checkpoint_owner=ME)
+            self.at(self.now + self.chance.uniform(0, 20), self.force)
+
+    def delete(self):
+        self.table._forget(KEY)
+        self.is_deleted = True
+        self.seen_checkpoint = self.told  # what nobody was told may have to be done again
+
+    def force(self):
+        """The leader has waited long enough."""
+        row = self.row
+        if row is not None and row.checkpoint_owner == ME:
+            # It would wait out our fence: 30 s and a failover on top.
+            if self.now < self.counter_moved[1] + FAILOVER_S:
+                self.at(self.counter_moved[1] + FAILOVER_S, self.force)
+                return
+            self.table._rows[KEY] = msgspec.structs.replace(
+                row, checkpoint_owner=None, counter=row.counter + 1
+            )
+            self.taken = self.taken or self.now
+
+    def expire(self, row):
+        if row is None:
+            return
         expired = self.now >= self.counter_moved[1] + FAILOVER_S
         if self.takes_away and expired and row.owner == ME and not row.is_ended:
             self.table.write(changes.Take(KEY, OTHER, ME, row.counter, FAILOVER_S, "LATEST"))
@@ -264,8 +362,6 @@ class World:
             late = p(int(row.checkpoint.sequence_number) + self.chance.randrange(1, 30))
             self.allowed = max(self.allowed, late)
             self.table._rows[KEY] = msgspec.structs.replace(row, checkpoint=late)
-        if self.exited is None:
-            self.at(self.now + 0.1, self.meddle)
 
     # User code
 
@@ -302,7 +398,7 @@ class World:
         self.delivered += max(size, 1)
         if size:
             self.batches.append((self.delivered, size))
-        self.busy = True
+        self.busy = self.in_batch = True
         self.tell(on.BatchDelivered(p(self.delivered), size, size * 10))
         self.at(self.soon(), self.middle, self.delivered, size)
 
@@ -313,7 +409,9 @@ class World:
         if asks:
             inside = last - self.chance.randrange(0, size + 1) if self.mode != "manual" else last
             self.ask(None if self.chance.random() < 0.3 else inside, last)
-        self.at(self.soon(), self.return_batch, last)
+        takes_long = self.is_slow and self.chance.random() < 0.1
+        at = self.now + self.chance.uniform(0, 10.0) if takes_long else self.soon()
+        self.at(at, self.return_batch, last)
 
     def ask(self, position, last):
         request = next(self.requests)
@@ -329,13 +427,14 @@ class World:
         if self.waits_for is not None:
             self.at(self.now + 0.02, self.return_batch, last)
             return
-        self.busy = False
+        self.busy = self.in_batch = False
         if self.fails and self.chance.random() < 0.02:
             self.halted = True
             self.tell(on.ProcessorFailed("process_records", "E", 1, p(last)))
         else:
             if self.mode != "manual":
                 self.allowed = max(self.allowed, p(last))
+            self.processed = last
             self.tell(on.BatchProcessed(p(last)))
         self.at(self.now, self.work)
 
@@ -376,11 +475,19 @@ def test_a_storm_breaks_no_promise_and_the_lease_comes_to_an_end(seed, mode):
 
 
 def test_the_storms_reach_every_end():
-    ends = set()
+    ends, seen = set(), set()
     for seed in range(60):
         for mode in ("auto", "batch", "manual"):
             world = World(f"{seed}-{mode}", mode)
             world.run()
             ends.add(world.life.state)
+            seen |= world.seen
 
+    assert seen >= {
+        changes.Offer,
+        changes.Release,
+        changes.HandOver,
+        changes.LateCheckpoint,
+        changes.CreateLease,
+    }
     assert ends >= {State.ENDED, State.RELEASED, State.FAILED, State.LOST}

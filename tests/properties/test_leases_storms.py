@@ -1,7 +1,8 @@
 """Whole managers in a small, faulty world: safety under a storm, progress after it.
 
 The world is a table in memory with the conditions of `model/changes.py`, a stream that was
-resharded, lease processes as a few lines each, a Java worker, an operator. Every fault of the
+resharded, lease processes as a few lines each, a Java worker, an operator who halts, resumes and
+releases. The managers ask each other for leases and give them away. Every fault of the
 table is drawn: throttled, refused, unreachable, outcome unknown (applied or not), and delayed
 writes that land later. A failing case names its seed in the test id; run that id to replay it.
 """
@@ -18,7 +19,7 @@ from kclrun.leases import events as e
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.model import changes as ch
-from kclrun.model.lease import Halt, Lease
+from kclrun.model.lease import ANYBODY, OFFERED, Halt, Handoff, Lease
 from kclrun.model.outcomes import (
     Applied,
     ConditionFailed,
@@ -33,6 +34,7 @@ from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 replace = msgspec.structs.replace
 QUARTER = (HASH_KEY_MAX + 1) // 4
 JAVA = "java-worker-1"
+GIVEN = {"handoff": None, "offered_to": None, "offered_by": None}
 
 
 def shard(number, first, last, parents=(), *, closed=False):
@@ -85,6 +87,8 @@ class Table:
                 return ConditionFailed(row)
             del self.rows[change.key]
             return Applied()
+        if isinstance(change, ch.Ask):
+            return self._ask(row, change)
         if isinstance(change, ch.Take):
             owner = change.seen_owner
         else:
@@ -93,11 +97,18 @@ class Table:
             return ConditionFailed(row)
         return self._write(row, change)
 
+    def _ask(self, row, change):
+        if row is None or row.owner != change.asked or row.handoff != change.seen:
+            return ConditionFailed(row)
+        return self.put(replace(row, handoff=Handoff(change.owner, change.asked_at)))
+
     def _write(self, row, change):
         row = replace(row, counter=row.counter + 1)
         match change:
             case ch.Take():
-                row = replace(row, owner=change.owner, failover_s=change.failover_s)
+                if change.forced:
+                    row = replace(row, taken_from=change.seen_owner)
+                row = replace(row, owner=change.owner, failover_s=change.failover_s, **GIVEN)
             case ch.HaltLease():
                 row = replace(row, halt=change.halt)
             case ch.Checkpoint() | ch.End() if row.checkpoint != change.last:
@@ -105,13 +116,20 @@ class Table:
             case ch.Checkpoint():
                 row = replace(row, checkpoint=change.position)
             case ch.End():
-                row = replace(row, checkpoint=SHARD_END)
+                row = replace(row, checkpoint=SHARD_END, **GIVEN)
             case ch.Release():
                 if row.checkpoint != change.last:
                     return ConditionFailed(self.rows[change.key])
-                row = replace(row, owner=None, checkpoint=change.position)
-            case ch.Renew() | ch.Claim():
-                pass
+                row = replace(row, owner=None, checkpoint=change.position, **GIVEN)
+            case ch.Offer():
+                if row.checkpoint != change.last:
+                    return ConditionFailed(self.rows[change.key])
+                given = {**GIVEN, "offered_to": change.offered_to, "offered_by": change.owner}
+                row = replace(row, owner=OFFERED, checkpoint=change.position, **given)
+            case ch.Renew():
+                row = replace(row, handoff=None if change.drops_ask else row.handoff)
+            case ch.Claim():
+                row = replace(row, taken_from=None if change.has_waited else row.taken_from)
             case _:
                 raise AssertionError(f"nobody should write {change}")
         return self.put(row)
@@ -131,6 +149,7 @@ class Process(msgspec.Struct):
     key: str
     counter: int
     expires: float
+    has_waited: bool
     claimed: bool = False
     draining: bool = False
     leaving: bool = False
@@ -148,6 +167,8 @@ class Host:
         self.processes = {}
         self.proven = set()
         self.finished = False
+        self.others_in_sight = False
+        self.ours_since = {}
         self.feed(e.Started())
 
     def feed(self, event):
@@ -165,15 +186,21 @@ class Host:
                     assert key not in self.processes, f"a write of {key} beside its process"
                     others = [w for w in self.todo if isinstance(w, c.WriteRow)]
                     assert all(key not in keys(w.change) for w in others), f"two writes of {key}"
-            case c.StartProcess(key, counter, expires):
+            case c.TellOthersInSight(others):
+                self.others_in_sight = others
+            case c.StartProcess(key, counter, expires, has_waited):
                 assert key not in self.processes
-                assert key not in rows or not rows[key].is_ended, f"{key} starts, and is ended"
                 assert key in self.proven, f"{key} starts without a new write of ours"
                 row = rows.get(key)
                 is_ours = row is not None and row.owner == self.name
+                assert not is_ours or not row.is_ended, f"{key} starts, and is ended"
                 assert not is_ours or row.counter == counter, (
                     f"{key} starts with another counter than its row"
                 )
+                waited = self.world.now - self.ours_since.get(key, self.world.now)
+                if is_ours and row.taken_from is not None:
+                    assert has_waited, f"{key} starts without the wait"
+                    assert waited >= 10, f"{key} starts too early"
                 assert expires <= self.world.now + 10
                 for parent in rows[key].parents if key in rows else ():
                     assert parent not in rows or rows[parent].is_ended, f"{key} before {parent}"
@@ -198,11 +225,15 @@ class Host:
                 self.feed(e.ParentsRead(key, tuple(table.rows.get(p) for p in parents)))
             case c.WriteRow(change):
                 self.feed(e.WriteResolved(change, self.write(change, fault)))
-            case c.StartProcess(key, counter, expires):
+            case c.FindOffers(rows_max):
+                offers = [row for row in table.rows.values() if row.owner == OFFERED]
+                failed = fault in ("unavailable", "refused")
+                self.feed(e.OffersFound(None if failed else tuple(offers[:rows_max])))
+            case c.StartProcess(key, counter, expires, has_waited):
                 if fault == "refused":
                     self.feed(e.StartFailed(key, "no memory"))
                 else:
-                    self.processes[key] = Process(key, counter, expires)
+                    self.processes[key] = Process(key, counter, expires, has_waited)
                     self.feed(e.ProcessStarted(key, 1))
             case c.DrainProcess(key):
                 if key in self.processes:
@@ -231,6 +262,8 @@ class Host:
         outcome = self.world.table.apply(change)
         if isinstance(outcome, Applied):
             self.proven.update(keys(change))
+            if isinstance(change, ch.Take):
+                self.ours_since[change.key] = self.world.now
         return outcome
 
     def kill(self, process, *, leave_write=False):
@@ -269,8 +302,8 @@ class Host:
             return self.say(process, e.LeaseLost(key, "not ours"))
         if badly and chance < 0.12:
             return self.say(process, e.ProcessorFailed(key, "it raised"))
-        if process.draining:
-            self.own(process, ch.Release, row.checkpoint, row.checkpoint)
+        if process.draining or (row.handoff is not None and chance < 0.5):
+            self.give(process, row)
             return self.say(process, e.LeaseReleased(key, row.checkpoint))
         if chance < 0.5 and self.is_closed(key):
             return self.end(process, row)
@@ -280,11 +313,22 @@ class Host:
             return self.feed(e.PositionMoved(key, position))
         return self.own(process, ch.Renew)
 
+    def give(self, process, row):
+        """To the asker, to whoever comes, or to nobody [P17]."""
+        at = (row.checkpoint, row.checkpoint)
+        if row.handoff is not None:
+            to = row.handoff.to
+            self.own(process, ch.Offer, *at, None if to == ANYBODY else to)
+        elif self.others_in_sight:
+            self.own(process, ch.Offer, *at)
+        else:
+            self.own(process, ch.Release, *at)
+
     def claim(self, process):
         key = process.key
         if process.draining or self.world.now > process.expires:
             return self.say(process, e.StartUnclaimed(key, "too late"))
-        if not isinstance(self.own(process, ch.Claim), Applied):
+        if not isinstance(self.own(process, ch.Claim, process.has_waited), Applied):
             return self.say(process, e.StartUnclaimed(key, "another owner"))
         process.claimed = True
         row = self.world.table.rows[key]
@@ -390,7 +434,9 @@ class World:
     def operator(self):
         if self.table.rows:
             row = self.random.choice(list(self.table.rows.values()))
-            self.table.put(replace(row, halt=None))
+            asks = row.owner is not None and self.random.random() < 0.3
+            handoff = Handoff(ANYBODY, 1.0) if asks else row.handoff
+            self.table.put(replace(row, halt=None, handoff=handoff))
 
     def is_healthy(self):
         """Every shard was read to its end, or is being read; nothing is owned by two."""
@@ -398,6 +444,12 @@ class World:
         running = [p.key for host in self.hosts for p in host.processes.values() if p.claimed]
         tips = {s.shard_id for s in SHARDS if s.is_open}
         return set(running) == tips and {r.key for r in rows.values() if not r.is_ended} == tips
+
+    def is_balanced(self):
+        """Healthy; every host reads its share; nothing is asked for or offered."""
+        held = [len(host.processes) for host in self.hosts if not host.finished]
+        asked = any(row.handoff or row.owner == OFFERED for row in self.table.rows.values())
+        return self.is_healthy() and max(held) - min(held) <= 1 and not asked
 
     def calm(self, steps, done):
         """No faults any more; in-flight writes are lost; halts are lifted."""
@@ -420,7 +472,7 @@ def test_no_storm_breaks_a_rule_and_every_shard_is_read_after_it(seed):
     for _ in range(600):
         world.step(storm=True)
 
-    world.calm(30_000, world.is_healthy)
+    world.calm(30_000, world.is_balanced)
 
 
 @pytest.mark.parametrize("seed", range(1000, 1040))
@@ -448,7 +500,7 @@ def test_a_manager_that_dies_without_a_word_is_replaced_after_its_leases_expired
 
     world.hosts.pop(0)
 
-    world.calm(30_000, world.is_healthy)
+    world.calm(30_000, world.is_balanced)
 
 
 def test_a_halted_lease_stays_halted_until_an_operator_resumes_it():
@@ -469,7 +521,7 @@ def test_a_halted_lease_stays_halted_until_an_operator_resumes_it():
 @pytest.mark.parametrize("seed", range(3000, 3010))
 def test_a_balanced_fleet_is_a_fixed_point_of_all_planners(seed):
     world = World(seed, hosts=3)
-    world.calm(30_000, world.is_healthy)
+    world.calm(30_000, world.is_balanced)
     world.paces = (0.05,)
     for _ in range(2_000):
         world.step(storm=False)  # what was set going before
@@ -482,5 +534,6 @@ def test_a_balanced_fleet_is_a_fixed_point_of_all_planners(seed):
         world.step(storm=False)
 
     moved = [x for x in changes if not isinstance(x, ch.Renew | ch.Checkpoint | ch.DeleteEnded)]
+    assert not any(host.core.is_draining for host in world.hosts)
     assert moved == []
     assert owners == {row.key: row.owner for row in world.table.rows.values() if not row.is_ended}

@@ -6,26 +6,31 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
+from kclrun.leases.assignment import Action, plan
 from kclrun.leases.cleanup import TrimWatch, ended_rows
 from kclrun.leases.healing import children_to_create
 from kclrun.leases.listing import Listing
 from kclrun.leases.observation import Observation
+from kclrun.leases.offers import delay_s
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.restarts import Restarts
 from kclrun.leases.shard_sync import sync_empty_table, sync_table
+from kclrun.leases.standing import Hands, Standing
 from kclrun.leases.table_view import TableView
-from kclrun.leases.taking import plan_takes
 from kclrun.model.changes import EndedParent
-from kclrun.model.lease import Halt, Lease
+from kclrun.model.lease import ANYBODY, OFFERED, Halt, Handoff, Lease, OwnerId
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 
 LISTED_AT = 1_700_000_000.0
+replace = msgspec.structs.replace
 
 
 def scenarios(name):
@@ -46,15 +51,11 @@ def shards_of(texts, still_open=()):
     return tuple(shards)
 
 
-def view_of(leases, broken=(), *, me="me", gone=frozenset(), now=0.0, still=None):
-    """A view at `now` by somebody who saw each lease unchanged for so many seconds."""
+def view_of(leases, broken=()):
     observation = Observation(10.0)
-    ages = still or {}
-    for age in sorted(set(ages.values()), reverse=True):
-        observation.update([r for r in leases if ages.get(r.key, 0) >= age], now - age)
-    observation.update(leases, now)
-    view = TableView(tuple(leases), tuple(broken), observation, me=me, gone=gone, now=now)
-    return view, observation
+    observation.update(leases, 0.0)
+    everything = (tuple(leases), tuple(broken), observation)
+    return TableView(*everything, me="me", gone=frozenset(), now=0.0)
 
 
 @scenarios("shard_sync")
@@ -68,7 +69,7 @@ def test_shard_sync(row):
     else:
         keys = [text.split() for text in row["leases"]]
         leases = [Lease(key=k, checkpoint=SHARD_END if end else TRIM_HORIZON) for k, *end in keys]
-        view, _ = view_of(leases, row.get("broken", ()))
+        view = view_of(leases, row.get("broken", ()))
         listing = Listing(shards_of(row["shards"], row.get("open", ())), LISTED_AT, 0.0)
         plan = sync_table(listing, view.has_row, start)
         heals = children_to_create(view, listing)
@@ -90,15 +91,28 @@ def test_shard_sync(row):
     assert all(c.checkpoint == TRIM_HORIZON for change in heals for c in change.children)
 
 
-def taking_lease(key, fields):
+def who(name):
+    """The owner id of a scenario's name: "other" and "b/other" are kclrun's, "java-1" is not."""
+    special = {None: None, "offered": OFFERED, "anybody": ANYBODY}
+    if name in special or name.startswith("java"):
+        return special.get(name, name)
+    group, _, host = name.rpartition("/")
+    return OwnerId(f"kclrun:{group or 'a'}:{host}:n")
+
+
+def assignment_lease(key, fields):
+    asked = fields.get("asked")
     return Lease(
         key=key,
         checkpoint=SHARD_END if fields.get("ended") else TRIM_HORIZON,
-        owner=fields.get("owner"),
+        owner=who(fields.get("owner")),
         parents=frozenset(fields.get("parents", ())),
         checkpoint_owner=fields.get("checkpoint_owner"),
         failover_s=fields.get("failover"),
         halt=Halt("poison", 1.0) if fields.get("halted") else None,
+        handoff=Handoff(who(asked), 1.0) if asked else None,
+        offered_by=who(fields.get("by")),
+        offered_to=who(fields.get("to")),
     )
 
 
@@ -111,36 +125,84 @@ def split_all(count, owner):
     return leases
 
 
-@scenarios("taking")
-def test_taking(row):
-    specs = row.get("leases") or split_all(row["split"], row["owner_of_rest"])
-    leases = [taking_lease(key, fields) for key, fields in specs.items()]
-    gone = frozenset(row.get("gone", ()))
-    ages = {key: fields.get("still", 0) for key, fields in specs.items()}
-    view, observation = view_of(leases, row.get("broken", ()), gone=gone, now=500.0, still=ages)
-    mine = sum(1 for le in leases if le.owner == "me" and not le.is_ended)
+def specs_of(row):
+    specs = dict(row.get("leases", {}))
+    if "split" in row:
+        specs |= split_all(row["split"], row["owner_of_rest"])
+    for owner, count in row.get("owners", {}).items():
+        specs |= {f"{owner}{n}": {"owner": owner} for n in range(count)}
+    for n in range(row.get("waiting", 0)):  # ours, and no work: its parent's row is not readable
+        specs[f"waiting{n}"] = {"owner": "me", "parents": ["unread"]}
+    return specs
 
-    takes = plan_takes(
-        view,
-        observation,
-        ManagerPolicy(me="me", leases_max=row.get("max", 64)),
-        mine=mine,
-        held=mine + row.get("waiting", 0),
-        gone=gone,
-        children=frozenset(row.get("children", ())),
-        is_busy=lambda key: key in row.get("busy", ()),
-        chance=random.Random(7).random,
+
+def observed(leases, specs, row):
+    """A view at 500 s by somebody who saw rows and asks stand for as long as the scenario says."""
+    observation = Observation(10.0)
+    still = {key: fields.get("still", 0) for key, fields in specs.items()}
+    asked_for = {key: fields.get("asked_for", 0) for key, fields in specs.items()}
+    for age in sorted({*still.values(), *asked_for.values()}, reverse=True):
+        observation.update(
+            [
+                replace(
+                    lease,
+                    counter=lease.counter if still[lease.key] >= age else -1,
+                    handoff=lease.handoff if asked_for[lease.key] >= age else None,
+                )
+                for lease in leases
+            ],
+            500.0 - age,
+        )
+    observation.update(leases, 500.0)
+    broken = (*row.get("broken", ()), *(("unread",) if "waiting" in row else ()))
+    gone = frozenset(map(who, row.get("gone", ())))
+    view = TableView(tuple(leases), broken, observation, me=who("me"), gone=gone, now=500.0)
+    return view, observation
+
+
+@scenarios("assignment")
+def test_assignment(row):
+    specs = specs_of(row)
+    leases = [assignment_lease(key, fields) for key, fields in specs.items()]
+    view, observation = observed(leases, specs, row)
+    policy = ManagerPolicy(
+        me=who("me"), leases_max=row.get("max", 64), moves_per_cycle=row.get("moves", 8)
     )
+    hands = Hands(
+        held=[lease.key for lease in view.unended if lease.owner == who("me")],
+        asked=row.get("asking", ()),
+        unanswered=row.get("unanswered", ()),
+        children=row.get("children", ()),
+        gone=frozenset(map(who, row.get("gone", ()))),
+        is_busy=lambda key: key in row.get("busy", ()),
+    )
+    standing = Standing(view, observation, hands, me=who("me"))
+    planned = plan(standing, observation, policy, hands, random.Random(7).random)
 
-    taken = [take.key for take in takes]
-    if "takes" in row:
-        assert sorted(taken) == sorted(row["takes"])
-    else:
-        assert len(set(taken)) == row["count"]
-        assert set(taken) <= set(row.get("among", taken))
-    for take in takes:
-        seen = view.rows[take.key]
-        assert (take.seen_owner, take.seen_counter) == (seen.owner, seen.counter)
+    decided = {action: [] for action in Action}
+    for decision in planned.decisions:
+        decided[decision.action].append(decision)
+    for action, names in ((Action.TAKE, "takes"), (Action.FORCE, "forces")):
+        keys = sorted(decision.lease.key for decision in decided[action])
+        expected = row.get(names, [])
+        if isinstance(expected, int):
+            assert len(set(keys)) == expected
+            assert set(keys) <= set(row.get("among", keys))
+        else:
+            assert keys == sorted(expected)
+    asks = Counter(decision.owner for decision in decided[Action.ASK])
+    assert asks == {who(owner): count for owner, count in row.get("asks", {}).items()}
+    assert {d.lease.key for d in decided[Action.ASK]}.isdisjoint(row.get("spares", ()))
+    for decision in decided[Action.ASK]:
+        assert decision.lease.owner == decision.owner
+    waits = {
+        lease.key: delay_s(lease, who("me"), standing.kclrun_owners, view.silent)
+        for lease in standing.offered
+    }
+    assert waits == pytest.approx(row.get("waits", {}))
+    assert row.get("says", "") in "; ".join(
+        [*(decision.because for decision in planned.decisions), planned.summary]
+    )
 
 
 @scenarios("cleanup")
@@ -154,7 +216,7 @@ def test_cleanup(row):
         )
         for key, fields in row["rows"].items()
     ]
-    view, _ = view_of(leases, row.get("broken", ()))
+    view = view_of(leases, row.get("broken", ()))
     listing = Listing(shards_of(row["listed"]), LISTED_AT, 0.0) if "listed" in row else None
     deletes = {change.key for change in ended_rows(view, listing)}
     watch = TrimWatch()

@@ -16,8 +16,10 @@ from kclrun.aws.operations import OPERATIONS, Grant
 
 ROOT = Path(__file__).parents[3]
 ROOM = ROOT / "kclrun" / "aws"
-POLICIES = [Grant.RUN, Grant.PROVISION, Grant.PRODUCE]
-SERVICES = ("kinesis", "dynamodb", "sts")
+POLICIES = [Grant.RUN, Grant.PROVISION, Grant.PRODUCE, Grant.METRICS]
+# CloudWatch has no resources to name: its policy names the namespace instead.
+WITH_RESOURCES = [grant for grant in POLICIES if grant is not Grant.METRICS]
+SERVICES = ("kinesis", "dynamodb", "cloudwatch", "sts")
 
 
 def statements(grant: Grant) -> list[dict[str, Any]]:
@@ -47,15 +49,21 @@ def test_a_policy_allows_exactly_what_is_called(grant: Grant) -> None:
     assert allowed(grant) == called
 
 
-@pytest.mark.parametrize("grant", POLICIES)
+@pytest.mark.parametrize("grant", WITH_RESOURCES)
 def test_no_policy_uses_a_wildcard_or_another_placeholder(grant: Grant) -> None:
     for statement in statements(grant):
         assert "*" not in json.dumps(statement)
         assert re.fullmatch(
             r"arn:aws:(kinesis|dynamodb):REGION:ACCOUNT:"
-            r"(stream/STREAM|table/APPLICATION(-CoordinatorState)?)",
+            r"(stream/STREAM|table/APPLICATION(-CoordinatorState|/index/LeaseOwnerToLeaseKeyIndex)?)",
             statement["Resource"],
         )
+
+
+def test_the_policy_of_metrics_is_bound_to_one_namespace() -> None:
+    [statement] = statements(Grant.METRICS)
+
+    assert statement["Condition"] == {"StringEquals": {"cloudwatch:namespace": "NAMESPACE"}}
 
 
 def test_the_running_policy_forbids_dropping_the_table() -> None:

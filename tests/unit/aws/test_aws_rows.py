@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.aws.rows import ATTRIBUTES_MAX, BrokenRow, decode_page, decode_row, encode_row
-from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId, PendingCheckpoint
+from kclrun.model.lease import Halt, Handoff, Lease, LeaseKey, OwnerId, PendingCheckpoint
 from kclrun.model.sequence import SENTINELS, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
@@ -66,6 +66,10 @@ leases = st.builds(
     start=st.none() | texts,
     latest_pinned_at=st.none() | milliseconds,
     halt=st.none() | st.builds(Halt, texts, milliseconds),
+    handoff=st.none() | st.builds(Handoff, texts.map(OwnerId), milliseconds),
+    offered_to=st.none() | texts.map(OwnerId),
+    offered_by=st.none() | texts.map(OwnerId),
+    taken_from=st.none() | texts.map(OwnerId),
 )
 
 
@@ -118,6 +122,19 @@ def test_the_time_of_an_at_timestamp_row_in_its_sub_number_is_accepted() -> None
     assert lease.checkpoint == ExtendedSequenceNumber("AT_TIMESTAMP", 1_700_000_000_000)
 
 
+@pytest.mark.parametrize("at", [{}, {"handoffAt": {"NULL": True}}], ids=["absent", "null"])
+def test_an_ask_without_a_time_is_one_from_time_0(at: dict[str, Any]) -> None:
+    lease = decode_row(MINIMAL | {"handoffTo": {"S": "kclrun:a:h:1"}} | at)
+    assert lease is not None
+    assert lease.handoff == Handoff(OwnerId("kclrun:a:h:1"), WallTime(0.0))
+
+
+def test_the_time_of_an_ask_without_its_asker_is_no_ask() -> None:
+    lease = decode_row(MINIMAL | {"handoffAt": {"N": "1700000000000"}})
+    assert lease is not None
+    assert lease.handoff is None
+
+
 @pytest.mark.parametrize(
     "entity", ["STREAM", "LEADER", "CLIENT_VERSION_MIGRATION", "TABLE_MIGRATION", "NEW", ""]
 )
@@ -151,6 +168,10 @@ BROKEN: dict[str, dict[str, Any]] = {
         "pendingCheckpoint": {"S": "1"},
         "pendingCheckpointState": {"B": "!!!"},
     },
+    "asker is a number": {"handoffTo": {"N": "5"}},
+    "asker is empty": {"handoffTo": {"S": ""}},
+    "time of an ask is text": {"handoffTo": {"S": "x"}, "handoffAt": {"S": "yesterday"}},
+    "giver is a list": {"offeredBy": {"L": []}},
     "throughput is a word": {"throughputKBps": {"N": "NaN"}},
     "an attribute is no map": {"leaseOwner": "me"},
     "too many attributes": {f"x{n}": {"S": "y"} for n in range(ATTRIBUTES_MAX)},

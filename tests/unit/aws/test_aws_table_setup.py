@@ -14,7 +14,8 @@ from werkzeug.serving import make_server
 
 from kclrun.aws.control import ControlPlane
 from kclrun.aws.endpoints import EndpointSettings, open_session
-from kclrun.aws.table_setup import OWNER_INDEX, TableReport, ensure_table, inspect_table
+from kclrun.aws.owner_index import OWNER_INDEX
+from kclrun.aws.table_setup import TableReport, ensure_table, inspect_table
 from kclrun.errors import AccessDenied, ServiceError, TableRefused, Unavailable
 from kclrun.model.time import Instant
 from kclrun.model.wire import WireCredentials

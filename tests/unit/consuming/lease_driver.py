@@ -16,7 +16,7 @@ from kclrun.consuming.states import State
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model import changes
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
-from kclrun.model.outcomes import OutcomeUnknown, Refused, Throttled, Unavailable
+from kclrun.model.outcomes import Applied, OutcomeUnknown, Refused, Throttled, Unavailable
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, HashRange
 from kclrun.model.time import Instant
@@ -43,7 +43,17 @@ def child(shard_id, *parents):
 
 class Driver:
     def __init__(
-        self, mode="auto", *, position=p(10), cap=100, every_s=10.0, failover_s=9.0, **row
+        self,
+        mode="auto",
+        *,
+        position=p(10),
+        cap=100,
+        every_s=10.0,
+        failover_s=9.0,
+        has_waited=False,
+        others_in_sight=False,
+        has_keyed_state=False,
+        **row,
     ):
         self.now = START
         self.table = LeaseRows()
@@ -59,6 +69,9 @@ class Driver:
             checkpoint_mode=mode,
             checkpoint_every_s=every_s,
             uncheckpointed_max=cap,
+            has_waited=has_waited,
+            others_in_sight=others_in_sight,
+            has_keyed_state=has_keyed_state,
         )
         self.life = LeaseLife(self.policy, lambda: 0.5)
         self.log = []
@@ -107,6 +120,21 @@ class Driver:
         take = changes.Take(KEY, OTHER, row.owner, row.counter, 10.0, "LATEST")
         self.table.write(take)
 
+    def ask(self, to=None, asked_at=7.0):
+        """Another owner would like the lease: notes it on the row."""
+        owner = OTHER if to is None else to
+        seen = self.stored.handoff
+        outcome = self.table.write(changes.Ask(KEY, owner, ME, asked_at, seen))
+        assert isinstance(outcome, Applied)
+
+    def vanish(self):
+        """Somebody deletes the row."""
+        self.table._forget(KEY)
+
+    def lead_away(self, next_owner="java-worker"):
+        """A KCL 3 leader initiates a graceful hand-over: the counter stays."""
+        self.move_row(self.stored.checkpoint, owner=next_owner, checkpoint_owner=ME)
+
     def move_row(self, position, **fields):
         """A late checkpoint by a former owner: owner and counter stay."""
         import msgspec
@@ -131,7 +159,8 @@ class Driver:
         return [each for each in self.log if isinstance(each, kind)]
 
     def sent(self, kind):
-        return [each.change for each in self.of(do.SendWrite) if isinstance(each.change, kind)]
+        sends = self.of(do.SendWrite | do.SendLateCheckpoint)
+        return [each.change for each in sends if isinstance(each.change, kind)]
 
     def reports(self, kind):
         return [each for each in self.of(do.Report) if each.kind is kind]
@@ -143,7 +172,7 @@ class Driver:
 
     def _perform(self, command):
         match command:
-            case do.SendWrite(change, not_before):
+            case do.SendWrite(change, not_before) | do.SendLateCheckpoint(change, not_before):
                 self.now = max(self.now, not_before or 0.0)
                 self._write(change)
             case do.ReadOwnRow(not_before):

@@ -10,6 +10,7 @@ from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.states import State
 from kclrun.model import changes
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 
 _spec = importlib.util.spec_from_file_location(
     "lease_driver", Path(__file__).with_name("lease_driver.py")
@@ -357,3 +358,14 @@ def test_a_checkpoint_that_may_still_land_is_not_put_off():
     assert len(driver.sent(changes.Checkpoint)) == 3
     assert driver.sent(changes.Renew) == []
     assert driver.stored.checkpoint == p(20)
+
+
+@pytest.mark.parametrize("name", ["LATEST", "AT_TIMESTAMP", "SHARD_END"])
+def test_a_sentinel_is_no_position_to_checkpoint(name):
+    driver = Driver("manual", position=TRIM_HORIZON).begin()
+    driver.happen(on.BatchDelivered(p(20), 1, 1))
+
+    driver.happen(on.CheckpointRequested(1, ExtendedSequenceNumber(name)))
+
+    assert driver.answers() == {1: STALE}
+    assert driver.stored.checkpoint == TRIM_HORIZON

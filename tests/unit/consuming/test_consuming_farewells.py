@@ -38,7 +38,8 @@ def test_a_drain_finishes_the_batch_says_goodbye_and_releases_in_one_write():
     assert driver.state is State.RELEASED
     assert (driver.stored.owner, driver.stored.checkpoint) == (None, p(20))
     assert driver.sent(changes.Checkpoint) == []
-    assert driver.reports(KIND.RELEASED) == [do.Report(KIND.RELEASED, position=p(20))]
+    alone = "released: no other owner is in sight"
+    assert driver.reports(KIND.RELEASED) == [do.Report(KIND.RELEASED, position=p(20), text=alone)]
     assert driver.of(do.Exit) == [do.Exit(do.ExitCause.DONE)]
 
 
@@ -197,7 +198,7 @@ def test_a_release_that_never_applied_before_another_took_the_row_is_a_loss():
     driver.settle()
 
     assert driver.state is State.LOST
-    assert driver.stored.checkpoint == p(10)
+    assert driver.stored.owner == OTHER
 
 
 def test_a_release_that_landed_late_is_not_sent_twice():

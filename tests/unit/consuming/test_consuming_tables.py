@@ -44,6 +44,7 @@ SAMPLES = {
     on.ReleaseRequested: on.ReleaseRequested(),
     on.ManagerGone: on.ManagerGone(),
     on.FailoverChanged: on.FailoverChanged(9.0),
+    on.OthersInSight: on.OthersInSight(True),
     on.ThreadStalled: on.ThreadStalled(2.0, in_user_code=True),
 }
 

@@ -10,7 +10,7 @@ from kclrun.manager.caught_up import LOOK_APART_S, CaughtUp, is_at_tip
 from kclrun.manager.child import exit_code_of, exit_words
 from kclrun.manager.process_rights import allowed_environment
 from kclrun.manager.report import ReportWriter
-from kclrun.manager.stall import stalled
+from kclrun.manager.stall import silence_max_s, stalled
 from kclrun.manager.stopping import next_force
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.sinks.report_file import write_report
@@ -76,20 +76,41 @@ def test_force_is_abrt_for_the_stacks_and_kill_a_second_later():
 
 
 @pytest.mark.parametrize(
-    ("seen", "is_stalled"),
+    ("seen", "what", "since"),
     [
-        (None, True),
-        (status(state=WorkerState.CLAIMING), True),
-        (status(), False),
-        (status(processing_since_instant=50.0), False),
-        (status(processing_since_instant=9.0), True),
-        (status(state=WorkerState.HALTED), False),
+        (None, "reading has not begun", 1.0),
+        (status(state=WorkerState.CLAIMING), "reading has not begun", 1.0),
+        (status(processing_since_instant=9.0), "user code has not returned", 9.0),
+        (status(fetching_since_instant=8.0), "a request for records has not come back", 8.0),
+        (status(published_instant=110.0), "the process says nothing", 110.0),
     ],
 )
-def test_only_user_code_that_does_not_return_and_a_start_without_end_are_stalls(seen, is_stalled):
-    reason = stalled(seen, began_instant=0.0, stall_s=120.0, now=130.0)
+def test_what_a_restart_can_mend_is_a_stall(seen, what, since):
+    stall = stalled(seen, began_instant=1.0, stall_s=120.0, failover_s=10.0, now=130.0)
 
-    assert (reason is not None) == is_stalled
+    assert (stall.what, stall.since) == (what, since)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        status(),
+        status(state=WorkerState.HALTED),
+        status(processing_since_instant=50.0, fetching_since_instant=50.0),
+        # A shard without records, or a service that is away: nothing was fetched for ever.
+        status(last_fetch_instant=2.0, last_batch_instant=2.0, published_instant=129.0),
+        status(published_instant=111.0),
+    ],
+)
+def test_what_only_waits_is_no_stall(seen):
+    assert stalled(seen, began_instant=1.0, stall_s=120.0, failover_s=10.0, now=130.0) is None
+
+
+def test_a_silent_process_gets_two_failovers_and_never_more_than_stall():
+    assert silence_max_s(failover_s=30.0, stall_s=120.0) == 60.0
+    assert silence_max_s(failover_s=30.0, stall_s=40.0) == 40.0
+    # Less would be no more than one answer of a service takes at the worst.
+    assert silence_max_s(failover_s=3.0, stall_s=120.0) == 20.0
 
 
 # Caught up.

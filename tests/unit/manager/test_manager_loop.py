@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kclrun.errors import Unavailable
+from kclrun.errors import NotFound, Unavailable
 from kclrun.leases import events as on
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
@@ -21,7 +21,7 @@ from kclrun.manager.signals import SignalPipe
 from kclrun.manager.snapshots import Gauge, Snapshots
 from kclrun.manager.world import World
 from kclrun.model.changes import CreateLease, Renew, Take
-from kclrun.model.lease import Lease
+from kclrun.model.lease import OFFERED, Lease
 from kclrun.model.outcomes import Applied
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -160,7 +160,7 @@ class Stream:
         return () if shard_filter is None else ("filtered",)
 
 
-def performer_of(table, *, loop, pool, log, events, broken):
+def performer_of(table, *, loop, pool, log, events, broken, gone):
     world = World(table, Stream(), Stream().summary(), None, ENDPOINT, ENDPOINT, lambda: 5.0)
     return Performer(
         world,
@@ -170,14 +170,23 @@ def performer_of(table, *, loop, pool, log, events, broken):
         log=log,
         deliver=events.append,
         broke=broken.append,
+        table_gone=gone.append,
     )
 
 
 @pytest.fixture
 def performing(loop, pool, log):
-    def make(table):
+    def make(table, gone=None):
         events, broken = [], []
-        performer = performer_of(table, loop=loop, pool=pool, log=log, events=events, broken=broken)
+        performer = performer_of(
+            table,
+            loop=loop,
+            pool=pool,
+            log=log,
+            events=events,
+            broken=broken,
+            gone=[] if gone is None else gone,
+        )
         return performer, events, broken
 
     return make
@@ -242,6 +251,82 @@ def test_a_failure_that_nobody_expects_is_carried_to_the_loop(performing, loop):
     turn_until(loop, lambda: broken)
 
     assert isinstance(broken[0], AttributeError)
+
+
+class Index:
+    """A table of which only offers are asked; each answer is a value, or an error to raise."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.asked = []
+
+    def offered(self, rows_max):
+        self.asked.append(rows_max)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_offers_are_looked_for_once_and_an_outage_is_one_warning(performing, loop, tmp_path):
+    row = Lease(key="k", checkpoint=TRIM_HORIZON, owner=OFFERED)
+    away = Unavailable("refused", operation="Query")
+    index = Index(away, away, (row,))
+    performer, events, _ = performing(index)
+
+    for count in (1, 2, 3):
+        performer.find_offers(7)
+        turn_until(loop, lambda count=count: len(events) == count)
+
+    assert events == [on.OffersFound(None), on.OffersFound(None), on.OffersFound((row,))]
+    assert index.asked == [7, 7, 7]
+    log = (tmp_path / "log").read_text()
+    assert log.count("service_unreachable") == 1
+    assert log.count("service_back") == 1
+
+
+def test_a_table_without_the_index_is_told_once_and_is_no_outage(performing, loop, tmp_path):
+    missing = NotFound("no such index", operation="Query", code="ResourceNotFoundException")
+    performer, events, _ = performing(Index(missing, missing))
+
+    for count in (1, 2):
+        performer.find_offers(1)
+        turn_until(loop, lambda count=count: len(events) == count)
+
+    assert events == [on.OffersFound(None)] * 2
+    log = (tmp_path / "log").read_text()
+    assert log.count("offers_unindexed") == 1
+    assert "service_unreachable" not in log
+
+
+class Vanishing(LeaseRows):
+    """Its first scans say that there is no such table."""
+
+    def __init__(self, missing):
+        super().__init__()
+        self.missing = missing
+
+    def scan(self):
+        if self.missing:
+            self.missing -= 1
+            raise NotFound("no such table", operation="Scan", code="ResourceNotFoundException")
+        return super().scan()
+
+
+def test_only_a_second_scan_proves_that_the_table_is_gone(performing, loop, tmp_path):
+    gone = []
+    once, events, _ = performing(Vanishing(missing=1), gone)
+    once.scan_table()
+    turn_until(loop, lambda: events)
+    assert gone == []
+
+    twice, events, _ = performing(Vanishing(missing=2), gone)
+    twice.scan_table()
+    turn_until(loop, lambda: gone)
+
+    assert events == []
+    assert [type(error) for error in gone] == [NotFound]
+    assert "service_unreachable" not in (tmp_path / "log").read_text()
 
 
 def test_new_credentials_are_handed_over_once_and_a_failure_keeps_the_old(loop, pool, log):

@@ -13,16 +13,19 @@ from kclrun.errors import SinkError, Unavailable
 from kclrun.ipc import transitions as told
 from kclrun.ipc.channel import Channel
 from kclrun.ipc.doorbell import Doorbell
-from kclrun.ipc.messages import Drain, channel_of_worker, channel_to_worker
+from kclrun.ipc.messages import Drain, OthersInSight, channel_of_worker, channel_to_worker
 from kclrun.ipc.segment import Segment
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model import changes
-from kclrun.model.lease import Lease
+from kclrun.model.lease import OFFERED, Lease
+from kclrun.model.outcomes import Applied
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, HashRange, Shard
+from kclrun.model.wire import WireEndpoint
 from kclrun.worker.checkpointing import CheckpointDesk
 from kclrun.worker.clock import boottime
 from kclrun.worker.desk import Desk, DeskLimits
+from kclrun.worker.fetch_watch import LOOK_S_MAX, FetchWatch, silence_max_s
 from kclrun.worker.fetching import FetchView
 from kclrun.worker.inbox import Inbox
 from kclrun.worker.lease_thread import LeaseThread
@@ -106,6 +109,7 @@ class Stage:
         self.channel = channel_of_worker(its.detach())
         reporter = Reporter(self.segment.slot(0), self.segment.ring(0), self.doorbell, 1, FetchView)
         self.over = threading.Event()
+        self.fetch_view = FetchView()
         self.thread = LeaseThread(
             self.life,
             self.inbox,
@@ -116,6 +120,7 @@ class Stage:
             rows=lambda: self.rows,
             line=ManagerLine(self.channel, lambda credentials: None),
             reporter=reporter,
+            fetch_watch=FetchWatch(lambda: self.fetch_view, 0.2),
             now=boottime,
             on_over=self.over.set,
         )
@@ -216,3 +221,109 @@ def test_an_idle_lease_thread_does_not_spin(stage):
     until(lambda: time.monotonic() > time_over)
 
     assert len(turns) < 20
+
+
+def test_the_manager_says_that_others_are_in_sight_and_the_lease_is_offered(stage):
+    stage.rows = Rows()
+    stage.rows.is_full = False
+    stage.manager.send(OthersInSight(True))
+    stage.batch(20)
+    stage.manager.send(Drain("now", 5.0))
+    until(stage.desk.next_task)
+    stage.inbox.post(on.GateShut())
+    assert isinstance(stage.desk.next_task(), do.CallShutdownRequested)
+
+    stage.inbox.post(on.CallReturned())
+
+    assert stage.over.wait(5)
+    row = stage.table.read("s0")
+    assert (row.owner, row.offered_by, row.checkpoint) == (OFFERED, ME, p(20))
+    assert stage.rows.durable[-1] == p(20)
+    assert stage.told(told.Released)[0].how == "offered to whoever comes first"
+
+
+def test_a_late_checkpoint_keeps_the_rows_it_covers_first_and_is_no_owners_send(stage):
+    stage.rows = Rows()
+    stage.rows.is_full = False
+    stage.life._agenda.put_off(boottime() + 60.0)
+    stage.batch(20)
+    row = stage.table.read("s0")
+    taken = changes.Take("s0", "kclrun::host:b", ME, row.counter, 1.5, "LATEST")
+    until(lambda: isinstance(stage.table.write(taken), Applied) or _newer(stage, taken))
+    gate = until(stage.desk.next_task)
+    sent = stage.segment.slot(0).last_send_instant()
+
+    stage.inbox.post(on.GateShut())
+    assert isinstance(stage.desk.next_task(), do.CallLeaseLost)
+    stage.inbox.post(on.CallReturned())
+
+    assert stage.over.wait(5)
+    assert gate is not None
+    assert stage.rows.durable == [p(20)]
+    assert stage.table.read("s0").checkpoint == p(20)
+    assert stage.segment.slot(0).last_send_instant() == sent
+    assert stage.thread.cause is do.ExitCause.LOST
+
+
+def _newer(stage, taken):
+    """The owner renewed in between: take again from the counter that stands there now."""
+    counter = stage.table.read("s0").counter
+    again = changes.Take("s0", taken.owner, ME, counter, 1.5, "LATEST")
+    return isinstance(stage.table.write(again), Applied)
+
+
+# A fetch thread that hangs
+
+
+def test_a_request_for_records_that_never_comes_back_ends_the_lease_thread_with_its_reason(stage):
+    stage.fetch_view = FetchView(asking_since_instant=boottime())
+
+    assert stage.over.wait(10)
+
+    assert "has not come back" in str(stage.thread.failure)
+    assert any("begins anew" in each.detail for each in stage.told(told.Warned))
+    assert stage.table.read("s0").owner == ME
+
+
+def watched(silence_max_s=10.0):
+    views = [FetchView()]
+    watch = FetchWatch(lambda: views[0], silence_max_s)
+    return watch, lambda since: views.__setitem__(0, FetchView(asking_since_instant=since))
+
+
+def test_answers_that_come_are_no_silence():
+    watch, ask = watched()
+    for second in range(100):
+        ask(1000.0 + second)
+        assert watch.look(1000.0 + second) is None
+
+
+def test_waiting_between_requests_is_no_silence():
+    watch, ask = watched()
+    ask(0.0)
+
+    assert [watch.look(1000.0 + second) for second in range(100)] == [None] * 100
+
+
+def test_one_request_is_waited_for_as_long_as_its_time_outs_allow():
+    watch, ask = watched()
+    ask(1000.0)
+
+    found = [watch.look(1000.0 + second) is not None for second in range(12)]
+
+    assert found == [False] * 10 + [True] * 2
+
+
+def test_a_lease_thread_that_stood_still_itself_does_not_count_that_time():
+    watch, ask = watched()
+    ask(1000.0)
+    watch.look(1000.0)
+
+    assert watch.look(1600.0) is None
+    assert watch.look(1600.0 + LOOK_S_MAX) is None
+
+
+def test_the_silence_allowed_follows_the_time_outs():
+    endpoint = WireEndpoint("http://x", "r", "r", connect_timeout_s=2.0, read_timeout_s=5.0)
+
+    assert silence_max_s(endpoint) == 12 * 7.0

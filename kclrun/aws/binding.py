@@ -1,0 +1,239 @@
+"""From a change to the expression that makes it, with its values.
+
+`expressions.py` is the catalogue; here one of its entries is chosen and filled in. Pure. Rule: what
+no expression can guard is refused before it is sent: a force against one of ours, a late checkpoint
+to a sentinel. Look next: `late_checkpoint.py`, the one with an order in its condition.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kclrun.aws import expressions as catalogue
+from kclrun.aws.expressions import BoundWrite, Expression, Values
+from kclrun.aws.late_checkpoint import bind_late, to_position
+from kclrun.aws.rows import milliseconds, number, text
+from kclrun.errors import InvariantViolation
+from kclrun.model.changes import (
+    Ask,
+    Checkpoint,
+    Claim,
+    DeleteEnded,
+    DeleteTrimmed,
+    End,
+    EndedParent,
+    HaltLease,
+    HandOver,
+    HeldParent,
+    LateCheckpoint,
+    LeaseChange,
+    NameChildren,
+    Offer,
+    ParentCondition,
+    Release,
+    Renew,
+    ResumeLease,
+    Take,
+)
+from kclrun.model.lease import OFFERED, OWNER_PREFIX
+from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
+
+__all__ = ["bind", "bind_parent"]
+
+_NOBODY: Final = {":null": text("NULL")}
+_SHARD_END: Final = {":shardEnd": text(SHARD_END.sequence_number)}
+_ONE: Final = {":one": number(1)}
+
+# Chosen by: does the position move, and is the last one no part of an aggregate ("whole")?
+_ByPosition = dict[tuple[bool, bool], Expression]
+_RELEASES: Final[_ByPosition] = {
+    (False, False): catalogue.RELEASE,
+    (False, True): catalogue.RELEASE_WHOLE,
+    (True, False): catalogue.RELEASE_MOVED,
+    (True, True): catalogue.RELEASE_MOVED_WHOLE,
+}
+_OFFERS: Final[_ByPosition] = {
+    (False, False): catalogue.OFFER,
+    (False, True): catalogue.OFFER_WHOLE,
+    (True, False): catalogue.OFFER_MOVED,
+    (True, True): catalogue.OFFER_MOVED_WHOLE,
+}
+_OFFERS_TO: Final[_ByPosition] = {
+    (False, False): catalogue.OFFER_TO,
+    (False, True): catalogue.OFFER_TO_WHOLE,
+    (True, False): catalogue.OFFER_TO_MOVED,
+    (True, True): catalogue.OFFER_TO_MOVED_WHOLE,
+}
+_HAND_OVERS: Final[_ByPosition] = {
+    (False, False): catalogue.HAND_OVER,
+    (False, True): catalogue.HAND_OVER_WHOLE,
+    (True, False): catalogue.HAND_OVER_MOVED,
+    (True, True): catalogue.HAND_OVER_MOVED_WHOLE,
+}
+
+
+def bind(change: LeaseChange) -> BoundWrite:
+    """The expression and values of a change to one existing row.
+
+    Raises: InvariantViolation for CreateLease and CreateChildren (they put whole rows), for naming
+    no children (DynamoDB has no empty set), for a force against nobody or one of ours [P16], and
+    for a late checkpoint to SHARD_END or another sentinel [P19].
+    """
+    match change:
+        case Take():
+            return _take(change)
+        case Ask():
+            return _ask(change)
+        case Claim(has_waited=has_waited):
+            claim = catalogue.CLAIM_WAITED if has_waited else catalogue.CLAIM
+            return BoundWrite(claim, change.key, _held(change))
+        case Renew():
+            return _renew(change)
+        case NameChildren(children=children) if children:
+            values = _held(change) | {":children": {"SS": sorted(children)}}
+            return BoundWrite(catalogue.NAME_CHILDREN, change.key, values)
+        case HaltLease(halt=halt):
+            noted = {":reason": text(halt.reason), ":haltedAt": milliseconds(halt.halted_at)}
+            return BoundWrite(catalogue.HALT_LEASE, change.key, _held(change) | noted)
+        case ResumeLease():
+            return BoundWrite(catalogue.RESUME_LEASE, change.key, {})
+        case Checkpoint() | End():
+            return _move(change)
+        case Release() | Offer() | HandOver():
+            return _give_away(change)
+        case LateCheckpoint():
+            return bind_late(change)
+        case DeleteEnded() | DeleteTrimmed():
+            return _delete(change)
+    raise InvariantViolation(f"no expression for {type(change).__name__}")
+
+
+def bind_parent(parent: ParentCondition) -> BoundWrite:
+    """The condition check on one parent's row, inside the children's transaction."""
+    match parent:
+        case HeldParent():
+            values = {":me": text(parent.owner), ":seen": number(parent.counter)}
+            return BoundWrite(catalogue.PARENT_HELD, parent.key, values)
+        case EndedParent():
+            return BoundWrite(catalogue.PARENT_ENDED, parent.key, _SHARD_END)
+        case _:
+            return BoundWrite(catalogue.PARENT_EXISTS, parent.key, {})
+
+
+def _held(
+    change: Take
+    | Claim
+    | Renew
+    | Checkpoint
+    | NameChildren
+    | End
+    | Release
+    | Offer
+    | HandOver
+    | HaltLease,
+) -> Values:
+    return {
+        ":me": text(change.owner),
+        ":seen": number(change.seen_counter),
+        ":next": number(change.seen_counter + 1),
+    }
+
+
+def _take(change: Take) -> BoundWrite:
+    values = _held(change) | {
+        ":failoverMs": milliseconds(change.failover_s),
+        ":start": text(change.start),
+    }
+    if change.forced:
+        return _take_by_force(change, values)
+    if change.seen_owner is None:
+        return BoundWrite(catalogue.TAKE_UNOWNED, change.key, values | _NOBODY)
+    values[":seenOwner"] = text(change.seen_owner)
+    if change.seen_owner == change.owner:
+        return BoundWrite(catalogue.TAKE_OWN, change.key, values)
+    return BoundWrite(catalogue.TAKE_EXPIRED, change.key, values | _ONE)
+
+
+def _take_by_force(change: Take, values: Values) -> BoundWrite:
+    if change.seen_owner is None or change.seen_owner.startswith(OWNER_PREFIX):
+        raise InvariantViolation(
+            f"{change.key}: only a Java owner is taken from by force, not {change.seen_owner}"
+        )
+    values |= {":seenOwner": text(change.seen_owner)} | _ONE
+    return BoundWrite(catalogue.TAKE_BY_FORCE, change.key, values)
+
+
+def _ask(change: Ask) -> BoundWrite:
+    values = {
+        ":me": text(change.owner),
+        ":askedAt": milliseconds(change.asked_at),
+        ":asked": text(change.asked),
+    } | _SHARD_END
+    if change.seen is None:
+        return BoundWrite(catalogue.ASK, change.key, values)
+    seen_at = milliseconds(change.seen.asked_at)
+    is_undated = seen_at == number(0)
+    return BoundWrite(
+        catalogue.ASK_AGAIN_UNDATED if is_undated else catalogue.ASK_AGAIN,
+        change.key,
+        values | {":seenTo": text(change.seen.to), ":seenAt": seen_at},
+    )
+
+
+def _renew(change: Renew) -> BoundWrite:
+    values = _held(change)
+    if change.throughput_kbps is None:
+        plain = catalogue.RENEW_UNASKED if change.drops_ask else catalogue.RENEW
+        return BoundWrite(plain, change.key, values)
+    values[":throughput"] = number(change.throughput_kbps)
+    measured = catalogue.RENEW_MEASURED_UNASKED if change.drops_ask else catalogue.RENEW_MEASURED
+    return BoundWrite(measured, change.key, values)
+
+
+def _move(change: Checkpoint | End) -> BoundWrite:
+    is_whole = change.last.sub_sequence_number == 0
+    if isinstance(change, End):
+        position, whole, inside = SHARD_END, catalogue.END_WHOLE, catalogue.END
+    else:
+        position = change.position
+        whole, inside = catalogue.CHECKPOINT_WHOLE, catalogue.CHECKPOINT
+    values = _held(change) | _at(change.last) | to_position(position)
+    return BoundWrite(whole if is_whole else inside, change.key, values)
+
+
+def _give_away(change: Release | Offer | HandOver) -> BoundWrite:
+    moves = change.position != change.last
+    is_whole = change.last.sub_sequence_number == 0
+    values = _held(change) | _at(change.last)
+    if moves:
+        values |= to_position(change.position)
+    match change:
+        case Release():
+            expression = _RELEASES[moves, is_whole]
+        case Offer(offered_to=None):
+            expression = _OFFERS[moves, is_whole]
+            values[":offered"] = text(OFFERED)
+        case Offer(offered_to=asker):
+            assert asker is not None
+            expression = _OFFERS_TO[moves, is_whole]
+            values |= {":offered": text(OFFERED), ":to": text(asker)}
+        case HandOver(next_owner=next_owner):
+            expression = _HAND_OVERS[moves, is_whole]
+            values[":nextOwner"] = text(next_owner)
+            if not moves:
+                values |= _ONE
+    return BoundWrite(expression, change.key, values)
+
+
+def _at(last: ExtendedSequenceNumber) -> Values:
+    return {":last": text(last.sequence_number), ":lastSub": number(last.sub_sequence_number)}
+
+
+def _delete(change: DeleteEnded | DeleteTrimmed) -> BoundWrite:
+    if isinstance(change, DeleteEnded):
+        return BoundWrite(catalogue.DELETE_ENDED, change.key, _SHARD_END)
+    seen = {":seen": number(change.seen_counter)}
+    if change.seen_owner is None:
+        return BoundWrite(catalogue.DELETE_TRIMMED_UNOWNED, change.key, seen | _NOBODY)
+    owner = {":seenOwner": text(change.seen_owner)}
+    return BoundWrite(catalogue.DELETE_TRIMMED, change.key, seen | owner)

@@ -1,0 +1,119 @@
+"""CloudWatch as a place for metrics: batched PutMetricData over botocore's own client.
+
+Why botocore and not the wire client: one request a minute is no haste, and botocore compresses its
+body (gzip, from 10 KiB on). Rule: each request is sent once; its sender decides what a failure
+means. Implements `ports.MetricOutlet`. Look next: `observe/publishing.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from kclrun.aws.boto_errors import from_botocore
+from kclrun.aws.control import Client, ControlPlane
+from kclrun.aws.endpoints import EndpointSettings, open_session
+from kclrun.aws.operations import PUT_METRIC_DATA
+from kclrun.model.measurement import Measurement
+from kclrun.model.wire import WireCredentials
+
+__all__ = ["CloudWatchOutlet"]
+
+# PutMetricData takes 1,000 metrics and 1 MB a request (CloudWatch's service quotas); the rest of
+# the megabyte is for what the estimate below does not see.
+_METRICS_MAX: Final = 1_000
+_REQUEST_BYTES_MAX: Final = 900_000
+# In a form body, the most wordy of the protocols botocore may choose: name, unit, time and four
+# numbers, each under a key such as MetricData.member.1000.StatisticValues.SampleCount.
+_METRIC_BYTES: Final = 600
+_DIMENSION_BYTES: Final = 120
+# A character that is no letter or digit is sent as three.
+_BYTES_A_CHARACTER: Final = 3
+
+
+class CloudWatchOutlet:
+    """Publishes under one namespace. For one thread; makes its client there at the first `put`.
+
+    `credentials` is asked before each request, so that keys that expire are followed; it may do
+    I/O. Raises, when made: SettingsError for an unknown profile.
+    """
+
+    def __init__(
+        self,
+        settings: EndpointSettings,
+        namespace: str,
+        credentials: Callable[[], WireCredentials],
+    ) -> None:
+        # A session of its own: botocore's are not for several threads.
+        self._session = open_session(settings)
+        self._settings = settings
+        self._namespace = namespace
+        self._credentials = credentials
+        self._made: tuple[WireCredentials, Client] | None = None
+
+    def batches(self, measurements: Sequence[Measurement]) -> Iterator[Sequence[Measurement]]:
+        """These, in parts that each fit into one PutMetricData."""
+        batch: list[Measurement] = []
+        batch_bytes = 0
+        for measurement in measurements:
+            size = _size_max(measurement)
+            if batch and (len(batch) == _METRICS_MAX or batch_bytes + size > _REQUEST_BYTES_MAX):
+                yield batch
+                batch, batch_bytes = [], 0
+            batch.append(measurement)
+            batch_bytes += size
+        if batch:
+            yield batch
+
+    def put(self, batch: Sequence[Measurement]) -> None:
+        """One PutMetricData, sent once.
+
+        Raises: Throttled, Unavailable, OutcomeUnknown (it may count already), AccessDenied,
+        InvalidRequest; and what `credentials` raises.
+        """
+        data = [_datum(measurement) for measurement in batch]
+        try:
+            self._client().put_metric_data(Namespace=self._namespace, MetricData=data)
+        except (ClientError, BotoCoreError) as error:
+            raise from_botocore(PUT_METRIC_DATA, error) from None
+
+    def close(self) -> None:
+        """Close the client's connections."""
+        if self._made is not None:
+            self._made[1].close()
+            self._made = None
+
+    def _client(self) -> Client:
+        credentials = self._credentials()
+        if self._made is not None and self._made[0] == credentials:
+            return self._made[1]
+        self.close()
+        client = ControlPlane(self._session, self._settings, credentials).cloudwatch()
+        self._made = (credentials, client)
+        return client
+
+
+def _datum(measurement: Measurement) -> Mapping[str, Any]:
+    statistics = measurement.statistics
+    return {
+        "MetricName": measurement.name,
+        "Unit": measurement.unit,
+        "Timestamp": datetime.fromtimestamp(measurement.measured_at, UTC),
+        "Dimensions": [{"Name": name, "Value": value} for name, value in measurement.dimensions],
+        "StatisticValues": {
+            "SampleCount": float(statistics.count),
+            "Sum": float(statistics.total),
+            "Minimum": float(statistics.minimum),
+            "Maximum": float(statistics.maximum),
+        },
+    }
+
+
+def _size_max(measurement: Measurement) -> int:
+    return _METRIC_BYTES + sum(
+        _DIMENSION_BYTES + _BYTES_A_CHARACTER * (len(name) + len(value))
+        for name, value in measurement.dimensions
+    )

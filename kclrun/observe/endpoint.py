@@ -1,0 +1,187 @@
+"""A small HTTP server for machines that look: GET /health and GET /metrics, nothing else.
+
+Knows: HTTP/1.x request heads. May not know: what is served. Rules: it never disturbs the manager
+(threads of its own, and what they serve is a value already made); everything is bounded: threads,
+bytes of a request, its time. There is no password, so it is for this host unless the operator says
+otherwise; and a web page in a browser on this host gets nothing by pointing its own name here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from kclrun.errors import SettingsError
+from kclrun.model.address import is_loopback_host
+
+__all__ = ["Answer", "HttpEndpoint"]
+
+# Prometheus, a load balancer, a person: four at once; the kernel queues a few more.
+_THREADS: Final = 4
+_BACKLOG: Final = 16
+# A request head of Prometheus has 400 bytes; of a browser with its cookies, 2 KiB.
+_HEAD_BYTES_MAX: Final = 8192
+# For the whole of a request, and for its answer: a client on the same host or network needs
+# milliseconds, and one that dawdles holds a thread of four.
+_REQUEST_S_MAX: Final = 2.0
+_ANSWER_S_MAX: Final = 5.0
+# After a failed accept (no descriptors left), before the next one.
+_PAUSE_S: Final = 0.1
+_REASONS: Final = {
+    200: "OK",
+    400: "Bad Request",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a path answers with."""
+
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    status: int = 200
+
+
+class _Refused(Exception):
+    """A request that gets nothing but `answer`."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.answer = Answer(f"{text}\n".encode(), status=status)
+
+
+class HttpEndpoint:
+    """Serves `routes` (a path and the function that answers it) until `close`.
+
+    A route is called in a thread of the server, and may raise what it likes: that is a 500.
+    """
+
+    def __init__(self, host: str, port: int, routes: Mapping[str, Callable[[], Answer]]) -> None:
+        """Listen. Port 0 takes a free one. Raises: SettingsError if the address cannot be had."""
+        self._routes = routes
+        self._is_for_this_host = is_loopback_host(host)
+        self._is_closed = threading.Event()
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            raise SettingsError(
+                f"observe.listen: cannot listen on {_address(host, port)}:"
+                f" {error.strerror or error}\n"
+                "Another manager on this host may have it: give each its own port; 0 takes a free"
+                " one, and the log says which"
+            ) from None
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"kclrun-http-{number}", daemon=True)
+            for number in range(_THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where it listens: `http://127.0.0.1:9464`."""
+        host, port = self._listener.getsockname()[:2]
+        return f"http://{_address(host, port)}"
+
+    def close(self) -> None:
+        """Stop listening. Answers under way are not waited for."""
+        self._is_closed.set()
+        # Wakes the threads that wait in accept(); closing alone would leave them there.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while not self._is_closed.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                self._is_closed.wait(_PAUSE_S)
+                continue
+            # A client that goes away in the middle is its own affair.
+            with connection, contextlib.suppress(OSError):
+                self._converse(connection)
+
+    def _converse(self, connection: socket.socket) -> None:
+        method = "GET"
+        try:
+            method, path, host = _parsed(_head(connection))
+            answer = self._answer(method, path, host)
+        except _Refused as refused:
+            answer = refused.answer
+        connection.settimeout(_ANSWER_S_MAX)
+        connection.sendall(_rendered(answer, with_body=method != "HEAD"))
+        connection.shutdown(socket.SHUT_WR)
+
+    def _answer(self, method: str, path: str, host: str) -> Answer:
+        if self._is_for_this_host and not is_loopback_host(host):
+            raise _Refused(403, "this address is for this host, by its own name")
+        if method not in {"GET", "HEAD"}:
+            raise _Refused(405, "only GET")
+        route = self._routes.get(path)
+        if route is None:
+            raise _Refused(404, "there are: " + ", ".join(sorted(self._routes)))
+        try:
+            return route()
+        except Exception as error:  # noqa: BLE001 - a look that fails must not end the looking
+            raise _Refused(500, f"the answer could not be made: {type(error).__name__}") from None
+
+
+def _head(connection: socket.socket) -> bytes:
+    """The request up to its empty line. Raises: _Refused, OSError (it dawdles or went away)."""
+    deadline = time.monotonic() + _REQUEST_S_MAX
+    received = b""
+    while b"\r\n\r\n" not in received:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        connection.settimeout(left_s)
+        piece = connection.recv(_HEAD_BYTES_MAX + 1 - len(received))
+        if not piece:
+            raise ConnectionAbortedError
+        received += piece
+        if len(received) > _HEAD_BYTES_MAX:
+            raise _Refused(400, f"a request of more than {_HEAD_BYTES_MAX} bytes")
+    return received.partition(b"\r\n\r\n")[0]
+
+
+def _parsed(head: bytes) -> tuple[str, str, str]:
+    """Method, path without its query, and the host that was asked for, without its port."""
+    first, *fields = head.decode("latin-1").split("\r\n")
+    parts = first.split(" ")
+    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
+        raise _Refused(400, "this is no HTTP/1 request")
+    named = (field.partition(":") for field in fields)
+    host = next((value.strip() for name, _, value in named if name.lower() == "host"), "")
+    try:
+        return parts[0], urlsplit(parts[1]).path, urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        raise _Refused(400, "the Host of this request is none") from None
+
+
+def _rendered(answer: Answer, *, with_body: bool) -> bytes:
+    head = (
+        f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n"
+        f"Content-Type: {answer.content_type}\r\n"
+        f"Content-Length: {len(answer.body)}\r\n"
+        "Cache-Control: no-store\r\n"
+        "X-Content-Type-Options: nosniff\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode("latin-1") + (answer.body if with_body else b"")
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

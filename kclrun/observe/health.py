@@ -1,0 +1,175 @@
+"""Whether a manager is well, from what it shows of itself: a verdict with its reasons.
+
+Pure: the sample and its age are arguments. Rule: health means progress, not existence, and 503
+means that another machine would do better. So these are failing: a manager that does not look any
+more, that cannot reach its table or stream, cannot start lease processes, or does not come to an
+end; and leases that stand still, all of them and two at least, after a restart did not help.
+One lease that stands still, or is halted, is degraded and answers 200: its own records are the
+likely cause, and would stop the next machine, too. That is what the metrics and the log are for.
+Idle is healthy: fewer shards than machines leave some without a lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+import msgspec
+
+from kclrun.observe.logs import clean_text
+from kclrun.observe.metrics import LeaseSample, ManagerSample
+
+__all__ = ["HealthLimits", "Reason", "Status", "Verdict", "health_body", "judge"]
+
+Status = Literal["ok", "starting", "draining", "degraded", "failing"]
+
+# Alone, a lease's own records explain that it stands still; two at once do so seldom.
+_STILL_LEASES_MIN: Final = 2
+# Enough for an exception's class and message; user code wrote it, so it is cleaned as for the log.
+_NOTE_CHARACTERS_MAX: Final = 400
+
+
+class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How long what may last. `stall_s` is how long what should move may stand still.
+
+    `look_age_max_s` is the `failover`, 10 s at least: a manager that did not look for so long
+    renews nothing. `drain_max_s` is when a stop leaves at the latest.
+    """
+
+    stall_s: float
+    look_age_max_s: float
+    drain_max_s: float
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is not as it should be. `is_failing` makes it a 503."""
+
+    text: str
+    is_failing: bool = False
+    shard: str | None = None
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What is the matter with a manager; the reasons that make it fail come first."""
+
+    status: Status
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether /health answers 200."""
+        return self.status != "failing"
+
+
+def judge(sample: ManagerSample | None, *, age_s: float, limits: HealthLimits) -> Verdict:
+    """The verdict on the last sample, taken `age_s` ago.
+
+    Before the first one it is None, and `age_s` counts from when the manager began.
+    """
+    if sample is None or age_s >= limits.look_age_max_s:
+        return _unseen(sample, age_s, limits)
+    reasons = sorted(_reasons(sample, limits), key=lambda reason: not reason.is_failing)
+    return Verdict(_status(sample, reasons), tuple(reasons))
+
+
+def _unseen(sample: ManagerSample | None, age_s: float, limits: HealthLimits) -> Verdict:
+    is_starting = sample is None and age_s < limits.stall_s
+    text = f"the manager has not looked after its leases for {age_s:.0f} s"
+    if is_starting:
+        return Verdict("starting", (Reason(text="the manager is starting"),))
+    return Verdict("failing", (Reason(text=text, is_failing=True),))
+
+
+def _status(sample: ManagerSample, reasons: list[Reason]) -> Status:
+    if any(reason.is_failing for reason in reasons):
+        return "failing"
+    if sample.draining_s is not None:
+        return "draining"
+    if sample.total_leases is None:
+        return "starting"
+    return "degraded" if reasons else "ok"
+
+
+def _reasons(sample: ManagerSample, limits: HealthLimits) -> Iterator[Reason]:
+    if sample.draining_s is not None:
+        yield Reason(
+            text=f"a stop has been under way for {sample.draining_s:.0f} s",
+            is_failing=sample.draining_s >= limits.drain_max_s,
+        )
+    elif sample.total_leases is None:
+        yield Reason(
+            text=f"the lease table has not been read yet, {sample.uptime_s:.0f} s after the start",
+            is_failing=sample.uptime_s >= limits.stall_s,
+        )
+    for outage in sample.outages:
+        yield Reason(
+            text=f"{outage.operation}: failing for {outage.lasted_s:.0f} s: {outage.error}",
+            is_failing=outage.is_vital and outage.lasted_s >= limits.stall_s,
+        )
+    if sample.launcher_away_s is not None:
+        yield Reason(
+            text=f"no lease process can be started for {sample.launcher_away_s:.0f} s",
+            is_failing=sample.launcher_away_s >= limits.stall_s,
+        )
+    yield from _of_leases(sample, limits)
+
+
+def _of_leases(sample: ManagerSample, limits: HealthLimits) -> Iterator[Reason]:
+    should_move = [lease for lease in sample.leases if lease.still_s is not None]
+    # A stalled process is restarted after `stall`: twice that long, and it did not help.
+    is_hopeless = len(should_move) >= _STILL_LEASES_MIN and all(
+        (lease.still_s or 0.0) >= 2 * limits.stall_s for lease in should_move
+    )
+    if is_hopeless:
+        yield Reason(
+            text=f"none of {len(should_move)} leases has made progress for"
+            f" {2 * limits.stall_s:.0f} s",
+            is_failing=True,
+        )
+    for lease in sample.leases:
+        if lease.state == "halted":
+            yield Reason(text=_with_note("halted", lease), shard=lease.shard)
+        elif lease.still_s is not None and lease.still_s >= limits.stall_s:
+            text = f"{lease.state}, and no progress for {lease.still_s:.0f} s"
+            yield Reason(text=_with_note(text, lease), shard=lease.shard)
+        elif lease.state == "backing off":
+            yield Reason(text=_with_note("backing off", lease), shard=lease.shard)
+
+
+def _with_note(text: str, lease: LeaseSample) -> str:
+    return f"{text}: {_note(lease)}" if lease.note else text
+
+
+def _note(lease: LeaseSample) -> str:
+    return clean_text(lease.note, _NOTE_CHARACTERS_MAX)
+
+
+def health_body(sample: ManagerSample | None, verdict: Verdict) -> dict[str, Any]:
+    """What /health says besides its status code, as plain values for JSON."""
+    body: dict[str, Any] = {
+        "status": verdict.status,
+        "reasons": [
+            {"text": reason.text} | ({"shard": reason.shard} if reason.shard else {})
+            for reason in verdict.reasons
+        ],
+    }
+    if sample is None:
+        return body
+    return body | {
+        "application": sample.application,
+        "stream": sample.stream,
+        "owner": sample.owner,
+        "uptime_s": round(sample.uptime_s, 1),
+        "leases": [_lease_body(lease) for lease in sample.leases],
+    }
+
+
+def _lease_body(lease: LeaseSample) -> dict[str, Any]:
+    return {
+        "shard": lease.shard,
+        "state": lease.state,
+        "still_s": round(lease.still_s, 1) if lease.still_s is not None else None,
+        "lag_ms": lease.lag_ms,
+        "restarts": lease.restarts,
+        "note": _note(lease),
+    }

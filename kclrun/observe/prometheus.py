@@ -1,0 +1,142 @@
+"""A manager's sample as Prometheus reads it.
+
+Rule: what is shown is made anew from the last sample, so the series of a lease end with its time
+here: labels never pile up. Units are seconds and bytes and counts only grow, as Prometheus has it;
+`metrics.METRICS` says which name stands for which metric. Look next: `endpoint.py`.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from kclrun.observe.health import Verdict
+from kclrun.observe.metrics import METRICS, ManagerSample
+
+__all__ = ["Exposition"]
+
+# Every label a series may have, in this order; the values come from the lease table.
+_LABELS = ("application",)
+_LEASE_LABELS = ("application", "shard")
+
+
+class Exposition(Collector):
+    """Writes what `look` returns: the last sample (None before the first), and its verdict."""
+
+    def __init__(self, look: Callable[[], tuple[ManagerSample | None, Verdict]], version: str):
+        self._look = look
+        self._version = version
+        # Nothing is described beforehand: that would be a look before there is anything to see.
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        """The whole exposition, in the text format 0.0.4."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry, once for each exposition."""
+        sample, verdict = self._look()
+        if sample is None:
+            return
+        yield self._info(sample)
+        yield _gauge(
+            "kclrun_healthy",
+            "1 while /health answers 200, 0 while it answers 503",
+            (sample.application,),
+            float(verdict.is_healthy),
+        )
+        yield from _of_fleet(sample)
+        yield from _of_manager(sample)
+        yield from _of_leases(sample)
+
+    def _info(self, sample: ManagerSample) -> Metric:
+        info = InfoMetricFamily("kclrun", "which manager this is")
+        info.add_metric(
+            (),
+            {
+                "application": sample.application,
+                "stream": sample.stream,
+                "owner": sample.owner,
+                "version": self._version,
+            },
+        )
+        return info
+
+
+def _of_fleet(sample: ManagerSample) -> Iterator[Metric]:
+    for name, value in sample.of_fleet.items():
+        kind = METRICS[name]
+        yield _gauge(kind.prometheus, kind.meaning, (sample.application,), float(value))
+
+
+def _of_manager(sample: ManagerSample) -> Iterator[Metric]:
+    yield _gauge(
+        "kclrun_worker_leases_max",
+        "most leases this manager takes: leases.max",
+        (sample.application,),
+        float(sample.worker_leases_max),
+    )
+    states = GaugeMetricFamily(
+        "kclrun_leases",
+        "leases of this manager, by what they do",
+        labels=("application", "state"),
+    )
+    for state, count in sorted(collections.Counter(one.state for one in sample.leases).items()):
+        states.add_metric((sample.application, state), count)
+    yield states
+    yield _gauge(
+        "kclrun_outages",
+        "requests to AWS that fail and are repeated, by operation counted once",
+        (sample.application,),
+        float(len(sample.outages)),
+    )
+    unpublished = CounterMetricFamily(
+        "kclrun_metrics_unpublished",
+        "points of metrics that CloudWatch did not get",
+        labels=_LABELS,
+    )
+    unpublished.add_metric((sample.application,), sample.unpublished_total)
+    yield unpublished
+
+
+def _of_leases(sample: ManagerSample) -> Iterator[Metric]:
+    lag = _family_of_lease(GaugeMetricFamily, "millis_behind_latest")
+    records = _family_of_lease(CounterMetricFamily, "records")
+    counted_bytes = _family_of_lease(CounterMetricFamily, "bytes")
+    still = GaugeMetricFamily(
+        "kclrun_still_seconds",
+        "for how long a lease that should move has made no progress",
+        labels=_LEASE_LABELS,
+    )
+    restarts = CounterMetricFamily(
+        "kclrun_restarts", "restarts of the lease's process", labels=_LEASE_LABELS
+    )
+    for lease in sample.leases:
+        labels = (sample.application, lease.shard)
+        if lease.lag_ms is not None:
+            lag.add_metric(labels, lease.lag_ms / 1000)
+        if lease.still_s is not None:
+            still.add_metric(labels, lease.still_s)
+        records.add_metric(labels, lease.counts.records)
+        counted_bytes.add_metric(labels, lease.counts.bytes)
+        restarts.add_metric(labels, lease.restarts)
+    yield from (lag, records, counted_bytes, still, restarts)
+
+
+def _family_of_lease(
+    family: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str
+) -> GaugeMetricFamily | CounterMetricFamily:
+    kind = METRICS[name]
+    return family(kind.prometheus, kind.meaning, labels=_LEASE_LABELS)
+
+
+def _gauge(name: str, meaning: str, labels: tuple[str, ...], value: float) -> Metric:
+    gauge = GaugeMetricFamily(name, meaning, labels=_LABELS)
+    gauge.add_metric(labels, value)
+    return gauge

@@ -1,0 +1,122 @@
+"""Sends measurements away from a thread of its own, so that the manager never waits for it.
+
+Rule: what cannot be sent is dropped and counted, with one warning an outage: metrics are of the
+moment, and a queue of old ones would only be late. A request whose outcome is unknown is not sent
+again: its values would count twice. Look next: `metric_window.py` (what is sent).
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from kclrun.errors import KclrunError, ServiceError, Throttled, Unavailable
+from kclrun.model.backoff import backoff_s
+from kclrun.model.measurement import Measurement
+from kclrun.observe.logs import EventLog
+from kclrun.ports import MetricOutlet
+
+__all__ = ["Publisher"]
+
+# One is handed over each minute: more than a few waiting means that nothing gets through.
+_WAITING_MAX: Final = 3
+# Within a few seconds; a longer outage costs the minute it falls into.
+_ATTEMPTS_MAX: Final = 3
+
+
+def _pause_s(attempt: int) -> float:
+    """Up to a second, then up to two."""
+    return backoff_s(attempt, random.random(), base_s=0.5)
+
+
+class Publisher:
+    """`offer` and `close` are called by one thread; the other one sends."""
+
+    def __init__(self, outlet: MetricOutlet, log: EventLog) -> None:
+        self._outlet = outlet
+        self._log = log
+        self._waiting: queue.Queue[Sequence[Measurement] | None] = queue.Queue(_WAITING_MAX)
+        self._is_closed = threading.Event()
+        self._failing_since: float | None = None
+        self._lock = threading.Lock()
+        self._dropped = 0
+        self._dropped_before_outage = 0
+        self._thread = threading.Thread(target=self._run, name="kclrun-metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped_total(self) -> int:
+        """Measurements that were not sent, or not surely."""
+        with self._lock:
+            return self._dropped
+
+    def offer(self, measurements: Sequence[Measurement]) -> None:
+        """Have them sent soon. Never waits: with too many waiting already, these are dropped."""
+        try:
+            self._waiting.put_nowait(measurements)
+        except queue.Full:
+            self._drop(measurements)
+
+    def close(self, patience_s: float) -> None:
+        """Send what waits, for so long, then leave the rest."""
+        deadline = time.monotonic() + patience_s
+        try:
+            self._waiting.put(None, timeout=patience_s)
+        except queue.Full:
+            pass
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._is_closed.set()
+
+    def _run(self) -> None:
+        while (measurements := self._waiting.get()) is not None:
+            for batch in self._outlet.batches(measurements):
+                self._send(batch)
+
+    def _send(self, batch: Sequence[Measurement]) -> None:
+        asked = time.monotonic()
+        try:
+            self._send_patiently(batch)
+        except KclrunError as error:
+            self._failed(batch, error, asked)
+        except Exception as error:  # noqa: BLE001 - metrics end nothing but themselves
+            self._failed(batch, KclrunError(f"unexpected: {type(error).__name__}"), asked)
+        else:
+            self._worked()
+
+    def _send_patiently(self, batch: Sequence[Measurement]) -> None:
+        for attempt in range(1, _ATTEMPTS_MAX):
+            try:
+                self._outlet.put(batch)
+            except (Throttled, Unavailable):
+                self._is_closed.wait(_pause_s(attempt))
+            else:
+                return
+        self._outlet.put(batch)
+
+    def _failed(self, batch: Sequence[Measurement], error: KclrunError, asked: float) -> None:
+        if self._failing_since is None:
+            self._failing_since = asked
+            self._dropped_before_outage = self.dropped_total
+            self._log.note(
+                "metrics_not_published",
+                code=error.code if isinstance(error, ServiceError) else "",
+                error=str(error),
+            )
+        self._drop(batch)
+
+    def _worked(self) -> None:
+        since, self._failing_since = self._failing_since, None
+        if since is not None:
+            self._log.note(
+                "metrics_published_again",
+                outage_s=time.monotonic() - since,
+                dropped=self.dropped_total - self._dropped_before_outage,
+            )
+
+    def _drop(self, measurements: Sequence[Measurement]) -> None:
+        with self._lock:
+            self._dropped += len(measurements)

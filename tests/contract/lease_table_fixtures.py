@@ -1,0 +1,129 @@
+"""The lease tables under test: in memory, and DynamoDB over the wire client.
+
+DynamoDB is moto's here, on loopback: real HTTP, real expressions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+from kclrun.aws.lease_table import DynamoLeaseTable
+from kclrun.aws.operations import CREATE_TABLE, GET_ITEM, PUT_ITEM
+from kclrun.aws.owner_index import INDEX_KEYS, OWNER_INDEX
+from kclrun.aws.signing import HeldCredentials
+from kclrun.aws.wire import WireClient
+from kclrun.local.lease_rows import LeaseRows
+from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.ports import LeaseTable
+from tests.contract.lease_tables import Subject
+
+
+class OneAtATime:
+    """moto looks at a condition and writes in two steps: two threads can both pass it.
+
+    DynamoDB is linearizable row by row, so requests are let in one by one.
+    """
+
+    def __init__(self, app: Callable[..., Any]) -> None:
+        self._app = app
+        self._lock = threading.Lock()
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:
+        with self._lock:
+            return self._app(environ, start_response)
+
+
+@pytest.fixture(scope="module")
+def moto_url() -> Iterator[str]:
+    server = make_server(
+        "127.0.0.1", 0, OneAtATime(DomainDispatcherApplication(create_backend_app)), threaded=True
+    )
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join(timeout=10)
+    server.server_close()
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["memory", "dynamodb"])
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    """A table without the owner index, as the Java KCL 2.x makes it."""
+    yield from opened(request, has_owner_index=False)
+
+
+@pytest.fixture(params=["memory", "dynamodb"])
+def indexed(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    """A table with the owner index, as kclrun makes it."""
+    yield from opened(request, has_owner_index=True)
+
+
+def opened(request: pytest.FixtureRequest, *, has_owner_index: bool) -> Iterator[Subject]:
+    if request.param == "memory":
+        yield memory_subject(has_owner_index=has_owner_index)
+        return
+    client = WireClient(
+        WireEndpoint(request.getfixturevalue("moto_url"), "eu-west-1", "eu-west-1"),
+        HeldCredentials(WireCredentials("AKID", "secret")),
+        service="dynamodb",
+    )
+    yield dynamodb_subject(client, f"leases-{next(_numbers)}", has_owner_index=has_owner_index)
+    client.close()
+
+
+def memory_subject(*, has_owner_index: bool) -> Subject:
+    seed = random.randrange(2**32)
+    print(f"LeaseRows chooses with random.Random({seed})")
+    rows = LeaseRows(
+        lock=threading.Lock(),
+        has_owner_index=has_owner_index,
+        choose=random.Random(seed).sample,
+    )
+
+    def open_table(page_rows_max: int) -> LeaseTable:
+        rows._page_rows_max = page_rows_max
+        return rows
+
+    return Subject(open_table, rows.plant, rows.raw)
+
+
+def dynamodb_subject(client: WireClient, name: str, *, has_owner_index: bool) -> Subject:
+    def call(operation: Any, **request: Any) -> Any:
+        body = msgspec.json.encode({"TableName": name, **request})
+        return msgspec.json.decode(client.call(operation, body).body)
+
+    attributes = ["leaseKey"]
+    index: dict[str, Any] = {}
+    if has_owner_index:
+        attributes.append("leaseOwner")
+        index["GlobalSecondaryIndexes"] = [
+            {
+                "IndexName": OWNER_INDEX,
+                "KeySchema": [{"AttributeName": n, "KeyType": role} for n, role in INDEX_KEYS],
+                "Projection": {"ProjectionType": "KEYS_ONLY"},
+            }
+        ]
+    call(
+        CREATE_TABLE,
+        AttributeDefinitions=[{"AttributeName": n, "AttributeType": "S"} for n in attributes],
+        KeySchema=[{"AttributeName": "leaseKey", "KeyType": "HASH"}],
+        BillingMode="PAY_PER_REQUEST",
+        **index,
+    )
+    return Subject(
+        lambda page_rows_max: DynamoLeaseTable(client, name, page_rows_max=page_rows_max),
+        lambda item: call(PUT_ITEM, Item=item),
+        lambda key: call(GET_ITEM, Key={"leaseKey": {"S": key}}, ConsistentRead=True).get("Item"),
+    )

@@ -1,0 +1,103 @@
+"""`observe:`: where it listens, and what CloudWatch is given."""
+
+import pytest
+
+from kclrun.config.engine_rules import unused_settings
+from kclrun.config.listening import parse_listen
+from kclrun.config.load import settings_of
+from kclrun.config.schema import CloudWatchSettings, ObserveSettings, Settings
+from kclrun.errors import SettingsError
+from kclrun.model.time import WallTime
+
+NOW = WallTime(1_780_000_000.0)
+LEAST = "application: orders\nstream: orders\n"
+
+
+def loaded(more: str, **environment: str) -> Settings:
+    return settings_of(LEAST + more, environment=environment, now=NOW)
+
+
+def test_nothing_listens_and_nothing_is_published_unless_asked_for() -> None:
+    assert loaded("").observe == ObserveSettings(listen=None, cloudwatch=None)
+    assert loaded("observe:\n  cloudwatch:\n").observe == ObserveSettings()
+
+
+def test_naming_cloudwatch_is_asking_for_it() -> None:
+    assert loaded("observe: {cloudwatch: {}}").observe.cloudwatch == CloudWatchSettings()
+    cloudwatch = loaded(
+        "observe: {cloudwatch: {namespace: a/b, detail: shard, dimensions: {Environment: prod}}}"
+    ).observe.cloudwatch
+    assert cloudwatch == CloudWatchSettings(
+        namespace="a/b", detail="shard", dimensions={"Environment": "prod"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        (9464, ("127.0.0.1", 9464)),
+        ("9464", ("127.0.0.1", 9464)),
+        (0, ("127.0.0.1", 0)),
+        ("localhost:1", ("127.0.0.1", 1)),
+        ("0.0.0.0:9464", ("0.0.0.0", 9464)),
+        ("[::1]:9464", ("::1", 9464)),
+    ],
+)
+def test_a_port_alone_is_on_loopback(listen: str | int, address: tuple[str, int]) -> None:
+    assert parse_listen(listen) == address
+
+
+@pytest.mark.parametrize(
+    "listen", ["", ":", ":9464", "box.example:9464", "1.2.3.4", 65536, -1, "127.0.0.1:http", "1:²"]
+)
+def test_what_is_no_address_is_refused(listen: str | int) -> None:
+    with pytest.raises(ValueError, match="expected a port of this machine"):
+        parse_listen(listen)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("observe: {listen: box.example:9464}", "observe.listen: expected a port"),
+        ("observe: {listen: 70000}", "observe.listen: expected a port"),
+        ("observe: {cloudwatch: on}", "observe.cloudwatch: expected settings"),
+        (
+            "observe: {cloudwatch: {namespace: AWS/Kinesis}}",
+            "observe.cloudwatch.namespace: expected a text of at most 255",
+        ),
+        ("observe: {cloudwatch: {detail: owner}}", "observe.cloudwatch.detail: expected"),
+        (
+            "observe: {cloudwatch: {dimensions: {Shard: x}}}",
+            "observe.cloudwatch.dimensions.Shard: is set by kclrun",
+        ),
+        (
+            "observe: {cloudwatch: {dimensions: {':a': x}}}",
+            "observe.cloudwatch.dimensions.:a: is no name",
+        ),
+        (
+            "observe: {cloudwatch: {dimensions: {a: ''}}}",
+            "observe.cloudwatch.dimensions.a: expected a value",
+        ),
+        (
+            "observe: {cloudwatch: {dimensions: {"
+            + ", ".join(f"d{number}: x" for number in range(29))
+            + "}}}",
+            "observe.cloudwatch.dimensions: expected at most 28",
+        ),
+    ],
+)
+def test_what_would_fail_later_is_refused_now(more: str, said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        loaded(more)
+
+    assert said in str(caught.value)
+
+
+def test_on_spark_it_means_nothing_and_is_named() -> None:
+    spark = "engine: spark\nspark: {checkpoint: /c}\nobserve: {listen: 9464}"
+
+    assert unused_settings(loaded(spark)) == ("observe",)
+
+
+def test_a_port_may_come_from_the_environment() -> None:
+    assert loaded("observe: {listen: '${PORT}'}", PORT="9464").observe.listen == 9464

@@ -1,0 +1,94 @@
+"""Traces of the model-checked protocol that broke a promise before its repair, played again.
+
+Each name tells the hole. H4, H8, N3 and N6 are played in the tests of offers, vanished rows and
+late checkpoints.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from kclrun.consuming import commands as do
+from kclrun.consuming import events as on
+from kclrun.consuming.states import State
+from kclrun.model import changes
+
+_spec = importlib.util.spec_from_file_location(
+    "lease_driver", Path(__file__).with_name("lease_driver.py")
+)
+lease_driver = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(lease_driver)
+Driver, ME, OTHER, KEY, p, child = (
+    getattr(lease_driver, name) for name in ("Driver", "ME", "OTHER", "KEY", "p", "child")
+)
+
+
+@pytest.mark.parametrize("fate", ["reply lost", "in flight"])
+def test_h5_a_checkpoint_that_lands_late_is_not_taken_for_the_end_of_the_shard(fate):
+    driver = Driver("batch").begin()
+    driver.faults.append(fate)
+    driver.tell(on.BatchDelivered(p(20), 1, 1))
+    driver.tell(on.BatchProcessed(p(20)))
+    while driver.faults:
+        driver._perform(driver.queue.popleft())
+    driver.tell(on.ShardExhausted((child("s1"),)))
+    if driver.in_flight:
+        driver._perform(driver.queue.popleft())  # the read back: unmoved
+        driver.land()
+
+    driver.settle()
+
+    assert driver.state is State.ENDED
+    assert driver.stored.is_ended
+    assert len(driver.sent(changes.End)) == 1
+
+
+def test_h6_a_checkpoint_below_a_late_one_never_moves_it_back():
+    driver = Driver("batch").begin()
+    driver.tell(on.BatchDelivered(p(20), 1, 1))
+    driver.table.write(changes.LateCheckpoint(KEY, "kclrun::host:gone", p(10), p(25)))
+    assert driver.stored.checkpoint == p(25)
+
+    driver.happen(on.BatchProcessed(p(20)))
+
+    assert driver.stored.checkpoint == p(25)
+    assert driver.life.ledger.checkpointed == p(25)
+
+
+@pytest.mark.parametrize("fate", ["reply lost", "dropped"])
+def test_n1_what_is_issued_again_after_an_unknown_outcome_is_never_below_the_row(fate):
+    driver = Driver("batch").begin()
+    driver.faults.append(fate)
+    driver.tell(on.BatchDelivered(p(20), 1, 1))
+    driver.tell(on.BatchProcessed(p(20)))
+    driver._perform(driver.queue.popleft())
+    while driver.faults:
+        driver._perform(driver.queue.popleft())
+    driver.table.write(changes.LateCheckpoint(KEY, "kclrun::host:gone", p(10), p(25)))
+
+    driver.settle()
+
+    assert driver.stored.checkpoint == p(25)
+    assert driver.state is State.PROCESSING
+
+
+def test_h13_a_giver_that_saw_no_reply_takes_nothing_back_from_who_has_claimed():
+    driver = Driver(others_in_sight=True).begin()
+    driver.batch(20)
+    driver.faults += ["reply lost"]
+    driver.tell(on.DrainRequested("x"))
+    while driver.faults:
+        driver._perform(driver.queue.popleft())
+    offer = driver.sent(changes.Offer)[0]
+    driver.steal()
+    counter = driver.stored.counter
+    driver.table.write(changes.Claim(KEY, OTHER, counter))
+
+    driver.settle()
+    driver.table.write(offer)  # its first send was only slow
+
+    assert driver.state is State.RELEASED
+    assert (driver.stored.owner, driver.stored.counter) == (OTHER, counter + 1)
+    assert len(driver.of(do.OpenGate)) == 1

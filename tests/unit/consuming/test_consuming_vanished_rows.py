@@ -1,0 +1,255 @@
+"""A row that vanished under its live owner: written again once, where nothing can double."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from kclrun.consuming import commands as do
+from kclrun.consuming import events as on
+from kclrun.consuming.fence import fence_instant
+from kclrun.consuming.states import State
+from kclrun.model import changes
+from kclrun.model.lease import Lease
+from kclrun.model.sequence import TRIM_HORIZON
+
+_spec = importlib.util.spec_from_file_location(
+    "lease_driver", Path(__file__).with_name("lease_driver.py")
+)
+lease_driver = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(lease_driver)
+Driver, ME, OTHER, KEY, p, child = (
+    getattr(lease_driver, name) for name in ("Driver", "ME", "OTHER", "KEY", "p", "child")
+)
+KIND = do.ReportKind
+LOST_REPLY = lease_driver.NOT_APPLIED["dropped"]
+
+
+def test_a_live_owner_writes_its_row_again_from_what_was_last_confirmed():
+    driver = Driver("batch", parents=frozenset({"p0"}), throughput_kbps=3.0).begin()
+    driver.batch(20)
+    before = driver.stored
+    driver.vanish()
+
+    driver.tick(3.0)
+
+    row = driver.stored
+    assert (row.owner, row.checkpoint, row.counter) == (ME, p(20), before.counter + 1)
+    assert (row.parents, row.throughput_kbps) == (frozenset({"p0"}), 3.0)
+    assert driver.state is State.PROCESSING
+    assert driver.life.own.fence == fence_instant(driver.now, 9.0)
+    (warned,) = driver.reports(KIND.WARNED)
+    assert "had vanished from the table and was written again, at 20" in warned.text
+
+
+def test_it_goes_on_as_owner():
+    driver = Driver("batch").begin()
+    driver.vanish()
+    driver.tick(3.0)
+
+    driver.batch(20)
+    driver.tick(3.0)
+    driver.happen(on.DrainRequested("x"))
+
+    assert driver.state is State.RELEASED
+    assert driver.stored.checkpoint == p(20)
+    assert len(driver.sent(changes.CreateLease)) == 1
+
+
+def test_a_checkpoint_that_found_no_row_follows_on_the_new_one():
+    driver = Driver("manual").begin()
+    driver.tell(on.BatchDelivered(p(20), 1, 1))
+    driver.vanish()
+
+    driver.happen(on.CheckpointRequested(1, None))
+
+    assert driver.answers() == {1: do.CheckpointAnswer.DURABLE}
+    assert driver.stored.checkpoint == p(20)
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_drained_lease_whose_row_vanished_is_given_away_all_the_same(others):
+    driver = Driver(others_in_sight=others).begin()
+    driver.batch(20)
+    driver.vanish()
+
+    driver.happen(on.DrainRequested("x"))
+
+    assert driver.state is State.RELEASED
+    assert driver.stored.checkpoint == p(20)
+
+
+def test_once_in_a_row_and_then_the_lease_is_lost():
+    driver = Driver().begin()
+    for _ in range(2):
+        driver.vanish()
+        driver.tick(3.0)
+
+    assert driver.state is State.LOST
+    assert driver.stored is None
+    assert "gone from the table" in driver.reports(KIND.LOST)[0].text
+
+
+def test_a_renewal_in_between_makes_it_another_time():
+    driver = Driver().begin()
+    for _ in range(2):
+        driver.vanish()
+        driver.tick(3.0)
+        driver.tick(3.0)
+
+    assert driver.state is State.PROCESSING
+    assert len(driver.sent(changes.CreateLease)) == 2
+
+
+def test_past_the_fence_nothing_is_written_again():
+    driver = Driver().begin()
+    driver.vanish()
+    driver.now += 3.0
+    driver.tell(on.Ticked())
+    renew = driver.queue.popleft().change
+    outcome = driver.table.write(renew)
+    driver.now = driver.life.own.fence
+
+    driver.happen(on.WriteResolved(renew, outcome, driver.now))
+
+    assert driver.state is State.LOST
+    assert driver.stored is None
+    assert driver.queue == type(driver.queue)()
+
+
+def test_a_row_that_somebody_else_created_meanwhile_is_not_ours():
+    driver = Driver().begin()
+    driver.vanish()
+    driver.now += 3.0
+    driver.tell(on.Ticked())
+    driver._perform(driver.queue.popleft())
+    driver.table.write(changes.CreateLease(Lease(key=KEY, checkpoint=TRIM_HORIZON)))
+
+    driver.settle()
+
+    assert driver.state is State.LOST
+    reason = driver.reports(KIND.LOST)[0].text
+    assert "the one that stands there belongs to nobody, at TRIM_HORIZON" in reason
+    assert driver.stored.owner is None
+
+
+# Unknown outcomes
+
+
+def test_a_renewal_that_may_have_applied_before_is_passed_by_the_new_counter():
+    driver = Driver().begin()
+    driver.faults += ["reply lost"]
+    driver.now += 3.0
+    driver.tell(on.Ticked())
+    driver._perform(driver.queue.popleft())
+    assert driver.stored.counter == 7  # somebody may have seen it, and counts down from there
+    driver.vanish()
+
+    driver.settle()
+
+    assert driver.stored.counter == 8
+    assert driver.life.own.counter == 8
+    assert driver.state is State.PROCESSING
+
+
+def test_a_write_still_on_its_way_does_not_match_the_new_row():
+    driver = Driver("batch").begin()
+    driver.faults += ["in flight"]
+    driver.tell(on.BatchDelivered(p(20), 1, 1))
+    driver.tell(on.BatchProcessed(p(20)))
+    driver._perform(driver.queue.popleft())
+    while not driver.in_flight:
+        driver._perform(driver.queue.popleft())
+    driver.vanish()
+    driver.settle()
+    counter = driver.stored.counter
+
+    driver.land()
+
+    assert driver.stored.counter == counter
+    assert driver.life.own.counter == counter
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_lease_that_may_be_given_away_already_is_not_written_again(others):
+    driver = Driver(others_in_sight=others).begin()
+    driver.user_returns = False
+    driver.happen(on.DrainRequested("x"), on.GateShut())
+    driver.tell(on.CallReturned())
+    change = driver.queue.popleft().change
+    driver.table.write(change)
+    driver.vanish()
+
+    driver.tell(on.WriteResolved(change, LOST_REPLY, driver.now))
+    driver.settle()
+
+    assert driver.stored is None
+    assert driver.state is State.LOSING
+
+
+def test_a_shard_that_may_have_ended_and_been_cleaned_up_is_not_written_again():
+    driver = Driver().begin()
+    driver.faults += [None, None, None]
+    driver.tell(on.ShardExhausted((child("s1"),)))
+    while not isinstance(getattr(driver.queue[0], "change", None), changes.End):
+        driver._perform(driver.queue.popleft())
+    end = driver.queue.popleft().change
+    driver.table.write(end)
+    driver.table.write(changes.DeleteEnded(KEY))
+
+    driver.tell(on.WriteResolved(end, LOST_REPLY, driver.now))
+    driver.settle()
+
+    assert driver.stored is None
+    assert driver.state is State.LOST
+
+
+def test_a_creation_whose_reply_was_lost_is_known_by_the_row():
+    driver = Driver().begin()
+    driver.vanish()
+    driver.faults += [None, "reply lost"]
+
+    driver.tick(3.0)
+
+    assert driver.state is State.PROCESSING
+    assert len(driver.sent(changes.CreateLease)) == 1
+    assert driver.stored.counter == driver.life.own.counter == 7
+
+
+def test_a_creation_that_may_still_arrive_is_not_sent_twice():
+    # Trace C3: landed after the row was deleted for good, it would have the shard read again.
+    driver = Driver().begin()
+    driver.vanish()
+    driver.faults += [None, "in flight"]
+
+    driver.tick(3.0)
+
+    assert driver.state is State.LOST
+    assert len(driver.sent(changes.CreateLease)) == 1
+
+
+@pytest.mark.parametrize("fault", ["throttled", "unavailable", "refused"])
+def test_a_creation_that_surely_did_not_apply_is_sent_again(fault):
+    driver = Driver().begin()
+    driver.vanish()
+    driver.faults += [None, fault]
+
+    driver.tick(3.0)
+
+    assert driver.state is State.PROCESSING
+    assert driver.stored.owner == ME
+
+
+def test_a_row_like_ours_that_we_have_not_written_is_another_process_of_ours():
+    # Trace N3: a counter that fits proves nothing without a write of ours that may have applied.
+    driver = Driver().begin()
+    driver.vanish()
+    driver.now += 3.0
+    driver.tell(on.Ticked())
+    driver._perform(driver.queue.popleft())
+    driver.table.write(driver.queue[0].change)
+
+    driver.settle()
+
+    assert driver.state is State.LOST

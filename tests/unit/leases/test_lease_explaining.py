@@ -1,0 +1,89 @@
+"""`explain`: what the next cycle of one owner would do, in sentences."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kclrun.leases.explaining import explain
+from kclrun.leases.policy import ManagerPolicy
+from kclrun.model.lease import OFFERED, Handoff, Lease
+from kclrun.model.sequence import TRIM_HORIZON
+
+replace = msgspec.structs.replace
+ME, OTHER = "kclrun:a:me:n", "kclrun:a:other:n"
+
+
+def leases(owner, count, **fields):
+    name = (owner or "free").split(":")[-2 if owner and ":" in owner else 0]
+    return [
+        Lease(key=f"{name}-{number}", checkpoint=TRIM_HORIZON, owner=owner, **fields)
+        for number in range(count)
+    ]
+
+
+def sentences(*rows, still=(), apart_s=11.0, **policy):
+    later = tuple(
+        lease if lease.key in still else replace(lease, counter=lease.counter + 1) for lease in rows
+    )
+    told = explain(tuple(rows), later, ManagerPolicy(me=ME, **policy), apart_s=apart_s)
+    return [each.sentence for each in told]
+
+
+def test_a_balanced_owner_does_nothing_and_says_how_things_stand():
+    told = explain(tuple(leases(ME, 5)), tuple(leases(ME, 5)), ManagerPolicy(me=ME), apart_s=11.0)
+
+    assert (told[0].action, told[0].key) == ("nothing", None)
+    assert told[0].sentence == ("nothing: balanced: one owner holds 5 of 5; we have 5, target 5")
+
+
+def test_an_expired_lease_is_taken_and_says_for_how_long_nobody_renewed_it():
+    rows = [*leases(ME, 1), *leases("java-1", 1)]
+
+    assert sentences(*rows, still={"java-1-0"}) == [
+        "take shard java-1-0: expired: java-1 did not renew it for 11 s"
+    ]
+
+
+def test_an_unowned_lease_is_taken():
+    assert sentences(*leases(None, 1)) == ["take shard free-0: nobody owns it"]
+
+
+def test_a_lease_is_asked_for_with_the_numbers_that_speak_for_it():
+    assert sentences(*leases(ME, 5), *leases(OTHER, 8))[0].endswith(
+        ": it has 8, we have 5, target 7"
+    )
+
+
+def test_a_lease_is_taken_by_force_from_a_java_worker():
+    told = sentences(*leases("java", 3))
+
+    assert len(told) == 1
+    assert told[0].startswith("take shard java-")
+    assert "by force from java: it has 3, we have 0, target 2" in told[0]
+
+
+def test_offered_leases_say_who_gives_them_and_when_we_take_them():
+    mine = Lease(key="a", checkpoint=TRIM_HORIZON, owner=OFFERED, offered_by=OTHER, offered_to=ME)
+    theirs = replace(mine, key="b", offered_to="kclrun:a:third:n")
+
+    told = sentences(mine, theirs, *leases(OTHER, 2), *leases(ME, 3))
+
+    assert told[0] == f"take shard a at once: {OTHER} offers it to us"
+    assert told[1].startswith("take shard b in 3.1 s unless another owner does: ")
+    assert told[1].endswith("we are at our target")
+
+
+def test_a_full_owner_says_so():
+    told = sentences(*leases(ME, 2), *leases(OTHER, 9), leases_max=2)
+
+    assert told == [
+        "nothing: 2 owners hold 2 to 9 of 11; we have 2, target 2; full: leases.max is 2"
+    ]
+
+
+def test_what_is_on_its_way_is_said_instead_of_balanced():
+    asked = leases(OTHER, 6, handoff=Handoff(ME, 1.0))
+
+    assert sentences(*asked[:3], *leases("kclrun:a:third:n", 3)) == [
+        "nothing: 3 owners hold 0 to 3 of 6; we have 3, target 2; 3 on their way to us"
+    ]

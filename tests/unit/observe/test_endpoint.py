@@ -1,0 +1,185 @@
+"""The HTTP server over a real socket: what it answers, what it refuses, and that it stays."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from urllib.parse import urlsplit
+
+import pytest
+
+from kclrun.errors import SettingsError
+from kclrun.observe import endpoint as module
+from kclrun.observe.endpoint import Answer, HttpEndpoint
+
+
+def _broken():
+    raise RuntimeError("a bug, with a secret in its text")
+
+
+ROUTES = {
+    "/health": lambda: Answer(b'{"status": "failing"}', "application/json", 503),
+    "/metrics": lambda: Answer(b"up 1\n"),
+    "/broken": _broken,
+}
+
+
+@pytest.fixture
+def endpoint():
+    made = HttpEndpoint("127.0.0.1", 0, ROUTES)
+    yield made
+    made.close()
+
+
+def address(endpoint):
+    parts = urlsplit(endpoint.url)
+    return parts.hostname, parts.port
+
+
+def ask(endpoint, path, method="GET", **headers):
+    connection = http.client.HTTPConnection(*address(endpoint), timeout=10)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
+    finally:
+        connection.close()
+
+
+def said(endpoint, request):
+    """What comes back for these bytes, until the server closes."""
+    with socket.create_connection(address(endpoint), timeout=10) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_a_route_answers_with_its_status_type_and_body(endpoint):
+    status, headers, body = ask(endpoint, "/health")
+
+    assert (status, headers["Content-Type"]) == (503, "application/json")
+    assert body == b'{"status": "failing"}'
+    assert headers["Connection"] == "close"
+    assert headers["Cache-Control"] == "no-store"
+
+
+def test_a_query_is_left_aside(endpoint):
+    assert ask(endpoint, "/metrics?name=up")[2] == b"up 1\n"
+
+
+def test_head_gets_the_head(endpoint):
+    status, headers, body = ask(endpoint, "/metrics", "HEAD")
+
+    assert (status, headers["Content-Length"], body) == (200, "5", b"")
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status"),
+    [("/", "GET", 404), ("/metrics/", "GET", 404), ("/metrics", "POST", 405)],
+)
+def test_what_is_not_there_is_refused(endpoint, path, method, status):
+    assert ask(endpoint, path, method)[0] == status
+
+
+def test_a_route_that_fails_is_a_500_without_its_words_and_the_server_stays(endpoint):
+    status, _, body = ask(endpoint, "/broken")
+
+    assert (status, b"secret" in body) == (500, False)
+    assert ask(endpoint, "/metrics")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost:9464", 200), ("[::1]:9464", 200), ("evil.example", 403), ("", 403)],
+)
+def test_on_loopback_only_a_name_of_this_host_is_served(endpoint, host, status):
+    assert ask(endpoint, "/metrics", Host=host)[0] == status
+
+
+def test_on_every_address_any_name_is_served():
+    made = HttpEndpoint("0.0.0.0", 0, ROUTES)
+    try:
+        assert ask(made, "/metrics", Host="box.example")[0] == 200
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"hello\r\n\r\n",
+        b"GET /metrics\r\n\r\n",
+        b"GET /metrics SPDY/3\r\n\r\n",
+        b"GET http://[/ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"\xff\xfe\x00 \x00 HTTP/9\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: [\r\n\r\n",
+        b"GET /" + b"a" * 8300,
+    ],
+    ids=["no", "two parts", "another protocol", "no URL", "noise", "no host", "too long"],
+)
+def test_what_is_no_request_is_a_400(endpoint, request_bytes):
+    assert said(endpoint, request_bytes).startswith(b"HTTP/1.1 400 ")
+    assert ask(endpoint, "/metrics")[0] == 200
+
+
+def test_a_request_in_pieces_is_put_together(endpoint):
+    with socket.create_connection(address(endpoint), timeout=10) as connection:
+        for piece in (b"GET /metr", b"ics HTTP/1.1\r\nHost: local", b"host\r\n\r", b"\n"):
+            connection.sendall(piece)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+
+    assert answer.endswith(b"up 1\n")
+
+
+def test_clients_that_say_nothing_hold_it_up_for_the_time_of_a_request_at_most(
+    endpoint, monkeypatch
+):
+    monkeypatch.setattr(module, "_REQUEST_S_MAX", 0.3)
+    silent = [socket.create_connection(address(endpoint), timeout=10) for _ in range(8)]
+    try:
+        began = time.monotonic()
+        status, _, _ = ask(endpoint, "/metrics")
+        waited_s = time.monotonic() - began
+    finally:
+        for connection in silent:
+            connection.close()
+
+    assert status == 200
+    # Eight silent ones before it, four at a time: two rounds, and some room for a slow machine.
+    assert waited_s < 2 * 0.3 + 3
+
+
+def test_a_client_that_leaves_in_the_middle_is_forgotten(endpoint):
+    for _ in range(20):
+        with socket.create_connection(address(endpoint), timeout=10) as connection:
+            connection.sendall(b"GET /metr")
+
+    assert ask(endpoint, "/metrics")[0] == 200
+
+
+def test_an_address_that_is_taken_is_an_error_that_says_what_to_do(endpoint):
+    host, port = address(endpoint)
+
+    with pytest.raises(SettingsError) as caught:
+        HttpEndpoint(host, port, ROUTES)
+
+    assert f"observe.listen: cannot listen on 127.0.0.1:{port}" in str(caught.value)
+    assert "0 takes a free one" in str(caught.value)
+
+
+def test_an_address_of_another_machine_is_an_error():
+    with pytest.raises(SettingsError, match=r"observe\.listen: cannot listen on 192\.0\.2\.1:0"):
+        HttpEndpoint("192.0.2.1", 0, ROUTES)
+
+
+def test_after_the_close_the_port_is_free_and_no_thread_is_left():
+    made = HttpEndpoint("127.0.0.1", 0, ROUTES)
+    ask(made, "/metrics")
+    host, port = address(made)
+
+    made.close()
+
+    for thread in made._threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    HttpEndpoint(host, port, ROUTES).close()

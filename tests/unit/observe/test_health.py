@@ -1,0 +1,169 @@
+"""The verdict on a manager: progress, not existence; and only what another machine would mend."""
+
+from __future__ import annotations
+
+import pytest
+
+from kclrun.observe.health import HealthLimits, health_body, judge
+from kclrun.observe.metrics import LeaseSample, ManagerSample, Outage
+
+LIMITS = HealthLimits(stall_s=120.0, look_age_max_s=10.0, drain_max_s=70.0)
+
+
+def sample(*leases, **fields):
+    fields = {"total_leases": len(leases), "uptime_s": 500.0} | fields
+    return ManagerSample(
+        application="orders", stream="orders", owner="me", measured_at=0.0, leases=leases, **fields
+    )
+
+
+def lease(shard="a", state="running", still_s=0.5, note=""):
+    return LeaseSample(shard=shard, state=state, still_s=still_s, note=note)
+
+
+def verdict(shown, age_s=1.0):
+    return judge(shown, age_s=age_s, limits=LIMITS)
+
+
+def words(judged):
+    return " / ".join(reason.text for reason in judged.reasons)
+
+
+SCENARIOS = [
+    ("a manager whose leases get on is well", sample(lease()), "ok", ""),
+    ("a manager without a lease is well: there are fewer shards", sample(), "ok", ""),
+    ("it begins", sample(total_leases=None, uptime_s=3.0), "starting", "has not been read yet"),
+    (
+        "it began long ago and has not read the table",
+        sample(total_leases=None, uptime_s=120.0),
+        "failing",
+        "has not been read yet, 120 s",
+    ),
+    ("a stop is under way", sample(lease(), draining_s=20.0), "draining", "for 20 s"),
+    ("a stop does not come to its end", sample(draining_s=70.0), "failing", "for 70 s"),
+    (
+        "a halted lease would halt on the next machine as well",
+        sample(lease(state="halted", still_s=None, note="ValueError: x"), lease("b")),
+        "degraded",
+        "halted: ValueError: x",
+    ),
+    (
+        "one lease that stands still may be its own records' fault",
+        sample(lease(still_s=9000.0), lease("b")),
+        "degraded",
+        "running, and no progress for 9000 s",
+    ),
+    (
+        "the only lease that stands still may be, too",
+        sample(lease(still_s=9000.0)),
+        "degraded",
+        "no progress for 9000 s",
+    ),
+    (
+        "two leases that stand still since before their restart",
+        sample(lease(still_s=240.0), lease("b", still_s=300.0)),
+        "failing",
+        "none of 2 leases",
+    ),
+    (
+        "two that stand still, and a third that moves",
+        sample(lease(still_s=240.0), lease("b", still_s=300.0), lease("c")),
+        "degraded",
+        "no progress for 240 s",
+    ),
+    (
+        "two that stand still, but not for long enough that a restart has failed",
+        sample(lease(still_s=130.0), lease("b", still_s=130.0)),
+        "degraded",
+        "no progress for 130 s",
+    ),
+    (
+        "leases that wait for their parents are not expected to move",
+        sample(lease("a", "waiting", None), lease("b", "waiting", None)),
+        "ok",
+        "",
+    ),
+    (
+        "a lease whose process dies again and again",
+        sample(lease("a", "backing off", 30.0, "restarts in 8 s"), lease("b")),
+        "degraded",
+        "backing off: restarts in 8 s",
+    ),
+    (
+        "the table cannot be scanned for a while",
+        sample(lease(), outages=(Outage("scan the lease table", "HTTP 500", 30.0),)),
+        "degraded",
+        "scan the lease table: failing for 30 s: HTTP 500",
+    ),
+    (
+        "the table cannot be scanned for so long that others have our leases",
+        sample(outages=(Outage("scan the lease table", "HTTP 500", 121.0),)),
+        "failing",
+        "failing for 121 s",
+    ),
+    (
+        "what only speeds moves up fails for ever: nothing stands still for it",
+        sample(lease(), outages=(Outage("look for offers", "AccessDenied", 9e5, is_vital=False),)),
+        "degraded",
+        "look for offers",
+    ),
+    ("the launcher is away", sample(lease(), launcher_away_s=5.0), "degraded", "lease process"),
+    ("it stays away", sample(lease(), launcher_away_s=120.0), "failing", "for 120 s"),
+]
+
+
+@pytest.mark.parametrize(
+    ("shown", "status", "said"), [row[1:] for row in SCENARIOS], ids=[row[0] for row in SCENARIOS]
+)
+def test_a_manager_is_judged_by_its_progress(shown, status, said):
+    judged = verdict(shown)
+
+    assert judged.status == status
+    assert said in words(judged)
+    assert bool(judged.reasons) == bool(said)
+    assert judged.is_healthy == (status != "failing")
+
+
+def test_a_manager_that_does_not_look_any_more_is_failing_whatever_it_last_showed():
+    assert verdict(sample(lease()), age_s=9.9).status == "ok"
+    assert verdict(sample(lease()), age_s=10.0).status == "failing"
+
+
+def test_a_manager_that_has_not_looked_yet_is_starting_but_not_for_ever():
+    assert verdict(None, age_s=30.0).status == "starting"
+    assert verdict(None, age_s=120.0).status == "failing"
+
+
+def test_what_makes_it_fail_is_said_first():
+    shown = sample(lease("a", "halted", None), launcher_away_s=500.0)
+
+    assert [reason.is_failing for reason in verdict(shown).reasons] == [True, False]
+
+
+def test_the_body_names_the_shard_of_a_reason_and_the_state_of_each_lease():
+    shown = sample(lease("a", "halted", None, "boom"), lease("b"))
+
+    body = health_body(shown, verdict(shown))
+
+    assert body["status"] == "degraded"
+    assert body["reasons"] == [{"text": "halted: boom", "shard": "a"}]
+    assert [one["state"] for one in body["leases"]] == ["halted", "running"]
+    assert body["leases"][1]["still_s"] == 0.5
+
+
+def test_secrets_in_an_exception_of_user_code_are_cut_out_of_the_body():
+    key = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
+    shown = sample(lease("a", "halted", None, f"KeyError: {key}\r\nSet-Cookie: x"))
+
+    text = str(health_body(shown, verdict(shown)))
+
+    assert key not in text
+    assert "KeyError: [withheld]" in text
+    assert "\r" not in text
+
+
+def test_before_the_first_look_the_body_says_no_more_than_that():
+    assert health_body(None, verdict(None)) == {
+        "status": "starting",
+        "reasons": [{"text": "the manager is starting"}],
+    }

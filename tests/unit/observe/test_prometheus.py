@@ -1,0 +1,117 @@
+"""What Prometheus reads: names, units and labels; and no label that outlives its lease."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from kclrun.observe.health import Reason, Verdict
+from kclrun.observe.metrics import METRICS, LeaseCounts, LeaseSample, ManagerSample
+from kclrun.observe.prometheus import Exposition
+
+OK = Verdict("ok")
+
+
+def sample(*leases, **fields):
+    return ManagerSample(
+        application="orders",
+        stream="flights",
+        owner="kclrun::h:n",
+        measured_at=0.0,
+        uptime_s=1.0,
+        leases=leases,
+        **fields,
+    )
+
+
+def lease(shard, **fields):
+    fields = {"counts": LeaseCounts(7, 700), "lag_ms": 1500, "still_s": 0.5} | fields
+    return LeaseSample(shard=shard, state=fields.pop("state", "running"), **fields)
+
+
+def read(shown, verdict=OK):
+    """Every series as Prometheus' own parser understands it: {(name, labels): value}."""
+    text = Exposition(lambda: (shown, verdict), "0.1.0").text().decode()
+    return {
+        (one.name, tuple(sorted(one.labels.items()))): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+
+
+def value(series, name, **labels):
+    return series[name, tuple(sorted(({"application": "orders"} | labels).items()))]
+
+
+def test_before_the_first_sample_there_is_nothing_to_read():
+    assert read(None) == {}
+
+
+def test_counts_are_read_as_they_are_and_lag_in_seconds():
+    series = read(
+        sample(
+            lease("a"),
+            total_leases=4,
+            total_shards=5,
+            unclaimed_leases=1,
+            worker_leases=1,
+            worker_leases_max=64,
+        )
+    )
+
+    assert value(series, "kclrun_total_leases") == 4
+    assert value(series, "kclrun_total_shards") == 5
+    assert value(series, "kclrun_unclaimed_leases") == 1
+    assert value(series, "kclrun_worker_leases") == 1
+    assert value(series, "kclrun_worker_leases_max") == 64
+    assert value(series, "kclrun_lag_seconds", shard="a") == 1.5
+    assert value(series, "kclrun_records_total", shard="a") == 7
+    assert value(series, "kclrun_bytes_total", shard="a") == 700
+    assert value(series, "kclrun_still_seconds", shard="a") == 0.5
+
+
+def test_every_metric_of_the_table_has_its_series():
+    series = read(
+        sample(lease("a"), total_leases=1, total_shards=1, unclaimed_leases=0, worker_leases=1)
+    )
+
+    assert {kind.prometheus for kind in METRICS.values()} <= {name for name, _ in series}
+
+
+def test_what_is_not_known_has_no_series():
+    series = read(sample(lease("a", lag_ms=None, still_s=None)))
+
+    names = {name for name, _ in series}
+    assert names.isdisjoint({"kclrun_total_leases", "kclrun_lag_seconds", "kclrun_still_seconds"})
+
+
+def test_the_series_of_a_lease_end_with_it():
+    looks = iter([(sample(lease("a"), lease("b")), OK), (sample(lease("b")), OK)])
+    exposition = Exposition(lambda: next(looks), "0.1.0")
+
+    first, second = exposition.text(), exposition.text()
+
+    assert b'shard="a"' in first
+    assert b'shard="a"' not in second
+    assert b'shard="b"' in second
+
+
+def test_leases_are_counted_by_what_they_do():
+    series = read(sample(lease("a"), lease("b"), lease("c", state="halted")))
+
+    assert value(series, "kclrun_leases", state="running") == 2
+    assert value(series, "kclrun_leases", state="halted") == 1
+    assert value(series, "kclrun_halted_leases") == 1
+
+
+def test_the_verdict_is_a_number_too():
+    failing = Verdict("failing", (Reason(text="x", is_failing=True),))
+
+    assert value(read(sample()), "kclrun_healthy") == 1
+    assert value(read(sample(), failing), "kclrun_healthy") == 0
+
+
+def test_who_it_is_stands_on_one_series_and_on_no_other():
+    series = read(sample(lease("a")))
+
+    carrying = [name for name, labels in series if "owner" in dict(labels)]
+    assert carrying == ["kclrun_info"]
