@@ -16,12 +16,13 @@ from kclrun.aws.connecting import is_loopback
 from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
+from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.transport import CONNECTIONS_MAX
 from kclrun.aws.wire import WireClient
 from kclrun.errors import SettingsError
 from kclrun.model.address import why_no_endpoint
 from kclrun.model.wire import WireEndpoint
-from kclrun.spark.settings import Reached
+from kclrun.spark.settings import LeasesAt, Reached
 
 __all__ = ["Connected", "Kept", "connected"]
 
@@ -39,6 +40,7 @@ class Connected:
     def __init__(self, reached: Reached, connections_max: int = CONNECTIONS_MAX) -> None:
         settings = EndpointSettings(region=_region(reached), endpoint_url=_endpoint_url(reached))
         session = open_session(settings)
+        self._session = session
         self.endpoint: WireEndpoint = resolve_endpoint(session, "kinesis", settings)
         self._credentials = CredentialSource(
             session,
@@ -57,6 +59,19 @@ class Connected:
         )
         self.reader = PollingReader(self.client, reached.stream)
         self.admin = WireStreamAdmin(self.client, reached.stream)
+
+    def lease_table(self, leases: LeasesAt) -> DynamoLeaseTable:
+        """The table, in the stream's region and by the same credentials; sends nothing.
+
+        Without an endpoint of its own it is AWS's, or the stream's if that is an emulator here.
+        """
+        url = leases.endpoint_url
+        if url is None and is_loopback(self.endpoint.url):
+            url = self.endpoint.url
+        settings = EndpointSettings(region=self.endpoint.region, endpoint_url=url)
+        endpoint = resolve_endpoint(self._session, "dynamodb", settings)
+        client = WireClient(endpoint, self._credentials.current, service="dynamodb")
+        return DynamoLeaseTable(client, leases.table)
 
     def __repr__(self) -> str:
         return f"Connected({self.endpoint.url})"

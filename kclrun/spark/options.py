@@ -5,6 +5,8 @@
     roleArn, roleExternalId, roleSessionName       a role to assume
     startingOffsets                                latest, earliest or JSON: position by shard
     startingTimestamp                              an ISO-8601 instant, or milliseconds
+    startingLeases                                 an application of the fleet (its lease table)
+    startingLeasesEndpointUrl                      DynamoDB, where it is not AWS's own
     endingOffsets, endingTimestamp                 the same for the end of a batch read
     failOnDataLoss                                 true
     maxRecordsPerTrigger, maxBytesPerTrigger       none, 64MiB for each shard read at once
@@ -36,7 +38,7 @@ from kclrun.errors import OffsetRefused
 from kclrun.model.address import why_no_endpoint
 from kclrun.spark.option_reader import OptionReader
 from kclrun.spark.positions import TRIM_HORIZON, Position, parse_position
-from kclrun.spark.settings import Reached, SourceSettings, Start, StartKind
+from kclrun.spark.settings import LeasesAt, Reached, SourceSettings, Start, StartKind
 
 __all__ = ["ALIASES", "NAMES", "REACHED_NAMES", "Use", "read_reached", "read_source_options"]
 
@@ -55,6 +57,7 @@ NAMES: Final = (
     "startingOffsets",
     "startingTimestamp",
     "startingLeases",
+    "startingLeasesEndpointUrl",
     "endingOffsets",
     "endingTimestamp",
     "failOnDataLoss",
@@ -85,6 +88,7 @@ _STREAM_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
 _STREAM_ARN: Final = re.compile(
     r"arn:[a-z0-9-]+:kinesis:([a-z0-9-]+):\d{12}:stream/[A-Za-z0-9_.-]{1,128}\Z"
 )
+_TABLE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}\Z")
 _SHARD_ID: Final = re.compile(r"shardId-[0-9]{12}\Z")
 _WORDS: Final = {
     "latest": StartKind.LATEST,
@@ -202,20 +206,34 @@ def _refuse_what_is_not_there_yet(given: OptionReader) -> None:
         given.refuse(
             "consumerMode", "only polling so far; enhanced fan-out comes with a later version"
         )
-    if given.text("startingLeases") is not None:
-        given.refuse(
-            "startingLeases",
-            "starting from the checkpoints of a lease table comes with a later version; until"
-            " then, startingOffsets takes a position by shard",
-        )
 
 
 def _start(given: OptionReader, use: Use) -> Start:
     usual = Start(StartKind.EARLIEST if use is Use.BATCH else StartKind.LATEST)
-    start = _place(given, "starting", usual)
+    start = _leases(given, _place(given, "starting", usual))
     if use is Use.BATCH and start.kind is StartKind.LATEST:
         given.refuse("startingOffsets", "a batch read that starts at latest reads nothing")
     return start
+
+
+def _leases(given: OptionReader, otherwise: Start) -> Start:
+    table, endpoint_url = given.text("startingLeases"), given.text("startingLeasesEndpointUrl")
+    if endpoint_url is not None and (wrong := why_no_endpoint(endpoint_url)):
+        given.refuse("startingLeasesEndpointUrl", f"expected an https URL: {wrong}")
+    if table is None:
+        if endpoint_url is not None:
+            given.refuse("startingLeasesEndpointUrl", "is for a lease table: name startingLeases")
+        return otherwise
+    for name in ("startingOffsets", "startingTimestamp"):
+        if given.text(name) is not None:
+            given.refuse("startingLeases", f"and {name} say the same thing: give one of them")
+    if not _TABLE_NAME.match(table):
+        given.refuse(
+            "startingLeases",
+            "expected an application, or its lease table where that has another name: 3 to 255"
+            " letters, digits, '_', '.' and '-'",
+        )
+    return Start(StartKind.LEASES, leases=LeasesAt(table, endpoint_url))
 
 
 def _end(given: OptionReader, use: Use) -> Start:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from kclrun.errors import OffsetRefused, ServiceError, Throttled, Unavailable
+from kclrun.errors import InvariantViolation, OffsetRefused, ServiceError, Throttled, Unavailable
 from kclrun.model.shard import ShardGraph
 from kclrun.model.time import WallTime
 from kclrun.ports import (
     IteratorType,
+    LeaseTable,
     ShardFilter,
     ShardReader,
     StreamAdmin,
@@ -25,12 +26,14 @@ from kclrun.ports import (
     backoff_s,
 )
 from kclrun.spark.asking import Asking
+from kclrun.spark.leased_start import leases_of, tell_unleased
 from kclrun.spark.offsets import Offset
 from kclrun.spark.positions import Position
 from kclrun.spark.ranges import Hint
 from kclrun.spark.scout.asks import Gone, Refused
 from kclrun.spark.scout.beginnings import beginnings, time_of
 from kclrun.spark.scout.bounding import Bounding, Seeker
+from kclrun.spark.scout.lease_beginnings import lease_beginnings, needs_time
 from kclrun.spark.scout.scout import Scout
 from kclrun.spark.settings import SourceSettings, StartKind
 
@@ -50,7 +53,8 @@ _LISTING_PAUSE_S: Final = 1.0
 
 class Scouting:
     """Decides where batches end. Clocks, waiting and chance can be given, for tests in their own
-    time. The reader bears `calls_at_once` threads; 0 makes every call in the caller's."""
+    time. The reader bears `calls_at_once` threads; 0 makes every call in the caller's.
+    `table` is the one whose leases the query starts at, if it does."""
 
     def __init__(
         self,
@@ -63,7 +67,9 @@ class Scouting:
         wait: Callable[[float], object] | None = None,
         chance: Callable[[], float] = random.random,
         calls_at_once: int = CALLS_AT_ONCE,
+        table: LeaseTable | None = None,
     ) -> None:
+        self._table = table
         self._reader = reader
         self._admin = admin
         self._settings = settings
@@ -78,8 +84,8 @@ class Scouting:
     def initial_offset(self) -> Offset:
         """Where a query without a checkpoint begins; the same every time it is called.
 
-        Raises: SettingsError for positions that do not fit the stream, NotFound, AccessDenied,
-        Unavailable if the stream's listings never cover its key space.
+        Raises: SettingsError for positions that do not fit the stream, NotFound (also for a lease
+        table), AccessDenied, Unavailable if the stream's listings never cover its key space.
         """
         if self._initial is None:
             positions = self._beginnings()
@@ -179,17 +185,11 @@ class Scouting:
             raise OffsetRefused(_recreated(summary.name))
 
     def _beginnings(self) -> Mapping[str, Position]:
-        start = self._settings.start
+        find = self._begun_at_leases() if self._settings.start.leases else self._begun
         for _ in range(_LISTINGS_MAX):
-            graph = ShardGraph(self._retried(self._admin.list_shards))
-            at_ms = time_of(start)
-            open_then = () if at_ms is None else self._open_at(at_ms, graph)
-            if start.kind is StartKind.LATEST:
-                self._hear_time(graph)
-            now_ms = self._scout.service.surely_past_ms(self._clock())
-            positions = beginnings(start, graph, now_ms, open_then)
+            positions = find(ShardGraph(self._retried(self._admin.list_shards)))
             if positions is not None:
-                if start.kind is StartKind.LATEST:
+                if self._settings.start.kind is StartKind.LATEST:
                     self._arm(positions)
                 return positions
             self._wait(_LISTING_PAUSE_S)
@@ -198,6 +198,35 @@ class Scouting:
             " space: is it being resharded all the time? Try again",
             operation="ListShards",
         )
+
+    def _begun(self, graph: ShardGraph) -> Mapping[str, Position] | None:
+        start = self._settings.start
+        at_ms = time_of(start)
+        open_then = () if at_ms is None else self._open_at(at_ms, graph)
+        if start.kind is StartKind.LATEST:
+            self._hear_time(graph)
+        now_ms = self._scout.service.surely_past_ms(self._clock())
+        return beginnings(start, graph, now_ms, open_then)
+
+    def _begun_at_leases(self) -> Callable[[ShardGraph], Mapping[str, Position] | None]:
+        leases, table = self._settings.start.leases, self._table
+        if leases is None or table is None:
+            raise InvariantViolation("a start at leases needs their table")
+        # Before any listing: a shard that a row names is then in it, or has expired.
+        stream = self._retried(self._summarised)
+        rows = self._retried(partial(leases_of, table, leases.table, stream))
+
+        def begun(graph: ShardGraph) -> Mapping[str, Position] | None:
+            if needs_time(rows.values()):
+                self._hear_time(graph)
+            now_ms = self._scout.service.surely_past_ms(self._clock())
+            found = lease_beginnings(rows, graph, now_ms)
+            if found is None:
+                return None
+            tell_unleased(leases.table, found.unleased)
+            return found.positions
+
+        return begun
 
     def _open_at(self, at_ms: int, graph: ShardGraph) -> tuple[str, ...]:
         self._hear_time(graph)

@@ -13,7 +13,7 @@ import msgspec
 
 from kclrun.spark.positions import Position
 
-__all__ = ["Reached", "SourceSettings", "Start", "StartKind"]
+__all__ = ["LeasesAt", "Reached", "SourceSettings", "Start", "StartKind"]
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,10 +42,18 @@ class StartKind(enum.Enum):
     EARLIEST = "earliest"
     TIMESTAMP = "a timestamp"
     POSITIONS = "positions by shard"
+    LEASES = "the checkpoints of a lease table"
+
+
+class LeasesAt(msgspec.Struct, frozen=True):
+    """A lease table and where DynamoDB answers for it; `endpoint_url` None is as for the stream."""
+
+    table: str
+    endpoint_url: str | None = None
 
 
 class Start(msgspec.Struct, frozen=True):
-    """A kind, with the time (milliseconds since the epoch) or the positions that it needs.
+    """A kind, with the time (milliseconds since the epoch), the positions or the table it needs.
 
     `positions` may name `"*"` for every shard it does not name.
     """
@@ -53,6 +61,7 @@ class Start(msgspec.Struct, frozen=True):
     kind: StartKind
     timestamp_ms: int = 0
     positions: Mapping[str, Position] = {}
+    leases: LeasesAt | None = None
 
 
 class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):

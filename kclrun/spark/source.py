@@ -207,7 +207,9 @@ def _scouting(settings: SourceSettings) -> Scouting:
     from kclrun.spark.scouting import CALLS_AT_ONCE, Scouting
 
     connection = connected(settings.reached, CALLS_AT_ONCE)
-    return Scouting(connection.reader, connection.admin, settings)
+    leases = settings.start.leases
+    table = None if leases is None else connection.lease_table(leases)
+    return Scouting(connection.reader, connection.admin, settings, table=table)
 
 
 def _packed(

@@ -200,7 +200,11 @@ class RangeCursor:
             self._held = (page, now)
             return False
         verb = "goes on after" if is_read else "begins with"
-        self._lose(f"the record it {verb}, {gone.number}, was trimmed before it was read")
+        text = f"the record it {verb}, {gone.number}, was trimmed before it was read"
+        if gone.sub_sequence_number is not None:
+            text = f"the record that the lease was at, {gone.number}, was trimmed, so whatever"
+            text += " followed it may be gone as well"
+        self._lose(text)
         return True
 
     def _taken_of(self, page: FetchedPage, now: Instant) -> Sequence[Record]:

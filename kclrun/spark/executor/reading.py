@@ -143,8 +143,9 @@ def _opened(
 ) -> Iterator[ReadPage]:
     """A page as its consumer sees it, in pieces: opening makes many records of few bytes."""
     if not settings.opens_aggregates:
-        # An aggregate that stays closed cannot be had in part: it comes again whole.
-        yield ReadPage(wanted, list(records), is_last)
+        left = _closed_beyond(wanted.begin, records)
+        if left or is_last:
+            yield ReadPage(wanted, left, is_last)
         return
     pieces = list(_pieces(records))
     for index, piece in enumerate(pieces, start=1):
@@ -166,6 +167,20 @@ def _pieces(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
             first, size = index, 0
         size += len(record.data)
     yield records[first:]
+
+
+def _closed_beyond(begin: Position, records: Sequence[Record]) -> list[Record]:
+    """Without the record that the range begins in, if nothing of it is left.
+
+    An aggregate that stays closed cannot be had in part: it comes again whole.
+    """
+    if begin.sub_sequence_number is None:
+        return list(records)
+    return [
+        record
+        for record in records
+        if record.sequence_number != begin.number or _beyond(begin, open_aggregates([record]))
+    ]
 
 
 def _beyond(begin: Position, records: list[Record]) -> list[Record]:

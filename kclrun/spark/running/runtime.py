@@ -169,7 +169,7 @@ class SparkRun:
             "query_started",
             version=capabilities.version,
             stream=self._stream,
-            start=settings.start,
+            start=settings.start_text,
             processor=settings.processor,
             pipeline=settings.pipeline,
             trigger=str(getattr(settings.spark.trigger, "text", settings.spark.trigger)),

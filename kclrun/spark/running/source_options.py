@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kclrun.config.schema import Settings
+from kclrun.config.schema import Settings, StartAtLeases
 from kclrun.config.start_position import parse_start
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
 from kclrun.model.time import WallTime
@@ -33,7 +33,7 @@ def source_options(settings: Settings, now: WallTime) -> dict[str, str]:
     }
     return (
         {name: value for name, value in given.items() if value is not None}
-        | _start(settings.start, now)
+        | _start(settings, now)
         | as_option_texts(settings.spark.source)
     )
 
@@ -46,8 +46,12 @@ def as_option_texts(options: Mapping[str, str | int | float | bool]) -> dict[str
     }
 
 
-def _start(text: str, now: WallTime) -> dict[str, str]:
-    start = parse_start(text, now)
+def _start(settings: Settings, now: WallTime) -> dict[str, str]:
+    if isinstance(settings.start, StartAtLeases):
+        leases = {"startingLeases": settings.start.leases}
+        url = settings.aws.endpoints.get("dynamodb", settings.aws.endpoint)
+        return leases if url is None else leases | {"startingLeasesEndpointUrl": url}
+    start = parse_start(settings.start, now)
     if start.at is not None:
         return {"startingTimestamp": str(round(start.at * 1000))}
     words = {TRIM_HORIZON: "earliest", LATEST: "latest"}

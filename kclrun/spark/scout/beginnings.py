@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from kclrun.errors import SettingsError
+from kclrun.errors import InvariantViolation, SettingsError
 from kclrun.model.shard import ShardGraph
 from kclrun.spark.lineage import ancestors_of, leaves, relatives_of, roots, tiles
 from kclrun.spark.positions import TRIM_HORIZON, Place, Position, at_timestamp
@@ -44,6 +44,8 @@ def beginnings(
             return _all_at(_open_at(graph, open_then), at_timestamp(start.timestamp_ms))
         case StartKind.POSITIONS:
             return _named(start.positions, graph, open_then)
+        case StartKind.LEASES:
+            raise InvariantViolation("rows of a lease table are read first: lease_beginnings.py")
 
 
 def _all_at(shard_ids: Collection[str] | None, position: Position) -> Mapping[str, Position] | None:

@@ -64,7 +64,9 @@ class Bounding:
         self._until: dict[str, int | None] = {}
         for shard_id, position in self._begins.items():
             end = _end_of(settings.end, shard_id, graph, self._begins)
-            if isinstance(end, Position):
+            if position == SHARD_END:
+                self._ends[shard_id] = position
+            elif isinstance(end, Position):
                 self._ends[shard_id] = max(position, end)
             else:
                 budget = ReadBudget(settings.reads_per_second_max, now)
@@ -151,6 +153,8 @@ def _end_of(
             return _named_end(end.positions, shard_id, graph, begins)
         case StartKind.EARLIEST:
             raise SettingsError("endingOffsets: a read cannot end at the earliest record")
+        case StartKind.LEASES:
+            raise SettingsError("endingOffsets: a read cannot end at the checkpoints of leases")
         case StartKind.LATEST:
             shard = graph.get(shard_id)
             return SHARD_END if shard is not None and not shard.is_open else None

@@ -6,7 +6,7 @@ from kclrun.config.suggesting import hint
 from kclrun.errors import SettingsError
 from kclrun.spark.options import ALIASES, NAMES, Use, read_source_options
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, before
-from kclrun.spark.settings import Reached, SourceSettings, Start, StartKind
+from kclrun.spark.settings import LeasesAt, Reached, SourceSettings, Start, StartKind
 
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/flights"
 FIRST = "shardId-000000000000"
@@ -177,7 +177,13 @@ def test_an_arn_names_the_stream_and_its_region():
         ({"shardsPerTask": "0"}, "shardsPerTask: expected a whole number from 1"),
         ({"retryAttempts": "0"}, "retryAttempts: expected a whole number from 1"),
         ({"consumerMode": "efo"}, "only polling so far; enhanced fan-out comes with a later"),
-        ({"startingLeases": "orders"}, "a lease table comes with a later version"),
+        ({"startingLeases": "a b"}, "expected an application, or its lease table"),
+        ({"startingLeases": "orders", "from": "0"}, "and startingTimestamp say the same thing"),
+        ({"startingLeasesEndpointUrl": "https://d.x"}, "is for a lease table: name startingLeases"),
+        (
+            {"startingLeases": "orders", "startingLeasesEndpointUrl": "http://d.x"},
+            "startingLeasesEndpointUrl: expected an https URL",
+        ),
         ({"roleSessionName": "x"}, "is for a role: name that in roleArn"),
         ({"endpointUrl": "http://kinesis.example"}, "plain http is for this machine only"),
         ({"streamName": "a,b"}, "one stream a source: read each on its own and union them"),
@@ -188,6 +194,19 @@ def test_an_arn_names_the_stream_and_its_region():
 )
 def test_a_mistake_is_named_with_what_would_be_right(options, told):
     assert told in refusal({"streamName": "flights"} | options)
+
+
+@pytest.mark.parametrize("use", [Use.STREAM, Use.BATCH])
+def test_a_lease_table_is_a_place_to_start(use):
+    options = {"streamName": "flights", "startingLeases": "orders"}
+    elsewhere = {"startingLeasesEndpointUrl": "https://d.x"}
+
+    assert read_source_options(options, use).start == Start(
+        StartKind.LEASES, leases=LeasesAt("orders")
+    )
+    assert read_source_options(options | elsewhere, use).start.leases == LeasesAt(
+        "orders", "https://d.x"
+    )
 
 
 @pytest.mark.parametrize(

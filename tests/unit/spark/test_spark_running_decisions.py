@@ -7,7 +7,7 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.spark.options import Use, read_source_options
 from kclrun.spark.running.engine_output import level_of_line
 from kclrun.spark.running.source_options import as_option_texts, source_options
-from kclrun.spark.settings import StartKind
+from kclrun.spark.settings import LeasesAt, StartKind
 from kclrun.stopping import Stage, StopPlan
 
 NOW = WallTime(1_780_000_000.0)
@@ -42,6 +42,18 @@ def test_one_service_elsewhere_is_where_the_source_goes() -> None:
     given = options("aws: {endpoint: 'https://a.x', endpoints: {kinesis: 'https://k.x'}}")
 
     assert given["endpointUrl"] == "https://k.x"
+
+
+def test_a_start_at_leases_is_an_option_and_dynamodb_is_found_where_the_file_says() -> None:
+    given = options("start: {leases: shop}")
+    elsewhere = options(
+        "start: {leases: shop}\naws: {endpoint: 'https://a.x', endpoints: {dynamodb: 'https://d.x'}}"
+    )
+
+    assert read_source_options(given, Use.STREAM).start.leases == LeasesAt("shop")
+    assert read_source_options(elsewhere, Use.STREAM).start.leases == LeasesAt(
+        "shop", "https://d.x"
+    )
 
 
 def test_an_arn_says_its_region_itself() -> None:

@@ -1,0 +1,129 @@
+"""Which rows of a lease table say what a query's offset says. Pure.
+
+Rules: no row goes back; a row that says more than the query stays. An ancestor of a shard that the
+query reads is done. Children of ended shards get their rows with them, others never: those come
+with their parents' end [P12].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import Shard, ShardGraph
+from kclrun.spark.handing_back.standing import Standing
+from kclrun.spark.lineage import KEY_SPACE, ancestors_of
+
+__all__ = ["Create", "Keep", "Move", "Step", "plan_rows"]
+
+
+class Create(msgspec.Struct, frozen=True, tag=True):
+    """There is no row: one is put."""
+
+    lease: Lease
+    note: str = ""
+
+
+class Move(msgspec.Struct, frozen=True, tag=True):
+    """The row stands further back. `children` are named on it where the shard has ended."""
+
+    row: Lease
+    to: ExtendedSequenceNumber
+    children: frozenset[str] = frozenset()
+    note: str = ""
+
+
+class Keep(msgspec.Struct, frozen=True, tag=True):
+    """Nothing is written, and why; `row` None where there is none, either."""
+
+    shard_id: str
+    row: Lease | None
+    why: str
+
+
+Step = Create | Move | Keep
+
+
+def plan_rows(
+    standings: Mapping[str, Standing], graph: ShardGraph, rows: Mapping[str, Lease]
+) -> tuple[Step, ...]:
+    """What to do about each shard, children before the parents that end [P12].
+
+    `standings` are those of the query's offset, `rows` the table as scanned, by shard id.
+    """
+    steps = [
+        *_children(standings, graph, rows),
+        *(_step(each, standings[each], graph, rows) for each in sorted(standings)),
+        *_passed(standings, graph, rows),
+    ]
+    return tuple(steps)
+
+
+def _step(shard_id: str, standing: Standing, graph: ShardGraph, rows: Mapping[str, Lease]) -> Step:
+    row, shard = rows.get(shard_id), graph.get(shard_id)
+    if row is not None:
+        return _forward(row, standing, graph)
+    if shard is None:
+        is_done = standing.checkpoint == SHARD_END
+        why = "ended and expired" if is_done else "expired, with records that were not read: lost"
+        return Keep(shard_id, None, why)
+    return Create(_lease(shard, standing, graph), standing.note)
+
+
+def _forward(row: Lease, standing: Standing, graph: ShardGraph) -> Step:
+    to = standing.checkpoint
+    if row.checkpoint == to:
+        return Keep(row.key, row, "stands there already")
+    if to.is_sentinel and to != SHARD_END:
+        return Keep(row.key, row, f"the query has read nothing there yet ({to})")
+    if to < row.checkpoint:
+        return Keep(row.key, row, f"is further than the query ({to})")
+    is_ended = to == SHARD_END
+    children = frozenset(graph.children_of(row.key)) if is_ended else frozenset[str]()
+    return Move(row, to, children - row.children, standing.note)
+
+
+def _children(
+    standings: Mapping[str, Standing], graph: ShardGraph, rows: Mapping[str, Lease]
+) -> Iterator[Step]:
+    """Children whose parents the query has ended, and that it has not begun."""
+    for shard in graph:
+        is_known = shard.shard_id in standings or shard.shard_id in rows
+        parents = [each for each in shard.parents if each in standings or each in graph]
+        if is_known or not any(each in standings for each in parents):
+            continue
+        ended = (standings.get(each, Standing(TRIM_HORIZON)) for each in parents)
+        if all(each.checkpoint == SHARD_END for each in ended):
+            yield Create(_lease(shard, Standing(TRIM_HORIZON), graph), "a child; not begun yet")
+
+
+def _passed(
+    standings: Mapping[str, Standing], graph: ShardGraph, rows: Mapping[str, Lease]
+) -> Iterator[Step]:
+    """Rows of shards that the query is past: it reads what they were split or merged into."""
+    lineage = ShardGraph([*graph, *(_shard(row) for row in rows.values() if row.key not in graph)])
+    above = {parent for each in standings for parent in ancestors_of(lineage, each)}
+    for shard_id in sorted(above.intersection(rows) - standings.keys()):
+        row = rows[shard_id]
+        if not row.is_ended:
+            yield _forward(row, Standing(SHARD_END, note="the query reads its descendants"), graph)
+
+
+def _lease(shard: Shard, standing: Standing, graph: ShardGraph) -> Lease:
+    is_ended = standing.checkpoint == SHARD_END
+    return Lease(
+        key=LeaseKey(shard.shard_id),
+        checkpoint=standing.checkpoint,
+        parents=frozenset(shard.parents),
+        children=frozenset(graph.children_of(shard.shard_id)) if is_ended else frozenset(),
+        hash_range=shard.hash_range,
+        latest_pinned_at=standing.pinned_at,
+    )
+
+
+def _shard(row: Lease) -> Shard:
+    parents = sorted(row.parents)[:2]
+    return Shard(row.key, row.hash_range or KEY_SPACE, "0", "0", *parents)

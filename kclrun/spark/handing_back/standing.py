@@ -1,0 +1,151 @@
+"""A query's position in a shard as a lease can say it: everything up to here is done.
+
+Spark's bounds are often "before record n", and a lease can only name what was processed. n - 1 is
+no way out: it is no record's number, and the service refuses numbers that it did not make. So the
+stream is asked: the record before n is found by reading, and a sentinel is used where there is
+none. What is written is a number that a record has, a sentinel, or SHARD_END, never a guess.
+
+Rule: where the answer is not certain, the position is lower, so that records come twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from kclrun.codec.kpl import open_aggregates
+from kclrun.errors import Unavailable
+from kclrun.model.reading import IteratorType
+from kclrun.model.record import Record
+from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.time import WallTime
+from kclrun.ports import ShardReader
+from kclrun.spark.positions import Place, Position
+
+__all__ = ["Standing", "standing_of"]
+
+# How far before record n the one before it is looked for: where nothing arrived in one stretch,
+# in one ten times as long. What is read is what arrived in the last of them.
+_BACK_S: Final = (1.0, 10.0, 100.0, 1_000.0, 10_000.0, 100_000.0)
+_PAGE_RECORDS: Final = 1_000
+# A front end of the service may lag: nothing at the tip is believed the third time.
+_TIP_LOOKS: Final = 3
+_TIP_PAUSE_S: Final = 0.3
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """A checkpoint; with LATEST, the instant it is pinned to [P14]. `note` says what is lost."""
+
+    checkpoint: ExtendedSequenceNumber
+    pinned_at: WallTime | None = None
+    note: str = ""
+
+
+def standing_of(
+    reader: ShardReader,
+    shard_id: str,
+    position: Position,
+    *,
+    wait: Callable[[float], object] = time.sleep,
+) -> Standing:
+    """The checkpoint from which a fleet reads exactly what comes after `position`.
+
+    Reads the stream only for a record's number: two to four calls, more where the shard had been
+    idle. Raises: a ServiceError leaf.
+    """
+    match position.place:
+        case Place.TRIM_HORIZON:
+            return Standing(TRIM_HORIZON)
+        case Place.TIMESTAMP:
+            return Standing(LATEST, WallTime(position.timestamp_ms / 1000))
+        case Place.SHARD_END:
+            return Standing(SHARD_END)
+    if position.sub_sequence_number is not None:
+        return Standing(ExtendedSequenceNumber(position.number, position.sub_sequence_number))
+    search = _Search(reader, shard_id, position.number, wait)
+    return search.before() if position.is_before else search.after()
+
+
+class _Search:
+    """For one record of one shard, and the one before it."""
+
+    def __init__(
+        self, reader: ShardReader, shard_id: str, number: str, wait: Callable[[float], object]
+    ) -> None:
+        self._reader = reader
+        self._shard_id = shard_id
+        self._number = number
+        self._wait = wait
+
+    def after(self) -> Standing:
+        record = self._record()
+        if record is not None:
+            return Standing(_end_of(record))
+        # Nothing of it comes again: it is not there.
+        return Standing(
+            ExtendedSequenceNumber(self._number),
+            note="that record has expired; so has what followed it, if it is as old",
+        )
+
+    def before(self) -> Standing:
+        record = self._record()
+        if record is None:
+            return Standing(
+                TRIM_HORIZON, note="records that the query had not read have expired: lost"
+            )
+        for back_s in _BACK_S:
+            since = WallTime(max(0.0, record.approximate_arrival_timestamp - back_s))
+            token = self._reader.iterator(
+                self._shard_id, IteratorType.AT_TIMESTAMP, timestamp=since
+            )
+            if (found := self._last_before(token)) is not None:
+                return Standing(_end_of(found))
+        token = self._reader.iterator(self._shard_id, IteratorType.TRIM_HORIZON)
+        found = self._last_before(token)
+        return Standing(TRIM_HORIZON if found is None else _end_of(found))
+
+    def _record(self) -> Record | None:
+        """The record itself, None if it is not in the stream any more."""
+        token = self._reader.iterator(
+            self._shard_id, IteratorType.AT_SEQUENCE_NUMBER, sequence_number=self._number
+        )
+        first = next(self._records(token, 1), None)
+        return first if first is not None and first.sequence_number == self._number else None
+
+    def _last_before(self, token: str) -> Record | None:
+        """The last record before ours, reading in a row from a place before it."""
+        last = None
+        for record in self._records(token, _PAGE_RECORDS):
+            if _order(record.sequence_number) >= _order(self._number):
+                return last
+            last = record
+        raise Unavailable(
+            f"{self._shard_id} held record {self._number} a moment ago and does not show it now:"
+            " try again",
+            operation="GetRecords",
+        )
+
+    def _records(self, token: str, limit: int) -> Iterator[Record]:
+        next_token: str | None = token
+        looks = 0
+        while next_token is not None and looks < _TIP_LOOKS:
+            page = self._reader.fetch(next_token, limit)
+            yield from page.records
+            next_token = page.next_iterator
+            if not page.records and not page.millis_behind_latest:
+                looks += 1
+                self._wait(_TIP_PAUSE_S)
+
+
+def _end_of(record: Record) -> ExtendedSequenceNumber:
+    """After the whole of it: the last user record where it is an aggregate."""
+    users = open_aggregates([record])
+    # An aggregate may be empty.
+    return users[-1].position if users else ExtendedSequenceNumber(record.sequence_number)
+
+
+def _order(number: str) -> tuple[int, str]:
+    return (len(number), number)

@@ -1,0 +1,327 @@
+"""A query's positions as leases: asked of the stream model, planned over rows."""
+
+import hashlib
+import json
+
+import pytest
+
+from kclrun.codec.kpl import MAGIC, build_aggregate, drop_until, open_aggregates
+from kclrun.errors import InvalidRequest, OffsetRefused, SettingsError
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph
+from kclrun.ports import IteratorType
+from kclrun.spark import positions
+from kclrun.spark.handing_back.checkpoint_files import (
+    local_folder,
+    offset_of_stream,
+    read_committed,
+)
+from kclrun.spark.handing_back.plan import Create, Keep, Move, plan_rows
+from kclrun.spark.handing_back.standing import Standing, standing_of
+from kclrun.spark.offsets import Offset, encode_offset
+from kclrun.spark.positions import after, at_timestamp, before
+from tests.unit.spark.reading_world import HOUR_S, World
+
+END = Standing(SHARD_END)
+
+
+def number(text, sub=0):
+    return ExtendedSequenceNumber(text, sub)
+
+
+def aggregate(*payloads):
+    return build_aggregate([("key", payload, None) for payload in payloads])
+
+
+def standing(world, position):
+    return standing_of(world, world.shard_ids[0], position, wait=world.sleep)
+
+
+def read_by_a_fleet(world, checkpoint):
+    """What a lease process gives first: AT the record, what is at or below it dropped."""
+    shard_id = world.shard_ids[0]
+    if checkpoint == TRIM_HORIZON:
+        token = world.iterator(shard_id, IteratorType.TRIM_HORIZON)
+    else:
+        at = {"sequence_number": checkpoint.sequence_number}
+        token = world.iterator(shard_id, IteratorType.AT_SEQUENCE_NUMBER, **at)
+    records = world.fetch(token, 10_000).records
+    return [each.data for each in drop_until(open_aggregates(records), checkpoint)]
+
+
+# A position as a checkpoint.
+
+
+def test_no_number_but_those_of_records_is_one_for_the_service():
+    world = World()
+    [first] = world.put()
+
+    with pytest.raises(InvalidRequest, match="did not come from this shard"):
+        world.iterator(
+            world.shard_ids[0],
+            IteratorType.AT_SEQUENCE_NUMBER,
+            sequence_number=str(int(first) - 1),
+        )
+
+
+def test_before_a_record_is_after_the_one_before_it():
+    world = World()
+    first, second, third = world.put(3)
+
+    assert standing(world, before(third)) == Standing(number(second))
+    assert standing(world, before(second)) == Standing(number(first))
+    assert read_by_a_fleet(world, number(first)) == [b"1", b"2"]
+
+
+def test_before_the_first_record_there_is_is_the_horizon():
+    world = World()
+    first, *_ = world.put(3)
+
+    found = standing(world, before(first))
+
+    assert found == Standing(TRIM_HORIZON)
+    assert read_by_a_fleet(world, found.checkpoint) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("gap_s", [0.5, 5.0, 500.0, 20 * HOUR_S])
+def test_the_record_before_is_found_however_long_ago_it_was(gap_s):
+    world = World()
+    *_, last = world.put(5)
+    world.now += gap_s
+    [wanted, _] = world.put(2)
+
+    assert standing(world, before(wanted)) == Standing(number(last))
+
+
+def test_the_record_before_may_be_an_aggregate_and_is_done_to_its_last_user_record():
+    world = World()
+    [first] = world.put(data=aggregate(b"a", b"b", b"c"))
+    [second] = world.put(data=aggregate(b"d", b"e"))
+
+    found = standing(world, before(second))
+
+    assert found == Standing(number(first, 2))
+    assert read_by_a_fleet(world, found.checkpoint) == [b"d", b"e"]
+
+
+def test_after_an_aggregate_is_after_its_last_user_record():
+    world = World()
+    [first] = world.put(data=aggregate(b"a", b"b", b"c"))
+    world.put(data=b"next")
+
+    found = standing(world, after(first))
+
+    assert found == Standing(number(first, 2))
+    assert read_by_a_fleet(world, found.checkpoint) == [b"next"]
+    assert standing(world, after(first, 1)) == Standing(number(first, 1))
+    assert read_by_a_fleet(world, number(first, 1)) == [b"c", b"next"]
+
+
+def test_an_empty_aggregate_counts_as_one_record():
+    world = World()
+    message = b"\x0a\x01k"  # a table of one key, and no user record
+    digest = hashlib.md5(message, usedforsecurity=False).digest()
+    [first] = world.put(data=MAGIC + message + digest)
+    page = world.fetch(world.iterator(world.shard_ids[0], IteratorType.TRIM_HORIZON), 1)
+    assert open_aggregates(page.records) == []
+
+    assert standing(world, after(first)) == Standing(number(first))
+
+
+def test_records_that_expired_unread_are_told():
+    world = World()
+    [first] = world.put()
+    world.now += 25 * HOUR_S
+    world.put()
+
+    found = standing(world, before(first))
+
+    assert found.checkpoint == TRIM_HORIZON
+    assert "expired" in found.note
+    assert "expired" in standing(world, after(first)).note
+
+
+def test_sentinels_are_what_they_are_and_a_time_is_a_pinned_latest():
+    world = World()
+
+    assert standing(world, positions.TRIM_HORIZON) == Standing(TRIM_HORIZON)
+    assert standing(world, positions.SHARD_END) == END
+    assert standing(world, at_timestamp(1_500)) == Standing(LATEST, 1.5)
+    assert world.calls == []
+
+
+# Positions and rows into steps.
+
+HALF = (HASH_KEY_MAX + 1) // 2
+
+
+def shard(name, first, last, parents=(), *, is_open=True):
+    keys = HashRange(first * HALF, (last + 1) * HALF - 1)
+    return Shard(name, keys, "0", None if is_open else "9", *parents)
+
+
+P = shard("p", 0, 1, is_open=False)
+L, R = shard("l", 0, 0, ("p",)), shard("r", 1, 1, ("p",))
+ALL = ShardGraph((P, L, R))
+HERE = Standing(number("50", 2))
+
+
+def row(name, checkpoint, **more):
+    return Lease(key=LeaseKey(name), checkpoint=checkpoint, **more)
+
+
+def planned(standings, *rows, graph=ALL):
+    return plan_rows(standings, graph, {each.key: each for each in rows})
+
+
+def test_missing_rows_are_made_whole():
+    left, right = planned({"l": HERE, "r": Standing(LATEST, 1.5)})
+
+    assert left == Create(
+        Lease(
+            key="l",
+            checkpoint=number("50", 2),
+            parents=frozenset({"p"}),
+            hash_range=L.hash_range,
+        )
+    )
+    assert right.lease.latest_pinned_at == 1.5
+
+
+def test_an_ended_shard_gets_a_row_that_names_its_children_after_theirs():
+    first, second, parent = planned({"p": END})
+
+    assert [each.lease.key for each in (first, second, parent)] == ["l", "r", "p"]
+    assert first.lease.checkpoint == TRIM_HORIZON
+    assert parent.lease.checkpoint == SHARD_END
+    assert parent.lease.children == {"l", "r"}
+
+
+def test_children_of_a_shard_that_is_not_ended_come_with_its_end():
+    assert [each.lease.key for each in planned({"p": HERE})] == ["p"]
+
+
+def test_a_row_further_back_is_moved_and_one_further_on_is_not():
+    back, on = planned({"l": HERE, "r": HERE}, row("l", number("49", 9)), row("r", number("50", 3)))
+
+    assert back == Move(row("l", number("49", 9)), number("50", 2))
+    assert isinstance(on, Keep)
+    assert "further than the query" in on.why
+
+
+@pytest.mark.parametrize("former", [LATEST, TRIM_HORIZON, number("3"), SHARD_END])
+@pytest.mark.parametrize("to", [Standing(LATEST, 1.5), Standing(TRIM_HORIZON)])
+def test_a_row_never_goes_to_a_sentinel(former, to):
+    assert isinstance(planned({"l": to}, row("l", former))[0], Keep)
+
+
+def test_the_row_of_a_shard_the_query_is_past_is_ended():
+    steps = planned({"l": HERE, "r": HERE}, row("p", number("7")), row("l", TRIM_HORIZON))
+
+    moved = {each.row.key: each for each in steps if isinstance(each, Move)}
+    assert moved["p"].to == SHARD_END
+    assert moved["p"].children == {"l", "r"}
+    assert moved["l"].to == number("50", 2)
+    assert [each.lease.key for each in steps if isinstance(each, Create)] == ["r"]
+
+
+def test_an_ancestor_that_only_rows_know_is_ended_too():
+    steps = planned(
+        {"l": HERE, "r": HERE},
+        row("p", SHARD_END, parents=frozenset({"expired"})),
+        row("expired", number("1")),
+        graph=ShardGraph((L, R)),
+    )
+
+    assert [(each.row.key, each.to) for each in steps if isinstance(each, Move)] == [
+        ("expired", SHARD_END)
+    ]
+
+
+def test_a_shard_that_expired_gets_no_row():
+    [ended] = planned({"gone": END}, graph=ShardGraph(()))
+    [lost] = planned({"gone": HERE}, graph=ShardGraph(()))
+
+    assert ended.why == "ended and expired"
+    assert "lost" in lost.why
+
+
+# Spark's files.
+
+ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/orders"
+
+
+def offset(arn=ARN):
+    return Offset(stream=arn, created_ms=5, shards={"shardId-000000000000": before("9")})
+
+
+def checkpoint(folder, sources, *, offsets=3, commits=3, version="v1"):
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir()
+    for batch in range(offsets + 1):
+        lines = [version, "{}", *sources]
+        (folder / "offsets" / str(batch)).write_text("\n".join(lines))
+        (folder / "offsets" / f".{batch}.crc").write_bytes(b"crc")
+    for batch in range(commits + 1):
+        (folder / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    return folder
+
+
+def text_of(arn=ARN):
+    return json.dumps(encode_offset(offset(arn)))
+
+
+def test_the_last_committed_batch_counts_and_one_that_was_only_begun_is_told(tmp_path):
+    sources = ["-", '{"topic":{"0":1}}', "17", text_of()]
+    batch = read_committed(checkpoint(tmp_path, sources, offsets=11, commits=10))
+
+    assert (batch.batch_id, batch.is_another_begun) == (10, True)
+    assert offset_of_stream(batch, ARN) == offset()
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(SettingsError, match="no checkpoint of Structured Streaming"):
+        read_committed(tmp_path)
+
+
+def test_a_query_that_has_committed_nothing_is_refused(tmp_path):
+    with pytest.raises(SettingsError, match="no batch is committed"):
+        read_committed(checkpoint(tmp_path, [text_of()], offsets=0, commits=-1))
+
+
+def test_offsets_that_were_deleted_are_missed(tmp_path):
+    with pytest.raises(SettingsError, match="offsets/3 is missing"):
+        read_committed(checkpoint(tmp_path, [text_of()], offsets=2, commits=3))
+
+
+def test_another_version_of_the_log_is_not_guessed_at(tmp_path):
+    with pytest.raises(OffsetRefused, match="version 'v2'"):
+        read_committed(checkpoint(tmp_path, [text_of()], version="v2"))
+
+
+@pytest.mark.parametrize(
+    ("sources", "told"),
+    [
+        ([text_of(), text_of()], "in 2 sources"),
+        ([text_of(ARN + "2")], f"it has {ARN}2"),
+        (["17"], "no kclrun source at all"),
+    ],
+)
+def test_the_source_is_the_one_of_the_stream(tmp_path, sources, told):
+    batch = read_committed(checkpoint(tmp_path, sources))
+
+    with pytest.raises(OffsetRefused, match=told):
+        offset_of_stream(batch, ARN)
+
+
+def test_a_place_in_s3_is_to_be_copied_first():
+    with pytest.raises(SettingsError, match="aws s3 sync s3://bucket/orders checkpoint"):
+        local_folder("s3a://bucket/orders")
+
+
+def test_a_file_url_is_a_folder(tmp_path):
+    assert local_folder((tmp_path / "a b").as_uri()) == tmp_path / "a b"
+    assert local_folder("file:/x/y") == local_folder("/x/y")
+    with pytest.raises(SettingsError, match="expected a folder"):
+        local_folder("hdfs://name/x")
