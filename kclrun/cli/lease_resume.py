@@ -9,18 +9,11 @@ import click
 
 from kclrun.cli import exit_codes
 from kclrun.cli.lease_views import shortened
+from kclrun.cli.lease_writes import lease_of, tell_failure
 from kclrun.cli.messages import harmless
-from kclrun.errors import NotFound
 from kclrun.model.changes import ResumeLease
-from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.outcomes import (
-    Applied,
-    ConditionFailed,
-    OutcomeUnknown,
-    Refused,
-    Throttled,
-    Unavailable,
-)
+from kclrun.model.lease import Lease
+from kclrun.model.outcomes import Applied, ConditionFailed
 
 if TYPE_CHECKING:
     from kclrun.cli.world import Aws
@@ -33,7 +26,7 @@ def resume(aws: Aws, shards: Sequence[str], *, is_confirmed: bool) -> int:
 
     Raises: NotFound for a shard without a lease (before anything is written); a ServiceError leaf.
     """
-    rows = [_row(aws, shard) for shard in shards]
+    rows = [lease_of(aws, shard) for shard in shards]
     halted = [lease for lease in rows if lease.halt is not None]
     for lease in rows:
         click.echo(_plan(lease))
@@ -45,13 +38,6 @@ def resume(aws: Aws, shards: Sequence[str], *, is_confirmed: bool) -> int:
         return exit_codes.DRAINED
     codes = [_write(aws, lease) for lease in halted]
     return next((code for code in codes if code), exit_codes.DRAINED)
-
-
-def _row(aws: Aws, shard: str) -> Lease:
-    lease = aws.table.read(LeaseKey(shard))
-    if lease is None:
-        raise NotFound(f"table {aws.settings.table} has no lease for {shard}")
-    return lease
 
 
 def _plan(lease: Lease) -> str:
@@ -71,12 +57,5 @@ def _write(aws: Aws, lease: Lease) -> int:
         case ConditionFailed():
             click.echo(f"{lease.key}: was not halted any more")
             return exit_codes.DRAINED
-        case OutcomeUnknown(message=message):
-            click.echo(f"{lease.key}: no answer; look again before repeating ({message})", err=True)
-            return exit_codes.UNAVAILABLE
-        case Throttled(message=message) | Unavailable(message=message):
-            click.echo(f"{lease.key}: nothing happened, try again ({message})", err=True)
-            return exit_codes.UNAVAILABLE
-        case Refused(message=message):
-            click.echo(f"{lease.key}: refused: {message}", err=True)
-            return exit_codes.PERMISSION
+        case _:
+            return tell_failure(lease.key, outcome)

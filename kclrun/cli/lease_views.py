@@ -14,30 +14,36 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from kclrun.cli.lag_measure import Lag, lag_of_lease
 from kclrun.cli.messages import harmless
-from kclrun.errors import NotFound, ServiceError
-from kclrun.model.lease import Lease, LeaseKey, Owner
-from kclrun.model.sequence import LATEST, TRIM_HORIZON
-from kclrun.ports import IteratorType
+from kclrun.config.start_position import parse_start
+from kclrun.errors import NotFound
+from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey, Owner
+from kclrun.model.time import WallTime
+from kclrun.ports import ScanPage
 
 if TYPE_CHECKING:
-    from kclrun.aws.kinesis import PollingReader
     from kclrun.cli.world import Aws
 
 __all__ = [
     "LeaseLine",
     "as_plain",
+    "failover_of",
     "lease_lines",
     "line_of",
     "print_lines",
+    "print_table",
     "print_totals",
+    "scan_leases",
+    "scan_table",
     "shortened",
     "totals",
+    "watch_table",
 ]
 
 
 class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease as shown. `state`: ended, halted, unowned or owned."""
+    """One lease as shown. `state`: ended, halted, unowned, offered or owned."""
 
     shard: str
     state: str
@@ -60,23 +66,20 @@ def lease_lines(aws: Aws, *, with_lag: bool, with_age: bool) -> tuple[LeaseLine,
 
     Raises: a ServiceError leaf; NotFound while there is no lease table.
     """
-    leases, broken = _scan(aws)
+    leases = scan_leases(aws)
     renewed: dict[LeaseKey, bool] = {}
     if with_age:
-        later = _watch(aws, leases)
-        renewed = {lease.key: later.get(lease.key) != lease.counter for lease in leases}
+        counters = {lease.key: lease.counter for lease in watch_table(aws, leases).leases}
+        renewed = {lease.key: counters.get(lease.key) != lease.counter for lease in leases}
+    start_at = parse_start(aws.settings.start_text, WallTime(time.time())).at
     lines = []
     for lease in leases:
         line = line_of(lease)
         if with_age and line.state in {"owned", "halted"}:
             line = msgspec.structs.replace(line, is_renewed=renewed[lease.key])
         if with_lag and not lease.is_ended:
-            line = _with_lag(line, lease, aws.reader)
+            line = _with_lag(line, lag_of_lease(lease, start_at, aws.reader))
         lines.append(line)
-    for key in broken:
-        click.echo(
-            f"{harmless(key)}: this row cannot be read as a lease; it is left alone", err=True
-        )
     return tuple(sorted(lines, key=lambda line: line.shard))
 
 
@@ -95,6 +98,7 @@ def line_of(lease: Lease) -> LeaseLine:
         halt_reason=lease.halt.reason if lease.halt is not None else "",
         parents=tuple(sorted(lease.parents)),
         children=tuple(sorted(lease.children)),
+        note=_hand_off(lease),
     )
 
 
@@ -103,59 +107,68 @@ def _state(lease: Lease) -> str:
         return "ended"
     if lease.halt is not None:
         return "halted"
+    if lease.owner == OFFERED:
+        return "offered"
     return "unowned" if lease.owner is None else "owned"
 
 
-def _scan(aws: Aws) -> tuple[list[Lease], list[str]]:
+def _hand_off(lease: Lease) -> str:
+    """What of a hand-off stands on the row."""
+    if lease.owner == OFFERED:
+        giver = f"given away by {lease.offered_by}" if lease.offered_by else "given away"
+        return f"{giver}, meant for {lease.offered_to}" if lease.offered_to else giver
+    if lease.handoff is None:
+        return ""
+    asker = "an operator" if lease.handoff.to == ANYBODY else lease.handoff.to
+    return f"asked for by {asker}"
+
+
+def scan_table(aws: Aws) -> ScanPage:
+    """All rows of the table, as one page.
+
+    Raises: a ServiceError leaf; NotFound while there is no lease table.
+    """
     leases: list[Lease] = []
     broken: list[str] = []
+    foreign = 0
     try:
         for page in aws.table.scan():
             leases.extend(page.leases)
             broken.extend(page.broken)
+            foreign += page.foreign
     except NotFound as error:
         message = f"there is no lease table {aws.settings.table}; the first start makes it"
         raise NotFound(message, operation=error.operation, code=error.code) from None
-    return leases, broken
+    return ScanPage(tuple(leases), tuple(broken), foreign)
 
 
-def _watch(aws: Aws, leases: Sequence[Lease]) -> Mapping[LeaseKey, int]:
-    """The counters one failover later: an owner renews three times in that time [P9]."""
-    failover_s = max(
-        [float(aws.settings.leases.failover), *(lease.failover_s or 0.0 for lease in leases)]
-    )
+def scan_leases(aws: Aws) -> tuple[Lease, ...]:
+    """The rows that can be read as leases; of the others standard error tells. Raises as above."""
+    scanned = scan_table(aws)
+    for key in scanned.broken:
+        click.echo(
+            f"{harmless(key)}: this row cannot be read as a lease; it is left alone", err=True
+        )
+    return scanned.leases
+
+
+def watch_table(aws: Aws, leases: Sequence[Lease]) -> ScanPage:
+    """The table one failover later: an owner renews three times in that time [P9]."""
+    failover_s = failover_of(aws, leases)
     click.echo(f"Watching the counters for {failover_s:g} s …", err=True)
     time.sleep(failover_s)
-    later, _ = _scan(aws)
-    return {lease.key: lease.counter for lease in later}
+    return scan_table(aws)
 
 
-def _with_lag(line: LeaseLine, lease: Lease, reader: PollingReader) -> LeaseLine:
-    """Read one record after the checkpoint: the answer says how far that is behind the tip."""
-    try:
-        iterator = _iterator(lease, reader)
-        if iterator is None:
-            return msgspec.structs.replace(line, note="lag not known before the first checkpoint")
-        page = reader.fetch(iterator, 1)
-    except ServiceError as error:
-        return msgspec.structs.replace(line, note=f"lag not known: {error}")
-    return msgspec.structs.replace(line, lag_ms=page.millis_behind_latest)
+def failover_of(aws: Aws, leases: Sequence[Lease]) -> float:
+    """The longest failover in the fleet, as far as settings and rows say."""
+    return max([float(aws.settings.leases.failover), *(each.failover_s or 0.0 for each in leases)])
 
 
-def _iterator(lease: Lease, reader: PollingReader) -> str | None:
-    if not lease.checkpoint.is_sentinel:
-        return reader.iterator(
-            lease.key,
-            IteratorType.AFTER_SEQUENCE_NUMBER,
-            sequence_number=lease.checkpoint.sequence_number,
-        )
-    if lease.checkpoint == TRIM_HORIZON:
-        return reader.iterator(lease.key, IteratorType.TRIM_HORIZON)
-    if lease.checkpoint == LATEST and lease.latest_pinned_at is not None:
-        return reader.iterator(
-            lease.key, IteratorType.AT_TIMESTAMP, timestamp=lease.latest_pinned_at
-        )
-    return None
+def _with_lag(line: LeaseLine, lag: Lag) -> LeaseLine:
+    lag_ms = None if lag.behind_s is None else round(lag.behind_s * 1000)
+    note = "; ".join(part for part in (line.note, lag.note) if part)
+    return msgspec.structs.replace(line, lag_ms=lag_ms, note=note)
 
 
 def as_plain(line: LeaseLine) -> dict[str, Any]:
@@ -182,7 +195,7 @@ def print_lines(lines: Sequence[LeaseLine]) -> None:
     titles = ["shard", "state", "owner", "checkpoint", "counter", "switches"]
     titles += ["lag"] * has_lag + ["renewing"] * has_age + ["note"]
     rows = [[*_cells(line, has_lag=has_lag, has_age=has_age), _note(line)] for line in lines]
-    _print(titles, rows)
+    print_table(titles, rows)
 
 
 def _cells(line: LeaseLine, *, has_lag: bool, has_age: bool) -> list[str]:
@@ -218,15 +231,16 @@ def shortened(checkpoint: str) -> str:
 
 def print_totals(counted: Mapping[str, Mapping[str, int]], by: str) -> None:
     """The totals as a table, one line an owner or group."""
-    states = ("owned", "halted", "unowned")
+    states = ("owned", "halted", "offered", "unowned")
     rows = [
         [name, *(str(states_of.get(state, 0)) for state in states)]
         for name, states_of in counted.items()
     ]
-    _print([by, *states], rows)
+    print_table([by, *states], rows)
 
 
-def _print(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows below their titles, each column as wide as it needs to be; foreign text harmless."""
     safe = [[harmless(cell) for cell in row] for row in [titles, *rows]]
     widths = [max(len(row[column]) for row in safe) for column in range(len(titles))]
     for row in safe:

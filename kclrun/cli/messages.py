@@ -32,10 +32,12 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u
 _CANNOT: Final[Mapping[str, str]] = {
     "run": "Cannot start",
     "check": "Check failed",
-    "init": "Cannot create the project",
+    "init": "Init failed",
     "local": "Cannot start the embedded AWS",
     "put": "Cannot put",
+    "lag": "Cannot measure the lag",
     "leases": "Cannot show the leases",
+    "tail": "Cannot tail",
 }
 # The service does not know the caller: no grant would help. Names of the services' error codes.
 _UNKNOWN_CALLER: Final = re.compile(

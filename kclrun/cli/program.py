@@ -22,9 +22,11 @@ _VERBS: Final[Mapping[str, str]] = {
     "run": "Run the application (the default verb).",
     "check": "Check settings, processor and AWS; change nothing.",
     "init": "Write a starter project that runs at once.",
-    "leases": "Show who has which shard, and how far; resume halted ones.",
+    "lag": "Show how far each shard is behind; answer a monitor.",
+    "leases": "Show who has which shard, and how far; move, release, resume them.",
     "local": "Serve Kinesis, DynamoDB, CloudWatch, S3 and SQS on this machine.",
     "put": "Put records from a file or a pipe into a stream.",
+    "tail": "Print the records of a stream as they arrive.",
     "version": "Show versions.",
 }
 _PACKAGE: Final = "kclrun.cli"

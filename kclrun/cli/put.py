@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import click
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import load_configuration
+from kclrun.cli.stream_options import stream_options, stream_settings
 from kclrun.errors import ServiceError, SettingsError
 
 if TYPE_CHECKING:
     from kclrun.cli.world import Aws
-    from kclrun.config.schema import Settings
     from kclrun.model.outgoing import PutEntry
 
 __all__ = ["put"]
@@ -39,11 +38,7 @@ _SHARDS_AGE_MAX_S: Final = 30.0
 
 @click.command()
 @click.argument("file", metavar="[FILE|-]", default="-")
-@click.option("--config", "-c", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a setting.")
-@click.option("--stream", metavar="NAME|ARN", help="The stream, instead of --config.")
-@click.option("--endpoint", metavar="URL", help="With --stream: where, if not AWS.")
-@click.option("--region", metavar="NAME", help="With --stream: the region.")
+@stream_options
 @click.option("--format", "kind", type=click.Choice(["csv", "jsonl", "text"]), help=_FORMAT_HELP)
 @click.option("--key", metavar="COLUMN", help="Column or field that is the partition key.")
 @click.option("--rate", type=click.IntRange(min=1), metavar="N", help="At most N records a second.")
@@ -76,12 +71,13 @@ def put(
     """
     from kclrun.cli.world import Aws
 
-    if (config is None) == (stream is None):
-        raise click.UsageError("Give either --config FILE or --stream NAME.")
-    settings = (
-        load_configuration(config, overrides).settings
-        if config is not None
-        else _settings_of(stream or "", endpoint, region)
+    settings = stream_settings(
+        config=config,
+        overrides=overrides,
+        stream=stream,
+        endpoint=endpoint,
+        region=region,
+        verb="put",
     )
     aws = Aws(settings)
     from kclrun.cli.put_input import entries, format_of
@@ -175,18 +171,6 @@ def _as_they_come(rows: Iterator[PutEntry]) -> Rows:
         if isinstance(row, BaseException):
             raise row
         yield row
-
-
-def _settings_of(stream: str, endpoint: str | None, region: str | None) -> Settings:
-    """Settings for a stream named on the command line, judged by the same rules as a file's."""
-    from kclrun.config.load import settings_of
-    from kclrun.model.time import WallTime
-
-    given = {"stream": stream, "aws.endpoint": endpoint, "aws.region": region}
-    overrides = [f"{name}='{value}'" for name, value in given.items() if value is not None]
-    return settings_of(
-        "application: put", overrides, environment={}, now=WallTime(time.time()), name="--stream"
-    )
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from kclrun.aws.cloudwatch import CloudWatchOutlet
 from kclrun.aws.control import ControlPlane
 from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
@@ -83,6 +84,16 @@ class Aws:
     def reader(self) -> PollingReader:
         return PollingReader(self.kinesis_client, self.settings.stream)
 
+    @property
+    def metrics(self) -> CloudWatchOutlet | None:
+        """Where `observe.cloudwatch` has metrics published, if it does."""
+        cloudwatch = self.settings.observe.cloudwatch
+        if cloudwatch is None:
+            return None
+        return CloudWatchOutlet(
+            self._endpoint_settings("cloudwatch"), cloudwatch.namespace, self.credentials.current
+        )
+
     @cached_property
     def control(self) -> ControlPlane:
         """botocore's clients for DynamoDB, with the credentials of this moment."""
@@ -120,6 +131,7 @@ def open_world(settings: Settings) -> World:
         credentials=aws.credentials,
         kinesis=aws.kinesis,
         dynamodb=aws.dynamodb,
+        metrics=aws.metrics,
     )
 
 

@@ -11,7 +11,15 @@ PURE_FILES = sorted(path for room in PURE_ROOMS for path in (ROOT / room).rglob(
 # The stream model is pure too: the simulator drives it in virtual time.
 PURE_FILES += [
     ROOT / "local" / f"{name}.py"
-    for name in ("stream", "shards", "iterators", "limits", "sequence_numbers", "lease_rows")
+    for name in (
+        "stream",
+        "shards",
+        "iterators",
+        "limits",
+        "sequence_numbers",
+        "lease_rows",
+        "row_changes",
+    )
     if (ROOT / "local" / f"{name}.py").exists()
 ]
 

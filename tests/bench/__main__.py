@@ -80,6 +80,12 @@ ROWS: Final = {
             5,
         ),
         Row(
+            "plan",
+            "a manager's plan for 10,000 leases of 1,000 owners: ≤ 50 ms",
+            "bench.lease_plan:plan_time",
+            15,
+        ),
+        Row(
             "crash",
             "SIGKILL of a lease process to its next batch: p99 ≤ 1.5 s (rounds: kills)",
             "bench.crash:crash",

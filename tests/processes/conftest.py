@@ -33,7 +33,7 @@ class Rig:
         self.loop = Loop()
         self.events = []
         self.departed = []
-        self.options = {}
+        self.options_of = {}
         self.log_path = tmp_path / "log"
         self._log_fd = os.open(self.log_path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         self.sink = LineSink(self._log_fd)
@@ -68,7 +68,7 @@ class Rig:
             expires_instant=start.expires_instant,
             failover_s=10.0,
             processor="m:C",
-            options=dict(self.options),
+            options=dict(self.options_of[start.key]),
             fetch=FetchSpec(
                 mode="polling", idle_s=1.0, buffer_bytes=1, batch_max=1, kpl_range="keep"
             ),
@@ -83,7 +83,7 @@ class Rig:
         )
 
     def start(self, key="shard-1", **options):
-        self.options = options
+        self.options_of[key] = options
         self.processes.start(StartProcess(LeaseKey(key), 7, self.loop.now() + 10))
 
     def until(self, condition, timeout_s=15.0):

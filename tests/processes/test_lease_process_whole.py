@@ -1,34 +1,42 @@
 """Whole lease processes: the real entry, real pipes and shared memory, the embedded AWS."""
 
+import contextlib
 import fcntl
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 
 import boto3
+import msgspec
 import pytest
 from botocore.config import Config
 
 from kclrun.aws.lease_table import DynamoLeaseTable
+from kclrun.aws.rows import encode_row
 from kclrun.aws.wire import WireClient
 from kclrun.ipc import exit_codes
 from kclrun.ipc import transitions as told
+from kclrun.ipc.board import LeaseStatus, WorkerState
 from kclrun.ipc.channel import Channel
 from kclrun.ipc.doorbell import Doorbell
-from kclrun.ipc.messages import Begin, Drain, channel_to_worker
+from kclrun.ipc.messages import Begin, Drain, OthersInSight, channel_to_worker
 from kclrun.ipc.segment import Segment
 from kclrun.ipc.spec import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, StartSpec
 from kclrun.local.server import start_embedded
 from kclrun.model import changes
-from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey
+from kclrun.model.outcomes import Applied
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.worker.clock import boottime
 
 FIRST = "shardId-000000000000"
 ME = "kclrun::host:a"
+OTHER = "kclrun::host:b"
 FAILOVER_S = 2.0
 ENTRY = (
     "import sys; from kclrun.worker.main import run; raise SystemExit(run(*map(int, sys.argv[1:])))"
@@ -61,6 +69,16 @@ class Noting(RecordProcessor):
 class HoldsGil(Noting):
     def hold(self, record):
         ctypes.PyDLL(None).usleep(3_500_000)
+
+class Leaves(Noting):
+    def hold(self, record):
+        self.context.release()
+
+class Outlasts(Noting):
+    def hold(self, record):
+        import os, time
+        while not os.path.exists(self.context.options["notes"] + ".go"):
+            time.sleep(0.01)
 
 class Raises(Noting):
     def hold(self, record):
@@ -151,6 +169,8 @@ class Stage:
             incarnation=1,
             expires_instant=boottime() + 10.0,
             failover_s=FAILOVER_S,
+            others_in_sight=settings.get("others_in_sight", False),
+            has_waited=settings.get("has_waited", False),
             processor=processor,
             import_paths=(str(self.tmp_path),),
             options={"notes": str(self.notes_path)},
@@ -169,7 +189,7 @@ class Stage:
             ),
             on_error=OnErrorSpec(retries=0, backoff_s=0.01),
             table_name=self.name,
-            kinesis=self.endpoints["kinesis"],
+            kinesis=settings.get("kinesis", self.endpoints["kinesis"]),
             dynamodb=self.endpoints["dynamodb"],
             credentials=self.credentials,
             lock_path=str(self.lock_path),
@@ -196,6 +216,32 @@ class Stage:
         code = self.process.wait(most_s)
         self.told(told.Started)
         return code
+
+    def take_away(self, owner):
+        """By force, as nobody should: whether it came between two renewals."""
+        row = self.row
+        take = changes.Take(row.key, owner, row.owner, row.counter, FAILOVER_S, "LATEST")
+        return isinstance(self.table.write(take), Applied)
+
+    def lead_away(self, next_owner):
+        """A KCL 3 leader initiates a graceful hand-over (`initiateGracefulLeaseHandoff`)."""
+        self.dynamodb.update_item(
+            TableName=self.name,
+            Key={"leaseKey": {"S": FIRST}},
+            UpdateExpression="SET leaseOwner = :next, checkpointOwner = :me",
+            ConditionExpression="leaseOwner = :me",
+            ExpressionAttributeValues={":next": {"S": next_owner}, ":me": {"S": ME}},
+        )
+
+    def plant(self, **fields):
+        """The row as somebody else left it."""
+        item = encode_row(msgspec.structs.replace(self.row, **fields))
+        self.dynamodb.put_item(TableName=self.name, Item=item)
+
+    def has_noticed(self):
+        """Whether the process has seen that it lost the lease: nothing renews it any more."""
+        status = self.segment.slot(0).read()
+        return isinstance(status, LeaseStatus) and status.state is WorkerState.LOST
 
     @property
     def row(self):
@@ -331,3 +377,155 @@ def test_the_end_of_a_shard_creates_the_children_and_ends_the_lease(stage):
     assert stage.row.is_ended
     assert all(stage.table.read(LeaseKey(each)).checkpoint == TRIM_HORIZON for each in children)
     assert stage.notes == ["a", "shard_ended"]
+
+
+# Moving
+
+
+def test_with_others_in_sight_a_drained_lease_is_offered_to_whoever_comes(stage):
+    stage.put("a")
+    stage.start(every_s=100.0)
+    until(lambda: stage.notes)
+    stage.channel.send(OthersInSight(True))
+
+    stage.drain()
+
+    assert stage.end() == exit_codes.DONE
+    row = stage.row
+    assert (row.owner, row.offered_by, row.offered_to) == (OFFERED, ME, None)
+    assert row.checkpoint == stage.told(told.Released)[0].position > TRIM_HORIZON
+
+
+@pytest.mark.parametrize("asker", [OTHER, ANYBODY])
+def test_who_asks_for_the_lease_is_offered_it_with_all_that_was_processed(stage, asker):
+    stage.put("a", "b")
+    stage.start(every_s=100.0)
+    until(lambda: len(stage.notes) == 2)
+
+    stage.table.write(changes.Ask(LeaseKey(FIRST), asker, ME, time.time()))
+
+    assert stage.end() == exit_codes.DONE
+    row = stage.row
+    assert (row.owner, row.handoff) == (OFFERED, None)
+    assert row.offered_to == (None if asker == ANYBODY else asker)
+    assert row.checkpoint == stage.told(told.Released)[0].position > TRIM_HORIZON
+    assert stage.notes == ["a", "b", "shutdown_requested"]
+
+
+def test_a_processor_that_lets_go_ends_its_batch_and_the_lease_is_offered(stage):
+    stage.put("a", "hold", "never")
+    stage.start("noting:Leaves", every_s=100.0, others_in_sight=True)
+
+    assert stage.end() == exit_codes.DONE
+    assert stage.notes == ["a", "hold", "shutdown_requested"]
+    assert stage.row.owner == OFFERED
+    stage.channel.close()
+    row = stage.row
+    stage.table.write(changes.Take(row.key, ME, OFFERED, row.counter, FAILOVER_S, "LATEST"))
+    stage.start()
+    until(lambda: stage.notes[-1:] == ["never"])
+
+
+def test_what_a_lost_lease_had_processed_is_there_for_the_next_owner(stage):
+    stage.put("a", "hold")
+    stage.start("noting:Outlasts", every_s=100.0)
+    until(lambda: stage.notes == ["a", "hold"])
+    until(lambda: stage.take_away(OTHER))
+    counter = stage.row.counter
+    until(stage.has_noticed)
+
+    (stage.tmp_path / "notes.go").touch()
+
+    assert stage.end() == exit_codes.LOST
+    assert "checkpointed late" in stage.told(told.Lost)[0].reason
+    row = stage.row
+    assert (row.owner, row.counter) == (OTHER, counter)
+    assert row.checkpoint > TRIM_HORIZON
+    assert stage.notes == ["a", "hold", "lease_lost"]
+
+
+def test_a_row_taken_by_force_is_begun_only_by_who_has_waited(stage):
+    stage.plant(taken_from="java-worker")
+    stage.put("a")
+    stage.start()
+    assert stage.end() == exit_codes.UNCLAIMED
+    assert "java-worker" in stage.told(told.Unclaimed)[0].reason
+    stage.channel.close()
+
+    stage.start(has_waited=True)
+
+    until(lambda: stage.notes == ["a"])
+    assert stage.row.taken_from is None
+
+
+def test_a_kcl_3_leader_gets_its_hand_over(stage):
+    stage.put("a")
+    stage.start(every_s=100.0)
+    until(lambda: stage.notes)
+
+    stage.lead_away("java-worker")
+
+    assert stage.end() == exit_codes.DONE
+    row = stage.row
+    assert (row.owner, row.checkpoint_owner) == ("java-worker", None)
+    assert row.checkpoint == stage.told(told.Released)[0].position > TRIM_HORIZON
+
+
+# What breaks under it
+
+
+def test_a_row_that_vanished_is_written_again_and_the_lease_goes_on(stage):
+    stage.put("a")
+    stage.start()
+    until(lambda: stage.told(told.Checkpointed))
+    position = stage.row.checkpoint
+    stage.dynamodb.delete_item(TableName=stage.name, Key={"leaseKey": {"S": FIRST}})
+
+    until(lambda: any("had vanished" in each.detail for each in stage.told(told.Warned)))
+
+    assert (stage.row.owner, stage.row.checkpoint) == (ME, position)
+    stage.put("b")
+    until(lambda: stage.notes == ["a", "b"])
+    stage.drain()
+    assert stage.end() == exit_codes.DONE
+
+
+def test_a_read_that_neither_ends_nor_fails_ends_the_process_and_keeps_the_lease(stage):
+    with trickling() as url:
+        slow = WireEndpoint(url, "us-east-1", "us-east-1", connect_timeout_s=0.1)
+        stage.start(kinesis=msgspec.structs.replace(slow, read_timeout_s=0.2))
+
+        assert stage.end() == exit_codes.BUG
+
+    (warned,) = stage.told(told.Warned)
+    assert "has not come back" in warned.detail
+    assert stage.row.owner == ME
+
+
+@contextlib.contextmanager
+def trickling():
+    """A server whose answers never end, though a byte comes before every time-out."""
+    is_over = threading.Event()
+
+    def serve(listener):
+        connections = []
+        while not is_over.is_set():
+            with contextlib.suppress(TimeoutError):
+                connection = listener.accept()[0]
+                connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+                connections.append(connection)
+            for connection in connections:
+                with contextlib.suppress(OSError):
+                    connection.sendall(b"x")
+        for connection in connections:
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.05)
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            is_over.set()
+            thread.join()

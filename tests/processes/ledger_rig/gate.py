@@ -1,13 +1,19 @@
-"""A TCP gate before a service: open it forwards, shut it refuses, and cuts what was open."""
+"""A TCP gate before a service: open it forwards, shut it refuses, and cuts what was open.
+
+While it trickles, answers come so slowly that no read times out and none is ever whole.
+"""
 
 import contextlib
 import socket
 import threading
+import time
 from urllib.parse import urlsplit
 
 __all__ = ["Gate"]
 
 _CHUNK_BYTES = 1 << 16
+# Below any read time-out.
+_TRICKLE_S = 0.5
 
 
 class Gate:
@@ -21,6 +27,7 @@ class Gate:
         self._acceptor = None
         self._lock = threading.Lock()
         self._live = set()
+        self._trickling = threading.Event()
         self.open()
 
     @property
@@ -57,6 +64,15 @@ class Gate:
         finally:
             self.open()
 
+    @contextlib.contextmanager
+    def trickle(self):
+        """A byte of each answer, now and then."""
+        self._trickling.set()
+        try:
+            yield
+        finally:
+            self._trickling.clear()
+
     def _accept(self, listener):
         with contextlib.suppress(OSError):
             while True:
@@ -66,12 +82,19 @@ class Gate:
                     self._live |= {client, service}
                 for source, target in ((client, service), (service, client)):
                     threading.Thread(
-                        target=self._forward, args=(source, target), daemon=True
+                        target=self._forward,
+                        args=(source, target),
+                        kwargs={"is_answer": source is service},
+                        daemon=True,
                     ).start()
 
-    def _forward(self, source, target):
+    def _forward(self, source, target, *, is_answer):
         with contextlib.suppress(OSError):
             while data := source.recv(_CHUNK_BYTES):
+                while is_answer and data and self._trickling.is_set():
+                    target.sendall(data[:1])
+                    data = data[1:]
+                    time.sleep(_TRICKLE_S)
                 target.sendall(data)
         for end in (source, target):
             with contextlib.suppress(OSError):

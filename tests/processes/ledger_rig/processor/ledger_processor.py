@@ -3,10 +3,12 @@
 One write a batch, with O_APPEND: the lines of all processes stand in the order of time. A line
 carries its CRC, and begins with a line feed of its own, so that a write torn by SIGKILL spoils no
 other. Options: `ledger`, the file; what goes wrong, at which record: `poison` (raises until the
-file `cure` exists), `crash` (the process ends), `hang` (does not return, without the file `cure`);
+file `cure` exists), `crash` (the process ends), `hang` (does not return, without the file `cure`),
+`wedges` (records, each with how user code stands still at it, without the file `cure`);
 `batch_s`, how long a batch takes; `emits`, to emit a row a record.
 """
 
+import ctypes
 import hashlib
 import json
 import os
@@ -20,6 +22,23 @@ from kclrun import RecordProcessor
 
 def digest(key, number):
     return hashlib.sha256(f"{key}:{number}".encode()).hexdigest()[:16]
+
+
+def sleep_for_ever():
+    time.sleep(10**6)
+
+
+def lock_itself_out():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def hold_the_gil():
+    ctypes.PyDLL(None).sleep(10**6)
+
+
+WEDGES = {"sleep": sleep_for_ever, "deadlock": lock_itself_out, "gil": hold_the_gil}
 
 
 class Ledger(RecordProcessor):
@@ -56,6 +75,10 @@ class Ledger(RecordProcessor):
             os._exit(1)
         if place == self.options.get("hang") and not Path(self.options["cure"]).exists():
             threading.Event().wait()
+        how = self.options.get("wedges", {}).get(place)
+        if how is not None and not Path(self.options["cure"]).exists():
+            self.write("wedged", how=how)
+            WEDGES[how]()
 
     def shard_ended(self, checkpointer):
         self.write("ended")

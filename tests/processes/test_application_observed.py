@@ -1,0 +1,248 @@
+"""A whole application as Prometheus, CloudWatch and a load balancer see it."""
+
+import http.client
+import json
+import socket
+import time
+from datetime import UTC, datetime, timedelta
+from urllib.parse import urlsplit
+
+import boto3
+import pytest
+from botocore.config import Config
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.processes.ledger_rig.application import until
+from tests.processes.ledger_rig.aws import REGION
+
+pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
+
+OBSERVED = {"listen": 0}
+
+
+class Watcher:
+    """Asks the endpoint that the application says it listens on."""
+
+    def __init__(self, app):
+        self._app = app
+        self.app_line = until(lambda: app.of("endpoint_listening"), why=app.last_words)[-1]
+        self._address = urlsplit(self.app_line["endpoint"])
+
+    def _ask(self, path):
+        connection = http.client.HTTPConnection(
+            self._address.hostname, self._address.port, timeout=10
+        )
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def health(self):
+        status, body = self._ask("/health")
+        return status, json.loads(body)
+
+    def until_health(self, condition, timeout_s=30.0):
+        def held():
+            status, body = self.health()
+            return (status, body) if condition(status, body) else None
+
+        return until(held, timeout_s, every_s=0.2, why=lambda: f"{self.health()}")
+
+    def series(self):
+        """Each series of /metrics: {(name, shard or state or ''): value}."""
+        _, text = self._ask("/metrics")
+        return {
+            (one.name, one.labels.get("shard") or one.labels.get("state") or ""): one.value
+            for family in text_string_to_metric_families(text)
+            for one in family.samples
+        }
+
+    def until_series(self, condition, timeout_s=30.0):
+        def held():
+            series = self.series()
+            return series if condition(series) else None
+
+        return until(held, timeout_s, every_s=0.2, why=lambda: f"{self.series()}")
+
+
+def total(series, name):
+    return sum(value for (each, _), value in series.items() if each == name)
+
+
+def published(aws, namespace, name, application):
+    client = boto3.client(
+        "cloudwatch",
+        endpoint_url=aws.embedded.dynamodb_endpoint,
+        region_name=REGION,
+        aws_access_key_id="AKIAEXAMPLEEXAMPLE",
+        aws_secret_access_key="secret",
+        config=Config(read_timeout=60),
+    )
+    now = datetime.now(UTC)
+    try:
+        points = client.get_metric_statistics(
+            Namespace=namespace,
+            MetricName=name,
+            Dimensions=[{"Name": "Application", "Value": application}],
+            StartTime=now - timedelta(hours=1),
+            EndTime=now + timedelta(hours=1),
+            Period=7200,
+            Statistics=["SampleCount", "Sum", "Minimum", "Maximum"],
+        )["Datapoints"]
+    finally:
+        client.close()
+    return {
+        "Sum": sum(point["Sum"] for point in points),
+        "SampleCount": sum(point["SampleCount"] for point in points),
+    }
+
+
+@pytest.mark.timeout(90)
+def test_what_was_processed_is_what_prometheus_and_cloudwatch_are_told(
+    embedded_aws, application, producer
+):
+    stream = embedded_aws.stream(shards=3)
+    app = application(
+        stream,
+        aws={"endpoints": {"cloudwatch": embedded_aws.embedded.dynamodb_endpoint}},
+        observe=OBSERVED | {"cloudwatch": {"namespace": stream}},
+    ).start()
+    source = producer(stream, 3_000, seed=21, reshards=[(1_000, "split", 0)]).start()
+    watcher = Watcher(app)
+
+    app.until_all_delivered(source)
+    # Five shards were listed; the parent's row is cleaned up, and no lease is missing for it.
+    series = watcher.until_series(
+        lambda series: (
+            series.get(("kclrun_total_shards", "")) == 4
+            and series[("kclrun_total_leases", "")] == 4
+            and series[("kclrun_worker_leases", "")] == 4
+        )
+    )
+    status, body = watcher.until_health(lambda status, body: body["status"] == "ok")
+    shards = {shard for name, shard in series if name == "kclrun_records_total"}
+    assert app.stop() == 0
+
+    assert status == 200
+    assert {lease["state"] for lease in body["leases"]} == {"running"}
+    assert {lease["shard"] for lease in body["leases"]} == shards
+    assert series["kclrun_unclaimed_leases", ""] == 0
+    assert series["kclrun_healthy", ""] == 1
+    parent = sum(1 for shard in source.put if shard not in shards)
+    assert parent == 1
+    seen = sum(len(put) for shard, put in source.put.items() if shard in shards)
+    assert total(series, "kclrun_records_total") == seen
+    # A lag of 0 is what an application that is done has.
+    assert {value for (name, _), value in series.items() if name == "kclrun_lag_seconds"} == {0.0}
+    for name in ("records", "bytes", "millis_behind_latest", "worker_leases", "total_leases"):
+        assert published(embedded_aws, stream, name, app.table)["SampleCount"] > 0, name
+    assert published(embedded_aws, stream, "records", app.table)["Sum"] == 3_000
+    assert app.of("metrics_not_published") == []
+
+
+@pytest.mark.timeout(60)
+def test_a_halted_shard_is_seen_and_no_reason_to_replace_the_machine(
+    embedded_aws, application, producer
+):
+    stream = embedded_aws.stream(shards=2)
+    app = application(
+        stream,
+        observe=OBSERVED,
+        options={"poison": "key-7:3"},
+        on_error={"retries": 0},
+    )
+    source = producer(stream, 2_000, seed=22)
+    source.start().join()
+    app.start()
+    watcher = Watcher(app)
+
+    status, body = watcher.until_health(lambda status, body: body["status"] == "degraded")
+    series = watcher.until_series(lambda series: ("kclrun_leases", "halted") in series)
+
+    assert status == 200
+    (halted,) = app.of("lease_halted")
+    (reason,) = body["reasons"]
+    assert reason["shard"] == halted["shard"]
+    assert "halted: process_records failed once" in reason["text"]
+    assert series["kclrun_leases", "halted"] == 1
+    assert series["kclrun_leases", "running"] == 1
+    assert app.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_a_machine_that_cannot_reach_its_table_is_unwell_until_it_can(embedded_aws, application):
+    stream = embedded_aws.stream(shards=2)
+    app = application(stream, observe=OBSERVED, leases={"failover": "2s"}, stall="4s").start()
+    watcher = Watcher(app)
+    watcher.until_health(lambda status, body: body["status"] == "ok")
+
+    with embedded_aws.outage("dynamodb"):
+        status, body = watcher.until_health(lambda status, body: body["status"] == "failing")
+    watcher.until_health(lambda status, body: body["status"] == "ok")
+
+    assert status == 503
+    failing = [reason["text"] for reason in body["reasons"]]
+    assert any("scan the lease table: failing for" in text for text in failing), failing
+    assert app.stop() == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_drain_is_seen_as_one_and_as_healthy(embedded_aws, application, producer):
+    stream = embedded_aws.stream(shards=1)
+    app = application(
+        stream, observe=OBSERVED, options={"hang": "key-7:3"}, shutdown={"grace": "60s"}
+    ).start()
+    source = producer(stream, 1_000, seed=23).start()
+    source.join()
+    watcher = Watcher(app)
+    app.until(lambda: app.ledger.delivered)
+
+    app.process.terminate()
+    status, body = watcher.until_health(lambda status, body: body["status"] == "draining")
+
+    assert status == 200
+    assert "a stop has been under way for" in body["reasons"][0]["text"]
+    app.process.terminate()
+    app.process.wait(30)
+
+
+@pytest.mark.timeout(60)
+def test_an_address_that_is_taken_ends_the_start_before_any_lease_is_taken(
+    embedded_aws, application
+):
+    stream = embedded_aws.stream(shards=1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        app = application(stream, observe={"listen": port}).start()
+
+        assert app.process.wait(30) == 78
+
+    assert f"observe.listen: cannot listen on 127.0.0.1:{port}" in app.log_path.read_text()
+    assert app.of("lease_taken") == []
+    assert app.lease_pids(with_orphans=True) == []
+
+
+@pytest.mark.timeout(60)
+def test_metrics_that_nobody_takes_hold_up_nothing_but_the_last_two_seconds(
+    embedded_aws, application, producer
+):
+    stream = embedded_aws.stream(shards=1)
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        # It accepts connections and never answers.
+        port = silent.getsockname()[1]
+        app = application(
+            stream,
+            aws={"endpoints": {"cloudwatch": f"http://127.0.0.1:{port}"}},
+            observe={"cloudwatch": {}},
+        ).start()
+        source = producer(stream, 500, seed=24).start()
+        app.until_all_delivered(source)
+        began = time.monotonic()
+        assert app.stop() == 0
+        stopped_s = time.monotonic() - began
+
+    # The last minute's metrics are given two seconds, and then up.
+    assert stopped_s < 2 + 8

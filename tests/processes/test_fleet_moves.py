@@ -1,0 +1,108 @@
+"""Planned moves over real managers under load: nothing lost, nothing twice, hardly a pause.
+
+The sizes are what two cores carry beside the embedded AWS. `KCLRUN_FLEET_LONG=1` takes the default
+failover of ten seconds and twice the rounds.
+"""
+
+import os
+import time
+
+import pytest
+
+from tests.processes.fleet_rig.gaps import planned_gaps, told_gaps
+from tests.processes.ledger_rig.rounds import percentile
+
+pytest_plugins = ("tests.processes.fleet_rig.fixtures",)
+pytestmark = pytest.mark.slow
+
+IS_LONG = os.environ.get("KCLRUN_FLEET_LONG") == "1"
+FAILOVER_S = 10.0 if IS_LONG else 6.0
+ROUNDS = 2 if IS_LONG else 1
+# DESIGN 14, on two cores.
+P50_MAX_S, P99_MAX_S = 0.6, 1.5
+
+
+def judge_moves(fleet, source, began):
+    """No fault, no duplicate, and the times of the design."""
+    gaps = planned_gaps(fleet.notes.read().all, began, time.monotonic())
+    verdict = fleet.finish(source)
+    print(verdict)
+    print(told_gaps("planned moves", gaps))
+    assert verdict.faults == []
+    assert verdict.duplicates == 0
+    seconds = [gap.seconds for gap in gaps]
+    assert percentile(seconds, 50) <= P50_MAX_S
+    assert percentile(seconds, 99) <= P99_MAX_S
+    return gaps
+
+
+@pytest.mark.timeout(400)
+def test_a_rolling_restart_of_five_managers_over_fifty_shards_loses_and_repeats_nothing(
+    watched_aws, fleet, load
+):
+    shards = 50
+    stream = watched_aws.stream(shards)
+    names = ["a", "b", "c", "d", "e"]
+    fleet = fleet(stream, failover_s=FAILOVER_S, fetch={"idle": "500ms"})
+    source = load(stream, rate=500, seed=71)
+    fleet.add_all(names)
+    settled_s, counts = fleet.until_settled(shards)
+    print(f"settled after {settled_s:.1f} s: {counts}")
+    began = time.monotonic()
+
+    for name in names * ROUNDS:
+        assert fleet.stop(name) == [0]
+        fleet.machines[name].start()
+        settled_s, counts = fleet.until_settled(shards)
+        print(f"{name} is back; settled after {settled_s:.1f} s: {counts}")
+
+    gaps = judge_moves(fleet, source, began)
+    # Each restart gives ten leases away, and takes about as many back.
+    assert len(gaps) >= shards * ROUNDS
+    assert {gap.kind for gap in gaps} == {"offer"}
+
+
+@pytest.mark.timeout(200)
+def test_two_managers_that_drain_at_once_leave_their_leases_to_the_other_two(
+    watched_aws, fleet, load
+):
+    shards = 20
+    stream = watched_aws.stream(shards)
+    fleet = fleet(stream, failover_s=FAILOVER_S, fetch={"idle": "500ms"})
+    source = load(stream, rate=400, seed=72)
+    fleet.add_all(["a", "b", "c", "d"])
+    fleet.until_at_rest(shards)
+    began = time.monotonic()
+
+    assert fleet.stop("a", "b") == [0, 0]
+
+    settled_s, counts = fleet.until_settled(shards)
+    print(f"settled after {settled_s:.1f} s: {counts}")
+    gaps = judge_moves(fleet, source, began)
+    assert len(gaps) >= 10
+
+
+@pytest.mark.timeout(300)
+def test_a_fleet_grows_from_one_to_five_and_shrinks_to_one_while_its_stream_is_resharded(
+    watched_aws, fleet, load
+):
+    shards = 16
+    stream = watched_aws.stream(shards)
+    fleet = fleet(stream, failover_s=FAILOVER_S, fetch={"idle": "500ms"})
+    reshards = [(2_000, "split", 0), (4_000, "merge", 5), (6_000, "split", 9), (8_000, "merge", 2)]
+    source = load(stream, rate=400, seed=73, reshards=reshards)
+    fleet.add("a")
+    fleet.until_settled(shards)
+    began = time.monotonic()
+
+    fleet.add_all(["b", "c", "d", "e"])
+    fleet.until(lambda: source.total_put > reshards[-1][0], 90)
+    # Two splits and two merges, and all of their parents read to the end.
+    fleet.until(lambda: len(fleet.rows()) == shards, 60)
+    settled_s, counts = fleet.until_settled(shards)
+    print(f"five: settled after {settled_s:.1f} s: {counts}")
+
+    assert fleet.stop("b", "c", "d", "e") == [0, 0, 0, 0]
+
+    fleet.until_settled(shards)
+    judge_moves(fleet, source, began)

@@ -1,0 +1,302 @@
+import pytest
+
+from kclrun.cli.lag_lines import LagLine, as_plain, further_behind, lag_line, print_lag, spelled
+from kclrun.cli.lag_measure import Lag, lag_of_lease, measure
+from kclrun.cli.lag_shards import unleased, waiting_for
+from kclrun.codec.aggregator import Aggregator
+from kclrun.config.start_position import StartPosition
+from kclrun.errors import AccessDenied, Throttled
+from kclrun.local.service import Kinesis, KinesisSettings
+from kclrun.local.stream_ports import ModelStream
+from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.outgoing import PutEntry
+from kclrun.model.reading import IteratorType, StartPoint
+from kclrun.model.sequence import (
+    AT_TIMESTAMP,
+    LATEST,
+    SHARD_END,
+    TRIM_HORIZON,
+    ExtendedSequenceNumber,
+)
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.model.time import WallTime
+from kclrun.ports import FetchedPage
+
+KEY = LeaseKey("shardId-000000000000")
+DAY_S = 86_400.0
+HORIZON = StartPoint(IteratorType.TRIM_HORIZON)
+BEGUN = 1_700_000_000.0
+
+
+class World:
+    """A stream of one shard on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.at = BEGUN
+        kinesis = Kinesis(KinesisSettings(), b"lag".ljust(32))
+        kinesis.create_stream("s", 1, WallTime(self.at))
+        self.stream = ModelStream(kinesis, "s", lambda: WallTime(self.at))
+
+    def put_at(self, after_s: float, data: bytes = b"x") -> str:
+        """One record that arrives so long after the beginning; its sequence number."""
+        self.at = BEGUN + after_s
+        (result,) = self.stream.put([PutEntry(data, "k")])
+        assert result.sequence_number is not None
+        return result.sequence_number
+
+    def lag(self, checkpoint: ExtendedSequenceNumber, at_s: float, **row: object) -> Lag:
+        self.at = BEGUN + at_s
+        lease = Lease(key=KEY, checkpoint=checkpoint, **row)  # type: ignore[arg-type]
+        return lag_of_lease(lease, None, self.stream)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_the_lag_is_the_age_of_the_oldest_record_above_the_checkpoint(world: World) -> None:
+    first, second, third = (world.put_at(after_s) for after_s in (10, 40, 70))
+
+    found = [
+        world.lag(ExtendedSequenceNumber(number), 100).behind_s for number in (first, second, third)
+    ]
+
+    assert found == pytest.approx([60.0, 30.0, 0.0])
+    assert world.lag(ExtendedSequenceNumber(first), 100).oldest_at == pytest.approx(BEGUN + 40)
+
+
+def test_a_single_unread_record_ages_though_the_service_calls_its_reader_up_to_date(
+    world: World,
+) -> None:
+    """`MillisBehindLatest` of the answer that brings the last record is 0."""
+    first = world.put_at(0)
+    world.put_at(1)
+
+    assert world.lag(ExtendedSequenceNumber(first), 3_601).behind_s == pytest.approx(3_600.0)
+
+
+def test_leases_that_have_not_begun_are_measured_from_where_they_will(world: World) -> None:
+    for after_s in (10, 40, 70):
+        world.put_at(after_s)
+
+    assert world.lag(TRIM_HORIZON, 100).behind_s == pytest.approx(90)
+    pinned = world.lag(LATEST, 100, latest_pinned_at=WallTime(BEGUN + 30))
+    assert pinned.behind_s == pytest.approx(60)
+    at = world.lag(ExtendedSequenceNumber("AT_TIMESTAMP", int((BEGUN + 50) * 1000)), 100)
+    assert at.behind_s == pytest.approx(30)
+    assert world.lag(LATEST, 100) == Lag(
+        None, note="not begun: it is to begin at the tip of that moment"
+    )
+    assert "instant" in world.lag(AT_TIMESTAMP, 100).note
+
+
+def test_inside_an_aggregate_the_rest_of_it_is_unread(world: World) -> None:
+    aggregator = Aggregator()
+    for n in range(3):
+        aggregator.add("k", str(n).encode())
+    packed = aggregator.finish()
+    number = world.put_at(10, packed.data)
+    world.put_at(50)
+
+    assert world.lag(ExtendedSequenceNumber(number, 1), 100).behind_s == pytest.approx(90)
+    assert world.lag(ExtendedSequenceNumber(number, 2), 100).behind_s == pytest.approx(50)
+
+
+def test_an_empty_shard_is_not_behind(world: World) -> None:
+    assert world.lag(TRIM_HORIZON, 5_000) == Lag(0.0)
+
+
+def test_a_checkpoint_whose_record_is_past_retention_is_told(world: World) -> None:
+    number = world.put_at(0)
+    world.put_at(100)
+    world.put_at(DAY_S)
+
+    lag = world.lag(ExtendedSequenceNumber(number), DAY_S + 60)
+
+    assert lag.is_trimmed
+    assert "records may be lost" in lag.note
+    line = lag_line(
+        shard=KEY, state="owned", owner="o", checkpoint="1", lag=lag, retention_s=DAY_S, note=""
+    )
+    assert line.loss_in_s == 0.0
+
+
+class Gaps:
+    """A reader whose first pages are empty, or that always fails."""
+
+    def __init__(self, empty: int, error: Exception | None = None) -> None:
+        self.left = empty
+        self.error = error
+
+    def iterator(self, *_: object, **__: object) -> str:
+        return "i"
+
+    def fetch(self, *_: object) -> FetchedPage:
+        if self.error is not None:
+            raise self.error
+        self.left -= 1
+        return FetchedPage([], "i", 7_000 if self.left >= 0 else 0)
+
+
+def test_gaps_are_stepped_over_and_beyond_reason_the_services_word_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kclrun.cli.lag_measure._PAGE_PAUSE_S", 0.0)
+
+    assert measure(Gaps(2), KEY, HORIZON, TRIM_HORIZON) == Lag(0.0)
+    far = measure(Gaps(1_000), KEY, HORIZON, TRIM_HORIZON)
+    assert far.behind_s == 7.0
+    assert "the service" in far.note
+
+
+def test_what_cannot_be_measured_says_why_and_a_missing_permission_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kclrun.cli.lag_measure._ATTEMPTS_MAX", 1)
+
+    lag = measure(Gaps(0, Throttled("slow\ndown")), KEY, HORIZON, TRIM_HORIZON)
+    assert lag == Lag(None, note="not known: slow")
+    with pytest.raises(AccessDenied):
+        measure(Gaps(0, AccessDenied("no")), KEY, HORIZON, TRIM_HORIZON)
+
+
+# Shards without a lease
+
+
+def shard(number: int, *parents: int) -> Shard:
+    named = [f"shardId-{parent:012d}" for parent in parents]
+    first, second = [*named, None, None][:2]
+    whole = HashRange(0, HASH_KEY_MAX)
+    return Shard(f"shardId-{number:012d}", whole, "1", None, first, second)
+
+
+def rows(**leases: Lease) -> dict[str, Lease]:
+    return {f"shardId-{int(name[1:]):012d}": lease for name, lease in leases.items()}
+
+
+def lease(
+    checkpoint: ExtendedSequenceNumber = TRIM_HORIZON,
+    *parents: int,
+) -> Lease:
+    return Lease(
+        key=KEY, checkpoint=checkpoint, parents=frozenset(f"shardId-{p:012d}" for p in parents)
+    )
+
+
+def test_a_shard_whose_descendant_has_a_lease_was_read_and_cleaned_up() -> None:
+    shards = [shard(0), shard(1, 0), shard(2, 1), shard(3)]
+
+    found = unleased(shards, rows(_2=lease(), _3=lease()), StartPosition(TRIM_HORIZON))
+
+    assert found == ()
+
+
+def test_a_child_that_waits_for_its_parents_end_is_named_with_it() -> None:
+    shards = [shard(0), shard(1), shard(2, 0, 1), shard(3)]
+
+    found = unleased(shards, rows(_0=lease(), _1=lease(SHARD_END)), StartPosition(LATEST))
+
+    assert [each.shard_id[-1] for each in found] == ["2", "3"]
+    assert found[0].note == (
+        "no lease yet: it is made when shardId-000000000000 and shardId-000000000001 ended"
+    )
+    assert found[1].note.startswith("no lease: a running manager makes one")
+    assert all(each.start == HORIZON for each in found)
+
+
+@pytest.mark.parametrize(
+    ("first", "start"),
+    [
+        (StartPosition(TRIM_HORIZON), HORIZON),
+        (StartPosition(LATEST), None),
+        (
+            StartPosition(AT_TIMESTAMP, WallTime(5.0)),
+            StartPoint(IteratorType.AT_TIMESTAMP, timestamp=WallTime(5.0)),
+        ),
+    ],
+)
+def test_before_the_first_start_the_settings_say_from_where(
+    first: StartPosition, start: StartPoint | None
+) -> None:
+    assert [each.start for each in unleased([shard(0)], {}, first)] == [start]
+
+
+def test_a_lease_waits_for_parents_that_have_not_ended() -> None:
+    leases = rows(_0=lease(), _1=lease(SHARD_END))
+
+    assert waiting_for(lease(TRIM_HORIZON, 0, 1, 7), leases) == ("shardId-000000000000",)
+
+
+# What is shown
+
+
+def line(shard: str, behind_s: float | None, **more: object) -> LagLine:
+    fields = {
+        "shard": shard,
+        "state": "owned",
+        "owner": OwnerId("kclrun:a:b:c"),
+        "checkpoint": "TRIM_HORIZON",
+        "behind_s": behind_s,
+        "oldest_at": None,
+        "loss_in_s": None if behind_s is None else DAY_S - behind_s,
+        "is_trimmed": False,
+        "note": "",
+    }
+    return LagLine(**(fields | more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "?"),
+        (0.04, "0.0s"),
+        (9.96, "10.0s"),
+        (59.7, "1m"),
+        (250, "4m 10s"),
+        (3_600, "1h"),
+        (3_780, "1h 3m"),
+        (187_300, "2d 4h"),
+    ],
+)
+def test_durations_are_spelled_in_two_units(seconds: float | None, text: str) -> None:
+    assert spelled(seconds) == text
+
+
+def test_a_check_that_cannot_tell_does_not_say_yes() -> None:
+    lines = [line("a", 1.0), line("b", None), line("c", 301.0), line("d", 300.0)]
+
+    assert [each.shard for each in further_behind(lines, 300.0)] == ["b", "c"]
+
+
+def test_totals_name_the_worst_and_what_is_not_known() -> None:
+    lines = [line("a", 1.0), line("b", None, note="not known: throttled"), line("c", 301.0)]
+
+    plain = as_plain(lines, application="app", stream="s", retention_s=DAY_S)
+
+    assert (plain["behind_s_max"], plain["loss_in_s_min"], plain["unknown"]) == (
+        301.0,
+        DAY_S - 301,
+        1,
+    )
+    assert [each["shard"] for each in plain["shards"]] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([], "Nothing is left to read"),
+        ([line("a", 0.0, loss_in_s=None)], "1 shard; at most 0.0s behind; nothing unread"),
+        (
+            [line("a", 5.0), line("b", None, state="unowned", owner="")],
+            "2 shards; 1 without an owner; 1 not known; at most 5.0s behind (a); first loss in 23h",
+        ),
+        ([line("a", 5.0, is_trimmed=True, loss_in_s=0.0)], "records may be lost already (a)"),
+    ],
+)
+def test_the_last_line_says_what_matters(
+    lines: list[LagLine], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_lag(lines, retention_s=DAY_S)
+
+    assert said in capsys.readouterr().out.splitlines()[-1]

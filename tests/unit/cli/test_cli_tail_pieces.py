@@ -1,0 +1,304 @@
+import base64
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kclrun.cli.tail_lineage import TailLineage
+from kclrun.cli.tail_lines import as_json, escaped, for_people
+from kclrun.cli.tail_shard import ShardTail
+from kclrun.cli.tail_start import first_listing, parse_from, shard_id_of, shard_starts
+from kclrun.errors import ExpiredIterator, NotFound, SettingsError, Throttled, Unavailable
+from kclrun.model.reading import IteratorType, StartPoint
+from kclrun.model.record import Record
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.model.time import WallTime
+from kclrun.ports import FetchedPage
+
+NOW = WallTime(1_800_000_000.0)
+ALL = HashRange(0, HASH_KEY_MAX)
+
+
+def shard(number: int, *parents: int) -> Shard:
+    first, second = [*(shard_id_of(str(parent)) for parent in parents), None, None][:2]
+    return Shard(shard_id_of(str(number)), ALL, "1", None, first, second)
+
+
+def record(data: bytes, key: str = "key", **more: object) -> Record:
+    return msgspec.structs.replace(Record(data, key, "4961", 1_772_345_678.9), **more)
+
+
+# Where it begins
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("LATEST", StartPoint(IteratorType.LATEST)),
+        ("trim_horizon", StartPoint(IteratorType.TRIM_HORIZON)),
+        ("10m", StartPoint(IteratorType.AT_TIMESTAMP, timestamp=WallTime(NOW - 600))),
+        ("4961", StartPoint(IteratorType.AT_SEQUENCE_NUMBER, sequence_number="4961")),
+        (
+            "2026-03-01T06:00:00Z",
+            StartPoint(IteratorType.AT_TIMESTAMP, timestamp=WallTime(1_772_344_800.0)),
+        ),
+    ],
+)
+def test_where_to_begin_is_a_sentinel_a_time_or_a_position(text: str, start: StartPoint) -> None:
+    assert parse_from(text, NOW) == start
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2999-01-01T00:00:00Z", "2026-03-01T06:00:00", "-5"])
+def test_a_beginning_that_is_none_is_refused_by_the_options_name(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"^--from: "):
+        parse_from(text, NOW)
+
+
+def test_only_shards_that_can_hold_a_record_are_listed() -> None:
+    at = StartPoint(IteratorType.AT_TIMESTAMP, timestamp=NOW)
+
+    assert first_listing(StartPoint(IteratorType.TRIM_HORIZON)) is None
+    assert first_listing(StartPoint(IteratorType.LATEST)).kind == "AT_LATEST"  # type: ignore[union-attr]
+    assert first_listing(at).timestamp == NOW  # type: ignore[union-attr]
+
+
+def test_a_child_of_a_shard_that_is_read_begins_at_its_beginning() -> None:
+    start = StartPoint(IteratorType.AT_TIMESTAMP, timestamp=NOW)
+
+    starts = shard_starts([shard(1, 0), shard(2, 1), shard(3)], [], start)
+
+    kinds = {name[-1]: each.start.kind.value for name, each in starts.items()}
+    assert kinds == {"1": "AT_TIMESTAMP", "2": "TRIM_HORIZON", "3": "AT_TIMESTAMP"}
+
+
+def test_named_shards_are_those_and_unknown_ones_are_refused() -> None:
+    start = StartPoint(IteratorType.TRIM_HORIZON)
+    shards = [shard(number) for number in range(20)]
+
+    assert list(shard_starts(shards, ["shardId-000000000004"] * 2, start)) == [
+        "shardId-000000000004"
+    ]
+    with pytest.raises(NotFound, match="20 in all"):
+        shard_starts(shards, ["shardId-000000000077"], start)
+
+
+def test_a_position_needs_its_one_shard() -> None:
+    at = StartPoint(IteratorType.AT_SEQUENCE_NUMBER, sequence_number="7")
+
+    for named in ([], [shard(0).shard_id, shard(1).shard_id]):
+        with pytest.raises(SettingsError, match="--shard"):
+            shard_starts([shard(0), shard(1)], named, at)
+
+
+# Who is read when
+
+
+def test_children_wait_for_both_parents_of_a_merge() -> None:
+    lineage = TailLineage({"a": (), "b": ("gone",)})
+
+    assert set(lineage.may_begin()) == {"a", "b"}
+    lineage.add({"ab": ("a", "b")})
+    lineage.end("a")
+    assert lineage.may_begin() == ()
+    lineage.add({"ab": ("a", "b")})
+    lineage.end("b")
+    assert lineage.may_begin() == ("ab",)
+    assert lineage.may_begin() == ()
+    lineage.end("ab")
+    assert lineage.is_over
+
+
+def test_a_merge_with_a_grandchild_waits_for_what_is_not_known_yet() -> None:
+    """1 is split into 2 and 3, then 0 and 2 are merged: 4 is named by 0 before anybody named 2."""
+    lineage = TailLineage({"0": (), "1": ()})
+    lineage.may_begin()
+
+    lineage.add({"4": ("0", "2")})
+    lineage.end("0")
+    assert lineage.may_begin() == ()
+    lineage.add({"2": ("1",), "3": ("1",)})
+    lineage.end("1")
+    assert set(lineage.may_begin()) == {"2", "3"}
+    lineage.end("2")
+    assert lineage.may_begin() == ("4",)
+
+
+def test_a_parent_that_nobody_will_name_any_more_keeps_nobody_waiting() -> None:
+    lineage = TailLineage({"0": (), "1": ()})
+    lineage.may_begin()
+    lineage.add({"4": ("0", "2")})
+    lineage.end("0")
+
+    lineage.trim({"1", "4"})
+
+    assert lineage.may_begin() == ("4",)
+    assert not lineage.is_over
+
+
+@given(st.integers(0, 40), st.randoms(use_true_random=False))
+def test_in_any_order_of_ends_each_shard_begins_once_and_after_its_parents(
+    generations: int, random: object
+) -> None:
+    """A stream that is split and merged at random: what hypothesis prints replays it."""
+    choice = random.choice  # type: ignore[attr-defined]
+    graph: dict[str, tuple[str, ...]] = {"0": (), "1": ()}
+    tips = ["0", "1"]
+    for _ in range(generations):
+        if choice((True, False)) and len(tips) > 1:
+            first, second = tips.pop(), tips.pop()
+            tips.append(str(len(graph)))
+            graph[tips[-1]] = (first, second)
+        else:
+            parent = tips.pop(0)
+            for _ in range(2):
+                tips.append(str(len(graph)))
+                graph[tips[-1]] = (parent,)
+    lineage = TailLineage({"0": (), "1": ()})
+    begun: list[str] = []
+    ended: list[str] = []
+    reading = set(lineage.may_begin())
+    while reading:
+        begun += reading - set(begun)
+        over = choice(sorted(reading))
+        lineage.add({name: parents for name, parents in graph.items() if over in parents})
+        lineage.end(over)
+        ended.append(over)
+        reading.discard(over)
+        ready = lineage.may_begin()
+        assert all(set(graph[name]) <= set(ended) for name in ready)
+        reading |= set(ready)
+
+    assert lineage.is_over
+    assert sorted(begun) == sorted(graph)
+    assert sorted(ended) == sorted(graph)
+
+
+# One shard
+
+
+class Shelf:
+    """A shard in memory: iterators are positions, some calls fail as told."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers
+        self.failures: list[Exception] = []
+        self.asked: list[StartPoint] = []
+
+    def iterator(
+        self,
+        shard_id: str,
+        kind: IteratorType,
+        *,
+        sequence_number: str | None = None,
+        timestamp: WallTime | None = None,
+    ) -> str:
+        self.asked.append(StartPoint(kind, sequence_number, timestamp))
+        return str(int(sequence_number or 0) + 1)
+
+    def fetch(self, iterator: str, limit: int) -> FetchedPage:
+        if self.failures:
+            raise self.failures.pop()
+        found = [n for n in self.numbers if n >= int(iterator)][:2]
+        records = [record(b"x", sequence_number=str(n)) for n in found]
+        following = str(found[-1] + 1) if found else iterator
+        return FetchedPage(records, following, 0, served_at=NOW)
+
+
+def test_an_expired_iterator_goes_on_after_the_last_record_received() -> None:
+    shelf = Shelf(1, 2, 3)
+    tail = ShardTail("s", StartPoint(IteratorType.TRIM_HORIZON), shelf)
+    first = tail.fetch()
+    shelf.failures = [ExpiredIterator("old")]
+
+    with pytest.raises(ExpiredIterator) as raised:
+        tail.fetch()
+    pause_s = tail.pause_after(raised.value)
+
+    numbers = [each.sequence_number for each in (*first.records, *tail.fetch().records)]
+    assert numbers == ["1", "2", "3"]
+    assert pause_s == 0
+    assert shelf.asked[-1] == StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, "2")
+
+
+def test_a_latest_that_expires_before_any_record_came_goes_on_from_its_last_answer() -> None:
+    shelf = Shelf()
+    tail = ShardTail("s", StartPoint(IteratorType.LATEST), shelf)
+    tail.fetch()
+
+    tail.pause_after(ExpiredIterator("old"))
+    tail.fetch()
+
+    assert [start.kind.value for start in shelf.asked] == ["LATEST", "AT_TIMESTAMP"]
+    assert shelf.asked[-1].timestamp == NOW
+
+
+def test_a_tail_takes_half_of_a_shards_reads_and_a_fifth_at_the_tip() -> None:
+    """Five a second is the service's limit for all readers of a shard together."""
+    tail = ShardTail("s", StartPoint(IteratorType.LATEST), Shelf())
+
+    assert tail.pause_s(FetchedPage([record(b"x")], "i", 0)) == 0.4
+    assert tail.pause_s(FetchedPage([], "i", 5_000)) == 0.4
+    assert tail.pause_s(FetchedPage([], "i", 0)) == 1.0
+
+
+def test_failures_in_a_row_are_asked_again_more_and_more_slowly() -> None:
+    tail = ShardTail("s", StartPoint(IteratorType.LATEST), Shelf())
+
+    throttled = [tail.pause_after(Throttled("slow down")) for _ in range(8)]
+    away = tail.pause_after(Unavailable("away"))
+
+    assert throttled[0] < 0.5 < throttled[-1] <= 5.0
+    assert away <= 3.0
+
+
+# What is shown
+
+
+@given(st.binary(max_size=200), st.text(max_size=20))
+def test_json_gives_every_byte_back_on_one_line(data: bytes, key: str) -> None:
+    line = as_json("shardId-000000000007", record(data, key))
+    shown = json.loads(line)
+
+    text = shown["data"]
+    decoded = base64.b64decode(text) if shown["encoding"] == "base64" else text.encode()
+    assert decoded == data
+    assert shown["partition_key"] == key
+    assert "\n" not in line
+
+
+@given(st.binary(max_size=300), st.integers(40, 200))
+def test_a_line_for_people_is_one_line_and_fits_the_terminal(data: bytes, columns: int) -> None:
+    from rich.cells import cell_len
+
+    show = for_people(columns_max=max(columns, 60), with_date=True, with_colours=False)
+    line = show("shardId-000000000007", record(data))
+
+    assert line == escaped(line)
+    assert cell_len(line) <= max(columns, 60)
+
+
+def test_a_line_names_time_shard_key_and_data() -> None:
+    whole = for_people(columns_max=None, with_date=True, with_colours=False)
+    short = for_people(columns_max=50, with_date=False, with_colours=False)
+    coloured = for_people(columns_max=None, with_date=False, with_colours=True)
+    of = record(b"x" * 500, "UA")
+
+    assert whole("shardId-000000000007", of) == (
+        "2026-03-01 06:14:38.900    7  UA            " + "x" * 500
+    )
+    assert short("shardId-000000000007", of) == "06:14:38.900    7  UA            " + "x" * 16 + "…"
+    assert "\x1b[" in coloured("shardId-000000000007", of)
+    assert "(a malformed aggregate)" in whole("s", record(b"\xf3\x89\x9a\xc2", malformed=True))
+
+
+def test_a_stretched_record_says_what_it_is() -> None:
+    shown = json.loads(
+        as_json("s", record(b"x", malformed=True, explicit_hash_key="7", sub_sequence_number=3))
+    )
+
+    assert shown["malformed"] is True
+    assert shown["explicit_hash_key"] == "7"
+    assert shown["sub_sequence_number"] == 3
+    assert shown["arrived_at"] == "2026-03-01T06:14:38.900Z"
