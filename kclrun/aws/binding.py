@@ -12,7 +12,7 @@ from typing import Final
 from kclrun.aws import expressions as catalogue
 from kclrun.aws.expressions import BoundWrite, Expression, Values
 from kclrun.aws.late_checkpoint import bind_late, to_position
-from kclrun.aws.rows import milliseconds, number, text
+from kclrun.aws.rows import bare_ids, milliseconds, number, text
 from kclrun.errors import InvariantViolation
 from kclrun.model.changes import (
     Ask,
@@ -90,7 +90,7 @@ def bind(change: LeaseChange) -> BoundWrite:
         case Renew():
             return _renew(change)
         case NameChildren(children=children) if children:
-            values = _held(change) | {":children": {"SS": sorted(children)}}
+            values = _held(change) | {":children": bare_ids(children)}
             return BoundWrite(catalogue.NAME_CHILDREN, change.key, values)
         case HaltLease(halt=halt):
             noted = {":reason": text(halt.reason), ":haltedAt": milliseconds(halt.halted_at)}

@@ -3,6 +3,8 @@
 Tolerant, because others write here too [P8]: an item of another `entityType` is no lease; a broken
 one is named, never an error of the whole scan; unknown attributes are left alone (we always
 update, never put over a row). Bounded, because a row is input like any other.
+Parents and children stand on a row as bare shard ids, with several streams too; they are qualified
+by the row's own key when it is read, and bared again when they are written.
 """
 
 from __future__ import annotations
@@ -17,12 +19,20 @@ from kclrun.errors import LimitExceeded
 from kclrun.model.lease import Halt, Handoff, Lease, LeaseKey, OwnerId, PendingCheckpoint
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from kclrun.model.stream_key import (
+    ONLY_STREAM,
+    StreamKey,
+    qualified,
+    shard_id_of,
+    stream_of,
+)
 from kclrun.model.time import WallTime
 from kclrun.ports import ScanPage
 
 __all__ = [
     "BrokenRow",
     "Item",
+    "bare_ids",
     "decode_page",
     "decode_row",
     "encode_row",
@@ -33,7 +43,7 @@ __all__ = [
 
 Item = Mapping[str, Mapping[str, Any]]
 
-# 29 attributes are the most that KCL 3.5 and we write to one row together; 64 leaves others room.
+# 31 attributes are the most that KCL 3.5 and we write to one row together; 64 leaves others room.
 ATTRIBUTES_MAX: Final = 64
 # DynamoDB allows a partition key of 2048 bytes.
 KEY_CHARACTERS_MAX: Final = 2048
@@ -92,14 +102,15 @@ def _lease(item: Item) -> Lease:
     checkpoint = _position(item, "checkpoint", "checkpointSubSequenceNumber")
     if not key or counter is None or checkpoint is None:
         raise ValueError("leaseKey, leaseCounter or checkpoint is missing")
+    stream = stream_of(key)
     return Lease(
         key=LeaseKey(key),
         checkpoint=checkpoint,
         counter=counter,
         owner=_owner(item, "leaseOwner"),
         owner_switches=_integer(item, "ownerSwitchesSinceCheckpoint") or 0,
-        parents=_shard_ids(item, "parentShardId"),
-        children=_shard_ids(item, "childShardIds"),
+        parents=_lease_keys(stream, item, "parentShardId"),
+        children=_lease_keys(stream, item, "childShardIds"),
         hash_range=_hash_range(item),
         checkpoint_owner=_owner(item, "checkpointOwner"),
         pending=_pending(item),
@@ -128,15 +139,23 @@ def encode_row(lease: Lease) -> dict[str, dict[str, Any]]:
         "checkpointSubSequenceNumber": number(lease.checkpoint.sub_sequence_number),
     }
     item |= _optional_texts(lease) | _optional_numbers(lease)
-    for name, ids in (("parentShardId", lease.parents), ("childShardIds", lease.children)):
-        if ids:
-            item[name] = {"SS": sorted(ids)}
+    for name, keys in (("parentShardId", lease.parents), ("childShardIds", lease.children)):
+        if keys:
+            item[name] = bare_ids(keys)
+    stream = stream_of(lease.key)
+    if stream != ONLY_STREAM:
+        item |= {"streamName": text(stream), "shardId": text(shard_id_of(lease.key))}
     if lease.hash_range is not None:
         item["startingHashKey"] = text(str(lease.hash_range.start))
         item["endingHashKey"] = text(str(lease.hash_range.end))
     if lease.pending is not None:
         item |= _encode_pending(lease.pending)
     return item
+
+
+def bare_ids(keys: Iterable[str]) -> dict[str, Any]:
+    """A set attribute of bare shard ids, from lease keys."""
+    return {"SS": sorted(shard_id_of(key) for key in keys)}
 
 
 def text(value: str) -> dict[str, Any]:
@@ -264,6 +283,10 @@ def _pending(item: Item) -> PendingCheckpoint | None:
         return PendingCheckpoint(position, base64.b64decode(encoded, validate=True))
     except binascii.Error:
         raise ValueError("pendingCheckpointState is no base64") from None
+
+
+def _lease_keys(stream: StreamKey, item: Item, name: str) -> frozenset[str]:
+    return frozenset(qualified(stream, shard_id) for shard_id in _shard_ids(item, name))
 
 
 def _shard_ids(item: Item, name: str) -> frozenset[str]:

@@ -54,7 +54,7 @@ class LeaseLife:
         self._agenda = Agenda(policy, self.own, self._requests)
         self._writing = RowWriting(self.own, self._agenda, chance)
         self._farewell = Farewell(self.own, self._agenda, others_in_sight=policy.others_in_sight)
-        self._shard_end = ShardEnd(policy.shard_id, ())
+        self._shard_end = ShardEnd(policy.key, ())
         self._is_withdrawn = False
         self._manager_gone = False
         self._gate = GateKeeper(one_batch_a_checkpoint=policy.checkpoint_mode == "batch")
@@ -131,7 +131,7 @@ class LeaseLife:
             case on.BatchProcessed(last):
                 self.ledger.process(last)
             case on.ShardExhausted(children):
-                self._shard_end = ShardEnd(self.policy.shard_id, children)
+                self._shard_end = ShardEnd(self.policy.key, children)
                 self._move(Step.EXHAUSTED)
             case on.CheckpointRequested(request, position):
                 self._take_in_request(request, position, out)

@@ -21,7 +21,6 @@ class LifePolicy(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     key: LeaseKey
-    shard_id: str
     me: OwnerId
     seen_counter: int
     expires_instant: Instant

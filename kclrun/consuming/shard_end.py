@@ -28,11 +28,12 @@ class ShardEnd:
     Made from the `ChildShards` of the last GetRecords; completed from a listing where the service
     left them out. A child is created only if every parent's row exists, or that parent is gone
     from ListShards; the write is conditional on the rows that exist. Ask for the `next_step`; after
-    a `Deferred`, or a write that did not apply, `begin_again`.
+    a `Deferred`, or a write that did not apply, `begin_again`. All ids are lease keys: with several
+    streams, qualified before they come here.
     """
 
-    def __init__(self, shard_id: str, children: Iterable[ChildShard]) -> None:
-        self.shard_id = shard_id
+    def __init__(self, key: LeaseKey, children: Iterable[ChildShard]) -> None:
+        self.key = key
         self.children = tuple(children)
         self.not_before = Instant(0.0)
         self._listed: frozenset[str] | None = None
@@ -84,7 +85,7 @@ class ShardEnd:
             self.children = tuple(
                 ChildShard(shard.shard_id, shard.parents, shard.hash_range)
                 for shard in shards
-                if self.shard_id in shard.parents
+                if self.key in shard.parents
             )
 
     def read(self, rows: Iterable[tuple[LeaseKey, Lease | None]]) -> None:
@@ -110,7 +111,7 @@ class ShardEnd:
 
     def _other_parents(self) -> tuple[LeaseKey, ...]:
         named = {parent for child in self.children for parent in child.parents}
-        return tuple(LeaseKey(parent) for parent in sorted(named - {self.shard_id}))
+        return tuple(LeaseKey(parent) for parent in sorted(named - {self.key}))
 
 
 def _lease(child: ChildShard) -> Lease:

@@ -14,8 +14,8 @@ __all__ = ["have_ended", "parent_keys", "seem_over"]
 
 
 def parent_keys(lease: Lease) -> tuple[LeaseKey, ...]:
-    """The keys of the parents' rows: with one stream to a table a lease key is a shard id."""
-    return tuple(LeaseKey(shard_id) for shard_id in sorted(lease.parents))
+    """The keys of the parents' rows, in their order."""
+    return tuple(LeaseKey(parent) for parent in sorted(lease.parents))
 
 
 def have_ended(parents: Iterable[Lease | None]) -> bool:

@@ -88,7 +88,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """One row, as last read. Attributes: the KCL 2.x schema, then ours.
 
     `owner` None is an unowned lease. `counter` grows by one with every write of an owner and is
-    the fencing token. `parents` and `children` are shard ids. `failover_s` and `start` are what
+    the fencing token. `parents` and `children` are lease keys: bare shard ids, or with several
+    streams qualified like this row's own (`stream_key.py`). `failover_s` and `start` are what
     the owner published at its take; None from a Java owner. `handoff` is an ask to the owner
     [P16]; `offered_to` and `offered_by` say whom an offered row is meant for, if anybody, and who
     gave it away [P17]; `taken_from` names the Java owner it was taken from by force, until the

@@ -66,7 +66,6 @@ def services(spec: StartSpec) -> Services:
 def life_policy(spec: StartSpec) -> LifePolicy:
     return LifePolicy(
         key=LeaseKey(spec.lease_key),
-        shard_id=spec.shard_id,
         me=OwnerId(spec.owner),
         seen_counter=spec.seen_counter,
         expires_instant=spec.expires_instant,

@@ -28,6 +28,7 @@ from kclrun.model.reading import StartPoint
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
+from kclrun.model.stream_key import ONLY_STREAM, StreamKey, qualified_child
 from kclrun.model.time import Instant
 from kclrun.ports import FetchedPage, ShardReader, StreamAdmin
 from kclrun.worker.desk import Desk, Page
@@ -43,13 +44,17 @@ Answer = TypeVar("Answer")
 
 
 class FetchPlan(msgspec.Struct, frozen=True):
-    """Where and how to read: `checkpoint` is what was processed, `start` the first iterator."""
+    """Where and how to read: `checkpoint` is what was processed, `start` the first iterator.
+
+    `stream` qualifies the children that the end of the shard names, where there are several.
+    """
 
     shard_id: str
     start: StartPoint
     checkpoint: ExtendedSequenceNumber
     hash_range: HashRange | None = None
     kpl_range: KplRange = "keep"
+    stream: StreamKey = ONLY_STREAM
 
 
 class FetchView(msgspec.Struct, frozen=True):
@@ -178,7 +183,8 @@ class FetchThread(threading.Thread):
         children = page.children
         if not children and not self._is_closed_shard():
             return False
-        self._desk.finish(children)
+        stream = self._plan.stream
+        self._desk.finish(tuple(qualified_child(stream, child) for child in children))
         return True
 
     def _is_closed_shard(self) -> bool:

@@ -29,6 +29,7 @@ from kclrun.model.changes import (
 )
 from kclrun.model.outcomes import Unavailable
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
+from kclrun.model.stream_key import qualified_shards, stream_of
 from kclrun.model.time import Instant
 from kclrun.ports import LeaseTable, StreamAdmin
 from kclrun.worker.checkpointing import CheckpointDesk
@@ -185,7 +186,7 @@ class LeaseThread(threading.Thread):
                     on.LookUpFailed,
                 )
             case do.ListShards():
-                self._ask(lambda: on.ShardsListed(self._admin.list_shards()), on.LookUpFailed)
+                self._ask(self._listed, on.LookUpFailed)
             case do.OpenGate():
                 self._desk.open_gate(command)
             case do.ShutGate():
@@ -199,6 +200,10 @@ class LeaseThread(threading.Thread):
                 self.cause = cause
             case call:
                 self._desk.call(call)
+
+    def _listed(self) -> on.ShardsListed:
+        stream = stream_of(self._life.own.key)
+        return on.ShardsListed(qualified_shards(stream, self._admin.list_shards()))
 
     def _report(self, report: do.Report) -> None:
         if report.kind is do.ReportKind.CHECKPOINTED and report.position is not None:

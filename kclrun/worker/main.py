@@ -31,6 +31,7 @@ from kclrun.ipc.spec import StartSpec
 from kclrun.loading import load_processor
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.stream_key import stream_of
 from kclrun.model.time import WallTime
 from kclrun.observe.line_sink import LineSink
 from kclrun.observe.logs import EventLog
@@ -91,7 +92,7 @@ def _log_of(spec: StartSpec) -> EventLog:
         owner=spec.owner,
         level=spec.log.level,
         as_json=spec.log.json,
-        shard=spec.shard_id,
+        shard=spec.lease_key,
     )
 
 
@@ -229,6 +230,7 @@ class LeaseProcess:
             checkpoint=row.checkpoint,
             hash_range=assembly.hash_range(spec),
             kpl_range=spec.fetch.kpl_range,
+            stream=stream_of(spec.lease_key),
         )
         self._fetching = FetchThread(
             plan,

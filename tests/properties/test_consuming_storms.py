@@ -57,7 +57,6 @@ class World:
             self.table._rows[KEY] = row
         policy = LifePolicy(
             key=KEY,
-            shard_id="s0",
             me=ME,
             seen_counter=5,
             expires_instant=self.now + FAILOVER_S,

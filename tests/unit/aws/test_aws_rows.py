@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kclrun.aws.binding import bind
 from kclrun.aws.rows import ATTRIBUTES_MAX, BrokenRow, decode_page, decode_row, encode_row
+from kclrun.model.changes import NameChildren
 from kclrun.model.lease import Halt, Handoff, Lease, LeaseKey, OwnerId, PendingCheckpoint
 from kclrun.model.sequence import SENTINELS, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
@@ -213,3 +215,48 @@ def test_any_item_is_a_lease_foreign_or_broken_and_never_an_error(item: dict[str
     page = decode_page([JAVA_ROW | item])
 
     assert len(page.leases) + len(page.broken) + page.foreign == 1
+
+
+# A lease of one of several streams, as KCL 2.x leaves it: keys are whole, family is bare.
+ORDERS = "123456789012:orders:1700000000"
+JAVA_ROW_OF_SEVERAL: dict[str, Any] = {
+    "leaseKey": {"S": f"{ORDERS}:shardId-000000000003"},
+    "streamName": {"S": ORDERS},
+    "shardId": {"S": "shardId-000000000003"},
+    "leaseOwner": {"S": "ip-10-0-0-1:0d7a"},
+    "leaseCounter": {"N": "118"},
+    "ownerSwitchesSinceCheckpoint": {"N": "1"},
+    "checkpoint": {"S": "SHARD_END"},
+    "checkpointSubSequenceNumber": {"N": "0"},
+    "parentShardId": {"SS": ["shardId-000000000001", "shardId-000000000002"]},
+    "childShardIds": {"SS": ["shardId-000000000004"]},
+    "startingHashKey": {"S": "0"},
+    "endingHashKey": {"S": str(HASH_KEY_MAX)},
+}
+
+
+def test_a_row_of_one_of_several_streams_has_its_family_qualified_by_its_own_key() -> None:
+    lease = decode_row(JAVA_ROW_OF_SEVERAL)
+
+    assert lease is not None
+    assert lease.key == f"{ORDERS}:shardId-000000000003"
+    assert lease.parents == {f"{ORDERS}:shardId-00000000000{number}" for number in (1, 2)}
+    assert lease.children == {f"{ORDERS}:shardId-000000000004"}
+
+
+def test_a_row_of_one_of_several_streams_is_written_as_the_kcl_writes_it() -> None:
+    lease = decode_row(JAVA_ROW_OF_SEVERAL)
+
+    assert lease is not None
+    assert encode_row(lease) == JAVA_ROW_OF_SEVERAL
+    assert decode_row(encode_row(lease)) == lease
+
+
+def test_naming_children_writes_their_bare_ids() -> None:
+    children = frozenset({f"{ORDERS}:shardId-000000000005", f"{ORDERS}:shardId-000000000004"})
+    key = LeaseKey(f"{ORDERS}:shardId-000000000003")
+
+    bound = bind(NameChildren(key, OwnerId("kclrun:a:b:c"), 7, children))
+
+    assert bound.key == key
+    assert bound.values[":children"] == {"SS": ["shardId-000000000004", "shardId-000000000005"]}

@@ -61,7 +61,6 @@ class Driver:
         self.table.write(changes.CreateLease(self.row))
         self.policy = LifePolicy(
             key=KEY,
-            shard_id="s0",
             me=ME,
             seen_counter=5,
             expires_instant=Instant(START + failover_s),

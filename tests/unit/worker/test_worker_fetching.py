@@ -356,3 +356,19 @@ def test_a_full_desk_holds_the_fetch_thread_and_closing_it_lets_it_go(shard):
 
     assert not fetching.thread.is_alive()
     assert fetching.desk.next_task() == DeskClosed()
+
+
+def test_among_several_streams_the_children_of_a_shard_are_qualified_with_its_stream():
+    orders = "123456789012:orders:1700000000"
+    shard = Shard()
+    shard.split()
+
+    with Fetching(shard, stream=orders) as fetching:
+        task = fetching.task()
+
+    assert isinstance(task, Exhausted)
+    assert {child.shard_id for child in task.children} == {
+        f"{orders}:shardId-000000000001",
+        f"{orders}:shardId-000000000002",
+    }
+    assert {child.parents for child in task.children} == {(f"{orders}:{FIRST}",)}

@@ -90,7 +90,6 @@ class Stage:
         )
         policy = LifePolicy(
             key="s0",
-            shard_id="s0",
             me=ME,
             seen_counter=5,
             expires_instant=boottime() + 5,

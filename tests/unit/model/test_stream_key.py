@@ -1,0 +1,73 @@
+"""Keys of streams and leases: the KCL's form, qualified and bare, and back."""
+
+import pytest
+
+from kclrun.errors import SettingsError
+from kclrun.model.shard import ChildShard, HashRange, Shard
+from kclrun.model.stream_key import (
+    ONLY_STREAM,
+    called,
+    qualified,
+    qualified_child,
+    qualified_shards,
+    shard_id_of,
+    stream_key,
+    stream_name_of,
+    stream_of,
+)
+
+ORDERS = "123456789012:orders:1700000000"
+SHARD = "shardId-000000000003"
+RANGE = HashRange(0, 9)
+
+
+def test_a_key_is_made_of_account_name_and_the_whole_second_of_the_creation():
+    arn = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
+
+    assert stream_key(arn, 1_700_000_000.999) == ORDERS
+    assert stream_key(arn.replace("aws", "aws-cn", 1), 1_700_000_000) == ORDERS
+
+
+@pytest.mark.parametrize(
+    "arn", ["", "orders", "arn:aws:s3:::bucket", "arn:aws:kinesis:x:1:stream/"]
+)
+def test_what_is_no_arn_of_a_stream_makes_no_key(arn):
+    with pytest.raises(SettingsError, match="no ARN of a stream"):
+        stream_key(arn, 1.0)
+
+
+def test_a_qualified_lease_key_has_a_stream_a_shard_and_a_name_for_people():
+    key = qualified(ORDERS, SHARD)
+
+    assert key == f"{ORDERS}:{SHARD}"
+    assert (stream_of(key), shard_id_of(key)) == (ORDERS, SHARD)
+    assert called(key) == f"orders:{SHARD}"
+    assert stream_name_of(stream_of(key)) == "orders"
+
+
+@pytest.mark.parametrize(
+    "key", [SHARD, "", "a:b:c:d", "1:b:2", "1:b:2:", "1:b:2:c:d", "x1:b:2:c", "?", f" {ORDERS}:s"]
+)
+def test_whatever_else_a_key_is_it_is_of_the_only_stream_and_its_own_shard(key):
+    assert stream_of(key) == ONLY_STREAM
+    assert shard_id_of(key) == called(key) == key
+
+
+def test_a_listing_is_qualified_with_the_parents_of_each_shard():
+    merged = Shard("c", RANGE, "3", None, "a", "b")
+    first = Shard("a", RANGE, "1", "2")
+
+    listed = qualified_shards(ORDERS, [first, merged])
+
+    assert [shard.shard_id for shard in listed] == [f"{ORDERS}:a", f"{ORDERS}:c"]
+    assert [shard.parents for shard in listed] == [(), (f"{ORDERS}:a", f"{ORDERS}:b")]
+    assert qualified_shards(ONLY_STREAM, [first, merged]) == (first, merged)
+
+
+def test_a_child_is_qualified_with_its_parents():
+    child = ChildShard("c", ("a", "b"), RANGE)
+
+    assert qualified_child(ORDERS, child) == ChildShard(
+        f"{ORDERS}:c", (f"{ORDERS}:a", f"{ORDERS}:b"), RANGE
+    )
+    assert qualified_child(ONLY_STREAM, child) == child
