@@ -11,7 +11,7 @@ its duties is left out, for nobody misses it: it writes hash ranges onto rows th
 only its own look for holes reads; ours takes them from the listing. Cleanup is no leader's duty
 there: each worker deletes the rows of shards that it ended; here all do, by `cleanup.py`.
 
-Knows: the last view and the last listing. May not know: who processes what.
+Knows: the last view and the last listing of one stream. May not know: who processes what.
 Look next: `shard_sync.py`, `healing.py`, `cleanup.py` (the pure functions that decide).
 """
 
@@ -32,19 +32,24 @@ from kclrun.leases.unresolved import keys_of
 from kclrun.model.changes import CreateChildren, CreateLease, DeleteTrimmed, LeaseChange
 from kclrun.model.lease import LeaseKey
 from kclrun.model.outcomes import Applied, Refused, Throttled, Unavailable
+from kclrun.model.stream_key import ONLY_STREAM, StreamKey, stream_name_of
 from kclrun.model.time import Instant
 
 __all__ = ["Auditor"]
 
 
 class Auditor:
-    """One instance a manager. `is_held` says whether a row is in our hands: hands off then."""
+    """One instance a stream, which knows this stream's rows alone; `audits.py` holds them.
+
+    `is_held` says whether a row is in our hands: hands off then.
+    """
 
     def __init__(
         self,
         policy: ManagerPolicy,
         out: list[Command],
         is_held: Callable[[LeaseKey], bool],
+        stream: StreamKey = ONLY_STREAM,
     ) -> None:
         self.listing: Listing | None = None
         self.under_way: dict[LeaseKey, LeaseChange] = {}
@@ -52,6 +57,7 @@ class Auditor:
         self._policy = policy
         self._out = out
         self._is_held = is_held
+        self._stream = stream
         self._trims = TrimWatch()
         self._has_seen_rows = False
         self._noted: dict[str, object] = {}
@@ -69,7 +75,6 @@ class Auditor:
         self._has_seen_rows = self._has_seen_rows or not view.is_empty
         broken = ", ".join(sorted(view.broken)[:10])
         self._note_change("rows_broken", len(view.broken), level="error", keys=broken)
-        self._note_differences(view)
         if self._policy.cleanup:
             self._write(ended_rows(view, self.listing))
 
@@ -122,12 +127,18 @@ class Auditor:
             return sync_table(listing, view.has_row, self._policy.start)
         if self._has_seen_rows:
             return SyncPlan(
-                problem="the lease table lost all its rows while we were running; no position is"
-                " guessed: restore the table, or restart kclrun to begin at the start position"
+                problem=f"the lease table lost all {self._its_rows} while we were running; no"
+                " position is guessed: restore the table, or restart kclrun to begin at the start"
+                " position"
             )
         if event.at_start is None:
             return SyncPlan()
         return sync_empty_table(event.at_start, self._policy.start, event.listed_at)
+
+    @property
+    def _its_rows(self) -> str:
+        name = stream_name_of(self._stream)
+        return f"rows of stream {name}" if name else "its rows"
 
     def _write(self, changes: Iterable[LeaseChange]) -> None:
         """Send what touches no row in our hands and none with a write under way."""
@@ -150,31 +161,6 @@ class Auditor:
         elif isinstance(change, DeleteTrimmed):
             self._out.append(Note("trimmed_row_deleted", "warning", keys[0]))
 
-    def _note_differences(self, view: TableView) -> None:
-        """Live owners must agree on failover and start; each difference is one warning [P9]."""
-        others = view.kclrun_owners - {self._policy.me}
-        failovers, starts = set(), set()
-        for lease in view.unended:
-            if lease.owner in others and lease.key not in view.expired:
-                failovers.add(lease.failover_s or self._policy.failover_s)
-                starts.add(lease.start or self._policy.start_text)
-        failovers -= {self._policy.failover_s}
-        self._note_change(
-            "failover_differs",
-            len(failovers) and str(sorted(failovers)),
-            level="warning",
-            ours_s=self._policy.failover_s,
-            theirs_s=", ".join(f"{failover_s:g}" for failover_s in sorted(failovers)),
-        )
-        starts -= {self._policy.start_text}
-        self._note_change(
-            "start_differs",
-            len(starts) and str(sorted(starts)),
-            level="warning",
-            ours=self._policy.start_text,
-            theirs=", ".join(sorted(starts)),
-        )
-
     def _note_change(
         self, event: str, value: str | int, *, level: str, **fields: str | float
     ) -> None:
@@ -182,5 +168,7 @@ class Auditor:
         if self._noted.get(event, 0) == value:
             return
         self._noted[event] = value
+        if self._stream:
+            fields["stream"] = stream_name_of(self._stream)
         if value:
             self._out.append(Note(event, level, fields={"what": value, **fields}))

@@ -28,6 +28,7 @@ from kclrun.leases.standing import Hands, Standing
 from kclrun.leases.table_view import TableView
 from kclrun.model.changes import Ask, Take
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.stream_key import stream_of
 from kclrun.model.time import Instant, WallTime
 
 __all__ = ["Balancer"]
@@ -192,7 +193,7 @@ class Balancer:
             seen_owner=lease.owner,
             seen_counter=lease.counter,
             failover_s=self._policy.failover_s,
-            start=self._policy.start_text,
+            start=self._policy.of_stream(stream_of(lease.key)).start_text,
             forced=forced,
         )
         self._keeper.take(take, now)

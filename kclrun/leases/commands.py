@@ -6,6 +6,7 @@ import msgspec
 
 from kclrun.model.changes import LeaseChange
 from kclrun.model.lease import LeaseKey
+from kclrun.model.stream_key import ONLY_STREAM, StreamKey
 from kclrun.model.time import Instant
 
 __all__ = [
@@ -29,9 +30,11 @@ class ScanTable(msgspec.Struct, frozen=True):
 
 
 class ListShards(msgspec.Struct, frozen=True):
-    """List all shards; comes back as ShardsListed. `with_start` also lists by the start filter."""
+    """List all shards of a stream; comes back as ShardsListed. `with_start` also lists by the start
+    filter."""
 
     with_start: bool = False
+    stream: StreamKey = ONLY_STREAM
 
 
 class ReadRow(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.outcomes import Outcome
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
+from kclrun.model.stream_key import ONLY_STREAM, StreamKey
 from kclrun.model.time import WallTime
 
 __all__ = [
@@ -61,12 +62,14 @@ class ShardsListed(msgspec.Struct, frozen=True):
     """A complete ListShards, made after a lease scan. `listed_at` is the service's Date [P10, P14].
 
     `at_start` is the listing filtered by the start position; it is asked for (and not None) only
-    while the table is empty, as the Java KCL does.
+    while the table has no row of this stream, as the Java KCL does. Among several streams all ids
+    are qualified like lease keys.
     """
 
     shards: tuple[Shard, ...]
     listed_at: WallTime
     at_start: tuple[Shard, ...] | None = None
+    stream: StreamKey = ONLY_STREAM
 
 
 class WriteResolved(msgspec.Struct, frozen=True):

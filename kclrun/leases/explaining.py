@@ -17,6 +17,7 @@ from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.standing import Hands, Standing
 from kclrun.leases.table_view import TableView
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.stream_key import stream_of
 from kclrun.model.time import Instant
 
 __all__ = ["Explained", "explain"]
@@ -48,6 +49,7 @@ def explain(
     is the time between the scans in seconds; with less than a failover no lease can be known to
     be expired. Never empty: the last line says how things stand where nothing is to be done.
     """
+    earlier, later = _of_ours(earlier, policy), _of_ours(later, policy)
     observation = Observation(policy.failover_s)
     observation.update(earlier, Instant(0.0))
     now = Instant(apart_s)
@@ -60,6 +62,11 @@ def explain(
     planned = plan(standing, observation, policy, hands, lambda: _EVEN_DRAW)
     decided = tuple(_explain_decision(decision) for decision in planned.decisions)
     return offered + decided or (Explained("nothing", None, f"nothing: {planned.summary}"),)
+
+
+def _of_ours(leases: tuple[Lease, ...], policy: ManagerPolicy) -> tuple[Lease, ...]:
+    """Without the rows of streams that this owner does not read."""
+    return tuple(lease for lease in leases if stream_of(lease.key) in policy.streams)
 
 
 def _explain_decision(decision: Decision) -> Explained:

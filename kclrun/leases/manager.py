@@ -1,7 +1,7 @@
 """The lease manager's one `handle`: events in, commands out.
 
 Knows: the rhythm of scans and listings, and when all is given up. What it holds is `keeping.py`'s,
-what it takes and asks for `balancing.py`'s, what it creates and deletes `auditing.py`'s.
+what it takes and asks for `balancing.py`'s, what it creates and deletes `audits.py`'s.
 May not know: clocks, chance, threads, DynamoDB, pids; `now` and `chance` are arguments.
 Rule: every command's outcome comes back as an event, whatever the outcome.
 
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases import caught_up
-from kclrun.leases.auditing import Auditor
+from kclrun.leases.audits import Audits
 from kclrun.leases.balancing import Balancer
 from kclrun.leases.commands import Command, Finish, ListShards, Note, ScanTable
 from kclrun.leases.custody import Custody, State
@@ -51,10 +51,11 @@ from kclrun.leases.observation import Observation
 from kclrun.leases.pacing import lists_shards, scan_delay_s
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.table_view import TableView
-from kclrun.leases.totals import TableTotals, table_totals
+from kclrun.leases.totals import TableTotals
 from kclrun.leases.unresolved import keys_of
 from kclrun.model.changes import Ask
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.stream_key import StreamKey
 from kclrun.model.time import Instant, WallTime
 
 __all__ = ["SCAN_GAP_MIN_S", "LeaseManager"]
@@ -79,7 +80,7 @@ class LeaseManager:
         self._observation = Observation(policy.failover_s)
         is_stale = self._observation.is_ask_stale
         self._keeper = Keeper(policy, chance, self._out, self._wall, is_stale)
-        self._auditor = Auditor(policy, self._out, self._keeper.custodies.__contains__)
+        self._audits = Audits(policy, self._out, self._keeper.custodies.__contains__)
         self._view: TableView | None = None
         self._gone: frozenset[OwnerId] = frozenset()
         self._gone_before_scan: frozenset[OwnerId] = frozenset()
@@ -98,8 +99,8 @@ class LeaseManager:
         self._scan_instant: Instant | None = None
         self._scanned_instant = Instant(float("-inf"))  # when the last scan began
         self._viewed_instant = self._changed_instant = self._scanned_instant
-        self._is_scanning = self._is_listing = self._is_finished = False
-        self._has_synced = self._has_waited = False
+        self._is_scanning = self._is_finished = self._has_waited = False
+        self._listing: set[StreamKey] = set()
         self._handlers: Mapping[type[Event], Callable[[Any, Instant], None]] = {
             Started: self._on_started,
             Ticked: lambda _, now: self._keeper.tick(now),
@@ -159,9 +160,9 @@ class LeaseManager:
         """The invariants over everything held; raises InvariantViolation. Cheap: run it often."""
         for key, custody in self._keeper.custodies.items():
             custody.check()
-            if custody.key != key or key in self._auditor.under_way:
+            if custody.key != key or self._audits.is_writing(key):
                 raise InvariantViolation(f"lease {key} has two writers among us")
-        if self._is_finished and (self._keeper.custodies or self._auditor.under_way):
+        if self._is_finished and (self._keeper.custodies or self._audits.has_writes_under_way):
             raise InvariantViolation("finished with leases or writes of ours left")
 
     @property
@@ -174,7 +175,7 @@ class LeaseManager:
 
     @property
     def leases(self) -> Mapping[LeaseKey, Lease]:
-        """The readable rows of the last scan; empty before the first."""
+        """The readable rows of our streams at the last scan; empty before the first."""
         return self._view.rows if self._view is not None else {}
 
     @property
@@ -184,9 +185,7 @@ class LeaseManager:
 
     def totals(self) -> TableTotals | None:
         """What the last scan and listing counted, for metrics; None before the first scan."""
-        if self._view is None:
-            return None
-        return table_totals(self._view, self._auditor.listing, self._keeper.custodies.__contains__)
+        return self._audits.totals() if self._view is not None else None
 
     def custody(self, key: LeaseKey) -> Custody | None:
         """One lease in our hands, to look at; None if it is not."""
@@ -205,9 +204,9 @@ class LeaseManager:
 
         Whether the running ones are at the tip of their shards is the shell's to ask them.
         """
-        if self._view is None or not self._has_synced:
+        if self._view is None or not self._audits.have_synced:
             return ("the first scan and the first listing are not over",)
-        if self._auditor.is_creating or self._viewed_instant < self._changed_instant:
+        if self._audits.is_creating or self._viewed_instant < self._changed_instant:
             return ("leases were created or ended since the last scan",)
         if self._children_of_mine:
             children = ", ".join(sorted(self._children_of_mine)[:5])
@@ -223,16 +222,18 @@ class LeaseManager:
     def _on_scanned(self, event: LeasesScanned, now: Instant) -> None:
         self._is_scanning = False
         self._viewed_instant = self._scanned_instant
-        self._observation.update(event.leases, now)
+        ours = self._audits.of_ours(event)
+        self._observation.update(ours.leases, now)
         is_first = self._view is None
         view = self._view = TableView(
-            event.leases,
-            event.broken,
+            ours.leases,
+            ours.broken,
             self._observation,
             me=self._policy.me,
             gone=self._gone_before_scan,
             now=now,
         )
+        self._audits.see(view)
         self._plan_next_scan(view, now, is_first=is_first)
         self._adopt_strays(view, now)
         self._keeper.hint_parents(view.rows, view.broken, now)
@@ -240,18 +241,16 @@ class LeaseManager:
             return
         self._balancer.after_scan(view, self._scanned_instant, self._gone_before_scan)
         self._forget_children(view)
-        self._auditor.after_scan(view)
+        self._audits.after_scan(view)
         self._list_when_due(view, now)
         self.check()
 
     def _on_listed(self, event: ShardsListed, now: Instant) -> None:
-        self._is_listing = False
+        self._listing.discard(event.stream)
         self._wall_offset_s = event.listed_at - now
         if self.is_draining or self._view is None:
             return
-        self._auditor.after_listing(event, self._view, now)
-        self._has_synced = True
-        if self._auditor.should_list_soon:
+        if self._audits.after_listing(event, now):
             self._ask_scan(Instant(now + 1.0))  # the Java KCL's pause between its three tries
 
     def _on_write(self, event: WriteResolved, now: Instant) -> None:
@@ -262,7 +261,7 @@ class LeaseManager:
         custody = self._keeper.custodies.get(keys_of(change)[0])
         if custody is not None:
             self._keeper.on_write(event, custody, now)
-        elif self._auditor.resolved(event):
+        elif self._audits.resolved(event):
             self._changed_instant = now
             self._ask_scan(now)
 
@@ -297,8 +296,10 @@ class LeaseManager:
                     self._keeper.adopt(lease.key, now)
 
     def _is_free(self, key: LeaseKey) -> bool:
-        is_written = key in self._auditor.under_way or self._balancer.is_writing(key)
-        return key not in self._keeper.custodies and not is_written
+        """Not in our hands, and of a stream we read: the owner index is of the whole table."""
+        is_written = self._audits.is_writing(key) or self._balancer.is_writing(key)
+        is_ours_to_read = self._audits.is_ours(key)
+        return is_ours_to_read and key not in self._keeper.custodies and not is_written
 
     def _forget_children(self, view: TableView | None) -> None:
         """Those that are in our hands, somebody else's, or over need no preference any more.
@@ -313,17 +314,20 @@ class LeaseManager:
                 del self._children_of_mine[key]
 
     def _list_when_due(self, view: TableView, now: Instant) -> None:
-        if self._is_listing:
-            return
+        streams = self._policy.streams
+        empty = {stream for stream in streams if self._audits.view_of(stream).is_empty}
         is_first = not self._has_waited
         self._has_waited = True
-        if view.is_empty and is_first:
+        if empty and is_first:
             self._scan_instant = Instant(now + _EMPTY_TABLE_WAIT_MAX_S * self._chance())
             return
-        chance = self._chance()
-        if lists_shards(len(view.kclrun_owners), chance) or self._auditor.needs_listing(view):
-            self._is_listing = True
-            self._out.append(ListShards(with_start=view.is_empty))
+        for stream in streams:
+            if stream in self._listing:
+                continue
+            is_our_turn = lists_shards(len(view.kclrun_owners), self._chance())
+            if is_our_turn or self._audits.needs_listing(stream):
+                self._listing.add(stream)
+                self._out.append(ListShards(with_start=stream in empty, stream=stream))
 
     def _plan_next_scan(self, view: TableView, now: Instant, *, is_first: bool) -> None:
         """Fixed delay after each scan; the first one is cut short at random, for the phase."""
@@ -349,7 +353,7 @@ class LeaseManager:
             self._out.append(ScanTable())
 
     def _finish_when_empty(self) -> None:
-        is_writing = bool(self._auditor.under_way) or self._balancer.has_writes_under_way
+        is_writing = self._audits.has_writes_under_way or self._balancer.has_writes_under_way
         if self.is_draining and not self._keeper.custodies and not is_writing:
             self._is_finished = True
             self._out.append(Finish())

@@ -6,12 +6,14 @@ Look next: `pacing.py` (how a fleet shares the scans), `restarts.py` (pauses bet
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from kclrun.model.lease import OwnerId
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.stream_key import ONLY_STREAM, StreamKey
 from kclrun.model.time import WallTime
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "MOVES_PER_CYCLE",
     "TAKE_ATTEMPTS_MAX",
     "ManagerPolicy",
+    "StreamStart",
     "write_pause_s",
 ]
 
@@ -35,12 +38,21 @@ TAKE_ATTEMPTS_MAX: Final = 3
 _RENEW_EPSILON_S: Final = 0.025
 
 
+class StreamStart(msgspec.Struct, frozen=True):
+    """Where the leases of one stream begin: as written on rows, its sentinel, its instant."""
+
+    text: str
+    sentinel: ExtendedSequenceNumber
+    at: WallTime | None = None
+
+
 class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one manager. The same for the whole fleet, but `me` and `leases_max`.
 
     `start_text` is what is published on the rows [P9]; `start` its sentinel (TRIM_HORIZON, LATEST
     or AT_TIMESTAMP); `start_at` the instant of AT_TIMESTAMP. `leases_max` bounds what we take,
-    `moves_per_cycle` how many leases of other owners we ask for at a time.
+    `moves_per_cycle` how many leases of other owners we ask for at a time. `streams` are those of
+    the application, `starts` where some of them begin instead.
     """
 
     me: OwnerId
@@ -51,6 +63,17 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     leases_max: int = 64
     moves_per_cycle: int = MOVES_PER_CYCLE
     cleanup: bool = True
+    streams: tuple[StreamKey, ...] = (ONLY_STREAM,)
+    starts: Mapping[StreamKey, StreamStart] = {}
+
+    def of_stream(self, stream: StreamKey) -> ManagerPolicy:
+        """What holds for one stream: its own start, if it has one."""
+        own = self.starts.get(stream)
+        if own is None:
+            return self
+        return msgspec.structs.replace(
+            self, start_text=own.text, start=own.sentinel, start_at=own.at
+        )
 
     @property
     def renew_every_s(self) -> float:

@@ -6,12 +6,15 @@ Rule: one pass over the rows and nothing quadratic; a table may have 10,000 of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+import copy
+from collections.abc import Callable, Collection, Iterable, Set
+from functools import cached_property
 
 from kclrun.leases.lineage import seem_over
 from kclrun.leases.observation import Observation
 from kclrun.model.lease import OFFERED, OWNER_PREFIX, Lease, LeaseKey, OwnerId
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from kclrun.model.stream_key import StreamKey, stream_of
 from kclrun.model.time import Instant
 
 __all__ = ["TableView", "covers_all_hash_keys"]
@@ -61,6 +64,32 @@ class TableView:
         self.expired = frozenset(expired)
         unheard = (self.rows[key].owner for key in expired)
         self.silent = frozenset(owner for owner in unheard if owner is not None) - self.owners
+
+    def by_stream(self, streams: Collection[StreamKey]) -> dict[StreamKey, TableView]:
+        """The same for each stream: its rows, work and expired leases; the owners are everybody's.
+
+        `streams` are all that the rows are of.
+        """
+        if len(streams) == 1:
+            return dict.fromkeys(streams, self)
+        keys: dict[StreamKey, list[str]] = {stream: [] for stream in streams}
+        for key in (*self.rows, *self.broken):
+            keys[stream_of(key)].append(key)
+        return {stream: self._of_keys(own) for stream, own in keys.items()}
+
+    def _of_keys(self, keys: Iterable[str]) -> TableView:
+        view = copy.copy(self)
+        view.rows = {LeaseKey(key): self.rows[LeaseKey(key)] for key in keys if key in self.rows}
+        view.broken = self.broken.intersection(keys)
+        view.expired = self.expired.intersection(view.rows)
+        view.unended = tuple(lease for lease in view.rows.values() if not lease.is_ended)
+        at_work = self._work_keys.intersection(view.rows)
+        view.work = tuple(lease for lease in view.unended if lease.key in at_work)
+        return view
+
+    @cached_property
+    def _work_keys(self) -> frozenset[LeaseKey]:
+        return frozenset(lease.key for lease in self.work)
 
     @property
     def is_empty(self) -> bool:

@@ -7,7 +7,7 @@ end and whose row was cleaned up [P13] is no missing lease.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -17,7 +17,7 @@ from kclrun.leases.observation import is_nobody
 from kclrun.leases.table_view import TableView
 from kclrun.model.lease import LeaseKey
 
-__all__ = ["TableTotals", "table_totals"]
+__all__ = ["TableTotals", "sum_totals", "table_totals"]
 
 
 class TableTotals(msgspec.Struct, frozen=True):
@@ -41,6 +41,17 @@ def table_totals(
             (is_nobody(lease.owner) or lease.key in view.expired) and not is_ours(lease.key)
             for lease in view.work
         ),
+    )
+
+
+def sum_totals(each: Iterable[TableTotals]) -> TableTotals:
+    """The totals of several streams as one; shards are known once those of every stream are."""
+    totals = tuple(each)
+    shards = [one.shards for one in totals if one.shards is not None]
+    return TableTotals(
+        leases=sum(one.leases for one in totals),
+        shards=sum(shards) if len(shards) == len(totals) else None,
+        unclaimed=sum(one.unclaimed for one in totals),
     )
 
 

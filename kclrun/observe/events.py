@@ -71,6 +71,9 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "shard_ended": EventKind("a shard was processed to its end"),
     "failover_differs": EventKind("the fleet does not agree on `failover`", "warning"),
     "start_differs": EventKind("the fleet does not agree on `start`", "warning"),
+    "rows_of_other_streams": EventKind(
+        "the lease table has rows of streams that this application does not read", "warning"
+    ),
     # Lease processes.
     "process_started": EventKind("a lease process was started", "debug"),
     "process_exited": EventKind("a lease process ended", "debug"),

@@ -1240,7 +1240,7 @@ def test_what_stands_in_the_way_is_named():
 def test_two_writers_among_us_are_found_out():
     life = Life()
     life.begin(row())
-    life.core._auditor.under_way["s0"] = ch.DeleteEnded("s0")
+    life.core._audits._auditors[""].under_way["s0"] = ch.DeleteEnded("s0")
 
     with pytest.raises(InvariantViolation, match="two writers among us"):
         life.core.check()
