@@ -45,33 +45,35 @@ def import_paths(path: str | None, config_folder: Path) -> tuple[Path, ...]:
     return ((folder / path).resolve(),) if path is not None else (folder, folder.parent)
 
 
-def load_processor(reference: str, paths: Sequence[Path]) -> type[RecordProcessor]:
-    """The RecordProcessor subclass that `module:Class` names.
+def load_processor(
+    reference: str, paths: Sequence[Path], setting: str = "processor"
+) -> type[RecordProcessor]:
+    """The RecordProcessor subclass that `module:Class` names; `setting` is what messages call it.
 
     `paths` stay at the head of `sys.path`: what the processor imports later comes from there too.
     Raises: ProcessorLoadError saying what was searched, what the import said, what to do.
     """
-    found = _load("processor", reference, paths)
+    found = _load(setting, reference, paths)
     if not isinstance(found, type) or not issubclass(found, RecordProcessor):
         raise ProcessorLoadError(
-            f"processor: {reference} is {_kind(found)}, not a subclass of RecordProcessor\n"
+            f"{setting}: {reference} is {_kind(found)}, not a subclass of RecordProcessor\n"
             "Write `class YourName(RecordProcessor)`, with `from kclrun import RecordProcessor`"
         )
     missing = sorted(getattr(found, "__abstractmethods__", ()))
     if missing:
-        raise ProcessorLoadError(f"processor: {reference} does not define {', '.join(missing)}")
-    _check_signatures(reference, found)
+        raise ProcessorLoadError(f"{setting}: {reference} does not define {', '.join(missing)}")
+    _check_signatures(setting, reference, found)
     return found
 
 
-def _check_signatures(reference: str, processor: type[RecordProcessor]) -> None:
+def _check_signatures(setting: str, reference: str, processor: type[RecordProcessor]) -> None:
     """A method that cannot take its arguments would halt every shard at its first call."""
     for name, arguments in _ARGUMENTS.items():
         try:
             inspect.signature(getattr(processor, name)).bind("self", *arguments)
         except TypeError as error:
             raise ProcessorLoadError(
-                f"processor: {reference} cannot be called: {name} takes"
+                f"{setting}: {reference} cannot be called: {name} takes"
                 f" ({', '.join(('self', *arguments))}); {error}"
             ) from None
 
@@ -195,8 +197,8 @@ def _main(arguments: Sequence[str]) -> int:
     for argument in arguments[:end]:
         setting, _, reference = argument.partition("=")
         try:
-            if setting == "processor":
-                load_processor(reference, folders)
+            if setting.rpartition(".")[2] == "processor":
+                load_processor(reference, folders, setting)
             elif setting == "pipeline":
                 load_pipeline(reference, folders)
             else:

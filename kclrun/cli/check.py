@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,10 @@ def check(
 def _check(config: Path, overrides: Sequence[str], *, with_aws: bool) -> int:
     configuration = load_configuration(config, overrides)
     settings = configuration.settings
-    click.echo(f"settings   ok  application {settings.application}, stream {settings.stream}")
+    streams = "streams" if settings.streams else "stream"
+    click.echo(
+        f"settings   ok  application {settings.application}, {streams} {settings.stream_names}"
+    )
     code = exit_codes.DRAINED
     if settings.engine == "spark":
         code = _stage("spark", lambda: _spark(settings))
@@ -72,10 +76,13 @@ def _check_aws(configuration: Configuration) -> int:
     code = _stage("aws", lambda: _identity(aws))
     if code:
         return code
-    if configuration.settings.engine == "spark":
-        return _stage("stream", lambda: _stream(aws))
-    # Both are asked even if the first fails: two messages now beat one now and one later.
-    codes = [_stage("stream", lambda: _stream(aws)), _stage("table", lambda: _table(aws))]
+    # All are asked even if the first fails: two messages now beat one now and one later.
+    codes = [
+        _stage("stream", partial(_stream, aws, source.name))
+        for source in configuration.settings.sources
+    ]
+    if configuration.settings.engine == "fleet":
+        codes.append(_stage("table", lambda: _table(aws)))
     return next((code for code in codes if code), exit_codes.DRAINED)
 
 
@@ -109,15 +116,16 @@ def _identity(aws: Aws) -> str:
     return f"credentials found; region {aws.kinesis.region}, Kinesis at {aws.kinesis.url}"
 
 
-def _stream(aws: Aws) -> str:
+def _stream(aws: Aws, stream: str) -> str:
     from kclrun.cli.world import patiently
 
     patience_s = float(aws.settings.aws.start_timeout)
     deadline = Instant(time.monotonic() + patience_s)
-    summary = patiently(aws.stream.summary, deadline, patience_s)
+    admin = aws.admin_of(stream)
+    summary = patiently(admin.summary, deadline, patience_s)
     if summary.status == "DELETING":
         raise NotFound(f"stream {summary.name} is being deleted")
-    patiently(aws.stream.list_shards, deadline, patience_s)
+    patiently(admin.list_shards, deadline, patience_s)
     return (
         f"{summary.name} is {summary.status}: {summary.open_shards} open shards,"
         f" {summary.retention_hours} h of retention"
@@ -126,6 +134,7 @@ def _stream(aws: Aws) -> str:
 
 def _table(aws: Aws) -> str:
     from kclrun.aws.table_setup import inspect_table, refuse_kcl3
+    from kclrun.cli.streams import refuse_other_kind
     from kclrun.errors import TableRefused
 
     settings = aws.settings
@@ -139,6 +148,7 @@ def _table(aws: Aws) -> str:
     if report is None:
         return f"{settings.table} does not exist yet; the first start creates it"
     refuse_kcl3(client, settings.table, settings.application)
+    refuse_other_kind(aws)
     pages = list(aws.table.scan())
     leases = sum(len(page.leases) for page in pages)
     broken = sorted(key for page in pages for key in page.broken)

@@ -25,7 +25,8 @@ from kclrun.aws.operations import Operation
 from kclrun.aws.wire import WireClient
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.user_code import own_module
-from kclrun.config.schema import AwsSettings, EmbeddedSettings, Settings
+from kclrun.config.embedded_schema import EmbeddedSettings
+from kclrun.config.schema import AwsSettings, Settings
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.loading import import_paths
 from kclrun.local.filling import (
@@ -70,7 +71,7 @@ class EmbeddedRun:
 
 @contextmanager
 def embedded_run(configuration: Configuration) -> Iterator[EmbeddedRun]:
-    """Start the embedded AWS with its stream and its filler; end them all afterwards.
+    """Start the embedded AWS with its streams and its filler; end them all afterwards.
 
     Raises: SettingsError (the extra is not installed), Unavailable.
     """
@@ -83,7 +84,8 @@ def embedded_run(configuration: Configuration) -> Iterator[EmbeddedRun]:
         _own_places(settings) as placed,
     ):
         kinesis = WireEndpoint(embedded.kinesis_endpoint, _REGION, _REGION)
-        _create_stream(kinesis, settings.stream, embedded_settings.shards)
+        for source in settings.sources:
+            _create_stream(kinesis, source.name, embedded_settings.shards)
         reached = msgspec.structs.replace(placed, aws=_aws(settings.aws, embedded))
         if embedded_settings.fill is None:
             yield EmbeddedRun(reached, None)
@@ -167,7 +169,8 @@ def _order(
     paths = import_paths(configuration.settings.path, configuration.folder)
     return FillOrder(
         endpoint=kinesis,
-        stream=configuration.settings.stream,
+        # The fill and its reshards are of the first stream, where there are several.
+        stream=configuration.settings.sources[0].name,
         source=embedded.fill.source,
         paths=tuple(str(path) for path in paths),
         aggregate=embedded.fill.aggregate,

@@ -22,9 +22,10 @@ from kclrun.cli.duration_option import DURATION
 if TYPE_CHECKING:
     from kclrun.cli.lag_lines import LagLine
     from kclrun.cli.lag_shards import Unleased
-    from kclrun.cli.world import Aws
+    from kclrun.cli.streams import OpenStream
     from kclrun.config.units import Duration
-    from kclrun.model.lease import Lease
+    from kclrun.model.lease import Lease, LeaseKey
+    from kclrun.model.stream_key import StreamKey
     from kclrun.model.time import WallTime
 
 __all__ = ["lag"]
@@ -58,16 +59,22 @@ def lag(
     """
     from kclrun.cli import lag_lines
     from kclrun.cli.fleet_aws import fleet_aws
+    from kclrun.cli.lease_views import scan_leases
+    from kclrun.cli.streams import open_streams
 
     aws = fleet_aws(config, overrides)
-    retention_s = aws.stream.summary().retention_hours * _HOUR_S
-    lines = _measured(aws, retention_s)
+    streams = open_streams(aws)
+    leases = {lease.key: lease for lease in scan_leases(aws)}
+    lines = tuple(
+        line for key, stream in streams.items() for line in _measured(key, stream, leases)
+    )
+    retention_s = min(_retention_s(stream) for stream in streams.values())
     if as_json:
         settings = aws.settings
         plain = lag_lines.as_plain(
             lines,
             application=settings.application,
-            stream=settings.stream,
+            stream=settings.stream_names,
             retention_s=retention_s,
         )
         click.echo(json.dumps(plain, indent=2))
@@ -78,34 +85,43 @@ def lag(
 
 def _judged(lines: tuple[LagLine, ...], max_behind: Duration) -> int:
     from kclrun.cli import lag_lines
+    from kclrun.model.stream_key import called
 
     late = lag_lines.further_behind(lines, max_behind)
     if not late:
         return exit_codes.DRAINED
     more = f", … {len(late)} in all" if len(late) > _NAMED_MAX else ""
     named = ", ".join(
-        f"{line.shard} {lag_lines.spelled(line.behind_s)}" for line in late[:_NAMED_MAX]
+        f"{called(line.shard)} {lag_lines.spelled(line.behind_s)}" for line in late[:_NAMED_MAX]
     )
     click.echo(f"Further behind than {max_behind.text}, or not known: {named}{more}", err=True)
     return exit_codes.UNMET
 
 
-def _measured(aws: Aws, retention_s: float) -> tuple[LagLine, ...]:
-    """Every shard that has something left to read, in the order of their ids."""
+def _retention_s(stream: OpenStream) -> float:
+    return stream.summary.retention_hours * _HOUR_S
+
+
+def _measured(
+    key: StreamKey, stream: OpenStream, every: Mapping[LeaseKey, Lease]
+) -> tuple[LagLine, ...]:
+    """Every shard of a stream that has something left to read, in the order of their ids."""
     from kclrun.cli.lag_shards import unleased
-    from kclrun.cli.lease_views import scan_leases
     from kclrun.config.start_position import parse_start
+    from kclrun.model.stream_key import qualified_shards, stream_of
     from kclrun.model.time import WallTime
 
-    leases: dict[str, Lease] = {lease.key: lease for lease in scan_leases(aws)}
-    first = parse_start(aws.settings.start_text, WallTime(time.time()))
-    shards = aws.stream.list_shards()
+    leases: dict[str, Lease] = {
+        lease.key: lease for lease in every.values() if stream_of(lease.key) == key
+    }
+    first = parse_start(stream.settings.start or "TRIM_HORIZON", WallTime(time.time()))
+    shards = qualified_shards(key, stream.admin.list_shards())
 
     def of_lease(lease: Lease) -> LagLine:
-        return _of_lease(aws, lease, leases, first.at, retention_s)
+        return _of_lease(stream, lease, leases, first.at)
 
     def of_unleased(shard: Unleased) -> LagLine:
-        return _of_unleased(aws, shard, retention_s)
+        return _of_unleased(stream, shard)
 
     unended = [lease for lease in leases.values() if not lease.is_ended]
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -117,35 +133,36 @@ def _measured(aws: Aws, retention_s: float) -> tuple[LagLine, ...]:
 
 
 def _of_lease(
-    aws: Aws,
+    stream: OpenStream,
     lease: Lease,
     leases: Mapping[str, Lease],
     start_at: WallTime | None,
-    retention_s: float,
 ) -> LagLine:
     from kclrun.cli.lag_lines import lag_line
     from kclrun.cli.lag_measure import lag_of_lease
     from kclrun.cli.lag_shards import waiting_for
     from kclrun.cli.lease_views import line_of
+    from kclrun.model.stream_key import called
 
     line = line_of(lease)
-    parents = waiting_for(lease, leases)
+    parents = [called(parent) for parent in waiting_for(lease, leases)]
     waits = f"waits for {' and '.join(parents)}" if parents else ""
     return lag_line(
         shard=line.shard,
         state=line.state,
         owner="" if line.state == "offered" else line.owner,
         checkpoint=line.checkpoint,
-        lag=lag_of_lease(lease, start_at, aws.reader),
-        retention_s=retention_s,
+        lag=lag_of_lease(lease, start_at, stream.reader),
+        retention_s=_retention_s(stream),
         note="; ".join(part for part in (waits, line.halt_reason, line.note) if part),
     )
 
 
-def _of_unleased(aws: Aws, shard: Unleased, retention_s: float) -> LagLine:
+def _of_unleased(stream: OpenStream, shard: Unleased) -> LagLine:
     from kclrun.cli.lag_lines import lag_line
     from kclrun.cli.lag_measure import Lag, measure
     from kclrun.model.sequence import TRIM_HORIZON
+    from kclrun.model.stream_key import shard_id_of
 
     at_tip = Lag(0.0, note="it would begin at the tip")
     return lag_line(
@@ -155,7 +172,7 @@ def _of_unleased(aws: Aws, shard: Unleased, retention_s: float) -> LagLine:
         checkpoint="",
         lag=at_tip
         if shard.start is None
-        else measure(aws.reader, shard.shard_id, shard.start, TRIM_HORIZON),
-        retention_s=retention_s,
+        else measure(stream.reader, shard_id_of(shard.shard_id), shard.start, TRIM_HORIZON),
+        retention_s=_retention_s(stream),
         note=shard.note,
     )

@@ -11,6 +11,7 @@ import msgspec
 
 from kclrun.cli.lag_measure import Lag
 from kclrun.cli.lease_views import print_table, shortened
+from kclrun.model.stream_key import called
 
 __all__ = ["LagLine", "as_plain", "further_behind", "lag_line", "print_lag", "spelled"]
 
@@ -77,7 +78,7 @@ def print_lag(lines: Sequence[LagLine], *, retention_s: float) -> None:
     titles = ["shard", "state", "owner", "checkpoint", "behind", "loss in", "note"]
     rows = [
         [
-            line.shard,
+            called(line.shard),
             line.state,
             line.owner or "-",
             shortened(line.checkpoint) or "-",
@@ -126,15 +127,15 @@ def _summary(lines: Sequence[LagLine], retention_s: float) -> str:
         parts.append(f"{unknown} not known")
     worst, soonest = _worst(lines), _soonest(lines)
     if worst is not None:
-        where = f" ({worst.shard})" if worst.behind_s else ""
+        where = f" ({called(worst.shard)})" if worst.behind_s else ""
         parts.append(f"at most {spelled(worst.behind_s)} behind{where}")
     if soonest is None:
         parts.append(f"nothing unread (retention is {spelled(retention_s)})")
     elif soonest.is_trimmed:
-        parts.append(f"records may be lost already ({soonest.shard})")
+        parts.append(f"records may be lost already ({called(soonest.shard)})")
     else:
         parts.append(
-            f"first loss in {spelled(soonest.loss_in_s)} ({soonest.shard}),"
+            f"first loss in {spelled(soonest.loss_in_s)} ({called(soonest.shard)}),"
             f" retention is {spelled(retention_s)}"
         )
     return "; ".join(parts)

@@ -29,6 +29,7 @@ from kclrun.model.lease import Lease
 from kclrun.model.reading import IteratorType, StartPoint
 from kclrun.model.record import Record
 from kclrun.model.sequence import LATEST, ExtendedSequenceNumber
+from kclrun.model.stream_key import shard_id_of
 from kclrun.model.time import WallTime
 from kclrun.ports import FetchedPage, ShardReader
 
@@ -70,7 +71,7 @@ def lag_of_lease(lease: Lease, start_at: WallTime | None, reader: ShardReader) -
         start = first_start(lease, start_at, WallTime(time.time()))
     except SettingsError as error:
         return Lag(None, note=str(error))
-    return measure(reader, lease.key, start, lease.checkpoint)
+    return measure(reader, shard_id_of(lease.key), start, lease.checkpoint)
 
 
 def measure(

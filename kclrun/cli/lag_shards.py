@@ -11,6 +11,7 @@ from kclrun.model.lease import Lease
 from kclrun.model.reading import IteratorType, StartPoint
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
 from kclrun.model.shard import Shard, ShardGraph
+from kclrun.model.stream_key import called
 
 __all__ = ["Unleased", "unleased", "waiting_for"]
 
@@ -66,7 +67,7 @@ def waiting_for(lease: Lease, leases: Mapping[str, Lease]) -> tuple[str, ...]:
 def _why(graph: ShardGraph, shard_id: str, leases: Mapping[str, Lease]) -> str:
     parents = [parent for parent in graph.parents_of(shard_id) if parent in leases]
     if any(not leases[parent].is_ended for parent in parents):
-        return f"no lease yet: it is made when {' and '.join(parents)} ended"
+        return f"no lease yet: it is made when {' and '.join(map(called, parents))} ended"
     return "no lease: a running manager makes one within a few cycles"
 
 

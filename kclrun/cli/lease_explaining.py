@@ -18,9 +18,11 @@ from kclrun.cli import exit_codes
 from kclrun.cli.lease_moves import find_owner
 from kclrun.cli.lease_views import scan_table, watch_table
 from kclrun.cli.messages import harmless
+from kclrun.cli.streams import open_streams
 from kclrun.leases.explaining import Explained, explain
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.model.lease import Lease, Owner, OwnerId
+from kclrun.model.stream_key import ONLY_STREAM, StreamKey
 
 if TYPE_CHECKING:
     from kclrun.cli.world import Aws
@@ -45,6 +47,7 @@ def explain_owners(aws: Aws, named: str | None, *, as_json: bool) -> int:
 
     Raises: click.UsageError for an unknown owner; a ServiceError leaf.
     """
+    streams = tuple(open_streams(aws)) if aws.settings.streams else (ONLY_STREAM,)
     earlier = scan_table(aws)
     seen = time.monotonic()
     chosen = None
@@ -63,7 +66,7 @@ def explain_owners(aws: Aws, named: str | None, *, as_json: bool) -> int:
             explain(
                 earlier.leases,
                 later.leases,
-                _policy(owner, aws.settings),
+                _policy(owner, aws.settings, streams),
                 apart_s=apart_s,
                 broken=later.broken,
             ),
@@ -111,11 +114,12 @@ def _plain(explained: Explanation) -> dict[str, Any]:
     return plain
 
 
-def _policy(owner: OwnerId, settings: Settings) -> ManagerPolicy:
+def _policy(owner: OwnerId, settings: Settings, streams: tuple[StreamKey, ...]) -> ManagerPolicy:
     """As the owner's own, if its settings are those of this file."""
     return ManagerPolicy(
         me=owner,
         failover_s=float(settings.leases.failover),
         leases_max=settings.leases.max,
         moves_per_cycle=settings.leases.moves_per_cycle,
+        streams=streams,
     )

@@ -20,7 +20,7 @@ from kclrun.cli import exit_codes
 from kclrun.cli.lease_views import shortened
 from kclrun.cli.messages import harmless
 from kclrun.cli.world import Aws, open_world, patiently
-from kclrun.errors import NotFound, OffsetRefused, TableRefused
+from kclrun.errors import NotFound, OffsetRefused, SettingsError, TableRefused
 from kclrun.model.changes import CreateLease, End, NameChildren, Release, Take
 from kclrun.model.lease import OFFERED, Lease, LeaseKey, Owner, OwnerId
 from kclrun.model.outcomes import Applied, ConditionFailed, Outcome
@@ -54,9 +54,14 @@ _SHARDS_AT_ONCE: Final = 8
 def import_leases(settings: Settings, place: str, *, is_confirmed: bool) -> int:
     """Show what the import would write, or write it; the exit code.
 
-    Raises: SettingsError for a folder that is no checkpoint; OffsetRefused for one of another
+    Raises: SettingsError for several streams or no checkpoint; OffsetRefused for one of another
     stream; TableRefused while leases are renewed; a ServiceError leaf.
     """
+    if settings.streams:
+        raise SettingsError(
+            "a query reads one stream, and its positions are written to a table of one: import them"
+            " with `stream:` in the configuration"
+        )
     folder = local_folder(place)
     aws = Aws(settings)
     batch = read_committed(folder)

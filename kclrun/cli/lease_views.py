@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,9 +16,11 @@ import msgspec
 
 from kclrun.cli.lag_measure import Lag, lag_of_lease
 from kclrun.cli.messages import harmless
+from kclrun.cli.streams import open_streams
 from kclrun.config.start_position import parse_start
 from kclrun.errors import NotFound
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey, Owner
+from kclrun.model.stream_key import called, stream_of
 from kclrun.model.time import WallTime
 from kclrun.ports import ScanPage
 
@@ -71,16 +73,31 @@ def lease_lines(aws: Aws, *, with_lag: bool, with_age: bool) -> tuple[LeaseLine,
     if with_age:
         counters = {lease.key: lease.counter for lease in watch_table(aws, leases).leases}
         renewed = {lease.key: counters.get(lease.key) != lease.counter for lease in leases}
-    start_at = parse_start(aws.settings.start_text, WallTime(time.time())).at
+    lag_of = _lags(aws) if with_lag else None
     lines = []
     for lease in leases:
         line = line_of(lease)
         if with_age and line.state in {"owned", "halted"}:
             line = msgspec.structs.replace(line, is_renewed=renewed[lease.key])
-        if with_lag and not lease.is_ended:
-            line = _with_lag(line, lag_of_lease(lease, start_at, aws.reader))
+        if lag_of is not None and not lease.is_ended:
+            line = _with_lag(line, lag_of(lease))
         lines.append(line)
     return tuple(sorted(lines, key=lambda line: line.shard))
+
+
+def _lags(aws: Aws) -> Callable[[Lease], Lag]:
+    """What measures a lease's lag, on the stream it is of."""
+    streams = open_streams(aws)
+    now = WallTime(time.time())
+
+    def lag_of(lease: Lease) -> Lag:
+        stream = streams.get(stream_of(lease.key))
+        if stream is None:
+            return Lag(None, note="the application does not read this stream")
+        start_at = parse_start(stream.settings.start or "TRIM_HORIZON", now).at
+        return lag_of_lease(lease, start_at, stream.reader)
+
+    return lag_of
 
 
 def line_of(lease: Lease) -> LeaseLine:
@@ -200,7 +217,7 @@ def print_lines(lines: Sequence[LeaseLine]) -> None:
 
 def _cells(line: LeaseLine, *, has_lag: bool, has_age: bool) -> list[str]:
     cells = [
-        line.shard,
+        called(line.shard),
         line.state,
         line.owner or "-",
         shortened(line.checkpoint),

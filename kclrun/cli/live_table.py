@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kclrun.cli.messages import harmless
+from kclrun.model.stream_key import called
 from kclrun.observe.snapshot import LeaseView, Snapshot
 
 __all__ = ["render"]
@@ -117,9 +118,12 @@ def _memory(memory_bytes: int | None) -> str:
 
 
 def _short(shard: str) -> str:
-    """`shardId-000000000003` as `3`: the zeros are the same on every line."""
-    number = shard.removeprefix("shardId-")
-    return str(int(number)) if number != shard and number.isdecimal() else shard
+    """`shardId-000000000003` as `3`: the zeros are the same on every line. Among several streams
+    the stream's name stands before it."""
+    stream, colon, shard_id = called(shard).rpartition(":")
+    number = shard_id.removeprefix("shardId-")
+    is_plain = number != shard_id and number.isdecimal()
+    return f"{stream}{colon}{int(number) if is_plain else shard_id}"
 
 
 _COLUMNS: Final = (

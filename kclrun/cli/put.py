@@ -97,7 +97,7 @@ def _put_all(aws: Aws, rows: Rows, progress: Progress, *, aggregate: bool, order
     started = time.monotonic()
     try:
         for batch in batches(packed, one_a_key=ordered):
-            send_all(aws.kinesis_client, aws.settings.stream, batch)
+            send_all(aws.kinesis_client, aws.settings.only_stream, batch)
             done += sum(entry.user_records for entry in batch)
             progress(done)
     except KeyboardInterrupt:

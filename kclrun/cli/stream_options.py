@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kclrun.cli.config_options import load_configuration
+from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ _OPTIONS: Final = (
     click.option(
         "--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a setting."
     ),
-    click.option("--stream", metavar="NAME|ARN", help="The stream, instead of --config."),
+    click.option(
+        "--stream",
+        metavar="NAME|ARN",
+        help="The stream: one of several of --config, or without it.",
+    ),
     click.option("--endpoint", metavar="URL", help="With --stream: where, if not AWS."),
     click.option("--region", metavar="NAME", help="With --stream: the region."),
 )
@@ -46,11 +51,12 @@ def stream_settings(
 ) -> Settings:
     """The file's settings, or some for the stream named on the command line, by the same rules.
 
-    Raises: SettingsError; click.UsageError unless just one of `--config` and `--stream` is given.
+    Raises: SettingsError; click.UsageError without `--config` and `--stream`, and unless the stream
+    is one of the file's, and named where it has several.
     """
-    if config is not None and stream is None:
-        return load_configuration(config, overrides).settings
-    if stream is None or config is not None:
+    if config is not None:
+        return _configured(load_configuration(config, overrides).settings, stream)
+    if stream is None:
         raise click.UsageError("Give either --config FILE or --stream NAME.")
     from kclrun.config.load import settings_of
 
@@ -63,3 +69,18 @@ def stream_settings(
         now=WallTime(time.time()),
         name="--stream",
     )
+
+
+def _configured(settings: Settings, stream: str | None) -> Settings:
+    """The file's settings, narrowed to the stream that is meant."""
+    if stream is None:
+        if settings.streams:
+            raise click.UsageError(
+                f"The application has several streams: name one with --stream"
+                f" ({settings.stream_names})."
+            )
+        return settings
+    try:
+        return settings.of_stream(stream)
+    except SettingsError as error:
+        raise click.UsageError(f"--stream: {error}") from None

@@ -101,7 +101,7 @@ def tail(
             starts,
             view,
             follows=not shards,
-            said=f"{settings.stream}: {len(starts)} {_shards(len(starts))} from {begin}",
+            said=f"{settings.only_stream}: {len(starts)} {_shards(len(starts))} from {begin}",
             is_over=lambda: is_stopped() or (until is not None and time.monotonic() >= until),
         )
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kclrun.cli.config_options import Configuration
+from kclrun.config.schema import Settings
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.loading import MARK, import_paths
 from kclrun.manager.process_rights import allowed_environment
@@ -22,7 +23,8 @@ _IMPORT_MAX_S: Final = 60
 def named_user_code(configuration: Configuration) -> Mapping[str, str]:
     """The code these settings name, by setting. Raises: SettingsError without a processor."""
     settings = configuration.settings
-    if settings.processor is None and settings.pipeline is None:
+    processors = _processors(settings)
+    if not processors and settings.pipeline is None:
         other = ", or a pipeline" if settings.engine == "spark" else ""
         raise SettingsError(
             "processor: is missing; name your RecordProcessor, such as processors.hello:Hello"
@@ -30,12 +32,22 @@ def named_user_code(configuration: Configuration) -> Mapping[str, str]:
         )
     fill = settings.embedded.fill if settings.embedded is not None else None
     named = {
-        "processor": settings.processor,
+        **processors,
         "pipeline": settings.pipeline,
         "summary": settings.summary,
         "embedded.fill.source": fill.source if fill is not None else None,
     }
     return {setting: reference for setting, reference in named.items() if reference is not None}
+
+
+def _processors(settings: Settings) -> dict[str, str]:
+    """The processors that a stream has, by setting: the application's, and streams' own."""
+    named = {}
+    for index, source in enumerate(settings.sources):
+        is_own = bool(settings.streams) and settings.streams[index].processor is not None
+        if source.processor is not None:
+            named[f"streams[{index}].processor" if is_own else "processor"] = source.processor
+    return named
 
 
 def require_user_code(configuration: Configuration) -> None:
@@ -46,8 +58,10 @@ def require_user_code(configuration: Configuration) -> None:
     """
     named = dict(named_user_code(configuration))
     if configuration.settings.engine == "fleet":
-        processor = {"processor": named.pop("processor")}
-        _import(configuration, processor, allowed_environment(os.environ))
+        processors = {
+            setting: named.pop(setting) for setting in _processors(configuration.settings)
+        }
+        _import(configuration, processors, allowed_environment(os.environ))
     if named:
         _import(configuration, named, os.environ)
 

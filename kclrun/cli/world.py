@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kclrun.aws.cloudwatch import CloudWatchOutlet
 from kclrun.aws.control import ControlPlane
@@ -21,9 +21,10 @@ from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.table_setup import TableReport, ensure_table
 from kclrun.aws.wire import WireClient
+from kclrun.cli.streams import open_streams, readable, refuse_other_kind
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings
-from kclrun.errors import NotFound, SettingsError, Throttled, Unavailable
+from kclrun.errors import SettingsError, Throttled, Unavailable
 from kclrun.model.backoff import backoff_s
 from kclrun.model.time import Instant
 from kclrun.model.wire import WireEndpoint
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["Aws", "open_world", "patiently", "require_stream"]
 
 T = TypeVar("T")
-_READABLE: Final = frozenset({"ACTIVE", "UPDATING"})
 
 
 class Aws:
@@ -78,11 +78,19 @@ class Aws:
 
     @cached_property
     def stream(self) -> WireStreamAdmin:
-        return WireStreamAdmin(self.kinesis_client, self.settings.stream)
+        """The one stream. Raises: SettingsError where there are several."""
+        return self.admin_of(self.settings.only_stream)
 
     @cached_property
     def reader(self) -> PollingReader:
-        return PollingReader(self.kinesis_client, self.settings.stream)
+        """Of the one stream. Raises: SettingsError where there are several."""
+        return self.reader_of(self.settings.only_stream)
+
+    def admin_of(self, stream: str) -> WireStreamAdmin:
+        return WireStreamAdmin(self.kinesis_client, stream)
+
+    def reader_of(self, stream: str) -> PollingReader:
+        return PollingReader(self.kinesis_client, stream)
 
     @property
     def metrics(self) -> CloudWatchOutlet | None:
@@ -111,23 +119,29 @@ class Aws:
 
 
 def open_world(settings: Settings) -> World:
-    """Everything the manager needs, asked for and answered: stream found, lease table usable.
+    """Everything the manager needs, asked for and answered: streams found, lease table usable.
 
-    Raises: SettingsError, NotFound (no such stream), AccessDenied, TableRefused; Unavailable when
-    AWS has not answered within `aws.start_timeout`.
+    Raises: SettingsError, NotFound (naming every stream that is not there), AccessDenied,
+    TableRefused; Unavailable when AWS has not answered within `aws.start_timeout`.
     """
-    from kclrun.manager.world import World
+    from kclrun.manager.world import SourceStream, World
 
     aws = Aws(settings)
     patience_s = float(settings.aws.start_timeout)
     deadline = Instant(time.monotonic() + patience_s)
-    summary = patiently(lambda: _readable(aws.stream.summary()), deadline, patience_s)
+    opened = open_streams(aws, lambda call: patiently(call, deadline, patience_s))
     patiently(lambda: _ensured(aws, deadline), deadline, patience_s)
-    patiently(lambda: _read_once(aws), deadline, patience_s)
+    # What the manager repeats until it works is tried here, where a refusal still ends the start;
+    # later it would wait for a permission that nobody knows to be missing.
+    for stream in opened.values():
+        patiently(stream.admin.list_shards, deadline, patience_s)
+    patiently(lambda: refuse_other_kind(aws), deadline, patience_s)
     return World(
         table=aws.table,
-        stream=aws.stream,
-        stream_summary=summary,
+        streams={
+            key: SourceStream(stream.admin, stream.summary, stream.settings)
+            for key, stream in opened.items()
+        },
         credentials=aws.credentials,
         kinesis=aws.kinesis,
         dynamodb=aws.dynamodb,
@@ -144,7 +158,7 @@ def require_stream(settings: Settings) -> StreamSummary:
     aws = Aws(settings)
     patience_s = float(settings.aws.start_timeout)
     deadline = Instant(time.monotonic() + patience_s)
-    summary = patiently(lambda: _readable(aws.stream.summary()), deadline, patience_s)
+    summary = patiently(lambda: readable(aws.stream.summary()), deadline, patience_s)
     patiently(aws.stream.list_shards, deadline, patience_s)
     aws.kinesis_client.close()
     return summary
@@ -170,23 +184,6 @@ def patiently(call: Callable[[], T], deadline: Instant, patience_s: float) -> T:
                     code=error.code,
                 ) from None
             time.sleep(pause_s)
-
-
-def _readable(summary: StreamSummary) -> StreamSummary:
-    if summary.status == "DELETING":
-        raise NotFound(f"stream {summary.name} is being deleted", code="DELETING")
-    if summary.status not in _READABLE:
-        raise Unavailable(f"stream {summary.name} is {summary.status}", code=summary.status)
-    return summary
-
-
-def _read_once(aws: Aws) -> None:
-    """What the manager repeats until it works is tried here, where a refusal still ends the start.
-
-    Later it would wait for a permission that nobody knows to be missing.
-    """
-    aws.stream.list_shards()
-    next(aws.table.scan(), None)
 
 
 def _ensured(aws: Aws, deadline: Instant) -> TableReport:

@@ -34,6 +34,7 @@ def json_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "kclrun",
         **_struct(Settings),
+        "oneOf": [{"required": ["stream"]}, {"required": ["streams"]}],
     }
 
 

@@ -16,6 +16,7 @@ from kclrun.config.expand import dotted, expand
 from kclrun.config.rules import broken_rules
 from kclrun.config.schema import Settings
 from kclrun.config.settle import Problem, settle, summary
+from kclrun.config.stream_rules import missing_stream
 from kclrun.config.trust import read_trusted, refuse_secrets
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
@@ -57,7 +58,7 @@ def settings_of(
         for overridden in _override(tree, override):
             lines.pop(overridden, None)
     refuse_secrets(tree)
-    problems: list[Problem] = []
+    problems: list[Problem] = list(missing_stream(tree))
     settings: Settings | None = settle(Settings, expand(tree, environment), problems)
     if settings is not None:
         problems.extend(broken_rules(settings, now))

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from kclrun.config.embedded_schema import EmbeddedSettings
 from kclrun.config.engine_rules import EMBEDDED, engine_rules
 from kclrun.config.observe_rules import observe_rules
-from kclrun.config.schema import EmbeddedSettings, Settings, StartAtLeases
+from kclrun.config.schema import Settings, StartAtLeases
 from kclrun.config.settle import Problem
 from kclrun.config.start_position import parse_start
+from kclrun.config.stream_rules import stream_rules
 from kclrun.errors import SettingsError
 from kclrun.model.address import why_no_endpoint
 from kclrun.model.time import WallTime
@@ -29,6 +31,7 @@ _IDLE_MIN_S: Final = 0.2
 
 def broken_rules(settings: Settings, now: WallTime) -> Iterator[Problem]:
     """The problems of settings that each have the right type."""
+    yield from stream_rules(settings, now)
     yield from _start(settings, now)
     yield from engine_rules(settings)
     yield from _addresses(settings)

@@ -147,8 +147,8 @@ class Manager:
             case do.ScanTable():
                 self._held_at_scan = self._identity.folder.held
                 self.performer.scan_table()
-            case do.ListShards(with_start):
-                self.performer.list_shards(with_start=with_start)
+            case do.ListShards(with_start, stream):
+                self.performer.list_shards(stream, with_start=with_start)
             case do.ReadRow(key):
                 self.performer.read_row(key)
             case do.ReadParents(key, parents):

@@ -29,6 +29,7 @@ from kclrun.manager.world import World
 from kclrun.model.backoff import backoff_s
 from kclrun.model.changes import CreateChildren, CreateLease, LeaseChange
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.stream_key import StreamKey, qualified_shards, stream_name_of
 from kclrun.model.time import Instant
 from kclrun.observe.logs import EventLog
 from kclrun.ports import ShardFilter
@@ -94,7 +95,7 @@ class Performer:
     def __init__(
         self,
         world: World,
-        start_filter: ShardFilter,
+        start_filter_of: Callable[[StreamKey], ShardFilter],
         *,
         loop: Loop,
         pool: IoPool,
@@ -104,7 +105,7 @@ class Performer:
         table_gone: Callable[[ServiceError], None],
     ) -> None:
         self._world = world
-        self._start_filter = start_filter
+        self._start_filter_of = start_filter_of
         self._loop = loop
         self._pool = pool
         self._deliver = deliver
@@ -118,9 +119,11 @@ class Performer:
     def scan_table(self) -> None:
         self._read(_Read("scan the lease table", lambda: _scanned(self._world), is_scan=True))
 
-    def list_shards(self, *, with_start: bool) -> None:
-        start = self._start_filter if with_start else None
-        self._read(_Read("list the shards", lambda: _listed(self._world, start)))
+    def list_shards(self, stream: StreamKey, *, with_start: bool) -> None:
+        start = self._start_filter_of(stream) if with_start else None
+        name = stream_name_of(stream)
+        operation = f"list the shards of {name}" if name else "list the shards"
+        self._read(_Read(operation, lambda: _listed(self._world, stream, start)))
 
     def read_row(self, key: LeaseKey) -> None:
         table = self._world.table
@@ -228,10 +231,11 @@ def _scanned(world: World) -> LeasesScanned:
     return LeasesScanned(tuple(leases), tuple(broken[:_BROKEN_SHOWN_MAX]), foreign)
 
 
-def _listed(world: World, start: ShardFilter | None) -> ShardsListed:
-    shards = world.stream.list_shards()
-    at_start = world.stream.list_shards(start) if start is not None else None
-    return ShardsListed(shards, world.service_time(), at_start)
+def _listed(world: World, stream: StreamKey, start: ShardFilter | None) -> ShardsListed:
+    admin = world.streams[stream].admin
+    shards = qualified_shards(stream, admin.list_shards())
+    at_start = qualified_shards(stream, admin.list_shards(start)) if start is not None else None
+    return ShardsListed(shards, world.service_time(), at_start, stream)
 
 
 def _key_of(change: LeaseChange) -> LeaseKey:

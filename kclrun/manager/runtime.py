@@ -12,16 +12,16 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 from kclrun.config.schema import Settings
-from kclrun.config.start_position import StartPosition, parse_start
+from kclrun.config.start_position import parse_start
 from kclrun.ipc.messages import RenewCredentials
 from kclrun.leases.manager import LeaseManager
-from kclrun.leases.policy import ManagerPolicy
+from kclrun.leases.policy import ManagerPolicy, StreamStart
 from kclrun.manager.child import Child
 from kclrun.manager.children import LeaseProcesses
 from kclrun.manager.credentials_handing import CredentialHanding
@@ -42,6 +42,7 @@ from kclrun.manager.watching import Watch
 from kclrun.manager.world import ExitReason, Until, World
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
+from kclrun.model.stream_key import StreamKey
 from kclrun.model.time import WallTime
 from kclrun.observe.line_sink import LineSink
 from kclrun.observe.logs import EventLog
@@ -84,7 +85,7 @@ def run_fleet(
     are no credentials; InvariantViolation for a bug of ours (the lease processes then drain by
     themselves); SettingsError if the report cannot be written.
     """
-    start = parse_start(settings.start_text, WallTime(time.time()))
+    starts = _starts(world, WallTime(time.time()))
     identity = establish(settings.application, settings.leases.group, os.environ)
     sink = LineSink(_STDERR)
     loop = Loop()
@@ -92,7 +93,7 @@ def run_fleet(
     run: _Run | None = None
     try:
         log = _log(settings, identity, sink)
-        run = _Run(settings, world, identity=identity, start=start, log=log, loop=loop, pool=pool)
+        run = _Run(settings, world, starts, identity=identity, log=log, loop=loop, pool=pool)
         run.assemble(launcher or Launcher(WORKER_ENTRY), tuple(import_paths))
         run.watch(on_snapshot, until, source_is_done)
         reason = run.run()
@@ -113,9 +114,9 @@ class _Run:
         self,
         settings: Settings,
         world: World,
+        starts: Mapping[StreamKey, StreamStart],
         *,
         identity: Identity,
-        start: StartPosition,
         log: EventLog,
         loop: Loop,
         pool: IoPool,
@@ -123,13 +124,13 @@ class _Run:
         self._settings = settings
         self._world = world
         self._identity = identity
-        self._start = start
+        self._starts = starts
         self._log = log
         self._loop = loop
         self._pool = pool
         self._began_instant = loop.now()
         self._report = ReportWriter()
-        self._policy = _policy(settings, start, identity)
+        self._policy = _policy(settings, starts, identity)
         self._core = LeaseManager(self._policy, random.random)
         self._watch: Watch | None = None
         self._metering: Metering | None = None
@@ -151,10 +152,9 @@ class _Run:
 
     def assemble(self, launcher: Launcher, import_paths: tuple[str, ...]) -> None:
         """Give the manager its hands."""
-        kind = _FILTER_KINDS.get(self._start.sentinel.sequence_number, "AT_TIMESTAMP")
         self._manager.performer = Performer(
             self._world,
-            ShardFilter(kind, self._start.at),
+            lambda stream: _start_filter(self._starts[stream]),
             loop=self._loop,
             pool=self._pool,
             log=self._log,
@@ -192,7 +192,7 @@ class _Run:
         """Have it looked at."""
         snapshots = Snapshots(
             application=self._settings.application,
-            stream=self._world.stream_summary.name,
+            stream=self._world.stream_names,
             owner=self._identity.id,
             began_instant=self._began_instant,
             core=self._core,
@@ -233,7 +233,7 @@ class _Run:
             self._manager,
             self._report,
             application=self._settings.application,
-            stream=self._world.stream_summary.name,
+            stream=self._world.stream_names,
             owner=self._identity.id,
             leases_max=self._settings.leases.max,
             began_instant=self._began_instant,
@@ -258,7 +258,7 @@ class _Run:
     def write_report(self, path: Path, reason: ExitReason) -> None:
         report = self._report.report(
             application=self._settings.application,
-            stream=self._world.stream_summary.name,
+            stream=self._world.stream_names,
             owner=self._identity.id,
             exit_reason=reason.value,
             seconds=self._loop.now() - self._began_instant,
@@ -275,7 +275,7 @@ class _Run:
             owner=self._identity.id,
             lock_path=self._identity.lock.path,
             import_paths=import_paths,
-            start_at=self._start.at,
+            start_at_of=lambda stream: self._starts[stream].at,
             log_as_json=self._log.as_json,
             credentials=lambda: self._credentials.held,
             row_of=self._row_of,
@@ -290,37 +290,56 @@ class _Run:
     def _fleet_failover_s(self) -> float:
         return self._watch.failover_s if self._watch is not None else self._policy.failover_s
 
+    def _processors(self) -> Iterable[str]:
+        sources = (stream.settings for stream in self._world.streams.values())
+        return dict.fromkeys(source.processor for source in sources if source.processor is not None)
+
     def _first_line(self) -> None:
         settings, policy = self._settings, self._policy
         self._log.note(
             "manager_started",
             version=metadata.version("kclrun"),
             python=platform.python_version(),
-            stream=self._world.stream_summary.name,
+            stream=self._world.stream_names,
             table=settings.table,
-            start=settings.start_text,
+            start=", ".join(dict.fromkeys(start.text for start in self._starts.values())),
             failover_s=policy.failover_s,
             renew_every_s=policy.renew_every_s,
             scan_every_s=policy.scan_every_s,
             leases_max=settings.leases.max,
             grace_s=float(settings.shutdown.grace),
             stall_s=float(settings.stall),
-            processor=settings.processor,
+            processor=", ".join(self._processors()),
         )
         if self._metering is not None:
             self._metering.introduce()
 
 
-def _policy(settings: Settings, start: StartPosition, identity: Identity) -> ManagerPolicy:
+def _starts(world: World, now: WallTime) -> dict[StreamKey, StreamStart]:
+    starts = {}
+    for key, stream in world.streams.items():
+        text = stream.settings.start or TRIM_HORIZON.sequence_number
+        parsed = parse_start(text, now)
+        starts[key] = StreamStart(text, parsed.sentinel, parsed.at)
+    return starts
+
+
+def _start_filter(start: StreamStart) -> ShardFilter:
+    kind = _FILTER_KINDS.get(start.sentinel.sequence_number, "AT_TIMESTAMP")
+    return ShardFilter(kind, start.at)
+
+
+def _policy(
+    settings: Settings, starts: Mapping[StreamKey, StreamStart], identity: Identity
+) -> ManagerPolicy:
     return ManagerPolicy(
         me=identity.id,
         failover_s=float(settings.leases.failover),
-        start_text=settings.start_text,
-        start=start.sentinel,
-        start_at=start.at,
         leases_max=settings.leases.max,
         moves_per_cycle=settings.leases.moves_per_cycle,
         cleanup=settings.leases.cleanup,
+        streams=tuple(starts),
+        starts=starts,
     )
 
 

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from kclrun.config.stream_schema import StreamSettings
+from kclrun.model.stream_key import StreamKey
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import LeaseTable, MetricOutlet, StreamAdmin, StreamSummary
 
-__all__ = ["CredentialSource", "ExitReason", "Until", "World"]
+__all__ = ["CredentialSource", "ExitReason", "SourceStream", "Until", "World"]
 
 Until = Literal["caught-up"]
 
@@ -36,22 +38,36 @@ def _host_time() -> WallTime:
 
 
 @dataclass(frozen=True)
+class SourceStream:
+    """One stream of the application, found and described; `settings` are what holds for it."""
+
+    admin: StreamAdmin
+    summary: StreamSummary
+    settings: StreamSettings
+
+
+@dataclass(frozen=True)
 class World:
     """The services of one application, as reached from this host.
 
+    `streams` has one entry, ONLY_STREAM's, or one for each of several.
     `table` is used from several threads at once. `kinesis` and `dynamodb` travel to the lease
     processes. `service_time` is the service's clock as last seen, else this host's [P14].
     `metrics` is where metrics are published, None where they are not.
     """
 
     table: LeaseTable
-    stream: StreamAdmin
-    stream_summary: StreamSummary
+    streams: Mapping[StreamKey, SourceStream]
     credentials: CredentialSource
     kinesis: WireEndpoint
     dynamodb: WireEndpoint
     service_time: Callable[[], WallTime] = field(default=_host_time)
     metrics: MetricOutlet | None = None
+
+    @property
+    def stream_names(self) -> str:
+        """All streams in one line, for people."""
+        return ", ".join(stream.summary.name for stream in self.streams.values())
 
 
 class ExitReason(enum.Enum):

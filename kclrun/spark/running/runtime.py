@@ -161,7 +161,7 @@ class SparkRun:
 
     @property
     def _stream(self) -> str:
-        return self._settings.stream.rpartition("/")[2]
+        return self._settings.stream_names
 
     def _introduce(self, capabilities: Capabilities) -> None:
         settings = self._settings

@@ -22,9 +22,9 @@ def source_options(settings: Settings, now: WallTime) -> dict[str, str]:
     Raises: SettingsError for a `start` that has come to lie in the future of `now`.
     """
     aws = settings.aws
-    stream = "streamARN" if settings.stream.startswith("arn:") else "streamName"
+    stream = "streamARN" if settings.only_stream.startswith("arn:") else "streamName"
     given = {
-        stream: settings.stream,
+        stream: settings.only_stream,
         # An ARN says its region; the option may not say another.
         "region": aws.region if stream == "streamName" else None,
         "endpointUrl": aws.endpoints.get("kinesis", aws.endpoint),

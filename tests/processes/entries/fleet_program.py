@@ -12,8 +12,9 @@ from kclrun.config.units import Duration
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager.launching import Launcher
 from kclrun.manager.runtime import run_fleet
-from kclrun.manager.world import World
+from kclrun.manager.world import SourceStream, World
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.model.stream_key import ONLY_STREAM
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import StreamSummary
 
@@ -73,8 +74,7 @@ def main():
     stream = TwoShards()
     world = World(
         table=LockedRows(),
-        stream=stream,
-        stream_summary=stream.summary(),
+        streams={ONLY_STREAM: SourceStream(stream, stream.summary(), settings.sources[0])},
         credentials=Keys(),
         kinesis=ENDPOINT,
         dynamodb=ENDPOINT,

@@ -19,7 +19,7 @@ def application(tmp_path, embedded_aws):
     """Makes an application: `application(stream, machine="a", **settings)`."""
     made = []
 
-    def make(stream, **settings):
+    def make(stream, /, **settings):
         made.append(Application(tmp_path, embedded_aws, stream, **settings))
         return made[-1]
 

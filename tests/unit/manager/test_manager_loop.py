@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from kclrun.config.stream_schema import StreamSettings
 from kclrun.errors import NotFound, Unavailable
 from kclrun.leases import events as on
 from kclrun.leases.manager import LeaseManager
@@ -19,11 +20,12 @@ from kclrun.manager.performing import Performer
 from kclrun.manager.report import ReportWriter
 from kclrun.manager.signals import SignalPipe
 from kclrun.manager.snapshots import Gauge, Snapshots
-from kclrun.manager.world import World
+from kclrun.manager.world import SourceStream, World
 from kclrun.model.changes import CreateLease, Renew, Take
 from kclrun.model.lease import OFFERED, Lease
 from kclrun.model.outcomes import Applied
 from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.model.stream_key import ONLY_STREAM
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.observe.line_sink import LineSink
 from kclrun.observe.logs import EventLog
@@ -161,10 +163,11 @@ class Stream:
 
 
 def performer_of(table, *, loop, pool, log, events, broken, gone):
-    world = World(table, Stream(), Stream().summary(), None, ENDPOINT, ENDPOINT, lambda: 5.0)
+    stream = SourceStream(Stream(), Stream().summary(), StreamSettings(name="s"))
+    world = World(table, {ONLY_STREAM: stream}, None, ENDPOINT, ENDPOINT, lambda: 5.0)
     return Performer(
         world,
-        ShardFilter("AT_LATEST"),
+        lambda _: ShardFilter("AT_LATEST"),
         loop=loop,
         pool=pool,
         log=log,
@@ -236,9 +239,9 @@ def test_a_write_waits_for_its_instant(performing, loop):
 def test_shards_are_listed_with_the_start_filter_only_when_asked(performing, loop):
     performer, events, _ = performing(Table())
 
-    performer.list_shards(with_start=False)
+    performer.list_shards(ONLY_STREAM, with_start=False)
     turn_until(loop, lambda: len(events) == 1)
-    performer.list_shards(with_start=True)
+    performer.list_shards(ONLY_STREAM, with_start=True)
     turn_until(loop, lambda: len(events) == 2)
 
     assert events == [on.ShardsListed((), 5.0, None), on.ShardsListed((), 5.0, ("filtered",))]

@@ -96,9 +96,14 @@ class Ledger(RecordProcessor):
                 "shard": self.context.shard_id,
                 "token": self.token,
                 "pid": os.getpid(),
+                "processor": type(self).__name__,
                 "manager": os.environ.get("KCLRUN_RIG_MANAGER", ""),
                 "at": time.monotonic(),
                 **more,
             }
         ).encode()
         os.write(self.file, b"\n%08x %s\n" % (zlib.crc32(line), line))
+
+
+class SecondLedger(Ledger):
+    """Another processor, for a second stream."""
