@@ -49,6 +49,16 @@ def test_a_started_process_claims_drains_and_its_death_is_proven_last(rig):
     assert not len(rig.processes)
 
 
+def test_a_start_command_is_as_new_as_its_fork(rig, tmp_path):
+    # What was broadcast between the request and the fork reaches nobody but by this.
+    rig.start(facts=str(tmp_path / "asked"))
+    rig.options_of["shard-1"] = {"facts": str(tmp_path / "forked")}
+
+    rig.until((tmp_path / "forked").exists)
+
+    assert not (tmp_path / "asked").exists()
+
+
 def test_what_a_killed_process_wrote_to_its_ring_comes_before_its_exit(rig):
     rig.start(behaviour="crash")
 

@@ -47,6 +47,17 @@ def test_a_second_signal_never_lengthens_a_short_grace():
     assert plan.force_instant == 101.0
 
 
+def test_a_stop_that_is_hurried_by_us_has_two_seconds_and_never_undoes_a_quit():
+    plan = StopPlan(grace_s=60.0)
+    plan.hurry(100.0)
+    assert (plan.stage, plan.force_instant) == (Stage.HURRIED, 102.0)
+
+    plan.press(signal.SIGQUIT, 101.0)
+    plan.hurry(101.5)
+
+    assert (plan.stage, plan.force_instant) == (Stage.QUITTING, 101.0)
+
+
 def test_quit_ends_all_patience_from_any_stage():
     for presses in ([], [signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM]):
         plan = StopPlan(grace_s=60.0)
