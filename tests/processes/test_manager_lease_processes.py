@@ -118,6 +118,30 @@ def test_a_drain_of_a_stuck_process_ends_by_force_after_the_grace(rig):
     assert not rig.of(LeaseReleased)
 
 
+def test_a_process_that_no_signal_ends_is_written_off_once_its_fence_has_passed(rig, monkeypatch):
+    rig.start(behaviour="stuck", expires_s=8.0)
+    rig.until_seen(LeaseClaimed)
+    begun = rig.loop.now()
+    child = rig.child()
+    # Its last send, as it noted it; and a kernel that cannot deliver a signal.
+    child.slot.note_send(begun - 1.0)
+    with monkeypatch.context() as deaf:
+        deaf.setattr(signal, "pidfd_send_signal", lambda _pidfd, _number: None)
+        rig.processes.force_from(child, begun)
+        exited = rig.until_seen(ProcessExited)
+
+    assert rig.loop.now() - begun >= 10.0 - 1.0
+    assert "no signal ends it" in exited.reason
+    assert len(rig.processes) == 0
+    assert not list(rig.processes.living())
+    # Should it die after all, nobody hears of it again, and its place is free.
+    child.forced.clear()
+    child.send_signal(signal.SIGKILL)
+    rig.until(lambda: child.pid not in rig.processes.pids)
+    assert len(rig.of(ProcessExited)) == 1
+    assert "process_unkillable" in rig.log_path.read_text()
+
+
 def test_outside_signals_do_not_end_a_lease_process(rig):
     rig.start()
     rig.until_seen(LeaseClaimed)
