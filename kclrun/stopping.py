@@ -51,7 +51,9 @@ class StopPlan:
         return True
 
     def hurry(self, now: Instant) -> None:
-        """Two seconds more, or what is left."""
+        """Two seconds more, or what is left. Nobody who quits is called back."""
+        if self.stage is Stage.QUITTING:
+            return
         self.stage = Stage.HURRIED
         hurried = Instant(now + _HURRIED_S)
         self.force_instant = min(self.force_instant or hurried, hurried)

@@ -25,7 +25,8 @@ class Child:
 
     `pid` and `pidfd` are None until the fork is reported. `farewell` says that its ring brought
     the word with which it ends. `force_instant` is when patience ends; `forced` what was sent.
-    `stall` is why its manager ends it, in words, if it stood still.
+    `stall` is why its manager ends it, in words, if it stood still. `is_written_off`: not even KILL
+    ends it, its fence has passed, and its lease goes on without it.
     """
 
     start: StartProcess
@@ -41,6 +42,7 @@ class Child:
     farewell: bool = False
     drain_reason: str | None = None
     stall: str | None = None
+    is_written_off: bool = False
     force_instant: Instant | None = None
     forced: list[signal.Signals] = field(default_factory=list)
     last_status: LeaseStatus | None = None

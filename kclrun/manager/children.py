@@ -1,12 +1,14 @@
 """The lease processes of this manager: started, spoken to, heard, and proven dead.
 
 Holds: `LeaseProcesses`. May not know: why a process is started or drained. Rule [P5]: an exit is
-reported only after the pidfd proved it and the ring was emptied; a start command is sent only to
-a process whose pidfd we hold. Look next: `forks.py`, `child.py`, `hearing.py`.
+reported only after the pidfd proved it and the ring was emptied, or, of one that no signal ends,
+after the latest fence it could reach; a start command is sent only to a process whose pidfd we
+hold. Look next: `forks.py`, `child.py`, `hearing.py`.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -36,7 +38,7 @@ from kclrun.manager.hearing import Listener
 from kclrun.manager.launching import Launcher, ProcessForked
 from kclrun.manager.loop import Loop
 from kclrun.manager.places import Places
-from kclrun.manager.stopping import next_force
+from kclrun.manager.stopping import UNKILLABLE_AFTER_S, latest_fence, next_force
 from kclrun.model.lease import LeaseKey
 from kclrun.model.time import Instant
 from kclrun.observe.logs import EventLog
@@ -61,6 +63,7 @@ class LeaseProcesses:
     """All calls in the loop's thread. `deliver` takes events; `departed` sees each dead child.
 
     A process that said its farewell and does not exit within `farewell_patience_s` is forced to.
+    `failover_s` is the longest that a lease process may have been told.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class LeaseProcesses:
         deliver: Callable[[Event], None],
         departed: Departed,
         farewell_patience_s: float,
+        failover_s: float,
     ) -> None:
         self._forks = Forks(
             launcher,
@@ -95,6 +99,7 @@ class LeaseProcesses:
         self._children: dict[int, Child] = {}
         self._incarnations = 0
         self._farewell_patience_s = farewell_patience_s
+        self._failover_s = failover_s
         self._is_closing = False
         # Whether a process had to be ended that was asked to drain.
         self.has_forced = False
@@ -183,6 +188,29 @@ class LeaseProcesses:
             self.has_forced = self.has_forced or child.drain_reason is not None
             child.send_signal(number)
             self._loop.after(0.0, self.force)
+            if number is signal.SIGKILL:
+                self._loop.after(UNKILLABLE_AFTER_S, functools.partial(self._write_off, child))
+
+    def _write_off(self, child: Child) -> None:
+        """KILL does not end it: report its end once it can start no batch any more [P5]."""
+        if child.is_dead or child.incarnation not in self._children:
+            return
+        now = self._loop.now()
+        fence_instant = latest_fence(
+            child.slot.last_send_instant(),
+            expires_instant=child.start.expires_instant,
+            failover_s=self._failover_s,
+            now=now,
+        )
+        if now < fence_instant:
+            self._loop.at(fence_instant, lambda: self._write_off(child))
+            return
+        assert child.pid is not None, "only a process with a pid is sent signals"
+        child.is_written_off = True
+        self._log.note("process_unkillable", shard=child.key, process=child.pid)
+        self._deliver(
+            ProcessExited(child.key, child.pid, "no signal ends it, and its fence has passed")
+        )
 
     def kill_all(self) -> None:
         """End every process now and start no other; deaths are reported as always."""
@@ -224,7 +252,7 @@ class LeaseProcesses:
         """Before the rings are read, so that a press meanwhile is not missed."""
         self._doorbell.answer()
         for child in tuple(self._children.values()):
-            if child.pid is not None and not child.is_dead:
+            if child.pid is not None and not child.is_dead and not child.is_written_off:
                 self._hear(child)
 
     def _hear(self, child: Child) -> None:
@@ -267,7 +295,8 @@ class LeaseProcesses:
         assert child.pidfd is not None, "only a process whose pidfd we held is buried"
         assert child.pid is not None, "a pidfd comes with its pid"
         for event in self._listener.hear_last(child):
-            self._deliver(event)
+            if not child.is_written_off:  # its lease is another process's by now
+                self._deliver(event)
         child.look()
         os.close(child.pidfd)
         child.pidfd = None
@@ -278,13 +307,18 @@ class LeaseProcesses:
         if child.stall is not None:
             words = f"{child.stall}, so its manager ended it; {words}"
         self._log.note("process_exited", shard=child.key, process=child.pid, reason=words)
-        self._deliver(ProcessExited(child.key, child.pid, words))
+        if not child.is_written_off:
+            self._deliver(ProcessExited(child.key, child.pid, words))
 
     # Looking.
 
     def living(self) -> Iterator[Child]:
-        """Those that run, as far as we know."""
-        return (c for c in tuple(self._children.values()) if c.pid is not None and not c.is_dead)
+        """Those that run, as far as we know, and are worth looking at."""
+        return (
+            child
+            for child in tuple(self._children.values())
+            if child.pid is not None and not child.is_dead and not child.is_written_off
+        )
 
     @property
     def pids(self) -> frozenset[int]:
@@ -301,8 +335,8 @@ class LeaseProcesses:
         return [child for child in self._children.values() if child.key == key]
 
     def __len__(self) -> int:
-        """Processes asked for or alive."""
-        return len(self._children)
+        """Processes asked for or alive, but for those that will never end."""
+        return sum(not child.is_written_off for child in self._children.values())
 
     def close(self) -> None:
         """Let go of all; a process still alive sees the end of its channel and drains itself."""

@@ -170,11 +170,12 @@ class Manager:
                 self._is_finished = True
 
     def _turn(self) -> None:
-        deadline = self.core.next_deadline(self._loop.now())
+        # Without its table the core waits for nothing: what is left are timers and deaths.
+        deadline = None if self._is_table_gone else self.core.next_deadline(self._loop.now())
         self._loop.turn(deadline)
         if self._broken is not None:
             raise self._broken
-        if self._loop.now() >= deadline:
+        if deadline is not None and self._loop.now() >= deadline:
             self.deliver(Ticked())
 
     # Former owners [P3].

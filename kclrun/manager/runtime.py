@@ -171,6 +171,7 @@ class _Run:
             deliver=self._manager.deliver,
             departed=self._departed,
             farewell_patience_s=float(self._settings.shutdown.grace),
+            failover_s=self._policy.failover_s,
         )
         self._watchdog = Watchdog(
             self._manager.processes,

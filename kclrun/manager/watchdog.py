@@ -18,6 +18,7 @@ from kclrun.ipc.board import LeaseStatus
 from kclrun.manager.child import Child, exit_words
 from kclrun.manager.children import LeaseProcesses
 from kclrun.manager.stall import Stall, stalled
+from kclrun.manager.stopping import UNKILLABLE_AFTER_S
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.observe.logs import EventLog
@@ -30,8 +31,6 @@ _GAP_S: Final = 2.0
 _DOUBT_S: Final = 2.0
 # For the stacks, and for one that can still hear to end by itself.
 _PATIENCE_S: Final = 2.0
-# After KILL: a process that lives on is inside a system call that cannot be interrupted.
-_UNKILLABLE_S: Final = 5.0
 
 _STATES_OF_THE_SILENT: Final = {
     psutil.STATUS_STOPPED: "it is stopped (SIGSTOP, or a debugger)",
@@ -107,7 +106,7 @@ class Watchdog:
 
     def _watch_the_end(self, child: Child, now: Instant) -> None:
         story = self._stories[child.incarnation]
-        if not story.is_told and now - story.noticed_instant >= _PATIENCE_S + _UNKILLABLE_S:
+        if not story.is_told and now - story.noticed_instant >= _PATIENCE_S + UNKILLABLE_AFTER_S:
             story.is_told = True
             self._tell(child, story, "not even KILL ends it: its host has to be looked at")
 

@@ -83,6 +83,9 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "start_unclaimed": EventKind("a lease process ended without a claim", "warning"),
     "process_stalled": EventKind("a lease should move and does not", "error"),
     "process_killed": EventKind("a lease process was ended by force", "warning"),
+    "process_unkillable": EventKind(
+        "no signal ends a lease process; its lease goes on without it: look at the host", "error"
+    ),
     "process_condemned": EventKind("a lease process wrote nonsense to its manager", "error"),
     "transitions_missed": EventKind("reports of a lease process were lost", "warning"),
     "processor_failed": EventKind("user code failed for good", "error"),

@@ -92,6 +92,12 @@ ROWS: Final = {
             60,
         ),
         Row(
+            "fleet",
+            "planned move: p50 ≤ 0.6 s, p99 ≤ 1.5 s; host lost: p99 ≤ failover + 7 s; requests",
+            "bench.fleet:fleet",
+            2,
+        ),
+        Row(
             "sink",
             "Kinesis producer: cost against boto3; a hot shard: healthy ones ≥ 90 % of their rate",
             "bench.sink:sink",

@@ -48,6 +48,7 @@ class Rig:
             deliver=self._deliver,
             departed=self.departed.append,
             farewell_patience_s=5.0,
+            failover_s=10.0,
         )
         self.instants = {}
 
@@ -82,9 +83,9 @@ class Rig:
             log=LogSpec(level="info", json=True),
         )
 
-    def start(self, key="shard-1", **options):
+    def start(self, key="shard-1", *, expires_s=10.0, **options):
         self.options_of[key] = options
-        self.processes.start(StartProcess(LeaseKey(key), 7, self.loop.now() + 10))
+        self.processes.start(StartProcess(LeaseKey(key), 7, self.loop.now() + expires_s))
 
     def until(self, condition, timeout_s=15.0):
         """Turn the loop until the condition holds."""

@@ -11,8 +11,9 @@ pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 CAP = 2000
 STALL_S = 4.0
-# A second for the status to age and a half for the look; the patience comes after the notice.
-NOTICED_WITHIN_S = STALL_S + 1.5
+# A second for the status to age, a half for the look, as much again for a machine that is busy;
+# the patience comes after the notice.
+NOTICED_WITHIN_S = STALL_S + 3.0
 PATIENCE_S = 4.0
 QUICK = {"stall": f"{STALL_S:g}s", "leases": {"failover": "3s"}}
 WAYS = ("sleep", "deadlock", "gil")
@@ -58,10 +59,10 @@ def test_user_code_that_stands_still_is_ended_and_each_stall_is_one_story(
         assert STALL_S <= story["waited_s"] < NOTICED_WITHIN_S
         assert "SIGABRT" in story["action"]
         assert story["status"] == "killed by SIGABRT"
-    # The stacks that the stories speak of.
+    # The stacks that the stories speak of; of three processes at once, so in pieces.
     text = app.log_path.read_text(errors="replace")
     for function in ("sleep_for_ever", "lock_itself_out", "hold_the_gil"):
-        assert f"in {function}" in text
+        assert function in text
     assert not app.of("process_killed")
     finish(app, source, victims)
     assert len(app.of("process_stalled")) == len(WAYS), "it was cured and stalled again"

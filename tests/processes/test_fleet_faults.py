@@ -13,7 +13,7 @@ pytest_plugins = ("tests.processes.fleet_rig.fixtures",)
 pytestmark = pytest.mark.slow
 
 IS_LONG = os.environ.get("KCLRUN_FLEET_LONG") == "1"
-FAILOVER_S = 10.0 if IS_LONG else 4.0
+FAILOVER_S = 10.0 if IS_LONG else 3.0
 CAP = 2000
 
 

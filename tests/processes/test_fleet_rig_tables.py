@@ -8,8 +8,9 @@ from tests.contract.test_lease_table_handoffs import *  # noqa: F403
 from tests.contract.test_lease_table_late import *  # noqa: F403
 from tests.processes.fleet_rig.aws import WatchedAws
 
-# The names that the star brings are test functions; this one would be a second plug-in.
+# The star brings tests, and the name of a plug-in whose fixtures those below replace.
 pytest_plugins = ()
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -49,6 +49,16 @@ def test_a_started_process_claims_drains_and_its_death_is_proven_last(rig):
     assert not len(rig.processes)
 
 
+def test_a_start_command_is_as_new_as_its_fork(rig, tmp_path):
+    # What was broadcast between the request and the fork reaches nobody but by this.
+    rig.start(facts=str(tmp_path / "asked"))
+    rig.options_of["shard-1"] = {"facts": str(tmp_path / "forked")}
+
+    rig.until((tmp_path / "forked").exists)
+
+    assert not (tmp_path / "asked").exists()
+
+
 def test_what_a_killed_process_wrote_to_its_ring_comes_before_its_exit(rig):
     rig.start(behaviour="crash")
 
@@ -106,6 +116,30 @@ def test_a_drain_of_a_stuck_process_ends_by_force_after_the_grace(rig):
     assert "SIGABRT" in exited.reason or "SIGKILL" in exited.reason
     assert rig.processes.has_forced
     assert not rig.of(LeaseReleased)
+
+
+def test_a_process_that_no_signal_ends_is_written_off_once_its_fence_has_passed(rig, monkeypatch):
+    rig.start(behaviour="stuck", expires_s=8.0)
+    rig.until_seen(LeaseClaimed)
+    begun = rig.loop.now()
+    child = rig.child()
+    # Its last send, as it noted it; and a kernel that cannot deliver a signal.
+    child.slot.note_send(begun - 1.0)
+    with monkeypatch.context() as deaf:
+        deaf.setattr(signal, "pidfd_send_signal", lambda _pidfd, _number: None)
+        rig.processes.force_from(child, begun)
+        exited = rig.until_seen(ProcessExited)
+
+    assert rig.loop.now() - begun >= 10.0 - 1.0
+    assert "no signal ends it" in exited.reason
+    assert len(rig.processes) == 0
+    assert not list(rig.processes.living())
+    # Should it die after all, nobody hears of it again, and its place is free.
+    child.forced.clear()
+    child.send_signal(signal.SIGKILL)
+    rig.until(lambda: child.pid not in rig.processes.pids)
+    assert len(rig.of(ProcessExited)) == 1
+    assert "process_unkillable" in rig.log_path.read_text()
 
 
 def test_outside_signals_do_not_end_a_lease_process(rig):

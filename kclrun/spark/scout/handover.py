@@ -32,8 +32,7 @@ def hints_for(
         if track.bound != track.position and end.shards.get(track.shard_id) == track.bound
     }
     left = BATCH_INLINE_BYTES_MAX
-    for shard_id in sorted(hints, key=lambda each: (_size(hints[each].rows), each)):
-        size = _size(hints[shard_id].rows)
+    for size, shard_id in sorted((_size(hint.rows), each) for each, hint in hints.items()):
         if size > min(left, shard_bytes_max) or not shard_bytes_max:
             hints[shard_id] = msgspec.structs.replace(hints[shard_id], rows=None)
         else:

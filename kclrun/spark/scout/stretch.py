@@ -134,6 +134,8 @@ class Stretch:
         is_reached = self.is_ended if bound.place is Place.SHARD_END else self._reaches(bound)
         if self.rows is None or not self.is_whole or not is_reached:
             return None
+        if self.reached <= bound:
+            return tuple(self.rows)
         return tuple(row for row in self.rows if bound.covers(row.sequence_number))
 
     def _reaches(self, bound: Position) -> bool:

@@ -141,15 +141,16 @@ class Track:
         kept = self.kept
         is_fresh = kept.is_whole and now - kept.base_token_at < TOKEN_AGE_MAX_S
         token = kept.base_token if is_fresh else None
+        rows = kept.rows_to(self.bound)
         return Hint(
             iterator=token,
             iterator_at=kept.base_token_at + wall_ahead_s if token else 0.0,
-            rows=kept.rows_to(self.bound),
-            records_expected=self._expected(),
+            rows=rows,
+            records_expected=self._expected() if rows is None else None,
         )
 
     def _expected(self) -> int | None:
-        if self.kept.rows_to(self.bound) is not None or self.bound == SHARD_END:
+        if self.bound == SHARD_END:
             return None
         head = self.head_ms
         until = None if self.finding is None else self.finding.arrived_ms

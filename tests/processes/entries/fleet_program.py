@@ -49,6 +49,10 @@ class LockedRows:
         with self.lock:
             return self.rows.read(key)
 
+    def offered(self, rows_max):
+        with self.lock:
+            return self.rows.offered(rows_max)
+
     def write(self, change):
         with self.lock:
             return self.rows.write(change)

@@ -94,7 +94,7 @@ def obey(channel, tell, behaviour):
         got = channel.receive(1.0)
         if isinstance(got, PeerGone):
             return DONE
-        if isinstance(got, Drain) and behaviour != "stuck":
+        if isinstance(got, Drain) and behaviour not in ("stuck", "wedged"):
             tell(say.Released(TRIM_HORIZON))
             tell(say.Drained())
             return DONE

@@ -384,6 +384,20 @@ def test_an_offer_that_somebody_took_meanwhile_is_forgotten_with_the_next_comple
     assert life.writes(ch.Take) == []
 
 
+def test_a_row_is_not_taken_while_our_ask_for_it_has_no_outcome_yet():
+    life = ManagerLife(*rows_of(OTHER, 2, "o"))
+    ask = life.writes(ch.Ask)[0]
+    given = offered(ask.key, to=ME)
+
+    life.finds(given)
+    assert life.writes(ch.Take) == []
+    life.resolve(ask, OutcomeUnknown("timed out"))
+    life.tick(0.5)
+    life.finds(given)
+
+    assert [take.key for take in life.writes(ch.Take)] == [ask.key]
+
+
 def test_an_offered_child_whose_parents_are_still_read_elsewhere_is_left_there():
     life = ManagerLife(row("p", OTHER), offered("c", to=ME, parents=frozenset({"p"})))
 

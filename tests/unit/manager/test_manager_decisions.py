@@ -11,7 +11,7 @@ from kclrun.manager.child import exit_code_of, exit_words
 from kclrun.manager.process_rights import allowed_environment
 from kclrun.manager.report import ReportWriter
 from kclrun.manager.stall import silence_max_s, stalled
-from kclrun.manager.stopping import next_force
+from kclrun.manager.stopping import latest_fence, next_force
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.sinks.report_file import write_report
 from kclrun.stopping import Stage, StopPlan
@@ -47,6 +47,17 @@ def test_a_second_signal_never_lengthens_a_short_grace():
     assert plan.force_instant == 101.0
 
 
+def test_a_stop_that_is_hurried_by_us_has_two_seconds_and_never_undoes_a_quit():
+    plan = StopPlan(grace_s=60.0)
+    plan.hurry(100.0)
+    assert (plan.stage, plan.force_instant) == (Stage.HURRIED, 102.0)
+
+    plan.press(signal.SIGQUIT, 101.0)
+    plan.hurry(101.5)
+
+    assert (plan.stage, plan.force_instant) == (Stage.QUITTING, 101.0)
+
+
 def test_quit_ends_all_patience_from_any_stage():
     for presses in ([], [signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM]):
         plan = StopPlan(grace_s=60.0)
@@ -70,6 +81,22 @@ def test_force_is_abrt_for_the_stacks_and_kill_a_second_later():
     assert next_force(10.0, []) == (signal.SIGABRT, 10.0)
     assert next_force(10.0, [signal.SIGABRT]) == (signal.SIGKILL, 11.0)
     assert next_force(10.0, [signal.SIGABRT, signal.SIGKILL]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("last_send_instant", "fence_instant"),
+    [
+        (95.0, 105.0),
+        # It has claimed nothing yet, and may until its start command expires.
+        (0.0, 103.0),
+        # What cannot be read may be the worst.
+        (None, 110.0),
+    ],
+)
+def test_the_latest_fence_is_a_failover_after_the_last_send(last_send_instant, fence_instant):
+    latest = latest_fence(last_send_instant, expires_instant=103.0, failover_s=10.0, now=100.0)
+
+    assert latest == fence_instant
 
 
 # Stalls.
