@@ -6,6 +6,7 @@ Look next: `model/stream_key.py`, which makes the keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -47,7 +48,7 @@ def open_streams(
     for source in aws.settings.sources:
         admin = aws.admin_of(source.name)
         try:
-            summary = patiently(lambda admin=admin: readable(admin.summary()))  # type: ignore[misc]
+            summary = patiently(partial(_summary, admin))
         except NotFound as error:
             missing.append(error)
             continue
@@ -64,6 +65,10 @@ def open_streams(
             code=first.code,
         )
     return found
+
+
+def _summary(admin: StreamAdmin) -> StreamSummary:
+    return readable(admin.summary())
 
 
 def readable(summary: StreamSummary) -> StreamSummary:

@@ -53,7 +53,8 @@ def stream_rules(settings: Settings, now: WallTime) -> Iterator[Problem]:
 def _of_one(
     stream: StreamSettings, index: int, seen: dict[str, int], now: WallTime
 ) -> Iterator[Problem]:
-    # A table's rows know a stream by its account and name: an ARN of the same name is refused, too.
+    # People, logs and output folders know a stream by its name, so the same name in another account
+    # is refused, too, though its leases would be told apart.
     first = seen.setdefault(stream_name(stream.name), index)
     if first != index:
         yield Problem(

@@ -30,10 +30,12 @@ from kclrun.model.outcomes import (
 )
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.model.stream_key import ONLY_STREAM, qualified_shards
 
 replace = msgspec.structs.replace
 QUARTER = (HASH_KEY_MAX + 1) // 4
 JAVA = "java-worker-1"
+ORDERS, AUDITS = "1:orders:10", "1:audits:10"
 GIVEN = {"handoff": None, "offered_to": None, "offered_by": None}
 
 
@@ -161,7 +163,7 @@ class Host:
     def __init__(self, name, world, leases_max=64):
         self.name = f"kclrun:g:{name}:n"
         self.world = world
-        policy = ManagerPolicy(me=self.name, leases_max=leases_max)
+        policy = ManagerPolicy(me=self.name, leases_max=leases_max, streams=world.streams)
         self.core = LeaseManager(policy, world.random.random)
         self.todo = []
         self.processes = {}
@@ -217,8 +219,10 @@ class Host:
         match command:
             case c.ScanTable():
                 self.feed(e.LeasesScanned(tuple(table.rows.values()), foreign=1))
-            case c.ListShards(with_start):
-                self.feed(e.ShardsListed(SHARDS, 5000.0, AT_TRIM if with_start else None))
+            case c.ListShards(with_start, stream):
+                at_start = qualified_shards(stream, AT_TRIM) if with_start else None
+                listed = qualified_shards(stream, SHARDS)
+                self.feed(e.ShardsListed(listed, 5000.0, at_start, stream))
             case c.ReadRow(key):
                 self.feed(e.RowRead(key, table.rows.get(key)))
             case c.ReadParents(key, parents):
@@ -342,11 +346,11 @@ class Host:
         return outcome
 
     def is_closed(self, key):
-        return any(s.shard_id == key and not s.is_open for s in SHARDS)
+        return any(s.shard_id == key and not s.is_open for s in self.world.shards)
 
     def end(self, process, row):
         """P12: children first, but only if each parent has a row."""
-        children = [s for s in SHARDS if process.key in s.parents]
+        children = [s for s in self.world.shards if process.key in s.parents]
         rows = self.world.table.rows
         if any(parent not in rows for child in children for parent in child.parents):
             return self.own(process, ch.Renew)
@@ -377,7 +381,9 @@ FAULTS = (
 
 
 class World:
-    def __init__(self, seed, hosts=2):
+    def __init__(self, seed, hosts=2, streams=(ONLY_STREAM,)):
+        self.streams = streams
+        self.shards = [shard for stream in streams for shard in qualified_shards(stream, SHARDS)]
         self.random = random.Random(seed)
         self.now = 1000.0
         self.table = Table()
@@ -426,7 +432,7 @@ class World:
         if not self.table.rows:
             return
         row = self.random.choice(list(self.table.rows.values()))
-        if row.owner == JAVA and any(s.shard_id == row.key and not s.is_open for s in SHARDS):
+        if row.owner == JAVA and any(s.shard_id == row.key and not s.is_open for s in self.shards):
             row = replace(row, checkpoint=self.random.choice((row.checkpoint, SHARD_END)))
         owner = self.random.choice((JAVA, JAVA, None)) if row.owner == JAVA else JAVA
         self.table.put(replace(row, owner=owner, counter=row.counter + 1))
@@ -442,7 +448,7 @@ class World:
         """Every shard was read to its end, or is being read; nothing is owned by two."""
         rows = self.table.rows
         running = [p.key for host in self.hosts for p in host.processes.values() if p.claimed]
-        tips = {s.shard_id for s in SHARDS if s.is_open}
+        tips = {s.shard_id for s in self.shards if s.is_open}
         return set(running) == tips and {r.key for r in rows.values() if not r.is_ended} == tips
 
     def is_balanced(self):
@@ -473,6 +479,16 @@ def test_no_storm_breaks_a_rule_and_every_shard_is_read_after_it(seed):
         world.step(storm=True)
 
     world.calm(30_000, world.is_balanced)
+
+
+@pytest.mark.parametrize("seed", range(500, 540))
+def test_no_storm_over_two_streams_breaks_a_rule_and_every_shard_of_both_is_read(seed):
+    world = World(seed, streams=(ORDERS, AUDITS))
+
+    for _ in range(900):
+        world.step(storm=True)
+
+    world.calm(60_000, world.is_balanced)
 
 
 @pytest.mark.parametrize("seed", range(1000, 1040))
