@@ -20,6 +20,8 @@ _BEFORE_READING: Final = (WorkerState.STARTING, WorkerState.CLAIMING)
 # A process says something once a second, but not while its lease thread waits for one answer of a
 # service: connecting and reading take 15 s at the most.
 _SILENCE_S_MIN: Final = 20.0
+# Two words missed, on a machine that is busy.
+_FRESH_S: Final = 3.0
 
 
 class Stall(msgspec.Struct, frozen=True):
@@ -53,6 +55,8 @@ def stalled(
         silent_since = status.published_instant
         if now - silent_since >= silence_max_s(failover_s, stall_s):
             return Stall("the process says nothing", silent_since, is_silent=True)
+        if now - silent_since >= _FRESH_S:
+            return None  # what it said last may be over: its silence tells the story, or it speaks
     if status is None or status.state in _BEFORE_READING:
         return _since("reading has not begun", began_instant, stall_s, now)
     return _since(

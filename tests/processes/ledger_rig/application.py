@@ -64,6 +64,7 @@ class Application:
         self.config = self.folder / "app.yaml"
         self.cure = folder / "cure"
         self.process = None
+        self.starts = 0
         self._machine = machine
         self._log = self.log_path.open("ab")
         self.config.write_text(yaml.safe_dump(self._settings(where, stream, settings)))
@@ -107,6 +108,7 @@ class Application:
 
     def start(self, *arguments):
         """Exec a manager, in a process group of its own as a shell would give it."""
+        self.starts += 1
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "kclrun", "--config", self.config, *arguments],
             env=self.environment,
@@ -131,9 +133,16 @@ class Application:
         )
 
     def stop(self, number=signal.SIGTERM, timeout_s=30.0):
-        """Signal it and wait for its end; the exit code."""
+        """Signal it, once it listens to signals, and wait for its end; the exit code."""
+        until(self._listens, why=self.last_words)
         self.process.send_signal(number)
         return self.process.wait(timeout_s)
+
+    def _listens(self):
+        """The first line is written once signals are listened to; a manager that has ended by
+        itself has nothing to wait for."""
+        has_begun = len(self.of("manager_started")) >= self.starts
+        return has_begun or self.process.poll() is not None
 
     def lose_power(self):
         """All of it ends at one stroke: nobody gets to release anything."""
@@ -197,11 +206,12 @@ class Application:
         return sorted(found)
 
     def lines(self):
+        """The events of the log. Stacks stand between them, and may look like JSON by chance."""
         found = []
         for line in self.log_path.read_text(errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
                 found.append(json.loads(line))
-        return found
+        return [each for each in found if isinstance(each, dict)]
 
     def of(self, event):
         return [line for line in self.lines() if line.get("event") == event]

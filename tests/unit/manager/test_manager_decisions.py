@@ -133,6 +133,15 @@ def test_what_only_waits_is_no_stall(seen):
     assert stalled(seen, began_instant=1.0, stall_s=120.0, failover_s=10.0, now=130.0) is None
 
 
+def test_of_a_process_that_fell_silent_only_the_silence_is_told():
+    # A request was under way when a call took the GIL: it is not the request that hangs.
+    seen = status(fetching_since_instant=9.0, processing_since_instant=9.0, published_instant=10.0)
+    at = {"began_instant": 1.0, "stall_s": 5.0, "failover_s": 10.0}
+
+    assert stalled(seen, **at, now=14.5) is None
+    assert stalled(seen, **at, now=15.0).what == "the process says nothing"
+
+
 def test_a_silent_process_gets_two_failovers_and_never_more_than_stall():
     assert silence_max_s(failover_s=30.0, stall_s=120.0) == 60.0
     assert silence_max_s(failover_s=30.0, stall_s=40.0) == 40.0
