@@ -17,11 +17,12 @@ def run_bench(*arguments):
         env=os.environ | {"PYTHONPATH": str(TESTS)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("row", ["aggregates", "start", "local", "spark-sink"])
 def test_a_row_yields_figures(row, tmp_path):
     path = tmp_path / "figures.json"
