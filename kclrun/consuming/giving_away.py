@@ -5,21 +5,16 @@ May not know: when user code has come to rest; that is the life's. Look next: `l
 
 from __future__ import annotations
 
-from typing import Final
-
 from kclrun.consuming.agenda import Agenda
 from kclrun.consuming.ledger import CheckpointLedger
 from kclrun.consuming.own_row import OwnRow
 from kclrun.consuming.row_evidence import GivingAway
 from kclrun.consuming.states import ANSWERS_ASKS, State
 from kclrun.model.changes import HandOver, Offer, Release
-from kclrun.model.lease import ANYBODY, Handoff, OwnerId
+from kclrun.model.lease import ANYBODY, ASK_STALE_AFTER_S, Handoff, OwnerId
 from kclrun.model.time import Instant
 
-__all__ = ["ASK_STALE_S", "Farewell", "words_of"]
-
-# [P16] An ask that nobody could answer for so long may come from somebody who is gone.
-ASK_STALE_S: Final = 30.0
+__all__ = ["Farewell", "words_of"]
 
 
 class Farewell:
@@ -57,7 +52,7 @@ class Farewell:
         ask = self._seen
         if ask is None:
             return False
-        return ask.to == self._own.me or now - self._seen_since >= ASK_STALE_S
+        return ask.to == self._own.me or now - self._seen_since >= ASK_STALE_AFTER_S
 
     def last_write(self, ledger: CheckpointLedger, now: Instant) -> GivingAway:
         """The final checkpoint and the lease given away, in one write.

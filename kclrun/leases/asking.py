@@ -14,9 +14,8 @@ import msgspec
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases.commands import Command, Note, WriteRow
-from kclrun.leases.policy import ASK_STALE_AFTER_S
 from kclrun.model.changes import Ask
-from kclrun.model.lease import OFFERED, Lease, LeaseKey, OwnerId
+from kclrun.model.lease import ASK_STALE_AFTER_S, OFFERED, Lease, LeaseKey, OwnerId
 from kclrun.model.outcomes import Applied, Outcome, OutcomeUnknown, Refused
 from kclrun.model.time import Instant, WallTime
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kclrun.leases.policy import ASK_STALE_AFTER_S
-from kclrun.model.lease import OFFERED, Handoff, Lease, LeaseKey, OwnerId
+from kclrun.model.lease import ASK_STALE_AFTER_S, OFFERED, Handoff, Lease, LeaseKey, OwnerId
 from kclrun.model.time import Instant
 
 __all__ = ["Observation", "is_nobody"]

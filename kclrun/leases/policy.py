@@ -17,7 +17,6 @@ from kclrun.model.stream_key import ONLY_STREAM, StreamKey
 from kclrun.model.time import WallTime
 
 __all__ = [
-    "ASK_STALE_AFTER_S",
     "MOVES_PER_CYCLE",
     "TAKE_ATTEMPTS_MAX",
     "ManagerPolicy",
@@ -25,9 +24,6 @@ __all__ = [
     "write_pause_s",
 ]
 
-# An ask that was seen on its row for so long is stale [P16]: several renewals and a long batch
-# fit into it. By the observer's own clock; the time written on the row is of no clock we know.
-ASK_STALE_AFTER_S: Final = 30.0
 # Asks of one manager under way at once: a newcomer to a fleet with 25 leases to spare has them
 # in four cycles, and an owner that is asked for many has only a few shards in motion at a time.
 MOVES_PER_CYCLE: Final = 8

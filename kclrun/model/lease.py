@@ -13,6 +13,7 @@ from kclrun.model.time import WallTime
 
 __all__ = [
     "ANYBODY",
+    "ASK_STALE_AFTER_S",
     "HOPPING_SWITCHES",
     "OFFERED",
     "OWNER_PREFIX",
@@ -33,6 +34,9 @@ OWNER_PREFIX: Final = "kclrun:"
 OFFERED: Final = OwnerId(f"{OWNER_PREFIX}offered")
 # Whom an operator asks on behalf of who only wants a lease released, to whoever comes [P16].
 ANYBODY: Final = OwnerId(f"{OWNER_PREFIX}anybody")
+# An ask that was seen on its row for so long is stale [P16]: several renewals and a long batch
+# fit into it. By the observer's own clock; the time written on the row is of no clock we know.
+ASK_STALE_AFTER_S: Final = 30.0
 # `ownerSwitchesSinceCheckpoint` from which a lease is shown as hopping: it was passed on five
 # times and nobody got as far as one checkpoint.
 HOPPING_SWITCHES: Final = 5

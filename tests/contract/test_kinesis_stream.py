@@ -5,10 +5,7 @@ wrong. What the emulator is known to get wrong is data below; once it is mended,
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import uuid
-from pathlib import Path
 
 import pytest
 
@@ -16,12 +13,7 @@ from kclrun.errors import ServiceError
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX
 from kclrun.ports import IteratorType
-
-_spec = importlib.util.spec_from_file_location(
-    "kinesis_fixtures", Path(__file__).with_name("kinesis_fixtures.py")
-)
-fixtures = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(fixtures)
+from tests.contract import kinesis_fixtures as fixtures
 
 FIRST = "shardId-000000000000"
 SECOND = "shardId-000000000001"

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
 
 from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.transport import CONNECTIONS_MAX
@@ -209,3 +211,17 @@ def make_client() -> Iterator[MakeClient]:
     yield make
     for client in made:
         client.close()
+
+
+@pytest.fixture(scope="module")
+def moto_url() -> Iterator[str]:
+    """Moto's services behind one endpoint, for one module's tests."""
+    server = make_server(
+        "127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True
+    )
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join(timeout=10)
+    server.server_close()

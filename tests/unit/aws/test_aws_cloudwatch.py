@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import boto3
 import pytest
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
 
 from kclrun.aws.cloudwatch import CloudWatchOutlet
 from kclrun.aws.endpoints import EndpointSettings
@@ -24,19 +21,6 @@ from kclrun.model.wire import WireCredentials
 KEYS = WireCredentials("AKIAEXAMPLEEXAMPLE", "secret")
 NOW = datetime.now(UTC).replace(second=0, microsecond=0)
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def moto_url() -> Iterator[str]:
-    server = make_server(
-        "127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True
-    )
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join(timeout=10)
-    server.server_close()
 
 
 MakeOutlet = Callable[..., CloudWatchOutlet]

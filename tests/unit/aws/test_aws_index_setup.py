@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
 
 from kclrun.aws.control import ControlPlane
 from kclrun.aws.endpoints import EndpointSettings, open_session
@@ -22,19 +19,6 @@ from kclrun.model.time import Instant
 from kclrun.model.wire import WireCredentials
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def moto_url() -> Iterator[str]:
-    server = make_server(
-        "127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True
-    )
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join(timeout=10)
-    server.server_close()
 
 
 class Plane(ControlPlane):

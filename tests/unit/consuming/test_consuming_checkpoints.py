@@ -1,9 +1,5 @@
 """Checkpoints: when, how far, what user code is told, and what a failed write means [P2, P6]."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from kclrun.consuming import commands as do
@@ -11,13 +7,8 @@ from kclrun.consuming import events as on
 from kclrun.consuming.states import State
 from kclrun.model import changes
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, START, Driver, p
 
-_spec = importlib.util.spec_from_file_location(
-    "lease_driver", Path(__file__).with_name("lease_driver.py")
-)
-lease_driver = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(lease_driver)
-Driver, ME, KEY, p = (getattr(lease_driver, name) for name in ("Driver", "ME", "KEY", "p"))
 DURABLE, LOST, STALE = (
     do.CheckpointAnswer.DURABLE,
     do.CheckpointAnswer.LOST,
@@ -316,7 +307,7 @@ def test_when_only_an_earlier_write_applied_what_is_missing_is_issued_again():
     driver.tell(on.Ticked())
     checkpoint = driver.queue.popleft().change
     assert isinstance(checkpoint, changes.Checkpoint)
-    driver.tell(on.WriteResolved(checkpoint, lease_driver.NOT_APPLIED["dropped"], driver.now))
+    driver.tell(on.WriteResolved(checkpoint, NOT_APPLIED["dropped"], driver.now))
     driver.queue.popleft()
     # The image shows a write of mine at this counter, but not this position.
     driver.table.write(changes.Renew(KEY, ME, 6))
@@ -336,7 +327,7 @@ def test_a_checkpoint_that_cannot_be_sent_lets_the_renewals_go_first():
         while driver.queue:
             command = driver.queue.popleft()
             if isinstance(command, do.SendWrite) and isinstance(command.change, changes.Checkpoint):
-                outcome = lease_driver.NOT_APPLIED["unavailable"]  # as with a full disk
+                outcome = NOT_APPLIED["unavailable"]  # as with a full disk
                 driver.tell(on.WriteResolved(command.change, outcome, driver.now))
             else:
                 driver._perform(command)
@@ -344,7 +335,7 @@ def test_a_checkpoint_that_cannot_be_sent_lets_the_renewals_go_first():
 
     assert driver.state is State.PROCESSING
     assert driver.now > 2 * 9.0
-    assert len(driver.sent(changes.Checkpoint)) < 3 * (driver.now - lease_driver.START)
+    assert len(driver.sent(changes.Checkpoint)) < 3 * (driver.now - START)
     driver.tick(3.0)
     assert driver.stored.checkpoint == p(20)
 

@@ -1,9 +1,5 @@
 """Claiming, renewing, the fence, and what unknown outcomes mean [P4, P5, P6, P7]."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from kclrun.consuming import commands as do
@@ -14,15 +10,8 @@ from kclrun.errors import InvariantViolation
 from kclrun.model import changes
 from kclrun.model.outcomes import Applied, ConditionFailed, OutcomeUnknown
 from kclrun.model.sequence import SHARD_END
+from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, START, Driver, child, p
 
-_spec = importlib.util.spec_from_file_location(
-    "lease_driver", Path(__file__).with_name("lease_driver.py")
-)
-lease_driver = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(lease_driver)
-Driver, ME, OTHER, KEY, START, p = (
-    getattr(lease_driver, name) for name in ("Driver", "ME", "OTHER", "KEY", "START", "p")
-)
 KIND = do.ReportKind
 
 
@@ -299,7 +288,7 @@ def test_a_write_given_up_in_the_same_breath_is_not_sent():
     renew = driver.queue.popleft().change
     driver.now = driver.life.own.fence
 
-    commands = driver.tell(on.WriteResolved(renew, lease_driver.NOT_APPLIED["throttled"], START))
+    commands = driver.tell(on.WriteResolved(renew, NOT_APPLIED["throttled"], START))
 
     assert driver.state is State.LOSING
     assert not [each for each in commands if isinstance(each, do.SendWrite)]
@@ -451,16 +440,14 @@ def test_a_last_write_is_issued_again_when_another_of_mine_had_moved_the_counter
     driver = Driver().begin()
     driver.user_returns = kind is changes.End
     is_end = kind is changes.End
-    driver.tell(
-        on.ShardExhausted((lease_driver.child("s1"),)) if is_end else on.DrainRequested("x")
-    )
+    driver.tell(on.ShardExhausted((child("s1"),)) if is_end else on.DrainRequested("x"))
     if not is_end:
         driver.happen(on.GateShut())
         driver.tell(on.CallReturned())
     while not isinstance(getattr(driver.queue[0], "change", None), kind):
         driver._perform(driver.queue.popleft())
     change = driver.queue.popleft().change
-    driver.tell(on.WriteResolved(change, lease_driver.NOT_APPLIED["dropped"], driver.now))
+    driver.tell(on.WriteResolved(change, NOT_APPLIED["dropped"], driver.now))
     driver.table.write(changes.Renew(KEY, ME, driver.stored.counter))
 
     driver.settle()

@@ -1,24 +1,13 @@
 """Endings in good order and in bad: drain, release, failure, loss, stalls."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.states import State
 from kclrun.model import changes
+from tests.unit.consuming.lease_driver import ME, NOT_APPLIED, OTHER, Driver, child, p
 
-_spec = importlib.util.spec_from_file_location(
-    "lease_driver", Path(__file__).with_name("lease_driver.py")
-)
-lease_driver = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(lease_driver)
-Driver, ME, OTHER, KEY, p, child = (
-    getattr(lease_driver, name) for name in ("Driver", "ME", "OTHER", "KEY", "p", "child")
-)
 KIND = do.ReportKind
 DRAIN = on.DrainRequested("the host drains")
 FAILED = on.ProcessorFailed("process_records", "ValueError: x", 3, p(30), "Traceback")
@@ -175,7 +164,7 @@ def test_a_release_whose_reply_was_lost_is_known_by_the_row(next_owner):
     driver.table.write(release)
     if next_owner:
         driver.steal()
-    driver.tell(on.WriteResolved(release, lease_driver.NOT_APPLIED["dropped"], driver.now))
+    driver.tell(on.WriteResolved(release, NOT_APPLIED["dropped"], driver.now))
 
     driver.settle()
 
@@ -194,7 +183,7 @@ def test_a_release_that_never_applied_before_another_took_the_row_is_a_loss():
     driver.steal()
     driver.user_returns = True
 
-    driver.tell(on.WriteResolved(release, lease_driver.NOT_APPLIED["dropped"], driver.now))
+    driver.tell(on.WriteResolved(release, NOT_APPLIED["dropped"], driver.now))
     driver.settle()
 
     assert driver.state is State.LOST

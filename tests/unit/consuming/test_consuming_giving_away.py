@@ -1,9 +1,5 @@
 """Asks and offers: answering who would like the lease, and giving it away [P16, P17, P18]."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from kclrun.consuming import commands as do
@@ -12,18 +8,11 @@ from kclrun.consuming.states import State
 from kclrun.model import changes
 from kclrun.model.changes import Take
 from kclrun.model.lease import ANYBODY, OFFERED, Handoff
+from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, START, Driver, p
 
-_spec = importlib.util.spec_from_file_location(
-    "lease_driver", Path(__file__).with_name("lease_driver.py")
-)
-lease_driver = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(lease_driver)
-Driver, ME, OTHER, KEY, START, p, child = (
-    getattr(lease_driver, name) for name in ("Driver", "ME", "OTHER", "KEY", "START", "p", "child")
-)
 KIND = do.ReportKind
 DRAIN = on.DrainRequested("the host drains")
-LOST_REPLY = lease_driver.NOT_APPLIED["dropped"]
+LOST_REPLY = NOT_APPLIED["dropped"]
 
 
 def offering(driver):
@@ -310,7 +299,7 @@ def test_an_offer_that_did_not_apply_before_the_fence_is_a_loss_and_no_batch_sta
     offer = offering(driver)
     driver.now = driver.life.own.fence
 
-    driver.happen(on.WriteResolved(offer, lease_driver.NOT_APPLIED["throttled"], driver.now))
+    driver.happen(on.WriteResolved(offer, NOT_APPLIED["throttled"], driver.now))
 
     assert driver.state is State.LOSING
     assert len(driver.of(do.OpenGate)) == 1
@@ -333,7 +322,7 @@ def test_an_ask_that_comes_between_two_sends_of_an_offer_changes_nothing():
     offer = offering(driver)
     driver.ask()
 
-    driver.happen(on.WriteResolved(offer, lease_driver.NOT_APPLIED["throttled"], driver.now))
+    driver.happen(on.WriteResolved(offer, NOT_APPLIED["throttled"], driver.now))
 
     assert (driver.stored.owner, driver.stored.handoff) == (OFFERED, None)
 

@@ -1,9 +1,5 @@
 """The late checkpoint: once, for what was fully processed when the lease was lost [P19]."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from kclrun.consuming import commands as do
@@ -12,15 +8,8 @@ from kclrun.consuming.states import State
 from kclrun.model import changes
 from kclrun.model.outcomes import OutcomeUnknown
 from kclrun.model.sequence import SHARD_END
+from tests.unit.consuming.lease_driver import KEY, ME, OTHER, Driver, child, p
 
-_spec = importlib.util.spec_from_file_location(
-    "lease_driver", Path(__file__).with_name("lease_driver.py")
-)
-lease_driver = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(lease_driver)
-Driver, ME, OTHER, KEY, p, child = (
-    getattr(lease_driver, name) for name in ("Driver", "ME", "OTHER", "KEY", "p", "child")
-)
 KIND = do.ReportKind
 
 

@@ -1,27 +1,16 @@
 """A KCL 3 leader names the next owner beside us, its `checkpointOwner` [R8, B5]."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.states import State
 from kclrun.model import changes
+from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, Driver, child, p
 
-_spec = importlib.util.spec_from_file_location(
-    "lease_driver", Path(__file__).with_name("lease_driver.py")
-)
-lease_driver = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(lease_driver)
-Driver, ME, OTHER, KEY, p, child = (
-    getattr(lease_driver, name) for name in ("Driver", "ME", "OTHER", "KEY", "p", "child")
-)
 KIND = do.ReportKind
 JAVA = "java-worker"
-LOST_REPLY = lease_driver.NOT_APPLIED["dropped"]
+LOST_REPLY = NOT_APPLIED["dropped"]
 
 
 def led_away(driver):

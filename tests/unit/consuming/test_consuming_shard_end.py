@@ -1,9 +1,5 @@
 """The end of a shard, in the order of P12: children, their names, shard_ended, SHARD_END."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from kclrun.consuming import commands as do
@@ -14,15 +10,8 @@ from kclrun.model import changes
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HashRange, Shard
+from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, Driver, child, p
 
-_spec = importlib.util.spec_from_file_location(
-    "lease_driver", Path(__file__).with_name("lease_driver.py")
-)
-lease_driver = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(lease_driver)
-Driver, ME, OTHER, KEY, p, child = (
-    getattr(lease_driver, name) for name in ("Driver", "ME", "OTHER", "KEY", "p", "child")
-)
 KIND = do.ReportKind
 
 
@@ -182,7 +171,7 @@ def test_a_service_that_refuses_the_children_costs_no_lease():
                 command.change, changes.CreateChildren
             )
             if is_creation:
-                refused = lease_driver.NOT_APPLIED["refused"]
+                refused = NOT_APPLIED["refused"]
                 driver.tell(on.WriteResolved(command.change, refused, driver.now))
             else:
                 driver._perform(command)
@@ -278,7 +267,7 @@ def test_an_end_after_which_the_row_was_taken_is_known_by_its_position():
     driver.table.write(end)
     driver.steal()
 
-    driver.happen(on.WriteResolved(end, lease_driver.NOT_APPLIED["dropped"], driver.now))
+    driver.happen(on.WriteResolved(end, NOT_APPLIED["dropped"], driver.now))
 
     assert driver.state is State.ENDED
 

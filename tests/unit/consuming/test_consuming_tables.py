@@ -1,9 +1,6 @@
 """The tables of the lease: states and their diagram, expected and late events."""
 
-import importlib.util
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,13 +12,8 @@ from kclrun.consuming.states import FINAL, TRANSITIONS, State, Step
 from kclrun.errors import InvariantViolation
 from kclrun.model import changes
 from kclrun.model.outcomes import Applied
+from tests.unit.consuming.lease_driver import KEY, ME, Driver, p
 
-_spec = importlib.util.spec_from_file_location(
-    "lease_driver", Path(__file__).with_name("lease_driver.py")
-)
-lease_driver = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(lease_driver)
-Driver, KEY, ME, p = (getattr(lease_driver, name) for name in ("Driver", "KEY", "ME", "p"))
 EVENTS = on.Event.__args__
 A_CHANGE = changes.Renew(KEY, ME, 6)
 SAMPLES = {

@@ -4,25 +4,13 @@ Each name tells the hole. H4, H8, N3 and N6 are played in the tests of offers, v
 late checkpoints.
 """
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.states import State
 from kclrun.model import changes
-
-_spec = importlib.util.spec_from_file_location(
-    "lease_driver", Path(__file__).with_name("lease_driver.py")
-)
-lease_driver = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(lease_driver)
-Driver, ME, OTHER, KEY, p, child = (
-    getattr(lease_driver, name) for name in ("Driver", "ME", "OTHER", "KEY", "p", "child")
-)
+from tests.unit.consuming.lease_driver import KEY, OTHER, Driver, child, p
 
 
 @pytest.mark.parametrize("fate", ["reply lost", "in flight"])

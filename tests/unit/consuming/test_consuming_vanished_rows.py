@@ -1,9 +1,5 @@
 """A row that vanished under its live owner: written again once, where nothing can double."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from kclrun.consuming import commands as do
@@ -13,17 +9,10 @@ from kclrun.consuming.states import State
 from kclrun.model import changes
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
+from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, Driver, child, p
 
-_spec = importlib.util.spec_from_file_location(
-    "lease_driver", Path(__file__).with_name("lease_driver.py")
-)
-lease_driver = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(lease_driver)
-Driver, ME, OTHER, KEY, p, child = (
-    getattr(lease_driver, name) for name in ("Driver", "ME", "OTHER", "KEY", "p", "child")
-)
 KIND = do.ReportKind
-LOST_REPLY = lease_driver.NOT_APPLIED["dropped"]
+LOST_REPLY = NOT_APPLIED["dropped"]
 
 
 def test_a_live_owner_writes_its_row_again_from_what_was_last_confirmed():

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from kclrun.leases import commands as c
@@ -14,16 +10,17 @@ from kclrun.model import changes as ch
 from kclrun.model.lease import ANYBODY, Halt, Handoff
 from kclrun.model.outcomes import Applied, ConditionFailed, OutcomeUnknown
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
+from tests.unit.leases.manager_life import (
+    JAVA,
+    ME,
+    OTHER,
+    THIRD,
+    ManagerLife,
+    offered,
+    replace,
+    row,
+)
 
-_spec = importlib.util.spec_from_file_location(
-    "manager_life", Path(__file__).with_name("manager_life.py")
-)
-manager_life = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(manager_life)
-ManagerLife, row, rows_of, offered, replace = (
-    getattr(manager_life, name) for name in ("ManagerLife", "row", "rows_of", "offered", "replace")
-)
-ME, OTHER, THIRD, JAVA = (getattr(manager_life, n) for n in ("ME", "OTHER", "THIRD", "JAVA"))
 ASK = Handoff(OTHER, 1.0)
 
 

@@ -1,14 +1,11 @@
 """Ranges of shards read to their exact ends, over the stream model in virtual time."""
 
-import importlib.util
 import itertools
 import logging
 import random
-import sys
 import threading
 import time
 from dataclasses import replace as replaced
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -23,13 +20,7 @@ from kclrun.spark.executor.reading import Clocks
 from kclrun.spark.offsets import Offset
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
 from kclrun.spark.ranges import Hint, ranges_between
-
-_spec = importlib.util.spec_from_file_location(
-    "reading_world", Path(__file__).with_name("reading_world.py")
-)
-fixtures = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(fixtures)
-World, empty, refusal, HOUR_S = fixtures.World, fixtures.empty, fixtures.refusal, fixtures.HOUR_S
+from tests.unit.spark.reading_world import HOUR_S, World, empty, refusal
 
 
 def warnings_in(caplog):
