@@ -332,7 +332,10 @@ class LeaseLife:
             if self._loss.is_over(now):
                 self._finish(Step.LET_GO, reports.lost(self._loss.words), do.ExitCause.LOST, out)
         elif self.own.fence is not None and now >= self.own.fence:
-            self._lose("it could not be renewed in time: the fence has passed [P7]", now, out)
+            # A host or a process that stood still: for how long is half of the story.
+            ago_s = now - self.own.fence
+            reason = f"it could not be renewed in time: its fence passed {ago_s:.1f} s ago [P7]"
+            self._lose(reason, now, out)
 
     def _watch_cap(self) -> None:
         """With manual checkpoints only the processor can lift the cap: say so, do not hang."""

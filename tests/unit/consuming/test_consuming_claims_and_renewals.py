@@ -482,3 +482,15 @@ def test_a_claim_answered_late_renews_at_once():
 
     assert driver.sent(changes.Renew) == [changes.Renew(KEY, ME, 6, 0.0)]
     assert driver.state is State.PROCESSING
+
+
+def test_a_process_that_stood_still_says_for_how_long_its_fence_was_over():
+    driver = Driver().begin()
+    driver.user_returns = False
+
+    driver.tick(27.0)  # a SIGSTOP for three failovers
+
+    assert driver.state is State.LOSING
+    driver.happen(on.GateShut(), on.CallReturned())
+    (lost,) = [each for each in driver.of(do.Report) if each.kind is do.ReportKind.LOST]
+    assert "its fence passed 18.2 s ago" in lost.text
