@@ -80,8 +80,8 @@ def _checkpoint_owner(lease: Lease, before: Lease, pair: Pair) -> Iterator[Findi
     yield Finding(
         kind=Kind.CHECKPOINT_OWNER_LEFT,
         keys=(lease.key,),
-        evidence=f"{former} should hand it to {lease.owner or 'nobody'}; nobody wrote the row within"
-        f" {pair.circumstances.watched_s:g} s",
+        evidence=f"{former} should hand it to {lease.owner or 'nobody'}; nobody wrote the row"
+        f" within {pair.circumstances.watched_s:g} s",
         mend=freed(lease, pair.circumstances),
     )
 
@@ -95,7 +95,7 @@ def _taken_from(lease: Lease, before: Lease, pair: Pair) -> Iterator[Finding]:
     yield Finding(
         kind=Kind.TAKEN_FROM_LEFT,
         keys=(lease.key,),
-        evidence=f"taken by force from {lease.taken_from}; its owner {lease.owner or '(none)'} never"
-        " claimed it",
+        evidence=f"taken by force from {lease.taken_from}; its owner {lease.owner or '(none)'}"
+        " never claimed it",
         mend=freed(lease, pair.circumstances),
     )

@@ -92,7 +92,7 @@ def _allowed(finding: Finding, pair: Pair, mended: set[str]) -> Finding:
         row = pair.view.rows[key]
         owner = next((o for o in (row.owner, row.checkpoint_owner) if o in pair.alive), None)
         if owner is not None:
-            advice = f"{owner} is alive and has this row: stop it, then look again"
+            advice = f"{owner} is alive and has this row, so it is not touched: stop it, look again"
             return msgspec.structs.replace(finding, mend=(), advice=advice)
     if mended.intersection(key for change in finding.mend for key in keys_of(change)):
         advice = "what is told of this row above comes first; then look again"

@@ -103,7 +103,7 @@ def _went_back(lease: Lease, before: Lease) -> Iterator[Finding]:
             keys=(lease.key,),
             evidence=f"leaseCounter went from {before.counter} ({before.owner}) back to"
             f" {lease.counter} ({lease.owner})",
-            advice="KCL and kclrun only count up: find out what else writes this table, and stop it",
+            advice="KCL and kclrun only count up: find out what else writes here, and stop it",
         )
     if lease.checkpoint < before.checkpoint:
         yield Finding(
@@ -154,7 +154,7 @@ def _start(lease: Lease, pair: Pair) -> Iterator[Finding]:
 
 
 def _unserved(pair: Pair) -> Iterator[Finding]:
-    """Work that nobody reads while kclrun managers that could are alive; offers are told as such."""
+    """Work that nobody reads while live kclrun managers could; offers are told as such."""
     if not any(Owner.parse(owner) is not None for owner in pair.alive):
         return
     for lease in pair.view.work:
