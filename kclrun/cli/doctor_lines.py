@@ -11,13 +11,12 @@ import click
 
 from kclrun.cli.messages import harmless
 from kclrun.leases.doctor.diagnosis import is_healthy
-from kclrun.leases.doctor.findings import Finding
+from kclrun.leases.doctor.findings import Finding, MendingChange
 from kclrun.model.changes import (
     Claim,
     CreateChildren,
     CreateLease,
     DeleteTrimmed,
-    LeaseChange,
     Release,
     Take,
 )
@@ -91,7 +90,7 @@ def print_json(
     click.echo(json.dumps(plain, indent=2))
 
 
-def change_in_words(change: LeaseChange) -> str:
+def change_in_words(change: MendingChange) -> str:
     """What one write of a mend does."""
     match change:
         case CreateLease(lease=lease):
@@ -107,8 +106,6 @@ def change_in_words(change: LeaseChange) -> str:
             return f"remove takenFrom of {called(key)}"
         case Release(key=key):
             return f"let {called(key)} go: no owner, no hand-off, the same checkpoint"
-        case _:
-            return f"{type(change).__name__} {called(change.key)}"
 
 
 def _plain(finding: Finding) -> dict[str, Any]:

@@ -11,9 +11,19 @@ from typing import Final
 
 import msgspec
 
-from kclrun.model.changes import LeaseChange
+from kclrun.model.changes import (
+    Claim,
+    CreateChildren,
+    CreateLease,
+    DeleteTrimmed,
+    Release,
+    Take,
+)
 
-__all__ = ["Finding", "Gravity", "Kind", "most_serious_first"]
+__all__ = ["Finding", "Gravity", "Kind", "MendingChange", "most_serious_first"]
+
+# All that a mend may write.
+MendingChange = CreateLease | CreateChildren | DeleteTrimmed | Take | Claim | Release
 
 
 class Gravity(enum.IntEnum):
@@ -83,7 +93,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     keys: tuple[str, ...] = ()
     evidence: str
-    mend: tuple[LeaseChange, ...] = ()
+    mend: tuple[MendingChange, ...] = ()
     advice: str = ""
 
     @property

@@ -88,7 +88,6 @@ class Pair:
             for lease in self.second.leases
             if lease.owner is not None and not is_nobody(lease.owner) and not self._is_old(lease)
         }
-        # An owner whose row went away meanwhile was there to end it, or gave it away.
         return frozenset(moved)
 
     def _is_old(self, lease: Lease) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from kclrun.leases.doctor.findings import Finding, most_serious_first
+from kclrun.leases.doctor.findings import Finding, MendingChange, most_serious_first
 from kclrun.leases.doctor.looks import Circumstances, Pair, StreamFacts
 from kclrun.leases.unresolved import keys_of
 from kclrun.model.changes import (
@@ -18,7 +18,6 @@ from kclrun.model.changes import (
     CreateChildren,
     CreateLease,
     DeleteTrimmed,
-    LeaseChange,
     Release,
     Take,
 )
@@ -28,7 +27,7 @@ from kclrun.model.stream_key import stream_of
 __all__ = ["freed", "remade", "settled"]
 
 
-def freed(lease: Lease, circumstances: Circumstances) -> tuple[LeaseChange, ...]:
+def freed(lease: Lease, circumstances: Circumstances) -> tuple[MendingChange, ...]:
     """Take the row and let it go: without owner, ask, offer, `takenFrom` and `checkpointOwner`.
 
     The looks were a failover apart, so who was taken from by force has stopped by now [P18].
@@ -44,7 +43,7 @@ def freed(lease: Lease, circumstances: Circumstances) -> tuple[LeaseChange, ...]
         lease.start or facts.start_text,
     )
     counter = lease.counter + 1
-    waited: tuple[LeaseChange, ...] = ()
+    waited: tuple[MendingChange, ...] = ()
     if lease.taken_from is not None:
         waited = (Claim(key, me, counter, has_waited=True),)
         counter += 1
@@ -52,7 +51,7 @@ def freed(lease: Lease, circumstances: Circumstances) -> tuple[LeaseChange, ...]
     return (take, *waited, Release(key, me, counter, position, last=position))
 
 
-def remade(lease: Lease, parents: Iterable[str]) -> tuple[LeaseChange, ...]:
+def remade(lease: Lease, parents: Iterable[str]) -> tuple[MendingChange, ...]:
     """Delete a row that has not begun and make it again with the right parents.
 
     Whoever stops between the two leaves a shard without a lease, which every manager creates.

@@ -161,7 +161,7 @@ def _unserved(pair: Pair) -> Iterator[Finding]:
         is_idle = is_nobody(lease.owner) or lease.key in pair.view.expired
         if not is_idle or lease.owner == OFFERED or not pair.stood_still(lease):
             continue
-        if lease.checkpoint_owner is not None:
+        if lease.checkpoint_owner is not None or not _is_listed(lease, pair):
             continue
         who = "it has no owner" if lease.owner is None else f"its owner {lease.owner} is silent"
         yield Finding(
@@ -172,3 +172,8 @@ def _unserved(pair: Pair) -> Iterator[Finding]:
             advice="if it stays so the managers are full: add machines or raise `leases.max`;"
             "  kclrun leases --explain  says what each would do",
         )
+
+
+def _is_listed(lease: Lease, pair: Pair) -> bool:
+    listing = pair.second.listings.get(stream_of(lease.key))
+    return listing is not None and lease.key in listing
