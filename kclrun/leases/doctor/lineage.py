@@ -15,6 +15,7 @@ from kclrun.leases.healing import children_to_create
 from kclrun.leases.listing import Listing
 from kclrun.leases.shard_sync import child_lease, sync_table
 from kclrun.leases.table_view import TableView
+from kclrun.leases.totals import shards_behind
 from kclrun.model.changes import CreateLease, DeleteTrimmed
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -70,16 +71,16 @@ def _missing(view: TableView, listing: Listing, start: ExtendedSequenceNumber) -
     if listing.inconsistency is not None:
         yield Finding(kind=Kind.RESHARDING, evidence=listing.inconsistency)
         return
-    beside_begun = [shard for shard in listing.graph if _is_beside_begun(shard, view)]
-    for shard in beside_begun:
+    beside_others = _beside_others(view, listing)
+    for shard in beside_others:
         yield Finding(
             kind=Kind.HOLE,
             keys=(shard.shard_id,),
-            evidence="it is listed and has no row; its parent was read to its end, for the other"
-            " child has begun",
+            evidence="it is listed and has no row; its parent is over, for another child of it is"
+            " in the table",
             mend=(CreateLease(child_lease(shard.shard_id, shard.parents, shard.hash_range)),),
         )
-    known = {shard.shard_id for shard in beside_begun}
+    known = {shard.shard_id for shard in beside_others}
     plan = sync_table(listing, lambda key: view.has_row(key) or key in known, start)
     for lease in plan.leases:
         yield Finding(
@@ -100,18 +101,20 @@ def _missing(view: TableView, listing: Listing, start: ExtendedSequenceNumber) -
         )
 
 
-def _is_beside_begun(shard: Shard, view: TableView) -> bool:
-    """A hole beside a sibling that has begun: the parent was read to its end and its row is gone.
+def _beside_others(view: TableView, listing: Listing) -> tuple[Shard, ...]:
+    """Holes whose parents are over: no row of theirs is left, and other children are in the table.
 
     The managers, like the Java KCL, would begin the parent anew where it is still listed, and all
-    that the sibling has read would come again; the missing child alone is enough.
+    that its other children have read would come again; the missing child alone is enough.
     """
-    if view.has_row(shard.shard_id) or not shard.parents:
-        return False
-    if any(view.has_row(parent) for parent in shard.parents):
-        return False
-    return any(
-        row.parents == frozenset(shard.parents) and _has_begun(row) for row in view.rows.values()
+    behind = shards_behind(listing, view)
+    return tuple(
+        shard
+        for shard in listing.graph
+        if not view.has_row(shard.shard_id)
+        and shard.shard_id not in behind
+        and behind.intersection(shard.parents)
+        and not any(view.has_row(parent) for parent in shard.parents)
     )
 
 
