@@ -200,3 +200,9 @@ def test_the_corpus_has_thirty_tables_and_every_kind_but_three_notes():
     assert len(CORPUS) >= 30
     missing = {kind.value for kind in Kind} - shown
     assert missing == {"resharding", "no-leases", "other-stream"}
+
+
+def test_the_corpus_mends_every_kind_that_is_said_to_be_mendable_and_no_other():
+    mended = {each.split()[0] for row in CORPUS for each in row.get("mends", [])}
+
+    assert mended == {kind.value for kind in Kind if kind.is_mendable}

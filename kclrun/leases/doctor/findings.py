@@ -81,6 +81,11 @@ class Kind(enum.Enum):
         """What becomes of the records."""
         return _ABOUT[self][1]
 
+    @property
+    def is_mendable(self) -> bool:
+        """Whether there is a mend for it, where the owner of the row is not alive."""
+        return self in _MENDABLE
+
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong, as two looks at the table showed it.
@@ -146,3 +151,17 @@ _ABOUT: Final = {
     Kind.NO_LEASES: (_N, "none yet: the first start makes the leases"),
     Kind.NOBODY_ALIVE: (_N, "delayed: nobody renews a lease; the application is stopped"),
 }
+_MENDABLE: Final = frozenset(
+    {
+        Kind.HOLE,
+        Kind.CHILD_MISSING,
+        Kind.PARENTS_WRONG,
+        Kind.ORPHAN,
+        Kind.ORPHAN_ENDED,
+        Kind.STUCK_ASK,
+        Kind.STUCK_OFFER,
+        Kind.CHECKPOINT_OWNER_LEFT,
+        Kind.OFFER_LEFT,
+        Kind.TAKEN_FROM_LEFT,
+    }
+)
