@@ -39,7 +39,8 @@ def print_findings(examined: Examination) -> None:
         click.echo(f"The lease table is healthy: {len(examined.items)} rows.")
         return
     mendable = sum(bool(finding.mend) for finding in examined.findings)
-    click.echo(f"{len(examined.findings)} findings, {mendable} of them can be mended here.")
+    found = "1 finding" if len(examined.findings) == 1 else f"{len(examined.findings)} findings"
+    click.echo(f"{found}, of which --yes can mend {mendable}.")
 
 
 def _print(finding: Finding) -> None:

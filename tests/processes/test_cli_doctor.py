@@ -3,6 +3,7 @@
 import itertools
 import json
 import threading
+import time
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from kclrun.model.changes import CreateLease, Offer, Renew, Take
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.outcomes import Applied
 from kclrun.model.sequence import TRIM_HORIZON
-from tests.processes.cli_rig import Site, ended
+from tests.processes.cli_rig import Program, Site, ended
 
 pytestmark = pytest.mark.slow
 NUMBERS = itertools.count()
@@ -140,6 +141,48 @@ def test_json_has_the_findings_the_mends_and_what_is_left(site, tmp_path):
         {"kind": "hole", "keys": [key(1)], "is_mended": True, "problem": ""}
     ]
     assert [each["kind"] for each in told_all["left"]] == ["nobody-alive"]
+
+
+def test_a_running_fleet_shows_no_error_before_and_after_a_split(site):
+    running = Program("run", "--config", site.config)
+    try:
+        await_rows(site, lambda rows: len(rows) == 2 and all(row.owner for row in rows.values()))
+        before = doctor(site, "--json")
+        site.split(site.open_shards()[0])
+        await_rows(site, lambda rows: key(2) in rows and key(3) in rows)
+        after = doctor(site, "--json")
+    finally:
+        running.end()
+        running.close()
+
+    for _, out, told in (before, after):
+        findings = json.loads(out)["findings"]
+        assert [each for each in findings if each["gravity"] == "error"] == [], told
+        assert "nobody-alive" not in {each["kind"] for each in findings}
+
+
+def await_rows(site, are_right):
+    over = time.monotonic() + 30.0
+    while time.monotonic() < over:
+        rows = {row.key: row for page in site.aws.table.scan() for row in page.leases}
+        if are_right(rows):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"not in time: {rows}")
+
+
+def test_nothing_is_written_where_kcl_3_assigns_the_leases(site, tmp_path):
+    plant(site, 0)
+    entity = {"entityType": {"S": "CLIENT_VERSION_MIGRATION"}, "cv": {"S": "CLIENT_VERSION_3X"}}
+    site.aws.control.dynamodb_writes().put_item(
+        TableName=site.aws.settings.table, Item={"leaseKey": {"S": "Migration3.0"}} | entity
+    )
+
+    code, out, told = doctor(site, "--yes", "--backup", tmp_path / "rows.jsonl")
+
+    assert (code, "belongs to a KCL 3 fleet in its own mode" in told) == (78, True), out + told
+    assert item(site, 1) is None
+    assert not (tmp_path / "rows.jsonl").exists()
 
 
 def test_a_backup_that_is_there_is_refused_before_anything_is_looked_at(site):

@@ -49,7 +49,8 @@ def lineage_findings(
             keys=tuple(sorted(view.rows)),
             evidence="the service lists none of these shards, and none of their children",
             advice="look whether `stream`, region and `leases.table` are those you mean; rows of a"
-            " stream that is gone are deleted with the table",
+            " stream that is gone go with their table. After a stop for longer than records are"
+            " kept it looks the same: start a manager, it makes the leases, and look again",
         )
         return
     yield from _missing(view, listing, start)

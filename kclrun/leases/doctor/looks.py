@@ -63,15 +63,15 @@ class Pair:
         self._first_view = _view(first, observation, circumstances.me, 0.0)
         self.view = _view(second, observation, circumstances.me, circumstances.watched_s)
         self.alive = self._alive()
+        streams = set(circumstances.streams)
+        for view in (self._first_view, self.view):
+            streams.update(map(stream_of, (*view.rows, *view.broken)))
+        self._earlier = self._first_view.by_stream(streams)
+        self._now = self.view.by_stream(streams)
 
     def views_of(self, stream: StreamKey) -> tuple[TableView, TableView]:
-        """The rows of one stream, at the first and at the second look."""
-        streams = {
-            stream,
-            *(stream_of(key) for view in (self._first_view, self.view) for key in view.rows),
-            *(stream_of(key) for view in (self._first_view, self.view) for key in view.broken),
-        }
-        return self._first_view.by_stream(streams)[stream], self.view.by_stream(streams)[stream]
+        """The rows of one stream of the application, at the first and at the second look."""
+        return self._earlier[stream], self._now[stream]
 
     def before(self, key: LeaseKey) -> Lease | None:
         """The row at the first look."""

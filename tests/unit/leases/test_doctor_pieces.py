@@ -1,5 +1,7 @@
 """Parts of the doctor that no broken table of the corpus shows."""
 
+import cProfile
+
 import msgspec
 import pytest
 
@@ -16,7 +18,7 @@ from kclrun.model.changes import CreateLease, Renew, Take
 from kclrun.model.lease import OFFERED, Handoff, Lease
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
-from kclrun.model.stream_key import ONLY_STREAM
+from kclrun.model.stream_key import ONLY_STREAM, qualified_shards
 
 replace = msgspec.structs.replace
 WHOLE = HashRange(0, HASH_KEY_MAX)
@@ -170,3 +172,42 @@ def test_a_child_that_its_reader_created_before_a_listing_shows_it_is_no_orphan(
     seen = look(parent, child)
 
     assert kinds(diagnose(seen, seen, circumstances())) == [Kind.NOBODY_ALIVE]
+
+
+def test_a_hole_in_one_of_several_streams_is_mended_under_its_own_name():
+    shards = (A, Shard("B", WHOLE, "2000"))
+    listings = {
+        stream: Listing(qualified_shards(stream, shards), 5.0, 0.0) for stream in (ORDERS, AUDITS)
+    }
+    leased = [f"{ORDERS}:A", f"{ORDERS}:B", f"{AUDITS}:A"]
+    rows = tuple(Lease(key=each, checkpoint=TRIM_HORIZON) for each in leased)
+    seen = Look(rows, listings)
+
+    [hole] = [
+        each
+        for each in diagnose(seen, seen, circumstances(ORDERS, AUDITS))
+        if each.gravity == Gravity.ERROR
+    ]
+
+    assert (hole.kind, hole.keys) == (Kind.HOLE, (f"{AUDITS}:B",))
+    assert [change.lease.key for change in hole.mend] == [f"{AUDITS}:B"]
+
+
+def test_the_work_grows_with_the_rows_and_no_faster():
+    """Twice the rows cost about twice the calls: nothing is quadratic."""
+    assert 1.5 < calls_for(2000) / calls_for(1000) < 2.6
+
+
+def calls_for(count):
+    """Function calls of one diagnosis of a table whose shards were all split once."""
+    shards, rows = [], []
+    for number in range(count):
+        shards.append(Shard(f"p{number}", WHOLE, "1000", "1999"))
+        shards.append(Shard(f"c{number}", WHOLE, "2000", None, f"p{number}"))
+        rows.append(Lease(key=f"p{number}", checkpoint=AT_1500, owner="kclrun:a:dead:n"))
+    seen = look(*rows, shards=shards)
+    profile = cProfile.Profile()
+    profile.enable()
+    diagnose(seen, seen, circumstances())
+    profile.disable()
+    return sum(entry.callcount for entry in profile.getstats())
