@@ -25,7 +25,7 @@ __all__ = ["lineage_findings"]
 
 _GO_ON = "let it go on: what is behind it cannot be put in order any more"
 _DELETE = (
-    "stop the application, delete the row (the doctor has a backup) and start: its shard begins"
+    "stop the application, delete the row (keep a copy of it) and start: its shard begins"
     " anew at `start`"
 )
 _TURN = (
