@@ -143,6 +143,7 @@ def test_json_has_the_findings_the_mends_and_what_is_left(site, tmp_path):
     assert [each["kind"] for each in told_all["left"]] == ["nobody-alive"]
 
 
+@pytest.mark.alone
 def test_a_running_fleet_shows_no_error_before_and_after_a_split(site):
     running = Program("run", "--config", site.config)
     try:
