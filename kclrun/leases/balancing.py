@@ -155,18 +155,19 @@ class Balancer:
 
     def _take_offers(self, now: Instant) -> None:
         """What is meant for us always; the rest up to the target, and beyond it what was left."""
-        standing = self._standing
-        if standing is None:
+        standing, due = self._standing, self._offers.due(now)
+        if standing is None or not due:
             return
-        for waiting in self._offers.due(now):
-            standing.hold(self._hands())
-            if self._rows_max() == 0:
+        standing.hold(self._hands())
+        for waiting in due:
+            if standing.held >= self._policy.leases_max:
                 return
             if not self._is_free(waiting.lease.key):
                 self._offers.forget(waiting.lease.key)
             elif self._is_ours_to_take(waiting, standing, now):
                 self._offers.forget(waiting.lease.key)
                 self._take(waiting.lease, now)
+                standing.hold(self._hands())
 
     def _may_take(self, lease: Lease, standing: Standing) -> bool:
         """Not in our hands; and work, as far as the last scan knows the row: a child whose parents
