@@ -9,34 +9,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from kclrun.aws.control import ControlPlane
-from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.index_setup import IndexState, add_owner_index, inspect_owner_index
 from kclrun.aws.owner_index import OWNER_INDEX
 from kclrun.aws.table_setup import inspect_table
 from kclrun.errors import AccessDenied, ServiceError, TableRefused, Unavailable
 from kclrun.model.time import Instant
-from kclrun.model.wire import WireCredentials
+from tests.unit.aws.held_plane import HeldPlane
 
 _numbers = itertools.count()
 
 
-class Plane(ControlPlane):
-    """Remembers its clients, so that the test can close them."""
-
-    def __init__(self, url: str) -> None:
-        settings = EndpointSettings(region="eu-west-1", endpoint_url=url, read_timeout_s=10.0)
-        super().__init__(open_session(settings), settings, WireCredentials("a", "b"))
-        self.made: list[Any] = []
+class Plane(HeldPlane):
+    """One attempt: a scripted refusal is not asked for again."""
 
     def _client(self, service: str, attempts: int) -> Any:
-        # One attempt: a scripted refusal is not asked for again.
-        self.made.append(super()._client(service, 1))
-        return self.made[-1]
-
-    def close(self) -> None:
-        for client in self.made:
-            client.close()
+        return super()._client(service, 1)
 
 
 @pytest.fixture

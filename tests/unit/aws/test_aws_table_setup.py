@@ -9,44 +9,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from kclrun.aws.control import ControlPlane
-from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.owner_index import OWNER_INDEX
 from kclrun.aws.table_setup import TableReport, ensure_table, inspect_table
 from kclrun.errors import AccessDenied, ServiceError, TableRefused, Unavailable
 from kclrun.model.time import Instant
-from kclrun.model.wire import WireCredentials
+from tests.unit.aws.held_plane import HeldPlane
 
 _numbers = itertools.count()
 
 
-class Plane(ControlPlane):
-    """Remembers its clients, so that the test can close them."""
-
-    def __init__(self, url: str) -> None:
-        settings = EndpointSettings(region="eu-west-1", endpoint_url=url, read_timeout_s=10.0)
-        super().__init__(open_session(settings), settings, WireCredentials("a", "b"))
-        self.made: list[Any] = []
-
-    def _client(self, service: str, attempts: int) -> Any:
-        self.made.append(super()._client(service, attempts))
-        return self.made[-1]
-
-    def close(self) -> None:
-        for client in self.made:
-            client.close()
-
-
 @pytest.fixture
-def plane(moto_url: str) -> Iterator[Plane]:
-    made = Plane(moto_url)
+def plane(moto_url: str) -> Iterator[HeldPlane]:
+    made = HeldPlane(moto_url)
     yield made
     made.close()
 
 
 @pytest.fixture
-def scripted(server: Any) -> Iterator[Plane]:
-    made = Plane(server.url)
+def scripted(server: Any) -> Iterator[HeldPlane]:
+    made = HeldPlane(server.url)
     yield made
     made.close()
 
@@ -67,7 +48,7 @@ class Waiting:
         self.now += seconds
 
 
-def ensured(plane: Plane, name: str, *, create: bool = True, **options: Any) -> TableReport:
+def ensured(plane: HeldPlane, name: str, *, create: bool = True, **options: Any) -> TableReport:
     waiting = Waiting()
     return ensure_table(
         plane,
@@ -81,7 +62,7 @@ def ensured(plane: Plane, name: str, *, create: bool = True, **options: Any) -> 
     )
 
 
-def plain_table(plane: Plane, name: str, *keys: tuple[str, str], kind: str = "S") -> Any:
+def plain_table(plane: HeldPlane, name: str, *keys: tuple[str, str], kind: str = "S") -> Any:
     client = plane.dynamodb_writes()
     client.create_table(
         TableName=name,
@@ -92,7 +73,7 @@ def plain_table(plane: Plane, name: str, *keys: tuple[str, str], kind: str = "S"
     return client
 
 
-def test_an_absent_table_is_created_with_its_index_and_tags(plane: Plane, name: str) -> None:
+def test_an_absent_table_is_created_with_its_index_and_tags(plane: HeldPlane, name: str) -> None:
     report = ensured(plane, name, tags={"team": "data"})
 
     assert report == TableReport(name, "ACTIVE", created=True, has_owner_index=True)
@@ -111,7 +92,7 @@ def test_an_absent_table_is_created_with_its_index_and_tags(plane: Plane, name: 
     assert tags == [{"Key": "team", "Value": "data"}]
 
 
-def test_a_table_that_exists_is_used_as_it_is(plane: Plane, name: str) -> None:
+def test_a_table_that_exists_is_used_as_it_is(plane: HeldPlane, name: str) -> None:
     ensured(plane, name)
 
     assert ensured(plane, name, create=False) == TableReport(
@@ -119,13 +100,13 @@ def test_a_table_that_exists_is_used_as_it_is(plane: Plane, name: str) -> None:
     )
 
 
-def test_a_table_without_the_index_works_and_is_reported(plane: Plane, name: str) -> None:
+def test_a_table_without_the_index_works_and_is_reported(plane: HeldPlane, name: str) -> None:
     plain_table(plane, name, ("leaseKey", "HASH"))
 
     assert ensured(plane, name).has_owner_index is False
 
 
-def test_an_absent_table_is_refused_where_creation_is_off(plane: Plane, name: str) -> None:
+def test_an_absent_table_is_refused_where_creation_is_off(plane: HeldPlane, name: str) -> None:
     with pytest.raises(TableRefused, match=r"leases\.create: on"):
         ensured(plane, name, create=False)
     assert inspect_table(plane.dynamodb_reads(), name) is None
@@ -140,7 +121,7 @@ def test_an_absent_table_is_refused_where_creation_is_off(plane: Plane, name: st
     ],
 )
 def test_a_table_with_another_key_is_refused(
-    plane: Plane, name: str, keys: tuple[tuple[str, str], ...], kind: str
+    plane: HeldPlane, name: str, keys: tuple[tuple[str, str], ...], kind: str
 ) -> None:
     plain_table(plane, name, *keys, kind=kind)
 
@@ -153,7 +134,9 @@ SHARED = ["CLIENT_VERSION_2X", "CLIENT_VERSION_UPGRADE_FROM_2X", "CLIENT_VERSION
 
 
 @pytest.mark.parametrize("version", NATIVE)
-def test_a_kcl_3_fleet_in_its_own_mode_is_left_alone(plane: Plane, name: str, version: str) -> None:
+def test_a_kcl_3_fleet_in_its_own_mode_is_left_alone(
+    plane: HeldPlane, name: str, version: str
+) -> None:
     ensured(plane, name)
     plane.dynamodb_writes().put_item(
         TableName=name, Item={"leaseKey": {"S": "Migration3.0"}, "cv": {"S": version}}
@@ -165,7 +148,7 @@ def test_a_kcl_3_fleet_in_its_own_mode_is_left_alone(plane: Plane, name: str, ve
 
 @pytest.mark.parametrize("version", NATIVE)
 def test_an_early_kcl_3_fleet_keeps_its_mode_in_a_table_of_its_own(
-    plane: Plane, name: str, version: str
+    plane: HeldPlane, name: str, version: str
 ) -> None:
     client = plain_table(plane, f"{name}-CoordinatorState", ("key", "HASH"))
     client.put_item(
@@ -178,7 +161,9 @@ def test_an_early_kcl_3_fleet_keeps_its_mode_in_a_table_of_its_own(
 
 
 @pytest.mark.parametrize("version", SHARED)
-def test_a_kcl_3_fleet_that_is_compatible_is_joined(plane: Plane, name: str, version: str) -> None:
+def test_a_kcl_3_fleet_that_is_compatible_is_joined(
+    plane: HeldPlane, name: str, version: str
+) -> None:
     ensured(plane, name)
     plane.dynamodb_writes().put_item(
         TableName=name, Item={"leaseKey": {"S": "Migration3.0"}, "cv": {"S": version}}
@@ -202,7 +187,7 @@ def described(status: str) -> bytes:
     )
 
 
-def test_of_two_managers_that_create_at_once_both_go_on(server: Any, scripted: Plane) -> None:
+def test_of_two_managers_that_create_at_once_both_go_on(server: Any, scripted: HeldPlane) -> None:
     server.refuse(400, "ResourceNotFoundException")
     server.refuse(400, "ResourceInUseException", "Table already exists")
     server.reply(body=described("CREATING"))
@@ -216,14 +201,14 @@ def test_of_two_managers_that_create_at_once_both_go_on(server: Any, scripted: P
     assert report == TableReport("leases", "ACTIVE", created=False, has_owner_index=False)
 
 
-def test_a_table_that_never_becomes_active_is_unavailable(server: Any, scripted: Plane) -> None:
+def test_a_table_that_never_becomes_active_is_unavailable(server: Any, scripted: HeldPlane) -> None:
     server.default.body = described("CREATING")
 
     with pytest.raises(Unavailable, match="not ACTIVE after 30 s"):
         ensured(scripted, "leases")
 
 
-def test_a_table_being_given_an_index_is_usable(server: Any, scripted: Plane) -> None:
+def test_a_table_being_given_an_index_is_usable(server: Any, scripted: HeldPlane) -> None:
     server.reply(body=described("UPDATING"))
     server.reply(body=b"{}")
     server.refuse(400, "ResourceNotFoundException")
@@ -232,7 +217,7 @@ def test_a_table_being_given_an_index_is_usable(server: Any, scripted: Plane) ->
 
 
 def test_where_the_coordinator_table_may_not_be_read_it_is_not_looked_at(
-    server: Any, scripted: Plane
+    server: Any, scripted: HeldPlane
 ) -> None:
     server.reply(body=described("ACTIVE"))
     server.reply(body=b"{}")
@@ -241,7 +226,9 @@ def test_where_the_coordinator_table_may_not_be_read_it_is_not_looked_at(
     assert ensured(scripted, "leases").status == "ACTIVE"
 
 
-def test_a_missing_permission_names_the_policy_that_has_it(server: Any, scripted: Plane) -> None:
+def test_a_missing_permission_names_the_policy_that_has_it(
+    server: Any, scripted: HeldPlane
+) -> None:
     server.refuse(400, "ResourceNotFoundException")
     server.refuse(400, "AccessDeniedException", "not authorized to perform: dynamodb:CreateTable")
 
@@ -251,7 +238,7 @@ def test_a_missing_permission_names_the_policy_that_has_it(server: Any, scripted
     assert len(server.requests) == 2
 
 
-def test_a_creation_without_an_answer_is_told_apart(server: Any, scripted: Plane) -> None:
+def test_a_creation_without_an_answer_is_told_apart(server: Any, scripted: HeldPlane) -> None:
     server.refuse(400, "ResourceNotFoundException")
     server.hang_up()
 

@@ -38,7 +38,25 @@ def offered(key="s0", by=OTHER, to=None, counter=7, **fields):
     return row(key, OFFERED, counter, offered_by=by, offered_to=to, **fields)
 
 
-class ManagerLife:
+class Answers:
+    """What the manager `core` answered last (`said`), by kind, and how it keeps a lease."""
+
+    def asked(self, kind):
+        return [command for command in self.said if isinstance(command, kind)]
+
+    def writes(self, kind=object):
+        changes = [command.change for command in self.asked(c.WriteRow)]
+        return [change for change in changes if isinstance(change, kind)]
+
+    def notes(self):
+        return [note.event for note in self.asked(c.Note)]
+
+    def state(self, key="s0"):
+        custody = self.core.custody(key)
+        return custody and custody.state.value
+
+
+class ManagerLife(Answers):
     def __init__(self, *rows, **policy):
         self.now = 100.0
         self.core = LeaseManager(ManagerPolicy(me=ME, **policy), lambda: 0.5)
@@ -74,20 +92,6 @@ class ManagerLife:
     def finds(self, *offers):
         """The query for offers that is under way comes back."""
         return self.say(e.OffersFound(offers))
-
-    def asked(self, kind):
-        return [command for command in self.said if isinstance(command, kind)]
-
-    def writes(self, kind=object):
-        changes = [command.change for command in self.asked(c.WriteRow)]
-        return [change for change in changes if isinstance(change, kind)]
-
-    def notes(self):
-        return [note.event for note in self.asked(c.Note)]
-
-    def state(self, key="s0"):
-        custody = self.core.custody(key)
-        return custody and custody.state.value
 
     def apply(self, change, *, after=0.0, **seen_too):
         """The write applied. `seen_too`: what else its image shows, as an ask by another owner."""

@@ -22,6 +22,7 @@ from kclrun.model.outcomes import (
 )
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from tests.unit.leases.manager_life import Answers
 
 replace = msgspec.structs.replace
 ME = "kclrun:a:host:nonce"
@@ -39,7 +40,7 @@ def shard(key="s0", hash_range=WHOLE, *parents, ending=None):
     return Shard(key, hash_range, "1", ending, *parents)
 
 
-class Life:
+class Life(Answers):
     """A manager under test: `say` feeds an event at `now` and remembers what it answers.
 
     Looking for offers has a rhythm of its own and tests of its own; it is left out of `said`.
@@ -79,20 +80,6 @@ class Life:
 
     def commands_but_notes(self):
         return [command for command in self.said if not isinstance(command, c.Note)]
-
-    def asked(self, kind):
-        return [command for command in self.said if isinstance(command, kind)]
-
-    def writes(self, kind=object):
-        changes = [command.change for command in self.asked(c.WriteRow)]
-        return [change for change in changes if isinstance(change, kind)]
-
-    def notes(self):
-        return [note.event for note in self.asked(c.Note)]
-
-    def state(self, key="s0"):
-        custody = self.core.custody(key)
-        return custody and custody.state.value
 
     def begin(self, *rows, **fields):
         self.say(e.Started(started_at=5100.0))
