@@ -24,6 +24,7 @@ __all__ = [
     "ParentsRead",
     "PositionMoved",
     "ProcessExited",
+    "ProcessReport",
     "ProcessStarted",
     "ProcessorFailed",
     "RowRead",
@@ -186,6 +187,20 @@ class ProcessExited(msgspec.Struct, frozen=True):
     reason: str
 
 
+# What is told of a lease process, by itself or by who saw it start and die.
+ProcessReport = (
+    ProcessStarted
+    | StartFailed
+    | LeaseClaimed
+    | StartUnclaimed
+    | PositionMoved
+    | ShardEnded
+    | LeaseReleased
+    | LeaseLost
+    | ProcessorFailed
+    | ProcessExited
+)
+
 Event = (
     Started
     | Ticked
@@ -197,14 +212,5 @@ Event = (
     | OffersFound
     | FormerOwnersProvenGone
     | DrainRequested
-    | ProcessStarted
-    | StartFailed
-    | LeaseClaimed
-    | StartUnclaimed
-    | PositionMoved
-    | ShardEnded
-    | LeaseReleased
-    | LeaseLost
-    | ProcessorFailed
-    | ProcessExited
+    | ProcessReport
 )

@@ -17,10 +17,9 @@ from kclrun.errors import InvariantViolation
 from kclrun.leases import process_reports as reports
 from kclrun.leases.commands import Command, DrainProcess, Note, ReadParents, ReadRow, StartProcess
 from kclrun.leases.custody import Custody, State, Step
-from kclrun.leases.events import ParentsRead, RowRead, WriteResolved
+from kclrun.leases.events import ParentsRead, ProcessReport, RowRead, WriteResolved
 from kclrun.leases.lineage import have_ended, parent_keys, seem_over
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.leases.process_reports import ProcessReport
 from kclrun.leases.writing import Forgone, Landed, Lost, RowWriter, Settled, Stale
 from kclrun.model.changes import CreateLease, HaltLease, Offer, Release, Renew, Take
 from kclrun.model.lease import ANYBODY, Halt, Lease, LeaseKey

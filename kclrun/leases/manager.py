@@ -15,7 +15,7 @@ Rule: every command's outcome comes back as an event, whatever the outcome.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases import caught_up
@@ -27,22 +27,14 @@ from kclrun.leases.events import (
     DrainRequested,
     Event,
     FormerOwnersProvenGone,
-    LeaseClaimed,
-    LeaseLost,
-    LeaseReleased,
     LeasesScanned,
     OffersFound,
     ParentsRead,
-    PositionMoved,
-    ProcessExited,
-    ProcessorFailed,
-    ProcessStarted,
+    ProcessReport,
     RowRead,
     ShardEnded,
     ShardsListed,
     Started,
-    StartFailed,
-    StartUnclaimed,
     Ticked,
     WriteResolved,
 )
@@ -112,21 +104,8 @@ class LeaseManager:
             OffersFound: self._balancer.on_offers,
             FormerOwnersProvenGone: self._on_proven_gone,
             DrainRequested: self._on_drain,
+            **dict.fromkeys(get_args(ProcessReport), self._keeper.on_report),
             ShardEnded: self._on_shard_ended,
-            **dict.fromkeys(
-                (
-                    ProcessStarted,
-                    StartFailed,
-                    LeaseClaimed,
-                    StartUnclaimed,
-                    PositionMoved,
-                    LeaseReleased,
-                    LeaseLost,
-                    ProcessorFailed,
-                    ProcessExited,
-                ),
-                self._keeper.on_report,
-            ),
         }
 
     def handle(self, event: Event, now: Instant) -> tuple[Command, ...]:

@@ -18,6 +18,7 @@ from kclrun.leases.events import (
     PositionMoved,
     ProcessExited,
     ProcessorFailed,
+    ProcessReport,
     ProcessStarted,
     ShardEnded,
     StartFailed,
@@ -26,20 +27,7 @@ from kclrun.leases.events import (
 from kclrun.leases.restarts import DEATHS_MAX
 from kclrun.model.time import Instant
 
-__all__ = ["ProcessReport", "take_in", "take_in_late"]
-
-ProcessReport = (
-    ProcessStarted
-    | StartFailed
-    | LeaseClaimed
-    | StartUnclaimed
-    | PositionMoved
-    | ShardEnded
-    | LeaseReleased
-    | LeaseLost
-    | ProcessorFailed
-    | ProcessExited
-)
+__all__ = ["take_in", "take_in_late"]
 
 
 class _Noting(Protocol):
