@@ -140,8 +140,8 @@ class Application:
 
     def _listens(self):
         """The first line is written once signals are listened to; a manager that has ended by
-        itself has nothing to wait for."""
-        has_begun = len(self.of("manager_started")) >= self.starts
+        itself has nothing to wait for. By its pid: one killed earlier may have written nothing."""
+        has_begun = any(each["pid"] == self.process.pid for each in self.of("manager_started"))
         return has_begun or self.process.poll() is not None
 
     def lose_power(self):
