@@ -1,0 +1,56 @@
+"""What happened to each lease, as far as it is kept; and the error that tells it.
+
+Rule: an entry is the values themselves, put into words only when somebody asks: most runs end
+well and nobody does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+from kclrun.errors import InvariantViolation
+
+__all__ = ["RuleBroken", "Stories"]
+
+# The last events of a lease that a failure tells: a few failovers' worth of its life.
+_ENTRIES_MAX: Final = 60
+
+
+class RuleBroken(InvariantViolation):
+    """A promise of the README did not hold: which one, of which lease."""
+
+    def __init__(self, rule: str, key: str, words: str) -> None:
+        super().__init__(f"{rule}: {words}")
+        self.key = key
+
+
+class Stories:
+    """The last events of every lease."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, deque[tuple[float, str, str, Any]]] = {}
+
+    def note(self, key: str, time_s: float, who: str, what: str, detail: Any = "") -> None:
+        entries = self._of.get(key)
+        if entries is None:
+            entries = self._of[key] = deque(maxlen=_ENTRIES_MAX)
+        entries.append((time_s, who, what, detail))
+
+    def tell(self, key: str) -> str:
+        """The story of one lease, a line an event."""
+        return "\n".join(
+            f"  {clock(time_s)}  {who:<24} {what} {detail}".rstrip()
+            for time_s, who, what, detail in self._of.get(key, ())
+        )
+
+    def tell_all(self) -> str:
+        """Every story, in the order of the keys."""
+        return "\n".join(f"{key}\n{self.tell(key)}" for key in sorted(self._of))
+
+
+def clock(time_s: float) -> str:
+    """Virtual time as people read it."""
+    minutes, seconds = divmod(time_s, 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return f"{hours:02d}:{minutes:02d}:{seconds:09.6f}"
