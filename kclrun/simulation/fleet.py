@@ -11,7 +11,7 @@ from typing import Final
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases.manager import LeaseManager
-from kclrun.model.lease import Lease, OwnerId
+from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.simulation.clocks import HostClock
 from kclrun.simulation.host import Host
 from kclrun.simulation.oracles import Oracles
@@ -31,7 +31,8 @@ _WALL_OFF_MAX_S: Final = 3600.0
 
 
 class Fleet:
-    """`replay` is the command that runs the same again. `core_kind`, `process_kind`: planted bugs."""
+    """`replay` is the command that runs the same again. `core_kind` and `process_kind` are for
+    planted bugs."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Fleet:
         self.stories = Stories()
         self.stream = ShardStream(shards, records_per_s)
         self.oracles = Oracles(
-            self.stream, self.stories, lambda: self.scheduler.now, lambda key: self.table.row(key)
+            self.stream, self.stories, now=lambda: self.scheduler.now, row_of=self._row
         )
         self.table = SimulatedTable(self.scheduler, self.oracles)
         self.world = World(
@@ -144,10 +145,14 @@ class Fleet:
         for log in self.stream.shards():
             row = rows.get(log.shard_id)
             if row is None:
-                if not log.parents:
+                # Of a closed shard: ended and cleaned up. Of a child: not created yet.
+                if not log.parents and log.closed_at is None:
                     yield None
             elif row.key in unended and unended.isdisjoint(row.parents):
                 yield row.owner
+
+    def _row(self, key: LeaseKey) -> Lease | None:
+        return self.table.row(key)
 
     def _note_readable(self) -> None:
         for log in self.stream.shards():

@@ -158,7 +158,7 @@ class Host:
 
     # Commands.
 
-    def _perform(self, command: do.Command) -> None:
+    def _perform(self, command: do.Command) -> None:  # noqa: C901 - one case a command
         match command:
             case do.ScanTable():
                 self._read(self.world.table.scan, on.LeasesScanned)
@@ -234,7 +234,7 @@ class Host:
             pause_s = backoff_s(attempt, self._chance())
             self.after(pause_s, lambda: self._read_until(ask, succeeded, attempt + 1))
 
-        ask(lambda answer: self.do(lambda: succeeded(answer)), lambda words: again(words))
+        ask(lambda answer: self.do(lambda: succeeded(answer)), again)
 
     def _write_in_time(self, change: LeaseChange, not_before: Instant | None) -> None:
         if not_before is None or not_before <= self.instant():

@@ -60,6 +60,7 @@ class Oracles:
         self,
         stream: ShardStream,
         stories: Stories,
+        *,
         now: Callable[[], float],
         row_of: Callable[[LeaseKey], Lease | None],
     ) -> None:
