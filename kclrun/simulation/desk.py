@@ -30,9 +30,7 @@ _FETCH_S: Final = 0.012
 
 class SimulatedDesk:
     """`post` takes events for the core; `after` schedules for the host; `batch_s` is how long user
-    code takes for a batch. `heeds_fence` False is a planted bug."""
-
-    heeds_fence = True
+    code takes for a batch."""
 
     def __init__(
         self,
@@ -138,7 +136,7 @@ class SimulatedDesk:
             self._take_next(self._gate)
 
     def _is_open(self, gate: do.OpenGate) -> bool:
-        return self._now() < gate.fence or not self.heeds_fence
+        return self._now() < gate.fence
 
     def _take_next(self, gate: do.OpenGate) -> None:
         room = gate.delivered_max - self._delivered_here

@@ -81,7 +81,7 @@ class Host:
 
     def drain(self) -> None:
         """SIGTERM."""
-        self.do(lambda: self.feed(on.DrainRequested("SIGTERM")))
+        self.act(lambda: self.feed(on.DrainRequested("SIGTERM")))
 
     def kill(self) -> None:
         """The host is gone, manager and lease processes with it."""
@@ -103,7 +103,7 @@ class Host:
         self.is_frozen = False
         held, self._held_back = self._held_back, []
         for action in held:
-            self.do(action)
+            self.act(action)
 
     def kill_process(self, key: LeaseKey) -> None:
         """SIGKILL of one lease process."""
@@ -127,9 +127,9 @@ class Host:
         return self._clock.time_of(instant)
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        self.world.scheduler.after(delay_s, lambda: self.do(action))
+        self.world.scheduler.after(delay_s, lambda: self.act(action))
 
-    def do(self, action: Callable[[], None]) -> None:
+    def act(self, action: Callable[[], None]) -> None:
         """Now; after the freeze; never."""
         if self.is_frozen:
             self._held_back.append(action)
@@ -171,8 +171,8 @@ class Host:
             case do.FindOffers(rows_max):
                 self.world.table.offered(
                     rows_max,
-                    lambda rows: self.do(lambda: self.feed(on.OffersFound(rows))),
-                    lambda _: self.do(lambda: self.feed(on.OffersFound(None))),
+                    lambda rows: self.act(lambda: self.feed(on.OffersFound(rows))),
+                    lambda _: self.act(lambda: self.feed(on.OffersFound(None))),
                 )
             case do.WriteRow(change, not_before):
                 self._write_in_time(change, not_before)
@@ -205,9 +205,11 @@ class Host:
 
     def _read_row(self, key: LeaseKey) -> None:
         table = self.world.table
-        self._read(
-            lambda reply, failed: table.read(key, reply, failed), lambda row: on.RowRead(key, row)
-        )
+
+        def read(reply: Callable[[Lease | None], None], failed: Failed) -> None:
+            table.read(key, reply, failed)
+
+        self._read(read, lambda row: on.RowRead(key, row))
 
     def _read_parents(
         self, key: LeaseKey, parents: tuple[LeaseKey, ...], found: tuple[Lease | None, ...]
@@ -234,7 +236,7 @@ class Host:
             pause_s = backoff_s(attempt, self._chance())
             self.after(pause_s, lambda: self._read_until(ask, succeeded, attempt + 1))
 
-        ask(lambda answer: self.do(lambda: succeeded(answer)), again)
+        ask(lambda answer: self.act(lambda: succeeded(answer)), again)
 
     def _write_in_time(self, change: LeaseChange, not_before: Instant | None) -> None:
         if not_before is None or not_before <= self.instant():
@@ -256,7 +258,7 @@ class Host:
             self.feed(on.WriteResolved(change, outcome))
 
         self.world.table.write(
-            self.name, change, lambda outcome: self.do(lambda: resolved(outcome))
+            self.name, change, lambda outcome: self.act(lambda: resolved(outcome))
         )
 
     # Lease processes.

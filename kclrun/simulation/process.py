@@ -30,7 +30,7 @@ Timed = do.SendWrite | do.SendLateCheckpoint | do.ReadOwnRow
 
 
 class HostOfProcess(Protocol):
-    """What a lease process needs of its host. `do` runs an action as the host stands: now, after
+    """What a lease process needs of its host. `act` runs an action as the host stands: now, after
     a freeze, or never."""
 
     world: World
@@ -41,7 +41,7 @@ class HostOfProcess(Protocol):
 
     def time_of(self, instant: Instant) -> float: ...
 
-    def do(self, action: Callable[[], None]) -> None: ...
+    def act(self, action: Callable[[], None]) -> None: ...
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None: ...
 
@@ -211,7 +211,7 @@ class LeaseProcess:
             return
         self._table.read(
             keys[0],
-            lambda row: self._host.do(lambda: self._read_rows(keys[1:], (*found, (keys[0], row)))),
+            lambda row: self._host.act(lambda: self._read_rows(keys[1:], (*found, (keys[0], row)))),
             lambda words: self._answered(on.LookUpFailed(words)),
         )
 
@@ -232,7 +232,7 @@ class LeaseProcess:
             self._events.appendleft(event)
             self._turn()
 
-        self._host.do(take_in)
+        self._host.act(take_in)
 
     def _after(self, delay_s: float, action: Callable[[], None]) -> None:
         self._host.after(delay_s, lambda: None if self.is_over else action())

@@ -117,7 +117,9 @@ class SimulatedTable:
             case "lost_reply" | "late":
                 is_late = fate == "late"
                 delay_s = self._fate.uniform(_PATIENCE_S, _LATE_MAX_S) if is_late else 0.0
-                self._scheduler.after(self._leg_s() + delay_s, lambda: self._apply(change))
+                self._scheduler.after(
+                    self._leg_s() + delay_s, lambda: self._apply_in_silence(change)
+                )
                 self._scheduler.after(_PATIENCE_S, lambda: answer(OutcomeUnknown("timed out")))
             case _:
                 self._scheduler.after(self._leg_s(), lambda: self._apply_and_tell(change, answer))
@@ -192,6 +194,9 @@ class SimulatedTable:
                 return str(name)
             drawn -= share
         return None
+
+    def _apply_in_silence(self, change: LeaseChange) -> None:
+        self._apply(change)
 
     def _apply_and_tell(self, change: LeaseChange, answer: Callable[[Outcome], None]) -> None:
         outcome = self._apply(change)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -157,8 +158,11 @@ class _Run:
             group = group_names(self._asked.groups)[number % self._asked.groups]
             self._fleet.after(
                 chance.uniform(0, _BOOT_SPREAD_S),
-                lambda group=group, number=number: self._fleet.add_host(group, f"host-{number}"),
+                partial(self._boot, group, f"host-{number}"),
             )
+
+    def _boot(self, group: str, slot: str) -> None:
+        self._fleet.add_host(group, slot)
 
     def _lose_group(self, _: float) -> None:
         for host in self._fleet.hosts:
@@ -174,7 +178,7 @@ class _Run:
             self._fleet.after(at_s, host.drain)
             self._fleet.after(
                 at_s + _RESTART_S,
-                lambda group=host.group, slot=slot: self._fleet.add_host(group, slot),
+                partial(self._boot, host.group, slot),
             )
 
     def _reshard(self, _: float) -> None:
