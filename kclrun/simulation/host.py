@@ -37,6 +37,9 @@ _FORK_S: Final = 0.015
 # From an exit, or a SIGKILL, to what the pidfd says of it.
 _REAP_S: Final = 0.003
 
+# Within which time the threads of a host that stood still are all awake.
+_WAKING_S: Final = 0.01
+
 
 class Host:
     """`name` is `<group>:<slot>:<nonce>`. `core_kind` and `process_kind` are for planted bugs."""
@@ -99,11 +102,12 @@ class Host:
             self.world.oracles.frozen(process)
 
     def thaw(self) -> None:
-        """Everything that would have happened meanwhile happens now, in its order."""
+        """What would have happened meanwhile happens now, in any order: each is another thread's,
+        or another process's, and whoever wakes first goes first."""
         self.is_frozen = False
         held, self._held_back = self._held_back, []
         for action in held:
-            self.act(action)
+            self.after(_WAKING_S * self._chance(), action)
 
     def kill_process(self, key: LeaseKey) -> None:
         """SIGKILL of one lease process."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final
 
+import msgspec
+
 from kclrun.errors import InvariantViolation
 
-__all__ = ["RuleBroken", "Stories"]
+__all__ = ["RuleBroken", "Stories", "clock"]
 
 # The last events of a lease that a failure tells: a few failovers' worth of its life.
 _ENTRIES_MAX: Final = 60
@@ -40,13 +42,26 @@ class Stories:
     def tell(self, key: str) -> str:
         """The story of one lease, a line an event."""
         return "\n".join(
-            f"  {clock(time_s)}  {who:<24} {what} {detail}".rstrip()
+            f"  {clock(time_s)}  {who:<24} {what} {_words(detail)}".rstrip()
             for time_s, who, what, detail in self._of.get(key, ())
         )
 
     def tell_all(self) -> str:
         """Every story, in the order of the keys."""
         return "\n".join(f"{key}\n{self.tell(key)}" for key in sorted(self._of))
+
+
+def _words(detail: Any) -> str:
+    """A value as one line that is the same in every process: sets in order."""
+    if isinstance(detail, frozenset):
+        return "{" + ", ".join(sorted(map(_words, detail))) + "}"
+    if isinstance(detail, tuple):
+        return "(" + ", ".join(map(_words, detail)) + ")"
+    if not isinstance(detail, msgspec.Struct):
+        return str(detail)
+    fields = msgspec.structs.asdict(detail).items()
+    said = (f"{name}={_words(value)}" for name, value in fields if value not in (None, ""))
+    return f"{type(detail).__name__}({', '.join(said)})"
 
 
 def clock(time_s: float) -> str:

@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from tests.unit.simulation.fleets import settled_fleet, small_fleet
 
 from kclrun.simulation.table import CALM, FaultRates
+from tests.unit.simulation.fleets import settled_fleet, small_fleet
 
 PATIENCE_S = 25  # failover + 7 s, a poll, and the backlog
 STORM = FaultRates(throttled=0.02, unreachable=0.01, lost_reply=0.02, late=0.01)
