@@ -58,9 +58,9 @@ _LETTERS: Final = 26
 @click.option(
     "--idle",
     type=DURATION,
-    default="1s",
+    default="5s",
     show_default=True,
-    help="The pause between reads of a shard, as `fetch.idle`.",
+    help="The pause between reads of a shard, as `fetch.idle` (there 1s: more work here).",
 )
 @click.option(
     "--leases-max",

@@ -62,12 +62,14 @@ class Alarm:
         self._deadline = deadline
         self._ring = ring
         self._due = math.inf
+        self._asked = Instant(math.inf)
 
     def set(self) -> None:
-        """Look at the core's deadline: a later one is noticed when the earlier rings."""
+        """After every event: look at the core's deadline. A later one is noticed when the earlier
+        rings."""
         now = self._now()
-        deadline = self._deadline(self._clock.instant(now))
-        due = max(now, self._clock.time_of(deadline)) + _LATE_S
+        self._asked = self._deadline(self._clock.instant(now))
+        due = max(now, self._clock.time_of(self._asked)) + _LATE_S
         if due < self._due:
             self._due = due
             self._after(due - now, lambda: self._rings(due))
@@ -76,8 +78,7 @@ class Alarm:
         if due != self._due:
             return
         self._due = math.inf
-        now = self._clock.instant(self._now())
-        if self._deadline(now) <= now:
+        if self._asked <= self._clock.instant(self._now()):
             self._ring()
         else:
             self.set()
