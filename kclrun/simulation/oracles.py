@@ -113,7 +113,9 @@ class Oracles:
         self._stories.note(reader.key, self._now(), reader.who, what, detail)
 
     def gate_opened(self, reader: Reader, until_s: float) -> None:
-        """It may begin batches until then."""
+        """It may begin batches until then. Told late, of a fence that has passed: nothing opens."""
+        if until_s <= self._now():
+            return
         self._refuse_second(reader)
         self._permits.setdefault(reader.key, {})[reader] = until_s
         self.gaps.begins(reader.key, reader, self._now())

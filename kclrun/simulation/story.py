@@ -12,6 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.errors import InvariantViolation
+from kclrun.local.sequence_numbers import parse
+from kclrun.model.sequence import ExtendedSequenceNumber
 
 __all__ = ["RuleBroken", "Stories", "clock"]
 
@@ -57,11 +59,19 @@ def _words(detail: Any) -> str:
         return "{" + ", ".join(sorted(map(_words, detail))) + "}"
     if isinstance(detail, tuple):
         return "(" + ", ".join(map(_words, detail)) + ")"
+    if isinstance(detail, ExtendedSequenceNumber):
+        number = parse(detail.sequence_number)
+        return str(detail) if number is None else f"record {number.counter}"
     if not isinstance(detail, msgspec.Struct):
         return str(detail)
     fields = msgspec.structs.asdict(detail).items()
-    said = (f"{name}={_words(value)}" for name, value in fields if value not in (None, ""))
+    said = (f"{name}={_words(value)}" for name, value in fields if _tells(name, value))
     return f"{type(detail).__name__}({', '.join(said)})"
+
+
+def _tells(name: str, value: Any) -> bool:
+    """Whether a field says something: the key is the story's own."""
+    return name != "key" and value is not None and value is not False and value != ""
 
 
 def clock(time_s: float) -> str:
