@@ -15,12 +15,11 @@ __all__ = ["Gap", "ReadingGaps"]
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """`is_first`: nobody had read the shard before."""
+    """One such time of one shard."""
 
     key: str
     began_s: float
     length_s: float
-    is_first: bool
 
 
 class ReadingGaps:
@@ -44,7 +43,7 @@ class ReadingGaps:
         self._readers[key] = reader
         since = self._unread_since.pop(key, None)
         if since is not None:
-            self.ended.append(Gap(key, since, now - since, key not in self._were_read))
+            self.ended.append(Gap(key, since, now - since))
         self._were_read.add(key)
 
     def ends(self, key: str, reader: object, now: float) -> None:
