@@ -88,6 +88,28 @@ def test_after_a_reshard_every_child_is_read_and_every_parent_ended(count, unrea
     assert fleet.oracles.tally.duplicates == 0
 
 
+def befall(fleet, chance):
+    """One misfortune; those that would leave fewer than two hosts, or too many shards, spare it."""
+    host = chance.choice([host for host in fleet.hosts if host.is_up])
+    shards, slot = fleet.stream.open_count(), host.name.split(":")[1]
+    match chance.randrange(6):
+        case 0 if host.processes:
+            host.kill_process(chance.choice(sorted(host.processes)))
+        case 1:
+            host.freeze()
+            fleet.after(chance.uniform(0.1, 30), host.thaw)
+        case 2 if shards < 20:
+            fleet.reshard(shards + 2)
+        case 3 if shards > 8:
+            fleet.reshard(shards - 3)
+        case 4 if sum(each.is_up for each in fleet.hosts) > 2:
+            host.drain()
+            fleet.add_host(host.group, slot)
+        case 5 if sum(each.is_up for each in fleet.hosts) > 2:
+            host.kill()
+            fleet.after(chance.uniform(0, 20), lambda: fleet.add_host(host.group, slot))
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_storm_breaks_no_promise_and_calm_mends_everything(seed):
     fleet = settled_fleet(seed, hosts=4, shards=10)
@@ -95,18 +117,7 @@ def test_a_storm_breaks_no_promise_and_calm_mends_everything(seed):
     fleet.table.faults = STORM
 
     for _ in range(24):
-        host = chance.choice(fleet.hosts)
-        match chance.randrange(4):
-            case 0 if host.processes:
-                host.kill_process(chance.choice(sorted(host.processes)))
-            case 1:
-                host.freeze()
-                fleet.after(chance.uniform(0.1, 30), host.thaw)
-            case 2 if fleet.stream.open_count() < 20:
-                fleet.reshard(fleet.stream.open_count() + 2)
-            case 3 if sum(each.is_up for each in fleet.hosts) > 2:
-                host.drain()
-                fleet.add_host(host.group, host.name.split(":")[1])
+        befall(fleet, chance)
         fleet.run_for(chance.uniform(1, 20))
     fleet.table.faults = CALM
     fleet.run_for(150)
