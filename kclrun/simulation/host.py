@@ -71,7 +71,8 @@ class Host:
         self._events: deque[on.Event] = deque()
         self._is_pumping = False
         self._held_back: list[Callable[[], None]] = []
-        self._writing: set[LeaseKey] = set()
+        # The keys with a write under way, and the changes that wait for it.
+        self._writes: dict[LeaseKey, deque[LeaseChange]] = {}
         self._starting: dict[LeaseKey, bool] = {}  # and whether to drain as soon as it lives
         self._launcher_free_at = 0.0
         self._incarnations = 0
@@ -249,16 +250,24 @@ class Host:
         self.after(self.time_of(not_before) - self.world.scheduler.now, lambda: self._write(change))
 
     def _write(self, change: LeaseChange) -> None:
-        keys = keys_written(change)
-        for key in keys:
-            if key in self._writing:
-                raise RuleBroken("P5", key, f"{self.name} has two writes of it under way")
-            if key in self.processes:
-                raise RuleBroken("P5", key, f"{self.name} writes beside its lease process")
-        self._writing.update(keys)
+        """One write of a key at a time; children are created in the name of the first."""
+        key = keys_written(change)[0]
+        if key in self._writes:
+            self._writes[key].append(change)
+            return
+        self._writes[key] = deque()
+        self._send(key, change)
+
+    def _send(self, key: LeaseKey, change: LeaseChange) -> None:
+        if key in self.processes:
+            raise RuleBroken("P5", key, f"{self.name} writes beside its lease process")
 
         def resolved(outcome: Outcome) -> None:
-            self._writing.difference_update(keys)
+            waiting = self._writes[key]
+            if waiting:
+                self._send(key, waiting.popleft())
+            else:
+                del self._writes[key]
             self.feed(on.WriteResolved(change, outcome))
 
         self.world.table.write(
