@@ -106,14 +106,14 @@ class Fleet:
         """Raises: InvariantViolation with the story and how to replay it."""
         try:
             self.scheduler.run_until(self.scheduler.now + duration_s)
-        except (InvariantViolation, AssertionError) as error:
+        except (RuleBroken, InvariantViolation, AssertionError) as error:
             raise self._told(error) from error
 
     def require_all_read(self, patience_s: float) -> None:
         """L1, as `Oracles.require_all_read`; told like everything that goes wrong."""
         try:
             self.oracles.require_all_read(patience_s)
-        except InvariantViolation as error:
+        except RuleBroken as error:
             raise self._told(error) from error
 
     # How it is.

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import msgspec
 
-from kclrun.errors import InvariantViolation
 from kclrun.local.sequence_numbers import parse
 from kclrun.model.sequence import ExtendedSequenceNumber
 
@@ -21,8 +20,11 @@ __all__ = ["RuleBroken", "Stories", "clock"]
 _ENTRIES_MAX: Final = 60
 
 
-class RuleBroken(InvariantViolation):
-    """A promise of the README did not hold: which one, of which lease."""
+class RuleBroken(Exception):
+    """A promise of the README did not hold: which one, of which lease.
+
+    Never leaves the simulation: `Fleet` tells it as an InvariantViolation, with the story.
+    """
 
     def __init__(self, rule: str, key: str, words: str) -> None:
         super().__init__(f"{rule}: {words}")
