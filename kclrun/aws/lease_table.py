@@ -7,7 +7,7 @@ sent once, and each way it can go is a value [P6].
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -79,12 +79,20 @@ class DynamoLeaseTable:
 
     def scan(self) -> Iterator[ScanPage]:
         """All pages, consistently read. Raises a ServiceError leaf; a broken row never fails it."""
+        for items in self.items():
+            yield decode_page(items)
+
+    def items(self) -> Iterator[Sequence[Item]]:
+        """All pages of items as they stand in the table, leases or not: for a backup of all rows.
+
+        Consistently read. Raises a ServiceError leaf.
+        """
         request: dict[str, Any] = {"TableName": self._table, "ConsistentRead": True}
         if self._page_rows_max is not None:
             request["Limit"] = self._page_rows_max
         for _ in range(PAGES_MAX):
             reply = parsed(ITEMS_DECODER, SCAN, self._client.call(SCAN, _encode(request)))
-            yield decode_page(reply.items)
+            yield reply.items
             if not reply.last_evaluated_key:
                 return
             request["ExclusiveStartKey"] = reply.last_evaluated_key

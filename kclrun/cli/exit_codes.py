@@ -54,7 +54,7 @@ INTERRUPTED: Final = 130
 
 MEANINGS: Final[Mapping[int, str]] = {
     DRAINED: "done; for run: drained",
-    UNMET: "lag: further behind than --max-behind; leases move, release: not moved",
+    UNMET: "lag: behind --max-behind; leases move, release: not moved; doctor: findings",
     USAGE: "the command line is wrong",
     NO_STREAM: "the stream (or table) does not exist",
     UNAVAILABLE: "AWS did not answer within aws.start_timeout",

@@ -32,6 +32,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u
 _CANNOT: Final[Mapping[str, str]] = {
     "run": "Cannot start",
     "check": "Check failed",
+    "doctor": "Cannot examine the lease table",
     "init": "Init failed",
     "local": "Cannot start the embedded AWS",
     "put": "Cannot put",

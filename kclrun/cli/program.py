@@ -21,6 +21,7 @@ _DEFAULT: Final = "run"
 _VERBS: Final[Mapping[str, str]] = {
     "run": "Run the application (the default verb).",
     "check": "Check settings, processor and AWS; change nothing.",
+    "doctor": "Find what is wrong with the lease table; mend it with --yes.",
     "init": "Write a starter project that runs at once.",
     "lag": "Show how far each shard is behind; answer a monitor.",
     "leases": "Show who has which shard, and how far; move, release, resume them.",

@@ -17,7 +17,7 @@ from kclrun.leases.observation import is_nobody
 from kclrun.leases.table_view import TableView
 from kclrun.model.lease import LeaseKey
 
-__all__ = ["TableTotals", "sum_totals", "table_totals"]
+__all__ = ["TableTotals", "shards_behind", "sum_totals", "table_totals"]
 
 
 class TableTotals(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ def _shards_to_lease(listing: Listing, view: TableView) -> int:
     A shard from which some lease descends was read to its end, or lies before the start position.
     One that descends from a lease that has not ended gets its row when that one ends [P12].
     """
-    behind = _behind(listing, view)
+    behind = shards_behind(listing, view)
     ahead = _ahead(listing, view)
     return sum(
         view.has_row(shard.shard_id) or not (shard.shard_id in behind or shard.shard_id in ahead)
@@ -69,7 +69,7 @@ def _shards_to_lease(listing: Listing, view: TableView) -> int:
     )
 
 
-def _behind(listing: Listing, view: TableView) -> set[str]:
+def shards_behind(listing: Listing, view: TableView) -> set[str]:
     """The ancestors of all leases. Rows name parents that an old listing does not connect yet."""
     found: set[str] = {key for lease in view.rows.values() for key in parent_keys(lease)}
     to_follow: list[str] = [*view.rows, *found]

@@ -8,6 +8,7 @@ from kclrun.aws.expressions import CATALOGUE
 from kclrun.cli import exit_codes
 from kclrun.consuming import fence, loss
 from kclrun.leases import capacity, manager, offers, pacing, policy
+from kclrun.leases.doctor.findings import Kind
 from kclrun.model.lease import ASK_STALE_AFTER_S
 from kclrun.observe.metrics import METRICS
 from kclrun.spark import options
@@ -96,6 +97,16 @@ def test_every_metric_stands_in_the_readme_as_the_code_has_it():
         lines.append(f"| `{name}` | {kind.unit} | `{kind.prometheus}` | {kind.meaning} |")
 
     stands_in_the_readme("metrics", lines)
+
+
+def test_every_finding_of_the_doctor_stands_in_the_readme_as_the_code_has_it():
+    lines = ["| finding | gravity | the records | mended by `--yes` |", "|---|---|---|---|"]
+    for kind in Kind:
+        mended = " yes " if kind.is_mendable else " "
+        gravity = kind.gravity.name.lower()
+        lines.append(f"| `{kind.value}` | {gravity} | {kind.means} |{mended}|")
+
+    stands_in_the_readme("findings", lines)
 
 
 def test_every_exit_code_of_the_code_stands_in_the_readme():

@@ -19,6 +19,8 @@ from tests.processes.ledger_rig.rounds import (
     told,
 )
 
+pytestmark = pytest.mark.alone
+
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 CAP = 2000

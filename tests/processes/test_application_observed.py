@@ -15,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.processes.ledger_rig.application import until
 from tests.processes.ledger_rig.aws import REGION
 
+pytestmark = pytest.mark.alone
+
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 OBSERVED = {"listen": 0}

@@ -10,7 +10,7 @@ import time
 import pytest
 
 pytest_plugins = ("tests.processes.fleet_rig.fixtures",)
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 IS_LONG = os.environ.get("KCLRUN_FLEET_LONG") == "1"
 FAILOVER_S = 3.0

@@ -10,7 +10,7 @@ from tests.processes.fleet_rig.gaps import reads_after
 from tests.processes.ledger_rig.rounds import percentile, told
 
 pytest_plugins = ("tests.processes.fleet_rig.fixtures",)
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 IS_LONG = os.environ.get("KCLRUN_FLEET_LONG") == "1"
 FAILOVER_S = 10.0 if IS_LONG else 3.0

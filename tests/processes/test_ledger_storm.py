@@ -10,6 +10,8 @@ import pytest
 from tests.processes.ledger_rig.deliveries import judge
 from tests.processes.ledger_rig.gate import Gate
 
+pytestmark = pytest.mark.alone
+
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 CAP = 1000

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 ENTRIES = Path(__file__).parent / "entries"
 

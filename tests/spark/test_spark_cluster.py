@@ -25,7 +25,7 @@ from tests.spark.source_rig import (
     in_order_of_each_key,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.alone]
 
 MASTER = "local-cluster[2,1,1024]"
 # Executors take 10 s to start on a quiet machine, and a job two rounds of them.

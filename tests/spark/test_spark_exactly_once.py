@@ -12,7 +12,7 @@ from tests.processes.ledger_rig.producing import Producer
 from tests.spark.exactly_once.driving import Driver
 from tests.spark.exactly_once.judging import judge
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 # A start of the JVM and the query takes 6 s on a quiet machine; busy ones have taken 40.
 _START_MAX_S = 240

@@ -15,6 +15,8 @@ from kclrun.local.server import start_embedded
 from kclrun.spark.sink.writing import write
 from tests.spark.sink_rig import Kinesis, numbers_by_key, rows_of
 
+pytestmark = pytest.mark.alone
+
 SHARDS = 8
 ROWS = 120_000
 # A third of all rows: 40,000, which take the shard 40 s at its 1,000 a second.

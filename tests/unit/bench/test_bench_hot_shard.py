@@ -4,6 +4,8 @@ import pytest
 from bench import hot_shard
 from bench.sink import draw
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.slow
 def test_a_hot_shard_under_the_services_limits_slows_down_only_itself(tmp_path):

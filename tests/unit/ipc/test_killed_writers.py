@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 RIG = Path(__file__).with_name("killed_writers_rig.py")
 
 

@@ -1,0 +1,208 @@
+"""Broken lease tables, one a sentence (`doctor.yaml`): each is found, and mended where it can be.
+
+Every row that no mend names stays as it was, byte for byte, what we do not know of it included.
+"""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kclrun.aws.rows import encode_row
+from kclrun.cli.doctor_looks import look_of
+from kclrun.cli.doctor_mending import mend_all
+from kclrun.leases.doctor.diagnosis import diagnose
+from kclrun.leases.doctor.findings import Kind
+from kclrun.leases.doctor.looks import Circumstances, StreamFacts
+from kclrun.leases.listing import Listing
+from kclrun.leases.unresolved import keys_of
+from kclrun.local.lease_rows import LeaseRows
+from kclrun.model.changes import Renew, Take
+from kclrun.model.lease import OFFERED, Halt, Handoff, Lease, PendingCheckpoint
+from kclrun.model.outcomes import Applied
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.model.stream_key import ONLY_STREAM
+
+CORPUS = yaml.safe_load((Path(__file__).parent / "doctor.yaml").read_text())
+NOW = 1_000_000.0
+DOCTOR = "kclrun:a:doctor:n"
+
+
+def who(name):
+    if name is None or name.startswith("java"):
+        return name
+    return OFFERED if name == "offered" else f"kclrun:a:{name}:n"
+
+
+def shards_of(row):
+    named = [text.partition("<")[::2] for text in row["shards"].split()]
+    closed = {parent for _, parents in named for parent in parents.split("+")}
+    width = (HASH_KEY_MAX + 1) // len(named)
+    return tuple(
+        Shard(
+            key,
+            HashRange((place - 1) * width, place * width - 1),
+            f"{place}000",
+            f"{place}999" if key in closed else None,
+            *(parents.split("+") if parents else ()),
+        )
+        for place, (key, parents) in enumerate(named, 1)
+    )
+
+
+def lease_of(key, fields, listing):
+    shard = listing.graph.get(key)
+    listed = shard.parents if shard is not None else ()
+    owner, asked = who(fields.get("owner")), fields.get("asked")
+    return Lease(
+        key=key,
+        checkpoint=ExtendedSequenceNumber(fields["at"]),
+        counter=fields.get("counter", 7),
+        owner=owner,
+        owner_switches=fields.get("owner_switches", 0),
+        parents=frozenset(fields.get("parents", listed)),
+        children=frozenset(fields.get("children", ())),
+        hash_range=HashRange(*fields["range"]) if "range" in fields else shard and shard.hash_range,
+        checkpoint_owner=fields.get("checkpoint_owner"),
+        pending=(
+            PendingCheckpoint(ExtendedSequenceNumber(fields["pending"]))
+            if "pending" in fields
+            else None
+        ),
+        failover_s=fields.get("failover"),
+        start=fields.get("start"),
+        latest_pinned_at=fields.get("pinned"),
+        halt=Halt("poison", fields["halted"]) if "halted" in fields else None,
+        handoff=Handoff(who(asked), 5.0) if asked else None,
+        offered_to=who(fields.get("to")),
+        offered_by=who(fields.get("by")),
+        taken_from=fields.get("taken_from"),
+    )
+
+
+def table_of(row, listing, rows):
+    table = LeaseRows()
+    for key, fields in rows.items():
+        if fields is not None:
+            table.plant(encode_row(lease_of(key, fields, listing)) | {"of_others": {"S": "keep"}})
+    for item in row.get("raw", {}).values():
+        table.plant(item)
+    return table
+
+
+def items_of(table, keys):
+    raw = ((key, table.raw(key)) for key in keys)
+    return {key: item for key, item in raw if item is not None}
+
+
+def circumstances(row):
+    start = row.get("start", "TRIM_HORIZON")
+    return Circumstances(
+        me=DOCTOR,
+        failover_s=10.0,
+        watched_s=float(row.get("watched", 10)),
+        now=NOW,
+        streams={ONLY_STREAM: StreamFacts(ExtendedSequenceNumber(start), start, 86_400.0)},
+    )
+
+
+def examined(row, first, second, listing):
+    listings = {ONLY_STREAM: listing}
+    looks = [look_of(tuple(items.values()), listings) for items in (first, second)]
+    return diagnose(*looks, circumstances(row))
+
+
+def told(findings):
+    return sorted(" ".join([finding.kind.value, *finding.keys]) for finding in findings)
+
+
+def alive(row):
+    return {who(name) for name in row.get("alive", "x").split()}
+
+
+def before_their_renewals(items, owners):
+    """The same rows as they were a renewal of these owners earlier."""
+    return {
+        key: item | {"leaseCounter": {"N": str(int(item["leaseCounter"]["N"]) - 1)}}
+        if item.get("leaseOwner", {}).get("S") in owners
+        else item
+        for key, item in items.items()
+    }
+
+
+def take_what_is_free(table, keys):
+    for key in keys:
+        lease = table.read(key)
+        if lease is not None and lease.owner is None:
+            taken = table.write(Take(key, who("x"), None, lease.counter, 10.0, "TRIM_HORIZON"))
+            assert isinstance(taken, Applied)
+            assert isinstance(table.write(Renew(key, who("x"), lease.counter + 1)), Applied)
+
+
+@pytest.mark.parametrize("row", CORPUS, ids=[row["it"] for row in CORPUS])
+def test_a_broken_table_is_found_and_mended(row):
+    listing = Listing(shards_of(row), NOW, 0.0)
+    everybody = {*row["rows"], *row.get("raw", {}), *row.get("after", {})}
+    table = table_of(row, listing, row["rows"])
+    items = items_of(table, sorted(everybody))
+    first = before_their_renewals(items, alive(row))
+    changed = table_of(row, listing, row.get("first", {}))
+    first |= {key: changed.raw(key) for key in row.get("first", {})}
+
+    findings = examined(row, first, items, listing)
+
+    assert told(f for f in findings if f.mend) == sorted(row.get("mends", []))
+    assert told(f for f in findings if not f.mend) == sorted(row.get("tells", []))
+    gravities = [finding.gravity for finding in findings]
+    assert gravities == sorted(gravities)
+    silent = [f for f in findings if not f.mend and not f.advice and f.kind.value != "nobody-alive"]
+    assert silent == []
+
+    mended = mend_all(table, findings)
+
+    assert [each.problem for each in mended] == [""] * len(row.get("mends", []))
+    mended_keys = {
+        key for each in mended for change in each.finding.mend for key in keys_of(change)
+    }
+    assert mended_keys == row.get("after", {}).keys()
+    for key in sorted(everybody - mended_keys):
+        assert table.raw(key) == items[key]
+    for key, fields in row.get("after", {}).items():
+        expected = None if fields is None else lease_of(key, fields, listing)
+        assert table.read(key) == expected
+
+    take_what_is_free(table, mended_keys)
+    later = items_of(table, sorted(everybody))
+    left = examined(row, before_their_renewals(later, alive(row)), later, listing)
+    assert told(left) == sorted(row.get("left", row.get("tells", [])))
+
+
+@pytest.mark.parametrize("row", CORPUS, ids=[row["it"] for row in CORPUS])
+def test_one_look_alone_is_no_finding(row):
+    """The rows of the second look were not there at the first: a table being made or restored."""
+    listing = Listing(shards_of(row), NOW, 0.0)
+    table = table_of(row, listing, row["rows"])
+    items = items_of(table, sorted({*row["rows"], *row.get("raw", {})}))
+
+    findings = examined(row, {}, items, listing)
+
+    between = {"hole", "child-missing", "orphan", "begun-early", "overlap", "parents-wrong"}
+    stuck = {"stuck-ask", "stuck-offer", "offer-left", "taken-from-left", "checkpoint-owner-left"}
+    assert [f.kind.value for f in findings if f.kind.value in between | stuck] == []
+
+
+def test_the_corpus_has_thirty_tables_and_every_kind_but_three_notes():
+    shown = {
+        each.split()[0] for row in CORPUS for key in ("mends", "tells") for each in row.get(key, [])
+    }
+
+    assert len(CORPUS) >= 30
+    missing = {kind.value for kind in Kind} - shown
+    assert missing == {"resharding", "no-leases", "other-stream"}
+
+
+def test_the_corpus_mends_every_kind_that_is_said_to_be_mendable_and_no_other():
+    mended = {each.split()[0] for row in CORPUS for each in row.get("mends", [])}
+
+    assert mended == {kind.value for kind in Kind if kind.is_mendable}
