@@ -27,6 +27,7 @@ _VERBS: Final[Mapping[str, str]] = {
     "leases": "Show who has which shard, and how far; move, release, resume them.",
     "local": "Serve Kinesis, DynamoDB, CloudWatch, S3 and SQS on this machine.",
     "put": "Put records from a file or a pipe into a stream.",
+    "simulate": "Show what a fleet would do when hosts are lost, deployed, or shards double.",
     "tail": "Print the records of a stream as they arrive.",
     "version": "Show versions.",
 }

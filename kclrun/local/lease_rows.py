@@ -93,8 +93,8 @@ class LeaseRows:
         if not self._has_owner_index:
             raise NotFound("the table has no owner index", operation="Query")
         with self._lock:
-            rows = [self._rows[key] for key in sorted(self._rows)]
-        waiting = [row for row in rows if row.owner == OFFERED]
+            waiting = [row for row in self._rows.values() if row.owner == OFFERED]
+        waiting.sort(key=lambda row: row.key)
         return tuple(waiting if len(waiting) <= rows_max else self._choose(waiting, rows_max))
 
     def write(self, change: LeaseChange) -> Outcome:

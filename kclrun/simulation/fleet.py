@@ -1,0 +1,169 @@
+"""A whole fleet in virtual time: hosts, what befalls them, and how evenly they share.
+
+Rule: whatever goes wrong in it is told with the seed, the time, the story of the lease and a line
+that replays it. Look next: `host.py`, `what_if.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from kclrun.errors import InvariantViolation
+from kclrun.leases.manager import LeaseManager
+from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.simulation.clocks import HostClock
+from kclrun.simulation.host import Host
+from kclrun.simulation.oracles import Oracles
+from kclrun.simulation.process import LeaseProcess
+from kclrun.simulation.scheduler import Scheduler
+from kclrun.simulation.shards import ShardStream
+from kclrun.simulation.story import RuleBroken, Stories, clock
+from kclrun.simulation.table import SimulatedTable
+from kclrun.simulation.world import FleetSettings, World
+
+__all__ = ["Fleet"]
+
+# Clocks of hosts run up to 1 % apart (README, I4); up to a year after their boot; wall clocks lie.
+_RATE_OFF_MAX: Final = 0.005
+_BOOTED_BEFORE_MAX_S: Final = 3e7
+_WALL_OFF_MAX_S: Final = 3600.0
+
+
+class Fleet:
+    """`replay` is the command that runs the same again. `core_kind` and `process_kind` are for
+    planted bugs."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        shards: int,
+        records_per_s: float,
+        settings: FleetSettings | None = None,
+        replay: str = "",
+        core_kind: type[LeaseManager] = LeaseManager,
+        process_kind: type[LeaseProcess] = LeaseProcess,
+    ) -> None:
+        self.seed = seed
+        self.scheduler = Scheduler(seed)
+        self.stories = Stories()
+        self.stream = ShardStream(shards, records_per_s)
+        self.oracles = Oracles(
+            self.stream, self.stories, now=lambda: self.scheduler.now, row_of=self._row
+        )
+        self.table = SimulatedTable(self.scheduler, self.oracles)
+        self.world = World(
+            self.scheduler,
+            self.table,
+            self.stream,
+            self.oracles,
+            settings if settings is not None else FleetSettings(),
+        )
+        self.hosts: list[Host] = []
+        self._replay = replay
+        self._core_kind = core_kind
+        self._process_kind = process_kind
+        self._clocks = self.scheduler.chance("clocks")
+        self._nonces = 0
+        self._note_readable()
+
+    # What befalls it.
+
+    def add_host(self, group: str, slot: str) -> Host:
+        """A manager starts, on a host with clocks of its own."""
+        self._nonces += 1
+        drawn = HostClock(
+            offset_s=self._clocks.uniform(0, _BOOTED_BEFORE_MAX_S),
+            rate=1 + self._clocks.uniform(-_RATE_OFF_MAX, _RATE_OFF_MAX),
+            wall_offset_s=self._clocks.uniform(-_WALL_OFF_MAX_S, _WALL_OFF_MAX_S),
+        )
+        host = Host(
+            f"{group}:{slot}:{self._nonces:04d}",
+            self.world,
+            drawn,
+            core_kind=self._core_kind,
+            process_kind=self._process_kind,
+        )
+        self.hosts.append(host)
+        host.start()
+        return host
+
+    def reshard(self, count: int) -> None:
+        """UpdateShardCount, in steps of at most double or half."""
+        self.stream.reshard(count, self.scheduler.now)
+        self._note_readable()
+        for host in self.hosts:
+            for process in tuple(host.processes.values()):
+                if self.stream.is_closed(process.key):
+                    process.desk.shard_closed()
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Let something befall it later."""
+        self.scheduler.after(delay_s, action)
+
+    def run_for(self, duration_s: float) -> None:
+        """Raises: InvariantViolation with the story and how to replay it."""
+        try:
+            self.scheduler.run_until(self.scheduler.now + duration_s)
+        except (RuleBroken, InvariantViolation, AssertionError) as error:
+            raise self._told(error) from error
+
+    def require_all_read(self, patience_s: float) -> None:
+        """L1, as `Oracles.require_all_read`; told like everything that goes wrong."""
+        try:
+            self.oracles.require_all_read(patience_s)
+        except RuleBroken as error:
+            raise self._told(error) from error
+
+    # How it is.
+
+    def hosts_up(self) -> Iterator[Host]:
+        return (host for host in self.hosts if host.is_up)
+
+    def shards_by_owner(self) -> dict[OwnerId, int]:
+        """How much work each host has that takes part; nothing else is counted."""
+        counts = {host.owner: 0 for host in self.hosts_up()}
+        for owner in self._owners_of_work():
+            if owner in counts:
+                counts[owner] += 1
+        return counts
+
+    def is_balanced(self) -> bool:
+        """All work is with hosts that take part, and they are within one shard of each other."""
+        counts = {host.owner: 0 for host in self.hosts_up()}
+        for owner in self._owners_of_work():
+            if owner not in counts:
+                return False
+            counts[owner] += 1
+        return bool(counts) and max(counts.values()) - min(counts.values()) <= 1
+
+    def _owners_of_work(self) -> Iterator[OwnerId | None]:
+        """The owner of each lease that is not ended and whose parents are; None without a row."""
+        rows: dict[str, Lease] = {lease.key: lease for lease in self.table.leases()}
+        unended = {key for key, lease in rows.items() if not lease.is_ended}
+        for log in self.stream.shards():
+            row = rows.get(log.shard_id)
+            if row is None:
+                # Of a closed shard: ended and cleaned up. Of a child: not created yet.
+                if not log.parents and log.closed_at is None:
+                    yield None
+            elif row.key in unended and unended.isdisjoint(row.parents):
+                yield row.owner
+
+    def _row(self, key: LeaseKey) -> Lease | None:
+        return self.table.row(key)
+
+    def _note_readable(self) -> None:
+        for log in self.stream.shards():
+            if not log.parents:
+                self.oracles.gaps.readable(log.shard_id, self.scheduler.now)
+
+    def _told(self, error: Exception) -> InvariantViolation:
+        """With seed, time, the lease's story, and how to see it again."""
+        key = error.key if isinstance(error, RuleBroken) else ""
+        of = f" by {key}" if key else ""
+        lines = [f"{error}", f"seed {self.seed}: at {clock(self.scheduler.now)}{of}"]
+        lines += [self.stories.tell(key)] if key else []
+        lines += [f"replay: {self._replay}"] if self._replay else []
+        return InvariantViolation("\n".join(lines))

@@ -1,0 +1,251 @@
+"""The lease table behind a network: latency, faults, and what it all costs.
+
+A request is sent, arrives, is applied, and answered; each fault falls between two of these. The
+rows are `local.lease_rows.LeaseRows`, under the conditions that DynamoDB is sent. May not know:
+hosts. Rule: a reply is a call back, and never comes in the same instant.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+
+from kclrun.local.lease_rows import LeaseRows
+from kclrun.model.changes import CreateChildren, CreateLease, LeaseChange
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.outcomes import Applied, Outcome, OutcomeUnknown, Throttled, Unavailable
+from kclrun.ports import ScanPage
+from kclrun.simulation.scheduler import Scheduler
+
+__all__ = ["CALM", "Costs", "FaultRates", "RowWatcher", "SimulatedTable", "keys_written"]
+
+Answer = TypeVar("Answer")
+Failed = Callable[[str], None]
+
+# One way: 1.5 ms and an exponential tail of as much, so that a write takes some 6 ms, as
+# DynamoDB's single-digit milliseconds from within the region.
+_LEG_MIN_S: Final = 0.0015
+# How long a client waits for a reply before its outcome is unknown.
+_PATIENCE_S: Final = 2.0
+# What arrives late arrives up to two failovers after it was sent.
+_LATE_MAX_S: Final = 20.0
+_READ_UNIT_BYTES: Final = 4096
+
+
+class FaultRates(msgspec.Struct, frozen=True):
+    """The share of requests that each fault meets. Reads meet the sum of all as a failure.
+
+    `lost_reply`: applied, and nobody is told. `late`: arrives after the sender gave up.
+    """
+
+    throttled: float = 0.0
+    unreachable: float = 0.0
+    lost_reply: float = 0.0
+    late: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.throttled + self.unreachable + self.lost_reply + self.late
+
+
+CALM: Final = FaultRates()
+
+
+class Costs(msgspec.Struct):
+    """Requests, and DynamoDB's units as it counts them: 1 KB a write, 4 KB a consistent read.
+
+    A write that changes the owner also deletes and puts an entry of the owner index.
+    """
+
+    requests: int = 0
+    faults: int = 0
+    write_units: float = 0.0
+    read_units: float = 0.0
+
+
+class RowWatcher(Protocol):
+    """Sees every row that a write changed."""
+
+    def row_written(self, change: LeaseChange, before: Lease | None, after: Lease | None) -> None:
+        """`after` None: it was deleted."""
+        ...
+
+    def write_answered(self, sender: str, change: LeaseChange, outcome: Outcome) -> None:
+        """The sender was answered; or left without an answer."""
+        ...
+
+
+class SimulatedTable:
+    """`faults` may be changed at any time: a storm, then calm."""
+
+    def __init__(self, scheduler: Scheduler, watcher: RowWatcher) -> None:
+        self.faults = CALM
+        self.costs = Costs()
+        self._scheduler = scheduler
+        self._watcher = watcher
+        self._latency = scheduler.chance("network")
+        self._fate = scheduler.chance("faults")
+        self._rows = LeaseRows(choose=scheduler.chance("offers").sample)
+        self._row_bytes = 0
+
+    def leases(self) -> Iterator[Lease]:
+        """All rows, as they are now: for those who watch."""
+        for page in self._rows.scan():
+            yield from page.leases
+
+    def row(self, key: LeaseKey) -> Lease | None:
+        """One row as it is now: for those who watch."""
+        return self._rows.read(key)
+
+    def write(self, sender: str, change: LeaseChange, reply: Callable[[Outcome], None]) -> None:
+        """Send a change once."""
+        self.costs.requests += 1
+
+        def answer(outcome: Outcome) -> None:
+            self._watcher.write_answered(sender, change, outcome)
+            reply(outcome)
+
+        fate = self._draw_fate()
+        match fate:
+            case "throttled":
+                self._scheduler.after(self._leg_s(2), lambda: answer(Throttled("slow down")))
+            case "unreachable":
+                self._scheduler.after(self._leg_s(2), lambda: answer(Unavailable("no route")))
+            case "lost_reply" | "late":
+                is_late = fate == "late"
+                delay_s = self._fate.uniform(_PATIENCE_S, _LATE_MAX_S) if is_late else 0.0
+                self._scheduler.after(
+                    self._leg_s() + delay_s, lambda: self._apply_in_silence(change)
+                )
+                self._scheduler.after(_PATIENCE_S, lambda: answer(OutcomeUnknown("timed out")))
+            case _:
+                self._scheduler.after(self._leg_s(), lambda: self._apply_and_tell(change, answer))
+
+    def read(self, key: LeaseKey, reply: Callable[[Lease | None], None], failed: Failed) -> None:
+        """One row, consistently."""
+        self.costs.read_units += 1
+        self._ask(lambda: self._rows.read(key), reply, failed)
+
+    def offered(
+        self, rows_max: int, reply: Callable[[tuple[Lease, ...]], None], failed: Failed
+    ) -> None:
+        """The rows that wait for a taker: a query of the index, then a read of each."""
+
+        def query() -> tuple[Lease, ...]:
+            found = self._rows.offered(rows_max)
+            self.costs.read_units += 0.5 + len(found)
+            return found
+
+        self._ask(query, reply, failed)
+
+    def scan(self, reply: Callable[[tuple[Lease, ...]], None], failed: Failed) -> None:
+        """Page by page: rows written meanwhile show as they are when their page is read."""
+        self._scan_on(self._rows.scan(), (), reply, failed)
+
+    def ask_kinesis(
+        self, ask: Callable[[], Answer], reply: Callable[[Answer], None], failed: Failed
+    ) -> None:
+        """A request to the other service, on the same network."""
+        self._ask(ask, reply, failed)
+
+    def _scan_on(
+        self,
+        pages: Iterator[ScanPage],
+        found: tuple[Lease, ...],
+        reply: Callable[[tuple[Lease, ...]], None],
+        failed: Failed,
+    ) -> None:
+        def took(page: ScanPage | None) -> None:
+            if page is None:
+                reply(found)
+                return
+            self.costs.read_units += max(
+                1.0, len(page.leases) * self._row_size() / _READ_UNIT_BYTES
+            )
+            self._scan_on(pages, found + page.leases, reply, failed)
+
+        self._ask(lambda: next(pages, None), took, failed)
+
+    def _ask(
+        self, ask: Callable[[], Answer], reply: Callable[[Answer], None], failed: Failed
+    ) -> None:
+        self.costs.requests += 1
+        if self._draw_fate() is not None:
+            self._scheduler.after(_PATIENCE_S, lambda: failed("timed out"))
+            return
+
+        def arrived() -> None:
+            answer = ask()
+            self._scheduler.after(self._leg_s(), lambda: reply(answer))
+
+        self._scheduler.after(self._leg_s(), arrived)
+
+    def _draw_fate(self) -> str | None:
+        faults = self.faults
+        if faults is CALM:
+            return None
+        drawn = self._fate.random()
+        for name, share in msgspec.structs.asdict(faults).items():
+            if drawn < share:
+                self.costs.faults += 1
+                return str(name)
+            drawn -= share
+        return None
+
+    def _apply_in_silence(self, change: LeaseChange) -> None:
+        self._apply(change)
+
+    def _apply_and_tell(self, change: LeaseChange, answer: Callable[[Outcome], None]) -> None:
+        outcome = self._apply(change)
+        self._scheduler.after(self._leg_s(), lambda: answer(outcome))
+
+    def _apply(self, change: LeaseChange) -> Outcome:
+        keys = keys_written(change)
+        before = {key: self._rows.read(key) for key in keys}
+        outcome = self._rows.write(change)
+        self.costs.write_units += len(keys)
+        if isinstance(outcome, Applied):
+            self._tell(change, before)
+        return outcome
+
+    def _tell(self, change: LeaseChange, before: Mapping[LeaseKey, Lease | None]) -> None:
+        for key, was in before.items():
+            now = self._rows.read(key)
+            if _owner_of(was) != _owner_of(now):
+                self.costs.write_units += (_owner_of(was) is not None) + (
+                    _owner_of(now) is not None
+                )
+            self._watcher.row_written(change, was, now)
+
+    def _row_size(self) -> int:
+        """Of one row in DynamoDB's bytes, measured once: they differ by a few."""
+        if not self._row_bytes:
+            lease = next(self.leases(), None)
+            item: Mapping[str, Any] = (self._rows.raw(lease.key) if lease else None) or {}
+            self._row_bytes = sum(len(name) + len(str(value)) for name, value in item.items())
+        return self._row_bytes
+
+    def _leg_s(self, legs: int = 1) -> float:
+        return legs * (_LEG_MIN_S + _tail(self._latency))
+
+
+def _tail(chance: random.Random) -> float:
+    return chance.expovariate(1 / _LEG_MIN_S)
+
+
+def _owner_of(row: Lease | None) -> str | None:
+    return None if row is None else row.owner
+
+
+def keys_written(change: LeaseChange) -> tuple[LeaseKey, ...]:
+    """The rows that a change is about."""
+    match change:
+        case CreateLease(lease):
+            return (lease.key,)
+        case CreateChildren(children):
+            return tuple(child.key for child in children)
+        case _:
+            return (change.key,)

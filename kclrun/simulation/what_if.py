@@ -1,0 +1,244 @@
+"""A user's what-if: a fleet, what befalls it, and the figures that come of it.
+
+One thing after the other, each with time to settle: the fleet starts cold; then, as asked for, a
+group of hosts is lost, every host is replaced, the stream is resharded. May not know: how figures
+are shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Literal
+
+import msgspec
+
+from kclrun.simulation.fleet import Fleet
+from kclrun.simulation.world import FleetSettings
+
+__all__ = ["Figures", "PhaseFigures", "WhatIf", "group_names", "run_what_if"]
+
+# Balance is looked at twice a second: what people call at once.
+_LOOK_EVERY_S: Final = 0.5
+# Hosts of a fleet that is switched on boot within this time of each other.
+_BOOT_SPREAD_S: Final = 2.0
+# The host that is replaced is followed by its successor as a service manager does it.
+_RESTART_S: Final = 1.0
+# L1: what a lost host had is read again within failover + 7 s; then its backlog is read.
+_UNREAD_AFTER_FAILOVER_S: Final = 7.0
+_CATCH_UP_S: Final = 5.0
+
+Deploy = Literal["rolling"]
+Reshard = Literal["double", "halve"]
+
+
+class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asks. `groups` are called a, b, c …; `records_per_s` is the whole stream's."""
+
+    workers: int
+    shards: int
+    groups: int = 1
+    lose_group: str | None = None
+    deploy: Deploy | None = None
+    reshard: Reshard | None = None
+    minutes: float = 10.0
+    seed: int = 1
+    records_per_s: float = 0.0
+    settings: FleetSettings = FleetSettings()
+
+
+class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """From what befell the fleet to the next thing. Times in seconds.
+
+    `balanced_after_s`: from when on it stayed balanced; None if it did not. Gaps are times in
+    which a shard with something to read was read by nobody.
+    """
+
+    name: str
+    began_s: float
+    balanced_after_s: float | None
+    gaps: int
+    gap_p50_s: float | None
+    gap_p99_s: float | None
+    gap_max_s: float | None
+    moves: int
+    duplicates: int
+    write_units: float
+    read_units: float
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer. Units are DynamoDB's, for the whole time."""
+
+    phases: tuple[PhaseFigures, ...]
+    workers: int
+    shards: int
+    shards_per_owner_min: int
+    shards_per_owner_max: int
+    shards_per_owner_even: float
+    records: int
+    duplicates: int
+    moves: int
+    write_units: float
+    read_units: float
+    virtual_s: float
+    events: int
+
+
+class _Mark(msgspec.Struct, frozen=True):
+    """The counts when a phase began."""
+
+    name: str
+    began_s: float
+    moves: int
+    duplicates: int
+    write_units: float
+    read_units: float
+
+
+def run_what_if(asked: WhatIf, replay: str) -> Figures:
+    """Run it. Raises: InvariantViolation where a promise broke, with `replay` in it."""
+    return _Run(asked, replay).run()
+
+
+class _Run:
+    def __init__(self, asked: WhatIf, replay: str) -> None:
+        self._asked = asked
+        self._fleet = Fleet(
+            asked.seed,
+            shards=asked.shards,
+            records_per_s=asked.records_per_s,
+            settings=asked.settings,
+            replay=replay,
+        )
+        self._unbalanced_until: list[float] = []
+
+    def run(self) -> Figures:
+        phases = self._phases()
+        length_s = self._asked.minutes * 60 / len(phases)
+        marks = [self._begin(name, befalls, length_s) for name, befalls in phases]
+        failover_s = self._asked.settings.failover_s
+        patience_s = failover_s + _UNREAD_AFTER_FAILOVER_S + _CATCH_UP_S
+        self._fleet.require_all_read(patience_s + self._asked.settings.poll_s)
+        return self._figures(marks)
+
+    def _phases(self) -> list[tuple[str, Callable[[float], None]]]:
+        asked = self._asked
+        phases: list[tuple[str, Callable[[float], None]]] = [("cold start", self._start)]
+        if asked.lose_group is not None:
+            phases.append((f"group {asked.lose_group} lost", self._lose_group))
+        if asked.deploy is not None:
+            phases.append((f"{asked.deploy} deploy", self._deploy))
+        if asked.reshard is not None:
+            phases.append((f"shards: {asked.reshard}", self._reshard))
+        return phases
+
+    def _begin(self, name: str, befalls: Callable[[float], None], length_s: float) -> _Mark:
+        """Let it happen, and look at the balance until the next begins."""
+        fleet = self._fleet
+        costs, tally, began_s = fleet.table.costs, fleet.oracles.tally, fleet.scheduler.now
+        mark = _Mark(
+            name, began_s, tally.moves, tally.duplicates, costs.write_units, costs.read_units
+        )
+        befalls(length_s)
+        unbalanced_until = began_s
+        while fleet.scheduler.now < began_s + length_s:
+            fleet.run_for(min(_LOOK_EVERY_S, began_s + length_s - fleet.scheduler.now))
+            if not fleet.is_balanced():
+                unbalanced_until = fleet.scheduler.now
+        self._unbalanced_until.append(unbalanced_until)
+        return mark
+
+    # What befalls it.
+
+    def _start(self, _: float) -> None:
+        chance = self._fleet.scheduler.chance("boots")
+        for number in range(self._asked.workers):
+            group = group_names(self._asked.groups)[number % self._asked.groups]
+            self._fleet.after(
+                chance.uniform(0, _BOOT_SPREAD_S),
+                partial(self._boot, group, f"host-{number}"),
+            )
+
+    def _boot(self, group: str, slot: str) -> None:
+        self._fleet.add_host(group, slot)
+
+    def _lose_group(self, _: float) -> None:
+        for host in self._fleet.hosts:
+            if host.group == self._asked.lose_group:
+                host.kill()
+
+    def _deploy(self, length_s: float) -> None:
+        """One host after the other, so that all are replaced in half of the time."""
+        hosts = list(self._fleet.hosts_up())
+        for number, host in enumerate(hosts):
+            slot = host.name.split(":")[1]
+            at_s = number * length_s / 2 / len(hosts)
+            self._fleet.after(at_s, host.drain)
+            self._fleet.after(
+                at_s + _RESTART_S,
+                partial(self._boot, host.group, slot),
+            )
+
+    def _reshard(self, _: float) -> None:
+        count = self._fleet.stream.open_count()
+        self._fleet.reshard(count * 2 if self._asked.reshard == "double" else (count + 1) // 2)
+
+    # What came of it.
+
+    def _figures(self, marks: Sequence[_Mark]) -> Figures:
+        fleet, now = self._fleet, self._fleet.scheduler.now
+        tally, costs = fleet.oracles.tally, fleet.table.costs
+        end = _Mark("", now, tally.moves, tally.duplicates, costs.write_units, costs.read_units)
+        held = sorted(fleet.shards_by_owner().values())
+        return Figures(
+            phases=tuple(
+                self._phase(mark, following, unbalanced_until)
+                for mark, following, unbalanced_until in zip(
+                    marks, [*marks[1:], end], self._unbalanced_until, strict=True
+                )
+            ),
+            workers=len(held),
+            shards=fleet.stream.open_count(),
+            shards_per_owner_min=held[0],
+            shards_per_owner_max=held[-1],
+            shards_per_owner_even=round(fleet.stream.open_count() / len(held), 2),
+            records=tally.records,
+            duplicates=tally.duplicates,
+            moves=tally.moves,
+            write_units=costs.write_units,
+            read_units=round(costs.read_units, 1),
+            virtual_s=now,
+            events=fleet.scheduler.events_total,
+        )
+
+    def _phase(self, mark: _Mark, following: _Mark, unbalanced_until: float) -> PhaseFigures:
+        gaps = self._fleet.oracles.gaps.since(mark.began_s, until_s=following.began_s)
+        lengths = sorted(gap.length_s for gap in gaps)
+        is_settled = unbalanced_until < following.began_s
+        return PhaseFigures(
+            name=mark.name,
+            began_s=mark.began_s,
+            balanced_after_s=unbalanced_until - mark.began_s if is_settled else None,
+            gaps=len(lengths),
+            gap_p50_s=_share(lengths, 0.5),
+            gap_p99_s=_share(lengths, 0.99),
+            gap_max_s=_share(lengths, 1.0),
+            moves=following.moves - mark.moves,
+            duplicates=following.duplicates - mark.duplicates,
+            write_units=following.write_units - mark.write_units,
+            read_units=round(following.read_units - mark.read_units, 1),
+        )
+
+
+def group_names(count: int) -> tuple[str, ...]:
+    """The groups of a fleet: a, b, c …"""
+    return tuple(chr(ord("a") + number) for number in range(count))
+
+
+def _share(ordered: Sequence[float], share: float) -> float | None:
+    """The smallest value that so large a share is at or below."""
+    if not ordered:
+        return None
+    return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)], 3)

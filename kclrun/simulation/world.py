@@ -1,0 +1,41 @@
+"""What all hosts of a fleet share: time, the table, the stream, those who watch, the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from kclrun.model.lease import Owner, OwnerId
+from kclrun.simulation.oracles import Oracles
+from kclrun.simulation.scheduler import Scheduler
+from kclrun.simulation.shards import ShardStream
+from kclrun.simulation.table import SimulatedTable
+
+__all__ = ["FleetSettings", "World"]
+
+
+class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The application's settings, the same on every host. `poll_s` is `fetch.idle`, `batch_s` how
+    long user code takes for a batch."""
+
+    failover_s: float = 10.0
+    checkpoint_every_s: float = 10.0
+    poll_s: float = 1.0
+    batch_s: float = 0.02
+    leases_max: int = 64
+
+    def owner_id(self, host: str) -> OwnerId:
+        """Of a host called `<group>:<slot>:<nonce>`."""
+        return Owner(*host.split(":")).id
+
+
+@dataclass(frozen=True)
+class World:
+    """One for a fleet."""
+
+    scheduler: Scheduler
+    table: SimulatedTable
+    stream: ShardStream
+    oracles: Oracles
+    settings: FleetSettings

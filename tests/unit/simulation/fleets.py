@@ -1,0 +1,20 @@
+"""Small fleets for the tests of the simulator. Not a test."""
+
+from kclrun.simulation.fleet import Fleet
+from kclrun.simulation.world import FleetSettings
+
+
+def small_fleet(seed, *, hosts=3, shards=9, groups="abc", **bugs):
+    """Five-second polls, so that a minute is a few milliseconds of work."""
+    settings = FleetSettings(poll_s=5.0)
+    fleet = Fleet(seed, shards=shards, records_per_s=shards * 4.0, settings=settings, **bugs)
+    for number in range(hosts):
+        fleet.add_host(groups[number % len(groups)], f"h{number}")
+    return fleet
+
+
+def settled_fleet(seed, **wanted):
+    fleet = small_fleet(seed, **wanted)
+    fleet.run_for(60)
+    assert fleet.is_balanced(), fleet.shards_by_owner()
+    return fleet

@@ -1,0 +1,113 @@
+"""The table behind its network: each fault falls where its name says, and everything is counted."""
+
+import pytest
+
+from kclrun.model.changes import CreateLease, Renew, Take
+from kclrun.model.lease import Lease
+from kclrun.model.outcomes import Applied, ConditionFailed, OutcomeUnknown, Throttled, Unavailable
+from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.simulation.scheduler import Scheduler
+from kclrun.simulation.table import FaultRates, SimulatedTable
+
+ME, OTHER = "kclrun:a:h:1", "kclrun:b:h:2"
+TAKE = Take("s0", ME, None, 0, 10.0, "TRIM_HORIZON")
+
+
+class Watcher:
+    def __init__(self):
+        self.written = []
+
+    def row_written(self, change, before, after):
+        self.written.append((type(change).__name__, before and before.owner, after.owner))
+
+    def write_answered(self, sender, change, outcome):
+        pass
+
+
+@pytest.fixture
+def world():
+    scheduler = Scheduler(1)
+    watcher = Watcher()
+    table = SimulatedTable(scheduler, watcher)
+    table.write("me", CreateLease(Lease(key="s0", checkpoint=TRIM_HORIZON)), lambda _: None)
+    scheduler.run_until(1)
+    return scheduler, table, watcher
+
+
+def answer_to(scheduler, table, change, *, wait_s=3.0):
+    answers = []
+    table.write("me", change, lambda outcome: answers.append((scheduler.now, outcome)))
+    assert not answers, "a reply never comes in the same instant"
+    began = scheduler.now
+    scheduler.run_until(began + wait_s)
+    [(at, outcome)] = answers
+    return at - began, outcome
+
+
+def test_a_write_is_applied_between_its_request_and_its_reply(world):
+    scheduler, table, watcher = world
+
+    took_s, outcome = answer_to(scheduler, table, TAKE)
+
+    assert outcome == Applied(table.row("s0"))
+    assert 0.003 <= took_s < 0.1
+    assert watcher.written[-1] == ("Take", None, ME)
+
+
+@pytest.mark.parametrize(
+    ("faults", "kind"),
+    [(FaultRates(throttled=1), Throttled), (FaultRates(unreachable=1), Unavailable)],
+)
+def test_a_write_that_is_throttled_or_never_arrives_changes_nothing(world, faults, kind):
+    scheduler, table, _ = world
+    table.faults = faults
+
+    _, outcome = answer_to(scheduler, table, TAKE)
+
+    assert isinstance(outcome, kind)
+    assert table.row("s0").owner is None
+
+
+def test_a_write_whose_reply_is_lost_has_applied_and_its_sender_cannot_know(world):
+    scheduler, table, _ = world
+    table.faults = FaultRates(lost_reply=1)
+
+    took_s, outcome = answer_to(scheduler, table, TAKE)
+
+    assert isinstance(outcome, OutcomeUnknown)
+    assert took_s == pytest.approx(2.0)
+    assert table.row("s0").owner == ME
+
+
+def test_a_write_that_arrives_late_meets_the_row_as_it_is_by_then(world):
+    scheduler, table, _ = world
+    table.faults = FaultRates(late=1)
+    _, outcome = answer_to(scheduler, table, TAKE, wait_s=2.001)
+    assert isinstance(outcome, OutcomeUnknown)
+    assert table.row("s0").owner is None
+
+    table.faults = FaultRates()
+    taken = Take("s0", OTHER, None, 0, 10.0, "TRIM_HORIZON")
+    table.write("other", taken, lambda _: None)
+    scheduler.run_until(60)
+
+    assert table.row("s0").owner == OTHER
+
+
+def test_units_are_counted_as_dynamodb_does(world):
+    scheduler, table, _ = world
+    before = table.costs.write_units
+
+    answer_to(scheduler, table, TAKE)  # a row, and an entry of the owner index
+    assert table.costs.write_units == before + 2
+    answer_to(scheduler, table, Renew("s0", ME, 1))
+    assert table.costs.write_units == before + 3
+    _, outcome = answer_to(scheduler, table, Renew("s0", ME, 1))
+    assert isinstance(outcome, ConditionFailed)
+    assert table.costs.write_units == before + 4  # a condition that fails costs as much
+
+    reads = table.costs.read_units
+    table.read("s0", lambda _: None, lambda _: None)
+    table.offered(5, lambda _: None, lambda _: None)
+    scheduler.run_until(scheduler.now + 1)
+    assert table.costs.read_units == reads + 1.5
