@@ -7,7 +7,8 @@ one with an empty table. May not know: who takes what; targets are over the work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 from kclrun.leases.auditing import Auditor
 from kclrun.leases.commands import Command
@@ -89,6 +90,10 @@ class Audits:
         """Whether a write of ours to this row is under way."""
         auditor = self._auditors.get(stream_of(key))
         return auditor is not None and key in auditor.under_way
+
+    def keys_under_way(self) -> Iterator[LeaseKey]:
+        """The rows that a write of ours is on its way to."""
+        return chain.from_iterable(auditor.under_way for auditor in self._auditors.values())
 
     @property
     def has_writes_under_way(self) -> bool:

@@ -130,7 +130,7 @@ class Balancer:
 
     def deadline(self, now: Instant) -> Instant | None:
         """When the next offered row is due, or the next look at the index."""
-        if self._keeper.is_draining or self._rows_max() == 0:
+        if self._keeper.is_draining or self._keeper.is_full:
             return None
         return self._offers.deadline(now)
 
@@ -156,7 +156,7 @@ class Balancer:
     def _take_offers(self, now: Instant) -> None:
         """What is meant for us always; the rest up to the target, and beyond it what was left."""
         standing, due = self._standing, self._offers.due(now)
-        if standing is None or not due:
+        if not due or standing is None:
             return
         standing.hold(self._hands())
         for waiting in due:

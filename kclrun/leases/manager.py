@@ -137,9 +137,13 @@ class LeaseManager:
 
     def check(self) -> None:
         """The invariants over everything held; raises InvariantViolation. Cheap: run it often."""
-        for key, custody in self._keeper.custodies.items():
+        custodies = self._keeper.custodies
+        for key, custody in custodies.items():
             custody.check()
-            if custody.key != key or self._audits.is_writing(key):
+            if custody.key != key:
+                raise InvariantViolation(f"lease {key} is kept as {custody.key}")
+        for key in self._audits.keys_under_way():
+            if key in custodies:
                 raise InvariantViolation(f"lease {key} has two writers among us")
         if self._is_finished and (self._keeper.custodies or self._audits.has_writes_under_way):
             raise InvariantViolation("finished with leases or writes of ours left")
@@ -332,8 +336,9 @@ class LeaseManager:
             self._out.append(ScanTable())
 
     def _finish_when_empty(self) -> None:
-        is_writing = self._audits.has_writes_under_way or self._balancer.has_writes_under_way
-        if self.is_draining and not self._keeper.custodies and not is_writing:
+        if not self.is_draining or self._keeper.custodies:
+            return
+        if not (self._audits.has_writes_under_way or self._balancer.has_writes_under_way):
             self._is_finished = True
             self._out.append(Finish())
 

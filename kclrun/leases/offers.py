@@ -90,6 +90,8 @@ class OfferWatch:
 
     def due(self, now: Instant) -> tuple[Waiting, ...]:
         """The rows whose turn for us has come, those meant for us first."""
+        if not self._waiting:
+            return ()
         ready = [each for each in self._waiting.values() if now >= each.due_instant]
         ready.sort(key=lambda each: (each.lease.offered_to != self._me, each.due_instant))
         return tuple(ready)
@@ -111,6 +113,8 @@ class OfferWatch:
     def deadline(self, now: Instant) -> Instant | None:
         """When something is due next. A row whose turn has come and that we did not want is looked
         at again when it was left lying, and with every scan."""
+        if not self._waiting:
+            return self._find_instant
         instants = [self._find_instant] if self._find_instant is not None else []
         for each in self._waiting.values():
             instants += [at for at in (each.due_instant, each.left_instant) if at > now][:1]

@@ -92,10 +92,14 @@ class Standing:
 
     def note_offers(self, offers: Iterable[Lease]) -> None:
         """Offered rows found since the scan: who gives without naming a taker is leaving."""
-        for lease in offers:
-            if lease.offered_to is None and lease.offered_by is not None:
-                self._leaving.add(lease.offered_by)
-        self._settle_owners()
+        leaving = {
+            lease.offered_by
+            for lease in offers
+            if lease.offered_to is None and lease.offered_by is not None
+        }
+        if not leaving <= self._leaving:
+            self._leaving |= leaving
+            self._settle_owners()
 
     def target(self, leases_max: int) -> int:
         return target_of(self.work, len(self.owners), leases_max)
