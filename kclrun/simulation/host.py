@@ -22,6 +22,7 @@ from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.outcomes import Outcome
 from kclrun.model.time import Instant, WallTime
 from kclrun.simulation.clocks import WORLD_BEGAN_AT, Alarm, HostClock
+from kclrun.simulation.offer_polls import OfferPolls
 from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.story import RuleBroken
 from kclrun.simulation.table import Failed, keys_written
@@ -76,6 +77,12 @@ class Host:
         self._starting: dict[LeaseKey, bool] = {}  # and whether to drain as soon as it lives
         self._launcher_free_at = 0.0
         self._incarnations = 0
+        self._offer_polls = OfferPolls(
+            world.table,
+            now=lambda: world.scheduler.now,
+            after=self.after,
+            looked=lambda rows: self.act(lambda: self.feed(on.OffersFound(rows))),
+        )
         self._alarm = self.alarm(self.core.next_deadline, lambda: self.feed(on.Ticked()))
 
     # Its life.
@@ -90,6 +97,7 @@ class Host:
     def kill(self) -> None:
         """The host is gone, manager and lease processes with it."""
         self.is_dead = True
+        self.world.table.idle_no_more(self._offer_polls)
         for process in tuple(self.processes.values()):
             self.world.oracles.process_noted(process, "is gone with its host")
             self.world.oracles.ended_uncleanly(process)
@@ -97,6 +105,8 @@ class Host:
 
     def freeze(self) -> None:
         """All of it stands still; its clocks do not."""
+        if self.world.table.idle_no_more(self._offer_polls):
+            self._offer_polls.wake()  # it looks when it would have, or as soon as it can
         self.is_frozen = True
         for process in self.processes.values():
             self.world.oracles.process_noted(process, "stands still")
@@ -174,11 +184,7 @@ class Host:
             case do.ReadParents(key, parents):
                 self._read_parents(key, parents, ())
             case do.FindOffers(rows_max):
-                self.world.table.offered(
-                    rows_max,
-                    lambda rows: self.act(lambda: self.feed(on.OffersFound(rows))),
-                    lambda _: self.act(lambda: self.feed(on.OffersFound(None))),
-                )
+                self._offer_polls.look(rows_max)
             case do.WriteRow(change, not_before):
                 self._write_in_time(change, not_before)
             case do.StartProcess():
@@ -193,6 +199,7 @@ class Host:
                 pass
             case do.Finish():
                 self.is_finished = True
+                self.world.table.idle_no_more(self._offer_polls)
 
     def _list_shards(self, *, with_start: bool) -> None:
         world = self.world

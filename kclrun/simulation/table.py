@@ -15,12 +15,21 @@ import msgspec
 
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.changes import CreateChildren, CreateLease, LeaseChange
-from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.lease import OFFERED, Lease, LeaseKey
 from kclrun.model.outcomes import Applied, Outcome, OutcomeUnknown, Throttled, Unavailable
 from kclrun.ports import ScanPage
 from kclrun.simulation.scheduler import Scheduler
 
-__all__ = ["CALM", "Costs", "FaultRates", "RowWatcher", "SimulatedTable", "keys_written"]
+__all__ = [
+    "CALM",
+    "LEG_MEAN_S",
+    "Costs",
+    "FaultRates",
+    "IdlePolls",
+    "RowWatcher",
+    "SimulatedTable",
+    "keys_written",
+]
 
 Answer = TypeVar("Answer")
 Failed = Callable[[str], None]
@@ -28,11 +37,14 @@ Failed = Callable[[str], None]
 # One way: 1.5 ms and an exponential tail of as much, so that a write takes some 6 ms, as
 # DynamoDB's single-digit milliseconds from within the region.
 _LEG_MIN_S: Final = 0.0015
+LEG_MEAN_S: Final = 2 * _LEG_MIN_S
 # How long a client waits for a reply before its outcome is unknown.
 _PATIENCE_S: Final = 2.0
 # What arrives late arrives up to two failovers after it was sent.
 _LATE_MAX_S: Final = 20.0
 _READ_UNIT_BYTES: Final = 4096
+# A query of the index that finds nothing: it is never consistent.
+_QUERY_UNITS: Final = 0.5
 
 
 class FaultRates(msgspec.Struct, frozen=True):
@@ -78,18 +90,47 @@ class RowWatcher(Protocol):
         ...
 
 
+class IdlePolls(Protocol):
+    """One host's looks for offered rows, while there are none."""
+
+    def wake(self) -> None:
+        """There is one; or looks may fail from now on."""
+        ...
+
+    def count(self) -> int:
+        """How many there were since this was asked last."""
+        ...
+
+
 class SimulatedTable:
     """`faults` may be changed at any time: a storm, then calm."""
 
     def __init__(self, scheduler: Scheduler, watcher: RowWatcher) -> None:
-        self.faults = CALM
-        self.costs = Costs()
+        self._faults = CALM
+        self._costs = Costs()
+        self._idle: dict[IdlePolls, None] = {}
         self._scheduler = scheduler
         self._watcher = watcher
         self._latency = scheduler.chance("network")
         self._fate = scheduler.chance("faults")
         self._rows = LeaseRows(choose=scheduler.chance("offers").sample)
         self._row_bytes = 0
+
+    @property
+    def faults(self) -> FaultRates:
+        return self._faults
+
+    @faults.setter
+    def faults(self, faults: FaultRates) -> None:
+        self._faults = faults
+        self._wake_idle()
+
+    @property
+    def costs(self) -> Costs:
+        """Up to now."""
+        for polls in self._idle:
+            self._count_idle(polls)
+        return self._costs
 
     def leases(self) -> Iterator[Lease]:
         """All rows, as they are now: for those who watch."""
@@ -102,7 +143,7 @@ class SimulatedTable:
 
     def write(self, sender: str, change: LeaseChange, reply: Callable[[Outcome], None]) -> None:
         """Send a change once."""
-        self.costs.requests += 1
+        self._costs.requests += 1
 
         def answer(outcome: Outcome) -> None:
             self._watcher.write_answered(sender, change, outcome)
@@ -126,7 +167,7 @@ class SimulatedTable:
 
     def read(self, key: LeaseKey, reply: Callable[[Lease | None], None], failed: Failed) -> None:
         """One row, consistently."""
-        self.costs.read_units += 1
+        self._costs.read_units += 1
         self._ask(lambda: self._rows.read(key), reply, failed)
 
     def offered(
@@ -136,10 +177,25 @@ class SimulatedTable:
 
         def query() -> tuple[Lease, ...]:
             found = self._rows.offered(rows_max)
-            self.costs.read_units += 0.5 + len(found)
+            self._costs.read_units += _QUERY_UNITS + len(found)
             return found
 
         self._ask(query, reply, failed)
+
+    def let_idle(self, polls: IdlePolls) -> bool:
+        """Whether looks for offered rows would find nothing: then they are woken before one does."""
+        if self._faults is not CALM or self._rows.has_offers:
+            return False
+        self._idle[polls] = None
+        return True
+
+    def idle_no_more(self, polls: IdlePolls) -> bool:
+        """Its host looks no further; whether it idled."""
+        if polls not in self._idle:
+            return False
+        self._count_idle(polls)
+        del self._idle[polls]
+        return True
 
     def scan(self, reply: Callable[[tuple[Lease, ...]], None], failed: Failed) -> None:
         """Page by page: rows written meanwhile show as they are when their page is read."""
@@ -162,7 +218,7 @@ class SimulatedTable:
             if page is None:
                 reply(found)
                 return
-            self.costs.read_units += max(
+            self._costs.read_units += max(
                 1.0, len(page.leases) * self._row_size() / _READ_UNIT_BYTES
             )
             self._scan_on(pages, found + page.leases, reply, failed)
@@ -172,7 +228,7 @@ class SimulatedTable:
     def _ask(
         self, ask: Callable[[], Answer], reply: Callable[[Answer], None], failed: Failed
     ) -> None:
-        self.costs.requests += 1
+        self._costs.requests += 1
         if self._draw_fate() is not None:
             self._scheduler.after(_PATIENCE_S, lambda: failed("timed out"))
             return
@@ -184,13 +240,13 @@ class SimulatedTable:
         self._scheduler.after(self._leg_s(), arrived)
 
     def _draw_fate(self) -> str | None:
-        faults = self.faults
+        faults = self._faults
         if faults is CALM:
             return None
         drawn = self._fate.random()
         for name, share in msgspec.structs.asdict(faults).items():
             if drawn < share:
-                self.costs.faults += 1
+                self._costs.faults += 1
                 return str(name)
             drawn -= share
         return None
@@ -206,7 +262,7 @@ class SimulatedTable:
         keys = keys_written(change)
         before = {key: self._rows.read(key) for key in keys}
         outcome = self._rows.write(change)
-        self.costs.write_units += len(keys)
+        self._costs.write_units += len(keys)
         if isinstance(outcome, Applied):
             self._tell(change, before)
         return outcome
@@ -215,10 +271,22 @@ class SimulatedTable:
         for key, was in before.items():
             now = self._rows.read(key)
             if _owner_of(was) != _owner_of(now):
-                self.costs.write_units += (_owner_of(was) is not None) + (
+                self._costs.write_units += (_owner_of(was) is not None) + (
                     _owner_of(now) is not None
                 )
+                if _owner_of(now) == OFFERED:
+                    self._wake_idle()
             self._watcher.row_written(change, was, now)
+
+    def _wake_idle(self) -> None:
+        for polls in tuple(self._idle):
+            self.idle_no_more(polls)
+            polls.wake()
+
+    def _count_idle(self, polls: IdlePolls) -> None:
+        looks = polls.count()
+        self._costs.requests += looks
+        self._costs.read_units += _QUERY_UNITS * looks
 
     def _row_size(self) -> int:
         """Of one row in DynamoDB's bytes, measured once: they differ by a few."""
