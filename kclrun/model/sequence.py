@@ -79,7 +79,7 @@ class ExtendedSequenceNumber(msgspec.Struct, frozen=True):
         return _is_below(self, other)
 
     def __le__(self, other: ExtendedSequenceNumber) -> bool:
-        return not _is_below(other, self)
+        return self is other or not _is_below(other, self)
 
     def __gt__(self, other: ExtendedSequenceNumber) -> bool:
         return _is_below(other, self)

@@ -183,7 +183,7 @@ class SimulatedTable:
         self._ask(query, reply, failed)
 
     def let_idle(self, polls: IdlePolls) -> bool:
-        """Whether looks for offered rows would find nothing: then they are woken before one does."""
+        """Whether looks for offered rows find nothing: then they are woken before one does."""
         if self._faults is not CALM or self._rows.has_offers:
             return False
         self._idle[polls] = None
