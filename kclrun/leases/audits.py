@@ -45,8 +45,12 @@ class Audits:
 
     def of_ours(self, event: LeasesScanned) -> LeasesScanned:
         """The scan without the rows of streams that we do not read."""
-        leases = tuple(lease for lease in event.leases if self.is_ours(lease.key))
+        auditors = self._auditors
+        leases = tuple([each for each in event.leases if stream_of(each.key) in auditors])
         broken = tuple(key for key in event.broken if self.is_ours(key))
+        if len(leases) == len(event.leases) and len(broken) == len(event.broken):
+            self._differences.strangers(())
+            return event
         known = {lease.key for lease in leases} | set(broken)
         every = {lease.key for lease in event.leases} | set(event.broken)
         self._differences.strangers(every - known)

@@ -272,17 +272,18 @@ class LeaseManager:
     def _adopt_strays(self, view: TableView, now: Instant) -> None:
         """Rows that say me and are not in our hands, but for those that a KCL 3 leader gave us
         and their former owner still works on, until it has stopped renewing [R8]."""
+        me = self._policy.me
         for lease in view.unended:
-            if lease.owner == self._policy.me and self._is_free(lease.key):
+            if lease.owner == me and self._is_free(lease.key):
                 is_free = lease.checkpoint_owner is None
                 if is_free or self._observation.has_expired(lease, now):
                     self._keeper.adopt(lease.key, now)
 
     def _is_free(self, key: LeaseKey) -> bool:
         """Not in our hands, and of a stream we read: the owner index is of the whole table."""
-        is_written = self._audits.is_writing(key) or self._balancer.is_writing(key)
-        is_ours_to_read = self._audits.is_ours(key)
-        return is_ours_to_read and key not in self._keeper.custodies and not is_written
+        if key in self._keeper.custodies or not self._audits.is_ours(key):
+            return False
+        return not (self._audits.is_writing(key) or self._balancer.is_writing(key))
 
     def _forget_children(self, view: TableView | None) -> None:
         """Those that are in our hands, somebody else's, or over need no preference any more.

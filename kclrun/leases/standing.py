@@ -162,8 +162,10 @@ class Standing:
         return not is_handed_over or self._observation.has_expired(lease, self.view.seen_instant)
 
     def _settle_owners(self) -> None:
-        joining = self._joining - self.view.silent
-        self.owners = (self.view.owners | joining) - (self._leaving - {self.me})
+        self.owners = self.view.owners
+        if self._joining or self._leaving:
+            joining = self._joining - self.view.silent
+            self.owners = (self.owners | joining) - (self._leaving - {self.me})
 
     @property
     def kclrun_owners(self) -> frozenset[OwnerId]:
