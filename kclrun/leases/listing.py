@@ -6,7 +6,9 @@ Rule: what the service no longer lists (trimmed) may still be named as a parent 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
+from functools import cached_property
 
 from kclrun.model.shard import HashRange, Shard, ShardGraph
 from kclrun.model.time import Instant, WallTime
@@ -28,6 +30,13 @@ class Listing:
                 children.setdefault(parent, []).append(shard.shard_id)
         self._children = children
 
+    def seen_again(self, listed_at: WallTime, seen_instant: Instant) -> Listing:
+        """The same shards, listed once more: as nearly always."""
+        again = copy.copy(self)
+        again.listed_at = listed_at
+        again.seen_instant = seen_instant
+        return again
+
     def __contains__(self, shard_id: str) -> bool:
         return shard_id in self.graph
 
@@ -39,7 +48,7 @@ class Listing:
         """The listed shards that name this one as a parent, be it listed itself or not."""
         return tuple(self._children.get(shard_id, ()))
 
-    @property
+    @cached_property
     def inconsistency(self) -> str | None:
         """Why no lease may be created from this listing, or None.
 

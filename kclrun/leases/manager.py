@@ -128,7 +128,7 @@ class LeaseManager:
         """When `Ticked` is due at the latest; an earlier one does no harm."""
         candidates = [
             self._keeper.deadline(now),
-            self._balancer.deadline(now),
+            self._balancer.deadline(),
             Instant(now + self._policy.failover_s),
         ]
         if not self._is_scanning and not self.is_draining:

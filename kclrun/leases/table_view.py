@@ -73,7 +73,8 @@ class TableView:
     def _part(self, leases: Iterable[Lease]) -> None:
         """Those that ended from those that did not."""
         end = SHARD_END.sequence_number
-        unended, ended = [], []
+        unended: list[Lease] = []
+        ended: list[Lease] = []
         for lease in leases:
             which = ended if lease.checkpoint.sequence_number == end else unended
             which.append(lease)

@@ -39,7 +39,7 @@ _RANKS: Final = {"AT_TIMESTAMP": -3, "TRIM_HORIZON": -2, "LATEST": -1, "SHARD_EN
 SortKey = tuple[int, int, str, int]
 
 
-class ExtendedSequenceNumber(msgspec.Struct, frozen=True):
+class ExtendedSequenceNumber(msgspec.Struct, frozen=True, gc=False):
     """A position: everything at or below it is accounted for. Ordered, hashable.
 
     `sequence_number` is a sentinel's name or a decimal number without leading zeros;
