@@ -126,7 +126,8 @@ class Producer:
     def _reshard(self, how, index):
         shards = [
             shard
-            for shard in self._kinesis.list_shards(StreamName=self._stream)["Shards"]
+            for page in self._kinesis.get_paginator("list_shards").paginate(StreamName=self._stream)
+            for shard in page["Shards"]
             if "EndingSequenceNumber" not in shard["SequenceNumberRange"]
         ]
         shards.sort(key=lambda shard: int(shard["HashKeyRange"]["StartingHashKey"]))

@@ -1,0 +1,121 @@
+"""A lease process killed at each line of kclrun, once: between a fetch and the acknowledged
+checkpoint, and from the last record of a shard to its end.
+
+Real processes under a real manager; a line is met on whichever thread runs it first. In CI a share
+of the lines, another one each day; all of them with KCLRUN_SWEEP_SHARE=1/1.
+"""
+
+import datetime
+import os
+
+import pytest
+
+from tests.processes.ledger_rig.deliveries import judge
+from tests.processes.line_sweep.sweeping import SweptApplication
+
+pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
+
+CAP = 2000
+# So that CI spends a minute on each of the two.
+SHARES = 8
+# In so many looks, 20 ms apart, without a line that is new, the usual ones have all come.
+QUIET_LOOKS = 100
+
+
+def share_of(lines):
+    today = datetime.datetime.now(datetime.UTC).timetuple().tm_yday
+    text = os.environ.get("KCLRUN_SWEEP_SHARE", f"{today % SHARES + 1}/{SHARES}")
+    print(f"share {text}; replay with KCLRUN_SWEEP_SHARE={text}")
+    part, of = map(int, text.split("/"))
+    return lines[part - 1 :: of]
+
+
+class Gathered:
+    """Holds once lines were seen, and no new one for a while."""
+
+    def __init__(self, sweep):
+        self.sweep = sweep
+        self.lines = []
+        self.quiet = 0
+
+    def __call__(self):
+        lines = self.sweep.lines()
+        self.quiet = self.quiet + 1 if lines == self.lines else 0
+        self.lines = lines
+        return bool(lines) and self.quiet > QUIET_LOOKS
+
+
+@pytest.fixture
+def swept(tmp_path, embedded_aws):
+    made = []
+
+    def make(stream, window):
+        app = SweptApplication(
+            tmp_path,
+            embedded_aws,
+            stream,
+            window=window,
+            checkpoint={"every": "200ms", "uncheckpointed_max": CAP},
+            output={"path": "rows"},
+            options={"emits": True},
+        )
+        made.append(app)
+        return app
+
+    yield make
+    for app in made:
+        app.close()
+
+
+def killed_at_each_line(app, source):
+    """Gather lines, kill at the share of them, and judge what was delivered in the end."""
+    app.start()
+    source.start()
+    gathered = Gathered(app.sweep)
+    app.until(gathered, 60)
+    chosen = share_of(gathered.lines)
+    app.sweep.queue(chosen)
+    app.until(app.sweep.is_over, 600)
+    source.stop()
+    app.until_all_delivered(source)
+    assert app.stop() == 0
+
+    killed = app.sweep.killed()
+    verdict = judge(source.put, app.ledger.read(), killed=set(killed.values()), cap=CAP)
+    print(f"{len(killed)} of {len(chosen)} lines, of {len(gathered.lines)} in all; {verdict}")
+    print("not met again:", *app.sweep.missed())
+    assert verdict.faults == []
+    rows = sum(len(path.read_text().splitlines()) for path in app.folder.glob("rows/*.jsonl"))
+    assert rows == source.total_put
+    return len(killed) / len(chosen)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(720)
+def test_a_lease_process_killed_at_any_line_before_its_checkpoint_loses_nothing(
+    embedded_aws, swept, producer
+):
+    stream = embedded_aws.stream(shards=8)
+
+    # What runs by chance only (a late answer, a full queue) may not come again.
+    assert (
+        killed_at_each_line(swept(stream, "checkpoint"), producer(stream, 10**6, seed=1, rate=400))
+        > 0.9
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(720)
+def test_a_lease_process_killed_at_any_line_of_its_shards_end_loses_nothing(
+    embedded_aws, swept, producer
+):
+    stream = embedded_aws.stream(shards=4)
+    # A shard's end is good for a few deaths, so it takes many.
+    reshards = [(50 * n, "split" if n % 2 else "merge", 0) for n in range(1, 10_000)]
+
+    assert (
+        killed_at_each_line(
+            swept(stream, "end"), producer(stream, 10**6, seed=1, rate=200, reshards=reshards)
+        )
+        > 0.9
+    )
