@@ -26,15 +26,7 @@ from kclrun.consuming.requests import CheckpointRequests
 from kclrun.consuming.row_evidence import OwnChange
 from kclrun.consuming.row_writing import RowWriting
 from kclrun.consuming.shard_end import Deferred, ShardEnd
-from kclrun.consuming.states import (
-    FINAL,
-    MAY_WITHDRAW,
-    SILENT,
-    TRANSITIONS,
-    WITH_A_WRITE,
-    State,
-    Step,
-)
+from kclrun.consuming.states import FINAL, MAY_WITHDRAW, SILENT, TRANSITIONS, State, Step
 from kclrun.errors import InvariantViolation
 from kclrun.model import changes
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -362,7 +354,7 @@ class LeaseLife:
         """Nothing is under way, and the row is ours to write, if it was claimed."""
         if self.own.row is None:
             return
-        change = self._change_of_state(now, out) if self.state in WITH_A_WRITE else None
+        change = None if self.state is State.PROCESSING else self._change_of_state(now, out)
         if change is None and self.own.next_owner is not None:
             return
         if change is None:

@@ -36,7 +36,6 @@ __all__ = [
     "MAY_WITHDRAW",
     "SILENT",
     "TRANSITIONS",
-    "WITH_A_WRITE",
     "State",
     "Step",
 ]
@@ -126,8 +125,6 @@ TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = {
 FINAL: Final = frozenset({State.ENDED, State.RELEASED, State.FAILED, State.LOST, State.UNCLAIMED})
 # The row is not ours to write any more [P7].
 SILENT: Final = FINAL | {State.LOSING}
-# Each waits for one write of its own; all others write only checkpoints and renewals.
-WITH_A_WRITE: Final = frozenset({State.CREATING, State.NAMING, State.ENDING, State.RELEASING})
 # The lease can be withdrawn from here; where the children exist, the end is nearer.
 MAY_WITHDRAW: Final = frozenset({State.INITIALIZING, State.PROCESSING, State.CREATING})
 # An ask is answered from here; at the end of a shard that is nearer than the next owner [P16].

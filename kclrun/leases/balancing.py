@@ -12,7 +12,7 @@ is no news, and the next scan decides again. A draining manager takes and asks f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from kclrun.leases.asking import Asker
 from kclrun.leases.assignment import Action, Decision, left_unread, plan
@@ -163,14 +163,15 @@ class Balancer:
 
     def _take_offers(self, now: Instant) -> None:
         """What is meant for us always; the rest up to the target, and beyond it what was left."""
-        standing, due = self._standing, self._offers.due(now)
-        if due and standing is not None:
+        standing = self._standing
+        if standing is not None and self._offers.are_any:
             standing.hold(self._hands())
-            self._take_from(due, standing, now)
+            self._take_from(standing, now)
         self._hands_at_look = self._counts()
 
-    def _take_from(self, due: Sequence[Waiting], standing: Standing, now: Instant) -> None:
-        for waiting in due:
+    def _take_from(self, standing: Standing, now: Instant) -> None:
+        is_below_target = standing.mine < standing.target(self._policy.leases_max)
+        for waiting in self._offers.due(now, is_below_target=is_below_target):
             if standing.held >= self._policy.leases_max:
                 return
             if not self._is_free(waiting.lease.key):

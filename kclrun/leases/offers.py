@@ -90,7 +90,7 @@ class OfferWatch:
             due = Instant(now + delay_s(lease, self._me, owners, silent))
             seen[lease.key] = Waiting(lease, due, Instant(due + LEFT_LYING_S))
         self._waiting = seen
-        self._turn_instant = now
+        self._turn_instant = now if seen else Instant(math.inf)
 
     @property
     def are_any(self) -> bool:
@@ -100,22 +100,26 @@ class OfferWatch:
         """Whether a row's turn has come since the last look at them all: for us, or for anybody."""
         return now >= self._turn_instant
 
-    def due(self, now: Instant) -> tuple[Waiting, ...]:
-        """Look at all: the rows whose turn for us has come, those meant for us first."""
-        ready, turns = [], [math.inf]
+    def due(self, now: Instant, *, is_below_target: bool) -> tuple[Waiting, ...]:
+        """Look at all: the rows whose turn for us has come, those meant for us first. At our
+        target that is what is meant for us, and what was left lying."""
+        me, ready, turn = self._me, [], math.inf
         for each in self._waiting.values():
-            if now < each.due_instant:
-                turns.append(each.due_instant)
-                continue
-            ready.append(each)
-            if now < each.left_instant:
-                turns.append(each.left_instant)
-        self._turn_instant = Instant(min(turns))
-        ready.sort(key=lambda each: (each.lease.offered_to != self._me, each.due_instant))
+            is_wanted = is_below_target or each.lease.offered_to == me
+            at = each.due_instant if is_wanted else each.left_instant
+            if at <= now:
+                ready.append(each)
+                at = each.left_instant
+            if now < at < turn:
+                turn = at
+        self._turn_instant = Instant(turn)
+        ready.sort(key=lambda each: (each.lease.offered_to != me, each.due_instant))
         return tuple(ready)
 
     def forget(self, key: LeaseKey) -> None:
         self._waiting.pop(key, None)
+        if not self._waiting:
+            self._turn_instant = Instant(math.inf)
 
     def forget_all(self) -> None:
         self._waiting.clear()
