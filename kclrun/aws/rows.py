@@ -16,7 +16,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from kclrun.errors import LimitExceeded
-from kclrun.model.lease import Halt, Handoff, Lease, LeaseKey, OwnerId, PendingCheckpoint
+from kclrun.model.lease import (
+    FAILOVER_MAX_S,
+    FAILOVER_MIN_S,
+    Halt,
+    Handoff,
+    Lease,
+    LeaseKey,
+    OwnerId,
+    PendingCheckpoint,
+)
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.stream_key import (
@@ -115,7 +124,7 @@ def _lease(item: Item) -> Lease:
         checkpoint_owner=_owner(item, "checkpointOwner"),
         pending=_pending(item),
         throughput_kbps=_number(item, "throughputKBps"),
-        failover_s=_seconds(item, "failoverMs"),
+        failover_s=_failover(item),
         start=_text(item, "startPosition"),
         latest_pinned_at=_wall_time(item, "latestPinnedAt"),
         halt=_halt(item),
@@ -256,6 +265,13 @@ def _number(item: Item, name: str) -> float | None:
 def _seconds(item: Item, name: str) -> float | None:
     value = _integer(item, name)
     return None if value is None else value / 1000
+
+
+def _failover(item: Item) -> float | None:
+    """What no settings allow was published by nobody, and is left out of every count: expiry goes
+    by the largest failover and fences by the smallest, so one row could stop the whole fleet."""
+    value = _seconds(item, "failoverMs")
+    return value if value is not None and FAILOVER_MIN_S <= value <= FAILOVER_MAX_S else None
 
 
 def _wall_time(item: Item, name: str) -> WallTime | None:

@@ -17,14 +17,11 @@ from kclrun.config.start_position import parse_start
 from kclrun.config.stream_rules import stream_rules
 from kclrun.errors import SettingsError
 from kclrun.model.address import why_no_endpoint
+from kclrun.model.lease import FAILOVER_MAX_S, FAILOVER_MIN_S
 from kclrun.model.time import WallTime
 
 __all__ = ["EMBEDDED", "broken_rules"]
 
-# Shorter, and one slow garbage collection or disk flush costs a lease; longer than a quarter of
-# an hour is a unit mistaken. The KCL's own default is 10 s.
-_FAILOVER_MIN_S: Final = 1.0
-_FAILOVER_MAX_S: Final = 900.0
 # GetRecords may be called five times a second and shard: a shorter pause is throttled.
 _IDLE_MIN_S: Final = 0.2
 
@@ -70,7 +67,7 @@ def _addresses(settings: Settings) -> Iterator[Problem]:
 
 def _durations(settings: Settings) -> Iterator[Problem]:
     failover = settings.leases.failover
-    if not _FAILOVER_MIN_S <= failover <= _FAILOVER_MAX_S:
+    if not FAILOVER_MIN_S <= failover <= FAILOVER_MAX_S:
         yield Problem(("leases", "failover"), "expected 1s to 15m")
     if settings.fetch.idle < _IDLE_MIN_S:
         yield Problem(

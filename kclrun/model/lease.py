@@ -14,6 +14,8 @@ from kclrun.model.time import WallTime
 __all__ = [
     "ANYBODY",
     "ASK_STALE_AFTER_S",
+    "FAILOVER_MAX_S",
+    "FAILOVER_MIN_S",
     "HOPPING_SWITCHES",
     "OFFERED",
     "OWNER_PREFIX",
@@ -37,6 +39,10 @@ ANYBODY: Final = OwnerId(f"{OWNER_PREFIX}anybody")
 # An ask that was seen on its row for so long is stale [P16]: several renewals and a long batch
 # fit into it. By the observer's own clock; the time written on the row is of no clock we know.
 ASK_STALE_AFTER_S: Final = 30.0
+# Shorter, and one slow garbage collection or disk flush costs a lease; longer than a quarter of
+# an hour is a unit mistaken. The KCL's own default is 10 s.
+FAILOVER_MIN_S: Final = 1.0
+FAILOVER_MAX_S: Final = 900.0
 # `ownerSwitchesSinceCheckpoint` from which a lease is shown as hopping: it was passed on five
 # times and nobody got as far as one checkpoint.
 HOPPING_SWITCHES: Final = 5

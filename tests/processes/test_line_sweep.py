@@ -16,8 +16,8 @@ from tests.processes.line_sweep.sweeping import SweptApplication
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 CAP = 2000
-# So that CI spends a minute on each of the two.
-SHARES = 8
+# So that CI spends a minute on both.
+SHARES = 12
 # In so many looks, 20 ms apart, without a line that is new, the usual ones have all come.
 QUIET_LOOKS = 100
 
@@ -77,7 +77,8 @@ def killed_at_each_line(app, source):
     app.sweep.queue(chosen)
     app.until(app.sweep.is_over, 600)
     source.stop()
-    app.until_all_delivered(source)
+    # Generation after generation, each by new processes.
+    app.until_all_delivered(source, 240)
     assert app.stop() == 0
 
     killed = app.sweep.killed()
@@ -109,9 +110,12 @@ def test_a_lease_process_killed_at_any_line_before_its_checkpoint_loses_nothing(
 def test_a_lease_process_killed_at_any_line_of_its_shards_end_loses_nothing(
     embedded_aws, swept, producer
 ):
-    stream = embedded_aws.stream(shards=4)
-    # A shard's end is good for a few deaths, so it takes many.
-    reshards = [(50 * n, "split" if n % 2 else "merge", 0) for n in range(1, 10_000)]
+    stream = embedded_aws.stream(shards=8)
+    # A shard's end is good for a few deaths, so it takes many: each of the eight in its turn is
+    # split and put together again.
+    pairs = [("split", index) for index in range(8)], [("merge", index) for index in range(8)]
+    turns = [each for pair in zip(*pairs, strict=True) for each in pair] * 600
+    reshards = [(50 * n, how, index) for n, (how, index) in enumerate(turns, start=1)]
 
     assert (
         killed_at_each_line(

@@ -124,13 +124,11 @@ class Producer:
         return size
 
     def _reshard(self, how, index):
-        shards = [
-            shard
-            for page in self._kinesis.get_paginator("list_shards").paginate(StreamName=self._stream)
-            for shard in page["Shards"]
-            if "EndingSequenceNumber" not in shard["SequenceNumberRange"]
-        ]
-        shards.sort(key=lambda shard: int(shard["HashKeyRange"]["StartingHashKey"]))
+        open_ones = {"Type": "AT_LATEST"}
+        shards = sorted(
+            self._kinesis.list_shards(StreamName=self._stream, ShardFilter=open_ones)["Shards"],
+            key=lambda shard: int(shard["HashKeyRange"]["StartingHashKey"]),
+        )
         chosen = shards[index]
         if how == "split":
             first = int(chosen["HashKeyRange"]["StartingHashKey"])

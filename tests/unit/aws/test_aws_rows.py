@@ -64,7 +64,7 @@ leases = st.builds(
     checkpoint_owner=st.none() | texts.map(OwnerId),
     pending=st.none() | st.builds(PendingCheckpoint, positions, st.none() | st.binary()),
     throughput_kbps=st.none() | st.floats(0, 1e9),
-    failover_s=st.none() | st.integers(1, 10**7).map(lambda value: value / 1000),
+    failover_s=st.none() | st.integers(1000, 900_000).map(lambda value: value / 1000),
     start=st.none() | texts,
     latest_pinned_at=st.none() | milliseconds,
     halt=st.none() | st.builds(Halt, texts, milliseconds),
@@ -135,6 +135,17 @@ def test_the_time_of_an_ask_without_its_asker_is_no_ask() -> None:
     lease = decode_row(MINIMAL | {"handoffAt": {"N": "1700000000000"}})
     assert lease is not None
     assert lease.handoff is None
+
+
+@pytest.mark.parametrize("published", ["999", "900001", "118446744073709543227392"])
+def test_a_failover_that_no_settings_allow_counts_for_nothing(published: str) -> None:
+    item = encode_row(Lease(key=LeaseKey("s"), checkpoint=TRIM_HORIZON))
+    item["failoverMs"] = {"N": published}
+
+    lease = decode_row(item)
+
+    assert lease is not None
+    assert lease.failover_s is None
 
 
 @pytest.mark.parametrize(
