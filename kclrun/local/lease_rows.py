@@ -39,6 +39,7 @@ from kclrun.ports import ScanPage
 __all__ = ["LeaseRows"]
 
 _PAGE_ROWS: Final = 1_000
+_DELETIONS: Final = (DeleteEnded, DeleteTrimmed)
 
 
 class LeaseRows:
@@ -87,6 +88,8 @@ class LeaseRows:
 
     def read(self, key: LeaseKey) -> Lease | None:
         """One row. Raises: InvalidRequest with code `BrokenRow`, as the DynamoDB table does."""
+        if not self._unreadable:
+            return self._rows.get(key)  # one look-up needs no lock
         with self._lock:
             item = self._unreadable.get(key)
             if item is not None and _is_broken(item):
@@ -185,12 +188,12 @@ class LeaseRows:
         row = self._rows.get(change.key)
         if row is None or not holds(change, row):
             return self._contended(change.key)
-        if isinstance(change, DeleteEnded | DeleteTrimmed):
+        if isinstance(change, _DELETIONS):
             self._forget(change.key)
             return Applied()
         after = change_row(change, row)
         self._put(change.key, after)
-        if _sets_handoff(change):
+        if self._unknown and _sets_handoff(change):
             # The time of an ask without its asker is nothing a lease knows.
             self._unknown.get(change.key, {}).pop("handoffAt", None)
         return Applied(after)

@@ -7,7 +7,7 @@ hosts. Rule: a reply is a call back, and never comes in the same instant.
 
 from __future__ import annotations
 
-import random
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
@@ -111,7 +111,7 @@ class SimulatedTable:
         self._idle: dict[IdlePolls, None] = {}
         self._scheduler = scheduler
         self._watcher = watcher
-        self._latency = scheduler.chance("network")
+        self._latency = scheduler.chance("network").random
         self._fate = scheduler.chance("faults")
         self._rows = LeaseRows(choose=scheduler.chance("offers").sample)
         self._row_bytes = 0
@@ -244,10 +244,11 @@ class SimulatedTable:
         if faults is CALM:
             return None
         drawn = self._fate.random()
-        for name, share in msgspec.structs.asdict(faults).items():
+        for name in faults.__struct_fields__:
+            share: float = getattr(faults, name)
             if drawn < share:
                 self._costs.faults += 1
-                return str(name)
+                return name
             drawn -= share
         return None
 
@@ -260,15 +261,15 @@ class SimulatedTable:
 
     def _apply(self, change: LeaseChange) -> Outcome:
         keys = keys_written(change)
-        before = {key: self._rows.read(key) for key in keys}
+        before = [(key, self._rows.read(key)) for key in keys]
         outcome = self._rows.write(change)
         self._costs.write_units += len(keys)
         if isinstance(outcome, Applied):
             self._tell(change, before)
         return outcome
 
-    def _tell(self, change: LeaseChange, before: Mapping[LeaseKey, Lease | None]) -> None:
-        for key, was in before.items():
+    def _tell(self, change: LeaseChange, before: list[tuple[LeaseKey, Lease | None]]) -> None:
+        for key, was in before:
             now = self._rows.read(key)
             if _owner_of(was) != _owner_of(now):
                 self._costs.write_units += (_owner_of(was) is not None) + (
@@ -297,11 +298,7 @@ class SimulatedTable:
         return self._row_bytes
 
     def _leg_s(self, legs: int = 1) -> float:
-        return legs * (_LEG_MIN_S + _tail(self._latency))
-
-
-def _tail(chance: random.Random) -> float:
-    return chance.expovariate(1 / _LEG_MIN_S)
+        return legs * _LEG_MIN_S * (1.0 - math.log(1.0 - self._latency()))
 
 
 def _owner_of(row: Lease | None) -> str | None:
