@@ -6,7 +6,6 @@ Rule: what the service no longer lists (trimmed) may still be named as a parent 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from functools import cached_property
 
@@ -32,7 +31,8 @@ class Listing:
 
     def seen_again(self, listed_at: WallTime, seen_instant: Instant) -> Listing:
         """The same shards, listed once more: as nearly always."""
-        again = copy.copy(self)
+        again = Listing.__new__(Listing)
+        again.__dict__ |= self.__dict__
         again.listed_at = listed_at
         again.seen_instant = seen_instant
         return again

@@ -43,6 +43,8 @@ _PATIENCE_S: Final = 2.0
 # What arrives late arrives up to two failovers after it was sent.
 _LATE_MAX_S: Final = 20.0
 _READ_UNIT_BYTES: Final = 4096
+# Lease rows weigh some 500 bytes, and a page of a scan is 1 MB at most.
+_PAGE_ROWS: Final = 1_000
 # A query of the index that finds nothing: it is never consistent.
 _QUERY_UNITS: Final = 0.5
 
@@ -113,7 +115,8 @@ class SimulatedTable:
         self._watcher = watcher
         self._latency = scheduler.chance("network").random
         self._fate = scheduler.chance("faults")
-        self._rows = LeaseRows(choose=scheduler.chance("offers").sample)
+        choose = scheduler.chance("offers").sample
+        self._rows = LeaseRows(page_rows_max=_PAGE_ROWS, choose=choose)
         self._row_bytes = 0
 
     @property
@@ -221,7 +224,10 @@ class SimulatedTable:
             self._costs.read_units += max(
                 1.0, len(page.leases) * self._row_size() / _READ_UNIT_BYTES
             )
-            self._scan_on(pages, found + page.leases, reply, failed)
+            if len(page.leases) + len(page.broken) + page.foreign < _PAGE_ROWS:
+                reply(found + page.leases)  # DynamoDB says with the last page that it is the last
+            else:
+                self._scan_on(pages, found + page.leases, reply, failed)
 
         self._ask(lambda: next(pages, None), took, failed)
 
