@@ -15,6 +15,7 @@ from kclrun.aws.late_checkpoint import bind_late, to_position
 from kclrun.aws.rows import bare_ids, milliseconds, number, text
 from kclrun.errors import InvariantViolation
 from kclrun.model.changes import (
+    Amend,
     Ask,
     Checkpoint,
     Claim,
@@ -64,6 +65,13 @@ _OFFERS_TO: Final[_ByPosition] = {
     (True, False): catalogue.OFFER_TO_MOVED,
     (True, True): catalogue.OFFER_TO_MOVED_WHOLE,
 }
+# Chosen by: does the shard have parents, and is the instant of LATEST noted?
+_AMENDS: Final = {
+    (True, False): catalogue.AMEND,
+    (False, False): catalogue.AMEND_ROOT,
+    (True, True): catalogue.AMEND_AND_PIN,
+    (False, True): catalogue.AMEND_ROOT_AND_PIN,
+}
 _HAND_OVERS: Final[_ByPosition] = {
     (False, False): catalogue.HAND_OVER,
     (False, True): catalogue.HAND_OVER_WHOLE,
@@ -92,9 +100,8 @@ def bind(change: LeaseChange) -> BoundWrite:
         case NameChildren(children=children) if children:
             values = _held(change) | {":children": bare_ids(children)}
             return BoundWrite(catalogue.NAME_CHILDREN, change.key, values)
-        case HaltLease(halt=halt):
-            noted = {":reason": text(halt.reason), ":haltedAt": milliseconds(halt.halted_at)}
-            return BoundWrite(catalogue.HALT_LEASE, change.key, _held(change) | noted)
+        case Amend() | HaltLease():
+            return _amend(change) if isinstance(change, Amend) else _halt(change)
         case ResumeLease():
             return BoundWrite(catalogue.RESUME_LEASE, change.key, {})
         case Checkpoint() | End():
@@ -130,6 +137,7 @@ def _held(
     | Release
     | Offer
     | HandOver
+    | Amend
     | HaltLease,
 ) -> Values:
     return {
@@ -188,6 +196,26 @@ def _renew(change: Renew) -> BoundWrite:
     values[":throughput"] = number(change.throughput_kbps)
     measured = catalogue.RENEW_MEASURED_UNASKED if change.drops_ask else catalogue.RENEW_MEASURED
     return BoundWrite(measured, change.key, values)
+
+
+def _halt(change: HaltLease) -> BoundWrite:
+    halt = change.halt
+    noted = {":reason": text(halt.reason), ":haltedAt": milliseconds(halt.halted_at)}
+    return BoundWrite(catalogue.HALT_LEASE, change.key, _held(change) | noted)
+
+
+def _amend(change: Amend) -> BoundWrite:
+    pinned_at = change.latest_pinned_at
+    values = _held(change) | {
+        ":first": text(str(change.hash_range.start)),
+        ":final": text(str(change.hash_range.end)),
+    }
+    if change.parents:
+        values[":parents"] = bare_ids(change.parents)
+    if pinned_at is not None:
+        values[":pinnedAt"] = milliseconds(pinned_at)
+    expression = _AMENDS[bool(change.parents), pinned_at is not None]
+    return BoundWrite(expression, change.key, values)
 
 
 def _move(change: Checkpoint | End) -> BoundWrite:

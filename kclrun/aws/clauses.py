@@ -183,6 +183,22 @@ NAME: Final = Clause(
     "SET leaseCounter = :next, childShardIds = :children",
     "name the children, add one to the counter",
 )
+_AMEND: Final = "SET leaseCounter = :next, startingHashKey = :first, endingHashKey = :final"
+_AMENDED: Final = "put parents and hash range right"
+AMEND: Final = Clause(f"{_AMEND}, parentShardId = :parents", f"{_AMENDED}, add one to the counter")
+AMEND_ROOT: Final = Clause(
+    f"{_AMEND} REMOVE parentShardId",
+    "put the hash range right, remove the parents, add one to the counter",
+)
+AMEND_AND_PIN: Final = Clause(
+    f"{_AMEND}, parentShardId = :parents, latestPinnedAt = :pinnedAt",
+    f"{_AMENDED}, note the instant of LATEST, add one to the counter",
+)
+AMEND_ROOT_AND_PIN: Final = Clause(
+    f"{_AMEND}, latestPinnedAt = :pinnedAt REMOVE parentShardId",
+    "put the hash range right, remove the parents, note the instant of LATEST, add one to the"
+    " counter",
+)
 HALT: Final = Clause(
     "SET leaseCounter = :next, haltReason = :reason, haltedAt = :haltedAt",
     "note why it stands still, add one to the counter",

@@ -147,6 +147,12 @@ LATE_WHOLE: Final = Expression(
     clauses.MOVE_LATE,
     (*_LATE, clauses.FROM_LAST_WHOLE, clauses.BEFORE_NEW_WHOLE),
 )
+AMEND: Final = Expression("amend", clauses.AMEND, _HELD)
+AMEND_ROOT: Final = Expression("amend a shard without parents", clauses.AMEND_ROOT, _HELD)
+AMEND_AND_PIN: Final = Expression("amend and pin", clauses.AMEND_AND_PIN, _HELD)
+AMEND_ROOT_AND_PIN: Final = Expression(
+    "amend and pin a shard without parents", clauses.AMEND_ROOT_AND_PIN, _HELD
+)
 HALT_LEASE: Final = Expression("halt", clauses.HALT, _HELD)
 RESUME_LEASE: Final = Expression("resume", clauses.RESUME, (EXISTS,))
 DELETE_ENDED: Final = Expression("delete an ended lease", None, (EXISTS, ENDED))
@@ -200,6 +206,10 @@ CATALOGUE: Final = (
     LATE_FROM_WHOLE,
     LATE_TO_WHOLE,
     LATE_WHOLE,
+    AMEND,
+    AMEND_ROOT,
+    AMEND_AND_PIN,
+    AMEND_ROOT_AND_PIN,
     HALT_LEASE,
     RESUME_LEASE,
     DELETE_ENDED,

@@ -13,11 +13,14 @@ from kclrun.cli.messages import harmless
 from kclrun.leases.doctor.diagnosis import is_healthy
 from kclrun.leases.doctor.findings import Finding, MendingChange
 from kclrun.model.changes import (
+    Amend,
     Claim,
     CreateChildren,
     CreateLease,
     DeleteTrimmed,
+    NameChildren,
     Release,
+    ResumeLease,
     Take,
 )
 from kclrun.model.stream_key import called
@@ -38,9 +41,11 @@ def print_findings(examined: Examination) -> None:
     if is_healthy(examined.findings):
         click.echo(f"The lease table is healthy: {len(examined.items)} rows.")
         return
-    mendable = sum(bool(finding.mend) for finding in examined.findings)
+    mendable = [finding.kind for finding in examined.findings if finding.mend]
+    consented = sum(kind.needs_consent for kind in mendable)
     found = "1 finding" if len(examined.findings) == 1 else f"{len(examined.findings)} findings"
-    click.echo(f"{found}, of which --yes can mend {mendable}.")
+    also = f", and {consented} more with your --accept KIND" if consented else ""
+    click.echo(f"{found}, of which --yes can mend {len(mendable) - consented}{also}.")
 
 
 def _print(finding: Finding) -> None:
@@ -51,7 +56,9 @@ def _print(finding: Finding) -> None:
         f"  records:  {finding.kind.means}",
         *(f"  mend:     {change_in_words(change)}" for change in finding.mend),
     ]
-    if finding.advice and not finding.mend:
+    if finding.mend and finding.kind.needs_consent:
+        lines.append(f"  only:     with --yes --accept {finding.kind.value}")
+    if finding.advice and (not finding.mend or finding.kind.needs_consent):
         lines.append(f"  you:      {finding.advice}")
     click.echo("\n".join(map(harmless, lines)))
 
@@ -105,8 +112,16 @@ def change_in_words(change: MendingChange) -> str:
             return f"take {called(key)}, if its owner and counter ({counter}) are as seen"
         case Claim(key=key):
             return f"remove takenFrom of {called(key)}"
-        case Release(key=key):
-            return f"let {called(key)} go: no owner, no hand-off, the same checkpoint"
+        case NameChildren(key=key, children=children):
+            return f"name the children of {called(key)}: {', '.join(sorted(map(called, children)))}"
+        case Amend(key=key, latest_pinned_at=pinned_at):
+            pinned = "" if pinned_at is None else ", and LATEST is now"
+            return f"parents and range of {called(key)} as the service lists them{pinned}"
+        case Release(key=key, position=position, last=last):
+            where = "the same checkpoint" if position == last else f"its checkpoint {position}"
+            return f"let {called(key)} go: no owner, no hand-off, {where}"
+        case ResumeLease(key=key):
+            return f"remove the halt of {called(key)}"
 
 
 def _plain(finding: Finding) -> dict[str, Any]:
@@ -117,6 +132,7 @@ def _plain(finding: Finding) -> dict[str, Any]:
         "evidence": finding.evidence,
         "records": finding.kind.means,
         "mend": [change_in_words(change) for change in finding.mend],
+        "needs_consent": bool(finding.mend) and finding.kind.needs_consent,
         "advice": finding.advice,
     }
 

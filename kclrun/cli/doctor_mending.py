@@ -5,7 +5,7 @@ Rule: what does not apply was changed by somebody else meanwhile, and is left to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -13,7 +13,7 @@ from kclrun.leases.doctor.findings import Finding
 from kclrun.model.outcomes import Applied, ConditionFailed, Outcome
 from kclrun.ports import LeaseTable
 
-__all__ = ["Mended", "mend_all"]
+__all__ = ["Mended", "mend_all", "to_mend"]
 
 
 class Mended(msgspec.Struct, frozen=True):
@@ -24,9 +24,18 @@ class Mended(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
+def to_mend(findings: Iterable[Finding], accepted: Collection[str]) -> tuple[Finding, ...]:
+    """Those with a mend, and with consent where the kind needs it."""
+    return tuple(
+        finding
+        for finding in findings
+        if finding.mend and (not finding.kind.needs_consent or finding.kind.value in accepted)
+    )
+
+
 def mend_all(table: LeaseTable, findings: Iterable[Finding]) -> tuple[Mended, ...]:
-    """Mend what has a mend; a failure stops that finding's writes, not the others'."""
-    return tuple(_mend(table, finding) for finding in findings if finding.mend)
+    """Make their mends; a failure stops that finding's writes, not the others'."""
+    return tuple(_mend(table, finding) for finding in findings)
 
 
 def _mend(table: LeaseTable, finding: Finding) -> Mended:

@@ -13,6 +13,7 @@ import msgspec
 
 from kclrun.errors import InvariantViolation
 from kclrun.model.changes import (
+    Amend,
     Ask,
     Checkpoint,
     Claim,
@@ -35,7 +36,7 @@ from kclrun.model.time import WallTime
 
 __all__ = ["RowChange", "RowUpdate", "change_row", "holds", "refuse_unbound"]
 
-_OwnersWrite = Claim | Renew | Checkpoint | NameChildren | End | Release | Offer | HaltLease
+_OwnersWrite = Claim | Renew | Checkpoint | NameChildren | End | Release | Offer | Amend | HaltLease
 RowUpdate = Take | Ask | _OwnersWrite | HandOver | LateCheckpoint | ResumeLease
 RowChange = RowUpdate | DeleteEnded | DeleteTrimmed
 
@@ -179,6 +180,13 @@ def _handed_over(change: HandOver, row: Lease) -> Lease:
     )
 
 
+def _amended(change: Amend, row: Lease) -> Lease:
+    right = msgspec.structs.replace(row, parents=change.parents, hash_range=change.hash_range)
+    if change.latest_pinned_at is None:
+        return right
+    return msgspec.structs.replace(right, latest_pinned_at=change.latest_pinned_at)
+
+
 _CHANGED: Final[Mapping[type[Any], Callable[[Any, Lease], Lease]]] = {
     Take: _taken,
     Ask: _asked,
@@ -191,6 +199,7 @@ _CHANGED: Final[Mapping[type[Any], Callable[[Any, Lease], Lease]]] = {
     Offer: _offered,
     HandOver: _handed_over,
     LateCheckpoint: lambda change, row: _moved(row, change.position),
+    Amend: _amended,
     HaltLease: lambda change, row: msgspec.structs.replace(row, halt=change.halt),
     ResumeLease: lambda _, row: msgspec.structs.replace(row, halt=None),
 }

@@ -11,9 +11,11 @@ import msgspec
 
 from kclrun.model.lease import Halt, Handoff, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
 
 __all__ = [
+    "Amend",
     "Ask",
     "Checkpoint",
     "Claim",
@@ -221,6 +223,18 @@ class LateCheckpoint(msgspec.Struct, frozen=True, tag=True):
     position: ExtendedSequenceNumber
 
 
+class Amend(msgspec.Struct, frozen=True, tag=True):
+    """The doctor, as its owner for a moment, puts right what owners never change: parents and range
+    as the service lists them; and, where given, the instant that the row's LATEST stands for."""
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    parents: frozenset[str]
+    hash_range: HashRange
+    latest_pinned_at: WallTime | None = None
+
+
 class HaltLease(msgspec.Struct, frozen=True, tag=True):
     """The owner's manager notes on the row why the lease stands still."""
 
@@ -264,6 +278,7 @@ LeaseChange = (
     | Offer
     | HandOver
     | LateCheckpoint
+    | Amend
     | HaltLease
     | ResumeLease
     | DeleteEnded

@@ -13,7 +13,7 @@ from kclrun.local.server import start_embedded
 from kclrun.model.changes import CreateLease, Offer, Renew, Take
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.outcomes import Applied
-from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from tests.processes.cli_rig import Program, Site, ended
 
 pytestmark = pytest.mark.slow
@@ -38,12 +38,12 @@ def site(endpoint, tmp_path):
     return made
 
 
-def plant(site, number, owner=None, **fields):
+def plant(site, number, owner=None, checkpoint=TRIM_HORIZON, **fields):
     table = site.aws.table
     hash_range = next(
         shard.hash_range for shard in site.aws.stream.list_shards() if shard.shard_id == key(number)
     )
-    lease = Lease(key=key(number), checkpoint=TRIM_HORIZON, hash_range=hash_range, **fields)
+    lease = Lease(key=key(number), checkpoint=checkpoint, hash_range=hash_range, **fields)
     assert isinstance(table.write(CreateLease(lease)), Applied)
     if owner is not None:
         assert isinstance(
@@ -141,6 +141,35 @@ def test_json_has_the_findings_the_mends_and_what_is_left(site, tmp_path):
         {"kind": "hole", "keys": [key(1)], "is_mended": True, "problem": ""}
     ]
     assert [each["kind"] for each in told_all["left"]] == ["nobody-alive"]
+
+
+def test_what_is_a_decision_is_mended_only_when_it_is_accepted(site, tmp_path):
+    plant(site, 0, checkpoint=SHARD_END)
+    plant(site, 1)
+    before = item(site, 0)
+
+    code, out, told = doctor(site, "--yes", "--backup", tmp_path / "first.jsonl")
+
+    assert code == 1, told
+    assert f"ERROR  ended-open {key(0)}" in out
+    assert "  only:     with --yes --accept ended-open" in out
+    assert "and 1 more with your --accept KIND" in out
+    assert item(site, 0) == before
+
+    accepting = ("--yes", "--accept", "ended-open", "--backup", tmp_path / "second.jsonl")
+    code, out, told = doctor(site, *accepting)
+
+    assert code == 0, out + told
+    assert f"ended-open {key(0)}: mended" in out
+    assert site.aws.table.read(key(0)).checkpoint == TRIM_HORIZON
+
+
+def test_only_kinds_that_are_a_decision_can_be_accepted(site):
+    code, _, told = doctor(site, "--yes", "--accept", "hole")
+    assert (code, "--accept hole: expected a kind" in told) == (64, True)
+
+    code, _, told = doctor(site, "--accept", "ended-open")
+    assert (code, "--accept goes with --yes" in told) == (64, True)
 
 
 @pytest.mark.alone

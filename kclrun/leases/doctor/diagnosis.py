@@ -41,8 +41,12 @@ def _between_rows_and_shards(pair: Pair) -> Iterator[Finding]:
         earlier, now = pair.views_of(stream)
         seen = {
             (finding.kind, finding.keys)
-            for finding in lineage_findings(earlier, pair.first.listings[stream], facts.start)
+            for finding in lineage_findings(
+                earlier, pair.first.listings[stream], facts.start, pair.circumstances
+            )
         }
-        for finding in lineage_findings(now, pair.second.listings[stream], facts.start):
+        for finding in lineage_findings(
+            now, pair.second.listings[stream], facts.start, pair.circumstances
+        ):
             if (finding.kind, finding.keys) in seen:
                 yield finding

@@ -12,18 +12,31 @@ from typing import Final
 import msgspec
 
 from kclrun.model.changes import (
+    Amend,
     Claim,
     CreateChildren,
     CreateLease,
     DeleteTrimmed,
+    NameChildren,
     Release,
+    ResumeLease,
     Take,
 )
 
 __all__ = ["Finding", "Gravity", "Kind", "MendingChange", "most_serious_first"]
 
 # All that a mend may write.
-MendingChange = CreateLease | CreateChildren | DeleteTrimmed | Take | Claim | Release
+MendingChange = (
+    CreateLease
+    | CreateChildren
+    | DeleteTrimmed
+    | Take
+    | Claim
+    | NameChildren
+    | Amend
+    | Release
+    | ResumeLease
+)
 
 
 class Gravity(enum.IntEnum):
@@ -84,7 +97,12 @@ class Kind(enum.Enum):
     @property
     def is_mendable(self) -> bool:
         """Whether there is a mend for it, where the owner of the row is not alive."""
-        return self in _MENDABLE
+        return self in _MENDABLE or self.needs_consent
+
+    @property
+    def needs_consent(self) -> bool:
+        """Whether its mend repeats records, gives some up or deletes rows: a person's decision."""
+        return self in _NEEDS_CONSENT
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +110,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     `keys` are the leases it is about; `evidence` is how one knows. `mend` are the writes that
     repair it, to be made in their order, each under its own condition, and no further once one
-    does not apply; empty where only a person can decide, whom `advice` tells what to do.
+    does not apply; empty where what runs has to change and not the table. `advice` tells a person
+    what to do, or what it is that a mend which needs consent decides.
     """
 
     kind: Kind
@@ -156,6 +175,8 @@ _MENDABLE: Final = frozenset(
         Kind.HOLE,
         Kind.CHILD_MISSING,
         Kind.PARENTS_WRONG,
+        Kind.RANGE_DIFFERS,
+        Kind.LATEST_UNPINNED,
         Kind.ORPHAN,
         Kind.ORPHAN_ENDED,
         Kind.STUCK_ASK,
@@ -163,5 +184,20 @@ _MENDABLE: Final = frozenset(
         Kind.CHECKPOINT_OWNER_LEFT,
         Kind.OFFER_LEFT,
         Kind.TAKEN_FROM_LEFT,
+    }
+)
+_NEEDS_CONSENT: Final = frozenset(
+    {
+        Kind.CHILD_UNKNOWN,
+        Kind.ENDED_OPEN,
+        Kind.BEGUN_EARLY,
+        Kind.OVERLAP,
+        Kind.BEYOND_END,
+        Kind.BEFORE_START,
+        Kind.WRONG_STREAM,
+        Kind.MIXED_KEYS,
+        Kind.OTHER_STREAM,
+        Kind.HALTED,
+        Kind.HALT_EXPIRED,
     }
 )

@@ -8,9 +8,11 @@ is told where it is made.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from kclrun.leases.doctor.findings import Finding, Kind
-from kclrun.leases.doctor.mending import remade
+from kclrun.leases.doctor.looks import Circumstances
+from kclrun.leases.doctor.mending import deleted, freed
 from kclrun.leases.healing import children_to_create
 from kclrun.leases.listing import Listing
 from kclrun.leases.shard_sync import child_lease, sync_table
@@ -18,24 +20,24 @@ from kclrun.leases.table_view import TableView
 from kclrun.leases.totals import shards_behind
 from kclrun.model.changes import CreateLease, DeleteTrimmed
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import Shard
 
 __all__ = ["lineage_findings"]
 
 _GO_ON = "let it go on: what is behind it cannot be put in order any more"
-_DELETE = (
-    "stop the application, delete the row (keep a copy of it) and start: its shard begins"
-    " anew at `start`"
-)
+_ANEW = "all that the service still has of this shard comes again"
 _TURN = (
-    "nothing is lost: the parent is read to its end, too. For the right order, stop both owners"
-    " and put the child's checkpoint back to TRIM_HORIZON: all of the child then comes again"
+    "nothing is lost: the parent is read to its end, too. For the right order the child's"
+    " checkpoint goes back to TRIM_HORIZON: all of the child then comes again"
 )
 
 
 def lineage_findings(
-    view: TableView, listing: Listing, start: ExtendedSequenceNumber
+    view: TableView,
+    listing: Listing,
+    start: ExtendedSequenceNumber,
+    circumstances: Circumstances,
 ) -> Iterator[Finding]:
     """All of it, in no order. An empty listing is no evidence of anything."""
     if not listing.shards:
@@ -48,19 +50,20 @@ def lineage_findings(
             kind=Kind.WRONG_STREAM,
             keys=tuple(sorted(view.rows)),
             evidence="the service lists none of these shards, and none of their children",
-            advice="look whether `stream`, region and `leases.table` are those you mean; rows of a"
-            " stream that is gone go with their table. After a stop for longer than records are"
-            " kept it looks the same: start a manager, it makes the leases, and look again",
+            mend=deleted(view.rows.values()),
+            advice="the rows are of no use to this stream, and can go. First look whether `stream`,"
+            " region and `leases.table` are those you mean. After a stop for longer than records"
+            " are kept it looks the same: start a manager, it makes the leases, and look again",
         )
         return
     yield from _missing(view, listing, start)
     for row in view.rows.values():
-        yield from _turn(row, view, listing)
         shard = listing.graph.get(row.key)
+        yield from _turn(row, shard, view, circumstances)
         if shard is None:
             yield from _orphan(row, view, listing)
         else:
-            yield from _against_shard(row, shard, view, listing)
+            yield from _against_shard(_Listed(row, shard, view, listing, circumstances))
 
 
 def _is_of_another_stream(view: TableView, listing: Listing) -> bool:
@@ -119,11 +122,12 @@ def _beside_others(view: TableView, listing: Listing) -> tuple[Shard, ...]:
     )
 
 
-def _turn(row: Lease, view: TableView, listing: Listing) -> Iterator[Finding]:
+def _turn(
+    row: Lease, shard: Shard | None, view: TableView, circumstances: Circumstances
+) -> Iterator[Finding]:
     """A row that was read, or is read to its end, before its parents were [P11]."""
     if not (_has_begun(row) or row.is_ended):
         return
-    shard = listing.graph.get(row.key)
     named = row.parents.union(shard.parents if shard is not None else ())
     for key in sorted(named - {row.key}):
         parent = view.rows.get(LeaseKey(key))
@@ -135,6 +139,7 @@ def _turn(row: Lease, view: TableView, listing: Listing) -> Iterator[Finding]:
             keys=(row.key, parent.key),
             evidence=f"{row.key} is at {row.checkpoint}, its parent {parent.key} only at"
             f" {parent.checkpoint}",
+            mend=() if row.is_ended else freed(row, circumstances, position=TRIM_HORIZON),
             advice=_GO_ON if row.is_ended else _TURN,
         )
 
@@ -153,47 +158,64 @@ def _orphan(row: Lease, view: TableView, listing: Listing) -> Iterator[Finding]:
         yield Finding(kind=kind, keys=(row.key,), evidence=evidence, advice=advice)
 
 
-def _against_shard(
-    row: Lease, shard: Shard, view: TableView, listing: Listing
-) -> Iterator[Finding]:
+class _Listed(NamedTuple):
+    """A row and its shard, with what they stand among."""
+
+    row: Lease
+    shard: Shard
+    view: TableView
+    listing: Listing
+    circumstances: Circumstances
+
+
+def _against_shard(of: _Listed) -> Iterator[Finding]:
+    row, shard = of.row, of.shard
     if row.is_ended:
-        yield from _ended(row, shard, view, listing)
+        yield from _ended(of)
     elif not row.checkpoint.is_sentinel:
-        yield from _outside(row, shard)
-    yield from _parents(row, shard, view)
+        yield from _outside(of)
+    yield from _parents(of)
     if row.hash_range is not None and row.hash_range != shard.hash_range:
         yield Finding(
             kind=Kind.RANGE_DIFFERS,
             keys=(row.key,),
             evidence=f"the row says {row.hash_range.start} to {row.hash_range.end}, the service"
             f" {shard.hash_range.start} to {shard.hash_range.end}",
-            advice="put startingHashKey and endingHashKey right by hand; a Java worker never does",
+            mend=freed(row, of.circumstances, listed=shard),
         )
 
 
-def _ended(row: Lease, shard: Shard, view: TableView, listing: Listing) -> Iterator[Finding]:
-    if shard.is_open:
+def _ended(of: _Listed) -> Iterator[Finding]:
+    row = of.row
+    if of.shard.is_open:
         yield Finding(
             kind=Kind.ENDED_OPEN,
             keys=(row.key,),
             evidence="its row is at SHARD_END, and the service lists it as open",
-            advice=f"to read it again: {_DELETE}. Put its checkpoint to a number instead if you"
-            " know how far it was read",
+            mend=freed(row, of.circumstances, position=TRIM_HORIZON),
+            advice=f"{_ANEW}. Put its checkpoint to a number by hand instead if you know how far"
+            " it was read",
         )
         return
-    for child in sorted(row.children):
-        # One that is listed is told as missing, with its mend.
-        if not view.has_row(child) and child not in listing:
-            yield Finding(
-                kind=Kind.CHILD_UNKNOWN,
-                keys=(row.key, child),
-                evidence=f"{row.key} has ended and names a child {child} that has no row",
-                advice="a wrong name on the row harms nobody, but keeps the row from being cleaned"
-                " up: put childShardIds right by hand",
-            )
+    # One that is listed is told as missing, with its mend.
+    unknown = sorted(
+        child for child in row.children if not of.view.has_row(child) and child not in of.listing
+    )
+    known = (row.children - set(unknown)).union(of.listing.children_named(row.key))
+    for child in unknown:
+        yield Finding(
+            kind=Kind.CHILD_UNKNOWN,
+            keys=(row.key, child),
+            evidence=f"{row.key} has ended and names a child {child} that has no row",
+            mend=freed(row, of.circumstances, children=known) if known else (),
+            advice="a wrong name harms nobody, but keeps the row from being cleaned up; if it was"
+            " a shard, nobody will read it any more. The right names are written instead, where"
+            " the service still lists a child",
+        )
 
 
-def _outside(row: Lease, shard: Shard) -> Iterator[Finding]:
+def _outside(of: _Listed) -> Iterator[Finding]:
+    row, shard = of.row, of.shard
     number = ExtendedSequenceNumber(row.checkpoint.sequence_number)
     ending = shard.ending_sequence_number
     if number < ExtendedSequenceNumber(shard.starting_sequence_number):
@@ -202,24 +224,27 @@ def _outside(row: Lease, shard: Shard) -> Iterator[Finding]:
             keys=(row.key,),
             evidence=f"its row is at {number}, the shard begins at"
             f" {shard.starting_sequence_number}",
-            advice="a stream that was deleted and made again has new numbers under old names: then"
-            f" {_DELETE}. Else put its checkpoint to TRIM_HORIZON by hand",
+            mend=freed(row, of.circumstances, position=TRIM_HORIZON),
+            advice="a stream that was deleted and made again has new numbers under old names:"
+            f" {_ANEW}",
         )
     elif ending is not None and number > ExtendedSequenceNumber(ending):
         yield Finding(
             kind=Kind.BEYOND_END,
             keys=(row.key,),
             evidence=f"its row is at {number}, the shard ended at {ending}",
-            advice="it is the position of another shard. Put its checkpoint to what was really"
-            " read, TRIM_HORIZON if nobody knows, by hand while nobody runs",
+            mend=freed(row, of.circumstances, position=TRIM_HORIZON),
+            advice=f"it is the position of another shard: {_ANEW}. Put its checkpoint by hand to"
+            " what was really read instead if you know it",
         )
 
 
-def _parents(row: Lease, shard: Shard, view: TableView) -> Iterator[Finding]:
+def _parents(of: _Listed) -> Iterator[Finding]:
     """Parents that the row does not name and must wait for, or names and waits for in vain."""
+    row, view = of.row, of.view
     if row.is_ended:
         return
-    listed = frozenset(shard.parents)
+    listed = frozenset(of.shard.parents)
     unnamed = sorted(key for key in listed - row.parents if _is_unended(key, view))
     foreign = sorted(key for key in row.parents - listed if _is_unended(key, view))
     if not unnamed and not foreign:
@@ -230,8 +255,7 @@ def _parents(row: Lease, shard: Shard, view: TableView) -> Iterator[Finding]:
         keys=(row.key,),
         evidence=f"the row names as parents: {named}; the service:"
         f" {', '.join(sorted(listed)) or 'none'}",
-        mend=remade(row, listed) if row.checkpoint.is_sentinel else (),
-        advice="put parentShardId right by hand while nobody runs",
+        mend=freed(row, of.circumstances, listed=of.shard),
     )
 
 

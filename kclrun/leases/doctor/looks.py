@@ -6,7 +6,7 @@ by the managers themselves is gone by the second.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -72,6 +72,11 @@ class Pair:
     def views_of(self, stream: StreamKey) -> tuple[TableView, TableView]:
         """The rows of one stream of the application, at the first and at the second look."""
         return self._earlier[stream], self._now[stream]
+
+    def rows_of(self, keys: Iterable[str]) -> Iterator[Lease]:
+        """Those of the second look that can be read."""
+        found = (self.view.rows.get(LeaseKey(key)) for key in keys)
+        return (lease for lease in found if lease is not None)
 
     def before(self, key: LeaseKey) -> Lease | None:
         """The row at the first look."""

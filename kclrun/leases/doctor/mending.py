@@ -6,7 +6,9 @@ mends it, for each write moves the counter that the next would name.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
@@ -14,59 +16,66 @@ from kclrun.leases.doctor.findings import Finding, MendingChange, most_serious_f
 from kclrun.leases.doctor.looks import Circumstances, Pair, StreamFacts
 from kclrun.leases.unresolved import keys_of
 from kclrun.model.changes import (
+    Amend,
     Claim,
     CreateChildren,
     CreateLease,
     DeleteTrimmed,
+    NameChildren,
     Release,
+    ResumeLease,
     Take,
 )
 from kclrun.model.lease import Lease
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.shard import Shard
 from kclrun.model.stream_key import stream_of
+from kclrun.model.time import WallTime
 
-__all__ = ["freed", "remade", "settled"]
+__all__ = ["deleted", "freed", "settled"]
+
+# Writes that are no owner's: they may be made beside one.
+_NOBODYS: Final = (CreateLease, CreateChildren, ResumeLease)
 
 
-def freed(lease: Lease, circumstances: Circumstances) -> tuple[MendingChange, ...]:
-    """Take the row and let it go: without owner, ask, offer, `takenFrom` and `checkpointOwner`.
+def freed(
+    lease: Lease,
+    circumstances: Circumstances,
+    *,
+    position: ExtendedSequenceNumber | None = None,
+    children: Iterable[str] = (),
+    listed: Shard | None = None,
+    pinned_at: WallTime | None = None,
+) -> tuple[MendingChange, ...]:
+    """Take the row, put it right, and let it go: without owner, ask, offer, `takenFrom` and
+    `checkpointOwner`; at `position`, if given; with these children, if any; with parents and range
+    of the shard `listed`, and LATEST pinned, if given.
 
     The looks were a failover apart, so who was taken from by force has stopped by now [P18].
     """
     me, key = circumstances.me, lease.key
+    counters = itertools.count(lease.counter + 1)
     facts = circumstances.streams.get(stream_of(key), StreamFacts())
-    take = Take(
-        key,
-        me,
-        lease.owner,
-        lease.counter,
-        lease.failover_s or circumstances.failover_s,
-        lease.start or facts.start_text,
-    )
-    counter = lease.counter + 1
-    waited: tuple[MendingChange, ...] = ()
+    failover_s = lease.failover_s or circumstances.failover_s
+    start = lease.start or facts.start_text
+    writes: list[MendingChange] = [
+        Take(key, me, lease.owner, lease.counter, failover_s, start),
+    ]
     if lease.taken_from is not None:
-        waited = (Claim(key, me, counter, has_waited=True),)
-        counter += 1
-    position = lease.checkpoint
-    return (take, *waited, Release(key, me, counter, position, last=position))
+        writes.append(Claim(key, me, next(counters), has_waited=True))
+    if names := frozenset(children):
+        writes.append(NameChildren(key, me, next(counters), names))
+    if listed is not None:
+        parents = frozenset(listed.parents)
+        writes.append(Amend(key, me, next(counters), parents, listed.hash_range, pinned_at))
+    last = lease.checkpoint
+    writes.append(Release(key, me, next(counters), position or last, last=last))
+    return tuple(writes)
 
 
-def remade(lease: Lease, parents: Iterable[str]) -> tuple[MendingChange, ...]:
-    """Delete a row that has not begun and make it again with the right parents.
-
-    Whoever stops between the two leaves a shard without a lease, which every manager creates.
-    """
-    fresh = msgspec.structs.replace(
-        lease,
-        parents=frozenset(parents),
-        counter=lease.counter + 1,
-        owner=None,
-        checkpoint_owner=None,
-        handoff=None,
-        offered_to=None,
-        offered_by=None,
-    )
-    return DeleteTrimmed(lease.key, lease.owner, lease.counter), CreateLease(fresh)
+def deleted(leases: Iterable[Lease]) -> tuple[MendingChange, ...]:
+    """Rows that are of no use here; the backup has them."""
+    return tuple(DeleteTrimmed(lease.key, lease.owner, lease.counter) for lease in leases)
 
 
 def settled(findings: Iterable[Finding], pair: Pair) -> tuple[Finding, ...]:
@@ -84,7 +93,7 @@ def _allowed(finding: Finding, pair: Pair, mended: set[str]) -> Finding:
     touched = {
         key
         for change in finding.mend
-        if not isinstance(change, CreateLease | CreateChildren)
+        if not isinstance(change, _NOBODYS)
         for key in keys_of(change)
     }
     for key in sorted(touched):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from kclrun.leases.doctor.findings import Finding, Kind
+from kclrun.leases.doctor.findings import Finding, Kind, MendingChange
 from kclrun.leases.doctor.looks import Pair, StreamFacts
+from kclrun.leases.doctor.mending import deleted, freed
 from kclrun.leases.observation import is_nobody
+from kclrun.model.changes import ResumeLease
 from kclrun.model.lease import HOPPING_SWITCHES, OFFERED, Lease, Owner
 from kclrun.model.sequence import LATEST
 from kclrun.model.stream_key import ONLY_STREAM, called, stream_name_of, stream_of
@@ -55,17 +57,20 @@ def _kinds_of_keys(pair: Pair) -> Iterator[Finding]:
             evidence="they are named as in an application of"
             + (" several streams, this one has one" if ONLY_STREAM in configured else " one stream")
             + f": {called(mixed[0])}",
-            advice="no manager starts on such a table. Which of the two kinds is right only you"
-            " know: delete the other rows, or give one application a table of its own",
+            mend=deleted(pair.rows_of(mixed)),
+            advice="no manager starts on such a table. If these rows are the wrong kind they can"
+            " go; else give one of the two applications a table of its own",
         )
-    others = sorted({stream_of(key) for key in strange if key not in mixed})
-    if others:
-        names = ", ".join(stream_name_of(stream) for stream in others[:_NAMED_MAX])
+    other = [key for key in strange if key not in mixed]
+    if other:
+        streams = sorted({stream_of(key) for key in other})
+        names = ", ".join(stream_name_of(stream) for stream in streams[:_NAMED_MAX])
         yield Finding(
             kind=Kind.OTHER_STREAM,
-            keys=tuple(key for key in strange if key not in mixed),
+            keys=tuple(other),
             evidence=f"rows of streams that the configuration does not name: {names}",
-            advice="delete them once you are sure that the stream will not come back",
+            mend=deleted(pair.rows_of(other)),
+            advice="they can go once you are sure that the stream will not come back",
         )
 
 
@@ -124,7 +129,9 @@ def _halted(lease: Lease, pair: Pair) -> Iterator[Finding]:
         keys=(lease.key,),
         evidence=f"halted for {for_s / 3600:.1f} h of the {facts.retention_s / 3600:g} h that"
         f" records are kept: {lease.halt.reason}",
-        advice=f"mend the processor, then  kclrun leases resume {called(lease.key)} --yes",
+        mend=(ResumeLease(lease.key),),
+        advice="mend the processor first: else it halts at the same record again; what has expired"
+        f" is gone. The same as  kclrun leases resume {called(lease.key)} --yes",
     )
 
 
@@ -142,6 +149,7 @@ def _start(lease: Lease, pair: Pair) -> Iterator[Finding]:
             kind=Kind.LATEST_UNPINNED,
             keys=(lease.key,),
             evidence="it begins at LATEST, and the row does not say at which instant that was",
+            mend=_pinned(lease, pair),
             advice="rows that the KCL or another tool made are so; the first checkpoint ends it",
         )
     if lease.pending is not None and pair.stood_still(lease):
@@ -151,6 +159,15 @@ def _start(lease: Lease, pair: Pair) -> Iterator[Finding]:
             evidence=f"pendingCheckpoint {lease.pending.position}",
             advice="it is given to whoever initializes next, and the first checkpoint removes it",
         )
+
+
+def _pinned(lease: Lease, pair: Pair) -> tuple[MendingChange, ...]:
+    """From now on, as its next start would; and no later than that at any start after it [P14]."""
+    listing = pair.second.listings.get(stream_of(lease.key))
+    shard = listing.graph.get(lease.key) if listing is not None else None
+    if shard is None:
+        return ()
+    return freed(lease, pair.circumstances, listed=shard, pinned_at=pair.circumstances.now)
 
 
 def _unserved(pair: Pair) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from kclrun.aws.binding import bind, bind_parent
 from kclrun.aws.expressions import CATALOGUE, CREATE, BoundWrite, Expression
 from kclrun.errors import InvariantViolation
 from kclrun.model.changes import (
+    Amend,
     Ask,
     Checkpoint,
     Claim,
@@ -33,6 +34,7 @@ from kclrun.model.changes import (
 )
 from kclrun.model.lease import OFFERED, Halt, Handoff, LeaseKey, OwnerId
 from kclrun.model.sequence import SENTINELS, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
 
 LATE = {one.name for one in CATALOGUE if one.name.startswith("late checkpoint")}
@@ -132,6 +134,11 @@ CHANGES = (
         for drops in (False, True)
     ),
     NameChildren(KEY, ME, 4, frozenset({"c"})),
+    *(
+        Amend(KEY, ME, 4, parents, HashRange(0, 5), pinned_at)
+        for parents in (frozenset({"p"}), frozenset[str]())
+        for pinned_at in (None, WallTime(9.0))
+    ),
     HaltLease(KEY, ME, 4, Halt("why", WallTime(1.0))),
     ResumeLease(KEY),
     DeleteEnded(KEY),
@@ -194,6 +201,7 @@ def test_lengths_and_times_go_as_numbers_and_names_as_text(change: LeaseChange) 
     for name, value in bind(change).values.items():
         is_number = name in {
             ":seen", ":next", ":failoverMs", ":one", ":askedAt", ":seenAt", ":throughput",
-            ":haltedAt", ":lastSub", ":sub", ":zero", ":digits", ":lastDigits",
+            ":haltedAt", ":pinnedAt", ":lastSub", ":sub", ":zero", ":digits", ":lastDigits",
         }  # fmt: skip
-        assert list(value) == ["N" if is_number else "SS" if name == ":children" else "S"], name
+        is_set = name in {":children", ":parents"}
+        assert list(value) == ["N" if is_number else "SS" if is_set else "S"], name

@@ -7,7 +7,7 @@ import pytest
 
 from kclrun.cli.doctor_backup import backup_name, write_backup
 from kclrun.cli.doctor_lines import change_in_words
-from kclrun.cli.doctor_mending import mend_all
+from kclrun.cli.doctor_mending import mend_all, to_mend
 from kclrun.errors import SettingsError
 from kclrun.leases.doctor.diagnosis import diagnose, is_healthy
 from kclrun.leases.doctor.findings import Gravity, Kind
@@ -124,7 +124,7 @@ def test_a_mend_stops_at_the_write_that_does_not_apply_and_the_others_go_on():
     table.write(Renew("A", "kclrun:a:x:n", 5))
     taken = table.raw("A")
 
-    mended = mend_all(table, findings)
+    mended = mend_all(table, to_mend(findings, accepted=()))
 
     assert [(m.finding.keys, m.applied, bool(m.problem)) for m in mended] == [
         (("A",), 0, True),
