@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from botocore.exceptions import BotoCoreError, ClientError
-
-from kclrun.aws.boto_errors import from_botocore
+from kclrun.aws.boto_errors import BOTO_FAILURES, from_botocore
 from kclrun.aws.control import Client, ControlPlane
 from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.operations import PUT_METRIC_DATA
@@ -77,7 +75,7 @@ class CloudWatchOutlet:
         data = [_datum(measurement) for measurement in batch]
         try:
             self._client().put_metric_data(Namespace=self._namespace, MetricData=data)
-        except (ClientError, BotoCoreError) as error:
+        except BOTO_FAILURES as error:
             raise from_botocore(PUT_METRIC_DATA, error) from None
 
     def close(self) -> None:

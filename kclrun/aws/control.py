@@ -10,9 +10,8 @@ from typing import Any, Final
 
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
 
-from kclrun.aws.boto_errors import from_botocore
+from kclrun.aws.boto_errors import BOTO_FAILURES, from_botocore
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.kinesis import stream_reference
 from kclrun.aws.operations import DESCRIBE_STREAM_SUMMARY, LIST_SHARDS
@@ -93,9 +92,9 @@ class BotoStreamAdmin:
         """DescribeStreamSummary. Raises: NotFound, Throttled, Unavailable, AccessDenied."""
         try:
             answer: Any = self._client.describe_stream_summary(**self._arguments())
-        except (ClientError, BotoCoreError) as error:
+            found = answer["StreamDescriptionSummary"]
+        except BOTO_FAILURES as error:
             raise from_botocore(DESCRIBE_STREAM_SUMMARY, error) from None
-        found = answer["StreamDescriptionSummary"]
         return StreamSummary(
             name=found["StreamName"],
             arn=found["StreamARN"],
@@ -114,19 +113,20 @@ class BotoStreamAdmin:
                 arguments["ShardFilter"]["Timestamp"] = shard_filter.timestamp
         shards: list[Shard] = []
         for _ in range(_PAGES_MAX):
-            page = self._page(arguments)
-            shards.extend(_shard(shard) for shard in page["Shards"])
-            if not page.get("NextToken"):
+            page, token = self._page(arguments)
+            shards.extend(_shard(shard) for shard in page)
+            if not token:
                 return tuple(shards)
-            arguments = {"NextToken": page["NextToken"]}
+            arguments = {"NextToken": token}
         raise InvalidRequest(
             f"{LIST_SHARDS.name}: more than {_PAGES_MAX} pages", operation=LIST_SHARDS.name
         )
 
-    def _page(self, arguments: dict[str, Any]) -> Any:
+    def _page(self, arguments: dict[str, Any]) -> tuple[Any, str | None]:
         try:
-            return self._client.list_shards(**arguments)
-        except (ClientError, BotoCoreError) as error:
+            answer: Any = self._client.list_shards(**arguments)
+            return answer["Shards"], answer.get("NextToken")
+        except BOTO_FAILURES as error:
             raise from_botocore(LIST_SHARDS, error) from None
 
     def _arguments(self) -> dict[str, Any]:

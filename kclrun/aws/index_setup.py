@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
-from botocore.exceptions import BotoCoreError, ClientError
 
-from kclrun.aws.boto_errors import from_botocore
+from kclrun.aws.boto_errors import BOTO_FAILURES, from_botocore
 from kclrun.aws.control import Client, ControlPlane
 from kclrun.aws.operations import UPDATE_TABLE, Grant
 from kclrun.aws.owner_index import INDEX_KEYS, OWNER_INDEX
@@ -102,7 +101,7 @@ def _ask_for_it(writes: Client, reads: Client, table: str, state: IndexState) ->
     """Send the request; whatever became of it, what stands there afterwards decides."""
     try:
         writes.update_table(**_request(table, state.capacity))
-    except (ClientError, BotoCoreError) as error:
+    except BOTO_FAILURES as error:
         failure = from_botocore(UPDATE_TABLE, error)
         after = inspect_owner_index(reads, table)
         if after.status is None:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 
-from kclrun.aws.boto_errors import from_botocore
+from kclrun.aws.boto_errors import BOTO_FAILURES, from_botocore
 from kclrun.aws.control import Client, ControlPlane
 from kclrun.aws.operations import CREATE_TABLE, DESCRIBE_TABLE, GET_ITEM, Grant
 from kclrun.aws.owner_index import INDEX_KEYS, OWNER_INDEX
@@ -107,13 +107,12 @@ def describe_lease_table(client: Client, name: str) -> Any | None:
     """DescribeTable's description, None if there is no table. Raises: TableRefused for other keys;
     AccessDenied, Throttled, … from the service."""
     try:
-        answer: Any = client.describe_table(TableName=name)
-    except (ClientError, BotoCoreError) as error:
+        table: Any = client.describe_table(TableName=name)["Table"]
+    except BOTO_FAILURES as error:
         failure = from_botocore(DESCRIBE_TABLE, error)
         if isinstance(failure, NotFound):
             return None
         raise failure from None
-    table = answer["Table"]
     _refuse_other_keys(name, table)
     return table
 
@@ -144,7 +143,7 @@ def _client_version(client: Client, table: str, key_name: str) -> str | None:
         answer: Any = client.get_item(
             TableName=table, Key={key_name: {"S": _MIGRATION_KEY}}, ConsistentRead=True
         )
-    except (ClientError, BotoCoreError) as error:
+    except BOTO_FAILURES as error:
         raise from_botocore(GET_ITEM, error) from None
     version = answer.get("Item", {}).get("cv", {}).get("S")
     return version if isinstance(version, str) else None
@@ -185,13 +184,16 @@ def _create(client: Client, name: str, tags: Mapping[str, str]) -> bool:
         arguments["Tags"] = [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
     try:
         client.create_table(**arguments)
-    except ClientError as error:
-        if error.response.get("Error", {}).get("Code") == "ResourceInUseException":
+    except BOTO_FAILURES as error:
+        if _is_there_already(error):
             return False
         raise _creation_failure(from_botocore(CREATE_TABLE, error), name) from None
-    except BotoCoreError as error:
-        raise _creation_failure(from_botocore(CREATE_TABLE, error), name) from None
     return True
+
+
+def _is_there_already(error: Exception) -> bool:
+    named = error.response.get("Error", {}) if isinstance(error, ClientError) else {}
+    return bool(named.get("Code") == "ResourceInUseException")
 
 
 def _creation_failure(failure: ServiceError, name: str) -> ServiceError:

@@ -9,7 +9,17 @@ import msgspec
 from kclrun.model.lease import LeaseKey, OwnerId
 from kclrun.model.time import Instant
 
-__all__ = ["LifePolicy"]
+__all__ = ["LifePolicy", "batch_records_max"]
+
+
+def batch_records_max(uncheckpointed_max: int) -> int:
+    """The most records of one batch: half of the cap, so that there is room for another one.
+
+    A checkpoint inside a batch counts none of it as covered. If a batch filled the whole cap, a
+    processor that checkpoints all but its last records would have made no room: nothing more could
+    be delivered, and the lease be halted for want of a checkpoint.
+    """
+    return max(1, uncheckpointed_max // 2)
 
 
 class LifePolicy(msgspec.Struct, frozen=True, kw_only=True):

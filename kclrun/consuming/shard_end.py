@@ -71,6 +71,8 @@ class ShardEnd:
         waiting = [key for key in missing if self._listed is None or key in self._listed]
         if waiting:
             return Deferred(f"the other parent {waiting[0]} has no lease yet")
+        if missing and self._is_listing_old():
+            return Deferred(f"ListShards shows neither the children yet, nor {missing[0]}")
         assert own.owner is not None, "the row at a shard's end is ours"
         held = HeldParent(own.key, own.owner, own.counter)
         others = tuple(ExistingParent(key) for key in rows if key not in missing)
@@ -108,6 +110,16 @@ class ShardEnd:
             return ReadRows(others)
         has_missing = any(row is None for row in (self._rows or {}).values())
         return ListShards() if has_missing and self._listed is None else None
+
+    def _is_listing_old(self) -> bool:
+        """It lags and shows this shard without its children: a parent that it does not show may be
+        too new for it, and not gone. Who ended too early would have the child read too early."""
+        listed = self._listed
+        return (
+            listed is not None
+            and self.key in listed
+            and not all(child.shard_id in listed for child in self.children)
+        )
 
     def _other_parents(self) -> tuple[LeaseKey, ...]:
         named = {parent for child in self.children for parent in child.parents}

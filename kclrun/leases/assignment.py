@@ -2,10 +2,21 @@
 
 Knows: the standing of all owners, as one scan shows it. May not know: how anything is written or
 started. Every decision carries its reason in words, for logs and for `kclrun leases --explain`.
-Rule: target = ceil(work / owners), capped by `leases_max`. What is free is taken, all that is
-missing at once. What another kclrun owner renews is asked for, never taken: from the most loaded
-first, and only from those with two more than we have. When nothing is missing, one lease may move
-between groups (`group_balance.py`). Then nothing does: a balanced fleet makes no decision at all.
+Rule: target = ceil(work / owners), capped by `leases_max`. What is free is taken up to it, and
+children of shards that ended here beyond it. What another kclrun owner renews is asked for, never
+taken: from the most loaded first, and only from those with two more than we have. When nothing is
+missing, one lease may move between groups (`group_balance.py`). Then nothing does: a balanced
+fleet makes no decision at all.
+
+Why children beyond the target: their parent's other records were read here, so whoever ended it
+knows first that they may be read [L3]. While a stream doubles, targets grow shard by shard; who
+kept to them would leave children to scans of others, seconds later. An owner has too many at most
+until others ask, and a lease that is asked for is read all the while.
+
+Why takes double: a fleet that starts sees itself grow. The first manager sees no other, and its
+target is everything it may hold; ten such would take all, and thirty more ask it back from them
+one by one. So at most as many as we hold are taken at once, but always eight; a tenth of a failover
+later we look again: the others own something then, and the target is nearer to the truth.
 
 Java workers cannot be asked. They are taken from as they take from each other: one lease a cycle,
 from the most loaded, when it is above the target (or at it, and two are missing).
@@ -16,11 +27,13 @@ from __future__ import annotations
 import enum
 import heapq
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
 from kclrun.leases.group_balance import giver_across_groups
 from kclrun.leases.observation import Observation
+from kclrun.leases.pacing import Pace
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.standing import Hands, Standing, is_ours_kind
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
@@ -31,6 +44,12 @@ __all__ = ["Action", "Decision", "Plan", "left_unread", "plan"]
 # here, then all others in random order, so that managers seldom reach for the same row.
 _FORMER, _CHILD, _OTHER = range(3)
 
+# So many free leases are taken at once by who holds none: no start of few shards is slowed down.
+_TAKES_AT_ONCE_MIN: Final = 8
+# What the dead left is offered in parts: one look at the index shows no more at once, and a burst
+# of writes from each manager that sees it would be for nothing but the first of them.
+_OFFERS_AT_ONCE_MAX: Final = 100
+
 
 class Action(enum.Enum):
     """What is to be done with a lease."""
@@ -38,6 +57,7 @@ class Action(enum.Enum):
     TAKE = "take"
     ASK = "ask"
     FORCE = "take by force"
+    OFFER = "offer"
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -54,6 +74,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     decisions: tuple[Decision, ...]
     summary: str
+    pace: Pace
 
 
 def plan(
@@ -65,8 +86,9 @@ def plan(
 ) -> Plan:
     """Decide one cycle, right after its scan. Offered rows have a rhythm of their own: `offers.py`.
 
-    Beyond the target, up to `leases_max`, we take only what stood free for three failovers: then
-    its fair owner is full or blind, and a shard must not wait.
+    What the dead left beyond our target is passed on to whoever has a place (`passing_on.py`).
+    Where that cannot be, we take beyond the target, up to `leases_max`, what stood free for three
+    failovers: then its fair owner is full or blind, and a shard must not wait.
     """
     planning = _Planning(standing, observation, policy, hands, chance)
     planning.take_free()
@@ -75,7 +97,7 @@ def plan(
         planning.take_from_java()
     if not planning.decisions and not standing.on_order:
         planning.balance_groups()
-    return Plan(tuple(planning.decisions), planning.summary())
+    return Plan(tuple(planning.decisions), planning.summary(), planning.pace())
 
 
 class _Planning:
@@ -90,6 +112,7 @@ class _Planning:
         chance: Callable[[], float],
     ) -> None:
         self.decisions: list[Decision] = []
+        self._pace = Pace.REST
         self._standing = standing
         self._observation = observation
         self._policy = policy
@@ -98,6 +121,8 @@ class _Planning:
         self._target = standing.target(policy.leases_max)
         self._mine = standing.mine
         self._room = max(0, policy.leases_max - standing.held - standing.on_order)
+        self._others_left = max(standing.held, _TAKES_AT_ONCE_MIN)
+        self._offers_left = _OFFERS_AT_ONCE_MAX
 
     def take_free(self) -> None:
         ranked = [
@@ -105,15 +130,31 @@ class _Planning:
             for lease in self._standing.free
             if lease.owner != self._policy.me and not self._hands.is_busy(lease.key)
         ]
-        for *_, lease in sorted(ranked):
-            if self._room <= 0:
-                return
-            if self._mine < self._target:
-                self._take(lease, self._why_free(lease))
-            elif self._is_overdue(lease):
+        for rank, _, _, lease in sorted(ranked):
+            if self._room > 0 and (rank == _CHILD or self._mine < self._target):
+                self._take_now_or_soon(lease, rank)
+            elif self._room > 0 and self._is_overdue(lease):
                 waited_s = self._policy.overdue_after_s
                 why = f"{self._why_free(lease)}, and nobody took it for {waited_s:g} s"
                 self._take(lease, why)
+            elif self._can_pass_on(lease):
+                self._pass_on_now_or_soon(lease)
+
+    def _take_now_or_soon(self, lease: Lease, rank: int) -> None:
+        if rank == _OTHER:
+            self._pace = Pace.GRAB
+            if self._others_left == 0:
+                return
+            self._others_left -= 1
+        self._take(lease, self._why_free(lease))
+
+    def _pass_on_now_or_soon(self, lease: Lease) -> None:
+        if self._offers_left == 0:
+            self._pace = Pace.GRAB
+            return
+        self._offers_left -= 1
+        why = f"{self._why_free(lease)}, and we are at our target"
+        self.decisions.append(Decision(Action.OFFER, lease, lease.owner, why))
 
     def ask_the_most_loaded(self) -> None:
         """One lease after the other, each from whoever has most by then."""
@@ -176,6 +217,11 @@ class _Planning:
             why = f"it has {self._mine + 1}, we have {self._mine}, and our group has less"
             self._ask(rows[-1], owner, f"{why} than its share")
 
+    def pace(self) -> Pace:
+        if self._pace is Pace.REST and (self.decisions or self._standing.on_order):
+            return Pace.MOVE
+        return self._pace
+
     def summary(self) -> str:
         fewest, most = self._standing.fewest_and_most()
         spread = f"{fewest}" if fewest == most else f"{fewest} to {most}"
@@ -201,6 +247,18 @@ class _Planning:
             return "nobody owns it" + (", and its parent ended here" if is_child else "")
         still_s = self._observation.unchanged_s(lease, self._standing.view.seen_instant)
         return f"expired: {lease.owner} did not renew it for {still_s:.0f} s"
+
+    def _can_pass_on(self, lease: Lease) -> bool:
+        """Whether an offer in its owner's name finds a taker sooner than its silence does.
+
+        Not where Java workers live: to them an offer is an owner whose silence begins anew. Not
+        where the owners in sight have no places for all the work: the others are yet to be seen.
+        """
+        standing = self._standing
+        are_all_ours = len(standing.kclrun_owners) == len(standing.owners) > 1
+        have_room = standing.target(standing.work) <= self._policy.leases_max
+        is_left = lease.owner is not None and lease.checkpoint_owner is None
+        return is_left and are_all_ours and have_room
 
     def _is_overdue(self, lease: Lease) -> bool:
         still_s = self._observation.unchanged_s(lease, self._standing.view.seen_instant)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from kclrun.errors import InvariantViolation
-from kclrun.leases.cleanup import TrimWatch, ended_rows
+from kclrun.leases.cleanup import EndWatch, TrimWatch, ended_rows
 from kclrun.leases.commands import Command, Note, WriteRow
 from kclrun.leases.events import ShardsListed, WriteResolved
 from kclrun.leases.healing import children_to_create
@@ -59,6 +59,7 @@ class Auditor:
         self._is_held = is_held
         self._stream = stream
         self._trims = TrimWatch()
+        self._ends = EndWatch(policy.failover_s)
         self._has_seen_rows = False
         self._noted: dict[str, object] = {}
 
@@ -76,7 +77,9 @@ class Auditor:
         broken = ", ".join(sorted(view.broken)[:10])
         self._note_change("rows_broken", len(view.broken), level="error", keys=broken)
         if self._policy.cleanup:
-            self._write(ended_rows(view, self.listing))
+            self._ends.update(view)
+            ended = ended_rows(view, self.listing)
+            self._write(row for row in ended if self._ends.may_go(row.key, view.seen_instant))
 
     def after_listing(self, event: ShardsListed, view: TableView, now: Instant) -> None:
         """Create what is missing; delete the rows of trimmed shards. `view` is the scan before."""
@@ -129,6 +132,9 @@ class Auditor:
 
     def _plan(self, event: ShardsListed, view: TableView, listing: Listing) -> SyncPlan:
         if not view.is_empty:
+            older = listing.contradiction(view.rows.values())
+            if older is not None:
+                return SyncPlan(problem=f"the listing is older than the table: {older}")
             return sync_table(listing, view.has_row, self._policy.start)
         if self._has_seen_rows:
             return SyncPlan(

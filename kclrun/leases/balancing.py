@@ -22,11 +22,12 @@ from kclrun.leases.events import OffersFound, WriteResolved
 from kclrun.leases.keeping import Keeper
 from kclrun.leases.observation import Observation
 from kclrun.leases.offers import OFFERS_PER_QUERY_MAX, OfferWatch, Waiting, find_every_s
-from kclrun.leases.pacing import scan_delay_s
+from kclrun.leases.pacing import Pace, scan_delay_s
+from kclrun.leases.passing_on import PassingOn
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.standing import Hands, Standing
 from kclrun.leases.table_view import TableView
-from kclrun.model.changes import Ask, Take
+from kclrun.model.changes import Ask, Offer, Take
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.stream_key import stream_of
 from kclrun.model.time import Instant, WallTime
@@ -58,6 +59,7 @@ class Balancer:
         self._is_free = is_free
         self._children = children
         self._asker = Asker(policy.me, out, wall)
+        self._passing_on = PassingOn(out)
         self._offers = OfferWatch(policy.me)
         self._capacity = CapacityWatch(policy, out)
         self._standing: Standing | None = None
@@ -66,15 +68,15 @@ class Balancer:
 
     @property
     def has_writes_under_way(self) -> bool:
-        return self._asker.has_writes_under_way
+        return self._asker.has_writes_under_way or self._passing_on.has_writes_under_way
 
     def is_writing(self, key: LeaseKey) -> bool:
-        """Whether an ask of ours is on its way to this row."""
-        return self._asker.is_writing(key)
+        """Whether an ask of ours, or an offer in another's name, is on its way to this row."""
+        return self._asker.is_writing(key) or self._passing_on.is_writing(key)
 
     def after_scan(
         self, view: TableView, scanned_instant: Instant, gone: frozenset[OwnerId]
-    ) -> None:
+    ) -> Pace:
         """Take and ask for what a scan, begun at `scanned_instant`, shows to be ours to have."""
         now = view.seen_instant
         self._asker.after_scan(view.rows, scanned_instant, now)
@@ -95,6 +97,7 @@ class Balancer:
         unread = left_unread(standing, self._observation, self._policy, is_busy)
         unclaimed = sum(1 for lease in standing.unclaimed if self._is_free(lease.key))
         self._capacity.after_scan(unread, unclaimed, held=len(self._keeper.held))
+        return decided.pace
 
     def on_offers(self, event: OffersFound, now: Instant) -> None:
         """Offered rows of the index. Where there is no index, the scans alone find them."""
@@ -114,6 +117,9 @@ class Balancer:
 
     def on_ask(self, change: Ask, event: WriteResolved, now: Instant) -> None:
         self._asker.resolved(change, event.outcome, now)
+
+    def on_passed_on(self, change: Offer, event: WriteResolved) -> None:
+        self._passing_on.resolved(change, event.outcome)
 
     def tick(self, now: Instant) -> None:
         """Take the offered rows whose turn has come; look for more when that is due. A row that we
@@ -195,6 +201,8 @@ class Balancer:
     def _carry_out(self, decision: Decision, now: Instant) -> None:
         if decision.action is Action.ASK and decision.owner is not None:
             self._asker.ask(decision.lease, decision.owner, now)
+        elif decision.action is Action.OFFER:
+            self._passing_on.offer(decision.lease)
         else:
             self._take(decision.lease, now, forced=decision.action is Action.FORCE)
 

@@ -7,19 +7,23 @@ family leaves oldest first); any other row only when its shard is provably trimm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from kclrun.leases.listing import Listing
 from kclrun.leases.table_view import TableView
 from kclrun.model.changes import DeleteEnded, DeleteTrimmed
-from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.lease import OWNER_PREFIX, Lease, LeaseKey
 from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON
+from kclrun.model.stream_key import shard_id_of
 from kclrun.model.time import Instant
 
-__all__ = ["TrimWatch", "ended_rows"]
+__all__ = ["EndWatch", "TrimWatch", "ended_rows"]
 
 # A child at one of these has not begun. LATEST counts as begun, as in the Java KCL: a child of an
 # ended parent is created at TRIM_HORIZON, so one at LATEST never had a parent to wait for.
 _NOT_BEGUN = frozenset({TRIM_HORIZON.sequence_number, AT_TIMESTAMP.sequence_number})
+# What every shard id of the service begins with; its number follows.
+_NUMBERED: Final = "shardId-"
 
 
 def ended_rows(view: TableView, listing: Listing | None) -> tuple[DeleteEnded, ...]:
@@ -30,6 +34,33 @@ def ended_rows(view: TableView, listing: Listing | None) -> tuple[DeleteEnded, .
         if not any(view.has_row(parent) for parent in row.parents)
         and _have_begun(_children(row, listing), view)
     )
+
+
+class EndWatch:
+    """Since when the ended rows of Java workers have been seen as ended.
+
+    A Java worker may have stolen the lease from a kclrun process a moment before it read the shard
+    to its end. For a failover that process may take a row that vanished for one that somebody
+    deleted under it, and write it again. So such a row stays for as long; what a kclrun owner
+    ended was nobody else's for a failover before.
+    """
+
+    def __init__(self, failover_s: float) -> None:
+        self._failover_s = failover_s
+        self._since: dict[LeaseKey, Instant] = {}
+
+    def update(self, view: TableView) -> None:
+        """Take in a whole scan."""
+        before, now = self._since, view.seen_instant
+        self._since = {
+            key: before.get(key, now)
+            for key, row in view.rows.items()
+            if row.is_ended and row.owner is not None and not row.owner.startswith(OWNER_PREFIX)
+        }
+
+    def may_go(self, key: LeaseKey, now: Instant) -> bool:
+        since = self._since.get(key)
+        return since is None or now - since >= self._failover_s
 
 
 class TrimWatch:
@@ -45,7 +76,9 @@ class TrimWatch:
             return
         before = self._absent_since
         self._absent_since = {
-            key: before.get(key, listing.seen_instant) for key in view.rows if key not in listing
+            key: before.get(key, listing.seen_instant)
+            for key, row in view.rows.items()
+            if key not in listing and not _is_newer(row, listing)
         }
 
     def trimmed_rows(
@@ -67,6 +100,28 @@ class TrimWatch:
                 continue
             if all(view.has_row(child) for child in listing.children_named(key)):
                 yield DeleteTrimmed(key, row.owner, row.counter)
+
+
+def _is_newer(row: Lease, listing: Listing) -> bool:
+    """Whether this shard is not listed yet, and not: no more.
+
+    Shards are trimmed oldest first. So where a parent, or an older shard of the same hash keys, is
+    listed still, this one is newer than the listing, which may lag.
+    """
+    if any(parent in listing for parent in row.parents):
+        return True
+    mine = row.hash_range
+    return mine is not None and any(
+        shard.hash_range.overlaps(mine) and _is_older(shard.shard_id, row.key)
+        for shard in listing.shards
+    )
+
+
+def _is_older(one: str, other: str) -> bool:
+    """By their numbers, which grow (`AFTER_SHARD_ID` of ListShards relies on it)."""
+    first, second = shard_id_of(one), shard_id_of(other)
+    are_numbered = first.startswith(_NUMBERED) and second.startswith(_NUMBERED)
+    return are_numbered and first < second
 
 
 def _children(row: Lease, listing: Listing | None) -> Iterable[str]:

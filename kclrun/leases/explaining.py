@@ -27,8 +27,8 @@ _EVEN_DRAW = 0.5
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """One decision. `action` is "take", "take by force", "ask" or "nothing"; `key` is None for
-    nothing. `sentence` is whole: "take shard X: expired …", "nothing: balanced: …"."""
+    """One decision. `action` is "take", "take by force", "ask", "offer" or "nothing"; `key` is
+    None for nothing. `sentence` is whole: "take shard X: expired …", "nothing: balanced: …"."""
 
     action: str
     key: LeaseKey | None
@@ -75,6 +75,8 @@ def _explain_decision(decision: Decision) -> Explained:
         sentence = f"ask {decision.owner} for {key}: {decision.because}"
     elif action is Action.FORCE:
         sentence = f"take shard {key} by force from {decision.owner}: {decision.because}"
+    elif action is Action.OFFER:
+        sentence = f"offer shard {key} in the name of {decision.owner}: {decision.because}"
     else:
         sentence = f"take shard {key}: {decision.because}"
     return Explained(action.value, key, sentence)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
+from kclrun.model.lease import Lease
 from kclrun.model.shard import HashRange, Shard, ShardGraph
 from kclrun.model.time import Instant, WallTime
 
@@ -59,4 +60,18 @@ class Listing:
             parent = self.graph.get(shard_id)
             if parent is not None and parent.is_open:
                 return f"shard {shard_id} is open and yet has children"
+        return None
+
+    def contradiction(self, rows: Iterable[Lease]) -> str | None:
+        """Why this listing is older than the rows of a scan made before it, or None.
+
+        A child has a row once its parent was read to its end, so the parent was closed by then;
+        ListShards may still show it open for a while. By such a listing a shard that was read,
+        ended and cleaned up would look like one without a lease, and be read again from its start.
+        """
+        for row in rows:
+            for parent_id in row.parents:
+                parent = self.graph.get(parent_id)
+                if parent is not None and parent.is_open:
+                    return f"shard {parent_id} is open there, and its child {row.key} has a lease"
         return None

@@ -40,12 +40,12 @@ from kclrun.leases.events import (
 )
 from kclrun.leases.keeping import Keeper
 from kclrun.leases.observation import Observation
-from kclrun.leases.pacing import lists_shards, scan_delay_s
+from kclrun.leases.pacing import Pace, lists_shards, scan_delay_s
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.table_view import TableView
 from kclrun.leases.totals import TableTotals
 from kclrun.leases.unresolved import keys_of
-from kclrun.model.changes import Ask
+from kclrun.model.changes import Ask, Offer
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.stream_key import StreamKey
 from kclrun.model.time import Instant, WallTime
@@ -60,6 +60,9 @@ SCAN_GAP_MIN_S: Final = 0.25
 # 100 owners, but an empty table cannot say how many there are: this is enough for 30, a person does
 # not notice it, and more managers than that only send some creations that do not apply.
 _EMPTY_TABLE_WAIT_MAX_S: Final = 0.3
+# So many scans in haste until the manager came to rest once: takes double from 8, so that 2,048
+# leases are had by then. More would only load a table that throttles the takes.
+_HASTY_SCANS_MAX: Final = 8
 
 
 class LeaseManager:
@@ -92,6 +95,8 @@ class LeaseManager:
         self._scanned_instant = Instant(float("-inf"))  # when the last scan began
         self._viewed_instant = self._changed_instant = self._scanned_instant
         self._is_scanning = self._is_finished = self._has_waited = False
+        self._lacks_phase = True
+        self._hasty_scans = 0
         self._listing: set[StreamKey] = set()
         self._handlers: Mapping[type[Event], Callable[[Any, Instant], None]] = {
             Started: self._on_started,
@@ -207,7 +212,6 @@ class LeaseManager:
         self._viewed_instant = self._scanned_instant
         ours = self._audits.of_ours(event)
         self._observation.update(ours.leases, now)
-        is_first = self._view is None
         view = self._view = TableView(
             ours.leases,
             ours.broken,
@@ -217,12 +221,12 @@ class LeaseManager:
             now=now,
         )
         self._audits.see(view)
-        self._plan_next_scan(view, now, is_first=is_first)
         self._adopt_strays(view, now)
         self._keeper.hint_parents(view.rows, view.broken, now)
         if self.is_draining:
             return
-        self._balancer.after_scan(view, self._scanned_instant, self._gone_before_scan)
+        pace = self._balancer.after_scan(view, self._scanned_instant, self._gone_before_scan)
+        self._plan_next_scan(view, pace, now)
         self._forget_children(view)
         self._audits.after_scan(view)
         self._list_when_due(view, now)
@@ -240,6 +244,9 @@ class LeaseManager:
         change = event.change
         if isinstance(change, Ask):
             self._balancer.on_ask(change, event, now)
+            return
+        if isinstance(change, Offer) and change.owner != self._policy.me:
+            self._balancer.on_passed_on(change, event)
             return
         custody = self._keeper.custodies.get(keys_of(change)[0])
         if custody is not None:
@@ -313,10 +320,21 @@ class LeaseManager:
                 self._listing.add(stream)
                 self._out.append(ListShards(with_start=stream in empty, stream=stream))
 
-    def _plan_next_scan(self, view: TableView, now: Instant, *, is_first: bool) -> None:
-        """Fixed delay after each scan; the first one is cut short at random, for the phase."""
-        delay_s = scan_delay_s(self._policy, view.kclrun_owners)
-        planned = Instant(now + delay_s * (self._chance() if is_first else 1.0))
+    def _plan_next_scan(self, view: TableView, pace: Pace, now: Instant) -> None:
+        """Fixed delay after each scan. The first that is not in haste is cut short at random, for
+        the phase: managers that grab together would else look together for ever."""
+        if pace is Pace.GRAB and self._hasty_scans == _HASTY_SCANS_MAX:
+            pace = Pace.MOVE
+        delay_s = scan_delay_s(self._policy, view.kclrun_owners, pace)
+        if pace is Pace.GRAB:
+            self._lacks_phase = True
+            self._hasty_scans += 1
+        elif self._lacks_phase:
+            self._lacks_phase = False
+            delay_s *= self._chance()
+        if pace is Pace.REST:
+            self._hasty_scans = 0
+        planned = Instant(now + delay_s)
         asked = self._scan_instant
         self._scan_instant = planned if asked is None else min(asked, planned)
 

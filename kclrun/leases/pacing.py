@@ -6,6 +6,7 @@ crowd, the sum over all managers stays the same [P9, P10].
 
 from __future__ import annotations
 
+import enum
 import functools
 import hashlib
 from collections.abc import Collection
@@ -14,7 +15,7 @@ from typing import Final
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.model.lease import OwnerId
 
-__all__ = ["FREQUENT_SCANNERS_MAX", "lists_shards", "scan_delay_s"]
+__all__ = ["FREQUENT_SCANNERS_MAX", "Pace", "lists_shards", "scan_delay_s"]
 
 # So many managers scan every half failover; the others rely on them to notice what expired [P9].
 FREQUENT_SCANNERS_MAX: Final = 16
@@ -22,9 +23,22 @@ FREQUENT_SCANNERS_MAX: Final = 16
 _LISTINGS_PER_CYCLE: Final = 2
 
 
-def scan_delay_s(policy: ManagerPolicy, owners: Collection[OwnerId]) -> float:
+class Pace(enum.Enum):
+    """What a manager waits for after a scan. Only who takes or asks for something looks sooner, so
+    a fleet at rest pays nothing for it."""
+
+    GRAB = "it took free leases or left some for a next look; others reach for them too"
+    MOVE = "it asked for leases, or offered some, and may do so again"
+    REST = "nothing"
+
+
+def scan_delay_s(
+    policy: ManagerPolicy, owners: Collection[OwnerId], pace: Pace = Pace.REST
+) -> float:
     """The fixed delay to the next scan, for a manager that sees these live kclrun owners."""
-    if len(owners) <= FREQUENT_SCANNERS_MAX:
+    if pace is Pace.GRAB:
+        return policy.scan_soon_s
+    if pace is Pace.MOVE or len(owners) <= FREQUENT_SCANNERS_MAX:
         return policy.scan_every_s
     mine = _digest(policy.me)
     smaller = sum(1 for owner in owners if owner != policy.me and _digest(owner) < mine)

@@ -85,6 +85,12 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return self.failover_s / 2
 
     @property
+    def scan_soon_s(self) -> float:
+        """After takes of free leases: a starting fleet has written its own by then, and three such
+        pauses are all that a manager needs until it holds 64 (8, 16, 32)."""
+        return self.failover_s / 10
+
+    @property
     def seldom_scan_every_s(self) -> float:
         """The pace of those who leave discovery to the few, as a Java worker's taker [P9]."""
         return self.failover_s * 2

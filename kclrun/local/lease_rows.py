@@ -132,6 +132,11 @@ class LeaseRows:
             known = encode_row(lease)
             self._unknown[key] = {name: item[name] for name in item if name not in known}
 
+    def uproot(self, key: str) -> None:
+        """Remove a row, as somebody else would have deleted it; nothing if there is none."""
+        with self._lock:
+            self._forget(key)
+
     def raw(self, key: str) -> dict[str, Mapping[str, Any]] | None:
         """The row as a DynamoDB item, with what we do not know; None if there is none."""
         with self._lock:

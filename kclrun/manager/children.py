@@ -118,8 +118,14 @@ class LeaseProcesses:
             self._deliver(StartFailed(command.key, "all places for lease processes are taken"))
             return
         number, slot, ring = place
+        try:
+            ours, theirs = Channel.pair()
+        except OSError as error:
+            self._places.give_back(number)
+            reason = f"this manager cannot open a channel: {error.strerror}"
+            self._deliver(StartFailed(command.key, reason))
+            return
         self._incarnations += 1
-        ours, theirs = Channel.pair()
         child = Child(
             start=command,
             incarnation=self._incarnations,

@@ -120,6 +120,10 @@ class LockFolder:
             except FileExistsError:
                 continue
             except OSError as error:
+                # A full disk takes the name and not the owner: starts that fail again and again
+                # would leave so many that `seize_former` no longer gets to the real ones.
+                with contextlib.suppress(OSError):
+                    path.unlink()
                 raise SettingsError(
                     f"cannot lock {path}: {error.strerror}; KCLRUN_STATE_DIR must be on a local"
                     " disk with room"
@@ -133,10 +137,10 @@ class LockFolder:
         """Try once to lock exclusively every other file of our slot; the owners newly proven gone.
 
         Those we got stay locked until `forget`. Cheap enough for every 100 ms: some system calls a
-        former start.
+        former start. A folder that cannot be looked into now (no descriptor left, say) shows none.
         """
         gained: set[OwnerId] = set()
-        for path in sorted(self.folder.glob("*.lock"))[:_FORMER_MAX]:
+        for path in self._files():
             if not _FILE_NAME.match(path.name) or path.stem == own_nonce:
                 continue
             if any(path == held for held, _ in self._held.values()):
@@ -146,6 +150,12 @@ class LockFolder:
                 self._held[owner[0]] = (path, owner[1])
                 gained.add(owner[0])
         return frozenset(gained)
+
+    def _files(self) -> list[Path]:
+        try:
+            return sorted(self.folder.glob("*.lock"))[:_FORMER_MAX]
+        except OSError:
+            return []
 
     @property
     def held(self) -> frozenset[OwnerId]:

@@ -7,6 +7,7 @@ away is waited for, with its time-outs; a shard without records is idle. Look ne
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
@@ -14,7 +15,14 @@ import msgspec
 from kclrun.ipc.board import LeaseStatus, WorkerState
 from kclrun.model.time import Instant
 
-__all__ = ["Stall", "silence_max_s", "stalled"]
+__all__ = ["STALL_PATIENCE_S", "Stall", "StallWatch", "silence_max_s", "stalled"]
+
+# For the stacks of one that stands still, and, if it can still hear, to end by itself.
+STALL_PATIENCE_S: Final = 2.0
+# Looks are half a second apart. After a longer gap the host was suspended, or we were stopped, and
+# everything looks old: whoever lives shows it soon (a status is written once a second).
+_GAP_S: Final = 2.0
+_DOUBT_S: Final = 2.0
 
 _BEFORE_READING: Final = (WorkerState.STARTING, WorkerState.CLAIMING)
 # A process says something once a second, but not while its lease thread waits for one answer of a
@@ -30,6 +38,40 @@ class Stall(msgspec.Struct, frozen=True):
     what: str
     since: Instant
     is_silent: bool = False
+
+
+class StallWatch:
+    """Looks at lease processes, again and again: since when each is known, and which looks count.
+
+    `stall_s` is the settings' `stall`.
+    """
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
+        self._began: dict[int, Instant] = {}
+        self._looked_instant: Instant | None = None
+        self._doubt_until = Instant(0.0)
+
+    def look(self, incarnations: Collection[int], now: Instant) -> None:
+        """Before each look: these live."""
+        self._began = {number: self._began.get(number, now) for number in incarnations}
+        if self._looked_instant is not None and now - self._looked_instant > _GAP_S:
+            self._doubt_until = Instant(now + _DOUBT_S)
+        self._looked_instant = now
+
+    def judge(
+        self, incarnation: int, status: LeaseStatus | None, *, failover_s: float, now: Instant
+    ) -> Stall | None:
+        """Why one that lives counts as stalled; None if it does not, or if that is in doubt."""
+        if now < self._doubt_until:
+            return None
+        return stalled(
+            status,
+            began_instant=self._began[incarnation],
+            stall_s=self._stall_s,
+            failover_s=failover_s,
+            now=now,
+        )
 
 
 def silence_max_s(failover_s: float, stall_s: float) -> float:

@@ -17,20 +17,13 @@ import psutil
 from kclrun.ipc.board import LeaseStatus
 from kclrun.manager.child import Child, exit_words
 from kclrun.manager.children import LeaseProcesses
-from kclrun.manager.stall import Stall, stalled
+from kclrun.manager.stall import STALL_PATIENCE_S, Stall, StallWatch
 from kclrun.manager.stopping import UNKILLABLE_AFTER_S
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.observe.logs import EventLog
 
 __all__ = ["Watchdog"]
-
-# Looks are half a second apart. After a longer gap the host was suspended, or we were stopped, and
-# everything looks old: whoever lives shows it soon (a status is written once a second).
-_GAP_S: Final = 2.0
-_DOUBT_S: Final = 2.0
-# For the stacks, and for one that can still hear to end by itself.
-_PATIENCE_S: Final = 2.0
 
 _STATES_OF_THE_SILENT: Final = {
     psutil.STATUS_STOPPED: "it is stopped (SIGSTOP, or a debugger)",
@@ -63,24 +56,18 @@ class Watchdog:
     ) -> None:
         self._processes = processes
         self._log = log
-        self._stall_s = stall_s
         self._failover_s = failover_s
-        self._began: dict[int, Instant] = {}
-        self._looked_instant: Instant | None = None
-        self._doubt_until = Instant(0.0)
+        self._watch = StallWatch(stall_s)
         self._stories: dict[int, _Story] = {}
 
     def look(self, living: Iterable[Child], now: Instant) -> None:
         """Judge all that live, by their status slots."""
         children = tuple(living)
-        self._began = {c.incarnation: self._began.get(c.incarnation, now) for c in children}
-        if self._looked_instant is not None and now - self._looked_instant > _GAP_S:
-            self._doubt_until = Instant(now + _DOUBT_S)
-        self._looked_instant = now
+        self._watch.look([child.incarnation for child in children], now)
         for child in children:
             if child.incarnation in self._stories:
                 self._watch_the_end(child, now)
-            elif child.force_instant is None and now >= self._doubt_until:
+            elif child.force_instant is None:
                 self._judge(child, now)
 
     def buried(self, child: Child) -> None:
@@ -90,23 +77,22 @@ class Watchdog:
             self._tell(child, story, exit_words(child.status, child.forced))
 
     def _judge(self, child: Child, now: Instant) -> None:
-        stall = stalled(
-            child.look(),
-            began_instant=self._began[child.incarnation],
-            stall_s=self._stall_s,
-            failover_s=self._failover_s(),
-            now=now,
+        stall = self._watch.judge(
+            child.incarnation, child.look(), failover_s=self._failover_s(), now=now
         )
         if stall is None:
             return
         words = f"{stall.what}: {_state_of_the_silent(child)}" if stall.is_silent else stall.what
         self._stories[child.incarnation] = _Story(stall, words, now)
         told = f"{words}, for {now - stall.since:.0f} s"
-        self._processes.end_stalled(child, told, Instant(now + _PATIENCE_S))
+        self._processes.end_stalled(child, told, Instant(now + STALL_PATIENCE_S))
 
     def _watch_the_end(self, child: Child, now: Instant) -> None:
         story = self._stories[child.incarnation]
-        if not story.is_told and now - story.noticed_instant >= _PATIENCE_S + UNKILLABLE_AFTER_S:
+        if (
+            not story.is_told
+            and now - story.noticed_instant >= STALL_PATIENCE_S + UNKILLABLE_AFTER_S
+        ):
             story.is_told = True
             self._tell(child, story, "not even KILL ends it: its host has to be looked at")
 

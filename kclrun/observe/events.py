@@ -52,6 +52,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "lease_released": EventKind("a lease was given up in good order"),
     "lease_asked": EventKind("another owner was asked for one of its leases"),
     "lease_offered": EventKind("a lease was given away, and waits for its taker"),
+    "lease_passed_on": EventKind("an expired lease beyond our share was offered to the others"),
     "lease_lost": EventKind("another owner has the lease, or its fence passed", "warning"),
     "lease_halted": EventKind("a lease stands still until it is resumed", "error"),
     "lease_resumed": EventKind("a halted lease goes on"),

@@ -1,24 +1,33 @@
 """User code and fetching of one lease process, reduced to when something happens.
 
-A poll each idle interval brings what has arrived; user code takes as long as it is said to. What
-the gate, the fence and the order of calls allow is as in the worker's desk. May not know: leases,
-rows. Rule: a poll that brings nothing is no event; it is counted.
+A poll each idle interval brings what has arrived; user code does as `user_code.py` draws. What the
+gate, the fence, the error policy and the order of calls allow is as in the worker's desk: a batch
+whose call raised is given again after a pause, and only while the gate is open. May not know:
+leases, rows. Rule: a poll that brings nothing is no event; it is counted.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
+from kclrun.consuming.error_policy import ErrorPolicy, GiveUp
+from kclrun.consuming.pacing import Pacing
+from kclrun.consuming.policy import batch_records_max
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.simulation.oracles import Oracles, Reader
-from kclrun.simulation.shards import RECORD_BYTES, ShardStream
+from kclrun.simulation.shards import RECORD_BYTES, FetchFate, ShardStream
+from kclrun.simulation.user_code import Attempt, BatchUserCode
 
-__all__ = ["SimulatedDesk"]
+__all__ = ["DeskTimes", "FetchFault", "SimulatedDesk"]
 
 # A page of GetRecords, and a batch: both are 10,000 records at most.
 _BATCH_MAX: Final = 10_000
@@ -26,49 +35,90 @@ _BATCH_MAX: Final = 10_000
 _CALL_S: Final = 0.005
 # A round trip to Kinesis.
 _FETCH_S: Final = 0.012
+# `on_error` as the settings have it by default.
+_ERROR_POLICY: Final = ErrorPolicy(retries=5, backoff_s=1.0)
+
+# An expired iterator is replaced at once, at the position reached.
+FetchFault = FetchFate
+_Call = do.CallShardEnded | do.CallShutdownRequested | do.CallLeaseLost
+
+
+class DeskTimes(msgspec.Struct, frozen=True):
+    """The world's clock and the machine's; `after` schedules for the process."""
+
+    world_now: Callable[[], float]
+    now: Callable[[], Instant]
+    after: Callable[[float, Callable[[], None]], None]
+
+
+class _Batch(msgspec.Struct):
+    """The batch that user code has, or gets again after a pause."""
+
+    first: int
+    last: int
+    attempts: int = 0
+    may_go_again: bool = False
 
 
 class SimulatedDesk:
-    """`post` takes events for the core; `after` schedules for the host; `batch_s` is how long user
-    code takes for a batch."""
+    """`post` takes events for the core; `fetch_fault` says what comes of a fetch instead of a page;
+    `chance` is for the pauses after one that failed."""
 
     def __init__(
         self,
         reader: Reader,
         stream: ShardStream,
         oracles: Oracles,
+        times: DeskTimes,
         *,
-        world_now: Callable[[], float],
-        now: Callable[[], Instant],
-        after: Callable[[float, Callable[[], None]], None],
         post: Callable[[on.Event], None],
         poll_s: float,
-        batch_s: float,
+        user_code: BatchUserCode,
+        chance: Callable[[], float],
+        uncheckpointed_max: int,
+        fetch_fault: Callable[[], FetchFault | None],
     ) -> None:
         self.polls = 0
         self._reader = reader
         self._key: LeaseKey = reader.key
         self._stream = stream
         self._oracles = oracles
-        self._world_now = world_now
-        self._now = now
-        self._after = after
+        self._world_now = times.world_now
+        self._now = times.now
+        self._after = times.after
         self._post = post
         self._poll_s = poll_s
-        self._batch_s = batch_s
+        self._user_code = user_code
+        self._chance = chance
+        self._batch_max = min(_BATCH_MAX, batch_records_max(uncheckpointed_max))
+        self._fetch_fault = fetch_fault
+        self._pacing = Pacing(poll_s)
         self._gate: do.OpenGate | None = None
         self._is_shut_asked = False
+        self._is_halted = self._is_failing = False
         self._is_busy = False
+        self.busy_since = Instant(0.0)  # as in the status: 0 while user code is not running
         self._call: Callable[[], None] | None = None
+        self._batch: _Batch | None = None
+        self._requests = itertools.count(1)
+        self._waits_for: tuple[int, Callable[[do.AnswerCheckpoint], None]] | None = None
+        self._durable: ExtendedSequenceNumber | None = None
+        self._fence = Instant(-math.inf)
         self._fetched = self._delivered = self._delivered_here = 0
         self._fetched_at = 0.0
         self._fetches = 0
         self._is_told_exhausted = False
 
+    @property
+    def is_inside_user_code(self) -> bool:
+        """Whether a batch is being processed just now."""
+        return self._is_busy and self._batch is not None
+
     # What the core says.
 
     def open_gate(self, gate: do.OpenGate) -> None:
         self._gate = gate
+        self._fence = gate.fence
         self._go_on()
 
     def shut_gate(self) -> None:
@@ -86,33 +136,74 @@ class SimulatedDesk:
 
         self._ask_for(begun)
 
-    def call(self) -> None:
+    def call(self, command: _Call) -> None:
         """`shard_ended`, `shutdown_requested` or `lease_lost`."""
-        self._ask_for(lambda: self._post(on.CallReturned()))
+        saves = self._user_code.kind.checkpoints_by_hand and type(command) is not do.CallLeaseLost
+
+        def called() -> None:
+            if saves:
+                self._checkpoint(None, lambda _: self._post(on.CallReturned()))
+            else:
+                self._post(on.CallReturned())
+
+        self._ask_for(called)
+
+    def answer(self, answer: do.AnswerCheckpoint) -> None:
+        """User code that waits for a checkpoint goes on."""
+        if self._waits_for is not None and self._waits_for[0] == answer.request:
+            _, go_on = self._waits_for
+            self._waits_for = None
+            self._after(0.0, lambda: go_on(answer))
+
+    def note_durable(self, position: ExtendedSequenceNumber) -> None:
+        """A checkpoint is on the row: a batch that is given again begins behind it."""
+        self._durable = position
 
     def shard_closed(self) -> None:
         """The shard was split or merged: the next poll finds its end, whatever was to come."""
         if self._fetches:
             self._fetch_in(self._poll_s)
 
-    # What it does.
-
-    def _ask_for(self, returned: Callable[[], None]) -> None:
-        self._call = returned
-        self._go_on()
+    # Fetching.
 
     def _fetch(self) -> None:
-        """A page is here; the next one when something will have arrived by then."""
+        """A page is here, or what came instead of it."""
+        fault = self._fetch_fault()
+        if fault is not None:
+            self._is_failing = True
+            self._fetch_in(self._pause_after(fault))
+            return
+        if self._is_failing:
+            self._is_failing = False
+            self._pacing.after_page(0, 0)
+        if self._gate is not None and not self._is_open(self._gate):
+            self._oracles.situations.seen("fence_passed_mid_fetch")
         now = self._world_now()
         self.polls += max(1, round((now - self._fetched_at) / self._poll_s))
         self._fetched_at = now
         self._fetched = max(self._fetched, self._stream.arrived(self._key, now))
         self._go_on()
-        if not self._is_fully_fetched():
-            arrives = self._stream.arrival_of(self._key, self._fetched + 1)
-            if math.isfinite(arrives):
-                idle_polls = max(1, math.ceil((arrives - now) / self._poll_s))
-                self._fetch_in(idle_polls * self._poll_s)
+        self._fetch_next(now)
+
+    def _fetch_next(self, now: float) -> None:
+        """The next page when something will have arrived by then."""
+        if self._is_fully_fetched():
+            return
+        arrives = self._stream.arrival_of(self._key, self._fetched + 1)
+        if math.isfinite(arrives):
+            idle_polls = max(1, math.ceil((arrives - now) / self._poll_s))
+            self._fetch_in(idle_polls * self._poll_s)
+
+    def _pause_after(self, fault: FetchFault) -> float:
+        match fault:
+            case "expired_iterator":  # GetShardIterator at what was received, then GetRecords
+                self._oracles.situations.seen("iterator_expired")
+                return 2 * _FETCH_S
+            case "throttled":
+                self._oracles.situations.seen("reads_throttled")
+                return self._pacing.after_throttle(self._chance())
+            case "unreachable":
+                return self._pacing.after_error(self._chance())
 
     def _fetch_in(self, pause_s: float) -> None:
         self._fetches += 1
@@ -122,53 +213,43 @@ class SimulatedDesk:
     def _is_fully_fetched(self) -> bool:
         return self._fetched == self._stream.total(self._key)
 
+    # The order of calls.
+
+    def _ask_for(self, returned: Callable[[], None]) -> None:
+        self._call = returned
+        self._go_on()
+
     def _go_on(self) -> None:
         """The next thing user code does, if it is idle and may."""
         if self._is_busy:
             return
+        self.busy_since = Instant(0.0)
         if self._is_shut_asked:
             self._is_shut_asked = False
+            self._batch = None
             self._post(on.GateShut())
         elif self._call is not None:
-            returned, self._call = self._call, None
-            self._work(_CALL_S, returned)
-        elif self._gate is not None and self._is_open(self._gate):
-            self._take_next(self._gate)
+            called, self._call = self._call, None
+            self._work(_CALL_S, called)
+        elif self._gate is not None and not self._is_halted and self._is_open(self._gate):
+            if self._batch is None:
+                self._take_next(self._gate)
+            elif self._batch.may_go_again:
+                self._give_again(self._batch)
 
     def _is_open(self, gate: do.OpenGate) -> bool:
         return self._now() < gate.fence
 
     def _take_next(self, gate: do.OpenGate) -> None:
+        waiting = self._fetched - self._delivered
         room = gate.delivered_max - self._delivered_here
-        size = min(self._fetched - self._delivered, _BATCH_MAX, room)
+        size = min(waiting, self._batch_max, room)
         if size > 0 and self._delivered_here < gate.start_below:
             self._deliver(size)
-        elif self._is_fully_fetched() and self._fetched == self._delivered:
+        elif waiting > 0:
+            self._oracles.situations.seen("delivery_stopped_at_the_cap")
+        elif self._is_fully_fetched():
             self._tell_exhausted()
-
-    def _deliver(self, size: int) -> None:
-        first, last = self._delivered + 1, self._delivered + size
-        self._delivered = last
-        self._delivered_here += size
-        position = self._stream.position(self._key, last)
-        self._oracles.batch_begun(self._reader, first, last)
-
-        def processed() -> None:
-            self._oracles.batch_processed(self._reader, last)
-            self._post(on.BatchProcessed(position))
-
-        self._work(self._batch_s, processed)
-        self._post(on.BatchDelivered(position, size, size * RECORD_BYTES))
-
-    def _work(self, duration_s: float, returned: Callable[[], None]) -> None:
-        self._is_busy = True
-
-        def done() -> None:
-            self._is_busy = False
-            returned()
-            self._go_on()
-
-        self._after(duration_s, done)
 
     def _tell_exhausted(self) -> None:
         if self._is_told_exhausted:
@@ -176,3 +257,107 @@ class SimulatedDesk:
         self._is_told_exhausted = True
         self._oracles.shard_exhausted(self._reader)
         self._post(on.ShardExhausted(self._stream.children_of(self._key)))
+
+    # Batches.
+
+    def _deliver(self, size: int) -> None:
+        batch = self._batch = _Batch(self._delivered + 1, self._delivered + size)
+        self._delivered = batch.last
+        self._delivered_here += size
+        self._attempt(batch, self._user_code.begin())
+        position = self._stream.position(self._key, batch.last)
+        self._post(on.BatchDelivered(position, size, size * RECORD_BYTES))
+
+    def _give_again(self, batch: _Batch) -> None:
+        """What a checkpoint of the call that raised covers is not given again."""
+        if self._durable is not None:
+            done = self._stream.number_of(self._key, self._durable)
+            batch.first = max(batch.first, done + 1)
+        if batch.first > batch.last:
+            self._processed(batch)
+            self._go_on()
+        else:
+            self._attempt(batch, self._user_code.again())
+
+    def _attempt(self, batch: _Batch, attempt: Attempt) -> None:
+        batch.attempts += 1
+        batch.may_go_again = False
+        self._oracles.batch_begun(self._reader, batch.first, batch.last)
+        share = attempt.checkpointed_share
+
+        def worked() -> None:
+            if share is None:
+                self._over(batch, attempt)
+            else:
+                last = batch.first + int((batch.last - batch.first) * share)
+                self._checkpoint(last, lambda answer: self._answered(batch, attempt, answer))
+
+        self._work(attempt.duration_s, worked)
+
+    def _answered(self, batch: _Batch, attempt: Attempt, answer: do.AnswerCheckpoint) -> None:
+        """A lost lease raises LeaseLost, and this user code lets it through."""
+        if answer.answer is do.CheckpointAnswer.LOST:
+            self._raised(batch, f"LeaseLost: {answer.detail}")
+        else:
+            self._over(batch, attempt)
+
+    def _over(self, batch: _Batch, attempt: Attempt) -> None:
+        if attempt.raises:
+            self._raised(batch, "ValueError: as drawn")
+        else:
+            if batch.attempts > 1:
+                self._oracles.situations.seen("user_code_raised_and_held")
+            self._processed(batch)
+
+    def _processed(self, batch: _Batch) -> None:
+        if self._now() >= self._fence:
+            self._oracles.situations.seen("fence_passed_mid_batch")
+        self._batch = None
+        self._oracles.batch_processed(self._reader, batch.last)
+        self._post(on.BatchProcessed(self._stream.position(self._key, batch.last)))
+
+    def _raised(self, batch: _Batch, error: str) -> None:
+        self._oracles.batch_raised(self._reader, batch.first)
+        decision = _ERROR_POLICY.decide(batch.attempts)
+        if isinstance(decision, GiveUp):
+            self._is_halted = True
+            position = self._stream.position(self._key, batch.last)
+            self._post(on.ProcessorFailed("process_records", error, batch.attempts, position))
+        else:
+            self._after(decision.pause_s, lambda: self._pause_over(batch))
+
+    def _pause_over(self, batch: _Batch) -> None:
+        if self._batch is batch:
+            batch.may_go_again = True
+            self._go_on()
+
+    def _checkpoint(
+        self, last: int | None, answered: Callable[[do.AnswerCheckpoint], None]
+    ) -> None:
+        """User code asks for a checkpoint and waits; None is everything it was given."""
+        request = next(self._requests)
+
+        def go_on(answer: do.AnswerCheckpoint) -> None:
+            self._is_busy = False
+            is_lost = answer.answer is do.CheckpointAnswer.LOST
+            name = "checkpoint_by_hand_refused" if is_lost else "checkpoint_by_hand"
+            self._oracles.situations.seen(name)
+            answered(answer)
+            self._go_on()
+
+        self._is_busy = True
+        self._waits_for = (request, go_on)
+        self._oracles.vouched_for(self._reader, self._delivered if last is None else last)
+        position = None if last is None else self._stream.position(self._key, last)
+        self._post(on.CheckpointRequested(request, position))
+
+    def _work(self, duration_s: float, worked: Callable[[], None]) -> None:
+        self._is_busy = True
+        self.busy_since = self.busy_since or self._now()
+
+        def done() -> None:
+            self._is_busy = False
+            worked()
+            self._go_on()
+
+        self._after(duration_s, done)

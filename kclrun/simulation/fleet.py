@@ -14,12 +14,16 @@ from kclrun.leases.manager import LeaseManager
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.simulation.clocks import HostClock
 from kclrun.simulation.host import Host
-from kclrun.simulation.oracles import Oracles
+from kclrun.simulation.java.overlap import MixedOracles
+from kclrun.simulation.java.worker import JavaWorker
+from kclrun.simulation.machine import Machine
+from kclrun.simulation.oracles.watch import Oracles, WatchPolicy
 from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.scheduler import Scheduler
 from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.story import RuleBroken, Stories, clock
 from kclrun.simulation.table import SimulatedTable
+from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings, World
 
 __all__ = ["Fleet"]
@@ -41,6 +45,8 @@ class Fleet:
         shards: int,
         records_per_s: float,
         settings: FleetSettings | None = None,
+        user_code: UserCode | None = None,
+        scan_page_rows: int = 1_000,
         replay: str = "",
         core_kind: type[LeaseManager] = LeaseManager,
         process_kind: type[LeaseProcess] = LeaseProcess,
@@ -48,19 +54,27 @@ class Fleet:
         self.seed = seed
         self.scheduler = Scheduler(seed)
         self.stories = Stories()
-        self.stream = ShardStream(shards, records_per_s)
-        self.oracles = Oracles(
-            self.stream, self.stories, now=lambda: self.scheduler.now, row_of=self._row
-        )
-        self.table = SimulatedTable(self.scheduler, self.oracles)
-        self.world = World(
-            self.scheduler,
-            self.table,
+        self.stream = ShardStream(shards, records_per_s, self.scheduler.chance("stream"))
+        settings = settings if settings is not None else FleetSettings()
+        user_code = user_code if user_code is not None else UserCode(batch_s=settings.batch_s)
+        self.oracles = MixedOracles(
             self.stream,
-            self.oracles,
-            settings if settings is not None else FleetSettings(),
+            self.stories,
+            now=lambda: self.scheduler.now,
+            row_of=self._row,
+            policy=WatchPolicy(
+                failover_s=settings.failover_s,
+                checkpoint_every_s=settings.checkpoint_every_s,
+                uncheckpointed_max=settings.uncheckpointed_max,
+                is_manual=user_code.is_manual,
+            ),
+        )
+        self.table = SimulatedTable(self.scheduler, self.oracles, page_rows_max=scan_page_rows)
+        self.world = World(
+            self.scheduler, self.table, self.stream, self.oracles, settings, user_code
         )
         self.hosts: list[Host] = []
+        self.java_workers: list[JavaWorker] = []
         self._replay = replay
         self._core_kind = core_kind
         self._process_kind = process_kind
@@ -71,27 +85,63 @@ class Fleet:
     # What befalls it.
 
     def add_host(self, group: str, slot: str) -> Host:
-        """A manager starts, on a host with clocks of its own."""
+        """A manager starts, on a machine with clocks of its own."""
+        return self._start(group, slot, self._new_machine(f"machine-{self._nonces}"))
+
+    def start_again(self, former: Host) -> Host:
+        """A manager starts on the machine of another, dead or alive, in the same slot [P3]."""
+        group, slot, _ = former.name.split(":")
+        return self._start(group, slot, former.machine)
+
+    def _start(self, group: str, slot: str, machine: Machine) -> Host:
         self._nonces += 1
+        host = Host(
+            f"{group}:{slot}:{self._nonces:04d}",
+            self.world,
+            machine,
+            core_kind=self._core_kind,
+            process_kind=self._process_kind,
+        )
+        for other in self.hosts:
+            if other.machine is machine:
+                other.seize()
+        self.hosts.append(host)
+        host.start()
+        return host
+
+    def add_java_worker(self, group: str, slot: str) -> JavaWorker:
+        """A worker of the Java KCL 2.x starts, on a machine with clocks of its own."""
+        self._nonces += 1
+        name = f"{group}-{slot}-{self._nonces:04d}"
+        worker = JavaWorker(name, self.world, self._new_machine(name), self.oracles)
+        self.java_workers.append(worker)
+        worker.start()
+        return worker
+
+    def reshard(self, count: int) -> None:
+        """UpdateShardCount, in steps of at most double or half."""
+        self.stream.reshard(count, self.scheduler.now)
+        self._resharded()
+
+    def split(self, shard_id: str) -> None:
+        """SplitShard."""
+        self.stream.split(shard_id, self.scheduler.now)
+        self._resharded()
+
+    def merge(self, shard_id: str, adjacent_id: str) -> None:
+        """MergeShards."""
+        self.stream.merge(shard_id, adjacent_id, self.scheduler.now)
+        self._resharded()
+
+    def _new_machine(self, name: str) -> Machine:
         drawn = HostClock(
             offset_s=self._clocks.uniform(0, _BOOTED_BEFORE_MAX_S),
             rate=1 + self._clocks.uniform(-_RATE_OFF_MAX, _RATE_OFF_MAX),
             wall_offset_s=self._clocks.uniform(-_WALL_OFF_MAX_S, _WALL_OFF_MAX_S),
         )
-        host = Host(
-            f"{group}:{slot}:{self._nonces:04d}",
-            self.world,
-            drawn,
-            core_kind=self._core_kind,
-            process_kind=self._process_kind,
-        )
-        self.hosts.append(host)
-        host.start()
-        return host
+        return Machine(name, self.scheduler, drawn, self.table)
 
-    def reshard(self, count: int) -> None:
-        """UpdateShardCount, in steps of at most double or half."""
-        self.stream.reshard(count, self.scheduler.now)
+    def _resharded(self) -> None:
         self._note_readable()
         for host in self.hosts:
             for process in tuple(host.processes.values()):
@@ -111,8 +161,12 @@ class Fleet:
 
     def require_all_read(self, patience_s: float) -> None:
         """L1, as `Oracles.require_all_read`; told like everything that goes wrong."""
+        self.judge(lambda: self.oracles.require_all_read(patience_s))
+
+    def judge(self, require: Callable[[], None]) -> None:
+        """Demand something now; what is broken is told like everything that goes wrong."""
         try:
-            self.oracles.require_all_read(patience_s)
+            require()
         except RuleBroken as error:
             raise self._told(error) from error
 
@@ -121,9 +175,14 @@ class Fleet:
     def hosts_up(self) -> Iterator[Host]:
         return (host for host in self.hosts if host.is_up)
 
+    def members_up(self) -> Iterator[Host | JavaWorker]:
+        """The Java workers too."""
+        yield from self.hosts_up()
+        yield from (worker for worker in self.java_workers if worker.is_up)
+
     def shards_by_owner(self) -> dict[OwnerId, int]:
         """How much work each host has that takes part; nothing else is counted."""
-        counts = {host.owner: 0 for host in self.hosts_up()}
+        counts = {member.owner: 0 for member in self.members_up()}
         for owner in self._owners_of_work():
             if owner in counts:
                 counts[owner] += 1
@@ -131,7 +190,7 @@ class Fleet:
 
     def is_balanced(self) -> bool:
         """All work is with hosts that take part, and they are within one shard of each other."""
-        counts = {host.owner: 0 for host in self.hosts_up()}
+        counts = {member.owner: 0 for member in self.members_up()}
         for owner in self._owners_of_work():
             if owner not in counts:
                 return False

@@ -30,15 +30,25 @@ class ReadingGaps:
         self._unread_since: dict[str, float] = {}
         self._readers: dict[str, object] = {}
         self._were_read: set[str] = set()
+        self._blocked: set[str] = set()
+        self._over: set[str] = set()
 
     def readable(self, key: str, now: float) -> None:
         """There is something to read from now on."""
-        if key not in self._were_read:
+        was_blocked = key in self._blocked
+        self._blocked.discard(key)
+        if was_blocked and key not in self._readers and key in self._unread_since:
+            self._unread_since[key] = now
+        elif key not in self._were_read:
             self._unread_since.setdefault(key, now)
+
+    def unreadable(self, key: str) -> None:
+        """Nobody may read it for now: a parent is read once more, and it is `readable` then."""
+        self._blocked.add(key)
 
     def begins(self, key: str, reader: object, now: float) -> None:
         """`reader` may begin batches; said again at each renewal."""
-        if self._readers.get(key) is reader:
+        if self._readers.get(key) is reader or key in self._over:
             return
         self._readers[key] = reader
         since = self._unread_since.pop(key, None)
@@ -53,14 +63,17 @@ class ReadingGaps:
             self._unread_since[key] = now
 
     def over(self, key: str) -> None:
-        """Its last record is processed: nothing is left to read."""
+        """Its last record is processed: nothing is left to read, whatever opens after that (a
+        renewal's answer may be on its way)."""
+        self._over.add(key)
         self._readers.pop(key, None)
         self._unread_since.pop(key, None)
         self._were_read.add(key)
 
     def unread(self) -> dict[str, float]:
         """The shards that nobody reads now, and since when."""
-        return dict(self._unread_since)
+        unread = self._unread_since.items()
+        return {key: since for key, since in unread if key not in self._blocked}
 
     def since(self, began_s: float, *, until_s: float = float("inf")) -> Iterable[Gap]:
         """The gaps that began in a time."""

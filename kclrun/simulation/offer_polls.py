@@ -3,7 +3,8 @@
 Rule: a look that finds nothing, after one that found nothing, is no event; it is counted. Nothing
 was known, nothing is learned, and the core would only ask again after the same pause. So such a
 look stays under way until a row is offered, and goes out when the next one would have.
-May not know: the core, the rows. Look next: `host.py`, `table.py`.
+May not know: the core, the rows. Look next: `performing.py`, `uplink.py`,
+`table.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import math
 from collections.abc import Callable
 
 from kclrun.model.lease import Lease
-from kclrun.simulation.table import LEG_MEAN_S, SimulatedTable
+from kclrun.simulation.table import LEG_MEAN_S
+from kclrun.simulation.uplink import Uplink
 
 __all__ = ["OfferPolls"]
 
@@ -25,13 +27,13 @@ class OfferPolls:
 
     def __init__(
         self,
-        table: SimulatedTable,
+        uplink: Uplink,
         *,
         now: Callable[[], float],
         after: Callable[[float, Callable[[], None]], None],
         looked: Callable[[tuple[Lease, ...] | None], None],
     ) -> None:
-        self._table = table
+        self._uplink = uplink
         self._now = now
         self._after = after
         self._looked = looked
@@ -45,7 +47,7 @@ class OfferPolls:
     def look(self, rows_max: int) -> None:
         """The core asks for it."""
         self._rows_max = rows_max
-        if self._found_nothing and self._table.let_idle(self):
+        if self._found_nothing and self._uplink.let_idle(self):
             self._next_at = self._now()
             self._every_s = self._next_at - self._answered_at + 2 * LEG_MEAN_S
         else:
@@ -53,7 +55,7 @@ class OfferPolls:
 
     def wake(self) -> None:
         """By the table, which knows it no longer: a row is offered, or looks may fail from now on.
-        By the host, before it stands still."""
+        By the uplink that is cut, and by the host that stands still."""
         self._after(max(0.0, self._next_at - self._now()), self._send)
 
     def count(self) -> int:
@@ -63,7 +65,7 @@ class OfferPolls:
         return looks
 
     def _send(self) -> None:
-        self._table.offered(self._rows_max, self._answered, lambda _: self._answered(None))
+        self._uplink.offered(self._rows_max, self._answered, lambda _: self._answered(None))
 
     def _answered(self, rows: tuple[Lease, ...] | None) -> None:
         self._found_nothing = rows == ()

@@ -6,50 +6,46 @@ its answer. May not know: the manager's core. Look next: `desk.py`, `host.py`.
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.life import LeaseLife
 from kclrun.consuming.policy import LifePolicy
+from kclrun.consuming.states import State
+from kclrun.ipc.board import LeaseStatus, WorkerState
 from kclrun.leases import commands as manager_commands
 from kclrun.leases import events as heard
 from kclrun.model.changes import LateCheckpoint, LeaseChange
-from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.outcomes import Outcome
 from kclrun.model.time import Instant
-from kclrun.simulation.clocks import Alarm
-from kclrun.simulation.desk import SimulatedDesk
+from kclrun.simulation.desk import DeskTimes, FetchFault, SimulatedDesk
+from kclrun.simulation.machine import Machine
+from kclrun.simulation.user_code import BatchUserCode
 from kclrun.simulation.world import World
 
 __all__ = ["HostOfProcess", "LeaseProcess"]
+
+# From the fork to the lock: the start command is read, modules are there already.
+_LOCKED_AFTER_S: Final = 0.002
+
+_LONG_BATCH_S: Final = 10.0
 
 Timed = do.SendWrite | do.SendLateCheckpoint | do.ReadOwnRow
 
 
 class HostOfProcess(Protocol):
-    """What a lease process needs of its host. `act` runs an action as the host stands: now, after
-    a freeze, or never."""
+    """What a lease process needs of its manager: who it is, and where it runs."""
 
     world: World
+    machine: Machine
     name: str
+    owner: OwnerId
     others_in_sight: bool
-
-    def instant(self) -> Instant: ...
-
-    def time_of(self, instant: Instant) -> float: ...
-
-    def act(self, action: Callable[[], None]) -> None: ...
-
-    def after(self, delay_s: float, action: Callable[[], None]) -> None: ...
-
-    def alarm(self, deadline: Callable[[Instant], Instant], ring: Callable[[], None]) -> Alarm: ...
-
-    def feed(self, event: heard.Event) -> None: ...
-
-    def process_over(self, process: LeaseProcess, reason: str) -> None: ...
 
 
 class LeaseProcess:
@@ -69,46 +65,147 @@ class LeaseProcess:
         self.who = f"{host.name}/{incarnation}"
         self.incarnation = incarnation
         self.is_over = False
-        self._host = host
-        self._table = world.table
+        # As its manager knows it: what it said and was not heard yet, and how it is forced to end.
+        self.ring: deque[heard.Event] = deque()
+        self.force_instant: Instant | None = None
+        self.forced: list[signal.Signals] = []
+        self.machine = host.machine
+        self.os = host.machine.run(on_still=self._stands_still, on_death=self._died)
+        self._owner = host.owner
+        self._uplink = host.machine.uplink
+        self._scheduler = world.scheduler
         self._oracles = world.oracles
         self._stream = world.stream
         policy = LifePolicy(
             key=start.key,
-            me=settings.owner_id(host.name),
+            me=host.owner,
             seen_counter=start.counter,
             expires_instant=start.expires_instant,
             failover_s=settings.failover_s,
+            checkpoint_mode="manual" if world.user_code.is_manual else "auto",
             checkpoint_every_s=settings.checkpoint_every_s,
+            uncheckpointed_max=settings.uncheckpointed_max,
             has_waited=start.has_waited,
             others_in_sight=host.others_in_sight,
         )
-        self.life = LeaseLife(policy, world.scheduler.chance(self.who).random)
+        chance = world.scheduler.chance(self.who).random
+        self.life = LeaseLife(policy, chance)
+        self.user_code = BatchUserCode(world.user_code, chance)
         self.desk = self.desk_kind(
             self,
             world.stream,
             world.oracles,
-            world_now=lambda: world.scheduler.now,
-            now=host.instant,
-            after=self._after,
+            DeskTimes(lambda: world.scheduler.now, self.machine.instant, self.os.after),
             post=self.post,
             poll_s=settings.poll_s,
-            batch_s=settings.batch_s,
+            user_code=self.user_code,
+            chance=chance,
+            uncheckpointed_max=settings.uncheckpointed_max,
+            fetch_fault=self._fetch_fault,
         )
+        self._channel: deque[on.Event] = deque()
         self._events: deque[on.Event] = deque()
         self._commands: deque[do.Command] = deque()
-        self._is_asking = self._is_turning = False
-        self._alarm = host.alarm(self.life.next_deadline, lambda: self.post(on.Ticked()))
+        self._still_since = Instant(0.0)
+        self._has_begun = self._is_asking = self._is_turning = self._is_orphan = False
+        self._alarm = self.os.alarm(self.life.next_deadline, lambda: self.post(on.Ticked()))
+
+    # Its beginning and its end.
+
+    def begin(
+        self,
+        *,
+        rung: Callable[[LeaseProcess], None],
+        gone: Callable[[LeaseProcess, str], None],
+    ) -> None:
+        """It was forked. `rung` tells its manager that its ring has something, `gone` that it is
+        dead."""
+        self._rung, self._gone = rung, gone
+        self._oracles.process_noted(self, "starts")
+        self._oracles.processes.started(self._owner, self.key)
+        self._oracles.processes.started(self._owner, self.key)
+        self.os.after(_LOCKED_AFTER_S, self._lock)
+
+    def _lock(self) -> None:
+        """Nothing before the lock of its owner's nonce [P3]."""
+        if not self.machine.locks.share(self._owner, self.os):
+            self._say(heard.StartUnclaimed(self.key, "another manager of this host holds its lock"))
+            self._exit(do.ExitCause.UNCLAIMED)
+            return
+        self._has_begun = True
+        self.post(on.Started())
+        self._listen()
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """By a signal that ends it, by anybody."""
+        self.os.die()
+        self._gone(self, number.name)
+
+    def _died(self) -> None:
+        """Nothing more is done or said. If it did not exit by itself, it was killed."""
+        if not self.is_over:
+            self.is_over = True
+            self._oracles.process_noted(self, "is killed")
+            self._oracles.processes.killed(
+                self._owner,
+                self.key,
+                has_claimed=self.life.own.row is not None,
+                is_writing=self.life.own.pending is not None,
+                in_user_code=self.desk.is_inside_user_code,
+            )
+            self._oracles.processes.killed(
+                self._owner,
+                self.key,
+                has_claimed=self.life.own.row is not None,
+                is_writing=self._is_asking,
+                in_user_code=self.desk.is_inside_user_code,
+            )
+            self._oracles.ended_uncleanly(self)
+
+    def _stands_still(self) -> None:
+        self._still_since = self.machine.instant()
+        self._oracles.process_noted(self, "stands still")
+        self._oracles.processes.stood_still(in_user_code=self.desk.is_inside_user_code)
+        self._oracles.processes.stood_still(in_user_code=self.desk.is_inside_user_code)
+        self._oracles.frozen(self)
+
+    @property
+    def may_stand_still(self) -> bool:
+        """Whether a look at its status could find anything; most batches are over in no time."""
+        busy_since = self.desk.busy_since
+        is_busy_long = busy_since > 0.0 and self.machine.instant() - busy_since > _LONG_BATCH_S
+        return self.os.is_stopped or is_busy_long or not self._has_begun
+
+    def status(self) -> LeaseStatus:
+        """Its status slot: written once a second, unless it stands still."""
+        is_still = self.os.is_stopped or self.machine.is_frozen
+        is_claiming = self.life.state is State.CLAIMING
+        return LeaseStatus(
+            pid=self.incarnation,
+            incarnation=self.incarnation,
+            state=WorkerState.CLAIMING if is_claiming else WorkerState.PROCESSING,
+            processing_since_instant=self.desk.busy_since,
+            published_instant=self._still_since if is_still else self.machine.instant(),
+        )
+
+    # What it hears.
+
+    def tell(self, message: on.Event) -> None:
+        """Its manager says something; it hears it when it is awake, in order."""
+        self._is_orphan |= isinstance(message, on.ManagerGone)
+        self._channel.append(message)
+        self.os.act(self._listen)
+
+    def _listen(self) -> None:
+        while self._channel and self._has_begun:
+            self._is_orphan |= isinstance(self._channel[0], on.ManagerGone)
+            self.post(self._channel.popleft())
 
     def post(self, event: on.Event) -> None:
         """Something happened; it is taken in after what happened before."""
-        self._events.append(event)
-        self._turn()
-
-    def ends(self) -> None:
-        """Killed, or exited: nothing more is done or said."""
-        self.is_over = True
-        self._oracles.gate_shut(self)
+        if not self.is_over:
+            self._events.append(event)
+            self._turn()
 
     def _turn(self) -> None:
         if self._is_turning:
@@ -127,7 +224,7 @@ class LeaseProcess:
                 self._perform(self._commands.popleft())
             elif self._events:
                 event = self._events.popleft()
-                self._commands.extend(self.life.handle(event, self._host.instant()))
+                self._commands.extend(self.life.handle(event, self.machine.instant()))
             else:
                 return
 
@@ -141,7 +238,7 @@ class LeaseProcess:
             case do.ListShards():
                 self._ask_kinesis()
             case do.OpenGate(fence):
-                self._oracles.gate_opened(self, self._host.time_of(fence))
+                self._oracles.gate_opened(self, self.machine.clock.time_of(fence))
                 self.desk.open_gate(command)
             case do.ShutGate():
                 self._oracles.gate_shut(self)
@@ -149,9 +246,9 @@ class LeaseProcess:
             case do.CallInitialize(row):
                 self.desk.initialize(row)
             case do.CallShardEnded() | do.CallShutdownRequested() | do.CallLeaseLost():
-                self.desk.call()
+                self.desk.call(command)
             case do.AnswerCheckpoint():
-                pass  # this user code asks for none
+                self.desk.answer(command)
             case do.Report():
                 self._report(command)
             case do.Exit(cause):
@@ -159,24 +256,32 @@ class LeaseProcess:
 
     def _exit(self, cause: do.ExitCause) -> None:
         self._oracles.process_noted(self, "exits:", cause.value)
+        self._oracles.processes.exited(cause, is_orphan=self._is_orphan)
+        self.is_over = True
+        self._oracles.processes.exited(cause, is_orphan=self._is_orphan)
         if cause is do.ExitCause.LOST:
-            self._oracles.ended_uncleanly(self)
-        self.ends()
-        self._host.process_over(self, cause.value)
+            self._oracles.ended_uncleanly(self, "losing it")
+        else:
+            self._oracles.ended_in_order(self)
+        self.os.die()
+        self._gone(self, cause.value)
 
     # Requests.
 
+    def _fetch_fault(self) -> FetchFault | None:
+        return "unreachable" if self.machine.is_cut else self._stream.fetch_fate()
+
     def _perform_in_time(self, command: Timed) -> None:
-        if command.not_before is None or command.not_before <= self._host.instant():
+        if command.not_before is None or command.not_before <= self.machine.instant():
             self._perform_now(command)
             return
-        due = self._host.time_of(command.not_before)
-        self._after(due - self._host.world.scheduler.now, lambda: self._perform_late(command))
+        due_s = self.machine.clock.time_of(command.not_before)
+        self.os.after(due_s - self._scheduler.now, lambda: self._perform_late(command))
 
     def _perform_late(self, command: Timed) -> None:
         """Its time has come; but one thing after the other."""
         if self._is_asking or self._is_turning:
-            self._after(0.001, lambda: self._perform_late(command))
+            self.os.after(0.001, lambda: self._perform_late(command))
             return
         self._perform_now(command)
         self._turn()
@@ -184,7 +289,7 @@ class LeaseProcess:
     def _perform_now(self, command: Timed) -> None:
         if isinstance(command, do.ReadOwnRow):
             self._is_asking = True
-            self._table.read(
+            self._uplink.read(
                 self.key,
                 lambda row: self._answered(on.OwnRowRead(row)),
                 lambda words: self._answered(on.ReadFailed(words)),
@@ -193,7 +298,7 @@ class LeaseProcess:
             self._send(command.change)
 
     def _send(self, change: LeaseChange) -> None:
-        sent = self._host.instant()
+        sent = self.machine.instant()
 
         def resolved(outcome: Outcome) -> None:
             self._answered(on.WriteResolved(change, outcome, sent))
@@ -201,7 +306,7 @@ class LeaseProcess:
         if isinstance(change, LateCheckpoint):
             self._oracles.process_noted(self, "checkpoints late", change)
         self._is_asking = True
-        self._table.write(self.who, change, resolved)
+        self._uplink.write(self.who, change, resolved)
 
     def _read_rows(
         self, keys: tuple[LeaseKey, ...], found: tuple[tuple[LeaseKey, Lease | None], ...]
@@ -209,16 +314,16 @@ class LeaseProcess:
         if not keys:
             self._answered(on.RowsRead(found))
             return
-        self._table.read(
+        self._uplink.read(
             keys[0],
-            lambda row: self._host.act(lambda: self._read_rows(keys[1:], (*found, (keys[0], row)))),
+            lambda row: self.os.act(lambda: self._read_rows(keys[1:], (*found, (keys[0], row)))),
             lambda words: self._answered(on.LookUpFailed(words)),
         )
 
     def _ask_kinesis(self) -> None:
         self._is_asking = True
-        now = self._host.world.scheduler.now
-        self._table.ask_kinesis(
+        now = self._scheduler.now
+        self._uplink.ask_kinesis(
             lambda: self._stream.listing(now),
             lambda shards: self._answered(on.ShardsListed(shards)),
             lambda words: self._answered(on.LookUpFailed(words)),
@@ -232,19 +337,24 @@ class LeaseProcess:
             self._events.appendleft(event)
             self._turn()
 
-        self._host.act(take_in)
-
-    def _after(self, delay_s: float, action: Callable[[], None]) -> None:
-        self._host.after(delay_s, lambda: None if self.is_over else action())
+        self.os.act(take_in)
 
     # Reports.
 
     def _report(self, report: do.Report) -> None:
+        if report.kind is do.ReportKind.CHECKPOINTED and report.position is not None:
+            self.desk.note_durable(report.position)
         event = self._as_heard(report)
         if event is not None:
-            self._host.feed(event)
+            self._say(event)
+        self._oracles.processes.reported(report)
+        self._oracles.processes.reported(report)
         if report.kind is not do.ReportKind.CHECKPOINTED:
             self._oracles.process_noted(self, f"reports {report.kind.value}", report.text)
+
+    def _say(self, event: heard.Event) -> None:
+        self.ring.append(event)
+        self._rung(self)
 
     def _as_heard(self, report: do.Report) -> heard.Event | None:
         key, position = self.key, report.position

@@ -11,7 +11,9 @@ from typing import Literal
 
 import msgspec
 
+from kclrun.simulation.shards import StreamFaults
 from kclrun.simulation.table import FaultRates
+from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
 
 __all__ = ["Profile", "StreamFaults", "Strike", "StrikeKind", "UserCode"]
@@ -45,31 +47,11 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     lasts_s: float = 0.0
 
 
-class StreamFaults(msgspec.Struct, frozen=True, kw_only=True):
-    """The share of requests to Kinesis that fail, and how late a listing shows new shards."""
-
-    throttled: float = 0.0
-    unreachable: float = 0.0
-    expired_iterator: float = 0.0
-    listing_lag_max_s: float = 0.0
-
-
-class UserCode(msgspec.Struct, frozen=True, kw_only=True):
-    """How processors behave. Shares are of batches: one that raises, one that takes `stall_s`;
-    `checkpoints_by_hand`: user code asks for checkpoints itself; `never_checkpoints`."""
-
-    batch_s: float = 0.02
-    raising: float = 0.0
-    stalling: float = 0.0
-    stall_s: float = 0.0
-    checkpoints_by_hand: bool = False
-    never_checkpoints: bool = False
-
-
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """One storm, then calm. Faults and strikes end with `storm_s`; in the calm that follows, hosts
     that are cut, frozen or without forks are healed, dead ones stay dead, and the liveness
-    promises are demanded. `seed` is for everything that is left to chance."""
+    promises are demanded. `seed` is for everything that is left to chance, `scan_page_rows` bounds
+    a page of a scan."""
 
     seed: int
     hosts: int
@@ -80,6 +62,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     settings: FleetSettings = FleetSettings()
     storm_s: float = 3600.0
     table_faults: FaultRates = FaultRates()
+    scan_page_rows: int = 1000
     stream_faults: StreamFaults = StreamFaults()
     user_code: UserCode = UserCode()
     strikes: tuple[Strike, ...] = ()

@@ -8,7 +8,10 @@ stored, so that an hour of a thousand shards costs nothing. May not know: leases
 from __future__ import annotations
 
 import math
-from typing import Final
+import random
+from typing import Final, Literal
+
+import msgspec
 
 from kclrun.local.limits import STORED_BYTES_MAX, Storage
 from kclrun.local.sequence_numbers import parse
@@ -19,16 +22,35 @@ from kclrun.model.shard import HASH_KEY_MAX, ChildShard, Shard
 from kclrun.model.time import WallTime
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 
-__all__ = ["RECORD_BYTES", "ShardStream"]
+__all__ = ["RECORD_BYTES", "FetchFate", "ShardStream", "StreamFaults"]
 
 # What a record weighs for `throughputKBps`: DESIGN 14 measures with 200 B.
 RECORD_BYTES: Final = 200
 
 
-class ShardStream:
-    """One stream of `shard_count` shards that receives `records_per_s` in all."""
+FetchFate = Literal["throttled", "unreachable", "expired_iterator"]
 
-    def __init__(self, shard_count: int, records_per_s: float) -> None:
+
+class StreamFaults(msgspec.Struct, frozen=True, kw_only=True):
+    """The share of requests to Kinesis that fail, and how late a listing shows new shards."""
+
+    throttled: float = 0.0
+    unreachable: float = 0.0
+    expired_iterator: float = 0.0
+    listing_lag_max_s: float = 0.0
+
+
+class ShardStream:
+    """One stream of `shard_count` shards that receives `records_per_s` in all.
+
+    `faults` may be changed at any time: a storm, then calm. `chance` is for them.
+    """
+
+    def __init__(
+        self, shard_count: int, records_per_s: float, chance: random.Random | None = None
+    ) -> None:
+        self.faults = StreamFaults()
+        self._chance = chance if chance is not None else random.Random(0)
         self._records_per_s = records_per_s
         self._stream = Stream(
             name="simulated",
@@ -47,16 +69,46 @@ class ShardStream:
         self._stream.update_shard_count(count, _wall(now))
         self._remember(now)
 
+    def split(self, shard_id: str, now: float) -> None:
+        """SplitShard, in the middle of its hash range. Raises: InvalidRequest if it is closed."""
+        hash_range = self._logs[shard_id].hash_range
+        self._stream.split(shard_id, (hash_range.start + hash_range.end + 1) // 2, _wall(now))
+        self._remember(now)
+
+    def merge(self, shard_id: str, adjacent_id: str, now: float) -> None:
+        """MergeShards. Raises: InvalidRequest if they are no neighbours, or closed."""
+        self._stream.merge(shard_id, adjacent_id, _wall(now))
+        self._remember(now)
+
     def shards(self) -> tuple[ShardLog, ...]:
         """All that ever were, oldest first."""
         return tuple(self._logs.values())
+
+    def open_ids(self) -> tuple[str, ...]:
+        """In the order of their hash ranges."""
+        return tuple(log.shard_id for log in self._stream.open_shards())
 
     def open_count(self) -> int:
         return len(self._stream.open_shards())
 
     def listing(self, now: float) -> tuple[Shard, ...]:
-        """ListShards."""
-        return tuple(log.describe() for log in self._stream.shards(_wall(now)))
+        """ListShards: as the stream is, or was a while ago."""
+        lag_max_s = self.faults.listing_lag_max_s
+        shown_at = _wall(now - (self._chance.uniform(0, lag_max_s) if lag_max_s else 0.0))
+        logs = self._stream.shards(_wall(now))
+        return tuple(_as_of(shown_at, log) for log in logs if log.created_at <= shown_at)
+
+    def fetch_fate(self) -> FetchFate | None:
+        """What becomes of one GetRecords; None is an answer."""
+        faults = self.faults
+        drawn = self._chance.random() if faults != _FAULTLESS else 1.0
+        if drawn < faults.throttled:
+            return "throttled"
+        if drawn < faults.throttled + faults.unreachable:
+            return "unreachable"
+        if drawn < faults.throttled + faults.unreachable + faults.expired_iterator:
+            return "expired_iterator"
+        return None
 
     def at_trim_horizon(self, now: float) -> tuple[Shard, ...]:
         """ListShards AT_TRIM_HORIZON, while nothing is trimmed: the shards without a parent."""
@@ -89,6 +141,14 @@ class ShardStream:
             else self.arrived(shard_id, log.closed_at - WORLD_BEGAN_AT)
         )
 
+    def holds(self, shard_id: str, now: float) -> bool:
+        """Whether the service has not forgotten it, whatever a listing shows."""
+        return any(log.shard_id == shard_id for log in self._stream.shards(_wall(now)))
+
+    def is_known(self, shard_id: str) -> bool:
+        """Whether there ever was such a shard."""
+        return shard_id in self._logs
+
     def is_closed(self, shard_id: str) -> bool:
         return self._logs[shard_id].closed_at is not None
 
@@ -112,6 +172,17 @@ class ShardStream:
     def _remember(self, now: float) -> None:
         for log in self._stream.shards(_wall(now)):
             self._logs.setdefault(log.shard_id, log)
+
+
+def _as_of(then: WallTime, log: ShardLog) -> Shard:
+    """A shard that was closed later was open then."""
+    shard = log.describe()
+    if log.closed_at is None or log.closed_at <= then:
+        return shard
+    return msgspec.structs.replace(shard, ending_sequence_number=None)
+
+
+_FAULTLESS: Final = StreamFaults()
 
 
 def _wall(now: float) -> WallTime:

@@ -14,15 +14,18 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model.changes import CreateChildren, CreateLease, LeaseChange
+from kclrun.model.changes import CreateChildren, CreateLease, DeleteTrimmed, LeaseChange
 from kclrun.model.lease import OFFERED, Lease, LeaseKey
 from kclrun.model.outcomes import Applied, Outcome, OutcomeUnknown, Throttled, Unavailable
 from kclrun.ports import ScanPage
+from kclrun.simulation.java.items import ItemWrite
 from kclrun.simulation.scheduler import Scheduler
 
 __all__ = [
     "CALM",
+    "LATE_MAX_S",
     "LEG_MEAN_S",
+    "PATIENCE_S",
     "Costs",
     "FaultRates",
     "IdlePolls",
@@ -39,9 +42,9 @@ Failed = Callable[[str], None]
 _LEG_MIN_S: Final = 0.0015
 LEG_MEAN_S: Final = 2 * _LEG_MIN_S
 # How long a client waits for a reply before its outcome is unknown.
-_PATIENCE_S: Final = 2.0
+PATIENCE_S: Final = 2.0
 # What arrives late arrives up to two failovers after it was sent.
-_LATE_MAX_S: Final = 20.0
+LATE_MAX_S: Final = 20.0
 _READ_UNIT_BYTES: Final = 4096
 # Lease rows weigh some 500 bytes, and a page of a scan is 1 MB at most.
 _PAGE_ROWS: Final = 1_000
@@ -83,11 +86,27 @@ class Costs(msgspec.Struct):
 class RowWatcher(Protocol):
     """Sees every row that a write changed."""
 
-    def row_written(self, change: LeaseChange, before: Lease | None, after: Lease | None) -> None:
-        """`after` None: it was deleted."""
+    def row_written(
+        self,
+        sender: str,
+        change: LeaseChange | ItemWrite,
+        before: Lease | None,
+        after: Lease | None,
+    ) -> None:
+        """`before` None: it was created; `after` None: it was deleted."""
         ...
 
-    def write_answered(self, sender: str, change: LeaseChange, outcome: Outcome) -> None:
+    def row_deleted_by_somebody(self, row: Lease) -> None:
+        """By no writer of the protocol."""
+        ...
+
+    def write_refused_in_silence(self, change: LeaseChange | ItemWrite) -> None:
+        """It arrived when nobody waited for it any more, and did not apply."""
+        ...
+
+    def write_answered(
+        self, sender: str, change: LeaseChange | ItemWrite, outcome: Outcome
+    ) -> None:
         """The sender was answered; or left without an answer."""
         ...
 
@@ -105,18 +124,23 @@ class IdlePolls(Protocol):
 
 
 class SimulatedTable:
-    """`faults` may be changed at any time: a storm, then calm."""
+    """`faults` may be changed at any time: a storm, then calm; and so may `kinesis_failing`, the
+    share of requests to Kinesis that fail. `page_rows_max` bounds a page of a scan."""
 
-    def __init__(self, scheduler: Scheduler, watcher: RowWatcher) -> None:
+    def __init__(
+        self, scheduler: Scheduler, watcher: RowWatcher, *, page_rows_max: int = _PAGE_ROWS
+    ) -> None:
         self._faults = CALM
+        self.kinesis_failing = 0.0
         self._costs = Costs()
         self._idle: dict[IdlePolls, None] = {}
         self._scheduler = scheduler
         self._watcher = watcher
         self._latency = scheduler.chance("network").random
         self._fate = scheduler.chance("faults")
+        self._page_rows_max = page_rows_max
         choose = scheduler.chance("offers").sample
-        self._rows = LeaseRows(page_rows_max=_PAGE_ROWS, choose=choose)
+        self._rows = LeaseRows(page_rows_max=page_rows_max, choose=choose)
         self._row_bytes = 0
 
     @property
@@ -144,8 +168,15 @@ class SimulatedTable:
         """One row as it is now: for those who watch."""
         return self._rows.read(key)
 
-    def write(self, sender: str, change: LeaseChange, reply: Callable[[Outcome], None]) -> None:
-        """Send a change once."""
+    def delete_by_hand(self, row: Lease) -> None:
+        """Somebody deletes a row, at once and unasked."""
+        self._rows.write(DeleteTrimmed(row.key, row.owner, row.counter))
+        self._watcher.row_deleted_by_somebody(row)
+
+    def write(
+        self, sender: str, change: LeaseChange | ItemWrite, reply: Callable[[Outcome], None]
+    ) -> None:
+        """Send a change once: one of ours, or a raw write as the Java KCL sends it."""
         self._costs.requests += 1
 
         def answer(outcome: Outcome) -> None:
@@ -160,13 +191,15 @@ class SimulatedTable:
                 self._scheduler.after(self._leg_s(2), lambda: answer(Unavailable("no route")))
             case "lost_reply" | "late":
                 is_late = fate == "late"
-                delay_s = self._fate.uniform(_PATIENCE_S, _LATE_MAX_S) if is_late else 0.0
+                delay_s = self._fate.uniform(PATIENCE_S, LATE_MAX_S) if is_late else 0.0
                 self._scheduler.after(
-                    self._leg_s() + delay_s, lambda: self._apply_in_silence(change)
+                    self._leg_s() + delay_s, lambda: self._apply_in_silence(sender, change)
                 )
-                self._scheduler.after(_PATIENCE_S, lambda: answer(OutcomeUnknown("timed out")))
+                self._scheduler.after(PATIENCE_S, lambda: answer(OutcomeUnknown("timed out")))
             case _:
-                self._scheduler.after(self._leg_s(), lambda: self._apply_and_tell(change, answer))
+                self._scheduler.after(
+                    self._leg_s(), lambda: self._apply_and_tell(sender, change, answer)
+                )
 
     def read(self, key: LeaseKey, reply: Callable[[Lease | None], None], failed: Failed) -> None:
         """One row, consistently."""
@@ -208,7 +241,12 @@ class SimulatedTable:
         self, ask: Callable[[], Answer], reply: Callable[[Answer], None], failed: Failed
     ) -> None:
         """A request to the other service, on the same network."""
-        self._ask(ask, reply, failed)
+        self._costs.requests += 1
+        if self.kinesis_failing and self._fate.random() < self.kinesis_failing:
+            self._costs.faults += 1
+            self._scheduler.after(PATIENCE_S, lambda: failed("timed out"))
+        else:
+            self._send(ask, reply)
 
     def _scan_on(
         self,
@@ -224,7 +262,7 @@ class SimulatedTable:
             self._costs.read_units += max(
                 1.0, len(page.leases) * self._row_size() / _READ_UNIT_BYTES
             )
-            if len(page.leases) + len(page.broken) + page.foreign < _PAGE_ROWS:
+            if len(page.leases) + len(page.broken) + page.foreign < self._page_rows_max:
                 reply(found + page.leases)  # DynamoDB says with the last page that it is the last
             else:
                 self._scan_on(pages, found + page.leases, reply, failed)
@@ -236,9 +274,11 @@ class SimulatedTable:
     ) -> None:
         self._costs.requests += 1
         if self._draw_fate() is not None:
-            self._scheduler.after(_PATIENCE_S, lambda: failed("timed out"))
-            return
+            self._scheduler.after(PATIENCE_S, lambda: failed("timed out"))
+        else:
+            self._send(ask, reply)
 
+    def _send(self, ask: Callable[[], Answer], reply: Callable[[Answer], None]) -> None:
         def arrived() -> None:
             answer = ask()
             self._scheduler.after(self._leg_s(), lambda: reply(answer))
@@ -258,32 +298,45 @@ class SimulatedTable:
             drawn -= share
         return None
 
-    def _apply_in_silence(self, change: LeaseChange) -> None:
-        self._apply(change)
+    def _apply_in_silence(self, sender: str, change: LeaseChange | ItemWrite) -> None:
+        if not isinstance(self._apply(sender, change), Applied):
+            self._watcher.write_refused_in_silence(change)
 
-    def _apply_and_tell(self, change: LeaseChange, answer: Callable[[Outcome], None]) -> None:
-        outcome = self._apply(change)
+    def _apply_and_tell(
+        self, sender: str, change: LeaseChange | ItemWrite, answer: Callable[[Outcome], None]
+    ) -> None:
+        outcome = self._apply(sender, change)
         self._scheduler.after(self._leg_s(), lambda: answer(outcome))
 
-    def _apply(self, change: LeaseChange) -> Outcome:
+    def _apply(self, sender: str, change: LeaseChange | ItemWrite) -> Outcome:
         keys = keys_written(change)
         before = [(key, self._rows.read(key)) for key in keys]
-        outcome = self._rows.write(change)
+        if isinstance(change, ItemWrite):
+            outcome = change.apply_to(self._rows)
+        else:
+            outcome = self._rows.write(change)
         self._costs.write_units += len(keys)
         if isinstance(outcome, Applied):
-            self._tell(change, before)
+            self._tell(sender, change, before)
         return outcome
 
-    def _tell(self, change: LeaseChange, before: list[tuple[LeaseKey, Lease | None]]) -> None:
+    def _tell(
+        self,
+        sender: str,
+        change: LeaseChange | ItemWrite,
+        before: list[tuple[LeaseKey, Lease | None]],
+    ) -> None:
         for key, was in before:
             now = self._rows.read(key)
+            if was is None and now is None:
+                continue  # a deletion without a condition, of what was gone
             if _owner_of(was) != _owner_of(now):
                 self._costs.write_units += (_owner_of(was) is not None) + (
                     _owner_of(now) is not None
                 )
                 if _owner_of(now) == OFFERED:
                     self._wake_idle()
-            self._watcher.row_written(change, was, now)
+            self._watcher.row_written(sender, change, was, now)
 
     def _wake_idle(self) -> None:
         for polls in tuple(self._idle):
@@ -311,7 +364,7 @@ def _owner_of(row: Lease | None) -> str | None:
     return None if row is None else row.owner
 
 
-def keys_written(change: LeaseChange) -> tuple[LeaseKey, ...]:
+def keys_written(change: LeaseChange | ItemWrite) -> tuple[LeaseKey, ...]:
     """The rows that a change is about."""
     match change:
         case CreateLease(lease):

@@ -8,13 +8,14 @@ are shown.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, Literal
 
 import msgspec
 
 from kclrun.simulation.fleet import Fleet
+from kclrun.simulation.series import Recorder, Series
 from kclrun.simulation.world import FleetSettings
 
 __all__ = ["Figures", "PhaseFigures", "WhatIf", "group_names", "run_what_if"]
@@ -34,11 +35,11 @@ Reshard = Literal["double", "halve"]
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asks. `groups` are called a, b, c …; `records_per_s` is the whole stream's."""
+    """What the user asks. Groups are called a, b, c …, `group_sizes` says how many workers each
+    has; `records_per_s` is the whole stream's."""
 
-    workers: int
+    group_sizes: tuple[int, ...]
     shards: int
-    groups: int = 1
     lose_group: str | None = None
     deploy: Deploy | None = None
     reshard: Reshard | None = None
@@ -46,6 +47,10 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 1
     records_per_s: float = 0.0
     settings: FleetSettings = FleetSettings()
+
+    @property
+    def workers(self) -> int:
+        return sum(self.group_sizes)
 
 
 class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +74,7 @@ class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer. Units are DynamoDB's, for the whole time."""
+    """The whole answer. Units are DynamoDB's, for the whole time; `series` is how it went."""
 
     phases: tuple[PhaseFigures, ...]
     workers: int
@@ -84,6 +89,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     read_units: float
     virtual_s: float
     events: int
+    series: Series
 
 
 class _Mark(msgspec.Struct, frozen=True):
@@ -113,9 +119,11 @@ class _Run:
             replay=replay,
         )
         self._unbalanced_until: list[float] = []
+        self._recorder = Recorder(self._fleet)
 
     def run(self) -> Figures:
         phases = self._phases()
+        self._recorder.look()
         length_s = self._asked.minutes * 60 / len(phases)
         marks = [self._begin(name, befalls, length_s) for name, befalls in phases]
         failover_s = self._asked.settings.failover_s
@@ -145,6 +153,7 @@ class _Run:
         unbalanced_until = began_s
         while fleet.scheduler.now < began_s + length_s:
             fleet.run_for(min(_LOOK_EVERY_S, began_s + length_s - fleet.scheduler.now))
+            self._recorder.look()
             if not fleet.is_balanced():
                 unbalanced_until = fleet.scheduler.now
         self._unbalanced_until.append(unbalanced_until)
@@ -154,8 +163,7 @@ class _Run:
 
     def _start(self, _: float) -> None:
         chance = self._fleet.scheduler.chance("boots")
-        for number in range(self._asked.workers):
-            group = group_names(self._asked.groups)[number % self._asked.groups]
+        for number, group in enumerate(_dealt_out(self._asked.group_sizes)):
             self._fleet.after(
                 chance.uniform(0, _BOOT_SPREAD_S),
                 partial(self._boot, group, f"host-{number}"),
@@ -211,6 +219,7 @@ class _Run:
             read_units=round(costs.read_units, 1),
             virtual_s=now,
             events=fleet.scheduler.events_total,
+            series=self._recorder.series,
         )
 
     def _phase(self, mark: _Mark, following: _Mark, unbalanced_until: float) -> PhaseFigures:
@@ -235,6 +244,14 @@ class _Run:
 def group_names(count: int) -> tuple[str, ...]:
     """The groups of a fleet: a, b, c …"""
     return tuple(chr(ord("a") + number) for number in range(count))
+
+
+def _dealt_out(sizes: Sequence[int]) -> Iterator[str]:
+    """The group of each worker, one of each group in turn until all are full."""
+    for number in range(max(sizes)):
+        for group, size in zip(group_names(len(sizes)), sizes, strict=True):
+            if number < size:
+                yield group
 
 
 def _share(ordered: Sequence[float], share: float) -> float | None:

@@ -11,31 +11,36 @@ from kclrun.simulation.oracles import Oracles
 from kclrun.simulation.scheduler import Scheduler
 from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.table import SimulatedTable
+from kclrun.simulation.user_code import UserCode
 
 __all__ = ["FleetSettings", "World"]
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The application's settings, the same on every host. `poll_s` is `fetch.idle`, `batch_s` how
-    long user code takes for a batch."""
+    long user code takes for a batch, `grace_s` is `shutdown.grace`, `stall_s` is `stall`."""
 
     failover_s: float = 10.0
     checkpoint_every_s: float = 10.0
     poll_s: float = 1.0
     batch_s: float = 0.02
     leases_max: int = 64
+    grace_s: float = 60.0
+    stall_s: float = 120.0
+    uncheckpointed_max: int = 100_000
 
     def owner_id(self, host: str) -> OwnerId:
         """Of a host called `<group>:<slot>:<nonce>`."""
         return Owner(*host.split(":")).id
 
 
-@dataclass(frozen=True)
+@dataclass
 class World:
-    """One for a fleet."""
+    """One for a fleet. `user_code` is what new lease processes run."""
 
     scheduler: Scheduler
     table: SimulatedTable
     stream: ShardStream
     oracles: Oracles
     settings: FleetSettings
+    user_code: UserCode

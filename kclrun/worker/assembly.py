@@ -12,7 +12,7 @@ from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.wire import WireClient
 from kclrun.consuming.error_policy import ErrorPolicy
 from kclrun.consuming.pacing import Pacing
-from kclrun.consuming.policy import LifePolicy
+from kclrun.consuming.policy import LifePolicy, batch_records_max
 from kclrun.ipc.spec import StartSpec
 from kclrun.model.lease import LeaseKey, OwnerId
 from kclrun.model.shard import HashRange
@@ -87,7 +87,8 @@ def pacing(spec: StartSpec) -> Pacing:
 
 
 def desk_limits(spec: StartSpec) -> DeskLimits:
-    return DeskLimits(spec.fetch.buffer_bytes, spec.fetch.batch_max)
+    half_the_cap = batch_records_max(spec.checkpoint.uncheckpointed_max)
+    return DeskLimits(spec.fetch.buffer_bytes, min(spec.fetch.batch_max, half_the_cap))
 
 
 def hash_range(spec: StartSpec) -> HashRange | None:

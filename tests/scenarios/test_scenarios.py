@@ -19,6 +19,7 @@ from kclrun.leases.healing import children_to_create
 from kclrun.leases.listing import Listing
 from kclrun.leases.observation import Observation
 from kclrun.leases.offers import delay_s
+from kclrun.leases.pacing import Pace
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.restarts import Restarts
 from kclrun.leases.shard_sync import sync_empty_table, sync_table
@@ -93,7 +94,7 @@ def test_shard_sync(row):
 
 def who(name):
     """The owner id of a scenario's name: "other" and "b/other" are kclrun's, "java-1" is not."""
-    special = {None: None, "offered": OFFERED, "anybody": ANYBODY}
+    special = {None: None, "nobody": None, "offered": OFFERED, "anybody": ANYBODY}
     if name in special or name.startswith("java"):
         return special.get(name, name)
     group, _, host = name.rpartition("/")
@@ -131,6 +132,8 @@ def specs_of(row):
         specs |= split_all(row["split"], row["owner_of_rest"])
     for owner, count in row.get("owners", {}).items():
         specs |= {f"{owner}{n}": {"owner": owner} for n in range(count)}
+    for n in range(row.get("dead", 0)):
+        specs[f"dead{n}"] = {"owner": "dead", "still": 12}
     for n in range(row.get("waiting", 0)):  # ours, and no work: its parent's row is not readable
         specs[f"waiting{n}"] = {"owner": "me", "parents": ["unread"]}
     return specs
@@ -182,7 +185,8 @@ def test_assignment(row):
     decided = {action: [] for action in Action}
     for decision in planned.decisions:
         decided[decision.action].append(decision)
-    for action, names in ((Action.TAKE, "takes"), (Action.FORCE, "forces")):
+    by_name = {Action.TAKE: "takes", Action.FORCE: "forces", Action.OFFER: "offers"}
+    for action, names in by_name.items():
         keys = sorted(decision.lease.key for decision in decided[action])
         expected = row.get(names, [])
         if isinstance(expected, int):
@@ -200,6 +204,8 @@ def test_assignment(row):
         for lease in standing.offered
     }
     assert waits == pytest.approx(row.get("waits", {}))
+    if "pace" in row:
+        assert planned.pace is Pace[row["pace"]]
     assert row.get("says", "") in "; ".join(
         [*(decision.because for decision in planned.decisions), planned.summary]
     )

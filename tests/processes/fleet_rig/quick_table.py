@@ -22,12 +22,24 @@ def _key_of(item):
     return item["leaseKey"]["S"]
 
 
+# Who has a lease, how often it moved, and how far it is.
+_STANDING = ("leaseOwner", "leaseCounter", "checkpoint", "checkpointSubSequenceNumber")
+
+
 class QuickTables:
     """`answer(operation, body) -> (status, bytes)`; one request after the other."""
 
     def __init__(self):
         self._items = {}
         self._descriptions = {}
+
+    def row(self, asked):
+        """The key of the row that a write named, and how it stands now (None: it is gone)."""
+        key = _key_of(asked.get("Key") or asked["Item"])
+        item = self._items[asked["TableName"]].get(key)
+        if item is None:
+            return key, None
+        return key, {name: next(iter(item[name].values())) for name in _STANDING if name in item}
 
     def answer(self, operation, body):
         handler = getattr(self, f"_{operation}", None)

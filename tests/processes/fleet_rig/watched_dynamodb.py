@@ -12,6 +12,7 @@ from tests.processes.fleet_rig.noting import Noter
 from tests.processes.fleet_rig.quick_table import QuickTables
 
 _BODY_BYTES_MAX = 1 << 20
+_WRITES = ("PutItem", "UpdateItem", "DeleteItem")
 
 
 class WatchedTables:
@@ -36,16 +37,26 @@ class WatchedTables:
         await respond(send, status, (content_type, checksum), answer)
 
     def _note(self, operation, asked, status):
+        table = asked.get("TableName") or next(iter(asked.get("RequestItems", {})), None)
         self._noter.note(
             "dynamodb",
             operation=operation,
-            table=asked.get("TableName") or next(iter(asked.get("RequestItems", {})), None),
+            table=table,
             key=asked.get("Key", {}).get("leaseKey", {}).get("S"),
             update=asked.get("UpdateExpression"),
             condition=asked.get("ConditionExpression"),
             me=asked.get("ExpressionAttributeValues", {}).get(":me", {}).get("S"),
             status=status,
+            rows=self._rows_after(operation, asked) if status == 200 else [],
         )
+
+    def _rows_after(self, operation, asked):
+        """What a write that was applied left of the rows it wrote; None for one that is gone."""
+        if operation == "TransactWriteItems":
+            writes = [part["Put"] for part in asked["TransactItems"] if "Put" in part]
+        else:
+            writes = [asked] if operation in _WRITES else []
+        return [self._tables.row(write) for write in writes]
 
 
 if __name__ == "__main__":

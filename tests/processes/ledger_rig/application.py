@@ -149,7 +149,8 @@ class Application:
         everyone = list(self._everyone())
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for process in everyone:
-                process.send_signal(number)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
         self.process.wait()
 
     @contextlib.contextmanager

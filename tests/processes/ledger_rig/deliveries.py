@@ -7,7 +7,7 @@ within what was delivered before, order is that of the shard, and each duplicate
 
 import json
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,7 +84,8 @@ class LedgerFile:
 
 @dataclass
 class Verdict:
-    """`faults` is empty if all that was promised was kept."""
+    """`faults` is empty if all that was promised was kept. `duplicates_of` counts by the pid that
+    had the record before."""
 
     records: int = 0
     delivered: int = 0
@@ -92,6 +93,7 @@ class Verdict:
     duplicates_after_one_kill_max: int = 0
     incarnations: int = 0
     torn: int = 0
+    duplicates_of: Counter[int] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
     def __str__(self):
@@ -137,6 +139,7 @@ def _judge_shard(verdict, shard, put, lives, killed, cap):
     places = {number: place for place, (number, _, _) in enumerate(put)}
     given_by = {}
     former_start = -1
+    whole = 0  # so many from the beginning on were delivered
     for token, pid, (position, given) in sorted(lives, key=lambda life: life[0]):
         name = f"{shard}, process {pid}, token {token}"
         start = _place_after(position, put, places)
@@ -146,13 +149,16 @@ def _judge_shard(verdict, shard, put, lives, killed, cap):
         if start < former_start:
             verdict.faults.append(f"{name}: the checkpoint moved back [I2]")
         former_start = start
-        if any(put[place][0] not in given_by for place in range(start)):
+        while whole < len(put) and put[whole][0] in given_by:
+            whole += 1
+        if whole < start:
             verdict.faults.append(f"{name}: begins above what was delivered before [I1]")
         if tuple(given) != tuple(put[start : start + len(given)]):
             verdict.faults.append(f"{name}: was not given the shard's records in order [I6]")
         again = [number for number, _, _ in given if number in given_by]
         verdict.delivered += len(given)
         verdict.duplicates += len(again)
+        verdict.duplicates_of.update(given_by[number] for number in again)
         verdict.duplicates_after_one_kill_max = max(
             verdict.duplicates_after_one_kill_max, len(again)
         )

@@ -205,6 +205,19 @@ def test_a_listing_that_breaks_off_is_an_error_and_no_part(
         WireStreamAdmin(make_client(server.url), "flights").list_shards()
 
 
+def test_an_answer_torn_inside_its_head_is_no_listing_and_no_summary(
+    server: Any, admin_of: AdminOf
+) -> None:
+    server.reply(body=b"")
+    server.reply(body=b"")
+    admin = admin_of(server.url)
+
+    with pytest.raises(Unavailable):
+        admin.list_shards()
+    with pytest.raises(Unavailable):
+        admin.summary()
+
+
 def test_a_listing_without_end_is_an_error(
     server: Any, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,22 @@ def ensured(plane: HeldPlane, name: str, *, create: bool = True, **options: Any)
     )
 
 
+@pytest.mark.parametrize(
+    "torn",
+    [
+        pytest.param({"headers": {"x-amz-crc32": ""}}, id="inside the checksum"),
+        pytest.param({"body": b""}, id="before the length"),
+    ],
+)
+def test_an_answer_torn_inside_its_head_is_asked_for_again_and_no_bug(
+    server: Any, scripted: HeldPlane, torn: dict[str, Any]
+) -> None:
+    server.reply(**torn)
+
+    with pytest.raises(Unavailable, match="DescribeTable: no answer"):
+        inspect_table(scripted.dynamodb_reads(), "t")
+
+
 def plain_table(plane: HeldPlane, name: str, *keys: tuple[str, str], kind: str = "S") -> Any:
     client = plane.dynamodb_writes()
     client.create_table(

@@ -1,7 +1,9 @@
 """Lock files and identity [P3], with real flocks."""
 
+import errno
 import fcntl
 import os
+import pathlib
 import stat
 
 import pytest
@@ -143,6 +145,34 @@ def test_a_place_that_takes_no_folder_is_a_settings_error_that_names_the_way_out
         establish("orders", "", {"KCLRUN_STATE_DIR": str(tmp_path / "file")})
     with pytest.raises(SettingsError, match="KCLRUN_STATE_DIR"):
         establish("orders", "", {})
+
+
+def test_a_start_that_finds_no_room_for_its_file_leaves_none_behind(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+
+    with pytest.raises(SettingsError, match="No space left on device"):
+        establish("orders", "", {"KCLRUN_STATE_DIR": str(tmp_path)})
+
+    assert list(tmp_path.rglob("*.lock")) == []
+
+
+def test_a_folder_that_cannot_be_looked_into_shows_no_former_owner_and_ends_nobody(
+    manager, monkeypatch
+):
+    first = manager()
+    die(first)
+    second = manager()
+
+    def spent(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pathlib.Path, "glob", spent)
+        assert second.seize_former() == frozenset()
+    assert second.seize_former() == {first.id}
 
 
 @pytest.mark.parametrize("name", ["ip-10-0-0-1.ec2", "a:b", "Österreich", "", "x" * 300, "..."])

@@ -17,8 +17,11 @@ class Watcher:
     def __init__(self):
         self.written = []
 
-    def row_written(self, change, before, after):
+    def row_written(self, _sender, change, before, after):
         self.written.append((type(change).__name__, before and before.owner, after.owner))
+
+    def write_refused_in_silence(self, change):
+        pass
 
     def write_answered(self, sender, change, outcome):
         pass

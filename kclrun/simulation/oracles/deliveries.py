@@ -1,0 +1,206 @@
+"""Which records of each shard were given to whom, and why any of them was given twice.
+
+I1: none is passed over, and none that the shard never held comes. I6: in order, without a gap, in
+one incarnation; the next begins at the row's position or below its successor. I7, I8: a record
+comes again only from a reader that ended uncleanly, and then no more of them than may be
+uncheckpointed. Rule: an excuse belongs to one reader, and is over once a checkpoint covers what
+that reader was given.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from kclrun.simulation.oracles.reader import Reader
+from kclrun.simulation.story import RuleBroken
+
+__all__ = ["ShardDeliveries"]
+
+# Of readers whose gate has shut, the last few: an overlap holds two or three.
+_READERS_MAX: Final = 16
+
+
+class _Stretch(msgspec.Struct):
+    """Records `first` to `last` were given to `reader` last, and no checkpoint covers them."""
+
+    first: int
+    last: int
+    reader: Reader
+
+
+class ShardDeliveries:
+    """One shard. `repeats_max` bounds what one unclean transfer may repeat."""
+
+    def __init__(self, key: str, repeats_max: int) -> None:
+        self.key = key
+        self.processed = 0
+        self.checkpointed = 0
+        self.has_begun = self.is_over = False
+        # Where the row stood when it was claimed last; None where a Java member has it.
+        self.claimed: int | None = None
+        self._repeats_max = repeats_max
+        self._is_torn = False
+        self._latest: Reader | None = None
+        self._stretches: list[_Stretch] = []
+        self._next: dict[Reader, int] = {}
+        self._excuses: dict[Reader, str] = {}
+        self._repeated: dict[tuple[Reader, Reader], int] = {}
+
+    def begun(self, reader: Reader, first: int, last: int, *, arrived: int) -> int:
+        """A batch is given to user code; says how many of its records come again.
+
+        Raises: RuleBroken for I1, I6, I7 and I8.
+        """
+        self.has_begun = True
+        if last > arrived:
+            raise RuleBroken("I1", self.key, f"record {last} came, and {arrived} were ever put")
+        self._require_order(reader, first)
+        self._next[reader] = last + 1
+        self._latest = reader
+        stretches = self._stretches
+        if not stretches or first > stretches[-1].last:
+            self._append(reader, first, last)
+            return 0
+        repeated = self._require_excuses(reader, first, last)
+        self._replace(reader, first, last)
+        return repeated
+
+    def is_new(self, reader: Reader) -> bool:
+        """Whether it was given nothing yet."""
+        return reader not in self._next
+
+    def goes_on(self, reader: Reader, first: int) -> None:
+        """A reader without a fence is known to go on there, whatever the row says by now."""
+        self._next[reader] = first
+
+    def done(self, last: int) -> None:
+        """User code returned for everything up to `last`, or vouches for it."""
+        self.processed = max(self.processed, last)
+
+    def raised(self, reader: Reader, first: int) -> None:
+        """User code raised: what it was given from `first` on counts as never given."""
+        if reader in self._next:
+            self._next[reader] = first
+        kept = []
+        for stretch in self._stretches:
+            if stretch.reader is reader and stretch.last >= first:
+                if stretch.first >= first:
+                    continue
+                stretch.last = first - 1
+            kept.append(stretch)
+        self._stretches = kept
+
+    def excuse(self, reader: Reader, why: str) -> None:
+        """It ended uncleanly: what it was given and no checkpoint covers may come again."""
+        if any(stretch.reader is reader for stretch in self._stretches):
+            self._excuses.setdefault(reader, why)
+
+    def excuse_all(self, why: str) -> None:
+        """The lease was taken from whoever had it, or its row is gone."""
+        for stretch in self._stretches:
+            self._excuses.setdefault(stretch.reader, why)
+
+    def row_deleted(self) -> None:
+        """By somebody: its position may be lost, and everything come again, to two at once; until
+        a checkpoint covers all that was given."""
+        self._is_torn = True
+        self.excuse_all("somebody deleted its row")
+        self._repeats_max = max(self._repeats_max, self.processed)
+
+    def begins_again(self) -> None:
+        """Its row was created anew, at its first record."""
+        self.row_deleted()
+        self.is_over = False
+
+    def saved_late(self, number: int) -> None:
+        """A former owner moved the row to `number`; who has it now may be below that still."""
+        self.checkpointed = max(self.checkpointed, number)
+
+    def covered(self, number: int) -> None:
+        """A checkpoint of the owner covers the records up to `number`."""
+        self.checkpointed = max(self.checkpointed, number)
+        stretches = self._stretches
+        while stretches and stretches[0].last <= number:
+            del stretches[0]
+        if stretches:
+            stretches[0].first = max(stretches[0].first, number + 1)
+        elif self._excuses or self._is_torn or len(self._next) > _READERS_MAX:
+            self._is_torn = False
+            self._excuses.clear()
+            self._repeated.clear()
+            self._next = {each: n for each, n in self._next.items() if each is self._latest}
+
+    def excuse_of(self, reader: Reader) -> str | None:
+        """Why what it was given may come again."""
+        return self._excuses.get(reader)
+
+    def _require_order(self, reader: Reader, first: int) -> None:
+        following = self._next.get(reader)
+        if following is None:
+            self._require_start(reader, first)
+        elif first != following and not following < first <= self.checkpointed + 1:
+            # Above it: a checkpoint by hand, in a call that raised, covers what is left out.
+            words = f"{reader.who} was given record {first} where {following} follows"
+            raise RuleBroken("I6", self.key, words)
+        if first > self.processed + 1:
+            words = f"records {self.processed + 1} to {first - 1} left out"
+            raise RuleBroken("I1", self.key, words)
+
+    def _require_start(self, reader: Reader, first: int) -> None:
+        """Its first batch: right behind the position that its claim found."""
+        if first > self.checkpointed + 1:
+            words = f"{reader.who} begins at record {first}, past checkpoint {self.checkpointed}"
+            raise RuleBroken("I6", self.key, words)
+        if self.claimed is not None and first != self.claimed + 1:
+            words = f"{reader.who} begins at record {first}, and claimed at {self.claimed}"
+            raise RuleBroken("I6", self.key, words)
+
+    def _require_excuses(self, reader: Reader, first: int, last: int) -> int:
+        """Of each reader that was given some of these records before."""
+        total = 0
+        for stretch in self._stretches:
+            repeated = min(last, stretch.last) - max(first, stretch.first) + 1
+            if repeated <= 0:
+                continue
+            former = stretch.reader
+            if self._is_torn:
+                self._excuses.setdefault(former, "somebody deleted its row")
+            if former not in self._excuses:
+                words = f"{repeated} records again, and nothing unclean happened to {former.who}"
+                raise RuleBroken("I8", self.key, words)
+            count = self._repeated[former, reader] = (
+                self._repeated.get((former, reader), 0) + repeated
+            )
+            if count > self._repeats_max:
+                words = (
+                    f"{count} records of {former.who} again, for {self._excuses[former]}: at most"
+                    f" {self._repeats_max} may be uncheckpointed"
+                )
+                raise RuleBroken("I7", self.key, words)
+            total += repeated
+        return total
+
+    def _append(self, reader: Reader, first: int, last: int) -> None:
+        stretches = self._stretches
+        if stretches and stretches[-1].reader is reader and stretches[-1].last == first - 1:
+            stretches[-1].last = last
+        else:
+            stretches.append(_Stretch(first, last, reader))
+
+    def _replace(self, reader: Reader, first: int, last: int) -> None:
+        """The records are this reader's now, whoever had them before."""
+        kept = [
+            _Stretch(stretch.first, min(stretch.last, first - 1), stretch.reader)
+            for stretch in self._stretches
+            if stretch.first < first
+        ]
+        rest = [
+            _Stretch(max(stretch.first, last + 1), stretch.last, stretch.reader)
+            for stretch in self._stretches
+            if stretch.last > last
+        ]
+        self._stretches = kept
+        self._append(reader, first, last)
+        self._stretches += rest

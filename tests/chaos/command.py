@@ -1,0 +1,70 @@
+"""What `bin/chaos` runs: one storm as long as asked for, a line every ten seconds, and a report.
+
+    bin/chaos --minutes 60 [--seed 7] [--rate 900] [--keep FOLDER]
+
+Exit code 1 if a promise was broken: ledgers, logs and the servers' notes stay where it says. Ctrl-C
+ends the storm early, and the calm and the verdict follow; a second one, or SIGTERM, ends everything
+at once, without a verdict.
+"""
+
+import argparse
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.chaos.storm import RATE, Storm
+
+__all__ = ["main"]
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(
+        prog="bin/chaos",
+        description="Real processes under fire: nothing lost, nothing out of order, every"
+        " duplicate excused.",
+    )
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long the storm lasts")
+    parser.add_argument("--seed", type=int, help="of the signals and the faults")
+    parser.add_argument("--rate", type=int, default=RATE, help="records put a second")
+    parser.add_argument("--keep", type=Path, help="write all files there, and keep them")
+    given = parser.parse_args(arguments)
+    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
+    replay = f"bin/chaos --minutes {given.minutes:g} --seed {seed} --rate {given.rate}"
+    folder = given.keep or Path(tempfile.mkdtemp(prefix="kclrun-chaos-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"seed {seed}; files in {folder}; the same storm again: {replay}", flush=True)
+    report = _blown(folder, seed, given)
+    (folder / "report.json").write_text(report.as_json())
+    print(report)
+    if report.violations:
+        print(f"{len(report.violations)} VIOLATIONS. All files are in {folder}; again: {replay}")
+        return 1
+    print("every promise was kept")
+    if given.keep is None:
+        shutil.rmtree(folder)
+    return 0
+
+
+def _blown(folder, seed, given):
+    storm = Storm(folder, seed=seed, storm_s=given.minutes * 60, rate=given.rate, say=_say)
+
+    def interrupted(_number, _frame):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print("the storm ends; once more Ctrl-C ends everything", flush=True)
+        storm.end_early()
+
+    signal.signal(signal.SIGINT, interrupted)
+    # As an exception, so that every process is ended on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    return storm.run()
+
+
+def _say(line):
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

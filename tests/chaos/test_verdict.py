@@ -1,0 +1,222 @@
+"""The judges of chaos can find each fault: otherwise their silence proves nothing."""
+
+import json
+
+import pytest
+
+from tests.chaos.excuses import excuses, lives_of
+from tests.chaos.faults import KINDS
+from tests.chaos.nemesis import Signal
+from tests.chaos.samples import Sample, Sampler
+from tests.chaos.table_history import judge_history
+from tests.chaos.verdict import duplicates_by_excuse, judge_lineage, judge_overlaps
+from tests.chaos.weather import foretell
+from tests.processes.ledger_rig.deliveries import Batch
+
+FAILOVER_S = 5.0
+
+
+class Written:
+    """A ledger of one shard, "s", from (what, at, pid, token) or (what, at, pid, token, shard)."""
+
+    def __init__(self, *entries):
+        self.marks, self.batches = [], []
+        for what, at, pid, token, *shard in entries:
+            where = {"shard": shard[0] if shard else "s", "token": token, "pid": pid, "at": at}
+            if what == "batch":
+                self.batches.append(Batch(at, pid, "a", where["shard"], token, ()))
+            else:
+                self.marks.append({"what": what, "manager": "a", **where})
+
+
+TWO_LIVES = (("began", 10.0, 1, 7), ("batch", 11.0, 1, 7), ("began", 20.0, 2, 9))
+
+
+def signalled(name, at, pid, until=None):
+    return Signal(at, name, "lease", "a", pid, at if until is None else until)
+
+
+def hit(kind, at, *keys, door="a/dynamodb"):
+    return {"at": at, "door": door, "operation": "UpdateItem", "kind": kind, "keys": list(keys)}
+
+
+def excused(ledger, signals=(), hits=()):
+    return excuses(lives_of(ledger), signals, hits, FAILOVER_S)
+
+
+@pytest.mark.parametrize(
+    ("signals", "hits", "words"),
+    [
+        pytest.param([signalled("KILL", 15.0, 1)], [], {"SIGKILL"}, id="killed"),
+        pytest.param([signalled("STOP", 15.0, 1)], [], {"SIGSTOP"}, id="frozen"),
+        pytest.param([], [hit("cut_after", 12.0, "s")], {"table fault"}, id="a write cut off"),
+        pytest.param([], [hit("repeat", 12.0, "s")], {"table fault"}, id="a doubled write"),
+        pytest.param([], [hit("stall", 7.0, "s")], {"table fault"}, id="a failover earlier"),
+    ],
+)
+def test_what_is_unclean_excuses_the_process_it_happened_to(signals, hits, words):
+    assert excused(Written(*TWO_LIVES), signals, hits) == {1: words}
+
+
+@pytest.mark.parametrize(
+    ("signals", "hits"),
+    [
+        pytest.param([], [], id="nothing"),
+        pytest.param([signalled("TERM", 15.0, 1)], [], id="a polite signal"),
+        pytest.param([signalled("KILL", 15.0, 3)], [], id="another process"),
+        pytest.param([signalled("KILL", 25.0, 1)], [], id="later, another process of that pid"),
+        pytest.param([], [hit("cut_after", 12.0, "t")], id="another lease"),
+        pytest.param([], [hit("cut_after", 12.0, "s", door="b/dynamodb")], id="another machine"),
+        pytest.param([], [hit("cut_after", 12.0)], id="a request of no lease"),
+        pytest.param([], [hit("cut_after", 4.0, "s")], id="long before"),
+        pytest.param([], [hit("echo", 12.0, "s")], id="a write that comes once more"),
+        pytest.param([], [hit("slice", 12.0, "s")], id="a slow answer"),
+    ],
+)
+def test_nothing_else_excuses_it(signals, hits):
+    assert excused(Written(*TWO_LIVES), signals, hits) == {}
+
+
+def test_duplicates_are_told_by_their_excuse():
+    assert duplicates_by_excuse({1: 5, 2: 3}, {1: {"SIGKILL", "SIGSTOP"}}) == {
+        "SIGKILL and SIGSTOP": 5,
+        "nothing": 3,
+    }
+
+
+def test_a_batch_beside_the_successor_is_found_unless_its_process_was_frozen():
+    ledger = Written(*TWO_LIVES, ("batch", 21.0, 1, 7), ("batch", 21.0, 2, 9))
+    lives = lives_of(ledger)
+
+    assert judge_overlaps(ledger, lives, [signalled("STOP", 15.0, 1, until=20.9)]) == (1, [])
+    for signals in ([], [signalled("STOP", 12.0, 1, until=13.0)]):
+        count, faults = judge_overlaps(ledger, lives, signals)
+        assert count == 1
+        assert "[I4]" in faults[0]
+
+
+def test_a_frozen_process_has_one_batch_under_way_and_no_second_one():
+    ledger = Written(*TWO_LIVES, ("batch", 21.0, 1, 7), ("batch", 22.0, 1, 7))
+
+    _, faults = judge_overlaps(ledger, lives_of(ledger), [signalled("STOP", 15.0, 1, until=20.9)])
+
+    assert "began 2 batches" in faults[0]
+
+
+PARENTS = {"s": [], "child": ["s"]}
+
+
+def test_children_after_parents_is_in_order():
+    ledger = Written(
+        ("batch", 1.0, 1, 1), ("ended", 2.0, 1, 1), ("batch", 3.0, 2, 1, "child")
+    )  # fmt: skip
+
+    assert judge_lineage(ledger, PARENTS, []) == []
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        pytest.param((("batch", 1.0, 1, 1), ("batch", 3.0, 2, 1, "child")), id="never ended"),
+        pytest.param(
+            (("batch", 1.0, 1, 1), ("batch", 3.0, 2, 1, "child"), ("ended", 4.0, 1, 1)),
+            id="ended later",
+        ),
+        pytest.param(
+            (("ended", 2.0, 1, 1), ("batch", 3.0, 2, 1, "child"), ("batch", 4.0, 1, 1)),
+            id="read again",
+        ),
+    ],
+)
+def test_a_child_before_its_parents_end_is_found(entries):
+    assert any("[I3]" in fault for fault in judge_lineage(Written(*entries), PARENTS, []))
+
+
+A, A_LATER, B = "kclrun::host-a:1", "kclrun::host-a:2", "kclrun::host-b:1"
+
+
+def row(owner, counter, checkpoint="100", sub="0"):
+    found = {"leaseCounter": str(counter), "checkpoint": checkpoint}
+    found["checkpointSubSequenceNumber"] = sub
+    return found | ({"leaseOwner": owner} if owner else {})
+
+
+def history(tmp_path, *writes):
+    """Each write: (at, who, the row it left)."""
+    path = tmp_path / "requests"
+    lines = [
+        {
+            "at": at,
+            "what": "dynamodb",
+            "table": "t",
+            "update": "SET",
+            "me": me,
+            "status": 200,
+            "rows": [["s", left]],
+        }
+        for at, me, left in writes
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return judge_history(path, "t", FAILOVER_S)
+
+
+@pytest.mark.parametrize(
+    "writes",
+    [
+        pytest.param([(0, A, row(A, 1)), (1, A, row(A, 2, "200"))], id="a checkpoint"),
+        pytest.param([(0, A, row(A, 1)), (1, A, row("kclrun:offered", 2)),
+                      (1.1, B, row(B, 3))], id="an offer and its take"),
+        pytest.param([(0, A, row(A, 1)), (1, A_LATER, row(A_LATER, 2))], id="a former self"),
+        pytest.param([(0, A, row(A, 1)), (5.1, B, row(B, 2))], id="an expiry"),
+        pytest.param([(0, A, row(B, 1)), (1, A, row(B, 1, "150"))], id="a late checkpoint"),
+        pytest.param([(0, A, row(A, 1, "200")), (1, A, row(A, 2, "SHARD_END")), (2, A, None)],
+                     id="an end"),
+        pytest.param([(0, A, row(A, 1, "TRIM_HORIZON")), (1, A, row(A, 2, "0"))], id="a start"),
+    ],
+)  # fmt: skip
+def test_what_the_protocol_allows_has_no_fault(tmp_path, writes):
+    assert history(tmp_path, *writes).faults == []
+
+
+@pytest.mark.parametrize(
+    ("writes", "rule"),
+    [
+        pytest.param([(0, A, row(A, 1, "200")), (1, A, row(A, 2, "100"))], "[I2]", id="back"),
+        pytest.param([(0, A, row(A, 1, sub="3")), (1, A, row(A, 2, sub="2"))], "[I2]", id="sub"),
+        pytest.param([(0, A, row(A, 1, "SHARD_END")), (1, A, row(A, 2))], "[I2]", id="reopened"),
+        pytest.param([(0, A, row(A, 7)), (6, B, row(B, 1))], "[P1]", id="a counter set anew"),
+        pytest.param([(0, A, row(A, 1)), (6, B, row(B, 1))], "[P1]", id="an uncounted take"),
+        pytest.param([(0, A, row(A, 1)), (6, B, row(A, 2))], "[I5]", id="a stale write"),
+        pytest.param([(0, A, row(A, 1)), (4.8, B, row(B, 2))], "[I4]", id="too early a take"),
+        pytest.param([(0, A, row(A, 1)), (1, A, None)], "[I11]", id="a row deleted in use"),
+    ],
+)
+def test_each_fault_of_the_table_is_found(tmp_path, writes, rule):
+    faults = history(tmp_path, *writes).faults
+
+    assert any(rule in fault for fault in faults), faults
+
+
+def test_growth_is_measured_over_the_last_life_without_its_beginning(tmp_path):
+    sampler = Sampler(tmp_path / "samples")
+    sampler.samples["c"] = [Sample(minute * 60.0, 1, 999, 99) for minute in range(5)] + [
+        Sample(600 + minute * 60.0, 2, 5000 if minute < 3 else 100 + minute, 20)
+        for minute in range(9)
+    ]
+
+    growth = sampler.growth("c")
+
+    assert (growth.minutes, growth.rss_kb, growth.descriptors) == (5.0, 108, 20)
+    assert growth.rss_kb_an_hour == pytest.approx(60.0)
+    assert growth.descriptors_an_hour == 0.0
+
+
+def test_a_storm_is_the_same_again_by_its_seed_and_has_its_deep_partitions():
+    again = [foretell(5, ("a", "b", "c"), 100.0, FAILOVER_S) for _ in range(2)]
+
+    assert again[0] == again[1] != foretell(6, ("a", "b", "c"), 100.0, FAILOVER_S)
+    deep = {fault.doors for fault in again[0] if fault.start_s in (30.0, 60.0)}
+    assert deep == {("c/dynamodb",), ("c/kinesis",)}
+    assert {
+        fault.kind for seed in range(20) for fault in foretell(seed, ("a",), 100.0, 5.0)
+    } == set(KINDS)

@@ -1,0 +1,44 @@
+"""A bug to plant: one place of a product source file, said otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["ROOT", "Mutant"]
+
+ROOT = Path(__file__).parents[3]
+
+
+class Mutant(msgspec.Struct, frozen=True, kw_only=True):
+    """`old` stands exactly once in `file` (a path from the root of the checkout).
+
+    `breaks` says what goes wrong, `source` who made this mistake, or which rule forbids it.
+    `layer` is who must catch it: "storms", "worlds", or the test that does, as pytest names it.
+    `found_at`: the storm that caught it last; the daily share begins its hunt there.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    breaks: str
+    source: str
+    layer: str = "storms"
+    found_at: int = 0
+
+    @property
+    def module(self) -> str:
+        """The name under which the file is imported."""
+        return ".".join(Path(self.file).with_suffix("").parts)
+
+    def patched(self, text: str) -> str:
+        """The source with the bug in it. Raises: ValueError if `old` is not there exactly once."""
+        found = text.count(self.old)
+        if found != 1:
+            raise ValueError(
+                f"mutant {self.name} does not apply: its old text stands {found} times in"
+                f" {self.file}; say the same bug over the code as it is now"
+            )
+        return text.replace(self.old, self.new)

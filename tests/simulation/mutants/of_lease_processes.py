@@ -1,0 +1,176 @@
+"""Bugs in a lease's life: checkpoints, the fence, unknown outcomes, giving away, shard ends."""
+
+from __future__ import annotations
+
+from tests.simulation.mutants.mutant import Mutant
+
+__all__ = ["OF_LEASE_PROCESSES"]
+
+OF_LEASE_PROCESSES = (
+    Mutant(
+        name="checkpoint-before-process",
+        file="kclrun/consuming/agenda.py",
+        old="asked or ledger.checkpointed, ledger.processed if saves else ledger.checkpointed",
+        new="asked or ledger.checkpointed, ledger.delivered if saves else ledger.checkpointed",
+        breaks="a checkpoint covers records that user code has not returned from",
+        source="I2b",
+    ),
+    Mutant(
+        name="offer-before-the-last-batch",
+        file="kclrun/consuming/states.py",
+        old="Step.EXHAUSTED: State.CREATING,\n        Step.WITHDRAWN: State.STOPPING,",
+        new="Step.EXHAUSTED: State.CREATING,\n        Step.WITHDRAWN: State.RELEASING,",
+        breaks="a drained lease is offered while its last batch is under way",
+        source="P17: finish the batch; then one write",
+    ),
+    Mutant(
+        name="offer-without-its-checkpoint",
+        file="kclrun/consuming/giving_away.py",
+        old="position = max(self._agenda.final_position(ledger), row.checkpoint)",
+        new="position = row.checkpoint",
+        breaks="what was processed since the last checkpoint comes again after a planned move",
+        source='I8; KCL 3 "doesn\'t completely eliminate" it',
+    ),
+    Mutant(
+        name="final-position-is-delivered",
+        file="kclrun/consuming/agenda.py",
+        old="return max(ledger.processed, self._requests.highest or ledger.processed)",
+        new="return max(ledger.delivered, self._requests.highest or ledger.processed)",
+        breaks="a drain checkpoints a batch that user code raised on",
+        source="I2b, I9",
+    ),
+    Mutant(
+        name="late-checkpoint-of-delivered",
+        file="kclrun/consuming/agenda.py",
+        old="if not self._policy.is_manual:\n            return ledger.processed\n        refused",
+        new="if not self._policy.is_manual:\n            return ledger.delivered\n        refused",
+        breaks="a late checkpoint covers a batch that was never processed",
+        source="P19: for what was fully processed",
+    ),
+    Mutant(
+        name="fence-from-the-latest-send",
+        file="kclrun/consuming/own_row.py",
+        old=(
+            "self._confirm(row, min([*self._unresolved, sent]))\n        return"
+            " self._settle(change)"
+        ),
+        new="self._confirm(row, sent)\n        return self._settle(change)",
+        breaks="permission counts from a later send than the one that may have applied",
+        source="trace H3",
+    ),
+    Mutant(
+        name="fence-from-the-latest-unresolved",
+        file="kclrun/consuming/own_row.py",
+        old="self._confirm(row, min(self._unresolved))\n        if holds(change, row):",
+        new="self._confirm(row, max(self._unresolved))\n        if holds(change, row):",
+        breaks="of several unresolved renewals the latest is taken for the one that applied",
+        source="trace H3: earliest unresolved renewal replaced by the latest",
+    ),
+    Mutant(
+        name="fence-without-margins",
+        file="kclrun/consuming/fence.py",
+        old="return Instant(sent + failover_s * (1 - RATE_DRIFT_MAX) - SCHEDULING_MARGIN_S)",
+        new="return Instant(sent + failover_s)",
+        breaks="a slow clock permits batches when a fast one may take already",
+        source="B.1; fence margin 0",
+    ),
+    Mutant(
+        name="fence-of-two-failovers",
+        file="kclrun/consuming/fence.py",
+        old="return Instant(sent + failover_s * (1 - RATE_DRIFT_MAX) - SCHEDULING_MARGIN_S)",
+        new="return Instant(sent + 2 * failover_s)",
+        breaks="a lease that expired is still processed",
+        source="a9: the worker's own idea of its lease outlives the table's",
+    ),
+    Mutant(
+        name="unmoved-counter-taken-as-applied",
+        file="kclrun/consuming/own_row.py",
+        old="            return self._unmoved(change, row, answered=answered)",
+        new=(
+            "            is_first = isinstance(change, Claim)\n"
+            "            return self._again('') if is_first else self._settle(change)"
+        ),
+        breaks="an outcome that is still unknown is taken for a success",
+        source="P6: first unknown outcome taken as applied",
+    ),
+    Mutant(
+        name="unknown-outcome-taken-as-not-applied",
+        file="kclrun/consuming/own_row.py",
+        old="                self._unresolved.append(sent)\n",
+        new="                self.put_off()\n                return self._lost('no answer')\n",
+        breaks="a write without an answer is taken for one that failed, and the lease for lost",
+        source="P6; a2: no read-back",
+    ),
+    Mutant(
+        name="any-write-of-mine-taken-for-this-one",
+        file="kclrun/consuming/own_row.py",
+        old="        if holds(change, row):\n            return self._settle(change)",
+        new="        if row.owner == self.me:\n            return self._settle(change)",
+        breaks="an earlier checkpoint that applied is taken for the end of the shard",
+        source="trace H5",
+    ),
+    Mutant(
+        name="rebased-to-a-lower-position",
+        file="kclrun/consuming/row_evidence.py",
+        old=(
+            "        case Checkpoint(position=position) | Release(position=position)"
+            " | Offer(position=position):\n"
+            "            return msgspec.structs.replace(\n"
+            "                change,\n"
+            "                seen_counter=row.counter,\n"
+            "                last=row.checkpoint,\n"
+            "                position=max(position, row.checkpoint),"
+        ),
+        new=(
+            "        case Checkpoint(position=position) | Release(position=position)"
+            " | Offer(position=position):\n"
+            "            return msgspec.structs.replace(\n"
+            "                change,\n"
+            "                seen_counter=row.counter,\n"
+            "                last=row.checkpoint,\n"
+            "                position=position,"
+        ),
+        breaks="the position of a late checkpoint is adopted, and a lower one written over it",
+        source="trace N1",
+    ),
+    Mutant(
+        name="renewal-awaits-processing",
+        file="kclrun/consuming/life.py",
+        old="        if change is None and not self._manager_gone:",
+        new="        if change is None and not self._manager_gone and self.ledger.is_idle:",
+        breaks="a batch that takes longer than failover loses its lease",
+        source="a9",
+    ),
+    Mutant(
+        name="child-knows-one-parent",
+        file="kclrun/consuming/shard_end.py",
+        old="        parents=frozenset(child.parents),",
+        new="        parents=frozenset(child.parents[:1]),",
+        breaks="the child of a merge is read when the first of its parents has ended",
+        source="D.7: one merge parent forgotten",
+    ),
+    Mutant(
+        name="children-without-all-parents-rows",
+        file="kclrun/consuming/shard_end.py",
+        old="        if waiting:",
+        new="        if waiting and not rows:",
+        breaks="a child is created, and read, before its other parent has a lease",
+        source="trace C1",
+    ),
+    Mutant(
+        name="end-without-children",
+        file="kclrun/consuming/states.py",
+        old="        Step.EXHAUSTED: State.CREATING,",
+        new="        Step.EXHAUSTED: State.ENDING,",
+        breaks="a shard ends before the leases of its children exist",
+        source="P12: the order of a shard's end",
+    ),
+    Mutant(
+        name="end-before-its-last-batch",
+        file="kclrun/consuming/agenda.py",
+        old="return End(own.key, own.me, own.counter, own.confirmed.checkpoint)",
+        new="return End(own.key, own.me, own.counter - 1, own.confirmed.checkpoint)",
+        breaks="the end of a shard expects a counter that has moved on",
+        source="P2",
+    ),
+)

@@ -1,0 +1,144 @@
+"""Bugs in the lease manager's decisions: expiry, takes, parents, balance, clean-up."""
+
+from __future__ import annotations
+
+from tests.simulation.mutants.mutant import Mutant
+
+__all__ = ["OF_MANAGERS"]
+
+BALANCE = "tests/properties/test_leases_balance.py"
+
+OF_MANAGERS = (
+    Mutant(
+        name="expiry-by-first-sight",
+        file="kclrun/leases/observation.py",
+        old="if seen is None or seen[0] != lease.counter or seen[1] != lease.owner:",
+        new="if seen is None:",
+        breaks="a lease expires a failover after it was first seen, however often it is renewed",
+        source="P9",
+    ),
+    Mutant(
+        name="expiry-too-soon",
+        file="kclrun/leases/observation.py",
+        old="        return self.unchanged_s(lease, now) >= failover_s",
+        new="        return self.unchanged_s(lease, now) >= failover_s / 2",
+        breaks="a lease is taken while its owner is still permitted",
+        source="P9",
+    ),
+    Mutant(
+        name="take-not-read-back",
+        file="kclrun/leases/writing.py",
+        old=(
+            "                write.may_have_applied = True\n               "
+            " custody.is_reading = True"
+        ),
+        new=(
+            "                if isinstance(write.change, Take):\n"
+            "                    return self._judged(custody, write, None)\n"
+            "                write.may_have_applied = True\n"
+            "                custody.is_reading = True"
+        ),
+        breaks="a take that applied without an answer is given up: the row says us, nobody reads",
+        source="a2",
+    ),
+    Mutant(
+        name="strays-left-alone",
+        file="kclrun/leases/manager.py",
+        old="            if lease.owner == self._policy.me and self._is_free(lease.key):",
+        new="            if lease.is_ended and self._is_free(lease.key):",
+        breaks="rows that say us and are in nobody's hands are never picked up",
+        source="a2, a9: any error leaves the row owned",
+    ),
+    Mutant(
+        name="parents-not-asked",
+        file="kclrun/leases/lineage.py",
+        old="    return all(parent is None or parent.is_ended for parent in parents)",
+        new="    return any(parent is None or parent.is_ended for parent in parents)",
+        breaks="a child is started when one of its parents has ended",
+        source="D.7: one merge parent forgotten",
+    ),
+    Mutant(
+        name="scan-believed-about-parents",
+        file="kclrun/leases/keeping.py",
+        old="            custody.are_parents_over = custody.are_parents_over or not row.parents",
+        new="            custody.are_parents_over = True",
+        breaks="a child is started on the word of a scan, without consistent reads",
+        source="trace C2",
+    ),
+    Mutant(
+        name="process-started-beside-a-write",
+        file="kclrun/leases/process_reports.py",
+        old="    custody.is_proven = False\n",
+        new="",
+        breaks="a write that a dead process left in flight may land in its successor's life",
+        source="trace H1",
+    ),
+    Mutant(
+        name="drained-manager-keeps-idle-rows",
+        file="kclrun/leases/keeping.py",
+        old="elif custody.state in _IDLE and (self.is_draining or self._is_asked_for(row, now)):",
+        new="elif custody.state in _IDLE and self._is_asked_for(row, now):",
+        breaks="a draining manager keeps rows that have no process, and never finishes",
+        source="trace N8",
+    ),
+    Mutant(
+        name="ask-counted-twice",
+        file="kclrun/leases/standing.py",
+        old=(
+            "            self._promised.add(lease.key)\n            return\n       "
+            " self.counts[to] += 1"
+        ),
+        new=(
+            "            self._promised.add(lease.key)\n            return\n"
+            "        self.counts[owner] += 1\n        self.counts[to] += 1"
+        ),
+        breaks="a lease on its way counts for its owner and for the asker: no fixed point",
+        source="Assignment",
+        layer=BALANCE,
+    ),
+    Mutant(
+        name="own-lease-not-counted",
+        file="kclrun/leases/assignment.py",
+        old="        allowed = min(\n            self._policy.moves",
+        new="        self._mine -= 1\n        allowed = min(\n            self._policy.moves",
+        breaks="a manager holds itself for poorer than it is: leases wander between even owners",
+        source="D.7: own lease counted as rich",
+        layer=BALANCE,
+    ),
+    Mutant(
+        name="clean-up-before-children-begin",
+        file="kclrun/leases/cleanup.py",
+        old=(
+            "        row is not None and row.checkpoint.sequence_number not in _NOT_BEGUN"
+            " for row in rows"
+        ),
+        new="        row is not None for row in rows",
+        breaks="an ended row goes while its children have not begun",
+        source="P13, I11",
+    ),
+    Mutant(
+        name="clean-up-before-parents",
+        file="kclrun/leases/cleanup.py",
+        old="        and not any(view.has_row(parent) for parent in row.parents)",
+        new="",
+        breaks="an ended row goes before those of its own parents",
+        source="P13",
+    ),
+    Mutant(
+        name="deletion-on-one-listing",
+        file="kclrun/leases/cleanup.py",
+        old="if row is None or is_ours(key) or listing.seen_instant - since < two_periods_s:",
+        new="if row is None or is_ours(key):",
+        breaks="one listing that lacks a shard deletes its row, and its checkpoint with it",
+        source="a10",
+    ),
+    Mutant(
+        name="latest-not-pinned",
+        file="kclrun/leases/shard_sync.py",
+        old="    pinned_at = listed_at if sentinel == LATEST else None",
+        new="    pinned_at = None",
+        breaks="what arrives between the creation of a lease and its first read is skipped",
+        source="P14",
+        layer="tests/scenarios/test_scenarios.py",
+    ),
+)

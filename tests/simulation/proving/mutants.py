@@ -1,0 +1,82 @@
+"""`bin/prove mutants`: plants one bug after the other, and tells who caught it and how soon."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from tests.simulation.mutants.catalogue import MUTANTS
+from tests.simulation.mutants.hunter import Catch
+from tests.simulation.mutants.hunting import hunt
+from tests.simulation.mutants.mutant import Mutant
+
+__all__ = ["AskedMutants", "chosen", "run_mutants", "share_of"]
+
+
+class AskedMutants(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asks for. `seconds_max` is for one mutant."""
+
+    mutants: tuple[Mutant, ...]
+    first: int
+    seeds_max: int
+    seconds_max: float
+    processes: int
+
+
+def chosen(names: Sequence[str], share: tuple[int, int] | None) -> tuple[Mutant, ...]:
+    """Those named, or all; of them the share. Exits with the names there are for a wrong one."""
+    unknown = sorted(set(names) - MUTANTS.keys())
+    if unknown:
+        there = ", ".join(MUTANTS)
+        raise SystemExit(f"no planted bug is called {', '.join(unknown)}; there are: {there}")
+    mutants = [MUTANTS[name] for name in names or MUTANTS]
+    return share_of(mutants, *(share or (1, 1)))
+
+
+def share_of(mutants: Iterable[Mutant], number: int, of: int) -> tuple[Mutant, ...]:
+    """Every `of`-th of them, from the `number`-th (from 1) on."""
+    return tuple(mutants)[number - 1 :: of]
+
+
+def run_mutants(asked: AskedMutants) -> int:
+    """Hunt them all. 1 if one survived, else 0."""
+
+    def hunted(mutant: Mutant) -> Catch:
+        caught = hunt(
+            mutant,
+            first=asked.first,
+            seeds_max=asked.seeds_max,
+            seconds_max=asked.seconds_max,
+        )
+        print(_line(mutant, caught), file=sys.stderr, flush=True)
+        return caught
+
+    with ThreadPoolExecutor(asked.processes) as threads:
+        catches = list(threads.map(hunted, asked.mutants))
+    print()
+    for mutant, caught in zip(asked.mutants, catches, strict=True):
+        print(_line(mutant, caught))
+    return _tell(catches)
+
+
+def _line(mutant: Mutant, caught: Catch) -> str:
+    layer = mutant.layer if mutant.layer in {"storms", "worlds"} else "test"
+    how = f"{caught.rule:<4} {caught.words[:90]}" if caught.is_caught else "SURVIVED"
+    seeds = f"{caught.seeds} seeds" if caught.seeds else ""
+    return f"{mutant.name:<42} {layer:<7} {seeds:>11} {caught.seconds:>6.0f} s  {how}"
+
+
+def _tell(catches: Sequence[Catch]) -> int:
+    survivors = [caught.name for caught in catches if not caught.is_caught]
+    seeds = [caught.seeds for caught in catches if caught.is_caught and caught.seeds]
+    print(f"\n{len(catches) - len(survivors)} of {len(catches)} planted bugs caught")
+    if seeds:
+        median = statistics.median(seeds)
+        print(f"seeds needed by storms: median {median:g}, most {max(seeds)}")
+    if survivors:
+        print(f"SURVIVED: {', '.join(survivors)}")
+    return int(bool(survivors))

@@ -1,0 +1,115 @@
+"""The simulator is graded by bugs planted into the product: each must be caught.
+
+A share of them a day; `bin/prove mutants` hunts them all."""
+
+import ast
+import datetime
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulation.mutants.catalogue import MUTANTS
+from tests.simulation.mutants.hunting import hunt, replay_line
+from tests.simulation.mutants.mutant import ROOT, Mutant
+from tests.simulation.proving.mutants import share_of
+
+SHARES = 12
+ALL = list(MUTANTS.values())
+
+
+def named(mutant):
+    return mutant.name
+
+
+@pytest.mark.parametrize("mutant", ALL, ids=named)
+def test_a_planted_bug_still_applies_to_the_code_as_it_is(mutant):
+    source = (ROOT / mutant.file).read_text()
+
+    patched = mutant.patched(source)
+
+    assert ast.dump(ast.parse(patched)) != ast.dump(ast.parse(source))
+
+
+def test_a_bug_whose_place_is_gone_or_there_twice_is_refused():
+    mutant = Mutant(
+        name="any", file="any.py", old="a = 1\n", new="a = 2\n", breaks="a", source="nobody"
+    )
+
+    for source in ("b = 1\n", "a = 1\na = 1\n"):
+        with pytest.raises(ValueError, match="mutant any does not apply"):
+            mutant.patched(source)
+
+
+def test_there_are_thirty_bugs_and_more_and_each_has_somebody_to_catch_it():
+    assert len(ALL) >= 30
+    assert len({(mutant.file, mutant.old, mutant.new) for mutant in ALL}) == len(ALL)
+    for mutant in ALL:
+        is_known = mutant.layer in {"storms", "worlds"}
+        assert is_known or (ROOT / mutant.layer.partition("::")[0]).exists(), mutant.name
+
+
+def fence_of_ten_seconds(*planting):
+    code = (
+        *planting,
+        "from kclrun.consuming.fence import fence_instant",
+        "print(fence_instant(0.0, 10.0))",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", ";".join(code)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return float(done.stdout)
+
+
+def test_a_planted_bug_is_in_its_process_and_nowhere_else():
+    plant = "from tests.simulation.mutants.planting import plant_named"
+
+    assert fence_of_ten_seconds(plant, "plant_named('fence-without-margins')") == 10.0
+    assert fence_of_ten_seconds() == pytest.approx(9.8)
+
+
+def test_a_bug_is_not_planted_after_its_module_is_imported():
+    plant = "from tests.simulation.mutants.planting import plant_named"
+    early = "import kclrun.consuming.fence"
+
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        fence_of_ten_seconds(early, plant, "plant_named('fence-without-margins')")
+
+    assert "comes too late" in failed.value.stderr
+
+
+def test_all_shares_together_are_all_bugs():
+    shares = [share_of(ALL, number, SHARES) for number in range(1, SHARES + 1)]
+
+    assert sorted(named(each) for share in shares for each in share) == sorted(MUTANTS)
+
+
+def todays_share():
+    """By the day of the year, or as KCLRUN_MUTANTS_SHARE says, in the form K/N."""
+    asked = os.environ.get("KCLRUN_MUTANTS_SHARE")
+    if asked is not None:
+        number, of = map(int, asked.split("/"))
+        return number, of
+    today = datetime.datetime.now(datetime.UTC).timetuple().tm_yday
+    return today % SHARES + 1, SHARES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_bug_of_todays_share_is_caught():
+    number, of = todays_share()
+    print(f"replay: KCLRUN_MUTANTS_SHARE={number}/{of} bin/test {__file__}")
+    survivors = []
+    for mutant in share_of(ALL, number, of):
+        caught = hunt(mutant, first=mutant.found_at, seconds_max=600)
+        print(f"{mutant.name}: {caught}; {replay_line(mutant, caught)}")
+        if not caught.is_caught:
+            survivors.append(mutant.name)
+
+    assert survivors == [], f"bin/prove mutants {' '.join(survivors)}"

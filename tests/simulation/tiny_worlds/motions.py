@@ -1,0 +1,398 @@
+"""One step from one state to the next: events go in, commands are carried out, until all rest.
+
+Everything that needs nobody else happens at once, within the step: reports, calls of user code,
+starting a process, a scan, a listing. What goes over the network waits for a step of its own
+(`moves.py`). Rule: a manager's shell writes a key once at a time, and a lease process does one
+thing after the other, as the real ones do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from kclrun.consuming import commands as worker_do
+from kclrun.consuming import events as worker_on
+from kclrun.consuming.life import LeaseLife
+from kclrun.consuming.policy import LifePolicy
+from kclrun.leases import commands as do
+from kclrun.leases import events as on
+from kclrun.model.lease import LeaseKey
+from kclrun.model.outcomes import Applied
+from kclrun.model.sequence import ExtendedSequenceNumber
+from tests.simulation.tiny_worlds import rules
+from tests.simulation.tiny_worlds.shells import Shells, chance
+from tests.simulation.tiny_worlds.snapshots import copy_of_life
+from tests.simulation.tiny_worlds.states import LiveHost, LiveProcess, Request, State
+from tests.simulation.tiny_worlds.worlds import FAILOVER_S, OWNERS
+
+__all__ = ["Motion", "begin"]
+
+CHECKPOINT_EVERY_S = 1.0
+
+
+def begin(shells: Shells) -> State:
+    """Both managers have just started."""
+    motion = Motion(shells, shells.unborn())
+    for index in range(len(OWNERS)):
+        motion.feed(index, on.Started(0.0))
+    return motion.state()
+
+
+def position(number: int) -> ExtendedSequenceNumber:
+    """Of a record, from 1."""
+    return ExtendedSequenceNumber(str(number))
+
+
+class Motion:
+    """What it touches is copied first."""
+
+    def __init__(self, shells: Shells, state: State, *, is_scan_stale: bool = False) -> None:
+        self.shells = shells
+        self.before = state
+        self.rows = state.rows
+        self.ledgers = state.ledgers
+        self.ticks = state.ticks
+        self.faults_left = state.faults_left
+        self.drains_left = state.drains_left
+        self.hosts = list(state.hosts)
+        self._is_scan_stale = is_scan_stale
+        self._touched = [False] * len(self.hosts)
+        self._events = [deque() for _ in self.hosts]
+        self._is_pumping = [False] * len(self.hosts)
+
+    def state(self) -> State:
+        """What came of it."""
+        return State(
+            self.rows, tuple(self.hosts), self.ledgers, self.ticks, self.faults_left,
+            self.drains_left,
+        )  # fmt: skip
+
+    def host(self, index: int) -> LiveHost:
+        """To be changed."""
+        if not self._touched[index]:
+            self._touched[index] = True
+            self.hosts[index] = self.hosts[index].copy()
+        return self.hosts[index]
+
+    def process(self, index: int, key: str) -> LiveProcess:
+        """To be changed."""
+        host = self.host(index)
+        process = host.processes[key]
+        before = self.before.hosts[index].processes.get(key)
+        if process is before:
+            process = host.processes[key] = process.copy()
+            process.life = copy_of_life(process.life)
+        return process
+
+    def instant(self, index: int) -> float:
+        return self.shells.instant(index, self.ticks)
+
+    def note(self, who: str, what: object) -> None:
+        """For the story."""
+        if self.shells.log is not None:
+            self.shells.log.append(f"{who}: {what}")
+
+    # The table.
+
+    def write(self, sender: str, change):
+        """Carry it out, under the rules that every write must keep."""
+        table = self.shells.rows
+        table._rows = rows = dict(self.rows)
+        outcome = table.write(change)
+        self.note("table", f"{type(outcome).__name__}: {change} of {sender}")
+        if isinstance(outcome, Applied):
+            self.shells.applied.add(type(change).__name__)
+            before, self.rows = self.rows, rows
+            rules.check_write(self, sender, change, before)
+        return outcome
+
+    def read(self, key: str):
+        self.shells.rows._rows = self.rows
+        return self.shells.rows.read(LeaseKey(key))
+
+    # A manager.
+
+    def feed(self, index: int, event) -> None:
+        """Give an event to the manager's core, after those that wait already."""
+        host = self.host(index)
+        if not host.has_manager or host.is_finished:
+            return
+        queue = self._events[index]
+        queue.append(event)
+        if self._is_pumping[index]:
+            return
+        self._is_pumping[index] = True
+        pod, now = self.shells.cores[index], self.instant(index)
+        core = pod.load(host.mind)
+        while queue:
+            for command in core.handle(queue.popleft(), now):
+                self.note(f"host {'ab'[index]}", command)
+                self._perform(index, command)
+            core.check()
+        self._is_pumping[index] = False
+        due = core.next_deadline(now)
+        host.alarm = due if due > now else now + 1e-3
+        host.is_draining = core.is_draining
+        host.mind = pod.save()
+
+    def _perform(self, index: int, command) -> None:
+        host = self.hosts[index]
+        match command:
+            case do.ScanTable():
+                self._scan(index)
+            case do.ListShards():
+                listed = self.shells.world.shards
+                self._events[index].append(on.ShardsListed(listed, float(self.ticks)))
+            case do.FindOffers(rows_max):
+                self.shells.rows._rows = self.rows
+                self._events[index].append(on.OffersFound(self.shells.rows.offered(rows_max)))
+            case do.WriteRow(change, not_before):
+                if not_before is not None and not_before > self.instant(index):
+                    host.timed = (*host.timed, (not_before, change))
+                else:
+                    self.send(index, change)
+            case do.ReadRow(key):
+                self._ask(host, "row", key)
+            case do.ReadParents(key, parents):
+                self._ask(host, "parents", (key, parents))
+            case do.StartProcess():
+                self._start(index, command)
+            case do.DrainProcess(key, reason):
+                if key in host.processes:
+                    self.post(index, key, worker_on.DrainRequested(reason))
+            case do.TellOthersInSight(others):
+                host.others_in_sight = others
+                for key in tuple(host.processes):
+                    self.post(index, key, worker_on.OthersInSight(others))
+            case do.Finish():
+                rules.check_finish(self, index)
+                host.is_finished = True
+            case do.Note():
+                pass
+
+    def _scan(self, index: int) -> None:
+        self.shells.rows._rows = self.rows
+        pages = tuple(lease for page in self.shells.rows.scan() for lease in page.leases)
+        event = on.LeasesScanned(pages)
+        if self._is_scan_stale:
+            host = self.hosts[index]
+            host.requests = (*host.requests, Request("scan", None, 0.0, event))
+        else:
+            self._events[index].append(event)
+
+    def _ask(self, host: LiveHost, kind: str, what) -> None:
+        host.requests = (*host.requests, Request(kind, what, 0.0))
+
+    def send(self, index: int, change) -> None:
+        """A manager's write; one of a key at a time."""
+        host = self.host(index)
+        key = rules.key_of(change)
+        if any(each.kind == "write" and rules.key_of(each.what) == key for each in host.requests):
+            host.waiting = (*host.waiting, change)
+            return
+        rules.check_one_writer(self, index, key)
+        host.requests = (*host.requests, Request("write", change, self.instant(index)))
+
+    def answered(self, index: int, request: Request, event) -> None:
+        """A manager hears what became of a request."""
+        host = self.host(index)
+        host.requests = tuple(each for each in host.requests if each is not request)
+        if request.kind == "write":
+            key = rules.key_of(request.what)
+            for waiting in host.waiting:
+                if rules.key_of(waiting) == key:
+                    host.waiting = tuple(each for each in host.waiting if each is not waiting)
+                    self.send(index, waiting)
+                    break
+        self.feed(index, event)
+
+    # A lease process.
+
+    def _start(self, index: int, start: do.StartProcess) -> None:
+        host = self.hosts[index]
+        rules.check_start(self, index, start.key)
+        host.started += 1
+        policy = LifePolicy(
+            key=start.key,
+            me=OWNERS[index],
+            seen_counter=start.counter,
+            expires_instant=start.expires_instant,
+            failover_s=FAILOVER_S,
+            checkpoint_every_s=CHECKPOINT_EVERY_S,
+            has_waited=start.has_waited,
+            others_in_sight=host.others_in_sight,
+        )
+        process = LiveProcess(start.key, host.started, LeaseLife(policy, chance))
+        host.processes[start.key] = process
+        self._events[index].append(on.ProcessStarted(start.key, process.number))
+        self.post(index, start.key, worker_on.Started())
+
+    def post(self, index: int, key: str, event) -> None:
+        """Something happened in a lease process; it is taken in when nothing is asked."""
+        process = self.process(index, key)
+        process.events = (*process.events, event)
+        self.turn(index, process)
+
+    def turn(self, index: int, process: LiveProcess) -> None:
+        """One thing after the other, until a request is under way or nothing is left to do."""
+        host, now = self.host(index), self.instant(index)
+        if process.commands is None:
+            return  # it is at it already, further up
+        commands = deque(process.commands)
+        process.commands = None
+        while process.request is None and host.processes.get(process.key) is process:
+            if commands:
+                self.note(f"host {'ab'[index]}/{process.key}", commands[0])
+                self._perform_in_process(index, process, commands.popleft())
+            elif process.events:
+                event, *rest = process.events
+                process.events = tuple(rest)
+                commands.extend(process.life.handle(event, now))
+            else:
+                break
+        process.commands = tuple(commands)
+        due = process.life.next_deadline(now)
+        process.alarm = due if due > now else now + 1e-3
+
+    def _perform_in_process(self, index: int, process: LiveProcess, command) -> None:
+        now = self.instant(index)
+        match command:
+            case (
+                worker_do.SendWrite(_, due)
+                | worker_do.SendLateCheckpoint(_, due)
+                | worker_do.ReadOwnRow(due)
+            ):
+                if due is not None and due > now:
+                    process.timed = (*process.timed, (due, command))
+                else:
+                    self.request(index, process, command)
+            case worker_do.ReadRows(keys):
+                process.request = Request("rows", keys, now)
+            case worker_do.ListShards():
+                event = worker_on.ShardsListed(self.shells.world.shards)
+                process.events = (event, *process.events)
+            case worker_do.OpenGate():
+                process.gate = command
+                rules.check_gate(self, index, process)
+            case worker_do.ShutGate():
+                process.gate = None
+                process.is_shut_asked = True
+                self._go_on(process)
+            case worker_do.CallInitialize(row):
+                process.delivered = rules.number_of(row.checkpoint, self.shells.world.records)
+                process.is_initialized = True
+                self._happens(process, worker_on.CallReturned())
+            case (
+                worker_do.CallShardEnded()
+                | worker_do.CallShutdownRequested()
+                | worker_do.CallLeaseLost()
+            ):
+                self._happens(process, worker_on.CallReturned())
+            case worker_do.Report():
+                self._report(index, process, command)
+            case worker_do.Exit(cause):
+                if cause is worker_do.ExitCause.LOST:
+                    self.unclean(process.key)
+                self.ends(index, process, cause.value)
+            case worker_do.AnswerCheckpoint():
+                pass
+        if process.gate is not None and not process.busy:
+            self._tell_exhausted(index, process)
+
+    def request(self, index: int, process: LiveProcess, command) -> None:
+        """Its time has come, and nothing else is under way."""
+        now = self.instant(index)
+        if isinstance(command, worker_do.ReadOwnRow):
+            process.request = Request("row", process.key, now)
+        elif (
+            isinstance(command, worker_do.SendLateCheckpoint)
+            or process.life.own.pending == command.change
+        ):
+            process.request = Request("write", command.change, now)
+            rules.check_one_write(self, index, process)
+
+    def heard(self, index: int, key: str, event) -> None:
+        """A lease process hears what became of its request: before anything else."""
+        process = self.process(index, key)
+        process.request = None
+        process.events = (event, *process.events)
+        self.turn(index, process)
+
+    def _happens(self, process: LiveProcess, event) -> None:
+        process.events = (*process.events, event)
+
+    def _go_on(self, process: LiveProcess) -> None:
+        if process.is_shut_asked and not process.busy:
+            process.is_shut_asked = False
+            self._happens(process, worker_on.GateShut())
+
+    def _tell_exhausted(self, index: int, process: LiveProcess) -> None:
+        """The end of a closed shard is seen as soon as its last record is processed."""
+        world = self.shells.world
+        at_end = process.delivered >= world.records and world.is_closed(process.key)
+        is_open = process.gate is not None and self.instant(index) < process.gate.fence
+        if at_end and is_open and not process.is_exhausted:
+            process.is_exhausted = True
+            self._happens(process, worker_on.ShardExhausted(world.children_of(process.key)))
+
+    def begins_batch(self, index: int, key: str) -> None:
+        """User code is given the next record."""
+        process = self.process(index, key)
+        process.busy, process.busy_ticks = process.delivered + 1, 0
+        process.delivered += 1
+        process.here += 1
+        rules.check_batch(self, index, process)
+        self._happens(process, worker_on.BatchDelivered(position(process.busy), 1, 0))
+        self.turn(index, process)
+
+    def ends_batch(self, index: int, key: str) -> None:
+        """User code is done with it."""
+        process = self.process(index, key)
+        number, process.busy = process.busy, 0
+        ledger = self.ledgers[key]
+        processed = max(ledger.processed, number)
+        self.ledgers = {**self.ledgers, key: ledger._replace(processed=processed)}
+        self._happens(process, worker_on.BatchProcessed(position(number)))
+        self._go_on(process)
+        self._tell_exhausted(index, process)
+        self.turn(index, process)
+
+    def unclean(self, key: str) -> None:
+        """What was processed and not checkpointed may come again from here on."""
+        self.ledgers = {**self.ledgers, key: self.ledgers[key]._replace(is_unclean=True)}
+
+    def ends(self, index: int, process: LiveProcess, reason: str) -> None:
+        """Exited, or killed. A write under way may still arrive."""
+        host = self.host(index)
+        del host.processes[process.key]
+        request = process.request
+        if request is not None and request.kind == "write" and request.answer is None:
+            host.orphans = (*host.orphans, (request.what, process.number))
+        if host.has_manager:
+            host.reaps = (*host.reaps, (process.key, process.number, reason))
+
+    def _report(self, index: int, process: LiveProcess, report: worker_do.Report) -> None:
+        event = _as_heard(process.key, report)
+        if event is not None:
+            self.feed(index, event)
+
+
+def _as_heard(key: str, report: worker_do.Report):
+    kinds = worker_do.ReportKind
+    match report.kind:
+        case kinds.CLAIMED:
+            return on.LeaseClaimed(key, report.counter, report.position)
+        case kinds.CHECKPOINTED:
+            return on.PositionMoved(key, report.position)
+        case kinds.RELEASED:
+            return on.LeaseReleased(key, report.position)
+        case kinds.SHARD_ENDED:
+            return on.ShardEnded(key, report.children)
+        case kinds.LOST:
+            return on.LeaseLost(key, report.text)
+        case kinds.FAILED:
+            return on.ProcessorFailed(key, report.text)
+        case kinds.UNCLAIMED:
+            return on.StartUnclaimed(key, report.text)
+        case _:
+            return None

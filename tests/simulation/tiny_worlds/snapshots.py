@@ -1,0 +1,203 @@
+"""Copies of the cores' states: cheap, for they are made once for each transition.
+
+A manager's core is a net of objects that know each other by bound methods, so it cannot be copied;
+what can change in it is listed here (`STATE`), taken out and put back into the one core that a
+host has. A lease's life is small, and is copied whole. Rule: an attribute that neither list knows
+is an error when a core is made, so that a new one cannot be forgotten.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from types import BuiltinFunctionType, FunctionType, MethodType
+
+from kclrun.consuming.life import LeaseLife
+from kclrun.leases.manager import LeaseManager
+
+__all__ = ["CoreOfHost", "copy_of_life"]
+
+# What changes in each part of a manager's core and decides something.
+STATE = {
+    "LeaseManager": (
+        "_gone",
+        "_gone_before_scan",
+        "_children_of_mine",
+        "_view",
+        "_wall_offset_s",
+        "_scan_instant",
+        "_scanned_instant",
+        "_viewed_instant",
+        "_changed_instant",
+        "_is_scanning",
+        "_is_finished",
+        "_has_waited",
+        "_lacks_phase",
+        "_listing",
+    ),
+    "Observation": ("_since", "_asks"),
+    "Keeper": ("custodies", "is_draining", "are_others_in_sight"),
+    "RowWriter": ("_refusals", "is_draining"),
+    "Audits": ("_views", "_synced"),
+    "Auditor": ("listing", "under_way", "should_list_soon", "_has_seen_rows"),
+    "TrimWatch": ("_absent_since",),
+    "EndWatch": ("_since",),
+    "Balancer": ("_standing",),
+    "Asker": ("_asks", "_unanswered", "_refusal"),
+    "OfferWatch": ("_waiting", "_find_instant"),
+    "PassingOn": ("_under_way", "_refusal"),
+    "Differences": (),
+    "CapacityWatch": (),
+}
+# What only keeps a line of the log from being written twice: shared by all states.
+NOTED = {
+    "Auditor": ("_noted",),
+    "Differences": ("_told",),
+    "CapacityWatch": ("_short_scans", "_left_unread"),
+}
+# Containers that other parts hold on to: they are filled, never replaced.
+_SHARED = {
+    ("LeaseManager", "_children_of_mine"),
+    ("LeaseManager", "_listing"),
+    ("Keeper", "custodies"),
+}
+_WIRING = (FunctionType, MethodType, BuiltinFunctionType, str, float, int, list)
+_WIRED_NAMES = {"_policy", "_handlers", "_children", "_auditors", "_stream"}
+
+
+class CoreOfHost:
+    """The one core of a host, which is put into whatever state is looked at."""
+
+    def __init__(self, core: LeaseManager) -> None:
+        self.core = core
+        self._places = [
+            (part, name, (type(part).__name__, name) in _SHARED)
+            for part in _parts_of(core)
+            for name in STATE[type(part).__name__]
+        ]
+        self.index = {
+            (type(part).__name__, name): place for place, (part, name, _) in enumerate(self._places)
+        }
+        self._held = None
+
+    def save(self):
+        """The state as a tuple, which nobody changes from here on."""
+        self._held = saved = tuple(
+            _saved(name, getattr(part, name), is_shared) for part, name, is_shared in self._places
+        )
+        return saved
+
+    def load(self, saved) -> LeaseManager:
+        """The core in this state, to be used up: save it before anything else is loaded."""
+        for (part, name, is_shared), value in zip(self._places, saved, strict=True):
+            if is_shared:
+                container = getattr(part, name)
+                container.clear()
+                container.update(_loaded(name, value))
+            else:
+                setattr(part, name, _loaded(name, value))
+        return self.core
+
+
+def _saved(name, value, is_shared):
+    if name == "_standing" and value is not None:
+        return (value, frozenset(value._leaving), value.owners)
+    return value.copy() if is_shared else value
+
+
+def _loaded(name, value):
+    kind = type(value)
+    if name == "custodies":
+        return {key: _copy_of_custody(custody) for key, custody in value.items()}
+    if name == "_standing" and value is not None:
+        standing, leaving, owners = value
+        standing._leaving = set(leaving)
+        standing.owners = owners
+        return standing
+    if kind is dict:
+        if value and name == "_asks" and hasattr(next(iter(value.values())), "since_instant"):
+            return {key: copy.copy(asked) for key, asked in value.items()}
+        return value.copy()
+    return value.copy() if kind is set else value
+
+
+def _copy_of_custody(custody):
+    custody = copy.copy(custody)
+    custody.restarts = copy.copy(custody.restarts)
+    custody.unresolved = copy.copy(custody.unresolved)
+    return custody
+
+
+def _parts_of(core: LeaseManager):
+    """All parts with a state, each once; raises AssertionError for an attribute nobody knows."""
+    found, waiting = [], [core]
+    while waiting:
+        part = waiting.pop()
+        if any(part is other for other in found):
+            continue
+        found.append(part)
+        for name, value in vars(part).items():
+            kind = type(part).__name__
+            if name in STATE[kind] or name in NOTED.get(kind, ()):
+                continue
+            if name == "_auditors":
+                waiting.extend(value.values())
+                continue
+            is_part = type(value).__name__ in STATE
+            known = is_part or name in _WIRED_NAMES or isinstance(value, _WIRING)
+            assert known, f"{kind}.{name} is new: does it decide anything? Say so here"
+            if is_part:
+                waiting.append(value)
+    return found
+
+
+# The parts of a lease's life that change, and which others each of them knows.
+_PARTS_OF_LIFE = (
+    ("own", {}),
+    ("ledger", {}),
+    ("_requests", {}),
+    ("_agenda", {"_own": "own", "_requests": "_requests"}),
+    ("_writing", {"_own": "own", "_agenda": "_agenda"}),
+    ("_farewell", {"_own": "own", "_agenda": "_agenda"}),
+    ("_shard_end", {}),
+    ("_gate", {}),
+    ("_loss", {}),
+    ("_warnings", {}),
+)
+_LIFE_ITSELF = {
+    "policy",
+    "state",
+    "_chance",
+    "_is_withdrawn",
+    "_manager_gone",
+    "_is_initialized",
+    "_failure",
+    "_is_saved_at_end",
+}
+LIFE_NAMES = frozenset({name for name, _ in _PARTS_OF_LIFE} | _LIFE_ITSELF)
+
+
+def copy_of_life(life: LeaseLife) -> LeaseLife:
+    """A life of its own in the same state."""
+    new = object.__new__(type(life))
+    attributes = new.__dict__
+    attributes.update(life.__dict__)
+    assert attributes.keys() == LIFE_NAMES, f"{attributes.keys() ^ LIFE_NAMES} is new in a life"
+    for name, known in _PARTS_OF_LIFE:
+        part = attributes[name]
+        if part is None:
+            continue
+        attributes[name] = twin = object.__new__(type(part))
+        inside = twin.__dict__
+        inside.update(part.__dict__)
+        for attribute, other in known.items():
+            inside[attribute] = attributes[other]
+    own, ledger = attributes["own"].__dict__, attributes["ledger"].__dict__
+    own["_unresolved"] = own["_unresolved"].copy()
+    ledger["_open"] = deque(ledger["_open"])
+    requests = attributes["_requests"].__dict__
+    requests["_waiting"] = requests["_waiting"].copy()
+    loss = attributes["_loss"]
+    if loss is not None and loss.late is not None:
+        loss.late = copy.copy(loss.late)
+    return new

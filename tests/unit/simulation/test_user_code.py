@@ -1,0 +1,252 @@
+"""User code as it is drawn."""
+
+import itertools
+import random
+
+import pytest
+
+from kclrun.consuming import commands as do
+from kclrun.consuming import events as on
+from kclrun.model.lease import Lease
+from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.simulation.desk import DeskTimes, SimulatedDesk
+from kclrun.simulation.scheduler import Scheduler
+from kclrun.simulation.user_code import BatchUserCode, UserCode
+from tests.unit.simulation.watched_world import Watched
+
+
+def drawn(seed=1, **kind):
+    return BatchUserCode(UserCode(**kind), random.Random(seed).random)
+
+
+def no_chance():
+    raise AssertionError("honest user code draws nothing")
+
+
+def test_honest_user_code_takes_its_time_and_draws_nothing():
+    code = BatchUserCode(UserCode(batch_s=0.5), no_chance)
+
+    attempt = code.begin()
+
+    assert (attempt.duration_s, attempt.checkpointed_share, attempt.raises) == (0.5, None, False)
+
+
+def test_a_batch_that_raises_does_so_a_few_times_or_for_ever():
+    runs = []
+    for seed in range(300):
+        code = drawn(seed, raising=1.0)
+        attempts = itertools.chain([code.begin()], (code.again() for _ in range(50)))
+        runs.append(len(list(itertools.takewhile(lambda attempt: attempt.raises, attempts))))
+
+    assert set(runs) == {1, 2, 3, 4, 5, 51}
+    assert 5 <= runs.count(51) <= 40  # one in sixteen
+
+
+def test_a_share_of_the_batches_stalls():
+    code = drawn(stalling=0.1, stall_s=60.0)
+
+    stalled = sum(code.begin().duration_s == 60.0 for _ in range(1000))
+
+    assert 70 <= stalled <= 130
+
+
+def test_user_code_that_checkpoints_by_hand_names_all_or_some_of_its_batch():
+    code = drawn(checkpoints_by_hand=True)
+
+    shares = [code.begin().checkpointed_share for _ in range(100)]
+
+    assert None not in shares
+    assert 1.0 in shares
+    assert any(share < 1.0 for share in shares)
+
+
+# The desk with user code at it.
+
+
+class AtDesk:
+    """A desk whose core is the test: `said` are its events. Records arrive ten a second."""
+
+    def __init__(self, seed=1, fetch_fault=lambda: None, **kind):
+        self.world = Watched()
+        self.scheduler = Scheduler(seed)
+        self.scheduler.run_until(60.0)
+        self.said = []
+        self.reader = self.world.begin(self.world.keys[0], "a:h:1", for_s=10_000)
+        times = DeskTimes(self._now, self._now, self._after)
+        self.desk = SimulatedDesk(
+            self.reader,
+            self.world.stream,
+            self.world.oracles,
+            times,
+            post=self.said.append,
+            poll_s=1.0,
+            user_code=drawn(seed, **kind),
+            chance=lambda: 0.5,
+            uncheckpointed_max=100_000,
+            fetch_fault=fetch_fault,
+        )
+        self.desk.initialize(Lease(key=self.reader.key, checkpoint=TRIM_HORIZON))
+
+    def _now(self):
+        return self.scheduler.now
+
+    def _after(self, delay_s, action):
+        self.scheduler.after(delay_s, action)
+
+    def open(self, *, fence_s=10_000.0, start_below=1_000_000, delivered_max=1_000_000):
+        self.desk.open_gate(do.OpenGate(fence_s, start_below, delivered_max))
+
+    def run(self, duration_s):
+        end = self.scheduler.now + duration_s
+        while self.scheduler.now < end:
+            self.scheduler.run_until(min(end, self.scheduler.now + 0.01))
+            self.world.now = self.scheduler.now
+
+    def of(self, kind):
+        return [event for event in self.said if isinstance(event, kind)]
+
+
+def test_a_batch_that_raises_is_given_again_after_the_pauses_of_the_error_policy():
+    at = AtDesk(raising=1.0, seed=next(s for s in range(99) if raises(s) == 2))
+    at.open()
+
+    at.run(2.9)  # pauses of 1 s and 2 s
+    assert len(at.of(on.BatchDelivered)) == 1
+    assert at.of(on.BatchProcessed) == []
+    at.run(0.5)
+
+    assert len(at.of(on.BatchProcessed)) == 1
+    assert "user_code_raised_and_held" in at.world.seen
+
+
+def test_a_poisoned_batch_is_given_up_after_six_calls_and_nothing_follows_it():
+    at = AtDesk(raising=1.0, seed=next(s for s in range(99) if raises(s) == float("inf")))
+    at.open()
+
+    at.run(100)
+
+    [failed] = at.of(on.ProcessorFailed)
+    assert (failed.where, failed.attempts) == ("process_records", 6)
+    assert len(at.of(on.BatchDelivered)) == 1
+
+
+def test_a_batch_that_waits_for_its_next_call_is_given_up_when_the_gate_shuts():
+    at = AtDesk(raising=1.0)
+    at.open()
+    at.run(0.5)
+
+    at.desk.shut_gate()
+    at.run(100)
+
+    assert len(at.of(on.GateShut)) == 1
+    assert at.of(on.BatchProcessed) == []
+
+
+def test_a_batch_is_not_given_again_past_the_fence():
+    at = AtDesk(raising=1.0)
+    at.open(fence_s=60.5)
+
+    at.run(100)
+
+    assert at.world.oracles.tally.batches == 1
+
+
+def test_nothing_is_delivered_past_the_cap():
+    at = AtDesk()
+    at.open(start_below=50, delivered_max=50)
+
+    at.run(20)
+
+    assert sum(event.records for event in at.of(on.BatchDelivered)) == 50
+    assert "delivery_stopped_at_the_cap" in at.world.seen
+
+
+def test_user_code_waits_for_the_checkpoint_it_asked_for():
+    at = AtDesk(checkpoints_by_hand=True)
+    at.open()
+    at.run(0.5)
+    [asked] = at.of(on.CheckpointRequested)
+    assert at.of(on.BatchProcessed) == []
+
+    at.desk.answer(do.AnswerCheckpoint(asked.request, do.CheckpointAnswer.DURABLE))
+    at.run(0.1)
+
+    assert len(at.of(on.BatchProcessed)) == 1
+    assert "checkpoint_by_hand" in at.world.seen
+
+
+def test_a_checkpoint_of_a_lost_lease_raises_in_user_code():
+    at = AtDesk(checkpoints_by_hand=True)
+    at.open()
+    at.run(0.5)
+    [asked] = at.of(on.CheckpointRequested)
+
+    at.desk.answer(do.AnswerCheckpoint(asked.request, do.CheckpointAnswer.LOST, "lost"))
+    at.desk.shut_gate()
+    at.run(10)
+
+    assert len(at.of(on.GateShut)) == 1
+    assert at.of(on.BatchProcessed) == []
+    assert "checkpoint_by_hand_refused" in at.world.seen
+
+
+def test_what_a_checkpoint_of_a_call_that_raised_covers_is_not_given_again():
+    seed = next(s for s in range(99) if names_the_middle(s))
+    at = AtDesk(seed, raising=1.0, checkpoints_by_hand=True)
+    given, begin = [], at.world.oracles.batch_begun
+    at.world.oracles.batch_begun = lambda *batch: given.append(batch[1:]) or begin(*batch)
+    at.open()
+    at.run(0.5)
+    [asked] = at.of(on.CheckpointRequested)
+    covered = at.world.stream.number_of(at.reader.key, asked.position)
+
+    at.world.checkpoint(at.reader, covered)
+    at.desk.note_durable(asked.position)
+    at.desk.answer(do.AnswerCheckpoint(asked.request, do.CheckpointAnswer.DURABLE))
+    at.run(1.5)
+
+    assert 0 < covered < 600
+    assert given[:2] == [(1, 600), (covered + 1, 600)]
+
+
+def test_user_code_that_checkpoints_itself_does_so_when_its_shard_ends():
+    at = AtDesk(checkpoints_by_hand=True)
+    at.desk.call(do.CallShardEnded())
+    at.run(1)
+    returned = len(at.of(on.CallReturned))
+    [asked] = at.of(on.CheckpointRequested)
+
+    at.desk.answer(do.AnswerCheckpoint(asked.request, do.CheckpointAnswer.DURABLE))
+    at.run(1)
+
+    assert len(at.of(on.CallReturned)) == returned + 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "situation"),
+    [("expired_iterator", "iterator_expired"), ("throttled", "reads_throttled")],
+)
+def test_a_fetch_that_fails_is_made_again_at_the_position_reached(fault, situation):
+    faults = [None, fault, fault]
+    at = AtDesk(fetch_fault=lambda: faults.pop(0) if faults else None)
+    at.open()
+
+    at.run(5)
+
+    firsts = at.of(on.BatchProcessed)
+    assert len(firsts) >= 3
+    assert at.world.oracles.tally.duplicates == 0
+    assert situation in at.world.seen
+
+
+def raises(seed):
+    """How often a batch of this seed raises, by the same draws as the desk's."""
+    code = drawn(seed, raising=1.0)
+    attempts = itertools.chain([code.begin()], (code.again() for _ in range(9)))
+    count = sum(1 for _ in itertools.takewhile(lambda attempt: attempt.raises, attempts))
+    return float("inf") if count > 6 else count
+
+
+def names_the_middle(seed):
+    share = drawn(seed, raising=1.0, checkpoints_by_hand=True).begin().checkpointed_share
+    return 0.1 < share < 0.9
