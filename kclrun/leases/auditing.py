@@ -86,7 +86,12 @@ class Auditor:
 
     def after_listing(self, event: ShardsListed, view: TableView, now: Instant) -> None:
         """Create what is missing; delete the rows of trimmed shards. `view` is the scan before."""
-        self.listing = listing = Listing(event.shards, event.listed_at, now)
+        before = self.listing
+        if before is not None and before.shards == event.shards:
+            listing = before.seen_again(event.listed_at, now)
+        else:
+            listing = Listing(event.shards, event.listed_at, now)
+        self.listing = listing
         plan = self._plan(event, view, listing)
         is_first_sync = event.at_start is not None and not self._has_seen_rows
         self.should_list_soon = is_first_sync and not plan.leases

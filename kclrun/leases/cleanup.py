@@ -38,9 +38,8 @@ def ended_rows(view: TableView, listing: Listing | None) -> tuple[DeleteEnded, .
     """The ended rows that may go. Children by the row's own word, else by the last listing's."""
     return tuple(
         DeleteEnded(row.key)
-        for row in view.rows.values()
-        if row.is_ended
-        and not any(view.has_row(parent) for parent in row.parents)
+        for row in view.ended
+        if not any(view.has_row(parent) for parent in row.parents)
         and _have_begun(_children(row, listing), view)
     )
 

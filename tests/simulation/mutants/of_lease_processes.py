@@ -10,8 +10,8 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="checkpoint-before-process",
         file="kclrun/consuming/agenda.py",
-        old="asked or ledger.checkpointed, ledger.processed if saves else ledger.checkpointed",
-        new="asked or ledger.checkpointed, ledger.delivered if saves else ledger.checkpointed",
+        old="wanted = ledger.processed if wanted is None else max(wanted, ledger.processed)",
+        new="wanted = ledger.delivered if wanted is None else max(wanted, ledger.delivered)",
         breaks="a checkpoint covers records that user code has not returned from",
         source="I2b",
     ),

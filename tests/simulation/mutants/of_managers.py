@@ -12,7 +12,7 @@ OF_MANAGERS = (
     Mutant(
         name="expiry-by-first-sight",
         file="kclrun/leases/observation.py",
-        old="if seen is None or seen[0] != lease.counter or seen[1] != lease.owner:",
+        old="if seen is None or seen[0] != counter or seen[1] != owner:",
         new="if seen is None:",
         breaks="a lease expires a failover after it was first seen, however often it is renewed",
         source="P9",
@@ -46,7 +46,7 @@ OF_MANAGERS = (
     Mutant(
         name="strays-left-alone",
         file="kclrun/leases/manager.py",
-        old="            if lease.owner == self._policy.me and self._is_free(lease.key):",
+        old="            if lease.owner == me and self._is_free(lease.key):",
         new="            if lease.is_ended and self._is_free(lease.key):",
         breaks="rows that say us and are in nobody's hands are never picked up",
         source="a2, a9: any error leaves the row owned",
@@ -119,8 +119,8 @@ OF_MANAGERS = (
     Mutant(
         name="clean-up-before-parents",
         file="kclrun/leases/cleanup.py",
-        old="        and not any(view.has_row(parent) for parent in row.parents)",
-        new="",
+        old="        if not any(view.has_row(parent) for parent in row.parents)",
+        new="        if row.is_ended",
         breaks="an ended row goes before those of its own parents",
         source="P13",
     ),
