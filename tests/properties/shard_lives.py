@@ -161,7 +161,7 @@ def _creation(rows: Rows, row: Lease, shards: tuple[Shard, ...]) -> CreateChildr
         row.key, [ChildShard(each.shard_id, each.parents, each.hash_range) for each in named]
     )
     while True:
-        step = end.next_step(row, 1.0)
+        step = end.next_step(row, 1.0, failover_s=10.0)
         match step:
             case ReadRows(keys):
                 end.read((key, rows.get(key)) for key in keys)
