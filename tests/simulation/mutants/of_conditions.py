@@ -20,25 +20,31 @@ OF_CONDITIONS = (
         new="            return row.owner == change.seen_owner",
         breaks="a lease that was renewed since the scan is taken",
         source="a4 (KCL assignLease), a6 (kcl-rust acquire)",
+        found_at=2,
     ),
     Mutant(
         name="renewal-conditional-on-owner-only",
         file=ROWS,
-        old="        case ResumeLease():\n            return True",
+        old="        case Renew() | Claim():\n            return _is_held(change, row)",
         new=(
             "        case Renew():\n            return row.owner == change.owner\n"
-            "        case ResumeLease():\n            return True"
+            "        case Claim():\n            return _is_held(change, row)"
         ),
         breaks="a renewal of a dead process lands in the life of its successor",
         source="a6",
+        found_at=0,
     ),
     Mutant(
         name="renewal-unconditional",
         file=ROWS,
-        old="        case ResumeLease():\n            return True",
-        new="        case Renew() | ResumeLease():\n            return True",
+        old="        case Renew() | Claim():\n            return _is_held(change, row)",
+        new=(
+            "        case Renew():\n            return True\n"
+            "        case Claim():\n            return _is_held(change, row)"
+        ),
         breaks="who lost a lease keeps renewing the row of its new owner",
         source="D.7: renew without condition",
+        found_at=0,
     ),
     Mutant(
         name="checkpoint-unconditional",
@@ -47,7 +53,7 @@ OF_CONDITIONS = (
         new="        case Checkpoint() | ResumeLease():\n            return True",
         breaks="who lost a lease moves the position of its new owner",
         source="a8: non-owners may checkpoint by design",
-        found_at=2,
+        found_at=1,
     ),
     Mutant(
         name="end-unconditional",
@@ -57,7 +63,7 @@ OF_CONDITIONS = (
         breaks="who lost a lease ends the shard that its new owner still reads",
         source="a8: SHARD_END is unconditional",
         layer="dense storms",
-        found_at=1,
+        found_at=0,
     ),
     Mutant(
         name="release-unconditional",
@@ -66,7 +72,7 @@ OF_CONDITIONS = (
         new="        case Release() | Offer() | ResumeLease():\n            return True",
         breaks="who lost a lease gives away what is its new owner's",
         source="a6 (kcl-rust release)",
-        found_at=0,
+        found_at=2,
     ),
     Mutant(
         name="position-not-in-the-condition",
@@ -115,8 +121,8 @@ OF_CONDITIONS = (
         new="    return msgspec.structs.replace(\n        row,",
         breaks="the next owner obeys an ask that was made to its predecessor",
         source="trace H8",
-        layer="dense storms",
-        found_at=8,
+        # By contract: the new owner drops the ask as stale, so a storm sees a delay at most.
+        layer="tests/contract/test_lease_table_handoffs.py",
     ),
     Mutant(
         name="children-created-whatever-their-parents",

@@ -14,7 +14,7 @@ OF_LEASE_PROCESSES = (
         new="wanted = ledger.delivered if wanted is None else max(wanted, ledger.delivered)",
         breaks="a checkpoint covers records that user code has not returned from",
         source="I2b",
-        found_at=2,
+        found_at=0,
     ),
     Mutant(
         name="offer-before-the-last-batch",
@@ -51,7 +51,7 @@ OF_LEASE_PROCESSES = (
         breaks="a late checkpoint covers a batch that was never processed",
         source="P19: for what was fully processed",
         layer="dense storms",
-        found_at=4,
+        found_at=3,
     ),
     Mutant(
         name="fence-from-the-latest-send",
@@ -73,7 +73,7 @@ OF_LEASE_PROCESSES = (
         breaks="a slow clock permits batches when a fast one may take already",
         source="B.1; fence margin 0",
         layer="dense storms",
-        found_at=11,
+        found_at=8,
     ),
     Mutant(
         name="fence-of-two-failovers",
@@ -94,7 +94,7 @@ OF_LEASE_PROCESSES = (
         ),
         breaks="an outcome that is still unknown is taken for a success",
         source="P6: first unknown outcome taken as applied",
-        found_at=2,
+        found_at=10,
     ),
     Mutant(
         name="unknown-outcome-taken-as-not-applied",
@@ -168,7 +168,7 @@ OF_LEASE_PROCESSES = (
         breaks="a child is created, and read, before its other parent has a lease",
         source="trace C1",
         layer="dense storms",
-        found_at=4,
+        found_at=0,
     ),
     Mutant(
         name="end-without-children",

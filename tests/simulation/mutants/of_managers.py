@@ -127,7 +127,7 @@ OF_MANAGERS = (
         breaks="an ended row goes while its children have not begun",
         source="P13, I11",
         layer="dense storms",
-        found_at=4,
+        found_at=0,
     ),
     Mutant(
         name="clean-up-before-parents",
@@ -137,7 +137,7 @@ OF_MANAGERS = (
         breaks="an ended row goes before those of its own parents",
         source="P13",
         layer="dense storms",
-        found_at=2,
+        found_at=0,
     ),
     Mutant(
         name="deletion-on-one-listing",

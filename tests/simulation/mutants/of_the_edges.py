@@ -77,6 +77,6 @@ OF_THE_EDGES = (
         new="        return (rank, len(number), number, 0) > last",
         breaks="the rest of an aggregate behind a checkpoint inside it is left out",
         source="a7",
-        layer="tests/properties/test_codec_kpl.py",
+        layer="tests/unit/codec/test_kpl.py",
     ),
 )
