@@ -207,9 +207,12 @@ class Strikes:
 
     def _delete_row(self, strike: Strike) -> bool:
         """Of a shard that is open, or ended: a parent whose row is gone before its end counts as
-        read, by protocol [P11], so nobody can promise anything about that."""
+        read, by protocol [P11], so nobody can promise anything about that. Never the last row: a
+        manager that sees its table emptied refuses to guess any position [L8]."""
         stream = self._fleet.stream
-        rows = self._fleet.table.leases()
+        rows = tuple(self._fleet.table.leases())
+        if len(rows) == 1:
+            return False
         whole = {str(row.key): row for row in rows if row.is_ended or not stream.is_closed(row.key)}
         row = _pick(strike, whole)
         if row is None:
