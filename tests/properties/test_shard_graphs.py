@@ -208,6 +208,7 @@ def test_whatever_comes_about_is_read_in_order_and_once(start):
     assert check_all_lives(start, LIVED_SHARDS_MAX, plans_max=1) > 3_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [TRIM_HORIZON, AT_TIMESTAMP], ids=str)
 def test_what_comes_about_by_two_plans_at_once_is_read_in_order_and_once(start):
     """Not with LATEST: of two first syncs that see the stream before and after a reshard, one that

@@ -110,6 +110,7 @@ def befall(fleet, chance):
             fleet.after(chance.uniform(0, 20), lambda: fleet.add_host(host.group, slot))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_storm_breaks_no_promise_and_calm_mends_everything(seed):
     fleet = settled_fleet(seed, hosts=4, shards=10)

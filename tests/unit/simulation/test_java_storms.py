@@ -21,6 +21,7 @@ def mixed_profile(seed):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_storm_over_a_mixed_fleet_loses_nothing(seed):
     played = play(mixed_profile(seed), replay=f"the mixed profile of seed {seed}")

@@ -120,6 +120,7 @@ def test_the_same_profile_plays_the_same_storm_and_another_seed_another():
     assert play(busy_storm(2)).story_hash != played.story_hash
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 4])
 def test_the_order_of_sets_in_a_process_changes_no_storm(seed):
     code = (
