@@ -91,8 +91,9 @@ class Calm:
         if self._is_short():
             return False
         fleet.require_all_read(self._unread_max_s())
-        # An ask of somebody who is gone stands in the way of others until it is stale [P16].
-        self._pass_until(fleet.is_balanced, ASK_STALE_AFTER_S + _SCANS_TO_BALANCE * self._scan_s)
+        # An ask of somebody who is gone stands in the way of others until it is stale [P16]. All of
+        # the time: equal numbers may come before the groups have their shares.
+        self._pass(ASK_STALE_AFTER_S + _SCANS_TO_BALANCE * self._scan_s)
         fleet.judge(self._require_balance)
         fleet.judge(self._require_short_gaps)
         takes = fleet.oracles.tally.takes
