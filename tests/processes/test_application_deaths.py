@@ -90,7 +90,7 @@ def test_a_manager_started_while_former_processes_still_finish_a_batch_waits_for
     source = producer(stream, 1_000, seed=10).start()
     source.join()
     app.start()
-    app.until(lambda: len(app.ledger.pids) == 2)
+    app.until(lambda: len({m["pid"] for m in app.ledger.marks if m["what"] == "at work"}) == 2)
     former = app.ledger.pids
     pidfds = [os.pidfd_open(pid) for pid in app.lease_pids()]
 

@@ -60,8 +60,11 @@ class Ledger(RecordProcessor):
                 raise ValueError("a record was damaged on its way")
             self.misbehave(record.partition_key, data["n"])
             records.append([record.sequence_number, record.partition_key, data["n"]])
+        batch_s = self.options.get("batch_s", 0)
+        if batch_s > 1:
+            self.write("at work")  # long enough for a test to strike in the middle of it
         # What takes time here is no wait for anything: it stands for work.
-        time.sleep(self.options.get("batch_s", 0))
+        time.sleep(batch_s)
         # Asked for and never touched: it is the asking that a limit refuses.
         bytes(self.options.get("hoard_mb", 0) << 20)
         if self.options.get("emits"):
