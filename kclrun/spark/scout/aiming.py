@@ -53,10 +53,17 @@ class Aiming:
         self._has_heads = True
         return Aim(0, self.page_bytes(len(tracks)), only_heads=True)
 
-    def tip(self, tracks: Collection[Track], service: ServiceTime, now: float) -> Aim:
-        """An aim for all there is."""
+    def tip(
+        self,
+        tracks: Collection[Track],
+        service: ServiceTime,
+        now: float,
+        *,
+        takes_all: bool = False,
+    ) -> Aim:
+        """An aim for all there is. `takes_all`: in this very batch."""
         tip_ms = service.surely_past_ms(now) - TIP_MARGIN_MS
-        return Aim(tip_ms, self.page_bytes(len(tracks)), is_tip=True)
+        return Aim(tip_ms, self.page_bytes(len(tracks)), is_tip=True, takes_all=takes_all)
 
     def next(
         self, tracks: Collection[Track], service: ServiceTime, now: float, *, waits: bool

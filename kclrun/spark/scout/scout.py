@@ -224,7 +224,7 @@ class Scout:
     def _next_aim(self, now: float) -> Aim:
         tracks = [each.track for each in self.running.values()]
         if self._takes_all:
-            return self._aiming.tip(tracks, self.service, now)
+            return self._aiming.tip(tracks, self.service, now, takes_all=True)
         waits = self.lines.waits_for_children()
         heads = self._aiming.heads(tracks, self.service)
         return heads or self._aiming.next(tracks, self.service, now, waits=waits)

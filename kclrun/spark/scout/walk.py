@@ -34,14 +34,15 @@ _PROBES_MAX: Final = 10
 class Aim(msgspec.Struct, frozen=True):
     """What all shards look for together: the first record at or after `until_ms`, or the tip.
 
-    `only_heads` wants nothing but the first record after each position. `page_bytes` is what a
-    page may weigh that executors need not read again.
+    `only_heads` wants nothing but the first record after each position; `takes_all` no bound short
+    of the tip. `page_bytes` is what a page may weigh that executors need not read again.
     """
 
     until_ms: int
     page_bytes: int
     is_tip: bool = False
     only_heads: bool = False
+    takes_all: bool = False
 
 
 class Want(msgspec.Struct, frozen=True):
@@ -125,10 +126,11 @@ def _step_on(track: Track, aim: Aim) -> Walk:
     """Every time leads back, to a record stamped ahead of its time: one page is progress [A8].
 
     A page and no more, so that its rows can be inlined: what is read twice makes a shard rest.
+    A batch that takes all has no next one to go on in: it reads to the tip.
     """
     front = track.kept
     limit = track.page_limit(max(_STEP_BYTES_MIN, int(aim.page_bytes * _STEP_SHARE)))
-    while front.last is None or front.last is front.first:
+    while aim.takes_all or front.last is None or front.last is front.first:
         records = yield from _read(track, front, limit)
         if records is None or _take_over(track, front):
             return

@@ -471,6 +471,18 @@ def test_all_that_is_available_ignores_the_limits():
     assert len(world.rows(start, news(query, start, takes_all=True))) == 1_000
 
 
+@pytest.mark.parametrize("records_per_trigger_max", [None, 10])
+def test_all_that_is_available_holds_what_arrived_a_moment_ago(records_per_trigger_max):
+    # No time that may be asked for lies behind records so young: all are read one after the other.
+    world = World()
+    for _ in range(3_000):
+        world.put(data=b"x" * 1_000)
+    query = world.query(records_per_trigger_max=records_per_trigger_max)
+    start = query.initial_offset()
+
+    assert len(world.rows(start, news(query, start, takes_all=True))) == 3_000
+
+
 def test_asking_again_and_again_reads_once_a_poll():
     # Without a trigger Spark asks a hundred times a second.
     world = World(3)
