@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.processes.log_events import events_in
+
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 ENTRIES = Path(__file__).parent / "entries"
@@ -39,11 +41,7 @@ class Fleet:
         )
 
     def lines(self):
-        found = []
-        for line in Path(self.log.name).read_text().splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                found.append(json.loads(line))
-        return found
+        return events_in(Path(self.log.name).read_text())
 
     def of(self, event):
         return [line for line in self.lines() if line["event"] == event]

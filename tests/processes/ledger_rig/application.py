@@ -5,7 +5,6 @@ by its pid, whatever became of its manager.
 """
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -19,6 +18,7 @@ import yaml
 
 from tests.processes.ledger_rig.aws import REGION
 from tests.processes.ledger_rig.deliveries import LedgerFile
+from tests.processes.log_events import events_in
 
 __all__ = ["Application", "until", "wait_for_ends"]
 
@@ -207,12 +207,7 @@ class Application:
         return sorted(found)
 
     def lines(self):
-        """The events of the log. Stacks stand between them, and may look like JSON by chance."""
-        found = []
-        for line in self.log_path.read_text(errors="replace").splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                found.append(json.loads(line))
-        return [each for each in found if isinstance(each, dict)]
+        return events_in(self.log_path.read_text(errors="replace"))
 
     def of(self, event):
         return [line for line in self.lines() if line.get("event") == event]
