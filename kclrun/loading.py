@@ -1,5 +1,6 @@
 """User code by name: `module:Class` and `module:function`, and what is said when it will not load.
 
+`kclpy:module:Class` and `kclpy:script.py` name a processor written for `amazon_kclpy`.
 Imported from the given folders first, then from the environment; never from the folder a shell
 happens to stand in [S4]. Used by lease processes and by `kclrun check`, which runs this module in
 a process of its own, so that a manager never holds user code: `python -m kclrun.loading`.
@@ -24,9 +25,12 @@ from kclrun.processor import RecordProcessor
 __all__ = ["MARK", "import_paths", "load_function", "load_pipeline", "load_processor"]
 
 _REFERENCE: Final = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):(\w+)\Z")
+# A name, not a path: a script is looked for where modules are.
+_SCRIPT: Final = re.compile(r"[\w-][\w.-]*\.py\Z")
 # What user code said at import, as much of it as fits a screen.
 _TEXT_MAX: Final = 2_000
 _EX_CONFIG: Final = 78
+_KCLPY: Final = "kclpy:"
 # How the runtime calls each method of a processor.
 _ARGUMENTS: Final = {
     "initialize": ("context",),
@@ -50,9 +54,12 @@ def load_processor(
 ) -> type[RecordProcessor]:
     """The RecordProcessor subclass that `module:Class` names; `setting` is what messages call it.
 
+    For `kclpy:module:Class` and `kclpy:script.py`, the one around the processor of `amazon_kclpy`.
     `paths` stay at the head of `sys.path`: what the processor imports later comes from there too.
     Raises: ProcessorLoadError saying what was searched, what the import said, what to do.
     """
+    if reference.startswith(_KCLPY):
+        return _load_kclpy(setting, reference.removeprefix(_KCLPY), paths)
     found = _load(setting, reference, paths)
     if not isinstance(found, type) or not issubclass(found, RecordProcessor):
         raise ProcessorLoadError(
@@ -76,6 +83,46 @@ def _check_signatures(setting: str, reference: str, processor: type[RecordProces
                 f"{setting}: {reference} cannot be called: {name} takes"
                 f" ({', '.join(('self', *arguments))}); {error}"
             ) from None
+
+
+def _load_kclpy(setting: str, reference: str, paths: Sequence[Path]) -> type[RecordProcessor]:
+    # Not above: lease processes of other processors do without it.
+    from kclrun.compat.kclpy import adapted, stand_in
+    from kclrun.compat.kclpy.scripts import adapted_script
+
+    _put_first(paths)
+    stand_in()
+    if _SCRIPT.match(reference):
+        return adapted_script(_find_script(setting, reference, paths))
+    found = _load(setting, reference, paths)
+    if not callable(found):
+        raise ProcessorLoadError(f"{setting}: {reference} is {_kind(found)}, not a class")
+    try:
+        return adapted(found)
+    except ProcessorLoadError as error:
+        raise ProcessorLoadError(f"{setting}: {error}") from None
+
+
+def _find_script(setting: str, name: str, paths: Sequence[Path]) -> Path:
+    for path in paths:
+        if (path / name).is_file():
+            return path / name
+    raise ProcessorLoadError(
+        f"{setting}: there is no script {name}\n"
+        f"Searched: {', '.join(str(path) for path in paths)}\n"
+        "Set `path:` to the folder that holds it"
+    )
+
+
+def _try_script(setting: str, name: str, paths: Sequence[Path]) -> None:
+    """Import what a script imports; its main block waits for a shard."""
+    from kclrun.compat.kclpy.scripts import import_script
+
+    script = _find_script(setting, name, paths)
+    try:
+        import_script(script)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything
+        raise ProcessorLoadError(_failed(setting, name, error)) from None
 
 
 def load_function(setting: str, reference: str, paths: Sequence[Path]) -> Callable[..., Any]:
@@ -199,6 +246,8 @@ def _main(arguments: Sequence[str]) -> int:
         try:
             if setting.rpartition(".")[2] == "processor":
                 load_processor(reference, folders, setting)
+                if _SCRIPT.match(reference.removeprefix(_KCLPY)):
+                    _try_script(setting, reference.removeprefix(_KCLPY), folders)
             elif setting == "pipeline":
                 load_pipeline(reference, folders)
             else:

@@ -1,6 +1,7 @@
 """`kclrun init`: a starter project that runs at once. Never overwrites a file.
 
-And `--add-index`, for a lease table from before kclrun: `index_adding.py`.
+And `--add-index`, for a lease table from before kclrun: `index_adding.py`; `--from`, for the
+properties of the MultiLangDaemon: `properties_import.py`.
 """
 
 from __future__ import annotations
@@ -9,23 +10,27 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import click
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import load_configuration
+from kclrun.cli.new_files import write_new
 from kclrun.errors import SettingsError
 
 __all__ = ["init"]
-
-# The configuration must not be writable by others [S4], whatever the umask says.
-_MODE: Final = 0o644
 
 
 @click.command()
 @click.argument("folder", metavar="DIR", required=False, type=click.Path(path_type=Path))
 @click.option("--add-index", is_flag=True, help="Add the owner index to an existing lease table.")
+@click.option(
+    "--from",
+    "properties",
+    metavar="PROPERTIES",
+    type=click.Path(path_type=Path),
+    help="Write app.yaml from a properties file of amazon_kclpy.",
+)
 @click.option(
     "--config", "-c", metavar="FILE", type=click.Path(path_type=Path), help="Its table's."
 )
@@ -33,6 +38,7 @@ _MODE: Final = 0o644
 @click.option("--yes", is_flag=True, help="Add it; without, only show the plan.")
 def init(
     folder: Path | None,
+    properties: Path | None,
     config: Path | None,
     overrides: tuple[str, ...],
     *,
@@ -50,15 +56,24 @@ def init(
     \b
     kclrun init --add-index --config app.yaml          what it would do
     kclrun init --add-index --config app.yaml --yes
+
+    Or write app.yaml for an application of amazon_kclpy, beside its properties or into DIR.
+
+    \b
+    kclrun init --from app.properties
     """
     if add_index:
-        if folder is not None or config is None:
-            raise click.UsageError("--add-index takes --config FILE, and no DIR.")
+        if folder is not None or properties is not None or config is None:
+            raise click.UsageError("--add-index takes --config FILE, and neither DIR nor --from.")
         return _add_index(config, overrides, is_confirmed=yes)
-    if folder is None:
-        raise click.UsageError("Missing argument 'DIR'.")
     if config is not None or overrides or yes:
         raise click.UsageError("--config, --set and --yes go with --add-index.")
+    if properties is not None:
+        from kclrun.cli.properties_import import import_properties
+
+        return import_properties(properties, folder)
+    if folder is None:
+        raise click.UsageError("Missing argument 'DIR'.")
     _write_starter(folder)
     return exit_codes.DRAINED
 
@@ -85,18 +100,9 @@ def _write_starter(folder: Path) -> None:
         )
     try:
         for name, text in files.items():
-            _write(folder / name, text)
+            write_new(folder / name, text)
     except OSError as error:
         raise SettingsError(f"{error.filename or folder}: {error.strerror}") from None
     click.echo(f"Wrote {', '.join(files)} to {folder}")
     program = shlex.quote(os.environ.get("KCLRUN_PROGRAM", "kclrun"))
     click.echo(f"Next:  cd {shlex.quote(str(folder))} && {program} --config app.yaml")
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Exclusive: a file that appeared since we looked is not overwritten either.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, _MODE)
-        file.write(text)

@@ -10,6 +10,7 @@ from typing import Final
 
 from kclrun.config.embedded_schema import EmbeddedSettings
 from kclrun.config.engine_rules import EMBEDDED, engine_rules
+from kclrun.config.kclpy_rules import kclpy_rules
 from kclrun.config.observe_rules import observe_rules
 from kclrun.config.schema import Settings, StartAtLeases
 from kclrun.config.settle import Problem
@@ -31,6 +32,7 @@ def broken_rules(settings: Settings, now: WallTime) -> Iterator[Problem]:
     yield from stream_rules(settings, now)
     yield from _start(settings, now)
     yield from engine_rules(settings)
+    yield from kclpy_rules(settings)
     yield from _addresses(settings)
     yield from _durations(settings)
     yield from _embedded(settings)

@@ -248,7 +248,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = ()
     processor: Annotated[
-        ProcessorRef | None, documented("module:Class of the RecordProcessor, imported from `path`")
+        ProcessorRef | None,
+        documented(
+            "module:Class of the RecordProcessor, imported from `path`; of amazon_kclpy:"
+            " kclpy:script.py or kclpy:module:Class"
+        ),
     ] = None
     pipeline: Annotated[
         FunctionRef | None,

@@ -20,7 +20,12 @@ __all__ = [
 
 # What is imported is named by module and attribute, and by nothing an import could be tricked with.
 ProcessorRef = Annotated[
-    str, msgspec.Meta(pattern=r"^[A-Za-z_]\w*(\.\w+)*:\w+$", extra={"words": " like module:Class"})
+    str,
+    msgspec.Meta(
+        # One colon after kclpy names a script; a module of that name is nobody's.
+        pattern=r"^((?!kclpy:\w+$)(kclpy:)?[A-Za-z_]\w*(\.\w+)*:\w+|kclpy:[\w-][\w.-]*\.py)$",
+        extra={"words": " like module:Class, or kclpy:script.py"},
+    ),
 ]
 # What DynamoDB and Kinesis accept as names.
 TableName = Annotated[

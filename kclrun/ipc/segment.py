@@ -30,9 +30,9 @@ __all__ = ["LAYOUT_VERSION", "PLACES_MAX", "Segment"]
 # Any change of a layout in `segment`, `board`, `twin` or `ring` is a new version: manager and
 # lease processes are of one installation, but an upgrade may happen under a running manager.
 LAYOUT_VERSION: Final = 2
-# `leases.max` is 64 by default; 1024 places are 68 MiB of address space. Memory is taken only by
-# the pages that were written.
-PLACES_MAX: Final = 1024
+# `leases.max` is 64 by default and 1024 at most, and the manager keeps 16 places beyond it; so many
+# are 69 MiB of address space. Memory is taken only by the pages that were written.
+PLACES_MAX: Final = 1040
 _MAGIC: Final = b"kclrun\0\0"
 _HEADER: Final = struct.Struct("<8sIIII")
 _CRC: Final = struct.Struct("<I")

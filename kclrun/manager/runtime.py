@@ -50,13 +50,13 @@ from kclrun.observe.snapshot import Snapshot
 from kclrun.ports import ShardFilter
 from kclrun.sinks.report_file import write_report
 
-__all__ = ["WORKER_ENTRY", "run_fleet"]
+__all__ = ["SPARE_PLACES", "WORKER_ENTRY", "run_fleet"]
 
 # By name: the manager imports nothing that runs beside user code.
 WORKER_ENTRY: Final = "kclrun.worker.main:run"
 _STDERR: Final = 2
 # Beyond `leases.max`: for processes on their way out while the next lease is taken.
-_SPARE_PLACES: Final = 16
+SPARE_PLACES: Final = 16
 _FILTER_KINDS: Final = {
     TRIM_HORIZON.sequence_number: "AT_TRIM_HORIZON",
     LATEST.sequence_number: "AT_LATEST",
@@ -164,7 +164,7 @@ class _Run:
         )
         self._manager.processes = LeaseProcesses(
             launcher,
-            places=self._settings.leases.max + _SPARE_PLACES,
+            places=self._settings.leases.max + SPARE_PLACES,
             specify=self._start_commands(import_paths),
             loop=self._loop,
             log=self._log,

@@ -44,6 +44,11 @@ PURE_FILES += [
     for name in names
 ]
 PURE_FILES += sorted((ROOT / "spark" / "scout").glob("*.py"))
+# A properties file becomes an app.yaml by its text alone.
+PURE_FILES += [
+    ROOT / "compat" / "kclpy" / f"{name}.py"
+    for name in ("app_yaml", "conversions", "properties", "property_table")
+]
 
 BANNED_MODULES = {
     "asyncio", "boto3", "botocore", "io", "logging", "multiprocessing", "os", "pathlib", "pyarrow",

@@ -6,6 +6,7 @@ from pathlib import Path
 from kclrun.aws.clauses import AT_LAST, AT_LAST_WHOLE
 from kclrun.aws.expressions import CATALOGUE
 from kclrun.cli import exit_codes
+from kclrun.compat.kclpy.property_table import PROPERTIES
 from kclrun.consuming import fence, loss
 from kclrun.leases import assignment, capacity, manager, offers, pacing, policy
 from kclrun.leases.doctor.findings import Kind
@@ -119,6 +120,21 @@ def test_every_finding_of_the_doctor_stands_in_the_readme_as_the_code_has_it():
         lines.append(f"| `{kind.value}` | {gravity} | {kind.means} |{mended}|")
 
     stands_in_the_readme("findings", lines)
+
+
+def test_every_property_of_amazon_kclpy_stands_in_the_readme_as_it_is_translated():
+    translated = ["| property | in `app.yaml` | what changes |", "|---|---|---|"]
+    because = {}
+    for each in PROPERTIES:
+        if each.setting:
+            translated.append(f"| `{each.name}` | `{each.setting}` | {each.note} |")
+        else:
+            because.setdefault(each.note, []).append(f"`{each.name}`")
+    without = ["| without a counterpart | because |", "|---|---|"]
+    without += [f"| {', '.join(names)} | {note} |" for note, names in because.items()]
+
+    stands_in_the_readme("properties", translated)
+    stands_in_the_readme("properties without a counterpart", without)
 
 
 def test_every_exit_code_of_the_code_stands_in_the_readme():

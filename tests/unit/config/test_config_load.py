@@ -63,7 +63,10 @@ def test_a_section_with_everything_commented_out_has_its_defaults() -> None:
         ("log: {level: loud}", "expected debug, info, warning or error, got 'loud'"),
         ("aws: {region: off}", "aws.region: expected a text, got a switch (on or off); put it in"),
         ("leases: [1]", "leases: expected settings, got a list"),
-        ("processor: processors/hello.py", "processor: expected a text like module:Class, got"),
+        (
+            "processor: processors/hello.py",
+            "processor: expected a text like module:Class, or kclpy:script.py, got",
+        ),
         ("processor: a.b:C.d", "processor: expected a text like module:Class"),
         ("embedded: {fill: {}}", "embedded.fill.source: is missing; a text like module:function"),
         ("leases: {group: 'a:b'}", "leases.group: expected a text without colons"),

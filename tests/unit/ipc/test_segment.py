@@ -7,11 +7,13 @@ import tempfile
 import msgspec
 import pytest
 
+from kclrun.config.json_schema import json_schema
 from kclrun.errors import LimitExceeded, SegmentRefused
 from kclrun.ipc.board import LeaseStatus, WorkerState
 from kclrun.ipc.ring import RING_BYTES
 from kclrun.ipc.segment import PLACES_MAX, Segment
 from kclrun.ipc.twin import NoValue
+from kclrun.manager.runtime import SPARE_PLACES
 
 STATUS = LeaseStatus(pid=1, incarnation=1, state=WorkerState.STARTING)
 
@@ -86,6 +88,13 @@ def test_the_largest_segment_takes_memory_only_where_it_was_written():
     segment.ring(PLACES_MAX - 1).put(b"x")
     assert os.fstat(segment.fd).st_blocks * 512 < 64 * 1024
     segment.close()
+
+
+def test_the_most_leases_that_a_file_may_ask_for_have_places_and_some_to_spare():
+    leases = json_schema()["properties"]["leases"]
+    most = leases["properties"]["max"]["maximum"]
+
+    Segment.create(most + SPARE_PLACES).close()
 
 
 def test_nobody_can_change_the_size_of_the_segment(segment):

@@ -1,0 +1,94 @@
+"""`kclrun init --from app.properties`: an `app.yaml` for an application of `amazon_kclpy`.
+
+Looks for the script, writes the file; what becomes of each property is decided in
+`compat/kclpy/conversions.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import time
+from pathlib import Path
+from typing import Final
+
+import click
+
+from kclrun.cli import exit_codes
+from kclrun.cli.new_files import write_new
+from kclrun.compat.kclpy.app_yaml import Script, app_yaml
+from kclrun.compat.kclpy.properties import read_properties
+from kclrun.config.trust import read_trusted
+from kclrun.errors import SettingsError
+from kclrun.model.time import WallTime
+
+__all__ = ["import_properties"]
+
+_FILE: Final = "app.yaml"
+# What stands before the script: an interpreter by name or path, through env or not.
+_INTERPRETER: Final = re.compile(r"(?:.*/)?(?:env|python[0-9.]*)\Z")
+_SCRIPT: Final = re.compile(r"[\w-][\w.-]*\.py\Z")
+
+
+def import_properties(properties: Path, folder: Path | None) -> int:
+    """Write `app.yaml` into `folder`, else beside the properties; never over one that is there.
+
+    Raises: SettingsError.
+    """
+    # It names code to run, so it is trusted as far as a configuration file is [S4].
+    values = read_properties(read_trusted(properties))
+    target = (folder or properties.parent) / _FILE
+    executable = values.get("executableName", "").strip()
+    script = _script(executable, properties.resolve().parent, target.resolve().parent)
+    text = app_yaml(values, script, properties.name, WallTime(time.time()))
+    try:
+        write_new(target, text)
+    except FileExistsError:
+        raise SettingsError(
+            f"{target} is there already\nNothing was written; name another folder"
+        ) from None
+    except OSError as error:
+        raise SettingsError(f"{error.filename or target}: {error.strerror}") from None
+    click.echo(f"Wrote {target}; its comments say what changes, property by property")
+    program = shlex.quote(os.environ.get("KCLRUN_PROGRAM", "kclrun"))
+    click.echo(f"Next:  {program} check --config {shlex.quote(str(target))}")
+    return exit_codes.DRAINED
+
+
+def _script(executable: str, beside: Path, config_folder: Path) -> Script:
+    """What `executableName` starts, looked for as the daemon's own start would find it."""
+    words = executable.split()  # as the daemon does: no quotes
+    while words and (_INTERPRETER.match(words[0]) or words[0].startswith("-")):
+        if words[0] == "-m":
+            return Script(None, remark=f"executableName ({executable}) runs a module.")
+        words.pop(0)
+    if not words:
+        return Script(None, remark="executableName names no script.")
+    name = Path(words[0]).name
+    if not _SCRIPT.match(name):
+        return Script(None, remark=f"executableName ({words[0]}) is not named like a .py script.")
+    arguments = tuple(words[1:])
+    found = _found(words[0], beside)
+    if found is None:
+        where = f"beside the properties, in {Path.cwd()} or on PATH; set path: to its folder."
+        return Script(name, None, arguments, f"Not found {where}")
+    return Script(name, _path_setting(found.parent, config_folder), arguments)
+
+
+def _found(name: str, beside: Path) -> Path | None:
+    for folder in (beside, Path.cwd()):
+        if (folder / name).is_file():
+            return (folder / name).resolve()
+    on_path = shutil.which(name)
+    return Path(on_path).resolve() if on_path is not None else None
+
+
+def _path_setting(folder: Path, config_folder: Path) -> str | None:
+    """`path:` for a script in `folder`; the file's own folder and its parent need none."""
+    if folder in {config_folder, config_folder.parent}:
+        return None
+    if folder.is_relative_to(config_folder):
+        return str(folder.relative_to(config_folder))
+    return str(folder)

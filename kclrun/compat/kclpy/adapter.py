@@ -1,0 +1,166 @@
+"""A processor of `amazon_kclpy`, as the `RecordProcessor` that the runtime knows.
+
+Holds: the calls and the checkpoints, translated. Rule: what the processor raises is raised: it is
+given the same records again and then halted, where `amazon_kclpy` wrote the traceback to standard
+error and went on with the records that follow [I9].
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn
+
+from kclrun.compat.kclpy.amazon_kclpy import kcl, messages
+from kclrun.compat.kclpy.amazon_kclpy.v2.processor import V1toV2Processor
+from kclrun.compat.kclpy.amazon_kclpy.v3.processor import V2toV3Processor
+from kclrun.compat.kclpy.standing_in import stand_in
+from kclrun.errors import (
+    KclrunError,
+    LeaseLost,
+    LimitExceeded,
+    NotFound,
+    ProcessorLoadError,
+    StaleCheckpoint,
+    Throttled,
+)
+from kclrun.model.record import RecordBatch
+from kclrun.processor import Checkpointer, Context, RecordProcessor
+
+__all__ = ["KclpyProcessor", "adapted", "adapted_maker"]
+
+Make = Callable[[Mapping[str, Any]], Any]
+
+_INTERFACES: Final = {
+    1: ("initialize", "process_records", "shutdown"),
+    2: ("initialize", "process_records", "shutdown"),
+    3: ("initialize", "process_records", "lease_lost", "shard_ended", "shutdown_requested"),
+}
+# The names that the Java KCL has for what went wrong, which processors compare with.
+_VALUES: Final[tuple[tuple[type[KclrunError], str], ...]] = (
+    (LeaseLost, "ShutdownException"),
+    (StaleCheckpoint, "IllegalArgumentException"),
+    (LimitExceeded, "IllegalArgumentException"),
+    (Throttled, "ThrottlingException"),
+    (NotFound, "InvalidStateException"),
+    (KclrunError, "KinesisClientLibDependencyException"),
+)
+
+
+class KclpyProcessor(RecordProcessor):
+    """Around one processor of `amazon_kclpy`, made when its shard is: by `make`, of the options."""
+
+    make: Make
+
+    def initialize(self, context: Context) -> None:
+        """Make the processor, and give it its shard and the checkpoint that is in the table."""
+        stand_in()
+        self._processor_of_user = type(self).make(context.options)
+        self._processor = _in_interface_3(self._processor_of_user)
+        position = context.position
+        messages.InitializeInput(
+            {
+                "action": "initialize",
+                "shardId": context.shard_id,
+                "sequenceNumber": position.sequence_number,
+                "subSequenceNumber": position.sub_sequence_number,
+            }
+        ).dispatch(None, self._processor)
+
+    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+        """Give the batch as records of `amazon_kclpy`."""
+        messages.ProcessRecordsInput(
+            {
+                "action": "processRecords",
+                "records": [messages.DeliveredRecord(record) for record in batch],
+                "millisBehindLatest": batch.millis_behind_latest,
+            }
+        ).dispatch(_translated(checkpointer), self._processor)
+
+    def shard_ended(self, checkpointer: Checkpointer) -> None:
+        """As `shard_ended`, or `shutdown` for TERMINATE: the processor is to checkpoint."""
+        ended = messages.ShardEndedInput({"action": "shardEnded"})
+        ended.dispatch(_translated(checkpointer), self._processor)
+
+    def lease_lost(self) -> None:
+        """As `lease_lost`, or `shutdown` for ZOMBIE, with a checkpointer that refuses."""
+        lost = messages.LeaseLostInput({"action": "leaseLost"})
+        lost.dispatch(_translated(Checkpointer(_refuse)), self._processor)
+
+    def shutdown_requested(self, checkpointer: Checkpointer) -> None:
+        """As `shutdown_requested`, where the processor has it."""
+        requested = messages.ShutdownRequestedInput({"action": "shutdownRequested"})
+        requested.dispatch(_translated(checkpointer), self._processor)
+
+
+def adapted(made_by: Callable[[], Any]) -> type[RecordProcessor]:
+    """The `RecordProcessor` of a processor class of `amazon_kclpy`, or of a function making one.
+
+    Raises: ProcessorLoadError where that cannot be called without arguments, or the class has no
+    interface that `amazon_kclpy` knows.
+    """
+    name = getattr(made_by, "__qualname__", repr(made_by))
+    if isinstance(made_by, type):
+        _require_interface(made_by, name)
+    try:
+        inspect.signature(made_by).bind()
+    except TypeError as error:
+        raise ProcessorLoadError(
+            f"{name} cannot be called without arguments: {error}\n"
+            "Name a function without arguments that returns the processor, or the script, as"
+            " kclpy:script.py, whose own last lines make it"
+        ) from None
+    except ValueError:  # made in C, without a signature: the call will tell
+        pass
+    return adapted_maker(lambda _options: made_by(), name)
+
+
+def adapted_maker(make: Make, name: str) -> type[RecordProcessor]:
+    """The same for whatever makes the processor of the options; `name` is for people."""
+    return type(f"Kclpy:{name}", (KclpyProcessor,), {"make": staticmethod(make)})
+
+
+def _require_interface(processor: Any, name: str) -> int:
+    version = getattr(processor, "version", None)
+    if version not in _INTERFACES:
+        raise ProcessorLoadError(
+            f"{name} is no processor of amazon_kclpy: it has no `version` of"
+            f" {', '.join(map(str, _INTERFACES))}\n"
+            "Derive it from amazon_kclpy.v3.processor.RecordProcessorBase; a RecordProcessor of"
+            " kclrun is named without kclpy:"
+        )
+    missing = [
+        each for each in _INTERFACES[version] if not callable(getattr(processor, each, None))
+    ]
+    if missing:
+        raise ProcessorLoadError(f"{name} (interface {version}) has no {', '.join(missing)}")
+    return int(version)
+
+
+def _in_interface_3(processor: Any) -> Any:
+    version = _require_interface(processor, type(processor).__qualname__)
+    if version == 1:
+        processor = V1toV2Processor(processor)
+    return processor if version == 3 else V2toV3Processor(processor)
+
+
+def _translated(checkpointer: Checkpointer) -> kcl.Checkpointer:
+    def write(sequence_number: str | None, sub_sequence_number: int) -> None:
+        try:
+            checkpointer.checkpoint(sequence_number, sub_sequence_number)
+        except KclrunError as error:
+            _raise_as_checkpoint_error(error)
+
+    return kcl.Checkpointer(write)
+
+
+def _raise_as_checkpoint_error(error: KclrunError) -> NoReturn:
+    value = next(value for kind, value in _VALUES if isinstance(error, kind))
+    # The class that the processor catches: the installed package's, where there is one.
+    checkpoint_error: type[Exception] = importlib.import_module("amazon_kclpy.kcl").CheckpointError
+    raise checkpoint_error(value) from error
+
+
+def _refuse(_position: object) -> NoReturn:
+    raise LeaseLost("another owner has the lease")

@@ -1,0 +1,1 @@
+"""Interface 2: input objects, one `shutdown` for every end."""

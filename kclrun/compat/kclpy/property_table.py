@@ -1,0 +1,162 @@
+"""What becomes of each property of the MultiLangDaemon: its setting, and what is different.
+
+`app_yaml.py` writes by this table, and the README shows it. The names are those of the daemon of
+the KCL 2.x and 3.x (`MultiLangDaemonConfiguration` and the configurations it fills).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+__all__ = ["BY_NAME", "PROPERTIES", "Property"]
+
+
+class Property(msgspec.Struct, frozen=True):
+    """`setting` is empty where there is no counterpart, and `note` says why; else what changes."""
+
+    name: str
+    setting: str
+    note: str = ""
+
+
+_KCL3: Final = "of the KCL 3 and its leader; kclrun's machines share the leases among themselves"
+_KCL3_MODE: Final = (
+    "a table in the KCL 3's own mode is refused until it is set to"
+    " CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X and rolled back"
+)
+_METRICS: Final = "kclrun publishes once a minute"
+_TABLE: Final = "the lease table exists; one that kclrun makes is billed on demand"
+_FANOUT: Final = "of enhanced fan-out; kclrun polls"
+_TUNING: Final = "tunes the inside of the KCL"
+
+_WITH_SETTING: Final = (
+    Property("applicationName", "application"),
+    Property("streamArn", "stream", "comes before streamName, as in the KCL"),
+    Property("streamName", "stream"),
+    Property(
+        "executableName", "processor", "kclpy:script.py; its arguments go to options.arguments"
+    ),
+    Property("tableName", "leases.table"),
+    Property("initialPositionInStream", "start", "left out, it is LATEST, as in the KCL"),
+    Property("initialPositionInStreamExtended", "start", "the instant in ISO 8601"),
+    Property("regionName", "aws.region", "left out, it is us-east-1 or that of the ARN"),
+    Property("kinesisEndpoint", "aws.endpoints.kinesis", "https, but for this machine"),
+    Property("dynamoDBEndpoint", "aws.endpoints.dynamodb", "https, but for this machine"),
+    Property(
+        "AwsCredentialsProvider",
+        "aws.role_arn",
+        "of an STS provider, or aws.profile; all others are in the usual chain",
+    ),
+    Property(
+        "failoverTimeMillis", "leases.failover", "1s to 15m; the same on both sides of a move"
+    ),
+    Property(
+        "maxLeasesForWorker",
+        "leases.max",
+        "at most 1024, which is also what is written where it is left out",
+    ),
+    Property(
+        "maxLeasesToStealAtOneTime",
+        "leases.moves_per_cycle",
+        "leases are asked for, and given away after a checkpoint; none is stolen from kclrun",
+    ),
+    Property(
+        "cleanupLeasesUponShardCompletion",
+        "leases.cleanup",
+        "a row goes once its shard's children have begun",
+    ),
+    Property(
+        "idleTimeBetweenReadsInMillis",
+        "fetch.idle",
+        "at the tip only, 200ms or more; behind, kclrun reads five times a second",
+    ),
+    Property("maxRecords", "fetch.batch_max", "the most in one call, aggregates opened"),
+    Property("retrievalMode", "fetch.mode", "polling: there is no enhanced fan-out yet"),
+    Property(
+        "taskBackoffTimeMillis",
+        "on_error.backoff",
+        "before the same records are given again, doubled each time; the KCL went on without them",
+    ),
+    Property(
+        "timeoutInSeconds",
+        "stall",
+        "the one shard that stands still is restarted; the KCL ended the whole daemon",
+    ),
+    Property("shutdownGraceMillis", "shutdown.grace", "0 is left out: a drain needs some time"),
+    Property(
+        "metricsLevel",
+        "observe.cloudwatch",
+        "other metrics, by the minute; DETAILED by shard; left out, there are none",
+    ),
+)
+_WITHOUT: Final = (
+    ("dynamoDBRegionName", "the lease table is in aws.region; another one is refused"),
+    ("workerId", "each start has an identity of its own"),
+    ("shardSyncIntervalMillis", "shards are listed in every scan of the table, by a random few"),
+    ("parentShardPollIntervalMillis", "a child starts when its last parent ends, without polling"),
+    (
+        "callProcessRecordsEvenForEmptyRecordList",
+        "process_records is called with records, and only then",
+    ),
+    ("validateSequenceNumberBeforeCheckpointing", "a checkpoint above what was given is refused"),
+    ("maxActiveThreads", "each shard has a process of its own"),
+    ("processingLanguage", "it is Python"),
+    ("logWarningForTaskAfterMillis", "stall: is the time after which a shard is looked into"),
+    ("enablePriorityLeaseAssignment", "leases that nobody has are always taken first"),
+    ("shardPrioritization", "parents come before their children, always"),
+    ("ignoreUnexpectedChildShards", "a listing that does not fit is asked for again"),
+    ("skipShardSyncAtWorkerInitializationIfLeasesExist", "a start waits for no listing"),
+    ("AwsCredentialsProviderDynamoDB", "one identity for all services: aws.role_arn"),
+    ("AwsCredentialsProviderCloudWatch", "one identity for all services: aws.role_arn"),
+    ("cloudWatchRegionName", "metrics go to aws.region"),
+    ("metricsBufferTimeMillis", _METRICS),
+    ("metricsMaxQueueSize", _METRICS),
+    ("metricsEnabledDimensions", "observe.cloudwatch.dimensions adds some of your own"),
+    ("maxLeaseRenewalThreads", "each lease is renewed by its own process"),
+    ("listShardsBackoffTimeInMillis", _TUNING),
+    ("maxListShardsRetryAttempts", _TUNING),
+    ("schedulerInitializationBackoffTimeMillis", "aws.start_timeout is the patience of a start"),
+    ("retryGetRecordsInSeconds", _TUNING),
+    ("maxGetRecordsThreadPool", _TUNING),
+    ("billingMode", _TABLE),
+    ("initialLeaseTableReadCapacity", _TABLE),
+    ("initialLeaseTableWriteCapacity", _TABLE),
+    ("leaseTableDeletionProtectionEnabled", _TABLE),
+    ("leaseTablePitrEnabled", _TABLE),
+    ("leaseTableTags", "leases.tags, for a table that kclrun makes"),
+    ("fanoutConfig.consumerArn", _FANOUT),
+    ("fanoutConfig.consumerName", _FANOUT),
+    ("fanoutConfig.maxDescribeStreamConsumerRetries", _FANOUT),
+    ("fanoutConfig.maxDescribeStreamSummaryRetries", _FANOUT),
+    ("fanoutConfig.registerStreamConsumerRetries", _FANOUT),
+    ("fanoutConfig.retryBackoffMillis", _FANOUT),
+    ("clientVersionConfig", _KCL3_MODE),
+    ("gracefulLeaseHandoffTimeoutMillis", "a lease is given away when its batch is done"),
+    ("isGracefulLeaseHandoffEnabled", "leases are always given away after a checkpoint"),
+    ("leaseAssignmentIntervalMillis", "each machine looks every half failover"),
+    *(
+        (name, _KCL3)
+        for name in (
+            *("coordinatorStateTableName", "coordinatorStateBillingMode"),
+            *("coordinatorStateReadCapacity", "coordinatorStateWriteCapacity"),
+            "coordinatorStatePointInTimeRecoveryEnabled",
+            *("coordinatorStateDeletionProtectionEnabled", "coordinatorStateTags"),
+            *("workerMetricsTableName", "workerMetricsBillingMode"),
+            *("workerMetricsReadCapacity", "workerMetricsWriteCapacity"),
+            "workerMetricsPointInTimeRecoveryEnabled",
+            *("workerMetricsDeletionProtectionEnabled", "workerMetricsTags"),
+            *("inMemoryWorkerMetricsCaptureFrequencyMillis", "workerMetricsReporterFreqInMillis"),
+            *("noOfPersistedMetricsPerWorkerMetrics", "disableWorkerMetrics"),
+            *("maxThroughputPerHostKBps", "dampeningPercentage", "reBalanceThresholdPercentage"),
+            *("allowThroughputOvershoot", "varianceBalancingFrequency", "workerMetricsEMAAlpha"),
+            "staleWorkerMetricsEntryCleanupDuration",
+        )
+    ),
+)
+
+PROPERTIES: Final = (*_WITH_SETTING, *(Property(name, "", note) for name, note in _WITHOUT))
+# The daemon takes `AWSCredentialsProvider` and `AwsCredentialsProvider`, and has changed the case
+# of others over the years.
+BY_NAME: Final = {each.name.lower(): each for each in PROPERTIES}

@@ -1,0 +1,264 @@
+"""A properties file of the MultiLangDaemon as an app.yaml: read, converted, told."""
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
+
+from kclrun.compat.kclpy.app_yaml import Script, app_yaml
+from kclrun.compat.kclpy.properties import read_properties
+from kclrun.compat.kclpy.property_table import PROPERTIES
+from kclrun.config.load import settings_of
+from kclrun.config.schema import Settings
+from kclrun.config.settle import field_types, members, plain_type
+from kclrun.errors import SettingsError
+from kclrun.model.time import WallTime
+
+NOW = WallTime(1_780_000_000.0)
+BASE = {"applicationName": "orders-app", "streamName": "orders", "executableName": "consumer.py"}
+SCRIPT = Script("consumer.py")
+
+
+def text_of(script=SCRIPT, **properties):
+    return app_yaml(BASE | properties, script, "app.properties", NOW)
+
+
+def settings(script=SCRIPT, **properties):
+    text = text_of(script, **properties)
+    return settings_of(text, environment={}, now=NOW)
+
+
+# The format.
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a = 1", {"a": "1"}),
+        ("a=1", {"a": "1"}),
+        ("a:1", {"a": "1"}),
+        ("a 1", {"a": "1"}),
+        ("  a  =  b c  ", {"a": "b c  "}),
+        ("a = b = c", {"a": "b = c"}),
+        ("# a = 1\n! b = 2\n\n", {}),
+        ("a = 1\\\n    2\nb = 3", {"a": "12", "b": "3"}),
+        ("a = 1\\\\\nb = 3", {"a": "1\\", "b": "3"}),
+        ("a = \\u00e9\\t|", {"a": "é\t|"}),
+        ("a = \\ud83d\\ude00", {"a": "😀"}),
+        ("a\\ b = 1", {"a b": "1"}),
+        ("a\\=b = 1", {"a=b": "1"}),
+        ("a", {"a": ""}),
+        ("a = 1\r\nb = 2\rc = 3", {"a": "1", "b": "2", "c": "3"}),
+        ("a = 1\na = 2", {"a": "2"}),
+        ("a = 1\\", {"a": "1"}),
+    ],
+)
+def test_properties_are_read_as_java_reads_them(text, expected):
+    assert read_properties(text) == expected
+
+
+def test_a_broken_escape_is_told():
+    with pytest.raises(SettingsError, match="four hexadecimal digits"):
+        read_properties("a = \\u00")
+
+
+# What becomes of them.
+
+
+def test_the_least_there_can_be_is_an_application_that_goes_on():
+    made = settings()
+
+    assert made.application == made.table == "orders-app"
+    assert made.stream == "orders"
+    assert made.processor == "kclpy:consumer.py"
+    assert made.start == "LATEST"
+    assert made.aws.region == "us-east-1"
+    assert made.leases.max == 1024
+    assert made.checkpoint.every == "manual"
+
+
+@pytest.mark.parametrize(
+    ("properties", "path", "expected"),
+    [
+        ({"tableName": "other"}, "leases.table", "other"),
+        ({"initialPositionInStream": "TRIM_HORIZON"}, "start", "TRIM_HORIZON"),
+        ({"initialPositionInStream": "latest"}, "start", "LATEST"),
+        ({"initialPositionInStreamExtended": "1636609142"}, "start", "2021-11-11T05:39:02Z"),
+        ({"regionName": "eu-west-1"}, "aws.region", "eu-west-1"),
+        ({"kinesisEndpoint": "http://localhost:4566"}, "aws.endpoints", {"kinesis": "http://localhost:4566"}),
+        ({"dynamoDBEndpoint": "https://ddb.example"}, "aws.endpoints", {"dynamodb": "https://ddb.example"}),
+        ({"failoverTimeMillis": "30000"}, "leases.failover", 30.0),
+        ({"failoverTimeMillis": "1"}, "leases.failover", 1.0),
+        ({"maxLeasesForWorker": "7"}, "leases.max", 7),
+        ({"maxLeasesForWorker": "2147483647"}, "leases.max", 1024),
+        ({"maxLeasesToStealAtOneTime": "3"}, "leases.moves_per_cycle", 3),
+        ({"cleanupLeasesUponShardCompletion": "false"}, "leases.cleanup", False),
+        ({"idleTimeBetweenReadsInMillis": "1500"}, "fetch.idle", 1.5),
+        ({"idleTimeBetweenReadsInMillis": "50"}, "fetch.idle", 0.2),
+        ({"maxRecords": "500"}, "fetch.batch_max", 500),
+        ({"taskBackoffTimeMillis": "250"}, "on_error.backoff", 0.25),
+        ({"timeoutInSeconds": "300"}, "stall", 300.0),
+        ({"timeoutInSeconds": "5"}, "stall", 120.0),
+        ({"shutdownGraceMillis": "5000"}, "shutdown.grace", 5.0),
+        ({"shutdownGraceMillis": "0"}, "shutdown.grace", 60.0),
+        ({"metricsLevel": "SUMMARY"}, "observe.cloudwatch.namespace", "orders-app"),
+        ({"metricsLevel": "detailed"}, "observe.cloudwatch.detail", "shard"),
+        ({"metricsLevel": "NONE"}, "observe.cloudwatch", None),
+        ({"retrievalMode": "FANOUT"}, "fetch.mode", "polling"),
+        ({"awsCredentialsProvider": "ProfileCredentialsProvider|etl"}, "aws.profile", "etl"),
+        (
+            {
+                "AWSCredentialsProvider": "StsAssumeRoleCredentialsProvider"
+                "|arn:aws:iam::123456789012:role/reader|kcl, DefaultCredentialsProvider"
+            },
+            "aws.role_arn",
+            "arn:aws:iam::123456789012:role/reader",
+        ),
+        ({"AwsCredentialsProvider": "DefaultCredentialsProvider"}, "aws.role_arn", None),
+        ({"applicationName": "12345"}, "application", "12345"),
+        ({"applicationName": "null"}, "application", "null"),
+    ],
+)  # fmt: skip
+def test_a_property_becomes_its_setting(properties, path, expected):
+    found = settings(**properties)
+    for step in path.split("."):
+        found = getattr(found, step)
+
+    assert found == expected
+
+
+def test_an_arn_comes_before_a_name_and_says_the_region():
+    arn = "arn:aws:kinesis:eu-central-1:123456789012:stream/orders"
+
+    made = settings(streamArn=arn)
+
+    assert (made.stream, made.aws.region) == (arn, "eu-central-1")
+
+
+def test_a_script_elsewhere_and_its_arguments_are_settings():
+    arguments = ("--table", "null", "a: b #c", "${HOME}", 'q"\\', "é\x7f\u2028😀")
+
+    made = settings(Script("consumer.py", "src", arguments))
+
+    assert made.path == "src"
+    assert made.options == {"arguments": list(arguments)}
+
+
+def test_a_script_that_cannot_be_run_is_asked_for():
+    text = text_of(Script(None, remark="executableName (./run.sh) is not named like a .py script."))
+
+    assert "# executableName (./run.sh) is not named like a .py script. Name the script" in text
+    assert "\n# processor: kclpy:script.py\n" in text
+
+
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        ({"applicationName": ""}, "app.properties: applicationName is missing"),
+        ({"streamName": " "}, "streamName is missing, and streamArn, too"),
+        ({"maxRecords": "many"}, "maxRecords: expected a whole number, got 'many'"),
+        ({"initialPositionInStream": "AT_TIMESTAMP"}, "stands in initialPositionInStreamExtended"),
+        ({"initialPositionInStreamExtended": "-1"}, "expected seconds since 1970"),
+        ({"initialPositionInStreamExtended": "1790000000"}, "is in the future"),
+        ({"applicationName": "a b"}, "would be accepted:\napplication: expected a text of"),
+        ({"kinesisEndpoint": "kinesis.example"}, "kinesisEndpoint: expected an https URL"),
+        ({"dynamoDBEndpoint": "http://db.example"}, "plain http is for this machine only"),
+        (
+            {"regionName": "eu-west-1", "dynamoDBRegionName": "us-east-1"},
+            "dynamoDBRegionName: the lease table is in us-east-1 and the stream in eu-west-1",
+        ),
+    ],
+)
+def test_what_would_read_another_stream_or_other_checkpoints_is_refused(properties, said):
+    with pytest.raises(SettingsError, match=said):
+        text_of(**properties)
+
+
+def test_what_has_no_counterpart_and_what_is_unknown_is_named_without_its_value():
+    text = text_of(workerId="w", AWSCredentialsProviderDynamoDB="S|key", Foo="secret")
+
+    without, unknown = text.split("# These properties have no counterpart:")[1].split("\n\n")
+    assert "#   workerId: each start has an identity of its own" in without
+    assert "#   AWSCredentialsProviderDynamoDB: one identity for all services" in without
+    assert unknown.strip().splitlines()[1:] == ["#   Foo"]
+    assert "secret" not in text
+    assert "S|key" not in text
+
+
+def test_keys_in_a_credentials_provider_are_not_repeated():
+    text = text_of(AwsCredentialsProvider="StaticCredentialsProvider|AKIAEXAMPLEEXAMPLE|hush")
+
+    assert "AKIA" not in text
+    assert "hush" not in text
+
+
+def test_a_name_cannot_end_its_comment():
+    text = text_of(**{"x\nstream: other": "1"})
+
+    assert settings_of(text, environment={}, now=NOW).stream == "orders"
+
+
+def test_a_file_that_sets_every_property_is_accepted():
+    numbers = dict.fromkeys((each.name for each in PROPERTIES), "5000")
+    odd = {
+        **BASE,
+        "streamArn": "arn:aws:kinesis:eu-west-1:123456789012:stream/orders",
+        "regionName": "eu-west-1",
+        "dynamoDBRegionName": "eu-west-1",
+        "tableName": "orders-leases",
+        "kinesisEndpoint": "https://kinesis.example",
+        "dynamoDBEndpoint": "https://dynamodb.example",
+        "initialPositionInStream": "LATEST",
+    }
+
+    made = settings(**(numbers | odd))
+
+    assert made.leases.failover == 5.0
+
+
+def test_the_table_names_each_property_once_and_settings_that_exist():
+    names = [each.name.lower() for each in PROPERTIES]
+    assert len(names) == len(set(names)) > 60
+    for each in PROPERTIES:
+        assert each.note or each.setting
+        level = Settings
+        for step in filter(None, each.setting.split(".")):
+            fields = field_types(level)
+            assert step in fields, each.setting
+            inner = [plain_type(choice) for choice in members(fields[step])]
+            level = next((kind for kind in inner if hasattr(kind, "__struct_fields__")), None)
+            if level is None:
+                break
+
+
+NAMES = st.sampled_from([each.name for each in PROPERTIES])
+VALUES = st.one_of(
+    st.text(max_size=30),
+    st.integers().map(str),
+    st.sampled_from(["true", "LATEST", "FANOUT", "a|arn:aws:iam::123456789012:role/x", "x,y"]),
+)
+
+
+@settings_of_hypothesis(max_examples=200, deadline=None)
+@given(st.dictionaries(NAMES | st.text(max_size=12), VALUES, max_size=12), st.text(max_size=20))
+def test_whatever_the_properties_say_the_file_is_accepted_or_refused_with_a_reason(
+    properties, argument
+):
+    script = Script("consumer.py", argument or None, (argument,), argument)
+
+    try:
+        text = app_yaml(BASE | properties, script, "app.properties", NOW)
+    except SettingsError:
+        return
+
+    assert settings_of(text, environment={}, now=NOW).options == {"arguments": [argument]}
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused_with_a_reason(text):
+    try:
+        read = read_properties(text)
+    except SettingsError:
+        return
+
+    assert all(isinstance(each, str) for pair in read.items() for each in pair)
