@@ -7,6 +7,7 @@ decisions over a simulated table and stream, and watches the guarantees I1 to I5
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -21,17 +22,24 @@ if TYPE_CHECKING:
 __all__ = ["simulate"]
 
 _LETTERS: Final = 26
+_WORKERS_MAX: Final = 2_000
 
 
 @click.command()
-@click.option("--workers", type=click.IntRange(1, 2_000), default=3, show_default=True)
+@click.option(
+    "--workers", type=click.IntRange(1, _WORKERS_MAX), help="How many managers.  [default: 3]"
+)
 @click.option("--shards", type=click.IntRange(1, 10_000), default=12, show_default=True)
 @click.option(
     "--groups",
     type=click.IntRange(1, _LETTERS),
-    default=1,
-    show_default=True,
-    help="Zones or clusters, called a, b, c …; workers are dealt out to them in turn.",
+    help="Zones or clusters, called a, b, c …; workers are dealt out to them in turn."
+    "  [default: 1]",
+)
+@click.option(
+    "--group-sizes",
+    metavar="N,N,…",
+    help="Workers of each group, where they differ; instead of --workers and --groups.",
 )
 @click.option("--lose-group", metavar="GROUP", help="Lose all hosts of a group at once, for good.")
 @click.option(
@@ -69,13 +77,23 @@ _LETTERS: Final = 26
     show_default=True,
     help="As `leases.max`: how many shards one worker takes at most.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Draw how it went, into FILE.png or FILE.svg. Needs: pip install 'kclrun[plot]'.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object, with how it went over time."
+)
 def simulate(
     *,
     as_json: bool,
+    plot: Path | None,
     lose_group: str | None,
-    groups: int,
-    workers: int,
+    group_sizes: str | None,
+    groups: int | None,
+    workers: int | None,
     shards: int,
     records_per_s: float | None,
     failover: Duration,
@@ -91,19 +109,21 @@ def simulate(
     \b
     kclrun simulate --workers 40 --shards 600 --groups 3 --lose-group a
     kclrun simulate --workers 12 --shards 96 --deploy rolling --reshard double --json
+    kclrun simulate --group-sizes 8,4,4 --shards 75 --plot groups.png
     """
     import msgspec
 
-    from kclrun.simulation.what_if import WhatIf, group_names, run_what_if
+    from kclrun.simulation.what_if import WhatIf, run_what_if
     from kclrun.simulation.world import FleetSettings
 
-    _refuse_impossible(lose_group, groups, group_names(groups), workers)
+    sizes = _group_sizes(group_sizes, groups, workers)
+    _refuse_impossible(lose_group, sizes)
+    _refuse_unplottable(plot)
     asked = msgspec.convert(
         {
             **others,
-            "workers": workers,
+            "group_sizes": sizes,
             "shards": shards,
-            "groups": groups,
             "lose_group": lose_group,
             "records_per_s": 10.0 * shards if records_per_s is None else records_per_s,
             "settings": FleetSettings(
@@ -113,38 +133,94 @@ def simulate(
         WhatIf,
     )
     figures = run_what_if(asked, _replay(asked))
+    if plot is not None:
+        _plot(figures, asked, plot)
     if as_json:
-        click.echo(
-            json.dumps(
-                {"asked": msgspec.to_builtins(asked), **msgspec.to_builtins(figures)}, indent=2
-            )
-        )
+        answer = {"asked": msgspec.to_builtins(asked), **msgspec.to_builtins(figures)}
+        click.echo(json.dumps(answer))
     else:
         _print(figures)
     return exit_codes.DRAINED
 
 
-def _refuse_impossible(lost: str | None, groups: int, names: tuple[str, ...], workers: int) -> None:
-    if groups > workers:
-        raise click.UsageError(f"--groups {groups} needs at least as many workers")
+def _group_sizes(sizes: str | None, groups: int | None, workers: int | None) -> tuple[int, ...]:
+    """How many workers each group has, in either way of saying it."""
+    if sizes is None:
+        workers, groups = workers or 3, groups or 1
+        if groups > workers:
+            raise click.UsageError(f"--groups {groups} needs at least as many workers")
+        return tuple(len(range(group, workers, groups)) for group in range(groups))
+    if groups is not None or workers is not None:
+        raise click.UsageError(
+            "--group-sizes says how many workers and groups there are; leave"
+            " --workers and --groups out"
+        )
+    counts = tuple(int(size) if size.strip().isdecimal() else 0 for size in sizes.split(","))
+    if not all(counts) or len(counts) > _LETTERS or sum(counts) > _WORKERS_MAX:
+        raise click.UsageError(
+            f"--group-sizes {sizes}: whole numbers from 1 on with commas between, at most"
+            f" {_LETTERS} of them and {_WORKERS_MAX} workers in all, such as 8,4,4"
+        )
+    return counts
+
+
+def _refuse_impossible(lost: str | None, sizes: tuple[int, ...]) -> None:
+    from kclrun.simulation.what_if import group_names
+
+    names = group_names(len(sizes))
     if lost is not None and lost not in names:
         raise click.UsageError(f"--lose-group {lost}: the groups are {', '.join(names)}")
-    if lost is not None and groups == 1:
+    if lost is not None and len(sizes) == 1:
         raise click.UsageError("--lose-group needs a second group: nobody would be left")
 
 
-def _replay(asked: WhatIf) -> str:
-    """The command line that runs the same again."""
-    settings = asked.settings
-    words = [
-        f"kclrun simulate --seed {asked.seed} --workers {asked.workers} --shards {asked.shards}",
-        f"--groups {asked.groups} --minutes {asked.minutes:g} --records {asked.records_per_s:g}",
-        f"--failover {settings.failover_s:g}s --idle {settings.poll_s:g}s",
-        f"--leases-max {settings.leases_max}",
+def _refuse_unplottable(plot: Path | None) -> None:
+    """Before the run, which may take minutes."""
+    if plot is None:
+        return
+    from kclrun.simulation.picture import SUFFIXES, require_matplotlib
+
+    if plot.suffix not in SUFFIXES:
+        raise click.UsageError(f"--plot {plot}: the name must end with {' or '.join(SUFFIXES)}")
+    if not plot.parent.is_dir():
+        raise click.UsageError(f"--plot {plot}: there is no folder {plot.parent}")
+    require_matplotlib()
+
+
+def _plot(figures: Figures, asked: WhatIf, plot: Path) -> None:
+    from kclrun.simulation.picture import draw_picture
+
+    try:
+        draw_picture(figures, _replay(asked, is_brief=True), plot)
+    except OSError as error:
+        raise click.UsageError(f"--plot {plot}: {error.strerror or error}") from error
+
+
+def _replay(asked: WhatIf, *, is_brief: bool = False) -> str:
+    """The command line that runs the same again. `is_brief`: without what is so by default."""
+    settings, sizes, workers = asked.settings, asked.group_sizes, asked.workers
+    is_even = sizes == _group_sizes(None, len(sizes), workers)
+    options: dict[str, tuple[object, object]] = {
+        "seed": (asked.seed, 1),
+        "workers": (workers if is_even else None, None),
+        "groups": (len(sizes) if is_even else None, 1),
+        "group-sizes": (None if is_even else ",".join(map(str, sizes)), None),
+        "shards": (asked.shards, None),
+        "minutes": (f"{asked.minutes:g}", "10"),
+        "records": (f"{asked.records_per_s:g}", f"{10.0 * asked.shards:g}"),
+        "failover": (f"{settings.failover_s:g}s", "10s"),
+        "idle": (f"{settings.poll_s:g}s", "5s"),
+        "leases-max": (settings.leases_max, 64),
+        "lose-group": (asked.lose_group, None),
+        "deploy": (asked.deploy, None),
+        "reshard": (asked.reshard, None),
+    }
+    said = [
+        f"--{name} {value}"
+        for name, (value, default) in options.items()
+        if value is not None and not (is_brief and value == default)
     ]
-    events = {"lose-group": asked.lose_group, "deploy": asked.deploy, "reshard": asked.reshard}
-    words += [f"--{name} {value}" for name, value in events.items() if value is not None]
-    return " ".join(words)
+    return " ".join(["kclrun simulate", *said])
 
 
 def _print(figures: Figures) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
-from kclrun.consuming.fence import renew_interval_s
 from kclrun.consuming.ledger import CheckpointLedger
 from kclrun.consuming.own_row import OwnRow
 from kclrun.consuming.policy import LifePolicy
@@ -52,20 +50,15 @@ class Agenda:
     def note_bytes(self, payload_bytes: int) -> None:
         self._bytes += payload_bytes
 
-    @property
-    def renewal_instant(self) -> Instant:
-        """When the next heartbeat is due; any write that moves the counter is one."""
-        assert self._own.last_confirmed_send is not None, "no renewal before the claim"
-        return Instant(self._own.last_confirmed_send + renew_interval_s(self._own.failover_s))
-
-    def due_instants(self, ledger: CheckpointLedger, *, renews: bool) -> Iterator[Instant]:
-        """When something may have to be written, while nothing is under way."""
+    def due_instant(self, ledger: CheckpointLedger, *, renews: bool) -> Instant | None:
+        """When something may have to be written next, while nothing is under way."""
         if self._own.next_owner is not None:
-            return  # nothing is written before the batch has ended
-        if renews:
-            yield self.renewal_instant
-        if (saving := self.save_instant(ledger)) is not None:
-            yield saving
+            return None  # nothing is written before the batch has ended
+        renewing = self._own.renewal_instant if renews else None
+        saving = self.save_instant(ledger)
+        if renewing is None or saving is None:
+            return saving if renewing is None else renewing
+        return min(renewing, saving)
 
     def save_instant(self, ledger: CheckpointLedger) -> Instant | None:
         """When the next automatic checkpoint is due, if something is unsaved."""
@@ -76,22 +69,25 @@ class Agenda:
 
     def checkpoint(self, state: State, ledger: CheckpointLedger, now: Instant) -> Checkpoint | None:
         """The checkpoint that is due: asked for, by time, by number, or before a halt."""
-        asked = self._requests.highest
-        saves = not self._policy.is_manual and self._must_save(state, ledger, now)
-        wanted = max(
-            asked or ledger.checkpointed, ledger.processed if saves else ledger.checkpointed
-        )
-        if wanted <= ledger.checkpointed or now < self._put_off_until:
+        wanted = self._requests.highest
+        if wanted is None and not ledger.has_unsaved:
+            return None
+        if self._must_save(state, ledger, now):
+            wanted = ledger.processed if wanted is None else max(wanted, ledger.processed)
+        if wanted is None or wanted <= ledger.checkpointed or now < self._put_off_until:
             return None
         own, row = self._own, self._own.confirmed
         # A renewal may have shown a late checkpoint of a former owner: never below it (N1).
         position = max(wanted, row.checkpoint)
         return Checkpoint(own.key, own.me, own.counter, position, row.checkpoint)
 
-    def renewal(self, now: Instant, *, drops_ask: bool) -> Renew | None:
-        """The heartbeat, if it is due; it takes an ask along that nobody answers [P16]."""
-        if now < self.renewal_instant:
-            return None
+    def is_renewal_due(self, now: Instant) -> bool:
+        due = self._own.renewal_instant
+        assert due is not None, "no renewal before the claim"
+        return now >= due
+
+    def renewal(self, now: Instant, *, drops_ask: bool) -> Renew:
+        """The heartbeat; it takes an ask along that nobody answers [P16]."""
         self._measure(now)
         own = self._own
         return Renew(own.key, own.me, own.counter, self._throughput_kbps, drops_ask)
@@ -144,7 +140,7 @@ class Agenda:
         return LateCheckpoint(self._own.key, self._own.me, ledger.checkpointed, position)
 
     def _must_save(self, state: State, ledger: CheckpointLedger, now: Instant) -> bool:
-        if not ledger.has_unsaved:
+        if self._policy.is_manual or not ledger.has_unsaved:
             return False
         if state is State.FAILING:
             return True

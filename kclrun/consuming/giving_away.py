@@ -40,7 +40,7 @@ class Farewell:
         found = None if self._own.row is None else self._own.row.handoff
         if found != self._seen:
             self._seen, self._seen_since = found, now
-        return state in ANSWERS_ASKS and self.asker(now) is not None
+        return found is not None and state in ANSWERS_ASKS and self.asker(now) is not None
 
     def asker(self, now: Instant) -> OwnerId | None:
         """Who asks for the lease and is to be answered (ANYBODY on an operator's behalf)."""

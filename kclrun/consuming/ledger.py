@@ -21,6 +21,8 @@ class CheckpointLedger:
         self.checkpointed = position
         self.processed = position
         self.delivered = position
+        # Whether something is processed that no checkpoint covers: asked at each event.
+        self.has_unsaved = False
         self.delivered_total = 0
         self.checkpointed_total = 0
         self._uncheckpointed_max = uncheckpointed_max
@@ -52,11 +54,6 @@ class CheckpointLedger:
         """Whether everything delivered is processed too."""
         return self.processed >= self.delivered
 
-    @property
-    def has_unsaved(self) -> bool:
-        """Whether something is processed that no checkpoint covers."""
-        return self.processed > self.checkpointed
-
     def deliver(self, last: ExtendedSequenceNumber, records: int) -> None:
         """A batch up to `last` is given to user code (again, when user code raised)."""
         if last > self.delivered:
@@ -72,6 +69,7 @@ class CheckpointLedger:
             raise InvariantViolation(f"processed moved back from {self.processed} to {last}")
         self.processed = last
         self.delivered = max(self.delivered, last)
+        self.has_unsaved = last > self.checkpointed
 
     def confirm(self, position: ExtendedSequenceNumber) -> None:
         """The row's checkpoint is `position` now, by our write or somebody's late one."""
@@ -80,6 +78,7 @@ class CheckpointLedger:
                 f"checkpoint moved back from {self.checkpointed} to {position} [I2]"
             )
         self.checkpointed = position
+        self.has_unsaved = self.processed > position
         self._count_covered()
 
     def _count_covered(self) -> None:

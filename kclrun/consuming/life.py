@@ -73,17 +73,21 @@ class LeaseLife:
         out: Commands = []
         if is_expected(event, self.state):
             self._take_in(event, now, out)
-        if not self.is_finished:
+        if self.state not in FINAL:
             if self._farewell.is_asked_for(self.state, now):
                 self._withdraw(out)
             self._watch_time(now, out)
-            self._watch_cap()
-            self._write_what_is_due(now, out)
+            if self.policy.is_manual:
+                self._watch_cap()
+            if self.own.pending is None and self.state not in SILENT:
+                self._write_what_is_due(now, out)
             if self.state is State.PROCESSING and self.own.fence is not None:
                 out.extend(self._gate.open(self.own.fence, self.ledger))
         self.check()
-        # A write that was given up in the same breath (the fence has passed) is not sent.
-        return tuple(each for each in out if self.own.pending or type(each) is not do.SendWrite)
+        if out and self.own.pending is None:
+            # A write that was given up in the same breath (the fence has passed) is not sent.
+            out = [each for each in out if type(each) is not do.SendWrite]
+        return tuple(out)
 
     def next_deadline(self, now: Instant) -> Instant:
         """When the next Ticked is due, at the latest."""
@@ -91,14 +95,15 @@ class LeaseLife:
             return self.policy.expires_instant
         if self._loss is not None:
             return max(self._loss.deadline, now)
-        deadlines = [Instant(now + renew_interval_s(self.own.failover_s))]
+        deadline = Instant(now + renew_interval_s(self.own.failover_s))
         if self.own.fence is not None:
-            deadlines.append(self.own.fence)
+            deadline = min(deadline, self.own.fence)
             if self.own.pending is None:  # else nothing is due before its outcome
-                deadlines += self._agenda.due_instants(self.ledger, renews=not self._manager_gone)
+                due = self._agenda.due_instant(self.ledger, renews=not self._manager_gone)
+                deadline = deadline if due is None else min(deadline, due)
                 if self.state is State.CREATING and not self._shard_end.is_looking:
-                    deadlines.append(self._shard_end.not_before)
-        return max(min(deadlines), now)
+                    deadline = min(deadline, self._shard_end.not_before)
+        return max(deadline, now)
 
     def check(self) -> None:
         """The invariants this core can see."""
@@ -112,24 +117,26 @@ class LeaseLife:
         self, event: on.Event, now: Instant, out: Commands
     ) -> None:
         match event:
-            case on.Started() if now < self.policy.expires_instant:
-                self._send(self._agenda.claim(), out)
+            case on.Ticked():
+                pass  # what is due by now follows every event
+            case on.BatchDelivered(last, records, payload_bytes):
+                self.ledger.deliver(last, records)
+                self._agenda.note_bytes(payload_bytes)
+            case on.BatchProcessed(last):
+                self.ledger.process(last)
             case on.WriteResolved(changes.LateCheckpoint(), outcome):
                 if self._loss is not None and self._loss.late is not None:
                     out.extend(self._loss.late.resolve(outcome, now, self._chance()))
             case on.WriteResolved() | on.OwnRowRead() | on.ReadFailed():
                 self._take_in_answer(event, now, out)
+            case on.Started() if now < self.policy.expires_instant:
+                self._send(self._agenda.claim(), out)
             case on.RowsRead(rows):
                 self._shard_end.read(rows)
             case on.ShardsListed(shards):
                 self._shard_end.list(shards)
             case on.LookUpFailed(message):
                 self._put_children_off(message, now, out)
-            case on.BatchDelivered(last, records, payload_bytes):
-                self.ledger.deliver(last, records)
-                self._agenda.note_bytes(payload_bytes)
-            case on.BatchProcessed(last):
-                self.ledger.process(last)
             case on.ShardExhausted(children):
                 self._shard_end = ShardEnd(self.policy.key, children)
                 self._move(Step.EXHAUSTED)
@@ -143,7 +150,7 @@ class LeaseLife:
             case on.OthersInSight(others):
                 self._farewell.others_in_sight = others
             case on.FailoverChanged(failover_s):
-                self.own.failover_s = failover_s
+                self.own.set_failover(failover_s)
             case on.ThreadStalled(stalled_s, in_user_code):
                 out.append(reports.stalled(stalled_s, in_user_code=in_user_code))
 
@@ -340,13 +347,14 @@ class LeaseLife:
     def _watch_cap(self) -> None:
         """With manual checkpoints only the processor can lift the cap: say so, do not hang."""
         is_stuck = self.ledger.is_full and self.ledger.is_idle and self._requests.highest is None
-        if self.state is State.PROCESSING and self.policy.is_manual and is_stuck:
+        if self.state is State.PROCESSING and is_stuck:
             self._fail(reports.stuck_at_cap(self.ledger))
 
     def _write_what_is_due(self, now: Instant, out: Commands) -> None:
-        if self.own.pending is not None or self.own.row is None or self.state in SILENT:
+        """Nothing is under way, and the row is ours to write, if it was claimed."""
+        if self.own.row is None:
             return
-        change = self._change_of_state(now, out)
+        change = None if self.state is State.PROCESSING else self._change_of_state(now, out)
         if change is None and self.own.next_owner is not None:
             return
         if change is None:
@@ -355,7 +363,7 @@ class LeaseLife:
             assert self._failure is not None, "failing without a failure"
             self._finish(Step.SETTLED, reports.failed(self._failure), do.ExitCause.FAILED, out)
             return
-        if change is None and not self._manager_gone:
+        if change is None and not self._manager_gone and self._agenda.is_renewal_due(now):
             change = self._agenda.renewal(now, drops_ask=self._farewell.drops_ask(now))
         if change is not None:
             self._send(change, out)

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.consuming.fence import fence_instant
+from kclrun.consuming.fence import fence_instant, renew_interval_s
 from kclrun.consuming.row_evidence import OwnChange, holds, holds_after_giving_up, rebased
 from kclrun.errors import InvariantViolation
 from kclrun.model.backoff import backoff_s
@@ -84,20 +84,18 @@ class OwnRow:
         # Whom a KCL 3 leader gives the lease to; from then on only the hand-over can be written.
         self.next_owner: OwnerId | None = None
         self.is_gone = False
+        # No batch may start at or after this instant; None before the claim [P7].
+        self.fence: Instant | None = None
+        # When the next heartbeat is due; any write that moves the counter is one.
+        self.renewal_instant: Instant | None = None
         self._was_written_again = False
         self._permitted_since: Instant | None = None
         self._unresolved: list[Instant] = []
 
-    @property
-    def fence(self) -> Instant | None:
-        """No batch may start at or after this instant; None before the claim [P7]."""
-        if self._permitted_since is None:
-            return None
-        return fence_instant(self._permitted_since, self.failover_s)
-
-    @property
-    def last_confirmed_send(self) -> Instant | None:
-        return self._permitted_since
+    def set_failover(self, failover_s: float) -> None:
+        """The smallest in the fleet is another one now; what was permitted is so by the new one."""
+        self.failover_s = failover_s
+        self._permit_since(self._permitted_since)
 
     def retry_pause_s(self, attempt: int, chance: float) -> float:
         """How long to wait before attempt number `attempt` (from 1) at a write or a read-back."""
@@ -306,10 +304,16 @@ class OwnRow:
         return Verdict(VerdictKind.LOST, reason=reason)
 
     def _confirm(self, row: Lease, permitted_since: Instant) -> None:
-        self._permitted_since = permitted_since
+        self._permit_since(permitted_since)
         self.row = row
         self.counter = row.counter
         self._unresolved.clear()
+
+    def _permit_since(self, sent: Instant | None) -> None:
+        self._permitted_since = sent
+        if sent is not None:
+            self.fence = fence_instant(sent, self.failover_s)
+            self.renewal_instant = Instant(sent + renew_interval_s(self.failover_s))
 
     def _pending(self) -> OwnChange:
         if self.pending is None:

@@ -22,7 +22,7 @@ class CheckpointRequests:
     @property
     def highest(self) -> ExtendedSequenceNumber | None:
         """The position one write must reach to answer everybody."""
-        return max(self._waiting.values(), default=None)
+        return max(self._waiting.values()) if self._waiting else None
 
     def admit(
         self, request: int, position: ExtendedSequenceNumber | None, ledger: CheckpointLedger

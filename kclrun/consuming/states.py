@@ -61,6 +61,10 @@ class State(enum.Enum):
     LOST = "lost"
     UNCLAIMED = "unclaimed"
 
+    # By identity: several sets are asked at each event, and the hash of an Enum is Python code.
+    # Members are single, in every process.
+    __hash__ = object.__hash__
+
 
 class Step(enum.Enum):
     """What moves it on."""

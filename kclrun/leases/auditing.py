@@ -26,6 +26,7 @@ from kclrun.leases.events import ShardsListed, WriteResolved
 from kclrun.leases.healing import children_to_create
 from kclrun.leases.listing import Listing
 from kclrun.leases.policy import ManagerPolicy
+from kclrun.leases.recent_rows import RecentRows
 from kclrun.leases.shard_sync import SyncPlan, sync_empty_table, sync_table
 from kclrun.leases.table_view import TableView
 from kclrun.leases.unresolved import keys_of
@@ -60,6 +61,7 @@ class Auditor:
         self._stream = stream
         self._trims = TrimWatch()
         self._ends = EndWatch(policy.failover_s)
+        self._recent = RecentRows(policy.failover_s)
         self._has_seen_rows = False
         self._noted: dict[str, object] = {}
 
@@ -74,6 +76,7 @@ class Auditor:
     def after_scan(self, view: TableView) -> None:
         """Note rows that are not ours to judge; delete ended rows that nobody needs [P8, P13]."""
         self._has_seen_rows = self._has_seen_rows or not view.is_empty
+        self._recent.update(view)
         broken = ", ".join(sorted(view.broken)[:10])
         self._note_change("rows_broken", len(view.broken), level="error", keys=broken)
         if self._policy.cleanup:
@@ -83,7 +86,12 @@ class Auditor:
 
     def after_listing(self, event: ShardsListed, view: TableView, now: Instant) -> None:
         """Create what is missing; delete the rows of trimmed shards. `view` is the scan before."""
-        self.listing = listing = Listing(event.shards, event.listed_at, now)
+        before = self.listing
+        if before is not None and before.shards == event.shards:
+            listing = before.seen_again(event.listed_at, now)
+        else:
+            listing = Listing(event.shards, event.listed_at, now)
+        self.listing = listing
         plan = self._plan(event, view, listing)
         is_first_sync = event.at_start is not None and not self._has_seen_rows
         self.should_list_soon = is_first_sync and not plan.leases
@@ -130,7 +138,7 @@ class Auditor:
             older = listing.contradiction(view.rows.values())
             if older is not None:
                 return SyncPlan(problem=f"the listing is older than the table: {older}")
-            return sync_table(listing, view.has_row, self._policy.start)
+            return sync_table(listing, lambda key: self._has_row(key, view), self._policy.start)
         if self._has_seen_rows:
             return SyncPlan(
                 problem=f"the lease table lost all {self._its_rows} while we were running; no"
@@ -140,6 +148,10 @@ class Auditor:
         if event.at_start is None:
             return SyncPlan()
         return sync_empty_table(event.at_start, self._policy.start, event.listed_at)
+
+    def _has_row(self, key: str, view: TableView) -> bool:
+        """Now, or within the last failover: its live owner may write it again."""
+        return view.has_row(key) or self._recent.had(key)
 
     @property
     def _its_rows(self) -> str:

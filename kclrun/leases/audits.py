@@ -7,7 +7,8 @@ one with an empty table. May not know: who takes what; targets are over the work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 from kclrun.leases.auditing import Auditor
 from kclrun.leases.commands import Command
@@ -44,8 +45,12 @@ class Audits:
 
     def of_ours(self, event: LeasesScanned) -> LeasesScanned:
         """The scan without the rows of streams that we do not read."""
-        leases = tuple(lease for lease in event.leases if self.is_ours(lease.key))
+        auditors = self._auditors
+        leases = tuple([each for each in event.leases if stream_of(each.key) in auditors])
         broken = tuple(key for key in event.broken if self.is_ours(key))
+        if len(leases) == len(event.leases) and len(broken) == len(event.broken):
+            self._differences.strangers(())
+            return event
         known = {lease.key for lease in leases} | set(broken)
         every = {lease.key for lease in event.leases} | set(event.broken)
         self._differences.strangers(every - known)
@@ -89,6 +94,10 @@ class Audits:
         """Whether a write of ours to this row is under way."""
         auditor = self._auditors.get(stream_of(key))
         return auditor is not None and key in auditor.under_way
+
+    def keys_under_way(self) -> Iterator[LeaseKey]:
+        """The rows that a write of ours is on its way to."""
+        return chain.from_iterable(auditor.under_way for auditor in self._auditors.values())
 
     @property
     def has_writes_under_way(self) -> bool:

@@ -63,6 +63,8 @@ class Balancer:
         self._offers = OfferWatch(policy.me)
         self._capacity = CapacityWatch(policy, out)
         self._standing: Standing | None = None
+        # What was in our hands and asked for at the last look at the offered rows.
+        self._hands_at_look = (0, 0)
 
     @property
     def has_writes_under_way(self) -> bool:
@@ -120,10 +122,13 @@ class Balancer:
         self._passing_on.resolved(change, event.outcome)
 
     def tick(self, now: Instant) -> None:
-        """Take the offered rows whose turn has come; look for more when that is due."""
+        """Take the offered rows whose turn has come; look for more when that is due. A row that we
+        left to others is looked at again when our hands are emptier, or fuller, than they were."""
         if self._keeper.is_draining or self._standing is None:
             return
-        self._take_offers(now)
+        has_turn = self._offers.is_turn_due(now)
+        if has_turn or (self._offers.are_any and self._counts() != self._hands_at_look):
+            self._take_offers(now)
         rows_max = self._rows_max() if self._offers.is_find_due(now) else 0
         if rows_max > 0:
             self._offers.find_at(None)
@@ -134,11 +139,11 @@ class Balancer:
         self._offers.forget_all()
         self._out.append(TellOthersInSight(self._keeper.are_others_in_sight))
 
-    def deadline(self, now: Instant) -> Instant | None:
+    def deadline(self) -> Instant | None:
         """When the next offered row is due, or the next look at the index."""
-        if self._keeper.is_draining or self._rows_max() == 0:
+        if self._keeper.is_draining or self._keeper.is_full:
             return None
-        return self._offers.deadline(now)
+        return self._offers.deadline()
 
     def _hands(self, gone: frozenset[OwnerId] = frozenset()) -> Hands:
         return Hands(
@@ -149,6 +154,9 @@ class Balancer:
             gone=gone,
             is_busy=lambda key: not self._is_free(key),
         )
+
+    def _counts(self) -> tuple[int, int]:
+        return len(self._keeper.held), len(self._asker.outstanding)
 
     def _rows_max(self) -> int:
         """Room for offered rows. Those we asked for have their places already."""
@@ -161,11 +169,15 @@ class Balancer:
 
     def _take_offers(self, now: Instant) -> None:
         """What is meant for us always; the rest up to the target, and beyond it what was left."""
-        standing, due = self._standing, self._offers.due(now)
-        if standing is None or not due:
-            return
-        standing.hold(self._hands())
-        for waiting in due:
+        standing = self._standing
+        if standing is not None and self._offers.are_any:
+            standing.hold(self._hands())
+            self._take_from(standing, now)
+        self._hands_at_look = self._counts()
+
+    def _take_from(self, standing: Standing, now: Instant) -> None:
+        is_below_target = standing.mine < standing.target(self._policy.leases_max)
+        for waiting in self._offers.due(now, is_below_target=is_below_target):
             if standing.held >= self._policy.leases_max:
                 return
             if not self._is_free(waiting.lease.key):

@@ -1,7 +1,8 @@
 """Which rows may be deleted: those that nobody can miss [P13, I11].
 
 Rule: an ended row goes once its children have begun and its own parents' rows are gone (so a
-family leaves oldest first); any other row only when its shard is provably trimmed.
+family leaves oldest first), and not before it was seen as ended for a while; any other row only
+when its shard is provably trimmed.
 """
 
 from __future__ import annotations
@@ -12,56 +13,60 @@ from typing import Final
 from kclrun.leases.listing import Listing
 from kclrun.leases.table_view import TableView
 from kclrun.model.changes import DeleteEnded, DeleteTrimmed
-from kclrun.model.lease import OWNER_PREFIX, Lease, LeaseKey
+from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON
 from kclrun.model.stream_key import shard_id_of
 from kclrun.model.time import Instant
 
-__all__ = ["EndWatch", "TrimWatch", "ended_rows"]
+__all__ = ["STAYS_S", "EndWatch", "TrimWatch", "ended_rows"]
+
+# A request is given up after seconds (`aws/exchange.py`); what is still under way then, in a queue
+# of the kernel or of a proxy, arrives or is dropped within their own time-outs, a minute by custom.
+STAYS_S: Final = 60.0
 
 # A child at one of these has not begun. LATEST counts as begun, as in the Java KCL: a child of an
 # ended parent is created at TRIM_HORIZON, so one at LATEST never had a parent to wait for.
 _NOT_BEGUN = frozenset({TRIM_HORIZON.sequence_number, AT_TIMESTAMP.sequence_number})
 # What every shard id of the service begins with; its number follows.
 _NUMBERED: Final = "shardId-"
+# ListShards shows new shards within seconds. A shard that looks newer than so many listings is none
+# of this stream's: it was deleted and made again under its name.
+_LAG_MAX_S: Final = 300.0
 
 
 def ended_rows(view: TableView, listing: Listing | None) -> tuple[DeleteEnded, ...]:
     """The ended rows that may go. Children by the row's own word, else by the last listing's."""
     return tuple(
         DeleteEnded(row.key)
-        for row in view.rows.values()
-        if row.is_ended
-        and not any(view.has_row(parent) for parent in row.parents)
+        for row in view.ended
+        if not any(view.has_row(parent) for parent in row.parents)
         and _have_begun(_children(row, listing), view)
     )
 
 
 class EndWatch:
-    """Since when the ended rows of Java workers have been seen as ended.
+    """Since when each ended row has been seen as ended: it stays on for a while.
 
-    A Java worker may have stolen the lease from a kclrun process a moment before it read the shard
-    to its end. For a failover that process may take a row that vanished for one that somebody
-    deleted under it, and write it again. So such a row stays for as long; what a kclrun owner
-    ended was nobody else's for a failover before.
+    A write may arrive long after its sender gave up on it. The creation of a row by a first sync
+    has no other condition than that there is none: once the row is gone, a late one would bring it
+    back at its first position, and the shard would be read again beside its children. And a Java
+    worker may have stolen the lease from a kclrun process a moment before it read the shard to its
+    end: for a failover that process may take a row that vanished for one that somebody deleted
+    under it, and write it again.
     """
 
     def __init__(self, failover_s: float) -> None:
-        self._failover_s = failover_s
+        self._stays_s = max(failover_s, STAYS_S)
         self._since: dict[LeaseKey, Instant] = {}
 
     def update(self, view: TableView) -> None:
         """Take in a whole scan."""
         before, now = self._since, view.seen_instant
-        self._since = {
-            key: before.get(key, now)
-            for key, row in view.rows.items()
-            if row.is_ended and row.owner is not None and not row.owner.startswith(OWNER_PREFIX)
-        }
+        self._since = {key: before.get(key, now) for key, row in view.rows.items() if row.is_ended}
 
     def may_go(self, key: LeaseKey, now: Instant) -> bool:
         since = self._since.get(key)
-        return since is None or now - since >= self._failover_s
+        return since is not None and now - since >= self._stays_s
 
 
 class TrimWatch:
@@ -77,9 +82,7 @@ class TrimWatch:
             return
         before = self._absent_since
         self._absent_since = {
-            key: before.get(key, listing.seen_instant)
-            for key, row in view.rows.items()
-            if key not in listing and not _is_newer(row, listing)
+            key: before.get(key, listing.seen_instant) for key in view.rows if key not in listing
         }
 
     def trimmed_rows(
@@ -97,7 +100,10 @@ class TrimWatch:
         """
         for key, since in self._absent_since.items():
             row = view.rows.get(key)
-            if row is None or is_ours(key) or listing.seen_instant - since < two_periods_s:
+            if row is None or is_ours(key):
+                continue
+            lag_s = _LAG_MAX_S if _is_newer(row, listing) else 0.0
+            if listing.seen_instant - since < max(two_periods_s, lag_s):
                 continue
             if all(view.has_row(child) for child in listing.children_named(key)):
                 yield DeleteTrimmed(key, row.owner, row.counter)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from kclrun.leases.commands import Command, Note
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.table_view import TableView
-from kclrun.model.stream_key import stream_name_of, stream_of
+from kclrun.model.stream_key import ONLY_STREAM, stream_name_of, stream_of
 
 __all__ = ["Differences"]
 
@@ -31,15 +31,19 @@ class Differences:
     def after_scan(self, view: TableView) -> None:
         """Compare what live owners have published with ours [P9]."""
         others = view.kclrun_owners - {self._policy.me}
-        failovers, starts = set(), set()
-        for lease in view.unended:
-            if lease.owner not in others or lease.key in view.expired:
-                continue
-            failovers.add(lease.failover_s or self._policy.failover_s)
-            ours = self._policy.of_stream(stream_of(lease.key)).start_text
-            if lease.start is not None and lease.start != ours:
-                starts.add((ours, lease.start))
+        expired, are_many = view.expired, len(self._policy.streams) > 1
+        published = {
+            (lease.failover_s, lease.start, stream_of(lease.key) if are_many else ONLY_STREAM)
+            for lease in view.unended
+            if lease.owner in others and lease.key not in expired
+        }
+        failovers = {failover_s for failover_s, _, _ in published if failover_s}
         failovers -= {self._policy.failover_s}
+        starts = set()
+        for _, theirs, stream in published:
+            ours = self._policy.of_stream(stream if are_many else self._policy.streams[0])
+            if theirs is not None and theirs != ours.start_text:
+                starts.add((ours.start_text, theirs))
         self._tell(
             "failover_differs",
             sorted(failovers),

@@ -11,6 +11,7 @@ move makes the sum of squared distances from the shares smaller, so the moves co
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import heapq
 from collections import defaultdict
@@ -93,5 +94,6 @@ def _renew_head(heap: list[tuple[int, str]], rank: int, group: str, *, has_more:
         heapq.heappop(heap)
 
 
+@functools.lru_cache(maxsize=4096)
 def _digest(owner: OwnerId) -> bytes:
     return hashlib.blake2b(owner.encode(), digest_size=8).digest()

@@ -16,7 +16,7 @@ import msgspec
 from kclrun.errors import InvariantViolation
 from kclrun.leases import process_reports as reports
 from kclrun.leases.commands import Command, DrainProcess, Note, ReadParents, ReadRow, StartProcess
-from kclrun.leases.custody import Custody, State, Step
+from kclrun.leases.custody import WITH_PROCESS, Custody, State, Step
 from kclrun.leases.events import ParentsRead, ProcessReport, RowRead, WriteResolved
 from kclrun.leases.lineage import have_ended, parent_keys, seem_over
 from kclrun.leases.policy import ManagerPolicy
@@ -60,6 +60,12 @@ class Keeper:
         """The leases that fill our places: ours or being taken, and not ended."""
         return tuple(c.key for c in self.custodies.values() if c.counts_as_held)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether every place is filled. Asked at each event, so counted only where it is close."""
+        places = self._policy.leases_max
+        return len(self.custodies) >= places and len(self.held) >= places
+
     def take(self, change: Take, now: Instant) -> None:
         custody = Custody(key=change.key, state=State.TAKING)
         self.custodies[change.key] = custody
@@ -80,8 +86,10 @@ class Keeper:
             self._settle(custody, now)
 
     def tick(self, now: Instant) -> None:
+        """Time passed. What has a process waits for that process, not for time."""
         for custody in tuple(self.custodies.values()):
-            self._settle(custody, now)
+            if custody.state not in WITH_PROCESS:
+                self._settle(custody, now)
 
     def hint_parents(
         self, rows: Mapping[LeaseKey, Lease], broken: frozenset[str], now: Instant
@@ -140,8 +148,9 @@ class Keeper:
         """When the next renewal or restart is due; None if nothing waits for the clock."""
         due = []
         for custody in self.custodies.values():
-            is_writing = custody.unresolved is not None or custody.is_reading
-            if custody.state in _IDLE and not is_writing:
+            if custody.state not in _IDLE:
+                continue
+            if custody.unresolved is None and not custody.is_reading:
                 due.append(custody.renew_instant)
                 if custody.state is State.RESTING:
                     due.append(custody.rest_until)

@@ -7,6 +7,7 @@ Rule: what the service no longer lists (trimmed) may still be named as a parent 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 from kclrun.model.lease import Lease
 from kclrun.model.shard import HashRange, Shard, ShardGraph
@@ -29,6 +30,14 @@ class Listing:
                 children.setdefault(parent, []).append(shard.shard_id)
         self._children = children
 
+    def seen_again(self, listed_at: WallTime, seen_instant: Instant) -> Listing:
+        """The same shards, listed once more: as nearly always."""
+        again = Listing.__new__(Listing)
+        again.__dict__ |= self.__dict__
+        again.listed_at = listed_at
+        again.seen_instant = seen_instant
+        return again
+
     def __contains__(self, shard_id: str) -> bool:
         return shard_id in self.graph
 
@@ -40,7 +49,7 @@ class Listing:
         """The listed shards that name this one as a parent, be it listed itself or not."""
         return tuple(self._children.get(shard_id, ()))
 
-    @property
+    @cached_property
     def inconsistency(self) -> str | None:
         """Why no lease may be created from this listing, or None.
 

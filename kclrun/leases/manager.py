@@ -133,7 +133,7 @@ class LeaseManager:
         """When `Ticked` is due at the latest; an earlier one does no harm."""
         candidates = [
             self._keeper.deadline(now),
-            self._balancer.deadline(now),
+            self._balancer.deadline(),
             Instant(now + self._policy.failover_s),
         ]
         if not self._is_scanning and not self.is_draining:
@@ -142,9 +142,13 @@ class LeaseManager:
 
     def check(self) -> None:
         """The invariants over everything held; raises InvariantViolation. Cheap: run it often."""
-        for key, custody in self._keeper.custodies.items():
+        custodies = self._keeper.custodies
+        for key, custody in custodies.items():
             custody.check()
-            if custody.key != key or self._audits.is_writing(key):
+            if custody.key != key:
+                raise InvariantViolation(f"lease {key} is kept as {custody.key}")
+        for key in self._audits.keys_under_way():
+            if key in custodies:
                 raise InvariantViolation(f"lease {key} has two writers among us")
         if self._is_finished and (self._keeper.custodies or self._audits.has_writes_under_way):
             raise InvariantViolation("finished with leases or writes of ours left")
@@ -275,17 +279,18 @@ class LeaseManager:
     def _adopt_strays(self, view: TableView, now: Instant) -> None:
         """Rows that say me and are not in our hands, but for those that a KCL 3 leader gave us
         and their former owner still works on, until it has stopped renewing [R8]."""
+        me = self._policy.me
         for lease in view.unended:
-            if lease.owner == self._policy.me and self._is_free(lease.key):
+            if lease.owner == me and self._is_free(lease.key):
                 is_free = lease.checkpoint_owner is None
                 if is_free or self._observation.has_expired(lease, now):
                     self._keeper.adopt(lease.key, now)
 
     def _is_free(self, key: LeaseKey) -> bool:
         """Not in our hands, and of a stream we read: the owner index is of the whole table."""
-        is_written = self._audits.is_writing(key) or self._balancer.is_writing(key)
-        is_ours_to_read = self._audits.is_ours(key)
-        return is_ours_to_read and key not in self._keeper.custodies and not is_written
+        if key in self._keeper.custodies or not self._audits.is_ours(key):
+            return False
+        return not (self._audits.is_writing(key) or self._balancer.is_writing(key))
 
     def _forget_children(self, view: TableView | None) -> None:
         """Those that are in our hands, somebody else's, or over need no preference any more.
@@ -350,8 +355,9 @@ class LeaseManager:
             self._out.append(ScanTable())
 
     def _finish_when_empty(self) -> None:
-        is_writing = self._audits.has_writes_under_way or self._balancer.has_writes_under_way
-        if self.is_draining and not self._keeper.custodies and not is_writing:
+        if not self.is_draining or self._keeper.custodies:
+            return
+        if not (self._audits.has_writes_under_way or self._balancer.has_writes_under_way):
             self._is_finished = True
             self._out.append(Finish())
 

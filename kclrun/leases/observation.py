@@ -38,15 +38,16 @@ class Observation:
         since: dict[LeaseKey, tuple[int, OwnerId | None, Instant]] = {}
         asks: dict[LeaseKey, tuple[Handoff, Instant]] = {}
         for lease in leases:
-            seen = before.get(lease.key)
-            if seen is None or seen[0] != lease.counter or seen[1] != lease.owner:
-                seen = (lease.counter, lease.owner, now)
-            since[lease.key] = seen
+            key, counter, owner = lease.key, lease.counter, lease.owner
+            seen = before.get(key)
+            if seen is None or seen[0] != counter or seen[1] != owner:
+                seen = (counter, owner, now)
+            since[key] = seen
             if lease.handoff is not None:
-                asked = self._asks.get(lease.key)
+                asked = self._asks.get(key)
                 if asked is None or asked[0] != lease.handoff:
                     asked = (lease.handoff, now)
-                asks[lease.key] = asked
+                asks[key] = asked
         self._since = since
         self._asks = asks
 
@@ -70,5 +71,5 @@ class Observation:
     def expired(self, leases: Iterable[Lease], now: Instant) -> frozenset[LeaseKey]:
         """The keys of those that have expired: `has_expired` for a whole table, in one pass."""
         since, shortest_s = self._since, self._failover_s
-        candidates = (lease for lease in leases if now - since[lease.key][2] >= shortest_s)
+        candidates = [lease for lease in leases if now - since[lease.key][2] >= shortest_s]
         return frozenset(lease.key for lease in candidates if self.has_expired(lease, now))

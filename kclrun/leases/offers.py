@@ -16,6 +16,7 @@ fifth that drains are above everybody's, until its first offer shows that it is 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Iterable
 from typing import Final
 
@@ -64,6 +65,8 @@ class OfferWatch:
         self._me = me
         self._waiting: dict[LeaseKey, Waiting] = {}
         self._find_instant: Instant | None = None
+        # When the next row's turn comes, after the last look at them all.
+        self._turn_instant = Instant(math.inf)
 
     def see(
         self,
@@ -87,18 +90,40 @@ class OfferWatch:
             due = Instant(now + delay_s(lease, self._me, owners, silent))
             seen[lease.key] = Waiting(lease, due, Instant(due + LEFT_LYING_S))
         self._waiting = seen
+        self._turn_instant = now if seen else Instant(math.inf)
 
-    def due(self, now: Instant) -> tuple[Waiting, ...]:
-        """The rows whose turn for us has come, those meant for us first."""
-        ready = [each for each in self._waiting.values() if now >= each.due_instant]
-        ready.sort(key=lambda each: (each.lease.offered_to != self._me, each.due_instant))
+    @property
+    def are_any(self) -> bool:
+        return bool(self._waiting)
+
+    def is_turn_due(self, now: Instant) -> bool:
+        """Whether a row's turn has come since the last look at them all: for us, or for anybody."""
+        return now >= self._turn_instant
+
+    def due(self, now: Instant, *, is_below_target: bool) -> tuple[Waiting, ...]:
+        """Look at all: the rows whose turn for us has come, those meant for us first. At our
+        target that is what is meant for us, and what was left lying."""
+        me, ready, turn = self._me, [], math.inf
+        for each in self._waiting.values():
+            is_wanted = is_below_target or each.lease.offered_to == me
+            at = each.due_instant if is_wanted else each.left_instant
+            if at <= now:
+                ready.append(each)
+                at = each.left_instant
+            if now < at < turn:
+                turn = at
+        self._turn_instant = Instant(turn)
+        ready.sort(key=lambda each: (each.lease.offered_to != me, each.due_instant))
         return tuple(ready)
 
     def forget(self, key: LeaseKey) -> None:
         self._waiting.pop(key, None)
+        if not self._waiting:
+            self._turn_instant = Instant(math.inf)
 
     def forget_all(self) -> None:
         self._waiting.clear()
+        self._turn_instant = Instant(math.inf)
         self._find_instant = None
 
     def find_at(self, at: Instant | None) -> None:
@@ -108,13 +133,12 @@ class OfferWatch:
     def is_find_due(self, now: Instant) -> bool:
         return self._find_instant is not None and now >= self._find_instant
 
-    def deadline(self, now: Instant) -> Instant | None:
+    def deadline(self) -> Instant | None:
         """When something is due next. A row whose turn has come and that we did not want is looked
         at again when it was left lying, and with every scan."""
-        instants = [self._find_instant] if self._find_instant is not None else []
-        for each in self._waiting.values():
-            instants += [at for at in (each.due_instant, each.left_instant) if at > now][:1]
-        return min(instants, default=None)
+        found = Instant(math.inf) if self._find_instant is None else self._find_instant
+        due = min(found, self._turn_instant)
+        return None if due == math.inf else due
 
 
 def find_every_s(owners: int) -> float:

@@ -7,6 +7,7 @@ crowd, the sum over all managers stays the same [P9, P10].
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 from collections.abc import Collection
 from typing import Final
@@ -50,5 +51,6 @@ def lists_shards(owners: int, chance: float) -> bool:
     return chance * owners < _LISTINGS_PER_CYCLE
 
 
+@functools.lru_cache(maxsize=4096)
 def _digest(owner: OwnerId) -> bytes:
     return hashlib.blake2b(owner.encode(), digest_size=8).digest()

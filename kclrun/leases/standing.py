@@ -92,10 +92,14 @@ class Standing:
 
     def note_offers(self, offers: Iterable[Lease]) -> None:
         """Offered rows found since the scan: who gives without naming a taker is leaving."""
-        for lease in offers:
-            if lease.offered_to is None and lease.offered_by is not None:
-                self._leaving.add(lease.offered_by)
-        self._settle_owners()
+        leaving = {
+            lease.offered_by
+            for lease in offers
+            if lease.offered_to is None and lease.offered_by is not None
+        }
+        if not leaving <= self._leaving:
+            self._leaving |= leaving
+            self._settle_owners()
 
     def target(self, leases_max: int) -> int:
         return target_of(self.work, len(self.owners), leases_max)
@@ -158,8 +162,10 @@ class Standing:
         return not is_handed_over or self._observation.has_expired(lease, self.view.seen_instant)
 
     def _settle_owners(self) -> None:
-        joining = self._joining - self.view.silent
-        self.owners = (self.view.owners | joining) - (self._leaving - {self.me})
+        self.owners = self.view.owners
+        if self._joining or self._leaving:
+            joining = self._joining - self.view.silent
+            self.owners = (self.owners | joining) - (self._leaving - {self.me})
 
     @property
     def kclrun_owners(self) -> frozenset[OwnerId]:

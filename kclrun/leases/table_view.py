@@ -13,6 +13,7 @@ from functools import cached_property
 from kclrun.leases.lineage import seem_over
 from kclrun.leases.observation import Observation
 from kclrun.model.lease import OFFERED, OWNER_PREFIX, Lease, LeaseKey, OwnerId
+from kclrun.model.sequence import SHARD_END
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.stream_key import StreamKey, stream_of
 from kclrun.model.time import Instant
@@ -23,10 +24,11 @@ __all__ = ["TableView", "covers_all_hash_keys"]
 class TableView:
     """The table as one scan showed it at `seen_instant`.
 
-    `rows` are the readable leases by key; `broken` the keys of the others. `work` are the leases
-    not ended whose parents are ended or absent. `owners` own at least one unexpired, unended
-    lease, and `me` is always among them; former owners proven gone never are. `kclrun_owners` are
-    those that are no Java workers; `silent` are those of whom only expired leases are left.
+    `rows` are the readable leases by key, `unended` and `ended` the two parts of them; `broken` the
+    keys of the others. `work` are the leases not ended whose parents are ended or absent. `owners`
+    own at least one unexpired, unended lease, and `me` is always among them; former owners proven
+    gone never are. `kclrun_owners` are those that are no Java workers; `silent` are those of whom
+    only expired leases are left.
     """
 
     def __init__(
@@ -42,11 +44,14 @@ class TableView:
         self.seen_instant = now
         self.rows: dict[LeaseKey, Lease] = {lease.key: lease for lease in leases}
         self.broken = frozenset(broken)
-        self.unended = tuple(lease for lease in leases if not lease.is_ended)
+        self._part(leases)
+        rows, unreadable = self.rows, self.broken
         self.work = tuple(
-            lease
-            for lease in self.unended
-            if not lease.parents or seem_over(lease, self.rows, self.broken)
+            [
+                lease
+                for lease in self.unended
+                if not lease.parents or seem_over(lease, rows, unreadable)
+            ]
         )
         lapsed = observation.expired(self.unended, now)
         owners = {me}
@@ -65,6 +70,16 @@ class TableView:
         unheard = (self.rows[key].owner for key in expired)
         self.silent = frozenset(owner for owner in unheard if owner is not None) - self.owners
 
+    def _part(self, leases: Iterable[Lease]) -> None:
+        """Those that ended from those that did not."""
+        end = SHARD_END.sequence_number
+        unended: list[Lease] = []
+        ended: list[Lease] = []
+        for lease in leases:
+            which = ended if lease.checkpoint.sequence_number == end else unended
+            which.append(lease)
+        self.unended, self.ended = tuple(unended), tuple(ended)
+
     def by_stream(self, streams: Collection[StreamKey]) -> dict[StreamKey, TableView]:
         """The same for each stream: its rows, work and expired leases; the owners are everybody's.
 
@@ -82,7 +97,7 @@ class TableView:
         view.rows = {LeaseKey(key): self.rows[LeaseKey(key)] for key in keys if key in self.rows}
         view.broken = self.broken.intersection(keys)
         view.expired = self.expired.intersection(view.rows)
-        view.unended = tuple(lease for lease in view.rows.values() if not lease.is_ended)
+        view._part(view.rows.values())  # noqa: SLF001 - a copy of ourselves
         at_work = self._work_keys.intersection(view.rows)
         view.work = tuple(lease for lease in view.unended if lease.key in at_work)
         return view

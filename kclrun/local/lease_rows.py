@@ -39,6 +39,7 @@ from kclrun.ports import ScanPage
 __all__ = ["LeaseRows"]
 
 _PAGE_ROWS: Final = 1_000
+_DELETIONS: Final = (DeleteEnded, DeleteTrimmed)
 
 
 class LeaseRows:
@@ -59,6 +60,9 @@ class LeaseRows:
         choose: Callable[[Sequence[Lease], int], Sequence[Lease]] | None = None,
     ) -> None:
         self._rows: dict[str, Lease] = {}
+        # The owner index, as far as anybody asks; and the keys in order, until one comes or goes.
+        self._offered: set[str] = set()
+        self._sorted_keys: list[str] | None = None
         # What a row holds beside the lease; and rows that are no readable lease at all.
         self._unknown: dict[str, dict[str, Mapping[str, Any]]] = {}
         self._unreadable: dict[str, Item] = {}
@@ -72,7 +76,9 @@ class LeaseRows:
     def scan(self) -> Iterator[ScanPage]:
         """All rows in the order of their keys, page by page."""
         with self._lock:
-            keys = sorted(self._rows.keys() | self._unreadable.keys())
+            if self._sorted_keys is None:
+                self._sorted_keys = sorted(self._rows.keys() | self._unreadable.keys())
+            keys = self._sorted_keys
         if not keys:
             yield ScanPage(())
         for start in range(0, len(keys), self._page_rows_max):
@@ -82,6 +88,8 @@ class LeaseRows:
 
     def read(self, key: LeaseKey) -> Lease | None:
         """One row. Raises: InvalidRequest with code `BrokenRow`, as the DynamoDB table does."""
+        if not self._unreadable:
+            return self._rows.get(key)  # one look-up needs no lock
         with self._lock:
             item = self._unreadable.get(key)
             if item is not None and _is_broken(item):
@@ -93,9 +101,13 @@ class LeaseRows:
         if not self._has_owner_index:
             raise NotFound("the table has no owner index", operation="Query")
         with self._lock:
-            waiting = [row for row in self._rows.values() if row.owner == OFFERED]
-        waiting.sort(key=lambda row: row.key)
+            waiting = [self._rows[key] for key in sorted(self._offered)]
         return tuple(waiting if len(waiting) <= rows_max else self._choose(waiting, rows_max))
+
+    @property
+    def has_offers(self) -> bool:
+        """Whether any row waits for a taker."""
+        return bool(self._offered)
 
     def write(self, change: LeaseChange) -> Outcome:
         """Apply one change if its condition holds."""
@@ -116,7 +128,7 @@ class LeaseRows:
             if lease is None:
                 self._unreadable[key] = item
                 return
-            self._rows[key] = lease
+            self._put(key, lease)
             known = encode_row(lease)
             self._unknown[key] = {name: item[name] for name in item if name not in known}
 
@@ -153,7 +165,7 @@ class LeaseRows:
     def _create(self, lease: Lease) -> Outcome:
         if lease.key in self._rows or lease.key in self._unreadable:
             return self._contended(lease.key)
-        self._rows[lease.key] = lease
+        self._put(lease.key, lease)
         return Applied()
 
     def _create_children(self, change: CreateChildren) -> Outcome:
@@ -161,7 +173,7 @@ class LeaseRows:
             return ConditionFailed()
         for child in change.children:
             if child.key not in self._rows and child.key not in self._unreadable:
-                self._rows[child.key] = child
+                self._put(child.key, child)
         return Applied()
 
     def _parent_holds(self, parent: ParentCondition) -> bool:
@@ -181,12 +193,12 @@ class LeaseRows:
         row = self._rows.get(change.key)
         if row is None or not holds(change, row):
             return self._contended(change.key)
-        if isinstance(change, DeleteEnded | DeleteTrimmed):
+        if isinstance(change, _DELETIONS):
             self._forget(change.key)
             return Applied()
         after = change_row(change, row)
-        self._rows[change.key] = after
-        if _sets_handoff(change):
+        self._put(change.key, after)
+        if self._unknown and _sets_handoff(change):
             # The time of an ask without its asker is nothing a lease knows.
             self._unknown.get(change.key, {}).pop("handoffAt", None)
         return Applied(after)
@@ -197,7 +209,18 @@ class LeaseRows:
             return Refused("BrokenRow", f"row {key!r} is broken")
         return ConditionFailed(self._rows.get(key))
 
+    def _put(self, key: str, lease: Lease) -> None:
+        if key not in self._rows:
+            self._sorted_keys = None
+        self._rows[key] = lease
+        if lease.owner == OFFERED:
+            self._offered.add(key)
+        else:
+            self._offered.discard(key)
+
     def _forget(self, key: str) -> None:
+        self._sorted_keys = None
+        self._offered.discard(key)
         self._rows.pop(key, None)
         self._unknown.pop(key, None)
         self._unreadable.pop(key, None)

@@ -47,6 +47,8 @@ _WITHOUT_COUNTER: Final = (Ask, LateCheckpoint, ResumeLease)
 def holds(change: RowChange, row: Lease) -> bool:
     """Whether the condition of a change holds on a row that exists [P1, P2, P13, P16, P19]."""
     match change:
+        case Renew() | Claim():
+            return _is_held(change, row)
         case Take() | DeleteTrimmed():
             return row.counter == change.seen_counter and row.owner == change.seen_owner
         case ResumeLease():
@@ -80,6 +82,8 @@ def change_row(change: RowUpdate, row: Lease) -> Lease:
 def refuse_unbound(change: RowChange) -> None:
     """Refuse what DynamoDB would never be sent, row or no row. Raises: InvariantViolation."""
     match change:
+        case Renew() | Checkpoint():
+            pass
         case NameChildren(children=children) if not children:
             raise InvariantViolation("no expression for NameChildren without children")
         case Take(forced=True, seen_owner=seen):

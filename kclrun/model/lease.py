@@ -94,7 +94,7 @@ class Handoff(msgspec.Struct, frozen=True):
     asked_at: WallTime
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
+class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One row, as last read. Attributes: the KCL 2.x schema, then ours.
 
     `owner` None is an unowned lease. `counter` grows by one with every write of an owner and is

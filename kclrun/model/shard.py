@@ -13,7 +13,7 @@ __all__ = ["HASH_KEY_MAX", "ChildShard", "HashRange", "Shard", "ShardGraph"]
 HASH_KEY_MAX: Final = 2**128 - 1
 
 
-class HashRange(msgspec.Struct, frozen=True, order=True):
+class HashRange(msgspec.Struct, frozen=True, order=True, gc=False):
     """A range of hash keys, inclusive at both ends, as in ListShards."""
 
     start: int
@@ -26,7 +26,7 @@ class HashRange(msgspec.Struct, frozen=True, order=True):
         return self.start <= other.end and other.start <= self.end
 
 
-class Shard(msgspec.Struct, frozen=True):
+class Shard(msgspec.Struct, frozen=True, gc=False):
     """One shard as ListShards describes it. `ending_sequence_number` is set once it is closed."""
 
     shard_id: str
@@ -47,7 +47,7 @@ class Shard(msgspec.Struct, frozen=True):
         return tuple(shard_id for shard_id in named if shard_id is not None)
 
 
-class ChildShard(msgspec.Struct, frozen=True):
+class ChildShard(msgspec.Struct, frozen=True, gc=False):
     """A child as the last GetRecords of a closed shard names it (`ChildShards`)."""
 
     shard_id: str

@@ -55,6 +55,8 @@ def stream_key(arn: str, created_at: WallTime) -> StreamKey:
 
 def stream_of(key: str) -> StreamKey:
     """The stream part of a lease key; ONLY_STREAM for a bare one, whatever it says."""
+    if ":" not in key:  # nearly always, and a scan asks for each of its rows
+        return ONLY_STREAM
     parts = _QUALIFIED.fullmatch(key)
     return ONLY_STREAM if parts is None else StreamKey(parts["stream"])
 

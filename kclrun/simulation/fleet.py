@@ -17,7 +17,7 @@ from kclrun.simulation.host import Host
 from kclrun.simulation.java.overlap import MixedOracles
 from kclrun.simulation.java.worker import JavaWorker
 from kclrun.simulation.machine import Machine
-from kclrun.simulation.oracles.watch import Oracles, WatchPolicy
+from kclrun.simulation.oracles.watch import WatchPolicy
 from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.scheduler import Scheduler
 from kclrun.simulation.shards import ShardStream

@@ -50,7 +50,7 @@ class Host:
         self.name = name
         self.world = world
         self.machine = machine
-        self.os = machine.run()
+        self.os = machine.run(on_still=self._stands_still, on_death=self._died)
         self.owner: OwnerId = world.settings.owner_id(name)
         self.group = name.split(":", maxsplit=1)[0]
         self.others_in_sight = False
@@ -140,6 +140,12 @@ class Host:
             self.is_finished = True
             self.machine.locks.retire(self.owner, self.os, is_named=bool(self.core.held()))
             self.kill_manager()
+
+    def _stands_still(self) -> None:
+        self._performer.stand_still()
+
+    def _died(self) -> None:
+        self._performer.cease()
 
     # Former owners [P3].
 

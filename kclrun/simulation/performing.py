@@ -18,6 +18,7 @@ from kclrun.model.outcomes import Outcome
 from kclrun.model.time import Instant, WallTime
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 from kclrun.simulation.machine import OsProcess
+from kclrun.simulation.offer_polls import OfferPolls
 from kclrun.simulation.table import Failed, keys_written
 from kclrun.simulation.uplink import Uplink
 from kclrun.simulation.world import World
@@ -50,6 +51,20 @@ class Performer:
         self._check_write = check_write
         # The keys with a write under way, and the changes that wait for it.
         self._writes: dict[LeaseKey, deque[LeaseChange]] = {}
+        self._offer_polls = OfferPolls(
+            self._uplink,
+            now=lambda: world.scheduler.now,
+            after=os.after,
+            looked=lambda rows: os.act(lambda: feed(on.OffersFound(rows))),
+        )
+
+    def stand_still(self) -> None:
+        """Its process does: it looks for offers when it would have, or as soon as it can."""
+        self._uplink.wake(self._offer_polls)
+
+    def cease(self) -> None:
+        """Its process is dead."""
+        self._uplink.idle_no_more(self._offer_polls)
 
     def scan_table(self) -> None:
         self._read(self._uplink.scan, on.LeasesScanned)
@@ -92,11 +107,7 @@ class Performer:
 
     def find_offers(self, rows_max: int) -> None:
         """Once: the next look is soon."""
-        self._uplink.offered(
-            rows_max,
-            lambda rows: self._os.act(lambda: self._feed(on.OffersFound(rows))),
-            lambda _: self._os.act(lambda: self._feed(on.OffersFound(None))),
-        )
+        self._offer_polls.look(rows_max)
 
     def write_row(self, change: LeaseChange, not_before: Instant | None) -> None:
         """Once, when it is due; children are created in the name of the first."""

@@ -7,7 +7,7 @@ hosts. Rule: a reply is a call back, and never comes in the same instant.
 
 from __future__ import annotations
 
-import random
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
@@ -15,7 +15,7 @@ import msgspec
 
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.changes import CreateChildren, CreateLease, DeleteTrimmed, LeaseChange
-from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.lease import OFFERED, Lease, LeaseKey
 from kclrun.model.outcomes import Applied, Outcome, OutcomeUnknown, Throttled, Unavailable
 from kclrun.ports import ScanPage
 from kclrun.simulation.java.items import ItemWrite
@@ -24,9 +24,11 @@ from kclrun.simulation.scheduler import Scheduler
 __all__ = [
     "CALM",
     "LATE_MAX_S",
+    "LEG_MEAN_S",
     "PATIENCE_S",
     "Costs",
     "FaultRates",
+    "IdlePolls",
     "RowWatcher",
     "SimulatedTable",
     "keys_written",
@@ -38,11 +40,16 @@ Failed = Callable[[str], None]
 # One way: 1.5 ms and an exponential tail of as much, so that a write takes some 6 ms, as
 # DynamoDB's single-digit milliseconds from within the region.
 _LEG_MIN_S: Final = 0.0015
+LEG_MEAN_S: Final = 2 * _LEG_MIN_S
 # How long a client waits for a reply before its outcome is unknown.
 PATIENCE_S: Final = 2.0
 # What arrives late arrives up to two failovers after it was sent.
 LATE_MAX_S: Final = 20.0
 _READ_UNIT_BYTES: Final = 4096
+# Lease rows weigh some 500 bytes, and a page of a scan is 1 MB at most.
+_PAGE_ROWS: Final = 1_000
+# A query of the index that finds nothing: it is never consistent.
+_QUERY_UNITS: Final = 0.5
 
 
 class FaultRates(msgspec.Struct, frozen=True):
@@ -104,24 +111,53 @@ class RowWatcher(Protocol):
         ...
 
 
+class IdlePolls(Protocol):
+    """One host's looks for offered rows, while there are none."""
+
+    def wake(self) -> None:
+        """There is one; or looks may fail from now on."""
+        ...
+
+    def count(self) -> int:
+        """How many there were since this was asked last."""
+        ...
+
+
 class SimulatedTable:
     """`faults` may be changed at any time: a storm, then calm; and so may `kinesis_failing`, the
     share of requests to Kinesis that fail. `page_rows_max` bounds a page of a scan."""
 
     def __init__(
-        self, scheduler: Scheduler, watcher: RowWatcher, *, page_rows_max: int = 1_000
+        self, scheduler: Scheduler, watcher: RowWatcher, *, page_rows_max: int = _PAGE_ROWS
     ) -> None:
-        self.faults = CALM
+        self._faults = CALM
         self.kinesis_failing = 0.0
-        self.costs = Costs()
+        self._costs = Costs()
+        self._idle: dict[IdlePolls, None] = {}
         self._scheduler = scheduler
         self._watcher = watcher
-        self._latency = scheduler.chance("network")
+        self._latency = scheduler.chance("network").random
         self._fate = scheduler.chance("faults")
-        self._rows = LeaseRows(
-            page_rows_max=page_rows_max, choose=scheduler.chance("offers").sample
-        )
+        self._page_rows_max = page_rows_max
+        choose = scheduler.chance("offers").sample
+        self._rows = LeaseRows(page_rows_max=page_rows_max, choose=choose)
         self._row_bytes = 0
+
+    @property
+    def faults(self) -> FaultRates:
+        return self._faults
+
+    @faults.setter
+    def faults(self, faults: FaultRates) -> None:
+        self._faults = faults
+        self._wake_idle()
+
+    @property
+    def costs(self) -> Costs:
+        """Up to now."""
+        for polls in self._idle:
+            self._count_idle(polls)
+        return self._costs
 
     def leases(self) -> Iterator[Lease]:
         """All rows, as they are now: for those who watch."""
@@ -141,7 +177,7 @@ class SimulatedTable:
         self, sender: str, change: LeaseChange | ItemWrite, reply: Callable[[Outcome], None]
     ) -> None:
         """Send a change once: one of ours, or a raw write as the Java KCL sends it."""
-        self.costs.requests += 1
+        self._costs.requests += 1
 
         def answer(outcome: Outcome) -> None:
             self._watcher.write_answered(sender, change, outcome)
@@ -167,7 +203,7 @@ class SimulatedTable:
 
     def read(self, key: LeaseKey, reply: Callable[[Lease | None], None], failed: Failed) -> None:
         """One row, consistently."""
-        self.costs.read_units += 1
+        self._costs.read_units += 1
         self._ask(lambda: self._rows.read(key), reply, failed)
 
     def offered(
@@ -177,10 +213,25 @@ class SimulatedTable:
 
         def query() -> tuple[Lease, ...]:
             found = self._rows.offered(rows_max)
-            self.costs.read_units += 0.5 + len(found)
+            self._costs.read_units += _QUERY_UNITS + len(found)
             return found
 
         self._ask(query, reply, failed)
+
+    def let_idle(self, polls: IdlePolls) -> bool:
+        """Whether looks for offered rows find nothing: then they are woken before one does."""
+        if self._faults is not CALM or self._rows.has_offers:
+            return False
+        self._idle[polls] = None
+        return True
+
+    def idle_no_more(self, polls: IdlePolls) -> bool:
+        """Its host looks no further; whether it idled."""
+        if polls not in self._idle:
+            return False
+        self._count_idle(polls)
+        del self._idle[polls]
+        return True
 
     def scan(self, reply: Callable[[tuple[Lease, ...]], None], failed: Failed) -> None:
         """Page by page: rows written meanwhile show as they are when their page is read."""
@@ -190,9 +241,9 @@ class SimulatedTable:
         self, ask: Callable[[], Answer], reply: Callable[[Answer], None], failed: Failed
     ) -> None:
         """A request to the other service, on the same network."""
-        self.costs.requests += 1
+        self._costs.requests += 1
         if self.kinesis_failing and self._fate.random() < self.kinesis_failing:
-            self.costs.faults += 1
+            self._costs.faults += 1
             self._scheduler.after(PATIENCE_S, lambda: failed("timed out"))
         else:
             self._send(ask, reply)
@@ -208,17 +259,20 @@ class SimulatedTable:
             if page is None:
                 reply(found)
                 return
-            self.costs.read_units += max(
+            self._costs.read_units += max(
                 1.0, len(page.leases) * self._row_size() / _READ_UNIT_BYTES
             )
-            self._scan_on(pages, found + page.leases, reply, failed)
+            if len(page.leases) + len(page.broken) + page.foreign < self._page_rows_max:
+                reply(found + page.leases)  # DynamoDB says with the last page that it is the last
+            else:
+                self._scan_on(pages, found + page.leases, reply, failed)
 
         self._ask(lambda: next(pages, None), took, failed)
 
     def _ask(
         self, ask: Callable[[], Answer], reply: Callable[[Answer], None], failed: Failed
     ) -> None:
-        self.costs.requests += 1
+        self._costs.requests += 1
         if self._draw_fate() is not None:
             self._scheduler.after(PATIENCE_S, lambda: failed("timed out"))
         else:
@@ -232,14 +286,15 @@ class SimulatedTable:
         self._scheduler.after(self._leg_s(), arrived)
 
     def _draw_fate(self) -> str | None:
-        faults = self.faults
+        faults = self._faults
         if faults is CALM:
             return None
         drawn = self._fate.random()
-        for name, share in msgspec.structs.asdict(faults).items():
+        for name in faults.__struct_fields__:
+            share: float = getattr(faults, name)
             if drawn < share:
-                self.costs.faults += 1
-                return str(name)
+                self._costs.faults += 1
+                return name
             drawn -= share
         return None
 
@@ -255,12 +310,12 @@ class SimulatedTable:
 
     def _apply(self, sender: str, change: LeaseChange | ItemWrite) -> Outcome:
         keys = keys_written(change)
-        before = {key: self._rows.read(key) for key in keys}
+        before = [(key, self._rows.read(key)) for key in keys]
         if isinstance(change, ItemWrite):
             outcome = change.apply_to(self._rows)
         else:
             outcome = self._rows.write(change)
-        self.costs.write_units += len(keys)
+        self._costs.write_units += len(keys)
         if isinstance(outcome, Applied):
             self._tell(sender, change, before)
         return outcome
@@ -269,17 +324,29 @@ class SimulatedTable:
         self,
         sender: str,
         change: LeaseChange | ItemWrite,
-        before: Mapping[LeaseKey, Lease | None],
+        before: list[tuple[LeaseKey, Lease | None]],
     ) -> None:
-        for key, was in before.items():
+        for key, was in before:
             now = self._rows.read(key)
             if was is None and now is None:
                 continue  # a deletion without a condition, of what was gone
             if _owner_of(was) != _owner_of(now):
-                self.costs.write_units += (_owner_of(was) is not None) + (
+                self._costs.write_units += (_owner_of(was) is not None) + (
                     _owner_of(now) is not None
                 )
+                if _owner_of(now) == OFFERED:
+                    self._wake_idle()
             self._watcher.row_written(sender, change, was, now)
+
+    def _wake_idle(self) -> None:
+        for polls in tuple(self._idle):
+            self.idle_no_more(polls)
+            polls.wake()
+
+    def _count_idle(self, polls: IdlePolls) -> None:
+        looks = polls.count()
+        self._costs.requests += looks
+        self._costs.read_units += _QUERY_UNITS * looks
 
     def _row_size(self) -> int:
         """Of one row in DynamoDB's bytes, measured once: they differ by a few."""
@@ -290,11 +357,7 @@ class SimulatedTable:
         return self._row_bytes
 
     def _leg_s(self, legs: int = 1) -> float:
-        return legs * (_LEG_MIN_S + _tail(self._latency))
-
-
-def _tail(chance: random.Random) -> float:
-    return chance.expovariate(1 / _LEG_MIN_S)
+        return legs * _LEG_MIN_S * (1.0 - math.log(1.0 - self._latency()))
 
 
 def _owner_of(row: Lease | None) -> str | None:

@@ -14,7 +14,7 @@ from kclrun.model.changes import LeaseChange
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.outcomes import Outcome, OutcomeUnknown, Unavailable
 from kclrun.simulation.java.items import ItemWrite
-from kclrun.simulation.table import PATIENCE_S, Failed, SimulatedTable
+from kclrun.simulation.table import PATIENCE_S, Failed, IdlePolls, SimulatedTable
 
 __all__ = ["Uplink"]
 
@@ -30,10 +30,38 @@ class Uplink:
         after: Callable[[float, Callable[[], None]], None],
         chance: random.Random,
     ) -> None:
-        self.is_cut = False
+        self._is_cut = False
+        self._idle: dict[IdlePolls, None] = {}
         self._table = table
         self._after = after
         self._chance = chance
+
+    @property
+    def is_cut(self) -> bool:
+        return self._is_cut
+
+    @is_cut.setter
+    def is_cut(self, is_cut: bool) -> None:
+        self._is_cut = is_cut
+        for polls in tuple(self._idle) if is_cut else ():
+            self.wake(polls)
+
+    def let_idle(self, polls: IdlePolls) -> bool:
+        """As the table's; and not while each of them fails."""
+        if self._is_cut or not self._table.let_idle(polls):
+            return False
+        self._idle[polls] = None
+        return True
+
+    def wake(self, polls: IdlePolls) -> None:
+        """If it idles: its next look is an event again."""
+        if self.idle_no_more(polls):
+            polls.wake()
+
+    def idle_no_more(self, polls: IdlePolls) -> bool:
+        """As the table's."""
+        self._idle.pop(polls, None)
+        return self._table.idle_no_more(polls)
 
     def write(
         self, sender: str, change: LeaseChange | ItemWrite, reply: Callable[[Outcome], None]

@@ -7,7 +7,7 @@ from kclrun.aws.clauses import AT_LAST, AT_LAST_WHOLE
 from kclrun.aws.expressions import CATALOGUE
 from kclrun.cli import exit_codes
 from kclrun.consuming import fence, loss
-from kclrun.leases import capacity, manager, offers, pacing, policy
+from kclrun.leases import assignment, capacity, manager, offers, pacing, policy
 from kclrun.leases.doctor.findings import Kind
 from kclrun.model.lease import ASK_STALE_AFTER_S
 from kclrun.observe.metrics import METRICS
@@ -20,6 +20,7 @@ SOURCES = [path.read_text() for path in (ROOT / "kclrun").rglob("*.py")]
 TESTS = [path.read_text() for path in (ROOT / "tests").rglob("*.py")]
 
 
+CROWD = [f"kclrun:g:h{number}:n" for number in range(1000)]
 FROM_WHOLE = " from sub 0"
 
 
@@ -62,6 +63,15 @@ def test_the_timers_of_the_fleet_stand_in_the_readme_as_the_code_has_them():
         "the table is scanned": f"every {settings.scan_every_s:g} s (F/2) by the"
         f" {pacing.FREQUENT_SCANNERS_MAX} owners whose ids have the smallest hash, every"
         f" {settings.seldom_scan_every_s:g} s (2 F) by the others",
+        "a manager that asked for leases, or offered some, scans again": "after"
+        f" {pacing.scan_delay_s(settings, CROWD, pacing.Pace.MOVE):g} s (F/2), in a large fleet"
+        " too",
+        "a manager that took free leases scans again": "after"
+        f" {pacing.scan_delay_s(settings, CROWD, pacing.Pace.GRAB):g} s (F/10),"
+        f" {manager._HASTY_SCANS_MAX} times in a row at most",
+        "free leases are taken at once": "as many as are held, and always"
+        f" {assignment._TAKES_AT_ONCE_MIN}",
+        "expired leases are offered to the others at once": f"{assignment._OFFERS_AT_ONCE_MAX}",
         "the shards are listed": f"by {pacing._LISTINGS_PER_CYCLE} managers a cycle on average,"
         " and whenever the scan shows a hole, a merge that waits or an empty table",
         "at the first start on an empty table": "a random wait of up to"
@@ -103,6 +113,8 @@ def test_every_finding_of_the_doctor_stands_in_the_readme_as_the_code_has_it():
     lines = ["| finding | gravity | the records | mended by `--yes` |", "|---|---|---|---|"]
     for kind in Kind:
         mended = " yes " if kind.is_mendable else " "
+        if kind.needs_consent:
+            mended = f" with `--accept {kind.value}` "
         gravity = kind.gravity.name.lower()
         lines.append(f"| `{kind.value}` | {gravity} | {kind.means} |{mended}|")
 

@@ -86,6 +86,18 @@ ROWS: Final = {
             15,
         ),
         Row(
+            "simulation",
+            "3 owners, 8 shards in virtual time, all oracles on: ≥ 150 fleet-hours/min/core",
+            "bench.simulation:simulation",
+            9,
+        ),
+        Row(
+            "large-fleet",
+            "200 owners, 2,000 shards, ten virtual minutes: ≤ 3 minutes",
+            "bench.simulation:large_fleet",
+            1,
+        ),
+        Row(
             "crash",
             "SIGKILL of a lease process to its next batch: p99 ≤ 1.5 s (rounds: kills)",
             "bench.crash:crash",

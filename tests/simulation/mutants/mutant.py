@@ -6,16 +6,19 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["ROOT", "Mutant"]
+__all__ = ["ROOT", "WORLDS", "Mutant"]
 
 ROOT = Path(__file__).parents[3]
+# How the layer of those begins that a tiny world must catch; its name follows, then a fault of it.
+WORLDS = "worlds:"
 
 
 class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     """`old` stands exactly once in `file` (a path from the root of the checkout).
 
     `breaks` says what goes wrong, `source` who made this mistake, or which rule forbids it.
-    `layer` is who must catch it: "storms", "worlds", or the test that does, as pytest names it.
+    `layer` is who must catch it: "storms", "worlds:" and the name of one, or the test
+    that does, as pytest names it.
     `found_at`: the storm that caught it last; the daily share begins its hunt there.
     """
 

@@ -64,7 +64,9 @@ def run_mutants(asked: AskedMutants) -> int:
 
 
 def _line(mutant: Mutant, caught: Catch) -> str:
-    layer = mutant.layer if mutant.layer in {"storms", "worlds"} else "test"
+    layer = mutant.layer.partition(":")[0]
+    if layer not in {"storms", "worlds"}:
+        layer = "test"
     how = f"{caught.rule:<4} {caught.words[:90]}" if caught.is_caught else "SURVIVED"
     seeds = f"{caught.seeds} seeds" if caught.seeds else ""
     return f"{mutant.name:<42} {layer:<7} {seeds:>11} {caught.seconds:>6.0f} s  {how}"

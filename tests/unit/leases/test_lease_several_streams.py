@@ -2,6 +2,7 @@
 
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
+from kclrun.leases.cleanup import STAYS_S
 from kclrun.leases.explaining import explain
 from kclrun.leases.policy import ManagerPolicy, StreamStart
 from kclrun.model import changes as ch
@@ -231,6 +232,9 @@ def test_ended_rows_are_cleaned_up_within_their_stream():
     ]
 
     cleaned = life(*rows)
+    began = cleaned.now
+    while not cleaned.writes(ch.DeleteEnded) and cleaned.now < began + 2 * STAYS_S:
+        cleaned.scan()
 
     assert cleaned.writes(ch.DeleteEnded) == [ch.DeleteEnded(f"{ORDERS}:s0")]
 

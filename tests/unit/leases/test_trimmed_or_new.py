@@ -12,10 +12,10 @@ WHOLE = HashRange(0, HASH_KEY_MAX)
 LOW, HIGH = HashRange(0, 2**127 - 1), HashRange(2**127, HASH_KEY_MAX)
 
 
-def deleted_as_trimmed(life, shards):
-    """What is deleted by such a listing, made again and again for two minutes."""
+def deleted_as_trimmed(life, shards, *, minutes=2):
+    """What is deleted by such a listing, made again and again."""
     deleted = set()
-    for _ in range(24):
+    for _ in range(12 * minutes):
         life.scan(after=5.0)
         life.say(e.ShardsListed(shards, 1.0))
         deleted |= {change.key for change in life.writes(ch.DeleteTrimmed)}
@@ -39,6 +39,15 @@ def test_a_grandchild_whose_parents_are_not_listed_yet_either_keeps_its_row():
     life = ManagerLife(row(ids[5], OTHER, 7, parents=frozenset({ids[2]}), hash_range=LOW))
 
     assert deleted_as_trimmed(life, (Shard(ids[0], WHOLE, "1", None),)) == set()
+
+
+def test_a_row_that_looks_newer_than_all_listings_for_minutes_is_of_another_stream():
+    life = ManagerLife(row("shardId-000000000005", OTHER, 7))
+    shards = (Shard("shardId-000000000000", WHOLE, "1", None),)
+    life.rows["shardId-000000000000"] = row("shardId-000000000000")
+
+    assert deleted_as_trimmed(life, shards, minutes=4) == set()
+    assert deleted_as_trimmed(life, shards, minutes=2) == {"shardId-000000000005"}
 
 
 def test_a_shard_whose_parents_are_gone_from_the_listing_too_was_trimmed():

@@ -84,11 +84,12 @@ def times(chance, every_s, until_s):
 
 
 def cold_start(seed):
-    """Many hosts boot at once over an empty table, and one leaves at once."""
+    """Many hosts boot at once over an empty table, and each leaves at once, a little later."""
     fleet = Fleet(seed, shards=16, records_per_s=16.0)
     for number in range(10):
         fleet.after(0.0, partial(fleet.add_host, "ab"[number % 2], f"h{number}"))
-    fleet.after(0.2 + 0.02 * seed, lambda: fleet.hosts[seed % 10].drain())
+    for number in range(10):
+        fleet.after(0.1 + 0.05 * number, lambda number=number: fleet.hosts[number].drain())
     fleet.run_for(3)
     return fleet
 

@@ -35,8 +35,14 @@ def test_kclrun_joins_java_workers_and_takes_its_share_one_lease_a_cycle(seed):
     fleet.require_all_read(PATIENCE_S)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_java_joins_kclrun_and_steals_its_share(seed):
+def test_java_joins_kclrun_and_steals_its_share():
+    # A sound network: whoever is stolen from finds out with its next renewal, which may be at once.
+    beside_s = [beside_java_s(seed) for seed in range(3)]
+
+    assert 0 < max(beside_s) <= 10 / 3 + 0.1
+
+
+def beside_java_s(seed):
     fleet = mixed_fleet(seed, java=0, hosts=2, shards=8, poll_s=1.0)
     fleet.run_for(60)
     fleet.add_java_worker("a", "j0")
@@ -44,12 +50,10 @@ def test_java_joins_kclrun_and_steals_its_share(seed):
 
     fleet.run_for(240)
 
-    assert sorted(fleet.shards_by_owner().values()) == [2, 2, 2, 2]
-    overlaps = fleet.oracles.overlaps
-    assert overlaps.java_steals >= 4
-    # A sound network: whoever is stolen from finds out with its next renewal.
-    assert 0 < overlaps.kclrun_beside_java_s <= 10 / 3 + 0.1
+    assert sorted(fleet.shards_by_owner().values()) == [2, 2, 2, 2], f"seed {seed}"
+    assert fleet.oracles.overlaps.java_steals >= 4, f"seed {seed}"
     fleet.require_all_read(PATIENCE_S)
+    return fleet.oracles.overlaps.kclrun_beside_java_s
 
 
 @pytest.mark.parametrize("count", [12, 4])
