@@ -51,7 +51,10 @@ _SEIZE_OFTEN_FOR_S: Final = 60.0
 
 
 class Manager:
-    """One run of one manager, in one thread. `performer` and `processes` are set before `run`."""
+    """One run of one manager, in one thread. `performer` and `processes` are set before `run`.
+
+    `stop_begins` is called once, when a stop was asked for.
+    """
 
     performer: Performer
     processes: LeaseProcesses
@@ -84,6 +87,7 @@ class Manager:
         self._at_its_end = ExitReason.DRAINED
         self._held_at_scan: frozenset[OwnerId] = frozenset()
         self._began_instant = loop.now()
+        self.stop_begins: Callable[[], None] = _nobody_is_told
 
     def run(self, started_at: WallTime, introduce: Callable[[], None]) -> ExitReason:
         """Until everything is given up, or the stop's patience is over.
@@ -135,6 +139,8 @@ class Manager:
                 self._report.started(key)
             case ShardEnded(key):
                 self._report.ended(key)
+            case DrainRequested():
+                self.stop_begins()
             case LeasesScanned(leases):
                 self._forget_former({lease.owner for lease in leases})
             case _:
@@ -270,3 +276,7 @@ class Manager:
         if not self._is_finished:
             raise InvariantViolation("left without an end")
         return self._at_its_end
+
+
+def _nobody_is_told() -> None:
+    """Where nobody asked to be told of a stop."""

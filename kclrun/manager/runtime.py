@@ -22,6 +22,7 @@ from kclrun.config.start_position import parse_start
 from kclrun.ipc.messages import RenewCredentials
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy, StreamStart
+from kclrun.manager.announcing import open_announcer
 from kclrun.manager.child import Child
 from kclrun.manager.children import LeaseProcesses
 from kclrun.manager.credentials_handing import CredentialHanding
@@ -244,10 +245,12 @@ class _Run:
             sampler,
             failover_s=self._policy.failover_s,
             outlet=self._world.metrics,
+            announcer=open_announcer(os.environ, self._log),
             loop=self._loop,
             log=self._log,
         )
         if metering is not None:
+            self._manager.stop_begins = metering.stop_begins
             self._loop.after(0.0, metering.look)
         return metering
 

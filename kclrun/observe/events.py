@@ -45,6 +45,10 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "endpoint_listening": EventKind("health and metrics are served at this address"),
     "metrics_not_published": EventKind("metrics could not be sent, and are dropped", "warning"),
     "metrics_published_again": EventKind("metrics are sent again, after this long"),
+    "service_manager_deaf": EventKind("systemd, or who else started us, takes no word", "warning"),
+    "watchdog_withheld": EventKind(
+        "work has stopped, so the watchdog of systemd is told nothing more", "error"
+    ),
     "lines_dropped": EventKind("log lines found no reader", "warning"),
     # Leases.
     "lease_taken": EventKind("a lease was taken"),
