@@ -60,7 +60,7 @@ class Auditor:
         self._is_held = is_held
         self._stream = stream
         self._trims = TrimWatch()
-        self._ends = EndWatch(policy.failover_s)
+        self._ends = EndWatch(max(policy.failover_s, policy.ended_rows_stay_s))
         self._recent = RecentRows(policy.failover_s)
         self._has_seen_rows = False
         self._noted: dict[str, object] = {}

@@ -18,11 +18,8 @@ from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON
 from kclrun.model.stream_key import shard_id_of
 from kclrun.model.time import Instant
 
-__all__ = ["STAYS_S", "EndWatch", "TrimWatch", "ended_rows"]
+__all__ = ["EndWatch", "TrimWatch", "ended_rows"]
 
-# A request is given up after seconds (`aws/exchange.py`); what is still under way then, in a queue
-# of the kernel or of a proxy, arrives or is dropped within their own time-outs, a minute by custom.
-STAYS_S: Final = 60.0
 
 # A child at one of these has not begun. LATEST counts as begun, as in the Java KCL: a child of an
 # ended parent is created at TRIM_HORIZON, so one at LATEST never had a parent to wait for.
@@ -55,8 +52,8 @@ class EndWatch:
     under it, and write it again.
     """
 
-    def __init__(self, failover_s: float) -> None:
-        self._stays_s = max(failover_s, STAYS_S)
+    def __init__(self, stays_s: float) -> None:
+        self._stays_s = stays_s
         self._since: dict[LeaseKey, Instant] = {}
 
     def update(self, view: TableView) -> None:

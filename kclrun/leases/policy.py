@@ -17,6 +17,7 @@ from kclrun.model.stream_key import ONLY_STREAM, StreamKey
 from kclrun.model.time import WallTime
 
 __all__ = [
+    "ENDED_ROWS_STAY_S",
     "MOVES_PER_CYCLE",
     "TAKE_ATTEMPTS_MAX",
     "ManagerPolicy",
@@ -30,6 +31,9 @@ MOVES_PER_CYCLE: Final = 8
 
 # The Java KCL's `TAKE_RETRIES`: a take that is throttled three times is left to the next scan.
 TAKE_ATTEMPTS_MAX: Final = 3
+# A request is given up after seconds (`aws/exchange.py`); what is still under way then, in a queue
+# of the kernel or of a proxy, arrives or is dropped within their own time-outs, a minute by custom.
+ENDED_ROWS_STAY_S: Final = 60.0
 # As the Java KCL: renewals are this much early, so that three fit into one failover.
 _RENEW_EPSILON_S: Final = 0.025
 
@@ -48,7 +52,8 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     `start_text` is what is published on the rows [P9]; `start` its sentinel (TRIM_HORIZON, LATEST
     or AT_TIMESTAMP); `start_at` the instant of AT_TIMESTAMP. `leases_max` bounds what we take,
     `moves_per_cycle` how many leases of other owners we ask for at a time. `streams` are those of
-    the application, `starts` where some of them begin instead.
+    the application, `starts` where some of them begin instead. `ended_rows_stay_s`: for how long
+    the row of an ended shard outlives its use.
     """
 
     me: OwnerId
@@ -59,6 +64,7 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     leases_max: int = 64
     moves_per_cycle: int = MOVES_PER_CYCLE
     cleanup: bool = True
+    ended_rows_stay_s: float = ENDED_ROWS_STAY_S
     streams: tuple[StreamKey, ...] = (ONLY_STREAM,)
     starts: Mapping[StreamKey, StreamStart] = {}
 

@@ -23,7 +23,7 @@ _ROW: Final = "simulation"
 # Long enough that the cold start is a twentieth of it.
 _PLAYED_S: Final = 600.0
 _FLEET_TARGET: Final = Target(at_least=150.0)
-_LARGE: Final = WhatIf(workers=200, shards=2_000, groups=3, minutes=10.0)
+_LARGE: Final = WhatIf(group_sizes=(67, 67, 66), shards=2_000, minutes=10.0)
 _LARGE_TARGET: Final = Target(at_most=180.0)
 
 

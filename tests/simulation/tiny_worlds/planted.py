@@ -133,6 +133,7 @@ def _checkpoints_what_is_delivered() -> Iterator[None]:
     def hasty(self, last, records):
         deliver(self, last, records)
         self.processed = max(self.processed, last)
+        self.has_unsaved = self.processed > self.checkpointed
 
     with mock.patch.object(CheckpointLedger, "deliver", hasty):
         yield

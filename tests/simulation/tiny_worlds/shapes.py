@@ -20,7 +20,7 @@ that any is lost by that is below one in ten million.
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf
 
 from kclrun.consuming.commands import Report, ReportKind
 from kclrun.consuming.states import State as LifeState
@@ -138,6 +138,11 @@ class Shapes:
         asked = of("Asker", "_asks")
         for each in asked.values():
             sheet.at(each.since_instant, ASK_AGE)
+        turn = of("OfferWatch", "_turn_instant")
+        sheet.at(turn if turn < inf else None)
+        recent = of("RecentRows", "_seen")
+        for instant, _ in recent:
+            sheet.at(instant, FRESH)
         waiting = of("OfferWatch", "_waiting")
         for each in waiting.values():
             sheet.at(each.due_instant)
@@ -149,6 +154,10 @@ class Shapes:
             of("LeaseManager", "_is_scanning"),
             of("LeaseManager", "_has_waited"),
             of("LeaseManager", "_lacks_phase"),
+            of("LeaseManager", "_hasty_scans"),
+            turn < inf,
+            of("Balancer", "_hands_at_look"),
+            tuple(frozenset(keys) for _, keys in recent),
             of("OfferWatch", "_find_instant") is None,
             tuple(children),
             tuple((key, names[owner]) for key, (_, owner, _) in since.items()),

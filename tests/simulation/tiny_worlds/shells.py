@@ -29,7 +29,8 @@ class Shells:
         self.cores = []
         self.clocks = []
         for owner, rate in zip(OWNERS, world.rates, strict=True):
-            policy = ManagerPolicy(me=owner, failover_s=FAILOVER_S)
+            # Ended rows go at once: a minute of these worlds would be out of reach.
+            policy = ManagerPolicy(me=owner, failover_s=FAILOVER_S, ended_rows_stay_s=0.0)
             self.cores.append(CoreOfHost(LeaseManager(policy, chance)))
             self.clocks.append(rate * TICK_S)
         self._unborn = [core.save() for core in self.cores]

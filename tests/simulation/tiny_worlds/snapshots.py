@@ -33,6 +33,7 @@ STATE = {
         "_is_finished",
         "_has_waited",
         "_lacks_phase",
+        "_hasty_scans",
         "_listing",
     ),
     "Observation": ("_since", "_asks"),
@@ -42,9 +43,10 @@ STATE = {
     "Auditor": ("listing", "under_way", "should_list_soon", "_has_seen_rows"),
     "TrimWatch": ("_absent_since",),
     "EndWatch": ("_since",),
-    "Balancer": ("_standing",),
+    "RecentRows": ("_seen",),
+    "Balancer": ("_standing", "_hands_at_look"),
     "Asker": ("_asks", "_unanswered", "_refusal"),
-    "OfferWatch": ("_waiting", "_find_instant"),
+    "OfferWatch": ("_waiting", "_find_instant", "_turn_instant"),
     "PassingOn": ("_under_way", "_refusal"),
     "Differences": (),
     "CapacityWatch": (),
@@ -61,8 +63,11 @@ _SHARED = {
     ("LeaseManager", "_listing"),
     ("Keeper", "custodies"),
 }
-_WIRING = (FunctionType, MethodType, BuiltinFunctionType, str, float, int, list)
-_WIRED_NAMES = {"_policy", "_handlers", "_children", "_auditors", "_stream"}
+_WIRING = (FunctionType, MethodType, BuiltinFunctionType, str, list)
+_WIRED_NAMES = {
+    *("_policy", "_handlers", "_children", "_auditors", "_stream"),
+    *("_leases_max", "_failover_s", "_stays_s"),
+}
 
 
 class CoreOfHost:
@@ -118,7 +123,7 @@ def _loaded(name, value):
         if value and name == "_asks" and hasattr(next(iter(value.values())), "since_instant"):
             return {key: copy.copy(asked) for key, asked in value.items()}
         return value.copy()
-    return value.copy() if kind is set else value
+    return value.copy() if kind in (set, deque) else value
 
 
 def _copy_of_custody(custody):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kclrun.leases.cleanup import STAYS_S
+from kclrun.leases.policy import ENDED_ROWS_STAY_S
 from kclrun.model import changes as ch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from tests.unit.leases.manager_life import JAVA, OTHER, ManagerLife, row
@@ -17,7 +17,7 @@ def life_beside(owner):
     return ManagerLife(parent, child)
 
 
-def seconds_until_deleted(life, within_s=3 * STAYS_S):
+def seconds_until_deleted(life, within_s=3 * ENDED_ROWS_STAY_S):
     began = life.now
     while life.now - began < within_s:
         if ch.DeleteEnded("p") in life.writes():
@@ -28,7 +28,9 @@ def seconds_until_deleted(life, within_s=3 * STAYS_S):
 
 @pytest.mark.parametrize("owner", [OTHER, JAVA, None])
 def test_it_stays_for_a_minute_though_its_child_has_begun(owner):
-    assert STAYS_S <= seconds_until_deleted(life_beside(owner)) <= STAYS_S + SCAN_S
+    assert (
+        ENDED_ROWS_STAY_S <= seconds_until_deleted(life_beside(owner)) <= ENDED_ROWS_STAY_S + SCAN_S
+    )
 
 
 def test_the_minute_begins_anew_for_a_row_that_was_not_ended_in_between():
@@ -39,4 +41,4 @@ def test_the_minute_begins_anew_for_a_row_that_was_not_ended_in_between():
     life.scan()
     life.rows["p"] = ended
 
-    assert seconds_until_deleted(life) >= STAYS_S
+    assert seconds_until_deleted(life) >= ENDED_ROWS_STAY_S

@@ -8,9 +8,8 @@ import pytest
 from kclrun.errors import InvariantViolation
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
-from kclrun.leases.cleanup import STAYS_S
 from kclrun.leases.manager import LeaseManager
-from kclrun.leases.policy import ManagerPolicy
+from kclrun.leases.policy import ENDED_ROWS_STAY_S, ManagerPolicy
 from kclrun.model import changes as ch
 from kclrun.model.lease import Halt, Lease
 from kclrun.model.outcomes import (
@@ -910,7 +909,7 @@ def test_ended_rows_are_deleted_once_and_only_if_cleanup_is_on():
     clean.begin(*rows)
     assert clean.writes(ch.DeleteEnded) == []
     ended_at = clean.now
-    while not clean.writes(ch.DeleteEnded) and clean.now < ended_at + 2 * STAYS_S:
+    while not clean.writes(ch.DeleteEnded) and clean.now < ended_at + 2 * ENDED_ROWS_STAY_S:
         clean.scan(*rows)
     assert clean.writes(ch.DeleteEnded) == [ch.DeleteEnded("p")]
     clean.scan(*rows)

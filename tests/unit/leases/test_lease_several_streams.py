@@ -2,9 +2,8 @@
 
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
-from kclrun.leases.cleanup import STAYS_S
 from kclrun.leases.explaining import explain
-from kclrun.leases.policy import ManagerPolicy, StreamStart
+from kclrun.leases.policy import ENDED_ROWS_STAY_S, ManagerPolicy, StreamStart
 from kclrun.model import changes as ch
 from kclrun.model.lease import OFFERED
 from kclrun.model.outcomes import Applied
@@ -233,7 +232,7 @@ def test_ended_rows_are_cleaned_up_within_their_stream():
 
     cleaned = life(*rows)
     began = cleaned.now
-    while not cleaned.writes(ch.DeleteEnded) and cleaned.now < began + 2 * STAYS_S:
+    while not cleaned.writes(ch.DeleteEnded) and cleaned.now < began + 2 * ENDED_ROWS_STAY_S:
         cleaned.scan()
 
     assert cleaned.writes(ch.DeleteEnded) == [ch.DeleteEnded(f"{ORDERS}:s0")]

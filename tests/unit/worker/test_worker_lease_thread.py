@@ -68,7 +68,9 @@ class Table(LeaseRows):
 
 class Admin:
     def list_shards(self, shard_filter=None):
-        return (Shard("s0", HashRange(0, 9), "1"),)
+        """The other parent of s2 has expired."""
+        closed = Shard("s0", HashRange(0, 9), "1", "99")
+        return closed, Shard("s2", HashRange(0, 9), "100", None, "s0", "s1")
 
 
 class Rows:

@@ -1,0 +1,332 @@
+"""The CloudFormation template: cfn-lint takes it, moto makes it, and it says what kclrun says."""
+
+import base64
+import json
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from kclrun.aws.policies import Site, run_policy
+from kclrun.config.load import settings_of
+from kclrun.model.time import WallTime
+from tests.deploy.templates import Stack, read_template
+
+ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "config" / "deploy" / "cloudformation.yaml"
+REGION = "eu-west-1"
+ACCOUNT = "123456789012"
+ZONES = ["eu-west-1a", "eu-west-1b", "eu-west-1c"]
+# Types that moto's CloudFormation does not make: here they are made by the services' own calls.
+UNKNOWN_TO_MOTO = {"AWS::AutoScaling::ScalingPolicy", "AWS::CloudWatch::Alarm"}
+APP = "application: other\nstream: other\nprocessor: m:C\n"
+
+
+class Made:
+    """The stack in moto, and the template as evaluated for it."""
+
+    def __init__(self, **more):
+        ec2 = boto3.client("ec2", REGION)
+        vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+        subnets = [
+            ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.0.{n}.0/24", AvailabilityZone=zone)
+            for n, zone in enumerate(ZONES)
+        ]
+        parameters = {
+            "Application": "shop",
+            "Bundle": "deployments/shop.tar.gz",
+            "VpcId": vpc,
+            "Subnets": ",".join(each["Subnet"]["SubnetId"] for each in subnets),
+        } | more
+        template = read_template(TEMPLATE)
+        self.resources = self._create(parameters)
+        self.stack = Stack(template, parameters, self._names())
+
+    def _create(self, parameters):
+        formation = boto3.client("cloudformation", REGION)
+        with warnings.catch_warnings():
+            for kind in UNKNOWN_TO_MOTO:
+                warnings.filterwarnings("ignore", f"Tried to parse {kind}", UserWarning)
+            formation.create_stack(
+                StackName="orders",
+                TemplateBody=TEMPLATE.read_text(),
+                Capabilities=["CAPABILITY_IAM"],
+                Parameters=[
+                    {"ParameterKey": name, "ParameterValue": value}
+                    for name, value in parameters.items()
+                ],
+            )
+            resources = formation.describe_stack_resources(StackName="orders")["StackResources"]
+        # moto lists a resource of a type it does not know without its names.
+        return {one["LogicalResourceId"]: one for one in resources if "LogicalResourceId" in one}
+
+    def _names(self):
+        stream = self.resources["Stream"]["PhysicalResourceId"]
+        return {
+            "AWS::Region": REGION,
+            "AWS::AccountId": ACCOUNT,
+            "AWS::Partition": "aws",
+            "AWS::StackName": "orders",
+            "Stream.Arn": f"arn:aws:kinesis:{REGION}:{ACCOUNT}:stream/{stream}",
+        } | {name: one["PhysicalResourceId"] for name, one in self.resources.items()}
+
+    @property
+    def group(self):
+        groups = boto3.client("autoscaling", REGION).describe_auto_scaling_groups()
+        [group] = groups["AutoScalingGroups"]
+        return group
+
+    @property
+    def launch(self):
+        """What a machine is started with."""
+        [version] = boto3.client("ec2", REGION).describe_launch_template_versions(
+            LaunchTemplateId=self.resources["LaunchTemplate"]["PhysicalResourceId"],
+            Versions=["$Latest"],
+        )["LaunchTemplateVersions"]
+        return version["LaunchTemplateData"]
+
+    @property
+    def user_data(self):
+        return base64.b64decode(self.launch["UserData"]).decode()
+
+
+@pytest.fixture(autouse=True)
+def _nobody(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLEEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+
+
+@pytest.fixture
+def made():
+    with mock_aws():
+        yield Made()
+
+
+def test_cfn_lint_has_nothing_to_say():
+    linted = subprocess.run(
+        [Path(sys.executable).with_name("cfn-lint"), "--include-checks", "I", "--", TEMPLATE],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+    assert (linted.returncode, linted.stdout) == (0, "")
+
+
+def test_moto_makes_everything_it_knows(made):
+    known = {
+        name
+        for name, one in made.stack.template["Resources"].items()
+        if one["Type"] not in UNKNOWN_TO_MOTO
+    }
+
+    assert known == made.resources.keys()
+    assert {one["ResourceStatus"] for one in made.resources.values()} == {"CREATE_COMPLETE"}
+    assert sorted(made.group["AvailabilityZones"]) == ZONES
+    stream = boto3.client("kinesis", REGION).describe_stream_summary(
+        StreamName=made.resources["Stream"]["PhysicalResourceId"]
+    )["StreamDescriptionSummary"]
+    assert (stream["OpenShardCount"], stream["RetentionPeriodHours"]) == (6, 24)
+
+
+# What the machine runs.
+
+
+def arguments(user_data):
+    """kclrun's own command line, as the unit has it: from the heredoc that the shell would write."""
+    unit = re.search(r"<<UNIT\n(.*?)\nUNIT\n", user_data, re.DOTALL)[1]
+    written = unit.replace("\\\\", "\\").replace("$zone", ZONES[0])
+    [start] = re.findall(r"^ExecStart=(/.*(?:\\\n.*)*)", written, re.MULTILINE)
+    return shlex.split(start)
+
+
+def overrides(user_data):
+    words = arguments(user_data)
+    return [words[n + 1] for n, word in enumerate(words) if word == "--set"]
+
+
+def of_the_instance(override):
+    """What the machine's own life is about."""
+    return override.startswith("instance.")
+
+
+def settings(made):
+    given = [each for each in overrides(made.user_data) if not of_the_instance(each)]
+    return settings_of(APP, given, environment={}, now=WallTime(1_800_000_000.0))
+
+
+def test_a_machine_runs_the_stacks_application_in_the_group_of_its_zone(made):
+    found = settings(made)
+
+    assert found.application == "shop"
+    assert found.stream == made.stack.value({"Fn::GetAtt": "Stream.Arn"})
+    assert found.leases.group == ZONES[0]
+    assert found.leases.max == 64
+    assert found.aws.region == REGION
+    assert found.observe.cloudwatch.namespace == "kclrun"
+
+
+def test_a_machine_completes_the_hooks_that_the_group_has(made):
+    hooks = {
+        one["LifecycleTransition"].rpartition("_")[2]: one["LifecycleHookName"]
+        for one in made.stack.properties("Machines")["LifecycleHookSpecificationList"]
+    }
+
+    assert [each for each in overrides(made.user_data) if of_the_instance(each)] == [
+        f"instance.launch_hook={hooks['LAUNCHING']}",
+        f"instance.termination_hook={hooks['TERMINATING']}",
+    ]
+
+
+def test_a_machine_may_do_what_kclrun_iam_prints_for_its_settings(made):
+    role = made.resources["Role"]["PhysicalResourceId"]
+    policy = boto3.client("iam").get_role_policy(RoleName=role, PolicyName="kclrun")
+
+    assert policy["PolicyDocument"] == run_policy(
+        settings(made), Site(partition="aws", region=REGION, account=ACCOUNT)
+    )
+
+
+def test_a_machine_may_complete_the_hooks_of_its_own_group_and_of_no_other(made):
+    role = made.resources["Role"]["PhysicalResourceId"]
+    [statement] = boto3.client("iam").get_role_policy(RoleName=role, PolicyName="lifecycle")[
+        "PolicyDocument"
+    ]["Statement"]
+    pattern = re.escape(statement["Resource"]).replace(r"\*", ".*")
+
+    assert re.fullmatch(pattern, made.group["AutoScalingGroupARN"])
+    assert f"/{made.resources['Machines']['PhysicalResourceId'].rpartition('-')[0]}-" in (
+        statement["Resource"]
+    )
+
+
+def test_user_data_is_a_script_that_a_shell_can_read(made):
+    checked = subprocess.run(
+        ["bash", "-n"], input=made.user_data, capture_output=True, text=True, timeout=10
+    )
+
+    assert made.user_data.startswith("#!/bin/bash\nset -euo pipefail\n")
+    assert (checked.returncode, checked.stderr) == (0, "")
+    # EC2 takes no more.
+    assert len(made.user_data.encode()) < 16 * 1024
+
+
+def test_the_machines_metadata_wants_a_token_and_shows_the_group(made):
+    options = made.launch["MetadataOptions"]
+
+    assert options["HttpTokens"] == "required"
+    assert options["InstanceMetadataTags"] == "enabled"
+
+
+# Scaling.
+
+
+@pytest.mark.parametrize("by", ["bytes", "leases"])
+def test_the_group_is_scaled_by_one_target_that_autoscaling_takes(by):
+    with mock_aws():
+        made = Made(ScaleBy=by)
+        [name] = made.stack.of_type("AWS::AutoScaling::ScalingPolicy")
+        policy = made.stack.properties(name)
+        target = policy["TargetTrackingConfiguration"]
+
+        # botocore checks the names and types of all that is sent.
+        boto3.client("autoscaling", REGION).put_scaling_policy(
+            PolicyName=name,
+            **policy | {"TargetTrackingConfiguration": target | numbers(target, "TargetValue")},
+        )
+
+    metric = target["CustomizedMetricSpecification"]
+    if by == "leases":
+        assert (metric["MetricName"], metric["Statistic"]) == ("worker_leases", "Average")
+    else:
+        assert [each["Id"] for each in metric["Metrics"]] == ["bytes", "machines", "each"]
+        assert policy["AutoScalingGroupName"] == made.resources["Machines"]["PhysicalResourceId"]
+
+
+def numbers(properties, *names):
+    return {name: float(properties[name]) for name in names if name in properties}
+
+
+# Alarms.
+
+
+def test_the_alarms_are_those_of_the_readme():
+    """Each row: name, metric and statistic, condition, what missing data means."""
+    with mock_aws():
+        made = Made(AlarmTopicArn=f"arn:aws:sns:{REGION}:{ACCOUNT}:people")
+        cloudwatch = boto3.client("cloudwatch", REGION)
+        for name in made.stack.of_type("AWS::CloudWatch::Alarm"):
+            alarm = made.stack.properties(name)
+            # botocore checks the names and types of all that is sent.
+            cloudwatch.put_metric_alarm(**alarm | numbers(alarm, "Threshold"))
+        alarms = cloudwatch.describe_alarms()["MetricAlarms"]
+
+    assert sorted(map(readme_row, alarms)) == sorted(rows_of_the_readme())
+    for alarm in alarms:
+        assert alarm["AlarmActions"] == [f"arn:aws:sns:{REGION}:{ACCOUNT}:people"]
+
+
+SIGNS = {"GreaterThanThreshold": ">", "LessThanOrEqualToThreshold": "<="}
+
+
+def readme_row(alarm):
+    metrics = alarm.get("Metrics") or []
+    asked = sorted(
+        f"{one['MetricStat']['Metric']['MetricName']} {one['MetricStat']['Stat']}"
+        for one in metrics
+        if "MetricStat" in one
+    ) or [f"{alarm['MetricName']} {alarm['Statistic']}"]
+    # Half of the retention is part of an expression, for templates cannot multiply.
+    beyond = [re.search(r"- (\d+) \* 1800000$", one.get("Expression", "")) for one in metrics]
+    offset = sum(int(found[1]) * 1_800_000 for found in beyond if found)
+    periods = {one["MetricStat"]["Period"] for one in metrics if "MetricStat" in one}
+    assert periods or {alarm["Period"]} == {60}
+    return (
+        alarm["AlarmName"].removeprefix("orders "),
+        asked,
+        f"{SIGNS[alarm['ComparisonOperator']]} {alarm['Threshold'] + offset:g}",
+        f"{alarm['DatapointsToAlarm']} of {alarm['EvaluationPeriods']}",
+        alarm["TreatMissingData"],
+    )
+
+
+def rows_of_the_readme():
+    text = (ROOT / "README.md").read_text()
+    table = text.split("| alarm | metric and statistic | condition | missing data |\n")[1]
+    for line in table.split("\n\n")[0].splitlines()[1:]:
+        name, metric, condition, missing = (cell.strip() for cell in line.strip("|").split("|"))
+        asked = re.findall(r"`(\w+)`,? (Minimum|Maximum|Average|Sum)", metric)
+        limit, shown = condition.split(" in ")
+        sign, number = limit.split()
+        yield (
+            name,
+            sorted(" ".join(each) for each in asked),
+            f"{sign} {float(number):g}",
+            shown,
+            "breaching" if missing == "**breaching**" else "notBreaching",
+        )
+
+
+def test_a_resource_that_holds_records_outlives_the_stack():
+    stream = read_template(TEMPLATE)["Resources"]["Stream"]
+
+    assert (stream["DeletionPolicy"], stream["UpdateReplacePolicy"]) == ("Retain", "Retain")
+
+
+def test_the_readme_shows_parameters_that_the_template_has():
+    text = (ROOT / "README.md").read_text()
+    shown = re.findall(r"ParameterKey=(\w+)", text)
+    needed = {
+        name for name, one in read_template(TEMPLATE)["Parameters"].items() if "Default" not in one
+    }
+
+    assert needed <= set(shown)
+    assert set(shown) <= read_template(TEMPLATE)["Parameters"].keys()
+    assert json.dumps(sorted(needed))
