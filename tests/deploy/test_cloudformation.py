@@ -1,7 +1,6 @@
 """The CloudFormation template: cfn-lint takes it, moto makes it, and it says what kclrun says."""
 
 import base64
-import json
 import re
 import shlex
 import subprocess
@@ -31,7 +30,8 @@ APP = "application: other\nstream: other\nprocessor: m:C\n"
 class Made:
     """The stack in moto, and the template as evaluated for it."""
 
-    def __init__(self, **more):
+    def __init__(self, name="orders", **more):
+        self.name = name
         ec2 = boto3.client("ec2", REGION)
         vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
         subnets = [
@@ -54,7 +54,7 @@ class Made:
             for kind in UNKNOWN_TO_MOTO:
                 warnings.filterwarnings("ignore", f"Tried to parse {kind}", UserWarning)
             formation.create_stack(
-                StackName="orders",
+                StackName=self.name,
                 TemplateBody=TEMPLATE.read_text(),
                 Capabilities=["CAPABILITY_IAM"],
                 Parameters=[
@@ -62,7 +62,7 @@ class Made:
                     for name, value in parameters.items()
                 ],
             )
-            resources = formation.describe_stack_resources(StackName="orders")["StackResources"]
+            resources = formation.describe_stack_resources(StackName=self.name)["StackResources"]
         # moto lists a resource of a type it does not know without its names.
         return {one["LogicalResourceId"]: one for one in resources if "LogicalResourceId" in one}
 
@@ -72,15 +72,23 @@ class Made:
             "AWS::Region": REGION,
             "AWS::AccountId": ACCOUNT,
             "AWS::Partition": "aws",
-            "AWS::StackName": "orders",
+            "AWS::StackName": self.name,
+            "LaunchTemplate.LatestVersionNumber": "1",
             "Stream.Arn": f"arn:aws:kinesis:{REGION}:{ACCOUNT}:stream/{stream}",
         } | {name: one["PhysicalResourceId"] for name, one in self.resources.items()}
 
     @property
     def group(self):
-        groups = boto3.client("autoscaling", REGION).describe_auto_scaling_groups()
+        groups = boto3.client("autoscaling", REGION).describe_auto_scaling_groups(
+            AutoScalingGroupNames=[self.resources["Machines"]["PhysicalResourceId"]]
+        )
         [group] = groups["AutoScalingGroups"]
         return group
+
+    def policy(self, name):
+        """An inline policy of the machines' role, from the template: moto keeps no JSON of it."""
+        policies = self.stack.properties("Role")["Policies"]
+        return next(one["PolicyDocument"] for one in policies if one["PolicyName"] == name)
 
     @property
     def launch(self):
@@ -96,17 +104,15 @@ class Made:
         return base64.b64decode(self.launch["UserData"]).decode()
 
 
-@pytest.fixture(autouse=True)
-def _nobody(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLEEXAMPLE")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-
-
-@pytest.fixture
-def made():
+@pytest.fixture(scope="module")
+def moto():
     with mock_aws():
-        yield Made()
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(moto):
+    return Made()
 
 
 def test_cfn_lint_has_nothing_to_say():
@@ -140,11 +146,20 @@ def test_moto_makes_everything_it_knows(made):
 
 
 def arguments(user_data):
-    """kclrun's own command line, as the unit has it: from the heredoc that the shell would write."""
-    unit = re.search(r"<<UNIT\n(.*?)\nUNIT\n", user_data, re.DOTALL)[1]
-    written = unit.replace("\\\\", "\\").replace("$zone", ZONES[0])
-    [start] = re.findall(r"^ExecStart=(/.*(?:\\\n.*)*)", written, re.MULTILINE)
-    return shlex.split(start)
+    """kclrun's command line in the drop-in that a shell would write, as systemd would read it."""
+    heredoc = re.search(r"<<UNIT\n.*?\nUNIT\n", user_data, re.DOTALL)[0]
+    dropped_in = subprocess.run(
+        ["bash", "-euc", f"zone={ZONES[0]}; cat {heredoc}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    ).stdout
+    starts = re.findall(r"^ExecStart=(.*)$", dropped_in.replace("\\\n", " "), re.MULTILINE)
+    # The empty one takes back that of the unit itself.
+    assert starts[0] == ""
+    assert len(starts) == 2
+    return shlex.split(starts[1])
 
 
 def overrides(user_data):
@@ -186,24 +201,19 @@ def test_a_machine_completes_the_hooks_that_the_group_has(made):
 
 
 def test_a_machine_may_do_what_kclrun_iam_prints_for_its_settings(made):
-    role = made.resources["Role"]["PhysicalResourceId"]
-    policy = boto3.client("iam").get_role_policy(RoleName=role, PolicyName="kclrun")
-
-    assert policy["PolicyDocument"] == run_policy(
+    assert made.policy("kclrun") == run_policy(
         settings(made), Site(partition="aws", region=REGION, account=ACCOUNT)
     )
 
 
 def test_a_machine_may_complete_the_hooks_of_its_own_group_and_of_no_other(made):
-    role = made.resources["Role"]["PhysicalResourceId"]
-    [statement] = boto3.client("iam").get_role_policy(RoleName=role, PolicyName="lifecycle")[
-        "PolicyDocument"
-    ]["Statement"]
+    [statement] = made.policy("lifecycle")["Statement"]
     pattern = re.escape(statement["Resource"]).replace(r"\*", ".*")
 
     assert re.fullmatch(pattern, made.group["AutoScalingGroupARN"])
-    assert f"/{made.resources['Machines']['PhysicalResourceId'].rpartition('-')[0]}-" in (
-        statement["Resource"]
+    assert (
+        f"/{made.resources['Machines']['PhysicalResourceId'].rpartition('-')[0]}-"
+        in (statement["Resource"])
     )
 
 
@@ -229,18 +239,17 @@ def test_the_machines_metadata_wants_a_token_and_shows_the_group(made):
 
 
 @pytest.mark.parametrize("by", ["bytes", "leases"])
-def test_the_group_is_scaled_by_one_target_that_autoscaling_takes(by):
-    with mock_aws():
-        made = Made(ScaleBy=by)
-        [name] = made.stack.of_type("AWS::AutoScaling::ScalingPolicy")
-        policy = made.stack.properties(name)
-        target = policy["TargetTrackingConfiguration"]
+def test_the_group_is_scaled_by_one_target_that_autoscaling_takes(moto, by):
+    made = Made(f"scaled-by-{by}", ScaleBy=by)
+    [name] = made.stack.of_type("AWS::AutoScaling::ScalingPolicy")
+    policy = made.stack.properties(name)
+    target = policy["TargetTrackingConfiguration"]
 
-        # botocore checks the names and types of all that is sent.
-        boto3.client("autoscaling", REGION).put_scaling_policy(
-            PolicyName=name,
-            **policy | {"TargetTrackingConfiguration": target | numbers(target, "TargetValue")},
-        )
+    # botocore checks the names and types of all that is sent.
+    boto3.client("autoscaling", REGION).put_scaling_policy(
+        PolicyName=name,
+        **policy | {"TargetTrackingConfiguration": target | numbers(target, "TargetValue")},
+    )
 
     metric = target["CustomizedMetricSpecification"]
     if by == "leases":
@@ -257,16 +266,15 @@ def numbers(properties, *names):
 # Alarms.
 
 
-def test_the_alarms_are_those_of_the_readme():
+def test_the_alarms_are_those_of_the_readme(moto):
     """Each row: name, metric and statistic, condition, what missing data means."""
-    with mock_aws():
-        made = Made(AlarmTopicArn=f"arn:aws:sns:{REGION}:{ACCOUNT}:people")
-        cloudwatch = boto3.client("cloudwatch", REGION)
-        for name in made.stack.of_type("AWS::CloudWatch::Alarm"):
-            alarm = made.stack.properties(name)
-            # botocore checks the names and types of all that is sent.
-            cloudwatch.put_metric_alarm(**alarm | numbers(alarm, "Threshold"))
-        alarms = cloudwatch.describe_alarms()["MetricAlarms"]
+    made = Made("watched", AlarmTopicArn=f"arn:aws:sns:{REGION}:{ACCOUNT}:people")
+    cloudwatch = boto3.client("cloudwatch", REGION)
+    for name in made.stack.of_type("AWS::CloudWatch::Alarm"):
+        alarm = made.stack.properties(name)
+        # botocore checks the names and types of all that is sent.
+        cloudwatch.put_metric_alarm(**alarm | numbers(alarm, "Threshold"))
+    alarms = cloudwatch.describe_alarms(AlarmNamePrefix="watched ")["MetricAlarms"]
 
     assert sorted(map(readme_row, alarms)) == sorted(rows_of_the_readme())
     for alarm in alarms:
@@ -289,7 +297,7 @@ def readme_row(alarm):
     periods = {one["MetricStat"]["Period"] for one in metrics if "MetricStat" in one}
     assert periods or {alarm["Period"]} == {60}
     return (
-        alarm["AlarmName"].removeprefix("orders "),
+        alarm["AlarmName"].removeprefix("watched "),
         asked,
         f"{SIGNS[alarm['ComparisonOperator']]} {alarm['Threshold'] + offset:g}",
         f"{alarm['DatapointsToAlarm']} of {alarm['EvaluationPeriods']}",
@@ -329,4 +337,3 @@ def test_the_readme_shows_parameters_that_the_template_has():
 
     assert needed <= set(shown)
     assert set(shown) <= read_template(TEMPLATE)["Parameters"].keys()
-    assert json.dumps(sorted(needed))
