@@ -138,7 +138,6 @@ class SimulatedTable:
         self._watcher = watcher
         self._latency = scheduler.chance("network").random
         self._fate = scheduler.chance("faults")
-        self._page_rows_max = page_rows_max
         choose = scheduler.chance("offers").sample
         self._rows = LeaseRows(page_rows_max=page_rows_max, choose=choose)
         self._row_bytes = 0
@@ -262,10 +261,7 @@ class SimulatedTable:
             self._costs.read_units += max(
                 1.0, len(page.leases) * self._row_size() / _READ_UNIT_BYTES
             )
-            if len(page.leases) + len(page.broken) + page.foreign < self._page_rows_max:
-                reply(found + page.leases)  # DynamoDB says with the last page that it is the last
-            else:
-                self._scan_on(pages, found + page.leases, reply, failed)
+            self._scan_on(pages, found + page.leases, reply, failed)
 
         self._ask(lambda: next(pages, None), took, failed)
 

@@ -23,6 +23,9 @@ class Watcher:
     def write_refused_in_silence(self, change):
         pass
 
+    def row_deleted_by_somebody(self, row):
+        pass
+
     def write_answered(self, sender, change, outcome):
         pass
 
@@ -114,3 +117,21 @@ def test_units_are_counted_as_dynamodb_does(world):
     table.offered(5, lambda _: None, lambda _: None)
     scheduler.run_until(scheduler.now + 1)
     assert table.costs.read_units == reads + 1.5
+
+
+def test_a_scan_goes_on_behind_a_page_that_lost_rows_meanwhile():
+    scheduler = Scheduler(1)
+    table = SimulatedTable(scheduler, Watcher(), page_rows_max=2)
+    for number in range(5):
+        row = Lease(key=f"s{number}", checkpoint=TRIM_HORIZON)
+        table.write("me", CreateLease(row), lambda _: None)
+    scheduler.run_until(1)
+    scans = []
+
+    table.scan(scans.append, scans.append)
+    while not table.costs.read_units:  # until the first page is read
+        scheduler.run_until(scheduler.now + 0.0005)
+    table.delete_by_hand(table.row("s2"))
+    scheduler.run_until(scheduler.now + 2)
+
+    assert {"s0", "s1", "s4"} <= {lease.key for lease in scans[0]}
