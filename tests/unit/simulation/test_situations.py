@@ -32,6 +32,7 @@ def test_a_name_that_is_not_declared_is_refused():
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_dense_storms_break_no_promise_and_reach_every_situation():
     """A situation that none of them reaches is a blind spot of the workload."""
     missing = set(SITUATIONS)
