@@ -31,7 +31,7 @@ FAILOVER_S = 10.0
     "rounds",
     [
         pytest.param(2, marks=pytest.mark.timeout(60)),
-        pytest.param(25, marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
+        pytest.param(15, marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
     ],
 )
 def test_a_killed_manager_takes_its_processes_along_and_is_back_at_once(

@@ -115,11 +115,11 @@ def test_what_was_processed_is_what_prometheus_and_cloudwatch_are_told(
     watcher = Watcher(app)
 
     app.until_all_delivered(source)
-    # Five shards were listed; the parent's row is cleaned up, and no lease is missing for it.
+    # The ended parent's row stays for a minute, and nobody is missing for it.
     series = watcher.until_series(
         lambda series: (
-            series.get(("kclrun_total_shards", "")) == 4
-            and series[("kclrun_total_leases", "")] == 4
+            series.get(("kclrun_total_shards", "")) == 5
+            and series[("kclrun_total_leases", "")] == 5
             and series[("kclrun_worker_leases", "")] == 4
         )
     )

@@ -93,7 +93,7 @@ class Rig:
 
 
 # What CI can spend; KCLRUN_EXACTLY_ONCE_KILLS=20 is the long form.
-KILLS = int(os.environ.get("KCLRUN_EXACTLY_ONCE_KILLS", "6"))
+KILLS = int(os.environ.get("KCLRUN_EXACTLY_ONCE_KILLS", "4"))
 RECORDS = 100_000
 # What the producer may have put by each kill.
 SHARE = RECORDS / (KILLS + 1)
