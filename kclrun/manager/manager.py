@@ -81,6 +81,10 @@ class Manager:
         self._is_table_gone = False
         # Whether another kclrun owner could take what is given away [P17].
         self.others_in_sight = False
+        # What is left to do for the machine once all is given up; the shell's to set.
+        self.stays: Callable[[], bool] = lambda: False
+        self._is_staying = False
+        self._has_scanned = False
         self._at_its_end = ExitReason.DRAINED
         self._held_at_scan: frozenset[OwnerId] = frozenset()
         self._began_instant = loop.now()
@@ -101,6 +105,7 @@ class Manager:
             self.deliver(Started(started_at))
             while not self._is_over():
                 self._turn()
+            self._stay()
         finally:
             self._loop.unwatch(self._signals.fileno())
             self._signals.close()
@@ -136,6 +141,7 @@ class Manager:
             case ShardEnded(key):
                 self._report.ended(key)
             case LeasesScanned(leases):
+                self._has_scanned = True
                 self._forget_former({lease.owner for lease in leases})
             case _:
                 pass
@@ -199,11 +205,30 @@ class Manager:
         """No stop was asked for yet."""
         return self._stop.stage is Stage.RUNNING
 
-    def drain(self, reason: str, *, at_its_end: ExitReason = ExitReason.DRAINED) -> None:
-        """Begin the stop in good order. A second call changes nothing."""
-        if self._stop.drain(self._loop.now()):
+    @property
+    def is_ready(self) -> bool:
+        """The lease table was read, and lease processes can be started."""
+        return self._has_scanned and self.processes.has_launcher
+
+    def drain(
+        self,
+        reason: str,
+        *,
+        at_its_end: ExitReason = ExitReason.DRAINED,
+        by: Instant | None = None,
+    ) -> None:
+        """Begin the stop in good order; `by` bounds it besides the grace.
+
+        A second call changes nothing but that bound.
+        """
+        is_first = self._stop.drain(self._loop.now())
+        if by is not None:
+            self._stop.finish_by(by)
+        if is_first:
             self._at_its_end = at_its_end
             self.deliver(DrainRequested(reason))
+        elif by is not None:
+            self.processes.hurry(self._force_instant())
 
     def table_gone(self, error: ServiceError) -> None:
         """Nothing can be proven ours any more: no batch starts, user code gets two seconds."""
@@ -230,7 +255,17 @@ class Manager:
             else:
                 self._asked_to_stop(number)
 
+    def _stay(self) -> None:
+        """All is given up: nothing but a word to this machine's group is left, and no hurry."""
+        self._is_staying = True
+        while self._stop.stage is Stage.DRAINING and self.stays():
+            self._loop.turn()
+
     def _asked_to_stop(self, number: signal.Signals) -> None:
+        if self._is_staying:
+            self._stop.press(number, self._loop.now())
+            self._log.note("stop_hurried", signal=number.name, action="the group is not awaited")
+            return
         was_running = self.is_running
         stage = self._stop.press(number, self._loop.now())
         if stage is Stage.QUITTING:

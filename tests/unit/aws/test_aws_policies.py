@@ -16,10 +16,11 @@ from kclrun.aws.operations import OPERATIONS, Grant
 
 ROOT = Path(__file__).parents[3]
 ROOM = ROOT / "kclrun" / "aws"
-POLICIES = [Grant.RUN, Grant.PROVISION, Grant.PRODUCE, Grant.METRICS]
+POLICIES = [Grant.RUN, Grant.PROVISION, Grant.PRODUCE, Grant.METRICS, Grant.LIFECYCLE]
 # CloudWatch has no resources to name: its policy names the namespace instead.
-WITH_RESOURCES = [grant for grant in POLICIES if grant is not Grant.METRICS]
-SERVICES = ("kinesis", "dynamodb", "cloudwatch", "sts")
+# An autoscaling group's ARN has a part that only AWS knows: its policy names the group by the rest.
+WITH_RESOURCES = [grant for grant in POLICIES if grant not in {Grant.METRICS, Grant.LIFECYCLE}]
+SERVICES = ("kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling")
 
 
 def statements(grant: Grant) -> list[dict[str, Any]]:
@@ -64,6 +65,12 @@ def test_the_policy_of_metrics_is_bound_to_one_namespace() -> None:
     [statement] = statements(Grant.METRICS)
 
     assert statement["Condition"] == {"StringEquals": {"cloudwatch:namespace": "NAMESPACE"}}
+
+
+def test_the_policy_of_hooks_is_bound_to_one_group() -> None:
+    [statement] = statements(Grant.LIFECYCLE)
+
+    assert statement["Resource"].endswith(":autoScalingGroup:*:autoScalingGroupName/GROUP")
 
 
 def test_the_running_policy_forbids_dropping_the_table() -> None:
