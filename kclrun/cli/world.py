@@ -114,10 +114,10 @@ class Aws:
         watch = self.settings.instance.watch
         # With an AWS of its own, an application is no machine of a group.
         is_elsewhere = watch == "auto" and self.settings.aws.endpoint is not None
-        if watch == "off" or is_elsewhere:
+        if watch is False or is_elsewhere:
             return None
         imds = open_imds(self._session, os.environ)
-        if imds is None and watch == "on":
+        if imds is None and watch is True:
             raise SettingsError("instance.watch is on, and AWS_EC2_METADATA_DISABLED says no")
         return imds
 

@@ -25,16 +25,18 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """What is done about the life of the EC2 instance that this runs on."""
 
     watch: Annotated[
-        Literal["auto", "on", "off"],
+        Literal["auto"] | bool,
         documented(
             "drain when EC2 or the autoscaling group is about to end this machine; auto: where"
             " there is instance metadata"
         ),
     ] = "auto"
     rebalance: Annotated[
-        Literal["drain", "ignore"],
-        documented("what a rebalance recommendation means; ignore: only what is certain counts"),
-    ] = "drain"
+        Literal["auto", "drain", "ignore"],
+        documented(
+            "what a rebalance recommendation means; auto: drain where a termination hook is named"
+        ),
+    ] = "auto"
     group: Annotated[
         str | None,
         documented(
@@ -49,3 +51,11 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     termination_hook: Annotated[
         _HookName | None, documented("lifecycle hook to complete when this machine is drained")
     ] = None
+
+    @property
+    def drains_on_rebalance(self) -> bool:
+        """A recommendation ends nothing by itself: who drains for it and is not replaced is idle
+        for good. A hook says that somebody set up a group that replaces its machines."""
+        if self.rebalance == "auto":
+            return self.termination_hook is not None
+        return self.rebalance == "drain"

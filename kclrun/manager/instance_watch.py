@@ -79,13 +79,13 @@ class InstanceWatch:
         self._log = log
         self._life = InstanceLife(
             InstancePolicy(
-                drains_on_rebalance=settings.rebalance == "drain",
+                drains_on_rebalance=settings.drains_on_rebalance,
                 group=settings.group,
                 launch_hook=settings.launch_hook,
                 termination_hook=settings.termination_hook,
             )
         )
-        self._is_surely_there = settings.watch == "on"
+        self._is_surely_there = settings.watch is True
         self._outages = Outages(log, loop.now)
         self._ask_again_s = _ASK_AGAIN_S
         self._told: set[type[InstanceEvent]] = set()

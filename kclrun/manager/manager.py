@@ -179,10 +179,13 @@ class Manager:
         # Without its table the core waits for nothing: what is left are timers and deaths.
         deadline = None if self._is_table_gone else self.core.next_deadline(self._loop.now())
         self._loop.turn(deadline)
-        if self._broken is not None:
-            raise self._broken
+        self._raise_if_broken()
         if deadline is not None and self._loop.now() >= deadline:
             self.deliver(Ticked())
+
+    def _raise_if_broken(self) -> None:
+        if self._broken is not None:
+            raise self._broken
 
     # Former owners [P3].
 
@@ -260,6 +263,7 @@ class Manager:
         self._is_staying = True
         while self._stop.stage is Stage.DRAINING and self.stays():
             self._loop.turn()
+            self._raise_if_broken()
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
         if self._is_staying:
