@@ -77,7 +77,7 @@ class InstanceLife:
         self._is_ready = self._is_stopping = self._is_drained = False
         self._is_ended_by_group = False
         self._noticed: dict[NoticeKind, None] = {}
-        self._is_replaced = False
+        self._is_replaced = self._is_called_away = False
         self._beat_instant: Instant | None = None
         self._is_beating = False
         self._told: set[str] = set()
@@ -100,7 +100,9 @@ class InstanceLife:
         self._begin_completions(now)
         self._beat_when_due(now)
         for completion in self._completions():
-            if completion.is_due(now):
+            # A machine that is leaving by now is not put into service.
+            is_wanted = completion is self._termination or not self._is_leaving
+            if is_wanted and completion.is_due(now):
                 completion.sent()
                 self._out.append(Complete(completion.action))
         self.check()
@@ -113,7 +115,8 @@ class InstanceLife:
         """Whether the program has something left to do for its instance after it is drained."""
         if self._termination is not None:
             return not self._termination.is_over
-        return self._is_replaced and self._action(self._policy.termination_hook) is not None
+        is_awaited = self._is_replaced and not self._is_called_away
+        return is_awaited and self._action(self._policy.termination_hook) is not None
 
     @property
     def is_identified(self) -> bool:
@@ -184,6 +187,8 @@ class InstanceLife:
     def _on_stop(self, event: StopBegan, now: Instant) -> None:
         del event, now
         self._is_stopping = True
+        # Whoever asked for it waits for the program to end, and not for the machine.
+        self._is_called_away = not self._noticed
 
     def _on_drained(self, event: Drained, now: Instant) -> None:
         del event, now
@@ -226,8 +231,7 @@ class InstanceLife:
 
     def _begin_completions(self, now: Instant) -> None:
         launch = self._action(self._policy.launch_hook)
-        # Who is leaving already is not put into service.
-        may_serve = self._is_ready and not self._is_stopping and not self._noticed
+        may_serve = self._is_ready and not self._is_leaving
         if launch is not None and may_serve and self._launch is None:
             self._launch = Completion(launch, now)
         termination = self._action(self._policy.termination_hook)
@@ -247,6 +251,10 @@ class InstanceLife:
 
     def _completions(self) -> tuple[Completion, ...]:
         return tuple(one for one in (self._launch, self._termination) if one is not None)
+
+    @property
+    def _is_leaving(self) -> bool:
+        return self._is_stopping or bool(self._noticed)
 
     @property
     def _group(self) -> str | None:

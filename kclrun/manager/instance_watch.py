@@ -113,6 +113,7 @@ class InstanceWatch:
 
     def _look(self) -> None:
         def looked(look: InstanceLook) -> None:
+            self._tell_of_stop()
             self._take_in(Looked(look, WallTime(time.time())))
             self._look_later()
 
@@ -148,10 +149,14 @@ class InstanceWatch:
     def _tick(self) -> None:
         if self._manager.is_ready:
             self._tell_once(BecameReady())
-        if not self._manager.is_running:
-            self._tell_once(StopBegan())
+        self._tell_of_stop()
         self._take_in(Ticked())
         self._loop.after(_TICK_EVERY_S, self._tick)
+
+    def _tell_of_stop(self) -> None:
+        """Before a look is told: a stop that began before a notice is somebody else's."""
+        if not self._manager.is_running:
+            self._tell_once(StopBegan())
 
     def _tell_once(self, event: InstanceEvent) -> None:
         if type(event) not in self._told:

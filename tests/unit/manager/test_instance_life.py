@@ -296,6 +296,24 @@ def test_nobody_stays_for_what_will_not_come(policy, event):
     assert not one.stays
 
 
+def test_whoever_was_asked_to_stop_before_the_notice_does_not_stay():
+    one = life()
+    one.handle(StopBegan(), 0.0)
+    one.handle(interrupted(), 1.0)
+    one.handle(Drained(), 2.0)
+
+    assert not one.stays
+
+
+def test_whoever_is_leaving_by_now_asks_no_more_to_be_put_into_service():
+    one = life()
+    one.handle(BecameReady(), 0.0)
+    one.handle(CompletionAnswered(LAUNCH, LATER), 0.1)
+    one.handle(RECOMMENDED, 0.5)
+
+    assert acts(one.handle(Ticked(), 10.0)) == []
+
+
 def test_a_stop_by_signal_completes_the_hook_that_the_group_waits_at():
     one = life()
     one.handle(StopBegan(), 0.0)
