@@ -198,10 +198,11 @@ class InstanceWatch:
             if not isinstance(error, KclrunError):
                 self._manager.broke(error)
                 return
-            answer = _answer(error)
             if isinstance(error, Throttled | Unavailable | OutcomeUnknown):
                 self._outages.failed(_GROUP, error, asked)
-            then(answer)
+            else:  # an answer, if not the wanted one
+                self._outages.worked(_GROUP)
+            then(_answer(error))
 
         self._pool.run(job, done, failed)
 

@@ -83,27 +83,28 @@ def _seconds_between(app, first, last):
 
 
 @pytest.mark.timeout(90)
-def test_a_group_that_ends_the_instance_waits_for_a_batch_and_is_told_so(
+def test_a_group_that_ends_the_instance_waits_for_the_batch_and_is_asked_for_time(
     embedded_aws, on_instance, group, producer
 ):
     stream = embedded_aws.stream(shards=1)
-    app = on_instance(stream, options={"batch_s": 12}, fetch={"batch_max": 400})
+    app = on_instance(stream, options={"batch_s": 8}, fetch={"batch_max": 400})
     source = producer(stream, 1_200, seed=32).start()
     source.join()
     app.start()
     until(lambda: group.state == "InService", why=app.last_words)
+    # One batch is over, so the next one has begun.
     app.until_delivered(400)
 
     group.end()
 
     assert app.process.wait(60) == 0
     assert group.state == "Terminated"
-    # A second heartbeat came ten seconds after the first, while the batch went on.
-    assert [name for name, _ in group.history].count(BEAT) >= 1
+    assert group.instant_of("Terminating:Wait") < group.instant_of(BEAT)
     assert len(app.of("lifecycle_heartbeat")) >= 1
-    assert group.instant_of(COMPLETED) > group.instant_of(BEAT)
-    rows = embedded_aws.rows(app.table)
-    assert all("leaseOwner" not in row for row in rows.values())
+    batches = app.ledger.read().batches
+    assert len(batches) >= 2
+    assert group.instant_of(COMPLETED) > batches[-1].at + 8
+    assert all("leaseOwner" not in row for row in embedded_aws.rows(app.table).values())
 
 
 @pytest.mark.timeout(90)
@@ -159,9 +160,8 @@ def test_throttled_calls_are_repeated_and_a_lost_answer_is_no_failure(
     until(lambda: app.of("lifecycle_completed"), why=app.last_words)
 
     assert group.state == "InService"
-    assert [line["event"] for line in app.lines() if "service_" in line["event"]] == [
-        *("service_unreachable",)
-    ]
+    events = [line["event"] for line in app.lines()]
+    assert events.count("service_unreachable") == events.count("service_back") == 1
     assert app.of("lifecycle_completed")[0]["attempts"] == 4
     assert app.stop() == 0
 
