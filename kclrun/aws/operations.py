@@ -14,6 +14,7 @@ import msgspec
 __all__ = [
     "ASSUME_ROLE",
     "BATCH_GET_ITEM",
+    "COMPLETE_LIFECYCLE_ACTION",
     "CREATE_TABLE",
     "DELETE_ITEM",
     "DESCRIBE_STREAM_SUMMARY",
@@ -28,6 +29,7 @@ __all__ = [
     "PUT_METRIC_DATA",
     "PUT_RECORDS",
     "QUERY",
+    "RECORD_LIFECYCLE_ACTION_HEARTBEAT",
     "SCAN",
     "TRANSACT_WRITE_ITEMS",
     "UPDATE_ITEM",
@@ -54,6 +56,7 @@ class Grant(enum.Enum):
     INDEX = "AddTheOwnerIndex"
     WRITE = "PutIntoStream"
     METRICS = "PublishMetrics"
+    LIFECYCLE = "AnswerLifecycleHooks"
     START = "BeginAtLeases"
     # Of whoever assumes `role_arn`; the role's own policy has no part in it.
     ROLE = "AssumeRole"
@@ -123,6 +126,14 @@ UPDATE_TABLE: Final = Operation("dynamodb", "UpdateTable", is_write=True, grants
 PUT_METRIC_DATA: Final = Operation(
     "cloudwatch", "PutMetricData", is_write=True, grants=(Grant.METRICS,)
 )
+# Only with the hooks of `instance`, on the machine's own group. Nothing of the group is described:
+# the settings name its hooks, and the instance metadata says the rest without a permission.
+RECORD_LIFECYCLE_ACTION_HEARTBEAT: Final = Operation(
+    "autoscaling", "RecordLifecycleActionHeartbeat", is_write=True, grants=(Grant.LIFECYCLE,)
+)
+COMPLETE_LIFECYCLE_ACTION: Final = Operation(
+    "autoscaling", "CompleteLifecycleAction", is_write=True, grants=(Grant.LIFECYCLE,)
+)
 ASSUME_ROLE: Final = Operation("sts", "AssumeRole", grants=(Grant.ROLE,))
 
 OPERATIONS: Final = (
@@ -143,5 +154,7 @@ OPERATIONS: Final = (
     CREATE_TABLE,
     UPDATE_TABLE,
     PUT_METRIC_DATA,
+    RECORD_LIFECYCLE_ACTION_HEARTBEAT,
+    COMPLETE_LIFECYCLE_ACTION,
     ASSUME_ROLE,
 )

@@ -42,6 +42,13 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         """The ARN of an index of a table."""
         return f"{self.table(table)}/index/{name}"
 
+    def group(self, name: str | None) -> str:
+        """The ARN of an autoscaling group; it has a part that only AWS knows.
+
+        None is any group of the account: where only the instance's tags say which.
+        """
+        return self._arn("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{name or '*'}")
+
     def _arn(self, service: str, resource: str) -> str:
         return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
 
@@ -89,6 +96,9 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
         yield _allow(Grant.METRICS, ["*"]) | {
             "Condition": {"StringEquals": {"cloudwatch:namespace": cloudwatch.namespace}}
         }
+    instance = settings.instance
+    if instance.launch_hook is not None or instance.termination_hook is not None:
+        yield _allow(Grant.LIFECYCLE, [site.group(instance.group)])
     yield {
         "Sid": "NeverDropTheTable",
         "Effect": "Deny",

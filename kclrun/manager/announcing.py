@@ -4,6 +4,8 @@
     WATCHDOG=1   at each look while the verdict of /health is not `failing`; so the watchdog bites
                  where work has stopped, and not only where the process has
     STOPPING=1   once, when a stop begins, whoever asked for it
+    EXTEND_TIMEOUT_USEC=…
+                 at each look while it goes well: a drained machine may wait for its group to end it
     STATUS=…     the verdict in words, when it changes
 
 Rule: what was not taken is told again at the next look; nothing waits for it.
@@ -29,6 +31,9 @@ _STATUS_CHARACTERS_MAX: Final = 200
 # Looks are every 2 s (`metering.py`); sd_watchdog_enabled(3) advises two words a period, and a busy
 # machine may be late with one.
 _WATCHDOG_MIN_S: Final = 10.0
+# What a stop that goes well asks for at each look, every 2 s: a drained instance may have to wait for
+# its group longer than TimeoutStopSec. A manager that hangs meanwhile is ended as soon as elsewhere.
+_MORE_TIME_US: Final = 30_000_000
 _STDERR: Final = 2
 
 
@@ -50,6 +55,8 @@ class Announcer:
         status = _status(verdict, leases)
         if verdict.is_healthy:
             words["WATCHDOG"] = "1"
+        if verdict.is_healthy and self._is_stopping:
+            words["EXTEND_TIMEOUT_USEC"] = str(_MORE_TIME_US)
         is_ready = self._is_ready or verdict.status in _BEGUN
         if is_ready and not self._is_ready:
             words["READY"] = "1"

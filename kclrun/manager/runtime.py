@@ -27,6 +27,7 @@ from kclrun.manager.child import Child
 from kclrun.manager.children import LeaseProcesses
 from kclrun.manager.credentials_handing import CredentialHanding
 from kclrun.manager.identity import Identity, establish
+from kclrun.manager.instance_watch import InstanceWatch
 from kclrun.manager.io_pool import IoPool
 from kclrun.manager.launching import Launcher
 from kclrun.manager.loop import Loop
@@ -219,6 +220,7 @@ class _Run:
         adopt_orphans()
         self._credentials.open()
         self._loop.after(0.0, self._watch.look)
+        self._watch_instance()
         try:
             self._metering = self._open_metering()
             reason = self._manager.run(WallTime(time.time()), self._first_line)
@@ -228,6 +230,21 @@ class _Run:
             self._manager.processes.close()
         self._log.note("manager_stopped", reason=reason.value, records=self._records())
         return reason
+
+    def _watch_instance(self) -> None:
+        """What becomes of this machine, where somebody can tell."""
+        if self._world.instance is None:
+            return
+        watch = InstanceWatch(
+            self._world.instance,
+            self._settings.instance,
+            manager=self._manager,
+            loop=self._loop,
+            pool=self._pool,
+            log=self._log,
+        )
+        self._manager.stays = watch.stays
+        watch.open()
 
     def _open_metering(self) -> Metering | None:
         """Before the first lease is taken: an address that cannot be had ends the start."""

@@ -28,7 +28,7 @@ from kclrun.config.schema import Settings
 from kclrun.model.time import WallTime
 
 ROOM = Path(__file__).parents[3] / "kclrun" / "aws"
-SERVICES = ("kinesis", "dynamodb", "cloudwatch", "sts")
+SERVICES = ("kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling")
 SITE = Site(partition="aws", region="eu-west-1", account="123456789012")
 STREAM = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 TABLE = "arn:aws:dynamodb:eu-west-1:123456789012:table/shop"
@@ -50,7 +50,8 @@ def fleet(more: str = "") -> Policy:
     return run_policy(settings(FLEET + more), SITE)
 
 
-EVERYTHING = FLEET + "observe: {cloudwatch: {namespace: shops}}\n"
+HOOKS = "instance: {group: machines, launch_hook: up, termination_hook: down}\n"
+EVERYTHING = FLEET + "observe: {cloudwatch: {namespace: shops}}\n" + HOOKS
 POLICIES: dict[str, Policy] = {
     "a machine": run_policy(settings(EVERYTHING), SITE),
     "a machine that creates no table": fleet("leases: {create: off}\n"),
@@ -145,8 +146,8 @@ def test_every_action_is_one_that_botocore_knows(who: str) -> None:
 @pytest.mark.parametrize("who", POLICIES)
 def test_every_resource_is_named_whole(who: str) -> None:
     for sid, statement in by_sid(POLICIES[who]).items():
-        if sid == Grant.METRICS.value:
-            continue  # the next test: CloudWatch has none to name
+        if sid in {Grant.METRICS.value, Grant.LIFECYCLE.value}:
+            continue  # the next tests: what can be named of them is
         for resource in listed(statement["Resource"]):
             assert "*" not in resource
             assert re.fullmatch(
@@ -162,6 +163,23 @@ def test_the_right_to_publish_metrics_is_bound_to_the_namespace() -> None:
 
     assert metrics["Condition"] == {"StringEquals": {"cloudwatch:namespace": "shops"}}
     assert Grant.METRICS.value not in by_sid(fleet())
+
+
+def test_the_right_to_answer_hooks_is_bound_to_the_group() -> None:
+    """Its ARN has a part that only AWS knows."""
+    hooks = by_sid(POLICIES["a machine"])[Grant.LIFECYCLE.value]
+
+    assert hooks["Resource"] == (
+        "arn:aws:autoscaling:eu-west-1:123456789012:"
+        "autoScalingGroup:*:autoScalingGroupName/machines"
+    )
+    assert Grant.LIFECYCLE.value not in by_sid(fleet())
+
+
+def test_a_group_that_only_its_instances_know_is_any_of_the_account() -> None:
+    hooks = by_sid(fleet("instance: {launch_hook: up}\n"))[Grant.LIFECYCLE.value]
+
+    assert hooks["Resource"].endswith(":autoScalingGroup:*:autoScalingGroupName/*")
 
 
 def test_a_machine_may_never_drop_or_change_the_table() -> None:

@@ -119,6 +119,20 @@ def test_a_stop_is_told_once(systemd):
     assert systemd.heard() == ["STOPPING=1"]
 
 
+def test_a_stop_that_goes_well_is_given_more_time_and_one_that_does_not_is_not(systemd):
+    """An instance that is drained may wait for its group, longer than TimeoutStopSec."""
+    systemd.announcer.look(OK, 1)
+    before = systemd.heard()
+    systemd.announcer.stop_begins()
+    systemd.announcer.look(Verdict("draining"), 1)
+    well = systemd.heard()
+    systemd.announcer.look(FAILING, 1)
+
+    assert not any(word.startswith("EXTEND") for word in before)
+    assert "EXTEND_TIMEOUT_USEC=30000000" in well
+    assert not any(word.startswith("EXTEND") for word in systemd.heard())
+
+
 def test_what_was_not_heard_is_told_again(systemd):
     systemd.go_deaf()
     systemd.announcer.look(OK, 1)
