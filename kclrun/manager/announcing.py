@@ -31,8 +31,8 @@ _STATUS_CHARACTERS_MAX: Final = 200
 # Looks are every 2 s (`metering.py`); sd_watchdog_enabled(3) advises two words a period, and a busy
 # machine may be late with one.
 _WATCHDOG_MIN_S: Final = 10.0
-# What a stop that goes well asks for at each look, every 2 s: a drained instance may have to wait for
-# its group longer than TimeoutStopSec. A manager that hangs meanwhile is ended as soon as elsewhere.
+# What a stop that goes well asks for at each look, every 2 s: a drained instance may have to wait
+# for its group longer than TimeoutStopSec. A manager that hangs meanwhile is ended all the same.
 _MORE_TIME_US: Final = 30_000_000
 _STDERR: Final = 2
 
