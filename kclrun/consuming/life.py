@@ -8,7 +8,6 @@ Rule: every command's outcome comes back as an event, whatever the outcome.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
@@ -25,7 +24,7 @@ from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.requests import CheckpointRequests
 from kclrun.consuming.row_evidence import OwnChange
 from kclrun.consuming.row_writing import RowWriting
-from kclrun.consuming.shard_end import Deferred, ShardEnd
+from kclrun.consuming.shard_end import CHILDREN_RETRY_S, ChildrenExist, Deferred, ShardEnd
 from kclrun.consuming.states import FINAL, MAY_WITHDRAW, SILENT, TRANSITIONS, State, Step
 from kclrun.errors import InvariantViolation
 from kclrun.model import changes
@@ -33,10 +32,6 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumbe
 from kclrun.model.time import Instant
 
 __all__ = ["LeaseLife"]
-
-# The other parent's lease appears when its own chain gets there: minutes, seldom; one look a
-# second costs one GetItem.
-CHILDREN_RETRY_S: Final = 1.0
 
 Commands = list[do.Command]
 
@@ -382,10 +377,13 @@ class LeaseLife:
             case _:
                 return None
 
-    def _creation(self, now: Instant, out: Commands) -> changes.CreateChildren | None:
-        match self._shard_end.next_step(self.own.confirmed, now):
+    def _creation(self, now: Instant, out: Commands) -> OwnChange | None:
+        match self._shard_end.next_step(self.own.confirmed, now, self.own.failover_s):
             case changes.CreateChildren() as creation:
                 return creation
+            case ChildrenExist():
+                self._move(Step.CHILDREN_CREATED)
+                return self._agenda.naming(self._shard_end.child_ids)
             case Deferred(reason):
                 self._put_children_off(reason, now, out)
             case do.ReadRows() | do.ListShards() as question:

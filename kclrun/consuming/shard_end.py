@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -13,7 +14,11 @@ from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import ChildShard, Shard
 from kclrun.model.time import Instant
 
-__all__ = ["Deferred", "ShardEnd"]
+__all__ = ["CHILDREN_RETRY_S", "ChildrenExist", "Deferred", "ShardEnd"]
+
+# The other parent's lease appears when its own chain gets there: minutes, seldom; one look a
+# second costs one GetItem.
+CHILDREN_RETRY_S: Final = 1.0
 
 
 class Deferred(msgspec.Struct, frozen=True):
@@ -22,14 +27,21 @@ class Deferred(msgspec.Struct, frozen=True):
     reason: str
 
 
+class ChildrenExist(msgspec.Struct, frozen=True):
+    """There is nothing to create: every child has its row already."""
+
+
 class ShardEnd:
     """The end of one shard: its children, their other parents, and the one write that follows.
 
     Made from the `ChildShards` of the last GetRecords; completed from a listing where the service
     left them out. A child is created only if every parent's row exists, or that parent is gone
-    from ListShards; the write is conditional on the rows that exist. Ask for the `next_step`; after
-    a `Deferred`, or a write that did not apply, `begin_again`. All ids are lease keys: with several
-    streams, qualified before they come here.
+    from ListShards; the write is conditional on the rows that exist. Where another parent's row
+    stays away for a failover and the children have theirs, somebody deleted the parent's: it was
+    there when they were created, and a live owner would have written it again [P2]. Then the shard
+    ends, or its children would wait for ever. Ask for the `next_step`; after a `Deferred`, or a
+    write that did not apply, `begin_again`. All ids are lease keys: with several streams, qualified
+    before they come here.
     """
 
     def __init__(self, key: LeaseKey, children: Iterable[ChildShard]) -> None:
@@ -38,6 +50,9 @@ class ShardEnd:
         self.not_before = Instant(0.0)
         self._listed: frozenset[str] | None = None
         self._rows: Mapping[LeaseKey, Lease | None] | None = None
+        self._child_rows: Mapping[LeaseKey, Lease | None] | None = None
+        self._waits_since: Instant | None = None
+        self._has_waited = False
         self.is_looking = False
 
     @property
@@ -45,11 +60,12 @@ class ShardEnd:
         return tuple(child.shard_id for child in self.children)
 
     def next_step(
-        self, own: Lease, now: Instant
-    ) -> CreateChildren | ReadRows | ListShards | Deferred | None:
+        self, own: Lease, now: Instant, failover_s: float
+    ) -> CreateChildren | ChildrenExist | ReadRows | ListShards | Deferred | None:
         """What is to be done now; None while an answer, or the time, is waited for."""
         if now < self.not_before:
             return None
+        self._count_waiting(now, failover_s)
         return self.look_up() or self.creation(own)
 
     def look_up(self) -> ReadRows | ListShards | None:
@@ -60,7 +76,7 @@ class ShardEnd:
         self.is_looking = True
         return question
 
-    def creation(self, own: Lease) -> CreateChildren | Deferred | None:
+    def creation(self, own: Lease) -> CreateChildren | ChildrenExist | Deferred | None:
         """The write; why not yet; or None while a look-up is under way."""
         if self.is_looking:
             return None
@@ -68,7 +84,9 @@ class ShardEnd:
             return Deferred("the service names no children of the closed shard yet")
         rows = self._rows or {}
         missing = [key for key, row in rows.items() if row is None]
-        waiting = [key for key in missing if self._listed is None or key in self._listed]
+        waiting = self._waiting()
+        if waiting and self._child_rows and None not in self._child_rows.values():
+            return ChildrenExist()
         if waiting:
             return Deferred(f"the other parent {waiting[0]} has no lease yet")
         if missing and self._is_listing_old():
@@ -91,16 +109,35 @@ class ShardEnd:
             )
 
     def read(self, rows: Iterable[tuple[LeaseKey, Lease | None]]) -> None:
-        """Take in the other parents' rows."""
+        """Take in the other parents' rows; then, if they are asked for, the children's."""
         self.is_looking = False
-        self._rows = dict(rows)
+        if self._rows is None:
+            self._rows = dict(rows)
+        else:
+            self._child_rows = dict(rows)
 
     def begin_again(self, not_before: Instant) -> None:
         """What was read is old: read and list again, not before this instant."""
         self.not_before = not_before
         self.is_looking = False
         self._listed = None
-        self._rows = None
+        self._rows = self._child_rows = None
+
+    def _count_waiting(self, now: Instant, failover_s: float) -> None:
+        """Whether look after look has found a parent that is listed and has no row."""
+        if self._rows is None or self.is_looking:
+            return
+        if not self._waiting():
+            self._waits_since = None
+        elif self._waits_since is None:
+            self._waits_since = now
+        self._has_waited = self._waits_since is not None and now >= self._waits_since + failover_s
+
+    def _waiting(self) -> tuple[LeaseKey, ...]:
+        """The other parents without a row that are not known to be gone."""
+        rows = (self._rows or {}).items()
+        missing = (key for key, row in rows if row is None)
+        return tuple(key for key in missing if self._listed is None or key in self._listed)
 
     def _question(self) -> ReadRows | ListShards | None:
         others = self._other_parents()
@@ -109,7 +146,10 @@ class ShardEnd:
         if self._rows is None and others:
             return ReadRows(others)
         has_missing = any(row is None for row in (self._rows or {}).values())
-        return ListShards() if has_missing and self._listed is None else None
+        if has_missing and self._listed is None:
+            return ListShards()
+        asks_for_children = self._has_waited and self._waiting() and self._child_rows is None
+        return ReadRows(tuple(map(LeaseKey, self.child_ids))) if asks_for_children else None
 
     def _is_listing_old(self) -> bool:
         """It lags and shows this shard without its children: a parent that it does not show may be

@@ -8,13 +8,16 @@ held against anybody. Rule: each promise has its bound, and each bound its deriv
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
 
+from kclrun.consuming.policy import batch_records_max
+from kclrun.local.shards import ShardLog
 from kclrun.model.changes import ResumeLease
-from kclrun.model.lease import ASK_STALE_AFTER_S, Lease
+from kclrun.model.lease import ASK_STALE_AFTER_S, Lease, LeaseKey
 from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.shards import StreamFaults
 from kclrun.simulation.story import RuleBroken, clock
@@ -35,6 +38,9 @@ _SCANS_AT_REST: Final = 10
 # A second for what is written at a shard's end, and for its children's first steps (L3).
 _END_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.5
+# A batch is 10,000 records at most; a checkpoint makes room for the next one, within a few legs.
+_BATCH_MAX: Final = 10_000
+_BETWEEN_BATCHES_S: Final = 0.05
 
 
 class Calm:
@@ -81,7 +87,7 @@ class Calm:
         if self._is_short():
             return False
         fleet.judge(self._require_readers)
-        self._pass_until(self._is_drained, self._drained_after_s())
+        self._read_up()
         if self._is_short():
             return False
         fleet.require_all_read(self._unread_max_s())
@@ -94,6 +100,11 @@ class Calm:
         fleet.judge(lambda: self._require_rest(takes))
         fleet.require_all_read(self._unread_max_s())
         return True
+
+    def _read_up(self) -> None:
+        """What the storm left behind: closed shards to their ends, then all to what arrives now."""
+        self._pass_until(self._is_drained, self._drained_after_s())
+        self._pass_until(self._is_all_read, self._caught_up_after_s())
 
     # Time.
 
@@ -120,7 +131,21 @@ class Calm:
         started, one page of what waits for them after the other."""
         batch_s = self._fleet.world.user_code.batch_s
         per_generation_s = 2 * self._poll_s + 2 * batch_s + self._scan_s + _END_S + self._patience_s
-        return self._generations * per_generation_s
+        return self._generations * (per_generation_s + self._caught_up_after_s())
+
+    def _caught_up_after_s(self) -> float:
+        """The longest backlog of a shard, batch by batch, while new records come: no faster than
+        half of what its batches hold, as storms are drawn."""
+        world = self._fleet.world
+        batch_max = min(_BATCH_MAX, batch_records_max(world.settings.uncheckpointed_max))
+        batches = max(map(self._backlog, world.stream.shards())) / batch_max
+        return 2 * math.ceil(batches) * (world.user_code.batch_s + _BETWEEN_BATCHES_S)
+
+    def _backlog(self, log: ShardLog) -> int:
+        """How many records its row does not cover."""
+        stream, row = self._fleet.stream, self._fleet.table.row(LeaseKey(log.shard_id))
+        covered = stream.number_of(log.shard_id, row.checkpoint) if row is not None else 0
+        return stream.arrived(log.shard_id, self._fleet.scheduler.now) - covered
 
     def _unread_max_s(self) -> float:
         """A record waits for a poll and for the batches before it."""
@@ -163,6 +188,13 @@ class Calm:
     def _is_drained(self) -> bool:
         return self._unended_generations() == 1
 
+    def _is_all_read(self) -> bool:
+        try:
+            self._fleet.oracles.require_all_read(self._unread_max_s())
+        except RuleBroken:
+            return False
+        return True
+
     # Promises.
 
     def _require_readers(self) -> None:
@@ -174,9 +206,14 @@ class Calm:
                 raise RuleBroken("L1", key, f"nobody reads it, {waited_s:.1f} s into the calm")
 
     def _require_short_gaps(self) -> None:
-        """L3, and what moves: whatever came to be unread since was read soon, children first."""
-        longest_s = self._scan_s + _END_S
-        for gap in self._fleet.oracles.gaps.since(self._began_s + self._pending_s):
+        """L3, and what moves: whatever came to be unread since was read soon, children first. Who
+        gives a lease away finishes its batch; where somebody deleted a parent's row, its owner has
+        a failover to write it again."""
+        oracles, batch_s = self._fleet.oracles, self._fleet.world.user_code.batch_s
+        for gap in oracles.gaps.since(self._began_s + self._pending_s):
+            longest_s = self._scan_s + batch_s + _END_S
+            if oracles.lacks_a_parents_row(gap.key):
+                longest_s = self._patience_s
             if gap.length_s > longest_s:
                 at = clock(gap.began_s)
                 raise RuleBroken("L3", gap.key, f"unread for {gap.length_s:.1f} s from {at} on")

@@ -82,7 +82,6 @@ class Children:
         draining = self._starting.pop(key)
         if parent.machine.refuses_forks:
             parent.world.oracles.processes.fork_failed()
-            parent.world.oracles.processes.fork_failed()
             parent.feed(on.StartFailed(key, "the fork was refused"))
             return
         self._incarnations += 1
@@ -103,7 +102,6 @@ class Children:
             self._force_from(process, force_instant)
         elif key in self._starting:
             self._starting[key] = (reason, force_instant)
-            self._parent.world.oracles.processes.drained_before_it_began()
             self._parent.world.oracles.processes.drained_before_it_began()
 
     def tell(self, message: worker_events.OthersInSight) -> None:

@@ -123,7 +123,6 @@ class LeaseProcess:
         self._rung, self._gone = rung, gone
         self._oracles.process_noted(self, "starts")
         self._oracles.processes.started(self._owner, self.key)
-        self._oracles.processes.started(self._owner, self.key)
         self.os.after(_LOCKED_AFTER_S, self._lock)
 
     def _lock(self) -> None:
@@ -150,14 +149,7 @@ class LeaseProcess:
                 self._owner,
                 self.key,
                 has_claimed=self.life.own.row is not None,
-                is_writing=self.life.own.pending is not None,
-                in_user_code=self.desk.is_inside_user_code,
-            )
-            self._oracles.processes.killed(
-                self._owner,
-                self.key,
-                has_claimed=self.life.own.row is not None,
-                is_writing=self._is_asking,
+                is_writing=self._is_asking and self.life.own.pending is not None,
                 in_user_code=self.desk.is_inside_user_code,
             )
             self._oracles.ended_uncleanly(self)
@@ -165,7 +157,6 @@ class LeaseProcess:
     def _stands_still(self) -> None:
         self._still_since = self.machine.instant()
         self._oracles.process_noted(self, "stands still")
-        self._oracles.processes.stood_still(in_user_code=self.desk.is_inside_user_code)
         self._oracles.processes.stood_still(in_user_code=self.desk.is_inside_user_code)
         self._oracles.frozen(self)
 
@@ -256,7 +247,6 @@ class LeaseProcess:
 
     def _exit(self, cause: do.ExitCause) -> None:
         self._oracles.process_noted(self, "exits:", cause.value)
-        self._oracles.processes.exited(cause, is_orphan=self._is_orphan)
         self.is_over = True
         self._oracles.processes.exited(cause, is_orphan=self._is_orphan)
         if cause is do.ExitCause.LOST:
@@ -347,7 +337,6 @@ class LeaseProcess:
         event = self._as_heard(report)
         if event is not None:
             self._say(event)
-        self._oracles.processes.reported(report)
         self._oracles.processes.reported(report)
         if report.kind is not do.ReportKind.CHECKPOINTED:
             self._oracles.process_noted(self, f"reports {report.kind.value}", report.text)

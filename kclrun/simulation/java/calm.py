@@ -36,8 +36,10 @@ class MixedCalm(Calm):
         self._pass(self._pending_s)
         self._resume()
         self._pass(self._patience_s)
+        if self._is_short():
+            return False
         self._fleet.judge(self._require_readers)
-        self._pass_until(self._is_drained, self._drained_after_s())
+        self._read_up()
         self._pass(self._patience_s)
         self._fleet.require_all_read(self._patience_s)
         return True

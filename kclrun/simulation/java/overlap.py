@@ -217,6 +217,7 @@ class MixedOracles(Oracles):
         arrived = self._stream.arrived(key, self._now())
         shard.excuse_all("a Java worker reads it")
         self.tally.duplicates += shard.begun(reader, first, last, arrived=arrived)
+        shard.uncapped.add(reader)
         shard.excuse(reader, "a Java worker read it")
         self.tally.records += last - first + 1
         self.tally.batches += 1

@@ -46,6 +46,8 @@ class ShardDeliveries:
         self._stretches: list[_Stretch] = []
         self._next: dict[Reader, int] = {}
         self._excuses: dict[Reader, str] = {}
+        # A Java worker knows no cap: it checkpoints when its processor does.
+        self.uncapped: set[Reader] = set()
         self._repeated: dict[tuple[Reader, Reader], int] = {}
 
     def begun(self, reader: Reader, first: int, last: int, *, arrived: int) -> int:
@@ -130,7 +132,14 @@ class ShardDeliveries:
             self._is_torn = False
             self._excuses.clear()
             self._repeated.clear()
-            self._next = {each: n for each, n in self._next.items() if each is self._latest}
+            self._forget_readers()
+
+    def _forget_readers(self) -> None:
+        """All but the last few: where somebody deleted the row, two may read on side by side."""
+        kept = [*self._next][-_READERS_MAX:]
+        self._next = {
+            each: n for each, n in self._next.items() if each is self._latest or each in kept
+        }
 
     def excuse_of(self, reader: Reader) -> str | None:
         """Why what it was given may come again."""
@@ -173,7 +182,7 @@ class ShardDeliveries:
             count = self._repeated[former, reader] = (
                 self._repeated.get((former, reader), 0) + repeated
             )
-            if count > self._repeats_max:
+            if count > self._repeats_max and former not in self.uncapped:
                 words = (
                     f"{count} records of {former.who} again, for {self._excuses[former]}: at most"
                     f" {self._repeats_max} may be uncheckpointed"

@@ -34,6 +34,8 @@ class RowLives:
     ) -> None:
         self.ended: set[str] = set()
         self.cleaned_up: set[str] = set()
+        # Of shards that had ended: when their row came again, for somebody had deleted it.
+        self.came_again_s: dict[str, float] = {}
         self._stream = stream
         self._now = now
         self._row_of = row_of
@@ -56,6 +58,16 @@ class RowLives:
         ancestors = self._reach(key, self._stream.parents_of)
         self._may_come_again |= ancestors
 
+    def is_vanished(self, key: str) -> bool:
+        """Whether somebody deleted its row, and no owner has written it again."""
+        return key in self._vanished
+
+    def may_be_absent(self, key: str) -> bool:
+        """Whether a shard without a row is nobody's to read any more: it was cleaned up, or is
+        older than all that is kept; or somebody deleted its row, and who did it answers for it."""
+        is_gone = key in self.cleaned_up or self.is_vanished(key)
+        return is_gone or not self._stream.holds(key, self._now())
+
     def created(self, change: Any, row: Lease) -> bool:
         """Says whether its shard is read again from its beginning, because somebody deleted a row.
 
@@ -66,6 +78,8 @@ class RowLives:
         if is_again:
             self._may_come_again |= self._reach(key, self._children_of)
             self.cleaned_up.discard(key)
+            if key in self.ended:
+                self.came_again_s[key] = self._now()
             self.ended.discard(key)
         elif key in self.cleaned_up:
             raise RuleBroken("I11", key, "was created again after it was cleaned up")

@@ -86,7 +86,9 @@ class Oracles:
         self._permissions = Permissions(now)
         self._history = RowHistory()
         self._lives = RowLives(stream, now, row_of, lambda key: self._shard(key).is_over)
-        self._causality = Causality(stream, row_of, self._lives)
+        self._causality = Causality(
+            stream, row_of, self._lives, now=now, failover_s=policy.failover_s
+        )
         self._sightings = RowSightings(self.situations, stream, now)
 
     # The table.
@@ -270,6 +272,10 @@ class Oracles:
     def is_over(self, key: str) -> bool:
         """Whether a shard was read to its end."""
         return self._shard(key).is_over
+
+    def lacks_a_parents_row(self, key: str) -> bool:
+        """Whether somebody deleted the row of one of its parents, and nobody wrote it again."""
+        return any(map(self._lives.is_vanished, self._stream.parents_of(key)))
 
     def require_all_read(self, patience_s: float) -> None:
         """L1: what arrived before the last `patience_s` is processed, on every shard."""

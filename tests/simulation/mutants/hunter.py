@@ -1,6 +1,6 @@
 """One process with one planted bug, playing storms until one of them catches it.
 
-    python -m tests.simulation.mutants.hunter NAME FIRST_SEED SEEDS_MAX SECONDS_MAX
+    python -m tests.simulation.mutants.hunter NAME GROUND FIRST_SEED SEEDS_MAX SECONDS_MAX
 
 Prints a `Catch` as one line of JSON. Nothing of the product is imported before the bug is planted.
 NAME may be `sober`: nothing is planted, and nothing may be caught.
@@ -16,15 +16,12 @@ from collections.abc import Iterator
 
 import msgspec
 
+from tests.simulation.mutants.mutant import Ground, is_ground
 from tests.simulation.mutants.planting import plant_named
 
-__all__ = ["HUNTED_S", "LAPSE", "SOBER", "Catch", "main"]
+__all__ = ["SOBER", "Catch", "main"]
 
 SOBER = "sober"
-# Of each storm a quarter of an hour, with all that would strike in an hour and a half of it: what a
-# bug needs comes together in minutes or not at all, and between two strikes little happens.
-HUNTED_S = 900.0
-LAPSE = 6.0
 # A storm takes a second or two; one that takes this long goes round in circles.
 PLAY_S_MAX = 120
 
@@ -45,13 +42,11 @@ class GoesInCircles(Exception):
     """A storm that does not end."""
 
 
-def main(name: str, first: int, seeds_max: int, seconds_max: float) -> Catch:
-    """Play the beginnings of storms `first`, `first + 1` … until one fails, or a limit is
-    reached."""
+def main(name: str, ground: Ground, first: int, seeds_max: int, seconds_max: float) -> Catch:
+    """Play the storms `first`, `first + 1` … of a ground until one fails, or a limit is reached."""
     plant_named(None if name == SOBER else name)
     from kclrun.simulation.playing import play
-    from kclrun.simulation.swarm import draw_profile
-    from tests.simulation.proving.beginnings import beginning
+    from tests.simulation.mutants.grounds import storm_of
 
     began = time.monotonic()
     played = 0
@@ -60,7 +55,7 @@ def main(name: str, first: int, seeds_max: int, seconds_max: float) -> Catch:
         played += 1
         try:
             with _limited():
-                play(beginning(draw_profile(seed), HUNTED_S, lapse=LAPSE))
+                play(storm_of(ground, seed))
         except Exception as error:
             return Catch(
                 name=name,
@@ -95,5 +90,7 @@ def _limited() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    _, asked, first_seed, most, limit = sys.argv
-    print(msgspec.json.encode(main(asked, int(first_seed), int(most), float(limit))).decode())
+    _, asked, where, first_seed, most, limit = sys.argv
+    assert is_ground(where), f"there is no ground {where}"
+    caught = main(asked, where, int(first_seed), int(most), float(limit))
+    print(msgspec.json.encode(caught).decode())

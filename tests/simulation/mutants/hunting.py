@@ -11,8 +11,8 @@ import time
 
 import msgspec
 
-from tests.simulation.mutants.hunter import HUNTED_S, LAPSE, SOBER, Catch
-from tests.simulation.mutants.mutant import ROOT, WORLDS, Mutant
+from tests.simulation.mutants.hunter import SOBER, Catch
+from tests.simulation.mutants.mutant import ROOT, WORLDS, Ground, Mutant, is_ground
 from tests.simulation.mutants.planting import PLANTED
 
 __all__ = ["SEEDS_MAX", "hunt", "replay_line"]
@@ -34,8 +34,8 @@ def hunt(
 ) -> Catch:
     """Hunt one mutant in its layer. Raises: RuntimeError if the hunt itself goes wrong."""
     match mutant.layer:
-        case "storms":
-            return _in_storms(mutant, first, seeds_max, seconds_max)
+        case ground if is_ground(ground):
+            return _in_storms(mutant, ground, first, seeds_max, seconds_max)
         case world if world.startswith(WORLDS):
             return _in_tiny_worlds(mutant, world.removeprefix(WORLDS), seconds_max)
         case test:
@@ -46,33 +46,33 @@ def replay_line(mutant: Mutant, caught: Catch) -> str:
     """The command that shows the same catch again."""
     if caught.seed is None:
         return f"bin/prove mutants {mutant.name}"
-    minutes = f"--minutes {HUNTED_S / 60:g} --lapse {LAPSE:g}"
-    seeds = f"--seeds {caught.seed}:{caught.seed + 1}"
-    return f"bin/prove storms --planted {mutant.name} {minutes} {seeds}"
+    return f"bin/prove mutants {mutant.name} --first {caught.seed} --seeds-max 1"
 
 
-def _in_storms(mutant: Mutant, first: int, seeds_max: int, seconds_max: float) -> Catch:
+def _in_storms(
+    mutant: Mutant, ground: Ground, first: int, seeds_max: int, seconds_max: float
+) -> Catch:
     """A storm that breaks a promise without the bug too has caught nothing: the hunt goes on."""
     began = time.monotonic()
     played = 0
     while True:
         left_s = seconds_max - (time.monotonic() - began)
-        caught = _hunter(mutant.name, first + played, seeds_max - played, left_s)
+        caught = _hunter(mutant.name, ground, first + played, seeds_max - played, left_s)
         played += caught.seeds
         seconds = time.monotonic() - began
-        if caught.seed is None or _is_clean(caught.seed):
+        if caught.seed is None or _is_clean(ground, caught.seed):
             return msgspec.structs.replace(caught, seeds=played, seconds=seconds)
 
 
 @functools.cache
-def _is_clean(seed: int) -> bool:
+def _is_clean(ground: Ground, seed: int) -> bool:
     """Whether the product as it is passes this storm."""
-    return not _hunter(SOBER, seed, 1, _LAST_STORM_S).is_caught
+    return not _hunter(SOBER, ground, seed, 1, _LAST_STORM_S).is_caught
 
 
-def _hunter(name: str, first: int, seeds_max: int, seconds_max: float) -> Catch:
+def _hunter(name: str, ground: Ground, first: int, seeds_max: int, seconds_max: float) -> Catch:
     numbers = (str(first), str(seeds_max), str(max(0.0, seconds_max)))
-    command = ["-m", "tests.simulation.mutants.hunter", name, *numbers]
+    command = ["-m", "tests.simulation.mutants.hunter", name, ground, *numbers]
     done = _run(command, max(0.0, seconds_max) + _LAST_STORM_S)
     if done.returncode != 0:
         raise RuntimeError(f"the hunt for {name} failed:\n{done.stderr[-2000:]}")

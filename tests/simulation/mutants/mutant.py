@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, TypeGuard, get_args
 
 import msgspec
 
-__all__ = ["ROOT", "WORLDS", "Mutant"]
+__all__ = ["ROOT", "WORLDS", "Ground", "Mutant", "is_ground"]
 
 ROOT = Path(__file__).parents[3]
 # How the layer of those begins that a tiny world must catch; its name follows, then a fault of it.
 WORLDS = "worlds:"
+# Where storms are looked for, seed by seed: `grounds.py` says what each is.
+Ground = Literal["storms", "dense storms", "rough storms"]
+
+
+def is_ground(layer: str) -> TypeGuard[Ground]:
+    """Whether this layer catches by storms of seeds."""
+    return layer in get_args(Ground)
 
 
 class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     """`old` stands exactly once in `file` (a path from the root of the checkout).
 
     `breaks` says what goes wrong, `source` who made this mistake, or which rule forbids it.
-    `layer` is who must catch it: "storms", "worlds:" and the name of one, or the test
+    `layer` is who must catch it: a ground of storms, "worlds:" and the name of one, or the test
     that does, as pytest names it.
-    `found_at`: the storm that caught it last; the daily share begins its hunt there.
+    `found_at`: the storm that caught it last; the daily share begins its hunt there. None if that
+    is not known: then the daily share leaves it out.
     """
 
     name: str
@@ -29,7 +38,12 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     breaks: str
     source: str
     layer: str = "storms"
-    found_at: int = 0
+    found_at: int | None = None
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it is known where to look."""
+        return self.found_at is not None or not is_ground(self.layer)
 
     @property
     def module(self) -> str:

@@ -47,6 +47,7 @@ OF_CONDITIONS = (
         new="        case Checkpoint() | ResumeLease():\n            return True",
         breaks="who lost a lease moves the position of its new owner",
         source="a8: non-owners may checkpoint by design",
+        found_at=2,
     ),
     Mutant(
         name="end-unconditional",
@@ -55,6 +56,8 @@ OF_CONDITIONS = (
         new="        case End() | ResumeLease():\n            return True",
         breaks="who lost a lease ends the shard that its new owner still reads",
         source="a8: SHARD_END is unconditional",
+        layer="dense storms",
+        found_at=1,
     ),
     Mutant(
         name="release-unconditional",
@@ -63,6 +66,7 @@ OF_CONDITIONS = (
         new="        case Release() | Offer() | ResumeLease():\n            return True",
         breaks="who lost a lease gives away what is its new owner's",
         source="a6 (kcl-rust release)",
+        found_at=0,
     ),
     Mutant(
         name="position-not-in-the-condition",
@@ -71,6 +75,8 @@ OF_CONDITIONS = (
         new="            return _is_held(change, row)",
         breaks="a checkpoint moves a row back over a late one",
         source="trace H6",
+        layer="rough storms",
+        found_at=15,
     ),
     Mutant(
         name="late-checkpoint-without-upper-bound",
@@ -82,6 +88,7 @@ OF_CONDITIONS = (
         new="            return _is_ours_now(change, row) and change.last <= row.checkpoint",
         breaks="a late checkpoint moves the new owner's position back, or un-ends a shard",
         source="P19, trace H6b",
+        found_at=0,
     ),
     Mutant(
         name="counter-reset-by-takes",
@@ -90,6 +97,7 @@ OF_CONDITIONS = (
         new="        owner=change.owner,\n        counter=1,\n        checkpoint_owner=None,",
         breaks="the counter is no version and no fencing token",
         source="a6: SET leaseCounter = 1",
+        found_at=0,
     ),
     Mutant(
         name="checkpoints-keep-the-counter",
@@ -98,6 +106,7 @@ OF_CONDITIONS = (
         new="_WITHOUT_COUNTER: Final = (Ask, LateCheckpoint, ResumeLease, Checkpoint)",
         breaks="a lease that checkpoints often stands still for everybody else, and is taken",
         source="P1",
+        found_at=0,
     ),
     Mutant(
         name="take-keeps-the-ask",
@@ -106,6 +115,8 @@ OF_CONDITIONS = (
         new="    return msgspec.structs.replace(\n        row,",
         breaks="the next owner obeys an ask that was made to its predecessor",
         source="trace H8",
+        layer="dense storms",
+        found_at=8,
     ),
     Mutant(
         name="children-created-whatever-their-parents",
@@ -114,6 +125,8 @@ OF_CONDITIONS = (
         new="        if not change.parents:",
         breaks="a lost owner's late creation resurrects children that were cleaned up",
         source="trace C3",
+        # In a fleet the rows of ended shards stay for a minute, longer than anything is late.
+        layer=f"{TABLES}::test_no_child_is_created_when_the_parent_is_not_held",
     ),
     Mutant(
         name="sent-take-conditional-on-owner-only",

@@ -14,6 +14,7 @@ OF_LEASE_PROCESSES = (
         new="wanted = ledger.delivered if wanted is None else max(wanted, ledger.delivered)",
         breaks="a checkpoint covers records that user code has not returned from",
         source="I2b",
+        found_at=2,
     ),
     Mutant(
         name="offer-before-the-last-batch",
@@ -22,6 +23,7 @@ OF_LEASE_PROCESSES = (
         new="Step.EXHAUSTED: State.CREATING,\n        Step.WITHDRAWN: State.RELEASING,",
         breaks="a drained lease is offered while its last batch is under way",
         source="P17: finish the batch; then one write",
+        found_at=0,
     ),
     Mutant(
         name="offer-without-its-checkpoint",
@@ -30,6 +32,7 @@ OF_LEASE_PROCESSES = (
         new="position = row.checkpoint",
         breaks="what was processed since the last checkpoint comes again after a planned move",
         source='I8; KCL 3 "doesn\'t completely eliminate" it',
+        found_at=0,
     ),
     Mutant(
         name="final-position-is-delivered",
@@ -38,6 +41,7 @@ OF_LEASE_PROCESSES = (
         new="return max(ledger.delivered, self._requests.highest or ledger.processed)",
         breaks="a drain checkpoints a batch that user code raised on",
         source="I2b, I9",
+        found_at=0,
     ),
     Mutant(
         name="late-checkpoint-of-delivered",
@@ -46,6 +50,8 @@ OF_LEASE_PROCESSES = (
         new="if not self._policy.is_manual:\n            return ledger.delivered\n        refused",
         breaks="a late checkpoint covers a batch that was never processed",
         source="P19: for what was fully processed",
+        layer="dense storms",
+        found_at=4,
     ),
     Mutant(
         name="fence-from-the-latest-send",
@@ -66,6 +72,8 @@ OF_LEASE_PROCESSES = (
         new="return Instant(sent + failover_s)",
         breaks="a slow clock permits batches when a fast one may take already",
         source="B.1; fence margin 0",
+        layer="dense storms",
+        found_at=11,
     ),
     Mutant(
         name="fence-of-two-failovers",
@@ -74,6 +82,7 @@ OF_LEASE_PROCESSES = (
         new="return Instant(sent + 2 * failover_s)",
         breaks="a lease that expired is still processed",
         source="a9: the worker's own idea of its lease outlives the table's",
+        found_at=0,
     ),
     Mutant(
         name="unmoved-counter-taken-as-applied",
@@ -85,6 +94,7 @@ OF_LEASE_PROCESSES = (
         ),
         breaks="an outcome that is still unknown is taken for a success",
         source="P6: first unknown outcome taken as applied",
+        found_at=2,
     ),
     Mutant(
         name="unknown-outcome-taken-as-not-applied",
@@ -103,6 +113,8 @@ OF_LEASE_PROCESSES = (
         new="        if row.owner == self.me:\n            return self._settle(change)",
         breaks="an earlier checkpoint that applied is taken for the end of the shard",
         source="trace H5",
+        # In a fleet all that is unresolved at one time is the same write [P5]: a second net.
+        layer="tests/unit/consuming/test_consuming_claims_and_renewals.py",
     ),
     Mutant(
         name="rebased-to-a-lower-position",
@@ -127,6 +139,8 @@ OF_LEASE_PROCESSES = (
         ),
         breaks="the position of a late checkpoint is adopted, and a lower one written over it",
         source="trace N1",
+        layer="rough storms",
+        found_at=6,
     ),
     Mutant(
         name="renewal-as-slow-as-expiry",
@@ -135,6 +149,7 @@ OF_LEASE_PROCESSES = (
         new="    return failover_s",
         breaks="every lease is lost as often as it should be renewed",
         source="a9: the renewal period equals the expiry threshold",
+        found_at=0,
     ),
     Mutant(
         name="child-knows-one-parent",
@@ -143,6 +158,7 @@ OF_LEASE_PROCESSES = (
         new="        parents=frozenset(child.parents[:1]),",
         breaks="the child of a merge is read when the first of its parents has ended",
         source="D.7: one merge parent forgotten",
+        found_at=3,
     ),
     Mutant(
         name="children-without-all-parents-rows",
@@ -151,6 +167,8 @@ OF_LEASE_PROCESSES = (
         new="        if waiting and not rows:",
         breaks="a child is created, and read, before its other parent has a lease",
         source="trace C1",
+        layer="dense storms",
+        found_at=4,
     ),
     Mutant(
         name="end-without-children",

@@ -12,7 +12,7 @@ import msgspec
 from tests.simulation.mutants.catalogue import MUTANTS
 from tests.simulation.mutants.hunter import Catch
 from tests.simulation.mutants.hunting import hunt
-from tests.simulation.mutants.mutant import Mutant
+from tests.simulation.mutants.mutant import Mutant, is_ground
 
 __all__ = ["AskedMutants", "chosen", "run_mutants", "share_of"]
 
@@ -65,11 +65,11 @@ def run_mutants(asked: AskedMutants) -> int:
 
 def _line(mutant: Mutant, caught: Catch) -> str:
     layer = mutant.layer.partition(":")[0]
-    if layer not in {"storms", "worlds"}:
+    if layer != "worlds" and not is_ground(layer):
         layer = "test"
     how = f"{caught.rule:<4} {caught.words[:90]}" if caught.is_caught else "SURVIVED"
     seeds = f"{caught.seeds} seeds" if caught.seeds else ""
-    return f"{mutant.name:<42} {layer:<7} {seeds:>11} {caught.seconds:>6.0f} s  {how}"
+    return f"{mutant.name:<42} {layer:<12} {seeds:>10} {caught.seconds:>6.0f} s  {how}"
 
 
 def _tell(catches: Sequence[Catch]) -> int:

@@ -263,6 +263,7 @@ class Shapes:
         sheet.at(agenda._saved_instant, 2.0)
         sheet.at(agenda._put_off_until)
         sheet.at(life._shard_end.not_before)
+        sheet.at(life._shard_end._waits_since, FRESH)
         if farewell._seen is not None:
             sheet.at(farewell._seen_since, ASK_AGE)
         if gate._told is not None:
@@ -296,6 +297,9 @@ class Shapes:
             shard_end._listed is None,
             shard_end.is_looking,
             shard_end._rows and tuple(row is None for row in shard_end._rows.values()),
+            shard_end._child_rows and tuple(row is None for row in shard_end._child_rows.values()),
+            shard_end._waits_since is None,
+            shard_end._has_waited,
             told and (told.start_below, told.delivered_max),
             gate.is_shut,
             life._loss and (life._loss.user_code_is_done, late and late.is_resolved),

@@ -119,6 +119,34 @@ def test_a_merge_whose_other_parent_is_listed_and_has_no_row_waits_and_looks_aga
     assert driver.state is State.ENDED
 
 
+def test_a_merge_whose_other_parents_row_somebody_deleted_ends_where_the_child_has_its_row():
+    """Ended rows look like litter; without this the child would wait until the shard is trimmed."""
+    driver = Driver(failover_s=9.0).begin()
+    driver.shards = (shard("s0"), shard("s1"), shard("s2", "s0", "s1"))
+    driver.table.write(changes.CreateLease(Lease(key="s2", checkpoint=TRIM_HORIZON)))
+
+    driver.exhaust(child("s2", "s0", "s1"))
+    for _ in range(8):
+        driver.tick(1.0)
+    assert driver.state is State.CREATING, "a live owner may write its row again for a failover"
+    driver.tick(1.0)
+
+    assert driver.state is State.ENDED
+    assert driver.stored.children == {"s2"}
+    assert driver.sent(changes.CreateChildren) == []
+
+
+def test_a_merge_waits_for_ever_while_neither_the_other_parent_nor_the_child_has_a_row():
+    driver = Driver(failover_s=9.0).begin()
+    driver.shards = (shard("s0"), shard("s1"), shard("s2", "s0", "s1"))
+
+    driver.exhaust(child("s2", "s0", "s1"))
+    for _ in range(30):
+        driver.tick(1.0)
+
+    assert driver.state is State.CREATING
+
+
 def test_a_merge_whose_other_parent_is_gone_from_the_listing_goes_on():
     driver = Driver().begin()
     driver.shards = (shard("s0"), shard("s2", "s0", "s1"))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kclrun.model.changes import CreateLease
 from kclrun.simulation.story import RuleBroken
 from tests.unit.simulation.watched_world import Watched
 
@@ -208,3 +209,23 @@ def test_a_batch_that_begins_before_the_last_one_returned_is_caught(world):
 
     with pytest.raises(RuleBroken, match="I1: records 1 to 50 left out"):
         world.oracles.batch_begun(reader, 51, 60)
+
+
+def test_two_who_read_side_by_side_after_a_deletion_go_on_each_where_it_was(world):
+    """A checkpoint of one covers all that both were given: the other is no new reader by that."""
+    key = world.keys[0]
+    former = world.begin(key, "a:h:1", for_s=1000)
+    world.read(former, 1, 12)
+    world.checkpoint(former, 12)
+    row = world.row(key)
+    world.rows._rows.pop(key)
+    world.oracles.row_deleted_by_somebody(row)
+    world.write("b:h:2", CreateLease(world.lease(key)))
+    second = world.begin(key, "b:h:2", for_s=1000)
+    world.read(second, 1, 13)
+    world.read(former, 13, 13)
+    world.checkpoint(second, 13)
+
+    world.read(second, 14, 20)
+
+    assert world.oracles.tally.records == 12 + 13 + 1 + 7

@@ -169,6 +169,47 @@ def test_a_child_that_is_read_before_its_parent_ended_is_caught(world, reader):
         world.oracles.batch_begun(child, 1, 10)
 
 
+def test_a_child_that_is_read_while_its_parent_never_had_a_row_is_caught(world, reader):
+    children = split_and_read_out(world, reader)
+    world.write(reader.who, CreateLease(world.lease(children[0])))
+    world.rows._rows.pop(reader.key)
+    world.now += 60
+    child = world.begin(children[0], "b:h:2")
+
+    with pytest.raises(RuleBroken, match=r"I3: read before its parent .* ended"):
+        world.oracles.batch_begun(child, 1, 10)
+
+
+def test_a_child_may_be_read_where_somebody_deleted_its_parents_row(world, reader):
+    children = ended_parent(world, reader)
+    row = world.row(reader.key)
+    world.rows._rows.pop(reader.key)
+    world.oracles.row_deleted_by_somebody(row)
+    world.now += 60
+    child = world.begin(children[0], "b:h:2")
+
+    world.read(child, 1, 10)
+
+
+@pytest.mark.parametrize(("later_s", "is_caught"), [(20.0, False), (30.0, True)])
+def test_a_parent_whose_deleted_row_came_again_is_over_for_who_had_looked_before(
+    world, reader, later_s, is_caught
+):
+    children = ended_parent(world, reader)
+    row = world.row(reader.key)
+    world.rows._rows.pop(reader.key)
+    world.oracles.row_deleted_by_somebody(row)
+    world.write("b:h:2", CreateLease(world.lease(reader.key)))
+    world.now += later_s
+    child = world.begin(children[0], "b:h:2")
+
+    if is_caught:
+        with pytest.raises(RuleBroken, match=r"I3: read before its parent .* ended"):
+            world.oracles.batch_begun(child, 1, 10)
+    else:
+        world.read(child, 1, 10)
+
+
 def test_a_shard_that_is_read_after_its_end_is_caught(world, reader):
     split_and_read_out(world, reader)
     world.end(reader)

@@ -39,13 +39,9 @@ def struck(kind, *, times=4, lasts_s=20.0):
     ]
 
 
-# A row that somebody deletes is written again by its owner, unless another manager is faster.
-ALONE = {"delete_row"}
-
-
 @pytest.mark.parametrize("kind", get_args(StrikeKind))
 def test_every_strike_hits_somebody_and_is_overcome(kind):
-    played = play(storm(*struck(kind), hosts=1 if kind in ALONE else 3))
+    played = play(storm(*struck(kind)))
 
     assert played.strikes >= 3
     assert played.records > 0

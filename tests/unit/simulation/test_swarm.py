@@ -1,12 +1,15 @@
 """Storms as they are drawn: the same for the same seed, within bounds, with a few faults each."""
 
+from functools import partial
 from typing import get_args
 
 import msgspec
 import pytest
 
+from kclrun.consuming.policy import batch_records_max
 from kclrun.simulation.profile import Profile, StrikeKind
 from kclrun.simulation.swarm import draw_profile
+from kclrun.simulation.world import FleetSettings
 
 SEEDS = 400
 
@@ -33,6 +36,7 @@ def test_a_storm_goes_through_json_and_comes_back(profiles):
 def test_every_storm_is_small_enough_to_find_things_fast(profiles):
     for profile in profiles:
         assert 1 <= profile.hosts <= 5
+        assert profile.java_workers <= 3
         assert 1 <= profile.groups <= profile.hosts
         assert 1 <= profile.shards <= 16
         assert 3600 <= profile.storm_s <= 6 * 3600
@@ -58,3 +62,28 @@ def test_each_fault_of_the_table_is_in_a_quarter_of_the_storms(profiles, fault):
 )
 def test_each_fault_of_the_stream_is_in_a_quarter_of_the_storms(profiles, fault):
     assert 0.15 < share(profiles, lambda p: getattr(p.stream_faults, fault) > 0) < 0.35
+
+
+def test_one_storm_in_five_has_java_workers(profiles):
+    assert 0.1 < share(profiles, lambda p: p.java_workers > 0) < 0.3
+
+
+def test_rows_are_deleted_in_a_few_storms(profiles):
+    has_deletions = partial(share, has=lambda p: any(s.kind == "delete_row" for s in p.strikes))
+
+    assert 0.05 < has_deletions(profiles) < 0.15
+
+
+def test_a_quarter_of_the_storms_begin_while_the_fleet_boots(profiles):
+    assert 0.15 < share(profiles, lambda p: any(s.at_s < 2.5 for s in p.strikes)) < 0.35
+
+
+def test_a_quarter_of_the_storms_have_a_cap_that_they_reach_and_can_live_with(profiles):
+    default = FleetSettings().uncheckpointed_max
+    capped = [p for p in profiles if p.settings.uncheckpointed_max != default]
+
+    assert 0.15 < len(capped) / len(profiles) < 0.35
+    for profile in capped:
+        # Merges may leave one shard with all the records; a batch is half of the cap.
+        batch_max = batch_records_max(profile.settings.uncheckpointed_max)
+        assert batch_max >= 2 * profile.records_per_s * profile.user_code.batch_s
