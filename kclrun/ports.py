@@ -15,6 +15,7 @@ import msgspec
 
 from kclrun.model.backoff import backoff_s
 from kclrun.model.changes import LeaseChange
+from kclrun.model.instance import InstanceIdentity, InstanceLook, LifecycleAction
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.measurement import Measurement
 from kclrun.model.outcomes import Outcome
@@ -26,8 +27,10 @@ from kclrun.model.time import WallTime
 
 __all__ = [
     "FetchedPage",
+    "InstanceMetadata",
     "IteratorType",
     "LeaseTable",
+    "LifecycleActions",
     "MetricOutlet",
     "RecordPutter",
     "Retry",
@@ -163,6 +166,35 @@ class MetricOutlet(Protocol):
     def put(self, batch: Sequence[Measurement]) -> None:
         """Send one batch once. Raises: Throttled, Unavailable (nothing happened), OutcomeUnknown
         (it may count already), AccessDenied, InvalidRequest; what else is wrong with settings."""
+        ...
+
+
+class InstanceMetadata(Protocol):
+    """What EC2 tells an instance about itself. Used by one thread at a time; a service that is
+    not there costs its caller a second, one that hangs a few."""
+
+    def identify(self) -> InstanceIdentity:
+        """Which instance this is. Raises: Unavailable where nobody answers, or no EC2 does."""
+        ...
+
+    def look(self) -> InstanceLook:
+        """What awaits it. Raises: Unavailable."""
+        ...
+
+
+class LifecycleActions(Protocol):
+    """What an autoscaling group waits for. Threads may share it; each request is sent once.
+
+    Both raise: NotFound (no such hook or group, or nothing waits there), Throttled, Unavailable,
+    OutcomeUnknown, AccessDenied, InvalidRequest.
+    """
+
+    def heartbeat(self, action: LifecycleAction) -> None:
+        """Have the hook's time begin anew."""
+        ...
+
+    def complete(self, action: LifecycleAction) -> None:
+        """Tell the group to go on."""
         ...
 
 

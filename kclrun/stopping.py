@@ -50,6 +50,11 @@ class StopPlan:
         self.force_instant = Instant(now + self._grace_s)
         return True
 
+    def finish_by(self, instant: Instant) -> None:
+        """A wanted stop has until `instant` at the latest: the machine itself ends soon after."""
+        assert self.force_instant is not None, "a stop is wanted"
+        self.force_instant = min(self.force_instant, instant)
+
     def hurry(self, now: Instant) -> None:
         """Two seconds more, or what is left. Nobody who quits is called back."""
         if self.stage is Stage.QUITTING:

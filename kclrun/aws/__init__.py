@@ -4,6 +4,6 @@ Two ways in. The signed wire client (`wire.py`) serves the record path and every
 lease process needs only plain values for it (`model/wire.py`) and never imports botocore. The
 control plane (`control.py`, `table_setup.py`, `endpoints.py`, `credentials.py`) uses botocore and
 belongs to the manager and the command line. Rule: every request is an `Operation` declared in
-`operations.py`, which the IAM policies in `config/` are tested against.
+`operations.py`, which the policies of `kclrun iam` are made from.
 Look next: `operations.py`, `wire.py`, `expressions.py`.
 """

@@ -63,6 +63,10 @@ class ControlPlane:
         """To publish metrics with: one attempt, for a repeated one may count twice."""
         return self._client("cloudwatch", 1)
 
+    def autoscaling(self) -> Client:
+        """To answer lifecycle hooks with: one attempt, who asks repeats it."""
+        return self._client("autoscaling", 1)
+
     def _client(self, service: str, attempts: int) -> Client:
         return self._session.create_client(
             service,

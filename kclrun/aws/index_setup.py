@@ -14,7 +14,7 @@ import msgspec
 
 from kclrun.aws.boto_errors import BOTO_FAILURES, from_botocore
 from kclrun.aws.control import Client, ControlPlane
-from kclrun.aws.operations import UPDATE_TABLE, Grant
+from kclrun.aws.operations import HOW_TO_PROVISION, UPDATE_TABLE
 from kclrun.aws.owner_index import INDEX_KEYS, OWNER_INDEX
 from kclrun.aws.table_setup import describe_lease_table
 from kclrun.errors import AccessDenied, ServiceError, TableRefused, Throttled, Unavailable
@@ -161,7 +161,7 @@ def _explained(failure: ServiceError, table: str) -> ServiceError:
         return failure
     return AccessDenied(
         f"{failure}\n"
-        f"Adding an index to {table} needs {Grant.PROVISION.value}, without {Grant.RUN.value},"
+        f"Adding an index to {table} needs {HOW_TO_PROVISION}, without the policy of a machine,"
         " which denies it",
         operation=failure.operation,
         code=failure.code,

@@ -1,7 +1,7 @@
 """Every AWS operation kclrun calls, declared once, with the permission it needs.
 
-A test compares the permissions named here with the policy files in `config/`, and another that
-no module of this room names an operation that is missing here.
+`policies.py` makes the policies of `kclrun iam` from it, so that they allow what is called and no
+more; a test makes sure that no module of this room names an operation that is missing here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 __all__ = [
     "ASSUME_ROLE",
     "BATCH_GET_ITEM",
+    "COMPLETE_LIFECYCLE_ACTION",
     "CREATE_TABLE",
     "DELETE_ITEM",
     "DESCRIBE_STREAM_SUMMARY",
@@ -21,12 +22,14 @@ __all__ = [
     "GET_ITEM",
     "GET_RECORDS",
     "GET_SHARD_ITERATOR",
+    "HOW_TO_PROVISION",
     "LIST_SHARDS",
     "OPERATIONS",
     "PUT_ITEM",
     "PUT_METRIC_DATA",
     "PUT_RECORDS",
     "QUERY",
+    "RECORD_LIFECYCLE_ACTION_HEARTBEAT",
     "SCAN",
     "TRANSACT_WRITE_ITEMS",
     "UPDATE_ITEM",
@@ -35,18 +38,28 @@ __all__ = [
     "Operation",
 ]
 
+# For messages about the lease table.
+HOW_TO_PROVISION: Final = "the policy that `kclrun iam --for provision` prints"
+
 _KINESIS: Final = "Kinesis_20131202"
 _DYNAMODB: Final = "DynamoDB_20120810"
 
 
 class Grant(enum.Enum):
-    """Which policy files grant an operation."""
+    """What an operation is called for: one statement of a policy each, by its name there."""
 
-    RUN = "config/iam-policy.json"
-    PROVISION = "config/iam-policy-provision.json"
-    PRODUCE = "config/iam-policy-put.json"
-    METRICS = "config/iam-policy-metrics.json"
-    CALLER = "the policy of whoever assumes `role_arn`; the role's own policy has no part in it"
+    READ = "ReadStream"
+    LEASES = "LeaseTable"
+    OFFERS = "FindOfferedLeases"
+    KCL3 = "SeeTheModeOfAnEarlyKcl3Fleet"
+    CREATE = "CreateLeaseTable"
+    INDEX = "AddTheOwnerIndex"
+    WRITE = "PutIntoStream"
+    METRICS = "PublishMetrics"
+    LIFECYCLE = "AnswerLifecycleHooks"
+    START = "BeginAtLeases"
+    # Of whoever assumes `role_arn`; the role's own policy has no part in it.
+    ROLE = "AssumeRole"
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -59,7 +72,7 @@ class Operation(msgspec.Struct, frozen=True):
     service: str
     name: str
     is_write: bool = False
-    grants: tuple[Grant, ...] = (Grant.RUN,)
+    grants: tuple[Grant, ...] = (Grant.LEASES,)
     actions: tuple[str, ...] = ()
 
     @property
@@ -76,19 +89,19 @@ class Operation(msgspec.Struct, frozen=True):
         return self.actions or (f"{self.service}:{self.name}",)
 
 
-DESCRIBE_STREAM_SUMMARY: Final = Operation("kinesis", "DescribeStreamSummary")
-LIST_SHARDS: Final = Operation("kinesis", "ListShards", grants=(Grant.RUN, Grant.PRODUCE))
-GET_SHARD_ITERATOR: Final = Operation("kinesis", "GetShardIterator")
-GET_RECORDS: Final = Operation("kinesis", "GetRecords")
+DESCRIBE_STREAM_SUMMARY: Final = Operation("kinesis", "DescribeStreamSummary", grants=(Grant.READ,))
+LIST_SHARDS: Final = Operation("kinesis", "ListShards", grants=(Grant.READ, Grant.WRITE))
+GET_SHARD_ITERATOR: Final = Operation("kinesis", "GetShardIterator", grants=(Grant.READ,))
+GET_RECORDS: Final = Operation("kinesis", "GetRecords", grants=(Grant.READ,))
 # Only `kclrun put` and the sinks write to a stream; a consumer's policy leaves it out.
-PUT_RECORDS: Final = Operation("kinesis", "PutRecords", is_write=True, grants=(Grant.PRODUCE,))
+PUT_RECORDS: Final = Operation("kinesis", "PutRecords", is_write=True, grants=(Grant.WRITE,))
 
 # Adding an index looks at the table first: whoever may do that need not be who runs.
-DESCRIBE_TABLE: Final = Operation("dynamodb", "DescribeTable", grants=(Grant.RUN, Grant.PROVISION))
-SCAN: Final = Operation("dynamodb", "Scan")
-QUERY: Final = Operation("dynamodb", "Query")
+DESCRIBE_TABLE: Final = Operation("dynamodb", "DescribeTable", grants=(Grant.LEASES, Grant.INDEX))
+SCAN: Final = Operation("dynamodb", "Scan", grants=(Grant.LEASES, Grant.START))
+QUERY: Final = Operation("dynamodb", "Query", grants=(Grant.OFFERS,))
 BATCH_GET_ITEM: Final = Operation("dynamodb", "BatchGetItem")
-GET_ITEM: Final = Operation("dynamodb", "GetItem")
+GET_ITEM: Final = Operation("dynamodb", "GetItem", grants=(Grant.LEASES, Grant.KCL3))
 PUT_ITEM: Final = Operation("dynamodb", "PutItem", is_write=True)
 UPDATE_ITEM: Final = Operation("dynamodb", "UpdateItem", is_write=True)
 DELETE_ITEM: Final = Operation("dynamodb", "DeleteItem", is_write=True)
@@ -104,16 +117,24 @@ CREATE_TABLE: Final = Operation(
     "dynamodb",
     "CreateTable",
     is_write=True,
-    grants=(Grant.PROVISION,),
+    grants=(Grant.CREATE,),
     actions=("dynamodb:CreateTable", "dynamodb:TagResource"),
 )
 # The running policy denies it expressly, so this is for whoever provisions.
-UPDATE_TABLE: Final = Operation("dynamodb", "UpdateTable", is_write=True, grants=(Grant.PROVISION,))
+UPDATE_TABLE: Final = Operation("dynamodb", "UpdateTable", is_write=True, grants=(Grant.INDEX,))
 # Only with `observe.cloudwatch`; it adds to what is there, so a repeated one would count twice.
 PUT_METRIC_DATA: Final = Operation(
     "cloudwatch", "PutMetricData", is_write=True, grants=(Grant.METRICS,)
 )
-ASSUME_ROLE: Final = Operation("sts", "AssumeRole", grants=(Grant.CALLER,))
+# Only with the hooks of `instance`, on the machine's own group. Nothing of the group is described:
+# the settings name its hooks, and the instance metadata says the rest without a permission.
+RECORD_LIFECYCLE_ACTION_HEARTBEAT: Final = Operation(
+    "autoscaling", "RecordLifecycleActionHeartbeat", is_write=True, grants=(Grant.LIFECYCLE,)
+)
+COMPLETE_LIFECYCLE_ACTION: Final = Operation(
+    "autoscaling", "CompleteLifecycleAction", is_write=True, grants=(Grant.LIFECYCLE,)
+)
+ASSUME_ROLE: Final = Operation("sts", "AssumeRole", grants=(Grant.ROLE,))
 
 OPERATIONS: Final = (
     DESCRIBE_STREAM_SUMMARY,
@@ -133,5 +154,7 @@ OPERATIONS: Final = (
     CREATE_TABLE,
     UPDATE_TABLE,
     PUT_METRIC_DATA,
+    RECORD_LIFECYCLE_ACTION_HEARTBEAT,
+    COMPLETE_LIFECYCLE_ACTION,
     ASSUME_ROLE,
 )

@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 
 from kclrun.aws.boto_errors import BOTO_FAILURES, from_botocore
 from kclrun.aws.control import Client, ControlPlane
-from kclrun.aws.operations import CREATE_TABLE, DESCRIBE_TABLE, GET_ITEM, Grant
+from kclrun.aws.operations import CREATE_TABLE, DESCRIBE_TABLE, GET_ITEM, HOW_TO_PROVISION
 from kclrun.aws.owner_index import INDEX_KEYS, OWNER_INDEX
 from kclrun.errors import AccessDenied, NotFound, ServiceError, TableRefused, Unavailable
 from kclrun.model.time import Instant
@@ -73,8 +73,8 @@ def ensure_table(
         if not create:
             raise TableRefused(
                 f"lease table {name} does not exist and leases.create is off\n"
-                "Set leases.create: on for the first start, under"
-                f" {Grant.PROVISION.value}; or create the table with a string key leaseKey"
+                f"Set leases.create: on for the first start, with {HOW_TO_PROVISION};"
+                " or create the table with a string key leaseKey"
             )
         created = _create(plane.dynamodb_writes(), name, tags)
     deadline = clock() + timeout_s
@@ -201,7 +201,7 @@ def _creation_failure(failure: ServiceError, name: str) -> ServiceError:
         return failure
     return AccessDenied(
         f"{failure}\n"
-        f"The lease table {name} does not exist: the first start needs {Grant.PROVISION.value}",
+        f"The lease table {name} does not exist: the first start needs {HOW_TO_PROVISION}",
         operation=failure.operation,
         code=failure.code,
     )

@@ -33,6 +33,7 @@ _CANNOT: Final[Mapping[str, str]] = {
     "run": "Cannot start",
     "check": "Check failed",
     "doctor": "Cannot examine the lease table",
+    "iam": "Cannot say which permissions are needed",
     "init": "Init failed",
     "local": "Cannot start the embedded AWS",
     "put": "Cannot put",
@@ -47,7 +48,7 @@ _UNKNOWN_CALLER: Final = re.compile(
 _HINTS: Final[tuple[tuple[type[KclrunError], str], ...]] = (
     (
         AccessDenied,
-        "Grant it to the role or user whose credentials these are (README: permissions)",
+        "Grant it to the role or user whose credentials these are: `kclrun iam` prints the policy",
     ),
     (NotFound, "Check the name, aws.region, and the account of the credentials"),
     (Throttled, "The service asked us to slow down for too long; try again later"),

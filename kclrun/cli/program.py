@@ -22,6 +22,7 @@ _VERBS: Final[Mapping[str, str]] = {
     "run": "Run the application (the default verb).",
     "check": "Check settings, processor and AWS; change nothing.",
     "doctor": "Find what is wrong with the lease table; mend it with --yes.",
+    "iam": "Print the IAM policy that the application needs.",
     "init": "Write a starter project that runs at once.",
     "lag": "Show how far each shard is behind; answer a monitor.",
     "leases": "Show who has which shard, and how far; move, release, resume them.",

@@ -7,6 +7,7 @@ an `Aws` sends nothing; `open_world` is the first to ask, and waits for answers 
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable
@@ -17,8 +18,10 @@ from kclrun.aws.cloudwatch import CloudWatchOutlet
 from kclrun.aws.control import ControlPlane
 from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
+from kclrun.aws.instance_metadata import Imds, open_imds
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoLeaseTable
+from kclrun.aws.lifecycle import BotoLifecycleActions
 from kclrun.aws.table_setup import TableReport, ensure_table
 from kclrun.aws.wire import WireClient
 from kclrun.cli.streams import open_streams, readable, refuse_other_kind
@@ -102,6 +105,27 @@ class Aws:
             self._endpoint_settings("cloudwatch"), cloudwatch.namespace, self.credentials.current
         )
 
+    @property
+    def imds(self) -> Imds | None:
+        """The instance metadata, if `instance` has it watched; asks nothing.
+
+        Raises: SettingsError where it must be watched and is switched off, or has no address.
+        """
+        watch = self.settings.instance.watch
+        # With an AWS of its own, an application is no machine of a group.
+        is_elsewhere = watch == "auto" and self.settings.aws.endpoint is not None
+        if watch is False or is_elsewhere:
+            return None
+        imds = open_imds(self._session, os.environ)
+        if imds is None and watch is True:
+            raise SettingsError("instance.watch is on, and AWS_EC2_METADATA_DISABLED says no")
+        return imds
+
+    @property
+    def lifecycle(self) -> BotoLifecycleActions:
+        """The hooks of this machine's group; asks nothing."""
+        return BotoLifecycleActions(self._endpoint_settings("autoscaling"))
+
     @cached_property
     def control(self) -> ControlPlane:
         """botocore's clients for DynamoDB, with the credentials of this moment."""
@@ -124,9 +148,10 @@ def open_world(settings: Settings) -> World:
     Raises: SettingsError, NotFound (naming every stream that is not there), AccessDenied,
     TableRefused; Unavailable when AWS has not answered within `aws.start_timeout`.
     """
-    from kclrun.manager.world import SourceStream, World
+    from kclrun.manager.world import InstanceServices, SourceStream, World
 
     aws = Aws(settings)
+    imds = aws.imds
     patience_s = float(settings.aws.start_timeout)
     deadline = Instant(time.monotonic() + patience_s)
     opened = open_streams(aws, lambda call: patiently(call, deadline, patience_s))
@@ -146,6 +171,7 @@ def open_world(settings: Settings) -> World:
         kinesis=aws.kinesis,
         dynamodb=aws.dynamodb,
         metrics=aws.metrics,
+        instance=InstanceServices(imds, aws.lifecycle) if imds is not None else None,
     )
 
 

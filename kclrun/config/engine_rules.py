@@ -50,7 +50,7 @@ def engine_rules(settings: Settings) -> Iterator[Problem]:
 def unused_settings(settings: Settings) -> tuple[str, ...]:
     """What was set and mean nothing with engine: spark."""
     plain = Settings(application=settings.application)
-    sections = ("leases", "observe", "stall")
+    sections = ("instance", "leases", "observe", "stall")
     changed = [name for name in sections if getattr(settings, name) != getattr(plain, name)]
     if settings.checkpoint.every not in {plain.checkpoint.every, "batch"}:
         changed.append("checkpoint.every")

@@ -38,6 +38,7 @@ def broken_rules(settings: Settings, now: WallTime) -> Iterator[Problem]:
     yield from _embedded(settings)
     yield from _summary(settings)
     yield from observe_rules(settings.observe)
+    yield from _hooks(settings)
 
 
 def _start(settings: Settings, now: WallTime) -> Iterator[Problem]:
@@ -82,6 +83,15 @@ def _durations(settings: Settings) -> Iterator[Problem]:
         yield Problem(("checkpoint", "every"), "expected more than 0s; `batch` is after each batch")
     if settings.stall <= failover:
         yield Problem(("stall",), "expected more than leases.failover: a move takes that long")
+
+
+def _hooks(settings: Settings) -> Iterator[Problem]:
+    instance = settings.instance
+    hooks = {instance.launch_hook, instance.termination_hook}
+    if None not in hooks and len(hooks) == 1:
+        yield Problem(
+            ("instance", "termination_hook"), "is the launch hook: a hook is for one of the two"
+        )
 
 
 def _embedded(settings: Settings) -> Iterator[Problem]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from kclrun.config.embedded_schema import EmbeddedSettings
+from kclrun.config.instance_schema import InstanceSettings
 from kclrun.config.setting_types import (
     FunctionRef,
     ProcessorRef,
@@ -50,7 +51,7 @@ class AwsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str | None, documented("`embedded` for the AWS inside kclrun, a URL, or leave out for AWS")
     ] = None
     endpoints: Annotated[
-        dict[Literal["kinesis", "dynamodb", "cloudwatch", "sts"], str],
+        dict[Literal["kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling"], str],
         documented("a URL for one service, over `endpoint`"),
     ] = {}
     profile: Annotated[str | None, documented("profile of the AWS configuration files")] = None
@@ -302,6 +303,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     observe: Annotated[
         ObserveSettings, documented("metrics and health, for machines that look")
     ] = ObserveSettings()
+    instance: Annotated[
+        InstanceSettings, documented("the life of the EC2 instance that this runs on")
+    ] = InstanceSettings()
     embedded: Annotated[
         EmbeddedSettings | None, documented("what the embedded AWS holds (aws.endpoint: embedded)")
     ] = None

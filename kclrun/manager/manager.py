@@ -51,7 +51,10 @@ _SEIZE_OFTEN_FOR_S: Final = 60.0
 
 
 class Manager:
-    """One run of one manager, in one thread. `performer` and `processes` are set before `run`."""
+    """One run of one manager, in one thread. `performer` and `processes` are set before `run`.
+
+    `stop_begins` is called once, when a stop was asked for.
+    """
 
     performer: Performer
     processes: LeaseProcesses
@@ -81,9 +84,14 @@ class Manager:
         self._is_table_gone = False
         # Whether another kclrun owner could take what is given away [P17].
         self.others_in_sight = False
+        # What is left to do for the machine once all is given up; the shell's to set.
+        self.stays: Callable[[], bool] = lambda: False
+        self._is_staying = False
+        self._has_scanned = False
         self._at_its_end = ExitReason.DRAINED
         self._held_at_scan: frozenset[OwnerId] = frozenset()
         self._began_instant = loop.now()
+        self.stop_begins: Callable[[], None] = _nobody_is_told
 
     def run(self, started_at: WallTime, introduce: Callable[[], None]) -> ExitReason:
         """Until everything is given up, or the stop's patience is over.
@@ -101,6 +109,7 @@ class Manager:
             self.deliver(Started(started_at))
             while not self._is_over():
                 self._turn()
+            self._stay()
         finally:
             self._loop.unwatch(self._signals.fileno())
             self._signals.close()
@@ -135,7 +144,10 @@ class Manager:
                 self._report.started(key)
             case ShardEnded(key):
                 self._report.ended(key)
+            case DrainRequested():
+                self.stop_begins()
             case LeasesScanned(leases):
+                self._has_scanned = True
                 self._forget_former({lease.owner for lease in leases})
             case _:
                 pass
@@ -173,10 +185,13 @@ class Manager:
         # Without its table the core waits for nothing: what is left are timers and deaths.
         deadline = None if self._is_table_gone else self.core.next_deadline(self._loop.now())
         self._loop.turn(deadline)
-        if self._broken is not None:
-            raise self._broken
+        self._raise_if_broken()
         if deadline is not None and self._loop.now() >= deadline:
             self.deliver(Ticked())
+
+    def _raise_if_broken(self) -> None:
+        if self._broken is not None:
+            raise self._broken
 
     # Former owners [P3].
 
@@ -199,11 +214,30 @@ class Manager:
         """No stop was asked for yet."""
         return self._stop.stage is Stage.RUNNING
 
-    def drain(self, reason: str, *, at_its_end: ExitReason = ExitReason.DRAINED) -> None:
-        """Begin the stop in good order. A second call changes nothing."""
-        if self._stop.drain(self._loop.now()):
+    @property
+    def is_ready(self) -> bool:
+        """The lease table was read, and lease processes can be started."""
+        return self._has_scanned and self.processes.has_launcher
+
+    def drain(
+        self,
+        reason: str,
+        *,
+        at_its_end: ExitReason = ExitReason.DRAINED,
+        by: Instant | None = None,
+    ) -> None:
+        """Begin the stop in good order; `by` bounds it besides the grace.
+
+        A second call changes nothing but that bound.
+        """
+        is_first = self._stop.drain(self._loop.now())
+        if by is not None:
+            self._stop.finish_by(by)
+        if is_first:
             self._at_its_end = at_its_end
             self.deliver(DrainRequested(reason))
+        elif by is not None:
+            self.processes.hurry(self._force_instant())
 
     def table_gone(self, error: ServiceError) -> None:
         """Nothing can be proven ours any more: no batch starts, user code gets two seconds."""
@@ -230,7 +264,18 @@ class Manager:
             else:
                 self._asked_to_stop(number)
 
+    def _stay(self) -> None:
+        """All is given up: nothing but a word to this machine's group is left, and no hurry."""
+        self._is_staying = True
+        while self._stop.stage is Stage.DRAINING and self.stays():
+            self._loop.turn()
+            self._raise_if_broken()
+
     def _asked_to_stop(self, number: signal.Signals) -> None:
+        if self._is_staying:
+            self._stop.press(number, self._loop.now())
+            self._log.note("stop_hurried", signal=number.name, action="the group is not awaited")
+            return
         was_running = self.is_running
         stage = self._stop.press(number, self._loop.now())
         if stage is Stage.QUITTING:
@@ -270,3 +315,7 @@ class Manager:
         if not self._is_finished:
             raise InvariantViolation("left without an end")
         return self._at_its_end
+
+
+def _nobody_is_told() -> None:
+    """Where nobody asked to be told of a stop."""

@@ -15,6 +15,7 @@ import msgspec
 
 from kclrun.config.listening import parse_listen
 from kclrun.config.schema import Settings
+from kclrun.manager.announcing import Announcer
 from kclrun.manager.loop import Loop
 from kclrun.manager.sampling import Sampler
 from kclrun.model.time import Instant
@@ -82,6 +83,7 @@ class Metering:
         endpoint: HttpEndpoint | None,
         publisher: Publisher | None,
         window: MetricWindow,
+        announcer: Announcer | None = None,
     ) -> None:
         self._sampler = sampler
         self._board = board
@@ -90,6 +92,7 @@ class Metering:
         self._endpoint = endpoint
         self._publisher = publisher
         self._window = window
+        self._announcer = announcer
         self._looks = 0
 
     def introduce(self) -> None:
@@ -102,8 +105,15 @@ class Metering:
         sample = self._show()
         if self._publisher is not None:
             self._measure(sample)
+        if self._announcer is not None:
+            self._announcer.look(self._board.look()[1], sample.worker_leases)
         self._looks += 1
         self._loop.after(_LOOK_EVERY_S, self.look)
+
+    def stop_begins(self) -> None:
+        """A stop was asked for: who watches the service is told at once."""
+        if self._announcer is not None:
+            self._announcer.stop_begins()
 
     def close(self) -> None:
         """Serve no more; send what was measured since the last time, for two seconds at most."""
@@ -113,6 +123,8 @@ class Metering:
             self._publisher.close(_LAST_WORDS_S)
         if self._endpoint is not None:
             self._endpoint.close()
+        if self._announcer is not None:
+            self._announcer.close()
 
     def _show(self) -> ManagerSample:
         now = self._loop.now()
@@ -151,15 +163,16 @@ def open_metering(
     *,
     failover_s: float,
     outlet: MetricOutlet | None,
+    announcer: Announcer | None = None,
     loop: Loop,
     log: EventLog,
 ) -> Metering | None:
-    """What `observe:` asks for, its server listening; None if it asks for nothing.
+    """What `observe:` asks for, its server listening, and what `announcer` needs; None for neither.
 
     Raises: SettingsError if the server cannot listen where it should.
     """
     observe = settings.observe
-    if observe.listen is None and outlet is None:
+    if observe.listen is None and outlet is None and announcer is None:
         return None
     limits = HealthLimits(
         # An idle shard is looked at each `fetch.idle`, which may be long: that is no standstill.
@@ -181,6 +194,7 @@ def open_metering(
             cloudwatch.dimensions if cloudwatch is not None else {},
             by_shard=cloudwatch is not None and cloudwatch.detail == "shard",
         ),
+        announcer=announcer,
     )
 
 

@@ -22,10 +22,12 @@ from kclrun.config.start_position import parse_start
 from kclrun.ipc.messages import RenewCredentials
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy, StreamStart
+from kclrun.manager.announcing import open_announcer
 from kclrun.manager.child import Child
 from kclrun.manager.children import LeaseProcesses
 from kclrun.manager.credentials_handing import CredentialHanding
 from kclrun.manager.identity import Identity, establish
+from kclrun.manager.instance_watch import InstanceWatch
 from kclrun.manager.io_pool import IoPool
 from kclrun.manager.launching import Launcher
 from kclrun.manager.loop import Loop
@@ -218,6 +220,7 @@ class _Run:
         adopt_orphans()
         self._credentials.open()
         self._loop.after(0.0, self._watch.look)
+        self._watch_instance()
         try:
             self._metering = self._open_metering()
             reason = self._manager.run(WallTime(time.time()), self._first_line)
@@ -227,6 +230,21 @@ class _Run:
             self._manager.processes.close()
         self._log.note("manager_stopped", reason=reason.value, records=self._records())
         return reason
+
+    def _watch_instance(self) -> None:
+        """What becomes of this machine, where somebody can tell."""
+        if self._world.instance is None:
+            return
+        watch = InstanceWatch(
+            self._world.instance,
+            self._settings.instance,
+            manager=self._manager,
+            loop=self._loop,
+            pool=self._pool,
+            log=self._log,
+        )
+        self._manager.stays = watch.stays
+        watch.open()
 
     def _open_metering(self) -> Metering | None:
         """Before the first lease is taken: an address that cannot be had ends the start."""
@@ -244,10 +262,12 @@ class _Run:
             sampler,
             failover_s=self._policy.failover_s,
             outlet=self._world.metrics,
+            announcer=open_announcer(os.environ, self._log),
             loop=self._loop,
             log=self._log,
         )
         if metering is not None:
+            self._manager.stop_begins = metering.stop_begins
             self._loop.after(0.0, metering.look)
         return metering
 

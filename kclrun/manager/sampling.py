@@ -70,7 +70,9 @@ class Sampler:
         keys = sorted({*held, *children})
         self._progressed = {key: self._progressed.get(key, now) for key in keys}
         totals = self._totals_of(core, now)
-        is_away, is_draining = not processes.has_launcher, core.is_draining
+        is_away = not processes.has_launcher
+        # A stop that has come to its end may wait for the end of the machine as long as it likes.
+        is_draining = core.is_draining and not core.is_finished
         self._launcher_away_since = _since(self._launcher_away_since, now, holds=is_away)
         self._draining_since = _since(self._draining_since, now, holds=is_draining)
         return ManagerSample(

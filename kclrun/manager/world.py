@@ -15,9 +15,23 @@ from kclrun.config.stream_schema import StreamSettings
 from kclrun.model.stream_key import StreamKey
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.ports import LeaseTable, MetricOutlet, StreamAdmin, StreamSummary
+from kclrun.ports import (
+    InstanceMetadata,
+    LeaseTable,
+    LifecycleActions,
+    MetricOutlet,
+    StreamAdmin,
+    StreamSummary,
+)
 
-__all__ = ["CredentialSource", "ExitReason", "SourceStream", "Until", "World"]
+__all__ = [
+    "CredentialSource",
+    "ExitReason",
+    "InstanceServices",
+    "SourceStream",
+    "Until",
+    "World",
+]
 
 Until = Literal["caught-up"]
 
@@ -47,13 +61,22 @@ class SourceStream:
 
 
 @dataclass(frozen=True)
+class InstanceServices:
+    """What this machine is told about itself, and where it answers."""
+
+    metadata: InstanceMetadata
+    lifecycle: LifecycleActions
+
+
+@dataclass(frozen=True)
 class World:
     """The services of one application, as reached from this host.
 
     `streams` has one entry, ONLY_STREAM's, or one for each of several.
     `table` is used from several threads at once. `kinesis` and `dynamodb` travel to the lease
     processes. `service_time` is the service's clock as last seen, else this host's [P14].
-    `metrics` is where metrics are published, None where they are not.
+    `metrics` is where metrics are published, None where they are not. `instance` is None where
+    nobody asks what becomes of this machine.
     """
 
     table: LeaseTable
@@ -63,6 +86,7 @@ class World:
     dynamodb: WireEndpoint
     service_time: Callable[[], WallTime] = field(default=_host_time)
     metrics: MetricOutlet | None = None
+    instance: InstanceServices | None = None
 
     @property
     def stream_names(self) -> str:

@@ -45,6 +45,20 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "endpoint_listening": EventKind("health and metrics are served at this address"),
     "metrics_not_published": EventKind("metrics could not be sent, and are dropped", "warning"),
     "metrics_published_again": EventKind("metrics are sent again, after this long"),
+    "service_manager_deaf": EventKind("systemd, or who else started us, takes no word", "warning"),
+    "watchdog_withheld": EventKind(
+        "work has stopped, so the watchdog of systemd is told nothing more", "error"
+    ),
+    # The machine.
+    "instance_watched": EventKind("this is an EC2 instance: what becomes of it is watched"),
+    "instance_notice": EventKind("this machine is about to end: it is drained", "warning"),
+    "lifecycle_heartbeat": EventKind("the group was asked for more time to drain"),
+    "lifecycle_awaited": EventKind("drained; the group is to end this machine and has not yet"),
+    "lifecycle_completed": EventKind("the group was told to go on"),
+    "lifecycle_gone": EventKind("nothing of the group waits at this hook"),
+    "lifecycle_not_completed": EventKind(
+        "the group could not be told to go on: its hook times out", "warning"
+    ),
     "lines_dropped": EventKind("log lines found no reader", "warning"),
     # Leases.
     "lease_taken": EventKind("a lease was taken"),
@@ -120,6 +134,7 @@ FIELDS: Final = frozenset(
         *("target", "text", "traceback", "version", "waited_s", "warning", "where", "worker_pid"),
         *("broken", "foreign", "ours", "theirs", "created", "deleted", "free", "work", "row"),
         *("master", "pipeline", "trigger"),
+        *("hook", "instance", "zone"),
         *("former", "row_owner", "ours_s", "theirs_s", "what", "keys", "traceback_text"),
     }
 )

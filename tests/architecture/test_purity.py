@@ -23,10 +23,17 @@ PURE_FILES += [
     if (ROOT / "local" / f"{name}.py").exists()
 ]
 
-# What decides about batches, offsets and ranges on Spark, and about requests in the producer.
+# What decides about the machine, about batches, offsets and ranges on Spark, and about requests in
+# the producer.
 PURE_FILES += [
     ROOT / room / f"{name}.py"
     for room, names in {
+        "manager": (
+            "caught_up",
+            "instance_events",
+            "instance_life",
+            "lifecycle_completion",
+        ),
         "sinks": ("flow_control", "lanes", "pending_records", "producing", "put_request"),
         "spark": (
             "lineage",

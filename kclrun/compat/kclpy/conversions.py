@@ -54,7 +54,7 @@ def convert(known: Known) -> Iterator[Converted]:
 def _stream(known: Known) -> Iterator[Converted]:
     if "streamarn" in known:
         beside = known.get("streamname")
-        yield "stream", known["streamarn"], _note("streamArn") if beside else ""
+        yield "stream", known["streamarn"], _remark("streamArn") if beside else ""
     elif "streamname" in known:
         yield "stream", known["streamname"], ""
     else:
@@ -139,10 +139,10 @@ def _leases(known: Known) -> Iterator[Converted]:
         yield "leases.max", min(max(most, 1), _LEASES_MAX), ""
     moves = _number(known, "maxLeasesToStealAtOneTime")
     if moves is not None:
-        yield "leases.moves_per_cycle", max(moves, 1), _note("maxLeasesToStealAtOneTime")
+        yield "leases.moves_per_cycle", max(moves, 1), _remark("maxLeasesToStealAtOneTime")
     cleanup = known.get("cleanupleasesuponshardcompletion")
     if cleanup is not None:
-        comment = _note("cleanupLeasesUponShardCompletion")
+        comment = _remark("cleanupLeasesUponShardCompletion")
         yield "leases.cleanup", cleanup.lower() == "true", comment
 
 
@@ -158,20 +158,20 @@ def _fetch(known: Known) -> Iterator[Converted]:
     idle_ms = _number(known, "idleTimeBetweenReadsInMillis")
     if idle_ms is not None:
         idle = _duration(max(idle_ms / 1000, _IDLE_MIN_S))
-        yield "fetch.idle", idle, _note("idleTimeBetweenReadsInMillis")
+        yield "fetch.idle", idle, _remark("idleTimeBetweenReadsInMillis")
     most = _number(known, "maxRecords")
     if most is not None:
-        yield "fetch.batch_max", min(max(most, 1), _BATCH_MAX), _note("maxRecords")
+        yield "fetch.batch_max", min(max(most, 1), _BATCH_MAX), _remark("maxRecords")
 
 
 def _patience(known: Known) -> Iterator[Converted]:
     backoff_ms = _number(known, "taskBackoffTimeMillis")
     if backoff_ms is not None:
-        yield "on_error.backoff", _duration(backoff_ms / 1000), _note("taskBackoffTimeMillis")
+        yield "on_error.backoff", _duration(backoff_ms / 1000), _remark("taskBackoffTimeMillis")
     timeout_s = _number(known, "timeoutInSeconds")
     failover_s = (_number(known, "failoverTimeMillis") or 10_000) / 1000
     if timeout_s is not None and timeout_s > min(failover_s, FAILOVER_MAX_S):
-        yield "stall", _duration(float(timeout_s)), _note("timeoutInSeconds")
+        yield "stall", _duration(float(timeout_s)), _remark("timeoutInSeconds")
     elif timeout_s is not None:
         yield "stall", "2m", f"{timeout_s} s is not more than a move of a lease may take"
     grace_ms = _number(known, "shutdownGraceMillis")
@@ -207,5 +207,5 @@ def _duration(seconds: float) -> str:
     return Duration(max(seconds, 0.0)).text
 
 
-def _note(name: str) -> str:
+def _remark(name: str) -> str:
     return BY_NAME[name.lower()].note

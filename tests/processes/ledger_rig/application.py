@@ -65,6 +65,7 @@ class Application:
         self.cure = folder / "cure"
         self.process = None
         self.starts = 0
+        self.more_environment = {}
         self._machine = machine
         self._log = self.log_path.open("ab")
         self.config.write_text(yaml.safe_dump(self._settings(where, stream, settings)))
@@ -102,6 +103,7 @@ class Application:
             "AWS_ACCESS_KEY_ID": "AKIAEXAMPLEEXAMPLE",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_EC2_METADATA_DISABLED": "true",
+            **self.more_environment,
         }
 
     # Running.

@@ -9,66 +9,228 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from botocore.session import Session
+from moto import mock_aws
 
 from kclrun.aws.operations import OPERATIONS, Grant
+from kclrun.aws.policies import (
+    Policy,
+    Site,
+    caller_policy,
+    provision_policy,
+    put_policy,
+    run_policy,
+)
+from kclrun.config.load import settings_of
+from kclrun.config.schema import Settings
+from kclrun.model.time import WallTime
 
-ROOT = Path(__file__).parents[3]
-ROOM = ROOT / "kclrun" / "aws"
-POLICIES = [Grant.RUN, Grant.PROVISION, Grant.PRODUCE, Grant.METRICS]
-# CloudWatch has no resources to name: its policy names the namespace instead.
-WITH_RESOURCES = [grant for grant in POLICIES if grant is not Grant.METRICS]
-SERVICES = ("kinesis", "dynamodb", "cloudwatch", "sts")
+ROOM = Path(__file__).parents[3] / "kclrun" / "aws"
+SERVICES = ("kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling")
+SITE = Site(partition="aws", region="eu-west-1", account="123456789012")
+STREAM = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
+TABLE = "arn:aws:dynamodb:eu-west-1:123456789012:table/shop"
+FLEET = "application: shop\nstream: orders\nprocessor: m:C\n"
+SPARK = (
+    "application: shop\nstream: orders\npipeline: m:f\nengine: spark\n"
+    "spark: {checkpoint: s3a://b/c}\noutput: {format: console}\n"
+)
+# Checked for the parts of a transaction; there is no operation of this name (DynamoDB's page of
+# the service authorization reference).
+WITHOUT_OPERATION = {"dynamodb:ConditionCheckItem"}
 
 
-def statements(grant: Grant) -> list[dict[str, Any]]:
-    policy = json.loads((ROOT / grant.value).read_text())
-    assert policy["Version"] == "2012-10-17"
-    return list(policy["Statement"])
+def settings(text: str) -> Settings:
+    return settings_of(text, environment={}, now=WallTime(1_800_000_000.0))
 
 
-def allowed(grant: Grant) -> set[str]:
-    actions: set[str] = set()
-    for statement in statements(grant):
-        if statement["Effect"] == "Allow":
-            named = statement["Action"]
-            actions |= {named} if isinstance(named, str) else set(named)
-    return actions
+def fleet(more: str = "") -> Policy:
+    return run_policy(settings(FLEET + more), SITE)
 
 
-@pytest.mark.parametrize("grant", POLICIES)
-def test_a_policy_allows_exactly_what_is_called(grant: Grant) -> None:
-    called = {
+HOOKS = "instance: {group: machines, launch_hook: up, termination_hook: down}\n"
+EVERYTHING = FLEET + "observe: {cloudwatch: {namespace: shops}}\n" + HOOKS
+POLICIES: dict[str, Policy] = {
+    "a machine": run_policy(settings(EVERYTHING), SITE),
+    "a machine that creates no table": fleet("leases: {create: off}\n"),
+    "several streams": run_policy(
+        settings("application: shop\nprocessor: m:C\nstreams: [{name: orders}, {name: audits}]\n"),
+        SITE,
+    ),
+    "Spark": run_policy(settings(SPARK), SITE),
+    "Spark that begins at leases": run_policy(settings(SPARK + "start: {leases: old}\n"), SITE),
+    "Spark with a stream for its rows": run_policy(settings(SPARK), SITE, sink_stream="rows"),
+    "who provisions": provision_policy(settings(FLEET), SITE),
+    "who puts": put_policy(settings(FLEET), SITE),
+    "who assumes the role": caller_policy("arn:aws:iam::123456789012:role/orders"),
+    "China": run_policy(
+        settings(EVERYTHING),
+        Site(partition="aws-cn", region="cn-north-1", account="123456789012"),
+    ),
+}
+
+
+def by_sid(policy: Policy) -> dict[str, dict[str, Any]]:
+    return {statement["Sid"]: statement for statement in policy["Statement"]}
+
+
+def listed(named: str | list[str]) -> list[str]:
+    return [named] if isinstance(named, str) else named
+
+
+def allowed(policy: Policy) -> set[str]:
+    return {
         action
-        for operation in OPERATIONS
-        if grant in operation.grants
-        for action in operation.iam_actions
+        for statement in policy["Statement"]
+        if statement["Effect"] == "Allow"
+        for action in listed(statement["Action"])
     }
 
-    assert allowed(grant) == called
+
+@pytest.mark.parametrize("who", POLICIES)
+def test_a_statement_allows_exactly_what_is_called_for_it(who: str) -> None:
+    for sid, statement in by_sid(POLICIES[who]).items():
+        if statement["Effect"] == "Deny":
+            continue
+        called = {
+            action
+            for operation in OPERATIONS
+            if Grant(sid) in operation.grants
+            for action in operation.iam_actions
+        }
+        assert set(statement["Action"]) == called
 
 
-@pytest.mark.parametrize("grant", WITH_RESOURCES)
-def test_no_policy_uses_a_wildcard_or_another_placeholder(grant: Grant) -> None:
-    for statement in statements(grant):
-        assert "*" not in json.dumps(statement)
-        assert re.fullmatch(
-            r"arn:aws:(kinesis|dynamodb):REGION:ACCOUNT:"
-            r"(stream/STREAM|table/APPLICATION(-CoordinatorState|/index/LeaseOwnerToLeaseKeyIndex)?)",
-            statement["Resource"],
+def test_every_operation_that_is_called_is_in_some_policy() -> None:
+    everything = set().union(*(allowed(policy) for policy in POLICIES.values()))
+
+    assert everything == {action for operation in OPERATIONS for action in operation.iam_actions}
+
+
+@pytest.mark.parametrize("who", POLICIES)
+def test_a_policy_has_the_shape_that_iam_takes(who: str) -> None:
+    policy = POLICIES[who]
+
+    assert set(policy) == {"Version", "Statement"}
+    assert len(by_sid(policy)) == len(policy["Statement"])
+    for statement in policy["Statement"]:
+        assert set(statement) <= {"Sid", "Effect", "Action", "Resource", "Condition"}
+        assert re.fullmatch(r"[A-Za-z0-9]+", statement["Sid"])
+        assert statement["Action"] == sorted(set(statement["Action"]))
+    # An inline policy of a role may have 10,240 characters, a managed one 6,144.
+    assert len(json.dumps(policy)) < 6_144
+    with mock_aws():
+        # Its checks of a policy's grammar are those of the service; a mistake is refused.
+        boto3.client("iam", region_name="us-east-1").create_policy(
+            PolicyName="one", PolicyDocument=json.dumps(policy)
         )
 
 
-def test_the_policy_of_metrics_is_bound_to_one_namespace() -> None:
-    [statement] = statements(Grant.METRICS)
+@pytest.mark.parametrize("who", POLICIES)
+def test_every_action_is_one_that_botocore_knows(who: str) -> None:
+    session = Session()
+    known = {
+        f"{service}:{name}"
+        for service in SERVICES
+        for name in session.get_service_model(service).operation_names
+    }
 
-    assert statement["Condition"] == {"StringEquals": {"cloudwatch:namespace": "NAMESPACE"}}
+    named = {
+        action for statement in POLICIES[who]["Statement"] for action in listed(statement["Action"])
+    }
+    assert named - WITHOUT_OPERATION <= known
 
 
-def test_the_running_policy_forbids_dropping_the_table() -> None:
-    denied = [one["Action"] for one in statements(Grant.RUN) if one["Effect"] == "Deny"]
-    assert denied == [["dynamodb:DeleteTable", "dynamodb:UpdateTable"]]
+@pytest.mark.parametrize("who", POLICIES)
+def test_every_resource_is_named_whole(who: str) -> None:
+    for sid, statement in by_sid(POLICIES[who]).items():
+        if sid in {Grant.METRICS.value, Grant.LIFECYCLE.value}:
+            continue  # the next tests: what can be named of them is
+        for resource in listed(statement["Resource"]):
+            assert "*" not in resource
+            assert re.fullmatch(
+                r"arn:aws(-cn)?:(kinesis|dynamodb|iam):[a-z0-9-]*:123456789012:"
+                r"(stream/\w+|table/\w+(-CoordinatorState|/index/LeaseOwnerToLeaseKeyIndex)?"
+                r"|role/\w+)",
+                resource,
+            )
+
+
+def test_the_right_to_publish_metrics_is_bound_to_the_namespace() -> None:
+    metrics = by_sid(POLICIES["a machine"])[Grant.METRICS.value]
+
+    assert metrics["Condition"] == {"StringEquals": {"cloudwatch:namespace": "shops"}}
+    assert Grant.METRICS.value not in by_sid(fleet())
+
+
+def test_the_right_to_answer_hooks_is_bound_to_the_group() -> None:
+    """Its ARN has a part that only AWS knows."""
+    hooks = by_sid(POLICIES["a machine"])[Grant.LIFECYCLE.value]
+
+    assert hooks["Resource"] == (
+        "arn:aws:autoscaling:eu-west-1:123456789012:"
+        "autoScalingGroup:*:autoScalingGroupName/machines"
+    )
+    assert Grant.LIFECYCLE.value not in by_sid(fleet())
+
+
+def test_a_group_that_only_its_instances_know_is_any_of_the_account() -> None:
+    hooks = by_sid(fleet("instance: {launch_hook: up}\n"))[Grant.LIFECYCLE.value]
+
+    assert hooks["Resource"].endswith(":autoScalingGroup:*:autoScalingGroupName/*")
+
+
+def test_a_machine_may_never_drop_or_change_the_table() -> None:
+    denied = [one for one in fleet()["Statement"] if one["Effect"] == "Deny"]
+
+    assert [(one["Action"], one["Resource"]) for one in denied] == [
+        (["dynamodb:DeleteTable", "dynamodb:UpdateTable"], TABLE)
+    ]
+
+
+def test_the_table_may_be_created_only_where_the_settings_say_so() -> None:
+    assert by_sid(fleet())[Grant.CREATE.value]["Resource"] == TABLE
+    assert Grant.CREATE.value not in by_sid(fleet("leases: {create: off}\n"))
+
+
+def test_a_table_of_another_name_and_the_applications_coordinator_table_are_told_apart() -> None:
+    statements = by_sid(fleet("leases: {table: old}\n"))
+
+    assert statements[Grant.LEASES.value]["Resource"].endswith(":table/old")
+    assert statements[Grant.OFFERS.value]["Resource"].endswith(":table/old/index/" + INDEX)
+    assert statements[Grant.KCL3.value]["Resource"].endswith(":table/shop-CoordinatorState")
+
+
+INDEX = "LeaseOwnerToLeaseKeyIndex"
+
+
+def test_a_stream_given_as_an_arn_stays_where_it_is() -> None:
+    elsewhere = "arn:aws:kinesis:eu-west-1:999999999999:stream/orders"
+    policy = run_policy(settings(FLEET.replace("stream: orders", f"stream: {elsewhere}")), SITE)
+
+    assert by_sid(policy)[Grant.READ.value]["Resource"] == elsewhere
+    assert by_sid(policy)[Grant.LEASES.value]["Resource"] == TABLE
+
+
+def test_on_spark_no_table_is_needed_but_for_the_leases_it_begins_at() -> None:
+    assert allowed(POLICIES["Spark"]) == {
+        "kinesis:DescribeStreamSummary",
+        "kinesis:GetRecords",
+        "kinesis:GetShardIterator",
+        "kinesis:ListShards",
+    }
+    begins = by_sid(POLICIES["Spark that begins at leases"])[Grant.START.value]
+    assert begins["Action"] == ["dynamodb:Scan"]
+    assert begins["Resource"].endswith(":table/old")
+
+
+def test_only_who_puts_may_write_to_a_stream() -> None:
+    assert by_sid(POLICIES["who puts"])[Grant.WRITE.value]["Resource"] == STREAM
+    sunk = by_sid(POLICIES["Spark with a stream for its rows"])[Grant.WRITE.value]
+    assert sunk["Resource"].endswith(":stream/rows")
+    assert "kinesis:PutRecords" not in allowed(POLICIES["a machine"])
 
 
 def _model_operations() -> dict[str, str]:

@@ -57,7 +57,7 @@ def test_the_schema_shows_defaults_as_people_write_them() -> None:
         "description": "",
     }
     assert told["aws.endpoints"]["propertyNames"] == {
-        "enum": ["kinesis", "dynamodb", "cloudwatch", "sts"]
+        "enum": ["kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling"]
     }
 
 

@@ -76,6 +76,16 @@ def test_a_drain_that_begins_during_a_stop_gets_what_is_left_of_the_grace():
     assert not plan.drain(150.0)
 
 
+def test_a_machine_that_ends_soon_bounds_a_stop_and_never_lengthens_it():
+    plan = StopPlan(grace_s=60.0)
+    plan.drain(100.0)
+
+    plan.finish_by(110.0)
+    assert plan.force_instant == 110.0
+    plan.finish_by(130.0)
+    assert (plan.stage, plan.force_instant) == (Stage.DRAINING, 110.0)
+
+
 def test_force_is_abrt_for_the_stacks_and_kill_a_second_later():
     assert next_force(None, []) == (None, None)
     assert next_force(10.0, []) == (signal.SIGABRT, 10.0)

@@ -1,0 +1,228 @@
+"""The instance metadata of EC2, by session (IMDSv2): who we are, and what awaits us.
+
+Asked by HTTP on a link-local address, never through a proxy. Rules: every wait is short, for where
+there is no EC2 nobody answers; nothing but an EC2 instance's own id makes this one; an answer that
+cannot be read is no notice. Implements `ports.InstanceMetadata`.
+
+Paths and their meaning: EC2 User Guide, "Instance metadata categories", "Spot Instance interruption
+notices", "EC2 instance rebalance recommendations"; Auto Scaling User Guide, "Retrieve the target
+lifecycle state through instance metadata". An absent item (404) is the rule: nothing awaits us.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from http.client import HTTPConnection, HTTPException
+from typing import Final, NoReturn, TypeVar
+from urllib.parse import urlsplit
+
+import botocore.session
+import msgspec
+
+from kclrun.errors import SettingsError, Unavailable
+from kclrun.model.instance import InstanceIdentity, InstanceLook, Interruption, TargetState
+from kclrun.model.time import WallTime
+
+__all__ = ["Imds", "open_imds"]
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+_ENDPOINT: Final = "http://169.254.169.254"
+_ENDPOINT_IPV6: Final = "http://[fd00:ec2::254]"
+# It answers within a few milliseconds; botocore waits a second, too.
+_TIMEOUT_S: Final = 1.0
+# The longest that the service grants. A new one is fetched at half of it.
+_TOKEN_TTL_S: Final = 21_600
+_TOKEN_CHARACTERS_MAX: Final = 1_000
+# What is read here has a few dozen bytes.
+_BODY_BYTES_MAX: Final = 16_384
+
+_META_DATA: Final = "/latest/meta-data/"
+_INSTANCE_ID: Final = re.compile(r"i-[0-9a-f]{8,32}")
+_PLACE: Final = re.compile(r"[a-z0-9-]{1,64}")
+_GROUP_CHARACTERS_MAX: Final = 255
+_TARGET_STATES: Final = {
+    "InService": TargetState.IN_SERVICE,
+    "Terminated": TargetState.TERMINATED,
+    "Warmed:Terminated": TargetState.TERMINATED,
+}
+
+
+class _SpotAction(msgspec.Struct):
+    action: str
+    time: str | None = None
+
+
+class _Recommendation(msgspec.Struct):
+    # Named as it is sent; only that there is one matters.
+    noticeTime: str | None = None  # noqa: N815
+
+
+class _TokenRefused(Exception):
+    """The session is over, or the service began anew."""
+
+
+class Imds:
+    """The metadata service at `endpoint_url`. Keeps a session; opens a connection for each look.
+
+    `clock` counts seconds, for the age of the session.
+    """
+
+    def __init__(
+        self,
+        endpoint_url: str = _ENDPOINT,
+        *,
+        timeout_s: float = _TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        parts = urlsplit(endpoint_url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise SettingsError(
+                f"AWS_EC2_METADATA_SERVICE_ENDPOINT: {endpoint_url!r} is no http:// address"
+            )
+        self._host, self._port = parts.hostname, parts.port or 80
+        self._prefix = parts.path.rstrip("/")
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._token = ""
+        self._token_until = float("-inf")
+
+    def identify(self) -> InstanceIdentity:
+        """Which instance this is. Raises: Unavailable."""
+        with _Exchange(self._host, self._port, self._timeout_s) as exchange:
+            instance_id = self._required(exchange, "instance-id", _INSTANCE_ID)
+            zone = self._required(exchange, "placement/availability-zone", _PLACE)
+            region = self._required(exchange, "placement/region", _PLACE)
+            group = self._read(exchange, "tags/instance/aws:autoscaling:groupName")
+        is_name = group is not None and 0 < len(group) <= _GROUP_CHARACTERS_MAX
+        return InstanceIdentity(instance_id, region, zone, group if is_name else None)
+
+    def look(self) -> InstanceLook:
+        """What awaits it. Raises: Unavailable."""
+        with _Exchange(self._host, self._port, self._timeout_s) as exchange:
+            spot = self._read(exchange, "spot/instance-action")
+            rebalance = self._read(exchange, "events/recommendations/rebalance")
+            target = self._read(exchange, "autoscaling/target-lifecycle-state")
+        if rebalance is not None:
+            _decoded(rebalance, _Recommendation)
+        return InstanceLook(
+            interruption=_interruption(spot) if spot is not None else None,
+            is_rebalance_recommended=rebalance is not None,
+            target_state=_TARGET_STATES.get(target, TargetState.OTHER)
+            if target is not None
+            else None,
+        )
+
+    def _required(self, exchange: _Exchange, item: str, shape: re.Pattern[str]) -> str:
+        value = self._read(exchange, item)
+        if value is None or not shape.fullmatch(value):
+            _unavailable(f"no {item} of an EC2 instance")
+        return value
+
+    def _read(self, exchange: _Exchange, item: str) -> str | None:
+        """One item; None where there is none. A session that is refused is begun anew, once."""
+        path = f"{self._prefix}{_META_DATA}{item}"
+        try:
+            return exchange.get(path, self._session(exchange))
+        except _TokenRefused:
+            self._token_until = float("-inf")
+        try:
+            return exchange.get(path, self._session(exchange))
+        except _TokenRefused:
+            _unavailable("the session is refused")
+
+    def _session(self, exchange: _Exchange) -> str:
+        now = self._clock()
+        if now >= self._token_until:
+            self._token = exchange.put_token(f"{self._prefix}/latest/api/token")
+            self._token_until = now + _TOKEN_TTL_S / 2
+        return self._token
+
+
+class _Exchange:
+    """A connection for a few requests, one after the other. Everything that fails is Unavailable,
+    but a session that is refused."""
+
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        self._connection = HTTPConnection(host, port, timeout=timeout_s)
+
+    def __enter__(self) -> _Exchange:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def put_token(self, path: str) -> str:
+        status, body = self._ask(
+            "PUT", path, {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_TTL_S)}
+        )
+        # It goes into a header: nothing that could be more than one.
+        is_token = 0 < len(body) <= _TOKEN_CHARACTERS_MAX and body.isascii() and body.isprintable()
+        if status != 200 or not is_token:
+            _unavailable(f"no session (HTTP {status})")
+        return body
+
+    def get(self, path: str, token: str) -> str | None:
+        status, body = self._ask("GET", path, {"X-aws-ec2-metadata-token": token})
+        if status == 401:
+            raise _TokenRefused
+        if status == 404:
+            return None
+        if status != 200:
+            _unavailable(f"HTTP {status}")
+        return body.strip()
+
+    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
+        try:
+            self._connection.request(method, path, headers=dict(headers))
+            answer = self._connection.getresponse()
+            body = answer.read(_BODY_BYTES_MAX + 1)
+        except (OSError, HTTPException) as error:
+            _unavailable(type(error).__name__)
+        if len(body) > _BODY_BYTES_MAX:
+            _unavailable("an answer without end")
+        return answer.status, body.decode("utf-8", "replace")
+
+
+def open_imds(session: botocore.session.Session, environment: Mapping[str, str]) -> Imds | None:
+    """The metadata service where botocore looks for it; None where it is switched off.
+
+    Asks nothing. Raises: SettingsError for an address that is none.
+    """
+    if environment.get("AWS_EC2_METADATA_DISABLED", "false").lower() == "true":
+        return None
+    own = session.get_config_variable("ec2_metadata_service_endpoint")
+    if own:
+        return Imds(str(own))
+    mode = str(session.get_config_variable("ec2_metadata_service_endpoint_mode") or "").lower()
+    is_ipv6 = mode == "ipv6" or bool(session.get_config_variable("imds_use_ipv6"))
+    return Imds(_ENDPOINT_IPV6 if is_ipv6 else _ENDPOINT)
+
+
+def _interruption(body: str) -> Interruption:
+    spot = _decoded(body, _SpotAction)
+    return Interruption(spot.action[:20], _wall_time(spot.time))
+
+
+def _wall_time(text: str | None) -> WallTime | None:
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return WallTime((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp())
+
+
+def _decoded(body: str, struct: type[Body]) -> Body:
+    try:
+        return msgspec.json.decode(body, type=struct)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        _unavailable("an answer that is no notice")
+
+
+def _unavailable(what: str) -> NoReturn:
+    raise Unavailable(f"instance metadata: {what}", operation="instance metadata")

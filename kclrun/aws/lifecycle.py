@@ -1,0 +1,92 @@
+"""The lifecycle hooks of an autoscaling group, answered over botocore's own client.
+
+Few calls in a machine's life. Rules: they go to the group's own region, which need not be the
+stream's, with the machine's own role; each is sent once. Implements `ports.LifecycleActions`.
+Look next: `manager/instance_life.py`, which says when.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from kclrun.aws.boto_errors import BOTO_FAILURES, from_botocore
+from kclrun.aws.control import Client, ControlPlane
+from kclrun.aws.credentials import CredentialSource
+from kclrun.aws.endpoints import EndpointSettings, open_session
+from kclrun.aws.operations import (
+    COMPLETE_LIFECYCLE_ACTION,
+    RECORD_LIFECYCLE_ACTION_HEARTBEAT,
+    Operation,
+)
+from kclrun.errors import InvalidRequest, NotFound
+from kclrun.model.instance import LifecycleAction
+
+__all__ = ["BotoLifecycleActions"]
+
+# The group's one word for all that is not there: a group, a hook, an action that waits.
+_NOTHING_WAITS: Final = "ValidationError"
+
+
+class BotoLifecycleActions:
+    """Answers hooks. The client is made at the first call; `settings.region` is not looked at."""
+
+    def __init__(self, settings: EndpointSettings) -> None:
+        self._settings = settings
+        self._credentials: CredentialSource | None = None
+        # One call at a time: botocore's sessions are not for several threads.
+        self._lock = threading.Lock()
+
+    def heartbeat(self, action: LifecycleAction) -> None:
+        """RecordLifecycleActionHeartbeat. Raises: as `ports.LifecycleActions` says."""
+        self._call(
+            RECORD_LIFECYCLE_ACTION_HEARTBEAT,
+            action,
+            lambda client, names: client.record_lifecycle_action_heartbeat(**names),
+        )
+
+    def complete(self, action: LifecycleAction) -> None:
+        """CompleteLifecycleAction with CONTINUE. Raises: as `ports.LifecycleActions` says."""
+        self._call(
+            COMPLETE_LIFECYCLE_ACTION,
+            action,
+            lambda client, names: client.complete_lifecycle_action(
+                LifecycleActionResult="CONTINUE", **names
+            ),
+        )
+
+    def _call(
+        self,
+        operation: Operation,
+        action: LifecycleAction,
+        call: Callable[[Client, dict[str, str]], Any],
+    ) -> None:
+        names = {
+            "AutoScalingGroupName": action.group,
+            "LifecycleHookName": action.hook,
+            "InstanceId": action.instance_id,
+        }
+        with self._lock:
+            client = self._client(action.region)
+            try:
+                call(client, names)
+            except BOTO_FAILURES as error:
+                failure = from_botocore(operation, error)
+                if isinstance(failure, InvalidRequest) and failure.code == _NOTHING_WAITS:
+                    raise NotFound(
+                        str(failure), operation=failure.operation, code=failure.code
+                    ) from None
+                raise failure from None
+            finally:
+                client.close()
+
+    def _client(self, region: str) -> Client:
+        """With the keys of this moment: minutes pass between two calls, or months."""
+        settings = msgspec.structs.replace(self._settings, region=region)
+        session = open_session(settings)
+        if self._credentials is None:
+            self._credentials = CredentialSource(session, endpoint_url=settings.endpoint_url)
+        return ControlPlane(session, settings, self._credentials.current()).autoscaling()

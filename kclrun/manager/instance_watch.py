@@ -1,0 +1,221 @@
+"""Watches the EC2 instance that we run on, and does what its life demands.
+
+Holds: `InstanceWatch`, the thin shell around `instance_life.py`. Rule: the loop never waits; where
+there is no EC2, one thread of the pool waits a second for nobody, once a minute at most.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from kclrun.config.instance_schema import InstanceSettings
+from kclrun.errors import (
+    KclrunError,
+    NotFound,
+    OutcomeUnknown,
+    ServiceError,
+    Throttled,
+    Unavailable,
+)
+from kclrun.manager.instance_events import (
+    BecameReady,
+    Complete,
+    CompletionAnswered,
+    Drain,
+    Drained,
+    Heartbeat,
+    HeartbeatAnswered,
+    Identified,
+    InstanceCommand,
+    InstanceEvent,
+    Looked,
+    Note,
+    StopBegan,
+    Ticked,
+)
+from kclrun.manager.instance_life import InstanceLife, InstancePolicy
+from kclrun.manager.io_pool import IoPool
+from kclrun.manager.lifecycle_completion import LifecycleAnswer, LifecycleOutcome
+from kclrun.manager.loop import Loop
+from kclrun.manager.manager import Manager
+from kclrun.manager.performing import Outages
+from kclrun.manager.world import InstanceServices
+from kclrun.model.instance import InstanceIdentity, InstanceLook
+from kclrun.model.time import WallTime
+from kclrun.observe.logs import EventLog
+
+__all__ = ["InstanceWatch"]
+
+# As EC2's guides have it for both notices. Of a spot instance's two minutes, five seconds go.
+_LOOK_EVERY_S: Final = 5.0
+# Ready, stopped, due: noticed within half a second.
+_TICK_EVERY_S: Final = 0.5
+# Metadata may be late at boot; later, whoever has none has none for good.
+_ASK_AGAIN_S: Final = 5.0
+_ASK_AGAIN_S_MAX: Final = 60.0
+_METADATA: Final = "look at the instance metadata"
+_GROUP: Final = "answer the autoscaling group"
+
+
+class InstanceWatch:
+    """One run's. `open` once, in the loop; `stays` is asked when all is given up."""
+
+    def __init__(
+        self,
+        services: InstanceServices,
+        settings: InstanceSettings,
+        *,
+        manager: Manager,
+        loop: Loop,
+        pool: IoPool,
+        log: EventLog,
+    ) -> None:
+        self._services = services
+        self._manager = manager
+        self._loop = loop
+        self._pool = pool
+        self._log = log
+        self._life = InstanceLife(
+            InstancePolicy(
+                drains_on_rebalance=settings.drains_on_rebalance,
+                group=settings.group,
+                launch_hook=settings.launch_hook,
+                termination_hook=settings.termination_hook,
+            )
+        )
+        self._is_surely_there = settings.watch is True
+        self._outages = Outages(log, loop.now)
+        self._ask_again_s = _ASK_AGAIN_S
+        self._told: set[type[InstanceEvent]] = set()
+
+    def open(self) -> None:
+        """Ask who we are, in the background, until somebody answers."""
+        self._ask_metadata(self._services.metadata.identify, self._identified, self._ask_later)
+
+    def stays(self) -> bool:
+        """Whether there is something left to do for the machine, now that all is given up."""
+        self._tell_once(Drained())
+        return self._life.stays
+
+    # The metadata.
+
+    def _identified(self, identity: InstanceIdentity) -> None:
+        self._is_surely_there = True
+        self._take_in(Identified(identity))
+        self._tick()
+        self._look()
+
+    def _ask_later(self) -> None:
+        self._loop.after(self._ask_again_s, self.open)
+        self._ask_again_s = min(2 * self._ask_again_s, _ASK_AGAIN_S_MAX)
+
+    def _look(self) -> None:
+        def looked(look: InstanceLook) -> None:
+            self._tell_of_stop()
+            self._take_in(Looked(look, WallTime(time.time())))
+            self._look_later()
+
+        self._ask_metadata(self._services.metadata.look, looked, self._look_later)
+
+    def _look_later(self) -> None:
+        self._loop.after(_LOOK_EVERY_S, self._look)
+
+    def _ask_metadata(
+        self,
+        job: Callable[[], object],
+        then: Callable[..., None],
+        otherwise: Callable[[], None],
+    ) -> None:
+        asked = self._loop.now()
+
+        def succeeded(result: object) -> None:
+            self._outages.worked(_METADATA)
+            then(result)
+
+        def failed(error: Exception) -> None:
+            if not isinstance(error, ServiceError):
+                self._manager.broke(error)
+                return
+            if self._is_surely_there:
+                self._outages.failed(_METADATA, error, asked)
+            otherwise()
+
+        self._pool.run(job, succeeded, failed)
+
+    # Time, and what the manager does.
+
+    def _tick(self) -> None:
+        if self._manager.is_ready:
+            self._tell_once(BecameReady())
+        self._tell_of_stop()
+        self._take_in(Ticked())
+        self._loop.after(_TICK_EVERY_S, self._tick)
+
+    def _tell_of_stop(self) -> None:
+        """Before a look is told: a stop that began before a notice is somebody else's."""
+        if not self._manager.is_running:
+            self._tell_once(StopBegan())
+
+    def _tell_once(self, event: InstanceEvent) -> None:
+        if type(event) not in self._told:
+            self._told.add(type(event))
+            self._take_in(event)
+
+    # Events and commands.
+
+    def _take_in(self, event: InstanceEvent) -> None:
+        for command in self._life.handle(event, self._loop.now()):
+            self._perform(command)
+
+    def _perform(self, command: InstanceCommand) -> None:
+        lifecycle = self._services.lifecycle
+        match command:
+            case Note(event, fields):
+                self._log.write(event, fields)
+            case Drain(notice, by):
+                self._manager.drain(notice.value, by=by)
+            case Heartbeat(action):
+                self._ask_group(
+                    lambda: lifecycle.heartbeat(action),
+                    lambda answer: self._take_in(HeartbeatAnswered(action, answer)),
+                )
+            case Complete(action):
+                self._ask_group(
+                    lambda: lifecycle.complete(action),
+                    lambda answer: self._take_in(CompletionAnswered(action, answer)),
+                )
+
+    def _ask_group(self, job: Callable[[], None], then: Callable[[LifecycleAnswer], None]) -> None:
+        asked = self._loop.now()
+
+        def done(_: None) -> None:
+            self._outages.worked(_GROUP)
+            then(LifecycleAnswer(LifecycleOutcome.DONE))
+
+        def failed(error: Exception) -> None:
+            if not isinstance(error, KclrunError):
+                self._manager.broke(error)
+                return
+            if isinstance(error, Throttled | Unavailable | OutcomeUnknown):
+                self._outages.failed(_GROUP, error, asked)
+            else:  # an answer, if not the wanted one
+                self._outages.worked(_GROUP)
+            then(_answer(error))
+
+        self._pool.run(job, done, failed)
+
+
+def _answer(error: KclrunError) -> LifecycleAnswer:
+    code = error.code if isinstance(error, ServiceError) else ""
+    match error:
+        case NotFound():
+            outcome = LifecycleOutcome.GONE
+        case Throttled() | Unavailable():
+            outcome = LifecycleOutcome.LATER
+        case OutcomeUnknown():
+            outcome = LifecycleOutcome.UNKNOWN
+        case _:
+            outcome = LifecycleOutcome.REFUSED
+    return LifecycleAnswer(outcome, code, str(error))

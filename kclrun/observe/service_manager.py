@@ -1,0 +1,70 @@
+"""What systemd, or whoever else started us, is told of us: the datagrams of sd_notify(3).
+
+Holds: the socket named by NOTIFY_SOCKET, and the watchdog's period. May not know: when there is
+something to tell. Rule: a telling never waits; who is told is no part of our work.
+Look next: `manager/announcing.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Final
+
+from kclrun.errors import SettingsError
+
+__all__ = ["NotifySocket", "notify_socket", "watchdog_s"]
+
+_US_PER_S: Final = 1_000_000
+
+
+class NotifySocket:
+    """A datagram socket of a service manager: a path, or with `@` a name in the abstract space."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        # sd_notify(3): the @ stands for the null byte that an environment cannot hold.
+        self._target = f"\0{address[1:]}" if address.startswith("@") else address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.settimeout(0.0)
+
+    def tell(self, assignments: Mapping[str, str]) -> None:
+        """Send them as one datagram, all or nothing.
+
+        A value must be one line. Raises: OSError where nobody listens, or where nobody has read
+        for so long that the queue is full.
+        """
+        lines = [f"{name}={value}" for name, value in assignments.items()]
+        assert not any("\n" in line for line in lines), "a line break would begin another word"
+        self._socket.sendto("\n".join(lines).encode(), self._target)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def notify_socket(environment: Mapping[str, str]) -> NotifySocket | None:
+    """The socket of who started us, or None if nobody wants to be told.
+
+    Raises: SettingsError for an address of another kind (systemd uses those for whole machines).
+    """
+    address = environment.get("NOTIFY_SOCKET", "")
+    if not address:
+        return None
+    if len(address) < 2 or address[0] not in "/@":
+        raise SettingsError(f"NOTIFY_SOCKET: expected a path, or @ and a name, got {address!r}")
+    return NotifySocket(address)
+
+
+def watchdog_s(environment: Mapping[str, str]) -> float | None:
+    """How long the watchdog waits for a word (WatchdogSec), or None if it does not watch us.
+
+    As sd_watchdog_enabled(3): a WATCHDOG_PID that is not ours means another process.
+    Raises: SettingsError for a period that is no number above 0.
+    """
+    text = environment.get("WATCHDOG_USEC", "")
+    if not text or environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise SettingsError(f"WATCHDOG_USEC: expected microseconds, got {text!r}")
+    return int(text) / _US_PER_S

@@ -1,0 +1,331 @@
+"""The CloudFormation template: cfn-lint takes it, moto makes it, and it says what kclrun says."""
+
+import base64
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from kclrun.aws.policies import Site, run_policy
+from kclrun.config.load import settings_of
+from kclrun.model.time import WallTime
+from tests.deploy.templates import Stack, read_template
+
+ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "config" / "deploy" / "cloudformation.yaml"
+REGION = "eu-west-1"
+ACCOUNT = "123456789012"
+ZONES = ["eu-west-1a", "eu-west-1b", "eu-west-1c"]
+# Types that moto's CloudFormation does not make: here they are made by the services' own calls.
+UNKNOWN_TO_MOTO = {"AWS::AutoScaling::ScalingPolicy", "AWS::CloudWatch::Alarm"}
+APP = "application: other\nstream: other\nprocessor: m:C\n"
+
+
+class Made:
+    """The stack in moto, and the template as evaluated for it."""
+
+    def __init__(self, name="orders", **more):
+        self.name = name
+        ec2 = boto3.client("ec2", REGION)
+        vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+        subnets = [
+            ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.0.{n}.0/24", AvailabilityZone=zone)
+            for n, zone in enumerate(ZONES)
+        ]
+        parameters = {
+            "Application": "shop",
+            "Bundle": "deployments/shop.tar.gz",
+            "VpcId": vpc,
+            "Subnets": ",".join(each["Subnet"]["SubnetId"] for each in subnets),
+        } | more
+        template = read_template(TEMPLATE)
+        self.resources = self._create(parameters)
+        self.stack = Stack(template, parameters, self._names())
+
+    def _create(self, parameters):
+        formation = boto3.client("cloudformation", REGION)
+        with warnings.catch_warnings():
+            for kind in UNKNOWN_TO_MOTO:
+                warnings.filterwarnings("ignore", f"Tried to parse {kind}", UserWarning)
+            formation.create_stack(
+                StackName=self.name,
+                TemplateBody=TEMPLATE.read_text(),
+                Capabilities=["CAPABILITY_IAM"],
+                Parameters=[
+                    {"ParameterKey": name, "ParameterValue": value}
+                    for name, value in parameters.items()
+                ],
+            )
+            resources = formation.describe_stack_resources(StackName=self.name)["StackResources"]
+        # moto lists a resource of a type it does not know without its names.
+        return {one["LogicalResourceId"]: one for one in resources if "LogicalResourceId" in one}
+
+    def _names(self):
+        stream = self.resources["Stream"]["PhysicalResourceId"]
+        return {
+            "AWS::Region": REGION,
+            "AWS::AccountId": ACCOUNT,
+            "AWS::Partition": "aws",
+            "AWS::StackName": self.name,
+            "LaunchTemplate.LatestVersionNumber": "1",
+            "Stream.Arn": f"arn:aws:kinesis:{REGION}:{ACCOUNT}:stream/{stream}",
+        } | {name: one["PhysicalResourceId"] for name, one in self.resources.items()}
+
+    @property
+    def group(self):
+        groups = boto3.client("autoscaling", REGION).describe_auto_scaling_groups(
+            AutoScalingGroupNames=[self.resources["Machines"]["PhysicalResourceId"]]
+        )
+        [group] = groups["AutoScalingGroups"]
+        return group
+
+    @property
+    def policy(self):
+        """What kclrun may do, from the template: moto keeps no JSON of it."""
+        policies = self.stack.properties("Role")["Policies"]
+        return next(one["PolicyDocument"] for one in policies if one["PolicyName"] == "kclrun")
+
+    @property
+    def launch(self):
+        """What a machine is started with."""
+        [version] = boto3.client("ec2", REGION).describe_launch_template_versions(
+            LaunchTemplateId=self.resources["LaunchTemplate"]["PhysicalResourceId"],
+            Versions=["$Latest"],
+        )["LaunchTemplateVersions"]
+        return version["LaunchTemplateData"]
+
+    @property
+    def user_data(self):
+        return base64.b64decode(self.launch["UserData"]).decode()
+
+
+@pytest.fixture(scope="module")
+def moto():
+    with mock_aws():
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(moto):
+    return Made()
+
+
+def test_cfn_lint_has_nothing_to_say():
+    linted = subprocess.run(
+        [Path(sys.executable).with_name("cfn-lint"), "--include-checks", "I", "--", TEMPLATE],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+    assert (linted.returncode, linted.stdout) == (0, "")
+
+
+def test_moto_makes_everything_it_knows(made):
+    known = {
+        name
+        for name, one in made.stack.template["Resources"].items()
+        if one["Type"] not in UNKNOWN_TO_MOTO
+    }
+
+    assert known == made.resources.keys()
+    assert {one["ResourceStatus"] for one in made.resources.values()} == {"CREATE_COMPLETE"}
+    assert sorted(made.group["AvailabilityZones"]) == ZONES
+    stream = boto3.client("kinesis", REGION).describe_stream_summary(
+        StreamName=made.resources["Stream"]["PhysicalResourceId"]
+    )["StreamDescriptionSummary"]
+    assert (stream["OpenShardCount"], stream["RetentionPeriodHours"]) == (6, 24)
+
+
+# What the machine runs.
+
+
+def arguments(user_data):
+    """kclrun's command line in the drop-in that a shell would write, as systemd would read it."""
+    heredoc = re.search(r"<<UNIT\n.*?\nUNIT\n", user_data, re.DOTALL)[0]
+    dropped_in = subprocess.run(
+        ["bash", "-euc", f"zone={ZONES[0]}; cat {heredoc}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    ).stdout
+    starts = re.findall(r"^ExecStart=(.*)$", dropped_in.replace("\\\n", " "), re.MULTILINE)
+    # The empty one takes back that of the unit itself.
+    assert starts[0] == ""
+    assert len(starts) == 2
+    return shlex.split(starts[1])
+
+
+def overrides(user_data):
+    words = arguments(user_data)
+    return [words[n + 1] for n, word in enumerate(words) if word == "--set"]
+
+
+def settings(made, *more):
+    given = [*overrides(made.user_data), *more]
+    return settings_of(APP, given, environment={}, now=WallTime(1_800_000_000.0))
+
+
+def test_a_machine_runs_the_stacks_application_in_the_group_of_its_zone(made):
+    found = settings(made)
+
+    assert found.application == "shop"
+    assert found.stream == made.stack.value({"Fn::GetAtt": "Stream.Arn"})
+    assert found.leases.group == ZONES[0]
+    assert found.leases.max == 64
+    assert found.aws.region == REGION
+    assert found.observe.cloudwatch.namespace == "kclrun"
+
+
+def test_a_machine_completes_the_hooks_that_the_group_has(made):
+    hooks = {
+        one["LifecycleTransition"].rpartition("_")[2]: one["LifecycleHookName"]
+        for one in made.stack.properties("Machines")["LifecycleHookSpecificationList"]
+    }
+
+    instance = settings(made).instance
+    assert instance.launch_hook == hooks["LAUNCHING"]
+    assert instance.termination_hook == hooks["TERMINATING"]
+    # The group is found by its tag.
+    assert instance.group is None
+    assert made.launch["MetadataOptions"]["InstanceMetadataTags"] == "enabled"
+
+
+def test_a_machine_may_do_what_kclrun_iam_prints_for_its_settings(made):
+    # Of the group's name, the template knows the beginning.
+    known = settings(made, "instance.group=orders-Machines-*")
+
+    assert made.policy == run_policy(known, Site(partition="aws", region=REGION, account=ACCOUNT))
+
+
+def test_a_machine_may_complete_the_hooks_of_its_own_group(made):
+    [hooks] = [one for one in made.policy["Statement"] if one["Sid"] == "AnswerLifecycleHooks"]
+    pattern = re.escape(hooks["Resource"]).replace(r"\*", ".*")
+
+    assert re.fullmatch(pattern, made.group["AutoScalingGroupARN"])
+
+
+def test_user_data_is_a_script_that_a_shell_can_read(made):
+    checked = subprocess.run(
+        ["bash", "-n"], input=made.user_data, capture_output=True, text=True, timeout=10
+    )
+
+    assert made.user_data.startswith("#!/bin/bash\nset -euo pipefail\n")
+    assert (checked.returncode, checked.stderr) == (0, "")
+    # EC2 takes no more.
+    assert len(made.user_data.encode()) < 16 * 1024
+
+
+def test_the_machines_metadata_wants_a_token(made):
+    assert made.launch["MetadataOptions"]["HttpTokens"] == "required"
+
+
+# Scaling.
+
+
+@pytest.mark.parametrize("by", ["bytes", "leases"])
+def test_the_group_is_scaled_by_one_target_that_autoscaling_takes(moto, by):
+    made = Made(f"scaled-by-{by}", ScaleBy=by)
+    [name] = made.stack.of_type("AWS::AutoScaling::ScalingPolicy")
+    policy = made.stack.properties(name)
+    target = policy["TargetTrackingConfiguration"]
+
+    # botocore checks the names and types of all that is sent.
+    boto3.client("autoscaling", REGION).put_scaling_policy(
+        PolicyName=name,
+        **policy | {"TargetTrackingConfiguration": target | numbers(target, "TargetValue")},
+    )
+
+    metric = target["CustomizedMetricSpecification"]
+    if by == "leases":
+        assert (metric["MetricName"], metric["Statistic"]) == ("worker_leases", "Average")
+    else:
+        assert [each["Id"] for each in metric["Metrics"]] == ["bytes", "machines", "each"]
+        assert policy["AutoScalingGroupName"] == made.resources["Machines"]["PhysicalResourceId"]
+
+
+def numbers(properties, *names):
+    return {name: float(properties[name]) for name in names if name in properties}
+
+
+# Alarms.
+
+
+def test_the_alarms_are_those_of_the_readme(moto):
+    """Each row: name, metric and statistic, condition, what missing data means."""
+    made = Made("watched", AlarmTopicArn=f"arn:aws:sns:{REGION}:{ACCOUNT}:people")
+    cloudwatch = boto3.client("cloudwatch", REGION)
+    for name in made.stack.of_type("AWS::CloudWatch::Alarm"):
+        alarm = made.stack.properties(name)
+        # botocore checks the names and types of all that is sent.
+        cloudwatch.put_metric_alarm(**alarm | numbers(alarm, "Threshold"))
+    alarms = cloudwatch.describe_alarms(AlarmNamePrefix="watched ")["MetricAlarms"]
+
+    assert sorted(map(readme_row, alarms)) == sorted(rows_of_the_readme())
+    for alarm in alarms:
+        assert alarm["AlarmActions"] == [f"arn:aws:sns:{REGION}:{ACCOUNT}:people"]
+
+
+SIGNS = {"GreaterThanThreshold": ">", "LessThanOrEqualToThreshold": "<="}
+
+
+def readme_row(alarm):
+    metrics = alarm.get("Metrics") or []
+    asked = sorted(
+        f"{one['MetricStat']['Metric']['MetricName']} {one['MetricStat']['Stat']}"
+        for one in metrics
+        if "MetricStat" in one
+    ) or [f"{alarm['MetricName']} {alarm['Statistic']}"]
+    # Half of the retention is part of an expression, for templates cannot multiply.
+    beyond = [re.search(r"- (\d+) \* 1800000$", one.get("Expression", "")) for one in metrics]
+    offset = sum(int(found[1]) * 1_800_000 for found in beyond if found)
+    periods = {one["MetricStat"]["Period"] for one in metrics if "MetricStat" in one}
+    assert periods or {alarm["Period"]} == {60}
+    return (
+        alarm["AlarmName"].removeprefix("watched "),
+        asked,
+        f"{SIGNS[alarm['ComparisonOperator']]} {alarm['Threshold'] + offset:g}",
+        f"{alarm['DatapointsToAlarm']} of {alarm['EvaluationPeriods']}",
+        alarm["TreatMissingData"],
+    )
+
+
+def rows_of_the_readme():
+    text = (ROOT / "README.md").read_text()
+    table = text.split("| alarm | metric and statistic | condition | missing data |\n")[1]
+    for line in table.split("\n\n")[0].splitlines()[1:]:
+        name, metric, condition, missing = (cell.strip() for cell in line.strip("|").split("|"))
+        asked = re.findall(r"`(\w+)`,? (Minimum|Maximum|Average|Sum)", metric)
+        limit, shown = condition.split(" in ")
+        sign, number = limit.split()
+        yield (
+            name,
+            sorted(" ".join(each) for each in asked),
+            f"{sign} {float(number):g}",
+            shown,
+            "breaching" if missing == "**breaching**" else "notBreaching",
+        )
+
+
+def test_a_resource_that_holds_records_outlives_the_stack():
+    stream = read_template(TEMPLATE)["Resources"]["Stream"]
+
+    assert (stream["DeletionPolicy"], stream["UpdateReplacePolicy"]) == ("Retain", "Retain")
+
+
+def test_the_readme_shows_parameters_that_the_template_has():
+    text = (ROOT / "README.md").read_text()
+    shown = re.findall(r"ParameterKey=(\w+)", text)
+    needed = {
+        name for name, one in read_template(TEMPLATE)["Parameters"].items() if "Default" not in one
+    }
+
+    assert needed <= set(shown)
+    assert set(shown) <= read_template(TEMPLATE)["Parameters"].keys()

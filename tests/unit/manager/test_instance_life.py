@@ -1,0 +1,374 @@
+"""What is decided about an instance's life: notices, heartbeats, hooks, and when to leave."""
+
+import pytest
+
+from kclrun.manager.instance_events import (
+    BecameReady,
+    Complete,
+    CompletionAnswered,
+    Drain,
+    Drained,
+    Heartbeat,
+    HeartbeatAnswered,
+    Identified,
+    Looked,
+    Note,
+    StopBegan,
+    Ticked,
+)
+from kclrun.manager.instance_life import HEARTBEAT_EVERY_S, InstanceLife, InstancePolicy
+from kclrun.manager.lifecycle_completion import LifecycleAnswer, LifecycleOutcome
+from kclrun.model.instance import (
+    InstanceIdentity,
+    InstanceLook,
+    Interruption,
+    LifecycleAction,
+    NoticeKind,
+    TargetState,
+)
+
+ME = InstanceIdentity("i-0123456789abcdef0", "eu-west-1", "eu-west-1a")
+LAUNCH = LifecycleAction("eu-west-1", "orders", "ready", ME.instance_id)
+TERMINATION = LifecycleAction("eu-west-1", "orders", "drained", ME.instance_id)
+HOOKS = {"group": "orders", "launch_hook": "ready", "termination_hook": "drained"}
+WALL = 1_780_000_000.0
+
+ENDED = Looked(InstanceLook(target_state=TargetState.TERMINATED), WALL)
+RECOMMENDED = Looked(InstanceLook(is_rebalance_recommended=True), WALL)
+DONE = LifecycleAnswer(LifecycleOutcome.DONE)
+GONE = LifecycleAnswer(LifecycleOutcome.GONE, "ValidationError", "nothing waits")
+LATER = LifecycleAnswer(LifecycleOutcome.LATER, "Throttling", "Rate exceeded")
+UNKNOWN = LifecycleAnswer(LifecycleOutcome.UNKNOWN, "", "no answer")
+REFUSED = LifecycleAnswer(LifecycleOutcome.REFUSED, "AccessDenied", "no")
+
+
+def interrupted(action="terminate", in_s=120.0):
+    return Looked(InstanceLook(interruption=Interruption(action, WALL + in_s)), WALL)
+
+
+def life(**policy):
+    made = InstanceLife(InstancePolicy(**(HOOKS | policy)))
+    made.handle(Identified(ME), 0.0)
+    return made
+
+
+def acts(commands):
+    """The commands that do something; notes are for people."""
+    return [each for each in commands if not isinstance(each, Note)]
+
+
+def notes(commands):
+    return [each.event for each in commands if isinstance(each, Note)]
+
+
+# Notices.
+
+
+@pytest.mark.parametrize(
+    ("look", "notice"),
+    [
+        (ENDED, NoticeKind.GROUP_TERMINATES),
+        (interrupted(), NoticeKind.SPOT_INTERRUPTION),
+        (RECOMMENDED, NoticeKind.REBALANCE),
+    ],
+)
+def test_each_notice_drains_once_and_says_so_once(look, notice):
+    one = life(launch_hook=None, termination_hook=None)
+
+    first = one.handle(look, 1.0)
+    second = one.handle(look, 6.0)
+
+    assert [each.notice for each in acts(first)] == [notice]
+    assert notes(first) == ["instance_notice"]
+    assert second == ()
+
+
+def test_a_look_that_finds_nothing_does_nothing():
+    one = life()
+
+    assert one.handle(Looked(InstanceLook(), WALL), 1.0) == ()
+    assert one.handle(Looked(InstanceLook(target_state=TargetState.IN_SERVICE), WALL), 6.0) == ()
+    assert one.handle(Looked(InstanceLook(target_state=TargetState.OTHER), WALL), 11.0) == ()
+
+
+def test_a_recommendation_may_be_ignored_and_an_interruption_not():
+    one = life(drains_on_rebalance=False)
+
+    assert one.handle(RECOMMENDED, 1.0) == ()
+    assert [each.notice for each in acts(one.handle(interrupted(), 6.0))] == [
+        NoticeKind.SPOT_INTERRUPTION
+    ]
+
+
+def test_a_spot_instance_is_drained_some_seconds_before_its_end():
+    [drain] = acts(life().handle(interrupted(in_s=115.0), 1000.0))
+
+    assert drain == Drain(NoticeKind.SPOT_INTERRUPTION, by=1000.0 + 115.0 - 10.0)
+
+
+@pytest.mark.parametrize(
+    ("in_s", "left_s"),
+    [(5.0, 2.0), (-3600.0, 2.0), (3600.0, 110.0)],
+    ids=["hardly any time", "a clock that is ahead", "a clock that is behind"],
+)
+def test_the_time_to_drain_is_two_seconds_at_least_and_never_above_the_two_minutes(in_s, left_s):
+    [drain] = acts(life().handle(interrupted(in_s=in_s), 0.0))
+
+    assert drain.by == left_s
+
+
+def test_an_interruption_without_a_time_has_the_grace():
+    look = Looked(InstanceLook(interruption=Interruption("hibernate")), WALL)
+
+    assert acts(life().handle(look, 0.0)) == [Drain(NoticeKind.SPOT_INTERRUPTION, None)]
+
+
+def test_an_interruption_bounds_a_drain_that_a_recommendation_began():
+    one = life()
+    one.handle(RECOMMENDED, 0.0)
+
+    assert acts(one.handle(interrupted(in_s=120.0), 30.0)) == [
+        Drain(NoticeKind.SPOT_INTERRUPTION, by=140.0)
+    ]
+
+
+# The launch hook.
+
+
+def test_the_launch_hook_is_completed_when_the_machine_is_ready_and_not_before():
+    one = life()
+
+    before = acts(one.handle(Ticked(), 1.0))
+    ready = acts(one.handle(BecameReady(), 2.0))
+
+    assert before == []
+    assert ready == [Complete(LAUNCH)]
+    assert notes(one.handle(CompletionAnswered(LAUNCH, DONE), 2.1)) == ["lifecycle_completed"]
+    assert acts(one.handle(Ticked(), 60.0)) == []
+
+
+def test_a_machine_that_was_ready_before_its_metadata_answered_is_put_into_service_then():
+    one = InstanceLife(InstancePolicy(**HOOKS))
+
+    assert acts(one.handle(BecameReady(), 1.0)) == []
+    assert acts(one.handle(Identified(ME), 5.0)) == [Complete(LAUNCH)]
+
+
+@pytest.mark.parametrize("event", [StopBegan(), ENDED, interrupted()])
+def test_who_is_leaving_is_not_put_into_service(event):
+    one = life()
+    one.handle(event, 1.0)
+
+    assert Complete(LAUNCH) not in one.handle(BecameReady(), 2.0)
+
+
+def test_a_manager_that_starts_again_finds_nothing_waiting_at_the_launch_hook_and_goes_on():
+    one = life()
+    one.handle(BecameReady(), 0.0)
+
+    told, now = [], 0.0
+    for _ in range(10):
+        told += notes(one.handle(CompletionAnswered(LAUNCH, GONE), now))
+        if told:
+            break
+        now += 2.0
+        assert acts(one.handle(Ticked(), now)) == [Complete(LAUNCH)]
+
+    assert told == ["lifecycle_gone"]
+    assert now <= 4.0
+    assert not one.stays
+
+
+def test_hooks_without_a_known_group_are_one_warning():
+    one = InstanceLife(InstancePolicy(launch_hook="ready", termination_hook="drained"))
+
+    first = one.handle(Identified(ME), 0.0)
+
+    assert notes(first) == ["instance_watched", "lifecycle_not_completed"]
+    assert acts(one.handle(BecameReady(), 1.0)) == []
+    one.handle(ENDED, 2.0)
+    assert acts(one.handle(Drained(), 3.0)) == []
+    assert not one.stays
+
+
+def test_the_group_may_be_known_from_the_tag_and_the_settings_go_first():
+    tagged = InstanceIdentity(ME.instance_id, ME.region, ME.zone, group="by-tag")
+    by_tag = InstanceLife(InstancePolicy(launch_hook="ready"))
+    by_settings = InstanceLife(InstancePolicy(**HOOKS))
+    for one in (by_tag, by_settings):
+        one.handle(Identified(tagged), 0.0)
+
+    [asked] = acts(by_tag.handle(BecameReady(), 1.0))
+    [set_] = acts(by_settings.handle(BecameReady(), 1.0))
+
+    assert asked.action.group == "by-tag"
+    assert set_.action.group == "orders"
+
+
+# The termination hook.
+
+
+def test_the_termination_hook_is_completed_after_the_last_lease_and_never_before():
+    one = life()
+
+    first = acts(one.handle(ENDED, 0.0))
+    draining = acts(one.handle(Ticked(), 0.5))
+    drained = acts(one.handle(Drained(), 1.0))
+
+    assert first == [Drain(NoticeKind.GROUP_TERMINATES), Heartbeat(TERMINATION)]
+    assert draining == []
+    assert drained == [Complete(TERMINATION)]
+    assert one.stays
+    one.handle(CompletionAnswered(TERMINATION, DONE), 1.1)
+    assert not one.stays
+
+
+def test_a_drain_that_takes_long_asks_for_more_time_again_and_again():
+    one = life()
+    one.handle(ENDED, 0.0)
+    beats = []
+    for half_seconds in range(1, 121):
+        now = half_seconds / 2
+        if beats and not beats[-1][1]:
+            one.handle(HeartbeatAnswered(TERMINATION, DONE), now)
+            beats[-1] = (beats[-1][0], True)
+        for command in acts(one.handle(Ticked(), now)):
+            assert command == Heartbeat(TERMINATION)
+            beats.append((now, False))
+        if half_seconds == 1:
+            one.handle(HeartbeatAnswered(TERMINATION, LATER), now)
+
+    assert [at for at, _ in beats] == [HEARTBEAT_EVERY_S * each for each in range(1, 7)]
+
+
+def test_one_heartbeat_is_under_way_at_a_time_and_none_after_the_drain():
+    one = life()
+    one.handle(ENDED, 0.0)
+
+    assert acts(one.handle(Ticked(), 100.0)) == []
+    one.handle(HeartbeatAnswered(TERMINATION, DONE), 101.0)
+    one.handle(Drained(), 101.5)
+    assert Heartbeat(TERMINATION) not in one.handle(Ticked(), 200.0)
+
+
+def test_a_refused_heartbeat_is_told_once():
+    one = life()
+    one.handle(ENDED, 0.0)
+    told = []
+    for now in (1.0, 12.0, 23.0):
+        told += notes(one.handle(HeartbeatAnswered(TERMINATION, REFUSED), now))
+        one.handle(Ticked(), now + 10.0)
+
+    assert told == ["lifecycle_not_completed"]
+
+
+def test_who_was_drained_by_a_notice_stays_until_the_group_ends_the_machine():
+    one = life()
+    one.handle(RECOMMENDED, 0.0)
+
+    drained = one.handle(Drained(), 1.0)
+
+    assert notes(drained) == ["lifecycle_awaited"]
+    assert one.stays
+    assert acts(one.handle(ENDED, 600.0)) == [
+        Drain(NoticeKind.GROUP_TERMINATES),
+        Complete(TERMINATION),
+    ]
+    one.handle(CompletionAnswered(TERMINATION, DONE), 600.1)
+    assert not one.stays
+
+
+@pytest.mark.parametrize(
+    ("policy", "event"),
+    [
+        ({"termination_hook": None}, interrupted()),
+        ({}, interrupted("stop")),
+        ({}, interrupted("hibernate")),
+        ({}, StopBegan()),
+    ],
+    ids=["no hook", "a stopped instance", "a hibernated instance", "a stop by signal"],
+)
+def test_nobody_stays_for_what_will_not_come(policy, event):
+    one = life(**policy)
+    one.handle(event, 0.0)
+    one.handle(Drained(), 1.0)
+
+    assert not one.stays
+
+
+def test_whoever_was_asked_to_stop_before_the_notice_does_not_stay():
+    one = life()
+    one.handle(StopBegan(), 0.0)
+    one.handle(interrupted(), 1.0)
+    one.handle(Drained(), 2.0)
+
+    assert not one.stays
+
+
+def test_whoever_is_leaving_by_now_asks_no_more_to_be_put_into_service():
+    one = life()
+    one.handle(BecameReady(), 0.0)
+    one.handle(CompletionAnswered(LAUNCH, LATER), 0.1)
+    one.handle(RECOMMENDED, 0.5)
+
+    assert acts(one.handle(Ticked(), 10.0)) == []
+
+
+def test_a_stop_by_signal_completes_the_hook_that_the_group_waits_at():
+    one = life()
+    one.handle(StopBegan(), 0.0)
+    one.handle(ENDED, 1.0)
+
+    assert acts(one.handle(Drained(), 2.0)) == [Complete(TERMINATION)]
+
+
+# Answers of the group.
+
+
+def completing():
+    one = life()
+    one.handle(ENDED, 0.0)
+    one.handle(HeartbeatAnswered(TERMINATION, DONE), 0.0)
+    assert acts(one.handle(Drained(), 0.0)) == [Complete(TERMINATION)]
+    return one
+
+
+def answered(one, answers):
+    """Give these answers, each as soon as it was asked for; (events told, when they were)."""
+    now = 0.0
+    for answer in answers:
+        told = notes(one.handle(CompletionAnswered(TERMINATION, answer), now))
+        if told:
+            return told, now
+        began = now
+        while not acts(one.handle(Ticked(), now)):
+            now += 0.5
+            assert now < began + 60.0, "it is never asked again"
+    return [], now
+
+
+def test_a_throttled_completion_is_asked_again_slower_each_time():
+    assert answered(completing(), [LATER, LATER, LATER, DONE]) == (["lifecycle_completed"], 7.0)
+
+
+def test_a_group_that_never_answers_holds_the_stop_up_for_half_a_minute_and_no_longer():
+    one = completing()
+
+    told, now = answered(one, [LATER] * 100)
+
+    assert told == ["lifecycle_not_completed"]
+    assert 15.0 <= now <= 30.0
+    assert not one.stays
+
+
+def test_a_hook_that_is_gone_is_asked_for_thrice_because_the_wait_may_begin_late():
+    assert answered(completing(), [GONE, DONE]) == (["lifecycle_completed"], 1.0)
+    assert answered(completing(), [GONE] * 100) == (["lifecycle_gone"], 3.0)
+
+
+def test_nothing_waits_after_an_answer_that_was_lost_because_it_was_completed():
+    assert answered(completing(), [UNKNOWN, GONE]) == (["lifecycle_completed"], 1.0)
+
+
+def test_a_refused_completion_is_not_repeated():
+    assert answered(completing(), [REFUSED]) == (["lifecycle_not_completed"], 0.0)

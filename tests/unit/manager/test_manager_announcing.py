@@ -1,0 +1,167 @@
+"""What a service manager is told, verdict by verdict, over a real socket."""
+
+import faulthandler
+import json
+import os
+import socket
+
+import pytest
+
+from kclrun.errors import SettingsError
+from kclrun.manager.announcing import open_announcer
+from kclrun.observe.health import Reason, Verdict
+from kclrun.observe.line_sink import LineSink
+from kclrun.observe.logs import EventLog
+
+OK = Verdict("ok")
+STARTING = Verdict("starting", (Reason(text="the manager is starting"),))
+HALTED = Verdict("degraded", (Reason(text="halted: KeyError", shard="a"),))
+FAILING = Verdict("failing", (Reason(text="no lease\nMAINPID=1 gets on", is_failing=True),))
+
+
+class SystemD:
+    """A listener, an announcer that tells it, and the log of the announcer."""
+
+    def __init__(self, tmp_path):
+        self.path = tmp_path / "notify"
+        self._log_path = tmp_path / "log"
+        self._fd = os.open(self._log_path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        self.sink = LineSink(self._fd)
+        self.log = EventLog(self.sink, app="orders", owner="me")
+        self.listen()
+        self.announcer = open_announcer({"NOTIFY_SOCKET": str(self.path)}, self.log)
+
+    def listen(self):
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(self.path))
+        self._socket.setblocking(False)
+
+    def go_deaf(self):
+        self._socket.close()
+        self.path.unlink()
+
+    def heard(self):
+        """Everything that was told since the last call."""
+        words = []
+        while True:
+            try:
+                words += self._socket.recv(4096).decode().split("\n")
+            except BlockingIOError:
+                return words
+
+    def events(self):
+        self.sink.close()
+        return [json.loads(line)["event"] for line in self._log_path.read_text().splitlines()]
+
+    def close(self):
+        self.announcer.close()
+        self._socket.close()
+        self.sink.close()
+        os.close(self._fd)
+
+
+@pytest.fixture
+def systemd(tmp_path):
+    made = SystemD(tmp_path)
+    yield made
+    made.close()
+
+
+def test_ready_is_told_once_when_the_table_has_been_read(systemd):
+    systemd.announcer.look(STARTING, 0)
+    before = systemd.heard()
+    systemd.announcer.look(OK, 3)
+    at = systemd.heard()
+    systemd.announcer.look(OK, 3)
+
+    assert "READY=1" not in before
+    assert set(at) == {"WATCHDOG=1", "READY=1", "STATUS=ok, 3 leases"}
+    assert systemd.heard() == ["WATCHDOG=1"]
+
+
+def test_a_halted_lease_neither_delays_the_start_nor_wakes_the_watchdog(systemd):
+    systemd.announcer.look(HALTED, 1)
+
+    assert systemd.heard() == [
+        "WATCHDOG=1",
+        "READY=1",
+        "STATUS=degraded, 1 lease: halted: KeyError",
+    ]
+
+
+def test_without_progress_the_watchdog_is_told_nothing_until_there_is_some_again(systemd):
+    systemd.announcer.look(OK, 2)
+    systemd.heard()
+
+    systemd.announcer.look(FAILING, 2)
+    first = systemd.heard()
+    systemd.announcer.look(FAILING, 2)
+    second = systemd.heard()
+    systemd.announcer.look(OK, 2)
+
+    assert first == ["STATUS=failing, 2 leases: no lease\\nMAINPID=1 gets on"]
+    assert second == []
+    assert "WATCHDOG=1" in systemd.heard()
+    assert systemd.events().count("watchdog_withheld") == 1
+
+
+def test_a_start_that_fails_is_never_called_ready(systemd):
+    systemd.announcer.look(FAILING, 0)
+    systemd.announcer.look(Verdict("draining"), 0)
+
+    assert "READY=1" not in systemd.heard()
+
+
+def test_a_stop_is_told_once(systemd):
+    systemd.announcer.stop_begins()
+    systemd.announcer.stop_begins()
+
+    assert systemd.heard() == ["STOPPING=1"]
+
+
+def test_a_stop_that_goes_well_is_given_more_time_and_one_that_does_not_is_not(systemd):
+    """An instance that is drained may wait for its group, longer than TimeoutStopSec."""
+    systemd.announcer.look(OK, 1)
+    before = systemd.heard()
+    systemd.announcer.stop_begins()
+    systemd.announcer.look(Verdict("draining"), 1)
+    well = systemd.heard()
+    systemd.announcer.look(FAILING, 1)
+
+    assert not any(word.startswith("EXTEND") for word in before)
+    assert "EXTEND_TIMEOUT_USEC=30000000" in well
+    assert not any(word.startswith("EXTEND") for word in systemd.heard())
+
+
+def test_what_was_not_heard_is_told_again(systemd):
+    systemd.go_deaf()
+    systemd.announcer.look(OK, 1)
+    systemd.announcer.look(OK, 1)
+    systemd.listen()
+    systemd.announcer.look(OK, 1)
+
+    assert set(systemd.heard()) == {"WATCHDOG=1", "READY=1", "STATUS=ok, 1 lease"}
+    assert systemd.events() == ["service_manager_deaf"]
+
+
+def test_a_watchdog_that_is_too_quick_for_us_is_refused_at_the_start(systemd):
+    environment = {"NOTIFY_SOCKET": str(systemd.path), "WATCHDOG_USEC": "5000000"}
+
+    with pytest.raises(SettingsError, match="WatchdogSec: 5 s"):
+        open_announcer(environment, systemd.log)
+
+
+def test_a_watched_process_leaves_its_stacks_when_it_is_ended(systemd, monkeypatch):
+    enabled = []
+    monkeypatch.setattr(faulthandler, "enable", lambda *args, **more: enabled.append(args))
+
+    announcer = open_announcer(
+        {"NOTIFY_SOCKET": str(systemd.path), "WATCHDOG_USEC": "30000000"}, systemd.log
+    )
+
+    assert enabled == [(2,)]
+    announcer.close()
+
+
+def test_nobody_is_told_where_nobody_asked(systemd):
+    assert open_announcer({"WATCHDOG_USEC": "30000000"}, systemd.log) is None
