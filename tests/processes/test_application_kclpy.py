@@ -173,6 +173,7 @@ def test_the_checkpoints_of_the_java_worker_go_on_over_all_three_interfaces(
 
     # Interface 1 takes over once the leases have expired.
     stream.put(SECOND, "p1")
+    stream.put(LEFT, "x3")
     stream.put(RIGHT, "y3")
     third = consumer("consumer_v1.py", machine="c")
     notes.until(
@@ -180,7 +181,7 @@ def test_the_checkpoints_of_the_java_worker_go_on_over_all_three_interfaces(
             [seen.delivered(each) for each in (SECOND, LEFT, RIGHT)]
             == [
                 ["a3", "a4", "p0", "b0", "b1", "b2", "p1"],
-                ["x0", "x1", "x2"],
+                ["x0", "x1", "x2", "x3"],
                 ["y1", "y2", "y3"],
             ]
         ),
