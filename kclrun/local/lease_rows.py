@@ -132,6 +132,15 @@ class LeaseRows:
             known = encode_row(lease)
             self._unknown[key] = {name: item[name] for name in item if name not in known}
 
+    def hold(self, rows: dict[str, Lease]) -> None:
+        """Be a table of these rows and no others; they are changed in place from here on."""
+        with self._lock:
+            self._rows = rows
+            self._sorted_keys = None
+            self._offered = {key for key, row in rows.items() if row.owner == OFFERED}
+            self._unknown.clear()
+            self._unreadable.clear()
+
     def uproot(self, key: str) -> None:
         """Remove a row, as somebody else would have deleted it; nothing if there is none."""
         with self._lock:

@@ -185,9 +185,9 @@ def _put(life: Life, row: Lease, **changed: object) -> Life:
 
 def apply(rows: Rows, change: LeaseChange) -> tuple[Rows, bool]:
     """By the real table's conditions: the rows after it, and whether it applied."""
-    table = LeaseRows()
-    table._rows = dict(rows)
-    return table._rows, isinstance(table.write(change), Applied)
+    table, after = LeaseRows(), dict(rows)
+    table.hold(after)
+    return after, isinstance(table.write(change), Applied)
 
 
 def is_startable(rows: Rows, row: Lease) -> bool:

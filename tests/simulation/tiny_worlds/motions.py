@@ -96,9 +96,9 @@ class Motion:
 
     def write(self, sender: str, change):
         """Carry it out, under the rules that every write must keep."""
-        table = self.shells.rows
-        table._rows = rows = dict(self.rows)
-        outcome = table.write(change)
+        rows = dict(self.rows)
+        self.shells.rows.hold(rows)
+        outcome = self.shells.rows.write(change)
         self.note("table", f"{type(outcome).__name__}: {change} of {sender}")
         if isinstance(outcome, Applied):
             self.shells.applied.add(type(change).__name__)
@@ -107,7 +107,7 @@ class Motion:
         return outcome
 
     def read(self, key: str):
-        self.shells.rows._rows = self.rows
+        self.shells.rows.hold(self.rows)
         return self.shells.rows.read(LeaseKey(key))
 
     # A manager.
@@ -144,7 +144,7 @@ class Motion:
                 listed = self.shells.world.shards
                 self._events[index].append(on.ShardsListed(listed, float(self.ticks)))
             case do.FindOffers(rows_max):
-                self.shells.rows._rows = self.rows
+                self.shells.rows.hold(self.rows)
                 self._events[index].append(on.OffersFound(self.shells.rows.offered(rows_max)))
             case do.WriteRow(change, not_before):
                 if not_before is not None and not_before > self.instant(index):
@@ -171,7 +171,7 @@ class Motion:
                 pass
 
     def _scan(self, index: int) -> None:
-        self.shells.rows._rows = self.rows
+        self.shells.rows.hold(self.rows)
         pages = tuple(lease for page in self.shells.rows.scan() for lease in page.leases)
         event = on.LeasesScanned(pages)
         if self._is_scan_stale:
