@@ -29,8 +29,13 @@ from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.recent_rows import RecentRows
 from kclrun.leases.shard_sync import SyncPlan, sync_empty_table, sync_table
 from kclrun.leases.table_view import TableView
-from kclrun.leases.unresolved import keys_of
-from kclrun.model.changes import CreateChildren, CreateLease, DeleteTrimmed, LeaseChange
+from kclrun.model.changes import (
+    CreateChildren,
+    CreateLease,
+    DeleteTrimmed,
+    LeaseChange,
+    keys_of,
+)
 from kclrun.model.lease import LeaseKey
 from kclrun.model.outcomes import Applied, Refused, Throttled, Unavailable
 from kclrun.model.stream_key import ONLY_STREAM, StreamKey, stream_name_of

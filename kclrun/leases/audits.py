@@ -17,7 +17,7 @@ from kclrun.leases.events import LeasesScanned, ShardsListed, WriteResolved
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.table_view import TableView
 from kclrun.leases.totals import TableTotals, sum_totals, table_totals
-from kclrun.leases.unresolved import keys_of
+from kclrun.model.changes import keys_of
 from kclrun.model.lease import LeaseKey
 from kclrun.model.stream_key import StreamKey, stream_of
 from kclrun.model.time import Instant

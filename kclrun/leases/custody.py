@@ -56,7 +56,8 @@ import msgspec
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases.restarts import Restarts
-from kclrun.leases.unresolved import UnresolvedWrite, keys_of
+from kclrun.leases.unresolved import UnresolvedWrite
+from kclrun.model.changes import keys_of
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.time import Instant
 

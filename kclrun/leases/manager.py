@@ -44,8 +44,7 @@ from kclrun.leases.pacing import Pace, lists_shards, scan_delay_s
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.table_view import TableView
 from kclrun.leases.totals import TableTotals
-from kclrun.leases.unresolved import keys_of
-from kclrun.model.changes import Ask, Offer
+from kclrun.model.changes import Ask, Offer, keys_of
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.stream_key import StreamKey
 from kclrun.model.time import Instant, WallTime

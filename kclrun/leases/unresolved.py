@@ -12,19 +12,17 @@ import msgspec
 
 from kclrun.leases.observation import is_nobody
 from kclrun.model.changes import (
-    CreateChildren,
     CreateLease,
     HaltLease,
-    LeaseChange,
     Offer,
     Release,
     Renew,
     Take,
 )
-from kclrun.model.lease import OFFERED, Lease, LeaseKey, OwnerId
+from kclrun.model.lease import OFFERED, Lease, OwnerId
 from kclrun.model.time import Instant
 
-__all__ = ["CustodyChange", "UnresolvedWrite", "Verdict", "judge", "keys_of"]
+__all__ = ["CustodyChange", "UnresolvedWrite", "Verdict", "judge"]
 
 # The writes of a manager to a row in its hands. All name an owner and the counter seen, but the
 # creation: that one writes a row again that vanished under our hands.
@@ -88,12 +86,3 @@ def _was_given(change: CustodyChange, row: Lease, me: OwnerId) -> bool:
     if isinstance(change, Offer):
         return row.owner == OFFERED and row.offered_by == me
     return isinstance(change, Release) and is_nobody(row.owner)
-
-
-def keys_of(change: LeaseChange) -> tuple[LeaseKey, ...]:
-    """The rows that a change writes; conditions on other rows do not count."""
-    if isinstance(change, CreateLease):
-        return (change.lease.key,)
-    if isinstance(change, CreateChildren):
-        return tuple(child.key for child in change.children)
-    return (change.key,)

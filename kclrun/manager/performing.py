@@ -27,7 +27,7 @@ from kclrun.manager.io_pool import IoPool
 from kclrun.manager.loop import Loop
 from kclrun.manager.world import World
 from kclrun.model.backoff import backoff_s
-from kclrun.model.changes import CreateChildren, CreateLease, LeaseChange
+from kclrun.model.changes import LeaseChange, keys_of
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.stream_key import StreamKey, qualified_shards, stream_name_of
 from kclrun.model.time import Instant
@@ -160,11 +160,12 @@ class Performer:
         self._pool.run(lambda: OffersFound(self._world.table.offered(rows_max)), found, failed)
 
     def write_row(self, change: LeaseChange, not_before: Instant | None) -> None:
-        """Send `change` once, when it is due and no other write of its key is under way."""
+        """Send `change` once, when it is due and no other write of its key is under way. Children
+        are created in the name of the first."""
         if not_before is not None and not_before > self._loop.now():
             self._loop.at(not_before, lambda: self.write_row(change, None))
             return
-        key = _key_of(change)
+        key = keys_of(change)[0]
         if key in self._writes:
             self._writes[key].append(change)
             return
@@ -236,14 +237,3 @@ def _listed(world: World, stream: StreamKey, start: ShardFilter | None) -> Shard
     shards = qualified_shards(stream, admin.list_shards())
     at_start = qualified_shards(stream, admin.list_shards(start)) if start is not None else None
     return ShardsListed(shards, world.service_time(), at_start, stream)
-
-
-def _key_of(change: LeaseChange) -> LeaseKey:
-    """The row a change waits its turn for; children are created in the name of the first."""
-    match change:
-        case CreateLease(lease):
-            return lease.key
-        case CreateChildren(children):
-            return children[0].key
-        case _:
-            return change.key

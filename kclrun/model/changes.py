@@ -38,6 +38,7 @@ __all__ = [
     "Renew",
     "ResumeLease",
     "Take",
+    "keys_of",
 ]
 
 
@@ -284,3 +285,12 @@ LeaseChange = (
     | DeleteEnded
     | DeleteTrimmed
 )
+
+
+def keys_of(change: LeaseChange) -> tuple[LeaseKey, ...]:
+    """The rows that a change writes; conditions on other rows do not count."""
+    if isinstance(change, CreateLease):
+        return (change.lease.key,)
+    if isinstance(change, CreateChildren):
+        return tuple(child.key for child in change.children)
+    return (change.key,)

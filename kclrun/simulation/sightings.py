@@ -25,6 +25,7 @@ from kclrun.model.changes import (
     Renew,
     ResumeLease,
     Take,
+    keys_of,
 )
 from kclrun.model.lease import ANYBODY, OFFERED, OWNER_PREFIX, Lease, Owner
 from kclrun.model.outcomes import ConditionFailed, Outcome, OutcomeUnknown
@@ -91,7 +92,7 @@ class RowSightings:
 
     def answered(self, change: Any, outcome: Outcome) -> None:
         """Its sender was told that it did not apply, or nothing."""
-        kind, key = type(change), _key_of(change)
+        kind, key = type(change), keys_of(change)[0]
         if isinstance(outcome, OutcomeUnknown):
             if self._applied.get(key) is change and kind in _UNKNOWN:
                 self._seen(_UNKNOWN[kind])
@@ -102,7 +103,7 @@ class RowSightings:
 
     def refused_in_silence(self, change: Any) -> None:
         """It arrived when nobody waited for it any more, and its condition failed."""
-        if self._timed_out.get(_key_of(change)) is change:
+        if self._timed_out.get(keys_of(change)[0]) is change:
             self._seen("late_write_refused")
 
     def _note_applied(self, key: str, change: Any) -> None:
@@ -213,16 +214,6 @@ class RowSightings:
             is_old = ended is not None and self._now() - ended[0] >= _LONG_BEFORE_S
             if is_old and not isinstance(parent, HeldParent):
                 self._seen("merge_with_a_parent_ended_long_before")
-
-
-def _key_of(change: Any) -> str:
-    match change:
-        case CreateLease(lease):
-            return lease.key
-        case CreateChildren(children):
-            return children[0].key
-        case _:
-            return str(change.key)
 
 
 def _is_former_self(former: str, owner: str) -> bool:

@@ -15,9 +15,8 @@ from kclrun.leases.doctor.diagnosis import diagnose
 from kclrun.leases.doctor.findings import Kind
 from kclrun.leases.doctor.looks import Circumstances, StreamFacts
 from kclrun.leases.listing import Listing
-from kclrun.leases.unresolved import keys_of
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model.changes import Renew, Take
+from kclrun.model.changes import Renew, Take, keys_of
 from kclrun.model.lease import OFFERED, Halt, Handoff, Lease, PendingCheckpoint
 from kclrun.model.outcomes import Applied
 from kclrun.model.sequence import ExtendedSequenceNumber

@@ -14,7 +14,6 @@ import msgspec
 
 from kclrun.leases.doctor.findings import Finding, MendingChange, most_serious_first
 from kclrun.leases.doctor.looks import Circumstances, Pair, StreamFacts
-from kclrun.leases.unresolved import keys_of
 from kclrun.model.changes import (
     Amend,
     Claim,
@@ -25,6 +24,7 @@ from kclrun.model.changes import (
     Release,
     ResumeLease,
     Take,
+    keys_of,
 )
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import ExtendedSequenceNumber

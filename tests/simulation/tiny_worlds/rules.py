@@ -8,7 +8,6 @@ drained manager leaves no row behind.
 
 from __future__ import annotations
 
-from kclrun.leases.unresolved import keys_of
 from kclrun.model.changes import (
     Ask,
     CreateChildren,
@@ -18,12 +17,12 @@ from kclrun.model.changes import (
     LateCheckpoint,
     Offer,
     Take,
+    keys_of,
 )
 from kclrun.model.sequence import SHARD_END
-from tests.simulation.tiny_worlds.states import Ledger
 from tests.simulation.tiny_worlds.worlds import OWNERS
 
-__all__ = ["Broken", "Ledger"]
+__all__ = ["Broken"]
 
 # Two clocks compared through world time.
 _ROUNDING_TICKS = 1e-6

@@ -13,7 +13,7 @@ from kclrun.leases.observation import Observation
 from kclrun.leases.pacing import lists_shards, scan_delay_s
 from kclrun.leases.policy import ManagerPolicy, write_pause_s
 from kclrun.leases.table_view import TableView, covers_all_hash_keys
-from kclrun.leases.unresolved import Verdict, judge, keys_of
+from kclrun.leases.unresolved import Verdict, judge
 from kclrun.model import changes as ch
 from kclrun.model.lease import Halt, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
@@ -197,9 +197,9 @@ def test_the_fate_of_a_write_is_read_from_the_row(change, row, verdict):
 def test_the_keys_of_a_change_are_those_it_writes_and_not_those_it_checks():
     children = (lease("a"), lease("b"))
 
-    assert keys_of(ch.CreateChildren(children, (ch.EndedParent("p"),))) == ("a", "b")
-    assert keys_of(ch.CreateLease(lease("a"))) == ("a",)
-    assert keys_of(ch.DeleteEnded("p")) == ("p",)
+    assert ch.keys_of(ch.CreateChildren(children, (ch.EndedParent("p"),))) == ("a", "b")
+    assert ch.keys_of(ch.CreateLease(lease("a"))) == ("a",)
+    assert ch.keys_of(ch.DeleteEnded("p")) == ("p",)
 
 
 def test_the_sync_of_a_year_of_generations_needs_no_deep_recursion():
