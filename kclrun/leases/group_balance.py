@@ -11,12 +11,11 @@ move makes the sum of squared distances from the shares smaller, so the moves co
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import heapq
 from collections import defaultdict
 from collections.abc import Callable
 
+from kclrun.leases.owner_hash import owner_hash
 from kclrun.leases.standing import Standing, group_of, is_ours_kind
 from kclrun.model.lease import OwnerId
 
@@ -53,7 +52,7 @@ def giver_across_groups(standing: Standing, chance: Callable[[], float]) -> Owne
     surplus = {g: totals[g] * owners - standing.work * members[g] for g in members}
     first = me if chance() * _OUT_OF_TURN_ONCE_IN * len(receivers[group_of(me)]) < 1 else None
     for queue in (*receivers.values(), *givers.values()):
-        queue.sort(key=lambda owner: (owner == first, _digest(owner)))  # the last one is next
+        queue.sort(key=lambda owner: (owner == first, owner_hash(owner)))  # the last one is next
     return _my_giver(me, surplus, receivers, givers, step=owners)
 
 
@@ -92,8 +91,3 @@ def _renew_head(heap: list[tuple[int, str]], rank: int, group: str, *, has_more:
         heapq.heapreplace(heap, (rank, group))
     else:
         heapq.heappop(heap)
-
-
-@functools.lru_cache(maxsize=4096)
-def _digest(owner: OwnerId) -> bytes:
-    return hashlib.blake2b(owner.encode(), digest_size=8).digest()

@@ -7,11 +7,10 @@ crowd, the sum over all managers stays the same [P9, P10].
 from __future__ import annotations
 
 import enum
-import functools
-import hashlib
 from collections.abc import Collection
 from typing import Final
 
+from kclrun.leases.owner_hash import owner_hash
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.model.lease import OwnerId
 
@@ -40,8 +39,8 @@ def scan_delay_s(
         return policy.scan_soon_s
     if pace is Pace.MOVE or len(owners) <= FREQUENT_SCANNERS_MAX:
         return policy.scan_every_s
-    mine = _digest(policy.me)
-    smaller = sum(1 for owner in owners if owner != policy.me and _digest(owner) < mine)
+    mine = owner_hash(policy.me)
+    smaller = sum(1 for owner in owners if owner != policy.me and owner_hash(owner) < mine)
     is_frequent = smaller < FREQUENT_SCANNERS_MAX
     return policy.scan_every_s if is_frequent else policy.seldom_scan_every_s
 
@@ -49,8 +48,3 @@ def scan_delay_s(
 def lists_shards(owners: int, chance: float) -> bool:
     """Whether this manager lists in this cycle: two of `owners` do, on average; alone, always."""
     return chance * owners < _LISTINGS_PER_CYCLE
-
-
-@functools.lru_cache(maxsize=4096)
-def _digest(owner: OwnerId) -> bytes:
-    return hashlib.blake2b(owner.encode(), digest_size=8).digest()
