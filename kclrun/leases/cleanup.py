@@ -59,7 +59,7 @@ class EndWatch:
     def update(self, view: TableView) -> None:
         """Take in a whole scan."""
         before, now = self._since, view.seen_instant
-        self._since = {key: before.get(key, now) for key, row in view.rows.items() if row.is_ended}
+        self._since = {row.key: before.get(row.key, now) for row in view.ended}
 
     def may_go(self, key: LeaseKey, now: Instant) -> bool:
         since = self._since.get(key)

@@ -26,8 +26,6 @@ from kclrun.simulation.user_code import UserCode
 
 __all__ = ["Calm"]
 
-# L1: scans every half failover (5 s of 10), the take, the fork, the claim: DESIGN 14 says 7 s.
-_AFTER_FAILOVER_S: Final = 7.0
 # Lease processes that cannot be started are tried again after half a minute, at the latest.
 _RESTART_PAUSE_MAX_S: Final = 30.0
 # A stalled process is asked to leave, then forced: 2 s, 1 s, and what it takes to notice.
@@ -51,7 +49,7 @@ class Calm:
         settings = fleet.world.settings
         self._scan_s = settings.failover_s / 2
         self._poll_s = settings.poll_s
-        self._patience_s = settings.failover_s + _AFTER_FAILOVER_S
+        self._patience_s = settings.read_again_s
         self._pending_s = self._still_pending_s()
         self._began_s = fleet.scheduler.now
         self._generations = self._unended_generations()

@@ -17,7 +17,7 @@ from kclrun.simulation.host import Host
 from kclrun.simulation.java.overlap import MixedOracles
 from kclrun.simulation.java.worker import JavaWorker
 from kclrun.simulation.machine import Machine
-from kclrun.simulation.oracles.watch import WatchPolicy
+from kclrun.simulation.oracles import WatchPolicy
 from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.scheduler import Scheduler
 from kclrun.simulation.shards import ShardStream
@@ -56,7 +56,7 @@ class Fleet:
         self.stories = Stories()
         self.stream = ShardStream(shards, records_per_s, self.scheduler.chance("stream"))
         settings = settings if settings is not None else FleetSettings()
-        user_code = user_code if user_code is not None else UserCode(batch_s=settings.batch_s)
+        user_code = user_code if user_code is not None else UserCode()
         self.oracles = MixedOracles(
             self.stream,
             self.stories,

@@ -26,8 +26,7 @@ _LOOK_EVERY_S: Final = 0.5
 _BOOT_SPREAD_S: Final = 2.0
 # The host that is replaced is followed by its successor as a service manager does it.
 _RESTART_S: Final = 1.0
-# L1: what a lost host had is read again within failover + 7 s; then its backlog is read.
-_UNREAD_AFTER_FAILOVER_S: Final = 7.0
+# What a lost host had is read again by then (L1); so long it takes to read its backlog.
 _CATCH_UP_S: Final = 5.0
 
 Deploy = Literal["rolling"]
@@ -126,9 +125,8 @@ class _Run:
         self._recorder.look()
         length_s = self._asked.minutes * 60 / len(phases)
         marks = [self._begin(name, befalls, length_s) for name, befalls in phases]
-        failover_s = self._asked.settings.failover_s
-        patience_s = failover_s + _UNREAD_AFTER_FAILOVER_S + _CATCH_UP_S
-        self._fleet.require_all_read(patience_s + self._asked.settings.poll_s)
+        settings = self._asked.settings
+        self._fleet.require_all_read(settings.read_again_s + _CATCH_UP_S + settings.poll_s)
         return self._figures(marks)
 
     def _phases(self) -> list[tuple[str, Callable[[float], None]]]:

@@ -16,8 +16,8 @@ __all__ = ["MixedCalm"]
 # A dead owner's lease: one run of a taker sees its counter moved, the next that it has not since,
 # each 2 x (failover + epsilon) after the other.
 _FAILOVERS_TO_TAKE: Final = 4
-# The parents' poll, the loop that starts a consumer, and half a second for each of four epsilons,
-# the take and the reads before the first batch.
+# The parents' poll, the loop that starts a consumer, and half a second for the rest: four epsilons,
+# the take, and the reads before the first batch.
 _TO_BEGIN_S: Final = 10.0 + 1.0 + 0.5
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kclrun.model.lease import Lease, LeaseKey, PendingCheckpoint
+from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.time import Instant
@@ -22,7 +22,6 @@ class HeldLease:
         self.key: LeaseKey = row.key
         self.counter = counter
         self.position: ExtendedSequenceNumber = row.checkpoint
-        self.pending: PendingCheckpoint | None = row.pending
         self.owner_switches = row.owner_switches
         self.parents = row.parents
         self.children = row.children

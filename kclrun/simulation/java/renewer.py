@@ -140,7 +140,7 @@ class Renewer:
             if not is_updated:
                 self.drop(lease)
                 return False
-            lease.position, lease.pending = position, pending
+            lease.position = position
             lease.owner_switches = lease.owner_switches if is_prepared else 0
             self._incremented(lease, began)
             return True

@@ -3,7 +3,7 @@
 For an application that starts at TRIM_HORIZON. An empty table gets a row for every shard that was
 open at the horizon. Else each open shard without a row asks its ancestors: below a row nothing is
 created, for that row's own end will do it; else the topmost ancestors without a row get theirs.
-May not know: when it is done (`leader.py`, `worker.py`).
+May not know: when it is done (`syncing.py`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ I6, I7, I8), `permissions.py` (I4), `row_history.py` (I2, I5), `row_lives.py` (I
 (I3), `cost.py` and `limits.py` (I12). Rule: whatever is watched costs a constant time an event.
 """
 
+from kclrun.simulation.oracles.policy import WatchPolicy
 from kclrun.simulation.oracles.reader import Reader
-from kclrun.simulation.oracles.watch import Oracles, Tally, WatchPolicy
+from kclrun.simulation.oracles.watch import Oracles, Tally
 
 __all__ = ["Oracles", "Reader", "Tally", "WatchPolicy"]

@@ -13,9 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.model.changes import Checkpoint, Claim, CreateChildren, CreateLease, End, Renew, Take
+from kclrun.simulation.oracles.policy import WatchPolicy
 from kclrun.simulation.story import RuleBroken
 
-__all__ = ["CostWatch", "Paces"]
+__all__ = ["CostWatch"]
 
 # Three renewals in one failover, 25 ms early each [P9]; and half a per cent for a fast clock.
 _RENEWALS_PER_FAILOVER: Final = 3
@@ -40,30 +41,6 @@ _QUERIES_PER_S: Final = 2.0
 _QUERIES_IN_A_ROW: Final = 10.0
 
 
-class Paces(msgspec.Struct, frozen=True, kw_only=True):
-    """What the settings ask for. `is_manual`: checkpoints only when user code asks."""
-
-    failover_s: float = 10.0
-    checkpoint_every_s: float = 10.0
-    uncheckpointed_max: int = 100_000
-    is_manual: bool = False
-
-    @property
-    def renewals_per_s(self) -> float:
-        """Never below half of that pace: the floor of the managers, for short failovers."""
-        third_s = self.failover_s / _RENEWALS_PER_FAILOVER - _RENEW_EPSILON_S
-        return _FAST_CLOCK / max(third_s, self.failover_s / 6)
-
-    @property
-    def checkpoints_per_s(self) -> float:
-        return 0.0 if self.is_manual else _FAST_CLOCK / self.checkpoint_every_s
-
-    @property
-    def scans_per_s(self) -> float:
-        """A fixed delay of half a failover after each scan."""
-        return _FAST_CLOCK * 2 / self.failover_s
-
-
 class _Budget(msgspec.Struct):
     """Fills at a pace up to `most`, by what happens beyond it; spent one by one."""
 
@@ -81,11 +58,14 @@ class _Budget(msgspec.Struct):
 class CostWatch:
     """Told of every write that applied, and of what managers ask for."""
 
-    def __init__(self, paces: Paces) -> None:
-        self._renewals_per_s = paces.renewals_per_s
-        self._checkpoints_per_s = paces.checkpoints_per_s
-        self._scans_per_s = paces.scans_per_s
-        self._early_at = paces.uncheckpointed_max * _EARLY_SHARE
+    def __init__(self, policy: WatchPolicy) -> None:
+        self._renewals_per_s = _renewals_per_s(policy)
+        self._checkpoints_per_s = (
+            0.0 if policy.is_manual else _FAST_CLOCK / policy.checkpoint_every_s
+        )
+        # A fixed delay of half a failover after each scan.
+        self._scans_per_s = _FAST_CLOCK * 2 / policy.failover_s
+        self._early_at = policy.uncheckpointed_max * _EARLY_SHARE
         self._renewals: dict[str, _Budget] = {}
         self._checkpoints: dict[str, _Budget] = {}
         self._looks: dict[tuple[str, str], _Budget] = {}
@@ -157,3 +137,9 @@ class CostWatch:
         budget.events_known = self._events
         if not budget.spend(now, self._scans_per_s, _SCANS_A_START):
             raise RuleBroken("I12", "", f"{manager} {what} more often than twice a failover")
+
+
+def _renewals_per_s(policy: WatchPolicy) -> float:
+    """Never below half of that pace: the floor of the managers, for short failovers."""
+    third_s = policy.failover_s / _RENEWALS_PER_FAILOVER - _RENEW_EPSILON_S
+    return _FAST_CLOCK / max(third_s, policy.failover_s / 6)

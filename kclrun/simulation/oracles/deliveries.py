@@ -141,10 +141,6 @@ class ShardDeliveries:
             each: n for each, n in self._next.items() if each is self._latest or each in kept
         }
 
-    def excuse_of(self, reader: Reader) -> str | None:
-        """Why what it was given may come again."""
-        return self._excuses.get(reader)
-
     def _require_order(self, reader: Reader, first: int) -> None:
         following = self._next.get(reader)
         if following is None:

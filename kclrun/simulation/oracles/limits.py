@@ -51,10 +51,10 @@ def sizes_of(core: object) -> Iterator[tuple[str, int]]:
 
 
 def _one_of(container: Any) -> object | None:
-    """The largest of what it holds, to look into: of its values, if it is a mapping."""
-    values = list(container.values() if isinstance(container, Mapping) else container)
-    cores = [value for value in values if type(value).__module__.startswith(_CORES)]
-    return cores[0] if cores else None
+    """The first part of a core in it (of its values, if it is a mapping), to look into: the others
+    are of its kind."""
+    values = container.values() if isinstance(container, Mapping) else container
+    return next((each for each in values if type(each).__module__.startswith(_CORES)), None)
 
 
 def _attributes(thing: object) -> Iterator[tuple[str, object]]:

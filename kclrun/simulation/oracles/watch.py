@@ -17,9 +17,10 @@ from kclrun.model.outcomes import Applied, Outcome
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 from kclrun.simulation.gaps import ReadingGaps
 from kclrun.simulation.oracles.causality import Causality
-from kclrun.simulation.oracles.cost import CostWatch, Paces
+from kclrun.simulation.oracles.cost import CostWatch
 from kclrun.simulation.oracles.deliveries import ShardDeliveries
 from kclrun.simulation.oracles.permissions import Permissions
+from kclrun.simulation.oracles.policy import WatchPolicy
 from kclrun.simulation.oracles.reader import Reader
 from kclrun.simulation.oracles.row_history import RowHistory, is_passed_on
 from kclrun.simulation.oracles.row_lives import RowLives
@@ -29,21 +30,7 @@ from kclrun.simulation.sightings import RowSightings
 from kclrun.simulation.situations import Situations
 from kclrun.simulation.story import RuleBroken, Stories
 
-__all__ = ["Oracles", "Tally", "WatchPolicy"]
-
-
-class WatchPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What the settings promise. `is_manual`: user code checkpoints, so that what it did not
-    checkpoint may come again."""
-
-    failover_s: float = 10.0
-    checkpoint_every_s: float = 10.0
-    uncheckpointed_max: int = 100_000
-    is_manual: bool = False
-
-    @property
-    def paces(self) -> Paces:
-        return Paces(**msgspec.structs.asdict(self))
+__all__ = ["Oracles", "Tally"]
 
 
 _DEFAULT: Final = WatchPolicy()
@@ -75,7 +62,7 @@ class Oracles:
         self.tally = Tally()
         self.gaps = ReadingGaps()
         self.situations = Situations()
-        self.cost = CostWatch(policy.paces)
+        self.cost = CostWatch(policy)
         self.processes = ProcessSightings(self.situations)
         self._policy = policy
         self._stream = stream

@@ -9,7 +9,8 @@ from kclrun.leases.policy import ManagerPolicy
 from kclrun.model.changes import Checkpoint, CreateLease, Renew, Take
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
-from kclrun.simulation.oracles.cost import CostWatch, Paces
+from kclrun.simulation.oracles import WatchPolicy
+from kclrun.simulation.oracles.cost import CostWatch
 from kclrun.simulation.oracles.limits import HELD_BESIDES_MAX, require_bounded, sizes_of
 from kclrun.simulation.story import RuleBroken
 
@@ -19,8 +20,8 @@ RENEW = Renew("s0", ME, 1)
 CHECKPOINT = Checkpoint("s0", ME, 1, TRIM_HORIZON, TRIM_HORIZON)
 
 
-def watch(**paces):
-    cost = CostWatch(Paces(**paces))
+def watch(**policy):
+    cost = CostWatch(WatchPolicy(**policy))
     cost.written(TAKE, "s0", 0.0)
     return cost
 
