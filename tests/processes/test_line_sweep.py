@@ -5,11 +5,9 @@ Real processes under a real manager; a line is met on whichever thread runs it f
 of the lines, another one each day; all of them with KCLRUN_SWEEP_SHARE=1/1.
 """
 
-import datetime
-import os
-
 import pytest
 
+from tests.daily_share import share_of, todays_share
 from tests.processes.ledger_rig.deliveries import judge
 from tests.processes.line_sweep.sweeping import SweptApplication
 
@@ -20,14 +18,6 @@ CAP = 2000
 SHARES = 12
 # In so many looks, 20 ms apart, without a line that is new, the usual ones have all come.
 QUIET_LOOKS = 100
-
-
-def share_of(lines):
-    today = datetime.datetime.now(datetime.UTC).timetuple().tm_yday
-    text = os.environ.get("KCLRUN_SWEEP_SHARE", f"{today % SHARES + 1}/{SHARES}")
-    print(f"share {text}; replay with KCLRUN_SWEEP_SHARE={text}")
-    part, of = map(int, text.split("/"))
-    return lines[part - 1 :: of]
 
 
 class Gathered:
@@ -73,7 +63,7 @@ def killed_at_each_line(app, source):
     source.start()
     gathered = Gathered(app.sweep)
     app.until(gathered, 60)
-    chosen = share_of(gathered.lines)
+    chosen = share_of(gathered.lines, *todays_share("KCLRUN_SWEEP_SHARE", SHARES))
     app.sweep.queue(chosen)
     app.until(app.sweep.is_over, 600)
     source.stop()

@@ -3,17 +3,16 @@
 A share of them a day; `bin/prove mutants` hunts them all."""
 
 import ast
-import datetime
 import os
 import subprocess
 import sys
 
 import pytest
 
+from tests.daily_share import share_of, todays_share
 from tests.simulation.mutants.catalogue import MUTANTS
 from tests.simulation.mutants.hunting import hunt, replay_line
 from tests.simulation.mutants.mutant import ROOT, WORLDS, Mutant, is_ground
-from tests.simulation.proving.mutants import share_of
 
 SHARES = 12
 ALL = list(MUTANTS.values())
@@ -95,21 +94,10 @@ def test_all_shares_together_are_all_bugs_of_which_it_is_known_where_to_look():
     assert len(QUICK) >= 40
 
 
-def todays_share():
-    """By the day of the year, or as KCLRUN_MUTANTS_SHARE says, in the form K/N."""
-    asked = os.environ.get("KCLRUN_MUTANTS_SHARE")
-    if asked is not None:
-        number, of = map(int, asked.split("/"))
-        return number, of
-    today = datetime.datetime.now(datetime.UTC).timetuple().tm_yday
-    return today % SHARES + 1, SHARES
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_bug_of_todays_share_is_caught():
-    number, of = todays_share()
-    print(f"replay: KCLRUN_MUTANTS_SHARE={number}/{of} bin/test {__file__}")
+    number, of = todays_share("KCLRUN_MUTANTS_SHARE", SHARES)
     survivors = []
     for mutant in share_of(QUICK, number, of):
         caught = hunt(mutant, first=mutant.found_at or 0, seconds_max=SECONDS_MAX)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from tests.daily_share import share_of
 from tests.simulation.mutants.catalogue import MUTANTS
 from tests.simulation.mutants.hunter import Catch
 from tests.simulation.mutants.hunting import hunt
 from tests.simulation.mutants.mutant import Mutant, is_ground
 
-__all__ = ["AskedMutants", "chosen", "run_mutants", "share_of"]
+__all__ = ["AskedMutants", "chosen", "run_mutants"]
 
 
 class AskedMutants(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,11 +36,6 @@ def chosen(names: Sequence[str], share: tuple[int, int] | None) -> tuple[Mutant,
         raise SystemExit(f"no planted bug is called {', '.join(unknown)}; there are: {there}")
     mutants = [MUTANTS[name] for name in names or MUTANTS]
     return share_of(mutants, *(share or (1, 1)))
-
-
-def share_of(mutants: Iterable[Mutant], number: int, of: int) -> tuple[Mutant, ...]:
-    """Every `of`-th of them, from the `number`-th (from 1) on."""
-    return tuple(mutants)[number - 1 :: of]
 
 
 def run_mutants(asked: AskedMutants) -> int:
