@@ -19,7 +19,7 @@ from tests.simulation.tiny_worlds.shells import Shells
 from tests.simulation.tiny_worlds.states import State
 from tests.simulation.tiny_worlds.worlds import OWNERS
 
-__all__ = ["is_fault", "moves", "step"]
+__all__ = ["moves", "step"]
 
 # A client waits so many ticks for a reply, a scan may be so many old: a failover.
 PATIENCE_TICKS = 2
@@ -28,10 +28,6 @@ FAULTS = {
     "lose request", "lose reply", "late", "slow", "stale", "kill process", "kill host",
     "kill manager", "ask",
 }  # fmt: skip
-
-
-def is_fault(move) -> bool:
-    return move[0] in FAULTS
 
 
 def moves(shells: Shells, state: State) -> list[tuple]:

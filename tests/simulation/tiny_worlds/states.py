@@ -126,7 +126,7 @@ class LiveHost:
 
 
 class State(NamedTuple):
-    """`ticks` since the world began; `asked` how many asks an operator wrote."""
+    """`ticks` since the world began; `rows` and `ledgers` by key; what may still go wrong."""
 
     rows: dict
     hosts: tuple
