@@ -31,4 +31,5 @@ def test_a_fleet_under_fire_keeps_every_promise(tmp_path):
     assert report.reshards >= 4
     # Nobody had it all: leases moved, and by expiry too or after a death.
     assert report.takes >= 20
-    assert all(starts >= 1 for starts in report.starts.values())
+    # Managers died and came back: one start each, one more for the last reading, and these.
+    assert sum(report.starts.values()) > len(report.starts) + 1

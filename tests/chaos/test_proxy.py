@@ -16,6 +16,7 @@ from kclrun.local.server import start_embedded
 from tests.chaos.faults import Fault
 from tests.chaos.proxy import Door
 from tests.chaos.proxy_process import ProxyProcess
+from tests.processes.ledger_rig.application import until
 
 KEYS = ("AKIAEXAMPLEEXAMPLE", "secret-of-the-test")
 BODY = json.dumps({"Key": {"leaseKey": {"S": "shard-1"}}}).encode()
@@ -106,13 +107,6 @@ def is_complete(received):
 
 def always(kind, **more):
     return Fault(kind=kind, duration_s=60.0, **more)
-
-
-def until(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_what_no_fault_concerns_passes_unchanged(service, proxied):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kclrun.model.changes import Release
+from kclrun.model.changes import Offer, Release
 from kclrun.simulation.story import RuleBroken
 from tests.unit.simulation.watched_world import Reader, Watched, replace
 
@@ -48,8 +48,6 @@ def test_a_row_that_is_passed_on_while_its_owner_may_still_read_is_caught(world)
     reader = world.begin(world.keys[0], "a:h:1", for_s=10)
     row = world.row(reader.key)
     world.now += 4
-
-    from kclrun.model.changes import Offer
 
     at = row.checkpoint
     with pytest.raises(RuleBroken, match="I4: kclrun:offered took what a:h:1/1 may read"):

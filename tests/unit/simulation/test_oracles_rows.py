@@ -172,7 +172,7 @@ def test_a_child_that_is_read_before_its_parent_ended_is_caught(world, reader):
 def test_a_child_that_is_read_while_its_parent_never_had_a_row_is_caught(world, reader):
     children = split_and_read_out(world, reader)
     world.write(reader.who, CreateLease(world.lease(children[0])))
-    world.rows._rows.pop(reader.key)
+    world.rows.uproot(reader.key)
     world.now += 60
     child = world.begin(children[0], "b:h:2")
 
@@ -182,9 +182,7 @@ def test_a_child_that_is_read_while_its_parent_never_had_a_row_is_caught(world, 
 
 def test_a_child_may_be_read_where_somebody_deleted_its_parents_row(world, reader):
     children = ended_parent(world, reader)
-    row = world.row(reader.key)
-    world.rows._rows.pop(reader.key)
-    world.oracles.row_deleted_by_somebody(row)
+    world.delete_by_somebody(reader.key)
     world.now += 60
     child = world.begin(children[0], "b:h:2")
 
@@ -196,9 +194,7 @@ def test_a_parent_whose_deleted_row_came_again_is_over_for_who_had_looked_before
     world, reader, later_s, is_caught
 ):
     children = ended_parent(world, reader)
-    row = world.row(reader.key)
-    world.rows._rows.pop(reader.key)
-    world.oracles.row_deleted_by_somebody(row)
+    world.delete_by_somebody(reader.key)
     world.write("b:h:2", CreateLease(world.lease(reader.key)))
     world.now += later_s
     child = world.begin(children[0], "b:h:2")

@@ -78,6 +78,11 @@ class Watched:
     def row(self, key):
         return self.rows.read(key)
 
+    def delete_by_somebody(self, key):
+        row = self.row(key)
+        self.rows.uproot(key)
+        self.oracles.row_deleted_by_somebody(row)
+
     def take(self, key, host):
         row = self.row(key)
         owner = f"kclrun:{host}"
