@@ -1,7 +1,7 @@
 """`kclrun simulate`: what a fleet would do, by the code that decides it, in virtual time.
 
 Touches nothing: no AWS, no settings file. Runs the managers' and the lease processes' own
-decisions over a simulated table and stream, and watches the guarantees I1 to I5 and I8.
+decisions over a simulated table and stream, and watches the guarantees I1 to I8 and I11.
 """
 
 from __future__ import annotations
@@ -251,6 +251,6 @@ def _print(figures: Figures) -> None:
     click.echo(
         f"{figures.shards} shards, {figures.workers} workers: {figures.shards_per_owner_min} to"
         f" {figures.shards_per_owner_max} each (even: {figures.shards_per_owner_even:g});"
-        f" {figures.records} records, {figures.duplicates} repeated; I1 to I5 and I8 held for"
+        f" {figures.records} records, {figures.duplicates} repeated; I1 to I8 and I11 held for"
         f" {figures.virtual_s / 60:g} minutes"
     )
