@@ -7,7 +7,8 @@ to a sentinel. Look next: `late_checkpoint.py`, the one with an order in its con
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from kclrun.aws import expressions as catalogue
 from kclrun.aws.expressions import BoundWrite, Expression, Values
@@ -87,32 +88,10 @@ def bind(change: LeaseChange) -> BoundWrite:
     no children (DynamoDB has no empty set), for a force against nobody or one of ours [P16], and
     for a late checkpoint to SHARD_END or another sentinel [P19].
     """
-    match change:
-        case Take():
-            return _take(change)
-        case Ask():
-            return _ask(change)
-        case Claim(has_waited=has_waited):
-            claim = catalogue.CLAIM_WAITED if has_waited else catalogue.CLAIM
-            return BoundWrite(claim, change.key, _held(change))
-        case Renew():
-            return _renew(change)
-        case NameChildren(children=children) if children:
-            values = _held(change) | {":children": bare_ids(children)}
-            return BoundWrite(catalogue.NAME_CHILDREN, change.key, values)
-        case Amend() | HaltLease():
-            return _amend(change) if isinstance(change, Amend) else _halt(change)
-        case ResumeLease():
-            return BoundWrite(catalogue.RESUME_LEASE, change.key, {})
-        case Checkpoint() | End():
-            return _move(change)
-        case Release() | Offer() | HandOver():
-            return _give_away(change)
-        case LateCheckpoint():
-            return bind_late(change)
-        case DeleteEnded() | DeleteTrimmed():
-            return _delete(change)
-    raise InvariantViolation(f"no expression for {type(change).__name__}")
+    bound = _BOUND.get(type(change))
+    if bound is None:
+        raise InvariantViolation(f"no expression for {type(change).__name__}")
+    return bound(change)
 
 
 def bind_parent(parent: ParentCondition) -> BoundWrite:
@@ -188,6 +167,11 @@ def _ask(change: Ask) -> BoundWrite:
     )
 
 
+def _claim(change: Claim) -> BoundWrite:
+    expression = catalogue.CLAIM_WAITED if change.has_waited else catalogue.CLAIM
+    return BoundWrite(expression, change.key, _held(change))
+
+
 def _renew(change: Renew) -> BoundWrite:
     values = _held(change)
     if change.throughput_kbps is None:
@@ -196,6 +180,13 @@ def _renew(change: Renew) -> BoundWrite:
     values[":throughput"] = number(change.throughput_kbps)
     measured = catalogue.RENEW_MEASURED_UNASKED if change.drops_ask else catalogue.RENEW_MEASURED
     return BoundWrite(measured, change.key, values)
+
+
+def _name_children(change: NameChildren) -> BoundWrite:
+    if not change.children:
+        raise InvariantViolation("no expression for NameChildren without children")
+    values = _held(change) | {":children": bare_ids(change.children)}
+    return BoundWrite(catalogue.NAME_CHILDREN, change.key, values)
 
 
 def _halt(change: HaltLease) -> BoundWrite:
@@ -265,3 +256,27 @@ def _delete(change: DeleteEnded | DeleteTrimmed) -> BoundWrite:
         return BoundWrite(catalogue.DELETE_TRIMMED_UNOWNED, change.key, seen | _NOBODY)
     owner = {":seenOwner": text(change.seen_owner)}
     return BoundWrite(catalogue.DELETE_TRIMMED, change.key, seen | owner)
+
+
+def _resume(change: ResumeLease) -> BoundWrite:
+    return BoundWrite(catalogue.RESUME_LEASE, change.key, {})
+
+
+_BOUND: Final[Mapping[type[Any], Callable[[Any], BoundWrite]]] = {
+    Take: _take,
+    Ask: _ask,
+    Claim: _claim,
+    Renew: _renew,
+    NameChildren: _name_children,
+    Amend: _amend,
+    HaltLease: _halt,
+    ResumeLease: _resume,
+    Checkpoint: _move,
+    End: _move,
+    Release: _give_away,
+    Offer: _give_away,
+    HandOver: _give_away,
+    LateCheckpoint: bind_late,
+    DeleteEnded: _delete,
+    DeleteTrimmed: _delete,
+}
