@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from tests.simulation.mutants.hunting import SEEDS_MAX
+
 __all__ = ["main"]
 
 
@@ -38,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     mutants = what.add_parser("mutants", help="plant bugs; each must be caught")
     mutants.add_argument("names", nargs="*", metavar="NAME", help="all of them if none is named")
     mutants.add_argument("--share", type=_share, metavar="K/N", help="every Nth, from the Kth on")
-    mutants.add_argument("--seeds-max", type=_positive, default=2_000, metavar="N")
+    mutants.add_argument("--seeds-max", type=_positive, default=SEEDS_MAX, metavar="N")
     mutants.add_argument("--first", type=int, default=0, metavar="SEED")
     mutants.add_argument("--minutes-max", type=float, default=60.0, help="of one mutant")
     mutants.add_argument("--processes", type=_positive, default=2, metavar="N")
