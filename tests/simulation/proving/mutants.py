@@ -63,7 +63,11 @@ def _line(mutant: Mutant, caught: Catch) -> str:
     layer = mutant.layer.partition(":")[0]
     if layer != "worlds" and not is_ground(layer):
         layer = "test"
-    how = f"{caught.rule:<4} {caught.words[:90]}" if caught.is_caught else "SURVIVED"
+    how = (
+        f"{caught.rule:<4} {caught.words[:90]}"
+        if caught.is_caught
+        else f"SURVIVED: {mutant.breaks}"
+    )
     seeds = f"{caught.seeds} seeds" if caught.seeds else ""
     return f"{mutant.name:<42} {layer:<12} {seeds:>10} {caught.seconds:>6.0f} s  {how}"
 
