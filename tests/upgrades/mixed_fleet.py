@@ -14,14 +14,14 @@ class MixedFleet(Fleet):
         super().__init__(*given, **settings)
         self.runs = []
 
-    def run(self, name, version):
+    def run(self, name, version, group=""):
         """Start a manager of this version, on a new machine or on one whose manager has ended."""
         self.runs.append((time.monotonic(), name, version))
         if name in self.machines:
             self.machines[name].more_environment.update(version.environment)
             self.machines[name].start()
         else:
-            self.add(name, environment=version.environment)
+            self.add(name, group, environment=version.environment)
 
     def read_by(self, version):
         """The shards that lease processes of this version began on; from where, in order."""

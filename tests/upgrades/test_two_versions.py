@@ -76,12 +76,33 @@ def test_a_fleet_taken_back_to_the_last_release_by_new_machines_goes_on_from_the
 
 
 @pytest.mark.timeout(120)
+def test_a_fleet_of_both_versions_over_two_zones_comes_to_rest_and_moves_nothing_more(
+    watched_aws, mixed_fleet, load, older
+):
+    stream = watched_aws.stream(SHARDS)
+    fleet = mixed_fleet(stream, failover_s=FAILOVER_S)
+    source = load(stream, rate=400, seed=93)
+    for name, version, zone in [("a", older, "1"), ("b", HEAD, "1"), ("c", older, "2")]:
+        fleet.run(name, version, zone)
+
+    rested_s, counts = fleet.until_at_rest(SHARDS)
+
+    print(f"at rest after {rested_s:.1f} s: {counts}")
+    assert fleet.moves_in_cycles(4) == []
+    verdict = fleet.finish(source)
+    print(verdict)
+    assert verdict.faults == []
+    assert verdict.duplicates == 0
+    assert fleet.misplaced() == []
+
+
+@pytest.mark.timeout(120)
 def test_hosts_of_either_version_that_are_lost_are_read_on_by_what_is_left_of_both(
     watched_aws, mixed_fleet, load, older
 ):
     stream = watched_aws.stream(SHARDS + 2)
     fleet = mixed_fleet(stream, failover_s=FAILOVER_S)
-    source = load(stream, rate=400, seed=93)
+    source = load(stream, rate=400, seed=94)
     begin(fleet, {"a": older, "b": older, "c": HEAD, "d": HEAD}, SHARDS + 2)
     killed, again_s = set(), []
 
@@ -106,7 +127,7 @@ def test_what_the_head_offers_in_a_dead_owner_s_name_the_last_release_takes_and_
 ):
     stream = watched_aws.stream(SHARDS + 2)
     fleet = mixed_fleet(stream, failover_s=FAILOVER_S)
-    source = load(stream, rate=400, seed=94)
+    source = load(stream, rate=400, seed=95)
     begin(fleet, {"head": HEAD, "older": older, "lost": older}, SHARDS + 2)
     head, manager = fleet.machines["head"], fleet.machines["older"].process
     killed = set(fleet.machines["lost"].lease_pids())
@@ -138,7 +159,7 @@ def test_a_host_that_sleeps_beyond_failover_beside_the_other_version_wakes_up_an
     versions = {"older": older, "head": HEAD}
     stream = watched_aws.stream(6)
     fleet = mixed_fleet(stream, failover_s=FAILOVER_S)
-    source = load(stream, rate=400, seed=95)
+    source = load(stream, rate=400, seed=96)
     begin(fleet, versions, 6)
     asleep = fleet.machines[sleeper]
     asleep_pids = set(asleep.lease_pids())
@@ -169,7 +190,7 @@ def test_a_manager_killed_and_started_again_as_the_other_version_has_its_leases_
     former, next_one = (HEAD, older) if goes_back else (older, HEAD)
     stream = watched_aws.stream(4)
     fleet = mixed_fleet(stream, failover_s=30.0, checkpoint={"every": "500ms"})
-    source = load(stream, rate=400, seed=96)
+    source = load(stream, rate=400, seed=97)
     begin(fleet, {"a": former}, 4)
     fleet.until(lambda: all(has_begun(row) for row in fleet.rows().values()), 30)
     killed = set(fleet.machines["a"].lease_pids())
@@ -199,9 +220,8 @@ def begin(fleet, versions, leases=SHARDS):
 def settle(fleet, leases):
     settled_s, counts = fleet.until_settled(leases)
     versions = {name: version.name[:9] for _, name, version in fleet.runs}
-    print(
-        f"settled after {settled_s:.1f} s:", {f"{n} ({versions[n]})": c for n, c in counts.items()}
-    )
+    shares = {f"{name} ({versions[name]})": count for name, count in counts.items()}
+    print(f"settled after {settled_s:.1f} s:", shares)
 
 
 def read_again(fleet, keys, lost_at):
