@@ -122,33 +122,33 @@ def test_hosts_of_either_version_that_are_lost_are_read_on_by_what_is_left_of_bo
 
 
 @pytest.mark.timeout(90)
-def test_what_the_head_offers_in_a_dead_owner_s_name_the_last_release_takes_and_reads_on(
+def test_what_the_head_offers_in_a_silent_owner_s_name_the_last_release_takes_and_gives_up(
     watched_aws, mixed_fleet, load, older
 ):
+    """Two of the last release: one takes what is offered, the other wakes up and lets go of it."""
     stream = watched_aws.stream(SHARDS + 2)
     fleet = mixed_fleet(stream, failover_s=FAILOVER_S)
     source = load(stream, rate=400, seed=95)
-    begin(fleet, {"head": HEAD, "older": older, "lost": older}, SHARDS + 2)
-    head, manager = fleet.machines["head"], fleet.machines["older"].process
-    killed = set(fleet.machines["lost"].lease_pids())
+    begin(fleet, {"head": HEAD, "older": older, "silent": older}, SHARDS + 2)
+    head, manager, silent = fleet.machines["head"], fleet.machines["older"].process, "silent"
+    keys = owned_by(fleet, silent)
+    asleep = fleet.machines[silent]
+    asleep_pids = set(asleep.lease_pids())
 
-    # Its lease processes go on: it only leaves it to the head to see first what has expired.
-    manager.send_signal(signal.SIGSTOP)
-    lost_at, keys = fleet.lose("lost")
-    head.until(lambda: head.of("lease_passed_on"))
-    manager.send_signal(signal.SIGCONT)
+    with asleep.frozen():
+        lost_at = time.monotonic()
+        # Its lease processes go on: it only leaves it to the head to see first what has expired.
+        manager.send_signal(signal.SIGSTOP)
+        head.until(lambda: head.of("lease_passed_on"))
+        manager.send_signal(signal.SIGCONT)
+        read_again(fleet, keys, lost_at)
+        passed_on = {line["shard"] for line in head.of("lease_passed_on")}
+        taken = passed_on & owned_by(fleet, "older")
+        woken_at = time.monotonic()
 
-    read_again(fleet, keys, lost_at)
-    settle(fleet, SHARDS + 2)
-    owner = fleet.owner_ids()["older"]
-    passed_on = {line["shard"] for line in head.of("lease_passed_on")}
-    taken = {n.key for n in fleet.notes.since(lost_at) if n.is_take and n.owner == owner}
-    print(f"{len(keys)} leases lost; passed on {sorted(passed_on)}, taken by older {sorted(taken)}")
-    assert passed_on & taken
-    verdict = fleet.finish(source, killed=killed, cap=CAP)
-    print(verdict)
-    assert verdict.faults == []
-    assert fleet.misplaced() == []
+    print(f"{len(keys)} leases silent; passed on {sorted(passed_on)}, older took {sorted(taken)}")
+    assert taken
+    judge_awakened(fleet, source, asleep, asleep_pids, woken_at, keys)
 
 
 @pytest.mark.timeout(90)
@@ -156,29 +156,19 @@ def test_what_the_head_offers_in_a_dead_owner_s_name_the_last_release_takes_and_
 def test_a_host_that_sleeps_beyond_failover_beside_the_other_version_wakes_up_and_touches_nothing(
     watched_aws, mixed_fleet, load, older, sleeper
 ):
-    versions = {"older": older, "head": HEAD}
     stream = watched_aws.stream(6)
     fleet = mixed_fleet(stream, failover_s=FAILOVER_S)
     source = load(stream, rate=400, seed=96)
-    begin(fleet, versions, 6)
+    begin(fleet, {"older": older, "head": HEAD}, 6)
     asleep = fleet.machines[sleeper]
     asleep_pids = set(asleep.lease_pids())
-    owner = fleet.owner_ids()[sleeper]
-    keys = {key for key, row in fleet.rows().items() if row["leaseOwner"] == owner}
+    keys = owned_by(fleet, sleeper)
 
     with asleep.frozen():
-        lost_at = time.monotonic()
-        read_again(fleet, keys, lost_at)
+        read_again(fleet, keys, time.monotonic())
         woken_at = time.monotonic()
 
-    asleep.until(lambda: len(asleep.of("process_lost_lease")) >= len(keys))
-    settle(fleet, 6)
-    late = [b for b in fleet.ledger.read().batches if b.pid in asleep_pids and b.at > woken_at]
-    assert late == [], "a batch was begun after the fence [I4]"
-    verdict = fleet.finish(source, killed=asleep_pids, cap=CAP)
-    print(verdict)
-    assert verdict.faults == []
-    assert fleet.misplaced() == []
+    judge_awakened(fleet, source, asleep, asleep_pids, woken_at, keys)
 
 
 @pytest.mark.timeout(90)
@@ -232,6 +222,23 @@ def read_again(fleet, keys, lost_at):
 
     fleet.until(lambda: max(seconds()) < math.inf, 60)
     return list(seconds())
+
+
+def owned_by(fleet, name):
+    owner = fleet.owner_ids()[name]
+    return {key for key, row in fleet.rows().items() if row.get("leaseOwner") == owner}
+
+
+def judge_awakened(fleet, source, asleep, asleep_pids, woken_at, keys):
+    """Who slept too long lets go of all it had, and its processes have begun no batch since."""
+    asleep.until(lambda: len(asleep.of("process_lost_lease")) >= len(keys))
+    settle(fleet, len(fleet.rows()))
+    late = [b for b in fleet.ledger.read().batches if b.pid in asleep_pids and b.at > woken_at]
+    assert late == [], "a batch was begun after the fence [I4]"
+    verdict = fleet.finish(source, killed=asleep_pids, cap=CAP)
+    print(verdict)
+    assert verdict.faults == []
+    assert fleet.misplaced() == []
 
 
 def has_begun(row):
