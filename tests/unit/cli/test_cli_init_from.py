@@ -120,6 +120,14 @@ def test_properties_that_mean_nothing_write_nothing(folder, capsys):
     assert "app.properties: applicationName is missing" in capsys.readouterr().err
 
 
+def test_a_folder_is_no_properties_file(folder, capsys):
+    (folder / "old").mkdir()
+
+    assert run_program(["init", "--from", "old"]) == 78
+
+    assert "--from old/app.properties" in capsys.readouterr().err
+
+
 def test_it_goes_with_nothing_else(folder):
     assert run_program(["init", "--from", "a.properties", "--yes"]) == 64
     assert run_program(["init", "--from", "a.properties", "--add-index", "--config", "f"]) == 64
