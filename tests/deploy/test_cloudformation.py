@@ -184,6 +184,36 @@ def test_a_machine_runs_the_stacks_application_in_the_group_of_its_zone(made):
     assert found.observe.cloudwatch.namespace == "kclrun"
 
 
+def test_what_the_stack_made_is_used_whatever_the_file_says(made):
+    """Its role and its alarms know nothing else."""
+    text = (
+        "application: other\nstreams: [{name: a}, {name: b}]\nprocessor: m:C\n"
+        "leases: {table: old}\n"
+        "observe: {cloudwatch: {namespace: mine, dimensions: {Environment: prod}}}\n"
+    )
+
+    found = settings_of(
+        text, overrides(made.user_data), environment={}, now=WallTime(1_800_000_000.0)
+    )
+
+    assert [each.name for each in found.sources] == [settings(made).stream]
+    assert found.table == "shop"
+    assert found.observe.cloudwatch == settings(made).observe.cloudwatch
+
+
+def test_no_parameter_can_end_a_word_of_the_script(made):
+    parameters = made.stack.template["Parameters"]
+    launch = made.stack.template["Resources"]["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
+    named = set(re.findall(r"\$\{(\w+)\}", str(launch["UserData"])))
+
+    assert {"Application", "Bundle", "Namespace"} <= named
+    for name in named:
+        pattern = parameters[name].get("AllowedPattern", r"\d+")
+        assert parameters[name]["Type"] == "Number" or "AllowedPattern" in parameters[name], name
+        for sign in " '\"`$\\;%*\n":
+            assert not re.fullmatch(pattern, f"shop/a{sign}b"), (name, sign)
+
+
 def test_a_machine_completes_the_hooks_that_the_group_has(made):
     hooks = {
         one["LifecycleTransition"].rpartition("_")[2]: one["LifecycleHookName"]
@@ -312,6 +342,16 @@ def rows_of_the_readme():
             shown,
             "breaching" if missing == "**breaching**" else "notBreaching",
         )
+
+
+def test_a_deploy_leaves_as_many_machines_as_there_should_be(made):
+    machines = made.stack.template["Resources"]["Machines"]
+    rolling = made.stack.value(machines["UpdatePolicy"])["AutoScalingRollingUpdate"]
+
+    # CloudFormation refuses an update that would need more machines than there may be.
+    assert int(rolling["MinInstancesInService"]) == made.group["MinSize"] < made.group["MaxSize"]
+    assert rolling["MaxBatchSize"] == 1
+    assert not {"Launch", "Terminate"} & set(rolling["SuspendProcesses"])
 
 
 def test_a_resource_that_holds_records_outlives_the_stack():
