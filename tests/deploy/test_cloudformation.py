@@ -15,6 +15,8 @@ from moto import mock_aws
 from kclrun.aws.policies import Site, run_policy
 from kclrun.config.load import settings_of
 from kclrun.model.time import WallTime
+from kclrun.observe.metric_window import APPLICATION
+from kclrun.observe.metrics import METRICS
 from tests.deploy.templates import Stack, read_template
 
 ROOT = Path(__file__).parents[2]
@@ -301,6 +303,36 @@ def test_the_alarms_are_those_of_the_readme(moto):
     assert sorted(map(readme_row, alarms)) == sorted(rows_of_the_readme())
     for alarm in alarms:
         assert alarm["AlarmActions"] == [f"arn:aws:sns:{REGION}:{ACCOUNT}:people"]
+
+
+def metrics_asked_for(properties):
+    """Every metric in it, with its namespace and dimensions, however deep it stands."""
+    if isinstance(properties, dict):
+        if "MetricName" in properties:
+            yield properties
+        properties = properties.values()
+    if not isinstance(properties, str | int | float):
+        for each in properties:
+            yield from metrics_asked_for(each)
+
+
+@pytest.mark.parametrize("by", ["bytes", "leases"])
+def test_what_alarms_and_scaling_ask_for_is_what_machines_publish(moto, by):
+    made = Made(f"asking-by-{by}", ScaleBy=by)
+    cloudwatch = settings(made).observe.cloudwatch
+    asked = [
+        metric
+        for kind in ("AWS::CloudWatch::Alarm", "AWS::AutoScaling::ScalingPolicy")
+        for name in made.stack.of_type(kind)
+        for metric in metrics_asked_for(made.stack.properties(name))
+        if metric["Namespace"] != "AWS/AutoScaling"
+    ]
+
+    assert {metric["MetricName"] for metric in asked} == METRICS.keys()
+    for metric in asked:
+        assert metric["Namespace"] == cloudwatch.namespace
+        published = {APPLICATION: "shop"} | cloudwatch.dimensions
+        assert {each["Name"]: each["Value"] for each in metric["Dimensions"]} == published
 
 
 SIGNS = {"GreaterThanThreshold": ">", "LessThanOrEqualToThreshold": "<="}
