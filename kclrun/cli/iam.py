@@ -129,4 +129,4 @@ def _account(settings: Settings, given: str | None) -> str:
 def _accounts_named(settings: Settings) -> set[str]:
     role_arn = settings.aws.role_arn
     named = [role_arn] if role_arn is not None else [each.name for each in settings.sources]
-    return {arn.split(":")[4] for arn in named if arn.startswith("arn:")}
+    return {parts[4] for parts in (arn.split(":") for arn in named) if len(parts) > 5}  # ARNs

@@ -65,6 +65,11 @@ def test_without_an_account_it_is_asked_for(tmp_path, capsys):
     assert "--account" in capsys.readouterr().err
 
 
+def test_a_role_that_is_no_arn_says_no_account(tmp_path, capsys):
+    assert iam(tmp_path, FLEET, "--set", "aws.role_arn=arn:reader") == 78
+    assert "--account" in capsys.readouterr().err
+
+
 def test_an_account_that_is_none_is_refused(tmp_path, capsys):
     assert iam(tmp_path, FLEET, "--account", "1234-5678-9012") == 78
     assert "12 digits" in capsys.readouterr().err
