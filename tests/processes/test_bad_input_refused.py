@@ -28,7 +28,10 @@ REFUSED = [
     ({"engine": "spark"}, ["spark.checkpoint: is missing", "such as /var/lib"]),
     ({"processor": "theirs:Mine"}, ["there is no module theirs", "Searched: ", "Set `path:`"]),
     ({"processor": "mine:Minne"}, ["defines no Minne", "It defines: Mine"]),
-    ({"processor": "mine"}, ["processor: expected a text like module:Class, or kclpy:script.py, got 'mine'"]),
+    (
+        {"processor": "mine"},
+        ["processor: expected a text like module:Class, or kclpy:script.py, got 'mine'"],
+    ),
     ({"aws": {"endpoint": "http://kinesis.example"}}, ["plain http is for this machine only"]),
     ({"options": {"secret_access_key": "x"}}, ["options.secret_access_key: looks like a credent"]),
 ]
