@@ -115,7 +115,7 @@ class IdlePolls(Protocol):
     """One host's looks for offered rows, while there are none."""
 
     def wake(self) -> None:
-        """There is one; or looks may fail from now on."""
+        """There is one; or looks fail more or less often from now on."""
         ...
 
     def count(self) -> int:
@@ -148,7 +148,7 @@ class SimulatedTable:
 
     @faults.setter
     def faults(self, faults: FaultRates) -> None:
-        self._faults = faults
+        self._faults = faults if faults.total else CALM
         self._wake_idle()
 
     @property
@@ -217,12 +217,26 @@ class SimulatedTable:
 
         self._ask(query, reply, failed)
 
+    def offered_in_vain(self, failed: Failed) -> None:
+        """As `offered`, of a query that is known to fail."""
+        self._costs.requests += 1
+        self._costs.faults += 1
+        self._scheduler.after(PATIENCE_S, lambda: failed("timed out"))
+
     def let_idle(self, polls: IdlePolls) -> bool:
         """Whether looks for offered rows find nothing: then they are woken before one does."""
-        if self._faults is not CALM or self._rows.has_offers:
+        if self._rows.has_offers:
             return False
         self._idle[polls] = None
         return True
+
+    def reads_until_failure(self) -> float:
+        """How many reads in a row are answered before one fails, drawn as the faults are now: as
+        many as if each were drawn by itself. Infinite in calm."""
+        failing = self._faults.total
+        if failing == 0.0 or failing >= 1.0:
+            return math.inf if failing == 0.0 else 0
+        return math.floor(math.log1p(-self._fate.random()) / math.log1p(-failing))
 
     def idle_no_more(self, polls: IdlePolls) -> bool:
         """Its host looks no further; whether it idled."""
@@ -234,7 +248,7 @@ class SimulatedTable:
 
     def scan(self, reply: Callable[[tuple[Lease, ...]], None], failed: Failed) -> None:
         """Page by page: rows written meanwhile show as they are when their page is read."""
-        self._scan_on(self._rows.scan(), (), reply, failed)
+        self._scan_on(None, (), reply, failed)
 
     def ask_kinesis(
         self, ask: Callable[[], Answer], reply: Callable[[Answer], None], failed: Failed
@@ -249,21 +263,22 @@ class SimulatedTable:
 
     def _scan_on(
         self,
-        pages: Iterator[ScanPage],
+        key: str | None,
         found: tuple[Lease, ...],
         reply: Callable[[tuple[Lease, ...]], None],
         failed: Failed,
     ) -> None:
-        def took(page: ScanPage | None) -> None:
-            if page is None:
-                reply(found)
-                return
+        def took(answer: tuple[ScanPage, str | None]) -> None:
+            page, last_key = answer
             self._costs.read_units += max(
                 1.0, len(page.leases) * self._row_size() / _READ_UNIT_BYTES
             )
-            self._scan_on(pages, found + page.leases, reply, failed)
+            if last_key is None:
+                reply(found + page.leases)
+            else:
+                self._scan_on(last_key, found + page.leases, reply, failed)
 
-        self._ask(lambda: next(pages, None), took, failed)
+        self._ask(lambda: self._rows.page_after(key), took, failed)
 
     def _ask(
         self, ask: Callable[[], Answer], reply: Callable[[Answer], None], failed: Failed
