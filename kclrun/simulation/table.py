@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -177,28 +178,20 @@ class SimulatedTable:
     ) -> None:
         """Send a change once: one of ours, or a raw write as the Java KCL sends it."""
         self._costs.requests += 1
-
-        def answer(outcome: Outcome) -> None:
-            self._watcher.write_answered(sender, change, outcome)
-            reply(outcome)
-
+        after, answer = self._scheduler.after, partial(self._answer, sender, change, reply)
         fate = self._draw_fate()
         match fate:
+            case None:
+                after(self._leg_s(), partial(self._apply_and_tell, sender, change, answer))
             case "throttled":
-                self._scheduler.after(self._leg_s(2), lambda: answer(Throttled("slow down")))
+                after(self._leg_s(2), partial(answer, Throttled("slow down")))
             case "unreachable":
-                self._scheduler.after(self._leg_s(2), lambda: answer(Unavailable("no route")))
-            case "lost_reply" | "late":
+                after(self._leg_s(2), partial(answer, Unavailable("no route")))
+            case _:
                 is_late = fate == "late"
                 delay_s = self._fate.uniform(PATIENCE_S, LATE_MAX_S) if is_late else 0.0
-                self._scheduler.after(
-                    self._leg_s() + delay_s, lambda: self._apply_in_silence(sender, change)
-                )
-                self._scheduler.after(PATIENCE_S, lambda: answer(OutcomeUnknown("timed out")))
-            case _:
-                self._scheduler.after(
-                    self._leg_s(), lambda: self._apply_and_tell(sender, change, answer)
-                )
+                after(self._leg_s() + delay_s, partial(self._apply_in_silence, sender, change))
+                after(PATIENCE_S, partial(answer, OutcomeUnknown("timed out")))
 
     def read(self, key: LeaseKey, reply: Callable[[Lease | None], None], failed: Failed) -> None:
         """One row, consistently."""
@@ -290,11 +283,10 @@ class SimulatedTable:
             self._send(ask, reply)
 
     def _send(self, ask: Callable[[], Answer], reply: Callable[[Answer], None]) -> None:
-        def arrived() -> None:
-            answer = ask()
-            self._scheduler.after(self._leg_s(), lambda: reply(answer))
+        self._scheduler.after(self._leg_s(), partial(self._arrived, ask, reply))
 
-        self._scheduler.after(self._leg_s(), arrived)
+    def _arrived(self, ask: Callable[[], Answer], reply: Callable[[Answer], None]) -> None:
+        self._scheduler.after(self._leg_s(), partial(reply, ask()))
 
     def _draw_fate(self) -> str | None:
         faults = self._faults
@@ -317,7 +309,17 @@ class SimulatedTable:
         self, sender: str, change: LeaseChange | ItemWrite, answer: Callable[[Outcome], None]
     ) -> None:
         outcome = self._apply(sender, change)
-        self._scheduler.after(self._leg_s(), lambda: answer(outcome))
+        self._scheduler.after(self._leg_s(), partial(answer, outcome))
+
+    def _answer(
+        self,
+        sender: str,
+        change: LeaseChange | ItemWrite,
+        reply: Callable[[Outcome], None],
+        outcome: Outcome,
+    ) -> None:
+        self._watcher.write_answered(sender, change, outcome)
+        reply(outcome)
 
     def _apply(self, sender: str, change: LeaseChange | ItemWrite) -> Outcome:
         keys = keys_written(change)
