@@ -3,7 +3,8 @@
 A shard's own lease process creates the children's rows before it ends the lease. Where a row says
 SHARD_END (or its shard is trimmed) and a listed child has no row, somebody stopped half way, or
 was a client that never creates them; the Java KCL would leave the shard unread for ever.
-Rule: only with a condition on every parent's row that is there, for our rows are from a scan.
+Rules: only with a condition on every parent's row that is there, for our rows are from a scan;
+never a shard whose own children have begun: it was read, and its row deleted by somebody.
 """
 
 from __future__ import annotations
@@ -28,13 +29,22 @@ def children_to_create(view: TableView, listing: Listing) -> tuple[CreateChildre
         return ()
     groups: dict[tuple[ParentCondition, ...], list[Lease]] = {}
     for shard in listing.graph:
-        if view.has_row(shard.shard_id):
+        if view.has_row(shard.shard_id) or _was_read(shard, view, listing):
             continue
         conditions = _conditions(shard, view, listing)
         if conditions:
             child = child_lease(shard.shard_id, shard.parents, shard.hash_range)
             groups.setdefault(conditions, []).append(child)
     return tuple(CreateChildren(tuple(group), parents) for parents, group in groups.items())
+
+
+def _was_read(shard: Shard, view: TableView, listing: Listing) -> bool:
+    """Whether a child has begun: it waited for this shard's end, or found it absent, which it shall
+    stay [P11]. Read again now, its records would come after those of its children."""
+    children = (view.rows.get(LeaseKey(each)) for each in listing.children_named(shard.shard_id))
+    return any(
+        row is not None and (row.is_ended or not row.checkpoint.is_sentinel) for row in children
+    )
 
 
 def _conditions(

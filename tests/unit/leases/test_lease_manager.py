@@ -873,6 +873,25 @@ def test_a_missing_child_of_an_ended_parent_is_created_under_its_condition():
     assert life.notes() == [], "nobody knows yet that it was done"
 
 
+@pytest.mark.parametrize("begun_at", [TRIM_HORIZON, ExtendedSequenceNumber("7"), SHARD_END])
+def test_a_shard_whose_children_have_begun_is_not_created_again(begun_at):
+    # Somebody deleted the row of `a`, which had ended: its records came before those of its child.
+    life = Life()
+    begun = row("c", checkpoint=begun_at, hash_range=HALVES[0], parents=frozenset({"a"}))
+    life.begin(row("p", checkpoint=SHARD_END), row("b", hash_range=HALVES[1], owner=OTHER), begun)
+    shards = (
+        shard("p", WHOLE, ending="9"),
+        shard("a", HALVES[0], "p", ending="9"),
+        shard("b", HALVES[1], "p"),
+        shard("c", HALVES[0], "a"),
+    )
+
+    life.say(e.ShardsListed(shards, 1.0))
+
+    created = [child.key for made in life.writes(ch.CreateChildren) for child in made.children]
+    assert created == (["a"] if begun_at == TRIM_HORIZON else [])
+
+
 def test_what_was_healed_is_told_once_it_was_done():
     life = Life()
     life.begin(row("p", checkpoint=SHARD_END))
