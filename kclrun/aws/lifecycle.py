@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kclrun.aws.boto_errors import BOTO_FAILURES, from_botocore
+from kclrun.aws.boto_errors import BOTO_FAILURES, NO_CREDENTIALS, from_botocore
 from kclrun.aws.control import Client, ControlPlane
 from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session
@@ -22,8 +22,9 @@ from kclrun.aws.operations import (
     RECORD_LIFECYCLE_ACTION_HEARTBEAT,
     Operation,
 )
-from kclrun.errors import InvalidRequest, NotFound
+from kclrun.errors import AccessDenied, InvalidRequest, NotFound, Unavailable
 from kclrun.model.instance import LifecycleAction
+from kclrun.model.wire import WireCredentials
 
 __all__ = ["BotoLifecycleActions"]
 
@@ -89,4 +90,13 @@ class BotoLifecycleActions:
         session = open_session(settings)
         if self._credentials is None:
             self._credentials = CredentialSource(session, endpoint_url=settings.endpoint_url)
-        return ControlPlane(session, settings, self._credentials.current()).autoscaling()
+        return ControlPlane(session, settings, self._keys(self._credentials)).autoscaling()
+
+    def _keys(self, source: CredentialSource) -> WireCredentials:
+        try:
+            return source.current()
+        except AccessDenied as error:
+            if error.code != NO_CREDENTIALS:
+                raise
+            # The role's keys come from the instance metadata, which answered before: it is late.
+            raise Unavailable(str(error), operation=error.operation, code=error.code) from None

@@ -15,7 +15,15 @@ from kclrun.aws.operations import OPERATIONS, Grant
 from kclrun.aws.owner_index import OWNER_INDEX
 from kclrun.config.schema import Settings, StartAtLeases
 
-__all__ = ["Policy", "Site", "caller_policy", "provision_policy", "put_policy", "run_policy"]
+__all__ = [
+    "Policy",
+    "Sink",
+    "Site",
+    "caller_policy",
+    "provision_policy",
+    "put_policy",
+    "run_policy",
+]
 
 Policy = dict[str, Any]
 _Statement = dict[str, Any]
@@ -53,14 +61,22 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
 
 
-def run_policy(settings: Settings, site: Site, *, sink_stream: str | None = None) -> Policy:
-    """What a machine needs to run the application; on Spark, the driver and every executor.
+class Sink(msgspec.Struct, frozen=True):
+    """The stream that the rows of `engine: spark` are put into, and the role that does it, if it
+    is another than the application's."""
 
-    `sink_stream` is the stream that the rows of `engine: spark` are put into, if any.
+    stream_arn: str
+    role_arn: str | None = None
+
+
+def run_policy(settings: Settings, site: Site, *, sink: Sink | None = None) -> Policy:
+    """What a machine needs to run the application, or the role it assumes (`aws.role_arn`); on
+    Spark, the driver and every executor.
+
+    A sink with a role of its own needs the right to assume it here, and to write there.
     """
     statements = _fleet if settings.engine == "fleet" else _spark
-    sunk = [_allow(Grant.WRITE, [site.stream(sink_stream)])] if sink_stream is not None else []
-    return _policy([*statements(settings, site), *sunk])
+    return _policy([*statements(settings, site), *_sunk(sink)])
 
 
 def provision_policy(settings: Settings, site: Site) -> Policy:
@@ -77,9 +93,11 @@ def put_policy(settings: Settings, site: Site) -> Policy:
     return _policy([_allow(Grant.WRITE, _streams(settings, site))])
 
 
-def caller_policy(role_arn: str) -> Policy:
-    """What whoever starts the application needs where `role_arn` has all the rest."""
-    return _policy([_allow(Grant.ROLE, [role_arn])])
+def caller_policy(role_arn: str, settings: Settings, site: Site) -> Policy:
+    """What a machine itself needs where `role_arn` has the rest: lifecycle hooks are the machine's
+    own, and answered by it. `site` is the machine's."""
+    hooks = _hooks(settings, site) if settings.engine == "fleet" else ()
+    return _policy([_allow(Grant.ROLE, [role_arn]), *hooks])
 
 
 def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
@@ -96,9 +114,8 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
         yield _allow(Grant.METRICS, ["*"]) | {
             "Condition": {"StringEquals": {"cloudwatch:namespace": cloudwatch.namespace}}
         }
-    instance = settings.instance
-    if instance.launch_hook is not None or instance.termination_hook is not None:
-        yield _allow(Grant.LIFECYCLE, [site.group(instance.group)])
+    if settings.aws.role_arn is None:
+        yield from _hooks(settings, site)
     yield {
         "Sid": "NeverDropTheTable",
         "Effect": "Deny",
@@ -107,11 +124,26 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
     }
 
 
+def _hooks(settings: Settings, site: Site) -> Iterator[_Statement]:
+    instance = settings.instance
+    if instance.launch_hook is not None or instance.termination_hook is not None:
+        yield _allow(Grant.LIFECYCLE, [site.group(instance.group)])
+
+
 def _spark(settings: Settings, site: Site) -> Iterator[_Statement]:
     """The position is in Spark's checkpoint: no table, but for where it begins."""
     yield _allow(Grant.READ, _streams(settings, site))
     if isinstance(settings.start, StartAtLeases):
         yield _allow(Grant.START, [site.table(settings.start.leases)])
+
+
+def _sunk(sink: Sink | None) -> Iterator[_Statement]:
+    if sink is None:
+        return
+    if sink.role_arn is not None:
+        yield _allow(Grant.ROLE, [sink.role_arn])
+    else:
+        yield _allow(Grant.WRITE, [sink.stream_arn])
 
 
 def _streams(settings: Settings, site: Site) -> list[str]:

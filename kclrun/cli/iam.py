@@ -1,17 +1,17 @@
 """`kclrun iam`: the IAM policy that an application needs, by its settings. Asks nobody.
 
 What is allowed is decided in `aws/policies.py`; here, only whose policy is wanted, and where the
-resources are: the region as for `run`, the account from the settings' ARNs or from `--account`.
+resources are: the region as for `run`, the account from `--account` or from the settings' ARNs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import config_options, load_configuration
@@ -19,7 +19,7 @@ from kclrun.config.rules import EMBEDDED
 from kclrun.errors import SettingsError
 
 if TYPE_CHECKING:
-    from kclrun.aws.policies import Policy, Site
+    from kclrun.aws.policies import Policy, Sink, Site
     from kclrun.config.schema import Settings
 
 __all__ = ["iam"]
@@ -41,7 +41,7 @@ _CALLER: Final = "caller"
     help="run: a machine; provision: who makes or changes the lease table; put: `kclrun put`;"
     " caller: who assumes aws.role_arn.",
 )
-@click.option("--account", metavar="NUMBER", help="The account, where no ARN of the file says it.")
+@click.option("--account", metavar="NUMBER", help="The account, where no ARN of the file is of it.")
 def iam(config: Path, overrides: tuple[str, ...], purpose: str, account: str | None) -> int:
     """Print the IAM policy that the application needs: what it calls, on what it names.
 
@@ -50,44 +50,41 @@ def iam(config: Path, overrides: tuple[str, ...], purpose: str, account: str | N
     aws iam put-role-policy --role-name orders --policy-name kclrun \\
         --policy-document file://policy.json
     """
-    from kclrun.aws.policies import caller_policy
-
     settings = load_configuration(config, overrides).settings
     if settings.aws.endpoint == EMBEDDED:
         raise SettingsError("aws.endpoint: embedded asks nobody for permission; leave it out")
-    role_arn = settings.aws.role_arn
-    if purpose != _CALLER:
-        policy = _policy(purpose, settings, _site(settings, account))
-    elif role_arn is None:
-        raise SettingsError("--for caller is for a role that is assumed: aws.role_arn names none")
-    else:
-        policy = caller_policy(role_arn)
-    click.echo(json.dumps(policy, indent=2))
+    click.echo(json.dumps(_policy(purpose, settings, _site(settings, account)), indent=2))
     return exit_codes.DRAINED
 
 
 def _policy(purpose: str, settings: Settings, site: Site) -> Policy:
-    from kclrun.aws.policies import provision_policy, put_policy, run_policy
+    from kclrun.aws.policies import caller_policy, provision_policy, put_policy, run_policy
 
     if purpose == _PUT:
         return put_policy(settings, site)
     if purpose == _RUN:
-        return run_policy(settings, site, sink_stream=_sink_stream(settings))
+        return run_policy(settings, site, sink=_sink(settings, site))
+    if purpose == _CALLER:
+        role_arn = settings.aws.role_arn
+        if role_arn is None:
+            raise SettingsError("--for caller is for a role that is assumed: set aws.role_arn")
+        return caller_policy(role_arn, settings, site)
     if settings.engine == "spark":
         raise SettingsError("engine: spark keeps no leases, and so has no lease table to make")
     return provision_policy(settings, site)
 
 
-def _sink_stream(settings: Settings) -> str | None:
-    """The stream that the pipeline's rows are put into, if they are."""
+def _sink(settings: Settings, site: Site) -> Sink | None:
+    """Where the pipeline's rows are put, if that is a stream."""
     output = settings.output
     if settings.engine != "spark" or output is None or output.format != "kclrun":
         return None
+    from kclrun.aws.policies import Sink
     from kclrun.spark.sink.options import sink_settings
 
-    return sink_settings(
-        {name: str(value) for name, value in output.options.items()}
-    ).reached.stream
+    reached = sink_settings({name: str(value) for name, value in output.options.items()}).reached
+    there = msgspec.structs.replace(site, region=reached.region or site.region)
+    return Sink(there.stream(reached.stream), reached.role_arn)
 
 
 def _site(settings: Settings, account: str | None) -> Site:
@@ -97,7 +94,7 @@ def _site(settings: Settings, account: str | None) -> Site:
     session = open_session(
         EndpointSettings(region=settings.aws.region, profile=settings.aws.profile)
     )
-    region = session.get_config_variable("region")
+    region = _region_of_spark(settings) or session.get_config_variable("region")
     if region is None:
         raise SettingsError("no AWS region: set aws.region, AWS_REGION, or a region in the profile")
     return Site(
@@ -107,21 +104,29 @@ def _site(settings: Settings, account: str | None) -> Site:
     )
 
 
+def _region_of_spark(settings: Settings) -> str | None:
+    """On Spark a stream's ARN comes before aws.region, and its leases are looked for there."""
+    if settings.engine != "spark" or not settings.only_stream.startswith("arn:"):
+        return None
+    return settings.only_stream.split(":")[3]
+
+
 def _account(settings: Settings, given: str | None) -> str:
-    """Of the lease table: as told, else the role's that is assumed, else the stream's."""
-    found = given or next(_accounts_named(settings), None)
-    if found is None:
+    """Of the lease table: as told, else the role's that is assumed, else the streams'."""
+    found = {given} if given is not None else _accounts_named(settings)
+    if len(found) != 1:
+        why = "no ARN of the file says it" if not found else "the streams are of several"
         raise SettingsError(
-            "the account is not known: no ARN of the file says it\n"
+            f"the account is not known: {why}\n"
             "Add --account NUMBER; `aws sts get-caller-identity` shows it"
         )
-    if not (found.isascii() and found.isdigit() and len(found) == 12):
-        raise SettingsError(f"--account: expected 12 digits, got {found!r}")
-    return found
+    (account,) = found
+    if not (account.isascii() and account.isdigit() and len(account) == 12):
+        raise SettingsError(f"--account: expected 12 digits, got {account!r}")
+    return account
 
 
-def _accounts_named(settings: Settings) -> Iterator[str]:
-    named = [settings.aws.role_arn, *(source.name for source in settings.sources)]
-    for arn in named:
-        if arn is not None and arn.startswith("arn:"):
-            yield arn.split(":")[4]
+def _accounts_named(settings: Settings) -> set[str]:
+    role_arn = settings.aws.role_arn
+    named = [role_arn] if role_arn is not None else [each.name for each in settings.sources]
+    return {parts[4] for parts in (arn.split(":") for arn in named) if len(parts) > 5}  # ARNs

@@ -37,8 +37,12 @@ def import_properties(properties: Path, folder: Path | None) -> int:
 
     Raises: SettingsError.
     """
+    if properties.is_dir():
+        raise SettingsError(
+            f"{properties} is a folder\nName the file in it:  --from {properties}/app.properties"
+        )
     # It names code to run, so it is trusted as far as a configuration file is [S4].
-    values = read_properties(read_trusted(properties))
+    values = read_properties(read_trusted(properties, encoding="latin-1"))  # as Java reads it
     target = (folder or properties.parent) / _FILE
     executable = values.get("executableName", "").strip()
     script = _script(executable, properties.resolve().parent, target.resolve().parent)

@@ -12,7 +12,7 @@ import pwd
 import re
 import stat
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from kclrun.config import yaml_reader
 from kclrun.config.expand import dotted
@@ -28,7 +28,7 @@ _SECRET_ENDINGS: Final = (*sorted(_SECRET_NAMES), "accesskey")
 _ROOT: Final = 0
 
 
-def read_trusted(path: Path) -> str:
+def read_trusted(path: Path, encoding: Literal["utf-8", "latin-1"] = "utf-8") -> str:
     """The text of a file that only we or root can have written.
 
     Checked on the open descriptor, so that the file read is the file checked.
@@ -51,7 +51,7 @@ def read_trusted(path: Path) -> str:
     if len(content) > yaml_reader.TEXT_BYTES_MAX:
         raise SettingsError(f"{path} is longer than {yaml_reader.TEXT_BYTES_MAX:,} bytes")
     try:
-        return content.decode()
+        return content.decode(encoding)
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path} is not UTF-8 (byte {error.start})") from None
 

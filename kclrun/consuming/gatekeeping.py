@@ -21,12 +21,16 @@ class GateKeeper:
         """Batches may start: with one batch a checkpoint, only when nothing is uncheckpointed."""
         allowed = ledger.delivered_max
         start_below = ledger.checkpointed_total + 1 if self._one_batch_a_checkpoint else allowed
-        gate = OpenGate(fence, start_below, allowed)
-        if gate == self._told:
+        told = self._told
+        if told is not None and (fence, start_below, allowed) == (
+            told.fence,
+            told.start_below,
+            told.delivered_max,
+        ):
             return ()
-        self._told = gate
+        self._told = OpenGate(fence, start_below, allowed)
         self.is_shut = False
-        return (gate,)
+        return (self._told,)
 
     def shut(self) -> tuple[ShutGate, ...]:
         """Ask for quiet; it is shut once GateShut says that no user code runs."""

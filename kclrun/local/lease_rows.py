@@ -8,6 +8,7 @@ DynamoDB, so a condition that differs is a failing test.
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -75,16 +76,22 @@ class LeaseRows:
 
     def scan(self) -> Iterator[ScanPage]:
         """All rows in the order of their keys, page by page."""
+        page, last_key = self.page_after(None)
+        yield page
+        while last_key is not None:
+            page, last_key = self.page_after(last_key)
+            yield page
+
+    def page_after(self, key: str | None) -> tuple[ScanPage, str | None]:
+        """The page of a scan behind a key, None for the first; and its last key, which is None
+        with the last page: as DynamoDB's `ExclusiveStartKey` and `LastEvaluatedKey`."""
         with self._lock:
             if self._sorted_keys is None:
                 self._sorted_keys = sorted(self._rows.keys() | self._unreadable.keys())
             keys = self._sorted_keys
-        if not keys:
-            yield ScanPage(())
-        for start in range(0, len(keys), self._page_rows_max):
-            with self._lock:
-                page = self._page(keys[start : start + self._page_rows_max])
-            yield page
+            start = 0 if key is None else bisect_right(keys, key)
+            end = start + self._page_rows_max
+            return self._page(keys[start:end]), keys[end - 1] if end < len(keys) else None
 
     def read(self, key: LeaseKey) -> Lease | None:
         """One row. Raises: InvalidRequest with code `BrokenRow`, as the DynamoDB table does."""

@@ -48,6 +48,12 @@ __all__ = ["HEARTBEAT_EVERY_S", "InstanceLife", "InstancePolicy"]
 
 # A hook times out after 30 s at the least: two heartbeats in a row may fail.
 HEARTBEAT_EVERY_S: Final = 10.0
+# The group ends a machine that works when nobody completes its launch hook in time: an hour, unless
+# the hook says another. Asking holds nothing up.
+_LAUNCH_ASKED_FOR_S: Final = 3_600.0
+# A machine that is drained and cannot say so ends with the hook's own time-out: half a minute is
+# what a stop may be held up for that.
+_TERMINATION_ASKED_FOR_S: Final = 30.0
 # Forced processes get a second, and the releases of their rows five more (`stopping.py`); the rest
 # is for the way of the notice, which says its time in whole seconds.
 _LEAVE_BEFORE_END_S: Final = 10.0
@@ -233,11 +239,11 @@ class InstanceLife:
         launch = self._action(self._policy.launch_hook)
         may_serve = self._is_ready and not self._is_leaving
         if launch is not None and may_serve and self._launch is None:
-            self._launch = Completion(launch, now)
+            self._launch = Completion(launch, now, _LAUNCH_ASKED_FOR_S)
         termination = self._action(self._policy.termination_hook)
         is_due = self._is_drained and self._is_ended_by_group
         if termination is not None and is_due and self._termination is None:
-            self._termination = Completion(termination, now)
+            self._termination = Completion(termination, now, _TERMINATION_ASKED_FOR_S)
 
     def _beat_when_due(self, now: Instant) -> None:
         action = self._action(self._policy.termination_hook)

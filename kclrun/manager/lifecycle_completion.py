@@ -16,9 +16,7 @@ from kclrun.model.time import Instant
 
 __all__ = ["Completion", "LifecycleAnswer", "LifecycleOutcome"]
 
-# The group's rate limit refills within seconds. A machine that is drained and cannot say so ends
-# with the hook's own time-out: half a minute is what a stop may be held up for that.
-_ASKED_FOR_S: Final = 30.0
+# The group's rate limit refills within seconds.
 _PAUSE_S: Final = 1.0
 _PAUSE_S_MAX: Final = 8.0
 # The target state is told before the instance begins to wait (Terminating, then Terminating:Wait):
@@ -45,10 +43,14 @@ class LifecycleAnswer(msgspec.Struct, frozen=True):
 
 
 class Completion:
-    """When to ask the group to go on, and when no more. `is_over` once nothing is left to do."""
+    """When to ask the group to go on, and when no more. `is_over` once nothing is left to do.
 
-    def __init__(self, action: LifecycleAction, now: Instant) -> None:
+    `asked_for_s` is for how long an answer is hoped for.
+    """
+
+    def __init__(self, action: LifecycleAction, now: Instant, asked_for_s: float) -> None:
         self.action = action
+        self._asked_for_s = asked_for_s
         self.attempts = 0
         self.is_over = False
         self.began_instant = now
@@ -89,7 +91,7 @@ class Completion:
 
     def _again(self, now: Instant) -> str | None:
         self._due_instant = Instant(now + min(_PAUSE_S * 2 ** (self.attempts - 1), _PAUSE_S_MAX))
-        if self._due_instant - self.began_instant > _ASKED_FOR_S:
+        if self._due_instant - self.began_instant > self._asked_for_s:
             return self._end("lifecycle_not_completed")
         return None
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from kclrun.model.time import Instant, WallTime
+from kclrun.simulation.scheduler import Scheduler
 
 __all__ = ["WORLD_BEGAN_AT", "Alarm", "HostClock"]
 
@@ -50,14 +52,14 @@ class Alarm:
     def __init__(
         self,
         clock: HostClock,
-        now: Callable[[], float],
+        scheduler: Scheduler,
         after: Callable[[float, Callable[[], None]], None],
         *,
         deadline: Callable[[Instant], Instant],
         ring: Callable[[], None],
     ) -> None:
         self._clock = clock
-        self._now = now
+        self._scheduler = scheduler
         self._after = after
         self._deadline = deadline
         self._ring = ring
@@ -67,18 +69,18 @@ class Alarm:
     def set(self) -> None:
         """After every event: look at the core's deadline. A later one is noticed when the earlier
         rings."""
-        now = self._now()
-        self._asked = self._deadline(self._clock.instant(now))
-        due = max(now, self._clock.time_of(self._asked)) + _LATE_S
+        now, clock = self._scheduler.now, self._clock
+        asked = self._asked = self._deadline(clock.instant(now))
+        due = max(now, clock.time_of(asked)) + _LATE_S
         if due < self._due:
             self._due = due
-            self._after(due - now, lambda: self._rings(due))
+            self._after(due - now, partial(self._rings, due))
 
     def _rings(self, due: float) -> None:
         if due != self._due:
             return
         self._due = math.inf
-        if self._asked <= self._clock.instant(self._now()):
+        if self._asked <= self._clock.instant(self._scheduler.now):
             self._ring()
         else:
             self.set()

@@ -56,6 +56,7 @@ class _Batch(msgspec.Struct):
 
     first: int
     last: int
+    position: ExtendedSequenceNumber  # of the last
     attempts: int = 0
     may_go_again: bool = False
 
@@ -261,12 +262,12 @@ class SimulatedDesk:
     # Batches.
 
     def _deliver(self, size: int) -> None:
-        batch = self._batch = _Batch(self._delivered + 1, self._delivered + size)
-        self._delivered = batch.last
+        first, last = self._delivered + 1, self._delivered + size
+        batch = self._batch = _Batch(first, last, self._stream.position(self._key, last))
+        self._delivered = last
         self._delivered_here += size
         self._attempt(batch, self._user_code.begin())
-        position = self._stream.position(self._key, batch.last)
-        self._post(on.BatchDelivered(position, size, size * RECORD_BYTES))
+        self._post(on.BatchDelivered(batch.position, size, size * RECORD_BYTES))
 
     def _give_again(self, batch: _Batch) -> None:
         """What a checkpoint of the call that raised covers is not given again."""
@@ -314,15 +315,15 @@ class SimulatedDesk:
             self._oracles.situations.seen("fence_passed_mid_batch")
         self._batch = None
         self._oracles.batch_processed(self._reader, batch.last)
-        self._post(on.BatchProcessed(self._stream.position(self._key, batch.last)))
+        self._post(on.BatchProcessed(batch.position))
 
     def _raised(self, batch: _Batch, error: str) -> None:
         self._oracles.batch_raised(self._reader, batch.first)
         decision = _ERROR_POLICY.decide(batch.attempts)
         if isinstance(decision, GiveUp):
             self._is_halted = True
-            position = self._stream.position(self._key, batch.last)
-            self._post(on.ProcessorFailed("process_records", error, batch.attempts, position))
+            failed = on.ProcessorFailed("process_records", error, batch.attempts, batch.position)
+            self._post(failed)
         else:
             self._after(decision.pause_s, lambda: self._pause_over(batch))
 

@@ -60,7 +60,7 @@ class Fleet:
         self.oracles = MixedOracles(
             self.stream,
             self.stories,
-            now=lambda: self.scheduler.now,
+            now=self.scheduler.clock,
             row_of=self._row,
             policy=WatchPolicy(
                 failover_s=settings.failover_s,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from kclrun.model.time import Instant
@@ -102,6 +103,7 @@ class OsProcess:
     ) -> None:
         self.machine = machine
         self.on_still = on_still
+        self._scheduler = machine.scheduler
         self.is_dead = self.is_stopped = False
         self._on_death = on_death
         self._held_back: list[Callable[[], None]] = []
@@ -116,7 +118,7 @@ class OsProcess:
             action()
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        self.machine.scheduler.after(delay_s, lambda: self.act(action))
+        self._scheduler.after(delay_s, partial(self.act, action))
 
     def at(self, instant: Instant, action: Callable[[], None]) -> None:
         machine = self.machine
@@ -124,9 +126,8 @@ class OsProcess:
         self.after(due_s - machine.scheduler.now, action)
 
     def alarm(self, deadline: Callable[[Instant], Instant], ring: Callable[[], None]) -> Alarm:
-        machine = self.machine
-        scheduler = machine.scheduler
-        return Alarm(machine.clock, lambda: scheduler.now, self.after, deadline=deadline, ring=ring)
+        clock = self.machine.clock
+        return Alarm(clock, self._scheduler, self.after, deadline=deadline, ring=ring)
 
     def stop(self) -> None:
         """SIGSTOP."""

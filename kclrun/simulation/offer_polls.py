@@ -2,7 +2,8 @@
 
 Rule: a look that finds nothing, after one that found nothing, is no event; it is counted. Nothing
 was known, nothing is learned, and the core would only ask again after the same pause. So such a
-look stays under way until a row is offered, and goes out when the next one would have.
+look stays under way until a row is offered, and goes out when the next one would have; where looks
+may fail, until one does, which is drawn beforehand.
 May not know: the core, the rows. Look next: `performing.py`, `uplink.py`,
 `table.py`.
 """
@@ -20,10 +21,8 @@ __all__ = ["OfferPolls"]
 
 
 class OfferPolls:
-    """Of one host. `after` schedules for it; `looked` takes what a look brought: None if it failed.
-
-    In `table.faults` each look may fail, and each is an event.
-    """
+    """Of one host. `after` schedules for it; `looked` takes what a look brought, None if it
+    failed."""
 
     def __init__(
         self,
@@ -43,6 +42,7 @@ class OfferPolls:
         # While idle: when the next look would go out, and how far they are apart.
         self._next_at = 0.0
         self._every_s = 0.0
+        self._idle_times = 0
 
     def look(self, rows_max: int) -> None:
         """The core asks for it."""
@@ -50,12 +50,13 @@ class OfferPolls:
         if self._found_nothing and self._uplink.let_idle(self):
             self._next_at = self._now()
             self._every_s = self._next_at - self._answered_at + 2 * LEG_MEAN_S
+            self._fail_after(self._uplink.reads_until_failure())
         else:
             self._send()
 
     def wake(self) -> None:
-        """By the table, which knows it no longer: a row is offered, or looks may fail from now on.
-        By the uplink that is cut, and by the host that stands still."""
+        """By the table, which knows it no longer: a row is offered, or looks fail more or less
+        often from now on. By the uplink that is cut, and by the host that stands still."""
         self._after(max(0.0, self._next_at - self._now()), self._send)
 
     def count(self) -> int:
@@ -63,6 +64,17 @@ class OfferPolls:
         looks = max(0, math.ceil((self._now() - LEG_MEAN_S - self._next_at) / self._every_s))
         self._next_at += looks * self._every_s
         return looks
+
+    def _fail_after(self, looks: float) -> None:
+        """Who is woken before draws anew: a look does not know how many were answered before it."""
+        self._idle_times += 1
+        if math.isfinite(looks):
+            number = self._idle_times
+            self._after(looks * self._every_s, lambda: self._fail(number))
+
+    def _fail(self, number: int) -> None:
+        if number == self._idle_times and self._uplink.idle_no_more(self):
+            self._uplink.offered_in_vain(lambda _: self._answered(None))
 
     def _send(self) -> None:
         self._uplink.offered(self._rows_max, self._answered, lambda _: self._answered(None))

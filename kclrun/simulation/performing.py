@@ -53,7 +53,7 @@ class Performer:
         self._writes: dict[LeaseKey, deque[LeaseChange]] = {}
         self._offer_polls = OfferPolls(
             self._uplink,
-            now=lambda: world.scheduler.now,
+            now=world.scheduler.clock,
             after=os.after,
             looked=lambda rows: os.act(lambda: feed(on.OffersFound(rows))),
         )

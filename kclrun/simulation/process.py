@@ -95,7 +95,7 @@ class LeaseProcess:
             self,
             world.stream,
             world.oracles,
-            DeskTimes(lambda: world.scheduler.now, self.machine.instant, self.os.after),
+            DeskTimes(world.scheduler.clock, self.machine.instant, self.os.after),
             post=self.post,
             poll_s=settings.poll_s,
             user_code=self.user_code,

@@ -10,6 +10,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
 
 __all__ = ["Scheduler"]
 
@@ -21,6 +22,8 @@ class Scheduler:
 
     def __init__(self, seed: int) -> None:
         self.now = 0.0
+        # `now` as a call; C code, for it is asked several times an event.
+        self.clock: Callable[[], float] = partial(getattr, self, "now")
         self.events_total = 0
         self._seed = seed
         self._ties = self.chance("ties").random
@@ -33,13 +36,14 @@ class Scheduler:
 
     def after(self, delay_s: float, action: Action) -> None:
         """Do it that much later; never before now."""
-        due = self.now + max(0.0, delay_s)
+        due = self.now + delay_s if delay_s > 0.0 else self.now
         heapq.heappush(self._heap, (due, self._ties(), next(self._order), action))
 
     def run_until(self, end: float) -> None:
         """Everything that is due up to `end`, which is then now."""
-        while self._heap and self._heap[0][0] <= end:
-            self.now, _, _, action = heapq.heappop(self._heap)
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] <= end:
+            self.now, _, _, action = pop(heap)
             self.events_total += 1
             action()
         self.now = end

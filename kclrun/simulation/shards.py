@@ -62,6 +62,7 @@ class ShardStream:
             storage=Storage(STORED_BYTES_MAX),
         )
         self._logs: dict[str, ShardLog] = {}
+        self._rates: dict[str, float] = {}
         self._remember(0.0)
 
     def reshard(self, count: int, now: float) -> None:
@@ -124,12 +125,12 @@ class ShardStream:
         """How many records the shard has received by now."""
         log = self._logs[shard_id]
         until = _wall(now) if log.closed_at is None else min(_wall(now), log.closed_at)
-        return max(0, int((until - log.created_at) * self._rate(log)))
+        return max(0, int((until - log.created_at) * self._rates[shard_id]))
 
     def arrival_of(self, shard_id: str, number: int) -> float:
         """When record `number` arrives, if the shard stays open; never, where nothing does."""
         log = self._logs[shard_id]
-        rate = self._rate(log)
+        rate = self._rates[shard_id]
         return log.created_at - WORLD_BEGAN_AT + number / rate if rate else math.inf
 
     def total(self, shard_id: str) -> int | None:
@@ -155,7 +156,7 @@ class ShardStream:
     def position(self, shard_id: str, number: int) -> ExtendedSequenceNumber:
         """The sequence number of record `number`."""
         log = self._logs[shard_id]
-        second = int(log.created_at + number / self._rate(log))
+        second = int(log.created_at + number / self._rates[shard_id])
         return ExtendedSequenceNumber(str(log.numbering.number(number, second)))
 
     def number_of(self, shard_id: str, position: ExtendedSequenceNumber) -> int:
@@ -172,6 +173,7 @@ class ShardStream:
     def _remember(self, now: float) -> None:
         for log in self._stream.shards(_wall(now)):
             self._logs.setdefault(log.shard_id, log)
+            self._rates.setdefault(log.shard_id, self._rate(log))
 
 
 def _as_of(then: WallTime, log: ShardLog) -> Shard:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -115,7 +116,7 @@ class IdlePolls(Protocol):
     """One host's looks for offered rows, while there are none."""
 
     def wake(self) -> None:
-        """There is one; or looks may fail from now on."""
+        """There is one; or looks fail more or less often from now on."""
         ...
 
     def count(self) -> int:
@@ -148,7 +149,7 @@ class SimulatedTable:
 
     @faults.setter
     def faults(self, faults: FaultRates) -> None:
-        self._faults = faults
+        self._faults = faults if faults.total else CALM
         self._wake_idle()
 
     @property
@@ -177,28 +178,20 @@ class SimulatedTable:
     ) -> None:
         """Send a change once: one of ours, or a raw write as the Java KCL sends it."""
         self._costs.requests += 1
-
-        def answer(outcome: Outcome) -> None:
-            self._watcher.write_answered(sender, change, outcome)
-            reply(outcome)
-
+        after, answer = self._scheduler.after, partial(self._answer, sender, change, reply)
         fate = self._draw_fate()
         match fate:
+            case None:
+                after(self._leg_s(), partial(self._apply_and_tell, sender, change, answer))
             case "throttled":
-                self._scheduler.after(self._leg_s(2), lambda: answer(Throttled("slow down")))
+                after(self._leg_s(2), partial(answer, Throttled("slow down")))
             case "unreachable":
-                self._scheduler.after(self._leg_s(2), lambda: answer(Unavailable("no route")))
-            case "lost_reply" | "late":
+                after(self._leg_s(2), partial(answer, Unavailable("no route")))
+            case _:
                 is_late = fate == "late"
                 delay_s = self._fate.uniform(PATIENCE_S, LATE_MAX_S) if is_late else 0.0
-                self._scheduler.after(
-                    self._leg_s() + delay_s, lambda: self._apply_in_silence(sender, change)
-                )
-                self._scheduler.after(PATIENCE_S, lambda: answer(OutcomeUnknown("timed out")))
-            case _:
-                self._scheduler.after(
-                    self._leg_s(), lambda: self._apply_and_tell(sender, change, answer)
-                )
+                after(self._leg_s() + delay_s, partial(self._apply_in_silence, sender, change))
+                after(PATIENCE_S, partial(answer, OutcomeUnknown("timed out")))
 
     def read(self, key: LeaseKey, reply: Callable[[Lease | None], None], failed: Failed) -> None:
         """One row, consistently."""
@@ -217,12 +210,26 @@ class SimulatedTable:
 
         self._ask(query, reply, failed)
 
+    def offered_in_vain(self, failed: Failed) -> None:
+        """As `offered`, of a query that is known to fail."""
+        self._costs.requests += 1
+        self._costs.faults += 1
+        self._scheduler.after(PATIENCE_S, lambda: failed("timed out"))
+
     def let_idle(self, polls: IdlePolls) -> bool:
         """Whether looks for offered rows find nothing: then they are woken before one does."""
-        if self._faults is not CALM or self._rows.has_offers:
+        if self._rows.has_offers:
             return False
         self._idle[polls] = None
         return True
+
+    def reads_until_failure(self) -> float:
+        """How many reads in a row are answered before one fails, drawn as the faults are now: as
+        many as if each were drawn by itself. Infinite in calm."""
+        failing = self._faults.total
+        if failing == 0.0 or failing >= 1.0:
+            return math.inf if failing == 0.0 else 0
+        return math.floor(math.log1p(-self._fate.random()) / math.log1p(-failing))
 
     def idle_no_more(self, polls: IdlePolls) -> bool:
         """Its host looks no further; whether it idled."""
@@ -234,7 +241,7 @@ class SimulatedTable:
 
     def scan(self, reply: Callable[[tuple[Lease, ...]], None], failed: Failed) -> None:
         """Page by page: rows written meanwhile show as they are when their page is read."""
-        self._scan_on(self._rows.scan(), (), reply, failed)
+        self._scan_on(None, (), reply, failed)
 
     def ask_kinesis(
         self, ask: Callable[[], Answer], reply: Callable[[Answer], None], failed: Failed
@@ -249,21 +256,22 @@ class SimulatedTable:
 
     def _scan_on(
         self,
-        pages: Iterator[ScanPage],
+        key: str | None,
         found: tuple[Lease, ...],
         reply: Callable[[tuple[Lease, ...]], None],
         failed: Failed,
     ) -> None:
-        def took(page: ScanPage | None) -> None:
-            if page is None:
-                reply(found)
-                return
+        def took(answer: tuple[ScanPage, str | None]) -> None:
+            page, last_key = answer
             self._costs.read_units += max(
                 1.0, len(page.leases) * self._row_size() / _READ_UNIT_BYTES
             )
-            self._scan_on(pages, found + page.leases, reply, failed)
+            if last_key is None:
+                reply(found + page.leases)
+            else:
+                self._scan_on(last_key, found + page.leases, reply, failed)
 
-        self._ask(lambda: next(pages, None), took, failed)
+        self._ask(lambda: self._rows.page_after(key), took, failed)
 
     def _ask(
         self, ask: Callable[[], Answer], reply: Callable[[Answer], None], failed: Failed
@@ -275,11 +283,10 @@ class SimulatedTable:
             self._send(ask, reply)
 
     def _send(self, ask: Callable[[], Answer], reply: Callable[[Answer], None]) -> None:
-        def arrived() -> None:
-            answer = ask()
-            self._scheduler.after(self._leg_s(), lambda: reply(answer))
+        self._scheduler.after(self._leg_s(), partial(self._arrived, ask, reply))
 
-        self._scheduler.after(self._leg_s(), arrived)
+    def _arrived(self, ask: Callable[[], Answer], reply: Callable[[Answer], None]) -> None:
+        self._scheduler.after(self._leg_s(), partial(reply, ask()))
 
     def _draw_fate(self) -> str | None:
         faults = self._faults
@@ -302,7 +309,17 @@ class SimulatedTable:
         self, sender: str, change: LeaseChange | ItemWrite, answer: Callable[[Outcome], None]
     ) -> None:
         outcome = self._apply(sender, change)
-        self._scheduler.after(self._leg_s(), lambda: answer(outcome))
+        self._scheduler.after(self._leg_s(), partial(answer, outcome))
+
+    def _answer(
+        self,
+        sender: str,
+        change: LeaseChange | ItemWrite,
+        reply: Callable[[Outcome], None],
+        outcome: Outcome,
+    ) -> None:
+        self._watcher.write_answered(sender, change, outcome)
+        reply(outcome)
 
     def _apply(self, sender: str, change: LeaseChange | ItemWrite) -> Outcome:
         keys = keys_written(change)

@@ -53,6 +53,10 @@ class Uplink:
         self._idle[polls] = None
         return True
 
+    def reads_until_failure(self) -> float:
+        """As the table's."""
+        return self._table.reads_until_failure()
+
     def wake(self, polls: IdlePolls) -> None:
         """If it idles: its next look is an event again."""
         if self.idle_no_more(polls):
@@ -83,6 +87,10 @@ class Uplink:
     ) -> None:
         if not self._refuses(failed):
             self._table.offered(rows_max, reply, failed)
+
+    def offered_in_vain(self, failed: Failed) -> None:
+        """A look that was let idle until it fails."""
+        self._table.offered_in_vain(failed)
 
     def scan(self, reply: Callable[[tuple[Lease, ...]], None], failed: Failed) -> None:
         if not self._refuses(failed):

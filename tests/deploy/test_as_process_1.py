@@ -7,7 +7,6 @@ import functools
 import signal
 import socket
 import subprocess
-import sys
 import textwrap
 
 import psutil
@@ -62,18 +61,9 @@ def way():
 class Container(Application):
     """An application whose manager is process 1."""
 
-    def start(self, *arguments):
-        self.starts += 1
-        self.process = subprocess.Popen(
-            [*way(), sys.executable, "-P", "-m", "kclrun", "--config", self.config, *arguments],
-            env=self.environment,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            process_group=0,
-        )
-        return self
+    @property
+    def wrapper(self):
+        return way()
 
     @property
     def manager(self):

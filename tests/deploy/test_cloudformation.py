@@ -15,6 +15,8 @@ from moto import mock_aws
 from kclrun.aws.policies import Site, run_policy
 from kclrun.config.load import settings_of
 from kclrun.model.time import WallTime
+from kclrun.observe.metric_window import APPLICATION
+from kclrun.observe.metrics import METRICS
 from tests.deploy.templates import Stack, read_template
 
 ROOT = Path(__file__).parents[2]
@@ -184,6 +186,36 @@ def test_a_machine_runs_the_stacks_application_in_the_group_of_its_zone(made):
     assert found.observe.cloudwatch.namespace == "kclrun"
 
 
+def test_what_the_stack_made_is_used_whatever_the_file_says(made):
+    """Its role and its alarms know nothing else."""
+    text = (
+        "application: other\nstreams: [{name: a}, {name: b}]\nprocessor: m:C\n"
+        "leases: {table: old}\n"
+        "observe: {cloudwatch: {namespace: mine, dimensions: {Environment: prod}}}\n"
+    )
+
+    found = settings_of(
+        text, overrides(made.user_data), environment={}, now=WallTime(1_800_000_000.0)
+    )
+
+    assert [each.name for each in found.sources] == [settings(made).stream]
+    assert found.table == "shop"
+    assert found.observe.cloudwatch == settings(made).observe.cloudwatch
+
+
+def test_no_parameter_can_end_a_word_of_the_script(made):
+    parameters = made.stack.template["Parameters"]
+    launch = made.stack.template["Resources"]["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
+    named = set(re.findall(r"\$\{(\w+)\}", str(launch["UserData"])))
+
+    assert {"Application", "Bundle", "Namespace"} <= named
+    for name in named:
+        pattern = parameters[name].get("AllowedPattern", r"\d+")
+        assert parameters[name]["Type"] == "Number" or "AllowedPattern" in parameters[name], name
+        for sign in " '\"`$\\;%*\n":
+            assert not re.fullmatch(pattern, f"shop/a{sign}b"), (name, sign)
+
+
 def test_a_machine_completes_the_hooks_that_the_group_has(made):
     hooks = {
         one["LifecycleTransition"].rpartition("_")[2]: one["LifecycleHookName"]
@@ -273,6 +305,36 @@ def test_the_alarms_are_those_of_the_readme(moto):
         assert alarm["AlarmActions"] == [f"arn:aws:sns:{REGION}:{ACCOUNT}:people"]
 
 
+def metrics_asked_for(properties):
+    """Every metric in it, with its namespace and dimensions, however deep it stands."""
+    if isinstance(properties, dict):
+        if "MetricName" in properties:
+            yield properties
+        properties = properties.values()
+    if not isinstance(properties, str | int | float):
+        for each in properties:
+            yield from metrics_asked_for(each)
+
+
+@pytest.mark.parametrize("by", ["bytes", "leases"])
+def test_what_alarms_and_scaling_ask_for_is_what_machines_publish(moto, by):
+    made = Made(f"asking-by-{by}", ScaleBy=by)
+    cloudwatch = settings(made).observe.cloudwatch
+    asked = [
+        metric
+        for kind in ("AWS::CloudWatch::Alarm", "AWS::AutoScaling::ScalingPolicy")
+        for name in made.stack.of_type(kind)
+        for metric in metrics_asked_for(made.stack.properties(name))
+        if metric["Namespace"] != "AWS/AutoScaling"
+    ]
+
+    assert {metric["MetricName"] for metric in asked} == METRICS.keys()
+    for metric in asked:
+        assert metric["Namespace"] == cloudwatch.namespace
+        published = {APPLICATION: "shop"} | cloudwatch.dimensions
+        assert {each["Name"]: each["Value"] for each in metric["Dimensions"]} == published
+
+
 SIGNS = {"GreaterThanThreshold": ">", "LessThanOrEqualToThreshold": "<="}
 
 
@@ -312,6 +374,16 @@ def rows_of_the_readme():
             shown,
             "breaching" if missing == "**breaching**" else "notBreaching",
         )
+
+
+def test_a_deploy_leaves_as_many_machines_as_there_should_be(made):
+    machines = made.stack.template["Resources"]["Machines"]
+    rolling = made.stack.value(machines["UpdatePolicy"])["AutoScalingRollingUpdate"]
+
+    # CloudFormation refuses an update that would need more machines than there may be.
+    assert int(rolling["MinInstancesInService"]) == made.group["MinSize"] < made.group["MaxSize"]
+    assert rolling["MaxBatchSize"] == 1
+    assert not {"Launch", "Terminate"} & set(rolling["SuspendProcesses"])
 
 
 def test_a_resource_that_holds_records_outlives_the_stack():

@@ -7,13 +7,10 @@ So the two directives that could hurt most are tried with the tools that they st
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
-
-from tests.processes.ledger_rig.application import Application
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 pytestmark = pytest.mark.timeout(120)
@@ -29,38 +26,16 @@ exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs "$@"
 """
 
 
-class Wrapped(Application):
+@pytest.fixture
+def wrapped(application):
     """An application whose manager is started by another program."""
 
-    wrapper = ()
-
-    def start(self):
-        self.starts += 1
-        self.process = subprocess.Popen(
-            [*self.wrapper, sys.executable, "-P", "-m", "kclrun", "--config", self.config],
-            env=self.environment,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            process_group=0,
-        )
-        return self
-
-
-@pytest.fixture
-def wrapped(tmp_path, embedded_aws):
-    made = []
-
     def make(wrapper, stream, /):
-        app = Wrapped(tmp_path, embedded_aws, stream)
+        app = application(stream)
         app.wrapper = wrapper
-        made.append(app)
         return app
 
-    yield make
-    for one in made:
-        one.close()
+    return make
 
 
 def test_without_capabilities_and_over_a_read_only_system_all_is_processed(

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from botocore.session import Session
 
 from kclrun.cli import exit_codes
 from kclrun.config.schema import Settings
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "config" / "deploy" / "kclrun.service"
 # Of 10; what systemd-analyze calls OK.
 EXPOSURE_MAX = 2.0
+METADATA = ("metadata_service_timeout", "metadata_service_num_attempts")
 
 
 def setting(name):
@@ -75,6 +77,22 @@ def test_what_no_restart_can_heal_is_not_restarted():
     }
     # And an end in good order is one: the instance may be on its way out.
     assert setting("Restart") == ["on-failure"]
+
+
+def test_metadata_that_answers_late_is_no_missing_permission(monkeypatch):
+    """The names are botocore's, for its own question for a role's keys."""
+    for name in METADATA:
+        monkeypatch.delenv(f"AWS_{name.upper()}", raising=False)
+    session = Session()
+    alone = [session.get_config_variable(name) for name in METADATA]
+
+    for name, value in (
+        word.split("=") for line in setting("Environment") for word in line.split()
+    ):
+        monkeypatch.setenv(name, value)
+
+    assert alone == [1, 1]
+    assert [session.get_config_variable(name) for name in METADATA] == [5, 3]
 
 
 def test_a_drain_is_given_its_grace_and_the_last_writes():

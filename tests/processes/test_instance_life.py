@@ -39,7 +39,7 @@ def test_an_instance_lives_from_its_launch_hook_to_its_end_and_nothing_is_lost_o
     until(lambda: group.state == "InService", why=a.last_words)
     b.start()
     a.until(lambda: a.lease_pids() and b.lease_pids())
-    a.until_delivered(len(a.ledger.delivered) + 2_000)
+    a.until_delivered(len(a.ledger.delivered) + 1_000)
     noticed = time.monotonic()
     metadata.notice_interruption(in_s=120.0)
     a.until(lambda: a.of("lifecycle_awaited"))
@@ -87,7 +87,7 @@ def test_a_group_that_ends_the_instance_waits_for_the_batch_and_is_asked_for_tim
     embedded_aws, on_instance, group, producer
 ):
     stream = embedded_aws.stream(shards=1)
-    app = on_instance(stream, options={"batch_s": 8}, fetch={"batch_max": 400})
+    app = on_instance(stream, options={"batch_s": 6}, fetch={"batch_max": 400})
     source = producer(stream, 1_200, seed=32).start()
     source.join()
     app.start()
@@ -103,7 +103,7 @@ def test_a_group_that_ends_the_instance_waits_for_the_batch_and_is_asked_for_tim
     assert len(app.of("lifecycle_heartbeat")) >= 1
     batches = app.ledger.read().batches
     assert len(batches) >= 2
-    assert group.instant_of(COMPLETED) > batches[-1].at + 8
+    assert group.instant_of(COMPLETED) > batches[-1].at + 6
     assert all("leaseOwner" not in row for row in embedded_aws.rows(app.table).values())
 
 
@@ -141,11 +141,11 @@ def test_a_spot_instance_leaves_before_its_end_whatever_the_grace(
     app.start()
     app.until(lambda: app.ledger.pids)
 
-    metadata.notice_interruption(in_s=20.0)
+    metadata.notice_interruption(in_s=15.0)
     began = time.monotonic()
 
     assert app.process.wait(40) == 75
-    assert time.monotonic() - began < 20.0 + 2.0
+    assert time.monotonic() - began < 15.0 + 2.0
     assert group.asked == [], "no hook was named"
 
 
@@ -154,7 +154,7 @@ def test_throttled_calls_are_repeated_and_a_lost_answer_is_no_failure(
     embedded_aws, on_instance, group
 ):
     stream = embedded_aws.stream(shards=1)
-    group.failures.extend([(400, "Throttling"), (400, "Throttling"), None])
+    group.failures.extend([(400, "Throttling"), None])
     app = on_instance(stream).start()
 
     until(lambda: app.of("lifecycle_completed"), why=app.last_words)
@@ -162,7 +162,7 @@ def test_throttled_calls_are_repeated_and_a_lost_answer_is_no_failure(
     assert group.state == "InService"
     events = [line["event"] for line in app.lines()]
     assert events.count("service_unreachable") == events.count("service_back") == 1
-    assert app.of("lifecycle_completed")[0]["attempts"] == 4
+    assert app.of("lifecycle_completed")[0]["attempts"] == 3
     assert app.stop() == 0
 
 
@@ -228,7 +228,7 @@ def test_outside_ec2_the_watch_costs_nothing_at_the_start(embedded_aws, applicat
     """The metadata address swallows everything: each question there waits until its time-out."""
     took = {}
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        for watch in (False, "auto") * 3:
+        for watch in (False, "auto") * 2:
             stream = embedded_aws.stream(shards=1)
             app = application(stream, machine=stream, instance={"watch": watch})
             app.more_environment = {

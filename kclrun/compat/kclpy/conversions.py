@@ -30,6 +30,10 @@ _IDLE_MIN_S: Final = 0.2
 _EPOCH_MAX_S: Final = 253_402_300_799
 _REGION_OF_ARN: Final = re.compile(r"arn:[a-z0-9-]+:kinesis:([a-z0-9-]+):")
 _ROLE: Final = re.compile(r"arn:[a-z0-9-]+:iam::\d{12}:role/[\w+=,.@/-]+")
+# What the daemon's own conversion (Commons BeanUtils) takes for a switch.
+_SWITCH: Final = dict.fromkeys(("true", "yes", "y", "on", "1"), True) | dict.fromkeys(
+    ("false", "no", "n", "off", "0"), False
+)
 # What the daemon takes where neither regionName nor an ARN says another.
 _REGION: Final = "us-east-1"
 
@@ -83,8 +87,12 @@ def _start(known: Known) -> Iterator[Converted]:
 def _aws(known: Known) -> Iterator[Converted]:
     of_arn = _REGION_OF_ARN.match(known.get("streamarn", ""))
     region = known.get("regionname") or (of_arn[1] if of_arn else _REGION)
-    is_guess = "regionname" not in known and of_arn is None
-    yield "aws.region", region, "the default of amazon_kclpy" if is_guess else ""
+    comment = ""
+    if "regionname" not in known and of_arn is None:
+        comment = "the default of amazon_kclpy"
+    elif of_arn is not None and of_arn[1] != region:
+        comment = f"the stream's ARN says {of_arn[1]}: one of the two is wrong, for the KCL as well"
+    yield "aws.region", region, comment
     of_table = known.get("dynamodbregionname", region)
     if of_table != region:
         raise SettingsError(
@@ -143,7 +151,7 @@ def _leases(known: Known) -> Iterator[Converted]:
     cleanup = known.get("cleanupleasesuponshardcompletion")
     if cleanup is not None:
         comment = _remark("cleanupLeasesUponShardCompletion")
-        yield "leases.cleanup", cleanup.lower() == "true", comment
+        yield "leases.cleanup", _switch("cleanupLeasesUponShardCompletion", cleanup), comment
 
 
 def _fetch(known: Known) -> Iterator[Converted]:
@@ -201,6 +209,12 @@ def _number(known: Known, name: str) -> int | None:
     if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
         raise SettingsError(f"{name}: expected a whole number, got {text[:40]!r}")
     return int(text)
+
+
+def _switch(name: str, text: str) -> bool:
+    if text.lower() not in _SWITCH:
+        raise SettingsError(f"{name}: expected true or false, got {text[:40]!r}")
+    return _SWITCH[text.lower()]
 
 
 def _duration(seconds: float) -> str:

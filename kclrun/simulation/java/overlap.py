@@ -133,7 +133,7 @@ class MixedOracles(Oracles):
             self._require_alone(reader)
             self._require_waited(reader)
         self._until_s.setdefault(reader.key, {})[reader] = until_s
-        if self._was_stolen_from(reader):
+        if self._was_stolen_from(reader) and not self._was_deleted_since_stolen(reader.key):
             past_s = until_s - self._stolen_s[reader.key]
             if past_s > self._policy.failover_s:
                 words = f"{reader.who} may read for {past_s:.3f} s after a Java worker's take"
@@ -180,6 +180,11 @@ class MixedOracles(Oracles):
         """Whether a Java worker took the row while this process might read."""
         stolen_s = self._stolen_s.get(reader.key)
         return stolen_s is not None and self._opened_s[reader] <= stolen_s
+
+    def _was_deleted_since_stolen(self, key: LeaseKey) -> bool:
+        """Whether the steal is gone with the row: its last kclrun owner knows of none, writes the
+        row again within its fence, and the Java worker is the one that loses the lease."""
+        return self._deleted_s.get(key, -1.0) >= self._stolen_s[key]
 
     def _lost_its_row(self, reader: Reader) -> bool:
         """Whether somebody deleted the row while this process might read."""

@@ -29,8 +29,8 @@ class Fleet:
         self.groups = {}
         self.notes = Notes(aws.notes_path, f"app-{stream}", stream)
 
-    def add(self, name, group=""):
-        """Start a manager on a new machine."""
+    def add(self, name, group="", *, environment=()):
+        """Start a manager on a new machine, with so much more in its environment."""
         machine = self._application(
             self._stream,
             machine=name,
@@ -39,6 +39,7 @@ class Fleet:
         )
         self.machines[name] = machine
         self.groups[name] = group
+        machine.more_environment.update(environment)
         machine.start()
         return machine
 

@@ -1,5 +1,6 @@
 """A small HTTP service on loopback, its answers made by one function, in threads of its own."""
 
+import contextlib
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -12,6 +13,11 @@ class HttpService:
     def __init__(self, answer):
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def handle(self):
+                # Whoever asked may end between two requests, as a machine does.
+                with contextlib.suppress(ConnectionResetError):
+                    super().handle()
 
             def handle_any(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

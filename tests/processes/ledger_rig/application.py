@@ -52,7 +52,12 @@ def wait_for_ends(pidfds, timeout_s):
 
 
 class Application:
-    """One configuration on one machine: started, stopped, killed and started again."""
+    """One configuration on one machine: started, stopped, killed and started again.
+
+    `wrapper` is the program, with its arguments, that starts the manager, if another does.
+    """
+
+    wrapper = ()
 
     def __init__(self, folder, where, stream, /, *, machine="a", **settings):
         self.folder = folder / machine
@@ -112,7 +117,10 @@ class Application:
         """Exec a manager, in a process group of its own as a shell would give it."""
         self.starts += 1
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "kclrun", "--config", self.config, *arguments],
+            [
+                *(*self.wrapper, sys.executable, "-P", "-m", "kclrun"),
+                *("--config", self.config, *arguments),
+            ],
             env=self.environment,
             cwd=self.folder,
             stdin=subprocess.DEVNULL,

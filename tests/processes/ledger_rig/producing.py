@@ -68,6 +68,11 @@ class Producer:
     def resume(self):
         self._may_put.set()
 
+    def reshard(self, how, index):
+        """Split or merge now, between two calls; as `reshards`."""
+        with self._between_calls:
+            self._reshard(how, index)
+
     def join(self, timeout_s=120.0):
         self._thread.join(timeout_s)
         assert self.is_done, "the producer is not done in time"

@@ -20,7 +20,7 @@ OF_CONDITIONS = (
         new="            return row.owner == change.seen_owner",
         breaks="a lease that was renewed since the scan is taken",
         source="a4 (KCL assignLease), a6 (kcl-rust acquire)",
-        found_at=2,
+        found_at=7,
     ),
     Mutant(
         name="renewal-conditional-on-owner-only",
@@ -53,7 +53,7 @@ OF_CONDITIONS = (
         new="        case Checkpoint() | ResumeLease():\n            return True",
         breaks="who lost a lease moves the position of its new owner",
         source="a8: non-owners may checkpoint by design",
-        found_at=1,
+        found_at=2,
     ),
     Mutant(
         name="end-unconditional",
@@ -63,7 +63,7 @@ OF_CONDITIONS = (
         breaks="who lost a lease ends the shard that its new owner still reads",
         source="a8: SHARD_END is unconditional",
         layer="dense storms",
-        found_at=0,
+        found_at=2,
     ),
     Mutant(
         name="release-unconditional",
@@ -82,7 +82,7 @@ OF_CONDITIONS = (
         breaks="a checkpoint moves a row back over a late one",
         source="trace H6",
         layer="rough storms",
-        found_at=15,
+        found_at=2,
     ),
     Mutant(
         name="late-checkpoint-without-upper-bound",

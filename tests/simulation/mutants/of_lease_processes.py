@@ -51,7 +51,7 @@ OF_LEASE_PROCESSES = (
         breaks="a late checkpoint covers a batch that was never processed",
         source="P19: for what was fully processed",
         layer="dense storms",
-        found_at=3,
+        found_at=0,
     ),
     Mutant(
         name="fence-from-the-latest-send",
@@ -73,7 +73,7 @@ OF_LEASE_PROCESSES = (
         breaks="a slow clock permits batches when a fast one may take already",
         source="B.1; fence margin 0",
         layer="dense storms",
-        found_at=8,
+        found_at=69,
     ),
     Mutant(
         name="fence-of-two-failovers",
@@ -94,7 +94,7 @@ OF_LEASE_PROCESSES = (
         ),
         breaks="an outcome that is still unknown is taken for a success",
         source="P6: first unknown outcome taken as applied",
-        found_at=10,
+        found_at=2,
     ),
     Mutant(
         name="unknown-outcome-taken-as-not-applied",
@@ -140,7 +140,7 @@ OF_LEASE_PROCESSES = (
         breaks="the position of a late checkpoint is adopted, and a lower one written over it",
         source="trace N1",
         layer="rough storms",
-        found_at=6,
+        found_at=2,
     ),
     Mutant(
         name="renewal-as-slow-as-expiry",

@@ -76,6 +76,18 @@ def test_each_failure_is_its_own_leaf_and_is_sent_once(group, actions, failure, 
     assert group.state == "Pending:Wait"
 
 
+def test_keys_that_the_metadata_does_not_give_yet_are_asked_for_again(tmp_path, monkeypatch):
+    """Without them nothing was sent: as when the service is away."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+    with pytest.raises(Unavailable, match="no AWS credentials were found"):
+        BotoLifecycleActions(EndpointSettings(region="eu-west-1")).complete(LAUNCH)
+
+
 def test_an_answer_that_was_lost_is_an_unknown_outcome(group, actions):
     group.failures.append(None)
 

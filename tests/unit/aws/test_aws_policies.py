@@ -17,6 +17,7 @@ from moto import mock_aws
 from kclrun.aws.operations import OPERATIONS, Grant
 from kclrun.aws.policies import (
     Policy,
+    Sink,
     Site,
     caller_policy,
     provision_policy,
@@ -27,8 +28,11 @@ from kclrun.config.load import settings_of
 from kclrun.config.schema import Settings
 from kclrun.model.time import WallTime
 
-ROOM = Path(__file__).parents[3] / "kclrun" / "aws"
-SERVICES = ("kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling")
+PACKAGE = Path(__file__).parents[3] / "kclrun"
+ROOM = PACKAGE / "aws"
+SERVICES = sorted({operation.service for operation in OPERATIONS})
+# They make and reshape the streams of the embedded AWS, which asks nobody for permission.
+OF_THE_EMBEDDED_AWS = {"cli/embedded_run.py", "local/filling.py"}
 SITE = Site(partition="aws", region="eu-west-1", account="123456789012")
 STREAM = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 TABLE = "arn:aws:dynamodb:eu-west-1:123456789012:table/shop"
@@ -51,6 +55,8 @@ def fleet(more: str = "") -> Policy:
 
 
 HOOKS = "instance: {group: machines, launch_hook: up, termination_hook: down}\n"
+ROLE = "arn:aws:iam::123456789012:role/orders"
+ASSUMING = FLEET + HOOKS + f"aws: {{role_arn: '{ROLE}'}}\n"
 EVERYTHING = FLEET + "observe: {cloudwatch: {namespace: shops}}\n" + HOOKS
 POLICIES: dict[str, Policy] = {
     "a machine": run_policy(settings(EVERYTHING), SITE),
@@ -61,10 +67,16 @@ POLICIES: dict[str, Policy] = {
     ),
     "Spark": run_policy(settings(SPARK), SITE),
     "Spark that begins at leases": run_policy(settings(SPARK + "start: {leases: old}\n"), SITE),
-    "Spark with a stream for its rows": run_policy(settings(SPARK), SITE, sink_stream="rows"),
+    "Spark with a stream for its rows": run_policy(
+        settings(SPARK), SITE, sink=Sink(SITE.stream("rows"))
+    ),
+    "Spark with a role for its rows": run_policy(
+        settings(SPARK), SITE, sink=Sink(SITE.stream("rows"), ROLE)
+    ),
     "who provisions": provision_policy(settings(FLEET), SITE),
     "who puts": put_policy(settings(FLEET), SITE),
-    "who assumes the role": caller_policy("arn:aws:iam::123456789012:role/orders"),
+    "a role that is assumed": run_policy(settings(ASSUMING), SITE),
+    "who assumes the role": caller_policy(ROLE, settings(ASSUMING), SITE),
     "China": run_policy(
         settings(EVERYTHING),
         Site(partition="aws-cn", region="cn-north-1", account="123456789012"),
@@ -176,6 +188,11 @@ def test_the_right_to_answer_hooks_is_bound_to_the_group() -> None:
     assert Grant.LIFECYCLE.value not in by_sid(fleet())
 
 
+def test_hooks_are_answered_by_the_machine_and_not_by_the_role_that_it_assumes() -> None:
+    assert set(by_sid(POLICIES["who assumes the role"])) == {"AssumeRole", "AnswerLifecycleHooks"}
+    assert Grant.LIFECYCLE.value not in by_sid(POLICIES["a role that is assumed"])
+
+
 def test_a_group_that_only_its_instances_know_is_any_of_the_account() -> None:
     hooks = by_sid(fleet("instance: {launch_hook: up}\n"))[Grant.LIFECYCLE.value]
 
@@ -233,6 +250,13 @@ def test_only_who_puts_may_write_to_a_stream() -> None:
     assert "kinesis:PutRecords" not in allowed(POLICIES["a machine"])
 
 
+def test_a_sink_with_a_role_of_its_own_is_reached_through_it() -> None:
+    statements = by_sid(POLICIES["Spark with a role for its rows"])
+
+    assert statements[Grant.ROLE.value]["Resource"] == ROLE
+    assert Grant.WRITE.value not in statements
+
+
 def _model_operations() -> dict[str, str]:
     """Every operation of the services, by its wire name and by its method name."""
     session = Session()
@@ -258,7 +282,7 @@ def test_no_module_names_an_operation_that_is_not_declared() -> None:
     known = _model_operations()
     used = {
         (path.name, known[name])
-        for path in ROOM.glob("*.py")
+        for path in ROOM.rglob("*.py")
         for name in _strings_and_methods(ast.parse(path.read_text()))
         if name in known
     }
@@ -268,9 +292,48 @@ def test_no_module_names_an_operation_that_is_not_declared() -> None:
     assert {("control.py", "ListShards"), ("table_setup.py", "CreateTable")} <= used
 
 
+def _calls(*names: str) -> Iterator[tuple[str, ast.Call]]:
+    """All calls of something of these names in the package, with the file that they stand in."""
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text()
+        if not any(name in text for name in names):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            match node:
+                case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)):
+                    if called in names:
+                        yield path.relative_to(PACKAGE).as_posix(), node
+
+
+def test_a_client_is_made_of_no_service_but_those_of_the_declared_operations() -> None:
+    """The names of others' operations would not be looked for."""
+    made = list(_calls("create_client", "_client", "client"))
+    named = {
+        call.args[0].value
+        for _, call in made
+        if call.args and isinstance(call.args[0], ast.Constant)
+    }
+
+    assert named <= set(SERVICES)
+    assert {"kinesis", "dynamodb", "sts"} <= named
+    # By a variable: what `_client` is given by its own methods, and what endpoints are probed for.
+    assert sorted(
+        file
+        for file, call in made
+        if file.startswith("aws/") and call.args and isinstance(call.args[0], ast.Name)
+    ) == ["aws/control.py", "aws/endpoints.py"]
+
+
+def test_operations_are_declared_nowhere_else() -> None:
+    """A wire client sends what it is given."""
+    declaring = {file for file, _ in _calls("Operation")}
+
+    assert declaring == {"aws/operations.py", *OF_THE_EMBEDDED_AWS}
+
+
 def test_every_declared_operation_exists_and_is_used() -> None:
     known = _model_operations()
-    sources = {path.name: path.read_text() for path in ROOM.glob("*.py")}
+    sources = {path.name: path.read_text() for path in ROOM.rglob("*.py")}
     for operation in OPERATIONS:
         assert operation.name in known
         constant = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation.name).upper()

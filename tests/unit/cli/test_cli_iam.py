@@ -65,9 +65,27 @@ def test_without_an_account_it_is_asked_for(tmp_path, capsys):
     assert "--account" in capsys.readouterr().err
 
 
+def test_a_role_that_is_no_arn_says_no_account(tmp_path, capsys):
+    assert iam(tmp_path, FLEET, "--set", "aws.role_arn=arn:reader") == 78
+    assert "--account" in capsys.readouterr().err
+
+
 def test_an_account_that_is_none_is_refused(tmp_path, capsys):
     assert iam(tmp_path, FLEET, "--account", "1234-5678-9012") == 78
     assert "12 digits" in capsys.readouterr().err
+
+
+def test_streams_of_several_accounts_leave_open_whose_the_table_is(tmp_path, capsys):
+    streams = ", ".join(
+        f"{{name: 'arn:aws:kinesis:eu-west-1:{account}:stream/orders-{account[0]}'}}"
+        for account in ("210987654321", "123456789012")
+    )
+    text = FLEET.replace("stream: orders", f"streams: [{streams}]")
+
+    assert iam(tmp_path, text) == 78
+    assert "the streams are of several" in capsys.readouterr().err
+    assert iam(tmp_path, text, *ACCOUNT) == 0
+    assert printed(capsys)["LeaseTable"]["Resource"].split(":")[4] == "123456789012"
 
 
 def test_the_partition_is_the_regions(tmp_path, capsys):
@@ -105,8 +123,21 @@ def test_the_caller_of_a_role_may_assume_it_and_nothing_else(tmp_path, capsys):
     assert printed(capsys)["AssumeRole"]["Resource"] == role
 
 
+def test_the_machine_that_assumes_a_role_answers_its_hooks_itself(tmp_path, capsys):
+    role = "arn:aws:iam::210987654321:role/reader"
+    text = FLEET + "instance: {group: machines, termination_hook: down}\n"
+    assumed = ("--set", f"aws.role_arn={role}")
+
+    assert iam(tmp_path, text, "--for", "caller", *assumed, *ACCOUNT) == 0
+    assert printed(capsys)["AnswerLifecycleHooks"]["Resource"] == (
+        "arn:aws:autoscaling:eu-west-1:123456789012:autoScalingGroup:*:autoScalingGroupName/machines"
+    )
+    assert iam(tmp_path, text, *assumed) == 0
+    assert "AnswerLifecycleHooks" not in printed(capsys)
+
+
 def test_a_caller_without_a_role_is_told_so(tmp_path, capsys):
-    assert iam(tmp_path, FLEET, "--for", "caller") == 78
+    assert iam(tmp_path, FLEET, "--for", "caller", *ACCOUNT) == 78
     assert "aws.role_arn" in capsys.readouterr().err
 
 
@@ -122,6 +153,25 @@ def test_on_spark_the_sinks_stream_is_the_one_that_may_be_written(tmp_path, caps
     statements = printed(capsys)
     assert set(statements) == {"ReadStream", "PutIntoStream"}
     assert statements["PutIntoStream"]["Resource"].endswith(":stream/rows")
+
+
+def test_a_sink_elsewhere_is_named_where_it_is(tmp_path, capsys):
+    text = SPARK.replace("streamName: rows", "streamName: rows, region: us-west-2")
+
+    assert iam(tmp_path, text, *ACCOUNT) == 0
+    statements = printed(capsys)
+    assert statements["PutIntoStream"]["Resource"].split(":")[3] == "us-west-2"
+    assert statements["ReadStream"]["Resource"].split(":")[3] == "eu-west-1"
+
+
+def test_on_spark_the_leases_to_begin_at_are_in_the_region_of_the_streams_arn(tmp_path, capsys):
+    arn = "arn:aws:kinesis:us-west-2:123456789012:stream/orders"
+    text = SPARK.replace("stream: orders", f"stream: {arn}") + "start: {leases: orders}\n"
+
+    assert iam(tmp_path, text) == 0
+    assert printed(capsys)["BeginAtLeases"]["Resource"] == (
+        "arn:aws:dynamodb:us-west-2:123456789012:table/orders"
+    )
 
 
 def test_on_spark_there_is_no_table_to_provision(tmp_path, capsys):

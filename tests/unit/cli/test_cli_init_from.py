@@ -72,6 +72,15 @@ def test_it_is_written_where_one_says_and_finds_the_script_from_there(folder):
     assert checked(folder / "new" / "app.yaml") == 0
 
 
+def test_a_comment_need_not_be_utf_8(folder):
+    """Java reads properties as Latin-1."""
+    write(folder / "app.properties", PROPERTIES.format(executable="consumer.py"))
+    text = (folder / "app.properties").read_bytes()
+    (folder / "app.properties").write_bytes(b"# Gr\xf6\xdfe\n" + text)
+
+    assert run_program(["init", "--from", "app.properties"]) == 0
+
+
 def test_a_script_on_the_path_is_found_there(folder, monkeypatch):
     write(folder / "bin" / "consumer.py", SCRIPT)
     (folder / "bin" / "consumer.py").chmod(0o700)
@@ -118,6 +127,14 @@ def test_properties_that_mean_nothing_write_nothing(folder, capsys):
 
     assert not (folder / "app.yaml").exists()
     assert "app.properties: applicationName is missing" in capsys.readouterr().err
+
+
+def test_a_folder_is_no_properties_file(folder, capsys):
+    (folder / "old").mkdir()
+
+    assert run_program(["init", "--from", "old"]) == 78
+
+    assert "--from old/app.properties" in capsys.readouterr().err
 
 
 def test_it_goes_with_nothing_else(folder):

@@ -235,6 +235,13 @@ def test_a_record_has_the_fields_of_the_daemons_json(amazon_kclpy):
         delivered.get("explicitHashKey")
 
 
+def test_a_payload_is_not_encoded_for_the_sake_of_another_field(amazon_kclpy, monkeypatch):
+    delivered = amazon_kclpy[1].DeliveredRecord(make_record(b"x", "k"))
+    monkeypatch.delattr(base64, "b64encode")
+
+    assert delivered.get("partitionKey") == "k"
+
+
 # What is refused before a shard is touched.
 
 

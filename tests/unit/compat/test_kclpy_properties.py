@@ -93,6 +93,7 @@ def test_the_least_there_can_be_is_an_application_that_goes_on():
         ({"maxLeasesForWorker": "2147483647"}, "leases.max", 1024),
         ({"maxLeasesToStealAtOneTime": "3"}, "leases.moves_per_cycle", 3),
         ({"cleanupLeasesUponShardCompletion": "false"}, "leases.cleanup", False),
+        ({"cleanupLeasesUponShardCompletion": "Yes"}, "leases.cleanup", True),
         ({"idleTimeBetweenReadsInMillis": "1500"}, "fetch.idle", 1.5),
         ({"idleTimeBetweenReadsInMillis": "50"}, "fetch.idle", 0.2),
         ({"maxRecords": "500"}, "fetch.batch_max", 500),
@@ -135,6 +136,14 @@ def test_an_arn_comes_before_a_name_and_says_the_region():
     assert (made.stream, made.aws.region) == (arn, "eu-central-1")
 
 
+def test_an_arn_of_another_region_is_pointed_at():
+    arn = "arn:aws:kinesis:eu-central-1:123456789012:stream/orders"
+
+    text = text_of(streamArn=arn, regionName="us-east-1")
+
+    assert "# the stream's ARN says eu-central-1: one of the two is wrong" in text
+
+
 def test_a_script_elsewhere_and_its_arguments_are_settings():
     arguments = ("--table", "null", "a: b #c", "${HOME}", 'q"\\', "é\x7f\u2028😀")
 
@@ -157,6 +166,7 @@ def test_a_script_that_cannot_be_run_is_asked_for():
         ({"applicationName": ""}, "app.properties: applicationName is missing"),
         ({"streamName": " "}, "streamName is missing, and streamArn, too"),
         ({"maxRecords": "many"}, "maxRecords: expected a whole number, got 'many'"),
+        ({"cleanupLeasesUponShardCompletion": "maybe"}, "expected true or false, got 'maybe'"),
         ({"initialPositionInStream": "AT_TIMESTAMP"}, "stands in initialPositionInStreamExtended"),
         ({"initialPositionInStreamExtended": "-1"}, "expected seconds since 1970"),
         ({"initialPositionInStreamExtended": "1790000000"}, "is in the future"),
@@ -209,6 +219,7 @@ def test_a_file_that_sets_every_property_is_accepted():
         "kinesisEndpoint": "https://kinesis.example",
         "dynamoDBEndpoint": "https://dynamodb.example",
         "initialPositionInStream": "LATEST",
+        "cleanupLeasesUponShardCompletion": "true",
     }
 
     made = settings(**(numbers | odd))

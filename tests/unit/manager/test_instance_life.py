@@ -179,6 +179,36 @@ def test_a_manager_that_starts_again_finds_nothing_waiting_at_the_launch_hook_an
     assert not one.stays
 
 
+def test_a_machine_that_works_is_put_into_service_even_if_the_group_is_away_for_long():
+    one = life()
+    one.handle(BecameReady(), 0.0)
+
+    asked, now = 1, 0.0
+    while now < 1_800.0:
+        assert notes(one.handle(CompletionAnswered(LAUNCH, LATER), now)) == []
+        while not acts(one.handle(Ticked(), now)):
+            now += 0.5
+        asked += 1
+    told = notes(one.handle(CompletionAnswered(LAUNCH, DONE), now))
+
+    assert told == ["lifecycle_completed"]
+    assert asked < 250
+
+
+def test_a_group_that_is_away_for_an_hour_is_asked_no_more():
+    one = life()
+    one.handle(BecameReady(), 0.0)
+
+    told, now = [], 0.0
+    while not told:
+        told = notes(one.handle(CompletionAnswered(LAUNCH, LATER), now))
+        while not told and not acts(one.handle(Ticked(), now)):
+            now += 0.5
+
+    assert told == ["lifecycle_not_completed"]
+    assert 3_500.0 < now <= 3_600.0
+
+
 def test_hooks_without_a_known_group_are_one_warning():
     one = InstanceLife(InstancePolicy(launch_hook="ready", termination_hook="drained"))
 

@@ -2,7 +2,10 @@
 
 import pytest
 
-from kclrun.simulation.table import CALM, FaultRates
+from kclrun.simulation.offer_polls import OfferPolls
+from kclrun.simulation.scheduler import Scheduler
+from kclrun.simulation.table import CALM, FaultRates, SimulatedTable
+from kclrun.simulation.uplink import Uplink
 from tests.unit.simulation.fleets import settled_fleet
 
 # Every half second and a round trip of 6 ms in the middle.
@@ -28,22 +31,58 @@ def test_looks_of_a_calm_fleet_cost_what_they_would_and_are_no_events():
     assert fleet.scheduler.events_total - events < 1200
 
 
-def test_where_requests_may_fail_each_look_is_an_event_and_in_calm_none_is():
-    fleet = settled_fleet(2, hosts=3, shards=9)
+class Looker:
+    """Looks half a second after each look, as a manager does, at a table without a row."""
 
-    def events_in(seconds):
-        began = fleet.scheduler.events_total
-        fleet.run_for(seconds)
-        return fleet.scheduler.events_total - began
+    def __init__(self, faults):
+        self.scheduler = scheduler = Scheduler(7)
+        self.table = SimulatedTable(scheduler, watcher=None)
+        self.table.faults = faults
+        uplink = Uplink(self.table, scheduler.after, scheduler.chance("uplink"))
+        self.polls = OfferPolls(
+            uplink, now=lambda: scheduler.now, after=scheduler.after, looked=self.looked
+        )
+        self.found = []
+        self.polls.look(10)
 
-    calm = events_in(60)
-    fleet.table.faults = FaultRates(throttled=1e-9)
-    stormy = events_in(60)
-    fleet.table.faults = CALM
-    fleet.run_for(2)  # the last look that was an event comes back
+    def looked(self, rows):
+        self.found.append(rows)
+        self.scheduler.after(0.5, lambda: self.polls.look(10))
 
-    assert stormy > calm + 2 * 3 * LOOKS_A_MINUTE
-    assert events_in(60) < calm * 1.1
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.4])
+def test_looks_fail_as_often_as_each_by_itself_would_and_only_those_are_events(share):
+    looker = Looker(FaultRates(throttled=share / 2, late=share / 2))
+
+    looker.scheduler.run_until(40_000)
+
+    costs, failed = looker.table.costs, looker.found.count(None)
+    assert costs.requests > 30_000
+    assert costs.faults == pytest.approx(failed, abs=1)  # one may be under way
+    # Four times what chance makes of so many looks, each with a fate of its own.
+    assert abs(failed / costs.requests - share) < 4 * (share * (1 - share) / costs.requests) ** 0.5
+    # The one that fails, the first one after it, and the steps of both.
+    assert looker.scheduler.events_total <= 8 * failed + 8
+
+
+def test_every_look_fails_where_every_request_does():
+    looker = Looker(FaultRates(throttled=1.0))
+
+    looker.scheduler.run_until(100)
+
+    assert set(looker.found) == {None}
+
+
+def test_looks_that_were_to_fail_do_not_once_it_is_calm():
+    looker = Looker(FaultRates(throttled=0.01))
+    looker.scheduler.run_until(30)
+
+    looker.table.faults = CALM
+    looker.scheduler.run_until(33)
+    looker.found.clear()
+    looker.scheduler.run_until(10_000)
+
+    assert None not in looker.found
 
 
 def test_a_dead_host_looks_no_more():

@@ -135,3 +135,20 @@ def test_a_scan_goes_on_behind_a_page_that_lost_rows_meanwhile():
     scheduler.run_until(scheduler.now + 2)
 
     assert {"s0", "s1", "s4"} <= {lease.key for lease in scans[0]}
+
+
+@pytest.mark.parametrize(("rows", "pages"), [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
+def test_a_scan_is_over_with_its_last_page_as_in_dynamodb(rows, pages):
+    scheduler = Scheduler(1)
+    table = SimulatedTable(scheduler, Watcher(), page_rows_max=2)
+    for number in range(rows):
+        row = Lease(key=f"s{number}", checkpoint=TRIM_HORIZON)
+        table.write("me", CreateLease(row), lambda _: None)
+    scheduler.run_until(1)
+    scans, before = [], table.costs.requests
+
+    table.scan(scans.append, scans.append)
+    scheduler.run_until(2)
+
+    assert [lease.key for lease in scans[0]] == [f"s{number}" for number in range(rows)]
+    assert table.costs.requests - before == pages

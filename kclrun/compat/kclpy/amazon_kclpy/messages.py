@@ -26,6 +26,14 @@ __all__ = [
 
 Fields = Mapping[str, Any]
 _NOTHING: Final[Fields] = {}
+# The fields of a record in JSON, by the attribute that has each.
+_ATTRIBUTES: Final[Mapping[str, str]] = {
+    "data": "data",
+    "partitionKey": "partition_key",
+    "sequenceNumber": "sequence_number",
+    "subSequenceNumber": "sub_sequence_number",
+    "approximateArrivalTimestamp": "timestamp_millis",
+}
 
 
 class _Input:
@@ -205,11 +213,6 @@ class DeliveredRecord(Record):
         return round(self._record.approximate_arrival_timestamp * 1000)
 
     def get(self, field: str) -> Any:
-        return {
-            "action": "record",
-            "data": self.data,
-            "partitionKey": self.partition_key,
-            "sequenceNumber": self.sequence_number,
-            "subSequenceNumber": self.sub_sequence_number,
-            "approximateArrivalTimestamp": self.timestamp_millis,
-        }[field]
+        if field == "action":
+            return "record"
+        return getattr(self, _ATTRIBUTES[field])

@@ -18,6 +18,7 @@ import time
 import zlib
 from pathlib import Path
 
+import kclrun
 from kclrun import RecordProcessor
 
 
@@ -48,7 +49,7 @@ class Ledger(RecordProcessor):
         self.options = context.options
         self.token = context.fencing_token
         self.file = os.open(self.options["ledger"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self.write("began", position=str(context.position))
+        self.write("began", position=str(context.position), code=kclrun.__file__)
 
     def process_records(self, batch, checkpointer):
         at = time.monotonic()
