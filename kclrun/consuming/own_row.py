@@ -27,7 +27,7 @@ from kclrun.model.changes import (
     NameChildren,
     Renew,
 )
-from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.lease import WRITTEN_AGAIN_AHEAD, Lease, LeaseKey, OwnerId
 from kclrun.model.outcomes import (
     Applied,
     ConditionFailed,
@@ -189,11 +189,12 @@ class OwnRow:
         """The row has vanished: its live owner writes it again, as last confirmed, once in a row.
 
         P2 lets nothing resurrect a row, and this is its one exception: by the owner whose fence
-        stands, so nobody else may have taken it by expiry. What an unknown outcome could spoil:
-        an unresolved renewal or checkpoint may have applied before the row went, at most one, for
-        all expect the same counter; so the new counter passes that one too, or an observer that
-        had seen it would go on counting down while our fence begins anew [P7]. For the same
-        reason none that is still on its way can match the new row. An unresolved end, offer,
+        stands, so nobody else may have taken it by expiry. What could spoil it: an unresolved
+        renewal or checkpoint may have applied before the row went, and an observer that had seen
+        it go on counting down while our fence begins anew [P7]; or a Java worker may have stolen
+        the row before it went, and renew it by a counter that we, too, would have written. So the
+        new counter passes whatever anybody can have seen, and no write on its way can match the
+        new row. An unresolved end, offer,
         release or hand-over may have applied, and the row been deleted, or taken, after it: then
         the shard has ended or is somebody else's, and nothing is written. The creation is sent
         again only where it surely did not apply: one in flight could land after the row was
@@ -203,7 +204,7 @@ class OwnRow:
             return self._vanished()
         if self._unresolved and not isinstance(change, Renew | Checkpoint | NameChildren):
             return self._vanished()
-        counter = self.counter + (2 if self._unresolved else 1)
+        counter = self.counter + WRITTEN_AGAIN_AHEAD
         row = msgspec.structs.replace(self.row, owner=self.me, counter=counter)
         self._was_written_again = True
         self._unresolved.clear()

@@ -22,7 +22,7 @@ from kclrun.leases.lineage import have_ended, parent_keys, seem_over
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.writing import Forgone, Landed, Lost, RowWriter, Settled, Stale
 from kclrun.model.changes import CreateLease, HaltLease, Offer, Release, Renew, Take
-from kclrun.model.lease import ANYBODY, Halt, Lease, LeaseKey
+from kclrun.model.lease import ANYBODY, WRITTEN_AGAIN_AHEAD, Halt, Lease, LeaseKey
 from kclrun.model.time import Instant, WallTime
 
 __all__ = ["Keeper"]
@@ -250,7 +250,8 @@ class Keeper:
         was_given = custody.state is State.RELEASING  # and taken, before we heard that it applied
         custody.step(Step.NOT_OURS)
         if row is None:
-            self._note("row_vanished", custody, "error")
+            if was_ours:
+                self._note("row_vanished", custody, "error")
         elif was_ours and not row.is_ended and not was_given:
             self._note("lease_lost", custody, "warning", owner=row.owner)
 
@@ -264,7 +265,8 @@ class Keeper:
         Else the shard would be found without a lease and read again from the start position."""
         custody.was_restored = True
         self._note("row_vanished", custody, "error")
-        again = msgspec.structs.replace(row, counter=row.counter + 1, handoff=None)
+        counter = row.counter + WRITTEN_AGAIN_AHEAD
+        again = msgspec.structs.replace(row, counter=counter, handoff=None)
         self._writer.send(custody, CreateLease(again), now)
 
     def _settle(self, custody: Custody, now: Instant) -> None:

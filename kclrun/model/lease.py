@@ -19,6 +19,7 @@ __all__ = [
     "HOPPING_SWITCHES",
     "OFFERED",
     "OWNER_PREFIX",
+    "WRITTEN_AGAIN_AHEAD",
     "Halt",
     "Handoff",
     "Lease",
@@ -46,6 +47,11 @@ FAILOVER_MAX_S: Final = 900.0
 # `ownerSwitchesSinceCheckpoint` from which a lease is shown as hopping: it was passed on five
 # times and nobody got as far as one checkpoint.
 HOPPING_SWITCHES: Final = 5
+# A row that its owner writes again, for somebody deleted it, stands further on than anybody can
+# have counted who had it in the meantime: a Java worker moves the counter with each checkpoint,
+# too, after each of the five reads a second that Kinesis allows, for the longest failover at most:
+# 4,500.
+WRITTEN_AGAIN_AHEAD: Final = 5_000
 
 
 class Owner(msgspec.Struct, frozen=True):

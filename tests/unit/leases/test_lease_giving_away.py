@@ -7,7 +7,7 @@ import pytest
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.model import changes as ch
-from kclrun.model.lease import ANYBODY, Halt, Handoff
+from kclrun.model.lease import ANYBODY, WRITTEN_AGAIN_AHEAD, Halt, Handoff
 from kclrun.model.outcomes import Applied, ConditionFailed, OutcomeUnknown
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from tests.unit.leases.manager_life import (
@@ -310,11 +310,11 @@ def test_a_row_that_vanished_under_a_live_owner_is_written_again_as_it_was():
 
     assert life.notes() == ["row_vanished"]
     again = life.writes()[0]
-    assert again == ch.CreateLease(replace(life.rows["s0"], counter=2))
+    assert again == ch.CreateLease(replace(life.rows["s0"], counter=1 + WRITTEN_AGAIN_AHEAD))
     life.resolve(again, Applied())
     assert life.notes() == ["row_restored"]
     assert life.state() == "halted"
-    assert life.renewal().seen_counter == 2
+    assert life.renewal().seen_counter == 1 + WRITTEN_AGAIN_AHEAD
 
 
 def test_a_row_that_vanishes_twice_is_lost():
@@ -369,4 +369,4 @@ def test_a_row_that_vanished_in_a_drain_is_written_again_and_given_away():
     assert isinstance(again, ch.CreateLease)
     life.resolve(again, Applied())
 
-    assert life.writes() == [offer(2)]
+    assert life.writes() == [offer(1 + WRITTEN_AGAIN_AHEAD)]
