@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import config_options, load_configuration
+from kclrun.cli.config_options import config_argument, load_configuration
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import SettingsError
 
@@ -31,7 +31,7 @@ _CALLER: Final = "caller"
 
 
 @click.command()
-@config_options
+@config_argument
 @click.option(
     "--for",
     "purpose",
@@ -46,7 +46,7 @@ def iam(config: Path, overrides: tuple[str, ...], purpose: str, account: str | N
     """Print the IAM policy that the application needs: what it calls, on what it names.
 
     \b
-    kclrun iam --config app.yaml --account 123456789012 > policy.json
+    kclrun iam app.yaml --account 123456789012 > policy.json
     aws iam put-role-policy --role-name orders --policy-name kclrun \\
         --policy-document file://policy.json
     """

@@ -37,6 +37,26 @@ def test_a_machines_policy_names_the_stream_and_the_table_of_the_file(tmp_path, 
     assert statements["NeverDropTheTable"]["Effect"] == "Deny"
 
 
+def test_the_file_may_be_named_without_the_option(tmp_path, capsys):
+    assert iam(tmp_path, FLEET, *ACCOUNT) == 0
+    with_option = printed(capsys)
+
+    assert run_program(["iam", str(tmp_path / "app.yaml"), *ACCOUNT]) == 0
+    assert printed(capsys) == with_option
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "which configuration? Name its file: app.yaml"),
+        (["a.yaml", "-c", "b.yaml"], "two configurations: a.yaml, and --config b.yaml"),
+    ],
+)
+def test_no_file_and_two_files_are_usage_errors(arguments, told, capsys):
+    assert run_program(["iam", *arguments]) == 64
+    assert told in capsys.readouterr().err
+
+
 def test_an_override_changes_the_policy_as_it_changes_the_application(tmp_path, capsys):
     assert iam(tmp_path, FLEET, "--set", "leases.table=old", *ACCOUNT) == 0
 
