@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Final
 
 from kclrun.model.lease import Lease
 from kclrun.simulation.table import LEG_MEAN_S
 from kclrun.simulation.uplink import Uplink
 
 __all__ = ["OfferPolls"]
+
+# Clocks that drift and are set do not change a pause by more; it is a hundredth of one.
+_EQUAL_WITHIN_S: Final = 0.005
 
 
 class OfferPolls:
@@ -39,6 +43,7 @@ class OfferPolls:
         self._rows_max = 0
         self._found_nothing = False
         self._answered_at = 0.0
+        self._pause_s = 0.0
         # While idle: when the next look would go out, and how far they are apart.
         self._next_at = 0.0
         self._every_s = 0.0
@@ -47,9 +52,11 @@ class OfferPolls:
     def look(self, rows_max: int) -> None:
         """The core asks for it."""
         self._rows_max = rows_max
-        if self._found_nothing and self._uplink.let_idle(self):
+        before_s, self._pause_s = self._pause_s, self._now() - self._answered_at
+        is_steady = abs(self._pause_s - before_s) < _EQUAL_WITHIN_S
+        if self._found_nothing and is_steady and self._uplink.let_idle(self):
             self._next_at = self._now()
-            self._every_s = self._next_at - self._answered_at + 2 * LEG_MEAN_S
+            self._every_s = self._pause_s + 2 * LEG_MEAN_S
             self._fail_after(self._uplink.reads_until_failure())
         else:
             self._send()

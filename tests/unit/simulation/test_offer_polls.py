@@ -32,22 +32,23 @@ def test_looks_of_a_calm_fleet_cost_what_they_would_and_are_no_events():
 
 
 class Looker:
-    """Looks half a second after each look, as a manager does, at a table without a row."""
+    """Looks `pause_s` after each look, as a manager does, at a table without a row."""
 
     def __init__(self, faults):
         self.scheduler = scheduler = Scheduler(7)
         self.table = SimulatedTable(scheduler, watcher=None)
         self.table.faults = faults
-        uplink = Uplink(self.table, scheduler.after, scheduler.chance("uplink"))
+        self.uplink = Uplink(self.table, scheduler.after, scheduler.chance("uplink"))
         self.polls = OfferPolls(
-            uplink, now=lambda: scheduler.now, after=scheduler.after, looked=self.looked
+            self.uplink, now=lambda: scheduler.now, after=scheduler.after, looked=self.looked
         )
         self.found = []
+        self.pause_s = 0.5
         self.polls.look(10)
 
     def looked(self, rows):
         self.found.append(rows)
-        self.scheduler.after(0.5, lambda: self.polls.look(10))
+        self.scheduler.after(self.pause_s, lambda: self.polls.look(10))
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.4])
@@ -71,6 +72,22 @@ def test_every_look_fails_where_every_request_does():
     looker.scheduler.run_until(100)
 
     assert set(looker.found) == {None}
+
+
+def test_a_manager_that_stood_still_looks_as_often_as_before():
+    # One long pause would be taken for its rhythm, and a row found after as long again.
+    looker = Looker(CALM)
+    looker.scheduler.run_until(10)
+    looker.pause_s = 300.0
+    looker.uplink.wake(looker.polls)
+    looker.scheduler.run_until(20)
+    looker.pause_s = 0.5
+    looker.scheduler.run_until(400)
+    reads = looker.table.costs.read_units
+
+    looker.scheduler.run_until(460)
+
+    assert (looker.table.costs.read_units - reads) / 0.5 == pytest.approx(LOOKS_A_MINUTE, abs=3)
 
 
 def test_looks_that_were_to_fail_do_not_once_it_is_calm():
