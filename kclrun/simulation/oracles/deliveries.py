@@ -42,6 +42,8 @@ class ShardDeliveries:
         self.claimed: int | None = None
         self._repeats_max = repeats_max
         self._is_torn = False
+        # Who read when the row was created anew: they read on beside its owners, to their fences.
+        self._left_behind: set[Reader] = set()
         self._latest: Reader | None = None
         self._stretches: list[_Stretch] = []
         self._next: dict[Reader, int] = {}
@@ -114,6 +116,7 @@ class ShardDeliveries:
     def begins_again(self) -> None:
         """Its row was created anew, at its first record."""
         self.row_deleted()
+        self._left_behind.update(self._next)
         self.is_over = False
 
     def saved_late(self, number: int) -> None:
@@ -140,6 +143,7 @@ class ShardDeliveries:
         self._next = {
             each: n for each, n in self._next.items() if each is self._latest or each in kept
         }
+        self._left_behind.intersection_update(self._next)
 
     def _require_order(self, reader: Reader, first: int) -> None:
         following = self._next.get(reader)
@@ -170,7 +174,7 @@ class ShardDeliveries:
             if repeated <= 0:
                 continue
             former = stretch.reader
-            if self._is_torn:
+            if self._is_torn or reader in self._left_behind:
                 self._excuses.setdefault(former, "somebody deleted its row")
             if former not in self._excuses:
                 words = f"{repeated} records again, and nothing unclean happened to {former.who}"

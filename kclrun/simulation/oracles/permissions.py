@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from kclrun.model.lease import OWNER_PREFIX, Lease
-from kclrun.simulation.oracles.reader import Reader
+from kclrun.model.lease import OWNER_PREFIX, Lease, OwnerId
+from kclrun.simulation.oracles.reader import Reader, owner_of
 from kclrun.simulation.story import RuleBroken
 
 __all__ = ["Permissions"]
@@ -28,8 +28,8 @@ class Permissions:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._until: dict[str, dict[Reader, float]] = {}
-        # Rows that were stolen, or deleted, from one that may still read.
-        self._excused: set[str] = set()
+        # Whose row was stolen, or deleted: they may read on beside its new owners, to their fences.
+        self._bereft: set[Reader] = set()
 
     def standing(self, key: str) -> Mapping[Reader, float]:
         """Who was permitted to begin batches, and until when; some of it has passed."""
@@ -41,6 +41,7 @@ class Permissions:
         self._until.setdefault(reader.key, {})[reader] = until_s
 
     def shut(self, reader: Reader) -> None:
+        self._bereft.discard(reader)
         held = self._until.get(reader.key)
         if held is not None:
             held.pop(reader, None)
@@ -59,25 +60,26 @@ class Permissions:
 
     def row_taken(self, after: Lease) -> None:
         """The row has another owner. Raises: RuleBroken where the last one may still read."""
-        now, key = self._now(), after.key
-        was_excused = key in self._excused
-        self._excused.discard(key)
-        for other, until_s in self._until.get(key, {}).items():
+        now = self._now()
+        is_ours = after.owner is not None and after.owner.startswith(OWNER_PREFIX)
+        for other, until_s in self._until.get(after.key, {}).items():
             if now >= until_s - _ROUNDING_S:
                 continue
-            is_ours = after.owner is not None and after.owner.startswith(OWNER_PREFIX)
-            if is_ours and not was_excused:
+            if is_ours and other not in self._bereft:
                 words = f"{after.owner} took what {other.who} may read for {until_s - now:.3f} s"
-                raise RuleBroken("I4", key, words)
-            self._excused.add(key)
+                raise RuleBroken("I4", after.key, words)
+            self._bereft.add(other)
 
     def row_deleted(self, key: str) -> None:
         """By somebody, under its owner."""
-        self._excused.add(key)
+        self._bereft.update(self._until.get(key, {}))
 
-    def row_settled(self, key: str) -> None:
-        """Its owner gave the row away: no overlap is excused from here on."""
-        self._excused.discard(key)
+    def row_settled(self, key: str, owner: OwnerId | None) -> None:
+        """Its owner wrote it again, or gave it away: none of that owner's overlaps is excused from
+        here on."""
+        self._bereft.difference_update(
+            reader for reader in self._until.get(key, {}) if owner_of(reader.who) == owner
+        )
 
     def require_waited(self, reader: Reader, row: Lease | None) -> None:
         """Before its first batch: whom the lease was taken from by force has had a failover."""
@@ -88,7 +90,9 @@ class Permissions:
     def _refuse_second(self, reader: Reader) -> None:
         now, key = self._now(), reader.key
         for other, until_s in self._until.get(key, {}).items():
-            if other is reader or now >= until_s - _ROUNDING_S or key in self._excused:
+            if other is reader or now >= until_s - _ROUNDING_S:
+                continue
+            if other in self._bereft or reader in self._bereft:
                 continue
             words = f"{reader.who} reads while {other.who} may for {until_s - now:.3f} s more"
             raise RuleBroken("I4", key, words)

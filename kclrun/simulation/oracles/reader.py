@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kclrun.model.lease import LeaseKey
+from kclrun.model.lease import OWNER_PREFIX, LeaseKey, OwnerId
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "owner_of"]
 
 
 class Reader(Protocol):
@@ -15,3 +15,8 @@ class Reader(Protocol):
 
     key: LeaseKey
     who: str
+
+
+def owner_of(who: str) -> OwnerId:
+    """In whose name a kclrun manager, or a lease process of its, writes."""
+    return OwnerId(OWNER_PREFIX + who.partition("/")[0])

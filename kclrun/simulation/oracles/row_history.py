@@ -28,7 +28,8 @@ from kclrun.model.changes import (
     ResumeLease,
     Take,
 )
-from kclrun.model.lease import OWNER_PREFIX, Lease
+from kclrun.model.lease import Lease
+from kclrun.simulation.oracles.reader import owner_of
 from kclrun.simulation.story import RuleBroken
 
 __all__ = ["RowHistory", "is_passed_on"]
@@ -47,7 +48,7 @@ _OURS: Final = (
 def is_passed_on(sender: str, change: Any) -> bool:
     """Whether a manager offers a silent owner's row in its name, as it stands, to anybody."""
     is_whole = isinstance(change, Offer) and change.position == change.last
-    return is_whole and change.offered_to is None and OWNER_PREFIX + sender != change.owner
+    return is_whole and change.offered_to is None and owner_of(sender) != change.owner
 
 
 class RowHistory:
@@ -106,10 +107,10 @@ class RowHistory:
 
     def _require_writer(self, sender: str, change: Any, key: str) -> None:
         """Since a claim, or a write of the manager, no other lease process writes."""
-        host, slash, _ = sender.partition("/")
-        if change.owner != OWNER_PREFIX + host and not is_passed_on(sender, change):
+        if change.owner != owner_of(sender) and not is_passed_on(sender, change):
             raise RuleBroken("I5", key, f"{sender} wrote in the name of {change.owner}")
-        if not slash or type(change) is Claim:
+        is_manager = "/" not in sender
+        if is_manager or type(change) is Claim:
             self._writers[key] = sender
         elif self._writers.get(key, sender) != sender:
             words = f"{sender} wrote a {type(change).__name__} after {self._writers[key]} had"

@@ -123,7 +123,7 @@ class Oracles:
             for child in self._stream.children_of(row.key):
                 self.gaps.unreadable(child.shard_id)
         if row.owner is not None:
-            self._permissions.row_settled(row.key)
+            self._permissions.row_settled(row.key, row.owner)
             self._shard(row.key).saved_late(self._number_of(row))
 
     def _row_changed(self, sender: str, change: Any, before: Lease, after: Lease) -> None:
@@ -145,7 +145,7 @@ class Oracles:
         if is_given:
             if self._policy.is_manual:
                 shard.excuse_all(_NOT_CHECKPOINTED)
-            self._permissions.row_settled(after.key)
+            self._permissions.row_settled(after.key, before.owner)
             return
         if before.owner not in {None, OFFERED}:
             shard.excuse_all(f"the silence of {before.owner}")

@@ -175,6 +175,16 @@ def test_user_code_that_did_not_checkpoint_may_be_given_the_same_again():
     assert world.oracles.tally.duplicates == 60
 
 
+def test_a_process_that_offers_its_lease_to_whoever_comes_excuses_nothing(world):
+    former = world.begin(world.keys[0], "a:h:1")
+    world.read(former, 1, 100)
+    world.checkpoint(former, 40)
+    world.offer(former, 40)
+
+    with pytest.raises(RuleBroken, match=r"I8: 60 records again, and nothing unclean"):
+        world.read(world.begin(former.key, "b:h:2"), 41, 100)
+
+
 def test_a_row_that_somebody_deleted_excuses_everything(world):
     key = world.keys[0]
     former = world.begin(key, "a:h:1")
@@ -187,6 +197,24 @@ def test_a_row_that_somebody_deleted_excuses_everything(world):
 
     assert world.oracles.tally.records == 200
     assert "row_deleted_by_somebody" in world.seen
+
+
+def test_who_read_when_a_deleted_row_was_made_anew_may_give_its_new_owners_records_again(world):
+    key = world.keys[0]
+    former = world.begin(key, "a:h:1")
+    world.read(former, 1, 100)
+    world.delete_by_somebody(key)
+    world.write("b:h:2", CreateLease(world.lease(key)))
+    again = world.begin(key, "b:h:2")
+    world.read(again, 1, 100)
+    world.checkpoint(again, 100)  # covers all that was given twice
+    world.release(again, 100)
+    last = world.begin(key, "c:h:3")
+    world.read(last, 101, 120)
+
+    world.read(former, 101, 130)
+
+    assert world.oracles.tally.duplicates == 120
 
 
 def test_a_shard_that_is_called_exhausted_before_its_last_record_is_caught(world):

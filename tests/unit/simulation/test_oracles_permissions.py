@@ -101,3 +101,17 @@ def test_a_release_excuses_no_overlap_from_then_on(world):
 
     with pytest.raises(RuleBroken, match="I4: "):
         world.take(victim.key, "b:h:2")
+
+
+def test_what_a_new_owner_of_a_deleted_row_gives_away_is_taken_beside_who_read_before(world):
+    key = world.keys[0]
+    former = world.begin(key, "a:h:1", for_s=10)
+    world.oracles.row_deleted_by_somebody(world.row(key))
+    again = world.begin(key, "b:h:2", for_s=10)
+    world.release(again, 0)
+
+    last = world.begin(key, "c:h:3", for_s=10)
+
+    world.oracles.gate_opened(former, world.now + 1)  # to its fence
+    with pytest.raises(RuleBroken, match=r"I4: .* what c:h:3/1 may read"):
+        world.take(last.key, "d:h:4")
