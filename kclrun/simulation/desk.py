@@ -27,7 +27,7 @@ from kclrun.simulation.oracles import Oracles, Reader
 from kclrun.simulation.shards import RECORD_BYTES, FetchFate, ShardStream
 from kclrun.simulation.user_code import Attempt, BatchUserCode
 
-__all__ = ["DeskTimes", "FetchFault", "SimulatedDesk"]
+__all__ = ["DeskTimes", "SimulatedDesk"]
 
 # A page of GetRecords, and a batch: both are 10,000 records at most.
 _BATCH_MAX: Final = 10_000
@@ -39,7 +39,6 @@ _FETCH_S: Final = 0.012
 _ERROR_POLICY: Final = ErrorPolicy(retries=5, backoff_s=1.0)
 
 # An expired iterator is replaced at once, at the position reached.
-FetchFault = FetchFate
 _Call = do.CallShardEnded | do.CallShutdownRequested | do.CallLeaseLost
 
 
@@ -77,9 +76,8 @@ class SimulatedDesk:
         user_code: BatchUserCode,
         chance: Callable[[], float],
         uncheckpointed_max: int,
-        fetch_fault: Callable[[], FetchFault | None],
+        fetch_fault: Callable[[], FetchFate | None],
     ) -> None:
-        self.polls = 0
         self._reader = reader
         self._key: LeaseKey = reader.key
         self._stream = stream
@@ -106,7 +104,6 @@ class SimulatedDesk:
         self._durable: ExtendedSequenceNumber | None = None
         self._fence = Instant(-math.inf)
         self._fetched = self._delivered = self._delivered_here = 0
-        self._fetched_at = 0.0
         self._fetches = 0
         self._is_told_exhausted = False
 
@@ -131,7 +128,6 @@ class SimulatedDesk:
     def initialize(self, row: Lease) -> None:
         def begun() -> None:
             self._fetched = self._delivered = self._stream.number_of(self._key, row.checkpoint)
-            self._fetched_at = self._world_now()
             self._fetch_in(_FETCH_S)
             self._post(on.CallReturned())
 
@@ -180,8 +176,6 @@ class SimulatedDesk:
         if self._gate is not None and not self._is_open(self._gate):
             self._oracles.situations.seen("fence_passed_mid_fetch")
         now = self._world_now()
-        self.polls += max(1, round((now - self._fetched_at) / self._poll_s))
-        self._fetched_at = now
         self._fetched = max(self._fetched, self._stream.arrived(self._key, now))
         self._go_on()
         self._fetch_next(now)
@@ -195,7 +189,7 @@ class SimulatedDesk:
             idle_polls = max(1, math.ceil((arrives - now) / self._poll_s))
             self._fetch_in(idle_polls * self._poll_s)
 
-    def _pause_after(self, fault: FetchFault) -> float:
+    def _pause_after(self, fault: FetchFate) -> float:
         match fault:
             case "expired_iterator":  # GetShardIterator at what was received, then GetRecords
                 self._oracles.situations.seen("iterator_expired")

@@ -26,7 +26,10 @@ from kclrun.simulation.table import SimulatedTable
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings, World
 
-__all__ = ["Fleet"]
+__all__ = ["BOOT_SPREAD_S", "Fleet"]
+
+# Hosts of a fleet that is switched on boot within this time of each other.
+BOOT_SPREAD_S: Final = 2.0
 
 # Clocks of hosts run up to 1 % apart (README, I4); up to a year after their boot; wall clocks lie.
 _RATE_OFF_MAX: Final = 0.005
@@ -148,7 +151,7 @@ class Fleet:
                 if self.stream.is_closed(process.key):
                     process.desk.shard_closed()
 
-    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+    def after(self, delay_s: float, action: Callable[[], object]) -> None:
         """Let something befall it later."""
         self.scheduler.after(delay_s, action)
 

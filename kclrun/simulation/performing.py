@@ -12,14 +12,14 @@ from typing import TypeVar
 
 from kclrun.leases import events as on
 from kclrun.model.backoff import backoff_s
-from kclrun.model.changes import LeaseChange
+from kclrun.model.changes import LeaseChange, keys_of
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.outcomes import Outcome
 from kclrun.model.time import Instant, WallTime
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 from kclrun.simulation.machine import OsProcess
 from kclrun.simulation.offer_polls import OfferPolls
-from kclrun.simulation.table import Failed, keys_written
+from kclrun.simulation.table import Failed
 from kclrun.simulation.uplink import Uplink
 from kclrun.simulation.world import World
 
@@ -116,7 +116,7 @@ class Performer:
             due_s = machine.clock.time_of(not_before)
             self._os.after(due_s - self._world.scheduler.now, lambda: self.write_row(change, None))
             return
-        key = keys_written(change)[0]
+        key = keys_of(change)[0]
         if key in self._writes:
             self._writes[key].append(change)
             return

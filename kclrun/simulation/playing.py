@@ -1,20 +1,19 @@
 """Play a storm from its profile: the storm, then calm, and what the calm must bring.
 
 `play` gives what was seen. Rule: the same profile plays the same storm, in any process. Look next:
-`profile.py` (what a storm is), `strikes.py` (what strikes), `oracles.py` (what is watched).
+`profile.py` (what a storm is), `strikes.py` (what strikes), `oracles/` (what is watched).
 """
 
 from __future__ import annotations
 
 import hashlib
 from functools import partial
-from typing import Final
 
 import msgspec
 
 from kclrun.leases.manager import LeaseManager
 from kclrun.simulation.calm import Calm
-from kclrun.simulation.fleet import Fleet
+from kclrun.simulation.fleet import BOOT_SPREAD_S, Fleet
 from kclrun.simulation.holdings import require_all_bounded
 from kclrun.simulation.java.calm import MixedCalm
 from kclrun.simulation.process import LeaseProcess
@@ -22,9 +21,6 @@ from kclrun.simulation.profile import Profile
 from kclrun.simulation.strikes import Strikes
 
 __all__ = ["Played", "play"]
-
-# Hosts of a fleet that is switched on boot within this time of each other.
-_BOOT_SPREAD_S: Final = 2.0
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,18 +83,10 @@ def _switch_on(fleet: Fleet, profile: Profile) -> None:
     boots = fleet.scheduler.chance("boots")
     for number in range(profile.hosts):
         group = chr(ord("a") + number % profile.groups)
-        fleet.after(boots.uniform(0, _BOOT_SPREAD_S), partial(_boot, fleet, group, f"h{number}"))
+        fleet.after(boots.uniform(0, BOOT_SPREAD_S), partial(fleet.add_host, group, f"h{number}"))
     for number in range(profile.java_workers):
         group, slot = chr(ord("a") + number % profile.groups), f"j{number}"
-        fleet.after(boots.uniform(0, _BOOT_SPREAD_S), partial(_boot_java, fleet, group, slot))
-
-
-def _boot(fleet: Fleet, group: str, slot: str) -> None:
-    fleet.add_host(group, slot)
-
-
-def _boot_java(fleet: Fleet, group: str, slot: str) -> None:
-    fleet.add_java_worker(group, slot)
+        fleet.after(boots.uniform(0, BOOT_SPREAD_S), partial(fleet.add_java_worker, group, slot))
 
 
 def _played(fleet: Fleet, strikes: Strikes, *, is_short: bool) -> Played:

@@ -23,8 +23,9 @@ from kclrun.model.changes import LateCheckpoint, LeaseChange
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.outcomes import Outcome
 from kclrun.model.time import Instant
-from kclrun.simulation.desk import DeskTimes, FetchFault, SimulatedDesk
+from kclrun.simulation.desk import DeskTimes, SimulatedDesk
 from kclrun.simulation.machine import Machine
+from kclrun.simulation.shards import FetchFate
 from kclrun.simulation.user_code import BatchUserCode
 from kclrun.simulation.world import World
 
@@ -258,7 +259,7 @@ class LeaseProcess:
 
     # Requests.
 
-    def _fetch_fault(self) -> FetchFault | None:
+    def _fetch_fault(self) -> FetchFate | None:
         return "unreachable" if self.machine.is_cut else self._stream.fetch_fate()
 
     def _perform_in_time(self, command: Timed) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 
 __all__ = ["Scheduler"]
 
-Action = Callable[[], None]
+Action = Callable[[], object]
 
 
 class Scheduler:

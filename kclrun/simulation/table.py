@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model.changes import CreateChildren, CreateLease, DeleteTrimmed, LeaseChange
+from kclrun.model.changes import DeleteTrimmed, LeaseChange, keys_of
 from kclrun.model.lease import OFFERED, Lease, LeaseKey
 from kclrun.model.outcomes import Applied, Outcome, OutcomeUnknown, Throttled, Unavailable
 from kclrun.ports import ScanPage
@@ -32,7 +32,6 @@ __all__ = [
     "IdlePolls",
     "RowWatcher",
     "SimulatedTable",
-    "keys_written",
 ]
 
 Answer = TypeVar("Answer")
@@ -322,7 +321,7 @@ class SimulatedTable:
         reply(outcome)
 
     def _apply(self, sender: str, change: LeaseChange | ItemWrite) -> Outcome:
-        keys = keys_written(change)
+        keys = (change.key,) if isinstance(change, ItemWrite) else keys_of(change)
         before = [(key, self._rows.read(key)) for key in keys]
         if isinstance(change, ItemWrite):
             outcome = change.apply_to(self._rows)
@@ -375,14 +374,3 @@ class SimulatedTable:
 
 def _owner_of(row: Lease | None) -> str | None:
     return None if row is None else row.owner
-
-
-def keys_written(change: LeaseChange | ItemWrite) -> tuple[LeaseKey, ...]:
-    """The rows that a change is about."""
-    match change:
-        case CreateLease(lease):
-            return (lease.key,)
-        case CreateChildren(children):
-            return tuple(child.key for child in children)
-        case _:
-            return (change.key,)

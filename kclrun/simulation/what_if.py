@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from kclrun.simulation.fleet import Fleet
+from kclrun.simulation.fleet import BOOT_SPREAD_S, Fleet
 from kclrun.simulation.series import Recorder, Series
 from kclrun.simulation.world import FleetSettings
 
@@ -22,8 +22,6 @@ __all__ = ["Figures", "PhaseFigures", "WhatIf", "group_names", "run_what_if"]
 
 # Balance is looked at twice a second: what people call at once.
 _LOOK_EVERY_S: Final = 0.5
-# Hosts of a fleet that is switched on boot within this time of each other.
-_BOOT_SPREAD_S: Final = 2.0
 # The host that is replaced is followed by its successor as a service manager does it.
 _RESTART_S: Final = 1.0
 # What a lost host had is read again by then (L1); so long it takes to read its backlog.
@@ -163,12 +161,9 @@ class _Run:
         chance = self._fleet.scheduler.chance("boots")
         for number, group in enumerate(_dealt_out(self._asked.group_sizes)):
             self._fleet.after(
-                chance.uniform(0, _BOOT_SPREAD_S),
-                partial(self._boot, group, f"host-{number}"),
+                chance.uniform(0, BOOT_SPREAD_S),
+                partial(self._fleet.add_host, group, f"host-{number}"),
             )
-
-    def _boot(self, group: str, slot: str) -> None:
-        self._fleet.add_host(group, slot)
 
     def _lose_group(self, _: float) -> None:
         for host in self._fleet.hosts:
@@ -184,7 +179,7 @@ class _Run:
             self._fleet.after(at_s, host.drain)
             self._fleet.after(
                 at_s + _RESTART_S,
-                partial(self._boot, host.group, slot),
+                partial(self._fleet.add_host, host.group, slot),
             )
 
     def _reshard(self, _: float) -> None:

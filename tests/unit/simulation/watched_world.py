@@ -14,6 +14,7 @@ from kclrun.model.changes import (
     Release,
     Renew,
     Take,
+    keys_of,
 )
 from kclrun.model.lease import Lease
 from kclrun.model.outcomes import Applied
@@ -21,7 +22,6 @@ from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.simulation.oracles import Oracles, WatchPolicy
 from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.story import Stories
-from kclrun.simulation.table import keys_written
 
 replace = msgspec.structs.replace
 
@@ -65,7 +65,7 @@ class Watched:
 
     def write(self, sender, change):
         """It is applied, or the test is wrong."""
-        before = {key: self.rows.read(key) for key in keys_written(change)}
+        before = {key: self.rows.read(key) for key in keys_of(change)}
         outcome = self.rows.write(change)
         assert isinstance(outcome, Applied), outcome
         for key, was in before.items():
