@@ -68,10 +68,15 @@ class TwinCell:
         self._ordinal = ordinal
 
     def load(self) -> bytes | NoValue:
-        """The newest whole payload. Never raises, never waits; bounded tries."""
+        """The newest whole payload, never an older one than a load before brought. Never raises,
+        never waits; bounded tries.
+
+        Where one copy is torn, the other is the newest only if it stands there still: the writer
+        may have replaced it, and torn the first one with what came after.
+        """
         for _ in range(_READ_TRIES_MAX):
             whole = self._whole()
-            if whole:
+            if len(whole) == 2 or (whole and self._stands(*whole[0])):
                 return max(whole)[1]
         # The first store goes to copy 1, the second to copy 0: an untouched copy 0 without a whole
         # copy 1 is a cell whose first store has not ended.
@@ -95,6 +100,11 @@ class TwinCell:
             if ordinal == ordinal_after and crc == crc32(framed):
                 found.append((ordinal, framed[_ORDINAL.size :]))
         return found
+
+    def _stands(self, ordinal: int, payload: bytes) -> bool:
+        """Whether that copy has not been written to since it was read."""
+        framed = _ORDINAL.pack(ordinal) + payload
+        return self._copy(ordinal & 1) == framed + _SEAL.pack(crc32(framed), ordinal)
 
     def _copy(self, index: int) -> bytes:
         at = self._offset + index * self._copy_bytes

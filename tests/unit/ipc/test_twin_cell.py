@@ -32,6 +32,41 @@ def test_the_last_value_stored_is_read():
         assert cell(buffer).load() == value
 
 
+class InterruptedReader(TwinCell):
+    """Between its looks at the two copies, the first time, something befalls the memory."""
+
+    def befall(self, what):
+        self._what = what
+
+    def _copy(self, index):
+        if index == 1 and self._what is not None:
+            what, self._what = self._what, None
+            what()
+        return super()._copy(index)
+
+
+@pytest.mark.parametrize("stores", [1, 2, 3, 4])
+def test_a_reader_that_is_overtaken_by_stores_sees_none_older_than_the_last_before(
+    stores, stoppable, killed_after
+):
+    """Its first look was at a copy that was replaced since, its second finds the other one torn."""
+    buffer = stoppable(fresh())
+    writer = cell(buffer)
+    writer.store(b"a" * SIZE)
+    writer.store(b"b" * SIZE)
+    reader = InterruptedReader(buffer, 0, SIZE)
+
+    def overtake():
+        for value in VALUES[:stores]:
+            writer.store(value)
+        killed_after(buffer, SIZE // 2, lambda: writer.store(b"z" * SIZE))
+
+    reader.befall(overtake)
+
+    # What was the value when the read began, or any later one.
+    assert reader.load() == VALUES[stores - 1]
+
+
 @pytest.mark.parametrize("stored_before", [0, 1, 2, 3])
 def test_a_writer_killed_at_any_byte_leaves_the_former_value_or_the_new_one(
     stoppable, killed_after, stored_before
