@@ -76,7 +76,7 @@ class TwinCell:
         """
         for _ in range(_READ_TRIES_MAX):
             whole = self._whole()
-            if len(whole) == 2 or (whole and self._stands(*whole[0])):
+            if len(whole) == 2 or (whole and self._stands(whole[0])):
                 return max(whole)[1]
         # The first store goes to copy 1, the second to copy 0: an untouched copy 0 without a whole
         # copy 1 is a cell whose first store has not ended.
@@ -91,20 +91,21 @@ class TwinCell:
 
     def _whole(self) -> list[tuple[int, bytes]]:
         """(ordinal, payload) of each copy that is neither torn nor untouched."""
-        found = []
-        for index in (0, 1):
-            copy = self._copy(index)
-            (ordinal,) = _ORDINAL.unpack_from(copy)
-            crc, ordinal_after = _SEAL.unpack_from(copy, self._copy_bytes - _SEAL.size)
-            framed = copy[: -_SEAL.size]
-            if ordinal == ordinal_after and crc == crc32(framed):
-                found.append((ordinal, framed[_ORDINAL.size :]))
-        return found
+        return [whole for index in (0, 1) if (whole := self._whole_copy(index)) is not None]
 
-    def _stands(self, ordinal: int, payload: bytes) -> bool:
+    def _stands(self, seen: tuple[int, bytes]) -> bool:
         """Whether that copy has not been written to since it was read."""
-        framed = _ORDINAL.pack(ordinal) + payload
-        return self._copy(ordinal & 1) == framed + _SEAL.pack(crc32(framed), ordinal)
+        ordinal, _ = seen
+        return self._whole_copy(ordinal & 1) == seen
+
+    def _whole_copy(self, index: int) -> tuple[int, bytes] | None:
+        copy = self._copy(index)
+        (ordinal,) = _ORDINAL.unpack_from(copy)
+        crc, ordinal_after = _SEAL.unpack_from(copy, self._copy_bytes - _SEAL.size)
+        framed = copy[: -_SEAL.size]
+        if ordinal == ordinal_after and crc == crc32(framed):
+            return ordinal, framed[_ORDINAL.size :]
+        return None
 
     def _copy(self, index: int) -> bytes:
         at = self._offset + index * self._copy_bytes
