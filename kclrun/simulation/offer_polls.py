@@ -3,9 +3,9 @@
 Rule: a look that finds nothing, after one that found nothing, is no event; it is counted. Nothing
 was known, nothing is learned, and the core would only ask again after the same pause. So such a
 look stays under way until a row is offered, and goes out when the next one would have; where looks
-may fail, until one does, which is drawn beforehand.
-May not know: the core, the rows. Look next: `performing.py`, `uplink.py`,
-`table.py`.
+may fail, until one does, which is drawn beforehand. When the next one would have, two equal pauses
+tell: a single one may be of a manager that stood still, or had no free place, for minutes.
+May not know: the core, the rows. Look next: `performing.py`, `uplink.py`, `table.py`.
 """
 
 from __future__ import annotations
