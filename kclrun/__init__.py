@@ -3,6 +3,16 @@
 The front door: the names a processor needs. Everything else is a room behind it.
 """
 
+import sys
+
+# Here, for every way in: a Mac would meet whatever fails first instead (pidfds, `epoll`, `/proc`).
+if sys.platform != "linux" or sys.version_info < (3, 11):
+    raise ImportError(
+        "kclrun runs on Linux (x86-64, aarch64) with CPython 3.11 or later; this is"
+        f" {sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]} on {sys.platform}."
+        " Elsewhere, run it in a container: config/deploy/Dockerfile"
+    )
+
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.processor import Checkpointer, Context, RecordProcessor

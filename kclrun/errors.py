@@ -1,12 +1,14 @@
-"""Every error kclrun raises, as one tree: whose fault first, what to do next at the leaves.
+"""Every error kclrun raises, as one tree: the responsible side first, the next action at the
+leaves.
 
     KclrunError
     ├── ConfigError                the operator's: mend the file or the command line
     │   ├── SettingsError            a value in the configuration is wrong, unknown or missing
     │   ├── ProcessorLoadError       the processor cannot be imported or is not a RecordProcessor
+    │   ├── HostRefused              this host lacks what kclrun needs, until a person changes it
     │   ├── TableRefused             the lease table is not one we may write to (KCL 3, other keys)
     │   └── OffsetRefused            the checkpoint is of another stream or of a newer version
-    ├── ServiceError               AWS said no, or said nothing
+    ├── ServiceError               AWS refused, or did not answer
     │   ├── Throttled                ask again later; nothing happened
     │   ├── Unavailable              5xx, refused or broken connection; harmless to repeat
     │   ├── OutcomeUnknown           a write may or may not have happened: read back before deciding
@@ -14,26 +16,31 @@
     │   ├── NotFound                 the stream, shard or table is not there
     │   ├── ExpiredIterator          ask for a new iterator
     │   └── InvalidRequest           the request itself was wrong: our bug or a wrong setting
-    ├── LeaseError                 the lease protocol said no
+    ├── LeaseError                 the lease protocol refused
     │   ├── LeaseLost                another owner has the lease, or the fence has passed
-    │   └── StaleCheckpoint          below the last checkpoint, or above what was delivered
-    ├── RecordError                the data said no
+    │   └── StaleCheckpoint          below the last checkpoint, or above the last delivered record
+    ├── RecordError                the data is not valid
     │   ├── MalformedAggregate       bytes that look like a KPL aggregate and are not
     │   ├── MalformedBody            a GetRecords body that is not one
     │   ├── LimitExceeded            a size or a count above its declared limit
-    │   └── DataLoss                 records are gone before they were read: say so, and stop
+    │   └── DataLoss                 records are gone before they were read: report it, and stop
+    ├── HostFailed                 this host has no process, memory, descriptor or disk free now
     ├── SinkError                  an output cannot be written: no checkpoint passes its rows
+    │   └── OutputLocked             another process has the data file: try again, or another host
     ├── ProcessorError             user code raised; names the position, never the payload
     ├── EngineFailed               Spark ended a query for a reason of its own: start it again
     ├── PeerError                  another process of this manager sent or shared what it must not
-    │   ├── MalformedFrame           bytes that are no message: condemn the process they came from
+    │   ├── MalformedFrame           bytes that are not a message: condemn the sending process
     │   └── SegmentRefused           shared memory of another layout, size or state than ours
     └── InvariantViolation         our bug: fatal to the lease process or the manager that sees it
 
-May not know anything: it imports nothing, so that every room may import it.
+Imports nothing of kclrun, so that every package may import it.
 """
 
 from __future__ import annotations
+
+import errno
+from typing import Final
 
 __all__ = [
     "AccessDenied",
@@ -41,6 +48,8 @@ __all__ = [
     "DataLoss",
     "EngineFailed",
     "ExpiredIterator",
+    "HostFailed",
+    "HostRefused",
     "InvalidRequest",
     "InvariantViolation",
     "KclrunError",
@@ -53,6 +62,7 @@ __all__ = [
     "NotFound",
     "OffsetRefused",
     "OutcomeUnknown",
+    "OutputLocked",
     "PeerError",
     "ProcessorError",
     "ProcessorLoadError",
@@ -65,7 +75,16 @@ __all__ = [
     "TableRefused",
     "Throttled",
     "Unavailable",
+    "host_error",
+    "is_host_shortage",
 ]
+
+# The kernel's answers when a host has no process, descriptor, memory or disk free.
+_SCARCE: Final = frozenset(
+    {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
+)
+# The answers of the kernel, or of a sandbox around us, to a call that it will never allow.
+_NEVER: Final = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOENT})
 
 
 class KclrunError(Exception):
@@ -73,7 +92,7 @@ class KclrunError(Exception):
 
 
 class ConfigError(KclrunError):
-    """The operator's to mend; ends the program with exit code 78."""
+    """For the operator to correct; ends the program with exit code 78."""
 
 
 class SettingsError(ConfigError):
@@ -81,7 +100,11 @@ class SettingsError(ConfigError):
 
 
 class ProcessorLoadError(ConfigError):
-    """`processor:` cannot be imported, or names something that is no RecordProcessor."""
+    """`processor:` cannot be imported, or names something that is not a RecordProcessor."""
+
+
+class HostRefused(ConfigError):
+    """The kernel of this host, or a sandbox on it, refuses a call that kclrun needs."""
 
 
 class TableRefused(ConfigError):
@@ -90,7 +113,7 @@ class TableRefused(ConfigError):
 
 class OffsetRefused(ConfigError):
     """A Spark checkpoint that is not this query's: another stream, a re-created one, a newer
-    version of kclrun, or no offset of ours at all."""
+    version of kclrun, or not an offset of ours."""
 
 
 class ServiceError(KclrunError):
@@ -111,7 +134,7 @@ class Unavailable(ServiceError):
 
 
 class OutcomeUnknown(ServiceError):
-    """A write was sent and its fate is not known: read back, consistently, before deciding."""
+    """A write was sent and its outcome is not known: read back, consistently, before deciding."""
 
 
 class AccessDenied(ServiceError):
@@ -131,11 +154,11 @@ class InvalidRequest(ServiceError):
 
 
 class LeaseError(KclrunError):
-    """The lease protocol said no."""
+    """The lease protocol refused."""
 
 
 class LeaseLost(LeaseError):
-    """The lease belongs to somebody else now, or can no longer be proven ours."""
+    """The lease belongs to another owner now, or can no longer be proven ours."""
 
 
 class StaleCheckpoint(LeaseError):
@@ -143,15 +166,15 @@ class StaleCheckpoint(LeaseError):
 
 
 class RecordError(KclrunError):
-    """The bytes of a record said no."""
+    """The bytes of a record are not valid."""
 
 
 class MalformedAggregate(RecordError):
-    """Magic bytes of a KPL aggregate, and then something that is none."""
+    """The magic bytes of a KPL aggregate, but not an aggregate after them."""
 
 
 class MalformedBody(RecordError):
-    """A response body that does not parse as what the service promises."""
+    """A response body that does not parse as the service documents it."""
 
 
 class LimitExceeded(RecordError):
@@ -162,8 +185,16 @@ class DataLoss(RecordError):
     """Records between a position and the oldest one the stream still has are gone."""
 
 
+class HostFailed(KclrunError):
+    """This host cannot start or serve a lease process now; another host, or this one later, can."""
+
+
 class SinkError(KclrunError):
     """An output cannot be written, read back or locked; the message names the file and why."""
+
+
+class OutputLocked(SinkError):
+    """Another process holds the lock of the data file: nothing is wrong with the lease."""
 
 
 class ProcessorError(KclrunError):
@@ -171,8 +202,8 @@ class ProcessorError(KclrunError):
 
 
 class EngineFailed(KclrunError):
-    """Spark ended the query, and neither user code nor records did: an executor, the JVM, an output
-    or the checkpoint's place. What was committed stays; the rest is read again."""
+    """Spark ended the query, and neither user code nor records were the cause: an executor, the
+    JVM, an output or the checkpoint's place. Committed results stay; the rest is read again."""
 
 
 class PeerError(KclrunError):
@@ -180,7 +211,7 @@ class PeerError(KclrunError):
 
 
 class MalformedFrame(PeerError):
-    """Bytes that are no message of ours. They condemn the process they came from, and only it."""
+    """Bytes that are not a message of ours. They condemn the sending process, and only it."""
 
 
 class SegmentRefused(PeerError):
@@ -189,3 +220,27 @@ class SegmentRefused(PeerError):
 
 class InvariantViolation(KclrunError):
     """A state the design excludes was reached: our bug. Exit code 70."""
+
+
+def host_error(what: str, reason: str, number: int | None) -> HostRefused | HostFailed:
+    """The error for a resource that this host refuses: for good, or for now, by the kernel's error
+    `number`. `what` is a sentence about its purpose for kclrun."""
+    if number in _NEVER:
+        return HostRefused(
+            f"this host refuses it: {reason}. {what} See what confines kclrun here (seccomp,"
+            " AppArmor, ProcSubset=, an old kernel)"
+        )
+    return HostFailed(
+        f"this host has no more to give: {reason}. {what} See its limits of processes, memory and"
+        " descriptors (ulimit -a, the cgroup's pids.max and memory.max)"
+    )
+
+
+def is_host_shortage(error: BaseException) -> bool:
+    """Whether `error` says that this host has no resource left: as an error of the kernel, of
+    Python, or of kclrun. Its causes are not looked at."""
+    if isinstance(error, OSError):
+        return error.errno in _SCARCE
+    # Python names neither the limit nor an errno when it cannot start a thread.
+    is_threadless = isinstance(error, RuntimeError) and "start new thread" in str(error)
+    return is_threadless or isinstance(error, MemoryError | HostFailed)

@@ -1,13 +1,14 @@
-"""User code by name: `module:Class` and `module:function`, and what is said when it will not load.
+"""User code by name: `module:Class` and `module:function`, and the message if it will not load.
 
-`kclpy:module:Class` and `kclpy:script.py` name a processor written for `amazon_kclpy`.
-Imported from the given folders first, then from the environment; never from the folder a shell
-happens to stand in [S4]. Used by lease processes and by `kclrun check`, which runs this module in
-a process of its own, so that a manager never holds user code: `python -m kclrun.loading`.
+`kclpy:module:Class` and `kclpy:script.py` name a processor written for `amazon_kclpy`. Imported
+from the given folders first, then from the environment; never from the current folder [S4]. Used by
+lease processes and by `kclrun check`, which runs this module in a process of its own
+(`python -m kclrun.loading`), so that a manager never holds user code.
 """
 
 from __future__ import annotations
 
+import dis
 import importlib
 import importlib.util
 import inspect
@@ -17,34 +18,29 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import Any, Final
 
 from kclrun.errors import ProcessorLoadError
-from kclrun.processor import RecordProcessor
-
-__all__ = ["MARK", "import_paths", "load_function", "load_pipeline", "load_processor"]
+from kclrun.processor import METHODS, RecordProcessor, refuse_deferred
 
 _REFERENCE: Final = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):(\w+)\Z")
-# A name, not a path: a script is looked for where modules are.
+# A name, not a path: a script is looked up in the same folders as modules.
 _SCRIPT: Final = re.compile(r"[\w-][\w.-]*\.py\Z")
-# What user code said at import, as much of it as fits a screen.
+# The output of user code at import is cut at this length, which fits a screen.
 _TEXT_MAX: Final = 2_000
 _EX_CONFIG: Final = 78
 _KCLPY: Final = "kclpy:"
-# How the runtime calls each method of a processor.
-_ARGUMENTS: Final = {
-    "initialize": ("context",),
-    "process_records": ("batch", "checkpointer"),
-    "shard_ended": ("checkpointer",),
-    "lease_lost": (),
-    "shutdown_requested": ("checkpointer",),
-}
-# Between what user code wrote to standard error and our message.
+# Separates the output of user code on standard error from our message.
 MARK: Final = "\x1e"
+# Before the line of a processor that calls `context.emit()`, on standard error.
+EMITS: Final = "\x1demits "
+# The usual names of a context, as in `self.context` and `ctx`.
+_CONTEXT: Final = re.compile(r"context|ctx", re.IGNORECASE)
 
 
 def import_paths(path: str | None, config_folder: Path) -> tuple[Path, ...]:
-    """Where user code is looked for: `path` (relative to the file), else its folder and parent."""
+    """The folders for user code: `path` (relative to the file), else its folder and parent."""
     folder = config_folder.resolve()
     return ((folder / path).resolve(),) if path is not None else (folder, folder.parent)
 
@@ -52,11 +48,12 @@ def import_paths(path: str | None, config_folder: Path) -> tuple[Path, ...]:
 def load_processor(
     reference: str, paths: Sequence[Path], setting: str = "processor"
 ) -> type[RecordProcessor]:
-    """The RecordProcessor subclass that `module:Class` names; `setting` is what messages call it.
+    """The RecordProcessor subclass that `module:Class` names; messages call the setting `setting`.
 
-    For `kclpy:module:Class` and `kclpy:script.py`, the one around the processor of `amazon_kclpy`.
-    `paths` stay at the head of `sys.path`: what the processor imports later comes from there too.
-    Raises: ProcessorLoadError saying what was searched, what the import said, what to do.
+    For `kclpy:module:Class` and `kclpy:script.py`, the adapter around the processor of
+    `amazon_kclpy`. `paths` stay at the head of `sys.path`: later imports of the processor come from
+    there, too.
+    Raises: ProcessorLoadError with the searched folders, the import's error and the next action.
     """
     if reference.startswith(_KCLPY):
         return _load_kclpy(setting, reference.removeprefix(_KCLPY), paths)
@@ -70,12 +67,41 @@ def load_processor(
     if missing:
         raise ProcessorLoadError(f"{setting}: {reference} does not define {', '.join(missing)}")
     _check_signatures(setting, reference, found)
+    refuse_deferred(found, f"{setting}: {reference}")
     return found
 
 
+def emitting_line(processor: type) -> str | None:
+    """The line where a processor's own code calls `emit()` of an object named as a context, if
+    found.
+
+    A look at the code, which cannot see every call and may see one that is never reached: good for
+    a warning, not for a refusal.
+    """
+    classes = [each for each in processor.__mro__ if each.__module__.partition(".")[0] != "kclrun"]
+    for function in [each for kind in classes for each in vars(kind).values()]:
+        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+        if code is not None and (line := _emitting_line(code)) is not None:
+            return f"{code.co_filename} line {line}"
+    return None
+
+
+def _emitting_line(code: CodeType) -> int | None:
+    holder = ""
+    for instruction in dis.get_instructions(code):
+        name = instruction.argval if isinstance(instruction.argval, str) else ""
+        is_read = instruction.opname.startswith(("LOAD_ATTR", "LOAD_METHOD"))
+        if is_read and name == "emit" and _CONTEXT.search(holder):
+            positions = instruction.positions
+            return (positions.lineno if positions else None) or code.co_firstlineno
+        holder = name
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return next((found for each in inner if (found := _emitting_line(each)) is not None), None)
+
+
 def _check_signatures(setting: str, reference: str, processor: type[RecordProcessor]) -> None:
-    """A method that cannot take its arguments would halt every shard at its first call."""
-    for name, arguments in _ARGUMENTS.items():
+    """Refuse a method that cannot take its arguments: its first call would halt every shard."""
+    for name, arguments in METHODS.items():
         try:
             inspect.signature(getattr(processor, name)).bind("self", *arguments)
         except TypeError as error:
@@ -86,7 +112,7 @@ def _check_signatures(setting: str, reference: str, processor: type[RecordProces
 
 
 def _load_kclpy(setting: str, reference: str, paths: Sequence[Path]) -> type[RecordProcessor]:
-    # Not above: lease processes of other processors do without it.
+    # Not imported above: lease processes of other processors do not need it.
     from kclrun.compat.kclpy import adapted, stand_in
     from kclrun.compat.kclpy.scripts import adapted_script
 
@@ -115,7 +141,7 @@ def _find_script(setting: str, name: str, paths: Sequence[Path]) -> Path:
 
 
 def _try_script(setting: str, name: str, paths: Sequence[Path]) -> None:
-    """Import what a script imports; its main block waits for a shard."""
+    """Import the modules that a script imports; its main block waits for a shard."""
     from kclrun.compat.kclpy.scripts import import_script
 
     script = _find_script(setting, name, paths)
@@ -126,7 +152,7 @@ def _try_script(setting: str, name: str, paths: Sequence[Path]) -> None:
 
 
 def load_function(setting: str, reference: str, paths: Sequence[Path]) -> Callable[..., Any]:
-    """The function that `module:function` names; `setting` is what messages call it.
+    """The function that `module:function` names; messages call the setting `setting`.
 
     Raises: ProcessorLoadError.
     """
@@ -184,7 +210,7 @@ def _put_first(paths: Sequence[Path]) -> None:
     wanted = [str(path) for path in paths]
     kept = [entry for entry in sys.path if entry not in {"", ".", *wanted}]
     sys.path[:] = wanted + kept
-    # A folder may have been written to since Python looked into it.
+    # A folder may have changed since Python looked into it.
     importlib.invalidate_caches()
 
 
@@ -209,7 +235,7 @@ def _not_found(setting: str, module_name: str, paths: Sequence[Path]) -> str:
 
 
 def _failed(setting: str, module_name: str, error: BaseException) -> str:
-    """What the import raised, and where in user code."""
+    """The error that the import raised, and its place in user code."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -238,14 +264,16 @@ def _defined(module: object) -> str:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    """`SETTING=REFERENCE… -- PATH…`: load each; say on standard error what is wrong, exit 78."""
+    """`SETTING=REFERENCE… -- PATH…`: load each; print the error to standard error, exit with 78."""
     end = arguments.index("--")
     folders = [Path(path) for path in arguments[end + 1 :]]
     for argument in arguments[:end]:
         setting, _, reference = argument.partition("=")
         try:
             if setting.rpartition(".")[2] == "processor":
-                load_processor(reference, folders, setting)
+                line = emitting_line(load_processor(reference, folders, setting))
+                if line is not None:
+                    sys.stderr.write(f"\n{EMITS}{line}\n")
                 if _SCRIPT.match(reference.removeprefix(_KCLPY)):
                     _try_script(setting, reference.removeprefix(_KCLPY), folders)
             elif setting == "pipeline":
@@ -253,7 +281,7 @@ def _main(arguments: Sequence[str]) -> int:
             else:
                 load_function(setting, reference, folders)
         except ProcessorLoadError as error:
-            # Below whatever the user's code printed, and nothing but this is shown.
+            # Below the output of the user's code; only this part is shown.
             sys.stderr.write(f"{MARK}{error}\n")
             return _EX_CONFIG
     return os.EX_OK

@@ -1,8 +1,8 @@
-"""What the shells need from the world, as small Protocols; and the pure retry classification.
+"""The needs of the shells, as small Protocols; and the pure retry classification.
 
-May know: the model and the errors. May not know: how any of it is done. Implementations:
-`aws/` (the service), `local/` (in memory, the embedded model). One contract suite a port runs
-over all of them (`tests/contract/`).
+May know: the model and the errors. Must not know: how they are implemented. Implementations: `aws/`
+(the service), `local/` (in memory, the embedded model). One contract suite for each port runs over
+all of them (`tests/contract/`).
 """
 
 from __future__ import annotations
@@ -13,35 +13,12 @@ from typing import Final, Protocol
 
 import msgspec
 
-from kclrun.model.backoff import backoff_s
-from kclrun.model.changes import LeaseChange
 from kclrun.model.instance import InstanceIdentity, InstanceLook, LifecycleAction
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.measurement import Measurement
-from kclrun.model.outcomes import Outcome
-from kclrun.model.outgoing import PutEntry, PutResult
-from kclrun.model.reading import IteratorType
-from kclrun.model.record import Record
+from kclrun.model.record import IteratorType, Measurement, PutEntry, PutResult, Record
 from kclrun.model.shard import ChildShard, Shard
 from kclrun.model.time import WallTime
-
-__all__ = [
-    "FetchedPage",
-    "InstanceMetadata",
-    "IteratorType",
-    "LeaseTable",
-    "LifecycleActions",
-    "MetricOutlet",
-    "RecordPutter",
-    "Retry",
-    "ScanPage",
-    "ShardFilter",
-    "ShardReader",
-    "StreamAdmin",
-    "StreamSummary",
-    "backoff_s",
-    "classify",
-]
+from kclrun.protocol.writes import LeaseChange, Outcome
 
 
 class FetchedPage(msgspec.Struct, frozen=True):
@@ -49,7 +26,7 @@ class FetchedPage(msgspec.Struct, frozen=True):
 
     `next_iterator` None means the end of a closed shard; `children` then names its children
     (possibly none with services that leave them out). `body_bytes` is the size on the wire;
-    `served_at` the service's own time, to the second, None where it did not say.
+    `served_at` the service's own time, to the second, None if it gave none.
     """
 
     records: Sequence[Record]
@@ -61,7 +38,7 @@ class FetchedPage(msgspec.Struct, frozen=True):
 
 
 class ShardReader(Protocol):
-    """Reading one shard by polling. Calls raise ServiceError leaves; none is retried inside."""
+    """Reading one shard by polling. Calls raise ServiceError leaves and do not retry."""
 
     def iterator(
         self,
@@ -80,7 +57,7 @@ class ShardReader(Protocol):
 
 
 class StreamSummary(msgspec.Struct, frozen=True):
-    """DescribeStreamSummary, as far as we use it. `created_at` tells a re-created stream."""
+    """DescribeStreamSummary, as far as we use it. `created_at` identifies a re-created stream."""
 
     name: str
     arn: str
@@ -122,21 +99,26 @@ class RecordPutter(Protocol):
 
 
 class ScanPage(msgspec.Struct, frozen=True):
-    """Rows of one page of a scan: those that are leases, and the keys of those that are broken.
+    """One page of a scan: the rows that are leases, and the keys of broken rows.
 
-    `foreign` counts rows of another `entityType` [P8].
+    `foreign` counts rows of another `entityType` [P8]. `kcl3_mode` is the state of a KCL 3 fleet,
+    from the row that holds it; None if that row is not on this page.
     """
 
     leases: tuple[Lease, ...]
     broken: tuple[str, ...] = ()
     foreign: int = 0
+    kcl3_mode: str | None = None
 
 
 class LeaseTable(Protocol):
-    """The rows all owners share. Every write is conditional; none is retried inside."""
+    """The rows that all owners share. Every write is conditional; calls do not retry."""
 
-    def scan(self) -> Iterator[ScanPage]:
-        """All pages, consistently read. Raises a ServiceError leaf; a broken row never fails it."""
+    def scan(self, *, consistent: bool = True) -> Iterator[ScanPage]:
+        """All pages, consistently read; else each row may be a moment old, for half the read units.
+
+        Raises a ServiceError leaf; a broken row never fails it.
+        """
         ...
 
     def read(self, key: LeaseKey) -> Lease | None:
@@ -146,7 +128,7 @@ class LeaseTable(Protocol):
     def offered(self, rows_max: int) -> tuple[Lease, ...]:
         """Rows that wait for a taker: found by the owner index, read consistently [P17].
 
-        At most `rows_max`, at random among more. Raises a ServiceError leaf; `NotFound` where the
+        At most `rows_max`, at random among more. Raises a ServiceError leaf; `NotFound` if the
         table has no such index.
         """
         ...
@@ -156,50 +138,62 @@ class LeaseTable(Protocol):
         ...
 
 
+class CoordinatorState(Protocol):
+    """The place where a KCL 3 fleet of an early version keeps its mode: not in the lease table."""
+
+    def mode(self) -> str | None:
+        """The current mode; None if there was not such a fleet yet.
+
+        Raises: AccessDenied and InvalidRequest, for good; Throttled, Unavailable.
+        """
+        ...
+
+
 class MetricOutlet(Protocol):
     """A service that keeps metrics. Used by one thread."""
 
     def batches(self, measurements: Sequence[Measurement]) -> Iterator[Sequence[Measurement]]:
-        """These, in parts that each fit into one request."""
+        """The measurements, in parts that each fit into one request."""
         ...
 
     def put(self, batch: Sequence[Measurement]) -> None:
         """Send one batch once. Raises: Throttled, Unavailable (nothing happened), OutcomeUnknown
-        (it may count already), AccessDenied, InvalidRequest; what else is wrong with settings."""
+        (it may count already), AccessDenied, InvalidRequest, and errors of wrong settings."""
         ...
 
 
 class InstanceMetadata(Protocol):
-    """What EC2 tells an instance about itself. Used by one thread at a time; a service that is
-    not there costs its caller a second, one that hangs a few."""
+    """The metadata that EC2 offers an instance about itself. Used by one thread at a time. A
+    missing service costs its caller a second, one that hangs a few."""
 
     def identify(self) -> InstanceIdentity:
-        """Which instance this is. Raises: Unavailable where nobody answers, or no EC2 does."""
+        """The identity of this instance. Raises: Unavailable without an answer or outside EC2."""
         ...
 
     def look(self) -> InstanceLook:
-        """What awaits it. Raises: Unavailable."""
+        """The announced events of the instance. Raises: Unavailable."""
         ...
 
 
 class LifecycleActions(Protocol):
-    """What an autoscaling group waits for. Threads may share it; each request is sent once.
+    """The lifecycle actions of an autoscaling group. Threads may share it; each request is sent
+    once.
 
     Both raise: NotFound (no such hook or group, or nothing waits there), Throttled, Unavailable,
     OutcomeUnknown, AccessDenied, InvalidRequest.
     """
 
     def heartbeat(self, action: LifecycleAction) -> None:
-        """Have the hook's time begin anew."""
+        """Restart the time of the hook."""
         ...
 
     def complete(self, action: LifecycleAction) -> None:
-        """Tell the group to go on."""
+        """Ask the group to go on."""
         ...
 
 
 class Retry(enum.Enum):
-    """What to do about a failed request."""
+    """The reaction to a failed request."""
 
     AGAIN_SLOWER = "throttled: nothing happened, wait longer"
     AGAIN = "not sent or harmless to repeat: ask again"
@@ -221,7 +215,7 @@ _THROTTLES: Final = frozenset(
         "SlowDown",
     }
 )
-# A KMS trouble is the operator's to mend while the shard waits; the Java KCL retries them for ever.
+# The operator must repair a KMS error while the shard waits; the Java KCL retries them for ever.
 _TRANSIENT: Final = frozenset(
     {
         "InternalFailure",
@@ -242,7 +236,7 @@ _TRANSIENT: Final = frozenset(
 
 
 def classify(code: str, status: int | None, *, is_write: bool, was_sent: bool) -> Retry:
-    """Say what to do about a failed request, from what is known about it and nothing else.
+    """Decide the reaction to a failed request, only from these facts about it.
 
     `code` is the service's error name, or "" for a transport failure; `status` the HTTP status,
     None where no answer came; `was_sent` whether any byte of the request may have reached the

@@ -1,33 +1,52 @@
-"""The public interface: what a user subclasses, and what the runtime hands in.
+"""The public interface: the class that users subclass, and the objects that the runtime passes.
 
-Names follow kclpy v3 where they can. The same class runs on the fleet and on Spark. May know:
-the model and the errors. Contracts stand in the docstrings; the ids in brackets are the
-guarantees of the README.
+Names follow kclpy v3 where they can. The same class runs on the fleet and on Spark. May know: the
+model and the errors. Contracts stand in the docstrings; the ids in brackets are the guarantees of
+the documents.
 """
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal
 
+from kclrun.errors import ProcessorLoadError
 from kclrun.model.lease import PendingCheckpoint
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
 
-__all__ = ["Checkpointer", "Context", "RecordProcessor"]
+__all__ = [
+    "METHODS",
+    "Checkpointer",
+    "Context",
+    "RecordProcessor",
+    "call_method",
+    "refuse_deferred",
+]
 
 Row = Mapping[str, Any]
 
+# The methods of a processor, and the arguments of the runtime's calls.
+METHODS: Final[Mapping[str, tuple[str, ...]]] = {
+    "initialize": ("context",),
+    "process_records": ("batch", "checkpointer"),
+    "shard_ended": ("checkpointer",),
+    "lease_lost": (),
+    "shutdown_requested": ("checkpointer",),
+}
+
 
 class Context:
-    """What a processor knows about its place in the world. Made by the runtime, one a processor.
+    """The place of a processor: shard, options, checkpoint. Made by the runtime, one a processor.
 
     `position` is the checkpoint the shard is read from; `options` the mapping of the same name in
     the configuration; `fencing_token` the lease counter at the claim, which only grows;
-    `pending_checkpoint` what a Java KCL worker left by a two-phase checkpoint, or None;
+    `pending_checkpoint` the state that a Java KCL worker left by a two-phase checkpoint, or None;
     `uncheckpointed_max` how many records may be delivered beyond the last checkpoint;
-    `checkpoint_mode` who checkpoints: `auto` and `batch` the runtime, `manual` the processor.
+    `checkpoint_mode` says which side checkpoints: with `auto` and `batch` the runtime, with
+    `manual` the processor.
     """
 
     def __init__(
@@ -75,16 +94,16 @@ class Context:
     def release(self) -> None:
         """Give the lease up after this batch, in good order.
 
-        The batch is finished, `shutdown_requested` called, all that was processed checkpointed, and
-        the lease offered to the other machines of the application, in one write [P17]; alone, it
-        is released, and taken again at the next look at the table. On Spark another instance
-        goes on with the shard.
+        The batch is finished, `shutdown_requested` called, every processed record checkpointed, and
+        the lease offered to the other machines of the application, in one write [P17]. If there are
+        no other machines, the lease is released, and taken again at the next look at the table. On
+        Spark another instance goes on with the shard.
         """
         self._release()
 
 
 class Checkpointer:
-    """Makes progress durable. Usable during the call it was handed to, from any thread."""
+    """Makes progress durable. Usable during the call that it was passed to, from any thread."""
 
     def __init__(self, write: Callable[[ExtendedSequenceNumber | None], None]) -> None:
         self._write = write
@@ -96,13 +115,13 @@ class Checkpointer:
 
         `checkpoint()` covers all records given to the processor so far, this batch included;
         `checkpoint(record)` covers that record and all before it; `checkpoint("4963…", 3)` the
-        same by its number. A position equal to the last checkpoint is no error and no write.
-        Emitted rows are made durable first. On Spark it is durable with the commit of the batch,
-        which covers all its records.
+        same by its number. A position equal to the last checkpoint is not an error and causes no
+        write. Emitted rows are made durable first. On Spark it is durable with the commit of the
+        batch, which covers all its records.
 
-        Raises: StaleCheckpoint below the last checkpoint or above what was delivered; LeaseLost
-        when the lease is not ours any more: stop working on the batch. A throttled or silent
-        lease table is waited for, as long as the lease can be proven ours.
+        Raises: StaleCheckpoint below the last checkpoint or above the last delivered record;
+        LeaseLost when the lease is not ours any more: stop working on the batch. A throttled or
+        silent lease table is waited for, as long as the lease can be proven ours.
         """
         if at is None:
             self._write(None)
@@ -143,7 +162,7 @@ class RecordProcessor(ABC):
         """
 
     def shard_ended(self, checkpointer: Checkpointer) -> None:
-        """Everything in the shard was processed; its children wait for this call.
+        """Every record of the shard was processed; its children wait for this call.
 
         Called once, after the last `process_records` returned, while the lease is held.
         Guaranteed: no further record of this shard will come to any processor [I1, I3].
@@ -165,5 +184,50 @@ class RecordProcessor(ABC):
 
         Called once, after the running batch returned, when the machine drains or the lease moves.
         On Spark only after `context.release()`: tasks end with their range.
-        With `checkpoint: auto` or `batch` what was processed is checkpointed anyway.
+        With `checkpoint: auto` or `batch` the processed records are checkpointed anyway.
         """
+
+
+def refuse_deferred(processor: object, called: str, methods: Iterable[str] = METHODS) -> None:
+    """Refuse a processor (a class or an instance) with a method whose call runs none of its code.
+
+    Calling an `async def`, or a function with `yield`, only makes an object: the records would
+    count as processed, and checkpoints would pass them [I9]. `called` names it in the message.
+    Raises: ProcessorLoadError.
+    """
+    for name in methods:
+        method = getattr(processor, name, None)
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            raise ProcessorLoadError(
+                f"{called}: {name} is `async def`: the runtime calls it without an event loop, so"
+                " nothing in it would run\n"
+                "Write `def`; for asynchronous work call asyncio.run(...) in it"
+            )
+        if inspect.isgeneratorfunction(method):
+            raise ProcessorLoadError(
+                f"{called}: {name} has a `yield`, which makes it a generator: nothing in it would"
+                " run\n"
+                "Remove the `yield`; rows leave with context.emit(row)"
+            )
+
+
+def call_method(processor: RecordProcessor, method: str, *arguments: object) -> None:
+    """Call a method of a processor; each returns None once its work is done.
+
+    Any other result fails the call [I9]: a coroutine or a generator is work that has not begun.
+    Raises: the method's exception; ProcessorLoadError for a result, which calling it again would
+    not change.
+    """
+    result = getattr(processor, method)(*arguments)
+    if result is None:
+        return
+    if inspect.iscoroutine(result):
+        result.close()  # otherwise Python warns of it later, at another place
+    is_deferred = (
+        inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
+    )
+    why = "nothing of it has run" if is_deferred else "the runtime has no use for it"
+    raise ProcessorLoadError(
+        f"{method} returned a {type(result).__name__}, and {why}: a method does its work and"
+        " returns None"
+    )

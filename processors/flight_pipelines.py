@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name it has in Spark's own documents
 
-from processors import flights
-from processors.flight_stream import demo_records, flight_rows, scheduled_at
+from . import flights
+from .flight_stream import demo_records, flight_rows, scheduled_at
 
 __all__ = [
     "DELAY",

@@ -1,8 +1,8 @@
 """The flights as a stream on Spark: who produces it, and how its records read as rows.
 
-Holds: `demo_records`, the flights in the order of their scheduled departures, ended by a
+Holds: `demo_records`, the flights in the order of their scheduled departures, the last with a
 heartbeat; `flight_rows`, the same read back from a DataFrame of records.
-Rule: a record that is neither is an error or is counted, as its option says, never passed over.
+Rule: a line that is neither is an error or is counted, as its option says, never passed over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name it has in Spark's own documents
 
-from processors import flights
+from . import flights
 
 __all__ = ["HEARTBEAT_AT", "demo_records", "flight_rows", "scheduled_at", "scheduled_flights"]
 
@@ -23,10 +23,12 @@ __all__ = ["HEARTBEAT_AT", "demo_records", "flight_rows", "scheduled_at", "sched
 # the delay of the watermark: an hour closes when the watermark has passed it, not the heartbeat.
 HEARTBEAT_AT: Final = "2015-01-01T00:00:00Z"
 _HEARTBEAT: Final = "heartbeat,"
+# The heartbeat is a second line of a record, so each record is a flight and is counted as one.
+_LINE_ENDS: Final = rf"\n(?={_HEARTBEAT})"
 # Why no batch holds the heartbeat and leaves a flight to a later one: while the source is behind,
 # a batch ends in all shards at the same time of arrival, and that time waits for the children of
-# ended shards; at the tip the shards' ends are within one poll, a second. The heartbeat arrives
-# three polls after all flights, which the pause sends out first.
+# ended shards; at the tip the shards' ends are within one poll, a second. The last flight, with
+# the heartbeat, arrives three polls after all others, which the pause sends out first.
 _PAUSE: Final = timedelta(seconds=3)
 
 _FIELD: Final = {name: number for number, name in enumerate(flights.FIELDS)}
@@ -43,15 +45,17 @@ _MALFORMED: Final = ("fail", "count")
 
 
 def demo_records() -> Iterator[tuple[str, bytes] | timedelta]:
-    """All flights by scheduled departure, a pause, and a heartbeat, for `embedded.fill.source`.
+    """All flights by scheduled departure, for `embedded.fill.source`: the last after a pause, and
+    with a heartbeat in the same record.
 
     The file has them by month (1, 10, 11, 12, 2 …), which is no stream anyone produces. Only what
     comes later moves a watermark, so a finished stream never closes its last windows; a producer
     that goes on to say what time it is does.
     """
-    yield from scheduled_flights()
+    *flown, (key, last) = scheduled_flights()
+    yield from flown
     yield _PAUSE
-    yield "heartbeat", f"{_HEARTBEAT}{HEARTBEAT_AT}".encode()
+    yield key, b"%s\n%s" % (last.rstrip(), f"{_HEARTBEAT}{HEARTBEAT_AT}".encode())
 
 
 def scheduled_flights() -> list[tuple[str, bytes]]:
@@ -67,11 +71,12 @@ def scheduled_at(line: str) -> datetime:
 
 
 def flight_rows(records: DataFrame, options: Mapping[str, Any]) -> DataFrame:
-    """The flights and heartbeats of `records` as rows.
+    """The flights and heartbeats of `records` as rows: a record is a flight, a heartbeat, or a
+    flight and in its next line a heartbeat.
 
     Columns: `scheduled` (timestamp; a heartbeat's is the time it tells), `origin`, `tailnum`,
     `dep_delay` (minutes, null for a cancelled flight); all but `scheduled` null in a heartbeat;
-    `sequenceNumber`, `subSequenceNumber`. Option `malformed`, for a record that is neither: `fail`
+    `sequenceNumber`, `subSequenceNumber`. Option `malformed`, for a line that is neither: `fail`
     (the default) fails the query with its position, never its content; `count` leaves it out. Each
     progress of the query holds, as `observedMetrics.records`, the numbers of `flights`, of those
     without a tail number (`no_tailnum`), of `heartbeats` and of `malformed` records.
@@ -103,8 +108,9 @@ def flight_rows(records: DataFrame, options: Mapping[str, Any]) -> DataFrame:
 
 
 def _read(records: DataFrame) -> DataFrame:
-    """Each record with the columns of a flight; `scheduled` is null where it is malformed."""
-    line = F.regexp_replace(F.col("data").cast("string"), r"[\r\n]+$", "")
+    """Each line with the columns of a flight; `scheduled` is null where it is malformed."""
+    text = F.regexp_replace(F.col("data").cast("string"), r"[\r\n]+$", "")
+    line = F.explode(F.split(text, _LINE_ENDS))
     csv = {"nullValue": "NA", "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     lines = records.select("*", line.alias("line"))
     rows = lines.select("*", F.from_csv("line", _SCHEMA, csv).alias("flight"))
@@ -112,7 +118,8 @@ def _read(records: DataFrame) -> DataFrame:
     is_flight = F.col(f"flight.{_CORRUPT}").isNull() & ~F.contains("line", F.lit("\n"))
     is_flight &= F.col("flight.origin").isNotNull()
     departs_at_s = F.unix_seconds("flight.time_hour") + 60 * F.col("flight.minute")
-    beats_at = F.try_to_timestamp(F.substring("line", len(_HEARTBEAT) + 1, len(HEARTBEAT_AT)))
+    told_at = F.regexp_replace("line", f"^{_HEARTBEAT}", "")
+    beats_at = F.try_to_timestamp(told_at)
     scheduled = F.when(F.startswith("line", F.lit(_HEARTBEAT)), beats_at).when(
         is_flight, F.timestamp_seconds(departs_at_s)
     )

@@ -19,8 +19,8 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
 )
 
-from processors import flights
-from processors.flight_stream import demo_records, flight_rows, scheduled_at, scheduled_flights
+from . import flights
+from .flight_stream import demo_records, flight_rows, scheduled_at, scheduled_flights
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,8 +1,8 @@
-"""From a change to the expression that makes it, with its values.
+"""Chooses the DynamoDB expression of a lease change and fills in its values. Pure.
 
-`expressions.py` is the catalogue; here one of its entries is chosen and filled in. Pure. Rule: what
-no expression can guard is refused before it is sent: a force against one of ours, a late checkpoint
-to a sentinel. Look next: `late_checkpoint.py`, the one with an order in its condition.
+`expressions.py` is the catalogue of expressions. Some mistakes cannot be prevented by a condition.
+They are refused before the write is sent: a take by force from a kclrun owner, and a late
+checkpoint to a sentinel.
 """
 
 from __future__ import annotations
@@ -12,14 +12,24 @@ from typing import Any, Final
 
 from kclrun.aws import expressions as catalogue
 from kclrun.aws.expressions import BoundWrite, Expression, Values
-from kclrun.aws.late_checkpoint import bind_late, to_position
-from kclrun.aws.rows import bare_ids, milliseconds, number, text
+from kclrun.aws.rows import bare_ids, died_on_text, milliseconds, number, text
 from kclrun.errors import InvariantViolation
-from kclrun.model.changes import (
+from kclrun.model.lease import OFFERED, OWNER_PREFIX, DiedOn
+from kclrun.model.sequence import (
+    AT_TIMESTAMP,
+    LATEST,
+    SENTINELS,
+    SEQUENCE_DIGITS_MAX,
+    SHARD_END,
+    TRIM_HORIZON,
+    ExtendedSequenceNumber,
+)
+from kclrun.protocol.writes import (
     Amend,
     Ask,
     Checkpoint,
     Claim,
+    Decline,
     DeleteEnded,
     DeleteTrimmed,
     End,
@@ -36,17 +46,90 @@ from kclrun.model.changes import (
     Renew,
     ResumeLease,
     Take,
+    Withdraw,
 )
-from kclrun.model.lease import OFFERED, OWNER_PREFIX
-from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 
-__all__ = ["bind", "bind_parent"]
+# The late checkpoint is the only write whose condition compares positions by their order [P19].
+#
+# DynamoDB does not know this order: it compares text as text, and `size()` counts characters. So
+# sequence numbers are compared by their number of digits, then as text. Sentinels are compared by
+# name: the condition lists those above the position last seen. (Text order alone would put
+# TRIM_HORIZON above any short number, and SHARD_END below every long one.)
+# The key: is the last position outside an aggregate ("whole"), and is the new one?
+_LATE_CHECKPOINTS: Final = {
+    (False, False): catalogue.LATE,
+    (True, False): catalogue.LATE_FROM_WHOLE,
+    (False, True): catalogue.LATE_TO_WHOLE,
+    (True, True): catalogue.LATE_WHOLE,
+}
+
+
+def bind_late(change: LateCheckpoint) -> BoundWrite:
+    """The expression and values of a late checkpoint.
+
+    Raises: InvariantViolation for a sentinel as the position: at SHARD_END the children would
+    start.
+    """
+    last, position = change.last, change.position
+    if position.is_sentinel:
+        raise InvariantViolation(f"{change.key}: a late checkpoint is never {position}")
+    from_whole = last.sub_sequence_number == 0
+    after, after_that = _sentinels_above(last)
+    values = {
+        ":null": text("NULL"),
+        ":prefix": text(OWNER_PREFIX),
+        ":former": text(change.former),
+        ":atTimestamp": text(AT_TIMESTAMP.sequence_number),
+        ":trimHorizon": text(TRIM_HORIZON.sequence_number),
+        ":latest": text(LATEST.sequence_number),
+        ":last": text(last.sequence_number),
+        ":lastDigits": number(_digits_up_to(last)),
+        ":after": text(after.sequence_number),
+        ":afterThat": text(after_that.sequence_number),
+        ":digits": number(len(position.sequence_number)),
+    }
+    values |= {":shardEnd": text(SHARD_END.sequence_number)} | to_position(position)
+    if not from_whole:
+        values[":lastSub"] = number(last.sub_sequence_number)
+    return BoundWrite(
+        _LATE_CHECKPOINTS[from_whole, position.sub_sequence_number == 0], change.key, values
+    )
+
+
+def _sentinels_above(
+    last: ExtendedSequenceNumber,
+) -> tuple[ExtendedSequenceNumber, ExtendedSequenceNumber]:
+    """The next two sentinels; SHARD_END in place of a missing one."""
+    names = [each.sequence_number for each in SENTINELS]
+    start = names.index(last.sequence_number) + 1 if last.is_sentinel else len(names)
+    above = (*SENTINELS[start:], SHARD_END, SHARD_END)
+    return above[0], above[1]
+
+
+def _digits_up_to(last: ExtendedSequenceNumber) -> int:
+    """The most digits of a number that is not above `last` by its number of digits alone.
+
+    Every number is above every sentinel except SHARD_END. No number is above SHARD_END.
+    """
+    if last.sequence_number == SHARD_END.sequence_number:
+        return SEQUENCE_DIGITS_MAX
+    return 0 if last.is_sentinel else len(last.sequence_number)
+
+
+def to_position(position: ExtendedSequenceNumber) -> Values:
+    """The values of every write that moves the position."""
+    return {
+        ":position": text(position.sequence_number),
+        ":sub": number(position.sub_sequence_number),
+        ":zero": number(0),
+    }
+
 
 _NOBODY: Final = {":null": text("NULL")}
 _SHARD_END: Final = {":shardEnd": text(SHARD_END.sequence_number)}
 _ONE: Final = {":one": number(1)}
 
-# Chosen by: does the position move, and is the last one no part of an aggregate ("whole")?
+# The key: does the position move, and is the last position outside an aggregate ("whole")?
 _ByPosition = dict[tuple[bool, bool], Expression]
 _RELEASES: Final[_ByPosition] = {
     (False, False): catalogue.RELEASE,
@@ -66,13 +149,18 @@ _OFFERS_TO: Final[_ByPosition] = {
     (True, False): catalogue.OFFER_TO_MOVED,
     (True, True): catalogue.OFFER_TO_MOVED_WHOLE,
 }
-# Chosen by: does the shard have parents, and is the instant of LATEST noted?
+# The key: does the shard have parents, and is the instant of LATEST recorded?
 _AMENDS: Final = {
     (True, False): catalogue.AMEND,
     (False, False): catalogue.AMEND_ROOT,
     (True, True): catalogue.AMEND_AND_PIN,
     (False, True): catalogue.AMEND_ROOT_AND_PIN,
 }
+# The index: is the instant of LATEST recorded?
+_TAKES_UNOWNED: Final = (catalogue.TAKE_UNOWNED, catalogue.TAKE_UNOWNED_AND_PIN)
+_TAKES_EXPIRED: Final = (catalogue.TAKE_EXPIRED, catalogue.TAKE_EXPIRED_AND_PIN)
+_TAKES_BY_FORCE: Final = (catalogue.TAKE_BY_FORCE, catalogue.TAKE_BY_FORCE_AND_PIN)
+_TAKES_OWN: Final = (catalogue.TAKE_OWN, catalogue.TAKE_OWN_AND_PIN)
 _HAND_OVERS: Final[_ByPosition] = {
     (False, False): catalogue.HAND_OVER,
     (False, True): catalogue.HAND_OVER_WHOLE,
@@ -84,9 +172,10 @@ _HAND_OVERS: Final[_ByPosition] = {
 def bind(change: LeaseChange) -> BoundWrite:
     """The expression and values of a change to one existing row.
 
-    Raises: InvariantViolation for CreateLease and CreateChildren (they put whole rows), for naming
-    no children (DynamoDB has no empty set), for a force against nobody or one of ours [P16], and
-    for a late checkpoint to SHARD_END or another sentinel [P19].
+    Raises: InvariantViolation for CreateLease and CreateChildren (they put whole rows), for a
+    NameChildren without children (DynamoDB has no empty set), for a take by force from an unowned
+    row or from a kclrun owner [P16], and for a late checkpoint to SHARD_END or another sentinel
+    [P19].
     """
     bound = _BOUND.get(type(change))
     if bound is None:
@@ -109,6 +198,7 @@ def bind_parent(parent: ParentCondition) -> BoundWrite:
 def _held(
     change: Take
     | Claim
+    | Decline
     | Renew
     | Checkpoint
     | NameChildren
@@ -130,24 +220,28 @@ def _take(change: Take) -> BoundWrite:
     values = _held(change) | {
         ":failoverMs": milliseconds(change.failover_s),
         ":start": text(change.start),
+        ":createdAt": milliseconds(change.stream_created_at or 0.0),  # 0: not known
     }
+    pins = change.latest_pinned_at is not None
+    if change.latest_pinned_at is not None:
+        values[":pinnedAt"] = milliseconds(change.latest_pinned_at)
     if change.forced:
-        return _take_by_force(change, values)
+        return _take_by_force(change, values, _TAKES_BY_FORCE[pins])
     if change.seen_owner is None:
-        return BoundWrite(catalogue.TAKE_UNOWNED, change.key, values | _NOBODY)
+        return BoundWrite(_TAKES_UNOWNED[pins], change.key, values | _NOBODY)
     values[":seenOwner"] = text(change.seen_owner)
     if change.seen_owner == change.owner:
-        return BoundWrite(catalogue.TAKE_OWN, change.key, values)
-    return BoundWrite(catalogue.TAKE_EXPIRED, change.key, values | _ONE)
+        return BoundWrite(_TAKES_OWN[pins], change.key, values)
+    return BoundWrite(_TAKES_EXPIRED[pins], change.key, values | _ONE)
 
 
-def _take_by_force(change: Take, values: Values) -> BoundWrite:
+def _take_by_force(change: Take, values: Values, expression: Expression) -> BoundWrite:
     if change.seen_owner is None or change.seen_owner.startswith(OWNER_PREFIX):
         raise InvariantViolation(
             f"{change.key}: only a Java owner is taken from by force, not {change.seen_owner}"
         )
     values |= {":seenOwner": text(change.seen_owner)} | _ONE
-    return BoundWrite(catalogue.TAKE_BY_FORCE, change.key, values)
+    return BoundWrite(expression, change.key, values)
 
 
 def _ask(change: Ask) -> BoundWrite:
@@ -165,6 +259,15 @@ def _ask(change: Ask) -> BoundWrite:
         change.key,
         values | {":seenTo": text(change.seen.to), ":seenAt": seen_at},
     )
+
+
+def _withdraw(change: Withdraw) -> BoundWrite:
+    return BoundWrite(catalogue.WITHDRAW, change.key, {":me": text(change.owner)})
+
+
+def _decline(change: Decline) -> BoundWrite:
+    values = _held(change) | {":offered": text(OFFERED)}
+    return BoundWrite(catalogue.DECLINE, change.key, values)
 
 
 def _claim(change: Claim) -> BoundWrite:
@@ -191,7 +294,11 @@ def _name_children(change: NameChildren) -> BoundWrite:
 
 def _halt(change: HaltLease) -> BoundWrite:
     halt = change.halt
-    noted = {":reason": text(halt.reason), ":haltedAt": milliseconds(halt.halted_at)}
+    noted = {
+        ":reason": text(halt.reason),
+        ":haltedAt": milliseconds(halt.halted_at),
+        ":waitingSince": milliseconds(halt.waiting_since or halt.halted_at),
+    }
     return BoundWrite(catalogue.HALT_LEASE, change.key, _held(change) | noted)
 
 
@@ -229,6 +336,14 @@ def _give_away(change: Release | Offer | HandOver) -> BoundWrite:
     match change:
         case Release():
             expression = _RELEASES[moves, is_whole]
+        case Offer(died_on=DiedOn() as died_on):
+            if moves or change.offered_to is not None:
+                raise InvariantViolation(
+                    f"{change.key}: an offer after deaths has no position or receiver"
+                )
+            after, whole = catalogue.OFFER_AFTER_DEATHS, catalogue.OFFER_AFTER_DEATHS_WHOLE
+            expression = whole if is_whole else after
+            values |= {":offered": text(OFFERED), ":diedOn": text(died_on_text(died_on))}
         case Offer(offered_to=None):
             expression = _OFFERS[moves, is_whole]
             values[":offered"] = text(OFFERED)
@@ -265,6 +380,8 @@ def _resume(change: ResumeLease) -> BoundWrite:
 _BOUND: Final[Mapping[type[Any], Callable[[Any], BoundWrite]]] = {
     Take: _take,
     Ask: _ask,
+    Withdraw: _withdraw,
+    Decline: _decline,
     Claim: _claim,
     Renew: _renew,
     NameChildren: _name_children,

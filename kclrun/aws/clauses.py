@@ -1,7 +1,7 @@
-"""The pieces of every write to the lease table: conditions and updates, each with its English.
+"""Conditions and updates of the lease table's writes, each with its meaning in English. Data only.
 
-Data only. `expressions.py` puts them together, `binding.py` fills in their values. Rules [P1, P2]:
-an owner's update adds one to the counter; whatever writes a position drops a pending checkpoint.
+`expressions.py` combines them, `binding.py` fills in their values. Rules [P1, P2]: an owner's
+update adds one to the counter; every write of a position removes a pending checkpoint.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["Clause"]
-
 
 class Clause(msgspec.Struct, frozen=True):
-    """One piece of an expression and what it says."""
+    """One part of an expression and its meaning in English."""
 
     code: str
     english: str
@@ -43,7 +41,7 @@ AT_LAST_WHOLE: Final = Clause(
 ENDED: Final = Clause("checkpoint = :shardEnd", "it is SHARD_END")
 NOT_ENDED: Final = Clause("checkpoint <> :shardEnd", "it is not SHARD_END")
 
-# Conditions of asks and hand-offs.
+# Conditions of handoff requests and handoffs.
 
 ASKED_OWNER: Final = Clause("leaseOwner = :asked", "its owner is the one asked")
 NOT_ASKED: Final = Clause("attribute_not_exists(handoffTo)", "nobody has asked for it")
@@ -54,14 +52,19 @@ ASK_SEEN_UNDATED: Final = Clause(
     "handoffTo = :seenTo AND (handoffAt = :seenAt OR attribute_not_exists(handoffAt))",
     "the ask on it is the one seen (a missing time is 0)",
 )
+ASKED_BY_ME: Final = Clause("handoffTo = :me", "the ask on it is mine")
+OFFERED_TO_ME: Final = Clause(
+    "leaseOwner = :offered AND offeredTo = :me", "it is offered, and to me"
+)
 NEXT_OWNER: Final = Clause("leaseOwner = :nextOwner", "its owner is the next one already")
 MY_CHECKPOINTS: Final = Clause("checkpointOwner = :me", "its checkpoint owner is me")
 
-# Conditions of the late checkpoint: nobody else's protocol is disturbed, and `:last` <= position
-# < `:position` in the extended order. Sequence numbers are compared by their number of digits,
-# then as text; that alone is wrong for sentinels (TRIM_HORIZON has 12 characters), so those go by
-# name. `:after` and `:afterThat` are the sentinels above `:last`, the lowest first; SHARD_END,
-# which the write refuses anyway, where there are fewer.
+# Conditions of the late checkpoint. The row has no owner or a kclrun owner, so the write does not
+# disturb a Java worker's protocol. And `:last` <= position < `:position` in the extended order.
+# Sequence numbers are compared by their number of digits, then as text. This alone is wrong for
+# sentinels (TRIM_HORIZON has 12 characters), so sentinels are compared by name. `:after` and
+# `:afterThat` are the sentinels above `:last`, the lowest first. A missing one is replaced by
+# SHARD_END, which the write refuses anyway.
 
 _SENTINEL: Final = "checkpoint IN (:atTimestamp, :trimHorizon, :latest)"
 _ABOVE: Final = (
@@ -96,7 +99,9 @@ BEFORE_NEW_WHOLE: Final = Clause(f"({_BELOW})", "its position is below the new o
 # Updates.
 
 _NO_HANDOFF: Final = "handoffTo, handoffAt, offeredTo, offeredBy"
-_NO_PENDING: Final = "pendingCheckpoint, pendingCheckpointSubSequenceNumber, pendingCheckpointState"
+_NO_PENDING: Final = (
+    "pendingCheckpoint, pendingCheckpointSubSequenceNumber, pendingCheckpointState, diedOn"
+)
 _TO_POSITION: Final = (
     "checkpoint = :position, checkpointSubSequenceNumber = :sub,"
     " ownerSwitchesSinceCheckpoint = :zero"
@@ -104,11 +109,14 @@ _TO_POSITION: Final = (
 _MOVE: Final = f"SET leaseCounter = :next, {_TO_POSITION}"
 _OFFER: Final = "leaseOwner = :offered, offeredBy = :me"
 _TAKE: Final = (
-    "SET leaseCounter = :next, leaseOwner = :me, failoverMs = :failoverMs, startPosition = :start"
+    "SET leaseCounter = :next, leaseOwner = :me, failoverMs = :failoverMs, startPosition = :start,"
+    " streamCreatedAt = :createdAt"
 )
 _TAKE_DROPS: Final = f"REMOVE checkpointOwner, {_NO_HANDOFF}"
 _SWITCH: Final = "ADD ownerSwitchesSinceCheckpoint :one"
-_MOVED: Final = "move the position, set owner switches to 0, drop a pending checkpoint"
+_MOVED: Final = (
+    "move the position, set owner switches to 0, drop a pending checkpoint and a note of deaths"
+)
 
 BUMP: Final = Clause("SET leaseCounter = :next", "add one to the counter")
 BUMP_MEASURED: Final = Clause(
@@ -128,7 +136,8 @@ BUMP_MEASURED_UNASKED: Final = Clause(
 )
 TAKE_OVER: Final = Clause(
     f"{_TAKE} {_TAKE_DROPS}",
-    "become its owner, publish failover and start, drop any hand-off, add one to the counter",
+    "become its owner, publish failover, start and the stream's creation time, drop any hand-off,"
+    " add one to the counter",
 )
 TAKE_FROM_OTHER: Final = Clause(
     f"{_TAKE} {_TAKE_DROPS} {_SWITCH}",
@@ -138,12 +147,27 @@ TAKE_BY_FORCE: Final = Clause(
     f"{_TAKE}, takenFrom = :seenOwner {_TAKE_DROPS} {_SWITCH}",
     f"{TAKE_FROM_OTHER.english}, note whom it was taken from",
 )
+_PIN: Final = ", latestPinnedAt = if_not_exists(latestPinnedAt, :pinnedAt)"
+_PINNED: Final = "note the instant of LATEST unless one stands there"
+TAKE_OVER_AND_PIN: Final = Clause(f"{_TAKE}{_PIN} {_TAKE_DROPS}", f"{TAKE_OVER.english}, {_PINNED}")
+TAKE_FROM_OTHER_AND_PIN: Final = Clause(
+    f"{_TAKE}{_PIN} {_TAKE_DROPS} {_SWITCH}", f"{TAKE_FROM_OTHER.english}, {_PINNED}"
+)
+TAKE_BY_FORCE_AND_PIN: Final = Clause(
+    f"{_TAKE}, takenFrom = :seenOwner{_PIN} {_TAKE_DROPS} {_SWITCH}",
+    f"{TAKE_BY_FORCE.english}, {_PINNED}",
+)
+WITHDRAW: Final = Clause("REMOVE handoffTo, handoffAt", "drop the ask")
+DECLINE: Final = Clause(
+    "SET leaseCounter = :next, offeredBy = :me REMOVE offeredTo",
+    "offer it to whoever comes, note who gave it, add one to the counter",
+)
 ASK: Final = Clause("SET handoffTo = :me, handoffAt = :askedAt", "ask for it")
 MOVE: Final = Clause(f"{_MOVE} REMOVE {_NO_PENDING}", f"{_MOVED}, add one to the counter")
 FINISH: Final = Clause(
     f"{_MOVE} REMOVE {_NO_PENDING}, {_NO_HANDOFF}",
-    "set the position to SHARD_END, set owner switches to 0, drop a pending checkpoint and any"
-    " hand-off, add one to the counter",
+    "set the position to SHARD_END, set owner switches to 0, drop a pending checkpoint, a note of"
+    " deaths and any hand-off, add one to the counter",
 )
 LET_GO: Final = Clause(
     f"SET leaseCounter = :next REMOVE leaseOwner, {_NO_HANDOFF}",
@@ -156,6 +180,11 @@ MOVE_AND_LET_GO: Final = Clause(
 OFFER: Final = Clause(
     f"SET leaseCounter = :next, {_OFFER} REMOVE offeredTo, handoffTo, handoffAt",
     "offer it to whoever comes, note who gave it, drop any ask, add one to the counter",
+)
+OFFER_AFTER_DEATHS: Final = Clause(
+    f"SET leaseCounter = :next, {_OFFER}, diedOn = :diedOn REMOVE offeredTo, handoffTo, handoffAt",
+    "offer it to any owner, note who gave it and on which host its processes died, drop any"
+    " ask, add one to the counter",
 )
 OFFER_TO: Final = Clause(
     f"SET leaseCounter = :next, {_OFFER}, offeredTo = :to REMOVE handoffTo, handoffAt",
@@ -200,7 +229,11 @@ AMEND_ROOT_AND_PIN: Final = Clause(
     " counter",
 )
 HALT: Final = Clause(
-    "SET leaseCounter = :next, haltReason = :reason, haltedAt = :haltedAt",
+    "SET leaseCounter = :next, haltReason = :reason, haltedAt = :haltedAt,"
+    " haltWaitingSince = :waitingSince",
     "note why it stands still, add one to the counter",
 )
-RESUME: Final = Clause("REMOVE haltReason, haltedAt", "remove the halt")
+RESUME: Final = Clause(
+    "REMOVE haltReason, haltedAt, haltWaitingSince, diedOn",
+    "remove the halt and a note of deaths",
+)

@@ -1,8 +1,8 @@
-"""CloudWatch as a place for metrics: batched PutMetricData over botocore's own client.
+"""Publishes metrics to CloudWatch: batched PutMetricData over botocore's own client.
 
-Why botocore and not the wire client: one request a minute is no haste, and botocore compresses its
-body (gzip, from 10 KiB on). Rule: each request is sent once; its sender decides what a failure
-means. Implements `ports.MetricOutlet`. Look next: `observe/publishing.py`.
+It uses botocore and not the wire client: one request a minute need not be fast, and botocore
+compresses the body (gzip, from 10 KiB on). Each request is sent once; the caller decides whether
+to repeat it. Implements `ports.MetricOutlet`.
 """
 
 from __future__ import annotations
@@ -15,28 +15,26 @@ from kclrun.aws.boto_errors import BOTO_FAILURES, from_botocore
 from kclrun.aws.control import Client, ControlPlane
 from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.operations import PUT_METRIC_DATA
-from kclrun.model.measurement import Measurement
+from kclrun.model.record import Measurement
 from kclrun.model.wire import WireCredentials
 
-__all__ = ["CloudWatchOutlet"]
-
-# PutMetricData takes 1,000 metrics and 1 MB a request (CloudWatch's service quotas); the rest of
-# the megabyte is for what the estimate below does not see.
+# PutMetricData takes 1,000 metrics and 1 MB a request (CloudWatch's service quotas). The rest of
+# the megabyte is a reserve for bytes that the estimate below does not count.
 _METRICS_MAX: Final = 1_000
 _REQUEST_BYTES_MAX: Final = 900_000
-# In a form body, the most wordy of the protocols botocore may choose: name, unit, time and four
-# numbers, each under a key such as MetricData.member.1000.StatisticValues.SampleCount.
+# In a form body, the most verbose of the protocols that botocore may choose: name, unit, time and
+# four numbers, each under a key such as MetricData.member.1000.StatisticValues.SampleCount.
 _METRIC_BYTES: Final = 600
 _DIMENSION_BYTES: Final = 120
-# A character that is no letter or digit is sent as three.
+# A character that is neither a letter nor a digit is sent as three.
 _BYTES_A_CHARACTER: Final = 3
 
 
 class CloudWatchOutlet:
     """Publishes under one namespace. For one thread; makes its client there at the first `put`.
 
-    `credentials` is asked before each request, so that keys that expire are followed; it may do
-    I/O. Raises, when made: SettingsError for an unknown profile.
+    `credentials` is called before each request, so that renewed keys are used; it may do I/O.
+    The constructor raises SettingsError for an unknown profile.
     """
 
     def __init__(
@@ -45,7 +43,7 @@ class CloudWatchOutlet:
         namespace: str,
         credentials: Callable[[], WireCredentials],
     ) -> None:
-        # A session of its own: botocore's are not for several threads.
+        # A session of its own: botocore's sessions are not thread-safe.
         self._session = open_session(settings)
         self._settings = settings
         self._namespace = namespace
@@ -53,7 +51,7 @@ class CloudWatchOutlet:
         self._made: tuple[WireCredentials, Client] | None = None
 
     def batches(self, measurements: Sequence[Measurement]) -> Iterator[Sequence[Measurement]]:
-        """These, in parts that each fit into one PutMetricData."""
+        """The measurements, in batches that each fit into one PutMetricData."""
         batch: list[Measurement] = []
         batch_bytes = 0
         for measurement in measurements:
@@ -69,8 +67,8 @@ class CloudWatchOutlet:
     def put(self, batch: Sequence[Measurement]) -> None:
         """One PutMetricData, sent once.
 
-        Raises: Throttled, Unavailable, OutcomeUnknown (it may count already), AccessDenied,
-        InvalidRequest; and what `credentials` raises.
+        Raises: Throttled, Unavailable, OutcomeUnknown (the metrics may be stored already),
+        AccessDenied, InvalidRequest; and the errors of `credentials`.
         """
         data = [_datum(measurement) for measurement in batch]
         try:

@@ -1,7 +1,7 @@
 """The control plane over botocore's own clients: for the manager's start and the command line.
 
-Few calls, no haste: stock clients with stock retries (mode `standard`), for reads only. What runs
-every second goes through the wire client instead. Look next: `table_setup.py`.
+These calls are few and need not be fast, so botocore's clients are used; only reads are retried
+(mode `standard`). Calls of every second go through the wire client instead.
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.ports import ShardFilter, StreamSummary
 
-# botocore makes the methods of its clients at run time: there is no static type to name.
+# botocore makes the methods of its clients at run time, so a static type does not exist.
 Client = Any
 
-__all__ = ["BotoStreamAdmin", "Client", "ControlPlane"]
-
-# Three repetitions within a few seconds; longer outages are the caller's patience (`retry.py`).
+# Three repetitions within a few seconds. The caller handles longer outages.
 READ_ATTEMPTS_MAX: Final = 4
 _PAGES_MAX: Final = 1_000
 
 
 class ControlPlane:
-    """Makes botocore clients: retrying ones to read with, others to write with.
+    """Makes botocore clients: retrying ones for reads, others for writes.
 
-    Clients hold the credentials of the moment they were made: use one for a task, not for a day.
+    A client keeps the credentials of the moment it was made: use it for a task, not for a day.
     """
 
     def __init__(
@@ -60,16 +58,17 @@ class ControlPlane:
         return self._client("dynamodb", 1)
 
     def cloudwatch(self) -> Client:
-        """To publish metrics with: one attempt, for a repeated one may count twice."""
+        """To publish metrics with: one attempt, because a repeated one may count twice."""
         return self._client("cloudwatch", 1)
 
     def autoscaling(self) -> Client:
-        """To answer lifecycle hooks with: one attempt, who asks repeats it."""
+        """To answer lifecycle hooks with: one attempt, the caller repeats it."""
         return self._client("autoscaling", 1)
 
     def _client(self, service: str, attempts: int) -> Client:
         return self._session.create_client(
             service,
+            region_name=self._settings.region,
             endpoint_url=self._settings.endpoint_url,
             aws_access_key_id=self._credentials.access_key,
             aws_secret_access_key=self._credentials.secret_key,
@@ -109,7 +108,7 @@ class BotoStreamAdmin:
         )
 
     def list_shards(self, shard_filter: ShardFilter | None = None) -> tuple[Shard, ...]:
-        """A complete listing (all pages), or a ServiceError; never a part."""
+        """A complete listing (all pages), or a ServiceError; never an incomplete listing."""
         arguments = self._arguments()
         if shard_filter is not None:
             arguments["ShardFilter"] = {"Type": shard_filter.kind}

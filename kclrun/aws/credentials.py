@@ -1,8 +1,8 @@
-"""Keys to sign with, from botocore's provider chain, as plain values that expire.
+"""Credentials from botocore's provider chain, as plain values that expire.
 
-The parent resolves and renews them and hands them to its lease processes before they expire
-(`signing.HeldCredentials` there). Rules: none from our own configuration; never anonymous; never
-in a message, a repr or a log.
+The parent resolves and renews them and sends them to its lease processes before they expire
+(`signing.HeldCredentials` there). Credentials never come from our own configuration, are never
+anonymous, and never appear in a message, a repr or a log.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from botocore.credentials import Credentials, RefreshableCredentials
 from botocore.exceptions import BotoCoreError, ClientError
 
 from kclrun.aws.boto_errors import NO_CREDENTIALS, from_botocore
-from kclrun.aws.connecting import is_loopback
 from kclrun.aws.operations import ASSUME_ROLE
 from kclrun.errors import AccessDenied, SettingsError, Unavailable
+from kclrun.model.stream import is_loopback
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials
 
-__all__ = ["CredentialSource"]
-
-# For an emulator on this host, which looks at no signature, where no keys are configured: kclrun
-# then runs without any set-up. Never used for an address that is not this host's own.
+# For an emulator on this host, where no keys are configured. Emulators check no signature, so
+# kclrun runs without any set-up. Never used for an address that is not this host's own.
 LOOPBACK_CREDENTIALS: Final = WireCredentials("kclrun-loopback", "kclrun-loopback")
-# IAM shows the session in the AWS account's own logs: who assumed the role.
+# The session name is shown in the account's CloudTrail: it says which program assumed the role.
 _ROLE_SESSION: Final = "kclrun"
 
 
@@ -60,11 +58,11 @@ class CredentialSource:
         self._credentials: Credentials | None = None
 
     def current(self) -> WireCredentials:
-        """Credentials good for some minutes at least: renewed here when they near their end.
+        """Credentials that are valid for some minutes at least; renewed here before they expire.
 
-        botocore renews from 15 minutes before the end, and insists from 10 minutes before.
-        Raises: AccessDenied where there are none; Unavailable or AccessDenied where the provider
-        fails to renew them; SettingsError where they are empty.
+        botocore tries to renew them from 15 minutes before they expire, and a failure is an error
+        from 10 minutes before. Raises: AccessDenied without any credentials; Unavailable or
+        AccessDenied where the provider fails to renew them; SettingsError where they are empty.
         """
         try:
             with self._lock:
@@ -75,7 +73,9 @@ class CredentialSource:
             frozen = found.get_frozen_credentials()
         except ClientError as error:
             raise from_botocore(ASSUME_ROLE, error) from None
-        except BotoCoreError as error:
+        except (BotoCoreError, OSError) as error:
+            # OSError: a provider reads a file (a token) or runs a program. This host may lack a
+            # file descriptor or memory for it now, or the file is being replaced.
             raise Unavailable(
                 f"credentials cannot be had: {type(error).__name__}", operation="credentials"
             ) from None
@@ -124,6 +124,6 @@ class CredentialSource:
 
 
 def _expires_at(credentials: Credentials) -> WallTime | None:
-    # botocore offers no public way to ask; lease processes must have new keys before this.
+    # botocore has no public attribute for it. Lease processes must get new keys before this time.
     expires: object = getattr(credentials, "_expiry_time", None)
     return WallTime(expires.timestamp()) if isinstance(expires, datetime.datetime) else None

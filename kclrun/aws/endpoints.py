@@ -1,9 +1,9 @@
-"""Where the services are, resolved in the parent by botocore, as plain values for everybody.
+"""Resolves the services' endpoints in the parent, as plain values. No request leaves this host.
 
 botocore knows the endpoint rules (partitions, FIPS, dual-stack), the configuration files and the
-environment (AWS_ENDPOINT_URL*, AWS_CA_BUNDLE, proxies, NO_PROXY). Its own answer is used: a probe
-request is built and signed with made-up keys and caught before it is sent; its address and
-credential scope are the endpoint's. Rule: no request leaves this host.
+environment (AWS_ENDPOINT_URL*, AWS_CA_BUNDLE, proxies, NO_PROXY). So a probe request is built by
+botocore and signed with made-up keys. It is caught before it is sent. Its address and its
+credential scope are the endpoint's.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from botocore.utils import get_environ_proxies
 
 from kclrun.aws.operations import DESCRIBE_STREAM_SUMMARY, DESCRIBE_TABLE, Operation
 from kclrun.errors import SettingsError
+from kclrun.model.stream import is_loopback
 from kclrun.model.wire import WireEndpoint
 
-__all__ = ["EndpointSettings", "open_session", "resolve_endpoint"]
+# An emulator on this host has no region, but signatures, ARNs and boto3 need one. Never used for
+# an address that is not this host's own.
+LOOPBACK_REGION: Final = "us-east-1"
 
 _PROBES: Final[dict[str, tuple[Operation, dict[str, str]]]] = {
     "kinesis": (DESCRIBE_STREAM_SUMMARY, {"StreamName": "probe"}),
@@ -38,10 +41,10 @@ _METHODS: Final = {
 
 
 class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the configuration says about reaching AWS; None leaves it to botocore's own sources.
+    """The connection settings of the configuration; None leaves one to botocore's own sources.
 
-    The time-outs leave room for several tries within a `failover` of 10 s: a connection within a
-    region takes milliseconds, an answer to a conditional write tens of them.
+    The time-outs leave room for several attempts within a `failover` of 10 s: a connection within
+    a region takes milliseconds, an answer to a conditional write tens of milliseconds.
     """
 
     region: str | None = None
@@ -52,15 +55,19 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_session(settings: EndpointSettings) -> botocore.session.Session:
-    """A botocore session for a profile and region. Raises: SettingsError for an unknown profile."""
+    """A botocore session for a profile and region; with an endpoint on this host and no region
+    anywhere, for `LOOPBACK_REGION`. Raises: SettingsError for an unknown profile."""
     session = botocore.session.Session(profile=settings.profile)
     if settings.region is not None:
         session.set_config_variable("region", settings.region)
     try:
         if session.get_config_variable("region") is None and "AWS_REGION" in os.environ:
-            # What the other SDKs read, and what containers are given; botocore does not.
+            # The other SDKs read this variable, and containers get it; botocore ignores it.
             session.set_config_variable("region", os.environ["AWS_REGION"])
         session.get_scoped_config()
+        on_this_host = settings.endpoint_url is not None and is_loopback(settings.endpoint_url)
+        if on_this_host and session.get_config_variable("region") is None:
+            session.set_config_variable("region", LOOPBACK_REGION)
     except ProfileNotFound:
         raise SettingsError(
             f"aws.profile: {settings.profile!r} is not in the AWS configuration files"
@@ -73,14 +80,10 @@ def resolve_endpoint(
 ) -> WireEndpoint:
     """The endpoint of `kinesis` or `dynamodb` as botocore would use it. Sends nothing.
 
-    Raises: SettingsError where botocore finds no region or calls the settings impossible.
+    Raises: SettingsError where botocore finds no region or rejects the settings.
     """
     try:
-        probed = _probe(session, service, settings)
-    except NoRegionError:
-        raise SettingsError(
-            "no AWS region: set aws.region, AWS_REGION, or a region in the profile"
-        ) from None
+        probed = _probe_anywhere(session, service, settings)
     except (BotoCoreError, ValueError) as error:
         raise SettingsError(f"the {service} endpoint cannot be resolved: {error}") from None
     parts = urlsplit(probed["url"])
@@ -95,12 +98,30 @@ def resolve_endpoint(
     )
 
 
-def _probe(
+def _probe_anywhere(
     session: botocore.session.Session, service: str, settings: EndpointSettings
+) -> dict[str, str]:
+    """The probe. An endpoint on this host needs no region; AWS_ENDPOINT_URL may name one too."""
+    try:
+        return _probe(session, service, settings, region=None)
+    except NoRegionError:
+        probed = _probe(session, service, settings, region=LOOPBACK_REGION)
+        if is_loopback(probed["url"]):
+            return probed
+    raise SettingsError("no AWS region: set aws.region, AWS_REGION, or a region in the profile")
+
+
+def _probe(
+    session: botocore.session.Session,
+    service: str,
+    settings: EndpointSettings,
+    *,
+    region: str | None,
 ) -> dict[str, str]:
     operation, arguments = _PROBES[service]
     client = session.create_client(
         service,
+        region_name=region,
         endpoint_url=settings.endpoint_url,
         aws_access_key_id="probe",
         aws_secret_access_key="probe",  # noqa: S106 - made up, and never sent
@@ -114,7 +135,8 @@ def _probe(
         caught["signing_region"] = scope[2]
         return AWSResponse(request.url, 200, HTTPHeaders(), _NoBody())
 
-    # The stubs say handlers return nothing; a before-send handler's answer replaces the sending.
+    # The type stubs say that handlers return nothing. But if a before-send handler returns an
+    # answer, botocore does not send the request.
     events: Any = client.meta.events
     events.register(f"before-send.{service}.{operation.name}", catch)
     try:
@@ -125,7 +147,7 @@ def _probe(
 
 
 class _NoBody:
-    """The raw side of the answer that a caught probe gets."""
+    """The empty raw body of the answer to a caught probe."""
 
     def stream(self, **_: Any) -> list[bytes]:
         return [b"{}"]
@@ -136,7 +158,7 @@ def _text(header: str | bytes) -> str:
 
 
 def _ca_bundle(session: botocore.session.Session) -> str:
-    """As botocore: the profile's or AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE, else the one it carries."""
+    """As in botocore: the profile's or AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE, else botocore's own."""
     configured = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
     path = str(configured or get_cert_path(True))  # noqa: FBT003 - botocore's signature
     if not os.path.exists(path):  # noqa: PTH110 - a file or a folder, as OpenSSL takes either

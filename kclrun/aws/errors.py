@@ -1,8 +1,9 @@
-"""From what a service said, or did not say, to a leaf of our error tree.
+"""Maps a service's error, or a missing answer, to one of our error classes. Pure.
 
-Pure; shared by the wire client and the control plane. The decision is `ports.classify`; this file
-names the leaf, and keeps secrets out of the message: services quote the request back (an iterator
-in a validation error; the signed headers, session token included, in a signature error).
+The wire client and the control plane share it. `ports.classify` decides whether to retry. This
+module chooses the class and keeps secrets out of the message, because services quote the request
+(an iterator in a validation error; the signed headers, session token included, in a signature
+error).
 """
 
 from __future__ import annotations
@@ -26,23 +27,15 @@ from kclrun.errors import (
 )
 from kclrun.ports import Retry, classify
 
-__all__ = [
-    "CLOCK_SKEW_CODES",
-    "POSSIBLE_CLOCK_SKEW_CODES",
-    "ErrorReply",
-    "parse_error_reply",
-    "safe_text",
-    "service_error",
-]
-
-# The clock is certainly the trouble; and where it may be (a wrong key gives the same code).
+# The first codes always mean a wrong clock. The second ones may have another cause: a wrong key
+# gives the same code.
 CLOCK_SKEW_CODES: Final = frozenset(
     {"RequestTimeTooSkewed", "RequestExpired", "RequestInTheFuture"}
 )
 POSSIBLE_CLOCK_SKEW_CODES: Final = frozenset({"InvalidSignatureException", "SignatureDoesNotMatch"})
 
-# The service refused the keys' age before doing anything, and newer keys are on their way from
-# the parent: as good as a connection refused.
+# The service refused expired keys before it did anything, and the parent will send newer keys:
+# the request may be repeated, as after a refused connection.
 _STALE_CREDENTIALS: Final = frozenset({"ExpiredToken", "ExpiredTokenException"})
 _DENIED: Final = frozenset(
     {
@@ -68,17 +61,18 @@ _LEAF_OF: Final[Mapping[Retry, type[ServiceError]]] = {
     Retry.NEW_ITERATOR: ExpiredIterator,
 }
 
-# An iterator is 150 characters and more, a token longer still; an ARN is broken up by its colons.
+# An iterator has 150 characters and more, a session token has more. An ARN does not match: its
+# colons interrupt the run.
 _LONG_RUN: Final = re.compile(r"[A-Za-z0-9+/=_]{60,}")
 _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e\u00a0-\uffff]+")
 _TEXT_MAX: Final = 400
 
 
 class ErrorReply(msgspec.Struct, frozen=True):
-    """The error body of a JSON service; `code` is "" where the body is no such thing.
+    """The error body of a JSON service; `code` is "" where the body is not one.
 
-    `item` and `reasons` are DynamoDB's: the row as it stands, and a reason for each part of a
-    cancelled transaction.
+    `item` and `reasons` are DynamoDB's: the present row, and a reason for each part of a cancelled
+    transaction.
     """
 
     code: str = ""
@@ -126,9 +120,9 @@ def parse_error_reply(body: bytes | bytearray, type_header: str | None = None) -
 def service_error(
     operation: Operation, reply: ErrorReply, status: int | None, *, was_sent: bool = True
 ) -> ServiceError:
-    """The leaf for one failed request: operation, code, and a message that may be logged.
+    """Our error for one failed request: operation, code, and a message that may be logged.
 
-    `status` is None where no answer came; `reply.message` then says what did happen.
+    `status` is None where no answer came; `reply.message` then describes the failure.
     """
     code = reply.code or ("" if status is None else f"HTTP {status}")
     leaf = _leaf(operation, reply.code, status, was_sent=was_sent)
@@ -156,7 +150,7 @@ def _silent(operation: Operation, reply: ErrorReply) -> str:
 def safe_text(reply: ErrorReply) -> str:
     """The service's message as it may be logged: first line, no long runs, no control characters.
 
-    A signature error quotes the canonical request, session token and all: it gets our own words.
+    A signature error quotes the canonical request with the session token, so our own text is used.
     """
     if reply.code in POSSIBLE_CLOCK_SKEW_CODES:
         return "the signature was refused: wrong secret key, wrong region, or this host's clock"

@@ -1,11 +1,7 @@
-"""Every write to the lease table as DynamoDB sees it, spelled out, with its English beside it.
+"""The DynamoDB expression of every write to the lease table, with its meaning in English.
 
-Data, so that the README and the tests can print it: what each write changes and on what condition,
-in the pieces of `clauses.py`. `binding.py` chooses the expression for a change and fills in its
-values; `lease_table.py` sends it. Rules [P1, P2]: each write of an owner names the owner and the
-counter last seen and adds one; a write that carries a position also names the position last seen;
-only a creation may apply where there is no row. "From sub 0": where the position last seen is no
-part of an aggregate, a row without a sub-sequence number counts as sub 0.
+It is data, built from `clauses.py`, so that the reference and tests can print it. `binding.py`
+chooses the expression for a change and fills in its values; `lease_table.py` sends it.
 """
 
 from __future__ import annotations
@@ -28,11 +24,15 @@ from kclrun.aws.clauses import (
 )
 from kclrun.model.lease import LeaseKey
 
-__all__ = ["CATALOGUE", "BoundWrite", "Expression", "Values"]
-
 
 class Expression(msgspec.Struct, frozen=True):
-    """What one write changes (None: it deletes, creates or only checks), and on what condition."""
+    """The update of one write (None: it deletes, creates or only checks) and its condition.
+
+    Rules [P1, P2]: each write of an owner names the owner and the counter last seen and adds one
+    to the counter. A write that carries a position also names the position last seen. Only a
+    creation may apply where the row does not exist. "From sub 0": if the position last seen is
+    outside an aggregate, a row without a sub-sequence number counts as sub 0.
+    """
 
     name: str
     update: Clause | None
@@ -79,10 +79,28 @@ TAKE_BY_FORCE: Final = Expression(
 TAKE_OWN: Final = Expression(
     "take a lease that is mine", clauses.TAKE_OVER, (EXISTS, SEEN_COUNTER, SEEN_OWNER)
 )
+TAKE_UNOWNED_AND_PIN: Final = Expression(
+    "take and pin an unowned lease", clauses.TAKE_OVER_AND_PIN, TAKE_UNOWNED.conditions
+)
+TAKE_EXPIRED_AND_PIN: Final = Expression(
+    "take and pin somebody else's lease", clauses.TAKE_FROM_OTHER_AND_PIN, TAKE_EXPIRED.conditions
+)
+TAKE_BY_FORCE_AND_PIN: Final = Expression(
+    "take by force and pin", clauses.TAKE_BY_FORCE_AND_PIN, TAKE_BY_FORCE.conditions
+)
+TAKE_OWN_AND_PIN: Final = Expression(
+    "take and pin a lease that is mine", clauses.TAKE_OVER_AND_PIN, TAKE_OWN.conditions
+)
 ASK: Final = Expression("ask", clauses.ASK, (*_ASKED, clauses.NOT_ASKED))
 ASK_AGAIN: Final = Expression("ask instead of another", clauses.ASK, (*_ASKED, clauses.ASK_SEEN))
 ASK_AGAIN_UNDATED: Final = Expression(
     "ask instead of an ask from time 0", clauses.ASK, (*_ASKED, clauses.ASK_SEEN_UNDATED)
+)
+WITHDRAW: Final = Expression("withdraw an ask", clauses.WITHDRAW, (EXISTS, clauses.ASKED_BY_ME))
+DECLINE: Final = Expression(
+    "decline an offer",
+    clauses.DECLINE,
+    (EXISTS, clauses.OFFERED_TO_ME, SEEN_COUNTER),
 )
 CLAIM: Final = Expression("claim", clauses.BUMP, _HELD)
 CLAIM_WAITED: Final = Expression("claim after the wait", clauses.BUMP_WAITED, _HELD)
@@ -108,6 +126,10 @@ OFFER_WHOLE: Final = Expression("offer from sub 0", clauses.OFFER, _HELD_AT_WHOL
 OFFER_MOVED: Final = Expression("checkpoint and offer", clauses.MOVE_AND_OFFER, _HELD_AT)
 OFFER_MOVED_WHOLE: Final = Expression(
     "checkpoint and offer from sub 0", clauses.MOVE_AND_OFFER, _HELD_AT_WHOLE
+)
+OFFER_AFTER_DEATHS: Final = Expression("offer after deaths", clauses.OFFER_AFTER_DEATHS, _HELD_AT)
+OFFER_AFTER_DEATHS_WHOLE: Final = Expression(
+    "offer after deaths from sub 0", clauses.OFFER_AFTER_DEATHS, _HELD_AT_WHOLE
 )
 OFFER_TO: Final = Expression("offer to the asker", clauses.OFFER_TO, _HELD_AT)
 OFFER_TO_WHOLE: Final = Expression(
@@ -172,9 +194,15 @@ CATALOGUE: Final = (
     TAKE_EXPIRED,
     TAKE_BY_FORCE,
     TAKE_OWN,
+    TAKE_UNOWNED_AND_PIN,
+    TAKE_EXPIRED_AND_PIN,
+    TAKE_BY_FORCE_AND_PIN,
+    TAKE_OWN_AND_PIN,
     ASK,
     ASK_AGAIN,
     ASK_AGAIN_UNDATED,
+    WITHDRAW,
+    DECLINE,
     CLAIM,
     CLAIM_WAITED,
     RENEW,
@@ -194,6 +222,8 @@ CATALOGUE: Final = (
     OFFER_WHOLE,
     OFFER_MOVED,
     OFFER_MOVED_WHOLE,
+    OFFER_AFTER_DEATHS,
+    OFFER_AFTER_DEATHS_WHOLE,
     OFFER_TO,
     OFFER_TO_WHOLE,
     OFFER_TO_MOVED,

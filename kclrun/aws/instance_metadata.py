@@ -1,12 +1,8 @@
-"""The instance metadata of EC2, by session (IMDSv2): who we are, and what awaits us.
+"""EC2's instance metadata by session (IMDSv2): this instance's identity and pending notices.
 
-Asked by HTTP on a link-local address, never through a proxy. Rules: every wait is short, for where
-there is no EC2 nobody answers; nothing but an EC2 instance's own id makes this one; an answer that
-cannot be read is no notice. Implements `ports.InstanceMetadata`.
-
-Paths and their meaning: EC2 User Guide, "Instance metadata categories", "Spot Instance interruption
-notices", "EC2 instance rebalance recommendations"; Auto Scaling User Guide, "Retrieve the target
-lifecycle state through instance metadata". An absent item (404) is the rule: nothing awaits us.
+Implements `ports.InstanceMetadata`. It is requested by HTTP on a link-local address, never through
+a proxy. Every wait is short, because outside EC2 the address does not answer. An answer that
+cannot be read is not a notice.
 """
 
 from __future__ import annotations
@@ -26,18 +22,16 @@ from kclrun.errors import SettingsError, Unavailable
 from kclrun.model.instance import InstanceIdentity, InstanceLook, Interruption, TargetState
 from kclrun.model.time import WallTime
 
-__all__ = ["Imds", "open_imds"]
-
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 _ENDPOINT: Final = "http://169.254.169.254"
 _ENDPOINT_IPV6: Final = "http://[fd00:ec2::254]"
-# It answers within a few milliseconds; botocore waits a second, too.
+# The service answers within a few milliseconds. botocore waits a second, too.
 _TIMEOUT_S: Final = 1.0
-# The longest that the service grants. A new one is fetched at half of it.
+# The longest lifetime that the service grants. A new token is fetched after half of it.
 _TOKEN_TTL_S: Final = 21_600
 _TOKEN_CHARACTERS_MAX: Final = 1_000
-# What is read here has a few dozen bytes.
+# The items that are read here have a few dozen bytes.
 _BODY_BYTES_MAX: Final = 16_384
 
 _META_DATA: Final = "/latest/meta-data/"
@@ -57,18 +51,24 @@ class _SpotAction(msgspec.Struct):
 
 
 class _Recommendation(msgspec.Struct):
-    # Named as it is sent; only that there is one matters.
+    # The name is the service's. Only the presence of the value matters.
     noticeTime: str | None = None  # noqa: N815
 
 
 class _TokenRefused(Exception):
-    """The session is over, or the service began anew."""
+    """The session has expired, or the service has restarted."""
 
 
 class Imds:
     """The metadata service at `endpoint_url`. Keeps a session; opens a connection for each look.
 
-    `clock` counts seconds, for the age of the session.
+    `clock` counts seconds, for the age of the session. The host counts as an EC2 instance only if
+    the service returns a well-formed instance id.
+
+    Paths and their meaning: EC2 User Guide, "Instance metadata categories", "Spot Instance
+    interruption notices", "EC2 instance rebalance recommendations"; Auto Scaling User Guide,
+    "Retrieve the target lifecycle state through instance metadata". An item is usually absent
+    (404): no notice is pending.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Imds:
         return InstanceIdentity(instance_id, region, zone, group if is_name else None)
 
     def look(self) -> InstanceLook:
-        """What awaits it. Raises: Unavailable."""
+        """The notices that are pending for the instance. Raises: Unavailable."""
         with _Exchange(self._host, self._port, self._timeout_s) as exchange:
             spot = self._read(exchange, "spot/instance-action")
             rebalance = self._read(exchange, "events/recommendations/rebalance")
@@ -123,7 +123,7 @@ class Imds:
         return value
 
     def _read(self, exchange: _Exchange, item: str) -> str | None:
-        """One item; None where there is none. A session that is refused is begun anew, once."""
+        """One item, or None if it is absent. A refused session is replaced by a new one, once."""
         path = f"{self._prefix}{_META_DATA}{item}"
         try:
             return exchange.get(path, self._session(exchange))
@@ -143,8 +143,8 @@ class Imds:
 
 
 class _Exchange:
-    """A connection for a few requests, one after the other. Everything that fails is Unavailable,
-    but a session that is refused."""
+    """A connection for a few requests, one after the other. Every failure is Unavailable, except a
+    refused session."""
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         self._connection = HTTPConnection(host, port, timeout=timeout_s)
@@ -159,7 +159,7 @@ class _Exchange:
         status, body = self._ask(
             "PUT", path, {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_TTL_S)}
         )
-        # It goes into a header: nothing that could be more than one.
+        # The token becomes a header, so it must not contain a line break.
         is_token = 0 < len(body) <= _TOKEN_CHARACTERS_MAX and body.isascii() and body.isprintable()
         if status != 200 or not is_token:
             _unavailable(f"no session (HTTP {status})")
@@ -190,7 +190,7 @@ class _Exchange:
 def open_imds(session: botocore.session.Session, environment: Mapping[str, str]) -> Imds | None:
     """The metadata service where botocore looks for it; None where it is switched off.
 
-    Asks nothing. Raises: SettingsError for an address that is none.
+    Sends nothing. Raises: SettingsError for a malformed address.
     """
     if environment.get("AWS_EC2_METADATA_DISABLED", "false").lower() == "true":
         return None

@@ -1,8 +1,8 @@
 """Reading a stream over the signed wire client: iterators, records, listings.
 
-Implements `ports.ShardReader` and `ports.StreamAdmin` for lease processes, without botocore. May
-not decide anything: which iterator, when, and what an empty answer means is the core's
-(`consuming/`). Rule: one call, one request, except that a listing is complete or an error.
+Implements `ports.ShardReader` and `ports.StreamAdmin` for lease processes, without botocore. It
+decides nothing: the core (`consuming/`) decides which iterator is used and when, and the meaning
+of an empty answer. One call is one request. A listing is complete or an error.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from kclrun.aws.operations import (
+    CREATE_STREAM,
     DESCRIBE_STREAM_SUMMARY,
     GET_RECORDS,
     GET_SHARD_ITERATOR,
     LIST_SHARDS,
+    LIST_STREAMS,
     Operation,
 )
 from kclrun.aws.wire import WireClient
 from kclrun.codec.get_records import decode_get_records
 from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Unavailable
+from kclrun.model.record import IteratorType
 from kclrun.model.shard import HashRange, Shard
 from kclrun.model.time import WallTime
-from kclrun.ports import FetchedPage, IteratorType, ShardFilter, StreamSummary
-
-__all__ = ["PollingReader", "WireStreamAdmin", "stream_reference"]
+from kclrun.ports import FetchedPage, ShardFilter, StreamSummary
 
 T = TypeVar("T")
 
@@ -75,9 +76,14 @@ class _SummaryBody(msgspec.Struct):
     summary: _Summary = msgspec.field(name="StreamDescriptionSummary")
 
 
+class _StreamNames(msgspec.Struct, rename="pascal"):
+    stream_names: list[str]
+
+
 _ITERATOR_DECODER: Final = msgspec.json.Decoder(_Iterator)
 _SHARDS_DECODER: Final = msgspec.json.Decoder(_ShardPage)
 _SUMMARY_DECODER: Final = msgspec.json.Decoder(_SummaryBody)
+_NAMES_DECODER: Final = msgspec.json.Decoder(_StreamNames)
 
 
 def stream_reference(stream: str) -> dict[str, str]:
@@ -94,7 +100,8 @@ class PollingReader:
     def __init__(self, client: WireClient, stream: str) -> None:
         self._client = client
         self._reference = stream_reference(stream)
-        # GetRecords knows the stream by the iterator; AWS wants the ARN where ARNs are used.
+        # The iterator identifies the stream for GetRecords. Where ARNs are used, AWS wants the ARN
+        # of the stream too.
         self._by_arn = self._reference if "StreamARN" in self._reference else {}
 
     def iterator(
@@ -105,7 +112,7 @@ class PollingReader:
         sequence_number: str | None = None,
         timestamp: WallTime | None = None,
     ) -> str:
-        """A shard iterator, good for five minutes.
+        """A shard iterator; it expires after five minutes.
 
         Raises: NotFound, Throttled, Unavailable, AccessDenied, InvalidRequest.
         """
@@ -123,8 +130,8 @@ class PollingReader:
     def fetch(self, iterator: str, limit: int) -> FetchedPage:
         """One GetRecords. `limit` is 1 to 10,000 records.
 
-        Raises: ExpiredIterator, Throttled, Unavailable (a garbled answer too), NotFound,
-        AccessDenied, InvalidRequest; LimitExceeded for an answer above what the service sends.
+        Raises: ExpiredIterator, Throttled, Unavailable (also for a malformed answer), NotFound,
+        AccessDenied, InvalidRequest; LimitExceeded for an answer above the service's limits.
         """
         request = {"ShardIterator": iterator, "Limit": limit, **self._by_arn}
         reply = self._client.call(GET_RECORDS, _encode(request))
@@ -164,7 +171,7 @@ class WireStreamAdmin:
         )
 
     def list_shards(self, shard_filter: ShardFilter | None = None) -> tuple[Shard, ...]:
-        """A complete listing, or a ServiceError: never a part.
+        """A complete listing, or a ServiceError; never an incomplete listing.
 
         A page token that expired in between (300 s) is Unavailable: list again from the start.
         """
@@ -177,7 +184,7 @@ class WireStreamAdmin:
             shards.extend(_shard(shard) for shard in page.shards)
             if page.next_token is None:
                 return tuple(shards)
-            # The service refuses a token together with anything that it already stands for.
+            # The service refuses a token together with a parameter that the token contains.
             request = {"NextToken": page.next_token}
         raise InvalidRequest(
             f"{LIST_SHARDS.name}: more than {PAGES_MAX} pages", operation=LIST_SHARDS.name
@@ -190,6 +197,28 @@ class WireStreamAdmin:
             if error.code == "ExpiredNextTokenException":
                 raise Unavailable(str(error), operation=error.operation, code=error.code) from None
             raise
+
+
+def create_stream(client: WireClient, name: str, shards: int) -> bool:
+    """Create a stream; False if one of that name exists. It is CREATING when this returns.
+
+    Raises: a ServiceError leaf.
+    """
+    try:
+        client.call(CREATE_STREAM, _encode({"StreamName": name, "ShardCount": shards}))
+    except ServiceError as error:
+        if error.code == "ResourceInUseException":
+            return False
+        raise
+    return True
+
+
+def stream_names(client: WireClient) -> tuple[str, ...]:
+    """The first page of the names of the account's streams, in the service's order.
+
+    Raises: a ServiceError; usually AccessDenied, because none of our policies grants the call.
+    """
+    return tuple(_call(client, LIST_STREAMS, {}, _NAMES_DECODER).stream_names)
 
 
 def _filter(shard_filter: ShardFilter) -> dict[str, Any]:
@@ -205,7 +234,7 @@ def _shard(shard: _Shard) -> Shard:
             int(shard.hash_key_range.starting_hash_key), int(shard.hash_key_range.ending_hash_key)
         )
     except ValueError:
-        raise _garbled(LIST_SHARDS, "a hash key is no number") from None
+        raise _garbled(LIST_SHARDS, "a hash key is not a number") from None
     return Shard(
         shard_id=shard.shard_id,
         hash_range=hash_range,
@@ -230,5 +259,8 @@ def _call(
 
 
 def _garbled(operation: Operation, text: str) -> Unavailable:
-    """A 200 whose body is none: a proxy or a cut, not the service; reads may ask again."""
+    """The error of a 200 with a malformed body: the fault of a proxy or a cut connection.
+
+    Reads may be repeated.
+    """
     return Unavailable(f"{operation.name}: {text}", operation=operation.name, code="MalformedBody")

@@ -1,14 +1,15 @@
 """The lease table over the signed wire client: scans, consistent reads, conditional writes.
 
-Implements `ports.LeaseTable`, in lease processes and in the manager alike. Knows nothing of what a
-change means: `expressions.py` says what it looks like, `rows.py` what a row is. Rule: a write is
-sent once, and each way it can go is a value [P6].
+Implements `ports.LeaseTable`, for lease processes and for the manager. It does not know the
+meaning of a change: `expressions.py` defines the requests, `rows.py` the rows. A write is sent
+once, and each outcome is a value [P6].
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -16,60 +17,166 @@ from kclrun.aws.binding import bind, bind_parent
 from kclrun.aws.errors import service_error
 from kclrun.aws.expressions import CREATE, BoundWrite
 from kclrun.aws.operations import (
+    BATCH_GET_ITEM,
     DELETE_ITEM,
     GET_ITEM,
     PUT_ITEM,
+    QUERY,
     SCAN,
     TRANSACT_WRITE_ITEMS,
     UPDATE_ITEM,
     Operation,
 )
-from kclrun.aws.owner_index import find_offered
-from kclrun.aws.rows import BrokenRow, Item, decode_page, decode_row, encode_row, text
-from kclrun.aws.table_replies import ITEMS_DECODER, ROW_DECODER, parsed
+from kclrun.aws.rows import BrokenRow, Item, decode_page, decode_row, encode_row, kcl3_mode_of, text
 from kclrun.aws.wire import RefusedReply, WireClient, WireReply
-from kclrun.errors import InvalidRequest, ServiceError, Unavailable
+from kclrun.errors import InvalidRequest, NotFound, ServiceError, Unavailable
 from kclrun.errors import OutcomeUnknown as OutcomeUnknownError
 from kclrun.errors import Throttled as ThrottledError
-from kclrun.model.changes import (
+from kclrun.model.lease import KCL3_MODE_KEY, OFFERED, Lease, LeaseKey, coordinator_table
+from kclrun.ports import ScanPage
+from kclrun.protocol.writes import (
+    BROKEN_ROW,
+    Applied,
+    ConditionFailed,
     CreateChildren,
     CreateLease,
     DeleteEnded,
     DeleteTrimmed,
     LeaseChange,
-)
-from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.outcomes import (
-    Applied,
-    ConditionFailed,
     Outcome,
     OutcomeUnknown,
     Refused,
     Throttled,
 )
-from kclrun.model.outcomes import Unavailable as UnavailableOutcome
-from kclrun.ports import ScanPage
+from kclrun.protocol.writes import Unavailable as UnavailableOutcome
 
-__all__ = ["DynamoLeaseTable"]
+T = TypeVar("T")
+_Item = dict[str, dict[str, Any]]
 
-# A page holds up to 1 MB, some 2,000 rows of 500 bytes: ten million leases, a thousand times the
-# largest stream; a service that never ends its pages must not hold a scan for ever.
+
+class ItemsReply(msgspec.Struct, rename="pascal"):
+    """A page of Scan or Query."""
+
+    items: list[_Item] = []
+    last_evaluated_key: _Item | None = None
+
+
+class RowReply(msgspec.Struct):
+    """GetItem's row, or UpdateItem's row after the write."""
+
+    item: _Item | None = msgspec.field(name="Item", default=None)
+    attributes: _Item | None = msgspec.field(name="Attributes", default=None)
+
+
+class BatchReply(msgspec.Struct, rename="pascal"):
+    """BatchGetItem's rows by table. `UnprocessedKeys` is not read: see `lease_table.py`."""
+
+    responses: dict[str, list[_Item]] = {}
+
+
+ITEMS_DECODER: Final = msgspec.json.Decoder(ItemsReply)
+ROW_DECODER: Final = msgspec.json.Decoder(RowReply)
+BATCH_DECODER: Final = msgspec.json.Decoder(BatchReply)
+
+
+def parsed(decoder: msgspec.json.Decoder[T], operation: Operation, reply: WireReply) -> T:
+    """The body of a read's answer. Raises: Unavailable if malformed: reads may be repeated."""
+    try:
+        return decoder.decode(reply.body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise Unavailable(
+            f"{operation.name}: the answer is not what the service promises",
+            operation=operation.name,
+            code="MalformedBody",
+        ) from None
+
+
+# The index of the lease table by owner. It is queried for offered rows [P17].
+#
+# An index lags behind its table, so its result is only a hint: every row is read again,
+# consistently, and counts only if it is still offered. A take is conditional anyway.
+# The Java KCL 3 creates the index with this name and these keys.
+OWNER_INDEX: Final = "LeaseOwnerToLeaseKeyIndex"
+INDEX_KEYS: Final = (("leaseOwner", "HASH"), ("leaseKey", "RANGE"))
+
+# A key and an owner have some 100 bytes: 100 KB, a tenth of the limit of a page. If more than a
+# thousand leases are drained at once, several queries find them.
+_KEYS_MAX: Final = 1_000
+# DynamoDB: "up to 100 items".
+_BATCH_KEYS_MAX: Final = 100
+_INVALID: Final = "ValidationException"
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def find_offered(client: WireClient, table: str, rows_max: int) -> tuple[Lease, ...]:
+    """At most `rows_max` rows that are offered now. If there are more, a random choice of them.
+
+    The choice is random so that managers that query at the same time read different rows. Rows
+    that the service did not return (`UnprocessedKeys`) are left to the next query, half a second
+    later. Raises: NotFound without table or index (also while the index is being built);
+    Throttled, Unavailable, AccessDenied.
+    """
+    keys = _offered_keys(client, table)
+    if len(keys) > rows_max:
+        keys = random.sample(keys, rows_max)
+    found: list[Lease] = []
+    for start in range(0, len(keys), _BATCH_KEYS_MAX):
+        found += _rows(client, table, keys[start : start + _BATCH_KEYS_MAX])
+    return tuple(lease for lease in found if lease.owner == OFFERED)
+
+
+def _offered_keys(client: WireClient, table: str) -> list[str]:
+    request = {
+        "TableName": table,
+        "IndexName": OWNER_INDEX,
+        "KeyConditionExpression": "leaseOwner = :offered",
+        "ExpressionAttributeValues": {":offered": text(OFFERED)},
+        "Limit": _KEYS_MAX,
+    }
+    try:
+        reply = parsed(ITEMS_DECODER, QUERY, client.call(QUERY, _encode(request)))
+    except InvalidRequest as error:
+        # Message: "does not have the specified index: …", or "cannot read from backfilling …".
+        if error.code == _INVALID and OWNER_INDEX in str(error):
+            raise NotFound(
+                f"{QUERY.name}: table {table} has no index {OWNER_INDEX} to ask",
+                operation=QUERY.name,
+                code=_INVALID,
+            ) from None
+        raise
+    named = (item.get("leaseKey", {}).get("S") for item in reply.items)
+    return [key for key in named if isinstance(key, str)]
+
+
+def _rows(client: WireClient, table: str, keys: Sequence[str]) -> tuple[Lease, ...]:
+    request: dict[str, Any] = {
+        "RequestItems": {
+            table: {"Keys": [{"leaseKey": text(key)} for key in keys], "ConsistentRead": True}
+        }
+    }
+    body = client.call(BATCH_GET_ITEM, _encode(request))
+    reply = parsed(BATCH_DECODER, BATCH_GET_ITEM, body)
+    # A broken row cannot be taken. The scan reports it.
+    return decode_page(reply.responses.get(table, ())).leases
+
+
+# A page holds up to 1 MB, some 2,000 rows of 500 bytes. So the limit is ten million leases, a
+# thousand times the largest stream. It ends a scan of a service whose pages never end.
 PAGES_MAX: Final = 5_000
 _CONDITION_FAILED: Final = "ConditionalCheckFailedException"
 _CANCELLED: Final = "TransactionCanceledException"
 _CONDITION_REASON: Final = "ConditionalCheckFailed"
 _HELD_REASON: Final = "None"
-# A reason under which nothing happened and the same transaction may be sent again.
+# With these reasons nothing was written, and the same transaction may be sent again.
 _BUSY_REASONS: Final = frozenset({"TransactionConflict", "ThrottlingError"})
 _BUSY_REASON_THROUGHPUT: Final = "ProvisionedThroughputExceeded"
-
-_encode: Final = msgspec.json.Encoder().encode
 
 
 class DynamoLeaseTable:
     """The rows of one table. `page_rows_max` bounds a scan page (None: 1 MB, the service's own).
 
-    Threads may share one, if each lease is still written by one thread only [P5].
+    Threads may share it, if only one thread writes each lease [P5].
     """
 
     def __init__(self, client: WireClient, table: str, *, page_rows_max: int | None = None) -> None:
@@ -77,17 +184,20 @@ class DynamoLeaseTable:
         self._table = table
         self._page_rows_max = page_rows_max
 
-    def scan(self) -> Iterator[ScanPage]:
-        """All pages, consistently read. Raises a ServiceError leaf; a broken row never fails it."""
-        for items in self.items():
+    def scan(self, *, consistent: bool = True) -> Iterator[ScanPage]:
+        """All pages. Without `consistent` a row may be slightly old, for half the read units.
+
+        Raises a ServiceError leaf; a broken row never fails it.
+        """
+        for items in self.items(consistent=consistent):
             yield decode_page(items)
 
-    def items(self) -> Iterator[Sequence[Item]]:
-        """All pages of items as they stand in the table, leases or not: for a backup of all rows.
+    def items(self, *, consistent: bool = True) -> Iterator[Sequence[Item]]:
+        """All pages of the table's items, leases and others, unchanged: for a backup of all rows.
 
-        Consistently read. Raises a ServiceError leaf.
+        Read consistently by default. Raises a ServiceError leaf.
         """
-        request: dict[str, Any] = {"TableName": self._table, "ConsistentRead": True}
+        request: dict[str, Any] = {"TableName": self._table, "ConsistentRead": consistent}
         if self._page_rows_max is not None:
             request["Limit"] = self._page_rows_max
         for _ in range(PAGES_MAX):
@@ -101,9 +211,9 @@ class DynamoLeaseTable:
         )
 
     def read(self, key: LeaseKey) -> Lease | None:
-        """One row by consistent read; None if there is none, or it is no lease.
+        """One row by consistent read; None if it does not exist or is not a lease.
 
-        Raises a ServiceError leaf; a broken row is InvalidRequest with code `BrokenRow`.
+        Raises a ServiceError leaf; a broken row is InvalidRequest with code `BROKEN_ROW`.
         """
         request = {"TableName": self._table, "Key": _key(key), "ConsistentRead": True}
         reply = parsed(ROW_DECODER, GET_ITEM, self._client.call(GET_ITEM, _encode(request)))
@@ -113,11 +223,11 @@ class DynamoLeaseTable:
             return decode_row(reply.item)
         except BrokenRow as row:
             raise InvalidRequest(
-                f"{GET_ITEM.name}: {self._table}: {row}", operation=GET_ITEM.name, code="BrokenRow"
+                f"{GET_ITEM.name}: {self._table}: {row}", operation=GET_ITEM.name, code=BROKEN_ROW
             ) from None
 
     def offered(self, rows_max: int) -> tuple[Lease, ...]:
-        """Rows that wait for a taker, at random among more than `rows_max` [P17].
+        """At most `rows_max` offered rows; if there are more, a random choice of them [P17].
 
         Raises a ServiceError leaf; NotFound where the table has no owner index.
         """
@@ -126,7 +236,7 @@ class DynamoLeaseTable:
     def write(self, change: LeaseChange) -> Outcome:
         """Send one change once. Never raises a ServiceError: each outcome is a value.
 
-        A reply that says "applied" but cannot be read is OutcomeUnknown: read back.
+        An "applied" reply that cannot be parsed is OutcomeUnknown: read the row again.
         """
         match change:
             case CreateChildren():
@@ -145,10 +255,10 @@ class DynamoLeaseTable:
                 return self._send(UPDATE_ITEM, request, returns_row=True)
 
     def _create_children(self, change: CreateChildren) -> Outcome:
-        """All or none; children that exist already are left out and the rest sent again [P12].
+        """Create all children or none. Existing ones are left out, the rest is sent again [P12].
 
-        No ClientRequestToken: the conditions already make a repetition harmless, and with a token
-        the service would answer it from memory, without looking at the rows as they are now.
+        No ClientRequestToken is sent. The conditions already make a repetition harmless, and with
+        a token the service would repeat its former answer without reading the present rows.
         """
         checks = [
             {"ConditionCheck": self._conditioned(bind_parent(parent))} for parent in change.parents
@@ -161,7 +271,7 @@ class DynamoLeaseTable:
                 return outcome
             if any(outcome[: len(checks)]):
                 return ConditionFailed()
-            # Shorter in every round, so this ends.
+            # The list gets shorter in every round, so the loop ends.
             missing = [
                 child
                 for child, exists in zip(missing, outcome[len(checks) :], strict=True)
@@ -202,7 +312,8 @@ class DynamoLeaseTable:
             return Applied()
         try:
             attributes = ROW_DECODER.decode(reply.body).attributes
-            row = decode_row(attributes) if attributes is not None else None
+            # Our own +1 may exceed the largest counter that we accept. The row is ours anyway.
+            row = decode_row(attributes, is_ours=True) if attributes is not None else None
         except (msgspec.DecodeError, UnicodeDecodeError, BrokenRow) as error:
             return OutcomeUnknown(f"{operation.name}: the reply cannot be read: {error}")
         if row is None:
@@ -229,6 +340,34 @@ class DynamoLeaseTable:
         return request
 
 
+class DynamoCoordinatorState:
+    """The table in which workers of KCL 3.0 to 3.4 keep the mode of their fleet (`model/lease.py`).
+
+    Threads may share it.
+    """
+
+    def __init__(self, client: WireClient, application: str) -> None:
+        self._client = client
+        self._table = coordinator_table(application)
+
+    def mode(self) -> str | None:
+        """The mode in its item, by consistent read; None without the item or the table.
+
+        Raises: AccessDenied, InvalidRequest (another application's table has this name),
+        Throttled, Unavailable.
+        """
+        request = {
+            "TableName": self._table,
+            "Key": {"key": text(KCL3_MODE_KEY)},
+            "ConsistentRead": True,
+        }
+        try:
+            reply = parsed(ROW_DECODER, GET_ITEM, self._client.call(GET_ITEM, _encode(request)))
+        except NotFound:
+            return None
+        return kcl3_mode_of(reply.item) if reply.item is not None else None
+
+
 def _key(key: LeaseKey) -> dict[str, Any]:
     return {"leaseKey": text(key)}
 
@@ -238,15 +377,15 @@ def _is_busy(reason: str) -> bool:
 
 
 def _refused(operation: Operation, reply: RefusedReply) -> Outcome:
-    """The service put it into words: a failed condition with the row, or an error."""
+    """The outcome of a refused write: a failed condition with the row, or an error."""
     if reply.error.code != _CONDITION_FAILED:
         return _failed(service_error(operation, reply.error, reply.status))
     item: Item | None = reply.error.item
     try:
         return ConditionFailed(None if not item else decode_row(item))
     except BrokenRow as row:
-        # Nothing was written, but "no row" would be a lie: it would read as deleted.
-        return Refused("BrokenRow", f"{operation.name}: {row}")
+        # Nothing was written. But "no row" would be wrong: it would mean a deleted row.
+        return Refused(BROKEN_ROW, f"{operation.name}: {row}")
 
 
 def _failed(error: ServiceError) -> Outcome:

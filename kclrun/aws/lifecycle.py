@@ -1,8 +1,7 @@
-"""The lifecycle hooks of an autoscaling group, answered over botocore's own client.
+"""Answers the lifecycle hooks of an autoscaling group over botocore's own client.
 
-Few calls in a machine's life. Rules: they go to the group's own region, which need not be the
-stream's, with the machine's own role; each is sent once. Implements `ports.LifecycleActions`.
-Look next: `manager/instance_life.py`, which says when.
+The calls go to the group's region, which need not be the stream's, with the machine's own role.
+Each is sent once. Implements `ports.LifecycleActions`.
 """
 
 from __future__ import annotations
@@ -26,19 +25,17 @@ from kclrun.errors import AccessDenied, InvalidRequest, NotFound, Unavailable
 from kclrun.model.instance import LifecycleAction
 from kclrun.model.wire import WireCredentials
 
-__all__ = ["BotoLifecycleActions"]
-
-# The group's one word for all that is not there: a group, a hook, an action that waits.
+# The service's one code for a missing group, a missing hook and a missing pending action.
 _NOTHING_WAITS: Final = "ValidationError"
 
 
 class BotoLifecycleActions:
-    """Answers hooks. The client is made at the first call; `settings.region` is not looked at."""
+    """Answers hooks. The client is made at the first call; `settings.region` is not used."""
 
     def __init__(self, settings: EndpointSettings) -> None:
         self._settings = settings
         self._credentials: CredentialSource | None = None
-        # One call at a time: botocore's sessions are not for several threads.
+        # One call at a time: botocore's sessions are not thread-safe.
         self._lock = threading.Lock()
 
     def heartbeat(self, action: LifecycleAction) -> None:
@@ -85,7 +82,7 @@ class BotoLifecycleActions:
                 client.close()
 
     def _client(self, region: str) -> Client:
-        """With the keys of this moment: minutes pass between two calls, or months."""
+        """A client with the present keys: minutes or months pass between two calls."""
         settings = msgspec.structs.replace(self._settings, region=region)
         session = open_session(settings)
         if self._credentials is None:
@@ -98,5 +95,6 @@ class BotoLifecycleActions:
         except AccessDenied as error:
             if error.code != NO_CREDENTIALS:
                 raise
-            # The role's keys come from the instance metadata, which answered before: it is late.
+            # The role's keys come from the instance metadata service. It answered before, so this
+            # failure is temporary.
             raise Unavailable(str(error), operation=error.operation, code=error.code) from None

@@ -1,7 +1,7 @@
 """Every AWS operation kclrun calls, declared once, with the permission it needs.
 
-`policies.py` makes the policies of `kclrun iam` from it, so that they allow what is called and no
-more; a test makes sure that no module of this room names an operation that is missing here.
+`policies.py` makes the policies of `kclrun iam` from it, so that they allow these operations and no
+others. A test checks that every operation named in this package is declared here.
 """
 
 from __future__ import annotations
@@ -11,33 +11,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = [
-    "ASSUME_ROLE",
-    "BATCH_GET_ITEM",
-    "COMPLETE_LIFECYCLE_ACTION",
-    "CREATE_TABLE",
-    "DELETE_ITEM",
-    "DESCRIBE_STREAM_SUMMARY",
-    "DESCRIBE_TABLE",
-    "GET_ITEM",
-    "GET_RECORDS",
-    "GET_SHARD_ITERATOR",
-    "HOW_TO_PROVISION",
-    "LIST_SHARDS",
-    "OPERATIONS",
-    "PUT_ITEM",
-    "PUT_METRIC_DATA",
-    "PUT_RECORDS",
-    "QUERY",
-    "RECORD_LIFECYCLE_ACTION_HEARTBEAT",
-    "SCAN",
-    "TRANSACT_WRITE_ITEMS",
-    "UPDATE_ITEM",
-    "UPDATE_TABLE",
-    "Grant",
-    "Operation",
-]
-
 # For messages about the lease table.
 HOW_TO_PROVISION: Final = "the policy that `kclrun iam --for provision` prints"
 
@@ -46,7 +19,7 @@ _DYNAMODB: Final = "DynamoDB_20120810"
 
 
 class Grant(enum.Enum):
-    """What an operation is called for: one statement of a policy each, by its name there."""
+    """The purpose of an operation: one statement of a policy. The value is its name there."""
 
     READ = "ReadStream"
     LEASES = "LeaseTable"
@@ -58,15 +31,15 @@ class Grant(enum.Enum):
     METRICS = "PublishMetrics"
     LIFECYCLE = "AnswerLifecycleHooks"
     START = "BeginAtLeases"
-    # Of whoever assumes `role_arn`; the role's own policy has no part in it.
+    # For the identity that assumes `role_arn`; the role's own policy does not contain it.
     ROLE = "AssumeRole"
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """One operation: its service (also the signing name), its name, and its manners.
+    """One operation: its service (also the signing name), its name, and how it may be called.
 
-    `is_write` marks what may not be sent twice without a look at the outcome. `actions` are the
-    IAM actions the service checks, where they are not `<service>:<name>`.
+    `is_write` marks a request that may not be sent twice before its outcome is read. `actions` are
+    the IAM actions that the service checks, if they are not `<service>:<name>`.
     """
 
     service: str
@@ -95,8 +68,12 @@ GET_SHARD_ITERATOR: Final = Operation("kinesis", "GetShardIterator", grants=(Gra
 GET_RECORDS: Final = Operation("kinesis", "GetRecords", grants=(Grant.READ,))
 # Only `kclrun put` and the sinks write to a stream; a consumer's policy leaves it out.
 PUT_RECORDS: Final = Operation("kinesis", "PutRecords", is_write=True, grants=(Grant.WRITE,))
+# None of our policies grants these two. Streams are created on an emulator only. Stream names are
+# listed only if the caller happens to have the permission.
+CREATE_STREAM: Final = Operation("kinesis", "CreateStream", is_write=True, grants=())
+LIST_STREAMS: Final = Operation("kinesis", "ListStreams", grants=())
 
-# Adding an index looks at the table first: whoever may do that need not be who runs.
+# The index is added after a look at the table. Its operator may have another role than the fleet.
 DESCRIBE_TABLE: Final = Operation("dynamodb", "DescribeTable", grants=(Grant.LEASES, Grant.INDEX))
 SCAN: Final = Operation("dynamodb", "Scan", grants=(Grant.LEASES, Grant.START))
 QUERY: Final = Operation("dynamodb", "Query", grants=(Grant.OFFERS,))
@@ -105,7 +82,7 @@ GET_ITEM: Final = Operation("dynamodb", "GetItem", grants=(Grant.LEASES, Grant.K
 PUT_ITEM: Final = Operation("dynamodb", "PutItem", is_write=True)
 UPDATE_ITEM: Final = Operation("dynamodb", "UpdateItem", is_write=True)
 DELETE_ITEM: Final = Operation("dynamodb", "DeleteItem", is_write=True)
-# DynamoDB has no permission of this name: it checks those of the parts.
+# DynamoDB has no permission of this name: it checks the permissions of the parts.
 TRANSACT_WRITE_ITEMS: Final = Operation(
     "dynamodb",
     "TransactWriteItems",
@@ -120,14 +97,14 @@ CREATE_TABLE: Final = Operation(
     grants=(Grant.CREATE,),
     actions=("dynamodb:CreateTable", "dynamodb:TagResource"),
 )
-# The running policy denies it expressly, so this is for whoever provisions.
+# The policy of a running machine denies it expressly. This is for the operator who provisions.
 UPDATE_TABLE: Final = Operation("dynamodb", "UpdateTable", is_write=True, grants=(Grant.INDEX,))
-# Only with `observe.cloudwatch`; it adds to what is there, so a repeated one would count twice.
+# Only with `observe.cloudwatch`. It adds to the stored values, so a repeated one counts twice.
 PUT_METRIC_DATA: Final = Operation(
     "cloudwatch", "PutMetricData", is_write=True, grants=(Grant.METRICS,)
 )
-# Only with the hooks of `instance`, on the machine's own group. Nothing of the group is described:
-# the settings name its hooks, and the instance metadata says the rest without a permission.
+# Only with the hooks of `instance`, on the machine's own group. The group is never described: the
+# settings name its hooks, and the instance metadata has the rest without a permission.
 RECORD_LIFECYCLE_ACTION_HEARTBEAT: Final = Operation(
     "autoscaling", "RecordLifecycleActionHeartbeat", is_write=True, grants=(Grant.LIFECYCLE,)
 )
@@ -142,6 +119,8 @@ OPERATIONS: Final = (
     GET_SHARD_ITERATOR,
     GET_RECORDS,
     PUT_RECORDS,
+    CREATE_STREAM,
+    LIST_STREAMS,
     DESCRIBE_TABLE,
     SCAN,
     QUERY,

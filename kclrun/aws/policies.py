@@ -1,7 +1,7 @@
 """The IAM policies of an application, made from the operations that are called and its settings.
 
-Pure. Rule: a statement allows what `operations.py` calls for it and nothing else, on the resources
-that the settings name and no other. Look next: `cli/iam.py`, which prints them.
+Pure. A statement allows exactly the operations that `operations.py` declares for it, on exactly
+the resources that the settings name.
 """
 
 from __future__ import annotations
@@ -11,23 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
+from kclrun.aws.lease_table import OWNER_INDEX
 from kclrun.aws.operations import OPERATIONS, Grant
-from kclrun.aws.owner_index import OWNER_INDEX
 from kclrun.config.schema import Settings, StartAtLeases
-
-__all__ = [
-    "Policy",
-    "Sink",
-    "Site",
-    "caller_policy",
-    "provision_policy",
-    "put_policy",
-    "run_policy",
-]
+from kclrun.model.lease import coordinator_table
 
 Policy = dict[str, Any]
 _Statement = dict[str, Any]
-# The version of the policy language; the older one knows no variables.
+# The version of the policy language; the older one has no variables.
 _LANGUAGE: Final = "2012-10-17"
 
 
@@ -51,9 +42,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.table(table)}/index/{name}"
 
     def group(self, name: str | None) -> str:
-        """The ARN of an autoscaling group; it has a part that only AWS knows.
+        """The ARN of an autoscaling group; `*` stands for the part that only AWS knows.
 
-        None is any group of the account: where only the instance's tags say which.
+        None stands for any group of the account, for when only the instance's tags name the group.
         """
         return self._arn("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{name or '*'}")
 
@@ -62,27 +53,28 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sink(msgspec.Struct, frozen=True):
-    """The stream that the rows of `engine: spark` are put into, and the role that does it, if it
-    is another than the application's."""
+    """The stream that `engine: spark` puts its rows into, and the role for it, if it is not the
+    application's."""
 
     stream_arn: str
     role_arn: str | None = None
 
 
 def run_policy(settings: Settings, site: Site, *, sink: Sink | None = None) -> Policy:
-    """What a machine needs to run the application, or the role it assumes (`aws.role_arn`); on
-    Spark, the driver and every executor.
+    """The policy of a machine that runs the application, or of the role it assumes
+    (`aws.role_arn`); on Spark, of the driver and every executor.
 
-    A sink with a role of its own needs the right to assume it here, and to write there.
+    If the sink has a role of its own, this policy grants assuming it, and the right to write
+    belongs to that role's policy.
     """
     statements = _fleet if settings.engine == "fleet" else _spark
     return _policy([*statements(settings, site), *_sunk(sink)])
 
 
 def provision_policy(settings: Settings, site: Site) -> Policy:
-    """To create the lease table and to give an older one the owner index; for no machine's role.
+    """To create the lease table and to add the owner index to an older one.
 
-    A machine's own policy denies changing the table expressly, so the two do not go together.
+    Not for a machine's role: a machine's own policy expressly denies changes to the table.
     """
     table = [site.table(settings.table)]
     return _policy([_allow(Grant.CREATE, table), _allow(Grant.INDEX, table)])
@@ -94,8 +86,8 @@ def put_policy(settings: Settings, site: Site) -> Policy:
 
 
 def caller_policy(role_arn: str, settings: Settings, site: Site) -> Policy:
-    """What a machine itself needs where `role_arn` has the rest: lifecycle hooks are the machine's
-    own, and answered by it. `site` is the machine's."""
+    """The policy of the machine itself if `role_arn` has the rest. The machine answers its
+    lifecycle hooks with its own role. `site` is the machine's."""
     hooks = _hooks(settings, site) if settings.engine == "fleet" else ()
     return _policy([_allow(Grant.ROLE, [role_arn]), *hooks])
 
@@ -105,12 +97,12 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
     yield _allow(Grant.READ, _streams(settings, site))
     yield _allow(Grant.LEASES, table)
     yield _allow(Grant.OFFERS, [site.index(settings.table, OWNER_INDEX)])
-    yield _allow(Grant.KCL3, [site.table(f"{settings.application}-CoordinatorState")])
+    yield _allow(Grant.KCL3, [site.table(coordinator_table(settings.application))])
     if settings.leases.create:
         yield _allow(Grant.CREATE, table)
     cloudwatch = settings.observe.cloudwatch
     if cloudwatch is not None:
-        # CloudWatch has no resources to name; the namespace is what can be bound.
+        # CloudWatch has no resource ARNs for this; a condition restricts the namespace.
         yield _allow(Grant.METRICS, ["*"]) | {
             "Condition": {"StringEquals": {"cloudwatch:namespace": cloudwatch.namespace}}
         }
@@ -131,7 +123,7 @@ def _hooks(settings: Settings, site: Site) -> Iterator[_Statement]:
 
 
 def _spark(settings: Settings, site: Site) -> Iterator[_Statement]:
-    """The position is in Spark's checkpoint: no table, but for where it begins."""
+    """Spark's checkpoint has the position: the lease table is only read for the start position."""
     yield _allow(Grant.READ, _streams(settings, site))
     if isinstance(settings.start, StartAtLeases):
         yield _allow(Grant.START, [site.table(settings.start.leases)])

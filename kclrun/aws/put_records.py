@@ -1,9 +1,8 @@
-"""Records into a stream: one PutRecords, and a sender that drops nothing.
+"""Puts records into a stream: one PutRecords, and a sender that drops no record.
 
-Used by `kclrun put` and by the filler of the embedded AWS. Rule: what the service refuses for the
-moment is sent again, in its order, before anything later; what it refuses for good, or for too
-long, is an error, never a gap. Delivery is at least once: a request whose fate is not known is
-sent again. Payloads and keys never reach a message.
+Used by `kclrun put` and by the filler of the embedded AWS. Delivery is at least once. A record that
+is refused for the moment is sent again, in its order, before any later one. A permanent or too long
+refusal is an error, never a gap. Payloads and keys never appear in a message.
 """
 
 from __future__ import annotations
@@ -20,32 +19,20 @@ from kclrun.aws.errors import ErrorReply, service_error
 from kclrun.aws.operations import PUT_RECORDS
 from kclrun.aws.wire import WireClient
 from kclrun.codec.aggregator import Aggregator
-from kclrun.codec.hash_keys import effective_hash_key
+from kclrun.codec.kpl import effective_hash_key
 from kclrun.errors import InvalidRequest, OutcomeUnknown, ServiceError, Throttled, Unavailable
-from kclrun.model.backoff import backoff_s
-from kclrun.model.outgoing import PutEntry, PutResult
+from kclrun.model.record import PutEntry, PutResult
 from kclrun.model.shard import Shard
-
-__all__ = [
-    "ATTEMPTS_MAX",
-    "BATCH_BYTES_MAX",
-    "BATCH_RECORDS_MAX",
-    "BLOCK_MAX",
-    "ShardPacker",
-    "WirePutter",
-    "batches",
-    "put_records",
-    "send_all",
-]
+from kclrun.model.time import backoff_s
 
 # PutRecords takes 500 records and, keys included, 5 MiB in every region and mode.
 BATCH_RECORDS_MAX: Final = 500
 BATCH_BYTES_MAX: Final = 5 * 2**20
-# Without any progress: at the sender's backoff (0.1 s doubling to 3 s) about half a minute, far
-# beyond any throttling of a stream that takes records at all.
+# Attempts without any progress. With the sender's backoff (0.1 s doubling to 3 s) they take about
+# half a minute, far longer than any throttling of a stream that accepts records at all.
 ATTEMPTS_MAX: Final = 12
-# A block is one aggregate of small records: a hundred of 200 B make 25 kB, a payload unit of
-# PutRecords, and little enough to hold for each of hundreds of shards.
+# A block is one aggregate of small records. A hundred of 200 B make 25 kB, which is one payload
+# unit of PutRecords, and small enough to hold in memory for each of hundreds of shards.
 BLOCK_MAX: Final = 100
 _BACKOFF_BASE_S: Final = 0.1
 # The two codes the API documents for a record of an accepted request.
@@ -116,9 +103,9 @@ def batches(
 ) -> Iterator[tuple[PutEntry, ...]]:
     """Cut a stream of entries into requests that keep the service's limits.
 
-    None among the entries means: send what there is, nothing more is in sight. With `one_a_key` a
-    key appears once in a request, so that not even a record refused in the middle of a request is
-    overtaken by a later one with its key.
+    A None among the entries means: send the entries so far, no more are expected soon. With
+    `one_a_key` a key appears once in a request. So if one record in the middle of a request is
+    refused, no later record with its key can overtake it.
     """
     batch: list[PutEntry] = []
     keys: set[str] = set()
@@ -145,9 +132,10 @@ def batches(
 class ShardPacker:
     """Packs a share of the records into KPL aggregates, and keeps the order within each shard.
 
-    Records are held per shard until `BLOCK_MAX` of them wait there; of every block the first part
-    becomes aggregates, the rest go as they are, so that no record passes another of its shard.
-    `shards` must be the open shards of now: make a new one (after `flush`) when they change.
+    Records are held per shard until a block of `BLOCK_MAX` is complete. The first part of a block
+    becomes aggregates, the rest is sent as single records. So no record overtakes another one of
+    its shard. `shards` must be the shards that are open now: after a change, call `flush` and make
+    a new packer.
     """
 
     def __init__(self, shards: Iterable[Shard], share: float) -> None:
@@ -161,18 +149,18 @@ class ShardPacker:
         self._aggregator = Aggregator()
 
     def add(self, entry: PutEntry) -> Sequence[PutEntry]:
-        """Take one record; what can be sent now. Raises: LimitExceeded for an impossible key."""
+        """Add a record; returns the entries to send now. Raises: LimitExceeded: an invalid key."""
         hash_key = effective_hash_key(entry.partition_key, entry.explicit_hash_key)
         block = self._waiting[max(0, bisect.bisect_right(self._starts, hash_key) - 1)]
         block.append(entry)
         return self._packed(block) if len(block) >= BLOCK_MAX else ()
 
     def flush(self) -> Sequence[PutEntry]:
-        """Everything that still waits."""
+        """All entries that are still held."""
         return [entry for block in self._waiting for entry in self._packed(block)]
 
     def _packed(self, block: list[PutEntry]) -> Sequence[PutEntry]:
-        # What rounding leaves over is owed to the next block, so that the share comes out exact.
+        # The rounding error is carried over to the next block, so that the share is exact.
         self._owed += self._share * len(block)
         count = min(len(block), int(self._owed + 1e-9))
         self._owed -= count
@@ -187,7 +175,7 @@ class ShardPacker:
             if len(self._aggregator):
                 yield self._finished()
             if not self._add(entry):
-                yield entry  # too large for any aggregate: it goes as it is
+                yield entry  # too large for any aggregate: sent as a single record
         if len(self._aggregator):
             yield self._finished()
 
@@ -208,7 +196,8 @@ def send_all(
     wait: Callable[[float], object] = time.sleep,
     chance: Callable[[], float] = random.random,
 ) -> int:
-    """Put every entry of one batch, again and again in its order; how often some were refused.
+    """Put every entry of one batch, in order. Refused entries are sent again, and so is a request
+    whose outcome is unknown. Returns the number of requests that left entries over.
 
     Raises: Throttled or Unavailable after `ATTEMPTS_MAX` attempts in a row without progress, any
     other ServiceError at once.
@@ -235,7 +224,7 @@ def send_all(
 def _attempt(
     client: WireClient, stream: str, pending: Sequence[PutEntry]
 ) -> tuple[tuple[PutEntry, ...], ServiceError]:
-    """What is left after one request, and why."""
+    """The entries that are left after one request, and the reason."""
     try:
         results = put_records(client, stream, pending)
     except (Throttled, Unavailable, OutcomeUnknown) as error:
@@ -249,7 +238,7 @@ def _attempt(
 
 
 def _why(codes: set[str | None]) -> ServiceError:
-    """The reason for a refusal of some records. Raises: InvalidRequest for one that will stay."""
+    """The error for a refusal of some records. Raises: InvalidRequest for a permanent refusal."""
     known = sorted(code for code in codes if code is not None)
     for code in known:
         if code not in _RECORD_CODES and not code.startswith("KMS"):

@@ -1,10 +1,8 @@
-"""DynamoDB items to leases and back: the KCL 2.x schema, then our own attributes.
+"""Converts DynamoDB items to leases and back: the KCL 2.x schema and our own attributes.
 
-Tolerant, because others write here too [P8]: an item of another `entityType` is no lease; a broken
-one is named, never an error of the whole scan; unknown attributes are left alone (we always
-update, never put over a row). Bounded, because a row is input like any other.
-Parents and children stand on a row as bare shard ids, with several streams too; they are qualified
-by the row's own key when it is read, and bared again when they are written.
+It is tolerant, because other programs write to the table too [P8]: an item of another `entityType`
+is not a lease; a broken row is reported and never fails the whole scan; unknown attributes are left
+alone (we always update and never put over a row). It bounds every value, because a row is input.
 """
 
 from __future__ import annotations
@@ -19,6 +17,8 @@ from kclrun.errors import LimitExceeded
 from kclrun.model.lease import (
     FAILOVER_MAX_S,
     FAILOVER_MIN_S,
+    KCL3_MODE_KEY,
+    DiedOn,
     Halt,
     Handoff,
     Lease,
@@ -28,7 +28,7 @@ from kclrun.model.lease import (
 )
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
-from kclrun.model.stream_key import (
+from kclrun.model.stream import (
     ONLY_STREAM,
     StreamKey,
     qualified,
@@ -38,36 +38,30 @@ from kclrun.model.stream_key import (
 from kclrun.model.time import WallTime
 from kclrun.ports import ScanPage
 
-__all__ = [
-    "BrokenRow",
-    "Item",
-    "bare_ids",
-    "decode_page",
-    "decode_row",
-    "encode_row",
-    "milliseconds",
-    "number",
-    "text",
-]
-
 Item = Mapping[str, Mapping[str, Any]]
 
-# 31 attributes are the most that KCL 3.5 and we write to one row together; 64 leaves others room.
+# KCL 3.5 and we together write at most 32 attributes to one row. 64 leaves room for others.
 ATTRIBUTES_MAX: Final = 64
 # DynamoDB allows a partition key of 2048 bytes.
 KEY_CHARACTERS_MAX: Final = 2048
-# An owner id of ours is under 200 characters; a Java worker id is a host name and a UUID.
+# Our owner ids have fewer than 200 characters; a Java worker id is a host name and a UUID.
 TEXT_CHARACTERS_MAX: Final = 2048
 # A merge has two parents; UpdateShardCount makes at most a few children of one shard.
 SHARD_IDS_MAX: Final = 64
 _STATE_BYTES_MAX: Final = 400 * 1024  # a whole DynamoDB item
 # Plain decimals and what Java's Double.toString writes (1.0E-4), bounded before conversion.
 _NUMBER: Final = re.compile(r"-?\d{1,40}(?:\.\d{1,40})?(?:[Ee][+-]?\d{1,3})?\Z")
+_DIED_ON: Final = re.compile(r"(\S{1,128}) ([0-9A-Z_]{1,128}) (\d{1,18})\Z", re.ASCII)
 _INTEGER: Final = re.compile(r"\d{1,38}\Z")
+# DynamoDB keeps 38 digits, so a row with the largest counter is unreadable after the +1 of its
+# take. Therefore a row with a counter of 10^37 or more counts as broken before that. If we took the
+# row just below the limit, our own writes stay readable: nine tenths of all numbers of 38 digits
+# are still ahead.
+_COUNTED_MAX: Final = 10**37
 
 
 class BrokenRow(Exception):
-    """This item cannot be read as a lease; `key` is its lease key as far as it has one."""
+    """This item cannot be read as a lease; `key` is its lease key, if it has one."""
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(f"row {key!r}: {reason}")
@@ -75,11 +69,16 @@ class BrokenRow(Exception):
 
 
 def decode_page(items: Iterable[Item]) -> ScanPage:
-    """Sort the items of one scan page into leases, broken rows, and rows of somebody else."""
+    """Sort the items of one scan page into leases, broken rows and rows of other programs."""
     leases: list[Lease] = []
     broken: list[str] = []
     foreign = 0
+    kcl3_mode = None
     for item in items:
+        if _shown_key(item) == KCL3_MODE_KEY:
+            foreign += 1
+            kcl3_mode = kcl3_mode_of(item)
+            continue
         try:
             lease = decode_row(item)
         except BrokenRow as row:
@@ -89,18 +88,32 @@ def decode_page(items: Iterable[Item]) -> ScanPage:
             foreign += 1
         else:
             leases.append(lease)
-    return ScanPage(tuple(leases), tuple(broken), foreign)
+    return ScanPage(tuple(leases), tuple(broken), foreign, kcl3_mode)
 
 
-def decode_row(item: Item) -> Lease | None:
-    """One item as a lease, or None if it is another entity. Raises: BrokenRow."""
+def kcl3_mode_of(item: Item) -> str | None:
+    """The mode of a KCL 3 fleet, from its item (`model/lease.py`)."""
+    mode = item.get("cv", {}).get("S")
+    return mode[:64] if isinstance(mode, str) else None
+
+
+def decode_row(item: Item, *, is_ours: bool = False) -> Lease | None:
+    """One item as a lease, or None if it is another entity. Raises: BrokenRow.
+
+    `is_ours`: the image after our own applied write. Its counter was checked before the write.
+    A row has parents and children as bare shard ids, with several streams too. Here they are
+    qualified by the row's own key; a write stores the bare ids again (`bare_ids`).
+    """
     key = _shown_key(item)
     try:
         if _text(item, "entityType") not in {None, "LEASE"}:
             return None
-        return _lease(item)
+        lease = _lease(item)
     except (LimitExceeded, ValueError, TypeError, AttributeError) as error:
         raise BrokenRow(key, str(error)[:200]) from None
+    if not is_ours and max(lease.counter, lease.owner_switches) >= _COUNTED_MAX:
+        raise BrokenRow(key, "leaseCounter or ownerSwitchesSinceCheckpoint is near its 38 digits")
+    return lease
 
 
 def _lease(item: Item) -> Lease:
@@ -126,19 +139,21 @@ def _lease(item: Item) -> Lease:
         throughput_kbps=_number(item, "throughputKBps"),
         failover_s=_failover(item),
         start=_text(item, "startPosition"),
+        stream_created_at=_wall_time(item, "streamCreatedAt") or None,  # 0: not known
         latest_pinned_at=_wall_time(item, "latestPinnedAt"),
         halt=_halt(item),
         handoff=_handoff(item),
         offered_to=_owner(item, "offeredTo"),
         offered_by=_owner(item, "offeredBy"),
         taken_from=_owner(item, "takenFrom"),
+        died_on=_died_on(item),
     )
 
 
 def encode_row(lease: Lease) -> dict[str, dict[str, Any]]:
-    """A whole item for a row that does not exist yet; absent stays absent, never NULL.
+    """A whole item for a row that does not exist yet. An absent value is left out, never NULL.
 
-    An index on `leaseOwner` refuses NULL and "", and the Java KCL takes absence for unowned.
+    An index on `leaseOwner` refuses NULL and "", and for the Java KCL an absent owner is unowned.
     """
     item = {
         "leaseKey": text(lease.key),
@@ -173,8 +188,14 @@ def text(value: str) -> dict[str, Any]:
 
 
 def number(value: float) -> dict[str, Any]:
-    """A number attribute, as DynamoDB wants it: in text, without an exponent for integers."""
+    """A number attribute in DynamoDB's format: as text, without an exponent for integers."""
     return {"N": str(value)}
+
+
+def died_on_text(died_on: DiedOn) -> str:
+    """One short text: every renewal is billed by the size of the row."""
+    at = died_on.position
+    return f"{died_on.slot} {at.sequence_number} {at.sub_sequence_number}"
 
 
 def milliseconds(seconds: float) -> dict[str, Any]:
@@ -192,6 +213,7 @@ def _optional_texts(lease: Lease) -> dict[str, dict[str, Any]]:
         "offeredTo": lease.offered_to,
         "offeredBy": lease.offered_by,
         "takenFrom": lease.taken_from,
+        "diedOn": died_on_text(lease.died_on) if lease.died_on else None,
     }
     return {name: text(value) for name, value in values.items() if value is not None}
 
@@ -199,8 +221,10 @@ def _optional_texts(lease: Lease) -> dict[str, dict[str, Any]]:
 def _optional_numbers(lease: Lease) -> dict[str, dict[str, Any]]:
     instants = {
         "failoverMs": lease.failover_s,
+        "streamCreatedAt": lease.stream_created_at,
         "latestPinnedAt": lease.latest_pinned_at,
         "haltedAt": lease.halt.halted_at if lease.halt else None,
+        "haltWaitingSince": lease.halt.waiting_since if lease.halt else None,
         "handoffAt": lease.handoff.asked_at if lease.handoff else None,
     }
     item = {name: milliseconds(value) for name, value in instants.items() if value is not None}
@@ -235,7 +259,7 @@ def _text(item: Item, name: str, *, most: int = TEXT_CHARACTERS_MAX) -> str | No
 
 
 def _owner(item: Item, name: str) -> OwnerId | None:
-    """Absent and NULL (as some clients write it) both mean nobody; "" is no owner id."""
+    """Absent and NULL (as some clients write it) both mean unowned; "" is not an owner id."""
     owner = _text(item, name)
     if owner == "":
         raise ValueError(f"{name} is empty")
@@ -248,7 +272,7 @@ def _digits(item: Item, name: str, pattern: re.Pattern[str]) -> str | None:
         return None
     value = attribute.get("N")
     if not isinstance(value, str) or not pattern.match(value):
-        raise ValueError(f"{name} is no number in its range")
+        raise ValueError(f"{name} is not a number in its range")
     return value
 
 
@@ -268,8 +292,8 @@ def _seconds(item: Item, name: str) -> float | None:
 
 
 def _failover(item: Item) -> float | None:
-    """What no settings allow was published by nobody, and is left out of every count: expiry goes
-    by the largest failover and fences by the smallest, so one row could stop the whole fleet."""
+    """A failover that the settings would not allow is ignored. Expiry uses the largest failover
+    and fences use the smallest, so one wrong row could stop the whole fleet."""
     value = _seconds(item, "failoverMs")
     return value if value is not None and FAILOVER_MIN_S <= value <= FAILOVER_MAX_S else None
 
@@ -333,10 +357,21 @@ def _halt(item: Item) -> Halt | None:
     reason = _text(item, "haltReason")
     if reason is None:
         return None
-    return Halt(reason, _wall_time(item, "haltedAt") or WallTime(0.0))
+    waiting_since = _wall_time(item, "haltWaitingSince")
+    return Halt(reason, _wall_time(item, "haltedAt") or WallTime(0.0), waiting_since)
+
+
+def _died_on(item: Item) -> DiedOn | None:
+    """A value in another format is ignored: then the lease is tried on one more host."""
+    value = item.get("diedOn", {}).get("S")
+    match = _DIED_ON.match(value) if isinstance(value, str) else None
+    if match is None:
+        return None
+    return DiedOn(match[1], ExtendedSequenceNumber(match[2], int(match[3])))
 
 
 def _handoff(item: Item) -> Handoff | None:
-    """An ask without a time is one from time 0; a time without an asker is nobody's ask."""
+    """A handoff request without a time counts as one from time 0. A time without a requester is
+    not a request."""
     to, asked_at = _owner(item, "handoffTo"), _wall_time(item, "handoffAt")
     return None if to is None else Handoff(to, asked_at or WallTime(0.0))

@@ -1,8 +1,8 @@
-"""Before anything else: is the lease table there, and may we write to it?
+"""Checks at start that the lease table exists and that kclrun may write to it.
 
-Creates it as the Java KCL 3 would have it, with its index in the same call (adding one later takes
-15 minutes and more). Refuses a table with another key, and one whose KCL 3 fleet has left the 2.x
-protocol: there a leader assigns leases, and takers like us would fight it.
+Creates a missing table as the Java KCL 3 does, with its index in the same call (adding one later
+takes 15 minutes and more). Refuses a table with another key, and a table whose KCL 3 fleet has left
+the 2.x protocol: there a leader assigns leases, and our takes would conflict with it.
 """
 
 from __future__ import annotations
@@ -15,32 +15,190 @@ from botocore.exceptions import ClientError
 
 from kclrun.aws.boto_errors import BOTO_FAILURES, from_botocore
 from kclrun.aws.control import Client, ControlPlane
-from kclrun.aws.operations import CREATE_TABLE, DESCRIBE_TABLE, GET_ITEM, HOW_TO_PROVISION
-from kclrun.aws.owner_index import INDEX_KEYS, OWNER_INDEX
-from kclrun.errors import AccessDenied, NotFound, ServiceError, TableRefused, Unavailable
+from kclrun.aws.lease_table import INDEX_KEYS, OWNER_INDEX
+from kclrun.aws.operations import (
+    CREATE_TABLE,
+    DESCRIBE_TABLE,
+    GET_ITEM,
+    HOW_TO_PROVISION,
+    UPDATE_TABLE,
+)
+from kclrun.errors import (
+    AccessDenied,
+    NotFound,
+    OutcomeUnknown,
+    ServiceError,
+    TableRefused,
+    Throttled,
+    Unavailable,
+)
+from kclrun.model.lease import KCL3_MODE_KEY, coordinator_table, is_native, mode_advice
 from kclrun.model.time import Instant
 
-__all__ = [
-    "TableReport",
-    "describe_lease_table",
-    "ensure_table",
-    "inspect_table",
-    "refuse_kcl3",
-]
-
-# On-demand tables become ACTIVE within seconds; half a second between two looks.
-_POLL_S: Final = 0.5
-_MIGRATION_KEY: Final = "Migration3.0"
-_NATIVE: Final = frozenset({"CLIENT_VERSION_3X", "CLIENT_VERSION_3X_WITH_ROLLBACK"})
+# The owner index for a lease table without one: a table made by the Java KCL 2.x or by an operator.
+#
+# A table that kclrun creates has the index from the start. Without it everything works, but offered
+# leases are found by scans: in seconds instead of half a second. Building the index takes long, but
+# the table serves reads and writes meanwhile.
+#
+# The authors of the Java KCL saw 15 to 20 minutes. We wait twice as long; then DynamoDB goes on to
+# build the index without us.
+INDEX_WAIT_S: Final = 2_400.0
+# The state changes slowly, and an operator reads the progress: a line a minute.
+_INDEX_POLL_S: Final = 5.0
+_TOLD_EVERY_S: Final = 60.0
 _ACTIVE: Final = "ACTIVE"
+
+
+class IndexState(msgspec.Struct, frozen=True):
+    """The state of the owner index. `status` None: no index. `capacity`: read and write units of a
+    provisioned table, which its index needs too; None where billing is on demand."""
+
+    status: str | None
+    capacity: tuple[int, int] | None = None
+
+    @property
+    def is_active(self) -> bool:
+        return self.status == _ACTIVE
+
+
+def inspect_owner_index(client: Client, table: str) -> IndexState:
+    """The index of an existing lease table.
+
+    Raises: TableRefused if the table does not exist, or if table or index have other keys;
+    AccessDenied, Throttled, Unavailable from the service.
+    """
+    described = describe_lease_table(client, table)
+    if described is None:
+        raise TableRefused(
+            f"lease table {table} does not exist\n"
+            "Nothing to add: the first start of kclrun creates it with its index"
+        )
+    capacity = _capacity(described)
+    for index in described.get("GlobalSecondaryIndexes", ()):
+        if index["IndexName"] == OWNER_INDEX:
+            _refuse_other_index(table, index)
+            return IndexState(index.get("IndexStatus", _ACTIVE), capacity)
+    return IndexState(None, capacity)
+
+
+def add_owner_index(
+    plane: ControlPlane,
+    table: str,
+    *,
+    tell: Callable[[str], object],
+    clock: Callable[[], Instant],
+    wait: Callable[[float], object],
+    timeout_s: float = INDEX_WAIT_S,
+) -> None:
+    """Request the index, unless it exists or is being built, and wait until it is ACTIVE.
+
+    `tell` is called with a line of progress a minute. Raises: Unavailable if it is not ACTIVE
+    within `timeout_s` (DynamoDB goes on building it); AccessDenied; the errors of
+    `inspect_owner_index`.
+    """
+    reads = plane.dynamodb_reads()
+    began = clock()
+    state = inspect_owner_index(reads, table)
+    if state.status is None:
+        state = _ask_for_it(plane.dynamodb_writes(), reads, table, state)
+    told_at = began
+    while not state.is_active:
+        now = clock()
+        if now - began >= timeout_s:
+            raise Unavailable(
+                f"index {OWNER_INDEX} of {table} is {state.status} after {timeout_s / 60:.0f} min\n"
+                "It goes on being built; the same command again waits for it",
+                operation=UPDATE_TABLE.name,
+            )
+        if now - told_at >= _TOLD_EVERY_S:
+            told_at = now
+            tell(f"{OWNER_INDEX} is {state.status} since {(now - began) / 60:.0f} min")
+        wait(_INDEX_POLL_S)
+        state = _looked_again(reads, table, state)
+
+
+def _ask_for_it(writes: Client, reads: Client, table: str, state: IndexState) -> IndexState:
+    """Send the request. After any outcome, the present state of the index decides."""
+    try:
+        writes.update_table(**_request(table, state.capacity))
+    except BOTO_FAILURES as error:
+        failure = from_botocore(UPDATE_TABLE, error)
+        after = inspect_owner_index(reads, table)
+        if after.status is None:
+            raise _explained(failure, table) from None
+        return after
+    # DescribeTable may lag behind and not show the index yet.
+    return IndexState("CREATING", state.capacity)
+
+
+def _looked_again(reads: Client, table: str, before: IndexState) -> IndexState:
+    try:
+        after = inspect_owner_index(reads, table)
+    except (Throttled, Unavailable):
+        return before
+    return before if after.status is None else after
+
+
+def _request(table: str, capacity: tuple[int, int] | None) -> dict[str, Any]:
+    index: dict[str, Any] = {
+        "IndexName": OWNER_INDEX,
+        "KeySchema": [{"AttributeName": name, "KeyType": role} for name, role in INDEX_KEYS],
+        "Projection": {"ProjectionType": "KEYS_ONLY"},
+    }
+    if capacity is not None:
+        read, write = capacity
+        index["ProvisionedThroughput"] = {"ReadCapacityUnits": read, "WriteCapacityUnits": write}
+    return {
+        "TableName": table,
+        "AttributeDefinitions": [
+            {"AttributeName": name, "AttributeType": "S"} for name, _ in INDEX_KEYS
+        ],
+        "GlobalSecondaryIndexUpdates": [{"Create": index}],
+    }
+
+
+def _capacity(described: Any) -> tuple[int, int] | None:
+    # A table that was never on demand has no billing summary.
+    if described.get("BillingModeSummary", {}).get("BillingMode") == "PAY_PER_REQUEST":
+        return None
+    units = described.get("ProvisionedThroughput", {})
+    read, write = units.get("ReadCapacityUnits", 0), units.get("WriteCapacityUnits", 0)
+    return (read, write) if read and write else None
+
+
+def _refuse_other_index(table: str, index: Any) -> None:
+    keys = tuple((key["AttributeName"], key["KeyType"]) for key in index["KeySchema"])
+    if keys != INDEX_KEYS:
+        shown = ", ".join(f"{name} ({role})" for name, role in keys)
+        raise TableRefused(
+            f"index {OWNER_INDEX} of {table} has other keys: {shown}\n"
+            "Delete it and run this again; the Java KCL 3 wants the same keys as kclrun"
+        )
+
+
+def _explained(failure: ServiceError, table: str) -> ServiceError:
+    if not isinstance(failure, AccessDenied):
+        return failure
+    return AccessDenied(
+        f"{failure}\n"
+        f"Adding an index to {table} needs {HOW_TO_PROVISION}, without the policy of a machine,"
+        " which denies it",
+        operation=failure.operation,
+        code=failure.code,
+    )
+
+
+# On-demand tables become ACTIVE within seconds. This is the pause between two DescribeTable calls.
+_POLL_S: Final = 0.5
 # An UPDATING table (an index being added) serves reads and writes.
 _USABLE: Final = frozenset({_ACTIVE, "UPDATING"})
 
 
 class TableReport(msgspec.Struct, frozen=True):
-    """What was found or made. Without the index offers are found by scans; all else works.
+    """The lease table that was found or created. Without the index, offers are found by scans.
 
-    `has_owner_index`: it is there and can be asked; one that is being built cannot yet.
+    `has_owner_index`: the index exists and can be queried; one that is being built cannot yet.
     """
 
     name: str
@@ -60,7 +218,7 @@ def ensure_table(
     wait: Callable[[float], object],
     timeout_s: float,
 ) -> TableReport:
-    """The lease table, usable and ours to share; created if it is absent and `create` says so.
+    """The lease table, usable and open to kclrun; created if it is absent and `create` is true.
 
     `wait` pauses (a `threading.Event.wait` that a signal can end); `clock` is monotonic.
     Raises: TableRefused (other keys, KCL 3 native mode, or absent without `create`); Unavailable
@@ -68,7 +226,7 @@ def ensure_table(
     """
     reads = plane.dynamodb_reads()
     report = inspect_table(reads, name)
-    created = False
+    created: bool | None = False
     if report is None:
         if not create:
             raise TableRefused(
@@ -86,12 +244,14 @@ def ensure_table(
             )
         wait(_POLL_S)
         report = inspect_table(reads, name)
+        if report is None and created is None:
+            created = _create(plane.dynamodb_writes(), name, tags)
     refuse_kcl3(reads, name, application)
-    return msgspec.structs.replace(report, created=created)
+    return msgspec.structs.replace(report, created=created is not False)
 
 
 def inspect_table(client: Client, name: str) -> TableReport | None:
-    """An existing table's state, None if there is none. Raises: TableRefused for other keys."""
+    """The state of the table; None if it does not exist. Raises: TableRefused for other keys."""
     table = describe_lease_table(client, name)
     if table is None:
         return None
@@ -104,8 +264,8 @@ def inspect_table(client: Client, name: str) -> TableReport | None:
 
 
 def describe_lease_table(client: Client, name: str) -> Any | None:
-    """DescribeTable's description, None if there is no table. Raises: TableRefused for other keys;
-    AccessDenied, Throttled, … from the service."""
+    """DescribeTable's description; None if the table does not exist. Raises: TableRefused for
+    other keys; AccessDenied, Throttled, … from the service."""
     try:
         table: Any = client.describe_table(TableName=name)["Table"]
     except BOTO_FAILURES as error:
@@ -120,28 +280,27 @@ def describe_lease_table(client: Client, name: str) -> Any | None:
 def refuse_kcl3(client: Client, name: str, application: str) -> None:
     """Refuse a table whose KCL 3 fleet runs in native mode. Raises: TableRefused.
 
-    Fleets born on KCL 3.0 to 3.4 keep their mode in `<application>-CoordinatorState`; where we may
-    not read that table (our policy may be narrower), only the lease table is looked at.
+    Fleets that began on KCL 3.0 to 3.4 keep their mode in `<application>-CoordinatorState`. If our
+    policy does not allow reading that table, only the lease table is checked.
     """
     version = _client_version(client, name, "leaseKey")
     if version is None:
         try:
-            version = _client_version(client, f"{application}-CoordinatorState", "key")
+            version = _client_version(client, coordinator_table(application), "key")
         except (AccessDenied, NotFound):
             return
-    if version in _NATIVE:
+    if version is not None and is_native(version):
         raise TableRefused(
             f"lease table {name} belongs to a KCL 3 fleet in its own mode ({version})\n"
             "There a leader assigns the leases, and takers like us would fight it\n"
-            "Set its Java workers to CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X and roll them back,"
-            " or use another application name"
+            f"{mode_advice(version)}. Or use another application name"
         )
 
 
 def _client_version(client: Client, table: str, key_name: str) -> str | None:
     try:
         answer: Any = client.get_item(
-            TableName=table, Key={key_name: {"S": _MIGRATION_KEY}}, ConsistentRead=True
+            TableName=table, Key={key_name: {"S": KCL3_MODE_KEY}}, ConsistentRead=True
         )
     except BOTO_FAILURES as error:
         raise from_botocore(GET_ITEM, error) from None
@@ -160,8 +319,11 @@ def _refuse_other_keys(name: str, table: Any) -> None:
         )
 
 
-def _create(client: Client, name: str, tags: Mapping[str, str]) -> bool:
-    """Ask for the table; False if another manager was faster."""
+def _create(client: Client, name: str, tags: Mapping[str, str]) -> bool | None:
+    """Request the table; False if another manager was faster, None if the answer was lost.
+
+    A name exists once, so a lost request may be repeated: the second one finds the first table.
+    """
     arguments: dict[str, Any] = {
         "TableName": name,
         "BillingMode": "PAY_PER_REQUEST",
@@ -187,7 +349,10 @@ def _create(client: Client, name: str, tags: Mapping[str, str]) -> bool:
     except BOTO_FAILURES as error:
         if _is_there_already(error):
             return False
-        raise _creation_failure(from_botocore(CREATE_TABLE, error), name) from None
+        failure = from_botocore(CREATE_TABLE, error)
+        if isinstance(failure, OutcomeUnknown):
+            return None
+        raise _creation_failure(failure, name) from None
     return True
 
 

@@ -1,12 +1,8 @@
 """The signed wire client: one JSON service over kept connections, from plain values.
 
-Signs (`signing.py`), sends (`transport.py`), names what went wrong (`errors.py`), and corrects
-this host's clock by the service's. Never retries, with two exceptions that cannot do harm: a read
-on a connection that the service had just closed, and a request it refused for its date.
-
-A lease process needs no botocore for this: endpoint and credentials come as `model/wire.py`
-values. No I/O happens before the first call, and a client refuses to be used in another process
-than the one it was made in: two processes on one connection read each other's answers.
+It signs (`signing.py`), sends (`http.py`), classifies failures (`errors.py`), and corrects this
+host's clock by the service's. A lease process needs no botocore for it: endpoint and credentials
+are `model/wire.py` values.
 """
 
 from __future__ import annotations
@@ -28,23 +24,21 @@ from kclrun.aws.errors import (
     parse_error_reply,
     service_error,
 )
+from kclrun.aws.http import CONNECTIONS_MAX, Answer, Transport, TransportFailure
 from kclrun.aws.operations import Operation
 from kclrun.aws.signing import Signer
-from kclrun.aws.transport import CONNECTIONS_MAX, Answer, Transport, TransportFailure
 from kclrun.errors import InvariantViolation, SettingsError
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
-__all__ = ["RefusedReply", "WireClient", "WireReply"]
-
-# The services accept a date up to five minutes off. A code that may have other causes counts as a
-# wrong clock only from four minutes on, the figure all AWS SDKs use.
+# The services accept a date that is up to five minutes off. A code that may have other causes
+# counts as a wrong clock only from four minutes on. All AWS SDKs use this figure.
 SKEW_BELIEVED_S: Final = 240.0
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class WireReply(msgspec.Struct, frozen=True):
-    """A success: its body, and the service's own time, None where it sent no Date."""
+    """A success: its body, and the service's time (None if it sent no Date)."""
 
     status: int
     body: bytes | bytearray
@@ -55,7 +49,7 @@ class WireReply(msgspec.Struct, frozen=True):
 
 
 class RefusedReply(msgspec.Struct, frozen=True):
-    """An answer with an error status: the status and what its body said."""
+    """An answer with an error status: the status and the parsed error body."""
 
     status: int
     error: ErrorReply
@@ -66,6 +60,11 @@ class RefusedReply(msgspec.Struct, frozen=True):
 
 class WireClient:
     """Calls one service. Threads may share it; processes may not.
+
+    It never retries, with two harmless exceptions: a read on a connection that the service had just
+    closed, and a request that the service refused for its date. No I/O happens before the first
+    call. A client refuses to be used in another process than the one that made it, because two
+    processes on one connection would read each other's answers.
 
     `credentials` is called for every request: a `HeldCredentials` in a lease process, a
     `CredentialSource.current` in the manager. `clock` gives seconds since the epoch. At most
@@ -89,6 +88,7 @@ class WireClient:
         self._credentials = credentials
         self._clock = clock
         self._skew_s = 0.0
+        self._ahead_s = 0.0
         self._signer = Signer(
             host=host,
             path=urlsplit(endpoint.url).path,
@@ -101,7 +101,7 @@ class WireClient:
     def call(self, operation: Operation, body: bytes) -> WireReply:
         """Send one request and return its answer.
 
-        Raises the ServiceError leaf that says what to do next, with `operation` and `code`:
+        Raises a ServiceError whose class decides the next step, with `operation` and `code`:
         Throttled, Unavailable (not sent, or harmless to repeat), OutcomeUnknown (a write that may
         have happened), AccessDenied, NotFound, ExpiredIterator, InvalidRequest.
         """
@@ -111,26 +111,41 @@ class WireClient:
         return reply
 
     def ask(self, operation: Operation, body: bytes) -> WireReply | RefusedReply:
-        """Like `call`, but an error the service put into words is returned, body and all.
+        """Like `call`, but an error answer of the service is returned with its body.
 
-        Raises: Unavailable or OutcomeUnknown where no whole answer came.
+        Raises: Unavailable or OutcomeUnknown where no complete answer came.
         """
         self._refuse_other_process()
         answer = self._send(operation, body)
         if answer.status == 200:
-            return WireReply(answer.status, answer.body, _date_of(answer))
+            return self._reply(answer)
         refused = _refusal(answer)
         if self._corrects_clock(refused.error.code, _date_of(answer)):
-            # The service did nothing but look at the date: sending again is safe, writes too.
+            # The service only checked the date: a second send is safe, also for a write.
             answer = self._send(operation, body)
             if answer.status == 200:
-                return WireReply(answer.status, answer.body, _date_of(answer))
+                return self._reply(answer)
             refused = _refusal(answer)
         return refused
+
+    def service_time(self) -> WallTime:
+        """The service's clock: this host's clock plus the difference shown by the last success.
+
+        It is late by up to a second and the time an answer takes (a Date has whole seconds, rounded
+        down). It is never early, so a start position pinned to it skips nothing [P14]. Before the
+        first success it is this host's clock.
+        """
+        return WallTime(self._clock() + self._ahead_s)
 
     def close(self) -> None:
         """Close the idle connections; the client can still be used."""
         self._transport.close()
+
+    def _reply(self, answer: Answer) -> WireReply:
+        date_at = _date_of(answer)
+        if date_at is not None:
+            self._ahead_s = date_at - self._clock()
+        return WireReply(answer.status, answer.body, date_at)
 
     def _send(self, operation: Operation, body: bytes) -> Answer:
         try:
@@ -139,7 +154,7 @@ class WireClient:
             stale = failure.on_reused_connection and not failure.timed_out
             if operation.is_write or not stale:
                 raise self._unanswered(operation, failure) from None
-        # The service had closed the idle connection: reading once more does no harm.
+        # The service had closed the idle connection: a second read is harmless.
         self._transport.close()
         try:
             return self._send_once(operation, body)
@@ -163,7 +178,7 @@ class WireClient:
         return service_error(operation, ErrorReply(message=text), None, was_sent=failure.was_sent)
 
     def _corrects_clock(self, code: str, date_at: WallTime | None) -> bool:
-        """Adopt the service's clock if ours is why it refused; say whether that was so."""
+        """Adopt the service's clock if it refused because of ours; returns whether it did."""
         if date_at is None or code not in CLOCK_SKEW_CODES | POSSIBLE_CLOCK_SKEW_CODES:
             return False
         skew_s = date_at - self._clock()
@@ -193,7 +208,7 @@ def _date_of(answer: Answer) -> WallTime | None:
     return None if header is None else _parsed_date(header)
 
 
-# Parsing takes as long as signing, and the text changes once a second: the last few are kept.
+# Parsing takes as long as signing, and the text changes once a second: recent values are cached.
 @functools.lru_cache(maxsize=4)
 def _parsed_date(header: str) -> WallTime | None:
     try:
@@ -203,7 +218,7 @@ def _parsed_date(header: str) -> WallTime | None:
 
 
 def _host_header(url: str) -> str | None:
-    """Host, and port where it is not the scheme's own; None for what is no plain address."""
+    """The host, with the port if it is not the scheme's default; None for a malformed address."""
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -1,8 +1,8 @@
-"""The command line: one file a verb, and the place where the rooms are wired together.
+"""The command line: one module for each verb. The other packages are wired together here.
 
-`program.py` finds the verb and turns every error into a message and an exit code
-(`messages.py`, `exit_codes.py`); `world.py` builds what talks to AWS, from the settings.
-Rule: nothing heavy is imported before a verb needs it, so that `kclrun --help` is instant.
+`program.py` finds the verb and converts every error to a message and an exit code (`messages.py`,
+`exit_codes.py`). `world.py` builds the AWS clients from the settings. A large module is imported
+only by the verb that needs it, so that `kclrun --help` is fast.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ def main() -> int:
 
 
 def _open_what_is_closed() -> None:
-    """Give a program started with closed standard files (`>&-`) the null device in their place.
+    """Open the null device in place of each closed standard file (`>&-`).
 
-    Python sets `sys.stdout` to None then, and the next file opened, such as a socket, would get the
-    number 1 and whatever is printed.
+    For a closed file Python sets `sys.stdout` to None. The next opened file, such as a socket,
+    would get the descriptor 1 and receive all printed text.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number is the one that is closed: those below it are open by now.
+            # The closed descriptor is the lowest free number: those below it are open by now.
             null = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(null, True)  # noqa: FBT003 - as the standard files are
             setattr(sys, name, os.fdopen(null, mode, closefd=False))
 
 
 def _hear_the_first_signal() -> None:
-    """Let SIGTERM end us before the manager listens to signals, as process 1 too.
+    """Let SIGTERM end this process before the manager has its handler, also as process 1.
 
-    The kernel drops signals that process 1 of a container has no handler for; without one, a stop
-    during the start would be heard by nobody.
+    If process 1 of a container has no handler for a signal, the kernel drops the signal. Without
+    this handler, a stop during the start would be ignored.
     """
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, _end)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    """What is open is closed on the way; the code is what shells report for the signal."""
+    """Exit with the code that shells report for the signal. Open resources are closed."""
     sys.exit(128 + number)

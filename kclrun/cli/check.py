@@ -1,4 +1,4 @@
-"""`kclrun check`: is everything right? Settings, user code, AWS; each told, nothing changed."""
+"""`kclrun check`: checks settings, user code and AWS, reports each result, changes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from kclrun.cli import exit_codes, messages
-from kclrun.cli.config_options import Configuration, load_configuration
+from kclrun.cli.config_options import (
+    ConfigCommand,
+    Configuration,
+    config_options,
+    load_configuration,
+)
 from kclrun.errors import KclrunError, NotFound
 from kclrun.model.time import Instant
 
@@ -20,14 +25,11 @@ if TYPE_CHECKING:
     from kclrun.cli.world import Aws
     from kclrun.config.schema import Settings
 
-__all__ = ["check"]
-
 Stage = Callable[[], str]
 
 
-@click.command()
-@click.option("--config", "-c", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a setting.")
+@click.command(cls=ConfigCommand)
+@config_options
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of the file, for editors.")
 @click.option("--no-environment", is_flag=True, help="Settings and processor only; no AWS.")
 def check(
@@ -41,16 +43,14 @@ def check(
     kclrun check --schema > kclrun.schema.json        completion in your editor
     """
     if schema:
-        from kclrun.config.json_schema import json_schema
+        from kclrun.config.convert import json_schema
 
         click.echo(json.dumps(json_schema(), indent=2))
         return exit_codes.DRAINED
-    if config is None:
-        raise click.UsageError("Missing option '--config'.")
     return _check(config, overrides, with_aws=not no_environment)
 
 
-def _check(config: Path, overrides: Sequence[str], *, with_aws: bool) -> int:
+def _check(config: Path | None, overrides: Sequence[str], *, with_aws: bool) -> int:
     configuration = load_configuration(config, overrides)
     settings = configuration.settings
     streams = "streams" if settings.streams else "stream"
@@ -76,7 +76,7 @@ def _check_aws(configuration: Configuration) -> int:
     code = _stage("aws", lambda: _identity(aws))
     if code:
         return code
-    # All are asked even if the first fails: two messages now beat one now and one later.
+    # All checks run even if the first one fails, so that one run reports all errors.
     codes = [
         _stage("stream", partial(_stream, aws, source.name))
         for source in configuration.settings.sources
@@ -97,7 +97,7 @@ def _stage(name: str, stage: Stage) -> int:
 
 def _spark(settings: Settings) -> str:
     from kclrun.cli.spark_run import require_spark
-    from kclrun.config.engine_rules import unused_settings
+    from kclrun.config.rules import unused_settings
 
     version = require_spark(settings).version
     unused = ", ".join(unused_settings(settings))
@@ -107,8 +107,9 @@ def _spark(settings: Settings) -> str:
 def _user_code(configuration: Configuration) -> str:
     from kclrun.cli.user_code import named_user_code, require_user_code
 
-    require_user_code(configuration)
-    return ", ".join(named_user_code(configuration).values())
+    warnings = require_user_code(configuration)
+    named = ", ".join(named_user_code(configuration).values())
+    return "\n".join([named, *(f"warning: {each}" for each in warnings)])
 
 
 def _identity(aws: Aws) -> str:
@@ -117,12 +118,14 @@ def _identity(aws: Aws) -> str:
 
 
 def _stream(aws: Aws, stream: str) -> str:
+    from kclrun.cli.streams import advising_on_streams
     from kclrun.cli.world import patiently
 
     patience_s = float(aws.settings.aws.start_timeout)
     deadline = Instant(time.monotonic() + patience_s)
     admin = aws.admin_of(stream)
-    summary = patiently(admin.summary, deadline, patience_s)
+    with advising_on_streams(aws):
+        summary = patiently(admin.summary, deadline, patience_s)
     if summary.status == "DELETING":
         raise NotFound(f"stream {summary.name} is being deleted")
     patiently(admin.list_shards, deadline, patience_s)
@@ -134,8 +137,8 @@ def _stream(aws: Aws, stream: str) -> str:
 
 def _table(aws: Aws) -> str:
     from kclrun.aws.table_setup import inspect_table, refuse_kcl3
-    from kclrun.cli.streams import refuse_other_kind
-    from kclrun.errors import TableRefused
+    from kclrun.cli.streams import open_streams, refuse_other_kind
+    from kclrun.errors import ServiceError, TableRefused
 
     settings = aws.settings
     client = aws.control.dynamodb_reads()
@@ -148,7 +151,11 @@ def _table(aws: Aws) -> str:
     if report is None:
         return f"{settings.table} does not exist yet; the first start creates it"
     refuse_kcl3(client, settings.table, settings.application)
-    refuse_other_kind(aws)
+    try:
+        created = {key: each.summary.created_at for key, each in open_streams(aws).items()}
+    except ServiceError:  # the check of the streams reports it
+        created = {}
+    refuse_other_kind(aws, created)
     pages = list(aws.table.scan())
     leases = sum(len(page.leases) for page in pages)
     broken = sorted(key for page in pages for key in page.broken)

@@ -1,85 +1,266 @@
 """`--config` and `--set`, the same for every verb that reads the configuration.
 
-A verb that does nothing but read the file takes it as its argument, too.
+Only this module chooses the file: the one of `--config` (`-c`), or the first argument that ends in
+`.yaml` or `.yml`, before or after the verb, or `app.yaml` in the current folder. A verb without
+arguments of its own takes a file of any name.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
+from kclrun.config.units import Duration
+from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
 
 if TYPE_CHECKING:
     from kclrun.config.schema import Settings
 
-__all__ = ["Configuration", "config_argument", "config_options", "load_configuration"]
+
+class _DurationType(click.ParamType[Duration]):
+    """Seconds, parsed by `config.units.Duration`."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Duration:
+        if isinstance(value, Duration):
+            return value
+        try:
+            return Duration.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+DURATION: Final = _DurationType()
+
+
+_OPTIONS: Final = (
+    click.option("--config", "-c", metavar="FILE", type=click.Path(path_type=Path)),
+    click.option(
+        "--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a setting."
+    ),
+    click.option(
+        "--stream",
+        metavar="NAME|ARN",
+        help="The stream: one of several of --config, or without it.",
+    ),
+    click.option("--endpoint", metavar="URL", help="With --stream: where, if not AWS."),
+    click.option("--region", metavar="NAME", help="With --stream: the region."),
+)
+
+
+def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `config`, `overrides`, `stream`, `endpoint` and `region` to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def stream_settings(
+    *,
+    config: Path | None,
+    overrides: Sequence[str],
+    stream: str | None,
+    endpoint: str | None,
+    region: str | None,
+    verb: str,
+) -> Settings:
+    """The file's settings, or settings for the stream of the command line, by the same rules.
+
+    Raises: SettingsError; click.UsageError if `--config`, `--stream` and an app.yaml are all
+    missing, if the stream is not one of the file's, or if the file has several and none is named.
+    """
+    if config is None and stream is None and not DEFAULT_CONFIG.exists():
+        raise click.UsageError("Which stream? Name it with --stream NAME or by --config FILE.")
+    if config is not None or stream is None:
+        return _configured(load_configuration(config, overrides).settings, stream)
+    from kclrun.config.load import settings_of
+
+    given = {"stream": stream, "aws.endpoint": endpoint, "aws.region": region}
+    named = [f"{name}='{value}'" for name, value in given.items() if value is not None]
+    return settings_of(
+        f"application: {verb}",
+        [*named, *overrides],
+        environment={},
+        now=WallTime(time.time()),
+        name="--stream",
+    )
+
+
+def _configured(settings: Settings, stream: str | None) -> Settings:
+    """The file's settings, narrowed to the named stream."""
+    if stream is None:
+        if settings.streams:
+            raise click.UsageError(
+                f"The application has several streams: name one with --stream"
+                f" ({settings.stream_names})."
+            )
+        return settings
+    try:
+        return settings.of_stream(stream)
+    except SettingsError as error:
+        raise click.UsageError(f"--stream: {error}") from None
+
+
+DEFAULT_CONFIG: Final = Path("app.yaml")
+_ENDINGS: Final = (".yaml", ".yml")
+_CONFIG: Final = ("--config", "-c")
+_SET: Final = "--set"
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """The settings, and the folder of the file that relative paths start from."""
+    """The settings, and the folder of the file; relative paths start from this folder.
+
+    `overrides` are the `--set` of the command line.
+    """
 
     settings: Settings
     folder: Path
     file: Path
+    overrides: tuple[str, ...] = ()
+
+
+class ConfigCommand(click.Command):
+    """A verb that reads the configuration."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _with_config_named(self, args))
+
+
+class ConfigGroup(click.Group):
+    """A verb with verbs of its own, all of which read the configuration."""
+
+    command_class = ConfigCommand
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _with_config_named(self, args, stops=self.commands))
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--config FILE` and `--set a.b=c` to a command, as `config` and `overrides`."""
-    return _config_option(_set_option(command), required=True)
-
-
-def config_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    """As `config_options`, and the file may be given without the option's name.
-
-    Usage errors, exit 64: no file, or two.
-    """
-
-    @functools.wraps(command)
-    def with_file(file: Path | None, config: Path | None, **options: Any) -> Any:
-        if file is None and config is None:
-            raise click.UsageError("which configuration? Name its file: app.yaml")
-        if file is not None and config is not None:
-            raise click.UsageError(f"two configurations: {file}, and --config {config}")
-        return command(config=file or config, **options)
-
-    argument = click.argument(
-        "file", metavar="[FILE]", required=False, type=click.Path(path_type=Path)
+    config = click.option(
+        *_CONFIG,
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="The configuration file; without, app.yaml here.",
     )
-    return argument(_config_option(_set_option(with_file), required=False))
-
-
-def _set_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "--set",
+    overrides = click.option(
+        _SET,
         "overrides",
         multiple=True,
         metavar="A.B=VALUE",
         help="Override one setting, such as leases.max=8 (repeatable).",
-    )(command)
+    )
+    return config(overrides(command))
 
 
-def _config_option(command: Callable[..., Any], *, required: bool) -> Callable[..., Any]:
-    return click.option(
-        "--config",
-        "-c",
-        required=required,
-        metavar="FILE",
-        type=click.Path(path_type=Path),
-        help="The configuration file.",
-    )(command)
+def with_verb_first(arguments: Sequence[str], verbs: Collection[str], default: str) -> list[str]:
+    """The command line with its verb first: arguments before the verb are moved behind it.
+
+    Without a verb, a line that names a configuration or begins with an option is for the default
+    verb. Any other line is not changed.
+    """
+    before: list[str] = []
+    rest = list(arguments)
+    while rest and (width := _width_of_config(rest)):
+        before += rest[:width]
+        rest = rest[width:]
+    if rest and rest[0] in verbs:
+        return [rest[0], *before, *rest[1:]]
+    is_option = bool(rest) and rest[0].startswith("-")
+    is_about_all = not before and rest[:1] in (["--help"], ["-h"], ["--version"])
+    if before or (is_option and not is_about_all):
+        return [default, *before, *rest]
+    return rest
 
 
-def load_configuration(config: Path, overrides: Sequence[str]) -> Configuration:
-    """Load and check the file. Raises: SettingsError."""
+def _width_of_config(arguments: Sequence[str]) -> int:
+    """How many of the first arguments name or override a configuration: 0, 1 or 2."""
+    first = arguments[0]
+    if first in (*_CONFIG, _SET):
+        return 2
+    is_joined = first.startswith(("--config=", "--set=")) or (
+        first.startswith("-c") and not first.startswith("--") and len(first) > 2
+    )
+    return int(is_joined or _is_configuration(first))
+
+
+def _is_configuration(argument: str) -> bool:
+    return argument.endswith(_ENDINGS) and not argument.startswith("-")
+
+
+def _with_config_named(
+    command: click.Command, arguments: Sequence[str], stops: Collection[str] = ()
+) -> list[str]:
+    """The arguments of a verb, with `--config` before the argument that is the configuration.
+
+    `stops` are the subcommands, which parse their own arguments. Raises: click.UsageError for two
+    configurations.
+    """
+    places, given = _places(command, arguments, stops)
+    has_own = bool(stops) or any(isinstance(param, click.Argument) for param in command.params)
+    files = [
+        at
+        for at in places
+        if _is_configuration(arguments[at]) or (not has_own and Path(arguments[at]).is_file())
+    ]
+    named = [*given, *(arguments[at] for at in files)]
+    if len(named) > 1 and not has_own:
+        raise click.UsageError(f"Two configurations: {named[0]} and {named[1]}.")
+    if not files or given:
+        return list(arguments)
+    first = files[0]
+    return [*arguments[:first], _CONFIG[0], *arguments[first:]]
+
+
+def _places(
+    command: click.Command, arguments: Sequence[str], stops: Collection[str]
+) -> tuple[list[int], list[str]]:
+    """The indexes of the arguments that are neither options nor values of options, up to one of
+    `stops`; and the configurations that `--config` names among them."""
+    takes_value = {
+        name
+        for param in command.params
+        if isinstance(param, click.Option) and not (param.is_flag or param.count)
+        for name in param.opts
+    }
+    places: list[int] = []
+    configs: list[str] = []
+    at = 0
+    while at < len(arguments) and arguments[at] != "--" and arguments[at] not in stops:
+        each = arguments[at]
+        name, equals, value = each.partition("=")
+        if not each.startswith("-") or each == "-":
+            places.append(at)
+        elif name in _CONFIG:
+            configs.append(value if equals else "".join(arguments[at + 1 : at + 2]))
+        elif each.startswith(_CONFIG[1]) and not each.startswith("--"):
+            configs.append(each.removeprefix(_CONFIG[1]))
+        at += 2 if name in takes_value and not equals else 1
+    return places, configs
+
+
+def load_configuration(config: Path | None, overrides: Sequence[str]) -> Configuration:
+    """Load and check the file, or app.yaml in the current folder if none is named.
+
+    Raises: SettingsError; click.UsageError if none is named and app.yaml does not exist.
+    """
     from kclrun.config.load import load_settings
 
-    settings = load_settings(config, overrides, environment=os.environ, now=WallTime(time.time()))
-    return Configuration(settings, config.resolve().parent, config)
+    if config is None and not DEFAULT_CONFIG.exists():
+        raise click.UsageError(
+            f"Which configuration? There is no {DEFAULT_CONFIG} in this folder: name the file,"
+            " as in  --config FILE"
+        )
+    file = config or DEFAULT_CONFIG
+    settings = load_settings(file, overrides, environment=os.environ, now=WallTime(time.time()))
+    return Configuration(settings, file.resolve().parent, file, tuple(overrides))

@@ -1,31 +1,344 @@
-"""`kclrun doctor`: what is wrong with the lease table, how one knows, and with `--yes` the mends.
+"""`kclrun doctor`: reports faults of the lease table with evidence, and mends them with `--yes`.
 
-Looks twice, a failover apart, before it says a word. Without `--yes` it only reads; with it, all
-rows are backed up first, each mend is a conditional write, and the table is looked at again.
-Rule: a row whose owner is alive is never touched.
+It reads the table twice, a failover apart, before it reports anything. Without `--yes` it only
+reads. With `--yes` all rows are backed up first, each mend is a conditional write, and then the
+table is read again. A row whose owner is alive is never written.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
+from kclrun.aws.rows import BrokenRow, Item, decode_row, kcl3_mode_of
+from kclrun.aws.table_setup import refuse_kcl3
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import config_options
+from kclrun.cli.config_options import ConfigCommand, config_options
+from kclrun.cli.streams import OpenStream, open_streams
+from kclrun.config.units import parse_start
+from kclrun.errors import AccessDenied, InvalidRequest, NotFound, SettingsError
+from kclrun.leases.doctor.diagnosis import diagnose, is_healthy
+from kclrun.leases.doctor.findings import (
+    Circumstances,
+    Finding,
+    Look,
+    MendingChange,
+    StreamFacts,
+    watch_s,
+)
+from kclrun.leases.shard_sync import Listing
+from kclrun.model.lease import KCL3_MODE_KEY, Lease, Owner
+from kclrun.model.stream import StreamKey, called, qualified_shards
+from kclrun.model.text import harmless
+from kclrun.model.time import Instant, WallTime
+from kclrun.ports import LeaseTable
+from kclrun.protocol.writes import (
+    Amend,
+    Applied,
+    Claim,
+    ConditionFailed,
+    CreateChildren,
+    CreateLease,
+    DeleteTrimmed,
+    NameChildren,
+    Outcome,
+    Release,
+    ResumeLease,
+    Take,
+)
+from kclrun.sinks.durable_files import sync, sync_folder, write_at
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kclrun.cli.doctor_looks import Examination
-    from kclrun.cli.doctor_mending import Mended
     from kclrun.cli.world import Aws
 
-__all__ = ["doctor"]
+
+class Examination(msgspec.Struct, frozen=True):
+    """The findings; `items` are all rows as read by the second scan, at `seen_at`."""
+
+    findings: tuple[Finding, ...]
+    items: tuple[Item, ...]
+    seen_at: WallTime
 
 
-@click.command()
+def examine(aws: Aws) -> Examination:
+    """Scan, wait, scan again, and diagnose.
+
+    Raises: NotFound for a missing stream or table; another ServiceError leaf.
+    """
+    streams = open_streams(aws)
+    first, _ = _look(aws, streams)
+    began = time.monotonic()
+    wait_s = watch_s(first.leases, float(aws.settings.leases.failover))
+    click.echo(f"Watching the counters for {wait_s:g} s …", err=True)
+    time.sleep(wait_s)
+    second, items = _look(aws, streams)
+    now = WallTime(time.time())
+    circumstances = Circumstances(
+        me=Owner(aws.settings.leases.group, "doctor", os.urandom(8).hex()).id,
+        failover_s=float(aws.settings.leases.failover),
+        watched_s=time.monotonic() - began,
+        now=now,
+        streams={key: _facts(stream, now) for key, stream in streams.items()},
+    )
+    return Examination(diagnose(first, second, circumstances), items, now)
+
+
+def look_of(items: tuple[Item, ...], listings: Mapping[StreamKey, Listing]) -> Look:
+    """The items of a whole scan, sorted: leases, broken rows with the reason, other rows."""
+    leases: list[Lease] = []
+    broken: dict[str, str] = {}
+    foreign = 0
+    kcl3_mode = None
+    for item in items:
+        if item.get("leaseKey", {}).get("S") == KCL3_MODE_KEY:
+            foreign += 1
+            kcl3_mode = kcl3_mode_of(item)
+            continue
+        try:
+            lease = decode_row(item)
+        except BrokenRow as row:
+            broken[row.key] = str(row)
+            continue
+        if lease is None:
+            foreign += 1
+        else:
+            leases.append(lease)
+    return Look(tuple(leases), listings, broken, foreign, kcl3_mode)
+
+
+def refuse_native(aws: Aws) -> None:
+    """Refuse to write if KCL 3 assigns the leases. Raises: TableRefused."""
+    settings = aws.settings
+    refuse_kcl3(aws.control.dynamodb_reads(), settings.table, settings.application)
+
+
+def _look(aws: Aws, streams: Mapping[StreamKey, OpenStream]) -> tuple[Look, tuple[Item, ...]]:
+    table = aws.settings.table
+    try:
+        items = tuple(item for page in aws.table.items() for item in page)
+    except NotFound as error:
+        message = f"there is no lease table {table}; the first start makes it"
+        raise NotFound(message, operation=error.operation, code=error.code) from None
+    listings = {key: _listing(key, stream) for key, stream in streams.items()}
+    look = look_of(items, listings)
+    if look.kcl3_mode is None:
+        look = msgspec.structs.replace(look, kcl3_mode=_mode_elsewhere(aws))
+    return look, items
+
+
+def _mode_elsewhere(aws: Aws) -> str | None:
+    """The mode of a KCL 3 fleet of an early version, if we may read it."""
+    try:
+        return aws.coordinator.mode()
+    except (AccessDenied, InvalidRequest):
+        return None
+
+
+def _listing(key: StreamKey, stream: OpenStream) -> Listing:
+    shards = qualified_shards(key, stream.admin.list_shards())
+    return Listing(shards, WallTime(time.time()), Instant(time.monotonic()))
+
+
+def _facts(stream: OpenStream, now: WallTime) -> StreamFacts:
+    text = stream.settings.start or "TRIM_HORIZON"
+    return StreamFacts(
+        start=parse_start(text, now).sentinel,
+        start_text=text,
+        retention_s=stream.summary.retention_hours * 3600.0,
+        created_at=stream.summary.created_at,
+    )
+
+
+_KEYS_SHOWN_MAX: Final = 5
+
+
+def print_findings(examined: Examination) -> None:
+    """Print a paragraph for each finding, or that there are no findings."""
+    for finding in examined.findings:
+        _print(finding)
+    if is_healthy(examined.findings):
+        click.echo(f"The lease table is healthy: {len(examined.items)} rows.")
+        return
+    mendable = [finding.kind for finding in examined.findings if finding.mend]
+    consented = sum(kind.needs_consent for kind in mendable)
+    found = "1 finding" if len(examined.findings) == 1 else f"{len(examined.findings)} findings"
+    also = f", and {consented} more with your --accept KIND" if consented else ""
+    click.echo(f"{found}, of which --yes can mend {len(mendable) - consented}{also}.")
+
+
+def _print(finding: Finding) -> None:
+    about = f" {_keys(finding.keys)}" if finding.keys else ""
+    lines = [
+        f"{finding.gravity.name}  {finding.kind.value}{about}",
+        f"  seen:     {finding.evidence}",
+        f"  records:  {finding.kind.means}",
+        *(f"  mend:     {change_in_words(change)}" for change in finding.mend),
+    ]
+    if finding.mend and finding.kind.needs_consent:
+        lines.append(f"  only:     with --yes --accept {finding.kind.value}")
+    if finding.advice and (not finding.mend or finding.kind.needs_consent):
+        lines.append(f"  you:      {finding.advice}")
+    click.echo("\n".join(map(harmless, lines)))
+
+
+def print_mended(mended: Sequence[Mended]) -> None:
+    """Print a line for each finding with a mend."""
+    for each in mended:
+        total = len(each.finding.mend)
+        how = "mended" if each.applied == total else f"{each.problem} ({each.applied} of {total})"
+        click.echo(harmless(f"{each.finding.kind.value} {_keys(each.finding.keys)}: {how}"))
+
+
+def print_json(
+    examined: Examination,
+    *,
+    mended: Sequence[Mended] = (),
+    backup: Path | None = None,
+    after: Examination | None = None,
+) -> None:
+    """Print one object. `left` has the findings after the mends, null without mends."""
+    last = after or examined
+    plain = {
+        "healthy": is_healthy(last.findings),
+        "findings": [_plain(finding) for finding in examined.findings],
+        "backup": None if backup is None else str(backup),
+        "mended": [
+            {
+                "kind": each.finding.kind.value,
+                "keys": each.finding.keys,
+                "is_mended": each.applied == len(each.finding.mend),
+                "problem": each.problem,
+            }
+            for each in mended
+        ],
+        "left": None if after is None else [_plain(finding) for finding in after.findings],
+    }
+    click.echo(json.dumps(plain, indent=2))
+
+
+def change_in_words(change: MendingChange) -> str:
+    """The effect of one write of a mend."""
+    match change:
+        case CreateLease(lease=lease):
+            return f"create {called(lease.key)} at {lease.checkpoint}, if it has no row"
+        case CreateChildren(children=children):
+            names = ", ".join(called(child.key) for child in children)
+            return f"create {names} at TRIM_HORIZON, if the parents' rows are as seen"
+        case DeleteTrimmed(key=key, seen_counter=counter):
+            return f"delete {called(key)}, if its owner and counter ({counter}) are as seen"
+        case Take(key=key, seen_counter=counter):
+            return f"take {called(key)}, if its owner and counter ({counter}) are as seen"
+        case Claim(key=key):
+            return f"remove takenFrom of {called(key)}"
+        case NameChildren(key=key, children=children):
+            return f"name the children of {called(key)}: {', '.join(sorted(map(called, children)))}"
+        case Amend(key=key, latest_pinned_at=pinned_at):
+            pinned = "" if pinned_at is None else ", and LATEST is now"
+            return f"parents and range of {called(key)} as the service lists them{pinned}"
+        case Release(key=key, position=position, last=last):
+            where = "the same checkpoint" if position == last else f"its checkpoint {position}"
+            return f"let {called(key)} go: no owner, no hand-off, {where}"
+        case ResumeLease(key=key):
+            return f"remove the halt of {called(key)}"
+
+
+def _plain(finding: Finding) -> dict[str, Any]:
+    return {
+        "kind": finding.kind.value,
+        "gravity": finding.gravity.name.lower(),
+        "keys": finding.keys,
+        "evidence": finding.evidence,
+        "records": finding.kind.means,
+        "mend": [change_in_words(change) for change in finding.mend],
+        "needs_consent": bool(finding.mend) and finding.kind.needs_consent,
+        "advice": finding.advice,
+    }
+
+
+def _keys(keys: Sequence[str]) -> str:
+    shown = [called(key) for key in keys[:_KEYS_SHOWN_MAX]]
+    more = len(keys) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+# The backup of all rows of a lease table in one file, made before any mend. Each line is a row in
+# DynamoDB's JSON, so that `aws dynamodb put-item --item` restores it.
+def backup_name(table: str, at: WallTime) -> str:
+    """The table's name and the time in seconds: `orders-20260301T060000Z.jsonl`."""
+    return f"{table}-{datetime.fromtimestamp(at, UTC):%Y%m%dT%H%M%SZ}.jsonl"
+
+
+def write_backup(place: Path, items: Sequence[Item]) -> None:
+    """Write the backup, durably, readable only for its owner, and never over an existing file.
+
+    Raises: SettingsError, naming the file and the reason.
+    """
+    content = b"".join(msgspec.json.encode(item) + b"\n" for item in items)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(place, flags, 0o600)
+        try:
+            write_at(descriptor, content, 0)
+            sync(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_folder(place.absolute().parent)
+    except OSError as error:
+        raise SettingsError(
+            f"--backup {place}: {error.strerror}; nothing was changed in the table"
+        ) from None
+
+
+class Mended(msgspec.Struct, frozen=True):
+    """The result of mending one finding.
+
+    The writes of a finding are made in their order, up to the first one whose condition fails. Such
+    a row was changed by another program meanwhile, and the next run looks at it again. `applied` is
+    the number of applied writes, `problem` the reason for the end.
+    """
+
+    finding: Finding
+    applied: int
+    problem: str = ""
+
+
+def to_mend(findings: Iterable[Finding], accepted: Collection[str]) -> tuple[Finding, ...]:
+    """The findings with a mend, and with the operator's consent if the kind needs it."""
+    return tuple(
+        finding
+        for finding in findings
+        if finding.mend and (not finding.kind.needs_consent or finding.kind.value in accepted)
+    )
+
+
+def mend_all(table: LeaseTable, findings: Iterable[Finding]) -> tuple[Mended, ...]:
+    """Make the mends. A failure stops the writes of its finding, but not of the others."""
+    return tuple(_mend(table, finding) for finding in findings)
+
+
+def _mend(table: LeaseTable, finding: Finding) -> Mended:
+    for applied, change in enumerate(finding.mend):
+        outcome = table.write(change)
+        if not isinstance(outcome, Applied):
+            return Mended(finding, applied, _problem(outcome))
+    return Mended(finding, len(finding.mend))
+
+
+def _problem(outcome: Outcome) -> str:
+    if isinstance(outcome, ConditionFailed):
+        return "the row has changed meanwhile: left as it is"
+    return str(getattr(outcome, "message", type(outcome).__name__))
+
+
+@click.command(cls=ConfigCommand)
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: findings, mends, the rest.")
 @click.option("--yes", is_flag=True, help="Mend what can be mended; without, only show the plan.")
@@ -43,7 +356,7 @@ __all__ = ["doctor"]
     help="With --yes: where all rows go first (default: TABLE-TIME.jsonl, here).",
 )
 def doctor(
-    config: Path,
+    config: Path | None,
     overrides: tuple[str, ...],
     accepted: tuple[str, ...],
     backup: Path | None,
@@ -61,9 +374,7 @@ def doctor(
     kclrun doctor --config app.yaml                   look, explain, change nothing
     kclrun doctor --config app.yaml --yes             back up all rows, mend, look again
     """
-    from kclrun.cli.doctor_looks import examine
-    from kclrun.cli.doctor_mending import to_mend
-    from kclrun.cli.fleet_aws import fleet_aws
+    from kclrun.cli.fleet_run import fleet_aws
 
     _refuse_unknown(accepted)
     if accepted and not yes:
@@ -91,7 +402,6 @@ def _refuse_unknown(accepted: Sequence[str]) -> None:
 
 
 def _told(examined: Examination, *, as_json: bool) -> int:
-    from kclrun.cli.doctor_lines import print_findings, print_json
 
     if as_json:
         print_json(examined)
@@ -110,10 +420,6 @@ def _mended(
     *,
     as_json: bool,
 ) -> int:
-    from kclrun.cli.doctor_backup import backup_name, write_backup
-    from kclrun.cli.doctor_lines import print_findings, print_json, print_mended
-    from kclrun.cli.doctor_looks import examine, refuse_native
-    from kclrun.cli.doctor_mending import mend_all, to_mend
 
     refuse_native(aws)
     if not as_json:

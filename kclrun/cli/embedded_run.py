@@ -1,8 +1,8 @@
-"""A run on the embedded AWS: started, filled, resharded, consumed, summed up, ended.
+"""A run on the embedded AWS: starts and fills it, runs the application, and ends it.
 
-Holds the embedded AWS and the filler for as long as the run lasts; the run itself sees nothing but
-other endpoints. Rule: `until: caught-up` waits for the filler, and a filler that fails ends the
-run with its own message: half a stream is never reported as a success.
+The embedded AWS and the filler exist as long as the run. For the run itself only the endpoints
+differ. `until: caught-up` waits for the filler. If the filler fails, the run ends with the filler's
+message, so an incomplete stream is never reported as a success.
 """
 
 from __future__ import annotations
@@ -20,38 +20,30 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kclrun.aws.kinesis import WireStreamAdmin
-from kclrun.aws.operations import Operation
-from kclrun.aws.wire import WireClient
+from kclrun.aws.endpoints import LOOPBACK_REGION
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.user_code import own_module
-from kclrun.config.embedded_schema import EmbeddedSettings
-from kclrun.config.schema import AwsSettings, Settings
+from kclrun.config.schema import AwsSettings, EmbeddedSettings, Settings
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.loading import import_paths
 from kclrun.local.filling import (
-    LOCAL_CREDENTIALS,
+    Filling,
     FillOrder,
     FillReport,
     Reshard,
-    wait_until_active,
+    make_stream,
 )
 from kclrun.model.wire import WireEndpoint
 
 if TYPE_CHECKING:
     from kclrun.local.server import Embedded
 
-__all__ = ["EmbeddedRun", "embedded_run"]
-
-# The embedded AWS is in no region; boto3 and the ARNs want one.
-_REGION: Final = "us-east-1"
-_CREATE_STREAM: Final = Operation("kinesis", "CreateStream", is_write=True)
 # The filler notices the end of its standard input at once; a put under way takes milliseconds.
 _FILLER_END_MAX_S: Final = 5.0
 
 
 class EmbeddedRun:
-    """What the run is given: settings with real endpoints, and when its source is complete."""
+    """The settings of the run, with real endpoints, and the state of its filler."""
 
     def __init__(self, settings: Settings, filler: _Filler | None) -> None:
         self.settings = settings
@@ -61,10 +53,14 @@ class EmbeddedRun:
         """Whether every record is in the stream and every reshard done (or the filler failed)."""
         return self._filler is None or self._filler.is_done
 
-    def report(self) -> FillReport | None:
-        """What the filler put; None without a fill, or when the run ended before it.
+    def filling(self) -> Filling | None:
+        """The progress of the filler; None without a fill."""
+        return self._filler.filling if self._filler is not None else None
 
-        Raises: SettingsError, Unavailable where it failed.
+    def report(self) -> FillReport | None:
+        """The filler's report; None without a fill, or if the run ended before the filler.
+
+        Raises: SettingsError or Unavailable if the filler failed.
         """
         return self._filler.result() if self._filler is not None else None
 
@@ -83,9 +79,11 @@ def embedded_run(configuration: Configuration) -> Iterator[EmbeddedRun]:
         start_embedded(limits=embedded_settings.limits) as embedded,
         _own_places(settings) as placed,
     ):
-        kinesis = WireEndpoint(embedded.kinesis_endpoint, _REGION, _REGION)
+        kinesis = WireEndpoint(embedded.kinesis_endpoint, LOOPBACK_REGION, LOOPBACK_REGION)
         for source in settings.sources:
-            _create_stream(kinesis, source.name, embedded_settings.shards)
+            if source.name.startswith("arn:"):
+                raise SettingsError("stream: with aws.endpoint: embedded, give a name, not an ARN")
+            make_stream(kinesis, source.name, embedded_settings.shards)
         reached = msgspec.structs.replace(placed, aws=_aws(settings.aws, embedded))
         if embedded_settings.fill is None:
             yield EmbeddedRun(reached, None)
@@ -97,7 +95,7 @@ def embedded_run(configuration: Configuration) -> Iterator[EmbeddedRun]:
 
 @contextmanager
 def _stopping_early(filler: _Filler) -> Iterator[None]:
-    """Let a SIGTERM end us in good order before the manager has its own handler."""
+    """Let a SIGTERM end this process in good order before the manager has its handler."""
 
     def stop(*_: object) -> None:
         raise SystemExit(os.EX_OK)
@@ -106,26 +104,16 @@ def _stopping_early(filler: _Filler) -> Iterator[None]:
     try:
         yield
     except SystemExit:
-        filler.result()  # if it is what failed, that is the story to tell
+        filler.result()  # if the filler failed, its error replaces the exit
         raise
     finally:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _create_stream(kinesis: WireEndpoint, stream: str, shards: int) -> None:
-    if stream.startswith("arn:"):
-        raise SettingsError("stream: with aws.endpoint: embedded, give a name, not an ARN")
-    client = WireClient(kinesis, lambda: LOCAL_CREDENTIALS, service="kinesis")
-    request = {"StreamName": stream, "ShardCount": shards}
-    client.call(_CREATE_STREAM, msgspec.json.encode(request))
-    wait_until_active(WireStreamAdmin(client, stream))
-    client.close()
-
-
 @contextmanager
 def _own_places(settings: Settings) -> Iterator[Settings]:
-    """A folder, and on Spark a checkpoint beside it, for this run alone: its stream is new, so rows
-    and positions of former runs are not its own."""
+    """A folder for this run only, and on Spark a checkpoint beside it. The stream is new, so the
+    rows and positions of former runs do not belong to it."""
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%fZ")
     output = settings.output
     if output is not None and output.path is not None:
@@ -144,17 +132,18 @@ def _own_places(settings: Settings) -> Iterator[Settings]:
 def _with_checkpoint(settings: Settings, place: str) -> Settings:
     if settings.engine == "fleet":
         return settings
-    # A local place as an absolute one: Spark runs in a process of its own.
+    # A local path must be absolute, because Spark runs in a process of its own.
     checkpoint = place if "://" in place else str(Path(place).absolute())
     spark = msgspec.structs.replace(settings.spark, checkpoint=checkpoint)
     return msgspec.structs.replace(settings, spark=spark)
 
 
 def _aws(aws: AwsSettings, embedded: Embedded) -> AwsSettings:
-    """Straight to each of the two processes; no profile and no role, which are for the real one."""
+    """Settings with the endpoints of the embedded AWS, without the profile and the role, which
+    belong to the real AWS."""
     return msgspec.structs.replace(
         aws,
-        region=_REGION,
+        region=LOOPBACK_REGION,
         endpoint=embedded.endpoint,
         endpoints={"kinesis": embedded.kinesis_endpoint, "dynamodb": embedded.dynamodb_endpoint},
         profile=None,
@@ -169,7 +158,7 @@ def _order(
     paths = import_paths(configuration.settings.path, configuration.folder)
     return FillOrder(
         endpoint=kinesis,
-        # The fill and its reshards are of the first stream, where there are several.
+        # With several streams, the fill and its reshards are for the first one.
         stream=configuration.settings.sources[0].name,
         source=embedded.fill.source,
         paths=tuple(str(path) for path in paths),
@@ -180,18 +169,20 @@ def _order(
 
 
 class _Filler:
-    """The filler's process, and what became of it."""
+    """The filler's process and its result."""
 
     def __init__(self, order: FillOrder) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - our own module, no user input
             own_module("kclrun.local.filling"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Ctrl-C in a terminal is for the run; it ends its filler itself. A group of its own,
-            # not a session: a manager reaps dead children of other sessions as adopted ones.
+            # Ctrl-C in a terminal must reach only the run, which ends its filler itself. This is a
+            # process group and not a session: a manager reaps an exited child of another session as
+            # an adopted one.
             process_group=0,
         )
-        self._output = b""
+        self._report: FillReport | None = None
+        self.filling = Filling(0)
         self._is_ending = False
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(order) + b"\n")
@@ -204,29 +195,38 @@ class _Filler:
         return not self._watch.is_alive()
 
     def result(self) -> FillReport | None:
-        """Its report; None while it runs. Raises: SettingsError, Unavailable."""
+        """The report; None while the filler runs. Raises: SettingsError, Unavailable."""
         if not self.is_done:
             return None
-        if self._output:
-            return msgspec.json.decode(self._output, type=FillReport)
+        if self._report is not None:
+            return self._report
         away = self._process.returncode == os.EX_UNAVAILABLE
         kind = Unavailable if away else SettingsError
         raise kind("embedded.fill did not put all its records; its message is above")
 
     def _wait(self) -> None:
         assert self._process.stdout is not None
-        self._output = self._process.stdout.read()
+        for line in self._process.stdout:
+            try:
+                told = msgspec.json.decode(line, type=FillReport | Filling)
+            except msgspec.DecodeError:
+                continue  # a line that the source printed
+            if isinstance(told, Filling):
+                self.filling = told
+            else:
+                self._report = told
+                self.filling = Filling(told.user_records, told.user_records)
         self._process.wait()
-        # The report is the last thing it writes: its absence, not an exit code, is the failure.
-        if not self._output and not self._is_ending:
-            # As an operator would: the run drains, and then `result` tells what happened.
+        # The filler writes the report last. A missing report means a failure, not the exit code.
+        if self._report is None and not self._is_ending:
+            # As an operator would do: the run drains, and then `result` raises the failure.
             os.kill(os.getpid(), signal.SIGTERM)
 
     def __enter__(self) -> _Filler:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it if it still runs: closing its standard input is what it waits for."""
+        """End the filler if it still runs: it ends when its standard input is closed."""
         self._is_ending = True
         assert self._process.stdin is not None
         assert self._process.stdout is not None

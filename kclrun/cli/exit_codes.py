@@ -1,6 +1,6 @@
-"""How the program ends, as numbers that systemd and scripts act on (the names of sysexits.h).
+"""The exit codes of the program, for systemd and scripts (the names of sysexits.h).
 
-A unit should not restart 64, 65, 66, 77 and 78: nothing changes until a person does something.
+A unit should not restart after 64, 65, 66, 77 and 78: an operator must act first.
 """
 
 from __future__ import annotations
@@ -19,37 +19,22 @@ from kclrun.errors import (
     NotFound,
     ProcessorError,
     ServiceError,
+    is_host_shortage,
 )
 
-__all__ = [
-    "CONFIGURATION",
-    "CUT_SHORT",
-    "DRAINED",
-    "HALTED",
-    "INTERRUPTED",
-    "MEANINGS",
-    "NO_STREAM",
-    "OUR_BUG",
-    "PERMISSION",
-    "UNAVAILABLE",
-    "UNMET",
-    "USAGE",
-    "exit_code_of",
-]
-
 DRAINED: Final = os.EX_OK
-# Not of sysexits.h: what checks and scripts ask for, answered with no.
+# Not of sysexits.h: the question of a check or a script is answered with no.
 UNMET: Final = 1
 USAGE: Final = os.EX_USAGE
 NO_STREAM: Final = os.EX_NOINPUT
 UNAVAILABLE: Final = os.EX_UNAVAILABLE
-# The manager's `ExitReason.HALTED` and `CUT_SHORT`; on Spark, what ended the query.
+# The manager's `ExitReason.HALTED` and `CUT_SHORT`; on Spark, the reason for the query's end.
 HALTED: Final = os.EX_DATAERR
 CUT_SHORT: Final = os.EX_TEMPFAIL
 OUR_BUG: Final = os.EX_SOFTWARE
 PERMISSION: Final = os.EX_NOPERM
 CONFIGURATION: Final = os.EX_CONFIG
-# What shells report for a program ended by SIGINT: 128 + 2.
+# Shells report this code for a program ended by SIGINT: 128 + 2.
 INTERRUPTED: Final = 130
 
 MEANINGS: Final[Mapping[int, str]] = {
@@ -57,24 +42,26 @@ MEANINGS: Final[Mapping[int, str]] = {
     UNMET: "lag: behind --max-behind; leases move, release: not moved; doctor: findings",
     USAGE: "the command line is wrong",
     NO_STREAM: "the stream (or table) does not exist",
-    UNAVAILABLE: "AWS did not answer within aws.start_timeout",
+    UNAVAILABLE: "AWS did not answer within aws.start_timeout, or this host has nothing to give: no"
+    " process, memory, descriptor or room on its disk",
     OUR_BUG: "a bug in kclrun",
     HALTED: "user code gave up: on shards (kclrun leases), or on Spark; or records were lost",
-    CUT_SHORT: "stopped before it was drained; what was not checkpointed is read again",
+    CUT_SHORT: "stopped before all was drained and checkpointed; the rest is read again",
     PERMISSION: "AWS refused a permission, or there are no credentials",
-    CONFIGURATION: "the configuration is wrong, or the processor cannot be loaded",
+    CONFIGURATION: "the configuration is wrong, the processor cannot be loaded, this host refuses"
+    " what kclrun is built on, or the stream was made again",
 }
 
-# First match wins: leaves before branches.
+# The first match wins: subclasses come before their base classes.
 _CODES: Final[tuple[tuple[type[KclrunError], int], ...]] = (
     (ConfigError, CONFIGURATION),
     (AccessDenied, PERMISSION),
     (NotFound, NO_STREAM),
-    # "The request itself was wrong": with checked settings, a name or an endpoint that AWS knows
-    # better about. Restarting will not mend it.
+    # "The request itself was wrong". The settings were checked, so a name or an endpoint in them is
+    # wrong. A restart cannot repair this.
     (InvalidRequest, CONFIGURATION),
     (ServiceError, UNAVAILABLE),
-    # On Spark: a person mends the code, or says that the loss is accepted.
+    # On Spark: a person must repair the code or accept the loss.
     (ProcessorError, HALTED),
     (DataLoss, HALTED),
     (EngineFailed, CUT_SHORT),
@@ -86,4 +73,7 @@ def exit_code_of(error: BaseException) -> int:
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code
+    # A host may lack a resource only now. The service manager starts the program again.
+    if is_host_shortage(error):
+        return UNAVAILABLE
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else OUR_BUG

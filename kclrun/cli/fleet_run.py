@@ -1,36 +1,61 @@
-"""A run of `engine: fleet`: the lease manager of this machine, with what it needs opened.
+"""A run of `engine: fleet`: opens the launcher and the AWS clients, then runs the lease manager.
 
-Rule: what happens while it runs belongs to the manager. Look next: `manager/runtime.py`.
+The manager handles all events of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kclrun.cli.config_options import Configuration
-from kclrun.cli.output_place import with_absolute_output
+from kclrun.cli.config_options import Configuration, load_configuration
+from kclrun.cli.messages import leases_command
+from kclrun.cli.user_code import with_absolute_output
 from kclrun.cli.watched import watched
+from kclrun.errors import SettingsError, host_error
 from kclrun.loading import import_paths
 
 if TYPE_CHECKING:
+    from kclrun.cli.world import Aws
     from kclrun.config.schema import Settings
-    from kclrun.manager.launching import Launcher
+    from kclrun.local.filling import Filling
+    from kclrun.manager.forks import Launcher
     from kclrun.manager.world import World
 
-__all__ = ["fleet_run"]
+
+def fleet_aws(config: Path | None, overrides: Sequence[str]) -> Aws:
+    """Table and stream of the configuration. Raises: SettingsError, also on Spark: no leases."""
+    from kclrun.cli.world import Aws
+
+    settings = load_configuration(config, overrides).settings
+    if settings.engine == "spark":
+        raise SettingsError(
+            "engine: spark keeps no leases: positions are in the query's checkpoint,"
+            f" {settings.spark.checkpoint or 'made by each run'}\n"
+            "Lag and progress by shard:  kclrun --config … on a terminal, or --report FILE"
+        )
+    return Aws(settings)
 
 
 def fleet_run(
-    configuration: Configuration, report: Path | None, source_is_done: Callable[[], bool]
+    configuration: Configuration,
+    report: Path | None,
+    source_is_done: Callable[[], bool],
+    filling: Callable[[], Filling | None] = lambda: None,
+    *,
+    outlives_run: bool = True,
 ) -> int:
-    """Run until it ends; the exit code. Raises: KclrunError before the first lease is taken."""
+    """Run until the end; returns the exit code. Raises: KclrunError before the first take.
+
+    `outlives_run`: the lease table still exists after the run, for `kclrun leases`.
+    """
     settings = with_absolute_output(configuration)
     paths = [str(path) for path in import_paths(settings.path, configuration.folder)]
-    with watched(settings) as (shown, on_snapshot):
+    with watched(settings, filling) as (shown, on_snapshot):
         from kclrun.manager.runtime import run_fleet
 
+        command = leases_command(configuration.file, configuration.overrides)
         launcher, world = _open(shown)
         return run_fleet(
             shown,
@@ -41,17 +66,26 @@ def fleet_run(
             on_snapshot=on_snapshot,
             source_is_done=source_is_done,
             launcher=launcher,
+            leases_command=command if outlives_run else None,
         ).exit_code
 
 
 def _open(settings: Settings) -> tuple[Launcher, World]:
-    """The launcher loads what lease processes need while we ask AWS who and where we are."""
+    """Start the launcher and open the AWS clients.
+
+    The launcher imports the modules of lease processes while this process makes its AWS calls.
+    """
     from kclrun.cli.world import open_world
-    from kclrun.manager.launching import Launcher
+    from kclrun.manager.forks import Launcher
     from kclrun.manager.runtime import WORKER_ENTRY
 
-    launcher = Launcher(WORKER_ENTRY)
-    launcher.start()
+    launcher = Launcher(WORKER_ENTRY, only=settings.environment.only)
+    try:
+        launcher.start()
+    except OSError as error:
+        what = "The fork server is a process in a session of its own."
+        reason = f"{error.strerror} ({type(error).__name__})"
+        raise host_error(what, reason, error.errno) from error
     try:
         return launcher, open_world(settings)
     except BaseException:

@@ -1,7 +1,7 @@
-"""`kclrun iam`: the IAM policy that an application needs, by its settings. Asks nobody.
+"""`kclrun iam`: prints the IAM policy that an application needs. It sends no request.
 
-What is allowed is decided in `aws/policies.py`; here, only whose policy is wanted, and where the
-resources are: the region as for `run`, the account from `--account` or from the settings' ARNs.
+`aws/policies.py` decides the permissions. This module chooses the policy and the place of the
+resources: the region as for `run`, the account from `--account` or from the settings' ARNs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import config_argument, load_configuration
+from kclrun.cli.config_options import ConfigCommand, config_options, load_configuration
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import SettingsError
 
@@ -22,16 +22,14 @@ if TYPE_CHECKING:
     from kclrun.aws.policies import Policy, Sink, Site
     from kclrun.config.schema import Settings
 
-__all__ = ["iam"]
-
 _RUN: Final = "run"
 _PROVISION: Final = "provision"
 _PUT: Final = "put"
 _CALLER: Final = "caller"
 
 
-@click.command()
-@config_argument
+@click.command(cls=ConfigCommand)
+@config_options
 @click.option(
     "--for",
     "purpose",
@@ -42,7 +40,7 @@ _CALLER: Final = "caller"
     " caller: who assumes aws.role_arn.",
 )
 @click.option("--account", metavar="NUMBER", help="The account, where no ARN of the file is of it.")
-def iam(config: Path, overrides: tuple[str, ...], purpose: str, account: str | None) -> int:
+def iam(config: Path | None, overrides: tuple[str, ...], purpose: str, account: str | None) -> int:
     """Print the IAM policy that the application needs: what it calls, on what it names.
 
     \b
@@ -75,12 +73,12 @@ def _policy(purpose: str, settings: Settings, site: Site) -> Policy:
 
 
 def _sink(settings: Settings, site: Site) -> Sink | None:
-    """Where the pipeline's rows are put, if that is a stream."""
+    """The stream that the pipeline's rows are put into, if any."""
     output = settings.output
     if settings.engine != "spark" or output is None or output.format != "kclrun":
         return None
     from kclrun.aws.policies import Sink
-    from kclrun.spark.sink.options import sink_settings
+    from kclrun.spark.sink.columns import sink_settings
 
     reached = sink_settings({name: str(value) for name, value in output.options.items()}).reached
     there = msgspec.structs.replace(site, region=reached.region or site.region)
@@ -105,14 +103,14 @@ def _site(settings: Settings, account: str | None) -> Site:
 
 
 def _region_of_spark(settings: Settings) -> str | None:
-    """On Spark a stream's ARN comes before aws.region, and its leases are looked for there."""
+    """On Spark a stream's ARN has precedence over aws.region, also for its lease table."""
     if settings.engine != "spark" or not settings.only_stream.startswith("arn:"):
         return None
     return settings.only_stream.split(":")[3]
 
 
 def _account(settings: Settings, given: str | None) -> str:
-    """Of the lease table: as told, else the role's that is assumed, else the streams'."""
+    """The account of the lease table: `given`, else the assumed role's, else the streams'."""
     found = {given} if given is not None else _accounts_named(settings)
     if len(found) != 1:
         why = "no ARN of the file says it" if not found else "the streams are of several"

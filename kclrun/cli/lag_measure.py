@@ -1,21 +1,17 @@
-"""How far one position of a shard is behind: asked of the stream itself, a read or two.
-
-The lag is the age of the oldest record above the checkpoint, by the service's clock: what a
-reader of the results waits for, and what retention will take away. An application that is up to
-date shows up to `checkpoint.every` of it, since only a checkpoint is known here.
-"""
+"""Measures the lag of a position in a shard by one or two reads of the stream."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
 
 from kclrun.codec.kpl import drop_until, open_aggregates
-from kclrun.consuming.start_point import first_start
+from kclrun.config.units import StartPosition
+from kclrun.consuming.policy import first_start
 from kclrun.errors import (
     InvalidRequest,
     NotFound,
@@ -24,37 +20,105 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
-from kclrun.model.backoff import backoff_s
 from kclrun.model.lease import Lease
-from kclrun.model.reading import IteratorType, StartPoint
-from kclrun.model.record import Record
-from kclrun.model.sequence import LATEST, ExtendedSequenceNumber
-from kclrun.model.stream_key import shard_id_of
-from kclrun.model.time import WallTime
+from kclrun.model.record import IteratorType, Record, StartPoint
+from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import Shard, ShardGraph
+from kclrun.model.stream import called, shard_id_of
+from kclrun.model.time import WallTime, backoff_s
 from kclrun.ports import FetchedPage, ShardReader
 
-__all__ = ["Lag", "lag_of_lease", "measure"]
+
+class Unleased(msgspec.Struct, frozen=True):
+    """An unread shard without a lease: its start point (None: its tip), and the reason."""
+
+    shard_id: str
+    start: StartPoint | None
+    note: str
+
+
+def unleased(
+    shards: Iterable[Shard], leases: Mapping[str, Lease], first: StartPosition
+) -> tuple[Unleased, ...]:
+    """The listed shards without a lease that were not read.
+
+    A shard with a descendant that has a lease was read: its own row was cleaned up [P13]. In a
+    table with rows, a new lease begins at the beginning of its shard. In an empty table it begins
+    at `start:` (`first`).
+    """
+    graph = ShardGraph(shards)
+    has_begun = bool(leases)
+    is_read: dict[str, bool] = {}
+
+    def was_read(shard_id: str) -> bool:
+        # Shard ids increase from parents to children, so the recursion is as deep as the number of
+        # the shard's reshards.
+        if shard_id not in is_read:
+            is_read[shard_id] = any(
+                child in leases or was_read(child) for child in graph.children_of(shard_id)
+            )
+        return is_read[shard_id]
+
+    return tuple(
+        Unleased(
+            shard.shard_id,
+            StartPoint(IteratorType.TRIM_HORIZON) if has_begun else _first_start(first),
+            _why(graph, shard.shard_id, leases) if has_begun else "not begun: there is no lease",
+        )
+        for shard in graph
+        if shard.shard_id not in leases and not was_read(shard.shard_id)
+    )
+
+
+def waiting_for(lease: Lease, leases: Mapping[str, Lease]) -> tuple[str, ...]:
+    """The parents that must end before this lease may be read."""
+    return tuple(
+        parent
+        for parent in sorted(lease.parents)
+        if parent in leases and not leases[parent].is_ended
+    )
+
+
+def _why(graph: ShardGraph, shard_id: str, leases: Mapping[str, Lease]) -> str:
+    parents = [parent for parent in graph.parents_of(shard_id) if parent in leases]
+    if any(not leases[parent].is_ended for parent in parents):
+        return f"no lease yet: it is made when {' and '.join(map(called, parents))} ended"
+    return "no lease: a running manager makes one within a few cycles"
+
+
+def _first_start(first: StartPosition) -> StartPoint | None:
+    if first.sentinel == LATEST:
+        return None
+    if first.sentinel == TRIM_HORIZON:
+        return StartPoint(IteratorType.TRIM_HORIZON)
+    return StartPoint(IteratorType.AT_TIMESTAMP, timestamp=first.at)
+
 
 T = TypeVar("T")
 
-# The checkpoint's own record, which may be an aggregate with more in it, and the one after it.
+# The record of the checkpoint, which may be an aggregate with later user records, and the next one.
 _RECORDS_A_CALL: Final = 2
-# Behind the tip a page may be empty: gaps are stepped over, within reason and the pace of five
-# reads a second that the application shares.
+# Before the tip a page may be empty. A few empty pages are skipped, slowly: the application needs
+# its part of the five reads a second.
 _PAGES_MAX: Final = 5
 _PAGE_PAUSE_S: Final = 0.25
-# A reader of its own and ours meet at the limit now and then: three tries at doubling pauses
-# take half a second, five three seconds.
+# The application's reader and ours sometimes exceed the limit together. Three attempts with
+# doubling pauses take half a second, five attempts three seconds.
 _ATTEMPTS_MAX: Final = 5
-# An answer's date has whole seconds, and its way takes time: this far apart clocks agree.
+# The Date of an answer has whole seconds, and the answer takes time. Within this difference two
+# clocks count as equal.
 _CLOCKS_AGREE_S: Final = 1.5
 
 
 class Lag(msgspec.Struct, frozen=True):
-    """What was found. `behind_s` None is "not known", and `note` says why.
+    """The lag of a position. `behind_s` None is "unknown", and `note` has the reason.
 
-    `oldest_at` is the arrival of the oldest record above the position, None where there is none or
-    it was not found; `is_trimmed`: records above the position may be gone already.
+    The lag is the age of the oldest record above the checkpoint, by the service's clock. A reader
+    of the results waits for this record, and retention will trim it. Only the checkpoint is known
+    here, so an application that is up to date has a lag of up to `checkpoint.every`.
+
+    `oldest_at` is the arrival of the oldest record above the position, None if it does not exist or
+    was not found; `is_trimmed`: records above the position may be trimmed already.
     """
 
     behind_s: float | None
@@ -64,7 +128,7 @@ class Lag(msgspec.Struct, frozen=True):
 
 
 def lag_of_lease(lease: Lease, start_at: WallTime | None, reader: ShardReader) -> Lag:
-    """The lag of a lease's checkpoint; `start_at` is the instant of `start:`, if it is one."""
+    """The lag of a lease's checkpoint; `start_at` is `start:` if it is an instant."""
     if lease.checkpoint == LATEST and lease.latest_pinned_at is None:
         return Lag(None, note="not begun: it is to begin at the tip of that moment")
     try:
@@ -77,7 +141,7 @@ def lag_of_lease(lease: Lease, start_at: WallTime | None, reader: ShardReader) -
 def measure(
     reader: ShardReader, shard: str, start: StartPoint, position: ExtendedSequenceNumber
 ) -> Lag:
-    """The lag of what is above `position`, read from `start`.
+    """The lag of the records above `position`, read from `start`.
 
     Raises: AccessDenied; any other failure is a Lag with its reason.
     """
@@ -119,7 +183,7 @@ def _measured(
 
 
 def _lacks(first: Record, start: StartPoint, position: ExtendedSequenceNumber) -> bool:
-    """The checkpoint's own record is not where reading there begins: retention has taken it."""
+    """Whether the record of the checkpoint is missing at its position: retention has trimmed it."""
     is_there = start.kind is IteratorType.AT_SEQUENCE_NUMBER
     return is_there and first.sequence_number != position.sequence_number
 
@@ -132,17 +196,17 @@ def _behind(oldest: Record, page: FetchedPage, *, is_trimmed: bool) -> Lag:
 
 
 def _service_now(served_at: WallTime | None) -> float:
-    """Now by the service's clock; by the host's, which is finer, where the two agree."""
+    """Now by the service's clock, or by the host's if they agree, because the host's is finer."""
     now = time.time()
     return now if served_at is None or abs(now - served_at) <= _CLOCKS_AGREE_S else served_at
 
 
 def _patiently(call: Callable[[], T]) -> T:
-    """What `call` returns, asked again a few times while the service is throttled or away."""
+    """The value of `call`, repeated a few times while it is throttled or AWS is unavailable."""
     for attempt in range(1, _ATTEMPTS_MAX):
         try:
             return call()
         except (Throttled, Unavailable):
-            # No crowd to keep out of step with: half of the jitter is as good as any.
+            # There are no other callers to spread apart: half of the jitter is sufficient.
             time.sleep(backoff_s(attempt, 0.5, base_s=0.2))
     return call()

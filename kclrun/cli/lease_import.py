@@ -1,8 +1,8 @@
-"""`kclrun leases import --from-spark`: a stopped query's positions, written to the lease table.
+"""`kclrun leases import --from-spark`: writes a stopped query's positions to the lease table.
 
-Shows the plan, and with `--yes` writes it: rows that are missing are put, rows that stand further
-back are taken, moved and let go, like any owner would, under the conditions of the protocol [P2].
-Rule: nothing while anybody renews a lease; nothing goes back; what is written twice is the same.
+It shows the plan, and with `--yes` writes it. Missing rows are put. Rows with an older position are
+taken, moved and released, as an owner does, under the conditions of the protocol [P2]. It writes
+nothing while an owner renews a lease. A position never goes back. A second import changes nothing.
 """
 
 from __future__ import annotations
@@ -18,16 +18,24 @@ import click
 
 from kclrun.cli import exit_codes
 from kclrun.cli.lease_views import shortened
-from kclrun.cli.messages import harmless
 from kclrun.cli.world import Aws, open_world, patiently
 from kclrun.errors import NotFound, OffsetRefused, SettingsError, TableRefused
-from kclrun.model.changes import CreateLease, End, NameChildren, Release, Take
 from kclrun.model.lease import OFFERED, Lease, LeaseKey, Owner, OwnerId
-from kclrun.model.outcomes import Applied, ConditionFailed, Outcome
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import ShardGraph
+from kclrun.model.text import harmless
 from kclrun.model.time import Instant
 from kclrun.ports import LeaseTable, StreamSummary
+from kclrun.protocol.writes import (
+    Applied,
+    ConditionFailed,
+    CreateLease,
+    End,
+    NameChildren,
+    Outcome,
+    Release,
+    Take,
+)
 from kclrun.spark.handing_back.checkpoint_files import (
     CommittedBatch,
     local_folder,
@@ -40,27 +48,26 @@ from kclrun.spark.offsets import Offset
 
 if TYPE_CHECKING:
     from kclrun.config.schema import Settings
-    from kclrun.ports import FetchedPage, IteratorType
-
-__all__ = ["import_leases"]
+    from kclrun.model.record import IteratorType
+    from kclrun.ports import FetchedPage
 
 T = TypeVar("T")
 Rows = Mapping[str, Lease]
 
-# Shards looked at at once: as many as the client has connections.
+# Shards read at the same time: as many as the client has connections.
 _SHARDS_AT_ONCE: Final = 8
 
 
 def import_leases(settings: Settings, place: str, *, is_confirmed: bool) -> int:
-    """Show what the import would write, or write it; the exit code.
+    """Show the writes of the import, or make them; returns the exit code.
 
-    Raises: SettingsError for several streams or no checkpoint; OffsetRefused for one of another
-    stream; TableRefused while leases are renewed; a ServiceError leaf.
+    Raises: SettingsError for several streams or no checkpoint; OffsetRefused for a checkpoint of
+    another stream; TableRefused while leases are renewed; a ServiceError leaf.
     """
     if settings.streams:
         raise SettingsError(
-            "a query reads one stream, and its positions are written to a table of one: import them"
-            " with `stream:` in the configuration"
+            "a query's positions are written to a table of one stream, those of several one after"
+            " the other: import them with `stream:` in the configuration"
         )
     folder = local_folder(place)
     aws = Aws(settings)
@@ -84,7 +91,7 @@ def import_leases(settings: Settings, place: str, *, is_confirmed: bool) -> int:
 
 def _offset(batch: CommittedBatch, summary: StreamSummary) -> Offset:
     offset = offset_of_stream(batch, summary.arn)
-    if offset.created_ms != round(summary.created_at * 1000):
+    if offset.streams[""].created_ms != round(summary.created_at * 1000):
         raise OffsetRefused(
             f"{summary.name} was deleted and re-created since the query's checkpoint was begun:"
             " what it says of its shards is about records that are gone"
@@ -93,7 +100,7 @@ def _offset(batch: CommittedBatch, summary: StreamSummary) -> Offset:
 
 
 def _rows(aws: Aws) -> Rows | None:
-    """The table's rows by shard id; None where there is no table yet."""
+    """The table's rows by shard id; None if the table does not exist yet."""
     rows: dict[str, Lease] = {}
     try:
         for page in _patient(aws, lambda: list(aws.table.scan())):
@@ -114,7 +121,10 @@ def _rows(aws: Aws) -> Rows | None:
 
 
 def _refuse_live_owners(aws: Aws, rows: Rows | None) -> None:
-    """Whoever renews now would go on from where it stands, whatever is written [P9]."""
+    """Refuse the import while an owner renews [P9].
+
+    Such an owner would go on from its own position and ignore the written one.
+    """
     owned = [row for row in (rows or {}).values() if _has_owner(row)]
     if not owned:
         return
@@ -144,7 +154,7 @@ def _plan(aws: Aws, offset: Offset, rows: Rows | None) -> tuple[Step, ...]:
 
     def standing(shard_id: str) -> Standing:
         if shard_id not in graph:
-            # Nothing can be asked of it, and no row will be put; an ended one matters as such.
+            # The shard cannot be read any more, and it gets no row. It matters only if it is ended.
             is_ended = str(offset.shards[shard_id]) == SHARD_END.sequence_number
             return Standing(SHARD_END if is_ended else TRIM_HORIZON)
         return standing_of(reader, shard_id, offset.shards[shard_id])
@@ -155,7 +165,8 @@ def _plan(aws: Aws, offset: Offset, rows: Rows | None) -> tuple[Step, ...]:
 
 
 class _PatientReader:
-    """The stream's reader; throttles and outages are waited out, `aws.start_timeout` each time."""
+    """The stream's reader. Each call is repeated during throttling and outages, for at most
+    `aws.start_timeout`."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
@@ -235,7 +246,7 @@ def _perform(table: LeaseTable, settings: Settings, me: OwnerId, step: Create | 
 
 
 def _take(row: Lease, settings: Settings, me: OwnerId) -> Take:
-    """As a manager would take it; what the row says of the fleet's settings stays [P9]."""
+    """A take as of a manager. The fleet's settings in the row are not changed [P9]."""
     start = settings.start if isinstance(settings.start, str) else TRIM_HORIZON.sequence_number
     return Take(
         row.key,
@@ -244,6 +255,7 @@ def _take(row: Lease, settings: Settings, me: OwnerId) -> Take:
         row.counter,
         row.failover_s or float(settings.leases.failover),
         row.start or start,
+        stream_created_at=row.stream_created_at,
     )
 
 

@@ -1,15 +1,15 @@
-"""`kclrun leases release` and `leases move`: ask the owner to give a lease away, and see it go.
+"""`kclrun leases release`, `move` and `resume`: writes of an operator to a lease row.
 
-An operator's ask is like a manager's [P16]: it is written on the row beside owner and counter,
-touches neither, and the owner answers it after the batch it is in. Nothing is taken by force, so
-no record is lost or doubled; and what has no living owner needs no asking.
+An operator's handoff request is like a manager's [P16]. It is written to the row, changes neither
+owner nor counter, and the owner answers it after its present batch. No lease is taken by force, so
+no record is lost or processed twice. A lease without a live owner needs no request.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -18,32 +18,71 @@ import msgspec
 from kclrun.cli import exit_codes
 from kclrun.cli.lease_views import failover_of, scan_leases, shortened
 from kclrun.cli.lease_writes import lease_of, tell_failure
-from kclrun.cli.messages import harmless
-from kclrun.model.changes import Ask
 from kclrun.model.lease import ANYBODY, OFFERED, OWNER_PREFIX, Handoff, Lease, Owner, OwnerId
-from kclrun.model.outcomes import Applied, ConditionFailed
+from kclrun.model.text import harmless
 from kclrun.model.time import WallTime
+from kclrun.protocol.writes import Applied, Ask, ConditionFailed, ResumeLease
 
 if TYPE_CHECKING:
     from kclrun.cli.world import Aws
 
-__all__ = ["CannotAsk", "find_owner", "give_away", "plan_ask"]
 
-# The owner sees the ask in the answer to its next renewal, some three seconds away.
+def resume(aws: Aws, shards: Sequence[str], *, is_confirmed: bool) -> int:
+    """Show the plan for resuming these leases, or resume them; returns the exit code.
+
+    Raises: NotFound for a shard without a lease (before anything is written); a ServiceError leaf.
+    """
+    # By lease key: the operator may name both `2` and the full id.
+    rows = {lease.key: lease for lease in (lease_of(aws, shard) for shard in shards)}.values()
+    halted = [lease for lease in rows if lease.halt is not None]
+    for lease in rows:
+        click.echo(_plan(lease))
+    if not halted:
+        click.echo("Nothing to do.")
+        return exit_codes.DRAINED
+    if not is_confirmed:
+        click.echo("Nothing was changed. To do it, add --yes")
+        return exit_codes.DRAINED
+    codes = [_write(aws, lease) for lease in halted]
+    return next((code for code in codes if code), exit_codes.DRAINED)
+
+
+def _plan(lease: Lease) -> str:
+    if lease.halt is None:
+        return f"{lease.key}: is not halted"
+    reason = harmless(lease.halt.reason).split("\n", 1)[0]
+    position = shortened(str(lease.checkpoint))
+    return f"{lease.key}: goes on after {position}; it was halted because: {reason}"
+
+
+def _write(aws: Aws, lease: Lease) -> int:
+    outcome = aws.table.write(ResumeLease(lease.key))
+    match outcome:
+        case Applied():
+            click.echo(f"{lease.key}: resumed")
+            return exit_codes.DRAINED
+        case ConditionFailed():
+            click.echo(f"{lease.key}: was not halted any more")
+            return exit_codes.DRAINED
+        case _:
+            return tell_failure(lease.key, outcome)
+
+
+# The owner sees the request in the answer to its next renewal, within some three seconds.
 _LOOK_EVERY_S: Final = 0.5
 _NAMED_MAX: Final = 20
 
 
 class CannotAsk(msgspec.Struct, frozen=True):
-    """Why nobody can be asked for this lease now, and what to do instead."""
+    """The reason why this lease cannot be requested now, and advice for the operator."""
 
     why: str
 
 
 def give_away(aws: Aws, shard: str, *, to: str | None, wait_s: float, is_confirmed: bool) -> int:
-    """Show what asking would do, or ask and wait for the new owner; the exit code.
+    """Show the plan, or write the handoff request and wait for the new owner; the exit code.
 
-    `to` None releases: whichever owner comes first takes the lease.
+    `to` None releases: the first taker gets the lease.
     Raises: NotFound for a shard without a lease; click.UsageError for an unknown owner; a
     ServiceError leaf.
     """
@@ -67,7 +106,7 @@ def give_away(aws: Aws, shard: str, *, to: str | None, wait_s: float, is_confirm
 
 
 def plan_ask(lease: Lease, target: OwnerId | None, now: WallTime) -> Ask | CannotAsk:
-    """The ask to write, if this lease can be asked for. Pure."""
+    """The handoff request to write, if this lease can be requested. Pure."""
     owner = lease.owner
     if lease.is_ended:
         return CannotAsk("has ended: everything in the shard was processed, nobody holds it")
@@ -92,9 +131,9 @@ def plan_ask(lease: Lease, target: OwnerId | None, now: WallTime) -> Ask | Canno
 
 
 def find_owner(named: str, leases: Iterable[Lease]) -> OwnerId:
-    """The kclrun owner meant by its id or by a part of it that no other has, such as its host.
+    """The kclrun owner with this id, or with this part of it if only one matches, such as its host.
 
-    Raises: click.UsageError, naming the owners there are. One without a lease is not among them.
+    Raises: click.UsageError with the known owners. An owner without a lease is not known.
     """
     held = Counter(
         lease.owner
@@ -115,7 +154,7 @@ def find_owner(named: str, leases: Iterable[Lease]) -> OwnerId:
 
 
 def _renews(aws: Aws, target: OwnerId, leases: Iterable[Lease]) -> bool:
-    """Whether the target is seen to renew a lease, within one failover: it renews three times."""
+    """Whether the target renews a lease within one failover: a live owner renews three times."""
     seen = {lease.key: lease.counter for lease in leases if lease.owner == target}
     failover_s = failover_of(aws, tuple(leases))
     over = time.monotonic() + failover_s
@@ -148,7 +187,7 @@ def _ask(aws: Aws, ask: Ask, wait_s: float) -> int:
 
 
 def _await_taker(aws: Aws, ask: Ask, wait_s: float) -> int:
-    """Look at the row until it has a new owner, and say what became of the ask."""
+    """Read the row until it has a new owner, and print the result of the request."""
     over = time.monotonic() + wait_s
     is_told = False
     while True:
@@ -165,7 +204,7 @@ def _await_taker(aws: Aws, ask: Ask, wait_s: float) -> int:
 
 
 def _verdict(lease: Lease, ask: Ask) -> int | None:
-    """The exit code, once it is clear what became of the ask."""
+    """The exit code, once the result of the request is known."""
     if lease.is_ended:
         click.echo(f"{lease.key}: the shard ended meanwhile; its children are leases of their own")
         return exit_codes.DRAINED
@@ -196,5 +235,5 @@ def _gave_up(lease: Lease, ask: Ask, wait_s: float) -> int:
 
 
 def _now() -> WallTime:
-    """To the millisecond, as the row keeps it, so that our own ask is known again."""
+    """To the millisecond, as the row keeps it, so that our own request is recognized."""
     return WallTime(round(time.time(), 3))

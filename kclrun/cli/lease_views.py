@@ -1,7 +1,6 @@
-"""What `kclrun leases` shows: lines made from rows, and how they are printed.
+"""The output of `kclrun leases`: makes lines from rows and prints them.
 
-Rule: only what was read. `lag_ms` None is "not asked, or not known", `is_renewed` None "not
-watched"; a checkpoint carries no time, and none is guessed from its digits.
+It shows only values that were read. A checkpoint has no time, and none is guessed from its digits.
 """
 
 from __future__ import annotations
@@ -9,43 +8,34 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
 from kclrun.cli.lag_measure import Lag, lag_of_lease
-from kclrun.cli.messages import harmless
 from kclrun.cli.streams import open_streams
-from kclrun.config.start_position import parse_start
+from kclrun.config.units import parse_start
 from kclrun.errors import NotFound
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey, Owner
-from kclrun.model.stream_key import called, stream_of
+from kclrun.model.stream import called, stream_of
+from kclrun.model.text import harmless
 from kclrun.model.time import WallTime
+from kclrun.observe.snapshot import how_to_resume
 from kclrun.ports import ScanPage
 
 if TYPE_CHECKING:
     from kclrun.cli.world import Aws
 
-__all__ = [
-    "LeaseLine",
-    "as_plain",
-    "failover_of",
-    "lease_lines",
-    "line_of",
-    "print_lines",
-    "print_table",
-    "print_totals",
-    "scan_leases",
-    "scan_table",
-    "shortened",
-    "totals",
-    "watch_table",
-]
+# As many as fit in a line of a terminal.
+_SHARDS_NAMED_MAX: Final = 3
 
 
 class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease as shown. `state`: ended, halted, unowned, offered or owned."""
+    """One printed lease. `state`: ended, halted, unowned, offered or owned.
+
+    `lag_ms` None is "not requested, or unknown"; `is_renewed` None is "not watched".
+    """
 
     shard: str
     state: str
@@ -64,9 +54,9 @@ class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lease_lines(aws: Aws, *, with_lag: bool, with_age: bool) -> tuple[LeaseLine, ...]:
-    """Read the table (twice with `with_age`, one failover apart), and the stream if asked.
+    """Read the table (twice with `with_age`, one failover apart), and the stream with `with_lag`.
 
-    Raises: a ServiceError leaf; NotFound while there is no lease table.
+    Raises: a ServiceError leaf; NotFound while the lease table does not exist.
     """
     leases = scan_leases(aws)
     renewed: dict[LeaseKey, bool] = {}
@@ -86,7 +76,7 @@ def lease_lines(aws: Aws, *, with_lag: bool, with_age: bool) -> tuple[LeaseLine,
 
 
 def _lags(aws: Aws) -> Callable[[Lease], Lag]:
-    """What measures a lease's lag, on the stream it is of."""
+    """The function that measures a lease's lag, on the lease's stream."""
     streams = open_streams(aws)
     now = WallTime(time.time())
 
@@ -101,7 +91,7 @@ def _lags(aws: Aws) -> Callable[[Lease], Lag]:
 
 
 def line_of(lease: Lease) -> LeaseLine:
-    """What one row says."""
+    """The line of one row."""
     owner = Owner.parse(lease.owner) if lease.owner is not None else None
     return LeaseLine(
         shard=lease.key,
@@ -130,7 +120,7 @@ def _state(lease: Lease) -> str:
 
 
 def _hand_off(lease: Lease) -> str:
-    """What of a hand-off stands on the row."""
+    """The state of a handoff, from the row."""
     if lease.owner == OFFERED:
         giver = f"given away by {lease.offered_by}" if lease.offered_by else "given away"
         return f"{giver}, meant for {lease.offered_to}" if lease.offered_to else giver
@@ -143,7 +133,7 @@ def _hand_off(lease: Lease) -> str:
 def scan_table(aws: Aws) -> ScanPage:
     """All rows of the table, as one page.
 
-    Raises: a ServiceError leaf; NotFound while there is no lease table.
+    Raises: a ServiceError leaf; NotFound while the lease table does not exist.
     """
     leases: list[Lease] = []
     broken: list[str] = []
@@ -160,7 +150,10 @@ def scan_table(aws: Aws) -> ScanPage:
 
 
 def scan_leases(aws: Aws) -> tuple[Lease, ...]:
-    """The rows that can be read as leases; of the others standard error tells. Raises as above."""
+    """The rows that can be read as leases. The others are reported on standard error.
+
+    Raises: as `scan_table`.
+    """
     scanned = scan_table(aws)
     for key in scanned.broken:
         click.echo(
@@ -170,7 +163,7 @@ def scan_leases(aws: Aws) -> tuple[Lease, ...]:
 
 
 def watch_table(aws: Aws, leases: Sequence[Lease]) -> ScanPage:
-    """The table one failover later: an owner renews three times in that time [P9]."""
+    """The table one failover later. In that time an owner renews three times [P9]."""
     failover_s = failover_of(aws, leases)
     click.echo(f"Watching the counters for {failover_s:g} s …", err=True)
     time.sleep(failover_s)
@@ -178,7 +171,7 @@ def watch_table(aws: Aws, leases: Sequence[Lease]) -> ScanPage:
 
 
 def failover_of(aws: Aws, leases: Sequence[Lease]) -> float:
-    """The longest failover in the fleet, as far as settings and rows say."""
+    """The longest failover of the settings and of the rows."""
     return max([float(aws.settings.leases.failover), *(each.failover_s or 0.0 for each in leases)])
 
 
@@ -195,7 +188,7 @@ def as_plain(line: LeaseLine) -> dict[str, Any]:
 
 
 def totals(lines: Sequence[LeaseLine], by: str) -> dict[str, dict[str, int]]:
-    """How many leases of each state each owner or group has; ended ones belong to nobody."""
+    """The number of leases in each state, for each owner or group. Ended leases are not counted."""
     counted: dict[str, Counter[str]] = {}
     for line in lines:
         if line.state == "ended":
@@ -206,13 +199,21 @@ def totals(lines: Sequence[LeaseLine], by: str) -> dict[str, dict[str, int]]:
 
 
 def print_lines(lines: Sequence[LeaseLine]) -> None:
-    """The table, as wide as it needs to be where the output is no terminal."""
+    """Print the table. If the output is not a terminal, its width is not limited."""
     has_lag = any(line.lag_ms is not None for line in lines)
     has_age = any(line.is_renewed is not None for line in lines)
     titles = ["shard", "state", "owner", "checkpoint", "counter", "switches"]
     titles += ["lag"] * has_lag + ["renewing"] * has_age + ["note"]
     rows = [[*_cells(line, has_lag=has_lag, has_age=has_age), _note(line)] for line in lines]
     print_table(titles, rows)
+
+
+def print_remedy(lines: Sequence[LeaseLine], leases_command: str) -> None:
+    """Print below the table how to resume the halted leases."""
+    halted = [line.shard for line in lines if line.state == "halted"]
+    if halted:
+        shards = " ".join(halted) if len(halted) <= _SHARDS_NAMED_MAX else "SHARD..."
+        click.echo(f"\n{len(halted)} halted: {how_to_resume(leases_command, harmless(shards))}")
 
 
 def _cells(line: LeaseLine, *, has_lag: bool, has_age: bool) -> list[str]:
@@ -239,7 +240,7 @@ def _note(line: LeaseLine) -> str:
 
 
 def shortened(checkpoint: str) -> str:
-    """`49671…8322`: the ends tell positions of one shard apart; --json has all digits."""
+    """`49671…8322`: both ends identify a position within a shard; --json has all digits."""
     digits, slash, sub = checkpoint.partition("/")
     if not digits.isdecimal() or len(digits) <= 12:
         return checkpoint
@@ -257,7 +258,7 @@ def print_totals(counted: Mapping[str, Mapping[str, int]], by: str) -> None:
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Rows below their titles, each column as wide as it needs to be; foreign text harmless."""
+    """Print rows below their titles, each column as wide as necessary, foreign text escaped."""
     safe = [[harmless(cell) for cell in row] for row in [titles, *rows]]
     widths = [max(len(row[column]) for row in safe) for column in range(len(titles))]
     for row in safe:

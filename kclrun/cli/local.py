@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 import click
 
-__all__ = ["local"]
+from kclrun.config.schema import SHARDS_MAX
+
+# The service's rule for names.
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 @click.command()
@@ -15,17 +21,42 @@ __all__ = ["local"]
     metavar="KEY:SECRET",
     help="Accept only requests signed with these; without, any credentials do.",
 )
-def local(port: int, credentials: str | None, *, limits: bool) -> int:
+@click.option(
+    "--stream",
+    "streams",
+    multiple=True,
+    metavar="NAME[:SHARDS]",
+    help="Make this stream, with so many shards or one (repeatable).",
+)
+def local(port: int, credentials: str | None, streams: tuple[str, ...], *, limits: bool) -> int:
     """Serve Kinesis, DynamoDB, CloudWatch, S3 and SQS on 127.0.0.1 until Ctrl-C.
 
     \b
-    kclrun local --port 4567
+    kclrun local --stream hello:2
+    kclrun app.yaml --set aws.endpoint=http://127.0.0.1:4567
+    kclrun put app.yaml FILE --set aws.endpoint=http://127.0.0.1:4567
     aws --endpoint-url http://127.0.0.1:4567 kinesis list-streams
-    kclrun --config app.yaml --set aws.endpoint=http://127.0.0.1:4567
     """
     from kclrun.local.server import run_local
 
-    return run_local(port, limits=limits, credentials=_pair(credentials))
+    return run_local(
+        port,
+        limits=limits,
+        credentials=_pair(credentials),
+        streams=dict(_stream(each) for each in streams),
+    )
+
+
+def _stream(text: str) -> tuple[str, int]:
+    """`hello:2`: a name and the number of shards. Raises: click.BadParameter."""
+    name, colon, number = text.partition(":")
+    shards = int(number) if number.isascii() and number.isdecimal() and len(number) < 6 else 0
+    if not _NAME.fullmatch(name) or (colon and not 1 <= shards <= SHARDS_MAX):
+        raise click.BadParameter(
+            f"expected NAME or NAME:SHARDS, such as hello:2, got {text[:60]!r}",
+            param_hint="--stream",
+        )
+    return name, shards or 1
 
 
 def _pair(credentials: str | None) -> tuple[str, str] | None:

@@ -1,16 +1,18 @@
-"""What a person reads when something is wrong: what happened, what we know, what to do.
+"""The message for an error that ends the program: the event, its details, and advice.
 
-One message, on standard error, first line short. A traceback only for our own bugs, because it
-is of use to nobody else. Rule: no control character of foreign text reaches the terminal [S6].
+There is one message, on standard error, with a short first line. Only our own bugs get a traceback,
+because it does not help users. Control characters of foreign text never reach the terminal [S6].
 """
 
 from __future__ import annotations
 
 import platform
 import re
+import shlex
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from kclrun.cli import exit_codes
@@ -19,16 +21,15 @@ from kclrun.errors import (
     DataLoss,
     EngineFailed,
     KclrunError,
-    NotFound,
     ProcessorError,
     Throttled,
     Unavailable,
+    host_error,
 )
+from kclrun.model.text import harmless
 
-__all__ = ["bug_report", "for_a_person", "harmless", "tell"]
-
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-# `kclrun check` reads and changes nothing; so may the others be described.
+_NAMES_TABLE: Final = re.compile(r"(?:application|table|stream|aws\.[a-z_.]+)=")
+# The first words of a message, by verb.
 _CANNOT: Final[Mapping[str, str]] = {
     "run": "Cannot start",
     "check": "Check failed",
@@ -41,7 +42,7 @@ _CANNOT: Final[Mapping[str, str]] = {
     "leases": "Cannot show the leases",
     "tail": "Cannot tail",
 }
-# The service does not know the caller: no grant would help. Names of the services' error codes.
+# Error codes for an unknown caller: another permission would not help.
 _UNKNOWN_CALLER: Final = re.compile(
     r"UnrecognizedClient|InvalidSignature|SignatureDoesNotMatch|ExpiredToken|InvalidClientTokenId"
 )
@@ -50,7 +51,6 @@ _HINTS: Final[tuple[tuple[type[KclrunError], str], ...]] = (
         AccessDenied,
         "Grant it to the role or user whose credentials these are: `kclrun iam` prints the policy",
     ),
-    (NotFound, "Check the name, aws.region, and the account of the credentials"),
     (Throttled, "The service asked us to slow down for too long; try again later"),
     (EngineFailed, "What was committed stays; start it again, and the rest is read again"),
     (Unavailable, "Check the network, aws.region and aws.endpoint, then try again"),
@@ -58,12 +58,26 @@ _HINTS: Final[tuple[tuple[type[KclrunError], str], ...]] = (
 
 
 def tell(error: BaseException, verb: str) -> int:
-    """Write the message for an error that ends the program; the exit code."""
+    """Write the message for an error that ends the program; returns the exit code."""
     code = exit_codes.exit_code_of(error)
-    is_ours = code == exit_codes.OUR_BUG
-    sys.stderr.write(bug_report(error) if is_ours else for_a_person(error, verb))
+    if code == exit_codes.OUR_BUG:
+        text = bug_report(error)
+    elif isinstance(error, KclrunError):
+        text = for_a_person(error, verb)
+    else:
+        text = _host_report(error)
+    sys.stderr.write(text)
     sys.stderr.flush()
     return code
+
+
+def _host_report(error: BaseException) -> str:
+    """The report of a shortage that the kernel or Python raised: its place and advice."""
+    number = error.errno if isinstance(error, OSError) else None
+    what = "kclrun could not go on without it."
+    reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+    trace = harmless("".join(traceback.format_exception(error)))
+    return f"{trace}\nEnded: {host_error(what, reason, number)}\n"
 
 
 def for_a_person(error: BaseException, verb: str) -> str:
@@ -73,32 +87,46 @@ def for_a_person(error: BaseException, verb: str) -> str:
     hint = next((hint for kind, hint in _HINTS if isinstance(error, kind)), None)
     if isinstance(error, AccessDenied) and _UNKNOWN_CALLER.search(first):
         hint = "The credentials are wrong or have expired; check them, aws.profile and aws.role_arn"
-    # A refusal of several lines says itself what to do.
+    # A refusal of several lines contains its own advice.
     if hint is not None and not (more and isinstance(error, AccessDenied)):
         lines.append(f"  {hint}")
     return "\n".join(lines) + "\n"
 
 
 def _beginning(error: BaseException, verb: str) -> str:
-    """What it kept us from: some errors end what ran already."""
+    """The first words: the program could not do its verb, or an error ended the running one."""
     if isinstance(error, ProcessorError | DataLoss | EngineFailed):
         return "Ended"
     return _CANNOT.get(verb, "Cannot go on")
 
 
 def bug_report(error: BaseException) -> str:
-    """What to send us: the traceback and the versions, and where to."""
-    from kclrun.cli.version import versions
-
+    """The text of a bug report: the traceback, the versions, and where to send it."""
     trace = harmless("".join(traceback.format_exception(error)))
     return (
         f"{trace}\n"
         f"This is a bug in kclrun: {type(error).__name__} should never end the program.\n"
         "  Please report it with the text above and this line, at the project's issue tracker:\n"
-        f"  {versions()}, Python {platform.python_version()}, {platform.platform()}\n"
+        f"  {_versions()}\n"
     )
 
 
-def harmless(text: str) -> str:
-    """Foreign text without what moves a cursor, hides text or forges a line."""
-    return _CONTROL.sub("�", text)
+def _versions() -> str:
+    """Never raises, even if imports fail because the program has no free file descriptor."""
+    try:
+        from kclrun.cli.version import versions
+
+        return f"{versions()}, Python {platform.python_version()}, {platform.platform()}"
+    except (ImportError, OSError):
+        return f"Python {sys.version}"
+
+
+def leases_command(file: Path, overrides: Sequence[str]) -> str:
+    """`kclrun leases` with the options for the table of this configuration.
+
+    Of the overrides, only those are shown that name the table, the stream or the access to AWS,
+    because others may contain a secret.
+    """
+    told = [each for each in overrides if _NAMES_TABLE.match(each)]
+    options = [f"--config {shlex.quote(str(file))}", *(f"--set {shlex.quote(s)}" for s in told)]
+    return harmless(f"kclrun leases {' '.join(options)}")

@@ -1,4 +1,4 @@
-"""Writing files that were not there before."""
+"""Writes new files and never overwrites one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import os
 from pathlib import Path
 from typing import Final
 
-__all__ = ["write_new"]
-
-# The configuration must not be writable by others [S4], whatever the umask says.
+# The configuration must not be writable by others [S4], with any umask.
 _MODE: Final = 0o644
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file and the folders above it. Raises: OSError, also where it is there already."""
+    """Write a file and create its parent folders. Raises: OSError, also if the file exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Exclusive: a file that appeared since we looked is not overwritten either.
+    # Exclusive: a file that was created since the caller's check is not overwritten either.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         os.fchmod(descriptor, _MODE)

@@ -1,7 +1,7 @@
-"""`kclrun`: finds the verb, and turns whatever it raises into a message and an exit code.
+"""`kclrun`: finds the verb, and converts its errors to a message and an exit code.
 
-`kclrun --config app.yaml` is `kclrun run --config app.yaml`. A verb's module is imported when the
-verb is used; its line of help stands here, so that `kclrun --help` imports none of them.
+`kclrun app.yaml` is `kclrun run --config app.yaml`. A verb's module is imported when the verb is
+used. The verb's line of help is here, so that `kclrun --help` imports none of the modules.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any, Final
 import click
 
 from kclrun.cli import exit_codes, messages
-
-__all__ = ["program", "run_program"]
+from kclrun.cli.config_options import with_verb_first
 
 _DEFAULT: Final = "run"
 _VERBS: Final[Mapping[str, str]] = {
@@ -36,7 +35,7 @@ _PACKAGE: Final = "kclrun.cli"
 
 
 class _Verbs(click.Group):
-    """The verbs, each imported when asked for."""
+    """The verbs, each imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(_VERBS)
@@ -48,10 +47,16 @@ class _Verbs(click.Group):
         command: click.Command = getattr(module, cmd_name)
         return command
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0].startswith("-") and args[0] not in {"--help", "-h", "--version"}:
-            args = [_DEFAULT, *args]
-        return super().parse_args(ctx, args)
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _VERBS:
+            from kclrun.config.convert import nearest
+
+            near = nearest(args[0], _VERBS)
+            meant = f" Did you mean '{near}'?" if near is not None else ""
+            ctx.fail(f"No such verb '{args[0]}'.{meant}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Verbs"):
@@ -91,20 +96,18 @@ def program() -> None:
 
 
 def run_program(arguments: Sequence[str]) -> int:
-    """Run one command line; the exit code. The one place where errors become messages."""
-    verb = _verb_of(arguments)
+    """Run one command line; returns the exit code. Only here errors become messages."""
+    ordered = with_verb_first(arguments, _VERBS, _DEFAULT)
+    verb = ordered[0] if ordered and ordered[0] in _VERBS else _DEFAULT
     try:
-        code = program.main(list(arguments), prog_name="kclrun", standalone_mode=False)
-    except click.UsageError as error:
-        error.show()
-        return exit_codes.USAGE
+        code = program.main(ordered, prog_name="kclrun", standalone_mode=False)
     except click.Abort:
         return exit_codes.INTERRUPTED
     except click.ClickException as error:
         error.show()
         return exit_codes.USAGE
     except BrokenPipeError:
-        # Whoever read our output (`| head`) has seen enough; Python must not flush again at exit.
+        # The reader of our output (`| head`) has closed the pipe. Python must not flush at exit.
         sys.stderr.close()
         return exit_codes.DRAINED
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary of the program
@@ -118,8 +121,3 @@ def _is_interrupt(error: BaseException) -> bool:
 
 def _as_code(returned: Any) -> int:
     return returned if isinstance(returned, int) else exit_codes.DRAINED
-
-
-def _verb_of(arguments: Sequence[str]) -> str:
-    first = arguments[0] if arguments else ""
-    return first if first in _VERBS else _DEFAULT

@@ -1,7 +1,6 @@
 """`kclrun init --from app.properties`: an `app.yaml` for an application of `amazon_kclpy`.
 
-Looks for the script, writes the file; what becomes of each property is decided in
-`compat/kclpy/conversions.py`.
+It finds the script and writes the file. `compat/kclpy/conversions.py` converts each property.
 """
 
 from __future__ import annotations
@@ -19,21 +18,19 @@ import click
 from kclrun.cli import exit_codes
 from kclrun.cli.new_files import write_new
 from kclrun.compat.kclpy.app_yaml import Script, app_yaml
-from kclrun.compat.kclpy.properties import read_properties
-from kclrun.config.trust import read_trusted
+from kclrun.compat.kclpy.property_table import read_properties
+from kclrun.config.file_permissions import read_trusted
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
 
-__all__ = ["import_properties"]
-
 _FILE: Final = "app.yaml"
-# What stands before the script: an interpreter by name or path, through env or not.
+# The words before the script: an interpreter by name or path, with or without env.
 _INTERPRETER: Final = re.compile(r"(?:.*/)?(?:env|python[0-9.]*)\Z")
 _SCRIPT: Final = re.compile(r"[\w-][\w.-]*\.py\Z")
 
 
 def import_properties(properties: Path, folder: Path | None) -> int:
-    """Write `app.yaml` into `folder`, else beside the properties; never over one that is there.
+    """Write `app.yaml` into `folder`, or beside the properties; never over an existing file.
 
     Raises: SettingsError.
     """
@@ -41,7 +38,7 @@ def import_properties(properties: Path, folder: Path | None) -> int:
         raise SettingsError(
             f"{properties} is a folder\nName the file in it:  --from {properties}/app.properties"
         )
-    # It names code to run, so it is trusted as far as a configuration file is [S4].
+    # The file names code to run, so it must pass the same checks as a configuration file [S4].
     values = read_properties(read_trusted(properties, encoding="latin-1"))  # as Java reads it
     target = (folder or properties.parent) / _FILE
     executable = values.get("executableName", "").strip()
@@ -62,7 +59,7 @@ def import_properties(properties: Path, folder: Path | None) -> int:
 
 
 def _script(executable: str, beside: Path, config_folder: Path) -> Script:
-    """What `executableName` starts, looked for as the daemon's own start would find it."""
+    """The script that `executableName` starts, searched as the daemon does."""
     words = executable.split()  # as the daemon does: no quotes
     while words and (_INTERPRETER.match(words[0]) or words[0].startswith("-")):
         if words[0] == "-m":
@@ -90,7 +87,7 @@ def _found(name: str, beside: Path) -> Path | None:
 
 
 def _path_setting(folder: Path, config_folder: Path) -> str | None:
-    """`path:` for a script in `folder`; the file's own folder and its parent need none."""
+    """`path:` for a script in `folder`; the file's own folder and its parent need no setting."""
     if folder in {config_folder, config_folder.parent}:
         return None
     if folder.is_relative_to(config_folder):

@@ -1,48 +1,162 @@
-"""`kclrun put`: records from a file or a pipe into a stream; nothing dropped, memory bounded."""
+"""`kclrun put`: puts records from a file or a pipe into a stream, drops none, in bounded memory."""
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import io
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
+import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.stream_options import stream_options, stream_settings
+from kclrun.cli.config_options import ConfigCommand, stream_options, stream_settings
+from kclrun.config.schema import SHARDS_MAX
 from kclrun.errors import ServiceError, SettingsError
+from kclrun.model.record import PutEntry
 
 if TYPE_CHECKING:
     from kclrun.cli.world import Aws
-    from kclrun.model.outgoing import PutEntry
 
-__all__ = ["put"]
+# Converts rows of a file to entries to put: CSV, JSON lines or text, one record for each row,
+# streamed. A JSON line and a text line become a record byte for byte, a CSV row becomes the JSON
+# object of its columns. An error names an unusable line by its number and never quotes it.
+
+FORMATS: Final = ("csv", "jsonl", "text")
+_BY_SUFFIX: Final = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
+# PutRecords takes 1 MiB a record, key included, unless the stream is configured for more.
+_RECORD_BYTES_MAX: Final = 2**20
+_KEY_CHARS_MAX: Final = 256
+
+
+def format_of(name: str) -> str:
+    """The format by the suffix of the file's name; otherwise text, also for standard input."""
+    return _BY_SUFFIX.get(PurePath(name).suffix.lower(), "text")
+
+
+def entries(source: BinaryIO, kind: str, key: str | None) -> Iterator[PutEntry]:
+    """One entry for each row. `key` names the column or field of the partition key; with None the
+    key is a hash of the row.
+
+    Raises: SettingsError naming the line, for a row that has no key, is broken JSON, or is too
+    long.
+    """
+    rows = {"csv": _csv_rows, "jsonl": _json_rows, "text": _text_rows}[kind](source, key)
+    for number, data, routed_by in rows:
+        partition_key = routed_by if routed_by is not None else _hash(data)
+        if not 0 < len(partition_key) <= _KEY_CHARS_MAX:
+            raise SettingsError(
+                f"line {number}: the key has {len(partition_key)} characters; 1 to"
+                f" {_KEY_CHARS_MAX} are possible"
+            )
+        entry = PutEntry(data, partition_key)
+        if entry.size_bytes > _RECORD_BYTES_MAX:
+            raise SettingsError(f"line {number}: {len(data):,} bytes; a record holds 1 MiB at most")
+        yield entry
+
+
+Row = tuple[int, bytes, str | None]
+
+
+def _text_rows(source: BinaryIO, key: str | None) -> Iterator[Row]:
+    if key is not None:
+        raise SettingsError("--key names a column or field, and text has none: --format csv|jsonl")
+    for number, line in _lines(source):
+        yield number, line, None
+
+
+def _json_rows(source: BinaryIO, key: str | None) -> Iterator[Row]:
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    for number, line in _lines(source):
+        try:
+            fields = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise SettingsError(f"line {number}: not a JSON object") from None
+        yield number, line, None if key is None else _key_of(fields, key, number)
+
+
+def _csv_rows(source: BinaryIO, key: str | None) -> Iterator[Row]:
+    text = io.TextIOWrapper(source, encoding="utf-8-sig", newline="")
+    try:
+        reader = csv.DictReader(text, strict=True)
+        if key is not None and key not in (reader.fieldnames or ()):
+            raise SettingsError(f"--key {key}: no such column; there are {_columns(reader)}")
+        for row in reader:
+            if None in row or None in row.values():
+                raise SettingsError(f"line {reader.line_num}: not as many columns as the header")
+            data = msgspec.json.encode(row)
+            yield reader.line_num, data, None if key is None else _key_of(row, key, reader.line_num)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise SettingsError(f"not readable as CSV: {type(error).__name__}") from None
+    finally:
+        if not source.closed:
+            text.detach()  # the caller opened the source and closes it
+
+
+def _columns(reader: csv.DictReader[str]) -> str:
+    return ", ".join(reader.fieldnames or ()) or "none"
+
+
+def _lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Lines without their ends and without empty ones. At most a record's size of each is read."""
+    number = 0
+    while line := source.readline(_RECORD_BYTES_MAX + 3):
+        number += 1
+        if len(line) > _RECORD_BYTES_MAX + 2:
+            raise SettingsError(f"line {number}: longer than 1 MiB, the most a record holds")
+        stripped = line.rstrip(b"\r\n")
+        if stripped:
+            yield number, stripped
+
+
+def _key_of(fields: dict[str, Any], key: str, number: int) -> str:
+    value = fields.get(key)
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise SettingsError(f"line {number}: no text or number in {key}, which --key names")
+    return str(value)
+
+
+def _hash(data: bytes) -> str:
+    """A key that spreads rows evenly and sends equal rows to the same shard."""
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
 
 Progress = Callable[[int], None]
-# Entries to put; None says that nothing more is in sight, so what there is should be sent.
+# Entries to put. None means that no more are expected soon, so the entries so far should be sent.
 Rows = Iterator["PutEntry | None"]
 
 _FORMAT_HELP: Final = "By default from the extension: .csv, .jsonl; text for all else."
-# A pipe that is silent this long has its waiting rows sent.
+# If a pipe is silent for this time, its held rows are sent.
 _IDLE_S: Final = 0.2
 # Rows read ahead of the sender: two requests.
 _AHEAD_MAX: Final = 1_000
-# After a reshard, aggregates made for a former shard may hold records of its sibling: bound that.
+# After a reshard, an aggregate made for a former shard may hold records of its sibling. This time
+# bounds the effect.
 _SHARDS_AGE_MAX_S: Final = 30.0
 
 
-@click.command()
+@click.command(cls=ConfigCommand)
 @click.argument("file", metavar="[FILE|-]", default="-")
 @stream_options
 @click.option("--format", "kind", type=click.Choice(["csv", "jsonl", "text"]), help=_FORMAT_HELP)
 @click.option("--key", metavar="COLUMN", help="Column or field that is the partition key.")
 @click.option("--rate", type=click.IntRange(min=1), metavar="N", help="At most N records a second.")
 @click.option("--aggregate", is_flag=True, help="Pack records as the KPL does, per shard.")
+@click.option(
+    "--create",
+    "shards",
+    type=click.IntRange(1, SHARDS_MAX),
+    metavar="SHARDS",
+    help="On an emulator: make the stream first, if it is not there, with so many shards.",
+)
 @click.option("--ordered", is_flag=True, help="Keep each key's order under throttling; slower.")
 def put(
     *,
@@ -56,6 +170,7 @@ def put(
     key: str | None,
     rate: int | None,
     aggregate: bool,
+    shards: int | None,
     ordered: bool,
 ) -> int:
     """Put each row of FILE (or of standard input) into a stream as one record.
@@ -68,6 +183,7 @@ def put(
     \b
     kclrun put --config app.yaml flights.csv --key carrier
     tail -F app.log | kclrun put --stream logs --region eu-west-1
+    kclrun put --create 2 --stream hello --endpoint http://127.0.0.1:4567 rows.csv
     """
     from kclrun.cli.world import Aws
 
@@ -80,16 +196,40 @@ def put(
         verb="put",
     )
     aws = Aws(settings)
-    from kclrun.cli.put_input import entries, format_of
+    if shards is not None:
+        _create(aws, shards)
+    from kclrun.cli.streams import advising_on_streams
 
-    with _opened(file) as source, _progress() as progress:
+    with advising_on_streams(aws), _opened(file) as source, _progress() as progress:
         read = entries(source, kind or format_of(file), key)
         rows = _paced(read if file != "-" else _as_they_come(read), rate)
         return _put_all(aws, rows, progress, aggregate=aggregate, ordered=ordered)
 
 
+def _create(aws: Aws, shards: int) -> None:
+    """Create the stream, only on this host: in AWS a stream costs money as long as it exists.
+
+    Raises: SettingsError for another endpoint; a ServiceError leaf.
+    """
+    from kclrun.local.filling import make_stream
+    from kclrun.model.stream import is_loopback
+
+    name = aws.settings.only_stream
+    if not is_loopback(aws.kinesis.url):
+        raise SettingsError(
+            f"--create makes streams on an emulator of this machine, and {aws.kinesis.url} is not"
+            f" one\nMake it in AWS:  aws kinesis create-stream --stream-name {name}"
+            f" --shard-count {shards}"
+        )
+    if make_stream(aws.kinesis, name, shards, aws.credentials.current()):
+        click.echo(f"Made the stream {name} with {shards} {'shard' if shards == 1 else 'shards'}")
+
+
 def _put_all(aws: Aws, rows: Rows, progress: Progress, *, aggregate: bool, ordered: bool) -> int:
-    """Send every row; the exit code. Raises: SettingsError, ServiceError, told how far it got."""
+    """Send every row; returns the exit code.
+
+    Raises: SettingsError, ServiceError, after a message with the number of rows that were sent.
+    """
     from kclrun.aws.put_records import batches, send_all
 
     packed = _aggregated(aws, rows) if aggregate else rows
@@ -112,7 +252,7 @@ def _put_all(aws: Aws, rows: Rows, progress: Progress, *, aggregate: bool, order
 
 
 def _aggregated(aws: Aws, rows: Rows) -> Rows:
-    """The rows packed by shard; the shards are listed anew when the list may have aged."""
+    """The rows packed by shard. The shards are listed again when the list may be outdated."""
     from kclrun.aws.put_records import ShardPacker
 
     packer = ShardPacker(aws.stream.list_shards(), share=1.0)
@@ -130,7 +270,7 @@ def _aggregated(aws: Aws, rows: Rows) -> Rows:
 
 
 def _paced(rows: Rows, rate: int | None) -> Rows:
-    """The rows, no sooner than `rate` a second allows."""
+    """The rows, at most `rate` a second."""
     if rate is None:
         yield from rows
         return
@@ -140,14 +280,14 @@ def _paced(rows: Rows, rate: int | None) -> Rows:
         early_s = started + number / rate - time.monotonic()
         if row is not None and early_s > 0:
             if early_s > _IDLE_S:
-                yield None  # what is waiting need not wait for the pace
+                yield None  # held rows need not wait for the pace
             time.sleep(early_s)
         number += row is not None
         yield row
 
 
 def _as_they_come(rows: Iterator[PutEntry]) -> Rows:
-    """The rows of a pipe, and None when it has been silent for a moment: time to send."""
+    """The rows of a pipe, and None when the pipe was silent for `_IDLE_S`: send the held rows."""
     arrived: queue.Queue[PutEntry | BaseException | None] = queue.Queue(maxsize=_AHEAD_MAX)
 
     def read() -> None:
@@ -158,7 +298,7 @@ def _as_they_come(rows: Iterator[PutEntry]) -> Rows:
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that sends
             arrived.put(error)
 
-    # A thread that waits for a pipe cannot be stopped: it ends with the program.
+    # A thread that waits for a pipe cannot be stopped. It ends with the program.
     threading.Thread(target=read, name="input", daemon=True).start()
     while True:
         try:
@@ -176,8 +316,10 @@ def _as_they_come(rows: Iterator[PutEntry]) -> Rows:
 @contextmanager
 def _opened(file: str) -> Iterator[BinaryIO]:
     if file == "-":
-        if sys.stdin.isatty():
-            click.echo("Reading rows from the terminal; Ctrl-D ends them.", err=True)
+        # Without a FILE, only this message tells a user that the program waits for input.
+        if sys.stdin.isatty() or sys.stderr.isatty():
+            end = "; Ctrl-D ends them" if sys.stdin.isatty() else ""
+            click.echo(f"Reading rows from standard input, a row a line{end}", err=True)
         yield sys.stdin.buffer
         return
     try:

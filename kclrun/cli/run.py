@@ -1,8 +1,6 @@
-"""`kclrun run`, the default verb: settings in, a running application, an exit code out.
+"""`kclrun run`, the default verb: runs the application of the settings and returns an exit code.
 
-Everything that can be wrong is found before the first record is read: the settings, the user's
-code, the stream, the table. Look next: `fleet_run.py` and `spark_run.py` for the engines,
-`embedded_run.py` for aws.endpoint: embedded.
+The settings, the user's code, the stream and the table are checked before the first record is read.
 """
 
 from __future__ import annotations
@@ -15,21 +13,25 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import Configuration, config_options, load_configuration
-from kclrun.cli.output_place import output_folder, require_folder
+from kclrun.cli.config_options import (
+    ConfigCommand,
+    Configuration,
+    config_options,
+    load_configuration,
+)
+from kclrun.cli.user_code import output_folder, require_folder, tell_rows
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import SettingsError
 from kclrun.loading import import_paths
+from kclrun.model.text import harmless
 
 if TYPE_CHECKING:
-    from kclrun.local.filling import FillReport
-
-__all__ = ["run"]
+    from kclrun.local.filling import Filling, FillReport
 
 _UNTIL_HELP: Final = "End when every shard is read, or halted (65)."
 
 
-@click.command()
+@click.command(cls=ConfigCommand)
 @config_options
 @click.option("--until", type=click.Choice(["caught-up"]), help=_UNTIL_HELP)
 @click.option(
@@ -38,7 +40,9 @@ _UNTIL_HELP: Final = "End when every shard is read, or halted (65)."
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write what was done, as JSON.",
 )
-def run(config: Path, overrides: tuple[str, ...], until: str | None, report: Path | None) -> int:
+def run(
+    config: Path | None, overrides: tuple[str, ...], until: str | None, report: Path | None
+) -> int:
     """Run the application until SIGTERM or Ctrl-C, then end in good order.
 
     \b
@@ -55,7 +59,8 @@ def run(config: Path, overrides: tuple[str, ...], until: str | None, report: Pat
         from kclrun.cli.spark_run import require_spark
 
         require_spark(configuration.settings)
-    require_user_code(configuration)
+    for warning in require_user_code(configuration):
+        click.echo(f"warning: {harmless(warning)}", err=True)
     folder = output_folder(configuration.settings)
     if folder is not None:
         require_folder("output.path", folder)
@@ -63,6 +68,12 @@ def run(config: Path, overrides: tuple[str, ...], until: str | None, report: Pat
         require_folder("--report", report.absolute().parent)
     if configuration.settings.aws.endpoint == EMBEDDED:
         return _run_embedded(configuration, report)
+    if configuration.settings.embedded is not None:
+        click.echo(
+            f"embedded: is not used with aws.endpoint {configuration.settings.aws.endpoint}, which"
+            " has its own streams; records get there with  kclrun put",
+            err=True,
+        )
     if configuration.settings.engine == "spark":
         return _run_spark(configuration, report, lambda: True, lambda: None)
     return _run_fleet(configuration, report, lambda: True)
@@ -74,8 +85,12 @@ def _run_embedded(configuration: Configuration, report: Path | None) -> int:
     with embedded_run(configuration) as embedded:
         reached = msgspec.structs.replace(configuration, settings=embedded.settings)
         if reached.settings.engine == "spark":
-            return _run_spark(reached, report, embedded.source_is_done, embedded.report)
-        code = _run_fleet(reached, report, embedded.source_is_done)
+            return _run_spark(
+                reached, report, embedded.source_is_done, embedded.report, embedded.filling
+            )
+        code = _run_fleet(
+            reached, report, embedded.source_is_done, embedded.filling, outlives_run=False
+        )
         filled = embedded.report()
     _tell(filled)
     if code == exit_codes.DRAINED and _is_whole(configuration, filled):
@@ -86,27 +101,36 @@ def _run_embedded(configuration: Configuration, report: Path | None) -> int:
 
 
 def _run_fleet(
-    configuration: Configuration, report: Path | None, source_is_done: Callable[[], bool]
+    configuration: Configuration,
+    report: Path | None,
+    source_is_done: Callable[[], bool],
+    filling: Callable[[], Filling | None] = lambda: None,
+    *,
+    outlives_run: bool = True,
 ) -> int:
     from kclrun.cli.fleet_run import fleet_run
 
-    return fleet_run(configuration, report, source_is_done)
+    code = fleet_run(configuration, report, source_is_done, filling, outlives_run=outlives_run)
+    tell_rows(configuration.settings)
+    return code
 
 
 def _run_spark(
     configuration: Configuration,
     report: Path | None,
     source_is_done: Callable[[], bool],
-    filling: Callable[[], FillReport | None],
+    filled: Callable[[], FillReport | None],
+    filling: Callable[[], Filling | None] = lambda: None,
 ) -> int:
-    """The summary is made while the session stands: it may read the output with it."""
+    """The summary is made before the session is closed, because it may read the output with it."""
     from kclrun.cli.spark_run import spark_run
 
     def sum_up() -> str | None:
-        return _summary(configuration) if _is_whole(configuration, filling()) else None
+        return _summary(configuration) if _is_whole(configuration, filled()) else None
 
-    code, text = spark_run(configuration, report, source_is_done, sum_up)
-    _tell(filling())  # which raises where the filler failed, and so ended the run
+    code, text = spark_run(configuration, report, source_is_done, sum_up, filling)
+    tell_rows(configuration.settings)
+    _tell(filled())  # raises if the filler failed, which also ended the run
     if text is not None:
         click.echo(text)
     return code
@@ -122,13 +146,13 @@ def _tell(filled: FillReport | None) -> None:
 
 
 def _is_whole(configuration: Configuration, filled: FillReport | None) -> bool:
-    """Whether a summary would be of everything: a run that was cut short sums up nothing."""
+    """Whether the summary would cover all records: a run that was cut short has no summary."""
     embedded = configuration.settings.embedded
     return filled is not None or embedded is None or embedded.fill is None
 
 
 def _summary(configuration: Configuration) -> str | None:
-    """What `summary` makes of the output folder; None without one. Raises: SettingsError."""
+    """The text of `summary` for the output folder; None without one. Raises: SettingsError."""
     settings = configuration.settings
     folder = output_folder(settings)
     if settings.summary is None or folder is None:

@@ -1,7 +1,7 @@
-"""`kclrun simulate`: what a fleet would do, by the code that decides it, in virtual time.
+"""`kclrun simulate`: shows the behaviour of a fleet, by its own decision code, in virtual time.
 
-Touches nothing: no AWS, no settings file. Runs the managers' and the lease processes' own
-decisions over a simulated table and stream, and watches the guarantees I1 to I8 and I11.
+It uses neither AWS nor a settings file. The code of the managers and of the lease processes runs
+over a simulated table and stream, and the guarantees I1 to I8 and I11 are checked.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kclrun.cli import exit_codes
-from kclrun.cli.duration_option import DURATION
+from kclrun.cli.config_options import DURATION
 from kclrun.config.units import Duration
 
 if TYPE_CHECKING:
     from kclrun.simulation.what_if import Figures, WhatIf
-
-__all__ = ["simulate"]
 
 _LETTERS: Final = 26
 _WORKERS_MAX: Final = 2_000
@@ -144,7 +142,7 @@ def simulate(
 
 
 def _group_sizes(sizes: str | None, groups: int | None, workers: int | None) -> tuple[int, ...]:
-    """How many workers each group has, in either way of saying it."""
+    """The number of workers of each group, from either form of the options."""
     if sizes is None:
         workers, groups = workers or 3, groups or 1
         if groups > workers:
@@ -175,7 +173,7 @@ def _refuse_impossible(lost: str | None, sizes: tuple[int, ...]) -> None:
 
 
 def _refuse_unplottable(plot: Path | None) -> None:
-    """Before the run, which may take minutes."""
+    """Refuse it before the run, which may take minutes."""
     if plot is None:
         return
     from kclrun.simulation.picture import SUFFIXES, require_matplotlib
@@ -197,7 +195,7 @@ def _plot(figures: Figures, asked: WhatIf, plot: Path) -> None:
 
 
 def _replay(asked: WhatIf, *, is_brief: bool = False) -> str:
-    """The command line that runs the same again. `is_brief`: without what is so by default."""
+    """The command line that repeats the run. `is_brief`: without default values."""
     settings, sizes, workers = asked.settings, asked.group_sizes, asked.workers
     is_even = sizes == _group_sizes(None, len(sizes), workers)
     options: dict[str, tuple[object, object]] = {

@@ -1,7 +1,7 @@
-"""A run of `engine: spark`: everything asked and answered, then a session, then the query.
+"""A run of `engine: spark`: makes all checks, then opens a session, then runs the query.
 
-Rule: PySpark, the options, the stream and the permissions are settled before a JVM is started; the
-JVM lives no longer than the run. Look next: `spark/running/runtime.py`.
+PySpark, the options, the stream and the permissions are checked before a JVM is started. The JVM
+ends with the run.
 """
 
 from __future__ import annotations
@@ -10,38 +10,36 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kclrun.cli.config_options import Configuration
-from kclrun.cli.output_place import with_absolute_output
-from kclrun.cli.watched import watched
+from kclrun.cli.user_code import with_absolute_output
+from kclrun.cli.watched import OnSnapshot, watched
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import KclrunError, SettingsError
 from kclrun.loading import import_paths
 from kclrun.model.time import WallTime
-from kclrun.observe.line_sink import LineSink
-from kclrun.observe.logs import EventLog
-from kclrun.spark.engine.jvm import SUBMITTED
+from kclrun.observe.logs import EventLog, LineSink
+from kclrun.spark.engine.java import SUBMITTED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kclrun.config.schema import Settings
+    from kclrun.local.filling import Filling
     from kclrun.spark.engine.versions import Capabilities
     from kclrun.spark.running.runtime import ExitReason, SparkRun
-
-__all__ = ["require_spark", "spark_run"]
 
 _STDERR: Final = 2
 SumUp = Callable[[], str | None]
 
 
 def require_spark(settings: Settings) -> Capabilities:
-    """PySpark, and the settings it is given, without starting any of it. Raises: SettingsError."""
+    """Check PySpark and its settings without starting it. Raises: SettingsError."""
     from kclrun.spark.running.runtime import require_runnable
 
     if settings.aws.profile is not None and not _is_local(settings):
@@ -61,10 +59,12 @@ def spark_run(
     report: Path | None,
     source_is_done: Callable[[], bool],
     sum_up: SumUp,
+    filling: Callable[[], Filling | None] = lambda: None,
 ) -> tuple[int, str | None]:
-    """Run until it ends: the exit code, and what `sum_up` said while the session still stood.
+    """Run until the end. Returns the exit code and the text of `sum_up`.
 
-    `sum_up` is called after an end in good order that is no stop half-way. Raises: KclrunError.
+    `sum_up` is called after a complete run that ended in good order, before the session is closed.
+    Raises: KclrunError.
     """
     from kclrun.cli.world import require_stream
 
@@ -73,10 +73,12 @@ def spark_run(
     require_stream(settings)
     paths = import_paths(settings.path, configuration.folder)
     with (
-        watched(settings) as (shown, on_snapshot),
+        watched(settings, filling) as (shown, on_snapshot),
         _log(shown) as log,
-        _session(shown, paths, log) as spark,
+        ExitStack() as stack,
     ):
+        _tell_starting(shown, log, on_snapshot, capabilities.version)
+        spark = stack.enter_context(_session(shown, paths, log))
         from kclrun.spark.running.runtime import ExitReason, SparkRun
 
         run = SparkRun(
@@ -95,7 +97,7 @@ def spark_run(
 
 
 def _reported(run: SparkRun, capabilities: Capabilities, report: Path | None) -> ExitReason:
-    """Run it, and write its report, whatever it came to."""
+    """Run it, and write its report, also after a failure."""
     try:
         reason = run.run(capabilities)
     except KclrunError as error:
@@ -107,14 +109,34 @@ def _reported(run: SparkRun, capabilities: Capabilities, report: Path | None) ->
     return reason
 
 
+def _tell_starting(
+    settings: Settings, log: EventLog, on_snapshot: OnSnapshot | None, version: str
+) -> None:
+    """Show that the start of a JVM, and of Python workers for the first batch, takes time."""
+    from kclrun.observe.snapshot import Snapshot
+    from kclrun.spark.running.progress import FIRST_BATCH
+
+    log.note("engine_starting", version=version)
+    if on_snapshot is not None:
+        on_snapshot(
+            Snapshot(
+                application=settings.application,
+                stream=settings.stream_names,
+                owner=f"spark:{os.getpid()}",
+                uptime_s=0.0,
+                has_leases=False,
+                doing=FIRST_BATCH,
+            )
+        )
+
+
 @contextmanager
 def _session(settings: Settings, paths: tuple[Path, ...], log: EventLog) -> Iterator[SparkSession]:
-    """A session for this run; afterwards, no JVM of ours is left."""
-    from kclrun.spark.engine.jvm import close_session
+    """A session for this run. At the end, the JVM that we started is stopped."""
+    from kclrun.spark.engine.java import close_session
     from kclrun.spark.engine.session import open_session
-    from kclrun.spark.running.engine_output import captured_engine
-    from kclrun.spark.running.source_options import as_option_texts
-    from kclrun.spark.running.translating import told_as_ours
+    from kclrun.spark.running.failures import captured_engine
+    from kclrun.spark.running.query import as_option_texts, told_as_ours
 
     if settings.aws.profile is not None:
         os.environ["AWS_PROFILE"] = settings.aws.profile
@@ -132,8 +154,8 @@ def _session(settings: Settings, paths: tuple[Path, ...], log: EventLog) -> Iter
 
 
 def _let_workers_import(paths: tuple[Path, ...]) -> None:
-    """Python workers on this machine import user code from where we do; on others it is installed
-    or shipped (spark.submit.pyFiles)."""
+    """Python workers on this machine import user code from the same folders as this process. On
+    other machines it is installed or shipped (spark.submit.pyFiles)."""
     former = os.environ.get("PYTHONPATH")
     folders = [str(path) for path in paths] + ([former] if former else [])
     os.environ["PYTHONPATH"] = os.pathsep.join(folders)
@@ -141,10 +163,11 @@ def _let_workers_import(paths: tuple[Path, ...]) -> None:
 
 @contextmanager
 def _log(settings: Settings) -> Iterator[EventLog]:
-    """JSON for machines, words for a terminal, unless the settings say which."""
+    """A log in the format of the settings; by default text on a terminal, else JSON."""
     wanted = settings.log.format
     as_json = wanted == "json" or (wanted == "auto" and not sys.stderr.isatty())
-    # Of its own: what Spark writes to standard error is read and logged, and must not meet itself.
+    # A descriptor of its own: the lines that Spark writes to standard error are read and logged,
+    # and the log lines must not be read again.
     descriptor = os.dup(_STDERR)
     sink = LineSink(descriptor)
     try:

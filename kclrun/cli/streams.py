@@ -1,34 +1,37 @@
-"""The streams of an application as the verbs reach them: found, described, told apart by keys.
-
-Look next: `model/stream_key.py`, which makes the keys.
-"""
+"""Finds and describes the streams of an application for the verbs, and advises on a missing one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kclrun.config.stream_schema import StreamSettings
-from kclrun.errors import NotFound, TableRefused, Unavailable
+from kclrun.aws.kinesis import stream_names
+from kclrun.config.convert import nearest
+from kclrun.config.schema import StreamSettings, stream_name
+from kclrun.errors import NotFound, ServiceError, TableRefused, Unavailable
+from kclrun.leases.auditing import why_another_stream
 from kclrun.model.lease import Lease
-from kclrun.model.stream_key import ONLY_STREAM, StreamKey, called, stream_key, stream_of
+from kclrun.model.stream import ONLY_STREAM, StreamKey, called, is_loopback, stream_key, stream_of
+from kclrun.model.time import WallTime
 from kclrun.ports import ShardReader, StreamAdmin, StreamSummary
 
 if TYPE_CHECKING:
     from kclrun.cli.world import Aws
 
-__all__ = ["OpenStream", "open_streams", "readable", "refuse_other_kind", "why_other_kind"]
-
 _READABLE: Final = frozenset({"ACTIVE", "UPDATING"})
+
+# Operations on the stream. A NotFound of another operation, on the lease table, gets no advice.
+_OF_STREAMS: Final = frozenset({"DescribeStreamSummary", "ListShards", "PutRecords"})
 
 Patiently = Callable[[Callable[[], StreamSummary]], StreamSummary]
 
 
 class OpenStream(msgspec.Struct, frozen=True):
-    """One stream that was found, and how it is read; `settings` are what holds for it."""
+    """One stream that was found, with its clients and the settings that apply to it."""
 
     settings: StreamSettings
     summary: StreamSummary
@@ -39,10 +42,16 @@ class OpenStream(msgspec.Struct, frozen=True):
 def open_streams(
     aws: Aws, patiently: Patiently = lambda call: call()
 ) -> Mapping[StreamKey, OpenStream]:
-    """Describe every stream; with one, its key is ONLY_STREAM.
+    """Describe every stream; a single stream has the key ONLY_STREAM.
 
-    Raises: NotFound, naming every stream that is not there; another ServiceError leaf at once.
+    Raises: NotFound, with the names of all missing streams and advice; another ServiceError leaf at
+    once.
     """
+    with advising_on_streams(aws):
+        return _opened(aws, patiently)
+
+
+def _opened(aws: Aws, patiently: Patiently) -> Mapping[StreamKey, OpenStream]:
     found: dict[StreamKey, OpenStream] = {}
     missing: list[NotFound] = []
     for source in aws.settings.sources:
@@ -67,6 +76,44 @@ def open_streams(
     return found
 
 
+@contextmanager
+def advising_on_streams(aws: Aws) -> Iterator[None]:
+    """Add advice to the error for a missing stream of the application.
+
+    Raises: NotFound in place of the service's NotFound, with a similar stream name, or with the
+    command that creates the stream on an emulator; any other error unchanged.
+    """
+    try:
+        yield
+    except NotFound as error:
+        if error.operation not in _OF_STREAMS:
+            raise
+        lines = [str(error), *_advice(aws)]
+        raise NotFound("\n".join(lines), code=error.code) from None
+
+
+def _advice(aws: Aws) -> Iterator[str]:
+    """Lines of advice for one or several missing streams."""
+    try:
+        names = stream_names(aws.kinesis_client)
+    except ServiceError:  # usual, because none of our policies grants it
+        names = ()
+    wanted = [stream_name(source.name) for source in aws.settings.sources]
+    missing = [name for name in wanted if name not in names]
+    for name in missing:
+        near = nearest(name, names)
+        if near is not None:
+            yield f"Did you mean {near}?"
+    if not is_loopback(aws.kinesis.url):
+        yield "Check the name, aws.region, and the account of the credentials"
+        return
+    url = aws.kinesis.url.rstrip("/")
+    for name in missing:
+        yield "It is made on this emulator with:"
+        yield f"  kclrun put --create 2 --stream {name} --endpoint {url} FILE"
+        yield f"or when kclrun's own emulator starts:  kclrun local --stream {name}:2"
+
+
 def _summary(admin: StreamAdmin) -> StreamSummary:
     return readable(admin.summary())
 
@@ -74,7 +121,7 @@ def _summary(admin: StreamAdmin) -> StreamSummary:
 def readable(summary: StreamSummary) -> StreamSummary:
     """The summary of a stream that can be read now.
 
-    Raises: NotFound for one that is being deleted; Unavailable for one that is being made.
+    Raises: NotFound for one that is being deleted; Unavailable for one that is being created.
     """
     if summary.status == "DELETING":
         raise NotFound(f"stream {summary.name} is being deleted", code="DELETING")
@@ -83,20 +130,30 @@ def readable(summary: StreamSummary) -> StreamSummary:
     return summary
 
 
-def refuse_other_kind(aws: Aws) -> None:
-    """Scan the whole table. Raises: TableRefused for leases of the other kind of application."""
-    for page in aws.table.scan():
+def refuse_other_kind(aws: Aws, created: Mapping[StreamKey, WallTime]) -> None:
+    """Scan the whole table. Raises: TableRefused for leases of the other kind of application, or of
+    a stream that was deleted and created again since [P13].
+
+    The kind does not change after the table's creation, and a row's creation time does not change
+    after its first take. So the scan need not be consistent, which costs half, at each start.
+    """
+    for page in aws.table.scan(consistent=False):
         why = why_other_kind(
             page.leases, aws.settings.table, is_of_several=bool(aws.settings.streams)
         )
         if why is not None:
             raise TableRefused(why)
+        for key, created_at in created.items():
+            leases = [lease for lease in page.leases if stream_of(lease.key) == key]
+            why = why_another_stream(leases, created_at, table=aws.settings.table)
+            if why is not None:
+                raise TableRefused(why)
 
 
 def why_other_kind(leases: Iterable[Lease], table: str, *, is_of_several: bool) -> str | None:
     """Why this table cannot be used, if it was begun with one stream and now there are several, or
-    the other way round. The keys differ, so every lease would be orphaned and every shard begun
-    anew at the start position: that is nobody's wish (the KCL does it, and its FAQ warns)."""
+    the reverse. The keys differ, so every lease would be orphaned and every shard would begin again
+    at the start position. This is never wanted (the KCL does it, and its FAQ warns of it)."""
     wrong = next(
         (lease.key for lease in leases if (stream_of(lease.key) == ONLY_STREAM) == is_of_several),
         None,

@@ -1,7 +1,7 @@
 """`kclrun tail`: the records of a stream as they arrive, across splits and merges.
 
-Reads the stream and nothing else: no lease, no checkpoint, so it may be used beside any
-application. What it shows goes to standard output, what it says to standard error.
+It reads only the stream, no lease and no checkpoint, so it may be used beside any application.
+Records go to standard output, messages to standard error.
 """
 
 from __future__ import annotations
@@ -21,30 +21,26 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kclrun.cli import exit_codes
-from kclrun.cli.duration_option import DURATION
-from kclrun.cli.messages import harmless
-from kclrun.cli.stream_options import stream_options, stream_settings
+from kclrun.cli.config_options import DURATION, ConfigCommand, stream_options, stream_settings
+from kclrun.model.text import harmless
 
 if TYPE_CHECKING:
     from kclrun.cli.tail_lines import LineMaker
-    from kclrun.cli.tail_readers import TailEvent
-    from kclrun.cli.tail_start import ShardStart
+    from kclrun.cli.tail_readers import ShardStart, TailEvent
     from kclrun.cli.world import Aws
     from kclrun.config.units import Duration
     from kclrun.model.record import Record
-
-__all__ = ["tail"]
 
 _FROM_HELP: Final = (
     "LATEST (the default), TRIM_HORIZON, an instant such as 2026-03-01T06:00:00Z, 10m for ten"
     " minutes ago, or with one --shard a sequence number."
 )
 _SHARD_HELP: Final = "Only this shard, as shardId-000000000007 or 7 (repeatable)."
-# Aggregates are opened so many records at a time: one of 1 MiB may hold thousands.
+# Aggregates of so many records are opened at a time: one of 1 MiB may hold thousands.
 _OPENED_AT_ONCE: Final = 100
 
 
-@click.command()
+@click.command(cls=ConfigCommand)
 @stream_options
 @click.option("--from", "begin", metavar="WHERE", default="LATEST", help=_FROM_HELP)
 @click.option("--shard", "shards", multiple=True, metavar="ID", help=_SHARD_HELP)
@@ -147,7 +143,7 @@ def _take_in(event: TailEvent, view: _View, said: str, *, follows: bool) -> None
 
 
 class _View:
-    """What was shown so far, and how the next record is."""
+    """Prints records, and knows how many more it may print."""
 
     def __init__(self, line_of: LineMaker, key: str | None, records_max: int | None) -> None:
         self._line_of = line_of
@@ -159,7 +155,7 @@ class _View:
         return self._left == 0
 
     def show(self, shard_id: str, records: Sequence[Record]) -> None:
-        """Write the records that are asked for. Raises: BrokenPipeError."""
+        """Print the records that match the options. Raises: BrokenPipeError."""
         from kclrun.codec.kpl import open_aggregates
 
         for first in range(0, len(records), _OPENED_AT_ONCE):
@@ -175,18 +171,21 @@ class _View:
 
 
 def _starts(aws: Aws, begin: str, shards: Sequence[str]) -> Mapping[str, ShardStart]:
-    from kclrun.cli.tail_start import first_listing, parse_from, shard_id_of, shard_starts
+    from kclrun.cli.streams import advising_on_streams
+    from kclrun.cli.tail_readers import first_listing, parse_from, shard_starts
     from kclrun.cli.world import patiently
+    from kclrun.model.stream import spelled_out
     from kclrun.model.time import Instant, WallTime
 
     start = parse_from(begin, WallTime(time.time()))
-    named = [shard_id_of(shard) for shard in shards]
+    named = [spelled_out(shard) for shard in shards]
     patience_s = float(aws.settings.aws.start_timeout)
-    listed = patiently(
-        lambda: aws.stream.list_shards(first_listing(start)),
-        Instant(time.monotonic() + patience_s),
-        patience_s,
-    )
+    with advising_on_streams(aws):
+        listed = patiently(
+            lambda: aws.stream.list_shards(first_listing(start)),
+            Instant(time.monotonic() + patience_s),
+            patience_s,
+        )
     return shard_starts(listed, named, start)
 
 
@@ -199,14 +198,14 @@ def _line_maker(begin: str, *, as_json: bool) -> LineMaker:
     is_terminal = sys.stdout.isatty()
     return for_people(
         columns_max=shutil.get_terminal_size().columns if is_terminal else None,
-        # From now on, everybody knows the day.
+        # Records from now on need no date.
         with_date=begin.upper() != "LATEST",
         with_colours=is_terminal and "NO_COLOR" not in os.environ,
     )
 
 
 def _lost_its_reader() -> bool:
-    """Whether who read our output is gone: on a quiet stream no write would ever find out."""
+    """Whether the reader of our output has closed it. On a quiet stream no write would show it."""
     waiter = select.poll()
     waiter.register(sys.stdout.fileno(), 0)
     return bool(waiter.poll(0))
@@ -222,9 +221,9 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """The first SIGINT or SIGTERM ends the tail between two lines; a second one, at once.
+    """The first SIGINT or SIGTERM ends the tail between two lines, a second one at once.
 
-    At once, because standard output may be a pager that never reads on.
+    The second one is needed if standard output is a pager that does not read on.
     """
     came: list[int] = []
 

@@ -1,14 +1,12 @@
-"""How `kclrun tail` shows a record: a line for people, or a JSON object for programs.
+"""The lines of `kclrun tail`: a record as a line of text, or as a JSON object for programs.
 
-Rule: whatever a payload holds, a record is one line and moves no cursor [S6]; a program gets every
-byte.
+With any payload, a record is one line and does not move the cursor [S6]. The JSON has every byte.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -16,27 +14,22 @@ from typing import Any, Final
 import click
 
 from kclrun.model.record import Record
+from kclrun.model.stream import short_name
+from kclrun.model.text import escaped, escaped_in_json
 
-__all__ = ["LineMaker", "as_json", "escaped", "for_people", "shard_name"]
-
-# Given a shard id and a record, the line without its end.
+# From a shard id and a record to the line without its end.
 LineMaker = Callable[[str, Record], str]
 
-# Control characters, line separators, and what reorders text.
-_UNPRINTABLE: Final = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)
-_SHARD_ID: Final = re.compile(r"shardId-0*(\d+)\Z")
-# Most keys are shorter; the column keeps the payloads below each other.
+# Most keys are shorter; the column aligns the payloads.
 _KEY_COLUMN: Final = 12
 _KEY_CHARS_MAX: Final = 32
 _SHARD_COLUMN: Final = 3
-# A line narrower than this shows nothing; then it may wrap.
+# The data have at least so many columns. On a very narrow terminal the line may therefore wrap.
 _DATA_COLUMNS_MIN: Final = 16
 
 
 def as_json(shard_id: str, record: Record) -> str:
-    """One JSON object. `data` is text where the payload is UTF-8, else base64: see `encoding`."""
+    """One JSON object. `data` is text if the payload is UTF-8, else base64: see `encoding`."""
     try:
         data, encoding = record.data.decode(), "utf-8"
     except UnicodeDecodeError:
@@ -55,13 +48,14 @@ def as_json(shard_id: str, record: Record) -> str:
         shown["explicit_hash_key"] = record.explicit_hash_key
     if record.malformed:
         shown["malformed"] = True
-    return json.dumps(shown, ensure_ascii=False)
+    return escaped_in_json(json.dumps(shown, ensure_ascii=False))
 
 
 def for_people(*, columns_max: int | None, with_date: bool, with_colours: bool) -> LineMaker:
     """Lines of arrival time (UTC), shard, key and data.
 
-    `columns_max` is the width of the terminal, None where lines go elsewhere and are not cut.
+    `columns_max` is the width of the terminal. It is None if the output is not a terminal; then
+    lines are not cut.
     """
     pattern = "%Y-%m-%d %H:%M:%S" if with_date else "%H:%M:%S"
     style = click.style if with_colours else _plain
@@ -69,7 +63,7 @@ def for_people(*, columns_max: int | None, with_date: bool, with_colours: bool) 
     def line(shard_id: str, record: Record) -> str:
         moment = _moment(record)
         time_text = f"{moment.strftime(pattern)}.{moment.microsecond // 1000:03d}"
-        shard = shard_name(shard_id).rjust(_SHARD_COLUMN)
+        shard = escaped(short_name(shard_id)).rjust(_SHARD_COLUMN)
         key = _cut(escaped(record.partition_key), _KEY_CHARS_MAX).ljust(_KEY_COLUMN)
         data = escaped(record.data.decode("utf-8", "backslashreplace"))
         if record.malformed:
@@ -82,17 +76,6 @@ def for_people(*, columns_max: int | None, with_date: bool, with_colours: bool) 
         )
 
     return line
-
-
-def shard_name(shard_id: str) -> str:
-    """`7` for shardId-000000000007; other names as they are."""
-    match = _SHARD_ID.match(shard_id)
-    return match[1] if match else escaped(shard_id)
-
-
-def escaped(text: str) -> str:
-    """Foreign text on one line: a line feed is shown as \\n, an escape as \\x1b."""
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _plain(text: str, **_: Any) -> str:
@@ -112,7 +95,7 @@ def _columns(text: str) -> int:
 
 
 def _cut(text: str, columns_max: int) -> str:
-    """The beginning of `text`, with … where something is missing."""
+    """The beginning of `text`, with … if text is cut off."""
     if len(text) <= columns_max and _columns(text) <= columns_max:
         return text
     from rich.cells import set_cell_size

@@ -1,4 +1,4 @@
-"""Is the user's code importable? Asked in a process of its own, so that ours never holds it."""
+"""Checks in a separate process that the user's code can be imported, so ours never imports it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,68 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
+
+import click
+import msgspec
 
 from kclrun.cli.config_options import Configuration
 from kclrun.config.schema import Settings
 from kclrun.errors import ProcessorLoadError, SettingsError
-from kclrun.loading import MARK, import_paths
-from kclrun.manager.process_rights import allowed_environment
+from kclrun.loading import EMITS, MARK, import_paths
+from kclrun.manager.launcher import lease_environment
 
-__all__ = ["named_user_code", "own_module", "require_user_code"]
 
-# Importing pandas or a model on a cold disk takes some ten seconds; a minute means it hangs.
+def output_folder(settings: Settings) -> Path | None:
+    """`output.path` as a folder of this machine, relative to the current folder. None if rows are
+    not written to one: no output, a stream, s3a://…"""
+    output = settings.output
+    if output is None or output.path is None or "://" in output.path:
+        return None
+    return Path(output.path).absolute()
+
+
+def tell_rows(settings: Settings) -> None:
+    """Print the folder of the rows of a run that has ended; nothing if it wrote none."""
+    folder = output_folder(settings)
+    if folder is None or not folder.is_dir() or not any(folder.iterdir()):
+        return
+    here = Path.cwd()
+    shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
+    click.echo(f"Rows are in {shown}", err=True)
+
+
+def with_absolute_output(configuration: Configuration) -> Settings:
+    """The settings for other processes, with an output path that does not depend on their current
+    folder."""
+    settings = configuration.settings
+    folder = output_folder(settings)
+    if settings.output is None or folder is None:
+        return settings
+    output = msgspec.structs.replace(settings.output, path=str(folder))
+    return msgspec.structs.replace(settings, output=output)
+
+
+def require_folder(setting: str, folder: Path) -> None:
+    """Create it now, because otherwise each process would fail later. Raises: SettingsError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"{setting}: cannot make the folder {folder}: {error.strerror}"
+        ) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise SettingsError(f"{setting}: user {os.geteuid()} may not write to {folder}")
+
+
+# An import of pandas or of a model from a cold disk takes some ten seconds. An import that takes a
+# minute hangs.
 _IMPORT_MAX_S: Final = 60
 
 
 def named_user_code(configuration: Configuration) -> Mapping[str, str]:
-    """The code these settings name, by setting. Raises: SettingsError without a processor."""
+    """The user code of these settings, by setting. Raises: SettingsError without a processor."""
     settings = configuration.settings
     processors = _processors(settings)
     if not processors and settings.pipeline is None:
@@ -41,7 +87,7 @@ def named_user_code(configuration: Configuration) -> Mapping[str, str]:
 
 
 def _processors(settings: Settings) -> dict[str, str]:
-    """The processors that a stream has, by setting: the application's, and streams' own."""
+    """The processors of the streams, by setting: the application's, and those of single streams."""
     named = {}
     for index, source in enumerate(settings.sources):
         is_own = bool(settings.streams) and settings.streams[index].processor is not None
@@ -50,25 +96,42 @@ def _processors(settings: Settings) -> dict[str, str]:
     return named
 
 
-def require_user_code(configuration: Configuration) -> None:
-    """Import all of it once, elsewhere. Raises: SettingsError, ProcessorLoadError.
+def require_user_code(configuration: Configuration) -> tuple[str, ...]:
+    """Import all user code once in other processes. Returns warnings as sentences.
 
-    The processor with the environment of a lease process, or it would load here and halt every
-    shard there; the rest with ours, which Spark's workers on this machine have, too.
+    Raises: SettingsError, ProcessorLoadError.
+
+    The processor is imported with the environment of a lease process. Otherwise it could load here
+    and halt every shard there. Other code is imported with this process's environment, which
+    Spark's workers on this machine have too.
     """
     named = dict(named_user_code(configuration))
+    said: list[str] = []
     if configuration.settings.engine == "fleet":
         processors = {
             setting: named.pop(setting) for setting in _processors(configuration.settings)
         }
-        _import(configuration, processors, allowed_environment(os.environ))
+        only = configuration.settings.environment.only
+        said += _import(configuration, processors, lease_environment(os.environ, only))
+        if _has_output(configuration.settings):
+            said.clear()
     if named:
         _import(configuration, named, os.environ)
+    return tuple(
+        f"{where} calls context.emit(), and output.path is not set: such a call halts its shard"
+        for where in said
+    )
+
+
+def _has_output(settings: Settings) -> bool:
+    """Whether the settings have a folder for the rows that a processor emits."""
+    return settings.output is not None and settings.output.path is not None
 
 
 def _import(
     configuration: Configuration, named: Mapping[str, str], environment: Mapping[str, str]
-) -> None:
+) -> list[str]:
+    """Import it. Returns the lines of user code that emit rows."""
     paths = import_paths(configuration.settings.path, configuration.folder)
     arguments = [f"{setting}={reference}" for setting, reference in named.items()]
     command = [*own_module("kclrun.loading"), *arguments, "--", *map(str, paths)]
@@ -91,17 +154,19 @@ def _import(
         said = done.stderr.decode(errors="replace").rpartition(MARK)[2].strip()
         said = said or f"the import ended with exit code {done.returncode}"
         raise ProcessorLoadError(said + _on_withheld_variables(said, environment))
+    told = done.stderr.decode(errors="replace").split("\n")
+    return list(dict.fromkeys(line.removeprefix(EMITS) for line in told if line.startswith(EMITS)))
 
 
 def _on_withheld_variables(said: str, environment: Mapping[str, str]) -> str:
-    """What to do where user code missed a variable that we have and do not pass on [S9]."""
+    """Advice if user code needs a variable that this process has and does not pass on."""
     withheld = sorted(
         name for name in os.environ.keys() - environment.keys() if f"'{name}'" in said
     )
     if not withheld:
         return ""
-    names = ",".join(withheld)
-    return f"\nLease processes get a variable of that name with:  export KCLRUN_PASS_ENV={names}"
+    names = ", ".join(withheld)
+    return f"\nenvironment.only keeps {names} from lease processes: name it there"
 
 
 def own_module(module: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`kclrun version`: ours, and those of what we stand on."""
+"""`kclrun version`: the versions of kclrun and of its main dependencies."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from importlib import metadata
 
 import click
 
-__all__ = ["version", "versions"]
-
 
 def versions() -> str:
-    """One line with the versions that matter in a report."""
+    """One line with the versions for a bug report."""
     named = ("kclrun", "boto3", "msgspec", "protobuf")
     return ", ".join(f"{name} {_version(name)}" for name in named)
 

@@ -1,4 +1,4 @@
-"""Whether a person looks on: then a run has a live table, and its log lines are text above it."""
+"""The live table of a run on a terminal, with the log lines as text above it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,28 @@ import msgspec
 
 if TYPE_CHECKING:
     from kclrun.config.schema import Settings
+    from kclrun.local.filling import Filling
     from kclrun.observe.snapshot import Snapshot
-
-__all__ = ["OnSnapshot", "watched"]
 
 OnSnapshot = Callable[["Snapshot"], None]
 
 
 @contextmanager
-def watched(settings: Settings) -> Iterator[tuple[Settings, OnSnapshot | None]]:
-    """For the time of a run: its settings, and whom to give snapshots to, if anybody."""
+def watched(
+    settings: Settings, filling: Callable[[], Filling | None] = lambda: None
+) -> Iterator[tuple[Settings, OnSnapshot | None]]:
+    """The settings for a run, and the function that takes its snapshots (None without a terminal).
+
+    `filling` returns the progress of the fill of an embedded stream.
+    """
     if not (settings.log.format == "auto" and sys.stdout.isatty() and sys.stderr.isatty()):
         yield settings, None
         return
-    from kclrun.cli.live_display import LiveDisplay
+    from kclrun.cli.live_table import LiveDisplay
+    from kclrun.cli.progress_bars import Bars
 
-    # Log lines go through the display, as text: their descriptor is then no terminal any more.
+    # Log lines go through the display as text, because their descriptor is not a terminal then.
     log = msgspec.structs.replace(settings.log, format="text")
-    with LiveDisplay() as display:
+    bars = Bars(filling, is_until=settings.until is not None)
+    with LiveDisplay(bars) as display:
         yield msgspec.structs.replace(settings, log=log), display.show

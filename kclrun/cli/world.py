@@ -1,8 +1,7 @@
-"""From settings to what talks to AWS: the one place where `aws/` is put together.
+"""Builds the AWS clients from the settings. Only this module assembles `aws/`.
 
-Every verb that touches AWS starts here; the manager is given the finished `World`. Rule: making
-an `Aws` sends nothing; `open_world` is the first to ask, and waits for answers no longer than
-`aws.start_timeout`.
+Every verb that uses AWS starts here, and the manager gets the finished `World`. Making an `Aws`
+sends nothing. `open_world` sends the first requests.
 """
 
 from __future__ import annotations
@@ -10,9 +9,11 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
 
 from kclrun.aws.cloudwatch import CloudWatchOutlet
 from kclrun.aws.control import ControlPlane
@@ -20,29 +21,40 @@ from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.instance_metadata import Imds, open_imds
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
-from kclrun.aws.lease_table import DynamoLeaseTable
+from kclrun.aws.lease_table import DynamoCoordinatorState, DynamoLeaseTable
 from kclrun.aws.lifecycle import BotoLifecycleActions
 from kclrun.aws.table_setup import TableReport, ensure_table
 from kclrun.aws.wire import WireClient
-from kclrun.cli.streams import open_streams, readable, refuse_other_kind
+from kclrun.cli.streams import (
+    OpenStream,
+    advising_on_streams,
+    open_streams,
+    readable,
+    refuse_other_kind,
+)
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError, Throttled, Unavailable
-from kclrun.model.backoff import backoff_s
-from kclrun.model.time import Instant
+from kclrun.model.stream import StreamKey
+from kclrun.model.time import Instant, backoff_s
 from kclrun.model.wire import WireEndpoint
 from kclrun.ports import StreamSummary
 
 if TYPE_CHECKING:
     from kclrun.manager.world import World
 
-__all__ = ["Aws", "open_world", "patiently", "require_stream"]
-
 T = TypeVar("T")
+
+# 120 s in all at the default of `aws.start_timeout`. This is twice the time that 1,000 managers
+# need, and below the 4 minutes of the unit file, also if the table must be created.
+THROTTLED_PATIENCES: Final = 2
+# With pauses of this size, 1,000 managers send 67 requests a second, three times the account's
+# limit.
+_THROTTLED_PAUSE_MAX_S: Final = 20.0
 
 
 class Aws:
-    """The services as these settings reach them. Makes its clients when they are first needed.
+    """The AWS services of these settings. Makes each client when it is first needed.
 
     Raises: SettingsError (no region, unknown profile, `embedded` outside of `run`).
     """
@@ -55,14 +67,14 @@ class Aws:
                 "and use it:   --set aws.endpoint=http://127.0.0.1:4567"
             )
         self.settings = settings
-        self._dynamodb_settings = self._endpoint_settings("dynamodb")
-        self._session = open_session(self._dynamodb_settings)
+        dynamodb = self._endpoint_settings("dynamodb")
+        aws = settings.aws
+        self._session = open_session(EndpointSettings(region=aws.region, profile=aws.profile))
         self.kinesis: WireEndpoint = resolve_endpoint(
             self._session, "kinesis", self._endpoint_settings("kinesis")
         )
-        self.dynamodb: WireEndpoint = resolve_endpoint(
-            self._session, "dynamodb", self._dynamodb_settings
-        )
+        self.dynamodb: WireEndpoint = resolve_endpoint(self._session, "dynamodb", dynamodb)
+        self._dynamodb_settings = msgspec.structs.replace(dynamodb, region=self.dynamodb.region)
         self.credentials = CredentialSource(
             self._session,
             endpoint_url=self.kinesis.url,
@@ -75,18 +87,26 @@ class Aws:
         return WireClient(self.kinesis, self.credentials.current, service="kinesis")
 
     @cached_property
+    def dynamodb_client(self) -> WireClient:
+        return WireClient(self.dynamodb, self.credentials.current, service="dynamodb")
+
+    @cached_property
     def table(self) -> DynamoLeaseTable:
-        client = WireClient(self.dynamodb, self.credentials.current, service="dynamodb")
-        return DynamoLeaseTable(client, self.settings.table)
+        return DynamoLeaseTable(self.dynamodb_client, self.settings.table)
+
+    @cached_property
+    def coordinator(self) -> DynamoCoordinatorState:
+        """The table in which a KCL 3 fleet of an early version keeps its mode."""
+        return DynamoCoordinatorState(self.dynamodb_client, self.settings.application)
 
     @cached_property
     def stream(self) -> WireStreamAdmin:
-        """The one stream. Raises: SettingsError where there are several."""
+        """The only stream. Raises: SettingsError if there are several."""
         return self.admin_of(self.settings.only_stream)
 
     @cached_property
     def reader(self) -> PollingReader:
-        """Of the one stream. Raises: SettingsError where there are several."""
+        """The reader of the only stream. Raises: SettingsError if there are several."""
         return self.reader_of(self.settings.only_stream)
 
     def admin_of(self, stream: str) -> WireStreamAdmin:
@@ -97,7 +117,7 @@ class Aws:
 
     @property
     def metrics(self) -> CloudWatchOutlet | None:
-        """Where `observe.cloudwatch` has metrics published, if it does."""
+        """The outlet for metrics of `observe.cloudwatch`, if it is set."""
         cloudwatch = self.settings.observe.cloudwatch
         if cloudwatch is None:
             return None
@@ -107,12 +127,12 @@ class Aws:
 
     @property
     def imds(self) -> Imds | None:
-        """The instance metadata, if `instance` has it watched; asks nothing.
+        """The instance metadata, if `instance` wants it watched. Sends nothing.
 
-        Raises: SettingsError where it must be watched and is switched off, or has no address.
+        Raises: SettingsError if it must be watched but is switched off or has no address.
         """
         watch = self.settings.instance.watch
-        # With an AWS of its own, an application is no machine of a group.
+        # With its own endpoint, an application does not run on a machine of an autoscaling group.
         is_elsewhere = watch == "auto" and self.settings.aws.endpoint is not None
         if watch is False or is_elsewhere:
             return None
@@ -123,12 +143,12 @@ class Aws:
 
     @property
     def lifecycle(self) -> BotoLifecycleActions:
-        """The hooks of this machine's group; asks nothing."""
+        """The hooks of this machine's group. Sends nothing."""
         return BotoLifecycleActions(self._endpoint_settings("autoscaling"))
 
     @cached_property
     def control(self) -> ControlPlane:
-        """botocore's clients for DynamoDB, with the credentials of this moment."""
+        """botocore's clients for DynamoDB, with the present credentials."""
         return ControlPlane(self._session, self._dynamodb_settings, self.credentials.current())
 
     def _endpoint_settings(self, service: str) -> EndpointSettings:
@@ -143,10 +163,10 @@ class Aws:
 
 
 def open_world(settings: Settings) -> World:
-    """Everything the manager needs, asked for and answered: streams found, lease table usable.
+    """The clients of the manager, after checks: streams found, lease table usable.
 
-    Raises: SettingsError, NotFound (naming every stream that is not there), AccessDenied,
-    TableRefused; Unavailable when AWS has not answered within `aws.start_timeout`.
+    Raises: SettingsError, NotFound (with the names of all missing streams), AccessDenied,
+    TableRefused; Unavailable if AWS has not answered within `aws.start_timeout`.
     """
     from kclrun.manager.world import InstanceServices, SourceStream, World
 
@@ -154,13 +174,14 @@ def open_world(settings: Settings) -> World:
     imds = aws.imds
     patience_s = float(settings.aws.start_timeout)
     deadline = Instant(time.monotonic() + patience_s)
-    opened = open_streams(aws, lambda call: patiently(call, deadline, patience_s))
+    opened, described_instant = _described(aws, deadline, patience_s)
     patiently(lambda: _ensured(aws, deadline), deadline, patience_s)
-    # What the manager repeats until it works is tried here, where a refusal still ends the start;
-    # later it would wait for a permission that nobody knows to be missing.
+    # The manager repeats these calls until they succeed. Here a refusal still ends the start. Later
+    # the manager would wait for a missing permission without an error that an operator sees.
     for stream in opened.values():
         patiently(stream.admin.list_shards, deadline, patience_s)
-    patiently(lambda: refuse_other_kind(aws), deadline, patience_s)
+    created = {key: stream.summary.created_at for key, stream in opened.items()}
+    patiently(lambda: refuse_other_kind(aws, created), deadline, patience_s)
     return World(
         table=aws.table,
         streams={
@@ -170,30 +191,55 @@ def open_world(settings: Settings) -> World:
         credentials=aws.credentials,
         kinesis=aws.kinesis,
         dynamodb=aws.dynamodb,
+        service_time=aws.kinesis_client.service_time,
         metrics=aws.metrics,
         instance=InstanceServices(imds, aws.lifecycle) if imds is not None else None,
+        coordinator=aws.coordinator,
+        described_instant=described_instant,
     )
 
 
-def require_stream(settings: Settings) -> StreamSummary:
-    """The stream, asked for and answered, for an engine that keeps no lease table.
+def _described(
+    aws: Aws, deadline: Instant, patience_s: float
+) -> tuple[Mapping[StreamKey, OpenStream], Instant]:
+    """All streams, and the time at which the oldest of the used answers was requested."""
+    asked: list[Instant] = []
 
-    Raises: SettingsError, NotFound (no such stream), AccessDenied; Unavailable when AWS has not
+    def patient(call: Callable[[], T]) -> T:
+        def once() -> T:
+            began = Instant(time.clock_gettime(time.CLOCK_BOOTTIME))
+            answer = call()
+            asked.append(began)
+            return answer
+
+        return patiently(once, deadline, patience_s)
+
+    opened = open_streams(aws, patient)
+    return opened, min(asked)
+
+
+def require_stream(settings: Settings) -> StreamSummary:
+    """The described stream, for an engine without a lease table.
+
+    Raises: SettingsError, NotFound (no such stream), AccessDenied; Unavailable if AWS has not
     answered within `aws.start_timeout`.
     """
     aws = Aws(settings)
     patience_s = float(settings.aws.start_timeout)
     deadline = Instant(time.monotonic() + patience_s)
-    summary = patiently(lambda: readable(aws.stream.summary()), deadline, patience_s)
-    patiently(aws.stream.list_shards, deadline, patience_s)
+    with advising_on_streams(aws):
+        summary = patiently(lambda: readable(aws.stream.summary()), deadline, patience_s)
+        patiently(aws.stream.list_shards, deadline, patience_s)
     aws.kinesis_client.close()
     return summary
 
 
 def patiently(call: Callable[[], T], deadline: Instant, patience_s: float) -> T:
-    """What `call` returns, asked again while AWS throttles or is away, until `deadline`.
+    """The value of `call`, repeated while AWS is unavailable, until `deadline`.
 
-    Raises: Unavailable after that, naming the last trouble; anything else at once.
+    While AWS throttles, the call is repeated for twice as long. Throttling is an answer, and the
+    managers of a fleet that start together are served one after the other.
+    Raises: Unavailable after that, with the last error; any other error at once.
     """
     attempt = 0
     while True:
@@ -201,8 +247,10 @@ def patiently(call: Callable[[], T], deadline: Instant, patience_s: float) -> T:
             return call()
         except (Throttled, Unavailable) as error:
             attempt += 1
-            pause_s = backoff_s(attempt, random.random())
-            if time.monotonic() + pause_s >= deadline:
+            is_throttled = isinstance(error, Throttled)
+            pause_s = start_pause_s(attempt, random.random(), is_throttled=is_throttled)
+            patient_s = patience_s * (THROTTLED_PATIENCES - 1) if is_throttled else 0.0
+            if time.monotonic() + pause_s >= deadline + patient_s:
                 raise Unavailable(
                     f"AWS has not answered for {patience_s:g} s (aws.start_timeout)\n"
                     f"The last attempt: {error}",
@@ -210,6 +258,19 @@ def patiently(call: Callable[[], T], deadline: Instant, patience_s: float) -> T:
                     code=error.code,
                 ) from None
             time.sleep(pause_s)
+
+
+def start_pause_s(attempt: int, chance: float, *, is_throttled: bool) -> float:
+    """The pause before attempt number `attempt` (from 1) at a call of the start.
+
+    An account may send 20 DescribeStreamSummary a second. 1,000 managers that start together are
+    served after 50 s at best. With these pauses the last one is served after 65 s, with 5,000 calls
+    in all. With the pauses for an unavailable service it takes as long, but with 15,000 calls,
+    which delay the calls of other applications.
+    """
+    if is_throttled:
+        return backoff_s(attempt, chance, base_s=0.25, max_s=_THROTTLED_PAUSE_MAX_S)
+    return backoff_s(attempt, chance)
 
 
 def _ensured(aws: Aws, deadline: Instant) -> TableReport:

@@ -6,5 +6,4 @@ May know: `model`, `errors`, msgspec, protobuf, hashlib. May not know: clocks, s
 threads, boto3, ports, who asks.
 Rule: any bytes give a value or one named error, and never more memory than a small multiple of
 the limits declared here. No message names a payload, a key or an iterator.
-Look next: `get_records.py`, then `kpl.py`.
 """

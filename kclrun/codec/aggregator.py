@@ -1,8 +1,8 @@
 """KPL aggregates made: user records in, the data of one Kinesis record out.
 
-Rule: sizes are exact to the byte before anything is serialized, so that no aggregate is ever
-refused by the service for its size. The caller sees to it that the user records of one aggregate
-belong to one shard. Look next: `kpl_messages.py`; the other direction is `kpl.py`.
+Rule: sizes are exact to the byte before anything is serialized, so the service never refuses an
+aggregate for its size. The caller ensures that the user records of one aggregate belong to one
+shard.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import hashlib
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from kclrun.codec.hash_keys import parse_hash_key
-from kclrun.codec.kpl_messages import (
+from kclrun.codec.kpl import (
     MAGIC,
     MD5_BYTES,
     RECORD_BYTES_MAX,
     USER_RECORDS_MAX,
     new_aggregate,
+    parse_hash_key,
 )
 from kclrun.errors import LimitExceeded, MalformedAggregate
-
-__all__ = ["AggregatedData", "Aggregator", "build_aggregate"]
 
 # PutRecords takes 1 MiB a record, partition key included, unless the stream is set to take more.
 _SIZE_MAX_DEFAULT: Final = 1024 * 1024
@@ -30,7 +28,7 @@ _KEY_CHARS_MAX: Final = 256
 
 
 class AggregatedData(NamedTuple):
-    """What to put: the aggregate and the keys that route it, those of its first user record."""
+    """One record to put: the aggregate, and the routing keys, those of its first user record."""
 
     partition_key: str
     explicit_hash_key: str | None
@@ -42,7 +40,7 @@ class AggregatedData(NamedTuple):
 
 
 class _Growth(NamedTuple):
-    """What a user record would add: its key indexes, and bytes of the message."""
+    """The growth by a user record: its key indexes, and bytes of the message."""
 
     key_index: int
     hash_key_index: int | None
@@ -70,19 +68,19 @@ class Aggregator:
         self._outer_key_bytes = 0
 
     def __len__(self) -> int:
-        """How many user records it holds."""
+        """The number of user records in it."""
         return len(self._records)
 
     @property
     def size_bytes(self) -> int:
-        """What the service would count for it now: magic, message, MD5 and partition key."""
+        """Its current size as the service counts it: magic, message, MD5 and partition key."""
         return len(MAGIC) + self._message_bytes + MD5_BYTES + self._outer_key_bytes
 
     def add(self, partition_key: str, data: bytes, explicit_hash_key: str | None = None) -> bool:
         """Add a user record; False, and nothing changed, if it does not fit.
 
-        False from an empty aggregator means it never will: put that record as it is.
-        Raises: LimitExceeded if a key is none the service takes.
+        False from an empty aggregator means that it will never fit: put that record as it is.
+        Raises: LimitExceeded if the service does not take a key.
         """
         key_bytes = _checked_key_bytes(partition_key)
         if explicit_hash_key is not None:
@@ -101,9 +99,9 @@ class Aggregator:
         return True
 
     def finish(self) -> AggregatedData:
-        """The aggregate of what was added; the aggregator is then empty and can be used again.
+        """The aggregate of the added records. The aggregator is then empty and can be used again.
 
-        Raises: MalformedAggregate if nothing was added.
+        Raises: MalformedAggregate if no record was added.
         """
         if not self._records:
             raise MalformedAggregate("an aggregate needs at least one user record")

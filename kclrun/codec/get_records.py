@@ -1,9 +1,8 @@
 """GetRecords bodies (JSON protocol 1.1), decoded straight into records.
 
-Holds: the decoder and its limits. May not know: HTTP, ports, iterators' meaning.
-Rule: one pass in C makes the records (base64 included); Python only looks at a page's edges.
-`aws/` turns the result into a `FetchedPage`. Look next: `model/record.py`, whose field names are
-the body's and whose other fields no body can set.
+The decoder and its limits. Must not know: HTTP, ports, the meaning of iterators. Rule: one pass in
+C makes the records (base64 included); Python only looks at a page's edges. `aws/` turns the result
+into a `FetchedPage`.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ from typing import Annotated, Final
 
 import msgspec
 
-from kclrun.codec.hash_keys import parse_hash_key
+from kclrun.codec.kpl import parse_hash_key
 from kclrun.errors import LimitExceeded, MalformedBody
 from kclrun.model.record import Record
 from kclrun.model.sequence import SEQUENCE_DIGITS_MAX, ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, HashRange
-
-__all__ = ["BODY_BYTES_MAX", "CHILDREN_MAX", "RECORDS_MAX", "GetRecordsBody", "decode_get_records"]
 
 # GetRecords: Limit is at most 10,000, and one answer carries at most 10 MiB of data.
 RECORDS_MAX: Final = 10_000
@@ -29,10 +26,10 @@ _BASE64_BYTES_MAX: Final = (_DATA_BYTES_MAX + 2 * RECORDS_MAX) * 4 // 3
 _KEY_BYTES_MAX: Final = 256 * 12
 # Field names and punctuation (~130), a sequence number (<= 129), a timestamp (~20), KMS (3): < 512.
 _ENVELOPE_BYTES_MAX: Final = 512
-# 47.5 MiB. A sound body can hardly come near it; a larger one is none of the service's.
+# 47.5 MiB. A sound body can hardly reach it; a larger one does not come from the service.
 BODY_BYTES_MAX: Final = _BASE64_BYTES_MAX + RECORDS_MAX * (_KEY_BYTES_MAX + _ENVELOPE_BYTES_MAX)
 
-# A split names two children, a merge one; the rest is room for what the service may yet invent.
+# A split names two children, a merge one; the rest is room for future forms of the service.
 CHILDREN_MAX: Final = 8
 # The API reference says 512 characters; eight times that, for emulators that encode more.
 _ITERATOR_CHARS_MAX: Final = 4096
@@ -45,7 +42,7 @@ _ShardId = Annotated[str, msgspec.Meta(min_length=1, max_length=_SHARD_ID_CHARS_
 
 
 class GetRecordsBody(msgspec.Struct, frozen=True):
-    """What one GetRecords answer said, aggregates not yet opened.
+    """The content of one GetRecords answer, aggregates not yet opened.
 
     `records` are in ascending order of their sequence numbers. `next_iterator` is None at the end
     of a closed shard; `children` are then the shard's children, where the service names them.
@@ -129,12 +126,13 @@ def _check_count(what: str, count: int, most: int) -> None:
 
 
 def _check_sequence(records: list[Record]) -> None:
-    """The edges are numbers and the page ascends: 30 ns a record, where parsing takes 420.
+    """Check that the edges are numbers and that the page ascends: 30 ns a record, while parsing
+    takes 420.
 
-    Enough, since a page's first and last are the positions the runtime itself goes on from, and
-    the order is what dropping up to a checkpoint relies on. A number between them becomes a
-    position only as an `ExtendedSequenceNumber`, which checks it; and a sentinel's name cannot
-    stand between two numbers, letters being above digits.
+    That is enough. The runtime itself goes on from a page's first and last positions, and dropping
+    up to a checkpoint relies on the order. A number between the edges becomes a position only as an
+    `ExtendedSequenceNumber`, which checks it. A sentinel's name cannot stand between two numbers,
+    because letters sort above digits.
     """
     if not records:
         return
@@ -142,8 +140,8 @@ def _check_sequence(records: list[Record]) -> None:
     _check_number(first)
     _check_number(last)
     numbers = [record.sequence_number for record in records]
-    # Sorting what is sorted is one comparison each. Numbers of one length sort as their texts do;
-    # the service's all have 56 digits, some emulators count 1, 2, … 10.
+    # Sorting a sorted list takes one comparison for each record. Numbers of one length sort as
+    # their texts do; the service's all have 56 digits, some emulators count 1, 2, … 10.
     key = None if len(first) == len(last) else _by_value
     if sorted(numbers, key=key) != numbers:
         raise MalformedBody("the records of a GetRecords body are not in ascending order")
@@ -159,9 +157,9 @@ def _check_number(text: str) -> None:
             if not ExtendedSequenceNumber(text).is_sentinel:
                 return
         except LimitExceeded:
-            pass  # Its message shows the text; here the text may be anything a peer sent.
+            pass  # its message shows the text, and a peer may have sent any text
     raise MalformedBody(
-        "a record of a GetRecords body has a sequence number that is no decimal number of at most"
+        "a record of a GetRecords body has a sequence number that is not a decimal of at most"
         f" {SEQUENCE_DIGITS_MAX} digits"
     )
 

@@ -1,50 +1,219 @@
 """KPL aggregates opened: one Kinesis record in, its user records out, in their order.
 
-Rule: whole or raw. An aggregate that is wrong in any way comes back as the one record it was,
-flagged `malformed`; never a part of it, never nothing. (The Java KCL's `AggregatorUtil` delivers
-what came before the first wrong index and drops the rest; it also drops a whole aggregate when
-one user record lies outside the shard, where `kpl_range: drop` here drops that record alone.)
-May not know: checkpoint state, shards beyond the hash range it is given.
-Look next: `kpl.proto`, `kpl_messages.py`; the other direction is `aggregator.py`.
+Rule: whole or raw (`open_aggregates`). Must not know: checkpoint state, shards beyond the given
+hash range.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Literal, Protocol, cast
 
 import msgspec
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
-from kclrun.codec.aggregator import AggregatedData, Aggregator, build_aggregate
-from kclrun.codec.hash_keys import effective_hash_key
-from kclrun.codec.kpl_messages import (
-    ABSENT,
-    MAGIC,
-    MD5_BYTES,
-    RECORD_BYTES_MAX,
-    USER_RECORDS_MAX,
-    DecodeError,
-    WireAggregate,
-    WireRecord,
-    parse_aggregate,
-)
-from kclrun.codec.protowire import count_fields
 from kclrun.errors import LimitExceeded, MalformedAggregate, RecordError
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.shard import HashRange
+from kclrun.model.shard import HASH_KEY_MAX, HashRange
 
-__all__ = [
-    "AggregatedData",
-    "Aggregator",
-    "KplRange",
-    "build_aggregate",
-    "drop_until",
-    "effective_hash_key",
-    "open_aggregate",
-    "open_aggregates",
-]
+# 2**128 - 1 has 39 digits. Checked first, so that `int` never gets a text of unbounded length.
+_DIGITS_MAX: Final = 39
+
+
+def effective_hash_key(partition_key: str, explicit_hash_key: str | None) -> int:
+    """The hash key that decides the shard of a record, 0 to 2**128 - 1.
+
+    Rule: an explicit hash key wins; else the hash key is the MD5 of the partition key's UTF-8, read
+    as an unsigned big-endian number (Kinesis API reference, PutRecord).
+
+    Raises: LimitExceeded if the explicit hash key is not a number in that range, or the partition
+    key cannot be written as UTF-8.
+    """
+    if explicit_hash_key is not None:
+        return parse_hash_key(explicit_hash_key)
+    try:
+        encoded = partition_key.encode()
+    except UnicodeEncodeError:
+        # Not chained: the original names the key.
+        raise LimitExceeded("a partition key holds a lone surrogate and has no UTF-8") from None
+    return int.from_bytes(hashlib.md5(encoded, usedforsecurity=False).digest(), "big")
+
+
+def parse_hash_key(text: str) -> int:
+    """A hash key from its decimal text. Raises: LimitExceeded for anything but 0 to 2**128 - 1."""
+    if 0 < len(text) <= _DIGITS_MAX and text.isascii() and text.isdigit():
+        hash_key = int(text)
+        if hash_key <= HASH_KEY_MAX:
+            return hash_key
+    raise LimitExceeded(f"a hash key is not a decimal number from 0 to {HASH_KEY_MAX}")
+
+
+_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
+# The tags of length-delimited fields with numbers below 16.
+_SHORT_TAGS: Final = frozenset(range(_LENGTH_DELIMITED, 0x80, 8))
+# 64 bits in groups of seven.
+_VARINT_BYTES_MAX: Final = 10
+
+
+def count_fields(message: bytes, most: int) -> int:
+    """The number of top-level fields of a protobuf message, counted without parsing it.
+
+    For large messages only: a hostile 10 MiB can hold five million empty sub-messages, which would
+    cost a parser hundreds of megabytes before they can be counted. Here they cost a bounded walk.
+
+    Raises: LimitExceeded as soon as there are more than `most`; MalformedAggregate if the bytes are
+    not a sequence of fields, or use groups (which no schema since proto2 began should use).
+    """
+    position = count = 0
+    end = len(message)
+    while position < end:
+        # The cheap case first: a tag and a length of one byte each, typical of small bombs.
+        if message[position] in _SHORT_TAGS and position + 1 < end and message[position + 1] < 0x80:
+            position += 2 + message[position + 1]
+        else:
+            tag, position = _varint(message, position)
+            position = _skip(message, position, wire_type=tag & 7)
+        count += 1
+        if count > most:
+            raise LimitExceeded(f"a message has more than {most} fields")
+    if position > end:
+        raise MalformedAggregate("a message ends within a field")
+    return count
+
+
+def _skip(message: bytes, position: int, *, wire_type: int) -> int:
+    """The end of the value that starts at `position`; may lie past the end of the message."""
+    if wire_type == _LENGTH_DELIMITED:
+        length, position = _varint(message, position)
+        return position + length
+    if wire_type == _VARINT:
+        return _varint(message, position)[1]
+    if wire_type == _FIXED64:
+        return position + 8
+    if wire_type == _FIXED32:
+        return position + 4
+    raise MalformedAggregate(f"a message uses wire type {wire_type}")
+
+
+def _varint(message: bytes, position: int) -> tuple[int, int]:
+    value = 0
+    for shift, byte in enumerate(message[position : position + _VARINT_BYTES_MAX]):
+        value |= (byte & 0x7F) << (7 * shift)
+        if byte < 0x80:
+            return value, position + shift + 1
+    raise MalformedAggregate("a message has a varint without an end")
+
+
+# The "Aggregated record" format of the KPL: four bytes before the message, its MD5 after it.
+MAGIC: Final = b"\xf3\x89\x9a\xc2"
+MD5_BYTES: Final = 16
+# The value of an index that was not written (see kpl.proto).
+ABSENT: Final = 2**64 - 1
+
+# The largest record a stream can be set to take, partition key included.
+RECORD_BYTES_MAX: Final = 10 * 1024 * 1024
+# A classic record of 1 MiB full of user records of 4 bytes: each adds 2 bytes of framing, 2 of
+# index and 2 before its data, so 10 bytes in all and 104,857 of them.
+USER_RECORDS_MAX: Final = 100_000
+
+_FILE: Final = "kclrun/codec/kpl.proto"
+_PACKAGE: Final = "kclrun.kpl"
+
+
+class WireRecord(Protocol):
+    """One user record in the message."""
+
+    partition_key_index: int
+    explicit_hash_key_index: int
+    data: bytes
+
+    def HasField(self, name: str) -> bool: ...  # noqa: N802 - protobuf's name
+
+
+class WireAggregate(Protocol):
+    """The message between the magic and the MD5."""
+
+    partition_key_table: Any
+    explicit_hash_key_table: Any
+    records: Any
+
+    def SerializeToString(self) -> bytes: ...  # noqa: N802 - protobuf's name
+
+
+def aggregate_descriptor() -> FileDescriptorProto:
+    """`kpl.proto` in protobuf's own description format, built when this module is imported.
+
+    Not generated code: protobuf accepts that only from its own major version and, with a warning,
+    from the one before, so one generated file cannot serve `protobuf>=6.31` for long. A descriptor
+    is plain data and has no such bounds. The pool is our own, so that other copies of the schema in
+    the process (aws_kinesis_agg has one) do not clash. Rule: this module and `kpl.proto` agree; a
+    test compiles `kpl.proto` and compares.
+    """
+    field = FieldDescriptorProto
+    file = FileDescriptorProto(name=_FILE, package=_PACKAGE)
+    aggregate = file.message_type.add(name="AggregatedRecord")
+    for number, name in enumerate(("partition_key_table", "explicit_hash_key_table"), start=1):
+        aggregate.field.add(
+            name=name, number=number, label=field.LABEL_REPEATED, type=field.TYPE_BYTES
+        )
+    aggregate.field.add(
+        name="records",
+        number=3,
+        label=field.LABEL_REPEATED,
+        type=field.TYPE_MESSAGE,
+        type_name=f".{_PACKAGE}.Record",
+    )
+    record = file.message_type.add(name="Record")
+    record.field.add(
+        name="partition_key_index",
+        number=1,
+        label=field.LABEL_REQUIRED,
+        type=field.TYPE_UINT64,
+        default_value=str(ABSENT),
+    )
+    record.field.add(
+        name="explicit_hash_key_index",
+        number=2,
+        label=field.LABEL_OPTIONAL,
+        type=field.TYPE_UINT64,
+        default_value=str(ABSENT),
+    )
+    record.field.add(name="data", number=3, label=field.LABEL_REQUIRED, type=field.TYPE_BYTES)
+    record.reserved_range.add(start=4, end=5)
+    return file
+
+
+def _message_class() -> Any:
+    pool = DescriptorPool()
+    pool.AddSerializedFile(aggregate_descriptor().SerializeToString())
+    return GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.AggregatedRecord"))
+
+
+_AGGREGATED_RECORD: Final = _message_class()
+
+
+def parse_aggregate(message: bytes) -> WireAggregate:
+    """Parse a message. Required fields are not checked. Raises: protobuf's DecodeError."""
+    return cast("WireAggregate", _AGGREGATED_RECORD.FromString(message))
+
+
+def new_aggregate(
+    partition_keys: Sequence[str], explicit_hash_keys: Sequence[str]
+) -> WireAggregate:
+    """A message with these key tables and no record yet. Raises: UnicodeEncodeError."""
+    return cast(
+        "WireAggregate",
+        _AGGREGATED_RECORD(
+            partition_key_table=[key.encode() for key in partition_keys],
+            explicit_hash_key_table=[key.encode() for key in explicit_hash_keys],
+        ),
+    )
+
 
 KplRange = Literal["keep", "drop"]
 
@@ -61,45 +230,76 @@ def open_aggregates(
     kpl_range: KplRange = "keep",
     hash_range: HashRange | None = None,
 ) -> list[Record]:
-    """The user records of a page: aggregates opened, everything else as it was, order kept.
+    """The user records of a page: aggregates opened, other records as they were, order kept.
 
     User records carry their aggregate's sequence number, arrival time and encryption type,
-    `sub_sequence_number` from 0 in the aggregate's order, `aggregated=True`. What starts like an
-    aggregate and is none (too short, wrong MD5, not the message, an index out of range, keys that
-    are not UTF-8, above a limit) is delivered raw with `malformed=True`. Records that are
+    `sub_sequence_number` from 0 in the aggregate's order, `aggregated=True`. Records that are
     aggregated or malformed already are left alone. Never raises for any bytes.
 
+    Rule: whole or raw. A record that starts like an aggregate and is not one (too short, wrong MD5,
+    not the message, an index out of range, keys that are not UTF-8, above a limit) is delivered raw
+    with `malformed=True`: never a part of it, never nothing. (The Java KCL's `AggregatorUtil`
+    delivers the user records before the first wrong index and drops the rest. It also drops a whole
+    aggregate when one user record lies outside the shard.)
+
     With `kpl_range="drop"` and a `hash_range`, user records that belong to another shard (their
-    effective hash key lies outside) are left out, the others keep their sub-sequence numbers. One
-    whose explicit hash key is no hash key is kept: nothing is dropped that is not provably
-    another shard's. Without a `hash_range` nothing is dropped, as in the Java KCL.
+    effective hash key lies outside) are left out; the others keep their sub-sequence numbers. A
+    user record with an invalid explicit hash key is kept: only a record that is provably another
+    shard's is dropped. Without a `hash_range` nothing is dropped, as in the Java KCL.
 
     An aggregate may yield no record (it was empty, or all were dropped). The caller has `records`
-    and goes on from the last of them, or a shard of such aggregates would never be checkpointed.
+    and goes on from the last of them; otherwise a shard of such aggregates would never be
+    checkpointed.
 
-    Costs about 200 bytes of memory a user record beside their data; hand over slices of a page
-    to bound it. Returns `records` itself if it is a list without aggregates.
+    Costs about 200 bytes of memory a user record beside their data; `open_in_parts` bounds it.
+    Returns `records` itself if it is a list without aggregates.
     """
-    # Compared first, since most payloads sort below the magic and a comparison is a quarter of
-    # the price of a slice or a call: 27 ns a record that is no aggregate.
+    if not records:
+        return _as_list(records)
+    no_part_is_full = (USER_RECORDS_MAX + 1) * len(records)
+    ((opened, _),) = open_in_parts(
+        records, no_part_is_full, kpl_range=kpl_range, hash_range=hash_range
+    )
+    return opened
+
+
+def open_in_parts(
+    records: Sequence[Record],
+    records_max: int,
+    *,
+    kpl_range: KplRange = "keep",
+    hash_range: HashRange | None = None,
+) -> Iterator[tuple[list[Record], Record]]:
+    """`open_aggregates` of a page that is not empty, part by part, each with its last raw record.
+
+    A part ends with the record that fills it, so it holds less than `records_max` user records plus
+    those of one aggregate (`USER_RECORDS_MAX`). A page with fewer, or without aggregates, is one
+    part. The next part is made on request: 10 MiB of aggregates of empty records are 1.7 million,
+    264 MB [I12].
+    """
+    # Compared first: most payloads sort below the magic, and a comparison is a quarter of the price
+    # of a slice or a call: 27 ns for a record that is not an aggregate.
     alike = [record for record in records if record.data >= MAGIC and record.data[:4] == MAGIC]
     if not alike:
-        return _as_list(records)
+        yield _as_list(records), records[-1]
+        return
+    drops = hash_range if kpl_range == "drop" else None
     opened: list[Record] = []
     for record in records:
         if _starts_like_an_aggregate(record):
             opened += _opened_or_raw(record)
         else:
             opened.append(record)
-    if kpl_range == "drop" and hash_range is not None:
-        return _drop_outside(opened, hash_range)
-    return opened
+        if len(opened) >= records_max and record is not records[-1]:
+            yield opened if drops is None else _drop_outside(opened, drops), record
+            opened = []
+    yield opened if drops is None else _drop_outside(opened, drops), records[-1]
 
 
 def open_aggregate(record: Record) -> list[Record]:
-    """The user records of one aggregate, or why it has none; for tools that show the reason.
+    """The user records of one aggregate, or the reason why it has none; for tools that show it.
 
-    Raises: MalformedAggregate if its data is no sound aggregate; LimitExceeded if it is above
+    Raises: MalformedAggregate if its data is not a sound aggregate; LimitExceeded if it is above
     `RECORD_BYTES_MAX` or holds more than `USER_RECORDS_MAX` user records.
     """
     message = _verified(record.data)
@@ -118,12 +318,12 @@ def drop_until(records: Sequence[Record], checkpoint: ExtendedSequenceNumber) ->
     """The records above a checkpoint, in their order.
 
     For the first pages after a start: an iterator AT_SEQUENCE_NUMBER of a checkpoint inside an
-    aggregate brings the whole aggregate again. `records` ascend, as pages do: where the first is
+    aggregate brings the whole aggregate again. `records` ascend, as pages do: if the first is
     above, all are, and `records` itself is returned if it is a list. A sentinel below all numbers
     drops nothing; SHARD_END is above them all.
     """
     last = checkpoint.sort_key
-    rank = 0  # That of numbers, see `ExtendedSequenceNumber.sort_key`.
+    rank = 0  # The rank of numbers, see `ExtendedSequenceNumber.sort_key`.
 
     def is_above(record: Record) -> bool:
         number = record.sequence_number
@@ -139,7 +339,7 @@ def _as_list(records: Sequence[Record]) -> list[Record]:
 
 
 def _starts_like_an_aggregate(record: Record) -> bool:
-    return record.data.startswith(MAGIC) and not record.aggregated and not record.malformed
+    return record.data.startswith(MAGIC) and not record.aggregated
 
 
 def _opened_or_raw(record: Record) -> list[Record]:
@@ -150,7 +350,7 @@ def _opened_or_raw(record: Record) -> list[Record]:
 
 
 def _verified(data: bytes) -> bytes:
-    """The message between magic and MD5. The Java KCL wants more than an MD5 after the magic."""
+    """The message between magic and MD5. The Java KCL needs more than an MD5 after the magic."""
     if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + MD5_BYTES:
         raise MalformedAggregate("it is too short, or lacks the magic bytes")
     if len(data) > RECORD_BYTES_MAX:
@@ -164,7 +364,7 @@ def _verified(data: bytes) -> bytes:
 def _user_records(record: Record, aggregate: WireAggregate) -> list[Record]:
     try:
         keys = [key.decode() for key in aggregate.partition_key_table]
-        # By index, so that an absent index is one more entry and a wrong one a missing one.
+        # By index: an absent index is one more entry, and a wrong index is a missing entry.
         hash_keys: dict[int, str | None] = {ABSENT: None}
         for index, hash_key in enumerate(aggregate.explicit_hash_key_table):
             hash_keys[index] = hash_key.decode()
@@ -192,7 +392,9 @@ def _user_records(record: Record, aggregate: WireAggregate) -> list[Record]:
 
 
 def _present_and_empty(user: WireRecord) -> bytes:
-    """Tell empty data from none: the field is required, and only an empty one need be asked."""
+    """Empty data, if the field is there. Called only for empty data: the field is required, and
+    absent data reads as empty.
+    """
     if not user.HasField("data"):
         raise MalformedAggregate("a user record lacks its data")
     return b""

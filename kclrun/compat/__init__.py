@@ -1,6 +1,6 @@
-"""Code that was written for another library, run by kclrun as it is.
+"""Code that was written for another library, run by kclrun unchanged.
 
-One room a library; `kclpy/` is Amazon's `amazon_kclpy`. May know: the public interface
-(`processor`), the configuration, the nouns and the errors. May not know: leases, AWS, processes.
-Rule: a room here translates and decides nothing; what has no counterpart is said, not imitated.
+One folder for each library; `kclpy/` is for Amazon's `amazon_kclpy`. It knows the public interface
+(`processor`), the configuration, the model and the errors, not leases, AWS or processes. Code here
+translates and decides nothing. A feature without a counterpart is reported, not imitated.
 """

@@ -1,27 +1,26 @@
 """A file, the command line and the environment into `Settings`; or a message a person can act on.
 
-Read (trusted, bounded) → override → refuse secrets → expand → settle into types → rules.
-Rule: everything wrong is told at once, with its path, and its line where it has one.
-Look next: `schema.py` for the settings, `settle.py` for the walk.
+Read (trusted, bounded) → override → refuse secrets → expand → settle into types → rules. Rule: all
+problems are reported at once, each with its path, and with its line if it has one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kclrun.config import yaml_reader
-from kclrun.config.expand import dotted, expand
-from kclrun.config.rules import broken_rules
+from kclrun.config.convert import Problem, settle, summary
+from kclrun.config.file_permissions import read_trusted, refuse_secrets
+from kclrun.config.rules import missing_stream, relation_rules, value_rules
 from kclrun.config.schema import Settings
-from kclrun.config.settle import Problem, settle, summary
-from kclrun.config.stream_rules import missing_stream
-from kclrun.config.trust import read_trusted, refuse_secrets
+from kclrun.config.yaml_reader import dotted, expand
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
 
-__all__ = ["load_settings", "settings_of"]
+# For a file without an application. The value is never seen, because its lack is a problem.
+_STAND_INS: Final = {"application": "application"}
 
 
 def load_settings(
@@ -48,7 +47,7 @@ def settings_of(
     now: WallTime,
     name: str = "the file",
 ) -> Settings:
-    """The same for a text; `name` is what messages call it. Raises: SettingsError."""
+    """The same for a text; messages call it `name`. Raises: SettingsError."""
     document = _document(text, name)
     lines = dict(document.lines)
     tree = document.value if document.value is not None else {}
@@ -59,10 +58,11 @@ def settings_of(
             lines.pop(overridden, None)
     refuse_secrets(tree)
     problems: list[Problem] = list(missing_stream(tree))
-    settings: Settings | None = settle(Settings, expand(tree, environment), problems)
-    if settings is not None:
-        problems.extend(broken_rules(settings, now))
-    if settings is None or problems:
+    settings = settle(Settings, expand(tree, environment), problems, _STAND_INS)
+    # Rules between settings are checked once each setting fits its type.
+    rules = [*value_rules(settings, now), *(relation_rules(settings) if not problems else ())]
+    problems.extend(rules)
+    if problems:
         raise SettingsError(summary(problems, lines, name))
     return settings
 
@@ -75,7 +75,7 @@ def _document(text: str, name: str) -> yaml_reader.Document:
 
 
 def _override(tree: dict[str, Any], override: str) -> Iterator[yaml_reader.Path]:
-    """Put one `a.b=c` into the tree; yields the paths whose lines no longer hold."""
+    """Put one `a.b=c` into the tree; yields the paths whose lines are not valid any more."""
     target, equals, text = override.partition("=")
     steps = target.split(".")
     if not equals or not all(steps):

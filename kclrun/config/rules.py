@@ -1,43 +1,317 @@
-"""What one setting says about another, and bounds that types cannot hold.
+"""Rules between settings, and bounds that types cannot express.
 
-Pure: `now` is an argument. Each rule yields its problems; `load.py` tells them all together.
+Pure: `now` is an argument. Each rule yields its problems; `load.py` reports them all together. A
+setting that would mislead with the chosen `engine:` is refused. A setting that merely has no effect
+there is named at the start (`unused_settings`), so that one file serves both engines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
-from kclrun.config.embedded_schema import EmbeddedSettings
-from kclrun.config.engine_rules import EMBEDDED, engine_rules
-from kclrun.config.kclpy_rules import kclpy_rules
-from kclrun.config.observe_rules import observe_rules
-from kclrun.config.schema import Settings, StartAtLeases
-from kclrun.config.settle import Problem
-from kclrun.config.start_position import parse_start
-from kclrun.config.stream_rules import stream_rules
+import msgspec
+
+from kclrun.config.convert import Problem, nearest
+from kclrun.config.schema import (
+    EmbeddedSettings,
+    ObserveSettings,
+    OutputSettings,
+    Settings,
+    SparkSettings,
+    StartAtLeases,
+    stream_name,
+)
+from kclrun.config.units import parse_listen, parse_start
 from kclrun.errors import SettingsError
-from kclrun.model.address import why_no_endpoint
 from kclrun.model.lease import FAILOVER_MAX_S, FAILOVER_MIN_S
+from kclrun.model.stream import is_loopback, why_no_endpoint
 from kclrun.model.time import WallTime
 
-__all__ = ["EMBEDDED", "broken_rules"]
+
+def missing_stream(tree: Mapping[str, Any]) -> Iterator[Problem]:
+    """The problem that no stream is named, found in the plain values together with all others."""
+    if tree.get("stream") is None and not tree.get("streams"):
+        yield Problem(
+            ("stream",),
+            "is missing; a text that is a stream's name or ARN; several go to `streams:`",
+        )
+
+
+def stream_starts(settings: Settings, now: WallTime) -> Iterator[Problem]:
+    """The problems of the starts that streams have of their own; `now` judges them."""
+    for index, stream in enumerate(settings.streams):
+        if stream.start is None:
+            continue
+        try:
+            parse_start(stream.start, now)
+        except SettingsError as error:
+            yield Problem(("streams", index, "start"), str(error).removeprefix("start: "))
+
+
+def stream_rules(settings: Settings) -> Iterator[Problem]:
+    """The problems of one stream or several."""
+    if not settings.streams:
+        return
+    if settings.stream is not None:
+        yield Problem(
+            ("streams",), "and stream exclude each other: name every stream under streams"
+        )
+    if settings.engine == "spark":
+        yield Problem(
+            ("streams",),
+            "is for engine: fleet; with engine: spark a file has one stream: give each a file of"
+            " its own, with stream:",
+        )
+    if settings.pipeline is not None:
+        return
+    seen: dict[str, int] = {}
+    for index, stream in enumerate(settings.streams):
+        # People, logs and output folders know a stream by its name. So the same name in another
+        # account is refused, too, although its leases would be distinct.
+        first = seen.setdefault(stream_name(stream.name), index)
+        if first != index:
+            yield Problem(
+                ("streams", index, "name"),
+                f"is named twice: streams[{first}] has that name already",
+            )
+        if stream.processor is None and settings.processor is None:
+            yield Problem(
+                ("streams", index, "processor"),
+                "is missing, and there is no processor for all streams",
+            )
+
+
+_OWN_DIMENSIONS: Final = frozenset({"Application", "Shard"})
+_DIMENSIONS_MAX: Final = 30 - len(_OWN_DIMENSIONS)
+_NAME_CHARACTERS_MAX: Final = 255
+_VALUE_CHARACTERS_MAX: Final = 1024
+
+
+def observe_rules(observe: ObserveSettings) -> Iterator[Problem]:
+    """The problems of these settings."""
+    if observe.listen is not None:
+        try:
+            parse_listen(observe.listen)
+        except ValueError as error:
+            yield Problem(("observe", "listen"), str(error))
+    if observe.cloudwatch is not None:
+        yield from _dimensions(observe.cloudwatch.dimensions)
+
+
+def _dimensions(dimensions: Mapping[str, str]) -> Iterator[Problem]:
+    path = ("observe", "cloudwatch", "dimensions")
+    if len(dimensions) > _DIMENSIONS_MAX:
+        yield Problem(path, f"expected at most {_DIMENSIONS_MAX}: CloudWatch takes no more")
+    for name, value in dimensions.items():
+        if name in _OWN_DIMENSIONS:
+            yield Problem((*path, name), "is set by kclrun; choose another name")
+        elif name.startswith(":") or not _is_text(name, _NAME_CHARACTERS_MAX):
+            yield Problem((*path, name), "is no name of a dimension: plain text, no colon in front")
+        elif not _is_text(value, _VALUE_CHARACTERS_MAX):
+            yield Problem((*path, name), "expected a value of plain text that is not empty")
+
+
+def _is_text(text: str, characters_max: int) -> bool:
+    is_plain = text.isascii() and text.isprintable()
+    return bool(text.strip()) and is_plain and len(text) <= characters_max
+
+
+_KCLPY: Final = "kclpy:"
+
+
+def kclpy_rules(settings: Settings) -> Iterator[Problem]:
+    """Such a processor checkpoints by itself and may hold records back until it does. If a runtime
+    checkpointed beside it, a crash would lose those records."""
+    named = (settings.processor, *(stream.processor for stream in settings.streams))
+    if not any(each is not None and each.startswith(_KCLPY) for each in named):
+        return
+    if settings.engine == "spark":
+        yield Problem(
+            ("processor",),
+            "kclpy: is for engine: fleet: a processor of amazon_kclpy checkpoints by itself, and"
+            " Spark commits whole batches",
+        )
+    elif settings.checkpoint.every != "manual":
+        yield Problem(
+            ("checkpoint", "every"),
+            "is manual for a processor of amazon_kclpy, which checkpoints by itself; write"
+            " checkpoint: {every: manual, uncheckpointed_max: 10000000}",
+        )
+
+
+EMBEDDED: Final = "embedded"
+
+# The output formats of Spark that write files and therefore need a folder.
+_FILE_FORMATS: Final = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
+# `s3://bucket`, and `s3:/bucket`: a wrongly written path would be a folder named `s3:`.
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
+# The formats that take a processor's rows as they are.
+_UNTYPED: Final = frozenset({None, "console", "json", "memory", "noop", "text"})
+# Options that the runner sets from other places of the file: one fact, one place.
+_SET_ELSEWHERE: Final[Mapping[str, str]] = {
+    "streamname": "stream",
+    "streamarn": "stream",
+    "region": "aws.region",
+    "endpointurl": "aws.endpoint",
+    "rolearn": "aws.role_arn",
+    "startingoffsets": "start",
+    "startingposition": "start",
+    "initialposition": "start",
+    "startingtimestamp": "start",
+    "startingleases": "start",
+    "startingleasesendpointurl": "aws.endpoints.dynamodb",
+    "pollinterval": "fetch.idle",
+}
+
+
+def engine_rules(settings: Settings) -> Iterator[Problem]:
+    """The problems between the engine and the rest."""
+    if settings.engine == "fleet":
+        yield from _fleet(settings)
+    else:
+        yield from _spark(settings)
+
+
+def unused_settings(settings: Settings) -> tuple[str, ...]:
+    """The settings that were set and have no effect with engine: spark."""
+    plain = Settings(application=settings.application)
+    sections = ("instance", "leases", "observe", "stall")
+    changed = [name for name in sections if getattr(settings, name) != getattr(plain, name)]
+    if settings.checkpoint.every not in {plain.checkpoint.every, "batch"}:
+        changed.append("checkpoint.every")
+    return tuple(sorted(changed))
+
+
+def _fleet(settings: Settings) -> Iterator[Problem]:
+    if isinstance(settings.start, StartAtLeases):
+        yield Problem(
+            ("start",),
+            "leases is for engine: spark; the fleet goes on from its own lease table by itself",
+        )
+    if settings.pipeline is not None:
+        yield Problem(("pipeline",), "is for engine: spark; the fleet runs a processor")
+    if settings.spark != SparkSettings():
+        yield Problem(("spark",), "is for engine: spark; remove it, or set that")
+    output = settings.output
+    if output is None:
+        return
+    if output.path is None:
+        yield Problem(("output", "path"), "is missing; a text")
+    elif (scheme := _URL.match(output.path)) is not None:
+        yield Problem(
+            ("output", "path"),
+            f"expected a folder of this machine, not a URL ({scheme[0]}…): the fleet writes local"
+            " files",
+        )
+    for name in _changed(output, OutputSettings(path=output.path)):
+        yield Problem(
+            ("output", name), "is for engine: spark; the fleet writes JSON lines, one file a shard"
+        )
+
+
+def _spark(settings: Settings) -> Iterator[Problem]:
+    if settings.processor is not None and settings.pipeline is not None:
+        yield Problem(("pipeline",), "and processor exclude each other: name one of them")
+    if settings.checkpoint.every == "manual":
+        yield Problem(
+            ("checkpoint", "every"),
+            "manual has no meaning with engine: spark: Spark commits whole batches, and what the"
+            " processor did not checkpoint would not be read again",
+        )
+    if settings.environment.only is not None:
+        yield Problem(
+            ("environment", "only"),
+            "is for engine: fleet; Spark's Python workers have the environment that Spark gives"
+            " them",
+        )
+    if settings.fetch.kpl_range == "drop":
+        yield Problem(("fetch", "kpl_range"), "drop is for engine: fleet; on Spark all are kept")
+    yield from _checkpoint(settings)
+    yield from _source(settings)
+    yield from _output(settings)
+
+
+def _checkpoint(settings: Settings) -> Iterator[Problem]:
+    checkpoint = settings.spark.checkpoint
+    is_embedded = settings.aws.endpoint == EMBEDDED
+    if is_embedded and checkpoint is not None:
+        yield Problem(
+            ("spark", "checkpoint"),
+            "is made by each run with aws.endpoint: embedded, whose stream is new each time;"
+            " remove it",
+        )
+    elif not is_embedded and not checkpoint:
+        yield Problem(
+            ("spark", "checkpoint"),
+            "is missing: the place where Spark keeps how far the query is, such as"
+            " /var/lib/orders/checkpoint or s3a://bucket/orders",
+        )
+
+
+def _source(settings: Settings) -> Iterator[Problem]:
+    for name in settings.spark.source:
+        elsewhere = _SET_ELSEWHERE.get(name.lower())
+        if elsewhere is not None:
+            yield Problem(("spark", "source", name), f"is set by {elsewhere}; remove it here")
+
+
+def _output(settings: Settings) -> Iterator[Problem]:
+    output = settings.output
+    if output is None:
+        return
+    if output.path is None and output.format in {None, *_FILE_FORMATS}:
+        yield Problem(("output", "path"), "is missing; a text")
+    if output.schema is not None and settings.pipeline is not None:
+        yield Problem(
+            ("output", "schema"), "is for a processor's rows; a pipeline's DataFrame has its own"
+        )
+    if settings.processor is not None:
+        yield from _emitted(output)
+
+
+def _emitted(output: OutputSettings) -> Iterator[Problem]:
+    if output.schema is None and output.format not in _UNTYPED:
+        yield Problem(
+            ("output", "schema"),
+            "is missing: emitted rows are JSON, and this format has typed columns; name them, such"
+            " as `carrier string, flights long`",
+        )
+    if output.mode != "append":
+        yield Problem(("output", "mode"), "is append for a processor: emitted rows are final")
+
+
+def _changed(one: msgspec.Struct, other: msgspec.Struct) -> list[str]:
+    names = one.__struct_fields__
+    return [name for name in names if getattr(one, name) != getattr(other, name)]
+
 
 # GetRecords may be called five times a second and shard: a shorter pause is throttled.
 _IDLE_MIN_S: Final = 0.2
 
 
-def broken_rules(settings: Settings, now: WallTime) -> Iterator[Problem]:
-    """The problems of settings that each have the right type."""
-    yield from stream_rules(settings, now)
+def value_rules(settings: Settings, now: WallTime) -> Iterator[Problem]:
+    """The problems of settings that each have the right type, each by itself.
+
+    Reported together with settings of a wrong type, which have their defaults here.
+    """
     yield from _start(settings, now)
-    yield from engine_rules(settings)
-    yield from kclpy_rules(settings)
+    yield from stream_starts(settings, now)
     yield from _addresses(settings)
     yield from _durations(settings)
+    yield from observe_rules(settings.observe)
+
+
+def relation_rules(settings: Settings) -> Iterator[Problem]:
+    """The problems between settings that are each right."""
+    yield from stream_rules(settings)
+    yield from engine_rules(settings)
+    yield from kclpy_rules(settings)
+    if settings.stall <= settings.leases.failover:
+        yield Problem(("stall",), "expected more than leases.failover: a move takes that long")
     yield from _embedded(settings)
     yield from _summary(settings)
-    yield from observe_rules(settings.observe)
     yield from _hooks(settings)
 
 
@@ -61,11 +335,12 @@ def _addresses(settings: Settings) -> Iterator[Problem]:
     if endpoint is not None and endpoint != EMBEDDED:
         wrong = why_no_endpoint(endpoint)
         if wrong:
-            yield Problem(("aws", "endpoint"), f"expected {EMBEDDED} or an https URL: {wrong}")
+            meant = f"; did you mean {EMBEDDED}?" if nearest(endpoint, [EMBEDDED]) else ""
+            yield Problem(("aws", "endpoint"), f"expected {EMBEDDED} or a URL: {wrong}{meant}")
     for service, url in settings.aws.endpoints.items():
         wrong = why_no_endpoint(url)
         if wrong:
-            yield Problem(("aws", "endpoints", service), f"expected an https URL: {wrong}")
+            yield Problem(("aws", "endpoints", service), f"expected a URL: {wrong}")
 
 
 def _durations(settings: Settings) -> Iterator[Problem]:
@@ -81,8 +356,6 @@ def _durations(settings: Settings) -> Iterator[Problem]:
     every = settings.checkpoint.every
     if not isinstance(every, str) and every <= 0:
         yield Problem(("checkpoint", "every"), "expected more than 0s; `batch` is after each batch")
-    if settings.stall <= failover:
-        yield Problem(("stall",), "expected more than leases.failover: a move takes that long")
 
 
 def _hooks(settings: Settings) -> Iterator[Problem]:
@@ -98,7 +371,9 @@ def _embedded(settings: Settings) -> Iterator[Problem]:
     embedded = settings.embedded
     if embedded is None:
         return
-    if settings.aws.endpoint != EMBEDDED:
+    endpoint = settings.aws.endpoint
+    # With an emulator on this host instead, as by --set, the file may stay as it is.
+    if endpoint != EMBEDDED and (endpoint is None or not is_loopback(endpoint)):
         yield Problem(("embedded",), "is for aws.endpoint: embedded; remove it, or set that")
     yield from _resharding(embedded)
 

@@ -1,48 +1,188 @@
-"""Every setting, its type, its default, and one line that says what it is for.
+"""Every setting, its type, its default, and one line about its purpose.
 
-The docstring lines under "Settings" are what `kclrun check --schema` puts into the JSON Schema,
-so an editor shows them. Units are in the types: Duration is seconds, ByteSize bytes.
+`kclrun check --schema` puts the documentation of each setting into the JSON Schema, so an editor
+shows it. Units are in the types: Duration is seconds, ByteSize bytes. A type with a pattern carries
+the words for it, for messages (`convert.describe`).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from kclrun.config.embedded_schema import EmbeddedSettings
-from kclrun.config.instance_schema import InstanceSettings
-from kclrun.config.setting_types import (
-    FunctionRef,
-    ProcessorRef,
-    SparkOptions,
-    StreamName,
-    TableName,
-    documented,
-)
-from kclrun.config.stream_schema import StreamSettings, stream_name
 from kclrun.config.units import ByteSize, Duration
 from kclrun.errors import SettingsError
 
-__all__ = [
-    "AwsSettings",
-    "CheckpointSettings",
-    "CloudWatchSettings",
-    "FetchSettings",
-    "LeaseSettings",
-    "LogSettings",
-    "ObserveSettings",
-    "OnErrorSettings",
-    "OutputSettings",
-    "Settings",
-    "ShutdownSettings",
-    "SparkSettings",
-    "StartAtLeases",
+# Code to import is named by module and attribute; the pattern admits nothing else.
+ProcessorRef = Annotated[
+    str,
+    msgspec.Meta(
+        # One colon after kclpy names a script; a module of that name does not count.
+        pattern=r"^((?!kclpy:\w+$)(kclpy:)?[A-Za-z_]\w*(\.\w+)*:\w+|kclpy:[\w-][\w.-]*\.py)$",
+        extra={"words": " like module:Class, or kclpy:script.py"},
+    ),
+]
+# Names that DynamoDB and Kinesis accept.
+TableName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[A-Za-z0-9_.-]{3,255}$",
+        extra={"words": " of 3 to 255 letters, digits, dots, dashes and underscores"},
+    ),
+]
+StreamName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^([A-Za-z0-9_.-]{1,128}|arn:[a-z0-9-]+:kinesis:[a-z0-9-]+:\d{12}:stream/[A-Za-z0-9_.-]{1,128})$",
+        extra={"words": " that is a stream's name or ARN"},
+    ),
+]
+FunctionRef = Annotated[
+    str,
+    msgspec.Meta(pattern=r"^[A-Za-z_]\w*(\.\w+)*:\w+$", extra={"words": " like module:function"}),
+]
+VariableName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$",
+        extra={"words": " that is a variable's name, or its beginning and *"},
+    ),
+]
+
+# Spark's options are texts, but people write numbers and switches, too.
+SparkOptions = dict[str, str | int | float | bool]
+
+
+def documented(text: str, **constraints: Any) -> msgspec.Meta:
+    """The documentation of a setting, and the constraints on its value."""
+    return msgspec.Meta(description=text, **constraints)
+
+
+# The largest first quota of shards that the service gives an account in a region.
+SHARDS_MAX: Final = 500
+
+
+class FillSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The data that is put into an embedded stream while the application runs."""
+
+    source: Annotated[FunctionRef, documented("module:function that yields (key, data) pairs")]
+    aggregate: Annotated[
+        float, documented("share of the records sent inside KPL aggregates", ge=0, le=1)
+    ] = 0.0
+    rate: Annotated[
+        int | None, documented("records a second; as fast as it goes if left out", ge=1)
+    ] = None
+
+
+class ReshardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One split or merge of an embedded stream during the fill."""
+
+    after: Annotated[float, documented("share of the fill after which it happens", ge=0, le=1)]
+    split: Annotated[
+        int | None, documented("index, among the open shards, of the one to split")
+    ] = None
+    merge: Annotated[
+        int | None, documented("index, among the open shards, of the one to merge with the next")
+    ] = None
+
+
+class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of the embedded AWS."""
+
+    shards: Annotated[
+        int, documented("shards of each stream that is created", ge=1, le=SHARDS_MAX)
+    ] = 1
+    limits: Annotated[bool, documented("enforce the per-shard limits of the service")] = False
+    fill: Annotated[
+        FillSettings | None, documented("records to put into the (first) stream meanwhile")
+    ] = None
+    reshard: Annotated[
+        tuple[ReshardSettings, ...], documented("splits and merges during the fill")
+    ] = ()
+
+
+# Names of hooks that EC2 Auto Scaling accepts.
+_HookName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[A-Za-z0-9_/-]{1,255}$",
+        extra={"words": " of letters, digits, dashes, underscores and slashes"},
+    ),
 ]
 
 
+class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The reaction to the life cycle of the EC2 instance that this runs on."""
+
+    watch: Annotated[
+        Literal["auto"] | bool,
+        documented(
+            "drain when EC2 or the autoscaling group is about to end this machine; auto: where"
+            " there is instance metadata"
+        ),
+    ] = "auto"
+    rebalance: Annotated[
+        Literal["auto", "drain", "ignore"],
+        documented(
+            "what a rebalance recommendation means; auto: drain where a termination hook is named"
+        ),
+    ] = "auto"
+    group: Annotated[
+        str | None,
+        documented(
+            "autoscaling group of this machine; left out: as its tag in the instance metadata says",
+            min_length=1,
+            max_length=255,
+        ),
+    ] = None
+    launch_hook: Annotated[
+        _HookName | None, documented("lifecycle hook to complete when this machine is ready")
+    ] = None
+    termination_hook: Annotated[
+        _HookName | None, documented("lifecycle hook to complete when this machine is drained")
+    ] = None
+
+    @property
+    def drains_on_rebalance(self) -> bool:
+        """A recommendation ends nothing by itself: a host that drains for it and is not replaced
+        would stay idle. A hook shows that the operator set up a group that replaces its
+        machines."""
+        if self.rebalance == "auto":
+            return self.termination_hook is not None
+        return self.rebalance == "drain"
+
+
+class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of several streams of an application, and its own settings."""
+
+    name: Annotated[StreamName, documented("stream name or ARN")]
+    processor: Annotated[
+        ProcessorRef | None, documented("module:Class for this stream, if not the application's")
+    ] = None
+    priority: Annotated[
+        int,
+        documented(
+            "0 is first; the niceness of its lease processes, for when CPU is short", ge=0, le=19
+        ),
+    ] = 0
+    options: Annotated[
+        dict[str, Any],
+        documented("given to this stream's processor, over the application's options"),
+    ] = {}
+    start: Annotated[
+        str | None,
+        documented("where its shards without a lease begin, if not the application's start"),
+    ] = None
+
+
+def stream_name(stream: str) -> str:
+    """The name in an ARN, or the name itself."""
+    return stream.rpartition("/")[2]
+
+
 class AwsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where AWS is, and as whom to speak to it."""
+    """The address of AWS, and the identity to use there."""
 
     region: Annotated[
         str | None, documented("AWS region; else from the environment or profile")
@@ -57,7 +197,8 @@ class AwsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     profile: Annotated[str | None, documented("profile of the AWS configuration files")] = None
     role_arn: Annotated[str | None, documented("role to assume for everything")] = None
     start_timeout: Annotated[
-        Duration, documented("how long to wait at start for AWS to answer, then exit 69")
+        Duration,
+        documented("how long to wait for AWS at start, then exit 69; throttled, twice that"),
     ] = Duration(60)
 
 
@@ -85,6 +226,18 @@ class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = None
     create: Annotated[bool, documented("create the lease table if it is absent")] = True
     tags: Annotated[dict[str, str], documented("tags of a table created by kclrun")] = {}
+
+
+class EnvironmentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which environment variables lease processes get: those of kclrun, unless narrowed."""
+
+    only: Annotated[
+        tuple[VariableName, ...] | None,
+        documented(
+            "pass these variables alone (a name may end in *), besides what Python, locale, TLS and"
+            " proxies need; left out: the whole environment"
+        ),
+    ] = None
 
 
 class FetchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,7 +271,7 @@ class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class OnErrorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to do when the processor raises."""
+    """The reaction when the processor raises."""
 
     retries: Annotated[
         int, documented("how often a failed call is repeated before the halt", ge=0)
@@ -180,7 +333,7 @@ class ShutdownSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is logged, and how."""
+    """The content and format of the log."""
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"], documented("least level shown")
@@ -211,7 +364,7 @@ class CloudWatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class ObserveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How this machine is seen from outside: metrics and health."""
+    """The view of this machine from outside: metrics and health."""
 
     listen: Annotated[
         int | str | None,
@@ -226,7 +379,7 @@ class ObserveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class StartAtLeases(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where an application of the fleet stands, for a query that goes on from there."""
+    """The position of a fleet's application, for a query that goes on from there."""
 
     leases: Annotated[
         TableName,
@@ -295,6 +448,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     on_error: Annotated[OnErrorSettings, documented("what happens when the processor raises")] = (
         OnErrorSettings()
     )
+    environment: Annotated[
+        EnvironmentSettings, documented("the environment variables of lease processes")
+    ] = EnvironmentSettings()
     stall: Annotated[Duration, documented("how long a lease may stand still that should move")] = (
         Duration(120)
     )
@@ -327,12 +483,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def start_text(self) -> str:
-        """`start` in one line, as it is logged and written on rows."""
+        """`start` in one line, as it is in the log and on rows."""
         return str(self.start)
 
     @property
     def sources(self) -> tuple[StreamSettings, ...]:
-        """The streams to read, each with what holds for it: one, or all of `streams`."""
+        """The streams to read, each with its effective settings: one, or all of `streams`."""
         if not self.streams:
             return (
                 StreamSettings(
@@ -354,9 +510,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def only_stream(self) -> str:
-        """The stream of an application that has one.
+        """The stream of an application with one stream.
 
-        Raises: SettingsError where there are several, naming them.
+        Raises: SettingsError if there are several, naming them.
         """
         if self.stream is None:
             names = ", ".join(stream.name for stream in self.streams)

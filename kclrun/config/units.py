@@ -1,14 +1,22 @@
-"""Durations and sizes as people write them: `10s`, `1m30s`, `250ms`; `16MiB`, `512 KiB`.
+"""Values as people write them: durations, sizes, start positions, addresses to listen at.
 
-They load into subclasses of float (seconds) and int (bytes), so code computes with plain numbers.
+`10s`, `1m30s`, `250ms`; `16MiB`, `512 KiB`; `latest`, an instant with its zone; `0.0.0.0:9464`.
+Durations load into a subclass of float (seconds), sizes of int (bytes), so code computes with plain
+numbers. Pure: the time is an argument.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
+from datetime import UTC, datetime
 from typing import Final
 
-__all__ = ["DURATION_PATTERN", "SIZE_PATTERN", "ByteSize", "Duration"]
+import msgspec
+
+from kclrun.errors import SettingsError
+from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.time import WallTime
 
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {"": 1, "B": 1, "kB": 10**3, "KiB": 2**10, "MB": 10**6, "MiB": 2**20, "GiB": 2**30}
@@ -24,14 +32,14 @@ class Duration(float):
 
     @classmethod
     def parse(cls, text: object) -> Duration:
-        """Read `10s`, `1m30s`, `250ms`, `2h`. Raises: ValueError saying what is expected."""
+        """Read `10s`, `1m30s`, `250ms`, `2h`. Raises: ValueError that names the accepted forms."""
         if not isinstance(text, str) or not _DURATION.match(text):
             raise ValueError(f"expected a duration such as 10s, 250ms or 1m30s, got {text!r}")
         return cls(sum(float(n) * _SECONDS[unit] for n, unit in _DURATION_PART.findall(text)))
 
     @property
     def text(self) -> str:
-        """As people write it, in the largest unit that divides it: `2m`, `90s`, `250ms`."""
+        """The text that people write, in the largest unit that divides it: `2m`, `90s`, `250ms`."""
         for unit in ("d", "h", "m", "s"):
             if self >= _SECONDS[unit] and self % _SECONDS[unit] == 0:
                 return f"{int(self / _SECONDS[unit])}{unit}"
@@ -54,8 +62,70 @@ class ByteSize(int):
 
     @property
     def text(self) -> str:
-        """As people write it: `16MiB`, `512KiB`, `1000B`."""
+        """The text that people write: `16MiB`, `512KiB`, `1000B`."""
         for unit in ("GiB", "MiB", "KiB"):
             if self >= _BYTES[unit] and self % _BYTES[unit] == 0:
                 return f"{self // _BYTES[unit]}{unit}"
         return f"{int(self)}B"
+
+
+class StartPosition(msgspec.Struct, frozen=True):
+    """A sentinel, and with AT_TIMESTAMP the instant."""
+
+    sentinel: ExtendedSequenceNumber
+    at: WallTime | None = None
+
+
+def parse_start(text: str, now: WallTime) -> StartPosition:
+    """Read TRIM_HORIZON, LATEST or an ISO-8601 instant in the past. Raises: SettingsError."""
+    for sentinel in (TRIM_HORIZON, LATEST):
+        if text == sentinel.sequence_number:
+            return StartPosition(sentinel)
+    moment = _instant(text)
+    if moment.timestamp() > now:
+        raise SettingsError(
+            f"start: {text} is in the future (it is now {_shown(now)})\n"
+            "Records that are yet to come are read with start: LATEST"
+        )
+    return StartPosition(AT_TIMESTAMP, WallTime(moment.timestamp()))
+
+
+def _instant(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise SettingsError(
+            "start: expected TRIM_HORIZON, LATEST or an instant such as 2026-03-01T06:00:00Z,"
+            f" got {text[:60]!r}"
+        ) from None
+    if moment.tzinfo is None:
+        raise SettingsError(f"start: {text} does not say its time zone; add Z for UTC, or +01:00")
+    return moment
+
+
+def _shown(now: WallTime) -> str:
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+_LOOPBACK: Final = "127.0.0.1"
+_PORT_MAX: Final = 65535
+
+
+def parse_listen(text: str | int) -> tuple[str, int]:
+    """Host and port; a port alone is on loopback. Port 0 takes a free one.
+
+    The host is an address, never a name: a name may stand for several addresses, or for others
+    later.
+    Raises: ValueError that names the accepted forms.
+    """
+    host, colon, port = str(text).rpartition(":")
+    address = host.removeprefix("[").removesuffix("]") if colon else _LOOPBACK
+    address = _LOOPBACK if address == "localhost" else address
+    try:
+        ipaddress.ip_address(address)
+        number = int(port) if port.isascii() and port.isdecimal() else -1
+    except ValueError:
+        number = -1
+    if not 0 <= number <= _PORT_MAX:
+        raise ValueError("expected a port of this machine such as 9464, or ADDRESS:PORT")
+    return address, number

@@ -1,21 +1,20 @@
-"""YAML text in, plain values out, with the line of every key; and nothing a hostile file can abuse.
+"""YAML text in, plain values out, with the line of every key; `${VAR}` in text is expanded.
 
-Safe tags only; duplicate keys, merge keys and cyclic aliases are errors; sizes, nesting and what
-aliases may expand to are bounded [S3]. Instants stay text: `start:` is read by `start_position.py`.
-May not know what a setting is. Look next: `load.py`.
+Safe tags only. Duplicate keys, merge keys and cyclic aliases are errors; sizes, nesting and the
+expansion of aliases are bounded [S3]. Instants stay text: `start:` is read by `units.py`. The
+environment is an argument. `Expanded` marks expanded texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 import yaml
 
 from kclrun.errors import SettingsError
-
-__all__ = ["ALIASED_NODES_MAX", "DEPTH_MAX", "TEXT_BYTES_MAX", "Document", "Path", "read_yaml"]
 
 Path = tuple[str | int, ...]
 
@@ -25,6 +24,11 @@ TEXT_BYTES_MAX: Final = 1_000_000
 ALIASED_NODES_MAX: Final = 1_000
 # Settings nest four deep; `options` may nest on, within reason and far from Python's own limit.
 DEPTH_MAX: Final = 40
+
+# The range that lease processes can receive (msgpack). A longer number is an identifier, and a
+# text.
+_INT_MIN: Final = -(2**63)
+_INT_MAX: Final = 2**64 - 1
 
 _TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
 
@@ -39,7 +43,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class Document(msgspec.Struct, frozen=True):
-    """What a text says: its value, and the line (from 1) on which each path stands."""
+    """The content of a text: its value, and the line (from 1) of each path."""
 
     value: Any
     lines: dict[Path, int]
@@ -55,15 +59,15 @@ def read_yaml(text: str) -> Document:
         node = loader.get_single_node()
         value = None if node is None else reader.value(node, (), 0)
     except yaml.YAMLError as error:
-        raise SettingsError(_in_words(error)) from None
+        raise SettingsError(_in_words(error, text)) from None
     except (RecursionError, ValueError) as error:
-        # ValueError: what PyYAML's own constructors trip over, such as an int of 5,000 digits.
+        # ValueError: raised by PyYAML's own scanner for some texts.
         raise SettingsError(f"not readable as YAML: {type(error).__name__}") from None
     return Document(value, reader.lines)
 
 
 class _Reader:
-    """Turns the node graph into values, counting what aliases repeat."""
+    """Turns the node graph into values, and counts the repetitions by aliases."""
 
     def __init__(self, loader: _Loader) -> None:
         self.lines: dict[Path, int] = {}
@@ -80,7 +84,17 @@ class _Reader:
             return [
                 self.value(item, (*path, index), depth + 1) for index, item in enumerate(node.value)
             ]
-        return self._loader.construct_object(node)
+        try:
+            scalar = self._loader.construct_object(node)
+        except ValueError:  # Python makes no int of more than 4,300 decimal digits
+            scalar = _INT_MAX + 1
+        if isinstance(scalar, int) and not _INT_MIN <= scalar <= _INT_MAX:
+            line = node.start_mark.line + 1
+            raise SettingsError(
+                f"line {line}: a number of more than 64 bits; if it is an identifier, put it in"
+                " quotes"
+            )
+        return scalar
 
     def _pairs(self, node: yaml.MappingNode, path: Path, depth: int) -> Iterator[tuple[str, Any]]:
         first_line: dict[str, int] = {}
@@ -100,7 +114,7 @@ class _Reader:
             raise SettingsError(f"line {line}: merge keys (<<) are not supported; write them out")
         if not isinstance(node, yaml.ScalarNode):
             raise SettingsError(f"line {line}: a key must be a word")
-        # YAML 1.1 reads a bare `on` as a boolean: as a key it is the word.
+        # YAML 1.1 reads a bare `on` as a boolean. As a key it is the word.
         return str(node.value)
 
     def _count(self, node: yaml.Node, depth: int) -> None:
@@ -116,8 +130,78 @@ class _Reader:
         self._seen.add(id(node))
 
 
-def _in_words(error: yaml.YAMLError) -> str:
+def _in_words(error: yaml.YAMLError, text: str) -> str:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return f"not readable as YAML: {str(error).splitlines()[0]}"
     line = error.problem_mark.line + 1
-    return f"line {line}: not readable as YAML: {error.problem or error.context}"
+    said = f"line {line}: not readable as YAML: {error.problem or error.context}"
+    if any("${" in here for here in text.splitlines()[line - 1 : line]):
+        return f'{said}\nInside {{ }} and [ ] a variable needs quotes: "${{NAME}}"'
+    return said
+
+
+_REFERENCE: Final = re.compile(r"\$(\$\{)|\$\{([^}]*)\}")
+_INSIDE: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?\Z", re.DOTALL)
+
+
+class Expanded(str):
+    """A text in which variables were replaced; `source` is the text in the file.
+
+    The mark lets a number or a switch come from the environment, and keeps values that were not in
+    the file out of messages.
+    """
+
+    __slots__ = ("source",)
+
+    source: str
+
+    @classmethod
+    def of(cls, text: str, source: str) -> Expanded:
+        expanded = cls(text)
+        expanded.source = source
+        return expanded
+
+
+def expand(value: Any, environment: Mapping[str, str], path: Path = ()) -> Any:
+    """Replace the variables in every text below `value`; keys are left alone.
+
+    A variable that is unset or empty takes its default. Raises: SettingsError naming variable and
+    path if there is no default.
+    """
+    if isinstance(value, dict):
+        return {key: expand(item, environment, (*path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [expand(item, environment, (*path, index)) for index, item in enumerate(value)]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+
+    def replaced(match: re.Match[str]) -> str:
+        return "${" if match[1] else _look_up(match[2], environment, path)
+
+    return Expanded.of(_REFERENCE.sub(replaced, value), value)
+
+
+def _look_up(inside: str, environment: Mapping[str, str], path: Path) -> str:
+    parts = _INSIDE.match(inside)
+    if parts is None:
+        raise SettingsError(
+            f"{dotted(path)}: ${{{inside}}} is no variable; write ${{NAME}} or ${{NAME:-default}}"
+        )
+    name, default = parts[1], parts[2]
+    found = environment.get(name)
+    if found or (found is not None and default is None):
+        return found
+    if default is None:
+        raise SettingsError(
+            f"{dotted(path)}: the environment variable {name} is not set\n"
+            f"Set it, or give a default: ${{{name}:-default}}"
+        )
+    return default
+
+
+def dotted(path: Path) -> str:
+    """A path as `--set` takes it: `embedded.reshard[0].after`."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return text.removeprefix(".") or "the file"

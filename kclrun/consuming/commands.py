@@ -1,4 +1,4 @@
-"""What to do next, as one lease's life says it. Imperative; the shell has one function each."""
+"""The commands of the core of one lease. Imperative; the shell has one function each."""
 
 from __future__ import annotations
 
@@ -6,37 +6,16 @@ import enum
 
 import msgspec
 
-from kclrun.model.changes import LateCheckpoint, LeaseChange
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
-
-__all__ = [
-    "AnswerCheckpoint",
-    "CallInitialize",
-    "CallLeaseLost",
-    "CallShardEnded",
-    "CallShutdownRequested",
-    "CheckpointAnswer",
-    "Command",
-    "Exit",
-    "ExitCause",
-    "ListShards",
-    "OpenGate",
-    "ReadOwnRow",
-    "ReadRows",
-    "Report",
-    "ReportKind",
-    "SendLateCheckpoint",
-    "SendWrite",
-    "ShutGate",
-]
+from kclrun.protocol.writes import LateCheckpoint, LeaseChange
 
 
 class SendWrite(msgspec.Struct, frozen=True):
     """Send this change once, not before `not_before`; comes back as WriteResolved.
 
-    Where it carries a position beyond the last one, emitted rows are made durable first.
+    If it carries a position beyond the last one, emitted rows are made durable first.
     """
 
     change: LeaseChange
@@ -44,7 +23,8 @@ class SendWrite(msgspec.Struct, frozen=True):
 
 
 class SendLateCheckpoint(msgspec.Struct, frozen=True):
-    """Send it once, not before `not_before`, though the lease is lost; comes back as WriteResolved.
+    """Send it once, not before `not_before`, although the lease is lost; comes back as
+    WriteResolved.
 
     Emitted rows up to its position are made durable first. User code may run meanwhile [P19].
     """
@@ -88,8 +68,8 @@ class CallLeaseLost(msgspec.Struct, frozen=True):
 
 
 class OpenGate(msgspec.Struct, frozen=True):
-    """User code may start batches until `fence`, while fewer than `start_below` records in all
-    were delivered, and up to `delivered_max` records in all [P7, I7]."""
+    """User code may start batches until `fence`, while fewer than `start_below` records in all were
+    delivered, and up to `delivered_max` records in all [P7, I7]."""
 
     fence: Instant
     start_below: int
@@ -109,7 +89,7 @@ class CheckpointAnswer(enum.Enum):
 
 
 class AnswerCheckpoint(msgspec.Struct, frozen=True):
-    """Let the waiting user code go on."""
+    """Let the waiting user code continue."""
 
     request: int
     answer: CheckpointAnswer
@@ -117,7 +97,7 @@ class AnswerCheckpoint(msgspec.Struct, frozen=True):
 
 
 class ReportKind(enum.Enum):
-    """What is told to the manager; the shell turns it into a transition on the ring."""
+    """The kind of a report to the manager; the shell turns it into a transition on the ring."""
 
     CLAIMED = "claimed"
     CHECKPOINTED = "checkpointed"
@@ -125,13 +105,15 @@ class ReportKind(enum.Enum):
     RELEASED = "released"
     LOST = "lost"
     FAILED = "failed"
+    BROKE = "broke"
     UNCLAIMED = "unclaimed"
     WARNED = "warned"
     GIL_HELD = "gil_held"
+    RECORDS_EXPIRED = "records_expired"
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Tell the manager. Which fields are set depends on the kind."""
+    """Report to the manager. The kind decides which fields are set."""
 
     kind: ReportKind
     position: ExtendedSequenceNumber | None = None
@@ -141,6 +123,9 @@ class Report(msgspec.Struct, frozen=True):
     where: str = ""
     attempts: int = 0
     traceback_text: str = ""
+    raised_at: str = ""
+    record: str = ""
+    is_host_fault: bool = False
     seconds: float = 0.0
 
 
@@ -151,6 +136,7 @@ class ExitCause(enum.Enum):
     UNCLAIMED = "unclaimed"
     LOST = "lost"
     FAILED = "failed"
+    HOST = "host"
 
 
 class Exit(msgspec.Struct, frozen=True):

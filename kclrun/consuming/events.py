@@ -1,44 +1,18 @@
-"""What happened, for one lease's life. Past tense; posted by the threads of the lease process."""
+"""The events of one lease in its process. Past tense; posted by the threads of the process."""
 
 from __future__ import annotations
 
 import msgspec
 
-from kclrun.model.changes import LeaseChange
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.outcomes import Outcome
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, Shard
 from kclrun.model.time import Instant
-
-__all__ = [
-    "BatchDelivered",
-    "BatchProcessed",
-    "CallReturned",
-    "CheckpointRequested",
-    "DrainRequested",
-    "Event",
-    "FailoverChanged",
-    "GateShut",
-    "LookUpFailed",
-    "ManagerGone",
-    "OthersInSight",
-    "OwnRowRead",
-    "ProcessorFailed",
-    "ReadFailed",
-    "ReleaseRequested",
-    "RowsRead",
-    "ShardExhausted",
-    "ShardsListed",
-    "Started",
-    "ThreadStalled",
-    "Ticked",
-    "WriteResolved",
-]
+from kclrun.protocol.writes import LeaseChange, Outcome
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The process has its start command and its lock; nothing is claimed yet."""
+    """The process has its start command and its lock; it has not claimed yet."""
 
 
 class Ticked(msgspec.Struct, frozen=True):
@@ -54,6 +28,14 @@ class WriteResolved(msgspec.Struct, frozen=True):
     sent_instant: Instant
 
 
+class RowsNotKept(msgspec.Struct, frozen=True):
+    """A write that carries a position was not sent: the emitted rows that it covers cannot be made
+    durable (a full disk, a file that broke). `message` names the file and why."""
+
+    change: LeaseChange
+    message: str
+
+
 class OwnRowRead(msgspec.Struct, frozen=True):
     """The consistent read of ReadOwnRow."""
 
@@ -61,13 +43,13 @@ class OwnRowRead(msgspec.Struct, frozen=True):
 
 
 class ReadFailed(msgspec.Struct, frozen=True):
-    """The read of ReadOwnRow failed; nothing is known; the core will ask again."""
+    """The read of ReadOwnRow failed without a result; the core will ask again."""
 
     message: str
 
 
 class LookUpFailed(msgspec.Struct, frozen=True):
-    """ReadRows or ListShards failed; nothing is known; the core will ask again."""
+    """ReadRows or ListShards failed without a result; the core will ask again."""
 
     message: str
 
@@ -99,33 +81,45 @@ class BatchProcessed(msgspec.Struct, frozen=True, gc=False):
 
 
 class ShardExhausted(msgspec.Struct, frozen=True):
-    """Every record was processed and the service said the shard ends here.
+    """Every record was processed, and the service reported the end of the shard.
 
     `children` as the last GetRecords named them; empty with services that leave them out.
+    `is_expired`: the service does not have the shard any more, as `shard_end.py` proved. The
+    records that were not read by then are lost, and no children are named.
     """
 
     children: tuple[ChildShard, ...]
+    is_expired: bool = False
 
 
 class CheckpointRequested(msgspec.Struct, frozen=True):
-    """User code waits for a checkpoint. `position` None means everything delivered so far."""
+    """User code waits for a checkpoint. `position` None means every record delivered so far."""
 
     request: int
     position: ExtendedSequenceNumber | None
 
 
 class CallReturned(msgspec.Struct, frozen=True):
-    """A call the core asked for (initialize, shard_ended, …) returned normally."""
+    """A call that the core asked for (initialize, shard_ended, …) returned normally."""
 
 
 class ProcessorFailed(msgspec.Struct, frozen=True):
-    """User code raised and the error policy gave up. Texts are bounded and hold no payload."""
+    """User code raised and the error policy gave up. Texts are bounded and hold no payload.
+
+    `raised_at` is the file, line and function of user code. `record` is the place of the record
+    within its batch, as far as known; `position` is its position, or None if not known.
+    `is_host_fault`: the host had no memory, descriptor or disk left for the call; another host may
+    have it.
+    """
 
     where: str
     error: str
     attempts: int
     position: ExtendedSequenceNumber | None = None
     traceback_text: str = ""
+    raised_at: str = ""
+    record: str = ""
+    is_host_fault: bool = False
 
 
 class GateShut(msgspec.Struct, frozen=True):
@@ -133,7 +127,7 @@ class GateShut(msgspec.Struct, frozen=True):
 
 
 class DrainRequested(msgspec.Struct, frozen=True):
-    """The manager asks: finish the batch, checkpoint, offer or release the lease, exit."""
+    """The manager requests: finish the batch, checkpoint, offer or release the lease, exit."""
 
     reason: str
 
@@ -143,7 +137,7 @@ class ReleaseRequested(msgspec.Struct, frozen=True):
 
 
 class ManagerGone(msgspec.Struct, frozen=True):
-    """The manager is dead: drain within the fence that stands, renew no more."""
+    """The manager has ended: drain within the current fence; do not renew any more."""
 
 
 class FailoverChanged(msgspec.Struct, frozen=True):
@@ -153,7 +147,7 @@ class FailoverChanged(msgspec.Struct, frozen=True):
 
 
 class OthersInSight(msgspec.Struct, frozen=True):
-    """The manager sees another kclrun owner, or none any more: offer or release [P17]."""
+    """The manager sees another kclrun owner, or none any more: so offer or release [P17]."""
 
     others: bool
 
@@ -169,6 +163,7 @@ Event = (
     Started
     | Ticked
     | WriteResolved
+    | RowsNotKept
     | OwnRowRead
     | ReadFailed
     | LookUpFailed

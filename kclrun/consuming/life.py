@@ -1,43 +1,202 @@
-"""One lease's life in its process: what to do next, decided here and nowhere else.
+"""Decides every next step of one lease in its process; `LeaseLife` is the core.
 
-Knows: the states (`states.py`), the own row (`own_row.py`), the ledger, what is due (`agenda.py`),
-the shard's end. May not know: clocks, threads, sockets, DynamoDB. `now` and `chance` are given.
-Rule: every command's outcome comes back as an event, whatever the outcome.
+Must not know: clocks, threads, sockets, DynamoDB. `now` and `chance` are arguments. Rule: the
+outcome of every command comes back as an event, whatever the outcome.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
-from kclrun.consuming import reports
-from kclrun.consuming.agenda import Agenda
-from kclrun.consuming.expectations import is_expected
-from kclrun.consuming.fence import renew_interval_s
-from kclrun.consuming.gatekeeping import GateKeeper
-from kclrun.consuming.giving_away import Farewell
-from kclrun.consuming.ledger import CheckpointLedger
-from kclrun.consuming.loss import LET_GO_S, Loss
-from kclrun.consuming.own_row import OwnRow, Verdict, VerdictKind
+from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
+from kclrun.consuming.commands import OpenGate, Report, ReportKind, ShutGate
+from kclrun.consuming.events import ProcessorFailed
+from kclrun.consuming.leaving import LET_GO_S, Farewell, Loss, OutputWatch, words_of
+from kclrun.consuming.own_row import (
+    Agenda,
+    GivingAway,
+    OwnChange,
+    OwnRow,
+    RowWriting,
+    Verdict,
+    VerdictKind,
+)
 from kclrun.consuming.policy import LifePolicy
-from kclrun.consuming.requests import CheckpointRequests
-from kclrun.consuming.row_evidence import OwnChange
-from kclrun.consuming.row_writing import RowWriting
 from kclrun.consuming.shard_end import CHILDREN_RETRY_S, ChildrenExist, Deferred, ShardEnd
-from kclrun.consuming.states import FINAL, MAY_WITHDRAW, SILENT, TRANSITIONS, State, Step
+from kclrun.consuming.states import (
+    FINAL,
+    GIVEN_UP_WHOLE,
+    MAY_PUT_OFF,
+    MAY_WITHDRAW,
+    SILENT,
+    TRANSITIONS,
+    State,
+    Step,
+    is_expected,
+)
 from kclrun.errors import InvariantViolation
-from kclrun.model import changes
+from kclrun.model.lease import CHILDREN_EXPIRED, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
+from kclrun.protocol import writes as changes
+from kclrun.protocol.fence import renew_interval_s
+from kclrun.protocol.writes import Unavailable
 
-__all__ = ["LeaseLife"]
+
+class GateKeeper:
+    """Remembers the last command to the gate, so that only changes become commands."""
+
+    def __init__(self, *, one_batch_a_checkpoint: bool) -> None:
+        self._one_batch_a_checkpoint = one_batch_a_checkpoint
+        self._told: OpenGate | None = None
+        self.is_shut = True
+
+    def open(self, fence: Instant, ledger: CheckpointLedger) -> tuple[OpenGate, ...]:
+        """Let batches start. With one batch a checkpoint, only when no record is uncheckpointed."""
+        allowed = ledger.delivered_max
+        start_below = ledger.checkpointed_total + 1 if self._one_batch_a_checkpoint else allowed
+        told = self._told
+        if told is not None and (fence, start_below, allowed) == (
+            told.fence,
+            told.start_below,
+            told.delivered_max,
+        ):
+            return ()
+        self._told = OpenGate(fence, start_below, allowed)
+        self.is_shut = False
+        return (self._told,)
+
+    def shut(self) -> tuple[ShutGate, ...]:
+        """Stop new batches. The gate is shut once GateShut says that no user code runs."""
+        self._told = None
+        self.is_shut = False
+        return (ShutGate(),)
+
+
+UNSAVED_END: Final = ProcessorFailed(
+    "shard_ended",
+    "returned without checkpointer.checkpoint(), which checkpoint: manual asks for",
+    attempts=1,
+)
+
+
+def claimed(row: Lease) -> Report:
+    return Report(ReportKind.CLAIMED, position=row.checkpoint, counter=row.counter)
+
+
+def saved(row: Lease) -> Report:
+    return Report(ReportKind.CHECKPOINTED, position=row.checkpoint, counter=row.counter)
+
+
+def why_not_begun(row: Lease, *, has_waited: bool) -> str | None:
+    """Why a claimed lease is not processed, or None."""
+    if row.is_ended:  # by a write of the former process that landed late (trace H1)
+        return "its shard has ended already"
+    if row.taken_from is not None and not has_waited:
+        return (
+            f"it was taken by force from {row.taken_from}, which may still process it: the manager"
+            " waits a failover and starts again [P18]"
+        )
+    return None
+
+
+def given_away(change: GivingAway) -> Report:
+    return Report(ReportKind.RELEASED, position=change.position, text=words_of(change))
+
+
+def written_again(row: Lease) -> Report:
+    return Report(
+        ReportKind.WARNED,
+        text="its row had vanished from the table and was written again, at"
+        f" {row.checkpoint}: see who deletes rows of a running application",
+    )
+
+
+def records_expired(row: Lease) -> Report:
+    """The shard was trimmed while its lease was held [P13]. The processed position is on its way to
+    the row, if it is not there yet, so the loss begins behind `row`'s position at the earliest."""
+    return Report(
+        ReportKind.RECORDS_EXPIRED,
+        position=row.checkpoint,
+        text="the stream's retention passed before this shard was read to its end, and Kinesis has"
+        f" deleted it: what it held after checkpoint {row.checkpoint} and was not processed is"
+        " lost. The lease ends, and its children are read. To get the records back, replay them"
+        " from their source; to prevent it, raise the retention above the longest time that a"
+        " lease may be halted or behind",
+    )
+
+
+def children_expired(row: Lease) -> Report:
+    """Children of the trimmed shard were trimmed, too, before they had a lease [P13]."""
+    return Report(ReportKind.RECORDS_EXPIRED, position=row.checkpoint, text=CHILDREN_EXPIRED)
+
+
+def failed(failure: ProcessorFailed) -> Report:
+    return Report(
+        ReportKind.FAILED,
+        position=failure.position,
+        text=failure.error,
+        where=failure.where,
+        attempts=failure.attempts,
+        traceback_text=failure.traceback_text,
+        raised_at=failure.raised_at,
+        record=failure.record,
+        is_host_fault=failure.is_host_fault,
+    )
+
+
+def broke(reason: str) -> Report:
+    return Report(ReportKind.BROKE, text=reason)
+
+
+def lost(reason: str) -> Report:
+    return Report(ReportKind.LOST, text=reason)
+
+
+def unclaimed(reason: str) -> Report:
+    return Report(ReportKind.UNCLAIMED, text=reason)
+
+
+def stuck_at_cap(ledger: CheckpointLedger) -> ProcessorFailed:
+    """With manual checkpoints, only the processor can make room [I7]."""
+    return ProcessorFailed(
+        "process_records",
+        f"{ledger.uncheckpointed} records were processed and none checkpointed:"
+        " checkpoint: manual asks for checkpointer.checkpoint() before"
+        " checkpoint.uncheckpointed_max is reached",
+        attempts=1,
+        position=ledger.processed,
+    )
+
+
+def stalled(stalled_s: float, *, in_user_code: bool) -> Report:
+    """The lease thread stood still: user code held the GIL, or the whole process stood still."""
+    if in_user_code:
+        return Report(ReportKind.GIL_HELD, text="gil_held", seconds=stalled_s)
+    return Report(ReportKind.WARNED, text="the process stood still", seconds=stalled_s)
+
+
+class Warnings:
+    """Reports each new trouble once, however often it repeats in a row."""
+
+    def __init__(self) -> None:
+        self._told = ""
+
+    def once(self, reason: str) -> tuple[Report, ...]:
+        if not reason or reason == self._told:
+            return ()
+        self._told = reason
+        return (Report(ReportKind.WARNED, text=reason),)
+
 
 Commands = list[do.Command]
 
 
 class LeaseLife:
-    """`handle` takes in what happened and says what to do; `check` holds its invariants."""
+    """The core: `handle` takes in events and returns commands; `check` holds the invariants."""
 
     def __init__(self, policy: LifePolicy, chance: Callable[[], float]) -> None:
         self.policy = policy
@@ -57,14 +216,30 @@ class LeaseLife:
         self._failure: on.ProcessorFailed | None = None
         self._is_saved_at_end = False
         self._loss: Loss | None = None
-        self._warnings = reports.Warnings()
+        self._output = OutputWatch()
+        self._warnings = Warnings()
 
     @property
     def is_finished(self) -> bool:
         return self.state in FINAL
 
+    @property
+    def has_undone(self) -> bool:
+        """Whether user code got records that no checkpoint covers: they are delivered again.
+
+        With manual checkpoints, processed records count only where user code asked for a
+        checkpoint.
+        """
+        late = self._loss.late if self._loss is not None else None
+        if self.state in GIVEN_UP_WHOLE or (late is not None and late.has_applied):
+            return False
+        ledger = self.ledger
+        is_asked_for = self._requests.highest is not None
+        is_unsaved = self._agenda.unacknowledged(ledger) > ledger.checkpointed
+        return is_asked_for or is_unsaved or not ledger.is_idle
+
     def handle(self, event: on.Event, now: Instant) -> tuple[do.Command, ...]:
-        """Take in what happened; say what to do next. Raises: InvariantViolation."""
+        """Take in an event and return the commands that follow. Raises: InvariantViolation."""
         out: Commands = []
         if is_expected(event, self.state):
             self._take_in(event, now, out)
@@ -80,7 +255,7 @@ class LeaseLife:
                 out.extend(self._gate.open(self.own.fence, self.ledger))
         self.check()
         if out and self.own.pending is None:
-            # A write that was given up in the same breath (the fence has passed) is not sent.
+            # A write that was given up within this call (the fence has passed) is not sent.
             out = [each for each in out if type(each) is not do.SendWrite]
         return tuple(out)
 
@@ -93,6 +268,8 @@ class LeaseLife:
         deadline = Instant(now + renew_interval_s(self.own.failover_s))
         if self.own.fence is not None:
             deadline = min(deadline, self.own.fence)
+            if self._must_leave_by is not None:
+                deadline = min(deadline, self._must_leave_by)
             if self.own.pending is None:  # else nothing is due before its outcome
                 due = self._agenda.due_instant(self.ledger, renews=not self._manager_gone)
                 deadline = deadline if due is None else min(deadline, due)
@@ -101,7 +278,7 @@ class LeaseLife:
         return max(deadline, now)
 
     def check(self) -> None:
-        """The invariants this core can see."""
+        """The invariants that this core can see."""
         self.ledger.check()
         if self.own.row is not None:
             assert self.ledger.checkpointed <= self.own.row.checkpoint, "ledger ahead of its row"
@@ -113,12 +290,16 @@ class LeaseLife:
     ) -> None:
         match event:
             case on.Ticked():
-                pass  # what is due by now follows every event
+                pass  # due work follows every event
             case on.BatchDelivered(last, records, payload_bytes):
                 self.ledger.deliver(last, records)
                 self._agenda.note_bytes(payload_bytes)
             case on.BatchProcessed(last):
                 self.ledger.process(last)
+            case on.RowsNotKept(change, message):
+                # The shell sent nothing: handled as if the table had not been reached.
+                self._output.failed(message, now)
+                self._take_in(on.WriteResolved(change, Unavailable(message), now), now, out)
             case on.WriteResolved(changes.LateCheckpoint(), outcome):
                 if self._loss is not None and self._loss.late is not None:
                     out.extend(self._loss.late.resolve(outcome, now, self._chance()))
@@ -132,8 +313,10 @@ class LeaseLife:
                 self._shard_end.list(shards)
             case on.LookUpFailed(message):
                 self._put_children_off(message, now, out)
-            case on.ShardExhausted(children):
-                self._shard_end = ShardEnd(self.policy.key, children)
+            case on.ShardExhausted(children, is_expired):
+                if is_expired:
+                    out.append(records_expired(self.own.confirmed))
+                self._shard_end = ShardEnd(self.policy.key, children, is_expired=is_expired)
                 self._move(Step.EXHAUSTED)
             case on.CheckpointRequested(request, position):
                 self._take_in_request(request, position, out)
@@ -145,14 +328,17 @@ class LeaseLife:
             case on.OthersInSight(others):
                 self._farewell.others_in_sight = others
             case on.FailoverChanged(failover_s):
-                self.own.set_failover(failover_s)
+                self.own.set_failover(failover_s, now)
             case on.ThreadStalled(stalled_s, in_user_code):
-                out.append(reports.stalled(stalled_s, in_user_code=in_user_code))
+                out.append(stalled(stalled_s, in_user_code=in_user_code))
 
     def _take_in_answer(
         self, event: on.WriteResolved | on.OwnRowRead | on.ReadFailed, now: Instant, out: Commands
     ) -> None:
-        verdict, commands = self._writing.take_in(event, self.state, now)
+        # A process that leaves because of its host does not wait for its last checkpoint.
+        is_leaving = self._failure is not None and self._failure.is_host_fault
+        may_put_off = self.state in MAY_PUT_OFF or is_leaving
+        verdict, commands = self._writing.take_in(event, now, may_put_off=may_put_off)
         out.extend(commands)
         if verdict is not None:
             self._follow(verdict, now, out)
@@ -178,7 +364,7 @@ class LeaseLife:
             case changes.Renew():
                 pass
             case changes.CreateLease(row):
-                out.append(reports.written_again(row))
+                out.append(written_again(row))
             case changes.Checkpoint():
                 self._saved(now, out)
             case changes.CreateChildren() if self.state is State.CREATING:  # not withdrawn
@@ -192,17 +378,17 @@ class LeaseLife:
                 self._finish(Step.SHARD_END_WRITTEN, report, do.ExitCause.DONE, out)
             case changes.Release() | changes.Offer() | changes.HandOver():
                 self._saved(now, out)
-                report = reports.given_away(change)
+                report = given_away(change)
                 self._finish(Step.RELEASE_WRITTEN, report, do.ExitCause.DONE, out)
 
     def _claimed(self, now: Instant, out: Commands) -> None:
         row = self.own.confirmed
-        if (reason := reports.why_not_begun(row, has_waited=self.policy.has_waited)) is not None:
+        if (reason := why_not_begun(row, has_waited=self.policy.has_waited)) is not None:
             self._refuse(reason, out)
             return
         self.ledger = CheckpointLedger(row.checkpoint, self.policy.uncheckpointed_max)
         self._agenda.begin(now)
-        out.append(reports.claimed(row))
+        out.append(claimed(row))
         if self._is_withdrawn or self._farewell.is_asked_for(self.state, now):
             self._move(Step.WITHDRAWN)
             return
@@ -210,12 +396,14 @@ class LeaseLife:
         out.append(do.CallInitialize(row))
 
     def _saved(self, now: Instant, out: Commands) -> None:
-        """A position is durable on the row: ours, or a greater one that stood there [P2]."""
+        """A position is durable on the row: ours, or a greater one that was there [P2]."""
         row = self.own.confirmed
+        self._output.kept()
         self.ledger.confirm(row.checkpoint)
         self._agenda.note_saved(now)
-        # Told first: user code that is answered, and then raises, is not given these again.
-        out.append(reports.saved(row))
+        # Reported first: if user code gets its answer and then raises, these records do not come
+        # again.
+        out.append(saved(row))
         out.extend(self._requests.answer(row.checkpoint))
 
     def _take_in_user_code(
@@ -227,7 +415,7 @@ class LeaseLife:
                     self._gate.is_shut = True
                     self._say_goodbye(now, out)
             case ((State.STOPPING | State.LOSING), _) if not self._gate.is_shut:
-                # `initialize` or `shard_ended` came back after the lease was withdrawn or lost.
+                # `initialize` or `shard_ended` returned after the lease was withdrawn or lost.
                 self._is_initialized |= isinstance(event, on.CallReturned)
             case ((State.STOPPING | State.LOSING), _):
                 if isinstance(event, on.ProcessorFailed):
@@ -244,12 +432,12 @@ class LeaseLife:
 
     def _close(self) -> None:
         if self.policy.is_manual and not self._is_saved_at_end:
-            self._fail(reports.UNSAVED_END)
+            self._fail(UNSAVED_END)
         else:
             self._move(Step.CLOSED)
 
     def _say_goodbye(self, now: Instant, out: Commands) -> None:
-        """User code is idle: its last call, if it ever began; then a lost lease's last write."""
+        """User code is idle: make its last call, if it ever began; then write for a lost lease."""
         if not self._is_initialized:
             self._part()
         else:
@@ -260,7 +448,7 @@ class LeaseLife:
             out += [self._loss.save_late(late, now)] if late is not None else []
 
     def _part(self) -> None:
-        """User code has nothing more to say."""
+        """User code has finished."""
         if self._loss is not None:
             self._loss.user_code_is_done = True
         else:
@@ -282,9 +470,10 @@ class LeaseLife:
             ) from None
 
     def _withdraw(self, out: Commands) -> None:
-        """Give the lease up in good order, from where that is possible.
+        """Give the lease up in good order, from every state that allows it.
 
-        A claim under way is waited for; a shard whose children exist is ended: that is nearer.
+        A claim under way is waited for. A shard whose children exist is ended: that takes less
+        time.
         """
         self._is_withdrawn = True
         if self.state in MAY_WITHDRAW:
@@ -292,10 +481,10 @@ class LeaseLife:
             out.extend(self._gate.shut())
 
     def _hand_over(self, reason: str, now: Instant, out: Commands) -> None:
-        """The row names the next owner already [R8]: finish the batch within the fence that stands.
+        """The row names the next owner already [R8]: finish the batch within the current fence.
 
-        Nothing but the hand-over can be written from here on, not even a checkpoint that user code
-        waits for; so an end under way, or a halt, is for the next owner to come to again.
+        From here on only the handover can be written, not even a checkpoint that user code waits
+        for. So an end under way, or a halt, is left to the next owner.
         """
         self._withdraw(out)
         if self.state not in {State.STOPPING, State.RELEASING}:
@@ -307,19 +496,22 @@ class LeaseLife:
         self._failure = failure
         self._move(Step.FAILED)
 
-    def _lose(self, reason: str, now: Instant, out: Commands) -> None:
+    def _lose(
+        self, reason: str, now: Instant, out: Commands, *, is_host_fault: bool = False
+    ) -> None:
         if self.state is State.CLAIMING:
             self._refuse(reason, out)
             return
         self._move(Step.LOST)
         self.own.give_up()
-        self._loss = Loss(reason, now if self._manager_gone else Instant(now + LET_GO_S))
+        let_go_instant = now if self._manager_gone else Instant(now + LET_GO_S)
+        self._loss = Loss(reason, let_go_instant, is_host_fault=is_host_fault)
         out.extend(self._requests.refuse_all(reason))
         out.extend(self._gate.shut())
 
     def _refuse(self, reason: str, out: Commands) -> None:
         self.own.give_up()
-        self._finish(Step.REFUSED, reports.unclaimed(reason), do.ExitCause.UNCLAIMED, out)
+        self._finish(Step.REFUSED, unclaimed(reason), do.ExitCause.UNCLAIMED, out)
 
     def _finish(self, step: Step, report: do.Report, cause: do.ExitCause, out: Commands) -> None:
         self._move(step)
@@ -332,21 +524,38 @@ class LeaseLife:
                 self._refuse("its start command expired before the claim succeeded [P4]", out)
         elif self._loss is not None:
             if self._loss.is_over(now):
-                self._finish(Step.LET_GO, reports.lost(self._loss.words), do.ExitCause.LOST, out)
+                self._let_go(self._loss, out)
+        elif self._must_leave_by is not None and now >= self._must_leave_by:
+            self._lose(self._output.words, now, out, is_host_fault=True)
         elif self.own.fence is not None and now >= self.own.fence:
-            # A host or a process that stood still: for how long is half of the story.
+            # After a standstill of the host or the process its length explains much, so it is
+            # reported.
             ago_s = now - self.own.fence
-            reason = f"it could not be renewed in time: its fence passed {ago_s:.1f} s ago [P7]"
-            self._lose(reason, now, out)
+            trouble = self.own.trouble  # of a row that is not written, or of its output
+            what = f"could not be written in time ({trouble})" if trouble else "was not renewed"
+            self._lose(f"its row {what}: its fence passed {ago_s:.1f} s ago [P7]", now, out)
+
+    def _let_go(self, loss: Loss, out: Commands) -> None:
+        """Stop waiting. The report says whether the lease or the host is the cause."""
+        if loss.is_host_fault:
+            self._finish(Step.LET_GO, broke(loss.words), do.ExitCause.HOST, out)
+        else:
+            self._finish(Step.LET_GO, lost(loss.words), do.ExitCause.LOST, out)
+
+    @property
+    def _must_leave_by(self) -> Instant | None:
+        """When another host should get the lease, because the output of ours keeps no rows."""
+        is_wanted = self.state is State.PROCESSING and self._farewell.others_in_sight
+        return self._output.give_up_instant if is_wanted else None
 
     def _watch_cap(self) -> None:
-        """With manual checkpoints only the processor can lift the cap: say so, do not hang."""
+        """With manual checkpoints only the processor can lift the cap: fail instead of hanging."""
         is_stuck = self.ledger.is_full and self.ledger.is_idle and self._requests.highest is None
         if self.state is State.PROCESSING and is_stuck:
-            self._fail(reports.stuck_at_cap(self.ledger))
+            self._fail(stuck_at_cap(self.ledger))
 
     def _write_what_is_due(self, now: Instant, out: Commands) -> None:
-        """Nothing is under way, and the row is ours to write, if it was claimed."""
+        """Send the next write. None is under way, and a claimed row is ours to write."""
         if self.own.row is None:
             return
         change = None if self.state is State.PROCESSING else self._change_of_state(now, out)
@@ -356,7 +565,9 @@ class LeaseLife:
             change = self._agenda.checkpoint(self.state, self.ledger, now)
         if change is None and self.state is State.FAILING:
             assert self._failure is not None, "failing without a failure"
-            self._finish(Step.SETTLED, reports.failed(self._failure), do.ExitCause.FAILED, out)
+            is_host_fault = self._failure.is_host_fault
+            cause = do.ExitCause.HOST if is_host_fault else do.ExitCause.FAILED
+            self._finish(Step.SETTLED, failed(self._failure), cause, out)
             return
         if change is None and not self._manager_gone and self._agenda.is_renewal_due(now):
             change = self._agenda.renewal(now, drops_ask=self._farewell.drops_ask(now))
@@ -364,7 +575,7 @@ class LeaseLife:
             self._send(change, out)
 
     def _change_of_state(self, now: Instant, out: Commands) -> OwnChange | None:
-        """The write that the state itself waits for."""
+        """The write that the current state waits for."""
         match self.state:
             case State.CREATING:
                 return self._creation(now, out)
@@ -378,12 +589,20 @@ class LeaseLife:
                 return None
 
     def _creation(self, now: Instant, out: Commands) -> OwnChange | None:
-        match self._shard_end.next_step(self.own.confirmed, now, self.own.failover_s):
+        step = self._shard_end.next_step(self.own.confirmed, now, self.own.failover_s)
+        if isinstance(step, changes.CreateChildren | ChildrenExist) and (
+            self._shard_end.tells_lost_children(self.own.confirmed)
+        ):
+            out.append(children_expired(self.own.confirmed))
+        match step:
             case changes.CreateChildren() as creation:
                 return creation
             case ChildrenExist():
                 self._move(Step.CHILDREN_CREATED)
-                return self._agenda.naming(self._shard_end.child_ids)
+                if self._shard_end.child_ids:
+                    return self._agenda.naming(self._shard_end.child_ids)
+                self._move(Step.CHILDREN_NAMED)  # the children were trimmed, too: none to name
+                out.append(do.CallShardEnded())
             case Deferred(reason):
                 self._put_children_off(reason, now, out)
             case do.ReadRows() | do.ListShards() as question:

@@ -1,23 +1,24 @@
-"""What the settings and the start command say about one lease."""
+"""The settings of one lease: its policy, errors of user code, start point, pacing."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
-from kclrun.model.lease import LeaseKey, OwnerId
-from kclrun.model.time import Instant
-
-__all__ = ["LifePolicy", "batch_records_max"]
+from kclrun.errors import OutputLocked, SettingsError, is_host_shortage
+from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.record import IteratorType, StartPoint
+from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
+from kclrun.model.time import Instant, WallTime, backoff_s
 
 
 def batch_records_max(uncheckpointed_max: int) -> int:
-    """The most records of one batch: half of the cap, so that there is room for another one.
+    """The most records of one batch: half of the cap, so that there is room for another batch.
 
-    A checkpoint inside a batch counts none of it as covered. If a batch filled the whole cap, a
-    processor that checkpoints all but its last records would have made no room: nothing more could
-    be delivered, and the lease be halted for want of a checkpoint.
+    A checkpoint inside a batch counts no record of it as covered. If a batch filled the whole cap,
+    and a processor checkpointed all but its last records, there would be no room: no further batch
+    could be delivered, and the lease would halt for lack of a checkpoint.
     """
     return max(1, uncheckpointed_max // 2)
 
@@ -26,8 +27,8 @@ class LifePolicy(msgspec.Struct, frozen=True, kw_only=True):
     """`failover_s` is the smallest in the fleet; `expires_instant` ends an unclaimed start [P4].
 
     `has_waited`: a failover has passed since a take by force [P18]. `others_in_sight`: another
-    kclrun owner is there to take what is offered [P17]. `has_keyed_state`: then no position is
-    ever written without its snapshot, so no late checkpoint [P19].
+    kclrun owner can take offers [P17]. `has_keyed_state`: a position is never written without its
+    snapshot, so there is no late checkpoint [P19].
     """
 
     key: LeaseKey
@@ -44,5 +45,145 @@ class LifePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_manual(self) -> bool:
-        """Only the processor moves the checkpoint."""
+        """Whether only the processor moves the checkpoint."""
         return self.checkpoint_mode == "manual"
+
+
+# A shard that fails for long is tried twice a minute.
+BACKOFF_MAX_S: Final = 30.0
+DOUBLINGS_MAX: Final = 16
+_CAUSES_MAX: Final = 10
+
+
+class RetryAfter(msgspec.Struct, frozen=True):
+    """Call again with the same batch after so many seconds."""
+
+    pause_s: float
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """Halt the lease: owned and renewed, not processed, until an operator resumes it."""
+
+
+ErrorDecision = RetryAfter | GiveUp
+
+
+class ErrorPolicy(msgspec.Struct, frozen=True):
+    """The setting `on_error`: the answer to an error of user code, again after a pause or give up.
+
+    Records are never skipped silently [I9]. Isolating the record by bisection and dead-letter
+    queues will be further answers of `decide`. Callers match on the type, so they will have to
+    handle them.
+    """
+
+    retries: int
+    backoff_s: float
+
+    def decide(self, attempts: int) -> ErrorDecision:
+        """The decision after the `attempts`-th call (from 1) of the same function raised."""
+        if attempts > self.retries:
+            return GiveUp()
+        doubled = self.backoff_s * 2.0 ** min(attempts - 1, DOUBLINGS_MAX)
+        return RetryAfter(min(doubled, BACKOFF_MAX_S))
+
+
+def host_fault(error: BaseException) -> str | None:
+    """The resource that the host lacks, in words, if that caused the error; None for other errors.
+
+    Before the first record such an error is a failed start: the same start may work in a moment, or
+    on another host, and the lease itself is sound.
+    """
+    cause: BaseException | None = error
+    for _ in range(_CAUSES_MAX):
+        if cause is None:
+            return None
+        if is_host_shortage(cause) or isinstance(cause, OutputLocked):
+            return f"{type(error).__name__}: {error}"
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def first_start(row: Lease, start_at: WallTime | None, now_at: WallTime) -> StartPoint:
+    """The start for a claimed row.
+
+    A checkpoint inside an aggregate is read again from its record; after opening it, user records
+    at or below the checkpoint are dropped, as the Java KCL does (`IteratorBuilder`). Within a
+    session reading goes on after the last record *received*. A start that has received nothing yet
+    repeats itself. Therefore a LATEST is pinned to a time: if the sentinel were asked for twice,
+    the records between would be skipped [P14].
+
+    `start_at` is the instant of `start:`. `now_at` is the wall clock; it pins a LATEST that another
+    program's row carries without a time.
+    Raises: SettingsError for an AT_TIMESTAMP row whose instant is not known.
+    """
+    position = row.checkpoint
+    match position.sequence_number:
+        case TRIM_HORIZON.sequence_number:
+            return StartPoint(IteratorType.TRIM_HORIZON)
+        case LATEST.sequence_number:
+            return StartPoint(IteratorType.AT_TIMESTAMP, timestamp=row.latest_pinned_at or now_at)
+        case AT_TIMESTAMP.sequence_number:
+            return StartPoint(IteratorType.AT_TIMESTAMP, timestamp=_instant_of(row, start_at))
+        case number:
+            return StartPoint(IteratorType.AT_SEQUENCE_NUMBER, sequence_number=number)
+
+
+def resumed_start(last_received: str | None, first: StartPoint) -> StartPoint:
+    """The start after an iterator expired or failed."""
+    if last_received is None:
+        return first
+    return StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, sequence_number=last_received)
+
+
+def _instant_of(row: Lease, start_at: WallTime | None) -> WallTime:
+    # kcl-rust keeps the instant, in milliseconds, in the field of the sub-sequence number.
+    if row.checkpoint.sub_sequence_number:
+        return WallTime(row.checkpoint.sub_sequence_number / 1000)
+    if start_at is None:
+        raise SettingsError(
+            f"lease {row.key} is to be read from an instant (AT_TIMESTAMP), and `start:` names"
+            " none: give `start:` the instant the application was first started with"
+        )
+    return start_at
+
+
+# The service allows 5 GetRecords a second and shard over all applications: 200 ms keeps one reader
+# at this limit.
+FLOOR_S: Final = 0.2
+# The most a throttled reader waits: an answer of 10 MB blocks the shard for 5 s (2 MB/s).
+THROTTLE_MAX_S: Final = 5.0
+# Failures other than throttling are retried for ever, at least at this pace (DESIGN §5).
+ERROR_MAX_S: Final = 3.0
+
+
+class Pacing:
+    """The pause before the next GetRecords, counted from the start of the last one. Pure.
+
+    The Java KCL polls at a fixed pause even when far behind (its issue 237) and sleeps after any
+    failure.
+    """
+
+    def __init__(self, idle_s: float, floor_s: float = FLOOR_S) -> None:
+        self._idle_s = max(idle_s, floor_s)
+        self._floor_s = floor_s
+        self._failures = 0
+
+    def after_page(self, records: int, millis_behind_latest: int | None) -> float:
+        """The pause after a page: the floor if behind the tip or with records, else the idle pause.
+
+        An empty page while behind is normal (a gap in the shard) and does not cause the idle pause.
+        """
+        self._failures = 0
+        at_tip = records == 0 and not millis_behind_latest
+        return self._idle_s if at_tip else self._floor_s
+
+    def after_throttle(self, chance: float) -> float:
+        """The pause after throttling, doubling. The iterator is used again: it lasts 5 minutes."""
+        return self._grown(FLOOR_S, THROTTLE_MAX_S, chance)
+
+    def after_error(self, chance: float) -> float:
+        return self._grown(FLOOR_S, ERROR_MAX_S, chance)
+
+    def _grown(self, base_s: float, max_s: float, chance: float) -> float:
+        self._failures += 1
+        return backoff_s(self._failures, chance, base_s=base_s, max_s=max_s)

@@ -1,4 +1,4 @@
-"""The states of one lease in its process, as data: a missing key is an error, not a shrug.
+"""The states of one lease in its process, as data: a missing key is an error.
 
     claiming      claimed → initializing        withdrawn → releasing
                   refused → unclaimed
@@ -17,10 +17,10 @@
     failing       settled → failed              lost → losing
     losing        let_go → lost
 
-`withdrawn` is every reason to give the lease up in good order: a drain, an ask of another owner, a
-release asked for by the processor, a KCL 3 leader's hand-over, the manager's death. `releasing`
-waits for the one write that gives it away: an offer, a release or a hand-over. Final: ended,
-released, failed, lost, unclaimed.
+`withdrawn` stands for every reason to give the lease up in good order: a drain, an ask of another
+owner, a release requested by the processor, a KCL 3 leader's handover, the manager's end. In
+`releasing` the lease waits for the one write that gives it away: an offer, a release or a handover.
+Final: ended, released, failed, lost, unclaimed.
 """
 
 from __future__ import annotations
@@ -29,20 +29,12 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = [
-    "ANSWERS_ASKS",
-    "FINAL",
-    "MAY_PUT_OFF",
-    "MAY_WITHDRAW",
-    "SILENT",
-    "TRANSITIONS",
-    "State",
-    "Step",
-]
+from kclrun.consuming import events as on
+from kclrun.errors import InvariantViolation
 
 
 class State(enum.Enum):
-    """Where the lease stands."""
+    """The state of the lease."""
 
     CLAIMING = "claiming"
     INITIALIZING = "initializing"
@@ -61,13 +53,13 @@ class State(enum.Enum):
     LOST = "lost"
     UNCLAIMED = "unclaimed"
 
-    # By identity: several sets are asked at each event, and the hash of an Enum is Python code.
+    # By identity: each event looks into several sets, and the hash of an Enum is Python code.
     # Members are single, in every process.
     __hash__ = object.__hash__
 
 
 class Step(enum.Enum):
-    """What moves it on."""
+    """A step from one state to the next."""
 
     CLAIMED = "claimed"
     REFUSED = "refused"
@@ -123,11 +115,85 @@ TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = {
 }
 
 FINAL: Final = frozenset({State.ENDED, State.RELEASED, State.FAILED, State.LOST, State.UNCLAIMED})
-# The row is not ours to write any more [P7].
+# All processed records are covered by the row, or no record was ever processed.
+GIVEN_UP_WHOLE: Final = frozenset({State.ENDED, State.RELEASED, State.UNCLAIMED})
+# The row must not be written any more [P7].
 SILENT: Final = FINAL | {State.LOSING}
-# The lease can be withdrawn from here; where the children exist, the end is nearer.
+# The lease can be withdrawn from here. Once the children exist, the end is reached sooner.
 MAY_WITHDRAW: Final = frozenset({State.INITIALIZING, State.PROCESSING, State.CREATING})
-# An ask is answered from here; at the end of a shard that is nearer than the next owner [P16].
+# An ask is answered from here. At the end of a shard, the end comes sooner than the next owner
+# [P16].
 ANSWERS_ASKS: Final = frozenset({State.CLAIMING, State.INITIALIZING, State.PROCESSING})
-# While these last a renewal goes before a checkpoint that fails: a full disk costs no lease.
+# In these states a renewal goes before a checkpoint that fails: a full disk costs no lease.
 MAY_PUT_OFF: Final = frozenset({State.PROCESSING, State.CLOSING})
+
+
+# Which events are expected in which state, and which are late and ignored.
+#
+# Any other event is an error: a bug of ours, or a shell that lost its place.
+_ALL: Final = frozenset(State)
+_ALIVE: Final = _ALL - FINAL
+_DELIVERING: Final = frozenset({State.PROCESSING, State.STOPPING, State.LOSING})
+_LEAVING: Final = frozenset({State.STOPPING, State.RELEASING, State.FAILING, State.LOSING}) | FINAL
+
+EXPECTED: Final[Mapping[type[on.Event], frozenset[State]]] = {
+    on.Started: frozenset({State.CLAIMING}),
+    on.Ticked: _ALIVE,
+    on.WriteResolved: _ALIVE,
+    on.RowsNotKept: _ALIVE,
+    on.OwnRowRead: _ALIVE,
+    on.ReadFailed: _ALIVE,
+    on.RowsRead: frozenset({State.CREATING}),
+    on.ShardsListed: frozenset({State.CREATING}),
+    on.LookUpFailed: frozenset({State.CREATING}),
+    on.BatchDelivered: _DELIVERING,
+    on.BatchProcessed: _DELIVERING,
+    on.ShardExhausted: frozenset({State.PROCESSING}),
+    on.CheckpointRequested: _ALL,
+    on.CallReturned: frozenset({State.INITIALIZING, State.CLOSING, State.STOPPING, State.LOSING}),
+    on.ProcessorFailed: frozenset(
+        {State.INITIALIZING, State.PROCESSING, State.CLOSING, State.STOPPING, State.LOSING}
+    ),
+    on.GateShut: frozenset({State.STOPPING, State.LOSING}),
+    on.DrainRequested: _ALIVE,
+    on.ReleaseRequested: _ALIVE,
+    on.ManagerGone: _ALIVE,
+    on.FailoverChanged: _ALIVE,
+    on.OthersInSight: _ALIVE,
+    on.ThreadStalled: _ALIVE,
+}
+
+# Results that were under way when the lease moved on: answers and calls that are not awaited any
+# more.
+LATE: Final[Mapping[type[on.Event], frozenset[State]]] = {
+    on.Ticked: FINAL,
+    on.WriteResolved: FINAL,
+    on.RowsNotKept: FINAL,
+    on.OwnRowRead: FINAL,
+    on.ReadFailed: FINAL,
+    on.RowsRead: _LEAVING,
+    on.ShardsListed: _LEAVING,
+    on.LookUpFailed: _LEAVING,
+    # A batch behind the one that failed must not move the position past it [I9].
+    on.BatchDelivered: FINAL | {State.FAILING},
+    on.BatchProcessed: FINAL | {State.FAILING},
+    on.ShardExhausted: _LEAVING,
+    on.CallReturned: FINAL,
+    on.ProcessorFailed: FINAL,
+    on.GateShut: FINAL | {State.RELEASING, State.FAILING},
+    on.DrainRequested: FINAL,
+    on.ReleaseRequested: FINAL,
+    on.ManagerGone: FINAL,
+    on.FailoverChanged: FINAL,
+    on.OthersInSight: FINAL,
+    on.ThreadStalled: FINAL,
+}
+
+
+def is_expected(event: on.Event, state: State) -> bool:
+    """Whether to act on the event; False if it is late. Raises: InvariantViolation for others."""
+    if state in EXPECTED[type(event)]:
+        return True
+    if state in LATE.get(type(event), frozenset()):
+        return False
+    raise InvariantViolation(f"{type(event).__name__} in state {state.value}")

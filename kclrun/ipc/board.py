@@ -1,131 +1,180 @@
-"""The status slot of one lease process: what it is doing, for anyone who looks.
+"""The shared memory of a manager: a segment with a status slot and an event ring for each process.
 
-Holds: `StatusSlot`, `LeaseStatus`, `WorkerState`. May not know: what the manager makes of it.
-Rule: two fields with two rhythms. `publish` writes the whole status a few times a second;
-`note_send` is one store of eight bytes before each renewal [P5], so that nothing stands between
-the decision to send and the send. Look next: `twin.py` (why nothing is seen torn), `ring.py`.
+It also defines the start command of a lease process.
 """
 
 from __future__ import annotations
 
-import enum
+import fcntl
 import math
+import mmap
+import os
 import struct
 import threading
-from typing import Final
+from typing import Any, Final, Literal
+from zlib import crc32
 
 import msgspec
 
-from kclrun.errors import LimitExceeded
+from kclrun.errors import LimitExceeded, SegmentRefused, host_error
+from kclrun.ipc.ring import RING_BYTES, EventRing
 from kclrun.ipc.twin import NoValue, TwinCell
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.time import Instant
+from kclrun.model.time import Instant, WallTime
+from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.protocol.status import LeaseStatus, WorkerState
 
-__all__ = ["SLOT_BYTES", "LeaseStatus", "StatusSlot", "WorkerState"]
+
+class FetchSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """`fetch:` of the configuration. `kpl_range`: keep or drop user records outside the hash range.
+
+    `floor_s` is the least time between two GetRecords: the service allows 5 a second and shard.
+    """
+
+    mode: Literal["polling"]
+    idle_s: float
+    floor_s: float = 0.2
+    buffer_bytes: int
+    batch_max: int
+    kpl_range: Literal["keep", "drop"]
+
+
+class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """`checkpoint:` of the configuration: every `every_s` (auto), each batch, or by user code."""
+
+    mode: Literal["auto", "batch", "manual"]
+    every_s: float
+    uncheckpointed_max: int
+
+
+class OnErrorSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """`on_error:` of the configuration."""
+
+    retries: int
+    backoff_s: float
+
+
+class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """`log:` of the configuration, with its format decided: JSON lines or text."""
+
+    level: str
+    json: bool
+
+
+class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The start command of one lease process: all that it needs, as plain values.
+
+    Representations end up in logs, so none shows credentials, proxies (their URLs carry passwords)
+    or the user's options.
+
+    `seen_counter` is the row's counter after the manager's take: the claim expects it [P4].
+    `expires_instant` is when the command lapses, on CLOCK_BOOTTIME: exit unclaimed after it.
+    `failover_s` is the smallest of the fleet [P7]. `start_timestamp` is where AT_TIMESTAMP, or a
+    pinned LATEST [P14], begins. `hash_range_start` and `_end` are decimal: they have 128 bits.
+    `options` are values of the YAML types. `has_waited`: a failover has passed since a forced take
+    [P18]; `others_in_sight`: another kclrun owner could take an offered lease [P17].
+    """
+
+    application: str
+    stream_name: str
+    stream_arn: str | None = None
+    lease_key: str
+    shard_id: str
+    owner: str
+    seen_counter: int
+    place: int
+    incarnation: int
+    expires_instant: Instant
+    failover_s: float
+    has_waited: bool = False
+    others_in_sight: bool = False
+    start_timestamp: WallTime | None = None
+    hash_range_start: str | None = None
+    hash_range_end: str | None = None
+    processor: str
+    import_paths: tuple[str, ...] = ()
+    options: dict[str, Any] = {}
+    fetch: FetchSpec
+    checkpoint: CheckpointSpec
+    on_error: OnErrorSpec
+    output_path: str | None = None
+    table_name: str
+    kinesis: WireEndpoint
+    dynamodb: WireEndpoint
+    credentials: WireCredentials
+    lock_path: str
+    log: LogSpec
+    nice: int = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"StartSpec(lease_key={self.lease_key!r}, place={self.place},"
+            f" incarnation={self.incarnation})"
+        )
+
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        return [("lease_key", self.lease_key)]
+
 
 _NEVER: Final = Instant(0.0)
 _I64_MAX: Final = 2**63 - 1
 
 
-class WorkerState(enum.IntEnum):
-    """Where a lease process is in its life; the numbers are what is stored."""
-
-    STARTING = 1
-    CLAIMING = 2
-    PROCESSING = 3
-    ENDING = 4
-    OFFERING = 5
-    HALTED = 6
-    LOST = 7
-    FINISHED = 8
-
-
-class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a lease process says of itself. Instants are CLOCK_BOOTTIME seconds, 0 for never.
-
-    `counter` is the lease counter last confirmed; `fence_instant` the moment after which no batch
-    starts [P7]. Totals count from the start of this incarnation. `fetched`, `processed` and
-    `checkpointed` are the last positions of each kind, `first_delivered` the first one; None for
-    not yet. `processing_since_instant` is 0 while user code is not running,
-    `fetching_since_instant` while no answer of the stream is waited for. `published_instant` is
-    when this was written: once a second while the lease thread lives.
-    The last send is not in here: `StatusSlot.last_send_instant`.
-    """
-
-    pid: int
-    incarnation: int
-    state: WorkerState
-    fence_instant: Instant = _NEVER
-    counter: int = 0
-    records_total: int = 0
-    bytes_total: int = 0
-    batches_total: int = 0
-    processing_s_total: float = 0.0
-    millis_behind_latest: int = -1
-    fetched: ExtendedSequenceNumber | None = None
-    processed: ExtendedSequenceNumber | None = None
-    checkpointed: ExtendedSequenceNumber | None = None
-    first_delivered: ExtendedSequenceNumber | None = None
-    last_fetch_instant: Instant = _NEVER
-    last_batch_instant: Instant = _NEVER
-    processing_since_instant: Instant = _NEVER
-    at_tip: bool = False
-    fetching_since_instant: Instant = _NEVER
-    published_instant: Instant = _NEVER
-
-
 # Sequence numbers have at most 129 digits, all ASCII: 136 is the next multiple of eight. Fixed
-# sizes and no native alignment, so the layout is the same on every machine and Python.
-_LAYOUT: Final = struct.Struct("<qqqdqqqqdq" + "136sq" * 4 + "ddd?dd")
-# A cache line for the last send, so that no other store shares its line.
+# sizes and no native alignment make the layout the same on every machine and Python.
+_LAYOUT: Final = struct.Struct("<qqqdqqqqdq" + "136sq" * 4 + "ddd?dd?d")
+# A cache line for the instant of the last send, so that no other store shares its line.
 _SEND_BYTES: Final = 64
 SLOT_BYTES: Final = _SEND_BYTES + TwinCell.size_bytes(_LAYOUT.size)
 
 
 class StatusSlot:
-    """The slot at `offset` of a shared buffer; `offset` is a multiple of 64.
+    """The status of one lease process, for every reader: at `offset` of a shared buffer.
 
-    One process writes at a time (any of its threads, but no signal handler); any number read.
+    `offset` is a multiple of 64. One process writes at a time (any of its threads, but no signal
+    handler); any number read. There are two fields: `publish` writes the whole status a few times a
+    second. `note_send` is one store of eight bytes before each renewal [P5], so that only a store
+    stands between the decision to send and the send.
     """
 
     def __init__(self, buffer: memoryview, offset: int) -> None:
         assert offset % _SEND_BYTES == 0, "a slot begins on a cache line"
-        # An item store through a cast view is one memcpy of eight aligned bytes, which CPython's
-        # compilers make one machine store: atomic on x86-64 and aarch64.
+        # An item store through a cast view is one memcpy of eight aligned bytes. CPython's
+        # compilers make that one machine store: atomic on x86-64 and aarch64.
         self._send = buffer[offset : offset + 8].cast("d")
         self._cell = TwinCell(buffer, offset + _SEND_BYTES, _LAYOUT.size)
-        # Between threads of one process, so it dies with the process that holds it.
+        # A lock between threads of one process: it ends with the process that holds it.
         self._lock = threading.Lock()
 
     def publish(self, status: LeaseStatus) -> None:
-        """Replace the status. A kill inside leaves the former one. About 3 µs."""
+        """Replace the status. A kill during the call leaves the former one. About 3 µs."""
         payload = _pack(status)
         with self._lock:
             self._cell.store(payload)
 
     def note_send(self, instant: Instant) -> None:
-        """Say that a write as owner is about to be sent at `instant` [P5]. Before each send."""
+        """Record that a write as owner is about to be sent at `instant` [P5]. Before each send."""
         self._send[0] = instant
 
     def read(self) -> LeaseStatus | NoValue:
         """The last status published, or why there is none now. Never raises, never waits.
 
-        UNREADABLE also stands for bytes that are whole and make no status: user code shares the
+        UNREADABLE also stands for bytes that are whole and are not a status: user code shares the
         address space of the writer and may have written anything.
         """
         payload = self._cell.load()
         return payload if isinstance(payload, NoValue) else _unpack(payload)
 
     def last_send_instant(self) -> Instant | None:
-        """The last send noted since the slot was cleared, 0 if none was.
+        """The last send noted since the slot was cleared; 0 if there was none.
 
-        None if the memory holds no instant (see `read`): then assume that it was sent just now.
+        None if the memory does not hold an instant (see `read`): then assume a send just now.
         """
         instant = self._send[0]
         return Instant(instant) if math.isfinite(instant) and instant >= 0 else None
 
     def clear(self) -> None:
-        """Make it as new. Only while no process writes to it."""
+        """Reset it. Only while no process writes to it."""
         self._cell.clear()
         self._send[0] = _NEVER
 
@@ -152,13 +201,15 @@ def _pack(status: LeaseStatus) -> bytes:
         status.at_tip,
         status.fetching_since_instant,
         status.published_instant,
+        status.has_undone,
+        status.unprocessed_since,
     )
 
 
 def _packed(position: ExtendedSequenceNumber | None) -> tuple[bytes, int]:
     if position is None:
         return (b"", 0)
-    # The table holds numbers of any size; what does not fit is shown as the greatest that does.
+    # The table holds numbers of any size; a greater number is shown as the greatest that fits.
     return (position.sequence_number.encode(), min(position.sub_sequence_number, _I64_MAX))
 
 
@@ -188,6 +239,8 @@ def _unpack(payload: bytes) -> LeaseStatus | NoValue:
             at_tip=fields[21],
             fetching_since_instant=fields[22],
             published_instant=fields[23],
+            has_undone=fields[24],
+            unprocessed_since=fields[25],
         )
     except (ValueError, LimitExceeded):
         return NoValue.UNREADABLE
@@ -196,3 +249,138 @@ def _unpack(payload: bytes) -> LeaseStatus | NoValue:
 def _position(padded: bytes, sub_sequence_number: int) -> ExtendedSequenceNumber | None:
     text = padded.rstrip(b"\0").decode("ascii")
     return ExtendedSequenceNumber(text, sub_sequence_number) if text else None
+
+
+# Any change of a layout in `board.py`, `twin.py` or `ring.py` needs a new version: manager and
+# lease processes are of one installation, but an upgrade may happen under a running manager.
+LAYOUT_VERSION: Final = 3
+# `leases.max` is 64 by default and 1024 at most, and the manager keeps 16 places beyond it. So many
+# places are 69 MiB of address space; only pages that were written take memory.
+PLACES_MAX: Final = 1040
+_MAGIC: Final = b"kclrun\0\0"
+_HEADER: Final = struct.Struct("<8sIIII")
+_CRC: Final = struct.Struct("<I")
+_PAGE_BYTES: Final = 4096
+_PLACE_BYTES: Final = -(-(SLOT_BYTES + EventRing.size_bytes()) // _PAGE_BYTES) * _PAGE_BYTES
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class Segment:
+    """One unnamed piece of shared memory for each manager, with a place for each lease process.
+
+        header (a page)  | place 0                      | place 1 …
+        magic, version,    status slot | event ring
+        sizes, crc32
+
+    It has no name, so nothing is left behind when the manager exits: only processes that got its
+    descriptor have it. Its size is sealed, so no process can turn another's read into a SIGBUS.
+
+    A place belongs to one lease process at a time. It is reused only after the exit of the former
+    process is proven (pidfd): `clear` it for another lease; leave it as it is for a restart, whose
+    ring continues at its end.
+
+    Made by `create` or `attach`. `fd` is the descriptor to pass on; -1 if it was attached. Slots
+    and rings taken from it keep its memory mapped.
+    """
+
+    def __init__(self, fd: int, places: int) -> None:
+        self.fd = fd
+        self.places = places
+        self._buffer = memoryview(mmap.mmap(fd, _total_bytes(places)))
+
+    @classmethod
+    def create(cls, places: int) -> Segment:
+        """A new segment of zeroed places; the manager has to `close` it.
+
+        Raises: LimitExceeded for fewer than one place or more than PLACES_MAX; HostRefused,
+        HostFailed if the kernel gives no memory without a name.
+        """
+        if not 1 <= places <= PLACES_MAX:
+            raise LimitExceeded(f"a segment of {places} places: from 1 to {PLACES_MAX}")
+        try:
+            fd = os.memfd_create("kclrun", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            what = "Lease processes report through shared memory without a name."
+            reason = f"memfd_create: {error.strerror}"
+            raise host_error(what, reason, error.errno) from error
+        try:
+            os.ftruncate(fd, _total_bytes(places))
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            segment = cls(fd, places)
+        except BaseException:
+            os.close(fd)
+            raise
+        header = _header(places)
+        segment._buffer[: len(header)] = header
+        return segment
+
+    @classmethod
+    def attach(cls, fd: int) -> Segment:
+        """The segment behind a passed descriptor. The caller keeps the descriptor and may close it.
+
+        Raises: SegmentRefused if it is not a segment of this layout, whole and sealed.
+        """
+        size = os.fstat(fd).st_size
+        header = os.pread(fd, _HEADER.size + _CRC.size, 0)
+        if len(header) < _HEADER.size + _CRC.size:
+            raise SegmentRefused(f"{size} bytes of shared memory are no kclrun segment")
+        magic, version, places, _, _ = _HEADER.unpack_from(header)
+        if magic != _MAGIC or version != LAYOUT_VERSION:
+            raise SegmentRefused(
+                f"shared memory with the mark {magic!r}, layout {version}; this is layout"
+                f" {LAYOUT_VERSION}: was kclrun upgraded under a running manager? Restart it"
+            )
+        if not 1 <= places <= PLACES_MAX or header != _header(places):
+            raise SegmentRefused("the header of the shared memory is damaged")
+        if size != _total_bytes(places) or not _is_sealed(fd):
+            raise SegmentRefused(f"shared memory of {size} bytes for {places} places, or unsealed")
+        segment = cls(fd, places)
+        segment.fd = -1
+        return segment
+
+    def slot(self, place: int) -> StatusSlot:
+        """The status slot of a place. Raises: LimitExceeded if the place does not exist."""
+        return StatusSlot(self._buffer, self._offset(place))
+
+    def ring(self, place: int) -> EventRing:
+        """The event ring of a place. Keep the object: it remembers which entries were drained.
+
+        Raises: LimitExceeded if the place does not exist.
+        """
+        return EventRing(self._buffer, self._offset(place) + SLOT_BYTES)
+
+    def clear(self, place: int) -> None:
+        """Reset a place for another lease. By the manager, with no process in the place.
+
+        Slots and rings of the place taken earlier are void: take them again.
+        """
+        self.slot(place).clear()
+        self.ring(place).clear()
+
+    def close(self) -> None:
+        """Close `fd`. The memory is freed with the last slot, ring and segment that hold it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def _offset(self, place: int) -> int:
+        if not 0 <= place < self.places:
+            raise LimitExceeded(f"place {place} of a segment with {self.places} places")
+        return _PAGE_BYTES + place * _PLACE_BYTES
+
+
+def _header(places: int) -> bytes:
+    fields = _HEADER.pack(_MAGIC, LAYOUT_VERSION, places, SLOT_BYTES, RING_BYTES)
+    return fields + _CRC.pack(crc32(fields))
+
+
+def _total_bytes(places: int) -> int:
+    return _PAGE_BYTES + places * _PLACE_BYTES
+
+
+def _is_sealed(fd: int) -> bool:
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:
+        # Not a memfd, but an ordinary file with the right bytes.
+        return False

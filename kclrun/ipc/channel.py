@@ -1,10 +1,6 @@
-"""A control channel: whole messages over a socketpair, and descriptors with them.
+"""A control channel: whole messages over a socketpair, with descriptors; and the doorbell.
 
-Holds: `Channel`, and what a send or a receipt can come to. May not know: what the messages say.
-Rule: every end of it is a value. A dead peer, a full socket and a silence are ordinary and come
-back as `PeerGone`, `NotSent`, `Quiet`; only bytes that are no message raise, and condemn the peer.
-SEQPACKET keeps messages whole: a peer killed in a send has sent it or has not.
-Look next: `messages.py`.
+It does not know the meaning of the messages.
 """
 
 from __future__ import annotations
@@ -22,30 +18,89 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from kclrun.errors import LimitExceeded, MalformedFrame
-from kclrun.ipc.frames import decoded
 
-__all__ = [
-    "DESCRIPTORS_MAX",
-    "FRAME_BYTES_MAX",
-    "Channel",
-    "NotSent",
-    "PeerGone",
-    "Quiet",
-    "Sent",
-]
+Message = TypeVar("Message")
 
-# The largest message is a start command, a few kB and the user's options; a frame beyond 64 KiB
-# would be a stream in disguise.
+
+def decoded(decoder: msgspec.msgpack.Decoder[Message], data: bytes, sender: str) -> Message:
+    """The message in `data`.
+
+    Raises: MalformedFrame, naming the `sender`, if the bytes are not a message. The error shows
+    none of the bytes: they may hold credentials, or data that user code wrote over our memory.
+    """
+    try:
+        return decoder.decode(data)
+    # A named boundary: beside its own errors the decoder raises those of str, dict, datetime and
+    # our model for bad values (UnicodeDecodeError, TypeError, OverflowError, LimitExceeded …).
+    except Exception as error:  # noqa: BLE001 - see above; only the decoder runs inside
+        kind = type(error).__name__
+        raise MalformedFrame(f"{len(data)} bytes of {sender} are no message ({kind})") from None
+
+
+# A pipe of Linux holds 64 KiB: one read empties it.
+_PIPE_BYTES: Final = 64 * 1024
+
+
+class Doorbell:
+    """A byte on a pipe wakes the manager: one of its rings has entries.
+
+    Pressing never waits and never fails. One press may stand for many, so the manager then looks
+    into every ring. It is a pipe, not an eventfd: writers of any incarnation may be killed at any
+    time, and single bytes in a pipe survive that (measured: 25 kills of 25).
+    The manager has both ends (`create`); every other process has the write end (`at_door`).
+    """
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self._read_fd = read_fd
+        self.write_fd = write_fd
+
+    @classmethod
+    def create(cls) -> Doorbell:
+        """A new pipe, close-on-exec. Pass on `write_fd`; poll `fileno()`."""
+        return cls(*os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
+
+    @classmethod
+    def at_door(cls, write_fd: int) -> Doorbell:
+        """The end for a lease process, from a passed descriptor that it takes over."""
+        return cls(-1, write_fd)
+
+    def fileno(self) -> int:
+        """The read end, for a selector; -1 in a lease process."""
+        return self._read_fd
+
+    def press(self) -> None:
+        """Wake the manager. A full pipe has woken it already; a closed pipe has no reader."""
+        try:
+            os.write(self.write_fd, b"!")
+        except (BlockingIOError, BrokenPipeError):
+            pass
+
+    def answer(self) -> bool:
+        """Take all presses so far; whether there were any. Call it before draining the rings."""
+        try:
+            return bool(os.read(self._read_fd, _PIPE_BYTES))
+        except BlockingIOError:
+            return False
+
+    def close(self) -> None:
+        for fd in (self._read_fd, self.write_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._read_fd = self.write_fd = -1
+
+
+# The largest message is a start command: a few kB and the user's options. A frame beyond 64 KiB
+# would be a stream.
 FRAME_BYTES_MAX: Final = 64 * 1024
-# Room for two frames (the kernel doubles this for its own bookkeeping). Beside it, Linux queues at
+# Room for two frames (the kernel doubles this for its own bookkeeping). Besides, Linux queues at
 # most `net.unix.max_dgram_qlen` + 1 messages: 11 by default.
 _SEND_BUFFER_BYTES: Final = 2 * FRAME_BYTES_MAX
-# A fork request carries the most: segment, doorbell and the lease process's end of its channel.
+# A fork request has the most: segment, doorbell and the lease process's end of its channel.
 DESCRIPTORS_MAX: Final = 4
-# A manager waits 10 ms at the most for a peer that does not read, then goes on with its turn.
+# A manager waits at most 10 ms for a peer that does not read, then continues its turn.
 _SEND_TRIES_MAX: Final = 3
 _SEND_PAUSE_MS: Final = 5
-# The kernel has no memory for it, or too many descriptors are on their way unread.
+# The kernel has no memory for it, or too many sent descriptors are not received yet.
 _NO_ROOM: Final = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
 _FD_BYTES: Final = struct.calcsize("i")
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -55,23 +110,28 @@ Sendable = TypeVar("Sendable", bound=msgspec.Struct)
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """The message is in the peer's queue. Whether the peer reads it is another matter."""
+    """The message is in the peer's queue. It does not mean that the peer reads it."""
 
 
 class NotSent(msgspec.Struct, frozen=True):
-    """The peer's queue is full: it has not read for a while. Nothing was sent."""
+    """The peer's queue is full: the peer has not read for a while. Nothing was sent."""
 
 
 class PeerGone(msgspec.Struct, frozen=True):
-    """The peer closed its end or died; nothing more will come."""
+    """The peer closed its end or exited; no further message will come."""
 
 
 class Quiet(msgspec.Struct, frozen=True):
-    """Nothing came in the time given."""
+    """No message came in the given time."""
 
 
 class Channel(Generic[Sendable, Received]):
-    """One end. Takes over `sock`; decodes with `decoder`. Send and receive from one thread each."""
+    """One end. Takes over `sock`; decodes with `decoder`. Send and receive from one thread each.
+
+    A peer that exited, a full socket and silence are ordinary: they are returned as `PeerGone`,
+    `NotSent` and `Quiet`. Only bytes that are not a message raise; the receiver then ends the peer.
+    SEQPACKET keeps messages whole: a peer killed in a send has sent the message or has not.
+    """
 
     def __init__(self, sock: socket.socket, decoder: msgspec.msgpack.Decoder[Received]) -> None:
         sock.settimeout(0.0)
@@ -81,8 +141,8 @@ class Channel(Generic[Sendable, Received]):
 
     @staticmethod
     def pair() -> tuple[socket.socket, socket.socket]:
-        """Two connected sockets, close-on-exec. Close the one given away right after it was:
-        whoever holds it on keeps its death from being seen."""
+        """Two connected sockets, close-on-exec. Close the one passed on right after the send: a
+        process that keeps it open hides the exit of the peer."""
         return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def fileno(self) -> int:
@@ -90,7 +150,7 @@ class Channel(Generic[Sendable, Received]):
         return self._sock.fileno()
 
     def send(self, message: Sendable, fds: Sequence[int] = ()) -> Sent | NotSent | PeerGone:
-        """Send one message, with copies of `fds`, which stay the caller's. Waits 10 ms at most.
+        """Send one message, with copies of `fds`; the caller still owns `fds`. Waits 10 ms at most.
 
         Raises: LimitExceeded above FRAME_BYTES_MAX or DESCRIPTORS_MAX.
         """
@@ -117,9 +177,9 @@ class Channel(Generic[Sendable, Received]):
         return NotSent()
 
     def receive(self, timeout_s: float = 0.0) -> Received | Quiet | PeerGone:
-        """The next message, waited for `timeout_s` at most. Descriptors sent with it are closed.
+        """The next message; waits `timeout_s` at most. Descriptors sent with it are closed.
 
-        Raises: MalformedFrame if it is none of ours.
+        Raises: MalformedFrame if it is not a message of ours.
         """
         got = self.receive_with_fds(timeout_s)
         if isinstance(got, Quiet | PeerGone):
@@ -131,9 +191,9 @@ class Channel(Generic[Sendable, Received]):
     def receive_with_fds(
         self, timeout_s: float = 0.0
     ) -> tuple[Received, tuple[int, ...]] | Quiet | PeerGone:
-        """The next message and the descriptors sent with it: close-on-exec, the caller's to close.
+        """The next message and the descriptors sent with it: close-on-exec; the caller closes them.
 
-        Raises: MalformedFrame if it is none of ours; its descriptors are closed then.
+        Raises: MalformedFrame if it is not a message of ours; its descriptors are closed then.
         """
         if timeout_s > 0:
             self._poll(select.POLLIN, round(timeout_s * 1000))
@@ -149,7 +209,7 @@ class Channel(Generic[Sendable, Received]):
             return PeerGone()
         fds = _descriptors(ancillary)
         if not data:
-            # An empty packet looks the same as the end; nobody of ours sends one.
+            # An empty packet looks the same as the end; our code never sends one.
             _close_all(fds)
             return PeerGone()
         try:

@@ -1,24 +1,24 @@
-"""How a lease process ends, in its exit code: what is left to say when its ring could not.
+"""The exit codes of a lease process: for people, and for tests.
 
-May not know: who reads them. Rule: any other code, and any signal, is a crash. The details of an
-end are a transition on the ring; the code only stands in for one that found no room.
+A code proves nothing, because user code may exit with any code. An exit that neither a transition
+on the ring nor the status slot confirms counts as a crash.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BUG", "DONE", "FAILED", "LOST", "NAMES", "UNCLAIMED"]
-
-# Ended, released or drained: nothing is owed.
+# Ended, released or drained: nothing is left to do.
 DONE: Final = 0
-# 1 and 2 are what Python and shells use for anything.
+# 1 and 2 are not used: Python and shells exit with them for many reasons.
 UNCLAIMED: Final = 3
 LOST: Final = 4
-# The processor failed for good: the lease is to be halted, not restarted.
+# The processor failed finally: the lease is to be halted, not restarted.
 FAILED: Final = 5
-# `EX_SOFTWARE` of sysexits: an invariant was violated; the same code the manager ends with.
+# `EX_SOFTWARE` of sysexits: an invariant was violated; the manager exits with the same code.
 BUG: Final = 70
+# `EX_OSERR` of sysexits: this host cannot serve the lease now.
+HOST: Final = 71
 
 NAMES: Final = {
     DONE: "done",
@@ -26,4 +26,5 @@ NAMES: Final = {
     LOST: "lost",
     FAILED: "failed",
     BUG: "bug",
+    HOST: "host",
 }

@@ -1,9 +1,7 @@
-"""What is said on the control channels, one frozen struct a message.
+"""The messages on the control channels, one frozen struct each, and how to make each end.
 
-Holds: manager to lease process (`ToWorker`), manager to launcher (`ToLauncher`), launcher to
-manager (`FromLauncher`), and how to make each end. A lease process answers through its ring.
-Rule: a message says all it needs; the order of two messages on a channel is the only thing it may
-rely on. Look next: `spec.py`, `channel.py`.
+A message contains all that its receiver needs; the receiver may rely only on the order of two
+messages on a channel. A lease process answers through its ring.
 """
 
 from __future__ import annotations
@@ -14,33 +12,9 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import SettingsError
+from kclrun.ipc.board import StartSpec
 from kclrun.ipc.channel import FRAME_BYTES_MAX, Channel
-from kclrun.ipc.spec import StartSpec
 from kclrun.model.wire import WireCredentials
-
-__all__ = [
-    "Begin",
-    "Drain",
-    "DumpStacks",
-    "Exited",
-    "FailoverChanged",
-    "Fork",
-    "ForkFailed",
-    "Forked",
-    "FromLauncher",
-    "NoAnswer",
-    "OthersInSight",
-    "Quit",
-    "Ready",
-    "RenewCredentials",
-    "ToLauncher",
-    "ToWorker",
-    "channel_of_launcher",
-    "channel_of_worker",
-    "channel_to_launcher",
-    "channel_to_worker",
-    "check_begin",
-]
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -57,7 +31,7 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 
 
 class RenewCredentials(msgspec.Struct, frozen=True, tag=True):
-    """Use these from the next request on."""
+    """Use these credentials from the next request on."""
 
     credentials: WireCredentials
 
@@ -69,7 +43,7 @@ class FailoverChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 class OthersInSight(msgspec.Struct, frozen=True, tag=True):
-    """Another kclrun owner is in sight, or none any more: offer or release accordingly [P17]."""
+    """Another kclrun owner is in sight, or not any more: offer or release accordingly [P17]."""
 
     others: bool
 
@@ -79,36 +53,38 @@ class DumpStacks(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Fork a lease process. Comes with three descriptors, in this order: the segment, the write
-    end of the doorbell, the lease process's end of its channel. The answer carries `request_id`.
+    """Fork a lease process. Sent with three descriptors, in this order: the segment, the write end
+    of the doorbell, the lease process's end of its channel. The answer carries `request_id`.
     """
 
     request_id: int
 
 
 class Quit(msgspec.Struct, frozen=True, tag=True):
-    """No more forks will be asked for; exit. Lease processes live on."""
+    """No further forks will be requested; exit. Lease processes live on."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The launcher has loaded what it needs and waits for requests."""
+    """The launcher has loaded its modules and waits for requests."""
 
     pid: int
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The process runs. Comes with its pidfd, opened before the launcher could have reaped it, so
-    it is of this process and no later one of the same pid."""
+    """The process runs. Sent with its pidfd, which was opened before the launcher could have reaped
+    the process: so it refers to this process and to no later one of the same pid."""
 
     request_id: int
     pid: int
 
 
 class ForkFailed(msgspec.Struct, frozen=True, tag=True):
-    """No process was made (out of memory, of processes, of descriptors)."""
+    """No lease process was made: out of memory, of processes or of descriptors, or this host
+    refused one of the first steps. No code of the entry was run."""
 
     request_id: int
     error: str
+    errno: int = 0
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
@@ -119,7 +95,7 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 
 
 class NoAnswer(msgspec.Struct, frozen=True, tag=True):
-    """Never sent: a lease process says nothing on its channel, its ring says all."""
+    """Never sent: a lease process reports on its ring, never on its channel."""
 
 
 ToWorker = Begin | Drain | RenewCredentials | FailoverChanged | OthersInSight | DumpStacks
@@ -154,9 +130,9 @@ def channel_of_launcher(fd: int) -> Channel[FromLauncher, ToLauncher]:
 
 
 def check_begin(begin: Begin) -> None:
-    """See that a start command can be sent: at the start of a manager and before each take.
+    """Check that a start command can be sent: at the start of a manager and before each take.
 
-    Raises: SettingsError if `options` hold what does not travel, or are too large.
+    Raises: SettingsError if `options` hold values that cannot be encoded, or are too large.
     """
     try:
         size = len(_ENCODER.encode(begin))

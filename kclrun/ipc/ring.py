@@ -1,18 +1,6 @@
 """A ring of events from one lease process to its manager, in shared memory.
 
-Holds: `EventRing`. May not know: what the entries say (`transitions.py`), who is woken by them.
-Rule: an entry proves itself. It carries its position in the endless stream of bytes, its ordinal,
-its length and a CRC32 over all of them, and the reader believes nothing else. So a writer killed
-at any instruction has written an entry or has not; the bytes of a former lap never pass for a new
-entry (their position is another one); and no order of stores, which CPUs differ in, is relied on.
-
-    mark of the writer | mark of the reader | the entries, wrapping round
-      position           position             position, ordinal, length, crc, payload, padding
-      ordinal            ordinal
-      dropped
-
-The marks (twin cells) are bookkeeping: the reader's says what may be written over, the writer's
-where a later incarnation goes on and how many puts found no room.
+It does not know the meaning of the entries (`transitions.py`) or which thread they wake.
 """
 
 from __future__ import annotations
@@ -27,8 +15,6 @@ import msgspec
 from kclrun.errors import LimitExceeded, SegmentRefused
 from kclrun.ipc.twin import NoValue, TwinCell
 
-__all__ = ["ENTRY_BYTES_MAX", "RING_BYTES", "EventRing"]
-
 _HEADER: Final = struct.Struct("<QQII")
 _SEALED: Final = struct.Struct("<QQI")
 _MARK: Final = struct.Struct("<QQQ")
@@ -40,15 +26,16 @@ ENTRY_BYTES_MAX: Final = 16 * 1024
 # A checkpoint takes about 150 bytes. A lease that checkpoints each of 100 batches a second, beside
 # a manager that does not look for four seconds, writes 60 kB; four failures fit as well.
 RING_BYTES: Final = 64 * 1024
-# A turn of the manager looks into every ring; this keeps one busy ring from filling the turn.
+# The manager looks into every ring in a turn; this limit keeps one busy ring from filling the turn.
 _DRAIN_ENTRIES_MAX: Final = 256
-# Stores of another CPU become visible within microseconds. A drain takes several, so an entry that
-# is announced and not there after eight drains has been destroyed (user code can write anywhere).
+# Stores of another CPU become visible within microseconds. A drain takes several microseconds, so
+# an entry that is announced and still missing after eight drains has been destroyed (user code can
+# write anywhere).
 _DAMAGED_AFTER_DRAINS: Final = 8
 
 
 class _Mark(msgspec.Struct, frozen=True):
-    """A place in the stream: bytes and entries before it, and puts that were dropped."""
+    """A position in the stream: bytes and entries before it, and puts that were dropped."""
 
     position: int = 0
     ordinal: int = 0
@@ -61,8 +48,21 @@ class _Mark(msgspec.Struct, frozen=True):
 class EventRing:
     """The ring at `offset` of a shared buffer, with both its ends.
 
-    One process puts at a time (any of its threads, but no signal handler), one other drains, with
-    one thread. Neither waits for the other. A ring of zeros is empty.
+        mark of the writer | mark of the reader | the entries, wrapping round
+          position           position             position, ordinal, length, crc, payload, padding
+          ordinal            ordinal
+          dropped
+
+    Each entry proves itself. It contains its position in the endless stream of bytes, its ordinal,
+    its length and a CRC32 over all of them, and the reader trusts nothing else. So a writer killed
+    at any instruction has written an entry or has not. The bytes of a former lap never pass for a
+    new entry (their position differs). No order of stores is relied on, because CPUs differ in it.
+
+    The marks (twin cells) are bookkeeping. The reader's mark says which bytes may be overwritten.
+    The writer's mark says where a later incarnation continues and how many puts found no room.
+
+    One process puts at a time (any of its threads, but no signal handler); one other process
+    drains, with one thread. Neither waits for the other. A ring of zeros is empty.
     """
 
     def __init__(self, buffer: memoryview, offset: int, data_bytes: int = RING_BYTES) -> None:
@@ -72,7 +72,7 @@ class EventRing:
         self._tail_cell = TwinCell(buffer, offset + _MARK_BYTES, _MARK.size)
         self._data_offset = offset + 2 * _MARK_BYTES
         self._data_bytes = data_bytes
-        # Between threads of one process, so it dies with the process that holds it.
+        # A lock between threads of one process: it ends with the process that holds it.
         self._lock = threading.Lock()
         self._head: _Mark | None = None
         self._tail: _Mark | None = None
@@ -83,15 +83,15 @@ class EventRing:
 
     @staticmethod
     def size_bytes(data_bytes: int = RING_BYTES) -> int:
-        """What a ring takes, its marks included."""
+        """The size of a ring, its marks included."""
         return 2 * _MARK_BYTES + data_bytes
 
     def put(self, payload: bytes) -> bool:
-        """Add an entry; False if there is no room: then it is dropped and counted (`gap`).
+        """Add an entry. False if it found no room: then it is dropped and counted (`gap`).
 
-        Never waits. Once it returned True, no kill of the writer takes the entry back.
-        Raises: LimitExceeded above ENTRY_BYTES_MAX; SegmentRefused if a former writer's mark is
-        not readable.
+        Never waits. Once it returned True, a kill of the writer does not remove the entry.
+        Raises: LimitExceeded above ENTRY_BYTES_MAX; SegmentRefused if the mark of a former writer
+        is not readable.
         """
         if len(payload) > ENTRY_BYTES_MAX:
             raise LimitExceeded(f"an entry of {len(payload)} bytes; at most {ENTRY_BYTES_MAX}")
@@ -108,7 +108,7 @@ class EventRing:
             return has_room
 
     def drain(self, entries_max: int = _DRAIN_ENTRIES_MAX) -> list[bytes]:
-        """Take the entries that are there, oldest first, each once; at most `entries_max`."""
+        """Take the available entries, oldest first, each once; at most `entries_max`."""
         tail = self._tail or self._loaded(self._tail_cell) or _Mark()
         payloads: list[bytes] = []
         while len(payloads) < entries_max:
@@ -125,9 +125,10 @@ class EventRing:
         return payloads
 
     def gap(self) -> int:
-        """How many entries were lost since the last call: found no room, or were destroyed.
+        """The number of entries lost since the last call: they found no room, or were destroyed.
 
-        Whoever gets more than 0 has missed transitions and reads the row or the board instead.
+        A caller that gets more than 0 has missed transitions and reads the row or the status slot
+        instead.
         """
         head = self._loaded(self._head_cell)
         if head is None:
@@ -137,10 +138,10 @@ class EventRing:
         return max(0, new)
 
     def clear(self) -> None:
-        """Make it as new. Only while no other process has an end of it."""
+        """Reset it. Only while no other process has an end of it."""
         head = self._loaded(self._head_cell)
-        # One entry may have been written, in whole or in part, that the mark does not count. What
-        # was never written is left alone: it takes no memory yet.
+        # One entry may have been written, in whole or in part, that the mark does not count. Bytes
+        # that were never written are left alone: they take no memory yet.
         written = self._data_bytes if head is None else head.past(ENTRY_BYTES_MAX).position
         written = min(written, self._data_bytes)
         self._buffer[self._data_offset : self._data_offset + written] = bytes(written)
@@ -150,9 +151,10 @@ class EventRing:
         self._free_until = self._skipped = self._gap_told = self._damaged_drains = 0
 
     def _recovered_head(self) -> _Mark:
-        """Where the former incarnation got to: its mark, and the entry it may not have counted.
+        """The end of the former incarnation's entries: its mark, and an entry that it may not have
+        counted.
 
-        It is one entry at the most, because it is counted here before the next one is put.
+        This is at most one entry, because it is counted here before the next one is put.
         """
         head = self._loaded(self._head_cell)
         if head is None:
@@ -164,7 +166,7 @@ class EventRing:
         return head
 
     def _has_room(self, position: int) -> bool:
-        """Whether the writer may fill the ring up to `position`, by what the reader took."""
+        """Whether the writer may fill the ring up to `position`, by the entries already taken."""
         if position > self._free_until:
             tail = self._loaded(self._tail_cell)
             if tail is not None:
@@ -172,7 +174,7 @@ class EventRing:
         return position <= self._free_until
 
     def _entry_at(self, mark: _Mark) -> bytes | None:
-        """The payload of the entry at `mark`, or None while no whole one is there."""
+        """The payload of the entry at `mark`, or None while no whole entry is there."""
         position, ordinal, length, crc = _HEADER.unpack(self._read(mark.position, _HEADER.size))
         if (position, ordinal) != (mark.position, mark.ordinal) or length > ENTRY_BYTES_MAX:
             return None
@@ -180,7 +182,7 @@ class EventRing:
         return payload if crc == _crc(position, ordinal, payload) else None
 
     def _past_damage(self, tail: _Mark) -> _Mark:
-        """Give up, after some drains, what the writer has announced and is not there."""
+        """Give up, after some drains, entries that the writer announced and that are missing."""
         head = self._loaded(self._head_cell)
         if head is None or head.position <= tail.position:
             self._damaged_drains = 0
@@ -218,7 +220,7 @@ class EventRing:
         if isinstance(payload, NoValue):
             return _Mark() if payload is NoValue.EMPTY else None
         fields = _MARK.unpack(payload)
-        # No stream gets that far: only user code writing where it must not makes such a mark.
+        # No stream gets that far: only user code that writes into our memory makes such a mark.
         return None if max(fields) > _MARK_MAX else _Mark(*fields)
 
 

@@ -1,10 +1,6 @@
-"""What a lease process tells its manager through its ring: the transitions of its lease.
+"""The transitions of a lease, as its lease process reports them to the manager through its ring.
 
-Holds: one frozen struct a transition, `encode` and `decode` (MessagePack, tagged).
-May not know: what the manager does about them.
-Rule: every text is cut to its limit when a transition is made, on either side, so the largest one
-fits an entry; and bytes that are no transition raise one error that condemns their writer only.
-Look next: `ring.py`; `board.py` for what is a state and not a transition.
+It does not know how the manager reacts to them.
 """
 
 from __future__ import annotations
@@ -13,40 +9,22 @@ from typing import Annotated, Final
 
 import msgspec
 
-from kclrun.ipc.frames import decoded
+from kclrun.ipc.channel import decoded
 from kclrun.model.sequence import ExtendedSequenceNumber
 
-__all__ = [
-    "ERROR_BYTES_MAX",
-    "TRACEBACK_BYTES_MAX",
-    "Checkpointed",
-    "Claimed",
-    "Drained",
-    "Failed",
-    "GilHeld",
-    "Lost",
-    "Released",
-    "ShardEnded",
-    "Started",
-    "Transition",
-    "Unclaimed",
-    "Warned",
-    "decode",
-    "encode",
-]
-
-# With the position (under 200 bytes) and the framing, the sum of them stays under the 16 KiB of
+# Together with the position (under 200 bytes) and the framing, the limits stay under the 16 KiB of
 # `ring.ENTRY_BYTES_MAX`; a traceback of 8 KiB shows some 60 frames.
 ERROR_BYTES_MAX: Final = 2 * 1024
 TRACEBACK_BYTES_MAX: Final = 8 * 1024
 _WORDS_BYTES_MAX: Final = 512
 _ELLIPSIS: Final = "…"
-# A split makes two children, a merge one; 16 leaves room for what the service may invent.
+# A split makes two children, a merge one; 16 leaves room for future changes of the service.
 _CHILDREN_MAX: Final = 16
 
 
 class _Transition(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Cuts its texts as its class says. `_keeps_end` names those whose end matters most."""
+    """One transition. Its texts are truncated to the limits of its class when it is made, in either
+    process, so the largest one fits an entry. Of a traceback the end is kept."""
 
     def __post_init__(self) -> None:
         for name, limit in _TEXT_BYTES_MAX.get(type(self), {}).items():
@@ -63,7 +41,7 @@ class Started(_Transition, frozen=True):
 
 
 class Claimed(_Transition, frozen=True):
-    """The claim succeeded [P4]: the lease's counter and where reading begins."""
+    """The claim succeeded [P4]: the lease's counter and the position where reading begins."""
 
     counter: int
     position: ExtendedSequenceNumber
@@ -76,7 +54,7 @@ class Unclaimed(_Transition, frozen=True):
 
 
 class Checkpointed(_Transition, frozen=True):
-    """The row carries this position, by a success reply."""
+    """The row has this position; a success reply confirmed it."""
 
     position: ExtendedSequenceNumber
     counter: int
@@ -89,7 +67,8 @@ class ShardEnded(_Transition, frozen=True):
 
 
 class Released(_Transition, frozen=True):
-    """The lease was given away, at this position, by a success reply [P17]: `how`, in words."""
+    """The lease was given away, at this position, confirmed by a success reply [P17]; `how`, in
+    words."""
 
     position: ExtendedSequenceNumber
     how: str = ""
@@ -101,18 +80,54 @@ class Lost(_Transition, frozen=True):
     reason: str
 
 
+class Raised(_Transition, frozen=True):
+    """User code raised, for the `attempts`th time, in `where` (the method's name).
+
+    The call is repeated in `pause_s`. `raised_at` is file, line and function; `record` the place of
+    the record within its batch. Without a traceback it is a repetition of the failure before.
+    """
+
+    where: str
+    error: str
+    raised_at: str
+    record: str
+    traceback_text: str
+    attempts: int
+    pause_s: float
+
+
+class Recovered(_Transition, frozen=True):
+    """`where` raised before, and has returned at its `attempts`th call."""
+
+    where: str
+    attempts: int
+
+
 class Failed(_Transition, frozen=True):
-    """User code raised, for the `attempts`th time, at `where` (the method's name)."""
+    """User code raised for the last time: it is not called again. Fields as those of `Raised`.
+
+    `position` is that of the record; None if it is not known. `is_host_fault`: the host had no
+    memory, descriptor or disk left for the call; the process ends, and the lease is not halted.
+    """
 
     where: str
     error: str
     position: ExtendedSequenceNumber | None
     traceback_text: str
     attempts: int
+    raised_at: str = ""
+    record: str = ""
+    is_host_fault: bool = False
+
+
+class Broke(_Transition, frozen=True):
+    """The process ends for a reason other than the processor: its host, or a bug of kclrun."""
+
+    reason: str
 
 
 class Drained(_Transition, frozen=True):
-    """All is done that a drain asks for; the process is about to exit."""
+    """The drain is complete; the process is about to exit."""
 
 
 class GilHeld(_Transition, frozen=True):
@@ -121,8 +136,17 @@ class GilHeld(_Transition, frozen=True):
     seconds: float
 
 
+class RecordsExpired(_Transition, frozen=True):
+    """The shard was trimmed before it was read to its end: records after this checkpoint that were
+    not processed are lost [P13]. The lease ends; `detail` says, in words, what an operator can do.
+    """
+
+    position: ExtendedSequenceNumber
+    detail: str
+
+
 class Warned(_Transition, frozen=True):
-    """Something to log once, with the name of the event; the lease goes on."""
+    """A warning to log once, with the name of the event; the lease continues."""
 
     event: str
     detail: str
@@ -136,21 +160,32 @@ Transition = (
     | ShardEnded
     | Released
     | Lost
+    | Raised
+    | Recovered
     | Failed
+    | Broke
     | Drained
     | GilHeld
+    | RecordsExpired
     | Warned
 )
 
+_OF_FAILURES: Final = {
+    "where": _WORDS_BYTES_MAX,
+    "error": ERROR_BYTES_MAX,
+    "raised_at": _WORDS_BYTES_MAX,
+    "record": _WORDS_BYTES_MAX,
+    "traceback_text": TRACEBACK_BYTES_MAX,
+}
 _TEXT_BYTES_MAX: Final[dict[type[_Transition], dict[str, int]]] = {
     Unclaimed: {"reason": _WORDS_BYTES_MAX},
     Lost: {"reason": _WORDS_BYTES_MAX},
+    Broke: {"reason": _WORDS_BYTES_MAX},
     Released: {"how": _WORDS_BYTES_MAX},
-    Failed: {
-        "where": _WORDS_BYTES_MAX,
-        "error": ERROR_BYTES_MAX,
-        "traceback_text": TRACEBACK_BYTES_MAX,
-    },
+    Raised: _OF_FAILURES,
+    Recovered: {"where": _WORDS_BYTES_MAX},
+    Failed: _OF_FAILURES,
+    RecordsExpired: {"detail": ERROR_BYTES_MAX},
     Warned: {"event": _WORDS_BYTES_MAX, "detail": ERROR_BYTES_MAX},
 }
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -158,14 +193,14 @@ _DECODER: Final[msgspec.msgpack.Decoder[Transition]] = msgspec.msgpack.Decoder(T
 
 
 def encode(transition: Transition) -> bytes:
-    """The bytes of a transition, for `EventRing.put`. At most `ring.ENTRY_BYTES_MAX`."""
+    """A transition as tagged MessagePack, for `EventRing.put`. At most `ring.ENTRY_BYTES_MAX`."""
     return _ENCODER.encode(transition)
 
 
 def decode(payload: bytes) -> Transition:
     """The transition in `payload`.
 
-    Raises: MalformedFrame for anything else; end the lease process that wrote it.
+    Raises: MalformedFrame for any other bytes; end the lease process that wrote them.
     """
     return decoded(_DECODER, payload, "an event ring")
 
@@ -173,7 +208,7 @@ def decode(payload: bytes) -> Transition:
 def _bounded(text: str, limit_bytes: int, *, keeps_end: bool) -> str:
     """`text` in at most `limit_bytes` of UTF-8, with an ellipsis where it was cut.
 
-    Lone surrogates (undecodable file names in an exception) are written out: UTF-8 has none.
+    Lone surrogates (undecodable file names in an exception) are escaped: UTF-8 has none.
     """
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= limit_bytes:

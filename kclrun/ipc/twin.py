@@ -1,14 +1,6 @@
-"""A value in shared memory that is never seen torn: two copies, written in turn.
+"""A value in shared memory that a reader never sees torn: two copies, written in turn.
 
-Holds: `TwinCell`, under both the status slots and the marks of the event rings.
-May not know: what the bytes mean, whose memory it is.
-Rule: a store touches only the copy that does not hold the current value. So a writer killed
-between any two instructions leaves the former value whole, and a reader on a weakly ordered CPU,
-which may see the bytes of a store in any order, refuses a mixture: each copy is framed by its
-ordinal at both ends (a seqlock) and sealed by a CRC32 over ordinal and payload.
-
-    copy 0: ordinal 2n    | payload | crc32 | ordinal 2n         written by even stores
-    copy 1: ordinal 2n+1  | payload | crc32 | ordinal 2n+1       written by odd stores
+It does not know the meaning of the bytes.
 """
 
 from __future__ import annotations
@@ -18,17 +10,15 @@ import struct
 from typing import Final
 from zlib import crc32
 
-__all__ = ["NoValue", "TwinCell"]
-
 _ORDINAL: Final = struct.Struct("<Q")
 _SEAL: Final = struct.Struct("<IQ")
-# A try fails only if the writer was inside both copies while they were read. Measured against one
-# that writes without pause: 167 tries of 1.2 million, and no two in a row.
+# A try fails only if the writer was inside both copies while they were read. Measured against a
+# writer that writes without pause: 167 tries of 1.2 million failed, and no two in a row.
 _READ_TRIES_MAX: Final = 8
 
 
 class NoValue(enum.Enum):
-    """Why a cell gives no value now."""
+    """The reasons why a cell gives no value now."""
 
     EMPTY = "nothing was stored yet"
     UNREADABLE = "no copy is whole now: keep the last good value and read again later"
@@ -37,8 +27,16 @@ class NoValue(enum.Enum):
 class TwinCell:
     """One value of `payload_bytes` bytes at `offset` of a shared buffer.
 
-    One process writes at a time, one thread of it; any number read. All-zero memory is EMPTY.
-    A later writer (after the former one is dead) goes on from the last whole value.
+        copy 0: ordinal 2n    | payload | crc32 | ordinal 2n         written by even stores
+        copy 1: ordinal 2n+1  | payload | crc32 | ordinal 2n+1       written by odd stores
+
+    A store touches only the copy that does not hold the current value. So a writer killed between
+    any two instructions leaves the former value whole. A reader on a weakly ordered CPU may see the
+    bytes of a store in any order; it refuses a mixture, because each copy is framed by its ordinal
+    at both ends (a seqlock) and sealed by a CRC32 over ordinal and payload.
+
+    One process writes at a time, with one thread; any number read. All-zero memory is EMPTY.
+    A later writer (after the exit of the former one) continues from the last whole value.
     """
 
     __slots__ = ("_buffer", "_copy_bytes", "_offset", "_ordinal", "_payload_bytes")
@@ -52,12 +50,12 @@ class TwinCell:
 
     @staticmethod
     def size_bytes(payload_bytes: int) -> int:
-        """What a cell for such a payload takes, rounded up to whole cache lines of 64 bytes."""
+        """The size of a cell for such a payload, rounded up to whole cache lines of 64 bytes."""
         both = 2 * (_ORDINAL.size + payload_bytes + _SEAL.size)
         return -(-both // 64) * 64
 
     def store(self, payload: bytes) -> None:
-        """Make `payload` the value. Its length is the cell's; anything else is our bug."""
+        """Make `payload` the value. It has the length of the cell; another length is our bug."""
         assert len(payload) == self._payload_bytes, "a cell's payload has one length"
         if self._ordinal is None:
             self._ordinal = max(self._whole(), default=(0, b""))[0]
@@ -68,18 +66,18 @@ class TwinCell:
         self._ordinal = ordinal
 
     def load(self) -> bytes | NoValue:
-        """The newest whole payload, never an older one than a load before brought. Never raises,
+        """The newest whole payload, never an older one than an earlier load returned. Never raises,
         never waits; bounded tries.
 
-        Where one copy is torn, the other is the newest only if it stands there still: the writer
-        may have replaced it, and torn the first one with what came after.
+        If one copy is torn, the other is the newest only if it is still there: the writer may have
+        replaced it since, and the tear in the first copy may be of a still later store.
         """
         for _ in range(_READ_TRIES_MAX):
             whole = self._whole()
             if len(whole) == 2 or (whole and self._stands(whole[0])):
                 return max(whole)[1]
         # The first store goes to copy 1, the second to copy 0: an untouched copy 0 without a whole
-        # copy 1 is a cell whose first store has not ended.
+        # copy 1 is a cell whose first store has not finished.
         untouched = not any(self._copy(0))
         return NoValue.EMPTY if untouched else NoValue.UNREADABLE
 
@@ -94,7 +92,7 @@ class TwinCell:
         return [whole for index in (0, 1) if (whole := self._whole_copy(index)) is not None]
 
     def _stands(self, seen: tuple[int, bytes]) -> bool:
-        """Whether that copy has not been written to since it was read."""
+        """Whether that copy has not been written since it was read."""
         ordinal, _ = seen
         return self._whole_copy(ordinal & 1) == seen
 

@@ -1,58 +1,321 @@
-"""Which leases to take and to ask for, and why [P15, P16, P18, DESIGN 5 "Assignment"].
+"""Decides which leases to take and which to ask for, with reasons [P15, P16, P18, DESIGN 5].
 
-Knows: the standing of all owners, as one scan shows it. May not know: how anything is written or
-started. Every decision carries its reason in words, for logs and for `kclrun leases --explain`.
-Rule: target = ceil(work / owners), capped by `leases_max`. What is free is taken up to it, and
-children of shards that ended here beyond it. What another kclrun owner renews is asked for, never
-taken: from the most loaded first, and only from those with two more than we have. When nothing is
-missing, one lease may move between groups (`group_balance.py`). Then nothing does: a balanced
-fleet makes no decision at all.
-
-Why children beyond the target: their parent's other records were read here, so whoever ended it
-knows first that they may be read [L3]. While a stream doubles, targets grow shard by shard; who
-kept to them would leave children to scans of others, seconds later. An owner has too many at most
-until others ask, and a lease that is asked for is read all the while.
-
-Why takes double: a fleet that starts sees itself grow. The first manager sees no other, and its
-target is everything it may hold; ten such would take all, and thirty more ask it back from them
-one by one. So at most as many as we hold are taken at once, but always eight; a tenth of a failover
-later we look again: the others own something then, and the target is nearer to the truth.
-
-Java workers cannot be asked. They are taken from as they take from each other: one lease a cycle,
-from the most loaded, when it is above the target (or at it, and two are missing).
+Knows: the standing of all owners, as one scan shows it. Must not know: how a row is written or how
+a process is started. Every decision carries its reason in words, for logs and for
+`kclrun leases --explain`. `plan` explains the rules.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
 import heapq
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Set
 from typing import Final
 
 import msgspec
 
-from kclrun.leases.group_balance import giver_across_groups
-from kclrun.leases.observation import Observation
-from kclrun.leases.pacing import Pace
-from kclrun.leases.policy import ManagerPolicy
-from kclrun.leases.standing import Hands, Standing, is_ours_kind
-from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.leases.custody import STRETCH
+from kclrun.leases.policy import ManagerPolicy, Pace, owner_hash
+from kclrun.leases.table_view import Observation, TableView
+from kclrun.model.lease import ANYBODY, OFFERED, OWNER_PREFIX, Lease, LeaseKey, Owner, OwnerId
 
-__all__ = ["Action", "Decision", "Plan", "left_unread", "plan"]
 
-# Who comes first among the free: what a former self of ours left, children of shards that ended
-# here, then all others in random order, so that managers seldom reach for the same row.
+class Hands(msgspec.Struct, frozen=True, kw_only=True):
+    """The leases of this manager. `held` fill places, including takes under way. `asked` are our
+    asks under way. `unanswered` are rows that were asked for in vain; they are not asked for again
+    for now. `children` belong to shards that ended here. `gone` are owners that are proven gone.
+    `is_busy` says that a row is held or has a write of ours under way. `places`: how many leases we
+    may hold; None means `leases_max`.
+    """
+
+    held: Collection[LeaseKey] = ()
+    asked: Collection[LeaseKey] = ()
+    unanswered: Collection[LeaseKey] = ()
+    children: Collection[LeaseKey] = ()
+    gone: Set[OwnerId] = frozenset()
+    is_busy: Callable[[LeaseKey], bool] = lambda _: False
+    places: int | None = None
+
+
+class Standing:
+    """The work of one view, counted by owner. All assignment is decided from it.
+
+    `free` is work without an owner or with an expired owner. `offered` is work that was given away
+    and waits for its taker. All other work counts in `counts`, by owner. `mine` is our count: the
+    work that we hold, that we asked for and that is offered to us, less the work that others ask us
+    for. `held` counts the filled places, `on_order` the asks among `mine`. `me` is always among the
+    owners. `left` is `leaving` of the previous standing.
+
+    Rule: a lease counts for its *future* owner. A row with a fresh ask counts for the asker. An
+    offered row counts for the owner that it is meant for. So several managers that plan at once do
+    not ask for the same share twice. The asker and that owner count as owners already, for the
+    target.
+
+    An owner that offers rows without naming a taker is leaving (a drain) or wants fewer leases
+    (`leases release`). It does not count as an owner while one of these rows waits: otherwise its
+    leases would be above the target of every owner and would wait for three failovers. Afterwards
+    it does not count either, as long as it owns only ended leases.
+    """
+
+    def __init__(
+        self,
+        view: TableView,
+        observation: Observation,
+        hands: Hands,
+        *,
+        me: OwnerId,
+        left: Set[OwnerId] = frozenset(),
+    ) -> None:
+        self.view = view
+        self.me = me
+        self.work = len(view.work)
+        self.free: list[Lease] = []
+        self.offered: list[Lease] = []
+        self.counts: Counter[OwnerId] = Counter()
+        self._leaving: set[OwnerId] = set(left & view.owners_of_ended)
+        self._joining: set[OwnerId] = set()
+        self._promised: set[LeaseKey] = set()  # offered to us or asked for by us, not ours yet
+        self._asked_away: set[LeaseKey] = set()  # ours; another owner has asked for them
+        self._owned: dict[OwnerId, list[Lease]] | None = None
+        expired, counts = view.expired, self.counts
+        self._observation = observation
+        for lease in view.work:
+            owner = lease.owner
+            if owner is None or lease.key in expired:
+                if self._is_takeable(lease):
+                    self.free.append(lease)
+            elif owner == OFFERED:
+                self.offered.append(lease)
+                self._count_offer(lease, lease.offered_to)
+            elif lease.handoff is None or self._is_settled(lease):
+                counts[owner] += 1
+            else:
+                self._count_ask(lease, owner, lease.handoff.to)
+        self._work_keys = frozenset(lease.key for lease in view.work)
+        self._settle_owners()
+        self.hold(hands)
+
+    def hold(self, hands: Hands) -> None:
+        """Count our own leases again: they change between two scans."""
+        held = set(hands.held)
+        is_mine = self._work_keys.__contains__
+        # A row that we hold and that the scan did not show was created since then: it is work.
+        work = {key for key in held if is_mine(key) or key not in self.view.rows}
+        incoming = self._promised.union(hands.asked) - held
+        self.held = len(held)
+        self.on_order = len(incoming)
+        self.mine = len(work - self._asked_away) + len(incoming)
+        self.counts[self.me] = self.mine
+
+    def note_offers(self, offers: Iterable[Lease]) -> None:
+        """Take in offered rows found since the scan. A giver that names no taker is leaving."""
+        leaving = {
+            lease.offered_by
+            for lease in offers
+            if lease.offered_to is None and lease.offered_by is not None
+        }
+        if not leaving <= self._leaving:
+            self._leaving |= leaving
+            self._settle_owners()
+
+    @property
+    def leaving(self) -> Set[OwnerId]:
+        """Owners that offered leases without naming a taker. They do not count for the target."""
+        return self._leaving
+
+    def target(self, leases_max: int) -> int:
+        return target_of(self.work, len(self.owners), leases_max)
+
+    def is_work(self, key: LeaseKey) -> bool:
+        return key in self._work_keys
+
+    def owned_by(self, owner: OwnerId) -> tuple[Lease, ...]:
+        """The work that this owner renews and that no other owner asks for."""
+        if self._owned is None:
+            self._owned = {}
+            for lease in self.view.work:
+                holder, is_dead = lease.owner, lease.key in self.view.expired
+                if holder is not None and not is_dead and self._is_settled(lease):
+                    self._owned.setdefault(holder, []).append(lease)
+        return tuple(self._owned.get(owner, ()))
+
+    @property
+    def unclaimed(self) -> tuple[Lease, ...]:
+        """The work without an owner: free or on offer."""
+        return (*self.free, *self.offered)
+
+    def fewest_and_most(self) -> tuple[int, int]:
+        """The smallest and the largest count of the owners."""
+        counts = [self.counts[owner] for owner in self.owners]
+        return min(counts), max(counts)
+
+    def _is_settled(self, lease: Lease) -> bool:
+        """Whether no owner waits for this row. Java workers do not know asks and ignore them."""
+        if lease.handoff is None or lease.owner is None or not is_ours_kind(lease.owner):
+            return True
+        return self._observation.is_ask_stale(lease, self.view.seen_instant)
+
+    def _count_offer(self, lease: Lease, to: OwnerId | None) -> None:
+        if to is None or to in self.view.silent:
+            if to is None and lease.offered_by is not None:
+                self._leaving.add(lease.offered_by)
+        elif to == self.me:
+            self._promised.add(lease.key)
+        else:
+            self.counts[to] += 1
+            self._joining.add(to)
+
+    def _count_ask(self, lease: Lease, owner: OwnerId, to: OwnerId) -> None:
+        """Count a row with an ask. For an expired or unspecified asker it counts for its owner."""
+        if to == ANYBODY or to in self.view.silent:
+            self.counts[owner] += 1
+            return
+        if to == self.me:
+            self._promised.add(lease.key)
+            return
+        self.counts[to] += 1
+        self._joining.add(to)
+        if owner == self.me:
+            self._asked_away.add(lease.key)
+
+    def _is_takeable(self, lease: Lease) -> bool:
+        """False while a KCL 3 handoff moves the row: `checkpointOwner` works on it [P8, R8]."""
+        is_handed_over = lease.owner is None and lease.checkpoint_owner is not None
+        return not is_handed_over or self._observation.has_expired(lease, self.view.seen_instant)
+
+    def _settle_owners(self) -> None:
+        self.owners = self.view.owners
+        if self._joining or self._leaving:
+            joining = self._joining - self.view.silent
+            self.owners = (self.owners | joining) - (self._leaving - {self.me})
+
+    @property
+    def kclrun_owners(self) -> frozenset[OwnerId]:
+        if self.owners is self.view.owners:
+            return self.view.kclrun_owners  # the usual case: no owner joins or leaves
+        return frozenset(owner for owner in self.owners if is_ours_kind(owner))
+
+
+def target_of(work: int, owners: int, leases_max: int) -> int:
+    """How many leases each owner should hold, so that the owners together hold all the work."""
+    return min(-(-work // owners), leases_max)
+
+
+def is_ours_kind(owner: OwnerId) -> bool:
+    """Whether this owner is a kclrun manager, which can be asked; a Java worker cannot."""
+    return owner.startswith(OWNER_PREFIX)
+
+
+@functools.lru_cache(maxsize=4096)
+def group_of(owner: OwnerId) -> str:
+    """The group of an owner. The group of a Java worker is its id up to the first dash, as
+    `seeds/001_*` names its clusters. A worker with a random id is then a group of its own, which
+    moves no lease.
+    """
+    parsed = Owner.parse(owner)
+    return parsed.group if parsed is not None else owner.partition("-")[0]
+
+
+# The receiver that the list of moves names may be full, and then no lease would move. Therefore
+# one cycle in ten, counted over all receivers of a group, another receiver puts itself first.
+_OUT_OF_TURN_ONCE_IN = 10
+
+
+def giver_across_groups(standing: Standing, chance: Callable[[], float]) -> OwnerId | None:
+    """Break ties between groups: the owner to ask for one lease, or None.
+
+    The owner belongs to another group and holds exactly one lease more than we do.
+
+    With 100 + 100 machines over 500 shards each owner holds 2 or 3 leases. A target asks for no
+    more, yet one group may hold 300 leases and the other 200. So among owners within one lease of
+    each other, one lease moves if that brings the groups' totals closer to their shares. A group's
+    share of the work is its share of the owners.
+
+    Rule: every manager computes the *same* list of moves from the same view and makes only its own
+    move. So a hundred managers that plan at once make as many moves as are needed, not a hundred.
+    Each move makes the sum of squared distances from the shares smaller, so the moves come to an
+    end.
+
+    With `surplus` = total - share, a move from one group to another pays while their surpluses
+    differ by more than one. At the end every group is within one lease of its share.
+    """
+    me, mine = standing.me, standing.mine
+    receivers, givers = defaultdict(list), defaultdict(list)
+    totals: dict[str, int] = defaultdict(int)
+    members: dict[str, int] = defaultdict(int)
+    for owner in standing.owners:
+        group, count = group_of(owner), standing.counts[owner]
+        totals[group] += count
+        members[group] += 1
+        if not is_ours_kind(owner):
+            continue
+        if count == mine:
+            receivers[group].append(owner)
+        elif count == mine + 1:
+            givers[group].append(owner)
+    if not givers or len(members) == 1:
+        return None
+    owners = len(standing.owners)
+    surplus = {g: totals[g] * owners - standing.work * members[g] for g in members}
+    first = me if chance() * _OUT_OF_TURN_ONCE_IN * len(receivers[group_of(me)]) < 1 else None
+    for queue in (*receivers.values(), *givers.values()):
+        queue.sort(key=lambda owner: (owner == first, owner_hash(owner)))  # the last one is next
+    return _my_giver(me, surplus, receivers, givers, step=owners)
+
+
+def _my_giver(
+    me: OwnerId,
+    surplus: dict[str, int],
+    receivers: dict[str, list[OwnerId]],
+    givers: dict[str, list[OwnerId]],
+    *,
+    step: int,
+) -> OwnerId | None:
+    """Go through the moves, from the fullest group to the emptiest, up to our own.
+
+    Surpluses are multiplied by the number of owners (`step`), so that they are whole numbers.
+    """
+    rich = [(-surplus[group], group) for group in givers]
+    poor = [(surplus[group], group) for group in receivers]
+    heapq.heapify(rich)
+    heapq.heapify(poor)
+    while rich and poor:
+        giving, taking = rich[0][1], poor[0][1]
+        if surplus[giving] - surplus[taking] <= step:
+            return None
+        giver, receiver = givers[giving].pop(), receivers[taking].pop()
+        if receiver == me:
+            return giver
+        surplus[giving] -= step
+        surplus[taking] += step
+        _renew_head(rich, -surplus[giving], giving, has_more=bool(givers[giving]))
+        _renew_head(poor, surplus[taking], taking, has_more=bool(receivers[taking]))
+    return None
+
+
+def _renew_head(heap: list[tuple[int, str]], rank: int, group: str, *, has_more: bool) -> None:
+    if has_more:
+        heapq.heapreplace(heap, (rank, group))
+    else:
+        heapq.heappop(heap)
+
+
+# The order of free leases: first those of a previous run of this manager, then children of shards
+# that ended here, then all others in random order, so that managers seldom take the same row.
 _FORMER, _CHILD, _OTHER = range(3)
 
-# So many free leases are taken at once by who holds none: no start of few shards is slowed down.
+# An owner without leases takes this many free leases at once: a start with few shards is not
+# slow.
 _TAKES_AT_ONCE_MIN: Final = 8
-# What the dead left is offered in parts: one look at the index shows no more at once, and a burst
-# of writes from each manager that sees it would be for nothing but the first of them.
+# Expired leases are offered in parts of this size. One look at the index shows no more at once,
+# and when several managers see the same expired leases, only the first write for each row applies.
 _OFFERS_AT_ONCE_MAX: Final = 100
 
 
 class Action(enum.Enum):
-    """What is to be done with a lease."""
+    """The action that is decided for a lease."""
 
     TAKE = "take"
     ASK = "ask"
@@ -61,7 +324,7 @@ class Action(enum.Enum):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """One lease to take or to ask for. `owner` is whom we ask or take it from, if anybody."""
+    """One lease to take or to ask for. `owner` is the owner that we ask or take it from, if any."""
 
     action: Action
     lease: Lease
@@ -70,7 +333,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """All that one cycle decides; `summary` says in words how things stand."""
+    """All decisions of one cycle. `summary` describes the situation in words."""
 
     decisions: tuple[Decision, ...]
     summary: str
@@ -84,11 +347,34 @@ def plan(
     hands: Hands,
     chance: Callable[[], float],
 ) -> Plan:
-    """Decide one cycle, right after its scan. Offered rows have a rhythm of their own: `offers.py`.
+    """Decide one cycle, right after its scan. Offered rows are decided apart: `offers.py`.
 
-    What the dead left beyond our target is passed on to whoever has a place (`passing_on.py`).
-    Where that cannot be, we take beyond the target, up to `leases_max`, what stood free for three
-    failovers: then its fair owner is full or blind, and a shard must not wait.
+    Target = ceil(work / owners), capped by `leases_max`. Free leases are taken up to the target,
+    and children of shards that ended here beyond it. A lease that another kclrun owner renews is
+    asked for, never taken: from the most loaded owner first, and only from owners with at least two
+    leases more than we have. When no lease is missing, one lease may move between groups
+    (`giver_across_groups`). Then no lease moves: a balanced fleet makes no decision.
+
+    Expired leases beyond our target are offered to any owner with a place (`offers.py`). Where that
+    cannot be done, we take those that stood free for three failovers, beyond the target and up to
+    `leases_max`. After that time their fair owner is full or cannot see them, and a shard must not
+    wait.
+
+    Why children beyond the target: the parent's records were read here, so the owner that ended the
+    parent knows first that the children may be read [L3]. While a stream doubles, targets grow
+    shard by shard. An owner that kept to its target would leave children to the scans of others,
+    seconds later. An owner has too many leases only until others ask for them, and a lease that is
+    asked for is read all the while.
+
+    Why takes double: the first manager of a starting fleet sees no other owner, and its target is
+    everything that it may hold. Ten such managers would take all leases, and thirty more would ask
+    for them one by one. So a manager takes at most as many leases at once as it holds, but always
+    eight. It looks again after a tenth of a failover. By then the others own leases, and the target
+    is closer to the final one.
+
+    Java workers cannot be asked. We take leases from them as they take from each other: one lease a
+    cycle, from the most loaded worker, when it is above the target (or at the target while we lack
+    two).
     """
     planning = _Planning(standing, observation, policy, hands, chance)
     planning.take_free()
@@ -101,7 +387,7 @@ def plan(
 
 
 class _Planning:
-    """The plan in the making. `mine` and `room` follow what is decided."""
+    """A plan while it is made. `mine` and `room` follow the decisions."""
 
     def __init__(
         self,
@@ -118,9 +404,12 @@ class _Planning:
         self._policy = policy
         self._hands = hands
         self._chance = chance
-        self._target = standing.target(policy.leases_max)
+        places = policy.leases_max if hands.places is None else hands.places
+        filled = standing.held + standing.on_order
+        self._target = standing.target(places)
         self._mine = standing.mine
-        self._room = max(0, policy.leases_max - standing.held - standing.on_order)
+        self._room = max(0, places - filled)
+        self._room_for_overdue = max(0, min(policy.leases_max, places + STRETCH) - filled)
         self._others_left = max(standing.held, _TAKES_AT_ONCE_MIN)
         self._offers_left = _OFFERS_AT_ONCE_MAX
 
@@ -133,7 +422,7 @@ class _Planning:
         for rank, _, _, lease in sorted(ranked):
             if self._room > 0 and (rank == _CHILD or self._mine < self._target):
                 self._take_now_or_soon(lease, rank)
-            elif self._room > 0 and self._is_overdue(lease):
+            elif self._room_for_overdue > 0 and self._is_overdue(lease):
                 waited_s = self._policy.overdue_after_s
                 why = f"{self._why_free(lease)}, and nobody took it for {waited_s:g} s"
                 self._take(lease, why)
@@ -157,7 +446,7 @@ class _Planning:
         self.decisions.append(Decision(Action.OFFER, lease, lease.owner, why))
 
     def ask_the_most_loaded(self) -> None:
-        """One lease after the other, each from whoever has most by then."""
+        """Ask for one lease after the other, each from the owner that has most leases by then."""
         allowed = min(
             self._policy.moves_per_cycle - self._standing.on_order,
             self._target - self._mine,
@@ -187,7 +476,7 @@ class _Planning:
             heapq.heappush(heap, (negative + 1, tie, owner))
 
     def take_from_java(self) -> None:
-        """As `DynamoDBLeaseTaker.computeLeasesToTake`, with one lease a cycle, its default."""
+        """Take as `DynamoDBLeaseTaker.computeLeasesToTake`, by its default one lease a cycle."""
         counts, target = self._standing.counts, self._target
         needed = min(target - self._mine, self._room)
         java = [(count, owner) for owner, count in counts.items() if not is_ours_kind(owner)]
@@ -207,7 +496,8 @@ class _Planning:
             self._decide(Action.FORCE, self._one_of(rows), owner, why)
 
     def balance_groups(self) -> None:
-        """Only a fleet that holds all its work, with room left at the target, has ties to break."""
+        """Move a lease between groups. Only a fleet that holds all its work, with room at the
+        target, has ties to break."""
         is_settled = not self._standing.free and not self._standing.offered
         if not is_settled or self._mine >= self._target or self._room <= 0:
             return
@@ -249,10 +539,11 @@ class _Planning:
         return f"expired: {lease.owner} did not renew it for {still_s:.0f} s"
 
     def _can_pass_on(self, lease: Lease) -> bool:
-        """Whether an offer in its owner's name finds a taker sooner than its silence does.
+        """Whether an offer in the owner's name finds a taker sooner than the owner's silence does.
 
         Not where Java workers live: to them an offer is an owner whose silence begins anew. Not
-        where the owners in sight have no places for all the work: the others are yet to be seen.
+        where the visible owners lack places for all the work: then further owners are not visible
+        yet.
         """
         standing = self._standing
         are_all_ours = len(standing.kclrun_owners) == len(standing.owners) > 1
@@ -265,8 +556,8 @@ class _Planning:
         return still_s >= self._policy.overdue_after_s
 
     def _askable(self, owner: OwnerId) -> list[Lease]:
-        """Rows that may be asked for, in random order: not halted ones, which stay where people
-        look for them, and none that the owner could not give away when it was asked before."""
+        """Rows that may be asked for, in random order. Halted rows are left out: they stay where
+        operators look for them. Rows that were asked for in vain are left out, too."""
         rows = [
             (self._chance(), lease.key, lease)
             for lease in self._standing.owned_by(owner)
@@ -291,6 +582,7 @@ class _Planning:
         self.decisions.append(Decision(action, lease, owner, because))
         self._mine += 1
         self._room -= 1
+        self._room_for_overdue -= 1
 
 
 def left_unread(
@@ -299,8 +591,8 @@ def left_unread(
     policy: ManagerPolicy,
     is_busy: Callable[[LeaseKey], bool],
 ) -> tuple[LeaseKey, ...]:
-    """The work that stood free for three failovers and that we do not take either: nobody reads
-    it, because every owner is full or cannot see it. No shard may stand still unnoticed."""
+    """The work that stood free for three failovers and that we do not take either. It is not read,
+    because every owner is full or cannot see it. A shard must not stand still unnoticed."""
     now = standing.view.seen_instant
     return tuple(
         lease.key

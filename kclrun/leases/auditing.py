@@ -1,53 +1,236 @@
-"""Keeps the table complete and clean: leases for shards that lack one, no rows that nobody needs.
+"""Keeps the table complete and clean: creates missing leases and deletes rows that are not needed.
 
-Every manager does this; no leader is needed, for every write here is conditional and harmless to
-repeat. What does not apply now is simply decided again after the next scan or listing.
-
-Java workers beside us elect the leader of their shard sync by a shuffle of *all* owners, ours
-included; when it falls on one of ours, none of them syncs [R6]. So everything that a Java 2.x
-leader does is done here, by whoever: the first sync of an empty table, and after every listing the
-leases that a hole in the hash range calls for (there after three looks two minutes apart). One of
-its duties is left out, for nobody misses it: it writes hash ranges onto rows that lack them, which
-only its own look for holes reads; ours takes them from the listing. Cleanup is no leader's duty
-there: each worker deletes the rows of shards that it ended; here all do, by `cleanup.py`.
-
-Knows: the last view and the last listing of one stream. May not know: who processes what.
-Look next: `shard_sync.py`, `healing.py`, `cleanup.py` (the pure functions that decide).
+Knows: the last view and the last listing of one stream. Must not know: which owner processes a
+shard. Every manager does this, and no leader is needed: every write here is conditional and
+harmless to repeat. A write that does not apply is decided again after the next scan or listing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Final
+
+import msgspec
 
 from kclrun.errors import InvariantViolation
-from kclrun.leases.cleanup import EndWatch, TrimWatch, ended_rows
-from kclrun.leases.commands import Command, Note, WriteRow
-from kclrun.leases.events import ShardsListed, WriteResolved
-from kclrun.leases.healing import children_to_create
-from kclrun.leases.listing import Listing
+from kclrun.leases.commands import Command, DescribeStream, Note, WriteRow
+from kclrun.leases.events import LeasesScanned, ShardsListed, StreamDescribed, WriteResolved
+from kclrun.leases.explaining import Differences
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.leases.recent_rows import RecentRows
-from kclrun.leases.shard_sync import SyncPlan, sync_empty_table, sync_table
+from kclrun.leases.shard_sync import (
+    EndWatch,
+    Listing,
+    RecentRows,
+    SyncPlan,
+    TableTotals,
+    TrimWatch,
+    children_to_create,
+    ended_rows,
+    sum_totals,
+    sync_empty_table,
+    sync_table,
+    table_totals,
+)
 from kclrun.leases.table_view import TableView
-from kclrun.model.changes import (
+from kclrun.model.lease import CHILDREN_EXPIRED, Lease, LeaseKey, are_children_lost
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.shard import Shard
+from kclrun.model.stream import ONLY_STREAM, StreamKey, stream_name_of, stream_of
+from kclrun.model.time import Instant, WallTime
+from kclrun.protocol.writes import (
+    Applied,
     CreateChildren,
     CreateLease,
     DeleteTrimmed,
     LeaseChange,
+    Refused,
+    Throttled,
+    Unavailable,
     keys_of,
 )
-from kclrun.model.lease import LeaseKey
-from kclrun.model.outcomes import Applied, Refused, Throttled, Unavailable
-from kclrun.model.stream_key import ONLY_STREAM, StreamKey, stream_name_of
-from kclrun.model.time import Instant
 
-__all__ = ["Auditor"]
+# ListShards shows within seconds that a shard was closed, or was made.
+_LAG_MAX_S: Final = 300.0
+_KEYS_SHOWN_MAX: Final = 5
+# DELETING and CREATING last tens of seconds in all.
+_VOUCHED_FOR_S: Final = 5.0
+
+HOW_TO_GO_ON: Final = (
+    "stop every manager of this application; name another table (leases.table), or delete this one"
+    " (aws dynamodb delete-table); start again. Every shard then begins at `start`: TRIM_HORIZON"
+    " reads the new stream from its first record"
+)
+
+
+def rows_of_another_stream(leases: Iterable[Lease], created_at: WallTime) -> Iterator[Lease]:
+    """The rows whose creation time differs from the one that the service reports.
+
+    Times are compared in whole milliseconds: the service and the rows use this unit.
+    """
+    for lease in leases:
+        theirs = lease.stream_created_at
+        if theirs is not None and _ms(theirs) != _ms(created_at):
+            yield lease
+
+
+def why_another_stream(
+    leases: Iterable[Lease], created_at: WallTime, *, table: str = ""
+) -> str | None:
+    """Why these rows belong to another stream than the one created then, in words; else None."""
+    for lease in rows_of_another_stream(leases, created_at):
+        if lease.stream_created_at is not None:
+            return _words(lease.stream_created_at, created_at, f" {table}" if table else "")
+    return None
+
+
+class StreamWatch:
+    """Notices that a stream was deleted and made again under its name, and refuses it [P13].
+
+    One instance for each stream. `created_at` is the creation time that the service reported at the
+    start; None: the service was not asked, and nothing is compared. `described_instant` is when the
+    service was asked; None: not known.
+
+    The shards of the new stream have the names of the old ones and other sequence numbers, so the
+    checkpoints of the rows mean nothing in it. An ended row would leave a new shard unread, and a
+    sequence number is refused for ever.
+
+    - Each row carries its stream's creation time (`streamCreatedAt`), written at creation and take.
+      A row whose time differs from the service's is the proof, at the start and at every scan. Rows
+      of Java workers have no time until we take them, and prove nothing.
+    - While a manager runs, a listing can show it: a shard starts at another sequence number than
+      before, or an open shard is gone. A resharded stream shows neither, but a lagging listing may
+      show the second. So this is only a reason to ask the service for the creation time; from such
+      a listing nothing is created and nothing deleted.
+    - At the first listing the service is asked, too, because the stream may have been made again
+      since the start described it. The listing itself is trusted. The service is not asked if the
+      start described the stream seconds ago: to delete a stream and to make one takes longer, and
+      1,000 managers that start together would send twice the requests that an account is served,
+      while others wait for the answer to their first.
+    - Where no row carries a time, a checkpoint below the first sequence number of its shard, or
+      SHARD_END on a shard that stays open, is logged as an error. It stops nothing.
+
+    A manager that has the proof stops. It gives its leases up in order, with the position that they
+    processed in the old stream, and ends with exit code 78. Reading on would mix two streams under
+    one checkpoint. Holding the rows without reading them would only hide the problem.
+    """
+
+    def __init__(
+        self,
+        stream: StreamKey,
+        created_at: WallTime | None,
+        described_instant: Instant | None = None,
+    ) -> None:
+        self._stream = stream
+        self._described_instant = described_instant
+        self._created_at = created_at
+        self._open_and_ended_since: dict[str, Instant] = {}
+        self._doubted: tuple[Shard, ...] | None = None
+        self._vouched: tuple[Shard, ...] | None = None
+
+    def why_rows_are_refused(self, leases: Iterable[Lease]) -> str | None:
+        """Judge the rows of a scan: why they are refused, or None."""
+        if self._created_at is None:
+            return None
+        return why_another_stream(leases, self._created_at)
+
+    def asks_at_first(self, before: Listing | None, listing: Listing) -> bool:
+        """Whether to ask the service for the creation time although nothing is wrong."""
+        if self._created_at is None or not listing.shards or (before and before.shards):
+            return False
+        described = self._described_instant
+        return described is None or listing.seen_instant - described >= _VOUCHED_FOR_S
+
+    def doubts(self, before: Listing | None, listing: Listing) -> bool:
+        """Whether this listing must not be used before the service was asked. A listing with the
+        same shards as the one for which the service confirmed the stream is believed."""
+        self._doubted = None
+        if self._created_at is None or before is None or before.shards == listing.shards:
+            return False
+        if not listing.shards or listing.shards == self._vouched:
+            return False
+        if _contradicts(before, listing):
+            self._doubted = listing.shards
+        return self._doubted is not None
+
+    def why_stream_is_refused(self, created_at: WallTime) -> str | None:
+        """Judge the reported creation time: why the stream is refused, or None."""
+        mine = self._created_at
+        if mine is None or _ms(mine) == _ms(created_at):
+            self._vouched, self._doubted = self._doubted or self._vouched, None
+            return None
+        if self._stream == ONLY_STREAM:
+            return _words(mine, created_at, "")
+        return (
+            f"stream {stream_name_of(self._stream)} was deleted and made again while we ran: it was"
+            f" created at {_utc(mine)}, and now at {_utc(created_at)}. To go on: start again; among"
+            " several streams leases are named by the creation time, so the new one begins at"
+            " `start`"
+        )
+
+    def misfits(self, leases: Iterable[Lease], listing: Listing) -> tuple[str, ...]:
+        """Signs of rows of another stream, in words, whether rows carry a time or not."""
+        found: list[str] = []
+        ended_since = self._open_and_ended_since
+        self._open_and_ended_since = {}
+        for lease in leases:
+            shard = listing.graph.get(lease.key)
+            if shard is None:
+                continue
+            if lease.is_ended and shard.is_open:
+                since = ended_since.get(lease.key, listing.seen_instant)
+                self._open_and_ended_since[lease.key] = since
+                if listing.seen_instant - since >= _LAG_MAX_S:
+                    found.append(f"{lease.key} is at SHARD_END, and its shard is open")
+            elif not lease.checkpoint.is_sentinel and lease.checkpoint < ExtendedSequenceNumber(
+                shard.starting_sequence_number
+            ):
+                found.append(f"{lease.key} is at a checkpoint before its shard begins")
+        return tuple(found[:_KEYS_SHOWN_MAX])
+
+
+def _contradicts(before: Listing, listing: Listing) -> bool:
+    for shard in before.shards:
+        now = listing.graph.get(shard.shard_id)
+        if now is None and shard.is_open:
+            return True
+        if now is not None and now.starting_sequence_number != shard.starting_sequence_number:
+            return True
+    return False
+
+
+def _ms(at: WallTime) -> int:
+    return round(at * 1000)
+
+
+def _utc(at: WallTime) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+
+
+def _words(theirs: WallTime, now: WallTime, table: str) -> str:
+    return (
+        f"the stream was deleted and made again under its name: the lease table{table} has rows of"
+        f" the one that was created at {_utc(theirs)}, and the one of today was created at"
+        f" {_utc(now)}. Their checkpoints mean nothing in it, so nothing is read\n"
+        f"To go on: {HOW_TO_GO_ON}"
+    )
 
 
 class Auditor:
-    """One instance a stream, which knows this stream's rows alone; `audits.py` holds them.
+    """Creates and deletes the rows of one stream. One instance for each stream; it knows the rows
+    of its own stream alone. `Audits` holds the instances.
 
-    `is_held` says whether a row is in our hands: hands off then.
+    `is_held` says whether this manager holds a row. The auditor does not write such a row.
+
+    Java workers beside us elect the leader of their shard sync by a shuffle of *all* owners, ours
+    included. When it falls on one of ours, none of them syncs [R6]. So every manager does all that
+    a Java 2.x leader does: the first sync of an empty table, and after every listing the leases
+    that a hole in the hash range calls for (there after three looks two minutes apart). One duty of
+    that leader is left out, because it is not needed: it writes hash ranges onto rows that lack
+    them, which only its own search for holes reads. Ours takes the ranges from the listing. Cleanup
+    is not a duty of the leader there: each worker deletes the rows of shards that it ended. Here
+    all managers do, by `shard_sync.py`.
     """
 
     def __init__(
@@ -64,22 +247,33 @@ class Auditor:
         self._out = out
         self._is_held = is_held
         self._stream = stream
-        self._trims = TrimWatch()
+        self._trims = TrimWatch(policy.failover_s)
         self._ends = EndWatch(max(policy.failover_s, policy.ended_rows_stay_s))
+        self._told_expired: set[LeaseKey] = set()
+        self._created_at = policy.created.get(stream)
+        self._stream_watch = StreamWatch(stream, self._created_at, policy.described_instant)
         self._recent = RecentRows(policy.failover_s)
         self._has_seen_rows = False
         self._noted: dict[str, object] = {}
 
     def needs_listing(self, view: TableView) -> bool:
-        """What the scan shows calls for a listing now, whoever else may be listing [P10]."""
+        """Whether the scan calls for a listing now, even if other managers list, too [P10]."""
         return (
             view.is_empty
             or view.lacks_children()
             or view.has_hole(lambda key: self.listing.range_of(key) if self.listing else None)
         )
 
+    def why_refused(self, view: TableView) -> str | None:
+        """Why these rows belong to another stream under this name, or None [P13]."""
+        return self._stream_watch.why_rows_are_refused(view.rows.values())
+
+    def why_stream_is_refused(self, created_at: WallTime) -> str | None:
+        """The service reported this creation time: why it is another stream now, or None."""
+        return self._stream_watch.why_stream_is_refused(created_at)
+
     def after_scan(self, view: TableView) -> None:
-        """Note rows that are not ours to judge; delete ended rows that nobody needs [P8, P13]."""
+        """Log rows that cannot be read; delete ended rows that are not needed [P8, P13]."""
         self._has_seen_rows = self._has_seen_rows or not view.is_empty
         self._recent.update(view)
         broken = ", ".join(sorted(view.broken)[:10])
@@ -90,37 +284,56 @@ class Auditor:
             self._write(row for row in ended if self._ends.may_go(row.key, view.seen_instant))
 
     def after_listing(self, event: ShardsListed, view: TableView, now: Instant) -> None:
-        """Create what is missing; delete the rows of trimmed shards. `view` is the scan before."""
+        """Create missing rows; delete the rows of trimmed shards. `view` is the scan before."""
         before = self.listing
+        if before is not None and before.shards and not event.shards:
+            # A stream always has shards, but a new one under the same name may look empty for a
+            # moment. Compared with an empty listing, the new shards would contradict nothing [P13].
+            return
         if before is not None and before.shards == event.shards:
             listing = before.seen_again(event.listed_at, now)
         else:
             listing = Listing(event.shards, event.listed_at, now)
+        is_doubted = self._stream_watch.doubts(before, listing)
+        if is_doubted or self._stream_watch.asks_at_first(before, listing):
+            self._out.append(DescribeStream(self._stream))
+        if is_doubted:
+            return
         self.listing = listing
+        misfits = self._stream_watch.misfits(view.rows.values(), listing)
+        self._note_change("stream_recreation_suspected", "; ".join(misfits) or 0, level="error")
         plan = self._plan(event, view, listing)
         is_first_sync = event.at_start is not None and not self._has_seen_rows
         self.should_list_soon = is_first_sync and not plan.leases
         self._note_change("shard_sync_refused", plan.problem or 0, level="warning")
-        self._write(CreateLease(lease) for lease in plan.leases)
-        self._write(children_to_create(view, listing))
+        # Children of shards with a row first: they are read from their beginning, whatever
+        # `start` says.
+        for created in children_to_create(view, listing):
+            children = tuple(map(self._of_this_stream, created.children))
+            self._write((CreateChildren(children, created.parents),))
+        self._write(CreateLease(self._of_this_stream(lease)) for lease in plan.leases)
         self._trims.update(view, listing)
         if self._policy.cleanup:
             # One sync period: the expected time between two listings of this manager [P10].
             period_s = self._policy.scan_every_s * max(1.0, len(view.kclrun_owners) / 2)
-            self._write(
-                self._trims.trimmed_rows(
-                    view, listing, two_periods_s=2 * period_s, is_ours=self._is_held
-                )
+            trimmed = self._trims.trimmed_rows(
+                view, listing, two_periods_s=2 * period_s, is_ours=self._is_held
             )
+            self._told_expired.intersection_update(view.rows)
+            for change in trimmed:
+                # Before the write: its answer may be lost, or this manager may end before it
+                # comes.
+                self._tell_expired(view.rows[change.key])
+                self._write((change,))
 
     def resolved(self, event: WriteResolved) -> bool:
-        """Take in an outcome; True once all that was being created is there to be taken.
+        """Take in an outcome. Returns True once all rows that were being created can be taken.
 
-        A creation that was refused or put off is decided again with the next scan, not with one
-        of its own: a missing permission would have us scan four times a second.
+        A creation that was refused or put off is decided again with the next scan. It does not
+        cause a scan of its own: with a missing permission we would scan four times a second.
 
-        An unknown outcome needs no reading back: the next scan shows the row or not, and the
-        condition of a late arrival still protects it.
+        An unknown outcome needs no reading back. The next scan shows the row or not, and the
+        condition protects the row if the write arrives late.
         """
         for key in keys_of(event.change):
             if self.under_way.pop(key, None) != event.change:
@@ -133,6 +346,10 @@ class Auditor:
         if isinstance(event.outcome, Refused | Throttled | Unavailable):
             return False
         return isinstance(event.change, CreateLease | CreateChildren) and not self.is_creating
+
+    def _of_this_stream(self, lease: Lease) -> Lease:
+        """A new row, with the stream's creation time on it [P13]."""
+        return msgspec.structs.replace(lease, stream_created_at=self._created_at)
 
     @property
     def is_creating(self) -> bool:
@@ -155,7 +372,7 @@ class Auditor:
         return sync_empty_table(event.at_start, self._policy.start, event.listed_at)
 
     def _has_row(self, key: str, view: TableView) -> bool:
-        """Now, or within the last failover: its live owner may write it again."""
+        """Whether the row is there, or was within a failover: its live owner may write it again."""
         return view.has_row(key) or self._recent.had(key)
 
     @property
@@ -164,7 +381,7 @@ class Auditor:
         return f"rows of stream {name}" if name else "its rows"
 
     def _write(self, changes: Iterable[LeaseChange]) -> None:
-        """Send what touches no row in our hands and none with a write under way."""
+        """Send the changes of rows that are not held here and have no write under way."""
         for change in changes:
             keys = keys_of(change)
             if any(key in self.under_way or self._is_held(key) for key in keys):
@@ -173,7 +390,7 @@ class Auditor:
             self._out.append(WriteRow(change))
 
     def _note_write(self, change: LeaseChange) -> None:
-        """Creations and trims are rare and worth a line each; ended rows go quietly."""
+        """Log creations and trims: they are rare. Deletions of ended rows are not logged."""
         keys = keys_of(change)
         if isinstance(change, CreateLease):
             position = str(change.lease.checkpoint)
@@ -184,10 +401,36 @@ class Auditor:
         elif isinstance(change, DeleteTrimmed):
             self._out.append(Note("trimmed_row_deleted", "warning", keys[0]))
 
+    def _tell_expired(self, row: Lease) -> None:
+        """Log the loss of records: the shard of an unended row is gone and the lease had no owner.
+        A lease process would log the same. Logged once for each manager [P13]."""
+        if not row.is_ended and row.key not in self._told_expired:
+            self._told_expired.add(row.key)
+            position = str(row.checkpoint)
+            detail = (
+                "nobody held the lease, the stream's retention passed, and Kinesis has deleted the"
+                f" shard: what it held after checkpoint {position} is lost, unless it was read to"
+                " its end. Its row is deleted, and its children are read. To get the records back,"
+                " replay them from their source"
+            )
+            if self._has_lost_children(row):
+                detail = f"{detail}. {CHILDREN_EXPIRED}"
+            lost = Note(
+                "records_expired", "error", row.key, {"position": position, "detail": detail}
+            )
+            self._out.append(lost)
+
+    def _has_lost_children(self, row: Lease) -> bool:
+        listing = self.listing
+        if listing is None:
+            return False
+        ranges = [listing.range_of(LeaseKey(key)) for key in listing.children_named(row.key)]
+        return are_children_lost(row.hash_range, [each for each in ranges if each is not None])
+
     def _note_change(
         self, event: str, value: str | int, *, level: str, **fields: str | float
     ) -> None:
-        """Once per change of `value`; 0 is the healthy state, which is silent."""
+        """Log once for each change of `value`. 0 is the healthy state, which is not logged."""
         if self._noted.get(event, 0) == value:
             return
         self._noted[event] = value
@@ -195,3 +438,113 @@ class Auditor:
             fields["stream"] = stream_name_of(self._stream)
         if value:
             self._out.append(Note(event, level, fields={"what": value, **fields}))
+
+
+class Audits:
+    """The `Auditor` of each stream of the application, and their results together. One instance for
+    each manager. `is_held` says whether this manager holds a row.
+
+    Each auditor sees the rows of its own stream alone. An empty table, a hole, a waiting merge and
+    trimmed shards concern one stream, and a stream that is added to a running application begins
+    like one with an empty table.
+    """
+
+    def __init__(
+        self,
+        policy: ManagerPolicy,
+        out: list[Command],
+        is_held: Callable[[LeaseKey], bool],
+    ) -> None:
+        self._auditors: Mapping[StreamKey, Auditor] = {
+            stream: Auditor(policy.of_stream(stream), out, is_held, stream)
+            for stream in policy.streams
+        }
+        self._is_held = is_held
+        self._views: Mapping[StreamKey, TableView] = {}
+        self._synced: set[StreamKey] = set()
+        self._differences = Differences(policy, out)
+
+    def of_ours(self, event: LeasesScanned) -> LeasesScanned:
+        """The scan without the rows of streams that we do not read."""
+        auditors = self._auditors
+        leases = tuple([each for each in event.leases if stream_of(each.key) in auditors])
+        broken = tuple(key for key in event.broken if self.is_ours(key))
+        if len(leases) == len(event.leases) and len(broken) == len(event.broken):
+            self._differences.strangers(())
+            return event
+        known = {lease.key for lease in leases} | set(broken)
+        every = {lease.key for lease in event.leases} | set(event.broken)
+        self._differences.strangers(every - known)
+        return LeasesScanned(leases, broken, event.foreign, event.kcl3_mode)
+
+    def is_ours(self, key: str) -> bool:
+        """Whether this lease is of a stream that we read."""
+        return stream_of(key) in self._auditors
+
+    def why_refused(self) -> str | None:
+        """Why the rows of the last scan are of another stream under the same name [P13]."""
+        judged = (auditor.why_refused(self._views[key]) for key, auditor in self._auditors.items())
+        return next((why for why in judged if why is not None), None)
+
+    def why_stream_is_refused(self, event: StreamDescribed) -> str | None:
+        """Why a stream is not the one that it was at our start [P13]."""
+        return self._auditors[event.stream].why_stream_is_refused(event.created_at)
+
+    def after_scan(self, view: TableView) -> None:
+        """Clean up, stream by stream; compare settings with rows. Call after `see`."""
+        for stream, auditor in self._auditors.items():
+            auditor.after_scan(self._views[stream])
+        self._differences.after_scan(view)
+
+    def see(self, view: TableView) -> None:
+        """Keep the last view for the clean-up, the listings and the counts that follow."""
+        self._views = view.by_stream(self._auditors.keys())
+
+    def view_of(self, stream: StreamKey) -> TableView:
+        """The rows of one stream at the last scan."""
+        return self._views[stream]
+
+    def needs_listing(self, stream: StreamKey) -> bool:
+        """Whether the last scan calls for a listing of this stream now [P10]."""
+        return self._auditors[stream].needs_listing(self._views[stream])
+
+    def after_listing(self, event: ShardsListed, now: Instant) -> bool:
+        """Create missing rows, delete trimmed ones. Returns True to list again soon."""
+        auditor = self._auditors[event.stream]
+        auditor.after_listing(event, self._views[event.stream], now)
+        self._synced.add(event.stream)
+        return auditor.should_list_soon
+
+    def resolved(self, event: WriteResolved) -> bool:
+        """Take in an outcome. Returns True once all rows that were being created can be taken."""
+        stream = stream_of(keys_of(event.change)[0])
+        return self._auditors[stream].resolved(event) and not self.is_creating
+
+    def is_writing(self, key: LeaseKey) -> bool:
+        """Whether a write of ours to this row is under way."""
+        auditor = self._auditors.get(stream_of(key))
+        return auditor is not None and key in auditor.under_way
+
+    def keys_under_way(self) -> Iterator[LeaseKey]:
+        """The rows with a write of ours under way."""
+        return chain.from_iterable(auditor.under_way for auditor in self._auditors.values())
+
+    @property
+    def has_writes_under_way(self) -> bool:
+        return any(auditor.under_way for auditor in self._auditors.values())
+
+    @property
+    def is_creating(self) -> bool:
+        return any(auditor.is_creating for auditor in self._auditors.values())
+
+    @property
+    def have_synced(self) -> bool:
+        """Whether every stream was listed at least once."""
+        return len(self._synced) == len(self._auditors)
+
+    def totals(self) -> TableTotals:
+        """The counts of the last scan and the last listings, over all streams."""
+        return sum_totals(
+            table_totals(self._views[stream], auditor.listing, self._is_held)
+            for stream, auditor in self._auditors.items()
+        )

@@ -1,43 +1,194 @@
-"""Our share of the work: what is taken, asked for, and picked up where others give it away.
+"""Our share of the work: which leases are taken, asked for, or picked up from offers.
 
-Knows: the last standing, our asks, the rows on offer. May not know: what happens to a lease that
-is ours (`keeping.py`). Rule: whatever is decided here is a conditional write; one that comes second
-is no news, and the next scan decides again. A draining manager takes and asks for nothing.
-
-    scan ─► standing ─┬─► plan ─► takes, asks
-                      └─► offered rows ─► our turn ─► takes
-                            ▲
-      every half second ────┘  FindOffers ─► OffersFound
+Knows: the last standing, our asks, the rows on offer. Must not know: what happens to a lease once
+it is ours (`keeping.py`). Every decision here is a conditional write. If another write came first,
+it does not apply, and the next scan decides again. A draining manager neither takes nor asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
-from kclrun.leases.asking import Asker
-from kclrun.leases.assignment import Action, Decision, left_unread, plan
-from kclrun.leases.capacity import CapacityWatch
-from kclrun.leases.commands import Command, FindOffers, TellOthersInSight
+import msgspec
+
+from kclrun.errors import InvariantViolation
+from kclrun.leases.assignment import Action, Decision, Hands, Standing, left_unread, plan
+from kclrun.leases.commands import Command, FindOffers, Note, TellOthersInSight, WriteRow
+from kclrun.leases.custody import STRETCH, CapacityWatch
 from kclrun.leases.events import OffersFound, WriteResolved
 from kclrun.leases.keeping import Keeper
-from kclrun.leases.observation import Observation
-from kclrun.leases.offers import OFFERS_PER_QUERY_MAX, OfferWatch, Waiting, find_every_s
-from kclrun.leases.pacing import Pace, scan_delay_s
-from kclrun.leases.passing_on import PassingOn
-from kclrun.leases.policy import ManagerPolicy
-from kclrun.leases.standing import Hands, Standing
-from kclrun.leases.table_view import TableView
-from kclrun.model.changes import Ask, Offer, Take
-from kclrun.model.lease import Lease, LeaseKey, OwnerId
-from kclrun.model.stream_key import stream_of
+from kclrun.leases.offers import OFFERS_PER_QUERY_MAX, OfferWatch, PassingOn, Waiting, find_every_s
+from kclrun.leases.policy import ManagerPolicy, Pace, is_seldom, scan_delay_s
+from kclrun.leases.table_view import Observation, TableView
+from kclrun.model.lease import ASK_STALE_AFTER_S, OFFERED, Lease, LeaseKey, OwnerId
+from kclrun.model.sequence import LATEST
+from kclrun.model.stream import stream_of
 from kclrun.model.time import Instant, WallTime
+from kclrun.protocol.writes import (
+    Applied,
+    Ask,
+    ConditionFailed,
+    Decline,
+    Offer,
+    Outcome,
+    OutcomeUnknown,
+    Refused,
+    Take,
+    Withdraw,
+)
 
-__all__ = ["Balancer"]
+# A row that was not given away within 30 s has an owner that is stuck in a batch or that refuses.
+# For ten times as long we ask for other rows instead. Halts and restarts are over by then.
+_LEFT_ALONE_S: Final = 10 * ASK_STALE_AFTER_S
+
+
+class _Asked(msgspec.Struct):
+    """One ask of ours. `since_instant` is when its outcome came; None while it is under way."""
+
+    change: Ask
+    since_instant: Instant | None = None
+
+
+class Asker:
+    """The asks that we wrote on other owners' rows, from the sending to the answer [P16].
+
+    One instance for each manager. `wall` gives the wall-clock time that is written with an ask. It
+    is for people: no decision uses it.
+
+    Rule: an ask is not the write of an owner and is never repeated; the next scan shows its result.
+    It is outstanding until the row is ours, offered, taken by another owner, or 30 s have passed. A
+    drain withdraws all asks: an owner that finds our ask later would offer us the lease in vain,
+    and the others would leave it to us for seconds. A row that is offered to us already is offered
+    on to any owner [P17].
+    """
+
+    def __init__(
+        self, me: OwnerId, out: list[Command], wall: Callable[[Instant], WallTime]
+    ) -> None:
+        self._me = me
+        self._out = out
+        self._wall = wall
+        self._asks: dict[LeaseKey, _Asked] = {}
+        self._unanswered: dict[LeaseKey, Instant] = {}  # the value: left alone until then
+        self._is_draining = False
+        # The rows whose ask is being withdrawn, or whose offer to us is being declined.
+        self._ending: set[LeaseKey] = set()
+        self._refusal: str | None = None
+
+    @property
+    def outstanding(self) -> tuple[LeaseKey, ...]:
+        """The rows that may become ours; each fills a place until its ask is over."""
+        return tuple(self._asks)
+
+    @property
+    def unanswered(self) -> frozenset[LeaseKey]:
+        """Rows that were asked for in vain. They are not asked for again for five minutes."""
+        return frozenset(self._unanswered)
+
+    def is_writing(self, key: LeaseKey) -> bool:
+        """Whether an ask, its withdrawal or a decline is under way to this row."""
+        asked = self._asks.get(key)
+        return key in self._ending or (asked is not None and asked.since_instant is None)
+
+    @property
+    def has_writes_under_way(self) -> bool:
+        return bool(self._ending) or any(map(self.is_writing, self._asks))
+
+    def ask(self, lease: Lease, asked: OwnerId, now: Instant) -> None:
+        """Write an ask on this row. It replaces one that stood there for too long, if any."""
+        change = Ask(lease.key, self._me, asked, self._wall(now), lease.handoff)
+        self._asks[lease.key] = _Asked(change)
+        self._out.append(WriteRow(change))
+
+    def resolved(self, change: Ask, outcome: Outcome, now: Instant) -> None:
+        """Take in the outcome of the write. An ask that did not apply is planned anew with the next
+        scan. An unknown outcome counts as applied until a scan shows otherwise."""
+        asked = self._asks.get(change.key)
+        if asked is None or asked.change != change or asked.since_instant is not None:
+            raise InvariantViolation(f"lease {change.key}: an outcome of no ask under way")
+        if isinstance(outcome, Applied | OutcomeUnknown):
+            asked.since_instant = now
+            if self._is_draining:
+                self._withdraw(change.key)
+        else:
+            del self._asks[change.key]
+        if isinstance(outcome, Applied):
+            self._refusal = None
+            fields: dict[str, str | int | float | bool | None] = {"row_owner": change.asked}
+            self._out.append(Note("lease_asked", key=change.key, fields=fields))
+        elif isinstance(outcome, Refused) and outcome.code != self._refusal:
+            self._refusal = outcome.code
+            fields = {"code": outcome.code, "message": outcome.message}
+            self._out.append(Note("write_refused", "error", change.key, fields))
+
+    def drain(self) -> None:
+        """Withdraw every ask; those under way as soon as their outcome is known."""
+        self._is_draining = True
+        for key in self._asks:
+            if not self.is_writing(key):
+                self._withdraw(key)
+
+    def ended(self, change: Withdraw | Decline, outcome: Outcome) -> None:
+        """Take in the outcome of a withdrawal or a decline. It is never repeated: if it did not
+        arrive, the others wait, as for an owner that died."""
+        if change.key not in self._ending:
+            raise InvariantViolation(f"lease {change.key}: an outcome of no ask that ends")
+        self._ending.discard(change.key)
+        if not isinstance(change, Withdraw) or not isinstance(outcome, ConditionFailed):
+            return
+        row = outcome.row
+        if row is not None and row.owner == OFFERED and row.offered_to == self._me:
+            self._ending.add(row.key)
+            self._out.append(WriteRow(Decline(row.key, self._me, row.counter)))
+
+    def _withdraw(self, key: LeaseKey) -> None:
+        self._ending.add(key)
+        self._out.append(WriteRow(Withdraw(key, self._me)))
+
+    def over(self, key: LeaseKey) -> None:
+        """The row is being taken: the ask is over, whether the take applies or not."""
+        asked = self._asks.get(key)
+        if asked is not None and asked.since_instant is not None:
+            del self._asks[key]
+
+    def after_scan(
+        self, rows: Mapping[LeaseKey, Lease], scanned_instant: Instant, now: Instant
+    ) -> None:
+        """Drop asks that were answered in any way; remember rows that were asked for in vain."""
+        self._unanswered = {key: until for key, until in self._unanswered.items() if now < until}
+        for key, asked in tuple(self._asks.items()):
+            since = asked.since_instant
+            if since is None:
+                continue
+            if now - since >= ASK_STALE_AFTER_S:
+                self._unanswered[key] = Instant(now + _LEFT_ALONE_S)
+                del self._asks[key]
+            elif scanned_instant > since and not self._stands(asked.change, rows.get(key)):
+                del self._asks[key]
+
+    def _stands(self, change: Ask, row: Lease | None) -> bool:
+        """Whether the row still carries our ask, or is offered to us."""
+        if row is None or row.is_ended:
+            return False
+        if row.owner == OFFERED:
+            return row.offered_to == self._me
+        handoff = row.handoff
+        is_ours = handoff is not None and handoff.to == self._me
+        return row.owner == change.asked and is_ours
 
 
 class Balancer:
-    """One instance a manager. `is_free` says that a row is not held and no write of it is under
-    way; `children` names those of shards that ended here."""
+    """Decides our takes and asks, and sends them. One instance for each manager.
+
+    `is_free` says that a row is not held and that no write of it is under way. `children` names the
+    children of shards that ended here.
+
+        scan ─► standing ─┬─► plan ─► takes, asks
+                          └─► offered rows ─► our turn ─► takes
+                                ▲
+          every half second ────┘  FindOffers ─► OffersFound
+    """
 
     def __init__(
         self,
@@ -56,6 +207,7 @@ class Balancer:
         self._keeper = keeper
         self._observation = observation
         self._chance = chance
+        self._wall = wall
         self._is_free = is_free
         self._children = children
         self._asker = Asker(policy.me, out, wall)
@@ -63,25 +215,28 @@ class Balancer:
         self._offers = OfferWatch(policy.me)
         self._capacity = CapacityWatch(policy, out)
         self._standing: Standing | None = None
-        # What was in our hands and asked for at the last look at the offered rows.
+        # The numbers of leases held and asked for at the last look at the offered rows.
         self._hands_at_look = (0, 0)
+        # The offers, with their counters, that caused a scan out of turn.
+        self._scanned_for: dict[LeaseKey, int] = {}
 
     @property
     def has_writes_under_way(self) -> bool:
         return self._asker.has_writes_under_way or self._passing_on.has_writes_under_way
 
     def is_writing(self, key: LeaseKey) -> bool:
-        """Whether an ask of ours, or an offer in another's name, is on its way to this row."""
+        """Whether an ask of ours, or an offer in another owner's name, is under way to this row."""
         return self._asker.is_writing(key) or self._passing_on.is_writing(key)
 
     def after_scan(
         self, view: TableView, scanned_instant: Instant, gone: frozenset[OwnerId]
     ) -> Pace:
-        """Take and ask for what a scan, begun at `scanned_instant`, shows to be ours to have."""
+        """Take and ask for our share, as shown by a scan that began at `scanned_instant`."""
         now = view.seen_instant
         self._asker.after_scan(view.rows, scanned_instant, now)
         hands = self._hands(gone)
-        standing = Standing(view, self._observation, hands, me=self._policy.me)
+        left = self._standing.leaving if self._standing is not None else frozenset[OwnerId]()
+        standing = Standing(view, self._observation, hands, me=self._policy.me, left=left)
         if self._standing is None:
             self._offers.find_at(now)
         self._standing = standing
@@ -95,35 +250,54 @@ class Balancer:
             self._carry_out(decision, now)
         is_busy = self._keeper.custodies.__contains__
         unread = left_unread(standing, self._observation, self._policy, is_busy)
+        # Work = leases not ended whose parents have ended. A child that waits for a parent that
+        # was made again would keep its place for ever where no other owner has a place for that
+        # parent [L1].
+        if unread and self._keeper.is_full:
+            self._keeper.give_way(len(unread), standing.is_work, now)
         unclaimed = sum(1 for lease in standing.unclaimed if self._is_free(lease.key))
-        self._capacity.after_scan(unread, unclaimed, held=len(self._keeper.held))
+        self._capacity.after_scan(
+            unread,
+            unclaimed,
+            held=len(self._keeper.held),
+            is_short=self._keeper.places < self._policy.leases_max,
+        )
         return decided.pace
 
-    def on_offers(self, event: OffersFound, now: Instant) -> None:
-        """Offered rows of the index. Where there is no index, the scans alone find them."""
+    def on_offers(self, event: OffersFound, now: Instant) -> bool:
+        """Take in offered rows of the index. Without an index, the scans alone find them.
+
+        Returns True if they show that the last scan is too old to decide by: scan at once.
+        """
         standing = self._standing
         if standing is None or self._keeper.is_draining:
-            return
+            return False
         if event.leases is None:
             owners = standing.view.kclrun_owners
             self._offers.find_at(Instant(now + scan_delay_s(self._policy, owners)))
-            return
+            return False
         self._offers.find_at(Instant(now + find_every_s(len(standing.view.kclrun_owners))))
         offers = [lease for lease in event.leases if self._may_take(lease, standing)]
         standing.note_offers(offers)
         is_complete = len(event.leases) < self._rows_max()
         self._see_offers(offers, now, is_complete=is_complete)
         self._take_offers(now)
+        return self._is_scan_too_old(event.leases, standing, now)
 
     def on_ask(self, change: Ask, event: WriteResolved, now: Instant) -> None:
         self._asker.resolved(change, event.outcome, now)
+
+    def on_ask_ended(self, change: Withdraw | Decline, event: WriteResolved) -> None:
+        self._asker.ended(change, event.outcome)
 
     def on_passed_on(self, change: Offer, event: WriteResolved) -> None:
         self._passing_on.resolved(change, event.outcome)
 
     def tick(self, now: Instant) -> None:
         """Take the offered rows whose turn has come; look for more when that is due. A row that we
-        left to others is looked at again when our hands are emptier, or fuller, than they were."""
+        left to others is looked at again when we hold or ask for fewer or more leases than at the
+        last look."""
+        self._keeper.host_places.tick(now)
         if self._keeper.is_draining or self._standing is None:
             return
         has_turn = self._offers.is_turn_due(now)
@@ -135,8 +309,9 @@ class Balancer:
             self._out.append(FindOffers(rows_max))
 
     def drain(self) -> None:
-        """Nothing is taken or asked for any more. Asks that stand on rows will go stale."""
+        """Take and ask for nothing any more; leave the leases that we asked for to the others."""
         self._offers.forget_all()
+        self._asker.drain()
         self._out.append(TellOthersInSight(self._keeper.are_others_in_sight))
 
     def deadline(self) -> Instant | None:
@@ -153,6 +328,7 @@ class Balancer:
             children=self._children,
             gone=gone,
             is_busy=lambda key: not self._is_free(key),
+            places=self._keeper.places,
         )
 
     def _counts(self) -> tuple[int, int]:
@@ -160,7 +336,7 @@ class Balancer:
 
     def _rows_max(self) -> int:
         """Room for offered rows. Those we asked for have their places already."""
-        return min(OFFERS_PER_QUERY_MAX, self._policy.leases_max - len(self._keeper.held))
+        return min(OFFERS_PER_QUERY_MAX, self._keeper.places - len(self._keeper.held))
 
     def _see_offers(self, offers: Collection[Lease], now: Instant, *, is_complete: bool) -> None:
         if self._standing is not None:
@@ -168,7 +344,7 @@ class Balancer:
             self._offers.see(offers, owners, silent, now, is_complete=is_complete)
 
     def _take_offers(self, now: Instant) -> None:
-        """What is meant for us always; the rest up to the target, and beyond it what was left."""
+        """Take rows meant for us; others up to the target; rows left lying also beyond it."""
         standing = self._standing
         if standing is not None and self._offers.are_any:
             standing.hold(self._hands())
@@ -176,10 +352,10 @@ class Balancer:
         self._hands_at_look = self._counts()
 
     def _take_from(self, standing: Standing, now: Instant) -> None:
-        is_below_target = standing.mine < standing.target(self._policy.leases_max)
+        is_below_target = standing.mine < standing.target(self._keeper.places)
         for waiting in self._offers.due(now, is_below_target=is_below_target):
-            if standing.held >= self._policy.leases_max:
-                return
+            if standing.held >= self._places_for(waiting, now):
+                continue
             if not self._is_free(waiting.lease.key):
                 self._offers.forget(waiting.lease.key)
             elif self._is_ours_to_take(waiting, standing, now):
@@ -187,16 +363,38 @@ class Balancer:
                 self._take(waiting.lease, now)
                 standing.hold(self._hands())
 
+    def _is_scan_too_old(self, offers: Collection[Lease], standing: Standing, now: Instant) -> bool:
+        """Whether the last scan is too old: a row is on offer that is not work in it, or that is
+        above our target and still there after our turn. The owners that it was left to may be gone.
+
+        Once for each such offer. Only frequent scanners do this; the others rely on them [P9].
+        """
+        lying = {
+            lease.key: lease.counter
+            for lease in offers
+            if self._is_free(lease.key)
+            and (not self._may_take(lease, standing) or self._offers.was_left(lease.key, now))
+        }
+        is_news = any(self._scanned_for.get(key) != counter for key, counter in lying.items())
+        self._scanned_for = lying
+        return is_news and not is_seldom(self._policy, standing.view.kclrun_owners)
+
     def _may_take(self, lease: Lease, standing: Standing) -> bool:
-        """Not in our hands; and work, as far as the last scan knows the row: a child whose parents
-        are being read elsewhere would only fill a place here."""
+        """Whether we may take this row: it is free, and it is work or unknown to the last scan. A
+        child whose parents are being read elsewhere would only fill a place here."""
         is_unknown = lease.key not in standing.view.rows
         return self._is_free(lease.key) and (is_unknown or standing.is_work(lease.key))
 
     def _is_ours_to_take(self, waiting: Waiting, standing: Standing, now: Instant) -> bool:
         if waiting.lease.offered_to == self._policy.me or now >= waiting.left_instant:
             return True
-        return standing.mine < standing.target(self._policy.leases_max)
+        return standing.mine < standing.target(self._keeper.places)
+
+    def _places_for(self, waiting: Waiting, now: Instant) -> int:
+        """Our places; more than our host proves able to run for a row left for three failovers."""
+        places = self._keeper.places
+        is_overdue = now >= waiting.left_instant + self._policy.overdue_after_s
+        return min(self._policy.leases_max, places + STRETCH) if is_overdue else places
 
     def _carry_out(self, decision: Decision, now: Instant) -> None:
         if decision.action is Action.ASK and decision.owner is not None:
@@ -216,12 +414,21 @@ class Balancer:
             failover_s=self._policy.failover_s,
             start=self._policy.of_stream(stream_of(lease.key)).start_text,
             forced=forced,
+            latest_pinned_at=self._wall(now) if _lacks_pin(lease) else None,
+            stream_created_at=self._policy.created.get(stream_of(lease.key)),
         )
         self._keeper.take(take, now)
 
     def _tell_in_sight(self, standing: Standing) -> None:
-        """Another kclrun owner, alive or about to own its first lease, takes what is offered."""
+        """Publish whether another kclrun owner lives or joins: it can take our offers."""
         are_others = bool(standing.kclrun_owners - {self._policy.me})
         if are_others != self._keeper.are_others_in_sight:
             self._keeper.are_others_in_sight = are_others
             self._out.append(TellOthersInSight(are_others))
+
+
+def _lacks_pin(lease: Lease) -> bool:
+    """Whether a start from this row's LATEST would mean another instant each time and skip the
+    records since the last one: a row that a Java worker made [P14]."""
+    is_latest = lease.checkpoint.sequence_number == LATEST.sequence_number
+    return is_latest and lease.latest_pinned_at is None

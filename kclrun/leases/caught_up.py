@@ -1,7 +1,7 @@
-"""What still stands between this manager and "caught up", as far as leases say.
+"""What separates this manager from "caught up", as far as leases say.
 
-Pure and read-only: for `--until caught-up` and for people. Whether a running lease is at the tip
-of its shard is known to its process alone; the shell asks the status board.
+Pure and read-only: for `--until caught-up` and for people. Only a lease process knows whether it is
+at the tip of its shard; the shell asks the status board.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from kclrun.leases.custody import Custody, State
-from kclrun.leases.observation import is_nobody
-from kclrun.leases.table_view import TableView
+from kclrun.leases.table_view import TableView, is_nobody
 from kclrun.model.lease import LeaseKey, OwnerId
-
-__all__ = ["blockers"]
 
 _SETTLED: Final = frozenset({State.RUNNING, State.HALTED})
 
@@ -22,10 +19,10 @@ _SETTLED: Final = frozenset({State.RUNNING, State.HALTED})
 def blockers(
     view: TableView, custodies: Mapping[LeaseKey, Custody], me: OwnerId
 ) -> tuple[str, ...]:
-    """One line for each lease that is neither running here, nor ended, nor another owner's.
+    """One line for each lease that is not running here, not ended, and not another owner's.
 
-    A halted lease blocks nothing: it stands still by decision, and nobody resumes it in a job
-    that only waits for the end. The end says so (`LeaseManager.halted`).
+    A halted lease blocks nothing: it stands still by decision, and in a job that only waits for the
+    end an operator does not resume it. The end reports it (`LeaseManager.halted`).
     """
     lines = []
     for lease in view.unended:

@@ -1,32 +1,20 @@
-"""What to do next, as the lease manager's core says it: imperative, a shell function each."""
+"""The commands of the lease manager's core: imperative, one shell function each."""
 
 from __future__ import annotations
 
 import msgspec
 
-from kclrun.model.changes import LeaseChange
 from kclrun.model.lease import LeaseKey
-from kclrun.model.stream_key import ONLY_STREAM, StreamKey
+from kclrun.model.stream import ONLY_STREAM, StreamKey
 from kclrun.model.time import Instant
-
-__all__ = [
-    "Command",
-    "DrainProcess",
-    "FindOffers",
-    "Finish",
-    "ListShards",
-    "Note",
-    "ReadParents",
-    "ReadRow",
-    "ScanTable",
-    "StartProcess",
-    "TellOthersInSight",
-    "WriteRow",
-]
+from kclrun.protocol.writes import LeaseChange
 
 
 class ScanTable(msgspec.Struct, frozen=True):
-    """Scan the whole lease table; comes back as LeasesScanned."""
+    """Scan the whole lease table; comes back as LeasesScanned. `consistent`: read the current
+    state; else the rows may be a moment old, for half the read units [P9]."""
+
+    consistent: bool = True
 
 
 class ListShards(msgspec.Struct, frozen=True):
@@ -37,10 +25,18 @@ class ListShards(msgspec.Struct, frozen=True):
     stream: StreamKey = ONLY_STREAM
 
 
+class DescribeStream(msgspec.Struct, frozen=True):
+    """Ask the service when a stream was created; comes back as StreamDescribed [P13]."""
+
+    stream: StreamKey = ONLY_STREAM
+
+
 class ReadRow(msgspec.Struct, frozen=True):
-    """Read one row consistently, for as long as it takes; comes back as RowRead."""
+    """Read one row consistently and retry until it succeeds; comes back as RowRead, or at once as
+    RowUnreadable. Not before `not_before`."""
 
     key: LeaseKey
+    not_before: Instant | None = None
 
 
 class ReadParents(msgspec.Struct, frozen=True):
@@ -48,6 +44,11 @@ class ReadParents(msgspec.Struct, frozen=True):
 
     key: LeaseKey
     parents: tuple[LeaseKey, ...]
+
+
+class ReadKcl3Mode(msgspec.Struct, frozen=True):
+    """Read the mode of a KCL 3 fleet where early KCL 3 versions keep it, outside of the lease
+    table; comes back as Kcl3ModeRead, or at once as Kcl3ModeUnreadable [P8]."""
 
 
 class FindOffers(msgspec.Struct, frozen=True):
@@ -66,7 +67,7 @@ class WriteRow(msgspec.Struct, frozen=True):
 class StartProcess(msgspec.Struct, frozen=True):
     """Start a lease process for a row that is ours. The counter travels in its start command [P4].
 
-    Comes back as ProcessStarted or StartFailed, then as what the process reports. `has_waited`: a
+    Comes back as ProcessStarted or StartFailed, then as the reports of the process. `has_waited`: a
     failover has passed since a take by force, so its claim removes `takenFrom` [P18].
     """
 
@@ -77,15 +78,16 @@ class StartProcess(msgspec.Struct, frozen=True):
 
 
 class DrainProcess(msgspec.Struct, frozen=True):
-    """Tell a lease process to finish its batch, checkpoint, release and exit."""
+    """Ask a lease process to finish its batch, checkpoint, release and exit."""
 
     key: LeaseKey
     reason: str
 
 
 class TellOthersInSight(msgspec.Struct, frozen=True):
-    """Tell all lease processes whether another kclrun owner is in sight: what is given away is
-    offered to it then, else released [P17]. New ones are told in their start command."""
+    """Send to all lease processes whether another kclrun owner is in sight. If so, they offer the
+    leases that they give away; else they release them [P17]. New processes get it in their start
+    command."""
 
     others: bool
 
@@ -99,13 +101,22 @@ class Note(msgspec.Struct, frozen=True):
     fields: dict[str, str | int | float | bool | None] = {}
 
 
+class StopRefused(msgspec.Struct, frozen=True):
+    """The rows belong to another stream than the one that is there [P13]: drain, and do not start
+    again before a person has looked. Comes back as DrainRequested."""
+
+    reason: str
+
+
 class Finish(msgspec.Struct, frozen=True):
-    """Nothing is ours any more and nothing is under way: the manager may exit."""
+    """No lease is ours any more and no write is under way: the manager may exit."""
 
 
 Command = (
     ScanTable
     | ListShards
+    | DescribeStream
+    | ReadKcl3Mode
     | ReadRow
     | ReadParents
     | FindOffers
@@ -114,5 +125,6 @@ Command = (
     | DrainProcess
     | TellOthersInSight
     | Note
+    | StopRefused
     | Finish
 )

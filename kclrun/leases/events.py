@@ -1,47 +1,22 @@
-"""What happened, for the lease manager's core. Past tense; each failure is a type of its own."""
+"""The events of the lease manager's core. Past tense; each failure is a type of its own."""
 
 from __future__ import annotations
 
 import msgspec
 
-from kclrun.model.changes import LeaseChange
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
-from kclrun.model.outcomes import Outcome
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
-from kclrun.model.stream_key import ONLY_STREAM, StreamKey
+from kclrun.model.stream import ONLY_STREAM, StreamKey
 from kclrun.model.time import WallTime
-
-__all__ = [
-    "DrainRequested",
-    "Event",
-    "FormerOwnersProvenGone",
-    "LeaseClaimed",
-    "LeaseLost",
-    "LeaseReleased",
-    "LeasesScanned",
-    "OffersFound",
-    "ParentsRead",
-    "PositionMoved",
-    "ProcessExited",
-    "ProcessReport",
-    "ProcessStarted",
-    "ProcessorFailed",
-    "RowRead",
-    "ShardEnded",
-    "ShardsListed",
-    "StartFailed",
-    "StartUnclaimed",
-    "Started",
-    "Ticked",
-    "WriteResolved",
-]
+from kclrun.protocol.writes import LeaseChange, Outcome
 
 
 class Started(msgspec.Struct, frozen=True):
     """The manager has its identity and its table, and begins.
 
-    `started_at` is the host's wall clock, for `halted_at`, until a listing brings the service's.
+    `started_at` is the host's wall clock. It is used for `halted_at` until a listing brings the
+    service's time.
     """
 
     started_at: WallTime = WallTime(0.0)
@@ -52,11 +27,13 @@ class Ticked(msgspec.Struct, frozen=True):
 
 
 class LeasesScanned(msgspec.Struct, frozen=True):
-    """A whole scan of the table. `broken` are keys of rows that are no readable leases [P8]."""
+    """A whole scan of the table. `broken` are keys of rows that cannot be read as leases [P8];
+    `kcl3_mode` is the state of a KCL 3 fleet, where the table holds one."""
 
     leases: tuple[Lease, ...]
     broken: tuple[str, ...] = ()
     foreign: int = 0
+    kcl3_mode: str | None = None
 
 
 class ShardsListed(msgspec.Struct, frozen=True):
@@ -73,6 +50,26 @@ class ShardsListed(msgspec.Struct, frozen=True):
     stream: StreamKey = ONLY_STREAM
 
 
+class StreamDescribed(msgspec.Struct, frozen=True):
+    """The creation time of a stream as the service reports it now, by `DescribeStream` [P13]."""
+
+    created_at: WallTime
+    stream: StreamKey = ONLY_STREAM
+
+
+class Kcl3ModeRead(msgspec.Struct, frozen=True):
+    """The mode of a KCL 3 fleet as kept outside of the lease table, by `ReadKcl3Mode` [P8]. None:
+    there was not such a fleet yet."""
+
+    mode: str | None
+
+
+class Kcl3ModeUnreadable(msgspec.Struct, frozen=True):
+    """`ReadKcl3Mode` is not permitted, or the data there is not written by a KCL."""
+
+    reason: str
+
+
 class WriteResolved(msgspec.Struct, frozen=True):
     """The outcome of one `WriteRow`."""
 
@@ -85,6 +82,13 @@ class RowRead(msgspec.Struct, frozen=True):
 
     key: LeaseKey
     row: Lease | None
+
+
+class RowUnreadable(msgspec.Struct, frozen=True):
+    """The row asked for by `ReadRow` is there and cannot be read as a lease: a broken row [P8]."""
+
+    key: LeaseKey
+    reason: str
 
 
 class ParentsRead(msgspec.Struct, frozen=True):
@@ -104,13 +108,13 @@ class OffersFound(msgspec.Struct, frozen=True):
 
 
 class FormerOwnersProvenGone(msgspec.Struct, frozen=True):
-    """Former owners of our slot whose lock is ours now: nothing of theirs lives [P3]."""
+    """Former owners of our slot whose lock is ours now: none of their processes is alive [P3]."""
 
     owners: frozenset[OwnerId]
 
 
 class DrainRequested(msgspec.Struct, frozen=True):
-    """Stop everything in good order: SIGTERM, SIGINT, --until caught-up."""
+    """Stop in good order: by SIGTERM, SIGINT or `--until caught-up`."""
 
     reason: str
 
@@ -123,7 +127,7 @@ class ProcessStarted(msgspec.Struct, frozen=True):
 
 
 class StartFailed(msgspec.Struct, frozen=True):
-    """No process could be started (fork refused, launcher gone); none lives."""
+    """A process could not be started (fork refused, launcher gone); there is none."""
 
     key: LeaseKey
     reason: str
@@ -179,15 +183,31 @@ class ProcessorFailed(msgspec.Struct, frozen=True):
     reason: str
 
 
+class ProcessBroke(msgspec.Struct, frozen=True):
+    """The process ends for a reason that is not the processor's: its host has no descriptor, memory
+    or disk for it, another process has its data file, or kclrun has a bug. `at_records`: it
+    happened while user code was at records, and one of them may need more than any host has."""
+
+    key: LeaseKey
+    reason: str
+    at_records: bool = False
+
+
 class ProcessExited(msgspec.Struct, frozen=True):
-    """The lease process is proven dead (its pidfd says so). `reason` in words for people."""
+    """The lease process is proven to have ended (its pidfd says so). `reason` in words for people.
+
+    `waiting_since`: the arrival time of the oldest record that it read and did not process; None
+    where it had none or did not report it.
+    """
 
     key: LeaseKey
     pid: int
     reason: str
+    waiting_since: WallTime | None = None
 
 
-# What is told of a lease process, by itself or by who saw it start and die.
+# The reports on a lease process: its own, and those of the manager that starts it and sees it
+# exit.
 ProcessReport = (
     ProcessStarted
     | StartFailed
@@ -198,6 +218,7 @@ ProcessReport = (
     | LeaseReleased
     | LeaseLost
     | ProcessorFailed
+    | ProcessBroke
     | ProcessExited
 )
 
@@ -206,8 +227,12 @@ Event = (
     | Ticked
     | LeasesScanned
     | ShardsListed
+    | StreamDescribed
+    | Kcl3ModeRead
+    | Kcl3ModeUnreadable
     | WriteResolved
     | RowRead
+    | RowUnreadable
     | ParentsRead
     | OffersFound
     | FormerOwnersProvenGone

@@ -1,41 +1,171 @@
-"""What happens to the leases in our hands, from the take to the day they are not ours.
+"""The leases that this manager holds, from the take until they are not ours any more.
 
-Knows: each lease's `Custody`, and one rule above all: the row has one writer at a time. While a
-process lives, that is the process; before its first start, between two starts, halted or waiting
-for parents, it is this manager, which keeps renewing and answers who asks [P5, P15, P16].
-May not know: other owners, shards, the scan. Look next: `custody.py` (the states), `writing.py`,
-`process_reports.py`.
+Knows: each lease's `Custody`. Must not know: other owners, shards, the scan. Rule: a row has one
+writer at a time. While a process lives, it is the process. Before its first start, between two
+starts, while halted or waiting for parents, it is this manager, which renews the row and answers
+asks [P5, P15, P16].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 import msgspec
 
 from kclrun.errors import InvariantViolation
-from kclrun.leases import process_reports as reports
 from kclrun.leases.commands import Command, DrainProcess, Note, ReadParents, ReadRow, StartProcess
-from kclrun.leases.custody import WITH_PROCESS, Custody, State, Step
-from kclrun.leases.events import ParentsRead, ProcessReport, RowRead, WriteResolved
-from kclrun.leases.lineage import have_ended, parent_keys, seem_over
-from kclrun.leases.policy import ManagerPolicy
+from kclrun.leases.custody import WITH_PROCESS, Custody, Places, State, Step, Verdict
+from kclrun.leases.events import (
+    LeaseClaimed,
+    LeaseLost,
+    LeaseReleased,
+    ParentsRead,
+    PositionMoved,
+    ProcessBroke,
+    ProcessExited,
+    ProcessorFailed,
+    ProcessReport,
+    ProcessStarted,
+    RowRead,
+    RowUnreadable,
+    ShardEnded,
+    StartFailed,
+    StartUnclaimed,
+    WriteResolved,
+)
+from kclrun.leases.policy import UNREADABLE_PAUSE_S, ManagerPolicy
+from kclrun.leases.table_view import have_ended, parent_keys, seem_over
 from kclrun.leases.writing import Forgone, Landed, Lost, RowWriter, Settled, Stale
-from kclrun.model.changes import CreateLease, HaltLease, Offer, Release, Renew, Take
-from kclrun.model.lease import ANYBODY, WRITTEN_AGAIN_AHEAD, Halt, Lease, LeaseKey
+from kclrun.model.lease import (
+    ANYBODY,
+    WRITTEN_AGAIN_AHEAD,
+    DiedOn,
+    Halt,
+    Lease,
+    LeaseKey,
+    Owner,
+)
 from kclrun.model.time import Instant, WallTime
+from kclrun.protocol.writes import CreateLease, HaltLease, Offer, Release, Renew, Take
 
-__all__ = ["Keeper"]
 
-# States without a process and without a task of their own: a drain gives them up at once.
+class _Noting(Protocol):
+    """Writes a line for the log: event, custody, level, fields."""
+
+    def __call__(
+        self, event: str, custody: Custody, level: str = "info", **fields: str | int | None
+    ) -> None: ...
+
+
+def take_in(
+    event: ProcessReport, custody: Custody, note: _Noting, now: Instant, failover_s: float
+) -> None:
+    """Take in a report of a live process, or of its end, and its effect on the lease's custody.
+
+    A process that reported its end stopped in good order; one that ended without a report crashed.
+    `Restarts` decides about several crashes, and about a process that broke.
+    """
+    match event:
+        case ProcessExited():
+            _died(custody, event, note, now)
+        case StartFailed():
+            _not_started(custody, event, note, now)
+        case LeaseClaimed():
+            if custody.state is State.STARTING:
+                custody.step(Step.CLAIMED)
+        case PositionMoved():
+            custody.restarts.progressed()
+            custody.waiting_since = None
+        case ShardEnded() | LeaseReleased():
+            custody.is_over = True
+            _said_farewell(custody)
+        case ProcessorFailed():
+            custody.failure = event.reason
+            _said_farewell(custody)
+        case LeaseLost():
+            note("process_lost_lease", custody, "warning", reason=event.reason)
+            _said_farewell(custody)
+        case ProcessBroke():
+            custody.has_broken, custody.has_starved = True, event.at_records
+            custody.trouble = event.reason
+            _said_farewell(custody)
+        case StartUnclaimed():
+            note("start_unclaimed", custody, "warning", reason=event.reason)
+            _unclaimed(event, custody, now, failover_s)
+            _said_farewell(custody)
+        case ProcessStarted():
+            pass  # only the shell needs its pid
+
+
+def take_in_late(event: ProcessReport, custody: Custody | None) -> None:
+    """Ignore reports that an ended process left in its ring, except the reason of a halt."""
+    if isinstance(event, ProcessStarted | StartFailed | ProcessExited):
+        raise InvariantViolation(f"lease {event.key}: {type(event).__name__}, and no process")
+    is_examining = custody is not None and custody.state is State.EXAMINING
+    if custody is not None and is_examining and isinstance(event, ProcessorFailed):
+        custody.failure = event.reason
+
+
+def _unclaimed(event: StartUnclaimed, custody: Custody, now: Instant, failover_s: float) -> None:
+    """Decide whether the host was too slow. A start command is valid for a failover, and before it
+    a write of ours came through: if the process claimed nothing in that time, its host is too slow
+    [P4]."""
+    if now >= custody.confirmed_instant + failover_s:
+        custody.has_broken = True
+        custody.trouble = event.reason
+
+
+def _said_farewell(custody: Custody) -> None:
+    if custody.state is not State.LEAVING:
+        custody.step(Step.SAID_FAREWELL)
+
+
+def _died(custody: Custody, event: ProcessExited, note: _Noting, now: Instant) -> None:
+    """The process is proven to have ended. If it had not reported its end, it crashed."""
+    custody.waiting_since = event.waiting_since or custody.waiting_since
+    if custody.is_over:
+        custody.step(Step.GIVEN_UP)
+        return
+    if custody.has_broken:
+        custody.has_broken = False
+        custody.restarts.broke(now, at_records=custody.has_starved)
+        if custody.has_starved:
+            _note_death(custody, note)
+        else:
+            note("start_failed", custody, "error", reason=custody.trouble)
+    elif custody.state is State.LEAVING:
+        custody.restarts.stopped(now)
+    else:
+        custody.restarts.crashed(now)
+        custody.trouble = event.reason
+        _note_death(custody, note)
+    custody.is_proven = False
+    custody.step(Step.DIED)
+
+
+def _note_death(custody: Custody, note: _Noting) -> None:
+    deaths = custody.restarts.deaths
+    note("process_died", custody, "warning", reason=custody.trouble, deaths=deaths)
+
+
+def _not_started(custody: Custody, event: StartFailed, note: _Noting, now: Instant) -> None:
+    custody.restarts.failed(now)
+    custody.trouble = event.reason
+    custody.rest_until = Instant(now + custody.restarts.pause_s)
+    custody.step(Step.NOT_STARTED)
+    note("start_failed", custody, "error", reason=event.reason)
+
+
+# States without a process and without a task of their own: a drain gives these leases up at once.
 _IDLE = frozenset({State.RESTING, State.WAITING, State.READYING, State.OUTWAITING, State.HALTED})
 
 
 class Keeper:
-    """All leases in our hands. `out` collects the commands; `wall` dates a halt; `is_ask_stale`
-    says that the ask on a row of ours stood there for too long.
+    """All leases that this manager holds. `out` collects the commands; `wall` dates a halt;
+    `is_ask_stale` says that the ask on a row of ours stood there for too long.
 
-    `are_others_in_sight`: another kclrun owner is there to take what we give away [P17].
+    `are_others_in_sight`: another kclrun owner can take the leases that we give away [P17].
     """
 
     def __init__(
@@ -54,6 +184,8 @@ class Keeper:
         self._wall = wall
         self._is_ask_stale = is_ask_stale
         self._writer = RowWriter(policy, chance, out)
+        self._slot = Owner.slot_of(policy.me)
+        self.host_places = Places(policy.leases_max, out)
 
     @property
     def held(self) -> tuple[LeaseKey, ...]:
@@ -61,9 +193,15 @@ class Keeper:
         return tuple(c.key for c in self.custodies.values() if c.counts_as_held)
 
     @property
+    def places(self) -> int:
+        """How many leases we may hold: fewer than `leases.max` where our host proves able to run
+        fewer, but only while another owner can take the rest."""
+        return self.host_places.count if self.are_others_in_sight else self._policy.leases_max
+
+    @property
     def is_full(self) -> bool:
-        """Whether every place is filled. Asked at each event, so counted only where it is close."""
-        places = self._policy.leases_max
+        """Whether every place is filled. Called at each event, so it counts only close to full."""
+        places = self.places
         return len(self.custodies) >= places and len(self.held) >= places
 
     def take(self, change: Take, now: Instant) -> None:
@@ -72,12 +210,12 @@ class Keeper:
         self._writer.send(custody, change, now)
 
     def adopt(self, key: LeaseKey, now: Instant) -> None:
-        """A scan shows a row as ours that is not in our hands: read what it says now."""
+        """A scan shows a row as ours that we do not hold: read its current state."""
         self.custodies[key] = Custody(key=key, state=State.EXAMINING)
         self._settle(self.custodies[key], now)
 
     def drain(self, reason: str, now: Instant) -> None:
-        """Give everything up in good order: processes are told, idle rows given away."""
+        """Give everything up in good order: processes are asked to drain, idle rows given away."""
         self.is_draining = self._writer.is_draining = True
         for custody in tuple(self.custodies.values()):
             if custody.state in (State.STARTING, State.RUNNING):
@@ -86,7 +224,7 @@ class Keeper:
             self._settle(custody, now)
 
     def tick(self, now: Instant) -> None:
-        """Time passed. What has a process waits for that process, not for time."""
+        """Time passed. A lease with a process waits for that process, not for time."""
         for custody in tuple(self.custodies.values()):
             if custody.state not in WITH_PROCESS:
                 self._settle(custody, now)
@@ -94,15 +232,22 @@ class Keeper:
     def hint_parents(
         self, rows: Mapping[LeaseKey, Lease], broken: frozenset[str], now: Instant
     ) -> None:
-        """A scan: where all parents seem over now, ask for the consistent reads that decide."""
+        """Take in a scan: where all parents seem to have ended, request the consistent reads."""
         for custody in self._waiting():
             row = rows.get(custody.key)
             if row is not None and seem_over(row, rows, broken):
                 custody.should_ask_parents = True
                 self._settle(custody, now)
 
+    def give_way(self, count: int, is_work: Callable[[LeaseKey], bool], now: Instant) -> None:
+        """Release up to `count` leases that wait for their parents: work needs their places."""
+        waiting = [c for c in self._waiting() if not is_work(c.key) and c.unresolved is None]
+        for custody in sorted(waiting, key=lambda each: each.key)[:count]:
+            custody.step(Step.TO_BE_RELEASED)
+            self._settle(custody, now)
+
     def hint_ended(self, parent: LeaseKey, now: Instant) -> None:
-        """A shard ended here: its children in our hands need not wait for a scan."""
+        """A shard ended here: its children that we hold need not wait for a scan."""
         for custody in self._waiting():
             if custody.row is not None and parent in custody.row.parents:
                 custody.should_ask_parents = True
@@ -127,8 +272,23 @@ class Keeper:
             self._examined(custody, event.row, now)
         self._settle(custody, now)
 
+    def on_unreadable(self, event: RowUnreadable, now: Instant) -> None:
+        """A broken row [P8]: its owner cannot be determined, so we only read it again. A drain does
+        not wait for a person: a row that cannot be read is not given up."""
+        custody = self.custodies.get(event.key)
+        if custody is None or not custody.is_reading:
+            raise InvariantViolation(f"lease {event.key}: a row that was not asked for")
+        if not self.is_draining:
+            self._out.append(ReadRow(event.key, Instant(now + UNREADABLE_PAUSE_S)))
+            return
+        custody.is_reading = False
+        custody.unresolved = None
+        self._note("broken_row_left", custody, "warning", reason=event.reason)
+        custody.step(Step.NOT_OURS)
+        self._settle(custody, now)
+
     def on_parents(self, event: ParentsRead, now: Instant) -> None:
-        """Consistent reads. An answer that comes too late for its lease changes nothing."""
+        """Take in consistent reads. An answer that comes too late for its lease changes nothing."""
         custody = self.custodies.get(event.key)
         if custody is None or not custody.is_asking_parents:
             return
@@ -139,9 +299,16 @@ class Keeper:
     def on_report(self, event: ProcessReport, now: Instant) -> None:
         custody = self.custodies.get(event.key)
         if custody is None or not custody.has_process:
-            reports.take_in_late(event, custody)
+            take_in_late(event, custody)
             return
-        reports.take_in(event, custody, self._note, now)
+        if isinstance(event, PositionMoved):
+            self.host_places.moved(custody.restarts.started_instant, now)
+        elif isinstance(event, LeaseClaimed):
+            self.host_places.claimed()
+        take_in(event, custody, self._note, now, self._policy.failover_s)
+        has_expired = isinstance(event, StartUnclaimed) and custody.has_broken
+        if has_expired and self.are_others_in_sight:
+            self.host_places.start_expired(self._running(), custody.trouble, now)
         self._settle(custody, now)
 
     def deadline(self, now: Instant) -> Instant | None:
@@ -158,11 +325,14 @@ class Keeper:
                     due.append(self._outwaits_until(custody.ours_instant))
         return Instant(max(now, min(due))) if due else None
 
+    def _running(self) -> int:
+        return sum(1 for c in self.custodies.values() if c.state is State.RUNNING)
+
     def _waiting(self) -> Iterable[Custody]:
         return tuple(c for c in self.custodies.values() if c.state is State.WAITING)
 
     def _examined(self, custody: Custody, row: Lease | None, now: Instant) -> None:
-        """No process lives and the row was read: go on from what it says, if it is ours."""
+        """The lease has no process and the row was read: go on from the row, if it is ours."""
         if row is None or row.owner != self._policy.me or row.is_ended:
             self._lose(custody, row)
             return
@@ -171,13 +341,28 @@ class Keeper:
         custody.rest_until = Instant(now + custody.restarts.pause_s)
         if row.halt is not None:
             custody.step(Step.FOUND_HALTED)
-        elif custody.failure is not None:
-            custody.step(Step.TO_BE_HALTED)
-        else:
-            custody.step(Step.STILL_OURS)
+            return
+        if custody.failure is None and self._verdict(custody, row) is Verdict.HALT:
+            custody.failure = self._why_halted(custody, row)
+        custody.step(Step.STILL_OURS if custody.failure is None else Step.TO_BE_HALTED)
+
+    def _verdict(self, custody: Custody, row: Lease) -> Verdict:
+        return custody.restarts.verdict(
+            slot=self._slot,
+            failed_slot=row.failed_slot,
+            are_others=self.are_others_in_sight and not self.is_draining,
+        )
+
+    def _why_halted(self, custody: Custody, row: Lease) -> str:
+        before = row.failed_slot
+        elsewhere = f", and on host {before} before" if before not in {None, self._slot} else ""
+        return (
+            f"the lease process died {custody.restarts.deaths} times in a row without moving the"
+            f" checkpoint{elsewhere}; the last time: {custody.trouble}"
+        )
 
     def _outwaited(self, custody: Custody, row: Lease | None) -> None:
-        """A failover after a take by force, the row was read again: nobody else is at it [P18]."""
+        """The row was read a failover after a take by force: its former owner has stopped [P18]."""
         if row is None or row.owner != self._policy.me or row.is_ended:
             self._lose(custody, row)
             return
@@ -188,7 +373,7 @@ class Keeper:
     def _take_in(self, custody: Custody, settled: Settled | None, now: Instant) -> None:
         match settled:
             case Landed(row=row) | Stale(row=row) if row.is_ended:
-                custody.step(Step.NOT_OURS)  # a dead process's last write ended it [H1]
+                custody.step(Step.NOT_OURS)  # the last write of an ended process ended it [H1]
             case Landed():
                 self._landed(custody, settled, now)
             case Stale(row):
@@ -203,7 +388,7 @@ class Keeper:
                 pass
 
     def _landed(self, custody: Custody, landed: Landed, now: Instant) -> None:
-        """A write of ours applied. Only a reply (or a take) proves that no zombie wrote it."""
+        """A write of ours applied. A reply (or a take) proves that a zombie did not write it."""
         custody.row = landed.row
         custody.renew_instant = Instant(landed.sent_instant + self._policy.renew_every_s)
         if landed.by_reply or isinstance(landed.change, Take):
@@ -245,9 +430,9 @@ class Keeper:
         self._note("lease_resumed", custody)
 
     def _lose(self, custody: Custody, row: Lease | None) -> None:
-        """Not ours any more. A take that came second and an adoption that was late are no news."""
+        """The row is not ours any more. Losing a race for a take or an adoption is not logged."""
         was_ours = custody.row is not None
-        was_given = custody.state is State.RELEASING  # and taken, before we heard that it applied
+        was_given = custody.state is State.RELEASING  # and taken, before its outcome arrived
         custody.step(Step.NOT_OURS)
         if row is None:
             if was_ours:
@@ -256,13 +441,14 @@ class Keeper:
             self._note("lease_lost", custody, "warning", owner=row.owner)
 
     def _may_restore(self, custody: Custody, now: Instant) -> bool:
-        """Once, and only while nobody can have had reason to take it for abandoned."""
+        """Whether to restore a vanished row: once, and only before an owner can see it expired."""
         fresh_until = custody.confirmed_instant + self._policy.failover_s
         return not custody.was_restored and now < fresh_until
 
     def _restore(self, custody: Custody, row: Lease, now: Instant) -> None:
-        """Our row vanished under our hands: write it again as it was, for its position is known.
-        Else the shard would be found without a lease and read again from the start position."""
+        """Our row vanished while we held it. Write it again as it was, because its position is
+        known. Otherwise the shard would be found without a lease and be read again from the start
+        position."""
         custody.was_restored = True
         self._note("row_vanished", custody, "error")
         counter = row.counter + WRITTEN_AGAIN_AHEAD
@@ -270,7 +456,7 @@ class Keeper:
         self._writer.send(custody, CreateLease(again), now)
 
     def _settle(self, custody: Custody, now: Instant) -> None:
-        """Do all that this lease can do now; drop it once it is gone."""
+        """Make every step that this lease can make now; drop it once it is gone."""
         while custody.unresolved is None and not custody.is_reading:
             if not self._moves_on(custody, now):
                 break
@@ -288,17 +474,22 @@ class Keeper:
             return False
         elif custody.state in _IDLE and (self.is_draining or self._is_asked_for(row, now)):
             custody.step(Step.TO_BE_RELEASED)
+        elif custody.state is State.RESTING and self._must_leave(custody, row):
+            self.host_places.failed(self._running(), custody.trouble, now)
+            custody.step(Step.TO_BE_RELEASED)
         elif custody.state is State.HALTING:
-            halt = Halt(custody.failure or "", self._wall(now))
+            at = self._wall(now)
+            # If no older record is known, the record that halts it has arrived by now.
+            halt = Halt(custody.failure or "", at, custody.waiting_since or at)
             self._writer.send(custody, HaltLease(custody.key, me, row.counter, halt), now)
         elif custody.state is State.RELEASING:
-            self._writer.send(custody, self._gift(row, now), now)
+            self._writer.send(custody, self._gift(custody, row, now), now)
         else:
             return self._idles(custody, row, now)
         return True
 
     def _idles(self, custody: Custody, row: Lease, now: Instant) -> bool:
-        """Ours without a process: on towards the start when possible, else keep renewing."""
+        """Ours without a process: go on towards the start when possible, else keep renewing."""
         if custody.state is State.RESTING and now >= custody.rest_until:
             custody.step(Step.RESTED)
             return True
@@ -320,8 +511,9 @@ class Keeper:
         return False
 
     def _outwaits(self, custody: Custody, row: Lease, now: Instant) -> bool:
-        """Taken by force, by us or by whoever had it before: its former owner may work on until
-        its own renewals have failed for a failover. True if the lease went on [P18]."""
+        """Wait after a take by force, by us or by a previous owner: the former owner may work on
+        until its own renewals have failed for a failover. Returns True if the lease went on
+        [P18]."""
         if custody.state is State.READYING and row.taken_from is not None:
             if custody.has_waited:
                 return False
@@ -345,14 +537,24 @@ class Keeper:
         is_ours = asked is not None and asked.to == self._policy.me
         return asked is not None and not is_ours and not self._is_ask_stale(row, now)
 
-    def _gift(self, row: Lease, now: Instant) -> Offer | Release:
-        """The row given away as it stands: to the asker, to whoever comes, or to nobody. A halt
-        stays on the row and travels with it [P17]."""
+    def _must_leave(self, custody: Custody, row: Lease) -> bool:
+        """Whether our host cannot run it, and another owner can try."""
+        return self._verdict(custody, row) is Verdict.GIVE_AWAY
+
+    def _gift(self, custody: Custody, row: Lease, now: Instant) -> Offer | Release:
+        """The write that gives the row away as it stands: offered to the asker, offered to any
+        owner, or released. A halt stays on the row and travels with it [P17]."""
         me, at = self._policy.me, row.checkpoint
+        if custody.restarts.has_tripped and self._must_leave(custody, row):
+            died_on = DiedOn(self._slot, at)
+            return Offer(row.key, me, row.counter, at, at, died_on=died_on)
         if row.handoff is not None and self._is_asked_for(row, now):
             to = None if row.handoff.to == ANYBODY else row.handoff.to
             return Offer(row.key, me, row.counter, at, at, offered_to=to)
-        if self.are_others_in_sight:
+        # Before its parents end, a lease is not work and is not taken. It goes back to the state
+        # in which it was created.
+        gives_way = not custody.are_parents_over and not self.is_draining
+        if self.are_others_in_sight and not gives_way:
             return Offer(row.key, me, row.counter, at, at)
         return Release(row.key, me, row.counter, at, at)
 
@@ -363,7 +565,7 @@ class Keeper:
             self._out.append(ReadParents(custody.key, parent_keys(row)))
 
     def _start(self, custody: Custody, row: Lease, now: Instant) -> None:
-        """Hand the row to a process. The command is void once our last write may have expired."""
+        """Start a process for the row. The command is void once our last write may have expired."""
         custody.step(Step.STARTED)
         custody.restarts.started(now)
         custody.failure = None

@@ -1,15 +1,8 @@
 """The lease manager's one `handle`: events in, commands out.
 
-Knows: the rhythm of scans and listings, and when all is given up. What it holds is `keeping.py`'s,
-what it takes and asks for `balancing.py`'s, what it creates and deletes `audits.py`'s.
-May not know: clocks, chance, threads, DynamoDB, pids; `now` and `chance` are arguments.
-Rule: every command's outcome comes back as an event, whatever the outcome.
-
-    Started ─► ScanTable ─► LeasesScanned ─┬─► takes, asks, deletes
-                   ▲                       └─► ListShards ─► ShardsListed ─► creates
-                   │                                                             │
-                   └── every half failover; at once after a creation, ───────────┘
-                       a shard end, a former owner's proven death
+Knows: the rhythm of scans and listings, and when every lease is given up. `keeping.py` decides
+about held leases, `balancing.py` about takes and asks, `auditing.py` about creations and deletions.
+Must not know: clocks, chance, threads, DynamoDB, pids; `now` and `chance` are arguments.
 """
 
 from __future__ import annotations
@@ -19,53 +12,63 @@ from typing import Any, Final, get_args
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases import caught_up
-from kclrun.leases.audits import Audits
+from kclrun.leases.auditing import Audits
 from kclrun.leases.balancing import Balancer
-from kclrun.leases.commands import Command, Finish, ListShards, Note, ScanTable
-from kclrun.leases.custody import Custody, State
+from kclrun.leases.commands import Command, Finish, ListShards, Note, ScanTable, StopRefused
+from kclrun.leases.custody import Custody, Places, State
 from kclrun.leases.events import (
     DrainRequested,
     Event,
     FormerOwnersProvenGone,
+    Kcl3ModeRead,
+    Kcl3ModeUnreadable,
     LeasesScanned,
     OffersFound,
     ParentsRead,
     ProcessReport,
     RowRead,
+    RowUnreadable,
     ShardEnded,
     ShardsListed,
     Started,
+    StreamDescribed,
     Ticked,
     WriteResolved,
 )
+from kclrun.leases.explaining import ModeWatch
 from kclrun.leases.keeping import Keeper
-from kclrun.leases.observation import Observation
-from kclrun.leases.pacing import Pace, lists_shards, scan_delay_s
-from kclrun.leases.policy import ManagerPolicy
-from kclrun.leases.table_view import TableView
-from kclrun.leases.totals import TableTotals
-from kclrun.model.changes import Ask, Offer, keys_of
+from kclrun.leases.policy import ManagerPolicy, Pace, is_seldom, lists_shards, scan_delay_s
+from kclrun.leases.shard_sync import TableTotals
+from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
-from kclrun.model.stream_key import StreamKey
+from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant, WallTime
+from kclrun.protocol.writes import Ask, Decline, Offer, Withdraw, keys_of
 
-__all__ = ["SCAN_GAP_MIN_S", "LeaseManager"]
-
-# Shard ends, creations and the like ask for a scan at once, but never for more than four a second:
-# a stream of 500 shards that all split would else cost a scan for each of them.
+# Shard ends, creations and similar events request a scan at once, but at most four a second: a
+# stream of 500 shards that all split would otherwise cost a scan for each of them.
 SCAN_GAP_MIN_S: Final = 0.25
-# Managers that find the table empty look again after a random wait before they list and create, so
-# that of those that start together one does and the others see its rows. P10 wants a second for
-# 100 owners, but an empty table cannot say how many there are: this is enough for 30, a person does
-# not notice it, and more managers than that only send some creations that do not apply.
+# Managers that find the table empty scan again after a random wait before they list and create. So
+# of several managers that start together one creates, and the others see its rows. P10 wants a
+# second for 100 owners, but an empty table does not show how many there are. This wait is enough
+# for 30, and a person does not notice it. Larger fleets only send some creations that do not apply.
 _EMPTY_TABLE_WAIT_MAX_S: Final = 0.3
-# So many scans in haste until the manager came to rest once: takes double from 8, so that 2,048
-# leases are had by then. More would only load a table that throttles the takes.
+# At most so many hasty scans until the manager came to rest once. Takes double from 8, so 2,048
+# leases are taken by then. More scans would only load a table that throttles the takes.
 _HASTY_SCANS_MAX: Final = 8
 
 
 class LeaseManager:
-    """All that one manager decides. `chance` gives numbers in [0, 1), as `random.random` does."""
+    """All decisions of one manager. `chance` gives numbers in [0, 1), as `random.random` does.
+
+    Rule: the outcome of every command comes back as an event, whatever the outcome.
+
+        Started ─► ScanTable ─► LeasesScanned ─┬─► takes, asks, deletes
+                       ▲                       └─► ListShards ─► ShardsListed ─► creates
+                       │                                                             │
+                       └── every half failover; at once after a creation, ───────────┘
+                           a shard end, a former owner's proven death
+    """
 
     def __init__(self, policy: ManagerPolicy, chance: Callable[[], float]) -> None:
         self._policy = policy
@@ -73,28 +76,30 @@ class LeaseManager:
         self._out: list[Command] = []
         self._observation = Observation(policy.failover_s)
         is_stale = self._observation.is_ask_stale
-        self._keeper = Keeper(policy, chance, self._out, self._wall, is_stale)
+        self._keeper = Keeper(policy, chance, self._out, self.wall_time, is_stale)
         self._audits = Audits(policy, self._out, self._keeper.custodies.__contains__)
         self._view: TableView | None = None
         self._gone: frozenset[OwnerId] = frozenset()
         self._gone_before_scan: frozenset[OwnerId] = frozenset()
-        self._children_of_mine: dict[LeaseKey, Instant] = {}  # and when their parent ended
+        self._children_of_mine: dict[LeaseKey, Instant] = {}  # the value: when their parent ended
         self._balancer = Balancer(
             policy,
             self._out,
             self._keeper,
             self._observation,
             chance=chance,
-            wall=self._wall,
+            wall=self.wall_time,
             is_free=self._is_free,
             children=self._children_of_mine.keys(),
         )
         self._wall_offset_s = 0.0
+        self._modes = ModeWatch(policy, self._out, chance)
         self._scan_instant: Instant | None = None
         self._scanned_instant = Instant(float("-inf"))  # when the last scan began
         self._viewed_instant = self._changed_instant = self._scanned_instant
-        self._is_scanning = self._is_finished = self._has_waited = False
+        self._is_scanning = self._is_finished = self._has_waited = self._is_refused = False
         self._lacks_phase = True
+        self._may_be_old = False  # whether the next scan may be eventually consistent
         self._hasty_scans = 0
         self._listing: set[StreamKey] = set()
         self._handlers: Mapping[type[Event], Callable[[Any, Instant], None]] = {
@@ -102,10 +107,14 @@ class LeaseManager:
             Ticked: lambda _, now: self._keeper.tick(now),
             LeasesScanned: self._on_scanned,
             ShardsListed: self._on_listed,
+            StreamDescribed: self._on_described,
+            Kcl3ModeRead: lambda event, _: self._modes.read(event),
+            Kcl3ModeUnreadable: lambda event, _: self._modes.unreadable(event),
             WriteResolved: self._on_write,
             RowRead: self._keeper.on_row,
+            RowUnreadable: self._keeper.on_unreadable,
             ParentsRead: self._keeper.on_parents,
-            OffersFound: self._balancer.on_offers,
+            OffersFound: self._on_offers,
             FormerOwnersProvenGone: self._on_proven_gone,
             DrainRequested: self._on_drain,
             **dict.fromkeys(get_args(ProcessReport), self._keeper.on_report),
@@ -113,10 +122,10 @@ class LeaseManager:
         }
 
     def handle(self, event: Event, now: Instant) -> tuple[Command, ...]:
-        """Take in what happened; say what to do next.
+        """Take in an event and return the commands that follow.
 
-        After `Finish` every event is ignored: what still arrives are scans and reads under way.
-        Raises: InvariantViolation for an event that cannot happen in the state we are in.
+        After `Finish` every event is ignored: only scans and reads under way still arrive.
+        Raises: InvariantViolation for an event that cannot happen in the current state.
         """
         if self._is_finished:
             return ()
@@ -129,7 +138,7 @@ class LeaseManager:
         return commands
 
     def next_deadline(self, now: Instant) -> Instant:
-        """When `Ticked` is due at the latest; an earlier one does no harm."""
+        """When `Ticked` is due at the latest. An earlier one does no harm."""
         candidates = [
             self._keeper.deadline(now),
             self._balancer.deadline(),
@@ -140,7 +149,7 @@ class LeaseManager:
         return Instant(max(now, min(instant for instant in candidates if instant is not None)))
 
     def check(self) -> None:
-        """The invariants over everything held; raises InvariantViolation. Cheap: run it often."""
+        """Check all invariants. Raises: InvariantViolation. Cheap: run it often."""
         custodies = self._keeper.custodies
         for key, custody in custodies.items():
             custody.check()
@@ -167,29 +176,39 @@ class LeaseManager:
 
     @property
     def owners(self) -> frozenset[OwnerId]:
-        """Who owned at least one live lease at the last scan, and we ourselves."""
+        """The owners of at least one live lease at the last scan, and this manager."""
         return self._view.owners if self._view is not None else frozenset({self._policy.me})
 
+    @property
+    def native_mode(self) -> str | None:
+        """The mode of a KCL 3 fleet that assigns the leases of this table, as last seen."""
+        return self._modes.native
+
     def totals(self) -> TableTotals | None:
-        """What the last scan and listing counted, for metrics; None before the first scan."""
+        """The counts of the last scan and listing, for metrics; None before the first scan."""
         return self._audits.totals() if self._view is not None else None
 
     def custody(self, key: LeaseKey) -> Custody | None:
-        """One lease in our hands, to look at; None if it is not."""
+        """The custody of one lease, to look at; None if this manager does not hold the lease."""
         return self._keeper.custodies.get(key)
 
     def held(self) -> tuple[LeaseKey, ...]:
         """The leases that fill our places: ours or being taken, and not ended."""
         return self._keeper.held
 
+    @property
+    def host_places(self) -> Places:
+        """How many leases our host proves able to run."""
+        return self._keeper.host_places
+
     def halted(self) -> tuple[LeaseKey, ...]:
-        """Ours, and standing still until an operator resumes them."""
+        """Our leases that stand still until an operator resumes them."""
         return tuple(c.key for c in self._keeper.custodies.values() if c.state is State.HALTED)
 
     def caught_up_blockers(self) -> tuple[str, ...]:
         """Why this manager is not caught up, in words; empty when every lease runs or ended.
 
-        Whether the running ones are at the tip of their shards is the shell's to ask them.
+        The shell checks whether the running leases are at the tip of their shards.
         """
         if self._view is None or not self._audits.have_synced:
             return ("the first scan and the first listing are not over",)
@@ -210,6 +229,7 @@ class LeaseManager:
         self._is_scanning = False
         self._viewed_instant = self._scanned_instant
         ours = self._audits.of_ours(event)
+        self._modes.scanned(event.kcl3_mode)
         self._observation.update(ours.leases, now)
         view = self._view = TableView(
             ours.leases,
@@ -220,6 +240,8 @@ class LeaseManager:
             now=now,
         )
         self._audits.see(view)
+        if self._is_refusing(self._audits.why_refused()):
+            return
         self._adopt_strays(view, now)
         self._keeper.hint_parents(view.rows, view.broken, now)
         if self.is_draining:
@@ -229,20 +251,37 @@ class LeaseManager:
         self._forget_children(view)
         self._audits.after_scan(view)
         self._list_when_due(view, now)
+        self._modes.read_when_due(view.kclrun_owners, now)
         self.check()
 
     def _on_listed(self, event: ShardsListed, now: Instant) -> None:
         self._listing.discard(event.stream)
         self._wall_offset_s = event.listed_at - now
-        if self.is_draining or self._view is None:
+        if self.is_draining or self._is_refused or self._view is None:
             return
         if self._audits.after_listing(event, now):
             self._ask_scan(Instant(now + 1.0))  # the Java KCL's pause between its three tries
+
+    def _on_described(self, event: StreamDescribed, _: Instant) -> None:
+        if not self.is_draining:
+            self._is_refusing(self._audits.why_stream_is_refused(event))
+
+    def _is_refusing(self, why: str | None) -> bool:
+        """Whether reading stops because the stream is not the one that the rows belong to [P13].
+        Logged once. The drain that follows gives up our leases."""
+        if why is not None and not self._is_refused and not self.is_draining:
+            self._is_refused = True
+            self._out.append(Note("stream_recreated", "error", fields={"detail": why}))
+            self._out.append(StopRefused("the stream was deleted and made again"))
+        return self._is_refused and not self.is_draining
 
     def _on_write(self, event: WriteResolved, now: Instant) -> None:
         change = event.change
         if isinstance(change, Ask):
             self._balancer.on_ask(change, event, now)
+            return
+        if isinstance(change, Withdraw | Decline):
+            self._balancer.on_ask_ended(change, event)
             return
         if isinstance(change, Offer) and change.owner != self._policy.me:
             self._balancer.on_passed_on(change, event)
@@ -254,8 +293,12 @@ class LeaseManager:
             self._changed_instant = now
             self._ask_scan(now)
 
+    def _on_offers(self, event: OffersFound, now: Instant) -> None:
+        if self._balancer.on_offers(event, now):
+            self._ask_scan(now)
+
     def _on_proven_gone(self, event: FormerOwnersProvenGone, now: Instant) -> None:
-        """Only a scan that begins after the proof may show what they left [N5]."""
+        """Former owners are proven gone. Only a scan that begins after the proof counts [N5]."""
         self._gone |= event.owners
         self._ask_scan(now)
 
@@ -273,11 +316,12 @@ class LeaseManager:
             self._balancer.drain()
             self._keeper.drain(event.reason, now)
 
-    # What follows from them.
+    # Consequences of the events.
 
     def _adopt_strays(self, view: TableView, now: Instant) -> None:
-        """Rows that say me and are not in our hands, but for those that a KCL 3 leader gave us
-        and their former owner still works on, until it has stopped renewing [R8]."""
+        """Adopt rows that name us as owner and that we do not hold. A row that a KCL 3 leader gave
+        us, and that its former owner still works on, waits until that owner has stopped renewing
+        [R8]."""
         me = self._policy.me
         for lease in view.unended:
             if lease.owner == me and self._is_free(lease.key):
@@ -286,15 +330,17 @@ class LeaseManager:
                     self._keeper.adopt(lease.key, now)
 
     def _is_free(self, key: LeaseKey) -> bool:
-        """Not in our hands, and of a stream we read: the owner index is of the whole table."""
+        """Whether the row is not held, not being written, and of a stream that we read. The owner
+        index covers the whole table."""
         if key in self._keeper.custodies or not self._audits.is_ours(key):
             return False
         return not (self._audits.is_writing(key) or self._balancer.is_writing(key))
 
     def _forget_children(self, view: TableView | None) -> None:
-        """Those that are in our hands, somebody else's, or over need no preference any more.
+        """Drop children that we hold, that another owner holds, or that have ended: they need no
+        preference any more.
 
-        A scan that began before their parent ended cannot know them, and says nothing.
+        A scan that began before their parent ended does not count, because it cannot show them.
         """
         for key, ended_instant in tuple(self._children_of_mine.items()):
             row = view.rows.get(key) if view is not None else None
@@ -314,14 +360,17 @@ class LeaseManager:
         for stream in streams:
             if stream in self._listing:
                 continue
-            is_our_turn = lists_shards(len(view.kclrun_owners), self._chance())
-            if is_our_turn or self._audits.needs_listing(stream):
+            is_needed = self._audits.needs_listing(stream)
+            chance, owners = self._chance(), view.kclrun_owners
+            is_our_turn = lists_shards(self._policy, owners, chance, is_needed=is_needed)
+            if is_our_turn:
                 self._listing.add(stream)
                 self._out.append(ListShards(with_start=stream in empty, stream=stream))
 
     def _plan_next_scan(self, view: TableView, pace: Pace, now: Instant) -> None:
-        """Fixed delay after each scan. The first that is not in haste is cut short at random, for
-        the phase: managers that grab together would else look together for ever."""
+        """Plan the next scan: a fixed delay after each scan. The first scan that is not hasty is
+        cut short at random, to spread the phases: managers that take together would otherwise scan
+        together for ever."""
         if pace is Pace.GRAB and self._hasty_scans == _HASTY_SCANS_MAX:
             pace = Pace.MOVE
         delay_s = scan_delay_s(self._policy, view.kclrun_owners, pace)
@@ -335,10 +384,13 @@ class LeaseManager:
             self._hasty_scans = 0
         planned = Instant(now + delay_s)
         asked = self._scan_instant
-        self._scan_instant = planned if asked is None else min(asked, planned)
+        if asked is None or planned < asked:
+            self._scan_instant = planned
+            self._may_be_old = pace is Pace.REST and is_seldom(self._policy, view.kclrun_owners)
 
     def _ask_scan(self, at: Instant) -> None:
-        """A scan that begins at `at` or soon after; one under way began too early to count."""
+        """Request a scan that begins at `at` or soon after. A scan under way began too early."""
+        self._may_be_old = False
         earliest = Instant(max(at, self._scanned_instant + SCAN_GAP_MIN_S))
         asked = self._scan_instant
         self._scan_instant = earliest if asked is None else min(asked, earliest)
@@ -351,7 +403,7 @@ class LeaseManager:
             self._scan_instant = None
             self._scanned_instant = now
             self._gone_before_scan = self._gone
-            self._out.append(ScanTable())
+            self._out.append(ScanTable(consistent=not self._may_be_old))
 
     def _finish_when_empty(self) -> None:
         if not self.is_draining or self._keeper.custodies:
@@ -360,6 +412,6 @@ class LeaseManager:
             self._is_finished = True
             self._out.append(Finish())
 
-    def _wall(self, now: Instant) -> WallTime:
-        """The service's clock as the last listing showed it, for `halted_at`."""
+    def wall_time(self, now: Instant) -> WallTime:
+        """The service's clock as of the last listing: for `halted_at`, and for ages."""
         return WallTime(now + self._wall_offset_s)

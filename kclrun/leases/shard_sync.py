@@ -1,35 +1,38 @@
-"""Which leases to create, as the Java KCL decides it (`HierarchicalShardSyncer`, 2.x and 3.x).
-
-Pure functions from a listing and the keys of the table to new rows; `healing.py` adds what the
-Java KCL never repairs. Rule: for a shard with an ancestor in the table nothing is created but the
-missing ancestors one level above: its own lease comes with its parents' end [P12].
-"""
+"""Which rows to create and to delete, from listings and the rows of the table [P10, P12, P13]."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from functools import cached_property
+from typing import Final
 
 import msgspec
 
-from kclrun.leases.listing import Listing
-from kclrun.leases.table_view import covers_all_hash_keys
-from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.shard import HashRange, Shard
-from kclrun.model.time import WallTime
-
-__all__ = ["SyncPlan", "child_lease", "sync_empty_table", "sync_table"]
+from kclrun.leases.table_view import TableView, covers_all_hash_keys, is_nobody, parent_keys
+from kclrun.model.lease import OWNER_PREFIX, Lease, LeaseKey
+from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import HashRange, Shard, ShardGraph, is_older, is_too_new_for
+from kclrun.model.time import Instant, WallTime
+from kclrun.protocol.writes import (
+    CreateChildren,
+    DeleteEnded,
+    DeleteTrimmed,
+    EndedParent,
+    ExistingParent,
+    ParentCondition,
+)
 
 
 class SyncPlan(msgspec.Struct, frozen=True):
-    """Leases to create; or none, and the `problem` that stands against creating any."""
+    """Leases to create; or none, and the `problem` that prevents any creation."""
 
     leases: tuple[Lease, ...] = ()
     problem: str | None = None
 
 
 def child_lease(key: str, parents: Iterable[str], hash_range: HashRange) -> Lease:
-    """The row of a child whose parents are read to their end: from its first record on [P12]."""
+    """The row of a child whose parents were read to their ends: from its first record on [P12]."""
     return Lease(
         key=LeaseKey(key),
         checkpoint=TRIM_HORIZON,
@@ -43,7 +46,7 @@ def sync_empty_table(
 ) -> SyncPlan:
     """A lease for every shard that was there at the start position (`EmptyLeaseTableSynchronizer`).
 
-    `at_start` is the listing filtered by the start; it must cover all hash keys, else a lease
+    `at_start` is the listing filtered by the start. It must cover all hash keys, otherwise a lease
     would be missing for ever: then nothing is created and the caller lists again.
     """
     if not covers_all_hash_keys([shard.hash_range for shard in at_start]):
@@ -55,14 +58,19 @@ def sync_empty_table(
 def sync_table(
     listing: Listing, has_row: Callable[[str], bool], start: ExtendedSequenceNumber
 ) -> SyncPlan:
-    """The leases that a table with rows lacks (`NonEmptyLeaseTableSynchronizer`).
+    """The leases that a table with rows lacks, as the Java KCL decides it.
 
-    Each open shard without a row is traced to its ancestors. If none of them has a row, it gets a
-    lease at the start position: its topmost ancestors do instead, unless the start is LATEST. If
-    one has, only the parents that have no ancestor in the table get one.
+    (`HierarchicalShardSyncer`, `NonEmptyLeaseTableSynchronizer`, 2.x and 3.x.) Rule: for a shard
+    with an ancestor in the table only the missing ancestors one level above are created. The
+    shard's own lease is created when its parents end [P12]. `children_to_create` adds repairs that
+    the Java KCL does not make.
 
-    One difference: a parent that has a row counts although the service lists it no more. The Java
-    KCL would create the child at the start position, and with LATEST lose what it holds.
+    Each open shard without a row is traced to its ancestors. If none of them has a row, its topmost
+    ancestors get a lease at the start position; if the start is LATEST, the shard itself gets it.
+    If one of them has a row, only the parents without an ancestor in the table get a lease.
+
+    One difference: a parent that has a row counts even if the service does not list it any more.
+    The Java KCL would create the child at the start position, and with LATEST lose its records.
     """
     if listing.inconsistency is not None:
         return SyncPlan(problem=listing.inconsistency)
@@ -78,7 +86,7 @@ def sync_table(
 
 
 class _Trace:
-    """Ancestors judged so far. `created`: the shards to lease and their checkpoints."""
+    """The ancestors judged so far. `created`: the shards to lease and their checkpoints."""
 
     def __init__(
         self, listing: Listing, has_row: Callable[[str], bool], start: ExtendedSequenceNumber
@@ -100,7 +108,8 @@ class _Trace:
     def _ancestors_first(self, shard: Shard) -> list[Shard]:
         """The shard and its unleased ancestors not judged yet, parents before children.
 
-        A loop, for a year of retention can hold more generations than Python allows calls.
+        A loop instead of recursion: a year of retention can hold more generations than Python
+        allows calls.
         """
         order: list[Shard] = []
         entered: set[str] = set()
@@ -133,7 +142,7 @@ class _Trace:
                 self.created[parent] = self._start
 
     def _is_rooted(self, parent: str) -> bool:
-        """In the table, below something in the table, or about to be created itself."""
+        """Whether it is in the table, below a shard in the table, or about to be created."""
         return (
             self._has_row(parent)
             or self._is_descendant.get(parent, False)
@@ -158,3 +167,415 @@ def _in_order(shards: Iterable[Shard]) -> list[Shard]:
             shard.shard_id,
         ),
     )
+
+
+class Listing:
+    """The shards of one complete listing, made at `listed_at` by the service's clock.
+
+    It knows the parents and children of the shards, and whether the listing is consistent in
+    itself. Rule: a trimmed shard is not listed any more, but listed shards may still name it as
+    their parent. `children_named` follows those names, `graph` does not. Where the children were
+    trimmed, too, `heirs_of` goes by hash keys.
+    """
+
+    def __init__(self, shards: Iterable[Shard], listed_at: WallTime, seen_instant: Instant) -> None:
+        self.shards = tuple(shards)
+        self.graph = ShardGraph(self.shards)
+        self.listed_at = listed_at
+        self.seen_instant = seen_instant
+        children: dict[str, list[str]] = {}
+        for shard in self.shards:
+            for parent in shard.parents:
+                children.setdefault(parent, []).append(shard.shard_id)
+        self._children = children
+
+    def seen_again(self, listed_at: WallTime, seen_instant: Instant) -> Listing:
+        """The same shards, listed once more: the usual case."""
+        again = Listing.__new__(Listing)
+        again.__dict__ |= self.__dict__
+        again.listed_at = listed_at
+        again.seen_instant = seen_instant
+        return again
+
+    def __contains__(self, shard_id: str) -> bool:
+        return shard_id in self.graph
+
+    def range_of(self, shard_id: str) -> HashRange | None:
+        shard = self.graph.get(shard_id)
+        return None if shard is None else shard.hash_range
+
+    def children_named(self, shard_id: str) -> tuple[str, ...]:
+        """The listed shards that name this one as a parent, whether it is listed itself or not."""
+        return tuple(self._children.get(shard_id, ()))
+
+    def heirs_of(self, row: Lease) -> tuple[str, ...]:
+        """The oldest listed shards that descend from this row's shard: those that name it as a
+        parent. Where it and its children are not listed any more, the eldest shards of its hash
+        keys."""
+        named = self.children_named(row.key)
+        mine = row.hash_range
+        if named or mine is None or row.key in self:
+            return named
+        return tuple(
+            shard.shard_id
+            for shard in self._eldest
+            if shard.hash_range.overlaps(mine) and is_older(row.key, shard.shard_id)
+        )
+
+    @cached_property
+    def _eldest(self) -> tuple[Shard, ...]:
+        """The shards whose parents were all trimmed; without the first shards of the stream."""
+        return tuple(
+            shard
+            for shard in self.shards
+            if shard.parents and not any(parent in self for parent in shard.parents)
+        )
+
+    @cached_property
+    def inconsistency(self) -> str | None:
+        """Why no lease may be created from this listing, or None.
+
+        The Java KCL refuses a listing in which an open shard has children
+        (`assertAllParentShardsAreClosed`): the service shows one while a reshard is under way.
+        """
+        for shard_id in self._children:
+            parent = self.graph.get(shard_id)
+            if parent is not None and parent.is_open:
+                return f"shard {shard_id} is open and yet has children"
+        return None
+
+    def contradiction(self, rows: Iterable[Lease]) -> str | None:
+        """Why this listing is older than the rows of a scan made before it, or None.
+
+        A child has a row only after its parent was read to its end, so the parent was closed by
+        then. ListShards may still show it open for a while. In such a listing a shard that was
+        read, ended and cleaned up looks like one without a lease, and would be read again from its
+        start.
+        """
+        for row in rows:
+            for parent_id in row.parents:
+                parent = self.graph.get(parent_id)
+                if parent is not None and parent.is_open:
+                    return f"shard {parent_id} is open there, and its child {row.key} has a lease"
+        return None
+
+
+class RecentRows:
+    """The rows of the last scans: a row that vanished may come back within a failover.
+
+    If an operator deletes the row of a live owner, its next renewal finds no row. The owner writes
+    the row again from its last confirmed checkpoint while its fence stands [P2]. If another manager
+    creates the row before that, the shard begins anew, or the records between are skipped.
+
+    Bounded by the scans of one failover: two or three, and a few more after hasty ones.
+    """
+
+    def __init__(self, failover_s: float) -> None:
+        self._failover_s = failover_s
+        self._seen: deque[tuple[Instant, Collection[str]]] = deque()
+
+    def update(self, view: TableView) -> None:
+        """Take in a whole scan."""
+        self._seen.append((view.seen_instant, view.rows.keys()))
+        while view.seen_instant - self._seen[0][0] >= self._failover_s:
+            self._seen.popleft()
+
+    def had(self, key: str) -> bool:
+        """Whether a scan less than a failover before the last one showed it."""
+        return any(key in keys for _, keys in self._seen)
+
+
+def children_to_create(view: TableView, listing: Listing) -> tuple[CreateChildren, ...]:
+    """Repair missing children: one change for each set of parents, with all their children that
+    have no row [P12].
+
+    A shard's own lease process creates the children's rows before it ends the lease. If a row says
+    SHARD_END (or its shard is trimmed) and a listed child has no row, a process stopped half way,
+    or the client never creates children. The Java KCL would leave the child unread for ever. Where
+    the children of a trimmed shard were trimmed, too, its heirs are the eldest listed shards of its
+    hash keys. The rule of the first sync would create them at the start position, and with LATEST
+    lose their records.
+
+    Rules: each creation has a condition on every parent's row that is there, because our rows are
+    from a scan. A shard whose own children have begun is never created: it was read, and its row
+    was deleted. Nothing is created while the listing is inconsistent. A child whose other parent is
+    still listed and has no row waits: that parent's row comes first, from `sync_table` or its own
+    repair.
+    """
+    if listing.inconsistency is not None:
+        return ()
+    groups: dict[tuple[ParentCondition, ...], list[Lease]] = {}
+    ancestors = _trimmed_ancestors(view, listing)
+    for shard in listing.graph:
+        if view.has_row(shard.shard_id) or _was_read(shard, view, listing):
+            continue
+        conditions = _conditions(shard, view, listing)
+        if shard.shard_id in ancestors and not any(map(view.has_row, shard.parents)):
+            conditions = _inherited(shard, ancestors[shard.shard_id], view, listing)
+        if conditions:
+            child = child_lease(shard.shard_id, shard.parents, shard.hash_range)
+            groups.setdefault(conditions, []).append(child)
+    return tuple(CreateChildren(tuple(group), parents) for parents, group in groups.items())
+
+
+def _trimmed_ancestors(view: TableView, listing: Listing) -> dict[str, list[Lease]]:
+    """The rows of trimmed shards by their heirs, where none of their children is listed."""
+    ancestors: dict[str, list[Lease]] = {}
+    for key, row in view.rows.items():
+        if key not in listing and not listing.children_named(key):
+            for heir in listing.heirs_of(row):
+                ancestors.setdefault(heir, []).append(row)
+    return ancestors
+
+
+def _inherited(
+    shard: Shard, ancestors: Iterable[Lease], view: TableView, listing: Listing
+) -> tuple[ParentCondition, ...]:
+    """Conditions on the rows of trimmed ancestors. None where a descendant of the shard has begun:
+    then the shard was read, and its row was cleaned up after its parents' rows [P13]."""
+    waiting, seen = [shard.shard_id], {shard.shard_id}
+    while waiting:
+        following = set(listing.children_named(waiting.pop())) - seen
+        if any(_has_begun(view.rows.get(LeaseKey(each))) for each in following):
+            return ()
+        seen |= following
+        waiting += following
+    return tuple(
+        EndedParent(row.key) if row.is_ended else ExistingParent(row.key) for row in ancestors
+    )
+
+
+def _has_begun(row: Lease | None) -> bool:
+    return row is not None and (row.is_ended or not row.checkpoint.is_sentinel)
+
+
+def _was_read(shard: Shard, view: TableView, listing: Listing) -> bool:
+    """Whether a child has begun. It waited for this shard's end, or found the shard absent, and the
+    shard must stay absent [P11]. Read again now, its records would come after those of its
+    children."""
+    children = listing.children_named(shard.shard_id)
+    return any(_has_begun(view.rows.get(LeaseKey(each))) for each in children)
+
+
+def _conditions(
+    shard: Shard, view: TableView, listing: Listing
+) -> tuple[ParentCondition, ...] | None:
+    """The conditions for the creation of this child; None or empty if it is not to be created."""
+    conditions: list[ParentCondition] = []
+    is_due = False
+    for parent in shard.parents:
+        row = view.rows.get(LeaseKey(parent))
+        if row is None:
+            if parent in view.broken or parent in listing:
+                return None
+            continue
+        is_due = is_due or row.is_ended or parent not in listing
+        condition = EndedParent(row.key) if row.is_ended else ExistingParent(row.key)
+        conditions.append(condition)
+    return tuple(conditions) if is_due else None
+
+
+# A child at one of these positions has not begun. LATEST counts as begun, as in the Java KCL: a
+# child of an ended parent is created at TRIM_HORIZON, so one at LATEST never had a parent to wait
+# for.
+_NOT_BEGUN = frozenset({TRIM_HORIZON.sequence_number, AT_TIMESTAMP.sequence_number})
+# ListShards shows new shards within seconds. A shard that still looks newer than the listings after
+# so long does not belong to this stream: the stream was deleted and made again under its name.
+_LAG_MAX_S: Final = 300.0
+
+
+def ended_rows(view: TableView, listing: Listing | None) -> tuple[DeleteEnded, ...]:
+    """The ended rows that may be deleted [P13, I11].
+
+    Rule: an ended row goes once its children have begun and its own parents' rows are gone (so a
+    family goes oldest first), and only after it was seen as ended for a while (`EndWatch`). Any
+    other row goes only when its shard is provably trimmed (`TrimWatch`). The row names its
+    children; else the last listing does.
+    """
+    return tuple(
+        DeleteEnded(row.key)
+        for row in view.ended
+        if not any(view.has_row(parent) for parent in row.parents)
+        and _have_begun(_children(row, listing), view)
+    )
+
+
+class EndWatch:
+    """Since when each ended row has been seen as ended. It stays for a while, for two reasons.
+
+    1. A write may arrive long after its sender gave up on it. The creation of a row by a first sync
+    has only the condition that there is not a row. Once the row is gone, a late creation would
+    bring it back at its first position, and the shard would be read again beside its children.
+    2. A Java worker may have stolen the lease from a kclrun process a moment before it read the
+    shard to its end. For a failover that process may conclude that the vanished row was deleted by
+    an operator, and write it again.
+    """
+
+    def __init__(self, stays_s: float) -> None:
+        self._stays_s = stays_s
+        self._since: dict[LeaseKey, Instant] = {}
+
+    def update(self, view: TableView) -> None:
+        """Take in a whole scan."""
+        before, now = self._since, view.seen_instant
+        self._since = {row.key: before.get(row.key, now) for row in view.ended}
+
+    def may_go(self, key: LeaseKey, now: Instant) -> bool:
+        since = self._since.get(key)
+        return since is not None and now - since >= self._stays_s
+
+
+class TrimWatch:
+    """Shards with a row that complete listings no longer show, and since when. Also since when the
+    counter of each of those rows has stood still."""
+
+    def __init__(self, failover_s: float) -> None:
+        self._failover_s = failover_s
+        self._absent_since: dict[LeaseKey, Instant] = {}
+        self._still_since: dict[LeaseKey, tuple[int, Instant]] = {}
+
+    def update(self, view: TableView, listing: Listing) -> None:
+        """Take in one complete listing, made after the scan. An empty listing is not evidence."""
+        if not listing.shards:
+            self._absent_since.clear()
+            self._still_since.clear()
+            return
+        before = self._absent_since
+        self._absent_since = {
+            key: before.get(key, listing.seen_instant) for key in view.rows if key not in listing
+        }
+        still = self._still_since
+        self._still_since = {}
+        for key in self._absent_since:
+            counter = view.rows[key].counter
+            seen = still.get(key)
+            is_same = seen is not None and seen[0] == counter
+            self._still_since[key] = seen if seen and is_same else (counter, view.seen_instant)
+
+    def trimmed_rows(
+        self,
+        view: TableView,
+        listing: Listing,
+        *,
+        two_periods_s: float,
+        is_ours: Callable[[LeaseKey], bool],
+    ) -> Iterable[DeleteTrimmed]:
+        """The rows of shards absent from two listings at least two sync periods apart.
+
+        A row stays if it has not ended and a kclrun owner, this manager or another, renewed,
+        released or offered it within a failover. The process of its owner learns that the shard is
+        gone, reports it and ends the row [P13]. If the row were deleted under that owner, the owner
+        would write it again. A row also stays if its listed children or heirs have no row: they are
+        created first, at their beginning (`children_to_create`).
+        """
+        for key, since in self._absent_since.items():
+            row = view.rows.get(key)
+            if row is None or is_ours(key) or self._is_alive(row, listing.seen_instant):
+                continue
+            is_new = is_too_new_for(listing.shards, key, row.hash_range, row.parents)
+            lag_s = _LAG_MAX_S if is_new else 0.0
+            if listing.seen_instant - since < max(two_periods_s, lag_s):
+                continue
+            if all(view.has_row(child) for child in listing.heirs_of(row)):
+                yield DeleteTrimmed(key, row.owner, row.counter)
+
+    def _is_alive(self, row: Lease, now: Instant) -> bool:
+        """Whether it is unended and its silence so short that a kclrun owner may still write it."""
+        is_of_java = row.owner is not None and not row.owner.startswith(OWNER_PREFIX)
+        if row.is_ended or is_of_java:
+            return False
+        return now - self._still_since[row.key][1] < max(self._failover_s, row.failover_s or 0.0)
+
+
+def _children(row: Lease, listing: Listing | None) -> Iterable[str]:
+    if row.children or listing is None:
+        return row.children
+    return listing.children_named(row.key)
+
+
+def _have_begun(children: Iterable[str], view: TableView) -> bool:
+    """Whether children exist and each has a row past its start. Unknown ones have not begun."""
+    rows = [view.rows.get(LeaseKey(child)) for child in children]
+    return bool(rows) and all(
+        row is not None and row.checkpoint.sequence_number not in _NOT_BEGUN for row in rows
+    )
+
+
+class TableTotals(msgspec.Struct, frozen=True):
+    """How many leases there are, how many there should be, and how many are unowned: for metrics.
+
+    `leases` are the readable rows. `shards` are the listed shards that have a row or should have
+    one; None before the first listing. `unclaimed` are leases that could be read now and that have
+    no owner, or whose owner has fallen silent.
+
+    Rule: the difference of the counts shows shards that would never be read, and nothing else. A
+    shard that was read to its end and whose row was cleaned up [P13] does not count as missing.
+    """
+
+    leases: int
+    shards: int | None
+    unclaimed: int
+
+
+def table_totals(
+    view: TableView, listing: Listing | None, is_ours: Callable[[LeaseKey], bool]
+) -> TableTotals:
+    """Count the leases of one scan and one listing. `is_ours` are the leases that we hold."""
+    return TableTotals(
+        leases=len(view.rows),
+        shards=_shards_to_lease(listing, view) if listing is not None else None,
+        unclaimed=sum(
+            (is_nobody(lease.owner) or lease.key in view.expired) and not is_ours(lease.key)
+            for lease in view.work
+        ),
+    )
+
+
+def sum_totals(each: Iterable[TableTotals]) -> TableTotals:
+    """The totals of several streams as one. Shards are known once those of every stream are."""
+    totals = tuple(each)
+    shards = [one.shards for one in totals if one.shards is not None]
+    return TableTotals(
+        leases=sum(one.leases for one in totals),
+        shards=sum(shards) if len(shards) == len(totals) else None,
+        unclaimed=sum(one.unclaimed for one in totals),
+    )
+
+
+def _shards_to_lease(listing: Listing, view: TableView) -> int:
+    """Of the listed shards, those with a row, and those without one that should have it by now.
+
+    A shard that an existing lease descends from was read to its end, or lies before the start
+    position. A shard that descends from an unended lease gets its row when that lease ends [P12].
+    """
+    behind = shards_behind(listing, view)
+    ahead = _ahead(listing, view)
+    return sum(
+        view.has_row(shard.shard_id) or not (shard.shard_id in behind or shard.shard_id in ahead)
+        for shard in listing.shards
+    )
+
+
+def shards_behind(listing: Listing, view: TableView) -> set[str]:
+    """The ancestors of all leases. Rows name parents that an old listing does not connect yet."""
+    found: set[str] = {key for lease in view.rows.values() for key in parent_keys(lease)}
+    to_follow: list[str] = [*view.rows, *found]
+    while to_follow:
+        shard = listing.graph.get(to_follow.pop())
+        for parent in shard.parents if shard is not None else ():
+            if parent not in found:
+                found.add(parent)
+                to_follow.append(parent)
+    return found
+
+
+def _ahead(listing: Listing, view: TableView) -> set[str]:
+    """The descendants of all leases that have not ended."""
+    found: set[str] = set()
+    to_follow: list[str] = [lease.key for lease in view.unended]
+    while to_follow:
+        for child in listing.children_named(to_follow.pop()):
+            if child not in found:
+                found.add(child)
+                to_follow.append(child)
+    return found

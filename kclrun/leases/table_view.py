@@ -1,34 +1,162 @@
-"""What one scan shows, worked out once: the rows, the work, the owners, the holes.
+"""The content of one scan, computed once: the rows, the work, the owners, the holes.
 
-Holds facts only; `assignment.py`, `cleanup.py` and `healing.py` draw the conclusions.
-Rule: one pass over the rows and nothing quadratic; a table may have 10,000 of them.
+Holds facts only; `assignment.py` and `shard_sync.py` draw the conclusions. Rule: one pass over the
+rows and nothing quadratic; a table may have 10,000 rows.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import cached_property
 
-from kclrun.leases.lineage import seem_over
-from kclrun.leases.observation import Observation
-from kclrun.model.lease import OFFERED, OWNER_PREFIX, Lease, LeaseKey, OwnerId
+from kclrun.model.lease import (
+    ASK_STALE_AFTER_S,
+    OFFERED,
+    OWNER_PREFIX,
+    Handoff,
+    Lease,
+    LeaseKey,
+    OwnerId,
+)
 from kclrun.model.sequence import SHARD_END
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
-from kclrun.model.stream_key import StreamKey, stream_of
+from kclrun.model.stream import StreamKey, stream_of
 from kclrun.model.time import Instant
 
-__all__ = ["TableView", "covers_all_hash_keys"]
+
+def parent_keys(lease: Lease) -> tuple[LeaseKey, ...]:
+    """The keys of the parents' rows, in their order."""
+    return tuple(LeaseKey(parent) for parent in sorted(lease.parents))
+
+
+def have_ended(parents: Iterable[Lease | None]) -> bool:
+    """Judge consistent reads: whether every parent's row is SHARD_END, or absent [P11].
+
+    Rule: the rows of a scan only suggest which leases to take. A child is *started* only after
+    consistent reads (`ReadParents`), which this function judges.
+
+    An absent parent was never ours to read, or was cleaned up: rows come only from the first
+    sync, or together with their parents' [P12].
+    """
+    return all(parent is None or parent.is_ended for parent in parents)
+
+
+def seem_over(
+    lease: Lease, rows: Mapping[LeaseKey, Lease], broken: Collection[str] = frozenset()
+) -> bool:
+    """Judge the rows of a scan. A parent whose row cannot be read is not over."""
+    for shard_id in lease.parents:
+        parent = rows.get(LeaseKey(shard_id))
+        if parent is not None:
+            if not parent.is_ended:
+                return False
+        elif shard_id in broken:
+            return False
+    return True
+
+
+def is_nobody(owner: OwnerId | None) -> bool:
+    """Whether the row has no owner. Unowned and offered rows can be taken and count for no
+    owner."""
+    return owner is None or owner == OFFERED
+
+
+class Observation:
+    """When the counter of each lease was last seen to move. Expiry is observed, never stored [P9].
+
+    Rule: a row that is new to us counts as renewed just now, however old it may be. So a live lease
+    never counts as expired.
+
+    One instance for each manager; it grows and shrinks with the table.
+    """
+
+    def __init__(self, failover_s: float) -> None:
+        self._failover_s = failover_s
+        self._since: dict[LeaseKey, tuple[int, OwnerId | None, Instant, bool]] = {}
+        self._asks: dict[LeaseKey, tuple[Handoff, Instant]] = {}
+
+    def update(self, leases: Iterable[Lease], now: Instant) -> None:
+        """Take in a whole scan; rows that are not there any more are forgotten.
+
+        `now` is when the scan was over, which is after each row was read. That is safe: a take
+        names the counter, so it fails if the owner renewed in between.
+        """
+        before = self._since
+        since: dict[LeaseKey, tuple[int, OwnerId | None, Instant, bool]] = {}
+        asks: dict[LeaseKey, tuple[Handoff, Instant]] = {}
+        for lease in leases:
+            key, counter, owner = lease.key, lease.counter, lease.owner
+            seen = before.get(key)
+            if seen is None or seen[0] != counter or seen[1] != owner:
+                seen = (counter, owner, now, seen is not None)
+            since[key] = seen
+            if lease.handoff is not None:
+                asked = self._asks.get(key)
+                if asked is None or asked[0] != lease.handoff:
+                    asked = (lease.handoff, now)
+                asks[key] = asked
+        self._since = since
+        self._asks = asks
+
+    def unchanged_s(self, lease: Lease, now: Instant) -> float:
+        """How long we have seen this owner and this counter on the row."""
+        return now - self._since[lease.key][2]
+
+    def is_ask_stale(self, lease: Lease, now: Instant) -> bool:
+        """Whether this same ask has stood on this row for 30 s, as far as we have seen [P16].
+
+        The time on the row is never used: hosts with a wrong wall clock must not stop the
+        balancing.
+        """
+        seen = self._asks.get(lease.key)
+        return seen is not None and seen[0] == lease.handoff and now - seen[1] >= ASK_STALE_AFTER_S
+
+    def has_expired(self, lease: Lease, now: Instant) -> bool:
+        """Whether its counter stood still for a failover: the larger of ours and the row's."""
+        failover_s = max(self._failover_s, lease.failover_s or 0.0)
+        return self.unchanged_s(lease, now) >= failover_s
+
+    def owners_of_ended(self, ended: Iterable[Lease], now: Instant) -> frozenset[OwnerId]:
+        """The owners that wrote an ended row within the last failover, and so are alive without
+        work.
+
+        A Java worker renews its ended rows until they are deleted, so each of its rows is judged
+        like an unended one. A kclrun owner writes SHARD_END and then leaves the row: only a scan
+        that saw the row move proves that the owner lived a failover ago. Otherwise the rows of a
+        fleet that was stopped long ago would count as owners for the first failover of every new
+        manager.
+        """
+        since, owners = self._since, set()
+        for lease in ended:
+            owner = lease.owner
+            if owner is None or owner == OFFERED or owner in owners:
+                continue
+            has_moved = since[lease.key][3]
+            may_live = has_moved or not owner.startswith(OWNER_PREFIX)
+            if may_live and not self.has_expired(lease, now):
+                owners.add(owner)
+        return frozenset(owners)
+
+    def expired(self, leases: Iterable[Lease], now: Instant) -> frozenset[LeaseKey]:
+        """The keys of those that have expired: `has_expired` for a whole table, in one pass."""
+        since, shortest_s = self._since, self._failover_s
+        candidates = [lease for lease in leases if now - since[lease.key][2] >= shortest_s]
+        return frozenset(lease.key for lease in candidates if self.has_expired(lease, now))
 
 
 class TableView:
     """The table as one scan showed it at `seen_instant`.
 
-    `rows` are the readable leases by key, `unended` and `ended` the two parts of them; `broken` the
-    keys of the others. `work` are the leases not ended whose parents are ended or absent. `owners`
-    own at least one unexpired, unended lease, and `me` is always among them; former owners proven
-    gone never are. `kclrun_owners` are those that are no Java workers; `silent` are those of whom
-    only expired leases are left.
+    `rows` are the readable leases by key, `unended` and `ended` the two parts of them; `broken` are
+    the keys of the others. `work` are the unended leases whose parents have ended or are absent.
+
+    `owners` own at least one unexpired lease. `me` is always among them; former owners that are
+    proven gone never are. An ended lease counts while its owner is seen to write it. When all
+    shards of an owner end at once, as in a doubled stream, the owner holds no work for a moment. If
+    it did not count, the first manager to look would take all the children. Owners that own only
+    ended leases are `owners_of_ended`. `kclrun_owners` are the owners that are not Java workers.
+    `silent` are owners with only expired leases left.
     """
 
     def __init__(
@@ -64,14 +192,16 @@ class TableView:
                 expired.add(key)
             else:
                 owners.add(owner)
-        self.owners = frozenset(owners)
-        self.kclrun_owners = frozenset(o for o in owners if o.startswith(OWNER_PREFIX))
+        with_ended = observation.owners_of_ended(self.ended, now) - gone
+        self.owners_of_ended = frozenset(with_ended - owners)
+        self.owners = frozenset(owners | with_ended)
+        self.kclrun_owners = frozenset(o for o in self.owners if o.startswith(OWNER_PREFIX))
         self.expired = frozenset(expired)
         unheard = (self.rows[key].owner for key in expired)
         self.silent = frozenset(owner for owner in unheard if owner is not None) - self.owners
 
     def _part(self, leases: Iterable[Lease]) -> None:
-        """Those that ended from those that did not."""
+        """Separate ended leases from unended ones."""
         end = SHARD_END.sequence_number
         unended: list[Lease] = []
         ended: list[Lease] = []
@@ -81,9 +211,10 @@ class TableView:
         self.unended, self.ended = tuple(unended), tuple(ended)
 
     def by_stream(self, streams: Collection[StreamKey]) -> dict[StreamKey, TableView]:
-        """The same for each stream: its rows, work and expired leases; the owners are everybody's.
+        """The view of each stream: its rows, work and expired leases. The owners are those of the
+        whole table.
 
-        `streams` are all that the rows are of.
+        `streams` must contain the streams of all rows.
         """
         if len(streams) == 1:
             return dict.fromkeys(streams, self)
@@ -108,24 +239,25 @@ class TableView:
 
     @property
     def is_empty(self) -> bool:
-        """No row at all, readable or not: nobody has synced this table yet."""
+        """The table has no row, readable or not: it has never been synced."""
         return not self.rows and not self.broken
 
     def has_row(self, shard_id: str) -> bool:
-        """Whether a row with this key stands there, be it readable or not."""
+        """Whether a row with this key exists, readable or not."""
         return shard_id in self.rows or shard_id in self.broken
 
     def lacks_children(self) -> bool:
-        """A row names a child that has no row: a merge that waits, or an end cut short."""
+        """Whether a row names a child that has no row: a waiting merge, or an end cut short."""
         return any(
             not self.has_row(child) for lease in self.rows.values() for child in lease.children
         )
 
     def has_hole(self, range_of: Callable[[str], HashRange | None]) -> bool:
-        """Some hash key belongs to no unended lease. `range_of` helps where a row lacks its own.
+        """Whether a hash key belongs to no unended lease. `range_of` helps where a row lacks its
+        range.
 
-        A lease without any known range (rows of other KCLs may lack it) leaves a hole, so that
-        the shards are listed and its range becomes known.
+        A lease without any known range (rows of other KCLs may lack it) leaves a hole, so that the
+        shards are listed and its range becomes known.
         """
         ranges = (lease.hash_range or range_of(lease.key) for lease in self.unended)
         return not covers_all_hash_keys([known for known in ranges if known is not None])

@@ -1,8 +1,8 @@
-"""Sends the writes of rows in our hands, one at a time, and finds out what became of each [P6].
+"""Sends the writes of held rows, one at a time, and finds out the outcome of each [P6].
 
-Knows: the outcome types. May not know: why a row is written, or what comes next (`keeping.py`).
-Rule: a write is settled by a success reply, by a row whose counter has moved, or by a refusal that
-came before anything was sent; nothing else.
+Knows: the outcome types. Must not know: why a row is written, or which step comes next
+(`keeping.py`). Rule: only three things settle a write: a success reply, a row whose counter has
+moved, or a refusal that came before anything was sent.
 """
 
 from __future__ import annotations
@@ -13,27 +13,31 @@ import msgspec
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases.commands import Command, Note, ReadRow, WriteRow
-from kclrun.leases.custody import Custody
-from kclrun.leases.policy import TAKE_ATTEMPTS_MAX, ManagerPolicy, write_pause_s
-from kclrun.leases.unresolved import CustodyChange, UnresolvedWrite, Verdict, judge
-from kclrun.model.changes import CreateLease, Take
+from kclrun.leases.custody import Custody, CustodyChange, Fate, UnresolvedWrite, judge
+from kclrun.leases.policy import (
+    TAKE_ATTEMPTS_MAX,
+    UNREADABLE_PAUSE_S,
+    ManagerPolicy,
+    write_pause_s,
+)
 from kclrun.model.lease import Lease
-from kclrun.model.outcomes import (
+from kclrun.model.time import Instant
+from kclrun.protocol.writes import (
+    BROKEN_ROW,
     Applied,
     ConditionFailed,
+    CreateLease,
     Outcome,
     OutcomeUnknown,
     Refused,
+    Take,
     Throttled,
     Unavailable,
 )
-from kclrun.model.time import Instant
-
-__all__ = ["Forgone", "Landed", "Lost", "RowWriter", "Settled", "Stale"]
 
 
 class Landed(msgspec.Struct, frozen=True):
-    """It applied, by a success reply or (`by_reply` False) by what the row says."""
+    """The write applied, known by a success reply or (`by_reply` False) from the row."""
 
     change: CustodyChange
     row: Lease
@@ -42,26 +46,26 @@ class Landed(msgspec.Struct, frozen=True):
 
 
 class Stale(msgspec.Struct, frozen=True):
-    """It did not apply and never will, but the row is ours: decide again from this row."""
+    """The write did not apply and never will, but the row is ours: decide again from this row."""
 
     row: Lease
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """The row is somebody else's, or (None) not there."""
+    """The row belongs to another owner, to no owner, or (None) is not there."""
 
     row: Lease | None
 
 
 class Forgone(msgspec.Struct, frozen=True):
-    """A take that never reached the table and is left to the next scan."""
+    """Left to the next scan: a take that never reached the table or, in a drain, a broken row."""
 
 
 Settled = Landed | Stale | Lost | Forgone
 
 
 class RowWriter:
-    """One instance a manager. What is still unresolved stands in each `Custody`."""
+    """Sends the writes. One instance for each manager. A `Custody` holds its unresolved write."""
 
     def __init__(
         self, policy: ManagerPolicy, chance: Callable[[], float], out: list[Command]
@@ -73,7 +77,7 @@ class RowWriter:
         self.is_draining = False
 
     def send(self, custody: Custody, change: CustodyChange, now: Instant) -> None:
-        """Send a first attempt; slower and slower where the last ones found a changed row."""
+        """Send a first attempt; after failed ones slower and slower."""
         if custody.unresolved is not None or custody.is_reading or custody.has_process:
             raise InvariantViolation(f"lease {custody.key}: a second writer, {custody.state.value}")
         not_before = None
@@ -83,7 +87,7 @@ class RowWriter:
         self._out.append(WriteRow(change, not_before))
 
     def resolve(self, custody: Custody, outcome: Outcome, now: Instant) -> Settled | None:
-        """Take in an outcome. None: not settled yet, and what is needed was asked for."""
+        """Take in an outcome. None: not settled yet; the next read or send is requested."""
         write = _unresolved(custody)
         match outcome:
             case Applied(row):
@@ -102,6 +106,12 @@ class RowWriter:
                 return None
             case Throttled() | Unavailable():
                 return self._again(custody, write, now, pause_s=self._pause_s(write))
+            case Refused(code, message) if code == BROKEN_ROW:
+                self._note_refusal(code, message)
+                if self.is_draining:  # a drain does not wait until the row is repaired
+                    custody.unresolved = None
+                    return Forgone()
+                return self._again(custody, write, now, pause_s=UNREADABLE_PAUSE_S)
             case Refused(code, message):
                 self._note_refusal(code, message)
                 return self._again(custody, write, now, pause_s=self._policy.refused_pause_s)
@@ -112,18 +122,18 @@ class RowWriter:
         if row is None:
             is_unmoved = isinstance(write.change, CreateLease)
         else:
-            is_unmoved = judge(write.change, row, self._policy.me) is Verdict.UNMOVED
+            is_unmoved = judge(write.change, row, self._policy.me) is Fate.UNMOVED
         if is_unmoved:
             return self._again(custody, write, now, pause_s=self._pause_s(write))
         return self._judged(custody, write, row)
 
     def _judged(self, custody: Custody, write: UnresolvedWrite, row: Lease | None) -> Settled:
-        """The write can no longer apply (or has): say which, from the row."""
-        verdict = Verdict.LOST if row is None else judge(write.change, row, self._policy.me)
-        if row is None or verdict is Verdict.LOST:
+        """The write can no longer apply, or has applied: decide which, from the row."""
+        verdict = Fate.LOST if row is None else judge(write.change, row, self._policy.me)
+        if row is None or verdict is Fate.LOST:
             custody.unresolved = None
             return Lost(row)
-        if verdict is Verdict.APPLIED:
+        if verdict is Fate.APPLIED:
             return self._landed(custody, write, row, by_reply=False)
         custody.unresolved = None
         if isinstance(write.change, Take):
@@ -157,7 +167,7 @@ class RowWriter:
         return write_pause_s(write.attempts + 1, self._chance())
 
     def _note_refusal(self, code: str, message: str) -> None:
-        """Once per code until a write succeeds: a missing permission fails them all alike."""
+        """Log once for each code until a write succeeds: a missing permission fails all writes."""
         if code not in self._refusals:
             self._refusals.add(code)
             self._out.append(

@@ -1,12 +1,6 @@
-"""The embedded AWS: a faithful small model of Kinesis, its HTTP face, and moto for the rest.
+"""The embedded AWS: a small, exact model of Kinesis, its HTTP endpoint, and moto for the rest.
 
-Pure (time and secrets are arguments; the simulator drives these in virtual time): `service.py`
-over `stream.py` over `shards.py`, with `resharding.py`, `listing.py`, `limits.py`, `puts.py`,
-`positions.py`, `iterators.py`, `tokens.py`, `sequence_numbers.py`; `stream_ports.py` is a stream
-behind the ports, `lease_rows.py` the lease table in memory, with `row_changes.py`; `operations.py`
-speaks AWS's JSON, `signatures.py` verifies who asks.
-Shells: `http_face.py` answers Kinesis over HTTP and has `forwarding.py` pass on what is not,
-`moto_face.py` answers that; `server.py` starts and ends both processes (`serving.py`).
-Rule: nothing here listens anywhere but on 127.0.0.1. The shells need the extra `local`; importing
-the pure modules and `server.py` does not.
+The model is pure: time and secrets are arguments, and the simulator drives it in virtual time. Only
+`http_face.py`, `server.py` and the process modules do I/O, and they listen only on 127.0.0.1. They
+need the extra `local`; importing `server.py` or the pure modules does not.
 """

@@ -1,6 +1,6 @@
-"""The three messages of ASGI that the faces here use, typed; and reading a bounded body.
+"""Types of the ASGI messages that the HTTP endpoints here use, and reading a bounded body.
 
-Holds no policy. Rule: no body is read without a bound.
+No body is read without a bound.
 """
 
 from __future__ import annotations
@@ -10,18 +10,6 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from email.utils import formatdate
 from typing import Any
 
-__all__ = [
-    "App",
-    "BodyTooLarge",
-    "ClientGone",
-    "Receive",
-    "Scope",
-    "Send",
-    "date_header",
-    "read_body",
-    "respond",
-]
-
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -29,7 +17,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class BodyTooLarge(Exception):
-    """The request's body is above the bound it was read with."""
+    """The request's body is larger than the given bound."""
 
 
 class ClientGone(Exception):
@@ -64,5 +52,5 @@ async def respond(
 
 
 def date_header() -> tuple[bytes, bytes]:
-    """The second it is; the server's own Date header may be more than a second old."""
+    """The present second. The server's own Date header may be more than a second old."""
     return b"date", formatdate(time.time(), usegmt=True).encode()

@@ -1,9 +1,9 @@
-"""Fills the embedded stream from user code, and reshards it on the way: a process of its own.
+"""Fills the embedded stream from user code and reshards it meanwhile, in a process of its own.
 
 Started by exec (`python -m kclrun.local.filling`) with one JSON line on standard input, the
-`FillOrder`; writes one JSON line, the `FillReport`, when all is put. It ends when its standard
-input does: the run it belongs to has gone. Rules: order within a shard is kept; every record
-is put before a reshard that comes after it; messages go to standard error, without payloads.
+`FillOrder`. Writes JSON lines: a `Filling` repeatedly and the `FillReport` at the end. It ends when
+its standard input ends, because then its run has ended. Messages go to standard error, without
+payloads.
 """
 
 from __future__ import annotations
@@ -20,37 +20,29 @@ from typing import Any, Final
 
 import msgspec
 
-from kclrun.aws.kinesis import WireStreamAdmin
+from kclrun.aws.kinesis import WireStreamAdmin, create_stream
 from kclrun.aws.operations import Operation
 from kclrun.aws.put_records import ShardPacker, batches, send_all
 from kclrun.aws.wire import WireClient
 from kclrun.errors import KclrunError, ProcessorLoadError, SettingsError, Unavailable
 from kclrun.loading import load_function
-from kclrun.model.outgoing import PutEntry
+from kclrun.model.record import PutEntry
 from kclrun.model.shard import HashRange, Shard
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
-__all__ = [
-    "LOCAL_CREDENTIALS",
-    "FillOrder",
-    "FillReport",
-    "Filler",
-    "Reshard",
-    "middle",
-    "wait_until_active",
-]
-
-# The embedded AWS looks at no signature unless it was told to.
+# The embedded AWS checks no signature unless it was started with credentials.
 LOCAL_CREDENTIALS: Final = WireCredentials("embedded", "embedded")
 _SPLIT: Final = Operation("kinesis", "SplitShard", is_write=True)
 _MERGE: Final = Operation("kinesis", "MergeShards", is_write=True)
-# The embedded stream reshards within milliseconds; a minute means it never will.
+# The embedded stream reshards within milliseconds. After a minute it never will.
 _ACTIVE_MAX_S: Final = 60.0
 _ACTIVE_POLL_S: Final = 0.01
 # Entries held before they are sent: one request.
 _HELD_MAX: Final = 500
-# With a rate, what waits is sent this often.
+# With a rate, held entries are sent this often.
 _FLUSH_S: Final = 0.1
+# The display draws twice a second.
+_TELL_EVERY_S: Final = 0.5
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -64,7 +56,7 @@ class Reshard(msgspec.Struct, frozen=True):
 
 
 class FillOrder(msgspec.Struct, frozen=True):
-    """What to put where. `source` is `module:function`, looked for in `paths`."""
+    """The source and the target of a fill. `source` is `module:function`, searched in `paths`."""
 
     endpoint: WireEndpoint
     stream: str
@@ -75,8 +67,16 @@ class FillOrder(msgspec.Struct, frozen=True):
     reshard: tuple[Reshard, ...] = ()
 
 
-class FillReport(msgspec.Struct, frozen=True):
-    """What was put: user records, the Kinesis records they went in, the reshards done."""
+class Filling(msgspec.Struct, frozen=True, tag="filling"):
+    """The progress: `done` user records are put. `total` is None if the source was not counted
+    before. It is counted only for reshards, because it may be endless."""
+
+    done: int
+    total: int | None = None
+
+
+class FillReport(msgspec.Struct, frozen=True, tag="report"):
+    """The counts of user records, of the Kinesis records that hold them, and of reshards."""
 
     user_records: int
     records: int
@@ -84,19 +84,25 @@ class FillReport(msgspec.Struct, frozen=True):
 
 
 class Filler:
-    """Puts everything of a source, in its order, resharding at the given shares."""
+    """Puts all records of a source and reshards at the given shares of them.
 
-    def __init__(self, order: FillOrder) -> None:
+    The order within a shard is kept. A record before a reshard is put before the reshard.
+    """
+
+    def __init__(self, order: FillOrder, tell: Callable[[Filling], None] = lambda _: None) -> None:
         self._order = order
+        self._tell = tell
+        self._told = time.monotonic()
+        self._total: int | None = None
         self._client = WireClient(order.endpoint, lambda: LOCAL_CREDENTIALS, service="kinesis")
         self._admin = WireStreamAdmin(self._client, order.stream)
         self._records = self._user_records = self._reshards = 0
 
     def fill(self, source: Callable[[], Iterable[Any]]) -> FillReport:
-        """Put all. `source` is called twice if there are reshards: once to count its records.
+        """Put all records. With reshards, `source` is called twice: first to count its records.
 
-        A timedelta among its pairs is a pause of the producer: what it gave before is sent, then
-        the time passes. Raises: SettingsError for anything else; a ServiceError leaf.
+        A timedelta among its pairs is a pause of the producer: the records before it are sent,
+        then the filler sleeps. Raises: SettingsError for anything else; a ServiceError leaf.
         """
         steps = self._steps(source)
         packer = self._packer()
@@ -126,11 +132,15 @@ class Filler:
         return FillReport(self._user_records, self._records, self._reshards)
 
     def _steps(self, source: Callable[[], Iterable[Any]]) -> list[tuple[int, Reshard]]:
-        """The reshards, each with the number of records that go before it."""
+        """The reshards, each with the number of records before it."""
         if not self._order.reshard:
             return []
-        total = sum(1 for _ in source())
-        return [(round(step.after * total), step) for step in self._order.reshard]
+        items = records = 0
+        for item in source():
+            items += 1
+            records += not isinstance(item, timedelta)
+        self._total = records
+        return [(round(step.after * items), step) for step in self._order.reshard]
 
     def _packer(self) -> ShardPacker:
         return ShardPacker(self._admin.list_shards(), self._order.aggregate)
@@ -140,6 +150,9 @@ class Filler:
             send_all(self._client, self._order.stream, batch)
             self._records += len(batch)
             self._user_records += sum(entry.user_records for entry in batch)
+        if time.monotonic() - self._told >= _TELL_EVERY_S:
+            self._told = time.monotonic()
+            self._tell(Filling(self._user_records, self._total))
 
     def _keep_pace(self, started: float, done: int) -> None:
         if self._order.rate is not None:
@@ -177,8 +190,24 @@ class Filler:
 
 
 def middle(hash_range: HashRange) -> int:
-    """Where the upper half of a range begins."""
+    """The first hash key of the upper half of a range."""
     return (hash_range.start + hash_range.end + 1) // 2
+
+
+def make_stream(
+    endpoint: WireEndpoint, name: str, shards: int, credentials: WireCredentials = LOCAL_CREDENTIALS
+) -> bool:
+    """Create a stream on an emulator and wait until it is active; False if it exists already.
+
+    Raises: a ServiceError leaf; Unavailable if it is not active within a minute.
+    """
+    client = WireClient(endpoint, lambda: credentials, service="kinesis")
+    try:
+        is_new = create_stream(client, name, shards)
+        wait_until_active(WireStreamAdmin(client, name))
+    finally:
+        client.close()
+    return is_new
 
 
 def wait_until_active(admin: WireStreamAdmin) -> None:
@@ -215,7 +244,7 @@ def _entries(source: Iterable[Any]) -> Iterator[PutEntry | timedelta]:
 
 
 def _end_with_the_run() -> None:
-    """Leave when standard input ends: nobody waits for us any more."""
+    """Exit when standard input ends: then the run that started this process has ended."""
     os.read(sys.stdin.fileno(), 1)
     os._exit(os.EX_TEMPFAIL)
 
@@ -226,20 +255,24 @@ def _main() -> int:
     try:
         paths = [Path(path) for path in order.paths]
         source = load_function("embedded.fill.source", order.source, paths)
-        report = Filler(order).fill(source)
+        report = Filler(order, _write).fill(source)
     except (SettingsError, ProcessorLoadError) as error:
         sys.stderr.write(f"The fill stopped: {error}\n")
         return os.EX_CONFIG
     except KclrunError as error:
         sys.stderr.write(f"The fill stopped: {error}\n")
         return os.EX_UNAVAILABLE
-    except Exception:  # noqa: BLE001 - the source is user code: its traceback is what helps
+    except Exception:  # noqa: BLE001 - the source is user code: its traceback is shown
         traceback.print_exc()
         sys.stderr.write(f"The fill stopped: {order.source} raised\n")
         return os.EX_CONFIG
-    sys.stdout.buffer.write(_encode(report) + b"\n")
-    sys.stdout.flush()
+    _write(report)
     return os.EX_OK
+
+
+def _write(line: Filling | FillReport) -> None:
+    sys.stdout.buffer.write(_encode(line) + b"\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

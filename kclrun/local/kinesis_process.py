@@ -1,20 +1,17 @@
-"""The process that answers at the one endpoint: the Kinesis model under its HTTP face.
+"""The process of the endpoint: the Kinesis model over HTTP.
 
-Started by `server.py`; not for the command line. Look next: `http_face.py`.
+Started by `server.py`; not for the command line.
 """
 
 from __future__ import annotations
 
 import secrets
 
-from kclrun.local.forwarding import Forwarder
-from kclrun.local.http_face import HttpFace
+from kclrun.local.http_face import Forwarder, HttpFace
 from kclrun.local.limits import AWS_LIMITS
-from kclrun.local.process_settings import ProcessSettings
+from kclrun.local.server import ProcessSettings
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.serving import serve_as_child
-
-__all__: list[str] = []
 
 
 def _application(settings: ProcessSettings) -> HttpFace:

@@ -1,8 +1,8 @@
-"""A lease table in memory, under the conditions of DynamoDB's: `row_changes.py` has them in Python.
+"""A lease table in memory, with the same conditions as the table in DynamoDB.
 
-For the simulator and the tests: cheap, and linearizable row by row. Knows no clock and no thread;
-give it a lock if several threads write. Rule: one contract suite runs over this table and over
-DynamoDB, so a condition that differs is a failing test.
+For the simulator and the tests: cheap, and linearizable for each row. It has no clock and no
+threads; pass a lock if several threads write. One contract suite runs over this table and over
+DynamoDB, so a test fails if a condition differs.
 """
 
 from __future__ import annotations
@@ -13,31 +13,254 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from kclrun.aws.rows import BrokenRow, Item, decode_row, encode_row
-from kclrun.errors import InvalidRequest, NotFound
-from kclrun.local.row_changes import RowChange, change_row, holds, refuse_unbound
-from kclrun.model.changes import (
+import msgspec
+
+from kclrun.aws.rows import BrokenRow, Item, decode_page, decode_row, encode_row
+from kclrun.errors import InvalidRequest, InvariantViolation, NotFound
+from kclrun.model.lease import OFFERED, OWNER_PREFIX, DiedOn, Handoff, Lease, LeaseKey
+from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
+from kclrun.model.time import WallTime
+from kclrun.ports import ScanPage
+from kclrun.protocol.writes import (
+    BROKEN_ROW,
+    Amend,
+    Applied,
     Ask,
+    Checkpoint,
+    Claim,
+    ConditionFailed,
     CreateChildren,
     CreateLease,
+    Decline,
     DeleteEnded,
     DeleteTrimmed,
     End,
     EndedParent,
+    HaltLease,
     HandOver,
     HeldParent,
+    LateCheckpoint,
     LeaseChange,
+    NameChildren,
     Offer,
+    Outcome,
     ParentCondition,
+    Refused,
     Release,
     Renew,
+    ResumeLease,
     Take,
+    Withdraw,
 )
-from kclrun.model.lease import OFFERED, Lease, LeaseKey
-from kclrun.model.outcomes import Applied, ConditionFailed, Outcome, Refused
-from kclrun.ports import ScanPage
 
-__all__ = ["LeaseRows"]
+# The conditions and the updates of a change to a row: `aws/clauses.py` in plain Python. They are
+# the same as those sent to DynamoDB, one by one; the contract suite of the lease tables compares
+# them. Pure.
+_OwnersWrite = Claim | Renew | Checkpoint | NameChildren | End | Release | Offer | Amend | HaltLease
+RowUpdate = Take | Ask | Withdraw | Decline | _OwnersWrite | HandOver | LateCheckpoint | ResumeLease
+RowChange = RowUpdate | DeleteEnded | DeleteTrimmed
+
+# These are not writes of an owner, so the counter does not change.
+_WITHOUT_COUNTER: Final = (Ask, Withdraw, LateCheckpoint, ResumeLease)
+
+
+def holds(change: RowChange, row: Lease) -> bool:
+    """Whether the condition of a change holds on a row that exists [P1, P2, P13, P16, P19]."""
+    match change:
+        case Renew() | Claim():
+            return _is_held(change, row)
+        case Take() | DeleteTrimmed():
+            return row.counter == change.seen_counter and row.owner == change.seen_owner
+        case ResumeLease():
+            return True
+        case DeleteEnded():
+            return row.is_ended
+        case Ask(asked=asked, seen=seen):
+            return row.owner == asked and not row.is_ended and _stored(row.handoff) == _stored(seen)
+        case Withdraw():
+            return row.handoff is not None and row.handoff.to == change.owner
+        case Decline():
+            is_as_seen = row.owner == OFFERED and row.counter == change.seen_counter
+            return is_as_seen and row.offered_to == change.owner
+        case HandOver():
+            return (
+                row.owner == change.next_owner
+                and row.checkpoint_owner == change.owner
+                and row.counter == change.seen_counter
+                and row.checkpoint == change.last
+            )
+        case LateCheckpoint():
+            return _is_ours_now(change, row) and change.last <= row.checkpoint < change.position
+        case Checkpoint(last=last) | End(last=last) | Release(last=last) | Offer(last=last):
+            return _is_held(change, row) and row.checkpoint == last
+        case _:
+            return _is_held(change, row)
+
+
+def change_row(change: RowUpdate, row: Lease) -> Lease:
+    """The row after a change whose condition holds."""
+    grows = 0 if isinstance(change, _WITHOUT_COUNTER) else 1
+    after = msgspec.structs.replace(row, counter=row.counter + grows)
+    return _CHANGED[type(change)](change, after)
+
+
+def refuse_unbound(change: RowChange) -> None:
+    """Refuse a change that is never sent to DynamoDB, with or without a row.
+
+    Raises: InvariantViolation.
+    """
+    match change:
+        case Renew() | Checkpoint():
+            pass
+        case NameChildren(children=children) if not children:
+            raise InvariantViolation("no expression for NameChildren without children")
+        case Take(forced=True, seen_owner=seen):
+            if seen is None or seen.startswith(OWNER_PREFIX):
+                raise InvariantViolation(
+                    f"{change.key}: only a Java owner is taken from by force, not {seen}"
+                )
+        case Offer(died_on=DiedOn()) if (
+            change.position != change.last or change.offered_to is not None
+        ):
+            raise InvariantViolation(
+                f"{change.key}: an offer after deaths has no position or receiver"
+            )
+        case LateCheckpoint(position=position) if position.is_sentinel:
+            raise InvariantViolation(f"{change.key}: a late checkpoint is never {position}")
+        case _:
+            pass
+
+
+def _is_held(change: _OwnersWrite, row: Lease) -> bool:
+    return row.owner == change.owner and row.counter == change.seen_counter
+
+
+def _is_ours_now(change: LateCheckpoint, row: Lease) -> bool:
+    if row.owner is None:
+        return True
+    return row.owner.startswith(OWNER_PREFIX) and row.owner != change.former
+
+
+def _stored(handoff: Handoff | None) -> Handoff | None:
+    """The handoff request with its time in whole milliseconds, as the table keeps it."""
+    if handoff is None:
+        return None
+    return Handoff(handoff.to, WallTime(round(handoff.asked_at * 1000) / 1000))
+
+
+def _without_handoff(row: Lease) -> Lease:
+    return msgspec.structs.replace(row, handoff=None, offered_to=None, offered_by=None)
+
+
+def _moved(row: Lease, position: ExtendedSequenceNumber) -> Lease:
+    return msgspec.structs.replace(
+        row, checkpoint=position, owner_switches=0, pending=None, died_on=None
+    )
+
+
+def _moved_if_elsewhere(change: Release | Offer | HandOver, row: Lease) -> Lease:
+    return row if change.position == change.last else _moved(row, change.position)
+
+
+def _in_ms(at: WallTime | None) -> WallTime | None:
+    """The time as a row keeps it; 0 stands for an unknown time."""
+    return WallTime(round(at * 1000) / 1000) if at else None
+
+
+def _taken(change: Take, row: Lease) -> Lease:
+    from_other = change.seen_owner not in {None, change.owner}
+    pinned_at = row.latest_pinned_at
+    if pinned_at is None and change.latest_pinned_at is not None:
+        pinned_at = WallTime(round(change.latest_pinned_at * 1000) / 1000)
+    return msgspec.structs.replace(
+        _without_handoff(row),
+        owner=change.owner,
+        checkpoint_owner=None,
+        failover_s=round(change.failover_s * 1000) / 1000,
+        start=change.start,
+        stream_created_at=_in_ms(change.stream_created_at),
+        owner_switches=row.owner_switches + from_other,
+        taken_from=change.seen_owner if change.forced else row.taken_from,
+        latest_pinned_at=pinned_at,
+    )
+
+
+def _asked(change: Ask, row: Lease) -> Lease:
+    return msgspec.structs.replace(row, handoff=_stored(Handoff(change.owner, change.asked_at)))
+
+
+def _withdrawn(_: Withdraw, row: Lease) -> Lease:
+    return msgspec.structs.replace(row, handoff=None)
+
+
+def _declined(change: Decline, row: Lease) -> Lease:
+    return msgspec.structs.replace(row, offered_to=None, offered_by=change.owner)
+
+
+def _claimed(change: Claim, row: Lease) -> Lease:
+    return msgspec.structs.replace(row, taken_from=None) if change.has_waited else row
+
+
+def _renewed(change: Renew, row: Lease) -> Lease:
+    if change.throughput_kbps is not None:
+        row = msgspec.structs.replace(row, throughput_kbps=change.throughput_kbps)
+    return msgspec.structs.replace(row, handoff=None) if change.drops_ask else row
+
+
+def _ended(_: End, row: Lease) -> Lease:
+    return _without_handoff(_moved(row, SHARD_END))
+
+
+def _released(change: Release, row: Lease) -> Lease:
+    gone = _without_handoff(_moved_if_elsewhere(change, row))
+    return msgspec.structs.replace(gone, owner=None)
+
+
+def _offered(change: Offer, row: Lease) -> Lease:
+    return msgspec.structs.replace(
+        _moved_if_elsewhere(change, row),
+        owner=OFFERED,
+        handoff=None,
+        offered_to=change.offered_to,
+        offered_by=change.owner,
+        died_on=change.died_on if change.died_on is not None else row.died_on,
+    )
+
+
+def _handed_over(change: HandOver, row: Lease) -> Lease:
+    stays = change.position == change.last
+    gone = _without_handoff(_moved_if_elsewhere(change, row))
+    return msgspec.structs.replace(
+        gone, checkpoint_owner=None, owner_switches=gone.owner_switches + stays
+    )
+
+
+def _amended(change: Amend, row: Lease) -> Lease:
+    right = msgspec.structs.replace(row, parents=change.parents, hash_range=change.hash_range)
+    if change.latest_pinned_at is None:
+        return right
+    return msgspec.structs.replace(right, latest_pinned_at=change.latest_pinned_at)
+
+
+_CHANGED: Final[Mapping[type[Any], Callable[[Any, Lease], Lease]]] = {
+    Take: _taken,
+    Ask: _asked,
+    Withdraw: _withdrawn,
+    Decline: _declined,
+    Claim: _claimed,
+    Renew: _renewed,
+    Checkpoint: lambda change, row: _moved(row, change.position),
+    NameChildren: lambda change, row: msgspec.structs.replace(row, children=change.children),
+    End: _ended,
+    Release: _released,
+    Offer: _offered,
+    HandOver: _handed_over,
+    LateCheckpoint: lambda change, row: _moved(row, change.position),
+    Amend: _amended,
+    HaltLease: lambda change, row: msgspec.structs.replace(row, halt=change.halt),
+    ResumeLease: lambda _, row: msgspec.structs.replace(row, halt=None, died_on=None),
+}
+
 
 _PAGE_ROWS: Final = 1_000
 _DELETIONS: Final = (DeleteEnded, DeleteTrimmed)
@@ -46,10 +269,10 @@ _DELETIONS: Final = (DeleteEnded, DeleteTrimmed)
 class LeaseRows:
     """Implements `ports.LeaseTable`.
 
-    `page_rows_max` bounds a page of a scan; a scan is no snapshot, as in DynamoDB: rows written
-    between two pages show as they are when their page is read. `has_owner_index`: as a table made
-    by us has; without it `offered` raises NotFound. `choose`
-    picks so many of too many offered rows (`random.Random.sample` does); without it the first.
+    `page_rows_max` bounds a page of a scan. As in DynamoDB, a scan is not a snapshot: a page has
+    the rows as they are when the page is read. `has_owner_index`: a table that kclrun creates has
+    the index; without it `offered` raises NotFound. `choose` selects from too many offered rows
+    (for example `random.Random.sample`); without it the first ones are returned.
     """
 
     def __init__(
@@ -61,10 +284,11 @@ class LeaseRows:
         choose: Callable[[Sequence[Lease], int], Sequence[Lease]] | None = None,
     ) -> None:
         self._rows: dict[str, Lease] = {}
-        # The owner index, as far as anybody asks; and the keys in order, until one comes or goes.
+        # The part of the owner index that is queried: the offered rows. And the keys in order,
+        # cached until a row is created or deleted.
         self._offered: set[str] = set()
         self._sorted_keys: list[str] | None = None
-        # What a row holds beside the lease; and rows that are no readable lease at all.
+        # Attributes of a row that are not part of the lease; and rows that cannot be read as one.
         self._unknown: dict[str, dict[str, Mapping[str, Any]]] = {}
         self._unreadable: dict[str, Item] = {}
         self._page_rows_max = page_rows_max
@@ -74,8 +298,8 @@ class LeaseRows:
 
     # The port
 
-    def scan(self) -> Iterator[ScanPage]:
-        """All rows in the order of their keys, page by page."""
+    def scan(self, *, consistent: bool = True) -> Iterator[ScanPage]:  # noqa: ARG002 - the port
+        """All rows in the order of their keys, page by page, always up to date."""
         page, last_key = self.page_after(None)
         yield page
         while last_key is not None:
@@ -83,8 +307,8 @@ class LeaseRows:
             yield page
 
     def page_after(self, key: str | None) -> tuple[ScanPage, str | None]:
-        """The page of a scan behind a key, None for the first; and its last key, which is None
-        with the last page: as DynamoDB's `ExclusiveStartKey` and `LastEvaluatedKey`."""
+        """The page of a scan after `key` (None: the first page), and its last key (None with the
+        last page). They are DynamoDB's `ExclusiveStartKey` and `LastEvaluatedKey`."""
         with self._lock:
             if self._sorted_keys is None:
                 self._sorted_keys = sorted(self._rows.keys() | self._unreadable.keys())
@@ -94,17 +318,17 @@ class LeaseRows:
             return self._page(keys[start:end]), keys[end - 1] if end < len(keys) else None
 
     def read(self, key: LeaseKey) -> Lease | None:
-        """One row. Raises: InvalidRequest with code `BrokenRow`, as the DynamoDB table does."""
+        """One row. Raises: InvalidRequest with code `BROKEN_ROW`, as the DynamoDB table does."""
         if not self._unreadable:
             return self._rows.get(key)  # one look-up needs no lock
         with self._lock:
             item = self._unreadable.get(key)
             if item is not None and _is_broken(item):
-                raise InvalidRequest(f"row {key!r} is broken", operation="read", code="BrokenRow")
+                raise InvalidRequest(f"row {key!r} is broken", operation="read", code=BROKEN_ROW)
             return self._rows.get(key)
 
     def offered(self, rows_max: int) -> tuple[Lease, ...]:
-        """Rows that wait for a taker, at most `rows_max`. Raises: NotFound without an index."""
+        """At most `rows_max` offered rows. Raises: NotFound without an index."""
         if not self._has_owner_index:
             raise NotFound("the table has no owner index", operation="Query")
         with self._lock:
@@ -113,7 +337,7 @@ class LeaseRows:
 
     @property
     def has_offers(self) -> bool:
-        """Whether any row waits for a taker."""
+        """Whether any row is offered."""
         return bool(self._offered)
 
     def write(self, change: LeaseChange) -> Outcome:
@@ -124,7 +348,7 @@ class LeaseRows:
     # For tests and the simulator
 
     def plant(self, item: Item) -> None:
-        """Put a raw DynamoDB item, readable or not, as somebody else would have written it."""
+        """Put a raw DynamoDB item, readable or not, as another program would write it."""
         key = str(item["leaseKey"]["S"])
         with self._lock:
             self._forget(key)
@@ -140,7 +364,7 @@ class LeaseRows:
             self._unknown[key] = {name: item[name] for name in item if name not in known}
 
     def hold(self, rows: dict[str, Lease]) -> None:
-        """Be a table of these rows and no others; they are changed in place from here on."""
+        """Become a table of exactly these rows. From now on `rows` is changed in place."""
         with self._lock:
             self._rows = rows
             self._sorted_keys = None
@@ -149,12 +373,12 @@ class LeaseRows:
             self._unreadable.clear()
 
     def uproot(self, key: str) -> None:
-        """Remove a row, as somebody else would have deleted it; nothing if there is none."""
+        """Remove a row, as another program would delete it. A missing row is ignored."""
         with self._lock:
             self._forget(key)
 
     def raw(self, key: str) -> dict[str, Mapping[str, Any]] | None:
-        """The row as a DynamoDB item, with what we do not know; None if there is none."""
+        """The row as a DynamoDB item with its unknown attributes; None if it does not exist."""
         with self._lock:
             if key in self._unreadable:
                 return dict(self._unreadable[key])
@@ -166,8 +390,8 @@ class LeaseRows:
     def _page(self, keys: list[str]) -> ScanPage:
         leases = tuple(self._rows[key] for key in keys if key in self._rows)
         others = [self._unreadable[key] for key in keys if key in self._unreadable]
-        broken = tuple(str(item["leaseKey"]["S"])[:256] for item in others if _is_broken(item))
-        return ScanPage(leases, broken, len(others) - len(broken))
+        page = decode_page(others)
+        return ScanPage(leases, page.broken, page.foreign, page.kcl3_mode)
 
     def _write(self, change: LeaseChange) -> Outcome:
         match change:
@@ -215,14 +439,14 @@ class LeaseRows:
         after = change_row(change, row)
         self._put(change.key, after)
         if self._unknown and _sets_handoff(change):
-            # The time of an ask without its asker is nothing a lease knows.
+            # A lease does not contain the time of a handoff request without a requester.
             self._unknown.get(change.key, {}).pop("handoffAt", None)
         return Applied(after)
 
     def _contended(self, key: LeaseKey) -> Outcome:
         item = self._unreadable.get(key)
         if item is not None and _is_broken(item):
-            return Refused("BrokenRow", f"row {key!r} is broken")
+            return Refused(BROKEN_ROW, f"row {key!r} is broken")
         return ConditionFailed(self._rows.get(key))
 
     def _put(self, key: str, lease: Lease) -> None:
@@ -256,4 +480,4 @@ def _first(rows: Sequence[Lease], most: int) -> Sequence[Lease]:
 def _sets_handoff(change: RowChange) -> bool:
     if isinstance(change, Renew):
         return change.drops_ask
-    return isinstance(change, Take | Ask | End | Release | Offer | HandOver)
+    return isinstance(change, Take | Ask | Withdraw | End | Release | Offer | HandOver)

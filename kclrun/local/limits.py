@@ -1,7 +1,7 @@
-"""What one shard may take and give in a second, and how much the whole model may store.
+"""The write and read limits of one shard, and the bytes that the whole model may store.
 
 Source: "Quotas and limits" of the Kinesis developer guide and the GetRecords reference.
-Rule: time comes in as an argument and may stand still, but never makes tokens when it goes back.
+Time is an argument. It may stand still or go back, and then no tokens are added.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ import msgspec
 
 from kclrun.model.time import WallTime
 
-__all__ = ["AWS_LIMITS", "MIB", "STORED_BYTES_MAX", "ShardLimits", "ShardMeter", "Storage"]
-
 MIB: Final = 1024 * 1024
 # A development machine has room for it; the demo's year of flights is under 200 MiB.
 STORED_BYTES_MAX: Final = 2 * 1024 * MIB
 
 
 class ShardLimits(msgspec.Struct, frozen=True):
-    """Rates of one shard, a second."""
+    """The limits of one shard for each second."""
 
     write_records: int
     write_bytes: int
@@ -34,7 +32,7 @@ AWS_LIMITS: Final = ShardLimits(
 
 
 class _Bucket:
-    """Tokens that come back at `rate` a second, up to one second's worth."""
+    """A token bucket, refilled at `rate` a second. It holds the tokens of one second."""
 
     __slots__ = ("_at", "_rate", "_tokens")
 
@@ -69,8 +67,8 @@ class ShardMeter:
     def admit_write(self, size_bytes: int, now: WallTime) -> bool:
         """Whether a record of this size may be written now; if so it is counted.
 
-        A record above one second's worth (10 MiB records on a 1 MiB/s shard) needs a full
-        bucket and leaves it in debt, as the service's burst for large records does.
+        A record larger than the limit of one second (10 MiB records on a 1 MiB/s shard) needs a
+        full bucket and makes it negative, like the service's burst for large records.
         """
         needed = min(size_bytes, self._limits.write_bytes)
         if not (self._writes.has(1, now) and self._written.has(needed, now)):
@@ -90,7 +88,7 @@ class ShardMeter:
 
     def count_read(self, size_bytes: int, now: WallTime) -> None:
         """Count an answer. "If a call returns 10 MB, calls made within the next 5 seconds throw":
-        an answer above one second's worth is paid off in full before the next call."""
+        after an answer above the limit of one second, the next call must wait for all of it."""
         if size_bytes > self._limits.read_bytes:
             self._reads_resume_at = WallTime(now + size_bytes / self._limits.read_bytes)
         else:
@@ -98,7 +96,7 @@ class ShardMeter:
 
 
 class Storage:
-    """How many bytes the whole model holds, and how many it may."""
+    """The bytes that the whole model holds, and their limit."""
 
     __slots__ = ("bytes_max", "used_bytes")
 

@@ -1,29 +1,87 @@
-"""Each operation of Kinesis: its JSON in, the model's call, its JSON out.
+"""The operations of Kinesis: decodes a request, calls the model, encodes its answer (JSON or CBOR).
 
-May not know: sockets, clocks. Rule: the table `OPERATIONS` is the list of what is supported; every
-refusal leaves as AWS's error name with the HTTP status the service uses (400 but for our bugs).
-Look next: `service.py` below it, `http_face.py` above.
+It knows neither sockets nor clocks. The table `OPERATIONS` lists the supported operations. Every
+refusal has AWS's error name and the HTTP status that the service uses (400, except for our bugs).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any, Final
 
 import msgspec
 
+from kclrun.codec.cbor import MalformedCbor, decode_cbor, encode_cbor
 from kclrun.errors import ServiceError
 from kclrun.local import requests as wire
-from kclrun.local.descriptions import Json, child_json, described_json, shard_json, summary_json
-from kclrun.local.listing import ShardQuery
-from kclrun.local.puts import PutEntry
-from kclrun.local.refusals import invalid_argument, unknown_operation, validation
+from kclrun.local.iterators import ShardQuery
 from kclrun.local.service import REGION, Kinesis, ReadPage
-from kclrun.local.stream import Stream
+from kclrun.local.stream import (
+    PutEntry,
+    ShardLog,
+    Stream,
+    invalid_argument,
+    unknown_operation,
+    validation,
+)
+from kclrun.model.record import IteratorType
+from kclrun.model.shard import ChildShard, HashRange
 from kclrun.model.time import WallTime
-from kclrun.ports import IteratorType
 
-__all__ = ["OPERATIONS", "Answer", "answer", "refusal_answer"]
+# Streams and shards as JSON objects of Kinesis's answers.
+Json = dict[str, Any]
+_HOUR_S: Final = 3600
+
+
+def summary_json(stream: Stream, now: WallTime) -> Json:
+    """A stream as in the answer of ListStreams."""
+    return {
+        "StreamName": stream.name,
+        "StreamARN": stream.arn,
+        "StreamStatus": stream.status(now),
+        "StreamModeDetails": {"StreamMode": "PROVISIONED"},
+        "StreamCreationTimestamp": stream.created_at,
+    }
+
+
+def described_json(stream: Stream, now: WallTime) -> Json:
+    """The common part of the answers of DescribeStream and DescribeStreamSummary."""
+    return summary_json(stream, now) | {
+        "RetentionPeriodHours": int(stream.retention_s) // _HOUR_S,
+        "EnhancedMonitoring": [{"ShardLevelMetrics": []}],
+        "EncryptionType": "NONE",
+    }
+
+
+def shard_json(log: ShardLog) -> Json:
+    """A shard as in the answer of ListShards."""
+    shard = log.describe()
+    numbers = {"StartingSequenceNumber": shard.starting_sequence_number}
+    if shard.ending_sequence_number is not None:
+        numbers["EndingSequenceNumber"] = shard.ending_sequence_number
+    body: Json = {
+        "ShardId": shard.shard_id,
+        "HashKeyRange": _hash_range_json(shard.hash_range),
+        "SequenceNumberRange": numbers,
+    }
+    for name, parent in zip(("ParentShardId", "AdjacentParentShardId"), log.parents, strict=False):
+        body[name] = parent
+    return body
+
+
+def _hash_range_json(hash_range: HashRange) -> Json:
+    return {"StartingHashKey": str(hash_range.start), "EndingHashKey": str(hash_range.end)}
+
+
+def child_json(child: ChildShard) -> Json:
+    """A child shard as in the answer of the last GetRecords of a closed shard."""
+    return {
+        "ShardId": child.shard_id,
+        "ParentShards": child.parents,
+        "HashKeyRange": _hash_range_json(child.hash_range),
+    }
+
 
 _KIB: Final = 1024
 # PutRecords: "up to 10 MiB, including partition keys" a request.
@@ -31,15 +89,27 @@ _PUT_BYTES_MAX: Final = 10 * 1024 * _KIB
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
+class Encoding(Enum):
+    """The format of a request and its answer: AWS's JSON 1.1, or its CBOR (Java's default)."""
+
+    JSON = b"application/x-amz-json-1.1"
+    CBOR = b"application/x-amz-cbor-1.1"
+
+    @classmethod
+    def of(cls, content_type: bytes) -> Encoding:
+        """By the Content-Type of a request; any type other than CBOR is JSON."""
+        return cls.CBOR if content_type.lower().startswith(cls.CBOR.value) else cls.JSON
+
+
 class Answer(msgspec.Struct, frozen=True):
-    """An HTTP status and a JSON body."""
+    """An HTTP status and a body."""
 
     status: int
     body: bytes
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """What every operation is given besides its request."""
+    """The arguments of every operation besides its request."""
 
     kinesis: Kinesis
     now: WallTime
@@ -50,30 +120,52 @@ class _Call(msgspec.Struct, frozen=True):
 
 
 def answer(
-    kinesis: Kinesis, operation: str, body: bytes, now: WallTime, region: str = REGION
+    kinesis: Kinesis,
+    operation: str,
+    body: bytes,
+    now: WallTime,
+    region: str = REGION,
+    *,
+    encoding: Encoding = Encoding.JSON,
 ) -> Answer:
-    """Carry one operation out. Never raises for what the request says."""
+    """Execute one operation. Never raises because of the request's content."""
     try:
         entry = OPERATIONS.get(operation)
         if entry is None:
             raise unknown_operation(f"The embedded Kinesis does not know {operation[:64]!r}.")
-        decode, carry_out = entry
-        given = carry_out(_Call(kinesis, now, region), decode(body or b"{}"))
+        given = entry.carry_out(_Call(kinesis, now, region), _decoded(entry, body, encoding))
     except msgspec.ValidationError as error:
-        return refusal_answer(validation(str(error)))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return _error(400, "SerializationException", "The request body is no JSON object.")
+        return refusal_answer(validation(str(error)), encoding)
+    except (msgspec.DecodeError, UnicodeDecodeError, MalformedCbor):
+        message = f"The body is not a {encoding.name} object."
+        return error_answer(400, "SerializationException", message, encoding)
     except ServiceError as refusal:
-        return refusal_answer(refusal)
-    return Answer(200, b"" if given is None else _ENCODE(given))
+        return refusal_answer(refusal, encoding)
+    return Answer(200, b"" if given is None else _encoded(given, encoding))
 
 
-def refusal_answer(refusal: ServiceError) -> Answer:
-    return _error(400, refusal.code, str(refusal))
+def refusal_answer(refusal: ServiceError, encoding: Encoding = Encoding.JSON) -> Answer:
+    """A refusal of the model in the service's format."""
+    return error_answer(400, refusal.code, str(refusal), encoding)
 
 
-def _error(status: int, code: str, message: str) -> Answer:
-    return Answer(status, _ENCODE({"__type": code, "message": message}))
+def error_answer(status: int, code: str, message: str, encoding: Encoding) -> Answer:
+    """An error in the encoding of its request: an SDK cannot read another one."""
+    return Answer(status, _encoded({"__type": code, "message": message}, encoding))
+
+
+def _decoded(entry: _Operation, body: bytes, encoding: Encoding) -> Any:
+    """Raises: msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, MalformedCbor."""
+    if encoding is Encoding.JSON:
+        return entry.decode_json(body or b"{}")
+    values = decode_cbor(body) if body else {}
+    return msgspec.convert(values, entry.request, builtin_types=(bytes,))
+
+
+def _encoded(given: Json, encoding: Encoding) -> bytes:
+    if encoding is Encoding.JSON:
+        return _ENCODE(given)
+    return encode_cbor(msgspec.to_builtins(given, builtin_types=(bytes,)))
 
 
 def _create_stream(call: _Call, request: wire.CreateStream) -> None:
@@ -123,7 +215,7 @@ def _list_streams(call: _Call, request: wire.ListStreams) -> Json:
         "StreamSummaries": [summary_json(stream, call.now) for stream in page],
     }
     if len(streams) > len(page):
-        # Names are no secret: the token of the next page is the last name given.
+        # Names are not secret: the token of the next page is the last name of this one.
         body["NextToken"] = page[-1].name
     return body
 
@@ -263,14 +355,21 @@ def _list_tags(call: _Call, request: wire.ListTags) -> Json:
     return {"Tags": rest[: request.limit], "HasMoreTags": len(rest) > request.limit}
 
 
-_Entry = tuple[Callable[[bytes], Any], Callable[[_Call, Any], Json | None]]
+class _Operation(msgspec.Struct, frozen=True):
+    """One row of the table: the type of a request and the function that executes it."""
+
+    request: type[msgspec.Struct]
+    decode_json: Callable[[bytes], Any]
+    carry_out: Callable[[_Call, Any], Json | None]
 
 
-def _of(request: type[msgspec.Struct], carry_out: Callable[[_Call, Any], Json | None]) -> _Entry:
-    return msgspec.json.Decoder(request).decode, carry_out
+def _of(
+    request: type[msgspec.Struct], carry_out: Callable[[_Call, Any], Json | None]
+) -> _Operation:
+    return _Operation(request, msgspec.json.Decoder(request).decode, carry_out)
 
 
-OPERATIONS: Final[dict[str, _Entry]] = {
+OPERATIONS: Final[dict[str, _Operation]] = {
     "AddTagsToStream": _of(wire.Tagging, _add_tags),
     "CreateStream": _of(wire.CreateStream, _create_stream),
     "DecreaseStreamRetentionPeriod": _of(wire.Retention, _shorten_retention),

@@ -1,7 +1,7 @@
 """The JSON of requests and answers of Kinesis_20131202, as types.
 
-Bounds of single fields stand in the annotations, as the API reference gives them; what needs the
-state of a stream is checked in `service.py`. Field names here become AWS's by `_wire_name`.
+The annotations have the bounds of single fields, from the API reference. `service.py` makes the
+checks that need the state of a stream. `_wire_name` converts field names to AWS's.
 """
 
 from __future__ import annotations
@@ -10,29 +10,9 @@ from typing import Annotated, Final
 
 import msgspec
 
-from kclrun.local.listing import ShardQuery
-from kclrun.local.puts import PutEntry
+from kclrun.local.iterators import ShardQuery
+from kclrun.local.stream import PutEntry
 from kclrun.model.time import WallTime
-
-__all__ = [
-    "CreateStream",
-    "GetRecords",
-    "GetShardIterator",
-    "ListShards",
-    "ListStreams",
-    "ListTags",
-    "MaxRecordSize",
-    "MergeShards",
-    "OfStream",
-    "PagedStream",
-    "PutRecord",
-    "PutRecords",
-    "Retention",
-    "ShardFilterField",
-    "SplitShard",
-    "Tagging",
-    "UpdateShardCount",
-]
 
 _ABBREVIATIONS: Final = {"Arn": "ARN", "InKib": "InKiB"}
 

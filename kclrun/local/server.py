@@ -1,8 +1,8 @@
 """Starts and ends the embedded AWS: two processes of our own, on loopback, by exec.
 
-Knows: pids, ports, pipes. May not know: what the processes answer. Rules: readiness is a
-condition, never a wait; a process is ended by its pid and waited for; if this process dies in
-whatever way, both see their standard input end and go too. Look next: `serving.py`.
+It knows pids, ports and pipes, but not the answers of the processes. Readiness is a condition, not
+a sleep. A process is ended by its pid and waited for. If this process ends in any way, the standard
+input of both ends, and then they exit too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import subprocess
 import sys
 import threading
 import time
+import types
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -25,25 +27,38 @@ import msgspec
 
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.local.limits import STORED_BYTES_MAX
-from kclrun.local.process_settings import READY, ProcessSettings
 from kclrun.local.signatures import Credentials
+from kclrun.model.wire import WireCredentials, WireEndpoint
 
-__all__ = ["Embedded", "run_local", "start_embedded"]
+# A child writes this line once it accepts connections.
+READY: Final = b"ready\n"
+
+
+class ProcessSettings(msgspec.Struct, frozen=True):
+    """The settings of a child process. `elsewhere_port`: the Kinesis endpoint forwards all other
+    requests to this port."""
+
+    credentials: Credentials | None = None
+    limits: bool = False
+    settle_s: float = 0.0
+    stored_bytes_max: int = STORED_BYTES_MAX
+    elsewhere_port: int | None = None
+
 
 _LOOPBACK: Final = "127.0.0.1"
 _BACKLOG: Final = 512
-# Importing moto takes about a second; on a machine busy with tests it has taken ten.
+# The import of moto takes about a second. On a machine busy with tests it has taken ten.
 _START_MAX_S: Final = 60.0
-# The children cut requests off after one second and have nothing to save.
+# The children abort requests after one second and have nothing to save.
 _END_MAX_S: Final = 5.0
-_NEEDED: Final = ("httptools", "moto", "uvicorn")
+_NEEDED: Final = ("cbor2", "h2", "httptools", "moto", "uvicorn")
 _UNAVAILABLE: Final = 69
 _KINESIS: Final = "kclrun.local.kinesis_process"
 _MOTO: Final = "kclrun.local.moto_process"
 
 
 class _Child:
-    """One process: started with a listening socket, ready when it says so."""
+    """One process: started with a listening socket, ready when it writes `READY`."""
 
     def __init__(self, module: str, listener: socket.socket, settings: bytes) -> None:
         self.module = module
@@ -55,18 +70,18 @@ class _Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[listener.fileno()],
-            # Ctrl-C in a terminal is for the parent; it ends its children itself.
+            # Ctrl-C in a terminal must reach only the parent, which ends its children itself.
             start_new_session=True,
         )
         listener.close()
         assert self.process.stdin is not None
-        # A child that is dead already is reported by wait_ready, with its exit code.
+        # If the child has exited already, wait_ready reports it with its exit code.
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(settings + b"\n")
             self.process.stdin.flush()
 
     def wait_ready(self, deadline: float) -> None:
-        """Raises: Unavailable if it ends, or says nothing until `deadline` (monotonic)."""
+        """Raises: Unavailable if it exits, or is not ready until `deadline` (monotonic)."""
         assert self.process.stdout is not None
         poller = select.poll()
         poller.register(self.process.stdout, select.POLLIN)
@@ -87,7 +102,7 @@ class _Child:
             self.process.terminate()
 
     def end(self) -> None:
-        """Insist if it was asked and does not end, and wait until it is gone."""
+        """Wait until it has exited; kill it if it does not exit after `ask_to_end`."""
         assert self.process.stdout is not None
         try:
             self.process.wait(_END_MAX_S)
@@ -102,7 +117,7 @@ class Embedded:
 
     def __init__(self, kinesis: _Child, moto: _Child) -> None:
         self._children = (kinesis, moto)
-        # The face answers Kinesis itself and passes everything else on.
+        # This process answers Kinesis itself and forwards everything else.
         self.endpoint = f"http://{_LOOPBACK}:{kinesis.port}"
         self.kinesis_endpoint = self.endpoint
         self.dynamodb_endpoint = f"http://{_LOOPBACK}:{moto.port}"
@@ -175,24 +190,50 @@ def start_embedded(
     return embedded
 
 
-def run_local(port: int, *, limits: bool, credentials: tuple[str, str] | None) -> int:
+def run_local(
+    port: int,
+    *,
+    limits: bool,
+    credentials: tuple[str, str] | None,
+    streams: Mapping[str, int] = types.MappingProxyType({}),
+) -> int:
     """`kclrun local`: serve in the foreground until SIGINT or SIGTERM; the exit code.
 
-    Prints one line when ready. 0 after a signal; 69 if one of the processes ends by itself.
+    Creates `streams` (name to number of shards). Prints one line when ready, and one that names the
+    streams. The exit code is 0 after a signal and 69 if one of the processes ends by itself.
     """
     asked = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: asked.set())
     with start_embedded(port=port, limits=limits, credentials=credentials) as embedded:
+        _make_streams(embedded, streams, credentials)
         sys.stdout.write(
             f"Kinesis, DynamoDB, CloudWatch, S3 and SQS at {embedded.endpoint} (Ctrl-C ends them)\n"
         )
+        if streams:
+            named = ", ".join(f"{name} (shards: {shards})" for name, shards in streams.items())
+            sys.stdout.write(f"Streams: {named}\n")
         sys.stdout.flush()
         while not asked.wait(0.5):
             if (name := embedded.ended()) is not None:
                 sys.stderr.write(f"{name} has ended; its messages are above.\n")
                 return _UNAVAILABLE
     return os.EX_OK
+
+
+def _make_streams(
+    embedded: Embedded, streams: Mapping[str, int], credentials: tuple[str, str] | None
+) -> None:
+    if not streams:
+        return
+    # Imported only if streams are created.
+    from kclrun.aws.endpoints import LOOPBACK_REGION
+    from kclrun.local.filling import LOCAL_CREDENTIALS, make_stream
+
+    endpoint = WireEndpoint(embedded.kinesis_endpoint, LOOPBACK_REGION, LOOPBACK_REGION)
+    keys = LOCAL_CREDENTIALS if credentials is None else WireCredentials(*credentials)
+    for name, shards in streams.items():
+        make_stream(endpoint, name, shards, keys)
 
 
 def _require_extra() -> None:
@@ -202,7 +243,7 @@ def _require_extra() -> None:
 
 
 def _python_path() -> str:
-    """Where this very kclrun is, before what the environment names already."""
+    """The folder of this installation of kclrun, then the PYTHONPATH of the environment."""
     here = str(Path(__file__).resolve().parents[2])
     return os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
 

@@ -1,8 +1,8 @@
-"""The account: all streams, tokens, and the bound on what they store together.
+"""The model's account: all streams, their tokens, and the bound on the bytes they store together.
 
-This is what both the HTTP face and the simulator drive. May not know: HTTP, JSON, clocks; `now`
-is an argument of every call, the secret of the tokens one of the constructor. Rule: every refusal
-is a `ServiceError` leaf with AWS's error name as its `code`. Look next: `stream.py`.
+The HTTP endpoint and the simulator both call it. It knows neither HTTP nor JSON nor clocks: `now`
+is an argument of every call, the secret of the tokens one of the constructor. Every refusal is a
+`ServiceError` leaf with AWS's error name as its `code`.
 """
 
 from __future__ import annotations
@@ -15,33 +15,38 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import Throttled
-from kclrun.local.iterators import Place, open_iterator, seal_iterator
+from kclrun.local.iterators import (
+    PageToken,
+    Place,
+    ShardQuery,
+    open_iterator,
+    open_page_token,
+    position_of,
+    seal_iterator,
+    seal_page_token,
+    select,
+)
 from kclrun.local.limits import STORED_BYTES_MAX, ShardLimits, Storage
-from kclrun.local.listing import PageToken, ShardQuery, open_page_token, seal_page_token, select
-from kclrun.local.positions import position_of
-from kclrun.local.puts import PutEntry, PutResult, check_entry
-from kclrun.local.refusals import (
+from kclrun.local.stream import (
+    PAGE_RECORDS_MAX,
+    RECORD_BYTES_DEFAULT,
+    RECORD_OVERHEAD_BYTES,
+    PutEntry,
+    PutResult,
+    ShardLog,
+    StoredRecord,
+    Stream,
+    check_entry,
     invalid_argument,
     limit_exceeded,
     resource_in_use,
     resource_not_found,
 )
-from kclrun.local.shards import RECORD_OVERHEAD_BYTES, ShardLog, StoredRecord
-from kclrun.local.stream import PAGE_RECORDS_MAX, RECORD_BYTES_DEFAULT, Stream
+from kclrun.model.record import IteratorType
 from kclrun.model.shard import ChildShard
 from kclrun.model.time import WallTime
-from kclrun.ports import IteratorType
 
-__all__ = [
-    "ACCOUNT_ID",
-    "REGION",
-    "Kinesis",
-    "KinesisSettings",
-    "ReadPage",
-    "ShardPage",
-]
-
-# The account that moto answers for too, so that ARNs agree over the services.
+# moto uses this account too, so that the ARNs of all services agree.
 ACCOUNT_ID: Final = "123456789012"
 REGION: Final = "us-east-1"
 # "1 to 8760": the longest retention is a year; lowering never goes below a day.
@@ -57,8 +62,8 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}\Z")
 
 
 class KinesisSettings(msgspec.Struct, frozen=True):
-    """How the embedded service behaves. `settle_s` is how long CREATING, UPDATING and DELETING
-    last; `limits` None means no rates at all."""
+    """The settings of the model. `settle_s` is the duration of CREATING, UPDATING and DELETING.
+    `limits` None means no limits of rates."""
 
     account_id: str = ACCOUNT_ID
     limits: ShardLimits | None = None
@@ -83,7 +88,7 @@ class ShardPage(msgspec.Struct, frozen=True):
 
 
 class Kinesis:
-    """Every operation of the embedded service, by Python values."""
+    """Every operation of the embedded service, with Python values."""
 
     def __init__(self, settings: KinesisSettings, secret: bytes) -> None:
         self.settings = settings
@@ -114,7 +119,8 @@ class Kinesis:
             )
         self._require_shards_left(shard_count)
         arn = f"arn:aws:kinesis:{region}:{self.settings.account_id}:stream/{name}"
-        # Name and time of creation: an iterator of a deleted stream finds no namesake.
+        # By name and time of creation: an iterator of a deleted stream must not be valid for a
+        # later stream of the same name.
         identity = blake2b(f"{arn}@{now!r}".encode(), digest_size=8).digest()
         stream = Stream(
             name=name,
@@ -198,7 +204,7 @@ class Kinesis:
     def put_many(
         self, stream: Stream, entries: Sequence[PutEntry], now: WallTime
     ) -> list[PutResult]:
-        """Write in order; each record succeeds or is throttled for itself.
+        """Write in order; each record succeeds or is throttled separately.
 
         Raises: InvalidRequest for the whole request, before anything is written, if any record
         is malformed or too large; NotFound (still being created).
@@ -272,7 +278,7 @@ class Kinesis:
     def list_shards(
         self, stream: Stream, query: ShardQuery, count_max: int, now: WallTime
     ) -> ShardPage:
-        """One page; the token of the next if there is more. Raises: InvalidRequest."""
+        """One page, with the token of the next one if there are more. Raises: InvalidRequest."""
         query.check()
         named = select(stream.shards(now), query, stream.horizon(now))
         if len(named) <= count_max:
@@ -283,7 +289,7 @@ class Kinesis:
         return ShardPage(page, seal_page_token(self._secret, token))
 
     def list_more_shards(self, token: str, count_max: int, now: WallTime) -> ShardPage:
-        """The page after another. Raises: InvalidRequest (expired, not ours), NotFound."""
+        """The next page. Raises: InvalidRequest (token expired or not ours), NotFound."""
         opened = open_page_token(self._secret, token, now)
         stream = self._by_id.get(opened.stream_id)
         if stream is None or stream.is_gone(now):
@@ -311,7 +317,7 @@ class Kinesis:
             )
 
     def _make_room(self, entries: Sequence[PutEntry], now: WallTime) -> None:
-        """Before refusing a write, forget in every stream what its retention lets go."""
+        """Before a write is refused, trim the expired records of every stream."""
         needed = sum(len(entry.data) + _ENTRY_OVERHEAD_BYTES for entry in entries)
         if not self.storage.has_room(needed):
             for stream in self._streams.values():

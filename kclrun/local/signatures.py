@@ -1,7 +1,7 @@
 """AWS Signature Version 4, the verifying side.
 
-Knows the algorithm and AWS's refusals. May not know: clocks (time is an argument), sockets.
-Rules: comparisons take constant time; a message names what is wrong, never a key or a signature.
+It knows the algorithm and AWS's refusals, but neither clocks (time is an argument) nor sockets.
+Comparisons take constant time. A message names the fault, never a key or a signature.
 Source: "Signature Version 4 signing process" in the IAM user guide.
 """
 
@@ -17,8 +17,6 @@ from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
 
-__all__ = ["Credentials", "SignatureRefused", "SignedRequest", "verify"]
-
 # "The request must reach AWS within five minutes of the time stamp in the request."
 _SKEW_MAX_S: Final = 300.0
 _ALGORITHM: Final = "AWS4-HMAC-SHA256"
@@ -33,18 +31,18 @@ _SHA256_HEX: Final = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """The one pair that is let in."""
+    """The only credentials that are accepted."""
 
     access_key: str
     secret_key: str
 
     def __repr__(self) -> str:
-        """Without the secret: representations end up in logs."""
+        """Without the secret, because a repr may be logged."""
         return "Credentials(...)"
 
 
 class SignatureRefused(Exception):
-    """Who asked is not known, or what was asked is not what was signed."""
+    """The access key is unknown, or the signature does not match the request."""
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -57,7 +55,7 @@ class SignatureRefused(Exception):
 
 
 class SignedRequest(msgspec.Struct, frozen=True):
-    """What the signature is computed over. `path` is as sent, before any decoding."""
+    """The signed parts of a request. `path` is as sent, before any decoding."""
 
     method: str
     path: str
@@ -95,7 +93,7 @@ class _Scope(msgspec.Struct, frozen=True):
 
 
 class _Claim(msgspec.Struct, frozen=True):
-    """What the Authorization header, or a presigned query, says."""
+    """The content of the Authorization header or of a presigned query."""
 
     scope: _Scope
     signed_headers: tuple[str, ...]
@@ -105,7 +103,7 @@ class _Claim(msgspec.Struct, frozen=True):
 
 
 def verify(request: SignedRequest, credentials: Credentials, now: float) -> None:
-    """Return if these credentials signed the request, recently. Raises: SignatureRefused."""
+    """Check that these credentials signed the request recently. Raises: SignatureRefused."""
     claim = _claimed(request)
     if not hmac.compare_digest(claim.scope.key.encode(), credentials.access_key.encode()):
         raise SignatureRefused(
@@ -148,7 +146,7 @@ def _claimed(request: SignedRequest) -> _Claim:
 
 
 def _presigned(query: dict[str, str]) -> _Claim:
-    """A claim in the query string, as presigned S3 URLs carry it."""
+    """A claim in the query string, as in a presigned S3 URL."""
     try:
         return _Claim(
             _scope(query["X-Amz-Credential"]),
@@ -250,7 +248,7 @@ def _header_values(request: SignedRequest, name: str) -> str:
 
 
 def _canonical_path(path: str, service: str) -> str:
-    """S3 signs the path as sent; the others sign it encoded once more."""
+    """For S3 the path as sent; for the other services encoded once more."""
     if service == "s3":
         return quote(unquote_to_bytes(path), safe="/~") or "/"
     return quote(path, safe="/~") or "/"

@@ -1,41 +1,417 @@
-"""One stream: hash routing, resharding, retention, and reading a shard to its end.
+"""One stream of the model: hash routing, resharding, retention, and reading a shard to its end.
 
-Knows: its shards, open and closed, and what their limits are. May not know: other streams, wire
-formats, clocks. Rules: the open shards tile the hash space at every moment; a closed shard keeps
-its records until retention trims them, and is listed until its end is that old. Sources: the
-Kinesis API reference; where it is silent, what the Java KCL relies on. Look next: `shards.py`.
+It knows neither other streams nor wire formats nor clocks. Sources: the Kinesis API reference;
+where that says nothing, the behaviour that the Java KCL relies on.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from hashlib import md5
+from itertools import pairwise
 from typing import Final
 
 import msgspec
 
-from kclrun.errors import Throttled
+from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound, Throttled, Unavailable
 from kclrun.local.limits import MIB, ShardLimits, ShardMeter, Storage
-from kclrun.local.refusals import (
-    invalid_argument,
-    resource_in_use,
-    resource_not_found,
-    throughput_exceeded,
-)
-from kclrun.local.resharding import Merge, Split, even_ranges, steps_to
-from kclrun.local.shards import RECORD_OVERHEAD_BYTES, ShardLog, StoredRecord, shard_id_of
-from kclrun.model.shard import ChildShard, HashRange
+from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange, Shard
 from kclrun.model.time import WallTime
 
-__all__ = [
-    "PAGE_BYTES_MAX",
-    "PAGE_RECORDS_MAX",
-    "RECORD_BYTES_DEFAULT",
-    "RETENTION_DEFAULT_S",
-    "Page",
-    "Stream",
-    "hash_key_of",
-]
+
+# The refusals of the embedded Kinesis: our error classes with AWS's error names.
+#
+# A message names streams, shards, limits and numbers; never a payload, a partition key, an iterator
+# or a token. Source: the error sections of the Kinesis API reference. `operations.py` converts the
+# errors to HTTP answers.
+def resource_not_found(message: str) -> NotFound:
+    return NotFound(message, code="ResourceNotFoundException")
+
+
+def resource_in_use(message: str) -> Unavailable:
+    """Unavailable, as `ports.classify` does for the code: the same request may succeed later."""
+    return Unavailable(message, code="ResourceInUseException")
+
+
+def invalid_argument(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="InvalidArgumentException")
+
+
+def validation(message: str) -> InvalidRequest:
+    """A single field is outside what the API's schema allows."""
+    return InvalidRequest(f"1 validation error detected: {message}", code="ValidationException")
+
+
+def unknown_operation(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="UnknownOperationException")
+
+
+def limit_exceeded(message: str) -> Throttled:
+    return Throttled(message, code="LimitExceededException")
+
+
+def throughput_exceeded(message: str) -> Throttled:
+    return Throttled(message, code="ProvisionedThroughputExceededException")
+
+
+def expired_iterator(message: str) -> ExpiredIterator:
+    return ExpiredIterator(message, code="ExpiredIteratorException")
+
+
+def expired_token(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="ExpiredNextTokenException")
+
+
+# Sequence numbers in AWS's format: 56 digits, increasing in a shard and from parent to child.
+#
+# Observed on the service, not documented: 188 bits, from the top
+#
+# 4 version (2) | 36 generation | 4 shard | 64 counter | 8 zero | 36 second | 32 shard | 4 version
+#
+# The generation is the second of the shard's creation. Here it is at least one above its parents',
+# so every number of a child is above every number of its parents. The counter orders a shard's
+# records. A closed shard ends at counter 2**63 - 1, like the ranges in the examples of the AWS
+# documentation. Only this module parses such a number.
+COUNTER_END: Final = 2**63 - 1
+_VERSION: Final = 2
+_VERSION_SHIFT: Final = 184
+_GENERATION_SHIFT: Final = 148
+_NIBBLE_SHIFT: Final = 144
+_COUNTER_SHIFT: Final = 80
+_SECOND_SHIFT: Final = 36
+_SHARD_SHIFT: Final = 4
+_BITS_36: Final = 2**36 - 1
+_BITS_32: Final = 2**32 - 1
+# 188 bits have at most 57 digits. A longer text is not one of our numbers and is not parsed.
+_DIGITS_MAX: Final = 57
+
+
+class ParsedNumber(msgspec.Struct, frozen=True):
+    """A parsed sequence number."""
+
+    value: int
+    generation: int
+    counter: int
+    shard: int
+
+
+class Numbering:
+    """Makes the sequence numbers of one shard."""
+
+    __slots__ = ("_high", "_low", "generation", "shard")
+
+    def __init__(self, generation: int, shard: int) -> None:
+        self.generation = generation
+        self.shard = shard
+        self._high = (
+            (_VERSION << _VERSION_SHIFT)
+            | (generation << _GENERATION_SHIFT)
+            | ((shard & 15) << _NIBBLE_SHIFT)
+        )
+        self._low = (shard << _SHARD_SHIFT) | _VERSION
+
+    def number(self, counter: int, second: int) -> int:
+        """The number of record `counter` (from 1) that arrived in `second`; counter 0 is the start
+        of the shard."""
+        return self._high | (counter << _COUNTER_SHIFT) | (second << _SECOND_SHIFT) | self._low
+
+
+def parse(text: str) -> ParsedNumber | None:
+    """The parts of a number made by `Numbering`, or None for any other text."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
+        return None
+    value = int(text)
+    if value >> _VERSION_SHIFT != _VERSION or value & 15 != _VERSION:
+        return None
+    return ParsedNumber(
+        value=value,
+        generation=(value >> _GENERATION_SHIFT) & _BITS_36,
+        counter=(value >> _COUNTER_SHIFT) & (2**64 - 1),
+        shard=(value >> _SHARD_SHIFT) & _BITS_32,
+    )
+
+
+# The arithmetic of hash ranges: equal ranges, and the steps from one set of ranges to another.
+#
+# Every step is a split of one range or a merge of two neighbours, as the service does it
+# (UpdateShardCount: "performs splits or merges on individual shards. This can cause short-lived
+# shards to be created"). After every step the ranges still tile the hash space.
+class Split(msgspec.Struct, frozen=True):
+    """Cut a range in two; the second begins at `at`."""
+
+    whole: HashRange
+    at: int
+
+
+class Merge(msgspec.Struct, frozen=True):
+    """Join two neighbours."""
+
+    low: HashRange
+    high: HashRange
+
+
+def even_ranges(count: int) -> list[HashRange]:
+    """The hash space in `count` equal ranges; the last one has the remainder too."""
+    width = (HASH_KEY_MAX + 1) // count
+    starts = [index * width for index in range(count)]
+    ends = [start - 1 for start in starts[1:]] + [HASH_KEY_MAX]
+    return [HashRange(start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+def steps_to(current: Sequence[HashRange], target: Sequence[HashRange]) -> Iterator[Split | Merge]:
+    """Splits, then merges, that lead from one tiling (in order) to another.
+
+    A range that is in both is not changed. Ranges are cut and joined by halves, so that a lineage
+    of k steps is about log2(k) generations deep.
+    """
+    cuts = [wanted.start for wanted in target]
+    pieces: list[HashRange] = []
+    for whole in current:
+        inside = [cut for cut in cuts if whole.start < cut <= whole.end]
+        yield from _cut(whole, inside)
+        edges = [whole.start, *inside, whole.end + 1]
+        pieces += [HashRange(low, high - 1) for low, high in pairwise(edges)]
+    for wanted in target:
+        yield from _join([piece for piece in pieces if piece.overlaps(wanted)])
+
+
+def _cut(whole: HashRange, cuts: Sequence[int]) -> Iterator[Split]:
+    if not cuts:
+        return
+    middle = len(cuts) // 2
+    at = cuts[middle]
+    yield Split(whole, at)
+    yield from _cut(HashRange(whole.start, at - 1), cuts[:middle])
+    yield from _cut(HashRange(at, whole.end), cuts[middle + 1 :])
+
+
+def _join(pieces: Sequence[HashRange]) -> Iterator[Merge]:
+    if len(pieces) < 2:
+        return
+    middle = len(pieces) // 2
+    yield from _join(pieces[:middle])
+    yield from _join(pieces[middle:])
+    low = HashRange(pieces[0].start, pieces[middle - 1].end)
+    yield Merge(low, HashRange(pieces[middle].start, pieces[-1].end))
+
+
+# A record to put, its bounds, and its result. A refusal names neither data nor partition key.
+_KEY_CHARACTERS_MAX: Final = 256
+# 2**128 - 1 has 39 digits.
+_HASH_KEY_DIGITS_MAX: Final = 39
+
+
+class PutEntry(msgspec.Struct, frozen=True, gc=False):
+    """One record to be written. `hash_key` is the ExplicitHashKey."""
+
+    data: bytes = msgspec.field(name="Data")
+    partition_key: str | None = msgspec.field(name="PartitionKey", default=None)
+    hash_key: str | None = msgspec.field(name="ExplicitHashKey", default=None)
+
+
+class PutResult(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The result of one record of a PutRecords: its shard and sequence number, or an error."""
+
+    sequence_number: str | None = msgspec.field(name="SequenceNumber", default=None)
+    shard_id: str | None = msgspec.field(name="ShardId", default=None)
+    error_code: str | None = msgspec.field(name="ErrorCode", default=None)
+    error_message: str | None = msgspec.field(name="ErrorMessage", default=None)
+
+
+def check_entry(entry: PutEntry, bytes_max: int, where: str) -> int | None:
+    """The explicit hash key as a number, if there is one. `where` names the record in a refusal.
+
+    Raises: InvalidRequest for a key, an explicit hash key or a size out of bounds.
+    """
+    key = entry.partition_key
+    if not key or len(key) > _KEY_CHARACTERS_MAX:
+        raise invalid_argument(
+            f"PartitionKey of {where} must have 1 to {_KEY_CHARACTERS_MAX} characters."
+        )
+    size_bytes = len(entry.data) + len(key.encode())
+    if size_bytes > bytes_max:
+        raise invalid_argument(
+            f"{where} is of {size_bytes} bytes (data and partition key), more than the stream's"
+            f" maximum of {bytes_max} bytes."
+        )
+    text = entry.hash_key
+    if text is None:
+        return None
+    is_number = text.isascii() and text.isdigit() and len(text) <= _HASH_KEY_DIGITS_MAX
+    if not is_number or int(text) > HASH_KEY_MAX:
+        raise invalid_argument(
+            f"ExplicitHashKey of {where} is not a number between 0 and {HASH_KEY_MAX}."
+        )
+    return int(text)
+
+
+# The memory of a record besides data and key: the struct, the headers of three strings and bytes,
+# 56 digits, two array slots. Measured with sys.getsizeof: about 300 bytes.
+RECORD_OVERHEAD_BYTES: Final = 300
+# Trimmed records are removed from the lists in lots, so that trimming costs amortised O(1) a
+# record.
+_TRIM_LOT: Final = 1024
+
+
+class StoredRecord(msgspec.Struct, frozen=True, gc=False):
+    """A record as GetRecords returns it. Encoded as JSON it is in the answer's format."""
+
+    sequence_number: str = msgspec.field(name="SequenceNumber")
+    arrived_at: float = msgspec.field(name="ApproximateArrivalTimestamp")
+    data: bytes = msgspec.field(name="Data")
+    partition_key: str = msgspec.field(name="PartitionKey")
+
+
+def shard_id_of(number: int) -> str:
+    return f"shardId-{number:012d}"
+
+
+class ShardLog:
+    """One shard, open or closed: its records in order, its trim horizon, its end.
+
+    A position counts all records written to the shard before it, so it stays valid when records
+    are trimmed. Positions never go back. Arrival times in a shard never decrease, because a host
+    clock that is set back must not reorder AT_TIMESTAMP.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        hash_range: HashRange,
+        parents: tuple[ShardLog, ...],
+        now: WallTime,
+    ) -> None:
+        after_parents = [parent.numbering.generation + 1 for parent in parents]
+        generation = max([int(now), *after_parents])
+        self.number = number
+        self.shard_id = shard_id_of(number)
+        self.hash_range = hash_range
+        self.parents = tuple(parent.shard_id for parent in parents)
+        self.numbering: Numbering = Numbering(generation, number)
+        self.created_at = now
+        self.closed_at: WallTime | None = None
+        self.starting_number = str(self.numbering.number(0, generation))
+        self.ending_number: str | None = None
+        self._records: list[StoredRecord] = []
+        self._arrivals = array("d")
+        # Bytes of data and keys up to and including each record, since the shard was created.
+        self._sizes = array("Q")
+        self._dropped = 0
+        self._trimmed = 0
+        self._last_arrival = 0.0
+        self._size_total = 0
+        self._size_trimmed = 0
+        self._size_dropped = 0
+
+    @property
+    def start(self) -> int:
+        """The trim horizon: the position of the oldest record that is not trimmed."""
+        return self._trimmed
+
+    @property
+    def end(self) -> int:
+        """The position after the newest record."""
+        return self._dropped + len(self._records)
+
+    def append(
+        self, data: bytes, partition_key: str, size_bytes: int, now: WallTime, storage: Storage
+    ) -> StoredRecord:
+        """Write one record. `size_bytes` is data and key, as the service counts them."""
+        assert self.closed_at is None, self.shard_id
+        # Rounded up to the next millisecond. So a record's arrival is never before a time that was
+        # read before the put, such as its stream's creation or a pinned LATEST.
+        arrived_at = max(self._last_arrival, math.ceil(now * 1000) / 1000)
+        self._last_arrival = arrived_at
+        number = self.numbering.number(self.end + 1, int(arrived_at))
+        record = StoredRecord(str(number), arrived_at, data, partition_key)
+        self._size_total += size_bytes
+        self._records.append(record)
+        self._arrivals.append(arrived_at)
+        self._sizes.append(self._size_total)
+        storage.used_bytes += size_bytes + RECORD_OVERHEAD_BYTES
+        return record
+
+    def close(self, now: WallTime) -> None:
+        """Stop writes. The records stay readable until they are trimmed."""
+        self.closed_at = now
+        self.ending_number = str(self.numbering.number(COUNTER_END, int(now)))
+
+    def trim(self, horizon: WallTime, storage: Storage) -> None:
+        """Remove the records that arrived before `horizon`."""
+        head = self._trimmed - self._dropped
+        if head == len(self._records) or self._arrivals[head] >= horizon:
+            return
+        keep = bisect_left(self._arrivals, horizon, head)
+        size_before = self._size_trimmed
+        self._size_trimmed = self._sizes[keep - 1]
+        storage.used_bytes -= (
+            self._size_trimmed - size_before + (keep - head) * RECORD_OVERHEAD_BYTES
+        )
+        self._trimmed = self._dropped + keep
+        if keep >= _TRIM_LOT or keep == len(self._records):
+            del self._records[:keep], self._arrivals[:keep], self._sizes[:keep]
+            self._dropped = self._trimmed
+            self._size_dropped = self._size_trimmed
+
+    def position_at(self, timestamp: WallTime) -> int:
+        """The first record that arrived at or after the time; the tip if there is none yet."""
+        return max(self.start, self._dropped + bisect_left(self._arrivals, timestamp))
+
+    def position_of(self, number: ParsedNumber, *, after: bool) -> int:
+        """The first untrimmed record at (or after) a sequence number of this shard."""
+        position = number.counter - 1
+        if position < self.start:
+            return self.start
+        if position >= self.end:
+            return self.end
+        here = int(self._records[position - self._dropped].sequence_number)
+        passed = here <= number.value if after else here < number.value
+        return position + 1 if passed else position
+
+    def page(self, position: int, count_max: int, bytes_max: int) -> list[StoredRecord]:
+        """Records from a position on, bounded in number and in bytes of data and keys.
+
+        A first record that exceeds `bytes_max` alone is returned by itself, so reading goes on.
+        """
+        first = max(position, self.start) - self._dropped
+        last = min(first + count_max, len(self._records))
+        if first >= last:
+            return []
+        before = self._sizes[first - 1] if first else self._size_dropped
+        by_size = bisect_right(self._sizes, before + bytes_max, first, last)
+        return self._records[first : max(by_size, first + 1)]
+
+    def size_between(self, first: int, last: int) -> int:
+        """Bytes of data and keys of the records from one position up to another."""
+        if last <= first:
+            return 0
+        low, high = first - self._dropped, last - self._dropped
+        before = self._sizes[low - 1] if low else self._size_dropped
+        return self._sizes[high - 1] - before
+
+    def arrival_of(self, position: int) -> float:
+        """The arrival time of the untrimmed record at a position."""
+        return self._arrivals[position - self._dropped]
+
+    def describe(self) -> Shard:
+        parents = (*self.parents, None, None)
+        return Shard(
+            shard_id=self.shard_id,
+            hash_range=self.hash_range,
+            starting_sequence_number=self.starting_number,
+            ending_sequence_number=self.ending_number,
+            parent_shard_id=parents[0],
+            adjacent_parent_shard_id=parents[1],
+        )
+
+    def free(self, storage: Storage) -> None:
+        """Release the storage of all records, because the stream is deleted."""
+        count = self.end - self._trimmed
+        storage.used_bytes -= self._size_total - self._size_trimmed + count * RECORD_OVERHEAD_BYTES
+
 
 # GetRecords: "up to 10 MB of data ... or up to 10,000 records".
 PAGE_BYTES_MAX: Final = 10 * MIB
@@ -45,7 +421,7 @@ RETENTION_DEFAULT_S: Final = 24 * 3600.0
 
 
 class Page(msgspec.Struct, frozen=True):
-    """What one read of a shard gives. `next_position` None is the end of a closed shard."""
+    """The result of one read of a shard. `next_position` None is the end of a closed shard."""
 
     records: list[StoredRecord]
     next_position: int | None
@@ -59,7 +435,11 @@ def hash_key_of(partition_key: str) -> int:
 
 
 class Stream:
-    """One stream and all its shards that are not forgotten yet."""
+    """One stream and all its shards that are not removed yet.
+
+    The open shards tile the hash space at every moment. A closed shard keeps its records until the
+    retention trims them, and is listed until its end is older than the retention.
+    """
 
     def __init__(
         self,
@@ -96,14 +476,14 @@ class Stream:
         self._route()
 
     def status(self, now: WallTime) -> str:
-        """CREATING or UPDATING until `settle_s` after the change, DELETING until it is gone."""
+        """CREATING or UPDATING until `settle_s` after the change, DELETING until it is removed."""
         return "ACTIVE" if now >= self._settled_at and self._phase != "DELETING" else self._phase
 
     def is_gone(self, now: WallTime) -> bool:
         return self._phase == "DELETING" and now >= self._settled_at
 
     def delete(self, now: WallTime) -> None:
-        """Records are gone at once; the stream is, once its status has lasted `settle_s`."""
+        """Remove the records at once. The stream itself is removed after `settle_s`."""
         self._enter("DELETING", now)
         for shard in self._shards.values():
             shard.free(self._storage)
@@ -111,7 +491,7 @@ class Stream:
         self._route()
 
     def horizon(self, now: WallTime) -> WallTime:
-        """The arrival time before which records are gone."""
+        """The arrival time before which records are trimmed."""
         return WallTime(max(now - self.retention_s, self.created_at))
 
     def shards(self, now: WallTime) -> list[ShardLog]:
@@ -134,12 +514,12 @@ class Stream:
         return shard
 
     def trim(self, now: WallTime) -> None:
-        """Forget records older than the retention, and closed shards that ended before that."""
+        """Remove records older than the retention, and shards that were closed before that."""
         horizon = self.horizon(now)
         for shard in list(self._shards.values()):
             shard.trim(horizon, self._storage)
             if self._is_forgotten(shard, now):
-                # After a clock was set back, records may have arrived "after" the shard's end.
+                # If a clock was set back, records may have arrived "after" the shard was closed.
                 shard.free(self._storage)
                 del self._shards[shard.shard_id]
                 self._meters.pop(shard.shard_id, None)
@@ -147,9 +527,9 @@ class Stream:
     def put(
         self, data: bytes, partition_key: str, hash_key: int | None, now: WallTime
     ) -> tuple[str, StoredRecord]:
-        """Write one record; gives its shard's id too. `hash_key` overrides the key's MD5.
+        """Write one record. Also returns its shard's id. `hash_key` overrides the key's MD5.
 
-        Bounds of a record are the caller's to check. Raises: Throttled (a shard's rate, or the
+        The caller must check the bounds of a record. Raises: Throttled (a shard's rate, or the
         whole model's bytes).
         """
         size_bytes = len(data) + len(partition_key.encode())
@@ -164,8 +544,8 @@ class Stream:
     def read(self, shard_number: int, position: int, limit: int, now: WallTime) -> Page:
         """Up to `limit` records from a position on. Raises: NotFound, Throttled.
 
-        The page that reaches the end of a closed shard ends it, with or without records; a page
-        filled to a bound never does, as it has not looked further.
+        The page that reaches the end of a closed shard ends it, with or without records. A page
+        that is filled to a bound never ends the shard, because it does not look further.
         """
         shard = self.shard(shard_id_of(shard_number), now)
         shard.trim(self.horizon(now), self._storage)
@@ -256,7 +636,7 @@ class Stream:
             self._meters[shard.shard_id] = ShardMeter(self._limits, now)
 
     def _route(self) -> None:
-        """Rebuild the routing table: the open shards by where their hash range starts."""
+        """Rebuild the routing table: the open shards by the start of their hash range."""
         still_open = [shard for shard in self._shards.values() if shard.closed_at is None]
         self._open_shards = sorted(still_open, key=lambda shard: shard.hash_range.start)
         self._open_starts = [shard.hash_range.start for shard in self._open_shards]

@@ -1,22 +1,25 @@
-"""The lease processes of this manager: started, spoken to, heard, and proven dead.
+"""The lease processes of this manager: starts them, sends to them, reads their reports, proves
+their exit.
 
-Holds: `LeaseProcesses`. May not know: why a process is started or drained. Rule [P5]: an exit is
-reported only after the pidfd proved it and the ring was emptied, or, of one that no signal ends,
-after the latest fence it could reach; a start command is sent only to a process whose pidfd we
-hold. Look next: `forks.py`, `child.py`, `hearing.py`.
+It does not know why a process is started or drained.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import heapq
 import os
 import signal
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Final, Protocol
 
+import psutil
+
 from kclrun.errors import MalformedFrame
-from kclrun.ipc.channel import Channel, NotSent
-from kclrun.ipc.doorbell import Doorbell
+from kclrun.ipc.board import Segment, StartSpec, StatusSlot
+from kclrun.ipc.channel import Channel, Doorbell, NotSent
 from kclrun.ipc.messages import (
     Begin,
     Drain,
@@ -28,24 +31,76 @@ from kclrun.ipc.messages import (
     ToWorker,
     channel_to_worker,
 )
-from kclrun.ipc.segment import Segment
-from kclrun.ipc.spec import StartSpec
+from kclrun.ipc.ring import EventRing
 from kclrun.leases.commands import StartProcess
 from kclrun.leases.events import Event, ProcessExited, ProcessStarted, StartFailed
-from kclrun.manager.child import Child, exit_words
-from kclrun.manager.forks import Forks
-from kclrun.manager.hearing import Listener
-from kclrun.manager.launching import Launcher, ProcessForked
+from kclrun.lifecycle.stopping import UNKILLABLE_AFTER_S, latest_fence, next_force
+from kclrun.manager.forks import ForkRefused, Forks, Launcher, ProcessForked
+from kclrun.manager.hearing import Child, Listener, exit_words, waiting_since
+from kclrun.manager.lease_session import end_session, is_unreaped
 from kclrun.manager.loop import Loop
-from kclrun.manager.places import Places
-from kclrun.manager.stopping import UNKILLABLE_AFTER_S, latest_fence, next_force
 from kclrun.model.lease import LeaseKey
 from kclrun.model.time import Instant
 from kclrun.observe.logs import EventLog
 
-__all__ = ["Departed", "LeaseProcesses", "Specify"]
 
-# The launcher reaps within a millisecond of the pidfd's word; without a launcher nobody may.
+def reap_adopted(spared: AbstractSet[int]) -> tuple[int, ...] | None:
+    """Reap orphaned children that have exited, except those in `spared`; the pids reaped.
+
+    As process 1 of a container, or as the subreaper that we declare ourselves, we inherit the
+    processes that programs of user code leave behind. Only children of another session are orphans:
+    lease processes and the launcher have sessions of their own, and all processes that they start
+    are in those. A child that the program around us started itself is for that program to reap.
+
+    None if /proc could not be read to its end, because this process has no descriptor or memory
+    left: some orphans may still wait, and only another call reaps them.
+    """
+    reaped = []
+    session = os.getsid(0)
+    try:
+        for child in psutil.Process().children():
+            if child.pid in spared or not _is_adopted_and_dead(child, session):
+                continue
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(child.pid, os.WNOHANG)[0]:
+                    reaped.append(child.pid)
+    except (psutil.Error, OSError):
+        return None
+    return tuple(reaped)
+
+
+def _is_adopted_and_dead(child: psutil.Process, session: int) -> bool:
+    try:
+        return child.status() == psutil.STATUS_ZOMBIE and os.getsid(child.pid) != session
+    except (psutil.Error, ProcessLookupError):
+        return False
+
+
+class Places:
+    """The free places of a segment, the lowest first, so that few pages are ever written.
+
+    A place is reused only once the exit of its process is proven. It is cleared then.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._free = list(range(segment.places))
+
+    def take(self) -> tuple[int, StatusSlot, EventRing] | None:
+        """A cleared place with its slot and ring, or None if all are taken."""
+        if not self._free:
+            return None
+        place = heapq.heappop(self._free)
+        self._segment.clear(place)
+        return place, self._segment.slot(place), self._segment.ring(place)
+
+    def give_back(self, place: int) -> None:
+        """Free a place. The exit of its process is proven."""
+        heapq.heappush(self._free, place)
+
+
+# The launcher reports the exit status within a millisecond after the pidfd fires; without a
+# launcher the status may never come.
 _STATUS_PATIENCE_S: Final = 0.1
 _RESEND_AFTER_S: Final = 0.05
 
@@ -57,13 +112,20 @@ class Specify(Protocol):
 
 
 Departed = Callable[[Child], None]
+Tried = Callable[[ForkRefused | None], None]
 
 
 class LeaseProcesses:
-    """All calls in the loop's thread. `deliver` takes events; `departed` sees each dead child.
+    """All calls in the loop's thread. `deliver` takes events; `departed` gets each exited child.
 
-    A process that said its farewell and does not exit within `farewell_patience_s` is forced to.
-    `failover_s` is the longest that a lease process may have been told.
+    An exit is reported only after the pidfd proved it and the ring was emptied. The exit of a
+    process that no signal ends is reported after the latest fence that it could reach. A start
+    command is sent only to a process whose pidfd we hold [P5].
+
+    A process that reported its end and does not exit within `farewell_patience_s` is forced to.
+    `failover_s` is the longest failover that a lease process may have received. `lock_fd` is our
+    descriptor of the lock file: each lease process opens the same file through it, even if the file
+    lost its name.
     """
 
     def __init__(
@@ -78,6 +140,7 @@ class LeaseProcesses:
         departed: Departed,
         farewell_patience_s: float,
         failover_s: float,
+        lock_fd: int | None = None,
     ) -> None:
         self._forks = Forks(
             launcher,
@@ -86,7 +149,9 @@ class LeaseProcesses:
             forked=self._forked,
             refused=self._refused,
             exited=self._exited,
+            answer_wait_s=failover_s,
         )
+        self._trials: dict[int, Tried] = {}
         self._specify = specify
         self._loop = loop
         self._log = log
@@ -100,19 +165,20 @@ class LeaseProcesses:
         self._incarnations = 0
         self._farewell_patience_s = farewell_patience_s
         self._failover_s = failover_s
+        self._lock_fds = () if lock_fd is None else (lock_fd,)
         self._is_closing = False
-        # Whether a process had to be ended that was asked to drain.
+        # Whether a process that was asked to drain had to be killed.
         self.has_forced = False
         loop.watch(self._doorbell.fileno(), self._rung)
 
     # Starting.
 
     def open(self) -> None:
-        """Start the launcher; starts fail until there is one."""
+        """Start the launcher; starts of processes fail until it runs."""
         self._forks.open()
 
     def start(self, command: StartProcess) -> None:
-        """Ask for a process. Comes back as ProcessStarted or StartFailed."""
+        """Request a process. The answer is ProcessStarted or StartFailed."""
         place = self._places.take()
         if place is None:
             self._deliver(StartFailed(command.key, "all places for lease processes are taken"))
@@ -138,28 +204,44 @@ class LeaseProcesses:
         self._forks.request(child.incarnation, (self._segment.fd, self._doorbell.write_fd), theirs)
 
     def _forked(self, report: ProcessForked) -> None:
+        tried = self._trials.pop(report.request_id, None)
+        if tried is not None:
+            tried(None)
         child = self._children.get(report.request_id)
         if child is None or self._is_closing:
-            # Never told to begin: it sees the end of its channel and exits unclaimed.
+            # It gets no start command: it sees the end of its channel and exits unclaimed.
             os.close(report.pidfd)
             return
         child.pid, child.pidfd = report.pid, report.pidfd
         self._loop.watch(report.pidfd, lambda: self._pidfd_fired(child))
-        # Not before: what was broadcast since the request is in it.
-        self._send(child, Begin(self._specify(child.start, child.place, child.incarnation)))
+        # Not earlier: the start command contains the values broadcast since the request.
+        begin = Begin(self._specify(child.start, child.place, child.incarnation))
+        self._send(child, begin, self._lock_fds)
         self._deliver(ProcessStarted(child.key, report.pid))
         if child.drain_reason is not None:
             self._send_drain(child)
 
-    def _refused(self, request_id: int, reason: str) -> None:
-        child = self._children.pop(request_id, None)
+    def _refused(self, refusal: ForkRefused) -> None:
+        tried = self._trials.pop(refusal.request_id, None)
+        if tried is not None:
+            tried(refusal)
+        child = self._children.pop(refusal.request_id, None)
         if child is None:
             return
         child.channel.close()
         self._places.give_back(child.place)
-        self._deliver(StartFailed(child.key, reason))
+        self._deliver(StartFailed(child.key, refusal.reason))
 
-    # Speaking.
+    def try_start(self, tried: Tried) -> None:
+        """Fork one process as a trial: it gets no start command, and exits. `tried` is called with
+        None, or with the refusal. Raises: OSError where no channel can be opened."""
+        ours, theirs = Channel.pair()
+        ours.close()
+        self._incarnations += 1
+        self._trials[self._incarnations] = tried
+        self._forks.request(self._incarnations, (self._segment.fd, self._doorbell.write_fd), theirs)
+
+    # Sending.
 
     def drain(self, key: LeaseKey, reason: str, force_instant: Instant) -> None:
         """Ask the process of a lease to finish; from `force_instant` on it is forced to."""
@@ -170,18 +252,18 @@ class LeaseProcesses:
                 self._send_drain(child)
 
     def hurry(self, force_instant: Instant) -> None:
-        """Bring the end of patience forward for everyone; those not asked to drain included."""
+        """Bring the end of patience forward for all processes, also those not asked to drain."""
         for child in self._children.values():
             self.force_from(child, force_instant)
 
     def force_from(self, child: Child, force_instant: Instant) -> None:
-        """Force this one from `force_instant` on, if it is not to be forced sooner."""
+        """Force this process from `force_instant` on, unless it is to be forced sooner."""
         before = child.force_instant
         child.force_instant = min(before, force_instant) if before is not None else force_instant
         self._loop.at(child.force_instant, self.force)
 
     def force(self) -> None:
-        """Force those whose time is over: first a dump of their stacks, then the end."""
+        """Force processes whose time is over: first a dump of their stacks, then the end."""
         for child in tuple(self._children.values()):
             number, due = next_force(child.force_instant, child.forced)
             if number is None or due is None or child.is_dead or child.pidfd is None:
@@ -189,7 +271,7 @@ class LeaseProcesses:
             if self._loop.now() < due:
                 self._loop.at(due, self.force)
                 continue
-            if child.stall is None:  # else the watchdog tells the whole story
+            if child.stall is None:  # else the watchdog logs it
                 self._log.note("process_killed", shard=child.key, signal=number.name)
             self.has_forced = self.has_forced or child.drain_reason is not None
             child.send_signal(number)
@@ -198,7 +280,7 @@ class LeaseProcesses:
                 self._loop.after(UNKILLABLE_AFTER_S, functools.partial(self._write_off, child))
 
     def _write_off(self, child: Child) -> None:
-        """KILL does not end it: report its end once it can start no batch any more [P5]."""
+        """KILL does not end it: report its exit once it can start no batch any more [P5]."""
         if child.is_dead or child.incarnation not in self._children:
             return
         now = self._loop.now()
@@ -219,16 +301,16 @@ class LeaseProcesses:
         )
 
     def kill_all(self) -> None:
-        """End every process now and start no other; deaths are reported as always."""
+        """End every process now and start no other; exits are reported as usual."""
         self._is_closing = True
         for child in self._children.values():
             child.send_signal(signal.SIGKILL)
 
     def end_stalled(self, child: Child, stall: str, force_instant: Instant) -> None:
-        """End one that stands still: its stacks to stderr, a word, then force.
+        """End a stalled process: its stacks to stderr, a drain message, then force.
 
-        The word stands for TERM, which lease processes ignore: with it one that can still hear
-        checkpoints what it processed, so nothing comes twice.
+        The drain message replaces TERM, which lease processes ignore. A process that can still read
+        it checkpoints its processed records, so no record comes twice.
         """
         child.stall = stall
         self._send(child, DumpStacks())
@@ -236,7 +318,7 @@ class LeaseProcesses:
         self.force_from(child, force_instant)
 
     def broadcast(self, message: RenewCredentials | FailoverChanged | OthersInSight) -> None:
-        """To all that run. Those still being forked learn it from their start command."""
+        """Send to all that run. Processes still being forked get it in their start command."""
         for child in self._children.values():
             if child.pid is not None:
                 self._send(child, message)
@@ -245,17 +327,18 @@ class LeaseProcesses:
         left_s = max(0.0, (child.force_instant or self._loop.now()) - self._loop.now())
         self._send(child, Drain(child.drain_reason or "", left_s))
 
-    def _send(self, child: Child, message: ToWorker) -> None:
-        """A process that does not read is tried again; one that is gone is told by its pidfd."""
+    def _send(self, child: Child, message: ToWorker, fds: tuple[int, ...] = ()) -> None:
+        """Send, and try again if the process does not read. The pidfd reports a process that
+        exited."""
         if child.is_dead:
             return
-        if isinstance(child.channel.send(message), NotSent):
-            self._loop.after(_RESEND_AFTER_S, lambda: self._send(child, message))
+        if isinstance(child.channel.send(message, fds), NotSent):
+            self._loop.after(_RESEND_AFTER_S, lambda: self._send(child, message, fds))
 
-    # Hearing.
+    # Receiving.
 
     def _rung(self) -> None:
-        """Before the rings are read, so that a press meanwhile is not missed."""
+        """Answer the doorbell before the rings are read, so that a later press is not missed."""
         self._doorbell.answer()
         for child in tuple(self._children.values()):
             if child.pid is not None and not child.is_dead and not child.is_written_off:
@@ -273,10 +356,10 @@ class LeaseProcesses:
         for event in events:
             self._deliver(event)
 
-    # Dying.
+    # Exits.
 
     def _exited(self, report: Exited) -> None:
-        """The launcher reaped one; its status may come before its pidfd fires, or after."""
+        """The launcher reaped a process; its status may come before its pidfd fires, or after."""
         for child in tuple(self._children.values()):
             if child.pid == report.pid and child.status is None:
                 child.status = report.status
@@ -284,16 +367,24 @@ class LeaseProcesses:
                     self._bury(child)
 
     def _pidfd_fired(self, child: Child) -> None:
-        """It is dead, proven. Its exit status comes from the launcher, or from us as its reaper."""
+        """The exit is proven. The exit status comes from the launcher, or from us as its reaper."""
         assert child.pidfd is not None, "a pidfd that fired is one we hold"
         self._loop.unwatch(child.pidfd)
         child.is_dead = True
         if child.status is None:
+            self._end_session(child)
             child.status = _reaped(child.pidfd)
         if child.status is not None:
             self._bury(child)
         else:
             self._loop.after(_STATUS_PATIENCE_S, lambda: self._bury(child))
+
+    def _end_session(self, child: Child) -> None:
+        """End the processes that user code started in it before the next start. This is for the
+        case without a launcher: the launcher ends a session before it reaps its leader."""
+        pidfd = child.pidfd
+        if child.pid is not None and pidfd is not None:
+            end_session(child.pid, lambda: is_unreaped(pidfd))
 
     def _bury(self, child: Child) -> None:
         if self._children.pop(child.incarnation, None) is None:
@@ -301,7 +392,7 @@ class LeaseProcesses:
         assert child.pidfd is not None, "only a process whose pidfd we held is buried"
         assert child.pid is not None, "a pidfd comes with its pid"
         for event in self._listener.hear_last(child):
-            if not child.is_written_off:  # its lease is another process's by now
+            if not child.is_written_off:  # another process has its lease by now
                 self._deliver(event)
         child.look()
         os.close(child.pidfd)
@@ -309,17 +400,18 @@ class LeaseProcesses:
         child.channel.close()
         self._departed(child)
         self._places.give_back(child.place)
-        words = exit_words(child.status, child.forced)
+        words = exit_words(child.status, child.forced, is_vouched=child.farewell)
         if child.stall is not None:
             words = f"{child.stall}, so its manager ended it; {words}"
         self._log.note("process_exited", shard=child.key, process=child.pid, reason=words)
         if not child.is_written_off:
-            self._deliver(ProcessExited(child.key, child.pid, words))
+            since = waiting_since(child.last_status)
+            self._deliver(ProcessExited(child.key, child.pid, words, since))
 
-    # Looking.
+    # State.
 
     def living(self) -> Iterator[Child]:
-        """Those that run, as far as we know, and are worth looking at."""
+        """The processes that run, as far as we know, without those written off."""
         return (
             child
             for child in tuple(self._children.values())
@@ -328,7 +420,7 @@ class LeaseProcesses:
 
     @property
     def pids(self) -> frozenset[int]:
-        """Those whose end is ours to reap or to hear of, and the launcher."""
+        """The pids of our lease processes and of the launcher: their exits are handled here."""
         own = {child.pid for child in self._children.values()} | {self._forks.launcher_pid}
         return frozenset(pid for pid in own if pid is not None)
 
@@ -341,11 +433,11 @@ class LeaseProcesses:
         return [child for child in self._children.values() if child.key == key]
 
     def __len__(self) -> int:
-        """Processes asked for or alive, but for those that will never end."""
+        """Processes requested or alive, except those that never exit."""
         return sum(not child.is_written_off for child in self._children.values())
 
     def close(self) -> None:
-        """Let go of all; a process still alive sees the end of its channel and drains itself."""
+        """Release all resources. A process that still runs drains when its channel ends."""
         self._is_closing = True
         self._forks.close()
         self._loop.unwatch(self._doorbell.fileno())
@@ -360,7 +452,7 @@ class LeaseProcesses:
 
 
 def _reaped(pidfd: int) -> int | None:
-    """The wait status of an orphan that was handed to us; None if it is another's to reap."""
+    """The wait status of an orphan that we inherited; None if another process has to reap it."""
     try:
         info = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
     except ChildProcessError:

@@ -1,39 +1,361 @@
-"""Forks asked of the launcher, a few at a time; and a launcher that is there to be asked.
+"""Queues fork requests to the launcher, restarts it if it exits, and makes start commands.
 
-Holds: `Forks`. May not know: leases; a request is a number and three descriptors.
-Rule: every request is answered once, by `forked` or `refused`, whatever becomes of the launcher.
-Look next: `launching.py` (one launcher), `children.py` (who asks).
+A request is a number and three descriptors.
 """
 
 from __future__ import annotations
 
 import collections
+import os
 import socket
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
-from kclrun.ipc.messages import Exited
-from kclrun.manager.launching import (
-    ForkRefused,
-    Launcher,
-    LauncherGone,
-    LauncherReport,
-    ProcessForked,
+import msgspec
+
+from kclrun.config.schema import CheckpointSettings, Settings
+from kclrun.errors import MalformedFrame
+from kclrun.ipc import board as ipc
+from kclrun.ipc.channel import Channel, PeerGone, Quiet, Sent
+from kclrun.ipc.messages import (
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    FromLauncher,
+    Quit,
+    Ready,
+    ToLauncher,
+    channel_to_launcher,
 )
-from kclrun.manager.loop import Loop
+from kclrun.leases.commands import StartProcess
+from kclrun.manager.launcher import lease_environment
+from kclrun.manager.loop import Loop, Timer
+from kclrun.manager.world import World
+from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.stream import (
+    ONLY_STREAM,
+    StreamKey,
+    shard_id_of,
+    stream_name_of,
+    stream_of,
+)
+from kclrun.model.time import Instant, WallTime
+from kclrun.model.wire import WireCredentials
 from kclrun.observe.logs import EventLog
 
-__all__ = ["Forks"]
+
+class StartCommands:
+    """Makes the start commands of lease processes for one manager: from settings, world and row.
+
+    A start command contains everything that a lease process needs: it reads no file and no setting
+    of its own. `row_of` gives the row as last confirmed.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        world: World,
+        *,
+        owner: OwnerId,
+        lock_path: Path,
+        import_paths: tuple[str, ...],
+        start_at_of: Callable[[StreamKey], WallTime | None],
+        log_as_json: bool,
+        credentials: Callable[[], WireCredentials],
+        row_of: Callable[[LeaseKey], Lease | None],
+        failover_s: Callable[[], float],
+        others_in_sight: Callable[[], bool],
+    ) -> None:
+        self._settings = settings
+        self._world = world
+        self._owner = owner
+        self._lock_path = lock_path
+        self._import_paths = import_paths
+        self._start_at_of = start_at_of
+        self._log_as_json = log_as_json
+        self._credentials = credentials
+        self._row_of = row_of
+        self._failover_s = failover_s
+        self._others_in_sight = others_in_sight
+
+    def __call__(self, start: StartProcess, place: int, incarnation: int) -> ipc.StartSpec:
+        settings = self._settings
+        stream = stream_of(start.key)
+        source = self._world.streams[stream]
+        row = self._row_of(start.key)
+        hash_range = row.hash_range if row is not None else None
+        pinned_at = row.latest_pinned_at if row is not None else None
+        return ipc.StartSpec(
+            application=settings.application,
+            stream_name=source.summary.name,
+            stream_arn=source.summary.arn or None,
+            lease_key=start.key,
+            shard_id=shard_id_of(start.key),
+            owner=self._owner,
+            seen_counter=start.counter,
+            place=place,
+            incarnation=incarnation,
+            expires_instant=start.expires_instant,
+            failover_s=self._failover_s(),
+            has_waited=start.has_waited,
+            others_in_sight=self._others_in_sight(),
+            start_timestamp=pinned_at if pinned_at is not None else self._start_at_of(stream),
+            hash_range_start=str(hash_range.start) if hash_range is not None else None,
+            hash_range_end=str(hash_range.end) if hash_range is not None else None,
+            processor=source.settings.processor or "",
+            import_paths=self._import_paths,
+            options=source.settings.options,
+            fetch=_fetch(settings),
+            checkpoint=_checkpoint(settings.checkpoint),
+            on_error=ipc.OnErrorSpec(
+                retries=settings.on_error.retries, backoff_s=float(settings.on_error.backoff)
+            ),
+            output_path=self._output_path(stream),
+            table_name=settings.table,
+            kinesis=self._world.kinesis,
+            dynamodb=self._world.dynamodb,
+            credentials=self._credentials(),
+            lock_path=str(self._lock_path),
+            log=ipc.LogSpec(level=settings.log.level, json=self._log_as_json),
+            nice=source.settings.priority,
+        )
+
+    def _output_path(self, stream: StreamKey) -> str | None:
+        """The output folder. Each of several streams has its own: shard ids repeat in them."""
+        output = self._settings.output
+        if output is None or output.path is None or stream == ONLY_STREAM:
+            return output.path if output is not None else None
+        return str(Path(output.path) / stream_name_of(stream))
+
+
+def _fetch(settings: Settings) -> ipc.FetchSpec:
+    fetch = settings.fetch
+    return ipc.FetchSpec(
+        mode=fetch.mode,
+        idle_s=float(fetch.idle),
+        buffer_bytes=int(fetch.buffer),
+        batch_max=fetch.batch_max,
+        kpl_range=fetch.kpl_range,
+    )
+
+
+def _checkpoint(checkpoint: CheckpointSettings) -> ipc.CheckpointSpec:
+    every = checkpoint.every
+    return ipc.CheckpointSpec(
+        mode=every if isinstance(every, str) else "auto",
+        every_s=0.0 if isinstance(every, str) else float(every),
+        uncheckpointed_max=checkpoint.uncheckpointed_max,
+    )
+
+
+# The modules that a lease process imports before the first record, beside its entry. The launcher
+# loads them once and all lease processes share them. The user's module is not among them: each
+# lease process loads it itself.
+_PRELOADED: Final = (
+    "encodings.idna",  # every lookup of a host name needs it
+    "msgspec",
+    "urllib3",
+    "kclrun.ipc.messages",
+    "kclrun.ipc.board",
+    "kclrun.ipc.transitions",
+    "kclrun.processor",
+)
+# One message for each fork and each exit of up to 1024 lease processes; more wait for the next
+# turn.
+_MESSAGES_MAX: Final = 256
+_QUIT_PATIENCE_S: Final = 2.0
+
+
+class ProcessForked(msgspec.Struct, frozen=True):
+    """A fork succeeded. The receiver has to close `pidfd`."""
+
+    request_id: int
+    pid: int
+    pidfd: int
+
+
+class ForkRefused(msgspec.Struct, frozen=True):
+    """The request led to no process. `errno` is the kernel's; 0 if the kernel was not asked."""
+
+    request_id: int
+    reason: str
+    errno: int = 0
+
+
+class LauncherGone(msgspec.Struct, frozen=True):
+    """The launcher exited; its lease processes live on, and we get their exit statuses."""
+
+    exit_status: int | None
+
+
+LauncherReport = ProcessForked | ForkRefused | LauncherGone | Exited
+
+
+class Launcher:
+    """At most one launcher process at a time; `start` makes another one after its exit.
+
+    A fork whose answer never came is a process whose exit cannot be proven. It is harmless: it gets
+    its start command only after its pidfd arrived here. Without one it sees the end of its channel
+    and exits without a claim.
+    """
+
+    def __init__(
+        self,
+        entry: str,
+        preload: Sequence[str] = (),
+        *,
+        output_fds: tuple[int | None, int | None] = (None, None),
+        only: Sequence[str] | None = None,
+    ) -> None:
+        """`only` narrows the environment of lease processes, as `environment.only` does."""
+        self._only = only
+        self._arguments = (entry, *_PRELOADED, *preload)
+        self._output_fds = output_fds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel[ToLauncher, FromLauncher] | None = None
+        self._requested: set[int] = set()
+        # Whether it has reported that it waits for requests; until then it loads modules.
+        self.is_ready = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def in_flight(self) -> int:
+        """Forks requested and not answered."""
+        return len(self._requested)
+
+    def fileno(self) -> int:
+        """For a selector; -1 while no launcher runs."""
+        return self._channel.fileno() if self._channel is not None else -1
+
+    def start(self) -> None:
+        """Exec a launcher. Requests may be sent at once; it answers when it has loaded (~0.3 s).
+
+        Raises: OSError if no process can be made.
+        """
+        ours, theirs = Channel.pair()
+        try:
+            # In a session of its own: Ctrl-C is for the manager. -P: nothing is imported from the
+            # working folder.
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [
+                    *(sys.executable, "-P", "-m", "kclrun.manager.launcher"),
+                    *(str(theirs.fileno()), *self._arguments),
+                ],
+                pass_fds=(theirs.fileno(),),
+                env=lease_environment(os.environ, self._only),
+                stdin=subprocess.DEVNULL,
+                stdout=self._output_fds[0],
+                stderr=self._output_fds[1],
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._channel = channel_to_launcher(ours)
+        self.is_ready = False
+
+    def fork(self, request_id: int, fds: Sequence[int]) -> bool:
+        """Request a lease process that gets copies of `fds`; whether the request was sent."""
+        if self._channel is None:
+            return False
+        is_sent = isinstance(self._channel.send(Fork(request_id), fds), Sent)
+        if is_sent:
+            self._requested.add(request_id)
+        return is_sent
+
+    def hear(self) -> list[LauncherReport]:
+        """The reports since the last call. After LauncherGone there are none: `start` again."""
+        reports: list[LauncherReport] = []
+        while self._channel is not None and len(reports) < _MESSAGES_MAX:
+            try:
+                got = self._channel.receive_with_fds()
+            except MalformedFrame:
+                # It runs only our code, so this is a damaged process: end it.
+                got = PeerGone()
+            if isinstance(got, Quiet):
+                break
+            if isinstance(got, PeerGone):
+                reports += self._gone()
+                break
+            reports += self._reported(*got)
+        return reports
+
+    def kill(self) -> None:
+        """It does not answer: end it. `hear` reports LauncherGone; lease processes live on."""
+        if self._process is not None:
+            self._process.kill()
+
+    def stop(self) -> None:
+        """Let it exit; kill it if it does not. Lease processes are not affected."""
+        if self._channel is not None:
+            self._channel.send(Quit())
+            self._channel.close()
+            self._channel = None
+        self._reap(kill_after_s=_QUIT_PATIENCE_S)
+
+    def _reported(self, message: FromLauncher, fds: tuple[int, ...]) -> list[LauncherReport]:
+        match message:
+            case Forked(request_id, pid) if len(fds) == 1:
+                self._requested.discard(request_id)
+                return [ProcessForked(request_id, pid, fds[0])]
+            case ForkFailed(request_id, error, number):
+                self._requested.discard(request_id)
+                return [ForkRefused(request_id, error, number)]
+            case Exited():
+                return [message]
+            case Ready():
+                self.is_ready = True
+                return []
+            case Forked():  # without its descriptor: its exit could not be proven
+                return []
+
+    def _gone(self) -> list[LauncherReport]:
+        assert self._channel is not None, "only a launcher that was there can be gone"
+        self._channel.close()
+        self._channel = None
+        self.is_ready = False
+        status = self._reap(kill_after_s=0.0)
+        refused = [ForkRefused(request, "the launcher died") for request in sorted(self._requested)]
+        self._requested.clear()
+        return [LauncherGone(status), *refused]
+
+    def _reap(self, *, kill_after_s: float) -> int | None:
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        try:
+            return process.wait(timeout=kill_after_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
 
 # Linux queues 11 messages on a channel by default; a fork takes 3 ms, so four keep it busy.
 _FORKS_IN_FLIGHT_MAX: Final = 4
-# A launcher that cannot live (its modules do not load, say) is tried twice a minute in the end.
+# A launcher that cannot run (its modules do not load, say) is tried twice a minute in the end.
 _PAUSE_S_MAX: Final = 30.0
 _PAUSE_FIRST_S: Final = 0.5
+# A fork takes 3 ms. With a shorter wait, a host that is busy for a moment would lose its launcher.
+_ANSWER_WAIT_MIN_S: Final = 5.0
+# It loads in 0.3 s; a cold disk under load took 10 s.
+_LOAD_WAIT_S: Final = 60.0
 
 
 class Forks:
-    """Requests in their order. The callbacks come in the loop's thread, also from `request`."""
+    """Sends requests in their order. The callbacks run in the loop's thread, also from `request`.
+
+    Every request is answered once, by `forked` or `refused`, also if the launcher exits. A launcher
+    that lives and does not answer (stopped, or stuck in the kernel) is killed.
+    """
 
     def __init__(
         self,
@@ -42,8 +364,9 @@ class Forks:
         loop: Loop,
         log: EventLog,
         forked: Callable[[ProcessForked], None],
-        refused: Callable[[int, str], None],
+        refused: Callable[[ForkRefused], None],
         exited: Callable[[Exited], None],
+        answer_wait_s: float,
     ) -> None:
         self._launcher = launcher
         self._loop = loop
@@ -51,6 +374,11 @@ class Forks:
         self._forked = forked
         self._refused = refused
         self._exited = exited
+        self._answer_wait_s = max(answer_wait_s, _ANSWER_WAIT_MIN_S)
+        # Since when an answer is awaited; each answer that comes restarts the wait.
+        self._awaited_since: Instant | None = None
+        self._look_timer: Timer | None = None
+        self._is_silent = False
         self._unasked: collections.deque[tuple[int, tuple[int, ...], socket.socket]] = (
             collections.deque()
         )
@@ -63,10 +391,12 @@ class Forks:
 
     @property
     def has_launcher(self) -> bool:
-        return self._launcher.fileno() != -1
+        """Whether a launcher runs that answers; one that replaced a silent launcher counts once it
+        is ready."""
+        return self._launcher.fileno() != -1 and not self._is_silent
 
     def open(self) -> None:
-        """Start the launcher, if nobody has. A failure is noted and tried again later."""
+        """Start the launcher, if none runs. A failure is logged and tried again later."""
         try:
             if self._launcher.fileno() == -1:
                 self._launcher.start()
@@ -78,12 +408,12 @@ class Forks:
         self._log.note("launcher_started", launcher_pid=self._launcher.pid)
 
     def request(self, request_id: int, shared_fds: tuple[int, ...], theirs: socket.socket) -> None:
-        """Ask for a lease process that gets `shared_fds` and, last, `theirs`, which is taken."""
+        """Request a lease process that gets `shared_fds` and, last, `theirs`, which we close."""
         self._unasked.append((request_id, shared_fds, theirs))
         self._ask()
 
     def close(self) -> None:
-        """No more forks; the launcher ends, lease processes live on."""
+        """Fork no more; the launcher ends, lease processes live on."""
         self._is_closing = True
         self._loop.unwatch(self._launcher.fileno())
         self._launcher.stop()
@@ -92,21 +422,52 @@ class Forks:
         self._unasked.clear()
 
     def _ask(self) -> None:
-        """A few at a time: a burst would overrun the channel's queue."""
+        """Send a few at a time: a burst would overrun the channel's queue."""
         while self._unasked and self._launcher.in_flight < _FORKS_IN_FLIGHT_MAX:
             request_id, shared_fds, theirs = self._unasked.popleft()
             is_asked = self._launcher.fork(request_id, (*shared_fds, theirs.fileno()))
-            # Held on here, it would hide the child's end of the channel from us and from it.
+            # Kept open here, it would hide the child's end of the channel from us and from it.
             theirs.close()
             if not is_asked:
-                self._refused(request_id, "the launcher is not there or does not answer")
+                reason = "the launcher is not there or does not answer"
+                self._refused(ForkRefused(request_id, reason))
+            elif self._awaited_since is None:
+                self._await()
+
+    def _wait_s(self) -> float:
+        return self._answer_wait_s if self._launcher.is_ready else _LOAD_WAIT_S
+
+    def _await(self) -> None:
+        """Begin to wait for an answer."""
+        self._awaited_since = self._loop.now()
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        self._look_timer = self._loop.after(self._wait_s(), self._look)
+
+    def _look(self) -> None:
+        """Check whether the launcher answers: it is killed after too long a silence."""
+        since = self._awaited_since
+        if since is None or self._is_closing:
+            return
+        self._log.note(
+            "launcher_silent",
+            launcher_pid=self._launcher.pid,
+            waited_s=round(self._loop.now() - since, 1),
+        )
+        self._is_silent = True
+        self._launcher.kill()
+        self._await()
 
     def _spoke(self) -> None:
         fd = self._launcher.fileno()
         reports = self._launcher.hear()
         if self._launcher.fileno() == -1:
-            # Closed by now, but the selector knows it by its number still.
+            # Closed by now, but the selector still knows its number.
             self._loop.unwatch(fd)
+        self._is_silent = self._is_silent and not self._launcher.is_ready
+        self._awaited_since = None
+        if self._launcher.in_flight:
+            self._await()
         for report in reports:
             self._take(report)
         self._ask()
@@ -116,8 +477,8 @@ class Forks:
             case ProcessForked():
                 self._pause_s = 0.0
                 self._forked(report)
-            case ForkRefused(request_id, reason):
-                self._refused(request_id, reason)
+            case ForkRefused():
+                self._refused(report)
             case Exited():
                 self._exited(report)
             case LauncherGone(exit_status):
@@ -125,7 +486,7 @@ class Forks:
                 self._open_later()
 
     def _open_later(self) -> None:
-        """At once the first time; one that dies again and again without a fork, ever later."""
+        """Restart at once the first time; after repeated exits without a fork, ever later."""
         if not self._is_closing:
             self._loop.after(self._pause_s, self.open)
         self._pause_s = min(_PAUSE_S_MAX, max(_PAUSE_FIRST_S, self._pause_s * 2))

@@ -1,7 +1,7 @@
-"""Watches the EC2 instance that we run on, and does what its life demands.
+"""Watches the EC2 instance of this process, and acts on its notices and lifecycle actions.
 
-Holds: `InstanceWatch`, the thin shell around `instance_life.py`. Rule: the loop never waits; where
-there is no EC2, one thread of the pool waits a second for nobody, once a minute at most.
+The thin shell around `lifecycle/instance.py`. The loop never waits. Outside EC2, one thread of the
+pool waits a second for an answer, once a minute at most.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from kclrun.config.instance_schema import InstanceSettings
+from kclrun.config.schema import InstanceSettings
 from kclrun.errors import (
     KclrunError,
     NotFound,
@@ -19,7 +19,7 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
-from kclrun.manager.instance_events import (
+from kclrun.lifecycle.instance import (
     BecameReady,
     Complete,
     CompletionAnswered,
@@ -30,15 +30,16 @@ from kclrun.manager.instance_events import (
     Identified,
     InstanceCommand,
     InstanceEvent,
+    InstanceLife,
+    InstancePolicy,
+    LifecycleAnswer,
+    LifecycleOutcome,
     Looked,
     Note,
     StopBegan,
     Ticked,
 )
-from kclrun.manager.instance_life import InstanceLife, InstancePolicy
-from kclrun.manager.io_pool import IoPool
-from kclrun.manager.lifecycle_completion import LifecycleAnswer, LifecycleOutcome
-from kclrun.manager.loop import Loop
+from kclrun.manager.loop import IoPool, Loop
 from kclrun.manager.manager import Manager
 from kclrun.manager.performing import Outages
 from kclrun.manager.world import InstanceServices
@@ -46,13 +47,12 @@ from kclrun.model.instance import InstanceIdentity, InstanceLook
 from kclrun.model.time import WallTime
 from kclrun.observe.logs import EventLog
 
-__all__ = ["InstanceWatch"]
-
-# As EC2's guides have it for both notices. Of a spot instance's two minutes, five seconds go.
+# The interval that EC2's guides give for both notices. Of a spot instance's two minutes, five
+# seconds are lost.
 _LOOK_EVERY_S: Final = 5.0
-# Ready, stopped, due: noticed within half a second.
+# Readiness, a stop and a deadline are noticed within half a second.
 _TICK_EVERY_S: Final = 0.5
-# Metadata may be late at boot; later, whoever has none has none for good.
+# Metadata may be late at boot. A machine without metadata later never gets any.
 _ASK_AGAIN_S: Final = 5.0
 _ASK_AGAIN_S_MAX: Final = 60.0
 _METADATA: Final = "look at the instance metadata"
@@ -60,7 +60,10 @@ _GROUP: Final = "answer the autoscaling group"
 
 
 class InstanceWatch:
-    """One run's. `open` once, in the loop; `stays` is asked when all is given up."""
+    """The watch of one run. Call `open` once, in the loop.
+
+    `stays` is called when all leases are given away.
+    """
 
     def __init__(
         self,
@@ -91,11 +94,11 @@ class InstanceWatch:
         self._told: set[type[InstanceEvent]] = set()
 
     def open(self) -> None:
-        """Ask who we are, in the background, until somebody answers."""
+        """Ask the metadata service for our identity, in the background, until it answers."""
         self._ask_metadata(self._services.metadata.identify, self._identified, self._ask_later)
 
     def stays(self) -> bool:
-        """Whether there is something left to do for the machine, now that all is given up."""
+        """Whether work for the machine is left, now that all leases are given away."""
         self._tell_once(Drained())
         return self._life.stays
 
@@ -144,7 +147,7 @@ class InstanceWatch:
 
         self._pool.run(job, succeeded, failed)
 
-    # Time, and what the manager does.
+    # Time, and the state of the manager.
 
     def _tick(self) -> None:
         if self._manager.is_ready:
@@ -154,7 +157,7 @@ class InstanceWatch:
         self._loop.after(_TICK_EVERY_S, self._tick)
 
     def _tell_of_stop(self) -> None:
-        """Before a look is told: a stop that began before a notice is somebody else's."""
+        """Called before a look is passed on. A stop that began before a notice is not due to it."""
         if not self._manager.is_running:
             self._tell_once(StopBegan())
 
@@ -200,7 +203,7 @@ class InstanceWatch:
                 return
             if isinstance(error, Throttled | Unavailable | OutcomeUnknown):
                 self._outages.failed(_GROUP, error, asked)
-            else:  # an answer, if not the wanted one
+            else:  # the group answered, with a refusal
                 self._outages.worked(_GROUP)
             then(_answer(error))
 

@@ -1,34 +1,32 @@
-"""The launcher: a process that loads what a lease process needs, once, and forks on request.
+"""The launcher: a process that imports the modules of a lease process once and forks on request.
 
-Run by the manager as `python -m kclrun.manager.launcher <fd> <module:function> <module>…`. It has
-one thread, so its forks are safe; its memory is frozen, so they share it; it knows no lease.
-Why not multiprocessing's fork server: when that one is killed, `Process.sentinel` fires within
-1 ms and `is_alive()` is False with exit code 255 while the child works on (measured): a dead
-sentinel proves nothing, and a lease restarted on its word would have two writers [P5].
-Rule: a pidfd is opened before the process could be reaped, so no number is ever reused in between.
-Its own death ends no lease process; the manager's death (end of the channel) ends it at once.
-Look next: `launching.py`, the manager's side.
+The manager runs it as `python -m kclrun.manager.launcher <fd> <module:function> <module>…`. It has
+one thread, so its forks are safe. Its memory is frozen, so its children share it. It knows no
+lease. Its exit ends no lease process. It exits at once when the manager exits (end of the channel).
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import importlib
 import os
+import re
+import resource
 import select
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from kclrun.errors import InvariantViolation
 from kclrun.ipc.channel import Channel, NotSent, PeerGone, Quiet
-from kclrun.ipc.exit_codes import BUG
+from kclrun.ipc.exit_codes import BUG, HOST
 from kclrun.ipc.messages import (
     Exited,
     Fork,
@@ -40,19 +38,103 @@ from kclrun.ipc.messages import (
     ToLauncher,
     channel_of_launcher,
 )
-from kclrun.manager.process_rights import (
-    close_descriptors_except,
-    drop_rights,
-    name_process,
-    speak_on_the_channel_only,
+from kclrun.manager.lease_session import EXIT_HOOKS_WAIT_S, end_session, run_exit_hooks
+
+# From <linux/prctl.h>; the numbers are part of the kernel's stable interface. Each function below
+# changes the calling process only [S9], and works between the fork and the first line of user code.
+_PR_SET_NAME: Final = 15
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+# Variables that Python, TLS, proxies and locales need: `environment.only` limits the others.
+_NEEDED: Final = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_[A-Z]+|TZ|TMPDIR|TERM|NO_COLOR|COLUMNS"
+    r"|PYTHON[A-Z0-9_]*|VIRTUAL_ENV|LD_LIBRARY_PATH|SSL_CERT_(?:FILE|DIR)|REQUESTS_CA_BUNDLE"
+    r"|AWS_CA_BUNDLE|(?i:https?_proxy|no_proxy|all_proxy)"
+)
+# sd_notify(3), sd_listen_fds(3): the service manager sets these for the manager's process. If a
+# library of the processor saw them, it would answer in the manager's name.
+_OF_THE_SERVICE: Final = frozenset(
+    {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"}
 )
 
-__all__ = ["main"]
+
+def lease_environment(
+    environment: Mapping[str, str], only: Sequence[str] | None = None
+) -> dict[str, str]:
+    """The variables that lease processes get: all, or only those that the operator named in `only`.
+
+    The variables of `_NEEDED` are always included, those of the service manager never.
+    A name in `only` may end in `*`. Raises: nothing.
+    """
+    names = {name for name in only or () if not name.endswith("*")}
+    prefixes = tuple(name.removesuffix("*") for name in only or () if name.endswith("*"))
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _OF_THE_SERVICE
+        and (only is None or name in names or name.startswith(prefixes) or _NEEDED.fullmatch(name))
+    }
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose parent exits, so that we can reap it.
+
+    Raises: OSError (no supported kernel refuses it).
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """Set the name in `ps` and `top`; the kernel keeps 15 bytes."""
+    _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:15]))
+
+
+def drop_rights() -> None:
+    """No core dumps (they would hold payloads and keys), no setuid gains, private new files."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    os.umask(0o077)
+
+
+def speak_on_the_channel_only() -> None:
+    """Begin a new session and ignore outside signals: the manager decides when to stop.
+
+    The children do not keep the launcher's handlers.
+    """
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def close_descriptors_except(kept: Iterable[int]) -> None:
+    """Close all but stdin, stdout, stderr and `kept`. A sibling's channel kept open here would hide
+    the manager's exit from that sibling."""
+    keep = {0, 1, 2, *kept}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, not paths
+        fd = int(name)
+        if fd not in keep:
+            # The listing contains its own descriptor, which is closed by now.
+            try:
+                os.close(fd)
+            except OSError:
+                continue
+
+
+def _prctl(option: int, argument: int | ctypes.Array[ctypes.c_char]) -> None:
+    if _LIBC.prctl(option, argument, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
+
 
 Entry = Callable[[int, int, int], int]
 _DESCRIPTORS_OF_A_FORK: Final = 3
 _STDERR: Final = 2
-# A manager that did not read for 10 ms is busy for a while: four more tries in 100 ms.
+# The message of a child that has set itself up. Any other message is an error number and words.
+_IS_LEASE_PROCESS: Final = "ready"
+# A manager that did not read for 10 ms stays busy for a while: four more tries in 100 ms.
 _RETRY_MS: Final = 20
 
 
@@ -62,11 +144,11 @@ def main(arguments: Sequence[str]) -> int:
     os.set_inheritable(channel.fileno(), False)  # noqa: FBT003 - its only argument
     entry = _load(arguments[1], arguments[2:])
     name_process("kclrun-launcher")
-    # A core dump of the launcher holds nothing; what a lease process drops, it drops for itself.
+    # A core dump of the launcher holds no payload. Each lease process drops its rights itself.
     wakeup_read, wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _only_wake)
-    # Ctrl-C is the manager's business; a TERM to the whole group must not stop forks of a drain.
+    # Ctrl-C is for the manager; a TERM to the whole group must not stop forks during a drain.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if threading.active_count() != 1:
@@ -80,9 +162,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Outbox:
-    """Answers on their way to a manager that may be busy: none is lost while it lives.
+    """Answers on their way to a manager that may be busy: none is lost while the manager lives.
 
-    Bounded by what is answered: a few forks in flight, and one death a lease process.
+    Bounded by the number of answers: a few forks in flight, and one exit for each lease process.
     """
 
     def __init__(self, channel: Channel[FromLauncher, ToLauncher]) -> None:
@@ -104,7 +186,7 @@ class Outbox:
 
     @property
     def retry_ms(self) -> int | None:
-        """How long to wait before the next flush; None if there is nothing to send."""
+        """How long to wait before the next flush; None if nothing waits to be sent."""
         return _RETRY_MS if self._waiting else None
 
 
@@ -123,6 +205,13 @@ def _only_wake(_number: int, _frame: object) -> None:
 def _serve(
     channel: Channel[FromLauncher, ToLauncher], outbox: Outbox, wakeup_fd: int, entry: Entry
 ) -> None:
+    # Why not multiprocessing's fork server: when that server is killed, `Process.sentinel` fires
+    # within 1 ms and `is_alive()` is False with exit code 255 while the child still runs
+    # (measured). So its sentinel proves nothing, and a lease restarted on that evidence would have
+    # two writers [P5].
+    # The order here: a pidfd is opened before the process could be reaped, so its pid is never
+    # reused in between. Before it is reaped, all processes that user code left in its session are
+    # ended.
     poller = select.poll()
     poller.register(channel.fileno(), select.POLLIN)
     poller.register(wakeup_fd, select.POLLIN)
@@ -147,34 +236,69 @@ def _fork(outbox: Outbox, request: Fork, fds: tuple[int, ...], entry: Entry) -> 
     if len(fds) != _DESCRIPTORS_OF_A_FORK:
         raise InvariantViolation(f"a fork request with {len(fds)} descriptors")
     try:
-        pid = os.fork()
+        pid, word_fd = _forked(fds, entry)
     except OSError as error:
-        _close(fds)
-        outbox.post(ForkFailed(request.request_id, f"fork: {error.strerror}"))
+        outbox.post(ForkFailed(request.request_id, f"fork: {error.strerror}", error.errno or 0))
         return
-    if pid == 0:
-        _become_lease_process(fds, entry)
-    _close(fds)
+    finally:
+        _close(fds)
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as error:
-        # Without a pidfd its death could not be proven: it has not begun anything, so end it.
+        # Without a pidfd its exit could not be proven. It has begun nothing, so end it.
         os.kill(pid, signal.SIGKILL)
-        outbox.post(ForkFailed(request.request_id, f"pidfd_open: {error.strerror}"))
+        os.close(word_fd)
+        reason = f"pidfd_open: {error.strerror}"
+        outbox.post(ForkFailed(request.request_id, reason, error.errno or 0))
+        return
+    word = _word_of(word_fd)
+    if word != _IS_LEASE_PROCESS:
+        os.close(pidfd)  # the child has begun nothing and exits by itself
+        number, _, reason = word.partition(" ")
+        reason = reason or "it ended before it had set itself up"
+        outbox.post(ForkFailed(request.request_id, f"as a lease process: {reason}", int(number)))
         return
     outbox.post(Forked(request.request_id, pid), (pidfd,))
 
 
-def _become_lease_process(fds: tuple[int, ...], entry: Entry) -> None:
-    """Never returns: whatever happens, this process ends here and not in the launcher's loop."""
+def _forked(fds: tuple[int, ...], entry: Entry) -> tuple[int, int]:
+    """Fork a child that runs `entry`: its pid, and a descriptor.
+
+    On that descriptor the child reports whether this host lets it be a lease process (a session of
+    its own, no rights, no signals). A fork counts as successful only after that report.
+    Raises: OSError if the fork fails.
+    """
+    word_fd, child_fd = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid = os.fork()
+    except OSError:
+        _close((word_fd, child_fd))
+        raise
+    if pid == 0:
+        _become_lease_process(fds, child_fd, entry)
+    os.close(child_fd)
+    return pid, word_fd
+
+
+def _word_of(word_fd: int) -> str:
+    """Read the child's report: it takes a millisecond. A launcher that waits much longer is silent
+    for the manager, which replaces it."""
+    word = os.read(word_fd, select.PIPE_BUF).decode()
+    os.close(word_fd)
+    return word or "0"
+
+
+def _become_lease_process(fds: tuple[int, ...], word_fd: int, entry: Entry) -> None:
+    """Never returns: in every case this process ends here and not in the launcher's loop."""
     code = BUG
     try:
-        signal.set_wakeup_fd(-1)
-        speak_on_the_channel_only()
-        close_descriptors_except(fds)
-        drop_rights()
-        name_process("kclrun-lease")
-        # ABRT, the last word but one of a stop by force, leaves the stacks of all threads.
+        refusal = _set_up((*fds, word_fd))
+        with contextlib.suppress(BrokenPipeError):  # the launcher exited: its channel ends, too
+            os.write(word_fd, (refusal or _IS_LEASE_PROCESS).encode())
+        os.close(word_fd)
+        if refusal is not None:
+            os._exit(HOST)
+        # ABRT, the signal before KILL of a forced stop, dumps the stacks of all threads.
         faulthandler.enable(_STDERR, all_threads=True)
         code = entry(*fds)
     except SystemExit as leave:
@@ -182,10 +306,41 @@ def _become_lease_process(fds: tuple[int, ...], entry: Entry) -> None:
     except BaseException:  # noqa: BLE001 - the last frame of a process: report, then end it
         _print_traceback()
     finally:
+        _leave(code)
+
+
+def _set_up(kept: tuple[int, ...]) -> str | None:
+    """The first steps of a lease process. Returns an error number and words for the first step
+    that this host refuses; None if all succeed."""
+    steps: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("a session of its own", speak_on_the_channel_only),
+        ("closing descriptors", lambda: close_descriptors_except(kept)),
+        ("giving up rights", drop_rights),
+        ("its name", lambda: name_process("kclrun-lease")),
+    )
+    signal.set_wakeup_fd(-1)
+    for what, step in steps:
+        try:
+            step()
+        except OSError as error:
+            return f"{error.errno or 0} {what}: {error.strerror}"
+    return None
+
+
+def _leave(code: int) -> None:
+    """End this lease process, and first the processes that user code started in it, within a
+    bound."""
+
+    def leave_now() -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
+        # Done here too, because manager and launcher may both have exited.
+        end_session(os.getpid(), lambda: True)
         os._exit(code)
+
+    run_exit_hooks(EXIT_HOOKS_WAIT_S, leave_now)
+    leave_now()
 
 
 def _print_traceback() -> None:
@@ -194,14 +349,17 @@ def _print_traceback() -> None:
 
 
 def _reap(outbox: Outbox) -> None:
-    """Reap all that died, and say so. Their pids may be used again from here on."""
+    """For each exited child: end the processes in its session, reap it, and report it. Its pid may
+    be used again from here on."""
     while True:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if pid == 0:
+        if dead is None:
             return
+        end_session(dead.si_pid, lambda: True)  # not reaped yet: only we reap it
+        pid, status = os.waitpid(dead.si_pid, 0)
         outbox.post(Exited(pid, status))
 
 

@@ -1,21 +1,21 @@
-"""The core's hands: each event to the core, each of its commands to the one who performs it.
+"""The event loop of the manager: passes events to the core and performs the core's commands.
 
-Holds: `Manager`, the pump between core and shell, and how it stops. May not know: how a process is
-made or a row written. Rule: events are taken one after another, each with all its commands, so the
-core never sees the consequence of a command before the command itself was performed.
-Look next: `runtime.py` (who makes it), `children.py`, `performing.py`.
+It also runs the stop. It does not know how a process is made or how a row is written.
 """
 
 from __future__ import annotations
 
 import collections
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from typing import Final
 
-from kclrun.errors import InvariantViolation, ServiceError
+import msgspec
+
+from kclrun.errors import HostRefused, InvariantViolation, ServiceError, host_error
 from kclrun.ipc.messages import OthersInSight
 from kclrun.leases import commands as do
+from kclrun.leases.custody import FAILED_STARTS_MAX
 from kclrun.leases.events import (
     DrainRequested,
     Event,
@@ -27,33 +27,154 @@ from kclrun.leases.events import (
     Ticked,
 )
 from kclrun.leases.manager import LeaseManager
-from kclrun.manager.adopted import reap_adopted
-from kclrun.manager.children import LeaseProcesses
-from kclrun.manager.identity import Identity
-from kclrun.manager.loop import Loop
+from kclrun.lifecycle.stopping import Stage, StopPlan, leave_at, left_undone
+from kclrun.manager.children import LeaseProcesses, reap_adopted
+from kclrun.manager.forks import ForkRefused
+from kclrun.manager.hearing import Child
+from kclrun.manager.locks import Identity
+from kclrun.manager.loop import Loop, SignalPipe
 from kclrun.manager.performing import Performer
-from kclrun.manager.report import ReportWriter
-from kclrun.manager.signals import SignalPipe
-from kclrun.manager.stopping import leave_at
 from kclrun.manager.world import ExitReason
-from kclrun.model.lease import OwnerId
+from kclrun.model.lease import LeaseKey, OwnerId
+from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.logs import EventLog
-from kclrun.stopping import Stage, StopPlan
+from kclrun.observe.snapshot import LEASES_COMMAND, Report, ShardReport, Totals, how_to_resume
+from kclrun.protocol.status import LeaseStatus
 
-__all__ = ["Manager"]
 
-# Former lease processes let go of their lock as they notice their manager's death: a look each
-# 100 ms costs some system calls. Later, only other managers of this host can come to die.
+class _Past(msgspec.Struct):
+    """The counts of the exited incarnations of a shard's lease process."""
+
+    report: ShardReport = ShardReport()
+    incarnations: int = 0
+
+
+_EMPTY: Final = ShardReport()
+
+
+class ReportWriter:
+    """Counts the work of this manager's lease processes, per shard and in all, for `--report`.
+
+    `shard` is the count at any time; `report` is the whole at the end. A status slot counts from
+    the start of its incarnation. So the counts of an incarnation are added to the past when its
+    exit is proven, and the counts of the living one are added on top: nothing is lost and nothing
+    is counted twice.
+    """
+
+    def __init__(self) -> None:
+        self._past: dict[LeaseKey, _Past] = {}
+        self._departed: set[LeaseKey] = set()
+
+    def started(self, key: LeaseKey) -> None:
+        self._past.setdefault(key, _Past()).incarnations += 1
+
+    def ended(self, key: LeaseKey) -> None:
+        past = self._past.setdefault(key, _Past())
+        past.report = msgspec.structs.replace(past.report, is_ended=True)
+
+    def departed(self, key: LeaseKey, status: LeaseStatus | None) -> None:
+        """Add the last status of a process that has exited; None if it never published one."""
+        past = self._past.setdefault(key, _Past())
+        past.report = _with(past.report, status)
+        self._departed.add(key)
+
+    def take_departed(self) -> frozenset[LeaseKey]:
+        """The shards whose process exited since the last call."""
+        departed = frozenset(self._departed)
+        self._departed.clear()
+        return departed
+
+    def restarts(self, key: LeaseKey) -> int:
+        past = self._past.get(key)
+        return max(0, past.incarnations - 1) if past is not None else 0
+
+    def shard(self, key: LeaseKey, living: LeaseStatus | None) -> ShardReport:
+        """The counts of the shard so far, with those of its living process."""
+        past = self._past.get(key)
+        report = _with(past.report if past is not None else _EMPTY, living)
+        return msgspec.structs.replace(report, restarts=self.restarts(key))
+
+    @property
+    def records_total(self) -> int:
+        """Records that exited processes processed; all records, once no process lives."""
+        return sum(past.report.records or 0 for past in self._past.values())
+
+    def records_besides(self, shown: Container[str]) -> int:
+        """Records that exited processes of all other shards processed."""
+        return sum(past.report.records or 0 for key, past in self._past.items() if key not in shown)
+
+    @property
+    def ended_total(self) -> int:
+        return sum(past.report.is_ended for past in self._past.values())
+
+    def report(
+        self, *, application: str, stream: str, owner: str, exit_reason: str, seconds: float
+    ) -> Report:
+        """The run's report, once every process has exited."""
+        shards = {str(key): self.shard(key, None) for key in sorted(self._past)}
+        return Report(
+            application=application,
+            stream=stream,
+            owner=owner,
+            exit_reason=exit_reason,
+            seconds=round(seconds, 3),
+            totals=_totals(shards),
+            shards=shards,
+        )
+
+
+def _with(past: ShardReport, living: LeaseStatus | None) -> ShardReport:
+    if living is None:
+        return past
+    return msgspec.structs.replace(
+        past,
+        records=(past.records or 0) + living.records_total,
+        bytes=(past.bytes or 0) + living.bytes_total,
+        batches=past.batches + living.batches_total,
+        processing_seconds=round(past.processing_seconds + living.processing_s_total, 6),
+        first_position=past.first_position or _shown(living.first_delivered),
+        last_position=_shown(living.processed) or past.last_position,
+        checkpoint=_shown(living.checkpointed) or past.checkpoint,
+    )
+
+
+def _shown(position: ExtendedSequenceNumber | None) -> str | None:
+    return str(position) if position is not None else None
+
+
+def _totals(shards: Mapping[str, ShardReport]) -> Totals:
+    every = shards.values()
+    return Totals(
+        shards=len(shards),
+        ended=sum(shard.is_ended for shard in every),
+        records=sum(shard.records or 0 for shard in every),
+        bytes=sum(shard.bytes or 0 for shard in every),
+        batches=sum(shard.batches for shard in every),
+        processing_seconds=round(sum(shard.processing_seconds for shard in every), 6),
+        restarts=sum(shard.restarts for shard in every),
+    )
+
+
+# Only an operator ends these states, so their log lines say how.
+_HALTS: Final = frozenset({"lease_halted", "lease_still_halted"})
+
+# Lease processes of a former manager release their lock when they notice that it has exited: a
+# check each 100 ms costs some system calls. Later, only locks of other managers of this host can
+# become free.
 _SEIZE_EVERY_S: Final = 0.1
 _SEIZE_SELDOM_EVERY_S: Final = 1.0
 _SEIZE_OFTEN_FOR_S: Final = 60.0
+_TRIAL_PAUSE_S: Final = 1.0
+_REAP_AGAIN_S: Final = 1.0
 
 
 class Manager:
     """One run of one manager, in one thread. `performer` and `processes` are set before `run`.
 
-    `stop_begins` is called once, when a stop was asked for.
+    Events are handled one after another, each with all its commands, so the core never sees the
+    consequence of a command before the command was performed.
+    `stop_begins` is called once, when a stop was requested.
     """
 
     performer: Performer
@@ -68,37 +189,45 @@ class Manager:
         log: EventLog,
         report: ReportWriter,
         grace_s: float,
+        leases_command: str | None = LEASES_COMMAND,
     ) -> None:
         self.core = core
         self._identity = identity
         self._loop = loop
         self._log = log
         self._report = report
+        self.leases_command = leases_command
         self._stop = StopPlan(grace_s)
         self._signals = SignalPipe()
         self._events: collections.deque[Event] = collections.deque()
         self._is_pumping = False
         self._broken: Exception | None = None
+        # No lease is taken before a trial process was forked: results of scans wait for it.
+        self._trials_failed = 0
+        self._awaiting_trial: list[Event] | None = []
         self._is_finished = False
         self._is_cut_short = False
+        self._has_undone = False
         self._is_table_gone = False
-        # Whether another kclrun owner could take what is given away [P17].
+        # Whether another kclrun owner could take the leases that we offer [P17].
         self.others_in_sight = False
-        # What is left to do for the machine once all is given up; the shell's to set.
+        # Whether work for this machine is left once all leases are given away; set by the shell.
         self.stays: Callable[[], bool] = lambda: False
         self._is_staying = False
-        self._has_scanned = False
+        self._is_reap_due = False
+        self._has_scanned = self._is_lock_missed = False
         self._at_its_end = ExitReason.DRAINED
         self._held_at_scan: frozenset[OwnerId] = frozenset()
         self._began_instant = loop.now()
         self.stop_begins: Callable[[], None] = _nobody_is_told
 
     def run(self, started_at: WallTime, introduce: Callable[[], None]) -> ExitReason:
-        """Until everything is given up, or the stop's patience is over.
+        """Run until all leases are given away, or the stop's grace is over.
 
-        `introduce` says who we are; it is called once signals are listened to, so that a stop sent
-        by whoever reads its words is one in good order.
-        Raises: whatever a job or the core raised that nobody expects: our bug.
+        `introduce` writes the first line of the log. It is called after the signal handlers are
+        set, so that a stop is in good order even if it is sent as soon as that line is read.
+        Raises: HostRefused, HostFailed if no process can be started here; any unexpected error of
+        a job or of the core: our bug.
         """
         self._signals.open()
         self._loop.watch(self._signals.fileno(), self._signalled)
@@ -106,6 +235,7 @@ class Manager:
             introduce()
             self._seize()
             self.processes.open()
+            self._try_host()
             self.deliver(Started(started_at))
             while not self._is_over():
                 self._turn()
@@ -118,8 +248,11 @@ class Manager:
     # Events and commands.
 
     def deliver(self, event: Event) -> None:
-        """Give an event to the core, after those that wait already."""
-        # Without its table the core has nothing to decide about any more.
+        """Pass an event to the core, after the events that wait already."""
+        if self._awaiting_trial is not None and isinstance(event, LeasesScanned):
+            self._awaiting_trial.append(event)
+            return
+        # Without the lease table the core has no more decisions to make.
         if not self._is_table_gone:
             self._take_in(event)
 
@@ -135,7 +268,7 @@ class Manager:
             self._is_pumping = False
 
     def broke(self, error: Exception) -> None:
-        """A job failed in a way nobody expects: the next turn ends the run with it."""
+        """A job failed with an unexpected error: the next turn ends the run with that error."""
         self._broken = self._broken or error
 
     def _pump(self, event: Event) -> None:
@@ -154,15 +287,17 @@ class Manager:
         for command in self.core.handle(event, self._loop.now()):
             self._perform(command)
 
-    def _perform(self, command: do.Command) -> None:
+    def _perform(self, command: do.Command) -> None:  # noqa: C901 - one case a command
         match command:
-            case do.ScanTable():
+            case do.ScanTable(consistent):
                 self._held_at_scan = self._identity.folder.held
-                self.performer.scan_table()
-            case do.ListShards(with_start, stream):
-                self.performer.list_shards(stream, with_start=with_start)
-            case do.ReadRow(key):
-                self.performer.read_row(key)
+                self.performer.scan_table(consistent=consistent)
+            case do.ListShards() | do.DescribeStream() | do.ReadKcl3Mode():
+                self._ask_beside(command)
+            case do.StopRefused(reason):
+                self.drain(reason, at_its_end=ExitReason.STREAM_RECREATED)
+            case do.ReadRow(key, not_before):
+                self.performer.read_row(key, not_before)
             case do.ReadParents(key, parents):
                 self.performer.read_parents(key, parents)
             case do.FindOffers(rows_max):
@@ -176,13 +311,29 @@ class Manager:
             case do.TellOthersInSight(others):
                 self.others_in_sight = others
                 self.processes.broadcast(OthersInSight(others))
-            case do.Note(event, level, key, fields):
-                self._log.write(event, fields, level=level, shard=key)
+            case do.Note():
+                self._note(command)
             case do.Finish():
                 self._is_finished = True
 
+    def _note(self, note: do.Note) -> None:
+        fields = note.fields
+        if note.event in _HALTS and note.key is not None:
+            fields = {**fields, "action": how_to_resume(self.leases_command, note.key)}
+        self._log.write(note.event, fields, level=note.level, shard=note.key)
+
+    def _ask_beside(self, command: do.ListShards | do.DescribeStream | do.ReadKcl3Mode) -> None:
+        """Requests that do not concern the lease table."""
+        match command:
+            case do.ListShards(with_start, stream):
+                self.performer.list_shards(stream, with_start=with_start)
+            case do.DescribeStream(stream):
+                self.performer.describe_stream(stream)
+            case do.ReadKcl3Mode():
+                self.performer.read_kcl3_mode()
+
     def _turn(self) -> None:
-        # Without its table the core waits for nothing: what is left are timers and deaths.
+        # Without the lease table the core has no deadline: only timers and exits are left.
         deadline = None if self._is_table_gone else self.core.next_deadline(self._loop.now())
         self._loop.turn(deadline)
         self._raise_if_broken()
@@ -193,6 +344,32 @@ class Manager:
         if self._broken is not None:
             raise self._broken
 
+    # Whether this host can run lease processes at all.
+
+    def _try_host(self) -> None:
+        try:
+            self.processes.try_start(self._tried)
+        except OSError as error:
+            words = f"a channel: {error.strerror}"
+            self._tried(ForkRefused(0, words, error.errno or 0))
+
+    def _tried(self, refusal: ForkRefused | None) -> None:
+        if refusal is None:
+            waiting, self._awaiting_trial = self._awaiting_trial, None
+            for event in waiting or ():
+                self.deliver(event)
+            return
+        if not self.is_running:
+            return
+        self._trials_failed += 1
+        what = "Lease processes are forked, and their deaths proven by pidfds (Linux 5.3)."
+        error = host_error(what, refusal.reason, refusal.errno)
+        if isinstance(error, HostRefused) or self._trials_failed >= FAILED_STARTS_MAX:
+            self.broke(error)
+        else:
+            self._log.note("start_failed", reason=f"as a trial: {refusal.reason}")
+            self._loop.after(_TRIAL_PAUSE_S, self._try_host)
+
     # Former owners [P3].
 
     def _seize(self) -> None:
@@ -200,23 +377,26 @@ class Manager:
         if gained:
             self._log.note("former_owners_gone", count=len(gained), owners=", ".join(gained))
             self.deliver(FormerOwnersProvenGone(gained))
+        if not self._identity.lock.is_in_place and not self._is_lock_missed:
+            self._is_lock_missed = True
+            self._log.note("lock_file_removed", what=str(self._identity.lock.path))
         is_early = self._loop.now() < self._began_instant + _SEIZE_OFTEN_FOR_S
         self._loop.after(_SEIZE_EVERY_S if is_early else _SEIZE_SELDOM_EVERY_S, self._seize)
 
     def _forget_former(self, named: set[OwnerId | None]) -> None:
-        """A whole scan names no row of theirs: their files have served."""
+        """A complete scan found no row of these owners: remove their lock files."""
         self._identity.folder.forget(self._held_at_scan - named)
 
     # Stopping.
 
     @property
     def is_running(self) -> bool:
-        """No stop was asked for yet."""
+        """Whether no stop was requested yet."""
         return self._stop.stage is Stage.RUNNING
 
     @property
     def is_ready(self) -> bool:
-        """The lease table was read, and lease processes can be started."""
+        """Whether the lease table was read and lease processes can be started."""
         return self._has_scanned and self.processes.has_launcher
 
     def drain(
@@ -226,9 +406,9 @@ class Manager:
         at_its_end: ExitReason = ExitReason.DRAINED,
         by: Instant | None = None,
     ) -> None:
-        """Begin the stop in good order; `by` bounds it besides the grace.
+        """Begin the stop in good order. `by` is a second bound beside the grace.
 
-        A second call changes nothing but that bound.
+        A second call changes only that bound.
         """
         is_first = self._stop.drain(self._loop.now())
         if by is not None:
@@ -239,8 +419,24 @@ class Manager:
         elif by is not None:
             self.processes.hurry(self._force_instant())
 
+    def departed(self, child: Child) -> None:
+        """A lease process has exited. If it could not checkpoint records, the stop is incomplete.
+
+        Without the lease table nothing can be checkpointed; the event `table_vanished` says so.
+        """
+        status = child.last_status
+        if self.is_running or status is None or not left_undone(status) or self._is_table_gone:
+            return
+        self._has_undone = True
+        self._log.note(
+            "checkpoint_missed",
+            shard=child.key,
+            position=str(status.processed),
+            checkpoint=str(status.checkpointed),
+        )
+
     def table_gone(self, error: ServiceError) -> None:
-        """Nothing can be proven ours any more: no batch starts, user code gets two seconds."""
+        """Ownership cannot be proven any more: no batch starts, user code gets two seconds."""
         if self._is_table_gone:
             return
         self._is_table_gone = True
@@ -251,21 +447,32 @@ class Manager:
         )
         now = self._loop.now()
         self._stop.hurry(now)
-        # No release can be written, so nobody is given the time to try.
+        # No release can be written, so the processes get no time to try.
         self._loop.at(self._force_instant(), self.processes.kill_all)
         self._take_in(DrainRequested(ExitReason.TABLE_GONE.value))
 
     def _signalled(self) -> None:
         for number in self._signals.take():
             if number is signal.SIGCHLD:
-                reap_adopted(self.processes.pids)
+                self._reap()
             elif number is signal.SIGHUP:
                 self._log.note("signal_ignored", signal=number.name)
             else:
                 self._asked_to_stop(number)
 
+    def _reap(self) -> None:
+        """Reap exited orphans. If this host has no free descriptor now, try again later: there may
+        be no further signal."""
+        if reap_adopted(self.processes.pids) is None and not self._is_reap_due:
+            self._is_reap_due = True
+            self._loop.after(_REAP_AGAIN_S, self._reap_again)
+
+    def _reap_again(self) -> None:
+        self._is_reap_due = False
+        self._reap()
+
     def _stay(self) -> None:
-        """All is given up: nothing but a word to this machine's group is left, and no hurry."""
+        """All leases are given away: only the answer to the autoscaling group is left. No hurry."""
         self._is_staying = True
         while self._stop.stage is Stage.DRAINING and self.stays():
             self._loop.turn()
@@ -289,11 +496,11 @@ class Manager:
             self.processes.hurry(self._force_instant())
 
     def _force_instant(self) -> Instant:
-        """When the patience of a drain that begins now ends."""
+        """When the grace of a drain that begins now ends."""
         return self._stop.force_instant_from(self._loop.now())
 
     def _is_over(self) -> bool:
-        """All is given up and everybody gone; or the time is."""
+        """Whether all leases are given away and all processes have exited, or the time is over."""
         if self._is_finished and not len(self.processes):
             return True
         is_quit = self._stop.stage is Stage.QUITTING and not any(self.processes.living())
@@ -310,7 +517,7 @@ class Manager:
     def _exit_reason(self) -> ExitReason:
         if self._is_table_gone:
             return ExitReason.TABLE_GONE
-        if self._is_cut_short or self.processes.has_forced:
+        if self._is_cut_short or self._has_undone or self.processes.has_forced:
             return ExitReason.CUT_SHORT
         if not self._is_finished:
             raise InvariantViolation("left without an end")
@@ -318,4 +525,4 @@ class Manager:
 
 
 def _nobody_is_told() -> None:
-    """Where nobody asked to be told of a stop."""
+    """The default of `stop_begins`: no announcer is configured."""

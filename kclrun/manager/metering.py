@@ -1,61 +1,173 @@
-"""Metrics and health of one manager: samples in the loop, served and published by other threads.
+"""Metrics and health of one manager, for Prometheus, CloudWatch, /health and systemd.
 
-Holds: `Metering` and how it is put together from the settings. Rule: the loop makes a sample and
-hands it over, and never waits for who looks at it. Measured: a sample of 100 leases costs 3 ms.
-Look next: `sampling.py`, `observe/endpoint.py`, `observe/publishing.py`.
+The loop makes a sample; other threads serve and publish it, so the loop never waits for a reader.
+Measured: a sample of 100 leases costs 3 ms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import faulthandler
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Final
 
 import msgspec
 
-from kclrun.config.listening import parse_listen
 from kclrun.config.schema import Settings
-from kclrun.manager.announcing import Announcer
+from kclrun.config.units import parse_listen
+from kclrun.errors import SettingsError
 from kclrun.manager.loop import Loop
 from kclrun.manager.sampling import Sampler
 from kclrun.model.time import Instant
 from kclrun.observe.endpoint import Answer, HttpEndpoint
 from kclrun.observe.health import HealthLimits, Verdict, health_body, judge
-from kclrun.observe.logs import EventLog
-from kclrun.observe.metric_window import MetricWindow
-from kclrun.observe.metrics import FLEET_EVERY_S, LEASE_EVERY_S, ManagerSample
+from kclrun.observe.logs import EventLog, clean_text
+from kclrun.observe.metrics import FLEET_EVERY_S, LEASE_EVERY_S, ManagerSample, MetricWindow
 from kclrun.observe.publishing import Publisher
+from kclrun.observe.service_manager import NotifySocket, notify_socket, watchdog_s
 from kclrun.ports import MetricOutlet
 
-__all__ = ["HealthBoard", "Metering", "open_metering"]
+# Verdicts that mean READY: the manager has read its table and can work.
+_BEGUN: Final = frozenset({"ok", "degraded"})
+# The length of a line of `systemctl status`.
+_STATUS_CHARACTERS_MAX: Final = 200
+# Announcements are every 2 s. sd_watchdog_enabled(3) advises two of them in each period, and a busy
+# machine may be late with one.
+_WATCHDOG_MIN_S: Final = 10.0
+# The extension that a stop requests at each look, every 2 s, while the verdict is healthy: a
+# drained instance may have to wait for its group longer than TimeoutStopSec. A manager that hangs
+# meanwhile is still ended.
+_MORE_TIME_US: Final = 30_000_000
+_STDERR: Final = 2
 
-# A scrape or a health check sees nothing older.
+
+class Announcer:
+    """Notifies a service manager such as systemd about one manager. For the loop's thread.
+
+    READY=1: once, when the lease table was read and leases can be taken.
+    WATCHDOG=1: at each look, while the verdict of /health is not `failing`. So the watchdog acts
+    when work has stopped, and not only when the process has.
+    STOPPING=1: once, when a stop begins, for any reason.
+    EXTEND_TIMEOUT_USEC=…: at each look of a stop while the verdict is healthy: a drained machine
+    may wait until its group ends it.
+    STATUS=…: the verdict in words, when it changes.
+
+    A notification that could not be sent is sent again at the next look; nothing waits for it.
+    """
+
+    def __init__(self, socket: NotifySocket, log: EventLog) -> None:
+        self._socket = socket
+        self._log = log
+        self._is_ready = False
+        self._is_stopping = False
+        self._status = ""
+        self._is_withheld = False
+        self._is_heard = True
+
+    def look(self, verdict: Verdict, leases: int) -> None:
+        """Send the notifications that follow from this verdict; `leases` is the number held."""
+        words = {}
+        status = _status(verdict, leases)
+        if verdict.is_healthy:
+            words["WATCHDOG"] = "1"
+        if verdict.is_healthy and self._is_stopping:
+            words["EXTEND_TIMEOUT_USEC"] = str(_MORE_TIME_US)
+        is_ready = self._is_ready or verdict.status in _BEGUN
+        if is_ready and not self._is_ready:
+            words["READY"] = "1"
+        if status != self._status:
+            words["STATUS"] = status
+        self._note_withheld(verdict)
+        if words and self._tell(words):
+            self._is_ready, self._status = is_ready, status
+
+    def stop_begins(self) -> None:
+        """A stop was requested, for any reason. A second call changes nothing."""
+        if not self._is_stopping:
+            self._is_stopping = self._tell({"STOPPING": "1"})
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _tell(self, words: Mapping[str, str]) -> bool:
+        try:
+            self._socket.tell(words)
+        except OSError as error:
+            if self._is_heard:
+                self._log.note(
+                    "service_manager_deaf",
+                    endpoint=self._socket.address,
+                    error=error.strerror or str(error),
+                )
+            self._is_heard = False
+            return False
+        self._is_heard = True
+        return True
+
+    def _note_withheld(self, verdict: Verdict) -> None:
+        """Logged once, so that the log shows why the watchdog acted."""
+        is_withheld = not verdict.is_healthy
+        if is_withheld and not self._is_withheld:
+            self._log.note("watchdog_withheld", reason=verdict.reasons[0].text)
+        self._is_withheld = is_withheld
+
+
+def open_announcer(environment: Mapping[str, str], log: EventLog) -> Announcer | None:
+    """For the service manager that started us, by the environment; None if there is none.
+
+    With a watchdog, a process that the watchdog ends (SIGABRT) leaves its stacks on standard error.
+    Raises: SettingsError for an address or a period that cannot be served.
+    """
+    socket = notify_socket(environment)
+    if socket is None:
+        return None
+    period_s = watchdog_s(environment)
+    if period_s is not None and period_s < _WATCHDOG_MIN_S:
+        socket.close()
+        raise SettingsError(
+            f"WatchdogSec: {period_s:g} s is shorter than the {_WATCHDOG_MIN_S:g} s that a manager"
+            " needs to show progress; 30 s are good"
+        )
+    if period_s is not None:
+        faulthandler.enable(_STDERR, all_threads=True)
+    return Announcer(socket, log)
+
+
+def _status(verdict: Verdict, leases: int) -> str:
+    counted = f"{verdict.status}, {leases} {'lease' if leases == 1 else 'leases'}"
+    because = f": {verdict.reasons[0].text}" if verdict.reasons else ""
+    # Cleaned: the text of an exception in a reason may contain line breaks.
+    return clean_text(counted + because, _STATUS_CHARACTERS_MAX)
+
+
+# The greatest age of the values that a scrape or a health check sees.
 _LOOK_EVERY_S: Final = 2.0
 _LOOKS_PER_LEASE_VALUE: Final = round(LEASE_EVERY_S / _LOOK_EVERY_S)
 _LOOKS_PER_FLEET_VALUE: Final = round(FLEET_EVERY_S / _LOOK_EVERY_S)
 # CloudWatch keeps one value a minute.
 _LOOKS_PER_PUBLICATION: Final = round(60.0 / _LOOK_EVERY_S)
-# At the end, for the last minute's values: all leases are given up by then.
+# At the end, for the values of the last minute: all leases are given away by then.
 _LAST_WORDS_S: Final = 2.0
-# A loop that stands still for a second or two is busy; after this long it renews nothing.
+# A loop that does not turn for a second or two is busy; after this long it renews nothing.
 _LOOK_AGE_MIN_S: Final = 10.0
-# After the grace, processes are forced and rows released: six seconds (`stopping.py`), and a look.
+# After the grace, processes are forced to end and rows are released: six seconds
+# (`lifecycle/stopping.py`), and one look.
 _AFTER_GRACE_S: Final = 10.0
 _JSON: Final = "application/json"
 _PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class HealthBoard:
-    """The last sample, for other threads, and the verdict on it at the moment they ask."""
+    """The last sample, for other threads, and the verdict on it at the moment of the request."""
 
     def __init__(self, limits: HealthLimits, clock: Callable[[], Instant]) -> None:
         self._limits = limits
         self._clock = clock
-        # Replaced as one, so that no reader sees a sample with another one's age.
+        # Replaced as one value, so that no reader sees a sample with the age of another one.
         self._shown: tuple[ManagerSample | None, Instant] = (None, clock())
 
     def show(self, sample: ManagerSample, now: Instant) -> None:
-        """Put up a sample taken `now`."""
+        """Publish a sample taken `now`."""
         self._shown = (sample, now)
 
     def look(self) -> tuple[ManagerSample | None, Verdict]:
@@ -64,14 +176,14 @@ class HealthBoard:
         return sample, judge(sample, age_s=self._clock() - instant, limits=self._limits)
 
     def health(self) -> Answer:
-        """What /health answers: 200 or 503, and why."""
+        """The response of /health: 200 or 503, and the reasons."""
         sample, verdict = self.look()
         body = msgspec.json.format(msgspec.json.encode(health_body(sample, verdict)), indent=2)
         return Answer(body + b"\n", _JSON, 200 if verdict.is_healthy else 503)
 
 
 class Metering:
-    """One manager's. `look` once, in the loop: it goes on by itself."""
+    """Metrics and health of one manager. Call `look` once, in the loop: it repeats itself."""
 
     def __init__(
         self,
@@ -96,7 +208,7 @@ class Metering:
         self._looks = 0
 
     def introduce(self) -> None:
-        """Say where it listens; the port may have been chosen by the system."""
+        """Log the address of the endpoint; the system may have chosen the port."""
         if self._endpoint is not None:
             self._log.note("endpoint_listening", endpoint=self._endpoint.url)
 
@@ -111,12 +223,12 @@ class Metering:
         self._loop.after(_LOOK_EVERY_S, self.look)
 
     def stop_begins(self) -> None:
-        """A stop was asked for: who watches the service is told at once."""
+        """A stop was requested: the service manager is notified at once."""
         if self._announcer is not None:
             self._announcer.stop_begins()
 
     def close(self) -> None:
-        """Serve no more; send what was measured since the last time, for two seconds at most."""
+        """Stop serving; send the measurements not published yet, in two seconds at most."""
         if self._publisher is not None:
             self._add_leases(self._show())
             self._publish(self._publisher)
@@ -138,7 +250,7 @@ class Metering:
 
     def _measure(self, sample: ManagerSample) -> None:
         assert self._publisher is not None, "measured is what is published"
-        # From the second look on: by then the table has been scanned, as a rule.
+        # From the second look on: usually the table has been scanned by then.
         if self._looks % _LOOKS_PER_LEASE_VALUE == 1:
             self._add_leases(sample)
         if self._looks % _LOOKS_PER_FLEET_VALUE == 1:
@@ -167,15 +279,16 @@ def open_metering(
     loop: Loop,
     log: EventLog,
 ) -> Metering | None:
-    """What `observe:` asks for, its server listening, and what `announcer` needs; None for neither.
+    """The parts that `observe:` and `announcer` need, with the server listening; None if they need
+    nothing.
 
-    Raises: SettingsError if the server cannot listen where it should.
+    Raises: SettingsError if the server cannot listen at its address.
     """
     observe = settings.observe
     if observe.listen is None and outlet is None and announcer is None:
         return None
     limits = HealthLimits(
-        # An idle shard is looked at each `fetch.idle`, which may be long: that is no standstill.
+        # An idle shard is read each `fetch.idle`, which may be long: this is not a stall.
         stall_s=float(settings.stall) + float(settings.fetch.idle),
         look_age_max_s=max(failover_s, _LOOK_AGE_MIN_S),
         drain_max_s=float(settings.shutdown.grace) + _AFTER_GRACE_S,
@@ -199,7 +312,7 @@ def open_metering(
 
 
 def _endpoint(listen: str | int, board: HealthBoard) -> HttpEndpoint:
-    # Some 50 ms of imports, for those who want it only.
+    # Some 50 ms of imports, only if the endpoint is configured.
     from kclrun.observe.prometheus import Exposition
 
     exposition = Exposition(board.look, metadata.version("kclrun"))

@@ -1,8 +1,6 @@
-"""The core's commands about the world's services, as requests on the pool; each ends in an event.
+"""Performs the core's commands that need AWS, on the I/O pool; the answer of each is an event.
 
-Holds: `Performer`, `Outages`. May not know: why a command was given. Rule: reads and listings are
-repeated without end, writes are sent once; of one key, one write is under way at a time [P5].
-Look next: `io_pool.py`, `runtime.py`.
+It does not know why a command was given.
 """
 
 from __future__ import annotations
@@ -13,42 +11,97 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kclrun.errors import NotFound, ServiceError
+from kclrun.errors import AccessDenied, InvalidRequest, NotFound, ServiceError, Unavailable
 from kclrun.leases.events import (
     Event,
+    Kcl3ModeRead,
+    Kcl3ModeUnreadable,
     LeasesScanned,
     OffersFound,
     ParentsRead,
     RowRead,
+    RowUnreadable,
     ShardsListed,
+    StreamDescribed,
     WriteResolved,
 )
-from kclrun.manager.io_pool import IoPool
-from kclrun.manager.loop import Loop
-from kclrun.manager.world import World
-from kclrun.model.backoff import backoff_s
-from kclrun.model.changes import LeaseChange, keys_of
+from kclrun.manager.loop import IoPool, Loop
+from kclrun.manager.world import CredentialSource, World
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.stream_key import StreamKey, qualified_shards, stream_name_of
-from kclrun.model.time import Instant
+from kclrun.model.stream import StreamKey, qualified_shards, stream_name_of
+from kclrun.model.time import Instant, backoff_s
+from kclrun.model.wire import WireCredentials
 from kclrun.observe.logs import EventLog
 from kclrun.ports import ShardFilter
+from kclrun.protocol.writes import BROKEN_ROW, LeaseChange, OutcomeUnknown, keys_of
 
-__all__ = ["LOOK_FOR_OFFERS", "Outages", "Performer"]
+# botocore renews 15 minutes before expiry at the earliest and 10 at the latest, instance metadata
+# five: every half minute leaves ten tries even for the last.
+_LOOK_EVERY_S: Final = 30.0
 
-# Scans find offers as well: without this request moves are slower, and nothing stands still.
+
+class CredentialHanding:
+    """Renews the credentials for all lease processes: one request here, before the old ones expire.
+
+    A lease process never requests its own [DESIGN 7]. The request may wait on the network, so it
+    runs on the pool. After a failure the old credentials stay in use, with one warning.
+    It begins with `open`; `hand_over` is called with each new set.
+    """
+
+    def __init__(
+        self,
+        source: CredentialSource,
+        *,
+        loop: Loop,
+        pool: IoPool,
+        log: EventLog,
+        hand_over: Callable[[WireCredentials], None],
+    ) -> None:
+        self._source = source
+        self._loop = loop
+        self._pool = pool
+        self._log = log
+        self._hand_over = hand_over
+        self._is_failing = False
+        self.held = source.current()
+
+    def open(self) -> None:
+        self._loop.after(_LOOK_EVERY_S, self.look)
+
+    def look(self) -> None:
+        """Request once, and again after a pause."""
+        self._pool.run(self._source.current, self._had, self._missed)
+
+    def _had(self, credentials: WireCredentials) -> None:
+        self._is_failing = False
+        if credentials != self.held:
+            self.held = credentials
+            self._hand_over(credentials)
+        self.open()
+
+    def _missed(self, error: Exception) -> None:
+        if not self._is_failing:
+            # Only the type: the texts of credential providers may quote secrets that they read.
+            self._log.note("credentials_not_renewed", error=type(error).__name__)
+        self._is_failing = True
+        self.open()
+
+
+# Scans find offers as well: without this request moves are slower, but no lease waits for ever.
 LOOK_FOR_OFFERS: Final = "look for offered leases"
+# For a warning only; the table of an early KCL 3 fleet may have little capacity.
+READ_KCL3_MODE: Final = "read the mode of a KCL 3 fleet"
 
 # Tables of 100,000 leases and more would not fit the promise of DESIGN 14 (10,000 leases).
 _ROWS_MAX: Final = 100_000
 _BROKEN_SHOWN_MAX: Final = 100
 # A table that was just made may be unknown to one of the service's hosts for a moment: only a
-# second scan, a pause later, proves that it is gone.
+# second scan, after a pause, proves that it is gone.
 _SCANS_TO_PROVE_GONE: Final = 2
 
 
 class Outages:
-    """One warning when an operation begins to fail, one line when it works again."""
+    """One warning when an operation begins to fail, one log line when it works again."""
 
     def __init__(self, log: EventLog, now: Callable[[], Instant]) -> None:
         self._log = log
@@ -57,7 +110,7 @@ class Outages:
         self._codes: dict[str, str] = {}
 
     def failed(self, operation: str, error: ServiceError, asked: Instant) -> None:
-        """A try that began at `asked` failed: a service that hangs is away from then on."""
+        """A try that began at `asked` failed: the outage of a hanging service begins then."""
         if operation not in self._since:
             self._since[operation] = asked
             self._codes[operation] = error.code or type(error).__name__
@@ -66,7 +119,7 @@ class Outages:
             )
 
     def items(self) -> Iterator[tuple[str, tuple[Instant, str]]]:
-        """What fails now, since when, and with which error it began."""
+        """The operations that fail now: since when, and with which first error."""
         for operation, since in self._since.items():
             yield operation, (since, self._codes[operation])
 
@@ -87,8 +140,10 @@ class _Read:
 
 
 class Performer:
-    """Performs for one manager. All calls, and `deliver`, in the loop's thread.
+    """Performs commands for one manager. All calls, and `deliver`, in the loop's thread.
 
+    Reads and listings are repeated without end. A write is sent once. For each key, one write is
+    under way at a time [P5].
     `table_gone` is called, once, when a scan has proven that the lease table was deleted.
     """
 
@@ -116,8 +171,11 @@ class Performer:
         self._is_unindexed_told = False
         self._writes: dict[LeaseKey, collections.deque[LeaseChange]] = {}
 
-    def scan_table(self) -> None:
-        self._read(_Read("scan the lease table", lambda: _scanned(self._world), is_scan=True))
+    def scan_table(self, *, consistent: bool = True) -> None:
+        def job() -> Event:
+            return _scanned(self._world, consistent=consistent)
+
+        self._read(_Read("scan the lease table", job, is_scan=True))
 
     def list_shards(self, stream: StreamKey, *, with_start: bool) -> None:
         start = self._start_filter_of(stream) if with_start else None
@@ -125,9 +183,43 @@ class Performer:
         operation = f"list the shards of {name}" if name else "list the shards"
         self._read(_Read(operation, lambda: _listed(self._world, stream, start)))
 
-    def read_row(self, key: LeaseKey) -> None:
+    def describe_stream(self, stream: StreamKey) -> None:
+        admin = self._world.streams[stream].admin
+
+        def job() -> Event:
+            return StreamDescribed(admin.summary().created_at, stream)
+
+        self._read(_Read("describe the stream", job))
+
+    def read_kcl3_mode(self) -> None:
+        """Read the mode. A refusal is an answer: most policies written by users do not grant it."""
+        coordinator = self._world.coordinator
+        assert coordinator is not None, "the core reads a mode that nobody keeps"
+
+        def job() -> Event:
+            try:
+                return Kcl3ModeRead(coordinator.mode())
+            except (AccessDenied, InvalidRequest) as error:
+                return Kcl3ModeUnreadable(str(error))
+
+        self._read(_Read(READ_KCL3_MODE, job))
+
+    def read_row(self, key: LeaseKey, not_before: Instant | None = None) -> None:
+        """Read the row, when it is due. A broken row is an answer; the core decides about it."""
+        if not_before is not None and not_before > self._loop.now():
+            self._loop.at(not_before, lambda: self.read_row(key))
+            return
         table = self._world.table
-        self._read(_Read("read a lease", lambda: RowRead(key, table.read(key))))
+
+        def job() -> Event:
+            try:
+                return RowRead(key, table.read(key))
+            except InvalidRequest as error:
+                if error.code != BROKEN_ROW:
+                    raise
+                return RowUnreadable(key, str(error))
+
+        self._read(_Read("read a lease", job))
 
     def read_parents(self, key: LeaseKey, parents: tuple[LeaseKey, ...]) -> None:
         table = self._world.table
@@ -138,7 +230,7 @@ class Performer:
         self._read(_Read("read the parents of a lease", job))
 
     def find_offers(self, rows_max: int) -> None:
-        """Once: the next look is soon, and scans find offers as well [P17]."""
+        """Query the index once: the next query is soon, and scans find offers as well [P17]."""
         operation = LOOK_FOR_OFFERS
         asked = self._loop.now()
 
@@ -160,8 +252,8 @@ class Performer:
         self._pool.run(lambda: OffersFound(self._world.table.offered(rows_max)), found, failed)
 
     def write_row(self, change: LeaseChange, not_before: Instant | None) -> None:
-        """Send `change` once, when it is due and no other write of its key is under way. Children
-        are created in the name of the first."""
+        """Send `change` once, when it is due and no other write of its key is under way. A creation
+        of children counts as a write of the first child's key."""
         if not_before is not None and not_before > self._loop.now():
             self._loop.at(not_before, lambda: self.write_row(change, None))
             return
@@ -180,7 +272,14 @@ class Performer:
             self._next_write(key)
             self._deliver(event)
 
-        self._pool.run(job, resolved, self._broke)
+        def failed(error: Exception) -> None:
+            # Failures of the table are outcomes. This failure is the host's, anywhere in the call.
+            if isinstance(error, Unavailable):
+                resolved(WriteResolved(change, OutcomeUnknown(str(error))))
+            else:
+                self._broke(error)
+
+        self._pool.run(job, resolved, failed)
 
     def _next_write(self, key: LeaseKey) -> None:
         waiting = self._writes[key]
@@ -217,19 +316,21 @@ class Performer:
             self._log.note("offers_unindexed", code=error.code, error=str(error))
 
 
-def _scanned(world: World) -> LeasesScanned:
+def _scanned(world: World, *, consistent: bool) -> LeasesScanned:
     leases: list[Lease] = []
     broken: list[str] = []
     foreign = 0
-    for page in world.table.scan():
+    kcl3_mode = None
+    for page in world.table.scan(consistent=consistent):
         leases += page.leases
         broken += page.broken
         foreign += page.foreign
+        kcl3_mode = page.kcl3_mode or kcl3_mode
         if len(leases) > _ROWS_MAX:
             raise ServiceError(
                 f"the lease table has more than {_ROWS_MAX} leases", operation="Scan"
             )
-    return LeasesScanned(tuple(leases), tuple(broken[:_BROKEN_SHOWN_MAX]), foreign)
+    return LeasesScanned(tuple(leases), tuple(broken[:_BROKEN_SHOWN_MAX]), foreign, kcl3_mode)
 
 
 def _listed(world: World, stream: StreamKey, start: ShardFilter | None) -> ShardsListed:

@@ -1,8 +1,6 @@
-"""The parent process, put together: `run_fleet`.
+"""Puts the parent process together and runs it: `run_fleet`.
 
-One loop in one thread: events come from the pool, the lease processes, the locks, the clock and
-the signals; the core answers each with commands; each command is one call. Rule: no decision about
-a lease is made here. Look next: `manager.py` (the pump), `leases/manager.py` (the core).
+It makes no decision about a lease.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import random
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,47 +17,42 @@ from pathlib import Path
 from typing import Final
 
 from kclrun.config.schema import Settings
-from kclrun.config.start_position import parse_start
+from kclrun.config.units import parse_start
 from kclrun.ipc.messages import RenewCredentials
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy, StreamStart
-from kclrun.manager.announcing import open_announcer
-from kclrun.manager.child import Child
 from kclrun.manager.children import LeaseProcesses
-from kclrun.manager.credentials_handing import CredentialHanding
-from kclrun.manager.identity import Identity, establish
+from kclrun.manager.forks import Launcher, StartCommands
+from kclrun.manager.hearing import Child
 from kclrun.manager.instance_watch import InstanceWatch
-from kclrun.manager.io_pool import IoPool
-from kclrun.manager.launching import Launcher
-from kclrun.manager.loop import Loop
-from kclrun.manager.manager import Manager
-from kclrun.manager.metering import Metering, open_metering
-from kclrun.manager.performing import Performer
-from kclrun.manager.process_rights import adopt_orphans
-from kclrun.manager.report import ReportWriter
-from kclrun.manager.sampling import Sampler
-from kclrun.manager.snapshots import Snapshots
-from kclrun.manager.start_commands import StartCommands
-from kclrun.manager.watchdog import Watchdog
-from kclrun.manager.watching import Watch
+from kclrun.manager.launcher import adopt_orphans
+from kclrun.manager.locks import Identity, establish
+from kclrun.manager.loop import IoPool, Loop
+from kclrun.manager.manager import Manager, ReportWriter
+from kclrun.manager.metering import Metering, open_announcer, open_metering
+from kclrun.manager.performing import CredentialHanding, Performer
+from kclrun.manager.sampling import Sampler, Snapshots
+from kclrun.manager.watching import Watch, Watchdog
 from kclrun.manager.world import ExitReason, Until, World
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
-from kclrun.model.stream_key import StreamKey
+from kclrun.model.stream import StreamKey
 from kclrun.model.time import WallTime
-from kclrun.observe.line_sink import LineSink
-from kclrun.observe.logs import EventLog
-from kclrun.observe.snapshot import Snapshot
+from kclrun.observe.logs import EventLog, LineSink
+from kclrun.observe.snapshot import LEASES_COMMAND, Snapshot
 from kclrun.ports import ShardFilter
-from kclrun.sinks.report_file import write_report
+from kclrun.sinks.durable_files import write_report
 
-__all__ = ["SPARE_PLACES", "WORKER_ENTRY", "run_fleet"]
-
-# By name: the manager imports nothing that runs beside user code.
+# By name: the manager does not import modules that run beside user code.
 WORKER_ENTRY: Final = "kclrun.worker.main:run"
 _STDERR: Final = 2
-# Beyond `leases.max`: for processes on their way out while the next lease is taken.
+# Beyond `leases.max`: for processes that are still ending while the next lease is taken.
 SPARE_PLACES: Final = 16
+# A running lease has a pidfd and a channel here (with a limit of 64 descriptors, twenty leases
+# ran). While a process is started there are three more for a moment, for four starts at a time. The
+# rest of a manager has 24, and some connections to AWS.
+_DESCRIPTORS_PER_LEASE: Final = 2
+_DESCRIPTORS_BASE: Final = 64
 _FILTER_KINDS: Final = {
     TRIM_HORIZON.sequence_number: "AT_TRIM_HORIZON",
     LATEST.sequence_number: "AT_LATEST",
@@ -75,16 +69,21 @@ def run_fleet(
     on_snapshot: Callable[[Snapshot], None] | None = None,
     source_is_done: Callable[[], bool] = lambda: True,
     launcher: Launcher | None = None,
+    leases_command: str | None = LEASES_COMMAND,
 ) -> ExitReason:
-    """Run the lease manager of this machine until it is told to stop. From the main thread only.
+    """Run the lease manager of this machine until it is asked to stop. From the main thread only.
 
-    `import_paths` are where lease processes import the processor from. `on_snapshot` is called
-    about once a second, in this thread. `source_is_done` says, for `until`, that no more records
-    are to be expected. `launcher` may have been started before the world was opened, to load
-    meanwhile; it decides where the output of lease processes goes.
+    One loop runs in one thread. Events come from the I/O pool, the lease processes, the locks, the
+    clock and the signals. The core answers each event with commands, and each command is one call.
 
-    Raises: SettingsError if there is no place for lock files; AccessDenied or Unavailable if there
-    are no credentials; InvariantViolation for a bug of ours (the lease processes then drain by
+    `import_paths` are the paths from which lease processes import the processor. `on_snapshot` is
+    called about once a second, in this thread. `source_is_done` says, for `until`, that no more
+    records are expected. `launcher` may have been started before the world was opened, so that it
+    loads meanwhile; it decides where the output of lease processes goes. `leases_command` is named
+    in the instructions for resuming a halted shard (`snapshot.how_to_resume`).
+
+    Raises: SettingsError without a usable folder for lock files; AccessDenied or Unavailable
+    without credentials; InvariantViolation for a bug of ours (the lease processes then drain by
     themselves); SettingsError if the report cannot be written.
     """
     starts = _starts(world, WallTime(time.time()))
@@ -95,8 +94,18 @@ def run_fleet(
     run: _Run | None = None
     try:
         log = _log(settings, identity, sink)
-        run = _Run(settings, world, starts, identity=identity, log=log, loop=loop, pool=pool)
-        run.assemble(launcher or Launcher(WORKER_ENTRY), tuple(import_paths))
+        run = _Run(
+            settings,
+            world,
+            starts,
+            identity=identity,
+            log=log,
+            loop=loop,
+            pool=pool,
+            leases_command=leases_command,
+        )
+        launcher = launcher or Launcher(WORKER_ENTRY, only=settings.environment.only)
+        run.assemble(launcher, tuple(import_paths))
         run.watch(on_snapshot, until, source_is_done)
         reason = run.run()
         if report_path is not None:
@@ -110,7 +119,7 @@ def run_fleet(
 
 
 class _Run:
-    """The parts of one run, and who is told about whom."""
+    """The parts of one run, and the calls between them."""
 
     def __init__(
         self,
@@ -122,6 +131,7 @@ class _Run:
         log: EventLog,
         loop: Loop,
         pool: IoPool,
+        leases_command: str | None,
     ) -> None:
         self._settings = settings
         self._world = world
@@ -132,7 +142,7 @@ class _Run:
         self._pool = pool
         self._began_instant = loop.now()
         self._report = ReportWriter()
-        self._policy = _policy(settings, starts, identity)
+        self._policy = _policy(settings, world, starts, identity)
         self._core = LeaseManager(self._policy, random.random)
         self._watch: Watch | None = None
         self._metering: Metering | None = None
@@ -143,6 +153,7 @@ class _Run:
             log=log,
             report=self._report,
             grace_s=float(settings.shutdown.grace),
+            leases_command=leases_command,
         )
         self._credentials = CredentialHanding(
             world.credentials,
@@ -153,7 +164,7 @@ class _Run:
         )
 
     def assemble(self, launcher: Launcher, import_paths: tuple[str, ...]) -> None:
-        """Give the manager its hands."""
+        """Make the parts that perform commands and connect them to the manager."""
         self._manager.performer = Performer(
             self._world,
             lambda stream: _start_filter(self._starts[stream]),
@@ -174,6 +185,7 @@ class _Run:
             departed=self._departed,
             farewell_patience_s=float(self._settings.shutdown.grace),
             failover_s=self._policy.failover_s,
+            lock_fd=self._identity.lock.fileno(),
         )
         self._watchdog = Watchdog(
             self._manager.processes,
@@ -184,6 +196,7 @@ class _Run:
 
     def _departed(self, child: Child) -> None:
         self._report.departed(child.key, child.last_status)
+        self._manager.departed(child)
         self._watchdog.buried(child)
 
     def watch(
@@ -192,7 +205,7 @@ class _Run:
         until: Until | None,
         source_is_done: Callable[[], bool],
     ) -> None:
-        """Have it looked at."""
+        """Set up the periodic checks and the snapshot."""
         snapshots = Snapshots(
             application=self._settings.application,
             stream=self._world.stream_names,
@@ -201,6 +214,7 @@ class _Run:
             core=self._core,
             living=self._manager.processes.living,
             report=self._report,
+            leases_command=self._manager.leases_command,
         )
         self._watch = Watch(
             self._manager,
@@ -215,7 +229,7 @@ class _Run:
         )
 
     def run(self) -> ExitReason:
-        """From the first line of the log to the last."""
+        """Run from the first line of the log to the last."""
         assert self._watch is not None, "assembled and watched before it runs"
         adopt_orphans()
         self._credentials.open()
@@ -223,7 +237,7 @@ class _Run:
         self._watch_instance()
         try:
             self._metering = self._open_metering()
-            reason = self._manager.run(WallTime(time.time()), self._first_line)
+            reason = self._manager.run(self._world.service_time(), self._first_line)
         finally:
             if self._metering is not None:
                 self._metering.close()
@@ -232,7 +246,7 @@ class _Run:
         return reason
 
     def _watch_instance(self) -> None:
-        """What becomes of this machine, where somebody can tell."""
+        """Watch the life of this EC2 instance, where it is configured."""
         if self._world.instance is None:
             return
         watch = InstanceWatch(
@@ -247,7 +261,7 @@ class _Run:
         watch.open()
 
     def _open_metering(self) -> Metering | None:
-        """Before the first lease is taken: an address that cannot be had ends the start."""
+        """Called before the first lease is taken: an address that is not free ends the start."""
         sampler = Sampler(
             self._manager,
             self._report,
@@ -273,7 +287,7 @@ class _Run:
 
     @property
     def holds_leases(self) -> bool:
-        """Whether rows may name us; after the end, only those of a stop that was cut short."""
+        """Whether rows may name us as owner; after the end, only if the stop was cut short."""
         return bool(self._core.held())
 
     def write_report(self, path: Path, reason: ExitReason) -> None:
@@ -332,8 +346,20 @@ class _Run:
             stall_s=float(settings.stall),
             processor=", ".join(self._processors()),
         )
+        self._warn_of_few_descriptors()
         if self._metering is not None:
             self._metering.introduce()
+
+    def _warn_of_few_descriptors(self) -> None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = _DESCRIPTORS_BASE + _DESCRIPTORS_PER_LEASE * self._settings.leases.max
+        if limit != resource.RLIM_INFINITY and limit < needed:
+            self._log.note(
+                "descriptors_short",
+                what=limit,
+                expected=needed,
+                leases_max=self._settings.leases.max,
+            )
 
 
 def _starts(world: World, now: WallTime) -> dict[StreamKey, StreamStart]:
@@ -351,7 +377,10 @@ def _start_filter(start: StreamStart) -> ShardFilter:
 
 
 def _policy(
-    settings: Settings, starts: Mapping[StreamKey, StreamStart], identity: Identity
+    settings: Settings,
+    world: World,
+    starts: Mapping[StreamKey, StreamStart],
+    identity: Identity,
 ) -> ManagerPolicy:
     return ManagerPolicy(
         me=identity.id,
@@ -361,11 +390,14 @@ def _policy(
         cleanup=settings.leases.cleanup,
         streams=tuple(starts),
         starts=starts,
+        created={key: stream.summary.created_at for key, stream in world.streams.items()},
+        described_instant=world.described_instant,
+        reads_kcl3_mode=world.coordinator is not None,
     )
 
 
 def _log(settings: Settings, identity: Identity, sink: LineSink) -> EventLog:
-    """JSON for machines, words for a terminal, unless the settings say which."""
+    """The log: JSON lines, or plain text if stderr is a terminal, unless the settings say which."""
     wanted = settings.log.format
     as_json = wanted == "json" or (wanted == "auto" and not sys.stderr.isatty())
     return EventLog(

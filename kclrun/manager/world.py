@@ -1,6 +1,6 @@
-"""What the manager is given by the composition root: the world outside this host, and its words.
+"""The services outside this host, as the composition root passes them to the manager.
 
-Rule: plain values and ports only, so that a test or a simulation hands in its own.
+Only plain values and ports, so that a test or a simulation can pass its own.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from kclrun.config.stream_schema import StreamSettings
-from kclrun.model.stream_key import StreamKey
-from kclrun.model.time import WallTime
+from kclrun.config.schema import StreamSettings
+from kclrun.model.stream import StreamKey
+from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import (
+    CoordinatorState,
     InstanceMetadata,
     LeaseTable,
     LifecycleActions,
@@ -24,25 +25,16 @@ from kclrun.ports import (
     StreamSummary,
 )
 
-__all__ = [
-    "CredentialSource",
-    "ExitReason",
-    "InstanceServices",
-    "SourceStream",
-    "Until",
-    "World",
-]
-
 Until = Literal["caught-up"]
 
 
 class CredentialSource(Protocol):
-    """Where keys come from; renews them before they expire."""
+    """The source of the AWS credentials. It renews them before they expire."""
 
     def current(self) -> WireCredentials:
-        """Keys good for now. May do I/O: the manager asks on a thread of its pool.
+        """Credentials that are valid now. May do I/O: the manager calls it on a thread of its pool.
 
-        Raises: AccessDenied or Unavailable; then the keys handed out before stay in use.
+        Raises: AccessDenied or Unavailable; then the credentials of the call before stay in use.
         """
         ...
 
@@ -53,7 +45,7 @@ def _host_time() -> WallTime:
 
 @dataclass(frozen=True)
 class SourceStream:
-    """One stream of the application, found and described; `settings` are what holds for it."""
+    """One stream of the application, found and described. `settings` are this stream's settings."""
 
     admin: StreamAdmin
     summary: StreamSummary
@@ -62,7 +54,7 @@ class SourceStream:
 
 @dataclass(frozen=True)
 class InstanceServices:
-    """What this machine is told about itself, and where it answers."""
+    """The instance metadata of this machine, and the lifecycle actions by which it answers."""
 
     metadata: InstanceMetadata
     lifecycle: LifecycleActions
@@ -72,11 +64,12 @@ class InstanceServices:
 class World:
     """The services of one application, as reached from this host.
 
-    `streams` has one entry, ONLY_STREAM's, or one for each of several.
-    `table` is used from several threads at once. `kinesis` and `dynamodb` travel to the lease
+    `streams` has one entry: that of ONLY_STREAM. With several streams it has one entry for each.
+    `table` is used from several threads at once. `kinesis` and `dynamodb` are sent to the lease
     processes. `service_time` is the service's clock as last seen, else this host's [P14].
-    `metrics` is where metrics are published, None where they are not. `instance` is None where
-    nobody asks what becomes of this machine.
+    `metrics` is the outlet for metrics; None if they are not published. `instance` is None if the
+    life of this EC2 instance is not watched. `coordinator` is None if a KCL 3 fleet of an early
+    version cannot exist. `described_instant`: when the streams were described, by the loop's clock.
     """
 
     table: LeaseTable
@@ -87,10 +80,12 @@ class World:
     service_time: Callable[[], WallTime] = field(default=_host_time)
     metrics: MetricOutlet | None = None
     instance: InstanceServices | None = None
+    coordinator: CoordinatorState | None = None
+    described_instant: Instant | None = None
 
     @property
     def stream_names(self) -> str:
-        """All streams in one line, for people."""
+        """The names of all streams in one line, for log and reports."""
         return ", ".join(stream.summary.name for stream in self.streams.values())
 
 
@@ -99,17 +94,25 @@ class ExitReason(enum.Enum):
 
     DRAINED = "drained"
     CAUGHT_UP = "caught up"
-    # With `--until caught-up`: user code gave up on a shard, and the others are read.
+    # With `--until caught-up`: user code gave up on a shard, and the other shards are read.
     HALTED = "caught up but for halted shards"
-    # Nothing can be proven, renewed or checkpointed any more: a person has to look.
+    # Ownership cannot be proven, renewed or checkpointed any more: an operator has to act.
     TABLE_GONE = "the lease table is gone"
-    # Something had to be killed, or a row of ours was left to expire: no loss, but what was not
-    # checkpointed is read again.
+    # The checkpoints mean nothing in the new stream: an operator decides where reading begins.
+    STREAM_RECREATED = "the stream was deleted and made again"
+    # A process had to be killed, a row of ours was left to expire, or processed records could not
+    # be checkpointed (a full disk). No loss: records that were not checkpointed are read again.
     CUT_SHORT = "stopped before it was drained"
 
     @property
     def exit_code(self) -> int:
-        """0 for a stop in good order; 65 (EX_DATAERR) with shards halted, 66 (EX_NOINPUT) without
-        its table, 75 (EX_TEMPFAIL) for one that was cut short."""
-        codes = {ExitReason.HALTED: 65, ExitReason.TABLE_GONE: 66, ExitReason.CUT_SHORT: 75}
+        """0 for a stop in good order; 65 (EX_DATAERR) with shards halted; 66 (EX_NOINPUT) without
+        the lease table; 75 (EX_TEMPFAIL) for a stop that was cut short; 78 (EX_CONFIG) if the rows
+        belong to another stream: systemd does not restart the unit then."""
+        codes = {
+            ExitReason.HALTED: 65,
+            ExitReason.TABLE_GONE: 66,
+            ExitReason.CUT_SHORT: 75,
+            ExitReason.STREAM_RECREATED: 78,
+        }
         return codes.get(self, 0)

@@ -1,5 +1,5 @@
-"""Nouns: records, positions and their order, shards and their graph, leases, writes and outcomes.
+"""Nouns: records, positions and their order, shards and their graph, leases.
 
-May know: `errors`. May not know: clocks, threads, AWS, how any of these are stored or sent.
-Rule: values are frozen; a change is a new value. Look next: `sequence.py`, then `lease.py`.
+May know: `errors`. Must not know: clocks, threads, AWS, how values are stored or sent. Rule: values
+are frozen; a change is a new value.
 """

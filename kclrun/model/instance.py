@@ -1,7 +1,6 @@
-"""The EC2 instance that we run on, as it is told about itself: who it is, and what awaits it.
+"""The EC2 instance that we run on: its identity, and the events that await it.
 
-Plain values. May not know: how they are asked for. Look next: `manager/instance_life.py`, which
-decides what follows from them.
+Plain values. Must not know: how they are requested.
 """
 
 from __future__ import annotations
@@ -11,15 +10,6 @@ import enum
 import msgspec
 
 from kclrun.model.time import WallTime
-
-__all__ = [
-    "InstanceIdentity",
-    "InstanceLook",
-    "Interruption",
-    "LifecycleAction",
-    "NoticeKind",
-    "TargetState",
-]
 
 
 class NoticeKind(enum.Enum):
@@ -31,16 +21,16 @@ class NoticeKind(enum.Enum):
 
 
 class TargetState(enum.Enum):
-    """Where the group is taking the instance, as far as that is anything to us."""
+    """The state to which the group moves the instance, as far as it matters to us."""
 
     IN_SERVICE = "InService"
     TERMINATED = "Terminated"
-    # Detached, Standby and the states of a warm pool: the machine goes on as it is.
+    # Detached, Standby and the states of a warm pool: the machine continues as it is.
     OTHER = "other"
 
 
 class InstanceIdentity(msgspec.Struct, frozen=True):
-    """Which instance this is. `group` is None where it has none, or is not shown its own tags."""
+    """The identity of this instance. `group` is None without a group, or if its tags are hidden."""
 
     instance_id: str
     region: str
@@ -49,14 +39,15 @@ class InstanceIdentity(msgspec.Struct, frozen=True):
 
 
 class Interruption(msgspec.Struct, frozen=True):
-    """What EC2 will do to a spot instance (`terminate`, `stop`, `hibernate`), and when."""
+    """EC2's announced action on a spot instance (`terminate`, `stop`, `hibernate`), and its
+    time."""
 
     action: str
     at: WallTime | None = None
 
 
 class InstanceLook(msgspec.Struct, frozen=True):
-    """One look at all that may await the instance; nothing of it is the rule."""
+    """One look at all events that may await the instance; usually there are none."""
 
     interruption: Interruption | None = None
     is_rebalance_recommended: bool = False
@@ -64,7 +55,7 @@ class InstanceLook(msgspec.Struct, frozen=True):
 
 
 class LifecycleAction(msgspec.Struct, frozen=True):
-    """What a lifecycle hook of a group holds an instance for."""
+    """The lifecycle hook of a group that holds an instance."""
 
     region: str
     group: str

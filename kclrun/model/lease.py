@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NewType
 
 import msgspec
@@ -11,46 +12,50 @@ from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
 
-__all__ = [
-    "ANYBODY",
-    "ASK_STALE_AFTER_S",
-    "FAILOVER_MAX_S",
-    "FAILOVER_MIN_S",
-    "HOPPING_SWITCHES",
-    "OFFERED",
-    "OWNER_PREFIX",
-    "WRITTEN_AGAIN_AHEAD",
-    "Halt",
-    "Handoff",
-    "Lease",
-    "LeaseKey",
-    "Owner",
-    "OwnerId",
-    "PendingCheckpoint",
-]
+# The message for lost children of a trimmed shard: children that were trimmed like it.
+#
+# Such a child never had a lease, so an event of its own cannot name it or report its loss.
+CHILDREN_EXPIRED: Final = (
+    "Kinesis has deleted children of this shard as well, before they had a lease: all that they"
+    " held is lost. What came of them is read from its beginning"
+)
+
+
+def are_children_lost(whole: HashRange | None, children: Iterable[HashRange]) -> bool:
+    """Whether some hash keys of a trimmed shard belong to no listed child. `children` are the
+    ranges of the listed children. False if the shard's own range is not known."""
+    if whole is None:
+        return False
+    following = whole.start
+    for child in sorted(children):
+        if child.start > following:
+            break
+        following = max(following, child.end + 1)
+    return following <= whole.end
+
 
 LeaseKey = NewType("LeaseKey", str)
 OwnerId = NewType("OwnerId", str)
 
 OWNER_PREFIX: Final = "kclrun:"
-# The owner of a row that was given away and waits for its taker: nobody, for every count [P17].
+# The owner of a row that was given away and waits for its taker. It counts as no owner [P17].
 OFFERED: Final = OwnerId(f"{OWNER_PREFIX}offered")
-# Whom an operator asks on behalf of who only wants a lease released, to whoever comes [P16].
+# The asker in an operator's ask: release the lease to any owner [P16].
 ANYBODY: Final = OwnerId(f"{OWNER_PREFIX}anybody")
-# An ask that was seen on its row for so long is stale [P16]: several renewals and a long batch
-# fit into it. By the observer's own clock; the time written on the row is of no clock we know.
+# An ask that was seen on its row for so long is stale [P16]: several renewals and a long batch fit
+# into it. Measured by the observer's own clock: the time on the row is from an unknown clock.
 ASK_STALE_AFTER_S: Final = 30.0
-# Shorter, and one slow garbage collection or disk flush costs a lease; longer than a quarter of
-# an hour is a unit mistaken. The KCL's own default is 10 s.
+# A shorter failover loses leases by one slow garbage collection or disk flush. A failover longer
+# than a quarter of an hour is a wrong unit. The KCL's own default is 10 s.
 FAILOVER_MIN_S: Final = 1.0
 FAILOVER_MAX_S: Final = 900.0
-# `ownerSwitchesSinceCheckpoint` from which a lease is shown as hopping: it was passed on five
-# times and nobody got as far as one checkpoint.
+# From this `ownerSwitchesSinceCheckpoint` on a lease is shown as hopping: it changed its owner five
+# times without one checkpoint.
 HOPPING_SWITCHES: Final = 5
-# A row that its owner writes again, for somebody deleted it, stands further on than anybody can
-# have counted who had it in the meantime: a Java worker moves the counter with each checkpoint,
-# too, after each of the five reads a second that Kinesis allows, for the longest failover at most:
-# 4,500.
+# An owner whose row was deleted writes it again with a counter that is higher by this number. It
+# must exceed every counter that another owner can have seen in the meantime. A Java worker also
+# moves the counter with each checkpoint: after each of the five reads a second that Kinesis allows,
+# for the longest failover at most. These are 4,500.
 WRITTEN_AGAIN_AHEAD: Final = 5_000
 
 
@@ -71,8 +76,14 @@ class Owner(msgspec.Struct, frozen=True):
         return OwnerId(f"{OWNER_PREFIX}{self.group}:{self.slot}:{self.nonce}")
 
     @classmethod
+    def slot_of(cls, owner_id: OwnerId) -> str:
+        """The host slot of an owner. An id that is not one of ours counts as a host of its own."""
+        parsed = cls.parse(owner_id)
+        return parsed.slot if parsed is not None else owner_id
+
+    @classmethod
     def parse(cls, owner_id: str) -> Owner | None:
-        """The parts of one of our owner ids, or None for anybody else's (a Java worker's)."""
+        """The parts of one of our owner ids; None for any other id (a Java worker's)."""
         if not owner_id.startswith(OWNER_PREFIX):
             return None
         parts = owner_id[len(OWNER_PREFIX) :].split(":")
@@ -87,14 +98,30 @@ class PendingCheckpoint(msgspec.Struct, frozen=True):
 
 
 class Halt(msgspec.Struct, frozen=True):
-    """Why a lease stands still by decision: owned, renewed, not processed, until resumed."""
+    """Why a lease stands still by decision: owned, renewed, not processed, until resumed.
+
+    `waiting_since` is the arrival time of the oldest record known not to be processed; older ones
+    may wait, too. Rows of earlier versions do not carry it (None).
+    """
 
     reason: str
     halted_at: WallTime
+    waiting_since: WallTime | None = None
+
+
+class DiedOn(msgspec.Struct, frozen=True):
+    """The host, by its slot, where the lease's processes died again and again at `position`.
+
+    Written with the offer by which that host gave the lease away. It counts only while the row is
+    at `position`: an owner that gets further, even a Java worker, proves it out of date.
+    """
+
+    slot: str
+    position: ExtendedSequenceNumber
 
 
 class Handoff(msgspec.Struct, frozen=True):
-    """An ask on a row: `to` would like to have the lease; since `asked_at`, by its own clock."""
+    """An ask on a row: `to` would like to have the lease, since `asked_at` by the asker's clock."""
 
     to: OwnerId
     asked_at: WallTime
@@ -103,13 +130,15 @@ class Handoff(msgspec.Struct, frozen=True):
 class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One row, as last read. Attributes: the KCL 2.x schema, then ours.
 
-    `owner` None is an unowned lease. `counter` grows by one with every write of an owner and is
-    the fencing token. `parents` and `children` are lease keys: bare shard ids, or with several
-    streams qualified like this row's own (`stream_key.py`). `failover_s` and `start` are what
-    the owner published at its take; None from a Java owner. `handoff` is an ask to the owner
-    [P16]; `offered_to` and `offered_by` say whom an offered row is meant for, if anybody, and who
-    gave it away [P17]; `taken_from` names the Java owner it was taken from by force, until the
-    first claim that waited [P18].
+    `owner` None is an unowned lease. `counter` grows by one with every write of an owner and is the
+    fencing token. `parents` and `children` are lease keys: bare shard ids, or with several streams
+    qualified like this row's own (`stream.py`). `failover_s` and `start` are the values that the
+    owner published at its take; None from a Java owner. `stream_created_at` is the creation time of
+    the stream that the row was made or taken for, None if it was not known. `handoff` is an ask to
+    the owner [P16]. `offered_to` names the owner that an offered row is meant for, None for any
+    owner; `offered_by` names its giver [P17]. `taken_from` names the Java owner it was taken from
+    by force, until the first claim that waited [P18]. `died_on` is the host where its processes
+    died without progress.
     """
 
     key: LeaseKey
@@ -125,18 +154,81 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     throughput_kbps: float | None = None
     failover_s: float | None = None
     start: str | None = None
+    stream_created_at: WallTime | None = None
     latest_pinned_at: WallTime | None = None
     halt: Halt | None = None
     handoff: Handoff | None = None
     offered_to: OwnerId | None = None
     offered_by: OwnerId | None = None
     taken_from: OwnerId | None = None
+    died_on: DiedOn | None = None
 
     @property
     def is_ended(self) -> bool:
-        """Everything in the shard was processed (checkpoint SHARD_END)."""
+        """Whether every record of the shard was processed (checkpoint SHARD_END)."""
         return self.checkpoint.sequence_number == SHARD_END.sequence_number
+
+    @property
+    def failed_slot(self) -> str | None:
+        """The host where its processes died at the row's current position, if there is one."""
+        died = self.died_on
+        return died.slot if died is not None and died.position == self.checkpoint else None
 
     @property
     def is_hopping(self) -> bool:
         return self.owner_switches >= HOPPING_SWITCHES
+
+
+# The mode of a KCL 3 fleet on the same table: its possible states, and the advice for each.
+#
+# A KCL 3 fleet keeps its state in an item beside the leases, `Migration3.0`, attribute `cv`.
+# Workers of 3.0 to 3.4 keep it in a table of its own, `<application>-CoordinatorState`, which the
+# first of them creates. The workers move the state by themselves. Rule: in a native state a leader
+# assigns the leases, to workers that report metrics only. Takers like us would fight the leader,
+# and it would give us no lease [P8].
+KCL3_MODE_KEY: Final = "Migration3.0"
+
+_ROLLBACK: Final = "CLIENT_VERSION_3X_WITH_ROLLBACK"
+_NATIVE: Final = frozenset({"CLIENT_VERSION_3X", _ROLLBACK})
+_COMPATIBLE: Final = "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X"
+_DELETE: Final = (
+    f"stop every worker, delete the one item {KCL3_MODE_KEY} (in the lease table; of KCL 3.0"
+    " to 3.4 in <application>-CoordinatorState), and start them with"
+    f" clientVersionConfig = {_COMPATIBLE}: leases and checkpoints stay"
+)
+# A compatible fleet flips ten minutes after the last owner without metrics has gone (seen: 641 s).
+_ADVICE: Final = {
+    "CLIENT_VERSION_3X": (
+        "A worker was started without clientVersionConfig, and the KCL's migration tool does not"
+        f" roll back from this state: {_DELETE}"
+    ),
+    _ROLLBACK: (
+        f"Workers set to {_COMPATIBLE} came to this by themselves, ten minutes after the last owner"
+        " of a lease that reports no metrics, as kclrun, was gone. The setting alone changes"
+        f" nothing now: roll back with the KCL's migration tool (KclMigrationTool.py); or {_DELETE}"
+    ),
+    "CLIENT_VERSION_UPGRADE_FROM_2X": (
+        "It shares the table. Do not leave kclrun off, or without a lease, for ten minutes: the KCL"
+        " then moves on to its own mode, and kclrun is refused"
+    ),
+    "CLIENT_VERSION_2X": (
+        "It was rolled back, and shares the table. It goes on towards its own mode only when the"
+        " KCL's migration tool says so"
+    ),
+    "CLIENT_VERSION_INIT": "It has not decided yet; look again when a Java worker is up",
+}
+
+
+def coordinator_table(application: str) -> str:
+    """The table in which workers of KCL 3.0 to 3.4 keep the state: an item of the same key."""
+    return f"{application}-CoordinatorState"
+
+
+def is_native(mode: str | None) -> bool:
+    """Whether a leader of the KCL 3 assigns the leases."""
+    return mode in _NATIVE
+
+
+def mode_advice(mode: str) -> str:
+    """The advice for a fleet in this state, in one or two sentences without a full stop."""
+    return _ADVICE.get(mode, f"This state is not known: share the table only with {_COMPATIBLE}")

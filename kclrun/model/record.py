@@ -1,27 +1,27 @@
-"""A record as users see it, and the batch they are given.
+"""A record as users see it, and the batch that a processor gets.
 
-Field names of `Record` decode straight from a GetRecords body; what an aggregate adds has
+Field names of `Record` decode straight from a GetRecords body; the fields of an aggregate have
 defaults. Frozen and outside the garbage collector: millions of them are made a second.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import msgspec
 
 from kclrun.model.sequence import ExtendedSequenceNumber
-
-__all__ = ["Record", "RecordBatch"]
+from kclrun.model.time import WallTime
 
 
 class OffTheWire:
-    """At run time, the type of the fields that no GetRecords body may set.
+    """At run time, the type of the fields that a GetRecords body must not set.
 
-    No JSON value decodes to it, so a body that spells `sub_sequence_number` or `aggregated` is
-    refused by the decoder itself, at no cost to one that does not. Constructors check nothing.
+    A JSON value never decodes to it. So the decoder itself refuses a body that spells
+    `sub_sequence_number` or `aggregated`, at no cost to other bodies. Constructors check nothing.
     """
 
 
@@ -38,8 +38,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     `data` is the payload. `approximate_arrival_timestamp` is in seconds since the epoch, as the
     service sent it. `sub_sequence_number` is the index inside a KPL aggregate, else 0.
-    `aggregated` says the record came out of an aggregate; `malformed` says the bytes looked like
-    an aggregate and were none, so they are delivered as they are.
+    `aggregated`: the record came out of an aggregate. `malformed`: the bytes looked like an
+    aggregate and are not one, so they are delivered as they are.
     """
 
     data: bytes = msgspec.field(name="Data")
@@ -64,14 +64,14 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return datetime.fromtimestamp(self.approximate_arrival_timestamp, UTC)
 
     def __repr__(self) -> str:
-        """Names the record without its payload or key: representations end up in logs."""
+        """Identifies the record without payload or key, because representations reach logs."""
         return f"Record({self.position}, {len(self.data)} bytes)"
 
 
 class RecordBatch(Sequence[Record]):
     """Records of one shard in their order, as given to `process_records`.
 
-    `millis_behind_latest` is what GetRecords said when the batch was fetched, or None.
+    `millis_behind_latest` is the value of GetRecords when the batch was fetched, or None.
     `fencing_token` is the lease counter at the claim: it only grows over a lease's life, so a sink
     that refuses smaller tokens is safe from a former owner.
     """
@@ -103,3 +103,89 @@ class RecordBatch(Sequence[Record]):
 
     def __repr__(self) -> str:
         return f"RecordBatch({len(self.records)} records)"
+
+
+# Writing to a stream: one record to put, and the service's answer for it.
+#
+# Rule: neither payload nor key is in a representation.
+class PutEntry(msgspec.Struct, frozen=True, gc=False):
+    """One record to put. `user_records` is how many it holds: more than one in an aggregate."""
+
+    data: bytes
+    partition_key: str
+    explicit_hash_key: str | None = None
+    user_records: int = 1
+
+    @property
+    def size_bytes(self) -> int:
+        """The size as the service counts it."""
+        return len(self.data) + len(self.partition_key.encode())
+
+    def __repr__(self) -> str:
+        return f"PutEntry({len(self.data)} bytes)"
+
+
+class PutResult(msgspec.Struct, frozen=True, rename="pascal"):
+    """The result for one record: its place in the stream, or the error code."""
+
+    sequence_number: str | None = None
+    shard_id: str | None = None
+    error_code: str | None = None
+
+
+class IteratorType(enum.Enum):
+    """The five start types of GetShardIterator."""
+
+    TRIM_HORIZON = "TRIM_HORIZON"
+    LATEST = "LATEST"
+    AT_TIMESTAMP = "AT_TIMESTAMP"
+    AT_SEQUENCE_NUMBER = "AT_SEQUENCE_NUMBER"
+    AFTER_SEQUENCE_NUMBER = "AFTER_SEQUENCE_NUMBER"
+
+
+class StartPoint(msgspec.Struct, frozen=True):
+    """A start type, and the sequence number or time that it needs."""
+
+    kind: IteratorType
+    sequence_number: str | None = None
+    timestamp: WallTime | None = None
+
+
+# Measurements over a time, in the form that metrics services take: a name and four numbers.
+#
+# Rule: a metric has few values for its dimensions, and they are known beforehand, because metrics
+# services bill each combination.
+Unit = Literal["Count", "Bytes", "Milliseconds"]
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """Many values as four: enough for their sum, their average, the smallest and the greatest."""
+
+    count: int
+    total: float
+    minimum: float
+    maximum: float
+
+    @classmethod
+    def of(cls, value: float) -> Statistics:
+        """One value."""
+        return cls(1, value, value, value)
+
+    def with_value(self, value: float) -> Statistics:
+        """These and one more."""
+        return Statistics(
+            self.count + 1,
+            self.total + value,
+            min(self.minimum, value),
+            max(self.maximum, value),
+        )
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of one metric, under one set of dimensions, in the time before `measured_at`."""
+
+    name: str
+    unit: Unit
+    dimensions: tuple[tuple[str, str], ...]
+    measured_at: WallTime
+    statistics: Statistics

@@ -18,20 +18,10 @@ import msgspec
 
 from kclrun.errors import LimitExceeded
 
-__all__ = [
-    "AT_TIMESTAMP",
-    "LATEST",
-    "SENTINELS",
-    "SEQUENCE_DIGITS_MAX",
-    "SHARD_END",
-    "TRIM_HORIZON",
-    "ExtendedSequenceNumber",
-]
-
 # `GetShardIterator` documents the pattern 0|([1-9]\d{0,128}): at most 129 digits.
 SEQUENCE_DIGITS_MAX: Final = 129
 _NUMBER: Final = re.compile(r"(?:0|[1-9][0-9]{0,128})\Z")
-# Every number sorts before this as text, every sentinel's name after it.
+# As text, every number sorts before this, every sentinel's name after it.
 _AFTER_DIGITS: Final = ":"
 _RANK_OF_NUMBERS: Final = 0
 _RANKS: Final = {"AT_TIMESTAMP": -3, "TRIM_HORIZON": -2, "LATEST": -1, "SHARD_END": 1}
@@ -40,7 +30,7 @@ SortKey = tuple[int, int, str, int]
 
 
 class ExtendedSequenceNumber(msgspec.Struct, frozen=True, gc=False):
-    """A position: everything at or below it is accounted for. Ordered, hashable.
+    """A position: every record at or below it is accounted for. Ordered, hashable.
 
     `sequence_number` is a sentinel's name or a decimal number without leading zeros;
     `sub_sequence_number` counts the user records of one aggregate from 0. The Java KCL writes 0
@@ -94,8 +84,8 @@ class ExtendedSequenceNumber(msgspec.Struct, frozen=True, gc=False):
 
 
 def _is_below(one: ExtendedSequenceNumber, other: ExtendedSequenceNumber) -> bool:
-    """As the sort keys compare, and no key is built for two numbers: the ledger of a lease compares
-    positions some ten times an event."""
+    """Compare as the sort keys do, without building a key for two numbers: the ledger of a lease
+    compares positions some ten times an event."""
     mine, theirs = one.sequence_number, other.sequence_number
     if mine == theirs:
         return one.sub_sequence_number < other.sub_sequence_number

@@ -1,16 +1,16 @@
-"""Shards, their hash ranges, and the graph that splits and merges make of them."""
+"""Shards, their hash ranges, and the graph of their splits and merges."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
 
-__all__ = ["HASH_KEY_MAX", "ChildShard", "HashRange", "Shard", "ShardGraph"]
-
 # Partition keys are hashed with MD5: 128 bits.
 HASH_KEY_MAX: Final = 2**128 - 1
+# Every shard id of the service begins with this; its number follows.
+_NUMBERED: Final = "shardId-"
 
 
 class HashRange(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -64,11 +64,10 @@ class ShardGraph:
 
     def __init__(self, shards: Iterable[Shard]) -> None:
         self._shards: Mapping[str, Shard] = {shard.shard_id: shard for shard in shards}
-        children: dict[str, list[str]] = {shard_id: [] for shard_id in self._shards}
+        children: dict[str, list[str]] = {}
         for shard in self._shards.values():
             for parent in shard.parents:
-                if parent in children:
-                    children[parent].append(shard.shard_id)
+                children.setdefault(parent, []).append(shard.shard_id)
         self._children = {shard_id: tuple(sorted(ids)) for shard_id, ids in children.items()}
 
     def __contains__(self, shard_id: str) -> bool:
@@ -84,6 +83,10 @@ class ShardGraph:
     def __len__(self) -> int:
         return len(self._shards)
 
+    def unordered(self) -> Iterable[Shard]:
+        """All shards, in any order."""
+        return self._shards.values()
+
     def get(self, shard_id: str) -> Shard | None:
         return self._shards.get(shard_id)
 
@@ -92,7 +95,39 @@ class ShardGraph:
         return tuple(parent for parent in self._shards[shard_id].parents if parent in self._shards)
 
     def children_of(self, shard_id: str) -> tuple[str, ...]:
+        """The listed children of a listed shard."""
+        return self._children.get(shard_id, ()) if shard_id in self._shards else ()
+
+    def children_naming(self, shard_id: str) -> tuple[str, ...]:
+        """The listed shards that name it as a parent, whether or not it is listed itself."""
         return self._children.get(shard_id, ())
 
     def open_shards(self) -> tuple[Shard, ...]:
         return tuple(shard for shard in self if shard.is_open)
+
+
+def is_older(one: str, other: str) -> bool:
+    """Whether shard `one` was made before `other`: their numbers grow (`AFTER_SHARD_ID` of
+    ListShards relies on it). Shard ids or lease keys; False where one of them has no number."""
+    first, second = one.rpartition(":")[2], other.rpartition(":")[2]
+    are_numbered = first.startswith(_NUMBERED) and second.startswith(_NUMBERED)
+    return are_numbered and first < second
+
+
+def is_too_new_for(
+    shards: Iterable[Shard], shard_id: str, hash_range: HashRange | None, parents: Collection[str]
+) -> bool:
+    """Whether a shard that a listing lacks is too new for it, and not trimmed.
+
+    Shards are trimmed oldest first. So if a parent, or an older shard of the same hash keys, is
+    still listed, the shard is newer than the listing, which lags.
+    """
+    return any(
+        shard.shard_id in parents
+        or (
+            hash_range is not None
+            and shard.hash_range.overlaps(hash_range)
+            and is_older(shard.shard_id, shard_id)
+        )
+        for shard in shards
+    )

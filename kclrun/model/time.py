@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import NewType
-
-__all__ = ["Instant", "WallTime"]
+from typing import Final, NewType
 
 # Seconds on CLOCK_BOOTTIME of this host: counts through suspend, so a fence holds after a resume.
 Instant = NewType("Instant", float)
-# Seconds since the epoch, by the service's clock where it gave one, else by the host's.
+# Seconds since the epoch, by the service's clock if it gave one, else by the host's.
 WallTime = NewType("WallTime", float)
+
+
+# 2**16 is beyond every bound in use; it only keeps the power finite.
+DOUBLINGS_MAX: Final = 16
+
+
+def backoff_s(attempt: int, chance: float, *, base_s: float = 0.05, max_s: float = 3.0) -> float:
+    """How long to wait before attempt number `attempt` (from 1): jitter over a doubling bound.
+
+    `chance` is in [0, 1). The bound doubles from `base_s` and stops at `max_s` (3 s: DESIGN §5
+    wants a lost service noticed again within a failover of 10 s, three tries at the least). Half
+    of the bound is always waited, so that a crowd neither spins nor moves in step.
+    """
+    bound = min(max_s, base_s * 2.0 ** min(attempt, DOUBLINGS_MAX))
+    return bound * (0.5 + chance / 2)

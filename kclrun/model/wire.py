@@ -1,8 +1,8 @@
-"""Where a service is and who asks: the plain values a lease process needs to call it.
+"""Address and credentials of a service: the plain values that a lease process needs to call it.
 
-The parent resolves them (`aws/endpoints.py`, `aws/credentials.py`) and hands them over the control
-channel, so that a lease process loads none of botocore's service models.
-Rule: no secret in a repr; these values cross a socket, they never reach a log or a message.
+The parent resolves them (`aws/endpoints.py`, `aws/signing.py`) and passes them over the control
+channel, so that a lease process loads none of botocore's service models. Rule: a repr holds no
+secret. These values cross a socket; they never reach a log or a message.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import msgspec
 
 from kclrun.model.time import WallTime
-
-__all__ = ["WireCredentials", "WireEndpoint"]
 
 
 class WireEndpoint(msgspec.Struct, frozen=True):
@@ -37,12 +35,12 @@ class WireEndpoint(msgspec.Struct, frozen=True):
         return f"WireEndpoint({self.url}, signing_region={self.signing_region}, proxied={proxied})"
 
     def __rich_repr__(self) -> list[tuple[str, str]]:
-        """What a pretty-printer shows: no proxy URL."""
+        """The fields for a pretty-printer: without proxy URLs."""
         return [("url", self.url), ("signing_region", self.signing_region)]
 
 
 class WireCredentials(msgspec.Struct, frozen=True):
-    """Keys to sign with; `token` and `expires_at` where they are temporary."""
+    """Keys to sign with; `token` and `expires_at` if they are temporary."""
 
     access_key: str
     secret_key: str
@@ -55,5 +53,5 @@ class WireCredentials(msgspec.Struct, frozen=True):
     __str__ = __repr__
 
     def __rich_repr__(self) -> list[tuple[str, str]]:
-        """What a pretty-printer shows: nothing."""
+        """The fields for a pretty-printer: none."""
         return []

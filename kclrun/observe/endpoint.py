@@ -1,9 +1,6 @@
-"""A small HTTP server for machines that look: GET /health and GET /metrics, nothing else.
+"""A small HTTP server for other systems: GET /health and GET /metrics, and nothing else.
 
-Knows: HTTP/1.x request heads. May not know: what is served. Rules: it never disturbs the manager
-(threads of its own, and what they serve is a value already made); everything is bounded: threads,
-bytes of a request, its time. There is no password, so it is for this host unless the operator says
-otherwise; and a web page in a browser on this host gets nothing by pointing its own name here.
+It does not know the content of the answers.
 """
 
 from __future__ import annotations
@@ -19,20 +16,18 @@ from urllib.parse import urlsplit
 import msgspec
 
 from kclrun.errors import SettingsError
-from kclrun.model.address import is_loopback_host
+from kclrun.model.stream import is_loopback_host
 
-__all__ = ["Answer", "HttpEndpoint"]
-
-# Prometheus, a load balancer, a person: four at once; the kernel queues a few more.
+# Four clients at once (Prometheus, a load balancer, a person); the kernel queues a few more.
 _THREADS: Final = 4
 _BACKLOG: Final = 16
-# A request head of Prometheus has 400 bytes; of a browser with its cookies, 2 KiB.
+# A request head of Prometheus has 400 bytes; that of a browser with its cookies, 2 KiB.
 _HEAD_BYTES_MAX: Final = 8192
-# For the whole of a request, and for its answer: a client on the same host or network needs
-# milliseconds, and one that dawdles holds a thread of four.
+# For the whole request, and for its answer: a client on the same host or network needs
+# milliseconds, and a slow client occupies one of four threads.
 _REQUEST_S_MAX: Final = 2.0
 _ANSWER_S_MAX: Final = 5.0
-# After a failed accept (no descriptors left), before the next one.
+# The pause after a failed accept (no descriptors left).
 _PAUSE_S: Final = 0.1
 _REASONS: Final = {
     200: "OK",
@@ -46,7 +41,7 @@ _REASONS: Final = {
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a path answers with."""
+    """The response of a path."""
 
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
@@ -54,7 +49,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class _Refused(Exception):
-    """A request that gets nothing but `answer`."""
+    """A request whose response is only `answer`."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -64,11 +59,16 @@ class _Refused(Exception):
 class HttpEndpoint:
     """Serves `routes` (a path and the function that answers it) until `close`.
 
-    A route is called in a thread of the server, and may raise what it likes: that is a 500.
+    It never disturbs the manager: it has threads of its own, and they serve a value that is already
+    made. Everything is bounded: threads, bytes of a request, its time. There is no password, so it
+    listens for this host only, unless the operator configures another address. A web page in a
+    browser on this host gets nothing by pointing its own host name at this address.
+
+    A route is called in a thread of the server. If it raises any error, the response is a 500.
     """
 
     def __init__(self, host: str, port: int, routes: Mapping[str, Callable[[], Answer]]) -> None:
-        """Listen. Port 0 takes a free one. Raises: SettingsError if the address cannot be had."""
+        """Listen. Port 0 takes a free one. Raises: SettingsError if the address is not usable."""
         self._routes = routes
         self._is_for_this_host = is_loopback_host(host)
         self._is_closed = threading.Event()
@@ -91,14 +91,14 @@ class HttpEndpoint:
 
     @property
     def url(self) -> str:
-        """Where it listens: `http://127.0.0.1:9464`."""
+        """The address it listens on: `http://127.0.0.1:9464`."""
         host, port = self._listener.getsockname()[:2]
         return f"http://{_address(host, port)}"
 
     def close(self) -> None:
-        """Stop listening. Answers under way are not waited for."""
+        """Stop listening. Does not wait for answers under way."""
         self._is_closed.set()
-        # Wakes the threads that wait in accept(); closing alone would leave them there.
+        # Wakes the threads that wait in accept(); closing alone would not wake them.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -110,7 +110,7 @@ class HttpEndpoint:
             except OSError:
                 self._is_closed.wait(_PAUSE_S)
                 continue
-            # A client that goes away in the middle is its own affair.
+            # A client may disconnect in the middle: that is not our error.
             with connection, contextlib.suppress(OSError):
                 self._converse(connection)
 
@@ -135,12 +135,13 @@ class HttpEndpoint:
             raise _Refused(404, "there are: " + ", ".join(sorted(self._routes)))
         try:
             return route()
-        except Exception as error:  # noqa: BLE001 - a look that fails must not end the looking
+        except Exception as error:  # noqa: BLE001 - a route that fails must not end the server
             raise _Refused(500, f"the answer could not be made: {type(error).__name__}") from None
 
 
 def _head(connection: socket.socket) -> bytes:
-    """The request up to its empty line. Raises: _Refused, OSError (it dawdles or went away)."""
+    """The request up to its empty line. Raises: _Refused, OSError (the client is too slow or
+    disconnected)."""
     deadline = time.monotonic() + _REQUEST_S_MAX
     received = b""
     while b"\r\n\r\n" not in received:
@@ -158,7 +159,7 @@ def _head(connection: socket.socket) -> bytes:
 
 
 def _parsed(head: bytes) -> tuple[str, str, str]:
-    """Method, path without its query, and the host that was asked for, without its port."""
+    """Method, path without its query, and the requested host without its port."""
     first, *fields = head.decode("latin-1").split("\r\n")
     parts = first.split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1."):

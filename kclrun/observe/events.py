@@ -1,7 +1,7 @@
-"""The catalogue: every event a log line may carry, its level, and what it means, in one line each.
+"""The catalogue: every event of a log line, with its level and its meaning in one line.
 
-Rule: names are past tense or a state; what an operator should do stands in the README by the same
-name. A field that `FIELDS` does not name is withheld from the line. Look next: `logs.py`.
+Names are past tense or a state. docs/troubleshooting.md gives the remedy under the same name. A
+field that `FIELDS` does not name is withheld from the line.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["CATALOGUE", "FIELDS", "LEVELS", "EventKind", "level_of"]
-
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 class EventKind(msgspec.Struct, frozen=True):
-    """An event's meaning for people, and the level it has unless the line says otherwise."""
+    """An event's meaning for people, and its level unless the line gives another one."""
 
     meaning: str
     level: str = "info"
@@ -29,10 +27,18 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "manager_stopped": EventKind("the last line: why it ended"),
     "stop_hurried": EventKind("a second stop signal shortened the grace", "warning"),
     "stop_incomplete": EventKind("rows of ours are left to expire", "warning"),
+    "checkpoint_missed": EventKind(
+        "a stop ended a lease before what user code was given could be checkpointed", "warning"
+    ),
     "caught_up": EventKind("every shard is at its tip or ended"),
     "signal_ignored": EventKind("a signal that means nothing here"),
     "former_owners_gone": EventKind("former managers of this host are proven gone"),
     "launcher_started": EventKind("the process that forks lease processes is there", "debug"),
+    "lock_file_removed": EventKind(
+        "our lock file was removed: a successor takes our leases after `failover`, not at once",
+        "warning",
+    ),
+    "launcher_silent": EventKind("the launcher did not answer in time, and was killed", "error"),
     "launcher_died": EventKind("the launcher died; a new one is started", "warning"),
     "launcher_not_started": EventKind("no launcher could be started", "error"),
     "service_unreachable": EventKind("a request fails and is repeated until it works", "warning"),
@@ -76,16 +82,39 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "trimmed_row_deleted": EventKind("the row of a trimmed shard was deleted", "warning"),
     "row_vanished": EventKind("a row that was ours is gone from the table", "error"),
     "row_restored": EventKind("a row that was gone was written again as it was", "warning"),
-    "capacity_short": EventKind("leases.max is reached and leases are unclaimed", "warning"),
+    "capacity_short": EventKind(
+        "leases.max is reached, or our host can run no more, and leases are unclaimed", "warning"
+    ),
     "capacity_enough": EventKind("no lease is unclaimed for want of room any more"),
+    "descriptors_short": EventKind(
+        "RLIMIT_NOFILE may end below leases.max: raise it (ulimit -n, LimitNOFILE=)", "warning"
+    ),
     "leases_left_unread": EventKind("leases that nobody reads and nobody takes", "warning"),
+    "broken_row_left": EventKind(
+        "a drain left a row in our hands as it is, which cannot be read as a lease", "warning"
+    ),
     "rows_broken": EventKind("rows of the lease table cannot be read as leases", "error"),
     "shard_sync_refused": EventKind("no rows are created: positions are not guessed", "warning"),
+    "stream_recreated": EventKind(
+        "the stream was deleted and made again: its leases are given up, nothing is read", "error"
+    ),
+    "stream_recreation_suspected": EventKind(
+        "rows look as if they were of another stream under this name", "error"
+    ),
     "audit_refused": EventKind("the lease table refused a creation or deletion", "error"),
     "write_refused": EventKind("the lease table refused a write for good", "error"),
+    "records_expired": EventKind(
+        "a shard was trimmed before it was read to its end: what was not processed is lost", "error"
+    ),
     "shard_ended": EventKind("a shard was processed to its end"),
     "failover_differs": EventKind("the fleet does not agree on `failover`", "warning"),
     "start_differs": EventKind("the fleet does not agree on `start`", "warning"),
+    "kcl3_native": EventKind(
+        "a KCL 3 fleet has the lease table in its own mode: the next start is refused", "error"
+    ),
+    "kcl3_mode_unreadable": EventKind(
+        "whether a KCL 3 fleet of version 3.0 to 3.4 is in its own mode cannot be seen"
+    ),
     "rows_of_other_streams": EventKind(
         "the lease table has rows of streams that this application does not read", "warning"
     ),
@@ -103,10 +132,13 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     ),
     "process_condemned": EventKind("a lease process wrote nonsense to its manager", "error"),
     "transitions_missed": EventKind("reports of a lease process were lost", "warning"),
+    "processor_raised": EventKind("user code raised; the same call is repeated", "warning"),
+    "processor_recovered": EventKind("user code that raised before has returned"),
     "processor_failed": EventKind("user code failed for good", "error"),
     "gil_held": EventKind("user code held the GIL so long that no renewal was possible", "warning"),
     "lease_process_warned": EventKind("a lease process warned", "warning"),
     # Runs on Spark.
+    "engine_starting": EventKind("Spark is being started, which takes up to half a minute"),
     "query_started": EventKind("the first line on Spark: what runs, where, from which checkpoint"),
     "batch_committed": EventKind("a micro-batch is committed", "debug"),
     "query_stopped": EventKind("the last line on Spark: why it ended"),
@@ -118,8 +150,8 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "logged": EventKind("user code logged a line"),
 }
 
-# What may stand on a line. Nothing here holds a payload, a partition key, an iterator, a token or
-# a credential; texts of user code are bounded and cleaned (`logs.py`).
+# The fields that a line may have. None holds a payload, a partition key, an iterator, a token or a
+# credential; texts of user code are bounded and cleaned (`logs.py`).
 FIELDS: Final = frozenset(
     {
         *("action", "after_s", "application", "attempts", "batches", "bytes", "checkpoint"),
@@ -135,12 +167,19 @@ FIELDS: Final = frozenset(
         *("broken", "foreign", "ours", "theirs", "created", "deleted", "free", "work", "row"),
         *("master", "pipeline", "trigger"),
         *("hook", "instance", "zone"),
+        *("raised_at", "record"),
         *("former", "row_owner", "ours_s", "theirs_s", "what", "keys", "traceback_text"),
     }
 )
 
+# Events that text lines omit except at debug level; JSON always has them. They are the steps of a
+# lease before its process reads, which is logged itself: three lines a shard would fill a screen.
+STEPS: Final = frozenset({"lease_created", "lease_taken"})
+# Fields omitted in the same way: protocol and process values that need the code to be understood.
+INNER_FIELDS: Final = frozenset({"counter", "incarnation", "renew_every_s", "scan_every_s"})
+
 
 def level_of(event: str) -> str:
-    """The catalogue's level of an event; info for one it does not name."""
+    """The catalogue's level of an event; info for an event that it does not name."""
     kind = CATALOGUE.get(event)
     return kind.level if kind is not None else "info"

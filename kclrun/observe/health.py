@@ -1,12 +1,6 @@
-"""Whether a manager is well, from what it shows of itself: a verdict with its reasons.
+"""The health of a manager, from its own sample: a verdict with its reasons.
 
-Pure: the sample and its age are arguments. Rule: health means progress, not existence, and 503
-means that another machine would do better. So these are failing: a manager that does not look any
-more, that cannot reach its table or stream, cannot start lease processes, or does not come to an
-end; and leases that stand still, all of them and two at least, after a restart did not help.
-One lease that stands still, or is halted, is degraded and answers 200: its own records are the
-likely cause, and would stop the next machine, too. That is what the metrics and the log are for.
-Idle is healthy: fewer shards than machines leave some without a lease.
+Pure: the sample and its age are arguments.
 """
 
 from __future__ import annotations
@@ -18,22 +12,22 @@ import msgspec
 
 from kclrun.observe.logs import clean_text
 from kclrun.observe.metrics import LeaseSample, ManagerSample
-
-__all__ = ["HealthLimits", "Reason", "Status", "Verdict", "health_body", "judge"]
+from kclrun.observe.snapshot import how_to_resume
 
 Status = Literal["ok", "starting", "draining", "degraded", "failing"]
 
-# Alone, a lease's own records explain that it stands still; two at once do so seldom.
+# The records of one lease explain that it does not advance; for two at once that is unlikely.
 _STILL_LEASES_MIN: Final = 2
 # Enough for an exception's class and message; user code wrote it, so it is cleaned as for the log.
 _NOTE_CHARACTERS_MAX: Final = 400
+_MODE_CHARACTERS_MAX: Final = 64
 
 
 class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How long what may last. `stall_s` is how long what should move may stand still.
+    """The longest times. `stall_s` is how long a lease that should advance may stand still.
 
     `look_age_max_s` is the `failover`, 10 s at least: a manager that did not look for so long
-    renews nothing. `drain_max_s` is when a stop leaves at the latest.
+    renews nothing. `drain_max_s` is the longest duration of a stop.
     """
 
     stall_s: float
@@ -42,7 +36,7 @@ class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is not as it should be. `is_failing` makes it a 503."""
+    """One problem. `is_failing` makes it a 503."""
 
     text: str
     is_failing: bool = False
@@ -50,7 +44,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What is the matter with a manager; the reasons that make it fail come first."""
+    """The state of a manager and its problems; the reasons that make it fail come first."""
 
     status: Status
     reasons: tuple[Reason, ...] = ()
@@ -64,7 +58,15 @@ class Verdict(msgspec.Struct, frozen=True):
 def judge(sample: ManagerSample | None, *, age_s: float, limits: HealthLimits) -> Verdict:
     """The verdict on the last sample, taken `age_s` ago.
 
-    Before the first one it is None, and `age_s` counts from when the manager began.
+    Before the first sample it is None, and `age_s` counts from the start of the manager.
+
+    Health means progress, not existence, and 503 means that another machine would do better. So
+    these are failing: a manager that does not look any more, that cannot reach its table or stream,
+    that cannot start lease processes or keep one alive, or whose stop does not end; and leases that
+    do not advance, all of them and at least two, after a restart did not help.
+    One lease that does not advance, or is halted, is degraded and answers 200: its own records are
+    the likely cause, and would stop the next machine, too. The metrics and the log show such a
+    lease. Idle is healthy: with fewer shards than machines, some machines have no lease.
     """
     if sample is None or age_s >= limits.look_age_max_s:
         return _unseen(sample, age_s, limits)
@@ -111,12 +113,25 @@ def _reasons(sample: ManagerSample, limits: HealthLimits) -> Iterator[Reason]:
             text=f"no lease process can be started for {sample.launcher_away_s:.0f} s",
             is_failing=sample.launcher_away_s >= limits.stall_s,
         )
+    if sample.native_mode is not None:
+        mode = clean_text(sample.native_mode, _MODE_CHARACTERS_MAX)
+        yield Reason(
+            text=f"a KCL 3 fleet has the lease table in its own mode ({mode}): the next start of"
+            " kclrun is refused until that is undone"
+        )
+    if sample.host_short_s is not None:
+        why = clean_text(sample.host_reason, _NOTE_CHARACTERS_MAX)
+        yield Reason(
+            text=f"this host runs {sample.host_runs} leases, of {sample.worker_leases_max} at most,"
+            f" and has given others away for {sample.host_short_s:.0f} s: {why}",
+            is_failing=sample.host_runs == 0 and sample.host_short_s >= limits.stall_s,
+        )
     yield from _of_leases(sample, limits)
 
 
 def _of_leases(sample: ManagerSample, limits: HealthLimits) -> Iterator[Reason]:
     should_move = [lease for lease in sample.leases if lease.still_s is not None]
-    # A stalled process is restarted after `stall`: twice that long, and it did not help.
+    # A stalled process is restarted after `stall`: after twice that time, the restart did not help.
     is_hopeless = len(should_move) >= _STILL_LEASES_MIN and all(
         (lease.still_s or 0.0) >= 2 * limits.stall_s for lease in should_move
     )
@@ -128,12 +143,13 @@ def _of_leases(sample: ManagerSample, limits: HealthLimits) -> Iterator[Reason]:
         )
     for lease in sample.leases:
         if lease.state == "halted":
-            yield Reason(text=_with_note("halted", lease), shard=lease.shard)
+            remedy = how_to_resume(sample.leases_command, lease.shard)
+            yield Reason(text=f"{_with_note('halted', lease)}; {remedy}", shard=lease.shard)
         elif lease.still_s is not None and lease.still_s >= limits.stall_s:
             text = f"{lease.state}, and no progress for {lease.still_s:.0f} s"
             yield Reason(text=_with_note(text, lease), shard=lease.shard)
-        elif lease.state == "backing off":
-            yield Reason(text=_with_note("backing off", lease), shard=lease.shard)
+        elif lease.state in {"backing off", "failing"}:
+            yield Reason(text=_with_note(lease.state, lease), shard=lease.shard)
 
 
 def _with_note(text: str, lease: LeaseSample) -> str:
@@ -145,7 +161,7 @@ def _note(lease: LeaseSample) -> str:
 
 
 def health_body(sample: ManagerSample | None, verdict: Verdict) -> dict[str, Any]:
-    """What /health says besides its status code, as plain values for JSON."""
+    """The body of /health as plain values for JSON."""
     body: dict[str, Any] = {
         "status": verdict.status,
         "reasons": [

@@ -1,18 +1,22 @@
-"""Log lines: one a transition, as JSON or text, quiet when healthy.
+"""Log lines: one for each transition, as JSON or text, and few while all is well.
 
     {"ts":"2026-03-01T12:00:00.123Z","level":"info","event":"lease_claimed","app":"flights",…}
 
-Holds: `EventLog`, and the bounds of what it writes. May not know: who logs, or what is decided.
-Rule [S6]: only fields of the catalogue are written; control characters are escaped, so no text can
-forge a line; long unbroken runs (keys, tokens, iterators, encoded payloads) are cut out; a lease
-that talks too much is counted instead of written [S14]. Look next: `events.py`, `printing.py`.
+It also sends the user's own print and logging, in a lease process, through the same log.
 """
 
 from __future__ import annotations
 
 import collections
+import io
+import logging
 import os
 import re
+import select
+import socket
+import stat
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -20,29 +24,194 @@ from typing import Final
 
 import msgspec
 
-from kclrun.observe.events import FIELDS, LEVELS, level_of
-from kclrun.observe.line_sink import LINE_BYTES_MAX, LineSink
+from kclrun.model.stream import short_name
+from kclrun.model.text import escaped
+from kclrun.observe.events import FIELDS, INNER_FIELDS, LEVELS, STEPS, level_of
 
-__all__ = ["EventLog", "RateLimit", "clean_text"]
+# Capped at INFO: their debug lines show signed headers and bodies [S6].
+_CAPPED: Final = ("botocore", "boto3", "urllib3", "s3transfer")
+# A line that never ends is cut into pieces of this size.
+_LINE_CHARACTERS_MAX: Final = 2048
+
+
+def configure_lease_logging(log: EventLog) -> None:
+    """Send print, sys.stderr and logging of this process through `log`. Once, after the fork.
+
+    Our own lines do not depend on changes that user code makes to logging or to sys.stdout.
+    """
+    sys.stdout = _PrintedLines(log, "stdout")
+    sys.stderr = _PrintedLines(log, "stderr")
+    root = logging.getLogger()
+    root.handlers[:] = [_LoggedLines(log)]
+    root.setLevel(logging.DEBUG if log.is_enabled("debug") else logging.INFO)
+    for name in _CAPPED:
+        logging.getLogger(name).setLevel(logging.INFO)
+    logging.captureWarnings(capture=True)
+
+
+class _LoggedLines(logging.Handler):
+    """One line for each log record; its message is cleaned like any text."""
+
+    def __init__(self, log: EventLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno < logging.INFO and record.name.partition(".")[0] in _CAPPED:
+            return
+        try:
+            text = record.getMessage()
+            if record.exc_info:
+                text += "\n" + logging.Formatter().formatException(record.exc_info)
+        except Exception as error:  # noqa: BLE001 - a wrong format string of user code
+            text = f"a log line could not be formatted: {type(error).__name__}"
+        self._log.note("logged", level=_level(record.levelno), logger=record.name, message=text)
+
+
+def _level(number: int) -> str:
+    if number >= logging.ERROR:
+        return "error"
+    if number >= logging.WARNING:
+        return "warning"
+    return "info" if number >= logging.INFO else "debug"
+
+
+class _PrintedLines(io.TextIOBase):
+    """A text stream whose lines become log lines."""
+
+    def __init__(self, log: EventLog, name: str) -> None:
+        self._log = log
+        self._name = name
+        self._rest = ""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # a read-only attribute of the base
+        return "utf-8"
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._print(line)
+        while len(self._rest) > _LINE_CHARACTERS_MAX:
+            self._print(self._rest[:_LINE_CHARACTERS_MAX])
+            self._rest = self._rest[_LINE_CHARACTERS_MAX:]
+        return len(text)
+
+    def flush(self) -> None:
+        """Only an unfinished line is held, and it waits for its end."""
+
+    def fileno(self) -> int:
+        """The descriptor of the stream, for code that bypasses Python (faulthandler)."""
+        return 1 if self._name == "stdout" else 2
+
+    def _print(self, line: str) -> None:
+        if line:
+            self._log.note("printed", text=line, resource=self._name)
+
+
+# PIPE_BUF on Linux: writes of up to this size are all or nothing.
+LINE_BYTES_MAX: Final = 4096
+
+
+class LineSink:
+    """Writes whole lines to `fd` without ever waiting, even if its reader does not read.
+
+    A full pipe, a closed terminal or a full disk costs the line, never the process; lost lines are
+    counted. Lines of up to PIPE_BUF bytes reach a pipe whole, so the lines of many processes do not
+    mix. The caller still owns `fd`. Threads may share a sink; a fork needs a new one.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._write, self._own_fd = _writer(fd)
+        self._lock = threading.Lock()
+        self.dropped = 0
+
+    def write(self, line: bytes) -> bool:
+        """Write one line, its newline included; False if it was dropped. Never waits or raises."""
+        with self._lock:
+            try:
+                is_whole = self._write(line) == len(line)
+            except OSError:
+                is_whole = False
+            self.dropped += not is_whole
+            return is_whole
+
+    def close(self) -> None:
+        if self._own_fd is not None:
+            os.close(self._own_fd)
+            self._own_fd = None
+            self._write = _nowhere
+
+
+def _writer(fd: int) -> tuple[Callable[[bytes], int], int | None]:
+    """A way to write to this kind of descriptor without waiting, and a descriptor of our own."""
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError:
+        return _nowhere, None
+    if stat.S_ISREG(mode):
+        # A write to a file does not wait for a reader. A descriptor opened by us would have an
+        # offset of its own, and overwrite the lines of sibling processes.
+        return (lambda line: os.write(fd, line)), None
+    if stat.S_ISSOCK(mode):
+        return _socket_writer(fd)
+    try:
+        # With a new open, O_NONBLOCK applies to us alone; set on the shared descriptor it would
+        # disturb the shell that started us.
+        own = os.open(
+            f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        )
+    except OSError:
+        return (lambda line: _write_if_ready(fd, line)), None
+    return (lambda line: os.write(own, line)), own
+
+
+def _socket_writer(fd: int) -> tuple[Callable[[bytes], int], int]:
+    # journald passes a socket to services; a socket has a non-blocking flag for each call.
+    own = os.dup(fd)
+
+    def send(line: bytes) -> int:
+        with socket.socket(fileno=os.dup(own)) as sock:
+            return sock.send(line, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    return send, own
+
+
+def _write_if_ready(fd: int, line: bytes) -> int:
+    """For another user's pipe, which cannot be opened again: a writable one has PIPE_BUF free."""
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    ready = poller.poll(0)
+    return os.write(fd, line) if ready and ready[0][1] & select.POLLOUT else 0
+
+
+def _nowhere(_line: bytes) -> int:
+    return 0
+
 
 Value = str | int | float | bool | None
 TEXT_CHARACTERS_MAX: Final = 2048
-# Secret keys have 40 characters, access keys 20 with a known head, iterators and tokens hundreds.
-# A run of that length without a digit, a capital and a small letter is a path, a hash or a number,
-# which have to be read.
+# Secret keys have 40 characters, access keys 20 with a known prefix, iterators and tokens hundreds.
+# A run of that length without a digit, a capital and a small letter is a path, a hash or a number:
+# these must stay readable.
 _SECRET: Final = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}|[A-Za-z0-9/+=]{40,}")
 _OF_SECRETS: Final = (re.compile(r"[a-z]"), re.compile(r"[A-Z]"), re.compile(r"[0-9]"))
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_CONTROL_BUT_LINES: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-# A processor that logs a line a batch has 5 a second at most (the 200 ms floor of a poll).
+# A processor that logs a line for each batch has 5 a second at most (the 200 ms floor of a poll).
 _BURST_LINES: Final = 50
 _LINES_PER_S: Final = 10.0
-# As many as a manager has leases; beyond it the one silent the longest is forgotten.
+# As many as a manager has leases; beyond that, the source that was silent the longest is forgotten.
 _SOURCES_MAX: Final = 1024
-# Lines are cut field by field until they fit a pipe's atomic write.
+# Lines are shortened field by field until they fit a pipe's atomic write.
 _CUTS: Final = (TEXT_CHARACTERS_MAX, 800, 200, 60, 20)
-# Fields that would pass for the line's own head.
+_DIGITS_SHOWN_MAX: Final = 20
+# Fields that would look like the first fields of the line.
 _RENAMED: Final = {"owner": "row_owner"}
+# In text format these fields stand below their line, unchanged: people read a traceback in lines.
+_BLOCKS: Final = ("traceback",)
+_BLOCK_MARK: Final = "    | "
 _JSON: Final = msgspec.json.Encoder()
 
 
@@ -51,14 +220,13 @@ def clean_text(
 ) -> str:
     """`text` fit for one line: bounded, long runs cut out, control characters escaped.
 
-    The end is kept as well as the beginning: a traceback says what happened in its last line.
-    `keeps_lines` leaves line ends and tabs as they are, for JSON, which escapes them itself.
+    The end is kept as well as the beginning: the last line of a traceback has the exception.
+    `keeps_lines` leaves line ends and tabs unchanged, for JSON, which escapes them itself.
     """
     if len(text) > characters_max:
         half = characters_max // 2
         text = f"{text[: half - 1]}…{text[len(text) - half :]}"
-    control = _CONTROL_BUT_LINES if keeps_lines else _CONTROL
-    return control.sub(_escaped, _SECRET.sub(_withheld, text))
+    return escaped(_SECRET.sub(_withheld, text), keeps_lines=keeps_lines)
 
 
 def _withheld(match: re.Match[str]) -> str:
@@ -67,12 +235,8 @@ def _withheld(match: re.Match[str]) -> str:
     return "[withheld]" if is_key or all(kind.search(run) for kind in _OF_SECRETS) else run
 
 
-def _escaped(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode("ascii")
-
-
 class RateLimit:
-    """A bucket of lines for each source, refilled with time."""
+    """A token bucket for each source of lines, refilled with time."""
 
     def __init__(self, burst: int = _BURST_LINES, per_s: float = _LINES_PER_S) -> None:
         self._burst = burst
@@ -82,7 +246,7 @@ class RateLimit:
         )
 
     def admit(self, source: str, now: float) -> int | None:
-        """How many lines were suppressed since the last admitted one; None: suppress this too."""
+        """The number of lines suppressed since the last admitted one; None: suppress this one."""
         tokens, since, suppressed = self._sources.pop(source, (float(self._burst), now, 0))
         tokens = min(self._burst, tokens + max(0.0, now - since) * self._per_s)
         is_admitted = tokens >= 1.0
@@ -94,9 +258,13 @@ class RateLimit:
 
 
 class EventLog:
-    """The log of one process. Threads may share it. Nothing it does waits or raises for the sink.
+    """The log of one process. Threads may share it. It never waits for the sink, nor raises for it.
 
-    `shard` is bound in a lease process; in the manager it comes with each line.
+    Only fields of the catalogue are written. Control characters are escaped, so no text can forge a
+    line. Long unbroken runs (keys, tokens, iterators, encoded payloads) are cut out [S6]. If a
+    lease writes too many lines, they are counted instead of written [S14].
+
+    `shard` is set in a lease process; in the manager each line has its own.
     """
 
     def __init__(
@@ -123,7 +291,7 @@ class EventLog:
     def note(
         self, event: str, *, level: str | None = None, shard: str | None = None, **fields: Value
     ) -> None:
-        """Write one line. `level` only where it differs from the catalogue's."""
+        """Write one line. Give `level` only if it differs from the catalogue's."""
         self.write(event, fields, level=level, shard=shard)
 
     def write(
@@ -134,9 +302,10 @@ class EventLog:
         level: str | None = None,
         shard: str | None = None,
     ) -> None:
-        """`note`, for fields that came from elsewhere and may be called anything."""
+        """`note`, for fields with names from elsewhere, which may be any names."""
         level = level if level in LEVELS else level_of(event)
-        if LEVELS[level] < self._least:
+        is_step = event in STEPS and not self.as_json and not self.is_enabled("debug")
+        if LEVELS[level] < self._least or is_step:
             return
         source = self._shard if shard is None else shard
         now = self._clock()
@@ -160,7 +329,7 @@ class EventLog:
         if self._sink.write(line):
             self._dropped_told = self._sink.dropped
         else:
-            # The notice itself is not worth counting.
+            # A lost notice of dropped lines does not count as a dropped line.
             self._sink.dropped -= 1
 
     def _line(
@@ -173,7 +342,7 @@ class EventLog:
         line = b""
         for characters_max in _CUTS:
             cut = {
-                name: _bounded(value, characters_max, keeps_lines=self.as_json)
+                name: _bounded(value, characters_max, keeps_lines=self.as_json or name in _BLOCKS)
                 for name, value in shown.items()
             }
             line = self._rendered(now, level, clean_text(event, 60), shard, cut)
@@ -199,9 +368,17 @@ class EventLog:
             return _JSON.encode({**head, "pid": os.getpid(), **fields}) + b"\n"
         words = [at.strftime("%H:%M:%S"), f"{level:<7}", event]
         if shard:
-            words.append(shard)
-        words += [f"{name}={_worded(value)}" for name, value in fields.items()]
-        return " ".join(words).encode("utf-8", "replace") + b"\n"
+            words.append(f"shard={short_name(shard)}")
+        blocks = "".join(_block(str(fields.get(name) or "")) for name in _BLOCKS)
+        with_inner = self.is_enabled("debug")
+        words += [
+            f"{name}={_worded(value)}"
+            for name, value in fields.items()
+            if value is not None
+            and name not in _BLOCKS
+            and (with_inner or name not in INNER_FIELDS)
+        ]
+        return f"{' '.join(words)}\n{blocks}".encode("utf-8", "replace")
 
 
 def _bounded(value: Value, characters_max: int, *, keeps_lines: bool) -> Value:
@@ -210,7 +387,15 @@ def _bounded(value: Value, characters_max: int, *, keeps_lines: bool) -> Value:
     return round(value, 3) if isinstance(value, float) else value
 
 
+def _block(text: str) -> str:
+    """The text below its log line, each line with a mark, so that none looks like a log line."""
+    return "".join(f"{_BLOCK_MARK}{line}\n" for line in text.splitlines())
+
+
 def _worded(value: Value) -> str:
-    if isinstance(value, str):
-        return f'"{value}"' if " " in value or not value else value
-    return "-" if value is None else str(value)
+    if not isinstance(value, str):
+        return str(value)
+    # A sequence number: its two ends distinguish positions, and JSON has all 56 digits.
+    if len(value) > _DIGITS_SHOWN_MAX and value.isdecimal():
+        return f"{value[:5]}…{value[-6:]}"
+    return f'"{value}"' if " " in value or not value else value

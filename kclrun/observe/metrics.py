@@ -1,37 +1,100 @@
-"""The metrics: what each means, and what a manager measures at one moment.
+"""The metrics: their names, units and meanings, and the measurements of a manager at one moment.
 
-Holds: the table of metrics (names, units, meaning), `ManagerSample` and its leases. Filled by the
-manager from the status board and the lease rows; read by `metric_window.py` (CloudWatch),
-`prometheus.py` and `health.py`. Rule: None means "not known", never zero.
+None means "not known", never zero. It does not know where metrics are published.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
 
-from kclrun.model.measurement import Unit
+from kclrun.model.record import Measurement, Statistics, Unit
 from kclrun.model.time import WallTime
+from kclrun.observe.snapshot import LEASES_COMMAND
 
-__all__ = [
-    "FLEET_EVERY_S",
-    "LEASE_EVERY_S",
-    "METRICS",
-    "LeaseCounts",
-    "LeaseSample",
-    "ManagerSample",
-    "MetricKind",
-    "Outage",
-]
+APPLICATION: Final = "Application"
+SHARD: Final = "Shard"
 
-# How often a value is taken: of the table and of the manager, and of each lease.
+_Dimensions = tuple[tuple[str, str], ...]
+
+
+class MetricWindow:
+    """Collects samples of a minute into one statistic set for each metric.
+
+    `close` returns the values since the last call. Pure. Why a minute: CloudWatch keeps its metrics
+    by the minute, and bills each request; the values that are measured every 10 or 20 s keep their
+    count, sum, minimum and maximum in a set. Why so few dimensions: each combination of a metric
+    and its dimensions is billed by the month. All managers of an application publish under the
+    application alone, where CloudWatch adds their sets up. So the eight metrics cost the same for 3
+    shards and for 3,000. Owners are not a dimension, because their names are new at every start.
+    `by_shard` adds the metrics of leases by shard: three more for each shard.
+    """
+
+    def __init__(
+        self, application: str, dimensions: Mapping[str, str], *, by_shard: bool = False
+    ) -> None:
+        self._common: _Dimensions = ((APPLICATION, application), *sorted(dimensions.items()))
+        self._by_shard = by_shard
+        # Also kept for leases that left: if one comes back, its counts continue from there.
+        self._counted: dict[str, LeaseCounts] = {}
+        self._open: dict[tuple[str, _Dimensions], Statistics] = {}
+
+    def add_fleet(self, sample: ManagerSample) -> None:
+        """Add the current values of the table and the manager. Unknown values are left out."""
+        for name, value in sample.of_fleet.items():
+            self._add(name, self._common, value)
+
+    def add_leases(self, leases: Iterable[LeaseSample]) -> None:
+        """Add the current lag of the leases, and their counts since they were last added."""
+        for lease in leases:
+            if lease.lag_ms is not None:
+                self._add_of_lease("millis_behind_latest", lease.shard, lease.lag_ms)
+            self.add_counts(lease.shard, lease.counts)
+
+    def add_counts(self, shard: str, counts: LeaseCounts) -> None:
+        """Add the total counts of a lease. Call it for departed leases too, or their last counts
+        would be lost."""
+        before = self._counted.get(shard, LeaseCounts())
+        self._counted[shard] = counts
+        self._add_of_lease("records", shard, counts.records - before.records)
+        self._add_of_lease("bytes", shard, counts.bytes - before.bytes)
+
+    def close(self, now: WallTime) -> tuple[Measurement, ...]:
+        """The values that were added since the last call."""
+        closed = tuple(
+            Measurement(
+                name=name,
+                unit=METRICS[name].unit,
+                dimensions=dimensions,
+                measured_at=now,
+                statistics=statistics,
+            )
+            for (name, dimensions), statistics in self._open.items()
+        )
+        self._open.clear()
+        return closed
+
+    def _add_of_lease(self, name: str, shard: str, value: float) -> None:
+        self._add(name, self._common, value)
+        if self._by_shard:
+            self._add(name, (*self._common, (SHARD, shard)), value)
+
+    def _add(self, name: str, dimensions: _Dimensions, value: float) -> None:
+        before = self._open.get((name, dimensions))
+        self._open[name, dimensions] = (
+            before.with_value(value) if before is not None else Statistics.of(value)
+        )
+
+
+# The intervals of the values: for the table and the manager, and for each lease.
 FLEET_EVERY_S: Final = 20.0
 LEASE_EVERY_S: Final = 10.0
 
 
 class MetricKind(msgspec.Struct, frozen=True):
-    """One metric. `prometheus` is its name there, where units are seconds and counts only grow."""
+    """One metric. `prometheus` is its name there: units are seconds, and counts only grow."""
 
     meaning: str
     unit: Unit
@@ -55,7 +118,7 @@ METRICS: Final[dict[str, MetricKind]] = {
         "kclrun_unclaimed_leases",
     ),
     "worker_leases": MetricKind("leases of this manager", "Count", "kclrun_worker_leases"),
-    # Beyond the KCL's: nobody else halts a lease, and a lease that nobody reads has no lag to see.
+    # Not a metric of the KCL, which halts no lease.
     "halted_leases": MetricKind(
         "leases of this manager that stand still until an operator resumes them",
         "Count",
@@ -63,19 +126,20 @@ METRICS: Final[dict[str, MetricKind]] = {
     ),
     "millis_behind_latest": MetricKind(
         "age of the read position: MillisBehindLatest of the last GetRecords, and the time since"
-        " if that was not 0",
+        " if that was not 0; of a lease that is not read, halted or between two processes, the age"
+        " of the oldest record known to wait (it may be older)",
         "Milliseconds",
         "kclrun_lag_seconds",
         is_of_lease=True,
     ),
     "bytes": MetricKind(
-        "payload bytes of the records given to the processor",
+        "payload bytes of the records that the processor returned for",
         "Bytes",
         "kclrun_bytes_total",
         is_of_lease=True,
     ),
     "records": MetricKind(
-        "user records (of opened aggregates) given to the processor",
+        "user records (of opened aggregates) that the processor returned for",
         "Count",
         "kclrun_records_total",
         is_of_lease=True,
@@ -84,17 +148,18 @@ METRICS: Final[dict[str, MetricKind]] = {
 
 
 class LeaseCounts(msgspec.Struct, frozen=True):
-    """What a lease's processor was given since this manager started, restarts included."""
+    """The records that a lease's processor returned for since this manager started, restarts
+    included."""
 
     records: int = 0
     bytes: int = 0
 
 
 class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease in a manager's hands. `state` is the word of `snapshot.LeaseView`.
+    """One lease of a manager. `state` is the word of `snapshot.LeaseView`.
 
-    `still_s` is for how long it has made no progress, None while none is to be expected (its
-    parents are not ended, or it is halted). `note` says why it stands still, or is empty.
+    `still_s` is the time without progress; None while no progress is expected (its parents are not
+    ended, or it is halted). `note` says why it does not advance, or is empty.
     """
 
     shard: str
@@ -107,9 +172,9 @@ class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outage(msgspec.Struct, frozen=True):
-    """A request that fails and is repeated until it works, and for how long by now.
+    """A request that fails and is repeated until it works, and the time since it began to fail.
 
-    Without what is vital, leases are lost; the rest is only slower.
+    Without a vital request, leases are lost; without another one, they are only slower.
     """
 
     operation: str
@@ -121,9 +186,11 @@ class Outage(msgspec.Struct, frozen=True):
 class ManagerSample(msgspec.Struct, frozen=True, kw_only=True):
     """One manager at one moment. `uptime_s` counts from its start.
 
-    The totals are those of the last scan and listing, None before. `draining_s` is for how long a
-    stop has been under way, `launcher_away_s` for how long no lease process could be started; None
-    where that is not so.
+    The totals are those of the last scan and listing; None before. The times are None while their
+    condition does not hold: `draining_s` is the time since a stop began; `launcher_away_s` is the
+    time since no lease process could be started; `host_short_s` is the time since the host could
+    run only `host_runs` leases, because of `host_reason`, and got no more. `native_mode` is the
+    state of a KCL 3 fleet that uses this table in a protocol that we do not share any more.
     """
 
     application: str
@@ -139,13 +206,18 @@ class ManagerSample(msgspec.Struct, frozen=True, kw_only=True):
     leases: tuple[LeaseSample, ...] = ()
     outages: tuple[Outage, ...] = ()
     launcher_away_s: float | None = None
+    host_short_s: float | None = None
+    host_runs: int = 0
+    host_reason: str = ""
     draining_s: float | None = None
-    # Points of metrics that could not be published, and were dropped.
+    native_mode: str | None = None
+    leases_command: str | None = LEASES_COMMAND  # for `snapshot.how_to_resume`
+    # Data points that could not be published, and were dropped.
     unpublished_total: int = 0
 
     @property
     def of_fleet(self) -> dict[str, int]:
-        """The metrics that are of no single lease, as far as they are known."""
+        """The metrics that do not belong to a single lease, as far as they are known."""
         values = {
             "total_leases": self.total_leases,
             "total_shards": self.total_shards,

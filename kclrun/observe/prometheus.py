@@ -1,8 +1,8 @@
-"""A manager's sample as Prometheus reads it.
+"""A manager's sample in the format of Prometheus.
 
-Rule: what is shown is made anew from the last sample, so the series of a lease end with its time
-here: labels never pile up. Units are seconds and bytes and counts only grow, as Prometheus has it;
-`metrics.METRICS` says which name stands for which metric. Look next: `endpoint.py`.
+All series are made anew from the last sample, so the series of a lease end when it leaves, and
+labels never accumulate. As Prometheus requires, units are seconds and bytes, and counts only grow.
+`metrics.METRICS` has the names.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from prometheus_client.registry import Collector
 from kclrun.observe.health import Verdict
 from kclrun.observe.metrics import METRICS, ManagerSample
 
-__all__ = ["Exposition"]
-
-# Every label a series may have, in this order; the values come from the lease table.
+# All labels that a series may have, in this order; the values come from the lease table.
 _LABELS = ("application",)
 _LEASE_LABELS = ("application", "shard")
 
@@ -31,7 +29,7 @@ class Exposition(Collector):
     def __init__(self, look: Callable[[], tuple[ManagerSample | None, Verdict]], version: str):
         self._look = look
         self._version = version
-        # Nothing is described beforehand: that would be a look before there is anything to see.
+        # Nothing is described in advance: that would call `look` before the first sample.
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 

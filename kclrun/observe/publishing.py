@@ -1,8 +1,8 @@
-"""Sends measurements away from a thread of its own, so that the manager never waits for it.
+"""Sends measurements on a thread of its own, so that the manager never waits.
 
-Rule: what cannot be sent is dropped and counted, with one warning an outage: metrics are of the
-moment, and a queue of old ones would only be late. A request whose outcome is unknown is not sent
-again: its values would count twice. Look next: `metric_window.py` (what is sent).
+Measurements that cannot be sent are dropped and counted, with one warning for each outage: metrics
+are of the moment, and a queue of old ones would be late. A request whose outcome is unknown is not
+sent again: its values would count twice.
 """
 
 from __future__ import annotations
@@ -15,26 +15,24 @@ from collections.abc import Sequence
 from typing import Final
 
 from kclrun.errors import KclrunError, ServiceError, Throttled, Unavailable
-from kclrun.model.backoff import backoff_s
-from kclrun.model.measurement import Measurement
+from kclrun.model.record import Measurement
+from kclrun.model.time import backoff_s
 from kclrun.observe.logs import EventLog
 from kclrun.ports import MetricOutlet
 
-__all__ = ["Publisher"]
-
-# One is handed over each minute: more than a few waiting means that nothing gets through.
+# One set is offered each minute: more than a few waiting mean that no request succeeds.
 _WAITING_MAX: Final = 3
-# Within a few seconds; a longer outage costs the minute it falls into.
+# All within a few seconds; a longer outage costs the values of its minute.
 _ATTEMPTS_MAX: Final = 3
 
 
 def _pause_s(attempt: int) -> float:
-    """Up to a second, then up to two."""
+    """At most a second, then at most two."""
     return backoff_s(attempt, random.random(), base_s=0.5)
 
 
 class Publisher:
-    """`offer` and `close` are called by one thread; the other one sends."""
+    """One thread calls `offer` and `close`; the publisher's own thread sends."""
 
     def __init__(self, outlet: MetricOutlet, log: EventLog) -> None:
         self._outlet = outlet
@@ -50,19 +48,19 @@ class Publisher:
 
     @property
     def dropped_total(self) -> int:
-        """Measurements that were not sent, or not surely."""
+        """Measurements that were not sent, or whose sending is not certain."""
         with self._lock:
             return self._dropped
 
     def offer(self, measurements: Sequence[Measurement]) -> None:
-        """Have them sent soon. Never waits: with too many waiting already, these are dropped."""
+        """Send them soon. Never waits: if too many are waiting already, these are dropped."""
         try:
             self._waiting.put_nowait(measurements)
         except queue.Full:
             self._drop(measurements)
 
     def close(self, patience_s: float) -> None:
-        """Send what waits, for so long, then leave the rest."""
+        """Send the waiting ones for at most `patience_s`, then leave the rest."""
         deadline = time.monotonic() + patience_s
         try:
             self._waiting.put(None, timeout=patience_s)
@@ -82,7 +80,7 @@ class Publisher:
             self._send_patiently(batch)
         except KclrunError as error:
             self._failed(batch, error, asked)
-        except Exception as error:  # noqa: BLE001 - metrics end nothing but themselves
+        except Exception as error:  # noqa: BLE001 - an error of metrics ends nothing else
             self._failed(batch, KclrunError(f"unexpected: {type(error).__name__}"), asked)
         else:
             self._worked()

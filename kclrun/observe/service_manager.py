@@ -1,8 +1,6 @@
-"""What systemd, or whoever else started us, is told of us: the datagrams of sd_notify(3).
+"""Notifies systemd, or another service manager that started us: the datagrams of sd_notify(3).
 
-Holds: the socket named by NOTIFY_SOCKET, and the watchdog's period. May not know: when there is
-something to tell. Rule: a telling never waits; who is told is no part of our work.
-Look next: `manager/announcing.py`.
+A notification never waits. It does not know when a notification is due.
 """
 
 from __future__ import annotations
@@ -14,8 +12,6 @@ from typing import Final
 
 from kclrun.errors import SettingsError
 
-__all__ = ["NotifySocket", "notify_socket", "watchdog_s"]
-
 _US_PER_S: Final = 1_000_000
 
 
@@ -24,16 +20,16 @@ class NotifySocket:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        # sd_notify(3): the @ stands for the null byte that an environment cannot hold.
+        # sd_notify(3): the @ replaces the null byte, which an environment cannot contain.
         self._target = f"\0{address[1:]}" if address.startswith("@") else address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.settimeout(0.0)
 
     def tell(self, assignments: Mapping[str, str]) -> None:
-        """Send them as one datagram, all or nothing.
+        """Send the assignments as one datagram, all or nothing.
 
-        A value must be one line. Raises: OSError where nobody listens, or where nobody has read
-        for so long that the queue is full.
+        A value must be one line. Raises: OSError if no process listens, or if the service manager
+        has not read for so long that the queue is full.
         """
         lines = [f"{name}={value}" for name, value in assignments.items()]
         assert not any("\n" in line for line in lines), "a line break would begin another word"
@@ -44,7 +40,7 @@ class NotifySocket:
 
 
 def notify_socket(environment: Mapping[str, str]) -> NotifySocket | None:
-    """The socket of who started us, or None if nobody wants to be told.
+    """The socket of the service manager that started us, or None if it wants no notification.
 
     Raises: SettingsError for an address of another kind (systemd uses those for whole machines).
     """
@@ -57,10 +53,10 @@ def notify_socket(environment: Mapping[str, str]) -> NotifySocket | None:
 
 
 def watchdog_s(environment: Mapping[str, str]) -> float | None:
-    """How long the watchdog waits for a word (WatchdogSec), or None if it does not watch us.
+    """The longest time between two notifications (WatchdogSec), or None without a watchdog.
 
     As sd_watchdog_enabled(3): a WATCHDOG_PID that is not ours means another process.
-    Raises: SettingsError for a period that is no number above 0.
+    Raises: SettingsError for a period that is not a number above 0.
     """
     text = environment.get("WATCHDOG_USEC", "")
     if not text or environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):

@@ -1,9 +1,6 @@
-"""User code and fetching of one lease process, reduced to when something happens.
+"""User code and fetching of one lease process, reduced to the times of their events.
 
-A poll each idle interval brings what has arrived; user code does as `user_code.py` draws. What the
-gate, the fence, the error policy and the order of calls allow is as in the worker's desk: a batch
-whose call raised is given again after a pause, and only while the gate is open. May not know:
-leases, rows. Rule: a poll that brings nothing is no event; it is counted.
+It does not know leases or rows. A poll without new records is not an event; it is only counted.
 """
 
 from __future__ import annotations
@@ -17,25 +14,23 @@ import msgspec
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
-from kclrun.consuming.error_policy import ErrorPolicy, GiveUp
-from kclrun.consuming.pacing import Pacing
-from kclrun.consuming.policy import batch_records_max
+from kclrun.consuming.policy import ErrorPolicy, GiveUp, Pacing, batch_records_max
+from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.shard import Shard
 from kclrun.model.time import Instant
 from kclrun.simulation.oracles import Oracles, Reader
 from kclrun.simulation.shards import RECORD_BYTES, FetchFate, ShardStream
 from kclrun.simulation.user_code import Attempt, BatchUserCode
 
-__all__ = ["DeskTimes", "SimulatedDesk"]
-
 # A page of GetRecords, and a batch: both are 10,000 records at most.
 _BATCH_MAX: Final = 10_000
-# Processor made, `initialize` called: most do next to nothing.
+# Create the processor and call `initialize`: most processors do little there.
 _CALL_S: Final = 0.005
 # A round trip to Kinesis.
 _FETCH_S: Final = 0.012
-# `on_error` as the settings have it by default.
+# `on_error` with its default settings.
 _ERROR_POLICY: Final = ErrorPolicy(retries=5, backoff_s=1.0)
 
 # An expired iterator is replaced at once, at the position reached.
@@ -51,7 +46,7 @@ class DeskTimes(msgspec.Struct, frozen=True):
 
 
 class _Batch(msgspec.Struct):
-    """The batch that user code has, or gets again after a pause."""
+    """The batch that user code processes now, or gets again after a pause."""
 
     first: int
     last: int
@@ -61,8 +56,15 @@ class _Batch(msgspec.Struct):
 
 
 class SimulatedDesk:
-    """`post` takes events for the core; `fetch_fault` says what comes of a fetch instead of a page;
-    `chance` is for the pauses after one that failed."""
+    """A poll each idle interval brings the records that have arrived; user code behaves as
+    `user_code.py` draws. The gate, the fence, the error policy and the order of calls work as in
+    the worker's desk: a batch whose call raised is given again after a pause, and only while the
+    gate is open.
+
+    `post` takes events for the core. `fetch_fault` returns the error of a fetch, or None for a
+    page. `chance` is for the pauses after a failed fetch. `list_shards` answers with None where it
+    fails.
+    """
 
     def __init__(
         self,
@@ -77,6 +79,8 @@ class SimulatedDesk:
         chance: Callable[[], float],
         uncheckpointed_max: int,
         fetch_fault: Callable[[], FetchFate | None],
+        list_shards: Callable[[Callable[[tuple[Shard, ...] | None], None]], None],
+        failover_s: float,
     ) -> None:
         self._reader = reader
         self._key: LeaseKey = reader.key
@@ -91,6 +95,10 @@ class SimulatedDesk:
         self._chance = chance
         self._batch_max = min(_BATCH_MAX, batch_records_max(uncheckpointed_max))
         self._fetch_fault = fetch_fault
+        self._list_shards = list_shards
+        self._failover_s = failover_s
+        self._expiry: ExpiryWatch | None = None
+        self._is_expired = self._saw_end = False
         self._pacing = Pacing(poll_s)
         self._gate: do.OpenGate | None = None
         self._is_shut_asked = False
@@ -109,10 +117,10 @@ class SimulatedDesk:
 
     @property
     def is_inside_user_code(self) -> bool:
-        """Whether a batch is being processed just now."""
+        """Whether a batch is being processed now."""
         return self._is_busy and self._batch is not None
 
-    # What the core says.
+    # Commands of the core.
 
     def open_gate(self, gate: do.OpenGate) -> None:
         self._gate = gate
@@ -128,13 +136,16 @@ class SimulatedDesk:
     def initialize(self, row: Lease) -> None:
         def begun() -> None:
             self._fetched = self._delivered = self._stream.number_of(self._key, row.checkpoint)
+            self._expiry = ExpiryWatch(
+                self._key, row.hash_range, row.parents, apart_s=self._failover_s
+            )
             self._fetch_in(_FETCH_S)
             self._post(on.CallReturned())
 
         self._ask_for(begun)
 
     def call(self, command: _Call) -> None:
-        """`shard_ended`, `shutdown_requested` or `lease_lost`."""
+        """Call `shard_ended`, `shutdown_requested` or `lease_lost`."""
         saves = self._user_code.kind.checkpoints_by_hand and type(command) is not do.CallLeaseLost
 
         def called() -> None:
@@ -146,7 +157,7 @@ class SimulatedDesk:
         self._ask_for(called)
 
     def answer(self, answer: do.AnswerCheckpoint) -> None:
-        """User code that waits for a checkpoint goes on."""
+        """User code that waits for a checkpoint continues."""
         if self._waits_for is not None and self._waits_for[0] == answer.request:
             _, go_on = self._waits_for
             self._waits_for = None
@@ -157,19 +168,25 @@ class SimulatedDesk:
         self._durable = position
 
     def shard_closed(self) -> None:
-        """The shard was split or merged: the next poll finds its end, whatever was to come."""
+        """The shard was split or merged: the next poll finds its end."""
         if self._fetches:
             self._fetch_in(self._poll_s)
 
     # Fetching.
 
     def _fetch(self) -> None:
-        """A page is here, or what came instead of it."""
+        """A page has arrived, or an error instead of it."""
         fault = self._fetch_fault()
+        if fault is None and not self._stream.finds(self._key):
+            fault = "not_found"
+        if fault == "not_found" and self._asks_where_the_shard_is():
+            return
         if fault is not None:
             self._is_failing = True
             self._fetch_in(self._pause_after(fault))
             return
+        if self._expiry is not None:
+            self._expiry.page_came()
         if self._is_failing:
             self._is_failing = False
             self._pacing.after_page(0, 0)
@@ -181,7 +198,7 @@ class SimulatedDesk:
         self._fetch_next(now)
 
     def _fetch_next(self, now: float) -> None:
-        """The next page when something will have arrived by then."""
+        """Fetch the next page at the poll by which new records will have arrived."""
         if self._is_fully_fetched():
             return
         arrives = self._stream.arrival_of(self._key, self._fetched + 1)
@@ -191,14 +208,32 @@ class SimulatedDesk:
 
     def _pause_after(self, fault: FetchFate) -> float:
         match fault:
-            case "expired_iterator":  # GetShardIterator at what was received, then GetRecords
+            case "expired_iterator":  # GetShardIterator after the last record, then GetRecords
                 self._oracles.situations.seen("iterator_expired")
                 return 2 * _FETCH_S
             case "throttled":
                 self._oracles.situations.seen("reads_throttled")
                 return self._pacing.after_throttle(self._chance())
-            case "unreachable":
+            case "unreachable" | "not_found":
                 return self._pacing.after_error(self._chance())
+
+    def _asks_where_the_shard_is(self) -> bool:
+        """As in the fetch thread: two listings may prove that the shard was trimmed [P13]."""
+        expiry = self._expiry
+        if expiry is None or not expiry.is_listing_due(self._now()):
+            return False
+
+        def listed(shards: tuple[Shard, ...] | None) -> None:
+            if shards is None:
+                expiry.listing_failed(self._now())
+            elif expiry.is_proven(shards, self._now()):
+                self._is_expired = True
+                self._go_on()
+                return
+            self._fetch_in(self._pause_after("not_found"))
+
+        self._list_shards(listed)
+        return True
 
     def _fetch_in(self, pause_s: float) -> None:
         self._fetches += 1
@@ -206,7 +241,10 @@ class SimulatedDesk:
         self._after(pause_s, lambda: self._fetch() if number == self._fetches else None)
 
     def _is_fully_fetched(self) -> bool:
-        return self._fetched == self._stream.total(self._key)
+        """Whether its last page, which contains the shard's end, came before it was trimmed."""
+        if not self._saw_end and self._stream.finds(self._key):
+            self._saw_end = self._fetched == self._stream.total(self._key)
+        return self._saw_end
 
     # The order of calls.
 
@@ -215,7 +253,7 @@ class SimulatedDesk:
         self._go_on()
 
     def _go_on(self) -> None:
-        """The next thing user code does, if it is idle and may."""
+        """Start the next call of user code, if user code is idle and may run."""
         if self._is_busy:
             return
         self.busy_since = Instant(0.0)
@@ -243,13 +281,16 @@ class SimulatedDesk:
             self._deliver(size)
         elif waiting > 0:
             self._oracles.situations.seen("delivery_stopped_at_the_cap")
-        elif self._is_fully_fetched():
+        elif self._is_expired or self._is_fully_fetched():
             self._tell_exhausted()
 
     def _tell_exhausted(self) -> None:
         if self._is_told_exhausted:
             return
         self._is_told_exhausted = True
+        if self._is_expired:
+            self._post(on.ShardExhausted((), is_expired=True))
+            return
         self._oracles.shard_exhausted(self._reader)
         self._post(on.ShardExhausted(self._stream.children_of(self._key)))
 
@@ -264,7 +305,7 @@ class SimulatedDesk:
         self._post(on.BatchDelivered(batch.position, size, size * RECORD_BYTES))
 
     def _give_again(self, batch: _Batch) -> None:
-        """What a checkpoint of the call that raised covers is not given again."""
+        """Records that a checkpoint of the call that raised covers are not given again."""
         if self._durable is not None:
             done = self._stream.number_of(self._key, self._durable)
             batch.first = max(batch.first, done + 1)
@@ -290,7 +331,7 @@ class SimulatedDesk:
         self._work(attempt.duration_s, worked)
 
     def _answered(self, batch: _Batch, attempt: Attempt, answer: do.AnswerCheckpoint) -> None:
-        """A lost lease raises LeaseLost, and this user code lets it through."""
+        """A lost lease raises LeaseLost, and this user code does not catch it."""
         if answer.answer is do.CheckpointAnswer.LOST:
             self._raised(batch, f"LeaseLost: {answer.detail}")
         else:
@@ -329,7 +370,7 @@ class SimulatedDesk:
     def _checkpoint(
         self, last: int | None, answered: Callable[[do.AnswerCheckpoint], None]
     ) -> None:
-        """User code asks for a checkpoint and waits; None is everything it was given."""
+        """User code asks for a checkpoint and waits; None means all records it was given."""
         request = next(self._requests)
 
         def go_on(answer: do.AnswerCheckpoint) -> None:

@@ -1,7 +1,7 @@
-"""A whole fleet in virtual time: hosts, what befalls them, and how evenly they share.
+"""A whole fleet in virtual time: hosts, faults, and how evenly the hosts share the leases.
 
-Rule: whatever goes wrong in it is told with the seed, the time, the story of the lease and a line
-that replays it. Look next: `host.py`, `what_if.py`.
+Every failure is reported with the seed, the time, the story of the lease and a line that replays
+it.
 """
 
 from __future__ import annotations
@@ -12,34 +12,32 @@ from typing import Final
 from kclrun.errors import InvariantViolation
 from kclrun.leases.manager import LeaseManager
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
-from kclrun.simulation.clocks import HostClock
+from kclrun.simulation.clocks import HostClock, Scheduler
 from kclrun.simulation.host import Host
 from kclrun.simulation.java.overlap import MixedOracles
 from kclrun.simulation.java.worker import JavaWorker
 from kclrun.simulation.machine import Machine
 from kclrun.simulation.oracles import WatchPolicy
 from kclrun.simulation.process import LeaseProcess
-from kclrun.simulation.scheduler import Scheduler
 from kclrun.simulation.shards import ShardStream
-from kclrun.simulation.story import RuleBroken, Stories, clock
+from kclrun.simulation.situations import RuleBroken, Stories, clock
 from kclrun.simulation.table import SimulatedTable
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings, World
 
-__all__ = ["BOOT_SPREAD_S", "Fleet"]
-
 # Hosts of a fleet that is switched on boot within this time of each other.
 BOOT_SPREAD_S: Final = 2.0
 
-# Clocks of hosts run up to 1 % apart (README, I4); up to a year after their boot; wall clocks lie.
+# Clocks of hosts run up to 1 % apart (README, I4), up to a year after their boot. Wall clocks are
+# wrong by up to an hour.
 _RATE_OFF_MAX: Final = 0.005
 _BOOTED_BEFORE_MAX_S: Final = 3e7
 _WALL_OFF_MAX_S: Final = 3600.0
 
 
 class Fleet:
-    """`replay` is the command that runs the same again. `core_kind` and `process_kind` are for
-    planted bugs."""
+    """`replay` is the command that repeats this run. `core_kind` and `process_kind` are for planted
+    bugs."""
 
     def __init__(
         self,
@@ -85,14 +83,14 @@ class Fleet:
         self._nonces = 0
         self._note_readable()
 
-    # What befalls it.
+    # Events that happen to the fleet.
 
     def add_host(self, group: str, slot: str) -> Host:
         """A manager starts, on a machine with clocks of its own."""
         return self._start(group, slot, self._new_machine(f"machine-{self._nonces}"))
 
     def start_again(self, former: Host) -> Host:
-        """A manager starts on the machine of another, dead or alive, in the same slot [P3]."""
+        """A manager starts on the machine of another one, running or not, in the same slot [P3]."""
         group, slot, _ = former.name.split(":")
         return self._start(group, slot, former.machine)
 
@@ -136,6 +134,14 @@ class Fleet:
         self.stream.merge(shard_id, adjacent_id, self.scheduler.now)
         self._resharded()
 
+    def expire(self, closed_for_s: float) -> int:
+        """The retention passes over shards that have been closed for so long. Returns: how many."""
+        return self.stream.expire(closed_for_s, self.scheduler.now)
+
+    def make_stream_again(self) -> None:
+        """The stream is deleted and created again, with as many shards as were open."""
+        self.stream.make_again(self.stream.open_count(), self.scheduler.now)
+
     def _new_machine(self, name: str) -> Machine:
         drawn = HostClock(
             offset_s=self._clocks.uniform(0, _BOOTED_BEFORE_MAX_S),
@@ -152,39 +158,39 @@ class Fleet:
                     process.desk.shard_closed()
 
     def after(self, delay_s: float, action: Callable[[], object]) -> None:
-        """Let something befall it later."""
+        """Schedule an event that happens to the fleet."""
         self.scheduler.after(delay_s, action)
 
     def run_for(self, duration_s: float) -> None:
-        """Raises: InvariantViolation with the story and how to replay it."""
+        """Raises: InvariantViolation with the story and the command that replays it."""
         try:
             self.scheduler.run_until(self.scheduler.now + duration_s)
         except (RuleBroken, InvariantViolation, AssertionError) as error:
             raise self._told(error) from error
 
     def require_all_read(self, patience_s: float) -> None:
-        """L1, as `Oracles.require_all_read`; told like everything that goes wrong."""
+        """L1, as `Oracles.require_all_read`; reported like every failure."""
         self.judge(lambda: self.oracles.require_all_read(patience_s))
 
     def judge(self, require: Callable[[], None]) -> None:
-        """Demand something now; what is broken is told like everything that goes wrong."""
+        """Check a requirement now; a broken one is reported like every failure."""
         try:
             require()
         except RuleBroken as error:
             raise self._told(error) from error
 
-    # How it is.
+    # State.
 
     def hosts_up(self) -> Iterator[Host]:
         return (host for host in self.hosts if host.is_up)
 
     def members_up(self) -> Iterator[Host | JavaWorker]:
-        """The Java workers too."""
+        """Includes the Java workers."""
         yield from self.hosts_up()
         yield from (worker for worker in self.java_workers if worker.is_up)
 
     def shards_by_owner(self) -> dict[OwnerId, int]:
-        """How much work each host has that takes part; nothing else is counted."""
+        """The number of leases with work for each host that takes part; others are not counted."""
         counts = {member.owner: 0 for member in self.members_up()}
         for owner in self._owners_of_work():
             if owner in counts:
@@ -201,13 +207,13 @@ class Fleet:
         return bool(counts) and max(counts.values()) - min(counts.values()) <= 1
 
     def _owners_of_work(self) -> Iterator[OwnerId | None]:
-        """The owner of each lease that is not ended and whose parents are; None without a row."""
+        """The owner of each lease that has not ended and whose parents have; None without a row."""
         rows: dict[str, Lease] = {lease.key: lease for lease in self.table.leases()}
         unended = {key for key, lease in rows.items() if not lease.is_ended}
         for log in self.stream.shards():
             row = rows.get(log.shard_id)
             if row is None:
-                # Of a closed shard: ended and cleaned up. Of a child: not created yet.
+                # A closed shard has ended and its row was cleaned up. A child is not created yet.
                 if not log.parents and log.closed_at is None:
                     yield None
             elif row.key in unended and unended.isdisjoint(row.parents):
@@ -222,7 +228,7 @@ class Fleet:
                 self.oracles.gaps.readable(log.shard_id, self.scheduler.now)
 
     def _told(self, error: Exception) -> InvariantViolation:
-        """With seed, time, the lease's story, and how to see it again."""
+        """The error with seed, time, the lease's story, and the command that replays it."""
         key = error.key if isinstance(error, RuleBroken) else ""
         of = f" by {key}" if key else ""
         lines = [f"{error}", f"seed {self.seed}: at {clock(self.scheduler.now)}{of}"]

@@ -1,31 +1,342 @@
-"""One start of a manager on a machine: the real `LeaseManager`, its commands performed.
+"""One start of a manager on a machine: the real `LeaseManager`, and its commands performed.
 
-As the manager's shell does it: events are taken one after another, each with all its commands.
-May not know: other hosts. Look next: `performing.py`, `children.py`, `machine.py`.
+As in the manager's shell, events are taken one after another, each with all its commands. The
+module does not know other hosts.
 """
 
 from __future__ import annotations
 
+import signal
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Protocol, TypeVar
 
+from kclrun.consuming import events as worker_events
 from kclrun.consuming.events import OthersInSight
 from kclrun.leases import commands as do
 from kclrun.leases import events as on
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.manager.stopping import leave_at
-from kclrun.model.lease import LeaseKey, OwnerId
-from kclrun.simulation.children import Children
-from kclrun.simulation.machine import Machine
-from kclrun.simulation.performing import Performer
+from kclrun.lifecycle.stall import STALL_PATIENCE_S, StallWatch
+from kclrun.lifecycle.stopping import StopPlan, leave_at, next_force
+from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.stream import ONLY_STREAM
+from kclrun.model.time import Instant, WallTime, backoff_s
+from kclrun.protocol.writes import LeaseChange, Outcome, keys_of
+from kclrun.simulation.clocks import WORLD_BEGAN_AT
+from kclrun.simulation.machine import Machine, OsProcess
 from kclrun.simulation.process import LeaseProcess
-from kclrun.simulation.story import RuleBroken
+from kclrun.simulation.situations import RuleBroken
+from kclrun.simulation.table import Failed
+from kclrun.simulation.uplink import OfferPolls, Uplink
 from kclrun.simulation.world import World
-from kclrun.stopping import StopPlan
 
-__all__ = ["Host"]
+# The lease processes of one manager: how they are forked, get messages, report, are forced to end
+# and are proven gone.
+#
+# The order is that of `manager/children.py`. The manager's own code decides about a process that
+# stands still, and about the limit of patience.
+# The fork server forks one process at a time: 8 ms (DESIGN 6), and half as much again until it
+# runs.
+_FORK_S: Final = 0.015
+# The manager looks each half second. While no process stands still and no batch is long, that finds
+# nothing, and a look each 15 s comes before any stall counts (20 s).
+_LOOK_EVERY_S: Final = 0.5
+_LOOK_SELDOM_S: Final = 15.0
+# The time from an exit, or a SIGKILL, to the event of the pidfd.
+_REAP_S: Final = 0.003
+
+
+class Parent(Protocol):
+    """A manager, as the parent of its lease processes. New ones are sent `others_in_sight`."""
+
+    world: World
+    machine: Machine
+    os: OsProcess
+    name: str
+    owner: OwnerId
+    others_in_sight: bool
+
+    def feed(self, event: on.Event) -> None: ...
+
+
+class Children:
+    """`process_kind` is for planted bugs."""
+
+    def __init__(self, parent: Parent, process_kind: type[LeaseProcess]) -> None:
+        self.by_key: dict[LeaseKey, LeaseProcess] = {}
+        self._parent = parent
+        self._process_kind = process_kind
+        self._starting: dict[LeaseKey, tuple[str, Instant] | None] = {}  # and how to drain them
+        self._launcher_free_at = 0.0
+        self._incarnations = 0
+        self._watch = StallWatch(parent.world.settings.stall_s)
+
+    def __len__(self) -> int:
+        return len(self.by_key) + len(self._starting)
+
+    def living(self) -> Iterator[LeaseProcess]:
+        return (process for process in tuple(self.by_key.values()) if not process.is_over)
+
+    # Starting.
+
+    def start(self, command: do.StartProcess) -> None:
+        """The result is ProcessStarted or StartFailed."""
+        parent, key = self._parent, command.key
+        if key in self.by_key or key in self._starting:
+            raise RuleBroken("P5", key, f"{parent.name} starts a second process")
+        self._starting[key] = None
+        now = parent.world.scheduler.now
+        self._launcher_free_at = max(now, self._launcher_free_at) + _FORK_S
+        parent.os.after(self._launcher_free_at - now, lambda: self._forked(command))
+
+    def _forked(self, command: do.StartProcess) -> None:
+        parent, key = self._parent, command.key
+        draining = self._starting.pop(key)
+        if parent.machine.refuses_forks:
+            parent.world.oracles.processes.fork_failed()
+            parent.feed(on.StartFailed(key, "the fork was refused"))
+            return
+        self._incarnations += 1
+        process = self._process_kind(parent, command, incarnation=self._incarnations)
+        self.by_key[key] = process
+        process.begin(rung=self._rung, gone=self._gone)
+        parent.feed(on.ProcessStarted(key, process.incarnation))
+        if draining is not None:
+            self.drain(key, *draining)
+
+    # Messages to lease processes.
+
+    def drain(self, key: LeaseKey, reason: str, force_instant: Instant) -> None:
+        """Ask the process to finish; from `force_instant` on it is forced to end."""
+        process = self.by_key.get(key)
+        if process is not None:
+            process.tell(worker_events.DrainRequested(reason))
+            self._force_from(process, force_instant)
+        elif key in self._starting:
+            self._starting[key] = (reason, force_instant)
+            self._parent.world.oracles.processes.drained_before_it_began()
+
+    def tell(self, message: worker_events.OthersInSight) -> None:
+        """Send to all running processes; new ones get it with their start command."""
+        for process in self.living():
+            process.tell(message)
+
+    def orphan(self) -> None:
+        """Their manager died: the kernel closes its ends of the channels, and the launcher's."""
+        self._starting.clear()
+        for process in self.living():
+            process.tell(worker_events.ManagerGone())
+
+    def _force_from(self, process: LeaseProcess, force_instant: Instant) -> None:
+        before = process.force_instant
+        process.force_instant = min(before, force_instant) if before is not None else force_instant
+        self._parent.os.at(process.force_instant, lambda: self._force(process))
+
+    def _force(self, process: LeaseProcess) -> None:
+        """First the stacks, then the end: ABRT, and KILL for a process that ignores ABRT."""
+        number, due = next_force(process.force_instant, process.forced)
+        if number is None or due is None or process.is_over:
+            return
+        if self._parent.machine.instant() < due:
+            self._parent.os.at(due, lambda: self._force(process))
+            return
+        process.forced.append(number)
+        if number is signal.SIGKILL or not process.os.is_stopped:
+            process.kill(number)
+        self._force(process)
+
+    # Stalls.
+
+    def look(self) -> None:
+        """Look now and repeatedly: end processes that stand still, as the watchdog does [L5]."""
+        now = self._parent.machine.instant()
+        suspects = any(process.may_stand_still for process in self.living())
+        if suspects:
+            self._judge_all(now)
+        self._parent.os.after(_LOOK_EVERY_S if suspects else _LOOK_SELDOM_S, self.look)
+
+    def _judge_all(self, now: Instant) -> None:
+        living = list(self.living())
+        self._watch.look([process.incarnation for process in living], now)
+        failover_s = self._parent.world.settings.failover_s
+        for process in living:
+            stall = self._watch.judge(
+                process.incarnation, process.status(), failover_s=failover_s, now=now
+            )
+            if stall is not None and process.force_instant is None:
+                process.tell(worker_events.DrainRequested(stall.what))
+                self._force_from(process, Instant(now + STALL_PATIENCE_S))
+
+    # Messages from lease processes.
+
+    def _rung(self, process: LeaseProcess) -> None:
+        """The process rang the doorbell: take its messages."""
+        self._parent.os.act(lambda: self._empty(process))
+
+    def _empty(self, process: LeaseProcess) -> None:
+        while process.ring:
+            self._parent.feed(process.ring.popleft())
+
+    def _gone(self, process: LeaseProcess, reason: str) -> None:
+        """It exited, or was killed: reported once that is proven, and after all its messages."""
+
+        def reaped() -> None:
+            self._empty(process)
+            del self.by_key[process.key]
+            self._parent.feed(on.ProcessExited(process.key, process.incarnation, reason))
+
+        self._parent.os.after(_REAP_S, reaped)
+
+
+# A manager's requests to the services, as in its shell: each ends in an event.
+#
+# Reads are repeated until they succeed; writes are sent once. For each key, one write is under way
+# at a time.
+Answer = TypeVar("Answer")
+
+# A round trip to Kinesis' control plane.
+_DESCRIBED_AFTER_S: Final = 0.05
+Ask = Callable[[Callable[[Answer], None], Failed], None]
+
+
+class Performer:
+    """Performs the requests of one manager, in its process. `check_write` may refuse a write."""
+
+    def __init__(
+        self,
+        name: str,
+        world: World,
+        os: OsProcess,
+        *,
+        feed: Callable[[on.Event], None],
+        chance: Callable[[], float],
+        check_write: Callable[[LeaseKey], None],
+    ) -> None:
+        self._name = name
+        self._world = world
+        self._os = os
+        self._uplink: Uplink = os.machine.uplink
+        self._feed = feed
+        self._chance = chance
+        self._check_write = check_write
+        # The keys with a write under way, and the changes that wait for it.
+        self._writes: dict[LeaseKey, deque[LeaseChange]] = {}
+        self._offer_polls = OfferPolls(
+            self._uplink,
+            now=world.scheduler.clock,
+            after=os.after,
+            looked=lambda rows: os.act(lambda: feed(on.OffersFound(rows))),
+        )
+
+    def stand_still(self) -> None:
+        """The process stands still: it looks for offers when due, or as soon as it can."""
+        self._uplink.wake(self._offer_polls)
+
+    def cease(self) -> None:
+        """The process has died: stop its polls."""
+        self._uplink.idle_no_more(self._offer_polls)
+
+    def scan_table(self, *, consistent: bool = True) -> None:
+        def read(reply: Callable[[tuple[Lease, ...]], None], failed: Failed) -> None:
+            self._uplink.scan(reply, failed, consistent=consistent)
+
+        self._read(read, on.LeasesScanned)
+
+    def list_shards(self, *, with_start: bool) -> None:
+        world = self._world
+
+        def ask() -> on.ShardsListed:
+            now = world.scheduler.now
+            at_start = world.stream.at_trim_horizon(now) if with_start else None
+            return on.ShardsListed(
+                world.stream.listing(now), WallTime(WORLD_BEGAN_AT + now), at_start
+            )
+
+        self._read(
+            lambda reply, failed: self._uplink.ask_kinesis(ask, reply, failed), lambda event: event
+        )
+
+    def describe_stream(self) -> None:
+        """Rare, and a part only of promise P13: the answer comes at once, or after a repetition."""
+
+        def answer() -> None:
+            if self._os.machine.is_cut:
+                self.describe_stream()
+            else:
+                self._feed(on.StreamDescribed(self._world.stream.created_at))
+
+        self._os.after(_DESCRIBED_AFTER_S, answer)
+
+    def read_row(self, key: LeaseKey) -> None:
+        def read(reply: Callable[[Lease | None], None], failed: Failed) -> None:
+            self._uplink.read(key, reply, failed)
+
+        self._read(read, lambda row: on.RowRead(key, row))
+
+    def read_parents(
+        self,
+        key: LeaseKey,
+        parents: tuple[LeaseKey, ...],
+        found: tuple[Lease | None, ...] = (),
+    ) -> None:
+        if len(found) == len(parents):
+            self._feed(on.ParentsRead(key, found))
+            return
+        parent = parents[len(found)]
+
+        def read(reply: Callable[[Lease | None], None], failed: Failed) -> None:
+            self._uplink.read(parent, reply, failed)
+
+        self._read_until(read, lambda row: self.read_parents(key, parents, (*found, row)))
+
+    def find_offers(self, rows_max: int) -> None:
+        """Looks once: the next look is soon."""
+        self._offer_polls.look(rows_max)
+
+    def write_row(self, change: LeaseChange, not_before: Instant | None) -> None:
+        """Send once, when the write is due; children are queued under the key of the first."""
+        machine = self._os.machine
+        if not_before is not None and not_before > machine.instant():
+            due_s = machine.clock.time_of(not_before)
+            self._os.after(due_s - self._world.scheduler.now, lambda: self.write_row(change, None))
+            return
+        key = keys_of(change)[0]
+        if key in self._writes:
+            self._writes[key].append(change)
+            return
+        self._writes[key] = deque()
+        self._send(key, change)
+
+    def _send(self, key: LeaseKey, change: LeaseChange) -> None:
+        self._check_write(key)
+
+        def resolved(outcome: Outcome) -> None:
+            waiting = self._writes[key]
+            if waiting:
+                self._send(key, waiting.popleft())
+            else:
+                del self._writes[key]
+            self._feed(on.WriteResolved(change, outcome))
+
+        self._uplink.write(
+            self._name, change, lambda outcome: self._os.act(lambda: resolved(outcome))
+        )
+
+    def _read(self, ask: Ask[Answer], as_event: Callable[[Answer], on.Event]) -> None:
+        self._read_until(ask, lambda answer: self._feed(as_event(answer)))
+
+    def _read_until(
+        self, ask: Ask[Answer], succeeded: Callable[[Answer], None], attempt: int = 1
+    ) -> None:
+        """Repeat after a pause until it succeeds."""
+
+        def again(_: str) -> None:
+            pause_s = backoff_s(attempt, self._chance())
+            self._os.after(pause_s, lambda: self._read_until(ask, succeeded, attempt + 1))
+
+        ask(lambda answer: self._os.act(lambda: succeeded(answer)), again)
+
 
 # As the manager's shell in its first minute; later it looks once a second, which finds no more.
 _SEIZE_EVERY_S: Final = 0.1
@@ -34,8 +345,8 @@ _SEIZE_EVERY_S: Final = 0.1
 class Host:
     """`name` is `<group>:<slot>:<nonce>`. `core_kind` and `process_kind` are for planted bugs.
 
-    `kill`, `freeze` and `thaw` are about the machine with all that runs on it; with `_manager`,
-    about the manager alone.
+    `kill`, `freeze` and `thaw` act on the machine with all its processes; the methods with
+    `_manager` act on the manager alone.
     """
 
     def __init__(
@@ -57,7 +368,11 @@ class Host:
         self.is_finished = False
         settings = world.settings
         policy = ManagerPolicy(
-            me=self.owner, failover_s=settings.failover_s, leases_max=settings.leases_max
+            me=self.owner,
+            failover_s=settings.failover_s,
+            leases_max=settings.leases_max,
+            created={ONLY_STREAM: world.stream.created_at},
+            described_instant=machine.instant(),
         )
         chance = world.scheduler.chance(name).random
         self.core = core_kind(policy, chance)
@@ -65,6 +380,7 @@ class Host:
         self._events: deque[on.Event] = deque()
         self._is_pumping = self._is_seizing = False
         self._held_at_scan: frozenset[OwnerId] = frozenset()
+        self.is_refused = False  # because the stream under its name is another one
         self._children = Children(self, process_kind)
         self._performer = Performer(
             name, world, self.os, feed=self.feed, chance=chance, check_write=self._check_write
@@ -72,7 +388,7 @@ class Host:
         self._alarm = self.os.alarm(self.core.next_deadline, lambda: self.feed(on.Ticked()))
         machine.locks.make(self.owner, self.os)
 
-    # Its life.
+    # Start, faults and state.
 
     def start(self) -> None:
         self.seize()
@@ -104,11 +420,11 @@ class Host:
 
     @property
     def processes(self) -> Mapping[LeaseKey, LeaseProcess]:
-        """Its lease processes that are not proven dead yet."""
+        """Its lease processes that are not proven gone yet."""
         return self._children.by_key
 
     def living(self) -> Iterator[LeaseProcess]:
-        """Its lease processes that live, with it or without it."""
+        """Its living lease processes, whether or not the manager lives."""
         return self._children.living()
 
     @property
@@ -121,10 +437,10 @@ class Host:
 
     @property
     def is_up(self) -> bool:
-        """It takes part: neither gone nor going."""
+        """It takes part: it has not ended and does not drain."""
         return not (self.os.is_dead or self.core.is_draining)
 
-    # Its end.
+    # End.
 
     def _drain(self) -> None:
         if not self._stop.drain(self.machine.instant()):
@@ -135,7 +451,8 @@ class Host:
         self.os.at(leave_instant, self._leave)
 
     def _leave(self) -> None:
-        """All is given up and everybody gone; or the time is, and rows of ours expire."""
+        """All leases are given away and all processes have ended; or the time is over, and rows of
+        ours expire."""
         if not self.is_finished:
             self.is_finished = True
             self.machine.locks.retire(self.owner, self.os, is_named=bool(self.core.held()))
@@ -150,8 +467,8 @@ class Host:
     # Former owners [P3].
 
     def seize(self) -> None:
-        """Look for those that are gone, for as long as any are left. Called again when there is a
-        new one."""
+        """Look for former owners that are gone, as long as any are left. Called again for each new
+        one."""
         if not self._is_seizing:
             self._is_seizing = True
             self.os.act(self._seize)
@@ -169,7 +486,7 @@ class Host:
     # Events and commands.
 
     def feed(self, event: on.Event) -> None:
-        """Give an event to the core, after those that wait already."""
+        """Give an event to the core, after the events that already wait."""
         self._events.append(event)
         if self._is_pumping:
             return
@@ -192,15 +509,21 @@ class Host:
             self._perform(command)
         self.core.check()
 
-    def _perform(self, command: do.Command) -> None:
+    def _perform(self, command: do.Command) -> None:  # noqa: C901 - one case a command
         match command:
-            case do.ScanTable():
+            case do.ScanTable(consistent):
                 self.world.oracles.cost.scanned(self.name, self.world.scheduler.now)
                 self._held_at_scan = self.machine.locks.seized_by(self.os)
-                self._performer.scan_table()
+                self._performer.scan_table(consistent=consistent)
             case do.ListShards(with_start):
                 self.world.oracles.cost.listed(self.name, self.world.scheduler.now)
                 self._performer.list_shards(with_start=with_start)
+            case do.DescribeStream():
+                self._performer.describe_stream()
+            case do.StopRefused():
+                self.is_refused = True
+                self.world.oracles.situations.seen("stream_recreated")
+                self._drain()
             case do.ReadRow(key):
                 self._performer.read_row(key)
             case do.ReadParents(key, parents):
@@ -218,7 +541,7 @@ class Host:
             case do.TellOthersInSight(others):
                 self.others_in_sight = others
                 self._children.tell(OthersInSight(others))
-            case do.Note() | do.Finish():
+            case do.Note() | do.Finish() | do.ReadKcl3Mode():
                 pass
 
     def _check_write(self, key: LeaseKey) -> None:

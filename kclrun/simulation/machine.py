@@ -1,38 +1,96 @@
-"""One machine: its clocks, the processes that run on it, its lock files, and what it suffers.
+"""One machine: its clocks, the processes that run on it, its lock files, and its faults.
 
-A manager and each lease process are an `OsProcess`: it runs, stands still, or is dead, by itself or
-with its machine. May not know: leases. Rule: what would have happened to one that stands still
-happens when it wakes, in any order; to a dead one never. Look next: `host.py`, `process.py`.
+A manager and each lease process are an `OsProcess`. It does not know leases.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
+from kclrun.model.lease import OwnerId
 from kclrun.model.time import Instant
-from kclrun.simulation.clocks import Alarm, HostClock
-from kclrun.simulation.locks import NonceLocks
-from kclrun.simulation.scheduler import Scheduler
+from kclrun.simulation.clocks import Alarm, HostClock, Scheduler
 from kclrun.simulation.table import SimulatedTable
 from kclrun.simulation.uplink import Uplink
 
-__all__ = ["Machine", "OsProcess"]
 
-# Within which time the threads of a machine, or a process, that stood still are all awake.
+# The lock files of one machine, one for each start of a manager [P3].
+class NonceLocks:
+    """Like the kernel's `flock` on the files of `manager/locks.py`; does not know rows.
+
+    A nonce's lock is held shared by its manager and by each of its lease processes, or exclusively
+    by a later manager, which keeps it. The kernel releases exactly the locks of an ended process.
+    `holder` is any object that stands for a process, known by its identity.
+    """
+
+    def __init__(self) -> None:
+        self._shared: dict[OwnerId, list[object]] = {}
+        self._seized: dict[OwnerId, object] = {}
+
+    def make(self, owner: OwnerId, holder: object) -> None:
+        """A manager starts: the file of its nonce, held shared."""
+        self._shared[owner] = [holder]
+
+    def share(self, owner: OwnerId, holder: object) -> bool:
+        """A lease process takes the lock of its manager's nonce; False where it cannot."""
+        if owner in self._seized or owner not in self._shared:
+            return False
+        self._shared[owner].append(holder)
+        return True
+
+    def seize_former(self, own: OwnerId, holder: object) -> frozenset[OwnerId]:
+        """Lock every other nonce without a holder: the owners newly proven gone."""
+        gained = frozenset(
+            owner
+            for owner, holders in self._shared.items()
+            if owner != own and not holders and owner not in self._seized
+        )
+        self._seized.update(dict.fromkeys(sorted(gained), holder))
+        return gained
+
+    def seized_by(self, holder: object) -> frozenset[OwnerId]:
+        return frozenset(owner for owner, by in self._seized.items() if by is holder)
+
+    def are_others(self, own: OwnerId) -> bool:
+        """Whether a nonce is left to seize."""
+        return any(owner != own and owner not in self._seized for owner in self._shared)
+
+    def forget(self, owners: Iterable[OwnerId]) -> None:
+        """Remove the files of former owners that no row names any more."""
+        for owner in owners:
+            self._shared.pop(owner, None)
+            self._seized.pop(owner, None)
+
+    def let_go(self, holder: object) -> None:
+        """The process has ended: release its locks."""
+        for holders in self._shared.values():
+            if holder in holders:
+                holders.remove(holder)
+        for owner in [owner for owner, by in self._seized.items() if by is holder]:
+            del self._seized[owner]
+
+    def retire(self, owner: OwnerId, holder: object, *, is_named: bool) -> None:
+        """A manager ends: delete the file if no other process holds it and no row names it."""
+        self.let_go(holder)
+        if not is_named and not self._shared.get(owner):
+            self._shared.pop(owner, None)
+
+
+# The threads of a machine, or a process, that stood still are all awake within this time.
 _WAKING_S: Final = 0.01
-# What is to happen at an instant happens this much after it: the way to world time and back rounds.
+# Actions at an instant run this much after it: the conversion to world time and back rounds.
 _LATE_S: Final = 1e-6
 
 
 def _nothing() -> None:
-    """For who does not mind."""
+    """The default callback."""
 
 
 class Machine:
-    """From one boot to its end. `refuses_forks`: no process can be started."""
+    """A machine from one boot to its end. `refuses_forks`: no process can be started."""
 
     def __init__(
         self, name: str, scheduler: Scheduler, clock: HostClock, table: SimulatedTable
@@ -51,8 +109,8 @@ class Machine:
     def run(
         self, *, on_still: Callable[[], None] = _nothing, on_death: Callable[[], None] = _nothing
     ) -> OsProcess:
-        """A new process; the callbacks say when it stands still, by itself or with the machine, and
-        when it is dead."""
+        """A new process; the callbacks run when it stands still, by itself or with the machine, and
+        when it has died."""
         self._processes = [each for each in self._processes if not each.is_dead]
         process = OsProcess(self, on_still, on_death)
         self._processes.append(process)
@@ -60,30 +118,30 @@ class Machine:
 
     @property
     def is_cut(self) -> bool:
-        """No request gets out."""
+        """Whether its requests cannot leave the machine."""
         return self.uplink.is_cut
 
     def power_off(self) -> None:
-        """All of it is gone at one stroke."""
+        """All its processes die at once."""
         self.is_dead = True
         for process in self._processes:
             process.die()
 
     def freeze(self) -> None:
-        """All of it stands still; its clocks do not."""
+        """All its processes stand still; its clocks go on."""
         self.is_frozen = True
         for process in self._processes:
             process.on_still()
 
     def connect(self) -> None:
-        """Its requests get out again."""
+        """Its requests leave the machine again."""
         self.uplink.is_cut = False
 
     def allow_forks(self) -> None:
         self.refuses_forks = False
 
     def mend(self) -> None:
-        """Whatever it suffers ends."""
+        """End all its faults."""
         self.connect()
         self.allow_forks()
         if self.is_frozen:
@@ -96,7 +154,9 @@ class Machine:
 
 
 class OsProcess:
-    """One process of the operating system."""
+    """One process of the operating system: it runs, stands still, or has died, by itself or with
+    its machine. Actions of a process that stands still run when it wakes, in any order. Actions of
+    a process that has died never run."""
 
     def __init__(
         self, machine: Machine, on_still: Callable[[], None], on_death: Callable[[], None]
@@ -109,7 +169,7 @@ class OsProcess:
         self._held_back: list[Callable[[], None]] = []
 
     def act(self, action: Callable[[], None]) -> None:
-        """Now; once it is awake again; never."""
+        """Run the action now; when the process is awake again; or never."""
         if self.is_dead:
             return
         if self.is_stopped or self.machine.is_frozen:
@@ -140,8 +200,8 @@ class OsProcess:
         self.wake()
 
     def wake(self) -> None:
-        """What waited happens, in any order: each is another thread's, and whoever wakes first goes
-        first."""
+        """The waiting actions run, in any order: each belongs to another thread, and the first
+        thread that wakes runs first."""
         if self.is_stopped or self.machine.is_frozen:
             return
         held, self._held_back = self._held_back, []
@@ -149,7 +209,7 @@ class OsProcess:
             self.after(_WAKING_S * self.machine.waking.random(), action)
 
     def die(self) -> None:
-        """The kernel lets go of its locks."""
+        """The process ends, and the kernel releases its locks."""
         if not self.is_dead:
             self.is_dead = True
             self._held_back.clear()

@@ -1,7 +1,7 @@
-"""The figures of a what-if as a picture: four or five panels over virtual time.
+"""Draws the figures of a what-if as a picture: four or five panels over virtual time.
 
-The only room that draws. Needs matplotlib, which is no dependency of kclrun: `require_matplotlib`
-says how to get it, before a long run is for nothing. May not know: how the series came about.
+It needs matplotlib, which kclrun does not depend on: `require_matplotlib` checks for it before a
+long run would be wasted. The module does not know how the series are made.
 """
 
 from __future__ import annotations
@@ -15,29 +15,27 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kclrun.errors import SettingsError
-from kclrun.simulation.series import OwnerSeries, Series
-from kclrun.simulation.what_if import Figures
+from kclrun.simulation.what_if import Figures, OwnerSeries, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.ticker import Locator
 
-__all__ = ["SUFFIXES", "draw_picture", "require_matplotlib"]
-
 SUFFIXES: Final = (".png", ".svg")
 
-# Read at the width of a README: 900 points of a screen.
+# The picture is read at the width of a README: 900 points of a screen.
 _WIDTH_IN: Final = 9.0
 _DOTS_PER_IN: Final = 100
-# So that lines beside each other differ for all eyes; from the eleventh group on they repeat.
+# Colours that also colour-blind readers can distinguish; from the eleventh group on they repeat.
 _COLOURS: Final = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9",
     "#e69f00", "#332288", "#882255", "#44aa99", "#666666",
 )  # fmt: skip
 _QUIET: Final = "#666666"
 _ALARM: Final = "#b2182b"
-# Rates are means over bars: so many at most, and none shorter than a move takes to be seen, or,
-# for units, than the time between two checkpoints. Else they would only flicker.
+# Rates are means over bars. There are at most so many bars. A bar is not shorter than the time in
+# which a move becomes visible or, for units, the time between two checkpoints: shorter ones would
+# only flicker.
 _BARS_MAX: Final = 120
 _MOVES_BAR_S: Final = 1.0
 _UNITS_BAR_S: Final = 10.0
@@ -55,7 +53,7 @@ class _Rate(msgspec.Struct, frozen=True):
 def require_matplotlib() -> None:
     """Raises: SettingsError with the line that installs it, if it is not there."""
     try:
-        import matplotlib.figure  # noqa: F401 - whether it can be had
+        import matplotlib.figure  # noqa: F401 - checks that it can be imported
     except ImportError as error:
         raise SettingsError("--plot needs matplotlib: pip install 'kclrun[plot]'") from error
 
@@ -106,7 +104,7 @@ def _draw_owners(panel: Axes, series: Series, colours: dict[str, str]) -> None:
 
 
 def _draw_groups(panel: Axes, series: Series, colours: dict[str, str]) -> None:
-    """What each group has in all, and its share: of the work as much as of the workers."""
+    """The total of each group, and its fair share: as much of the work as of the workers."""
     held, present = _group_totals(series)
     even = series.shards_even
     for group, colour in colours.items():
@@ -161,7 +159,7 @@ def _draw_units(panel: Axes, series: Series) -> None:
 
 
 def _leave_room(panel: Axes, most: float) -> None:
-    """A legend above all that is drawn; whole numbers beside it."""
+    """Leaves room for a legend above all lines; whole numbers at the axis."""
     from matplotlib.ticker import MaxNLocator
 
     panel.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
@@ -170,7 +168,7 @@ def _leave_room(panel: Axes, most: float) -> None:
 
 
 def _say(panel: Axes, at_s: float, words: str) -> None:
-    """At the top of a panel, from an instant on."""
+    """Write words at the top of a panel, from an instant on."""
     panel.annotate(
         words,
         (at_s, 0.98),
@@ -183,7 +181,7 @@ def _say(panel: Axes, at_s: float, words: str) -> None:
 
 
 def _mark_phases(panels: Sequence[Axes], figures: Figures) -> None:
-    """A line where each begins, its name above the first panel."""
+    """Draw a line where each phase begins, with its name above the first panel."""
     for panel in panels:
         panel.spines["top"].set_visible(False)
         panel.tick_params(labelsize=_SMALL)
@@ -204,7 +202,7 @@ def _mark_phases(panels: Sequence[Axes], figures: Figures) -> None:
 
 
 def _steps(owner: OwnerSeries, end_s: float) -> tuple[list[float], list[int]]:
-    """Where the number changed, and the last one held until the worker left."""
+    """The times when the number changed; the last number holds until the worker left."""
     until_s = end_s if owner.left_s is None else owner.left_s
     at_s = [at for at, _ in owner.shards]
     shards = [count for _, count in owner.shards]
@@ -228,7 +226,7 @@ def _group_totals(series: Series) -> tuple[dict[str, list[int]], dict[str, list[
 
 
 def _holes(values: Sequence[float | None]) -> list[float]:
-    """None as what is not drawn."""
+    """Replaces None by NaN, which is not drawn."""
     return [float("nan") if value is None else value for value in values]
 
 
@@ -254,5 +252,5 @@ def _tick_places(virtual_s: float) -> Locator:
 
 
 def _without_date(path: Path) -> dict[str, str | None]:
-    """The same run makes the same file."""
+    """Metadata without a date, so that the same run makes the same file."""
     return {"Date": None} if path.suffix == ".svg" else {"Software": None}

@@ -1,7 +1,7 @@
-"""One lease process in virtual time: the real `LeaseLife`, its commands performed.
+"""One lease process in virtual time: the real `LeaseLife`, and its commands performed.
 
-As in the worker's lease thread, a request to the table blocks: what happens meanwhile waits for
-its answer. May not know: the manager's core. Look next: `desk.py`, `host.py`.
+As in the worker's lease thread, a request to the table blocks: events in the meantime wait for its
+answer. The module does not know the manager's core.
 """
 
 from __future__ import annotations
@@ -16,22 +16,20 @@ from kclrun.consuming import events as on
 from kclrun.consuming.life import LeaseLife
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.states import State
-from kclrun.ipc.board import LeaseStatus, WorkerState
 from kclrun.leases import commands as manager_commands
 from kclrun.leases import events as heard
-from kclrun.model.changes import LateCheckpoint, LeaseChange
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
-from kclrun.model.outcomes import Outcome
+from kclrun.model.shard import Shard
 from kclrun.model.time import Instant
+from kclrun.protocol.status import LeaseStatus, WorkerState
+from kclrun.protocol.writes import LateCheckpoint, LeaseChange, Outcome
 from kclrun.simulation.desk import DeskTimes, SimulatedDesk
 from kclrun.simulation.machine import Machine
 from kclrun.simulation.shards import FetchFate
 from kclrun.simulation.user_code import BatchUserCode
 from kclrun.simulation.world import World
 
-__all__ = ["HostOfProcess", "LeaseProcess"]
-
-# From the fork to the lock: the start command is read, modules are there already.
+# From the fork to the lock: the start command is read; the modules are loaded already.
 _LOCKED_AFTER_S: Final = 0.002
 
 _LONG_BATCH_S: Final = 10.0
@@ -40,7 +38,7 @@ Timed = do.SendWrite | do.SendLateCheckpoint | do.ReadOwnRow
 
 
 class HostOfProcess(Protocol):
-    """What a lease process needs of its manager: who it is, and where it runs."""
+    """The part of its manager that a lease process needs: the manager's identity and machine."""
 
     world: World
     machine: Machine
@@ -50,7 +48,7 @@ class HostOfProcess(Protocol):
 
 
 class LeaseProcess:
-    """From its start command to its exit. `incarnation` tells it from others of its lease."""
+    """From its start command to its exit. `incarnation` separates it from others of its lease."""
 
     desk_kind: type[SimulatedDesk] = SimulatedDesk
 
@@ -66,7 +64,8 @@ class LeaseProcess:
         self.who = f"{host.name}/{incarnation}"
         self.incarnation = incarnation
         self.is_over = False
-        # As its manager knows it: what it said and was not heard yet, and how it is forced to end.
+        # The manager's view: messages that it has not taken yet, and how the process is forced to
+        # end.
         self.ring: deque[heard.Event] = deque()
         self.force_instant: Instant | None = None
         self.forced: list[signal.Signals] = []
@@ -103,6 +102,8 @@ class LeaseProcess:
             chance=chance,
             uncheckpointed_max=settings.uncheckpointed_max,
             fetch_fault=self._fetch_fault,
+            list_shards=self._list_shards,
+            failover_s=settings.failover_s,
         )
         self._channel: deque[on.Event] = deque()
         self._events: deque[on.Event] = deque()
@@ -111,7 +112,7 @@ class LeaseProcess:
         self._has_begun = self._is_asking = self._is_turning = self._is_orphan = False
         self._alarm = self.os.alarm(self.life.next_deadline, lambda: self.post(on.Ticked()))
 
-    # Its beginning and its end.
+    # Start and end.
 
     def begin(
         self,
@@ -119,15 +120,15 @@ class LeaseProcess:
         rung: Callable[[LeaseProcess], None],
         gone: Callable[[LeaseProcess, str], None],
     ) -> None:
-        """It was forked. `rung` tells its manager that its ring has something, `gone` that it is
-        dead."""
+        """It was forked. `rung` is called when its ring has messages for the manager, `gone` when
+        it has died."""
         self._rung, self._gone = rung, gone
         self._oracles.process_noted(self, "starts")
         self._oracles.processes.started(self._owner, self.key)
         self.os.after(_LOCKED_AFTER_S, self._lock)
 
     def _lock(self) -> None:
-        """Nothing before the lock of its owner's nonce [P3]."""
+        """Nothing starts before the lock of its owner's nonce [P3]."""
         if not self.machine.locks.share(self._owner, self.os):
             self._say(heard.StartUnclaimed(self.key, "another manager of this host holds its lock"))
             self._exit(do.ExitCause.UNCLAIMED)
@@ -137,12 +138,12 @@ class LeaseProcess:
         self._listen()
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """By a signal that ends it, by anybody."""
+        """A signal from any sender ends it."""
         self.os.die()
         self._gone(self, number.name)
 
     def _died(self) -> None:
-        """Nothing more is done or said. If it did not exit by itself, it was killed."""
+        """No action and no message follows. If it did not exit by itself, it was killed."""
         if not self.is_over:
             self.is_over = True
             self._oracles.process_noted(self, "is killed")
@@ -163,7 +164,7 @@ class LeaseProcess:
 
     @property
     def may_stand_still(self) -> bool:
-        """Whether a look at its status could find anything; most batches are over in no time."""
+        """Whether a look at its status could find a stall; most batches end quickly."""
         busy_since = self.desk.busy_since
         is_busy_long = busy_since > 0.0 and self.machine.instant() - busy_since > _LONG_BATCH_S
         return self.os.is_stopped or is_busy_long or not self._has_begun
@@ -180,10 +181,10 @@ class LeaseProcess:
             published_instant=self._still_since if is_still else self.machine.instant(),
         )
 
-    # What it hears.
+    # Messages from its manager.
 
     def tell(self, message: on.Event) -> None:
-        """Its manager says something; it hears it when it is awake, in order."""
+        """Its manager sends a message; it is taken in order, when the process is awake."""
         self._is_orphan |= isinstance(message, on.ManagerGone)
         self._channel.append(message)
         self.os.act(self._listen)
@@ -194,7 +195,7 @@ class LeaseProcess:
             self.post(self._channel.popleft())
 
     def post(self, event: on.Event) -> None:
-        """Something happened; it is taken in after what happened before."""
+        """An event happened; it is taken in after earlier events."""
         if not self.is_over:
             self._events.append(event)
             self._turn()
@@ -262,6 +263,15 @@ class LeaseProcess:
     def _fetch_fault(self) -> FetchFate | None:
         return "unreachable" if self.machine.is_cut else self._stream.fetch_fate()
 
+    def _list_shards(self, reply: Callable[[tuple[Shard, ...] | None], None]) -> None:
+        """Sent by its fetch thread, which waits alone."""
+        now = self._scheduler.now
+        self._uplink.ask_kinesis(
+            lambda: self._stream.listing(now),
+            lambda shards: self.os.act(lambda: reply(shards)),
+            lambda _: self.os.act(lambda: reply(None)),
+        )
+
     def _perform_in_time(self, command: Timed) -> None:
         if command.not_before is None or command.not_before <= self.machine.instant():
             self._perform_now(command)
@@ -270,7 +280,7 @@ class LeaseProcess:
         self.os.after(due_s - self._scheduler.now, lambda: self._perform_late(command))
 
     def _perform_late(self, command: Timed) -> None:
-        """Its time has come; but one thing after the other."""
+        """Its time has come; but a current request or event is finished first."""
         if self._is_asking or self._is_turning:
             self.os.after(0.001, lambda: self._perform_late(command))
             return
@@ -339,6 +349,8 @@ class LeaseProcess:
         if event is not None:
             self._say(event)
         self._oracles.processes.reported(report)
+        if report.kind is do.ReportKind.RECORDS_EXPIRED:
+            self._oracles.shard_expired(self)
         if report.kind is not do.ReportKind.CHECKPOINTED:
             self._oracles.process_noted(self, f"reports {report.kind.value}", report.text)
 
@@ -359,6 +371,10 @@ class LeaseProcess:
                 return heard.ShardEnded(key, report.children)
             case do.ReportKind.LOST:
                 return heard.LeaseLost(key, report.text)
+            case do.ReportKind.FAILED if report.is_host_fault:
+                return heard.ProcessBroke(key, report.text, at_records=True)
+            case do.ReportKind.BROKE:
+                return heard.ProcessBroke(key, report.text)
             case do.ReportKind.FAILED:
                 return heard.ProcessorFailed(key, report.text)
             case do.ReportKind.UNCLAIMED:

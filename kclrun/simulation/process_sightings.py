@@ -5,18 +5,16 @@ from __future__ import annotations
 from kclrun.consuming.commands import ExitCause, Report, ReportKind
 from kclrun.simulation.situations import Situations
 
-__all__ = ["ProcessSightings"]
-
 
 class ProcessSightings:
-    """Told by the lease processes and their managers."""
+    """Gets these events from the lease processes and their managers."""
 
     def __init__(self, situations: Situations) -> None:
         self._seen = situations.seen
         self._killed: set[tuple[str, str]] = set()
 
     def started(self, owner: str, key: str) -> None:
-        """One was forked for a lease of this owner."""
+        """A process was forked for a lease of this owner."""
         if (owner, key) in self._killed:
             self._killed.discard((owner, key))
             self._seen("process_restarted_by_a_living_manager")
@@ -24,7 +22,7 @@ class ProcessSightings:
     def killed(
         self, owner: str, key: str, *, has_claimed: bool, is_writing: bool, in_user_code: bool
     ) -> None:
-        """By a signal, or with its machine."""
+        """A process was killed by a signal, or with its machine."""
         self._killed.add((owner, key))
         if not has_claimed:
             self._seen("killed_before_its_claim")
@@ -34,12 +32,12 @@ class ProcessSightings:
             self._seen("killed_inside_user_code")
 
     def stood_still(self, *, in_user_code: bool) -> None:
-        """By SIGSTOP, or with its machine."""
+        """A process stood still by SIGSTOP, or with its machine."""
         if in_user_code:
             self._seen("frozen_inside_user_code")
 
     def exited(self, cause: ExitCause, *, is_orphan: bool) -> None:
-        """By itself."""
+        """A process exited by itself."""
         if cause is ExitCause.UNCLAIMED:
             self._seen("start_unclaimed")
         elif cause is ExitCause.LOST:
@@ -48,7 +46,7 @@ class ProcessSightings:
             self._seen("orphan_gave_its_lease_away")
 
     def reported(self, report: Report) -> None:
-        """What it tells its manager."""
+        """A process sent a report to its manager."""
         if report.kind is ReportKind.WARNED and "has no lease yet" in report.text:
             self._seen("end_put_off")
 

@@ -1,6 +1,6 @@
-"""Sees named situations in the writes of a lease table: what applied, and what was answered.
+"""Sees named situations in the writes of a lease table: applied writes, and answers.
 
-Asks no core. Rule: a renewal, the write that comes by the thousand, is looked at in one line.
+It does not read cores. Renewals come by the thousand, so one line handles them.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kclrun.model.changes import (
+from kclrun.model.lease import ANYBODY, OFFERED, OWNER_PREFIX, Lease, Owner
+from kclrun.protocol.writes import (
     Ask,
     Checkpoint,
     Claim,
+    ConditionFailed,
     CreateChildren,
     CreateLease,
+    Decline,
     DeleteEnded,
     End,
     EndedParent,
@@ -21,20 +24,19 @@ from kclrun.model.changes import (
     HeldParent,
     LateCheckpoint,
     Offer,
+    Outcome,
+    OutcomeUnknown,
     Release,
     Renew,
     ResumeLease,
     Take,
+    Withdraw,
     keys_of,
 )
-from kclrun.model.lease import ANYBODY, OFFERED, OWNER_PREFIX, Lease, Owner
-from kclrun.model.outcomes import ConditionFailed, Outcome, OutcomeUnknown
 from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.situations import Situations
 
-__all__ = ["RowSightings"]
-
-# A merge waits for its other parent for a second or two; a minute is long before.
+# A merge waits for its other parent for a second or two; a minute is much longer.
 _LONG_BEFORE_S: Final = 60.0
 
 _UNKNOWN: Final[Mapping[type[Any], str]] = {
@@ -50,7 +52,7 @@ _UNKNOWN: Final[Mapping[type[Any], str]] = {
 
 
 class RowSightings:
-    """`now` is the world's."""
+    """`now` is the world's time."""
 
     def __init__(
         self, situations: Situations, stream: ShardStream, now: Callable[[], float]
@@ -58,13 +60,15 @@ class RowSightings:
         self._seen = situations.seen
         self._stream = stream
         self._now = now
-        # Of each row, what applied last and what timed out last: a handful of objects a lease.
+        # Of each row, its last applied write and its last timeout: a handful of objects a lease.
         self._applied: dict[str, Any] = {}
         self._timed_out: dict[str, Any] = {}
-        self._ended: dict[str, tuple[float, str]] = {}  # when, and by whose hand
+        self._ended: dict[str, tuple[float, str]] = {}  # the time, and the sender
         self._look_at: Mapping[type[Any], Callable[[str, Any, Lease, Lease], None]] = {
             Take: self._taken,
             Ask: self._asked,
+            Withdraw: lambda *_: self._seen("ask_withdrawn_by_a_drain"),
+            Decline: lambda *_: self._seen("offer_declined_by_a_drain"),
             Offer: self._given,
             Release: self._given,
             LateCheckpoint: self._saved_late,
@@ -91,7 +95,7 @@ class RowSightings:
             self._seen("row_cleaned_up")
 
     def answered(self, change: Any, outcome: Outcome) -> None:
-        """Its sender was told that it did not apply, or nothing."""
+        """The sender's answer: the write did not apply, or its outcome is unknown."""
         kind, key = type(change), keys_of(change)[0]
         if isinstance(outcome, OutcomeUnknown):
             if self._applied.get(key) is change and kind in _UNKNOWN:
@@ -102,7 +106,7 @@ class RowSightings:
             self._refused(kind, change, outcome.row)
 
     def refused_in_silence(self, change: Any) -> None:
-        """It arrived when nobody waited for it any more, and its condition failed."""
+        """It arrived after its sender had stopped waiting, and its condition failed."""
         if self._timed_out.get(keys_of(change)[0]) is change:
             self._seen("late_write_refused")
 
@@ -126,7 +130,7 @@ class RowSightings:
             if is_held and row.checkpoint > change.last:
                 self._seen("position_adopted")
 
-    # Rows that change hands.
+    # Rows that change owners.
 
     def _taken(self, _: str, change: Take, before: Lease, __: Lease) -> None:
         if before.owner is None:
@@ -201,7 +205,7 @@ class RowSightings:
             self._seen(f"row_written_again_by_its_{by}")
 
     def _children_existed(self, _: str, change: CreateChildren, before: Lease, __: Lease) -> None:
-        """Told of each: once is enough."""
+        """Called for each child: count once."""
         if before.key == change.children[0].key:
             self._seen("children_existed_already")
             self._created_children(change)
@@ -217,7 +221,7 @@ class RowSightings:
 
 
 def _is_former_self(former: str, owner: str) -> bool:
-    """Of the same group and slot, and of another nonce."""
+    """Whether it has the same group and slot, and another nonce."""
     mine, theirs = Owner.parse(owner), Owner.parse(former)
     return (
         mine is not None

@@ -1,8 +1,8 @@
-"""The lease table behind a network: latency, faults, and what it all costs.
+"""The lease table behind a network: latency, faults, and the cost of all requests.
 
-A request is sent, arrives, is applied, and answered; each fault falls between two of these. The
-rows are `local.lease_rows.LeaseRows`, under the conditions that DynamoDB is sent. May not know:
-hosts. Rule: a reply is a call back, and never comes in the same instant.
+A request is sent, arrives, is applied, and answered; each fault happens between two of these steps.
+The rows are `local.lease_rows.LeaseRows`, under the conditions that DynamoDB gets. A reply is a
+callback, and never comes in the same instant. The module does not know hosts.
 """
 
 from __future__ import annotations
@@ -15,47 +15,43 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model.changes import DeleteTrimmed, LeaseChange, keys_of
 from kclrun.model.lease import OFFERED, Lease, LeaseKey
-from kclrun.model.outcomes import Applied, Outcome, OutcomeUnknown, Throttled, Unavailable
 from kclrun.ports import ScanPage
-from kclrun.simulation.java.items import ItemWrite
-from kclrun.simulation.scheduler import Scheduler
-
-__all__ = [
-    "CALM",
-    "LATE_MAX_S",
-    "LEG_MEAN_S",
-    "PATIENCE_S",
-    "Costs",
-    "FaultRates",
-    "IdlePolls",
-    "RowWatcher",
-    "SimulatedTable",
-]
+from kclrun.protocol.writes import (
+    Applied,
+    DeleteTrimmed,
+    LeaseChange,
+    Outcome,
+    OutcomeUnknown,
+    Throttled,
+    Unavailable,
+    keys_of,
+)
+from kclrun.simulation.clocks import Scheduler
+from kclrun.simulation.java.rows import ItemWrite
 
 Answer = TypeVar("Answer")
 Failed = Callable[[str], None]
 
-# One way: 1.5 ms and an exponential tail of as much, so that a write takes some 6 ms, as
+# One way: 1.5 ms and an exponential tail of as much, so that a write takes some 6 ms, like
 # DynamoDB's single-digit milliseconds from within the region.
 _LEG_MIN_S: Final = 0.0015
 LEG_MEAN_S: Final = 2 * _LEG_MIN_S
-# How long a client waits for a reply before its outcome is unknown.
+# The time that a client waits for a reply before its outcome is unknown.
 PATIENCE_S: Final = 2.0
-# What arrives late arrives up to two failovers after it was sent.
+# A late request arrives up to two failovers after it was sent.
 LATE_MAX_S: Final = 20.0
 _READ_UNIT_BYTES: Final = 4096
-# Lease rows weigh some 500 bytes, and a page of a scan is 1 MB at most.
+# Lease rows have some 500 bytes, and a page of a scan is 1 MB at most.
 _PAGE_ROWS: Final = 1_000
-# A query of the index that finds nothing: it is never consistent.
+# A query of the index without a result: it is never consistent.
 _QUERY_UNITS: Final = 0.5
 
 
 class FaultRates(msgspec.Struct, frozen=True):
     """The share of requests that each fault meets. Reads meet the sum of all as a failure.
 
-    `lost_reply`: applied, and nobody is told. `late`: arrives after the sender gave up.
+    `lost_reply`: applied, and the sender gets no answer. `late`: arrives after the sender gave up.
     """
 
     throttled: float = 0.0
@@ -84,7 +80,7 @@ class Costs(msgspec.Struct):
 
 
 class RowWatcher(Protocol):
-    """Sees every row that a write changed."""
+    """Gets every row that a write changed."""
 
     def row_written(
         self,
@@ -93,21 +89,21 @@ class RowWatcher(Protocol):
         before: Lease | None,
         after: Lease | None,
     ) -> None:
-        """`before` None: it was created; `after` None: it was deleted."""
+        """`before` None: the row was created; `after` None: it was deleted."""
         ...
 
     def row_deleted_by_somebody(self, row: Lease) -> None:
-        """By no writer of the protocol."""
+        """A row was deleted from outside the protocol."""
         ...
 
     def write_refused_in_silence(self, change: LeaseChange | ItemWrite) -> None:
-        """It arrived when nobody waited for it any more, and did not apply."""
+        """It arrived after its sender had stopped waiting, and did not apply."""
         ...
 
     def write_answered(
         self, sender: str, change: LeaseChange | ItemWrite, outcome: Outcome
     ) -> None:
-        """The sender was answered; or left without an answer."""
+        """The sender got an answer, or stopped waiting for one."""
         ...
 
 
@@ -115,11 +111,11 @@ class IdlePolls(Protocol):
     """One host's looks for offered rows, while there are none."""
 
     def wake(self) -> None:
-        """There is one; or looks fail more or less often from now on."""
+        """A row is offered; or looks fail more or less often from now on."""
         ...
 
     def count(self) -> int:
-        """How many there were since this was asked last."""
+        """The number of looks since the previous call of this method."""
         ...
 
 
@@ -153,22 +149,22 @@ class SimulatedTable:
 
     @property
     def costs(self) -> Costs:
-        """Up to now."""
+        """The costs up to now."""
         for polls in self._idle:
             self._count_idle(polls)
         return self._costs
 
     def leases(self) -> Iterator[Lease]:
-        """All rows, as they are now: for those who watch."""
+        """All rows, as they are now: for the oracles."""
         for page in self._rows.scan():
             yield from page.leases
 
     def row(self, key: LeaseKey) -> Lease | None:
-        """One row as it is now: for those who watch."""
+        """One row as it is now: for the oracles."""
         return self._rows.read(key)
 
     def delete_by_hand(self, row: Lease) -> None:
-        """Somebody deletes a row, at once and unasked."""
+        """Delete a row from outside, at once and without a condition."""
         self._rows.write(DeleteTrimmed(row.key, row.owner, row.counter))
         self._watcher.row_deleted_by_somebody(row)
 
@@ -210,37 +206,45 @@ class SimulatedTable:
         self._ask(query, reply, failed)
 
     def offered_in_vain(self, failed: Failed) -> None:
-        """As `offered`, of a query that is known to fail."""
+        """As `offered`, for a query that is known to fail."""
         self._costs.requests += 1
         self._costs.faults += 1
         self._scheduler.after(PATIENCE_S, lambda: failed("timed out"))
 
     def let_idle(self, polls: IdlePolls) -> bool:
-        """Whether looks for offered rows find nothing: then they are woken before one does."""
+        """Whether looks for offered rows find nothing. If so, the polls are woken before one finds
+        a row."""
         if self._rows.has_offers:
             return False
         self._idle[polls] = None
         return True
 
     def reads_until_failure(self) -> float:
-        """How many reads in a row are answered before one fails, drawn as the faults are now: as
-        many as if each were drawn by itself. Infinite in calm."""
+        """The number of successful reads in a row before one fails, drawn with the current faults:
+        as many as if each read were drawn by itself. Infinite in calm."""
         failing = self._faults.total
         if failing == 0.0 or failing >= 1.0:
             return math.inf if failing == 0.0 else 0
         return math.floor(math.log1p(-self._fate.random()) / math.log1p(-failing))
 
     def idle_no_more(self, polls: IdlePolls) -> bool:
-        """Its host looks no further; whether it idled."""
+        """Its host looks no further. Returns: whether it idled."""
         if polls not in self._idle:
             return False
         self._count_idle(polls)
         del self._idle[polls]
         return True
 
-    def scan(self, reply: Callable[[tuple[Lease, ...]], None], failed: Failed) -> None:
-        """Page by page: rows written meanwhile show as they are when their page is read."""
-        self._scan_on(None, (), reply, failed)
+    def scan(
+        self,
+        reply: Callable[[tuple[Lease, ...]], None],
+        failed: Failed,
+        *,
+        consistent: bool = True,
+    ) -> None:
+        """Page by page: rows written meanwhile show as they are when their page is read. A scan
+        that is not consistent is as new here, and costs half."""
+        self._scan_on(None, (), reply, failed, 1.0 if consistent else 0.5)
 
     def ask_kinesis(
         self, ask: Callable[[], Answer], reply: Callable[[Answer], None], failed: Failed
@@ -259,16 +263,16 @@ class SimulatedTable:
         found: tuple[Lease, ...],
         reply: Callable[[tuple[Lease, ...]], None],
         failed: Failed,
+        share: float,
     ) -> None:
         def took(answer: tuple[ScanPage, str | None]) -> None:
             page, last_key = answer
-            self._costs.read_units += max(
-                1.0, len(page.leases) * self._row_size() / _READ_UNIT_BYTES
-            )
+            units = max(1.0, len(page.leases) * self._row_size() / _READ_UNIT_BYTES)
+            self._costs.read_units += units * share
             if last_key is None:
                 reply(found + page.leases)
             else:
-                self._scan_on(last_key, found + page.leases, reply, failed)
+                self._scan_on(last_key, found + page.leases, reply, failed, share)
 
         self._ask(lambda: self._rows.page_after(key), took, failed)
 
@@ -341,7 +345,7 @@ class SimulatedTable:
         for key, was in before:
             now = self._rows.read(key)
             if was is None and now is None:
-                continue  # a deletion without a condition, of what was gone
+                continue  # a deletion without a condition, of a missing row
             if _owner_of(was) != _owner_of(now):
                 self._costs.write_units += (_owner_of(was) is not None) + (
                     _owner_of(now) is not None
@@ -361,7 +365,7 @@ class SimulatedTable:
         self._costs.read_units += _QUERY_UNITS * looks
 
     def _row_size(self) -> int:
-        """Of one row in DynamoDB's bytes, measured once: they differ by a few."""
+        """The size of one row in DynamoDB's bytes, measured once: rows differ by a few bytes."""
         if not self._row_bytes:
             lease = next(self.leases(), None)
             item: Mapping[str, Any] = (self._rows.raw(lease.key) if lease else None) or {}

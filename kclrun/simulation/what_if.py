@@ -1,8 +1,8 @@
-"""A user's what-if: a fleet, what befalls it, and the figures that come of it.
+"""A user's what-if: a fleet, the events that hit it, and the resulting figures.
 
-One thing after the other, each with time to settle: the fleet starts cold; then, as asked for, a
-group of hosts is lost, every host is replaced, the stream is resharded. May not know: how figures
-are shown.
+The events come one after the other, each with time to settle. The fleet starts cold; then, as
+requested, a group of hosts is lost, every host is replaced, the stream is resharded. The module
+does not know how figures are shown.
 """
 
 from __future__ import annotations
@@ -14,17 +14,85 @@ from typing import Final, Literal
 
 import msgspec
 
+from kclrun.model.lease import OwnerId
 from kclrun.simulation.fleet import BOOT_SPREAD_S, Fleet
-from kclrun.simulation.series import Recorder, Series
 from kclrun.simulation.world import FleetSettings
 
-__all__ = ["Figures", "PhaseFigures", "WhatIf", "group_names", "run_what_if"]
 
-# Balance is looked at twice a second: what people call at once.
+# The state of a simulated fleet over time, look after look: for pictures and for programs that
+# draw.
+#
+# Each look adds one value a column. An owner's shards are stored only where their number changed,
+# so that a large fleet at rest stays small.
+class OwnerSeries(msgspec.Struct):
+    """One worker from its start on: `[seconds, shards]` wherever their number changed. `left_s` is
+    the time when it was first seen to have left; None if it stayed to the end."""
+
+    group: str
+    shards: list[tuple[float, int]]
+    left_s: float | None = None
+
+
+class Series(msgspec.Struct, kw_only=True):
+    """Columns of equal length, one value a look; and each worker by its owner id.
+
+    `at_s` counts from the start. `unread` is the number of shards that have something to read and
+    no reader; `unread_longest_s` is the longest time that one of them has been so. `moves` and
+    DynamoDB's `write_units` and `read_units` are totals up to then.
+    """
+
+    at_s: list[float] = []
+    unread: list[int] = []
+    unread_longest_s: list[float] = []
+    shards_even: list[float] = []
+    moves: list[int] = []
+    write_units: list[float] = []
+    read_units: list[float] = []
+    owners: dict[OwnerId, OwnerSeries] = {}
+
+
+class Recorder:
+    """Records the state of one fleet at each call of `look`."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.series = Series()
+        self._fleet = fleet
+
+    def look(self) -> None:
+        """Record the current state."""
+        fleet, series = self._fleet, self.series
+        now = round(fleet.scheduler.now, 3)
+        unread, costs = fleet.oracles.gaps.unread(), fleet.table.costs
+        counts = fleet.shards_by_owner()
+        series.at_s.append(now)
+        series.unread.append(len(unread))
+        series.unread_longest_s.append(round(now - min(unread.values(), default=now), 3))
+        even = fleet.stream.open_count() / len(counts) if counts else 0.0
+        series.shards_even.append(round(even, 3))
+        series.moves.append(fleet.oracles.tally.moves)
+        series.write_units.append(costs.write_units)
+        series.read_units.append(round(costs.read_units, 1))
+        self._note_owners(counts, now)
+
+    def _note_owners(self, counts: dict[OwnerId, int], now: float) -> None:
+        owners = self.series.owners
+        groups = {host.owner: host.group for host in self._fleet.hosts if host.owner not in owners}
+        for owner, count in counts.items():
+            known = owners.get(owner)
+            if known is None:
+                owners[owner] = OwnerSeries(groups[owner], [(now, count)])
+            elif known.shards[-1][1] != count:
+                known.shards.append((now, count))
+        for owner, known in owners.items():
+            if owner not in counts and known.left_s is None:
+                known.left_s = now
+
+
+# Balance is looked at twice a second, which users call immediately.
 _LOOK_EVERY_S: Final = 0.5
-# The host that is replaced is followed by its successor as a service manager does it.
+# The successor of a replaced host starts after this time, as with a service manager.
 _RESTART_S: Final = 1.0
-# What a lost host had is read again by then (L1); so long it takes to read its backlog.
+# By then the leases of a lost host have readers again (L1); this is the time to read its backlog.
 _CATCH_UP_S: Final = 5.0
 
 Deploy = Literal["rolling"]
@@ -32,8 +100,8 @@ Reshard = Literal["double", "halve"]
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asks. Groups are called a, b, c …, `group_sizes` says how many workers each
-    has; `records_per_s` is the whole stream's."""
+    """The user's request. Groups are called a, b, c …; `group_sizes` has the number of workers of
+    each; `records_per_s` is that of the whole stream."""
 
     group_sizes: tuple[int, ...]
     shards: int
@@ -51,10 +119,10 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """From what befell the fleet to the next thing. Times in seconds.
+    """The time from one event of the fleet to the next. Times in seconds.
 
-    `balanced_after_s`: from when on it stayed balanced; None if it did not. Gaps are times in
-    which a shard with something to read was read by nobody.
+    `balanced_after_s`: from this time on it stayed balanced; None if it did not. Gaps are times in
+    which a shard had something to read and no reader.
     """
 
     name: str
@@ -71,7 +139,7 @@ class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer. Units are DynamoDB's, for the whole time; `series` is how it went."""
+    """The whole answer. Units are DynamoDB's, for the whole time; `series` is the course of it."""
 
     phases: tuple[PhaseFigures, ...]
     workers: int
@@ -90,7 +158,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Mark(msgspec.Struct, frozen=True):
-    """The counts when a phase began."""
+    """The counts at the beginning of a phase."""
 
     name: str
     began_s: float
@@ -139,7 +207,7 @@ class _Run:
         return phases
 
     def _begin(self, name: str, befalls: Callable[[float], None], length_s: float) -> _Mark:
-        """Let it happen, and look at the balance until the next begins."""
+        """Start a phase, and look at the balance until the next one begins."""
         fleet = self._fleet
         costs, tally, began_s = fleet.table.costs, fleet.oracles.tally, fleet.scheduler.now
         mark = _Mark(
@@ -155,7 +223,7 @@ class _Run:
         self._unbalanced_until.append(unbalanced_until)
         return mark
 
-    # What befalls it.
+    # The events.
 
     def _start(self, _: float) -> None:
         chance = self._fleet.scheduler.chance("boots")
@@ -171,7 +239,7 @@ class _Run:
                 host.kill()
 
     def _deploy(self, length_s: float) -> None:
-        """One host after the other, so that all are replaced in half of the time."""
+        """Replaces one host after the other, so that all are replaced in half of the time."""
         hosts = list(self._fleet.hosts_up())
         for number, host in enumerate(hosts):
             slot = host.name.split(":")[1]
@@ -186,7 +254,7 @@ class _Run:
         count = self._fleet.stream.open_count()
         self._fleet.reshard(count * 2 if self._asked.reshard == "double" else (count + 1) // 2)
 
-    # What came of it.
+    # The results.
 
     def _figures(self, marks: Sequence[_Mark]) -> Figures:
         fleet, now = self._fleet, self._fleet.scheduler.now
@@ -248,7 +316,7 @@ def _dealt_out(sizes: Sequence[int]) -> Iterator[str]:
 
 
 def _share(ordered: Sequence[float], share: float) -> float | None:
-    """The smallest value that so large a share is at or below."""
+    """The smallest value for which so large a share of the values is at or below it."""
     if not ordered:
         return None
     return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)], 3)

@@ -1,4 +1,4 @@
-"""What all hosts of a fleet share: time, the table, the stream, those who watch, the settings."""
+"""The state that all hosts of a fleet share: time, table, stream, oracles, settings."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from typing import Final
 import msgspec
 
 from kclrun.model.lease import Owner, OwnerId
+from kclrun.simulation.clocks import Scheduler
 from kclrun.simulation.oracles import Oracles
-from kclrun.simulation.scheduler import Scheduler
 from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.table import SimulatedTable
 from kclrun.simulation.user_code import UserCode
-
-__all__ = ["FleetSettings", "World"]
-
 
 # Scans every half failover (5 s of 10), the take, the fork, the claim: DESIGN 14 says 7 s.
 _AFTER_FAILOVER_S: Final = 7.0
@@ -35,17 +32,17 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def read_again_s(self) -> float:
-        """L1: what lost its reader has another one by then."""
+        """L1: a lease that lost its reader has another one by then."""
         return self.failover_s + _AFTER_FAILOVER_S
 
     def owner_id(self, host: str) -> OwnerId:
-        """Of a host called `<group>:<slot>:<nonce>`."""
+        """The owner id of a host called `<group>:<slot>:<nonce>`."""
         return Owner(*host.split(":")).id
 
 
 @dataclass
 class World:
-    """One for a fleet. `user_code` is what new lease processes run."""
+    """One for a fleet. New lease processes run `user_code`."""
 
     scheduler: Scheduler
     table: SimulatedTable

@@ -1,29 +1,32 @@
 """Files that survive a SIGKILL or a power cut at any instruction: write, sync, replace, lock.
 
-Knows: file descriptors and folders. May not know: what is in the files.
-Rule: a write goes to an offset the caller keeps, so a write that failed half-way is repeated at
-the same place (OSError); after a failed fsync nothing about the file is known (SyncFailed) and the
-caller must give it up [S13]. Next: `marks.py`, `emitted_rows.py`.
+It does not know the content of the files. A write goes to an offset that the caller keeps, so a
+write that failed half-way is repeated at the same place (OSError). After a failed fsync the state
+of the file is unknown (SyncFailed), and the caller must stop using it [S13].
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import secrets
 import time
 from pathlib import Path
 from typing import Final
 
-from kclrun.errors import SinkError
+import msgspec
 
-__all__ = ["SyncFailed", "open_locked", "replace_file", "sync", "sync_folder", "write_at"]
+from kclrun.errors import OutputLocked, SettingsError
 
-# The former holder is a process being ended: it frees the lock within milliseconds of its death.
+# The former holder is a process being ended: the lock is free within milliseconds after its exit.
 _LOCK_POLL_S: Final = 0.02
+# Descriptors whose file is locked: forked children of user code must not keep the lock.
+_KEPT_FROM_CHILDREN: Final[set[int]] = set()
 
 
 class SyncFailed(OSError):
-    """The kernel may have thrown the pages away and will not say so twice: do not try again."""
+    """The kernel may have dropped the pages and reports this only once: do not try again."""
 
 
 def sync(descriptor: int) -> None:
@@ -53,10 +56,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put `content` in the place of `path`: readers and crashes see the old or the new, whole.
+    """Replace the content of `path`: readers see, also after a crash, the old or the new, whole.
 
-    The temporary name is fixed: callers hold the lock of the data file beside it, so nobody else
-    writes it, and a crash leaves at most one behind. Raises: OSError (the old stands), SyncFailed.
+    The temporary name is fixed: callers hold the lock of the data file beside it, so no other
+    process writes it, and a crash leaves at most one behind. Raises: OSError (the old file stays),
+    SyncFailed.
     """
     temporary = path.with_name(path.name + ".tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -74,7 +78,8 @@ def open_locked(path: Path, wait_s: float) -> int:
     """Open or create `path` for reading and writing, locked against every other process.
 
     The lock is an exclusive flock: it ends with the last process that holds the descriptor.
-    Raises: SinkError when another process keeps it for longer than `wait_s`; OSError.
+    A child that Python code forks does not get it. Close it with `close_locked`.
+    Raises: OutputLocked when another process keeps it for longer than `wait_s`; OSError.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -82,6 +87,7 @@ def open_locked(path: Path, wait_s: float) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_still_at(path, descriptor):
+                keep_from_children(descriptor)
                 return descriptor
             os.close(descriptor)  # its former holder set the file aside while we waited
         except BlockingIOError:
@@ -90,11 +96,48 @@ def open_locked(path: Path, wait_s: float) -> int:
             os.close(descriptor)
             raise
         if time.monotonic() >= deadline:
-            raise SinkError(
+            raise OutputLocked(
                 f"{path} is locked by another process (waited {wait_s:g} s): a former lease"
                 f" process or a child of it still runs; see `fuser {path}`"
             )
         time.sleep(_LOCK_POLL_S)
+
+
+def close_locked(descriptor: int) -> None:
+    """Close a descriptor of `open_locked`, and with it release the lock."""
+    _KEPT_FROM_CHILDREN.discard(descriptor)
+    os.close(descriptor)
+
+
+def keep_from_children(descriptor: int) -> None:
+    """Keep this file, and so the lock on it, from children that are forked from now on: a flock is
+    held until the last process that has the descriptor closes it or exits. Programs started by exec
+    do not get the descriptor either: it is close-on-exec."""
+    _KEPT_FROM_CHILDREN.add(descriptor)
+
+
+def _let_go_in_child() -> None:
+    """In a forked child: its copies become descriptors that accept no bytes. They are not just
+    closed: the number would soon be that of another file, and `emit` in the child would write to
+    it."""
+    if not _KEPT_FROM_CHILDREN:
+        return
+    try:
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        nothing = -1
+    for descriptor in _KEPT_FROM_CHILDREN:
+        with contextlib.suppress(OSError):
+            if nothing >= 0:
+                os.dup2(nothing, descriptor, inheritable=False)
+            else:
+                os.close(descriptor)
+    if nothing >= 0:
+        os.close(nothing)
+    _KEPT_FROM_CHILDREN.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def _is_still_at(path: Path, descriptor: int) -> bool:
@@ -102,3 +145,33 @@ def _is_still_at(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
+
+
+def write_report(path: Path, report: msgspec.Struct) -> None:
+    """Write the file of `--report`: replaced whole or not at all [S13].
+
+    The temporary name cannot be guessed, and is new each time: `--report` may name a file in /tmp,
+    where another user could have put a link under a predictable name.
+    Raises: SettingsError with the path.
+    """
+    data = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, data)
+    except OSError as error:
+        raise SettingsError(f"cannot write the report {path}: {error.strerror}") from None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            sync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)

@@ -1,15 +1,6 @@
-"""Emitted rows: one file of JSON lines a shard, in step with the lease's checkpoint.
+"""Emitted rows: one file of JSON lines for each shard, in step with the lease's checkpoint.
 
-Knows: rows, positions, one data file and the marks beside it. May not know: leases, records, AWS.
-Rule: *truncate to the checkpoint*. Before a checkpoint at P is written to the lease table, the
-rows it covers are synced, then a mark (P, length) is. Whoever starts from Q cuts the file back to
-the greatest mark at or below Q, so rows whose checkpoint was never acknowledged are gone before
-their records are read again: a crash leaves no row twice and no half line.
-
-That holds per folder. After the loss of a host its folder keeps up to one checkpoint's worth of
-rows that the next owner, with another disk, emits again: put `output.path` on a shared file system
-where that matters. Bytes that no mark accounts for are set aside under another name
-(`….jsonl.old-1`), never deleted. Next: `reopening.py`, `marks.py`.
+It does not know leases, records or AWS.
 """
 
 from __future__ import annotations
@@ -21,31 +12,80 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
-from kclrun.errors import InvariantViolation, SinkError
-from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.sinks.durable_files import SyncFailed, sync, write_at
-from kclrun.sinks.marks import Mark, MarksFile, mark_at
-from kclrun.sinks.reopening import failure, open_at
-from kclrun.sinks.rows import encode_row
+import msgspec
 
-__all__ = ["BUFFER_BYTES_MAX", "EmittedRows"]
+from kclrun.errors import InvariantViolation, LimitExceeded, SinkError
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.sinks.durable_files import SyncFailed, close_locked, sync, write_at
+from kclrun.sinks.marks import Mark, MarksFile, failure, mark_at, open_at
+
+# Over the 10 MiB that a Kinesis record may have, base64 included; a larger row is a mistake.
+ROW_BYTES_MAX: Final = 16 * 2**20
+_FAILURES: Final = (TypeError, ValueError, OverflowError, RecursionError)
+# Users may choose names of any length.
+_NAME_SHOWN_MAX: Final = 64
+
+
+def encode_row(row: Mapping[str, Any]) -> bytes:
+    """One row as a JSON line: dates in ISO 8601, Decimal as text, bytes as base64, NaN as null.
+
+    A row that cannot be a line is refused before any byte of it is buffered.
+    Raises: TypeError for a value that JSON cannot represent, with the name of the value;
+    LimitExceeded above ROW_BYTES_MAX. Neither message shows a value.
+    """
+    if not isinstance(row, Mapping):
+        raise TypeError(f"a row is a mapping of names to values, not {type(row).__name__}")
+    try:
+        line = msgspec.json.encode(row if type(row) is dict else dict(row))
+    except _FAILURES as error:
+        raise TypeError(f"JSON cannot hold this row: {_named(row)}{_reason(error)}") from None
+    if len(line) >= ROW_BYTES_MAX:
+        raise LimitExceeded(f"a row of {len(line)} bytes; at most {ROW_BYTES_MAX} are taken")
+    return line + b"\n"
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    """The name of the value that JSON cannot represent; empty if the name itself is the problem."""
+    for name, value in row.items():
+        try:
+            msgspec.json.encode(value)
+        except _FAILURES:
+            return f"{repr(name)[:_NAME_SHOWN_MAX]}: "
+    return ""
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if type(error) is TypeError else type(error).__name__
+
 
 # One write call of 1 MiB takes well under a millisecond and saves one for each of some 5,000 rows.
 BUFFER_BYTES_MAX: Final = 2**20
-# A zombie writes nothing after its fence, one `failover` (10 s by default) after its last renewal.
+# A fenced process writes nothing after its fence, one `failover` (10 s by default) after its last
+# renewal.
 _LOCK_WAIT_S: Final = 10.0
 
 
 class EmittedRows:
     """The rows of one shard on their way to disk.
 
+    The rule is *truncate to the checkpoint*. Before a checkpoint at P is written to the lease
+    table, the rows that it covers are synced, and after them a mark (P, length). A process that
+    starts from Q cuts the file back to the greatest mark at or below Q. So rows whose checkpoint
+    was never acknowledged are gone before their records are read again: a crash leaves no row twice
+    and no half line.
+
+    That holds for each folder. After the loss of a host its folder keeps up to one checkpoint's
+    worth of rows that the next owner, with another disk, emits again: put `output.path` on a shared
+    file system where that matters. Bytes without a mark are set aside under another name
+    (`….jsonl.old-1`), never deleted.
+
     The main thread calls `begin_batch`, then `emit` from user code, then `end_batch` or
     `take_back_batch`; and `cover` when user code asks for a checkpoint. The lease thread calls
     `make_durable` right before it writes a checkpoint. A checkpoint of finished batches does not
-    cover the rows of the batch that is running meanwhile: that is what the noted positions are for.
+    cover the rows of the batch that is running meanwhile: the noted positions separate them.
 
-    Raises, everywhere: SinkError. A full disk may be tried again; after a failed fsync the object
-    stays broken, and the next to open the folder goes back to the last mark.
+    Raises, everywhere: SinkError. A full disk may be tried again. After a failed fsync the object
+    stays broken, and the next process that opens the folder returns to the last mark.
     """
 
     def __init__(self, path: Path, descriptor: int, marks: MarksFile, durable: Mark) -> None:
@@ -73,9 +113,9 @@ class EmittedRows:
         *,
         lock_wait_s: float = _LOCK_WAIT_S,
     ) -> Self:
-        """Take the shard's file and cut it back to `position`, the checkpoint as claimed.
+        """Open the shard's file and cut it back to `position`, the checkpoint as claimed.
 
-        Call it after the claim and before the first read. At SHARD_END everything marked stays.
+        Call it after the claim and before the first read. At SHARD_END all marked rows stay.
         Raises: SinkError when another process still has the file after `lock_wait_s`, or when file
         and marks do not belong together.
         """
@@ -84,7 +124,7 @@ class EmittedRows:
 
     @property
     def length(self) -> int:
-        """Bytes emitted and not taken back, the buffered ones included."""
+        """Bytes emitted and not taken back, including the buffered ones."""
         return self._written + len(self._buffer)
 
     def emit(self, row: Mapping[str, Any]) -> None:
@@ -104,11 +144,11 @@ class EmittedRows:
             try:
                 self._write_buffer()
             except SinkError:
-                del self._buffer[-len(line) :]  # so that memory stays bounded if nobody minds
+                del self._buffer[-len(line) :]  # bounds memory, even if user code ignores the error
                 raise
 
     def begin_batch(self) -> None:
-        """A call of user code starts: its rows can be taken back as one.
+        """A call of user code starts: its rows can be taken back together.
 
         Raises: InvariantViolation when the former call was neither ended nor taken back.
         """
@@ -116,7 +156,7 @@ class EmittedRows:
             if self._batch_start is not None:
                 raise InvariantViolation(f"{self.path}: a batch begins inside a batch")
             self._batch_start = self.length
-            if self._may_forget:  # not sooner: a batch that is taken back may need them again
+            if self._may_forget:  # not earlier: a batch that is taken back may need them again
                 at = self._durable.position
                 self._noted = [note for note in self._noted if note.position > at]
                 self._may_forget = False
@@ -130,19 +170,20 @@ class EmittedRows:
     def cover(self, position: ExtendedSequenceNumber) -> None:
         """User code asks for a checkpoint: it covers all rows emitted until this call.
 
-        Also when `position` is below the last record processed: rows of later records that were
-        emitted already are covered too, since a row does not say which record it came from. Rows
-        emitted after the checkpoint of the whole batch go with the next one: a crash in between
-        loses them, so user code emits first and checkpoints then.
+        This holds also when `position` is below the last record processed: rows of later records
+        that were emitted already are covered too, because a row does not name its record. Rows
+        emitted after the checkpoint of the whole batch belong to the next one: a crash in between
+        loses them. So user code emits first and checkpoints then.
         """
         with self._lock:
             self._note(position)
 
     def take_back_batch(self, checkpoint: ExtendedSequenceNumber | None = None) -> None:
-        """The call raised: its rows go, but for those that the acknowledged checkpoint covers.
+        """The call raised: its rows are removed, except those that the acknowledged checkpoint
+        covers.
 
         `checkpoint` is the last one acknowledged (left out: the last made durable). The records up
-        to it must not be given to the processor again.
+        to it must not be passed to the processor again.
         """
         with self._durable_lock, self._lock, self._breaking():
             self._check_usable()
@@ -154,10 +195,10 @@ class EmittedRows:
             self._batch_start = None
 
     def make_durable(self, position: ExtendedSequenceNumber) -> None:
-        """Everything noted at or below `position` survives a crash once this returns.
+        """Make all rows noted at or below `position` survive a crash, before it returns.
 
         Call it before the checkpoint at `position` is sent, and do not send it if this raises.
-        Costs two fsyncs, and nothing when no row came since the last one.
+        Costs two fsyncs; nothing if no row was added since the last one.
         """
         with self._durable_lock, self._breaking():
             with self._lock:
@@ -174,17 +215,17 @@ class EmittedRows:
                 self._durable, self._may_forget = target, True
 
     def close(self) -> None:
-        """Give the file up; rows that no durable checkpoint covers are taken back. Idempotent."""
+        """Release the file; rows that no durable checkpoint covers are removed. Idempotent."""
         with contextlib.suppress(SinkError):  # rows emitted after the checkpoint() of their batch
             self.make_durable(self._durable.position)
         with self._durable_lock, self._lock:
             if self._descriptor < 0:
                 return
-            with contextlib.suppress(OSError):  # the next to open it cuts it back all the same
+            with contextlib.suppress(OSError):  # the next process to open it cuts it back anyway
                 if not self._broken:
                     self._cut_back(self._durable.length)
             self._marks.close()
-            os.close(self._descriptor)
+            close_locked(self._descriptor)
             self._descriptor = -1
             self._broken = "it is closed"
 
@@ -195,9 +236,9 @@ class EmittedRows:
         self.close()
 
     def _note(self, position: ExtendedSequenceNumber) -> None:
-        """The rows emitted so far go with a checkpoint at `position`, or above it.
+        """The rows emitted so far belong to a checkpoint at `position`, or above it.
 
-        A note of this batch above it was refused or is void; notes of former batches stay, since
+        A note of this batch above it was refused or is void. Notes of former batches stay, because
         this batch may still be taken back.
         """
         start = self.length if self._batch_start is None else self._batch_start
@@ -218,7 +259,7 @@ class EmittedRows:
         return mark_at(known, position) or self._base
 
     def _write_buffer(self) -> None:
-        """Hand the buffer to the kernel. After a failure nothing moved: it can be repeated."""
+        """Write the buffer to the file. After a failure nothing changed: it can be repeated."""
         if not self._buffer:
             return
         try:
@@ -233,7 +274,7 @@ class EmittedRows:
         self._buffer.clear()
 
     def _cut_back(self, length: int) -> None:
-        """Forget what was emitted beyond `length`; first the marks, then the bytes."""
+        """Forget the rows emitted beyond `length`; first the marks, then the bytes."""
         kept = [mark for mark in self._marks.marks if mark.length <= length]
         if len(kept) < len(self._marks.marks):
             self._marks.drop_all_but(kept)
@@ -256,7 +297,7 @@ class EmittedRows:
 
     @contextlib.contextmanager
     def _breaking(self) -> Iterator[None]:
-        """OS errors become SinkError; one from which the file's state is unknown breaks it."""
+        """OS errors become SinkError. An error that leaves the file's state unknown breaks it."""
         try:
             yield
         except SyncFailed as error:

@@ -1,10 +1,4 @@
-"""How much one shard is sent, and how often: quick to slow down, slow to recover, off when healthy.
-
-The rule of Hazelcast Jet's Kinesis sink, applied to each shard by itself: a shard that refuses is
-sent smaller batches after longer pauses; one that takes everything is sent full requests without
-any pause. Nothing is prevented, so that a healthy stream costs no waiting; the rate may be tripped
-once, and what follows keeps that rare. Several senders that do not know of each other share a
-shard this way.
+"""The flow control of one shard: batch size and pause. Quick to slow down, slow to recover.
 
 Pure: `now` is an argument. Times are of any one clock that does not go back.
 """
@@ -17,42 +11,31 @@ from typing import Final
 
 import msgspec
 
-__all__ = [
-    "BATCH_RECORDS_MAX",
-    "BATCH_RECORDS_MIN",
-    "PAUSE_MAX_S",
-    "PAUSE_MIN_S",
-    "RECOVERY",
-    "SLOWNESS_MAX",
-    "Flow",
-    "ShardFlow",
-    "ShardMetrics",
-]
-
-# What PutRecords takes at most; below ten a request is not worth its round trip (Jet's bounds).
+# The most that PutRecords takes; with fewer than ten records a request is not worth its round trip
+# (Jet's bounds).
 BATCH_RECORDS_MAX: Final = 500
 BATCH_RECORDS_MIN: Final = 10
-# A tenth of a second's quota is the least pause a shard can notice. Ten seconds are a lot, and
-# needed only where very many senders share one shard: a thousand of them, with ten records each
+# A tenth of a second's quota is the least pause that a shard can notice. Ten seconds are long, and
+# needed only if very many senders share one shard: a thousand of them, with ten records each
 # ten seconds, are exactly its 1,000 records/s.
 PAUSE_MIN_S: Final = 0.1
 PAUSE_MAX_S: Final = 10.0
-# A refusal is one step: it halves the batch and, from the second on, doubles the pause. Two
-# refusals thus bring a lone sender from "as fast as it goes" to 125 records each 0.2 s, below the
-# quota of 1,000/s; eight reach the bottom. A reply without a refusal undoes a tenth of a step,
-# Jet's ratio between slowing down and recovering.
+# A refusal is one step: it halves the batch and, from the second on, doubles the pause. So two
+# refusals bring a lone sender from full speed to 125 records each 0.2 s, below the quota of
+# 1,000/s; eight reach the slowest. A reply without a refusal undoes a tenth of a step: Jet's ratio
+# between slowing down and recovering.
 RECOVERY: Final = 0.1
-# The step at which the pause arrives at its maximum; a storm goes no further than that.
+# The step at which the pause reaches its maximum; further refusals do not slow it more.
 SLOWNESS_MAX: Final = 1 + math.log2(PAUSE_MAX_S / PAUSE_MIN_S)
-# Adding tenths leaves a remainder; a millionth of a step is none.
+# Adding tenths leaves a remainder; less than a millionth of a step counts as zero.
 _NONE: Final = 1e-6
 
 
 class ShardMetrics(msgspec.Struct, frozen=True):
-    """One shard's flow control: as of its last request, and in all since its `Flow` was made.
+    """One shard's flow control: as of its last request, and in total since its `Flow` was made.
 
-    `pause_s` is 0 while it is off. `slow_s` is how long it was on in all; `recovery_max_s` the
-    longest it took from the last refusal of a slow time to full batches without a pause.
+    `pause_s` is 0 while it is off. `slow_s` is the total time that it was on; `recovery_max_s` the
+    longest time from the last refusal of a slow period to full batches without a pause.
     """
 
     batch_records: int
@@ -64,7 +47,14 @@ class ShardMetrics(msgspec.Struct, frozen=True):
 
 
 class ShardFlow:
-    """The controller of one shard. `resume_at`: before that it should be sent nothing."""
+    """The controller of one shard. `resume_at`: before that, nothing should be sent to it.
+
+    The rule of Hazelcast Jet's Kinesis sink, applied to each shard separately. A shard that refuses
+    gets smaller batches after longer pauses. A shard that accepts everything gets full requests
+    without any pause. Refusals are not prevented in advance, so a healthy stream costs no waiting:
+    its limit may be exceeded once, and the steps after that keep refusals rare. So several senders
+    that do not know of each other can share a shard.
+    """
 
     __slots__ = (
         "_pause_max_s",
@@ -86,17 +76,17 @@ class ShardFlow:
 
     @property
     def is_off(self) -> bool:
-        """Whether the shard takes whatever comes."""
+        """Whether the shard accepts everything without limit or pause."""
         return self._slowness == 0.0
 
     @property
     def batch_records(self) -> int:
-        """How many records of this shard one request may hold."""
+        """The number of records of this shard that one request may hold."""
         return max(BATCH_RECORDS_MIN, round(BATCH_RECORDS_MAX * math.exp2(-self._slowness)))
 
     @property
     def pause_s(self) -> float:
-        """How long from one request to the next."""
+        """The time from one request to the next."""
         if self.is_off:
             return 0.0
         return min(PAUSE_MAX_S, PAUSE_MIN_S * math.exp2(max(0.0, self._slowness - 1.0)))
@@ -104,7 +94,8 @@ class ShardFlow:
     def refused(self, sent_at: float, now: float) -> None:
         """Some of a request's records for this shard were refused.
 
-        What was sent before the last step says nothing about it: it is not counted again.
+        A refusal of a request sent before the last step says nothing about that step: it does not
+        count.
         """
         if sent_at < self._slowed_at:
             return
@@ -117,17 +108,17 @@ class ShardFlow:
         self.resume_at = sent_at + self.pause_s
 
     def accepted(self, sent_at: float, now: float) -> None:
-        """All of a request's records for this shard were taken."""
+        """All of a request's records for this shard were accepted."""
         if self.is_off or sent_at < self._slowed_at:
             return
         self._recover(now)
         self.resume_at = sent_at + self.pause_s
 
     def rest(self, now: float) -> None:
-        """Nothing was under way to this shard until now.
+        """No request was under way to this shard until now.
 
-        Each pause that passed unused counts as a good reply: a shard that was left alone for long
-        enough is not slow for what happened before.
+        Each pause that passed unused counts as a good reply: after a long time without requests, a
+        shard is not slow any more because of earlier refusals.
         """
         while not self.is_off and self.resume_at + self.pause_s <= now:
             self.resume_at += self.pause_s
@@ -155,7 +146,7 @@ class ShardFlow:
 class Flow:
     """The controllers of a stream's shards, by shard id; outlives the producers that use it.
 
-    For one stream and one thread at a time. A shard that was never heard of starts at full speed.
+    For one stream and one thread at a time. A shard that is new to it starts at full speed.
     """
 
     def __init__(self) -> None:
@@ -166,10 +157,85 @@ class Flow:
         return self._shards.setdefault(shard_id, ShardFlow())
 
     def keep(self, shard_ids: Collection[str]) -> None:
-        """Forget all other shards: they were closed, so that resharding does not add up."""
+        """Forget all other shards: they were closed. So resharding does not make it grow."""
         kept = set(shard_ids)
         self._shards = {each: flow for each, flow in self._shards.items() if each in kept}
 
     def metrics(self, now: float) -> dict[str, ShardMetrics]:
         """By shard id."""
         return {shard_id: flow.metrics(now) for shard_id, flow in self._shards.items()}
+
+
+# PutRecords: keys included, 1 MiB a record unless the stream is set to accept up to 10 MiB, and
+# 5 MiB a request in every region and mode; a larger record is sent in a request of its own.
+RECORD_BYTES_MAX: Final = 2**20
+REQUEST_BYTES_MAX: Final = 5 * 2**20
+
+
+class ProducerSettings(msgspec.Struct, frozen=True):
+    """How records are sent.
+
+    `keeps_order`: the records of a partition key arrive in the order in which they were added. A
+    request then holds one record of a key: many keys make full requests. A single key gets as many
+    records a second as there are requests one after the other (25 at 40 ms). `aggregates` is for
+    such keys: the waiting records of one key are sent as one KPL aggregate, in order too. Readers
+    must open aggregates, as every KCL does.
+    `concurrency`: requests under way at once. One takes about 40 ms, so four are 50,000 records/s;
+    the wire client has eight connections.
+    `linger_s`: how long a record may wait for others before a part-filled request is sent (the
+    KPL's 100 ms).
+    `give_up_after_s`: how long a shard, or the service, may accept nothing before the producer
+    raises. A minute is six of the longest pauses, after the ten seconds it takes to reach them.
+    `buffer_records_max`, `buffer_bytes_max`: records waiting or under way; `add` blocks at either.
+    50,000 records are the quota of one shard in 50 s: so long may it lag before it holds up the
+    others. An empty record costs about 1 kB here, so these records need no more memory than the
+    bytes.
+    """
+
+    keeps_order: bool = True
+    aggregates: bool = False
+    concurrency: int = 4
+    linger_s: float = 0.1
+    give_up_after_s: float = 60.0
+    buffer_records_max: int = 50_000
+    buffer_bytes_max: int = 64 * 2**20
+    record_bytes_max: int = RECORD_BYTES_MAX
+    request_bytes_max: int = REQUEST_BYTES_MAX
+
+
+class ProducerMetrics(msgspec.Struct, frozen=True):
+    """The totals of one producer so far, and the state of its shards.
+
+    `records` were acknowledged; `user_records` counts them with aggregates opened; `bytes` as the
+    service counts them. `requests` were answered; `full_requests` of them held only shards that
+    flow control did not slow. `refused_records` were sent again, counted each time;
+    `failed_requests` failed as a whole. `waiting_records` and `waiting_bytes` are not acknowledged
+    yet. `shards` is by shard id, and includes the state that earlier producers left in a shared
+    `Flow`.
+    """
+
+    records: int
+    user_records: int
+    bytes: int
+    requests: int
+    full_requests: int
+    refused_records: int
+    failed_requests: int
+    waiting_records: int
+    waiting_bytes: int
+    shards: dict[str, ShardMetrics]
+
+    @property
+    def full_batch_share(self) -> float:
+        """The share of requests at full batch; 1 before the first."""
+        return self.full_requests / self.requests if self.requests else 1.0
+
+    @property
+    def pause_max_s(self) -> float:
+        """The largest pause of any shard."""
+        return max((shard.pause_max_s for shard in self.shards.values()), default=0.0)
+
+    @property
+    def recovery_max_s(self) -> float:
+        """The longest time of a shard from its last refusal to full batches without a pause."""
+        return max((shard.recovery_max_s for shard in self.shards.values()), default=0.0)

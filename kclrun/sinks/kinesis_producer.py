@@ -1,9 +1,6 @@
-"""Writes records to a Kinesis stream: batched, in order per key, adaptive, and never a drop.
+"""Writes records to a Kinesis stream: batched, in order per key, adaptive, without dropping any.
 
-A shell over `pending_records.py`, which decides. It acts only when called: `add` sends what is due
-and takes in answers, `flush` sends everything; only `flush` says that a record is in the stream.
-Threads do nothing but wait for PutRecords. Delivery is at least once: a request whose fate is not
-known is sent again.
+A shell over `pending_records.py`, which makes the decisions.
 """
 
 from __future__ import annotations
@@ -23,17 +20,13 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
-from kclrun.model.outgoing import PutEntry, PutResult
+from kclrun.model.record import PutEntry, PutResult
 from kclrun.model.shard import Shard
 from kclrun.ports import RecordPutter
-from kclrun.sinks.flow_control import Flow
-from kclrun.sinks.pending_records import PendingRecords
-from kclrun.sinks.producing import ProducerMetrics, ProducerSettings
-from kclrun.sinks.put_request import Request
+from kclrun.sinks.flow_control import Flow, ProducerMetrics, ProducerSettings
+from kclrun.sinks.pending_records import PendingRecords, Request
 
-__all__ = ["RELIST_PERIOD_S", "KinesisProducer", "ProducerMetrics", "ProducerSettings"]
-
-# Shards change over minutes; ListShards is shared with every consumer of the stream.
+# Shards change over minutes; the limit of ListShards is shared with every consumer of the stream.
 RELIST_PERIOD_S: Final = 30.0
 
 _DEFAULTS: Final = ProducerSettings()
@@ -43,14 +36,19 @@ _Outcome = tuple[PutResult, ...] | Exception
 class KinesisProducer:
     """Sends records to one stream. For one thread; not after a fork.
 
-    `shards`: the open shards of the stream; a stale list costs the quality of the flow control,
-    nothing else. `relist` gives the shards anew; asked when an answer names a shard that is not
-    in the list, at most every `RELIST_PERIOD_S`, its ServiceErrors waited out. `flow` carries the
-    state of the flow control from one producer of this process to the next. `clock` is monotonic;
-    `wait` sleeps where no answer can come; `chance` is in [0, 1).
+    It acts only when called: `add` sends records that are due and handles answers, `flush` sends
+    everything. Only the return of `flush` confirms that a record is in the stream. Threads only
+    wait for PutRecords. Delivery is at least once: a request whose outcome is unknown is sent
+    again.
 
-    Once it has raised a ServiceError it raises the same again: what was not flushed is not in the
-    stream for certain.
+    `shards`: the open shards of the stream; a stale list only makes the flow control less precise.
+    `relist` lists the shards again. It is called when an answer names a shard that is not in the
+    list, at most every `RELIST_PERIOD_S`; its ServiceErrors are waited out. `flow` carries the
+    state of the flow control from one producer of this process to the next. `clock` is monotonic;
+    `wait` sleeps if no answer can come; `chance` is in [0, 1).
+
+    Once it has raised a ServiceError it raises the same again: it is not certain that the records
+    not flushed are in the stream.
     """
 
     def __init__(
@@ -80,11 +78,11 @@ class KinesisProducer:
         self._failure: Exception | None = None
 
     def add(self, entry: PutEntry) -> None:
-        """Take one record; blocks while the buffer is full.
+        """Accept one record; blocks while the buffer is full.
 
-        Raises: LimitExceeded for a record the service never takes (nothing else is lost by it);
-        Throttled or Unavailable once nothing has been taken for `give_up_after_s`; any other
-        ServiceError at once.
+        Raises: LimitExceeded for a record that the service never accepts (no other record is lost
+        by it); Throttled or Unavailable once nothing has been accepted for `give_up_after_s`; any
+        other ServiceError at once.
         """
         while self._pending.is_full:
             self._work(hurried=True, waits=True)
@@ -98,7 +96,7 @@ class KinesisProducer:
             self._work(hurried=True, waits=True)
 
     def metrics(self) -> ProducerMetrics:
-        """What was done so far, and how the shards are doing."""
+        """The totals so far, and the state of the shards."""
         return self._pending.metrics(self._clock())
 
     def close(self) -> None:
@@ -109,10 +107,10 @@ class KinesisProducer:
             self._threads = None
 
     def _work(self, *, hurried: bool = False, waits: bool = False) -> None:
-        """Take in every answer, and send everything that is due; first wait for either, if asked.
+        """Handle every answer, and send everything that is due. `waits`: wait for either first.
 
-        What goes wrong in here, an interrupt too, may leave records under way that nobody waits
-        for: it is the end of this producer.
+        An error in here, or an interrupt, may leave records under way without a thread that waits
+        for them: this producer is unusable then.
         """
         if self._failure is not None:
             raise self._failure
@@ -160,11 +158,11 @@ class KinesisProducer:
             raise outcome
 
     def _await_news(self, *, hurried: bool) -> None:
-        """Return when an answer was taken in, or when something may be due."""
+        """Return when an answer was handled, or when a request may be due."""
         now = self._clock()
         due_s = max(0.0, self._pending.due_at(now, hurried=hurried) - now)
         if self._under_way:
-            # An answer comes for certain: each request has a time-out of its own.
+            # An answer is certain to come: each request has a time-out of its own.
             may_send = self._under_way < self._concurrency and due_s < math.inf
             try:
                 self._take_in(*self._answers.get(timeout=due_s if may_send else None))
@@ -185,4 +183,4 @@ class KinesisProducer:
         try:
             self._pending.remap(self._relist())
         except ServiceError:
-            return  # the old list still serves; the next answer asks again
+            return  # the old list is still usable; the next answer asks again

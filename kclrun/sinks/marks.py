@@ -1,17 +1,12 @@
-"""The marks beside a data file: at which position it had which length.
+"""The marks beside a data file: the length that it had at a position. Reads and writes them.
 
-Holds: `Mark`, the text of a marks file in both directions, and `MarksFile`, which appends and
-rewrites it. May not know: rows, leases. Rule: a mark is appended only after the bytes it speaks
-of are durable, so whatever mark is found tells the truth. A line is
-
-    <crc32 of the rest, 8 hex digits> <length in bytes> <sequence number> <sub-sequence number>
-
-Only the last line can be torn by a crash, because each is synced before the next is written: a
-bad last line is ignored and cut, a bad line elsewhere is damage and refused.
+A marks file is cut, with its data file, when a shard's rows are opened. It does not know leases.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import re
 import zlib
@@ -23,13 +18,18 @@ import msgspec
 
 from kclrun.errors import LimitExceeded, SinkError
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.sinks.durable_files import replace_file, sync, write_at
+from kclrun.sinks.durable_files import (
+    close_locked,
+    open_locked,
+    replace_file,
+    sync,
+    sync_folder,
+    write_at,
+)
 
-__all__ = ["MARKS_KEPT", "MARKS_MAX", "Mark", "MarksFile", "mark_at", "parse_marks"]
-
-# What a crash needs is the mark of the last acknowledged checkpoint. Behind it are only attempts
-# that failed, all within one `failover` (10 s) or the lease is lost; one unresolved write at a
-# time and a round trip to the table of some 40 ms make 250 of them at the very most.
+# After a crash, the mark of the last acknowledged checkpoint is needed. Newer marks are only of
+# attempts that failed, all within one `failover` (10 s), or the lease is lost. With one unresolved
+# write at a time and a round trip to the table of some 40 ms there are at most 250 of them.
 MARKS_KEPT: Final = 256
 # One rewrite (two fsyncs) for every 768 checkpoints: at `every: 10s`, one in two hours.
 MARKS_MAX: Final = 1024
@@ -52,10 +52,10 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 def mark_at(marks: Iterable[Mark], position: ExtendedSequenceNumber) -> Mark | None:
-    """What a reader that starts at `position` goes back to: the longest mark not above it.
+    """The mark for a reader that starts at `position`: the longest mark not above it.
 
-    The longest, not the highest: user code may checkpoint a record below one it asked for before,
-    and that covers all rows emitted until then.
+    The longest, not the highest: user code may checkpoint a record below one that it checkpointed
+    before, and that covers all rows emitted until then.
     """
     return max(
         (mark for mark in marks if mark.position <= position),
@@ -65,7 +65,7 @@ def mark_at(marks: Iterable[Mark], position: ExtendedSequenceNumber) -> Mark | N
 
 
 def parse_marks(content: bytes) -> tuple[list[Mark], int]:
-    """The marks in a file, and how many of its bytes hold them (the rest is a torn last line).
+    """The marks in a file, and the number of bytes that hold them (the rest is a torn last line).
 
     Raises: SinkError when a line that is not the last is damaged.
     """
@@ -95,7 +95,16 @@ def _parse_line(line: bytes) -> Mark | None:
 
 
 class MarksFile:
-    """The marks of one data file, in memory and on disk. The data file's lock guards it."""
+    """The marks of one data file, in memory and on disk. The data file's lock guards it.
+
+    A mark is appended only after its bytes of the data file are durable, so every mark that is
+    found is true. A line is
+
+        <crc32 of the rest, 8 hex digits> <length in bytes> <sequence number> <sub-sequence number>
+
+    A crash can tear only the last line, because each line is synced before the next is written: a
+    bad last line is ignored and cut, a bad line elsewhere is damage and refused.
+    """
 
     def __init__(self, path: Path) -> None:
         """Read `path`; an absent file has no marks. Raises: SinkError for damage; OSError."""
@@ -111,7 +120,7 @@ class MarksFile:
         self._descriptor: int | None = None
 
     def drop_all_but(self, kept: Sequence[Mark]) -> None:
-        """Keep only these, atomically; no write if nothing changes. Raises: OSError."""
+        """Keep only these marks, atomically; no write if nothing changes. Raises: OSError."""
         if list(kept) == self.marks and not self._torn:
             return
         content = b"".join(mark.line for mark in kept)
@@ -120,7 +129,7 @@ class MarksFile:
         self.marks, self._length, self._torn = list(kept), len(content), False
 
     def append(self, mark: Mark) -> None:
-        """Add one mark, durably. The bytes it speaks of must be durable. Raises: OSError."""
+        """Add one mark, durably. Its bytes of the data file must be durable. Raises: OSError."""
         if len(self.marks) >= MARKS_MAX:
             self.drop_all_but(self.marks[-MARKS_KEPT:])
         if self._descriptor is None:
@@ -146,3 +155,132 @@ def _read(path: Path) -> bytes:
     if len(content) > _FILE_BYTES_MAX:
         raise SinkError(f"{path} is over {_FILE_BYTES_MAX} bytes: not a marks file of ours")
     return content
+
+
+# A thousand resets of one shard in one folder: an operator has to look at it.
+_SET_ASIDE_MAX: Final = 1000
+# Room for some hundred rows; less than the buffer of one shard, so that many shards can start.
+_ROOM_BYTES: Final = 2**16
+# The characters that Kinesis allows in a shard id; so a file name stays inside its folder.
+_SHARD_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z", re.ASCII)
+
+_log = logging.getLogger(__name__)
+
+
+def open_at(
+    folder: Path, shard_id: str, position: ExtendedSequenceNumber, lock_wait_s: float
+) -> tuple[int, MarksFile, Mark]:
+    """The locked data file, cut back to `position`; its marks; and its mark at that length.
+
+    Marks are cut before their bytes, so after a crash in between both are cut again the same way.
+    Bytes without a mark are set aside, never deleted.
+
+    Raises: SinkError, as `EmittedRows.open` says.
+    """
+    if not _SHARD_ID.match(shard_id):
+        raise SinkError(f"{shard_id[:128]!r} is no shard id: no file is named after it")
+    path = folder / f"{shard_id}.jsonl"
+    try:
+        _make(folder)
+        descriptor = open_locked(path, lock_wait_s)
+    except OSError as error:
+        raise failure(path, "open", error) from error
+    try:
+        marks = MarksFile(folder / f"{shard_id}.marks")
+        if _must_be_set_aside(descriptor, marks, position):
+            descriptor = _set_aside(path, descriptor, lock_wait_s)
+        base = _go_back(path, descriptor, marks, position)
+        _prove_room(path)
+        return descriptor, marks, base
+    except OSError as error:
+        close_locked(descriptor)
+        raise failure(path, "open", error) from error
+    except BaseException:
+        close_locked(descriptor)
+        raise
+
+
+def _prove_room(path: Path) -> None:
+    """Fail the start on a full disk. A process that starts there would process records whose rows
+    it cannot store, again and again. Raises: OSError."""
+    probe = path.with_name(f"{path.name}.room")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(probe, flags, 0o666)
+    try:
+        write_at(descriptor, os.urandom(_ROOM_BYTES), 0)  # zeros would be a hole on some disks
+    finally:
+        os.close(descriptor)
+        probe.unlink()
+
+
+def _make(folder: Path) -> None:
+    """Make it and its missing parents; each is synced into its own parent, topmost first."""
+    missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing):
+        sync_folder(made.parent)
+
+
+def failure(path: Path, verb: str, error: OSError) -> SinkError:
+    """The OS error as a SinkError: the file, the attempt, and the remedy."""
+    name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    hint = ": make room on the disk" if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
+    return SinkError(f"cannot {verb} {path}: {error.strerror or error} ({name}){hint}")
+
+
+def _must_be_set_aside(descriptor: int, marks: MarksFile, position: ExtendedSequenceNumber) -> bool:
+    """Whether the file has rows that a reader from `position` may not emit again.
+
+    This is so when no mark says how many of them belong to it. It is also so when a shard begins
+    anew at a sentinel although two checkpoints were prepared since: a crash explains one of them, a
+    lease table that was reset or lost explains more, and a new LATEST is another instant.
+    """
+    if os.fstat(descriptor).st_size == 0:
+        return False
+    numbered = sum(not mark.position.is_sentinel for mark in marks.marks)
+    begins_anew = mark_at(marks.marks, position) is None
+    return begins_anew or (_is_start(position) and numbered >= 2)
+
+
+def _is_start(position: ExtendedSequenceNumber) -> bool:
+    return position.is_sentinel and position.sequence_number != "SHARD_END"
+
+
+def _set_aside(path: Path, descriptor: int, lock_wait_s: float) -> int:
+    """Rename the file to the first free `.old-<n>`, and lock a new, empty one in its place."""
+    for number in range(1, _SET_ASIDE_MAX + 1):
+        aside = path.with_name(f"{path.name}.old-{number}")
+        if not aside.exists():
+            break
+    else:
+        raise SinkError(f"{path} was set aside {_SET_ASIDE_MAX} times: clear the folder")
+    path.rename(aside)
+    sync_folder(path.parent)
+    fresh = open_locked(path, lock_wait_s)
+    close_locked(descriptor)
+    _log.warning("rows of another run were set aside as %s: its lease was reset", aside)
+    return fresh
+
+
+def _go_back(
+    path: Path, descriptor: int, marks: MarksFile, position: ExtendedSequenceNumber
+) -> Mark:
+    """Cut marks, then data, to the rows that `position` covers; returns the mark of that length."""
+    size = os.fstat(descriptor).st_size
+    base = mark_at(marks.marks, position)
+    if size == 0:  # new, set aside, or moved away by its reader: the old marks are void
+        base = Mark(position, 0)
+        marks.drop_all_but([base])
+        return base
+    if base is None or base.length > size:
+        raise SinkError(
+            f"{path} has {size} bytes and its marks say"
+            f" {base.length if base else 'nothing'}: somebody cut it or replaced it."
+            f" To go on, move it and {marks.path.name} away, together"
+        )
+    marks.drop_all_but([mark for mark in marks.marks if mark.position <= position])
+    os.ftruncate(descriptor, base.length)
+    sync(descriptor)
+    if base.length and os.pread(descriptor, 1, base.length - 1) != b"\n":
+        raise SinkError(f"{path} has no line end at {base.length}, where its marks say one is")
+    return Mark(position, base.length)

@@ -1,39 +1,351 @@
-"""What a producer holds, and which records make up its next request.
+"""The pending records of a producer, and the choice of the records in its next request.
 
-The rule of order: of one partition key no request holds a record while an earlier one is not
-acknowledged. PutRecords goes on after a record it refuses, so a request holds one record of a key
-(or one aggregate of them) at most, and no two requests under way share a key. A refused record so
-holds back its key and nothing else. Records of one partition key with different explicit hash
-keys are one key here; where they go to different shards, "in order" means acknowledged in order.
-
-Pure: time and chance are arguments. Look next: `lanes.py`, `flow_control.py`, `put_request.py`;
-the shell is `kinesis_producer.py`.
+Pure: time and chance are arguments.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
-from kclrun.errors import InvalidRequest, ServiceError, Throttled, Unavailable
-from kclrun.model.backoff import backoff_s
-from kclrun.model.outgoing import PutEntry, PutResult
+from kclrun.codec.aggregator import Aggregator
+from kclrun.codec.kpl import effective_hash_key, parse_hash_key
+from kclrun.errors import (
+    InvalidRequest,
+    LimitExceeded,
+    ServiceError,
+    SettingsError,
+    Throttled,
+    Unavailable,
+)
+from kclrun.model.record import PutEntry, PutResult
 from kclrun.model.shard import Shard
+from kclrun.model.time import backoff_s
 from kclrun.ports import Retry, classify
-from kclrun.sinks.flow_control import BATCH_RECORDS_MAX, Flow
-from kclrun.sinks.lanes import FULL_WEIGHT, Chain, Lane, Lanes, weight_of
-from kclrun.sinks.producing import ProducerMetrics, ProducerSettings
-from kclrun.sinks.put_request import Packer, Part, Request, checked_size_bytes
+from kclrun.sinks.flow_control import (
+    BATCH_RECORDS_MAX,
+    REQUEST_BYTES_MAX,
+    Flow,
+    ProducerMetrics,
+    ProducerSettings,
+    ShardFlow,
+)
 
-__all__ = ["PendingRecords"]
+# The KPL's default. One request at a time holds it, and 50 kB each 40 ms are a shard's 1 MiB/s.
+AGGREGATE_BYTES_MAX: Final = 51_200
+# PutRecords documents 1 to 256 characters.
+_KEY_CHARS_MAX: Final = 256
+
+
+class Part(NamedTuple):
+    """One record of a request, its size, and its origin: the first `held` entries of a chain."""
+
+    entry: PutEntry
+    size_bytes: int
+    chain: Chain
+    held: int
+    lane: Lane
+
+
+class Request:
+    """One PutRecords to be made: `entries`, in order. Return it with its outcome."""
+
+    def __init__(self, sent_at: float, bytes_max: int) -> None:
+        self.sent_at = sent_at
+        self.parts: list[Part] = []
+        self.lanes: dict[Lane, int] = {}
+        self.is_full_speed = True
+        self._bytes_left = bytes_max
+
+    @property
+    def entries(self) -> tuple[PutEntry, ...]:
+        return tuple(part.entry for part in self.parts)
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether such a record fits. The first always fits: above the byte limit it is alone."""
+        if not self.parts:
+            return True
+        return len(self.parts) < BATCH_RECORDS_MAX and size_bytes <= self._bytes_left
+
+    def take(self, part: Part) -> None:
+        self.parts.append(part)
+        self._bytes_left -= part.size_bytes
+
+    def __repr__(self) -> str:
+        return f"Request({len(self.parts)} records)"
+
+
+class Packer:
+    """Makes the next record of a chain: its oldest entry, or an aggregate that begins with it.
+
+    Only records of one key and one explicit hash key share an aggregate. An aggregate is stored
+    whole in the shard of its first record. After a split that is not known here, records of other
+    hash keys would be in a shard where consumers do not look for them.
+    """
+
+    def __init__(self, settings: ProducerSettings) -> None:
+        size_max = min(AGGREGATE_BYTES_MAX, settings.record_bytes_max)
+        self._aggregator = Aggregator(size_max) if settings.aggregates else None
+
+    def next_record(self, chain: Chain) -> tuple[PutEntry, int, int]:
+        """The record, its size, and how many of the chain's entries it holds."""
+        oldest, size_bytes = chain.entries[0]
+        if self._aggregator is None or len(chain.entries) == 1:
+            return oldest, size_bytes, 1
+        held = 0
+        for entry, _ in chain.entries:
+            # An aggregate inside an aggregate would not be opened by readers.
+            is_alike = entry.explicit_hash_key == oldest.explicit_hash_key
+            if not is_alike or entry.user_records > 1:
+                break
+            if not self._aggregator.add(entry.partition_key, entry.data, entry.explicit_hash_key):
+                break
+            held += 1
+        if held == 0:
+            return oldest, size_bytes, 1
+        made = self._aggregator.finish()
+        if held == 1:
+            return oldest, size_bytes, 1
+        aggregate = PutEntry(made.data, made.partition_key, made.explicit_hash_key, held)
+        return aggregate, aggregate.size_bytes, held
+
+
+def checked_size_bytes(entry: PutEntry, bytes_max: int) -> int:
+    """The size of a record as the service counts it.
+
+    Raises: LimitExceeded for a record that it never accepts; names neither data nor key.
+    """
+    characters = len(entry.partition_key)
+    if not 0 < characters <= _KEY_CHARS_MAX:
+        raise LimitExceeded(
+            f"a partition key has {characters} characters; the service takes 1 to {_KEY_CHARS_MAX}"
+        )
+    if entry.explicit_hash_key is not None:
+        parse_hash_key(entry.explicit_hash_key)
+    try:
+        size_bytes = entry.size_bytes
+    except UnicodeEncodeError:
+        # Not chained: the original error contains the key.
+        raise LimitExceeded("a partition key holds a lone surrogate and has no UTF-8") from None
+    if size_bytes > bytes_max:
+        raise LimitExceeded(
+            f"a record has {size_bytes} bytes, its key included; at most {bytes_max} are taken"
+        )
+    return size_bytes
+
+
+# A request is full at 500 records or at 5 MiB. Weight expresses both in records: a record above its
+# share of the bytes weighs as many records as it takes the place of.
+FULL_WEIGHT: Final = BATCH_RECORDS_MAX
+_SHARE_BYTES: Final = REQUEST_BYTES_MAX // BATCH_RECORDS_MAX
+
+
+def weight_of(size_bytes: int) -> int:
+    """The number of five-hundredths of a request that a record fills."""
+    return max(1, size_bytes // _SHARE_BYTES)
+
+
+class Chain:
+    """The pending records of one key, oldest first, each with its size in bytes.
+
+    At most one part of it is under way.
+    `key` None: a record without an order to others. `lane` is where the chain waits to be sent;
+    None while its first records are under way.
+    """
+
+    __slots__ = ("entries", "key", "lane", "weight")
+
+    def __init__(self, key: str | None) -> None:
+        self.key = key
+        self.entries: deque[tuple[PutEntry, int]] = deque()
+        self.weight = 0
+        self.lane: Lane | None = None
+
+
+class Lane:
+    """One open shard: its flow control, and the chains that can be sent there, in order.
+
+    A lane that flow control slowed has one request under way at most, and rests after it.
+    `fruitless_since` is the send time of the first request since the shard last accepted a record;
+    None if the last request brought a record in.
+    """
+
+    __slots__ = (
+        "flow",
+        "fruitless_since",
+        "is_listed",
+        "is_resting",
+        "ready",
+        "shard_id",
+        "under_way",
+        "weight",
+    )
+
+    def __init__(self, shard_id: str, flow: ShardFlow) -> None:
+        self.shard_id = shard_id
+        self.flow = flow
+        self.ready: deque[Chain] = deque()
+        self.weight = 0
+        self.under_way = 0
+        self.is_resting = False
+        self.is_listed = True
+        self.fruitless_since: float | None = None
+
+
+class Lanes:
+    """All open shards of a stream, by hash range. `open_weight` could be sent now.
+
+    The map may be stale. A record then waits in the lane of a closed shard, which only means that
+    it shares that lane's pauses. Pure: `now` is an argument.
+
+    Raises: SettingsError if no shard is open.
+    """
+
+    def __init__(self, shards: Iterable[Shard], flow: Flow) -> None:
+        self._flow = flow
+        self._by_id: dict[str, Lane] = {}
+        self._in_order: list[Lane] = []
+        self._starts: list[int] = []
+        # The lanes with ready chains, in the order of their turns; the lanes that rest.
+        self._ready: dict[Lane, None] = {}
+        self._resting: dict[Lane, None] = {}
+        self._wakes_at = math.inf
+        self.open_weight = 0
+        self.remap(shards)
+
+    def remap(self, shards: Iterable[Shard]) -> None:
+        """Use a new listing; waiting chains move to the lane that they belong to now."""
+        listed = sorted((each.hash_range.start, each.shard_id) for each in shards if each.is_open)
+        if not listed:
+            raise SettingsError("the stream lists no open shard to write to")
+        waiting = [chain for lane in self._in_order for chain in lane.ready]
+        for lane in self._in_order:
+            lane.ready.clear()
+            lane.weight = 0
+            lane.is_listed = False
+        self._in_order = [self._lane(shard_id) for _, shard_id in listed]
+        self._starts = [start for start, _ in listed]
+        self._by_id = {lane.shard_id: lane for lane in self._in_order}
+        self._flow.keep(self._by_id)
+        self._ready.clear()
+        self._resting = {lane: None for lane in self._in_order if lane.is_resting}
+        self._wakes_at = -math.inf
+        self.open_weight = 0
+        for chain in waiting:
+            self.queue(chain)
+
+    def _lane(self, shard_id: str) -> Lane:
+        lane = self._by_id.get(shard_id)
+        if lane is None:
+            lane = Lane(shard_id, self._flow.of(shard_id))
+            # An earlier producer may have left it in the middle of a pause.
+            lane.is_resting = not lane.flow.is_off
+        lane.is_listed = True
+        return lane
+
+    def queue(self, chain: Chain, *, first: bool = False) -> None:
+        """Let a chain wait for the shard of its oldest record; `first`: before all others."""
+        oldest, _ = chain.entries[0]
+        hash_key = effective_hash_key(oldest.partition_key, oldest.explicit_hash_key)
+        # A listing without the lowest range is stale or torn: its first shard is used instead.
+        lane = self._in_order[max(0, bisect.bisect_right(self._starts, hash_key) - 1)]
+        chain.lane = lane
+        if first:
+            lane.ready.appendleft(chain)
+        else:
+            lane.ready.append(chain)
+        self._ready[lane] = None
+        self.weigh(lane, chain.weight)
+
+    def next_chain(self, lane: Lane) -> Chain:
+        """Take the next chain out of the queue of a lane that is not empty."""
+        chain = lane.ready.popleft()
+        chain.lane = None
+        self.weigh(lane, -chain.weight)
+        if not lane.ready:
+            del self._ready[lane]
+        return chain
+
+    def weigh(self, lane: Lane, added: int) -> None:
+        """A chain that waits in `lane` has grown, been added or been removed."""
+        lane.weight += added
+        if not lane.is_resting:
+            self.open_weight += added
+
+    def open(self) -> Sequence[Lane]:
+        """The lanes that have chains and may be sent to, in the order of their turns."""
+        return [lane for lane in self._ready if not lane.is_resting]
+
+    def end_turn(self, lane: Lane) -> None:
+        """The lane comes after all others from now on."""
+        if lane in self._ready:
+            del self._ready[lane]
+            self._ready[lane] = None
+
+    def sent(self, lane: Lane) -> None:
+        """A request with records of this lane is under way."""
+        lane.under_way += 1
+        if not lane.flow.is_off:
+            self._rest(lane)
+
+    def answered(self, lane: Lane) -> None:
+        """That request was answered or failed, and flow control knows it."""
+        lane.under_way -= 1
+        if lane.flow.is_off:
+            self._wake(lane)
+        else:
+            self._rest(lane)
+            self._wakes_at = min(self._wakes_at, lane.flow.resume_at)
+
+    def wake(self, now: float) -> None:
+        """Open the lanes whose pause is over."""
+        if now < self._wakes_at:
+            return
+        for lane in [*self._rested()]:
+            if lane.flow.resume_at <= now:
+                self._wake(lane)
+        self._wakes_at = min((lane.flow.resume_at for lane in self._rested()), default=math.inf)
+
+    def wakes_at(self) -> float:
+        """When the next pause of a lane with chains ends; infinity if no such lane rests."""
+        ends = (lane.flow.resume_at for lane in self._rested() if lane.ready)
+        return min(ends, default=math.inf)
+
+    def _rested(self) -> Iterator[Lane]:
+        return (lane for lane in self._resting if not lane.under_way)
+
+    def _rest(self, lane: Lane) -> None:
+        if lane.is_resting or not lane.is_listed:
+            return
+        lane.is_resting = True
+        self._resting[lane] = None
+        self.open_weight -= lane.weight
+
+    def _wake(self, lane: Lane) -> None:
+        if not lane.is_resting:
+            return
+        lane.is_resting = False
+        self._resting.pop(lane, None)
+        self.open_weight += lane.weight
+
 
 _BACKOFF_BASE_S: Final = 0.1
 _PUT: Final = "PutRecords"
 
 
 class PendingRecords:
-    """Decides for one producer. `is_stale`: an answer named a shard that is not in the map."""
+    """Decides for one producer. `is_stale`: an answer named a shard that is not in the map.
+
+    The rule of order: no request holds a record of a partition key while an earlier record of the
+    key is not acknowledged. PutRecords continues after a record that it refuses. So a request holds
+    at most one record of a key (or one aggregate of them), and no two requests under way share a
+    key. A refused record holds back only its key. Records of one partition key with different
+    explicit hash keys are one key here; if they go to different shards, "in order" means
+    acknowledged in order.
+    """
 
     def __init__(self, shards: Iterable[Shard], settings: ProducerSettings, flow: Flow) -> None:
         self._settings = settings
@@ -53,14 +365,14 @@ class PendingRecords:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more should be added now."""
+        """Whether the buffer is full: add no record now."""
         return (
             self.waiting_records >= self._settings.buffer_records_max
             or self.waiting_bytes >= self._settings.buffer_bytes_max
         )
 
     def add(self, entry: PutEntry) -> None:
-        """Take one record. Raises: LimitExceeded for one that the service never takes."""
+        """Accept one record. Raises: LimitExceeded for one that the service never accepts."""
         size_bytes = checked_size_bytes(entry, self._settings.record_bytes_max)
         weight = weight_of(size_bytes)
         key = entry.partition_key if self._is_chained else None
@@ -81,9 +393,9 @@ class PendingRecords:
         self.waiting_bytes += size_bytes
 
     def take(self, now: float, *, hurried: bool = False) -> Request | None:
-        """The next request, or None while there is nothing to send or reason to wait.
+        """The next request; None if nothing waits, or if it should wait longer.
 
-        One is due when it is full, when something has lingered, or, `hurried`, at once.
+        A request is due when it is full or when a record has lingered; with `hurried`, at once.
         """
         self._lanes.wake(now)
         if self._lanes.open_weight == 0 or now < self._held_until:
@@ -97,7 +409,7 @@ class PendingRecords:
         return request
 
     def due_at(self, now: float, *, hurried: bool = False) -> float:
-        """When `take` may have something if nothing is added or answered; else infinity."""
+        """When `take` may return a request if nothing is added or answered; else infinity."""
         if self._lanes.open_weight == 0:
             due_at = self._lanes.wakes_at()
         elif hurried:
@@ -107,9 +419,9 @@ class PendingRecords:
         return max(due_at, self._held_until)
 
     def settle(self, request: Request, results: Sequence[PutResult], now: float) -> None:
-        """Take in the answer, a result for each record.
+        """Handle the answer, with a result for each record.
 
-        Raises: Throttled or Unavailable once a shard has taken nothing for `give_up_after_s`,
+        Raises: Throttled or Unavailable once a shard has accepted nothing for `give_up_after_s`,
         InvalidRequest for a record refused for good.
         """
         self._requests += 1
@@ -117,7 +429,7 @@ class PendingRecords:
         self._failures, self._failing_since = 0, None
         codes: dict[Lane, str] = {}
         taken: set[Lane] = set()
-        # From the last to the first, so that the refused end up in front in their order.
+        # From the last to the first, so that the refused records end up in front, in their order.
         for part, result in zip(reversed(request.parts), reversed(results), strict=True):
             if result.error_code is None:
                 taken.add(part.lane)
@@ -134,8 +446,8 @@ class PendingRecords:
     def fail(self, request: Request, error: ServiceError, now: float, chance: float) -> None:
         """The request failed as a whole: all of it is sent again, after a pause for all shards.
 
-        `error` is Throttled, Unavailable or OutcomeUnknown; raised again, with what waits, once
-        nothing has succeeded for `give_up_after_s`. `chance` is in [0, 1).
+        `error` is Throttled, Unavailable or OutcomeUnknown. It is raised again, with the number of
+        waiting records, once no request has succeeded for `give_up_after_s`. `chance` is in [0, 1).
         """
         self._failed_requests += 1
         for part in reversed(request.parts):
@@ -155,7 +467,7 @@ class PendingRecords:
         self._held_until = now + backoff_s(self._failures, chance, base_s=_BACKOFF_BASE_S)
 
     def remap(self, shards: Iterable[Shard]) -> None:
-        """Go on with a new listing. Raises: SettingsError if no shard is open."""
+        """Continue with a new listing. Raises: SettingsError if no shard is open."""
         self._lanes.remap(shards)
         self.is_stale = False
 
@@ -174,7 +486,7 @@ class PendingRecords:
         )
 
     def _filled(self, now: float) -> Request:
-        """Something of every shard that may be sent to, then what room is left in turn."""
+        """Some records of every shard that may be sent to, then the remaining room in turn."""
         request = Request(now, self._settings.request_bytes_max)
         lanes = self._lanes.open()
         for lane in lanes:
@@ -191,7 +503,8 @@ class PendingRecords:
         return request
 
     def _fill(self, request: Request, lane: Lane, share: int) -> bool:
-        """Add what the lane has and may, up to `share` in all; whether the request has room."""
+        """Add records of the lane, up to `share` in total and within its flow control; whether the
+        request still has room."""
         allowed = min(share, lane.flow.batch_records)
         before = request.lanes.get(lane, 0)
         count = 0
@@ -237,7 +550,7 @@ class PendingRecords:
         self._lanes.answered(lane)
 
     def _give_up_on(self, lane: Lane, code: str, now: float) -> None:
-        """Raise if there is no sense in sending to this shard again."""
+        """Raise if sending to this shard again is useless."""
         retry = classify(code, 200, is_write=True, was_sent=True)
         if retry is Retry.GIVE_UP:
             raise InvalidRequest(

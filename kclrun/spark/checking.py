@@ -1,7 +1,7 @@
-"""Whether a stream can be read at all, asked before a query starts: one DescribeStreamSummary.
+"""Checks before a query starts that its stream can be read: one DescribeStreamSummary.
 
-A throttled or broken answer is tried again for some seconds; what cannot get better is told at
-once. Rule: the message says which stream, where, and what to do.
+A throttled or broken answer is tried again for some seconds. An error that does not pass is raised
+at once. The message names the stream, its place and the action that the user can take.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from typing import Final
 
 from kclrun.errors import AccessDenied, NotFound, Throttled, Unavailable
 from kclrun.ports import StreamAdmin, StreamSummary
-from kclrun.spark.settings import Reached
+from kclrun.spark.options import Reached
 
-__all__ = ["require_stream"]
-
-# A load balancer changes hosts within seconds; a person waits for this answer.
+# A load balancer changes hosts within seconds; a user waits at the terminal for this answer.
 _WAIT_MAX_S: Final = 10.0
 _PAUSE_S: Final = 0.5
 
@@ -28,7 +26,7 @@ def require_stream(
     clock: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
 ) -> StreamSummary:
-    """What the stream says about itself, after ten seconds of trying and one more try at most.
+    """The stream's own summary, after ten seconds of trying and one more try at most.
 
     Raises: NotFound, AccessDenied, Unavailable, Throttled, InvalidRequest.
     """

@@ -1,33 +1,18 @@
-"""Which shards a batch may hold: parents before children, the key space always covered [A7].
+"""Decides which shards a batch may hold: parents before children, all keys covered [A7]. Pure.
 
-Pure, over a `ShardGraph` that may be stale: listings are taken page by page, so a shard may be
-missing that others name. Rule: what is not known is waited for, never guessed.
+The `ShardGraph` may be stale: listings are taken page by page, so a shard may be missing that other
+shards name. Missing facts are waited for and never guessed.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph
 from kclrun.spark.positions import SHARD_END, Position
-
-__all__ = [
-    "KEY_SPACE",
-    "ancestors_of",
-    "children_ready",
-    "descendants_of",
-    "holes",
-    "leaves",
-    "oldest_over",
-    "relatives_of",
-    "roots",
-    "superseded",
-    "tiles",
-    "uncovered",
-    "unfollowed",
-]
 
 KEY_SPACE: Final = HashRange(0, HASH_KEY_MAX)
 
@@ -45,13 +30,22 @@ def holes(covers: Iterable[HashRange], whole: HashRange = KEY_SPACE) -> tuple[Ha
     return (*found, HashRange(reached, whole.end))
 
 
-def tiles(ranges: Collection[HashRange]) -> bool:
+def key_space(graph: ShardGraph) -> HashRange:
+    """All keys of the streams of these shards: of one stream, or of several whose keys follow each
+    other (`stream_set.py`). Each stream has a shard in every listing."""
+    ranges = [shard.hash_range for shard in graph.unordered()]
+    first = min((each.start for each in ranges), default=0)
+    last = max((each.end for each in ranges), default=0)
+    return HashRange(first & ~HASH_KEY_MAX, last | HASH_KEY_MAX)
+
+
+def tiles(ranges: Collection[HashRange], whole: HashRange = KEY_SPACE) -> bool:
     """Whether every key lies in exactly one of the ranges."""
-    return not holes(ranges) and not _overlapping(ranges)
+    return not holes(ranges, whole) and not _overlapping(ranges)
 
 
 def ancestors_of(graph: ShardGraph, shard_id: str) -> frozenset[str]:
-    """All that the listed shards name as parents, grandparents …, listed themselves or not."""
+    """All parents, grandparents … that the listed shards name, whether listed themselves or not."""
     found: set[str] = set()
     ahead = [shard_id]
     while ahead:
@@ -64,12 +58,11 @@ def ancestors_of(graph: ShardGraph, shard_id: str) -> frozenset[str]:
 
 
 def descendants_of(graph: ShardGraph, shard_ids: Iterable[str]) -> frozenset[str]:
-    """All listed children, grandchildren … of the shards, without themselves unless related."""
+    """All listed children, grandchildren … of the shards; the shards themselves only if related."""
     found: set[str] = set()
     ahead = list(shard_ids)
-    named = _children_by_name(graph)
     while ahead:
-        for child in named.get(ahead.pop(), ()):
+        for child in graph.children_naming(ahead.pop()):
             if child not in found:
                 found.add(child)
                 ahead.append(child)
@@ -77,17 +70,17 @@ def descendants_of(graph: ShardGraph, shard_ids: Iterable[str]) -> frozenset[str
 
 
 def relatives_of(graph: ShardGraph, shard_ids: Collection[str]) -> frozenset[str]:
-    """The shards, their ancestors and their descendants: what positions of them speak for."""
+    """The shards, their ancestors and their descendants: the shards' positions cover all these."""
     above = (ancestors_of(graph, shard_id) for shard_id in shard_ids)
     return descendants_of(graph, shard_ids).union(shard_ids, *above)
 
 
 def roots(graph: ShardGraph, among: Collection[str] | None = None) -> tuple[str, ...] | None:
-    """Where everything begins: shards of which no parent is listed; None: list again.
+    """The oldest shards: those without a listed parent. None: list again.
 
     Keys of shards that expired are covered by the descendants of their neighbours: a merge of an
-    expired shard with one that is listed waits for that one. `among` narrows the listing to some
-    of its shards, whose key space is then not checked.
+    expired shard with a listed one waits for the listed one. `among` narrows the listing to some
+    of its shards; their key space is then not checked.
     """
     inside = [shard for shard in graph if among is None or shard.shard_id in among]
     ids = {shard.shard_id for shard in inside}
@@ -97,14 +90,16 @@ def roots(graph: ShardGraph, among: Collection[str] | None = None) -> tuple[str,
     if among is not None:
         return found
     below = descendants_of(graph, found)
-    return None if holes(graph[each].hash_range for each in (*found, *below)) else found
+    covers = (graph[each].hash_range for each in (*found, *below))
+    return None if holes(covers, key_space(graph)) else found
 
 
 def leaves(graph: ShardGraph) -> tuple[str, ...] | None:
-    """Where everything ends now: shards, closed ones too, without listed children; None: list
-    again, for children of one parent may appear one after the other."""
+    """The newest shards: those without listed children, closed ones too. None: list again, because
+    the children of one parent may appear one after the other."""
     found = tuple(shard.shard_id for shard in graph if not graph.children_of(shard.shard_id))
-    return found if tiles([graph[shard_id].hash_range for shard_id in found]) else None
+    covers = [graph[shard_id].hash_range for shard_id in found]
+    return found if tiles(covers, key_space(graph)) else None
 
 
 def children_ready(
@@ -112,48 +107,60 @@ def children_ready(
 ) -> tuple[str, ...]:
     """Shards that may enter the batch after `start`, by id.
 
-    Every parent that is listed or in `start` is at SHARD_END in `start`, and nothing else in
-    `start` has keys of theirs except their own ended ancestors, and those not where a parent is
-    not listed: a generation between may still be to come. `gone` are shards of `start` known to
-    have left the listing for good; any other one that is not listed may have any keys.
+    Every parent that is listed or in `start` is at SHARD_END in `start`. No other shard in `start`
+    shares keys with them, except their own ended ancestors. The exception does not hold where a
+    parent is not listed: a generation between may still come. `gone` are shards of `start` that
+    have left the listing for good; any other unlisted shard may have any keys.
+    Looks at relatives only: all shards of a stream may split at once.
     """
-    unknown = [each for each in start if each not in graph and each not in gone]
+    ended = [each for each, position in start.items() if position == SHARD_END]
+    children = {child for each in ended for child in graph.children_naming(each)}
+    waiting = [graph[each] for each in sorted(children.difference(start))]
+    unknown = {each for each in start if each not in graph}.difference(gone)
     ready = []
-    for shard in graph:
-        if shard.shard_id in start or not any(each in start for each in shard.parents):
-            continue
+    for shard in waiting:
         parents = [each for each in shard.parents if each in graph or each in start]
-        if any(start.get(each) != SHARD_END for each in parents):
-            continue
+        if all(start.get(each) == SHARD_END for each in parents):
+            ready.append(shard)
+    if not ready or any(start[each] != SHARD_END for each in unknown):
+        return ()
+    listed = [graph[each] for each in start.keys() - set(gone) if each in graph]
+    sharing = _sharing_keys(ready, listed)
+    found = []
+    for shard in ready:
         above = ancestors_of(graph, shard.shard_id)
-        if any(each not in above or start[each] != SHARD_END for each in unknown):
-            continue
-        if not _is_shadowed(
-            shard, {each: start[each] for each in start if each not in gone}, graph
+        if unknown <= above and not _is_shadowed(
+            shard, sharing[shard.shard_id], above, start, graph
         ):
-            ready.append(shard.shard_id)
-    return tuple(ready)
+            found.append(shard.shard_id)
+    return tuple(found)
 
 
 def superseded(
     end: Mapping[str, Position], graph: ShardGraph, gone: Collection[str] = ()
 ) -> frozenset[str]:
-    """Ended shards that `end` need not name: their children in it have all their keys.
+    """Ended shards that `end` does not need to name: their children in it have all their keys.
 
-    Never one whose own parent stays: it would look as if it had not been read yet. An ended shard
-    that left the listing for good goes when the others cover the key space without it.
+    A shard whose own parent stays is kept: without its entry the shard would look as if it had not
+    been read yet. An ended shard that left the listing for good goes when the other shards cover
+    the key space without it.
     """
-    left = dict(end)
+    left = set(end)
     dropped: set[str] = set()
-    for shard_id in sorted(end, key=lambda each: (len(ancestors_of(graph, each)), each)):
-        if end[shard_id] != SHARD_END:
-            continue
+    ended = [each for each, position in end.items() if position == SHARD_END]
+    is_covered_without = _Covering(end, graph, gone) if gone else None
+    for shard_id in _parents_first(ended, graph):
         shard = graph.get(shard_id)
-        if shard is not None and any(parent in left for parent in shard.parents):
+        if shard is not None and not left.isdisjoint(shard.parents):
             continue
-        others = {each: left[each] for each in left if each != shard_id}
-        if _is_covered(shard_id, shard, others, graph, gone):
-            del left[shard_id]
+        children = (
+            graph[each].hash_range for each in graph.children_naming(shard_id) if each in left
+        )
+        is_followed = shard is not None and not holes(children, shard.hash_range)
+        if not is_followed and shard_id in gone and is_covered_without is not None:
+            is_followed = is_covered_without(shard_id, left)
+        if is_followed:
+            left.discard(shard_id)
             dropped.add(shard_id)
     return frozenset(dropped)
 
@@ -161,7 +168,7 @@ def superseded(
 def unfollowed(
     ended: Iterable[str], graph: ShardGraph, gone: Collection[str] = ()
 ) -> frozenset[str]:
-    """Ended shards some of whose keys are in no child that is listed yet: list again, soon."""
+    """Ended shards with keys that no listed child has yet: list again, soon."""
     found = set()
     for shard_id in ended:
         shard = graph.get(shard_id)
@@ -175,15 +182,15 @@ def unfollowed(
 
 
 def uncovered(start: Mapping[str, Position], graph: ShardGraph) -> tuple[HashRange, ...]:
-    """Keys that neither `start` nor a listed descendant of it has: if a fresh listing says so
-    again and again, every generation over them has expired."""
+    """Keys that neither `start` nor a listed descendant of it has. If fresh listings repeat this
+    again and again, every generation over these keys has expired."""
     present = [each for each in start if each in graph]
     below = descendants_of(graph, start)
-    return holes(graph[each].hash_range for each in {*present, *below})
+    return holes((graph[each].hash_range for each in {*present, *below}), key_space(graph))
 
 
 def oldest_over(lost: Sequence[HashRange], listed: ShardGraph) -> tuple[str, ...]:
-    """The listed shards that hold what is left of those keys, oldest generation only."""
+    """The listed shards that hold the remaining part of those keys, oldest generation only."""
     over = {
         shard.shard_id: shard
         for shard in listed
@@ -192,46 +199,86 @@ def oldest_over(lost: Sequence[HashRange], listed: ShardGraph) -> tuple[str, ...
     return tuple(each for each in sorted(over) if not over.keys() & ancestors_of(listed, each))
 
 
-def _is_shadowed(shard: Shard, start: Mapping[str, Position], graph: ShardGraph) -> bool:
-    above = ancestors_of(graph, shard.shard_id)
+def _is_shadowed(
+    shard: Shard,
+    sharing: Iterable[Shard],
+    above: Collection[str],
+    start: Mapping[str, Position],
+    graph: ShardGraph,
+) -> bool:
+    """Whether another shard with keys of `shard` is not done with them; `above`: its ancestors."""
     parents = [graph[each].hash_range for each in shard.parents if each in graph]
     unlisted = holes(parents, shard.hash_range)
-    for other_id, position in start.items():
-        other = graph.get(other_id)
-        if other is None or not other.hash_range.overlaps(shard.hash_range):
-            continue
-        if position != SHARD_END or other_id not in above:
+    for other in sharing:
+        if start[other.shard_id] != SHARD_END or other.shard_id not in above:
             return True
-        is_parent = other_id in shard.parents
+        is_parent = other.shard_id in shard.parents
         if not is_parent and any(other.hash_range.overlaps(each) for each in unlisted):
             return True
     return False
 
 
-def _is_covered(
-    shard_id: str,
-    shard: Shard | None,
-    others: Mapping[str, Position],
-    graph: ShardGraph,
-    gone: Collection[str],
-) -> bool:
-    known = [graph[each] for each in others if each in graph]
-    if shard is not None:
-        children = [each.hash_range for each in known if shard_id in each.parents]
-        if not holes(children, shard.hash_range):
-            return True
-    return shard_id in gone and not holes(each.hash_range for each in known)
+def _sharing_keys(
+    shards: Iterable[Shard], others: Iterable[Shard]
+) -> Mapping[str, Sequence[Shard]]:
+    """For each shard, the others whose hash ranges overlap its own: one ordered pass over both."""
+    by_start = sorted(others, key=lambda each: each.hash_range.start)
+    starts = [each.hash_range.start for each in by_start]
+    begun: list[Shard] = []
+    passed = 0
+    found: dict[str, Sequence[Shard]] = {}
+    for shard in sorted(shards, key=lambda each: each.hash_range.start):
+        keys = shard.hash_range
+        until = bisect_right(starts, keys.start)
+        begun = [
+            each for each in (*begun, *by_start[passed:until]) if each.hash_range.end >= keys.start
+        ]
+        passed = until
+        found[shard.shard_id] = [*begun, *by_start[until : bisect_right(starts, keys.end)]]
+    return found
+
+
+def _parents_first(shard_ids: Collection[str], graph: ShardGraph) -> Sequence[str]:
+    """The shards, each after its ancestors in the list."""
+    among, ordered, seen = set(shard_ids), list[str](), set[str]()
+    ahead = sorted(among, reverse=True)
+    while ahead:
+        shard = graph.get(ahead[-1])
+        above = among.intersection(shard.parents) - seen if shard is not None else set[str]()
+        if above:
+            ahead += sorted(above)
+            continue
+        shard_id = ahead.pop()
+        if shard_id not in seen:
+            seen.add(shard_id)
+            ordered.append(shard_id)
+    return ordered
+
+
+class _Covering:
+    """Whether the shards of an offset cover all keys without one of them."""
+
+    def __init__(
+        self, end: Mapping[str, Position], graph: ShardGraph, gone: Collection[str]
+    ) -> None:
+        listed = [graph[each] for each in end if each in graph]
+        # Leaving out a shard whose keys others have does not change the union.
+        self._covers_all = not holes((each.hash_range for each in listed), key_space(graph))
+        self._graph = graph
+        asked = [graph[each] for each in gone if each in graph] if self._covers_all else []
+        self._sharing = _sharing_keys(asked, listed)
+
+    def __call__(self, shard_id: str, left: Collection[str]) -> bool:
+        if not self._covers_all or shard_id not in self._graph:
+            return self._covers_all
+        others = (
+            each.hash_range
+            for each in self._sharing[shard_id]
+            if each.shard_id != shard_id and each.shard_id in left
+        )
+        return not holes(others, self._graph[shard_id].hash_range)
 
 
 def _overlapping(ranges: Iterable[HashRange]) -> bool:
     ordered = sorted(ranges)
     return any(one.overlaps(other) for one, other in pairwise(ordered))
-
-
-def _children_by_name(graph: ShardGraph) -> Mapping[str, Sequence[str]]:
-    """Children by the parents they name, which need not be listed any more."""
-    named: dict[str, list[str]] = {}
-    for shard in graph:
-        for parent in shard.parents:
-            named.setdefault(parent, []).append(shard.shard_id)
-    return named

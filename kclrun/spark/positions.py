@@ -1,17 +1,4 @@
-"""Positions in a shard as Spark's offsets hold them [A1].
-
-A bound is the position of a record that GetRecords returned, or the end of a closed shard; the
-other two say where to begin where no record has been seen yet. As text:
-
-    TRIM_HORIZON   before the oldest record
-    TS:1700000000  before the first record that arrived at or after (milliseconds)
-    @4959…         just before that record: away from the tip
-    4959…          just after it: at the tip
-    4959…/3        after the fourth user record of that aggregate: only where a range begins
-    SHARD_END      after the last record of a closed shard
-
-Pure. Look next: `offsets.py`.
-"""
+"""Positions in a shard as Spark's offsets store them [A1]. Pure."""
 
 from __future__ import annotations
 
@@ -24,17 +11,6 @@ import msgspec
 from kclrun.errors import OffsetRefused
 from kclrun.model.sequence import SEQUENCE_DIGITS_MAX
 
-__all__ = [
-    "SHARD_END",
-    "TRIM_HORIZON",
-    "Place",
-    "Position",
-    "after",
-    "at_timestamp",
-    "before",
-    "parse_position",
-]
-
 _TIMESTAMP: Final = re.compile(r"TS:(0|[1-9][0-9]{0,15})\Z")
 _NUMBER: Final = re.compile(
     rf"(@?)((?:0|[1-9][0-9]{{0,{SEQUENCE_DIGITS_MAX - 1}}}))(?:/([0-9]{{1,9}}))?\Z"
@@ -42,7 +18,7 @@ _NUMBER: Final = re.compile(
 
 
 class Place(enum.IntEnum):
-    """What a position stands at; the order of the kinds is that in a shard."""
+    """The kind of a position; the order of the kinds is their order in a shard."""
 
     TRIM_HORIZON = 0
     TIMESTAMP = 1
@@ -53,8 +29,18 @@ class Place(enum.IntEnum):
 class Position(msgspec.Struct, frozen=True):
     """One position. Ordered along the shard; a timestamp sorts before every record.
 
-    `is_before` stands before record `number`, otherwise after it, or after user record
-    `sub_sequence_number` of it where that is given.
+    A bound is the position of a record that GetRecords returned, or the end of a closed shard. The
+    other two kinds are beginnings for a shard of which no record has been seen yet. As text:
+
+        TRIM_HORIZON   before the oldest record
+        TS:1700000000  before the first record that arrived at or after (milliseconds)
+        @4959…         just before that record: away from the tip
+        4959…          just after it: at the tip
+        4959…/3        after the fourth user record of that aggregate: only where a range begins
+        SHARD_END      after the last record of a closed shard
+
+    `is_before` means before record `number`, otherwise after it, or after its user record
+    `sub_sequence_number` where that is given.
     """
 
     place: Place
@@ -73,7 +59,7 @@ class Position(msgspec.Struct, frozen=True):
         """A plain tuple in the order of the shard."""
         past = 0 if self.is_before else 1 + (self.sub_sequence_number or 0)
         if not self.is_before and self.sub_sequence_number is None:
-            past = 2**31  # after the whole record, whatever it holds
+            past = 2**31  # after the whole record, also if it is an aggregate
         return (self.place, self.timestamp_ms, len(self.number), self.number, past)
 
     def __lt__(self, other: Position) -> bool:
@@ -110,7 +96,7 @@ SHARD_END: Final = Position(Place.SHARD_END)
 
 
 def before(number: str) -> Position:
-    """Just before a record: what `@n` says."""
+    """Just before a record: the text `@n`."""
     return Position(Place.RECORD, number, is_before=True)
 
 

@@ -1,7 +1,7 @@
-"""Where batches end, asked of Kinesis: the driver's side of the source, one object per query.
+"""The driver's side of the source, one object per query: asks Kinesis where batches end.
 
-The shell over `scout/`: clocks, calls and waiting are here, decisions there. PySpark calls it from
-one thread of a process that lives as long as the query.
+Clocks, calls and waiting are here; `scout/` decides. PySpark calls it from one thread of a process
+that lives as long as the query.
 """
 
 from __future__ import annotations
@@ -13,48 +13,46 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from kclrun.errors import InvariantViolation, OffsetRefused, ServiceError, Throttled, Unavailable
+import msgspec
+
+from kclrun.errors import InvariantViolation, ServiceError, Throttled, Unavailable
+from kclrun.model.record import IteratorType
 from kclrun.model.shard import ShardGraph
-from kclrun.model.time import WallTime
-from kclrun.ports import (
-    IteratorType,
-    LeaseTable,
-    ShardFilter,
-    ShardReader,
-    StreamAdmin,
-    StreamSummary,
-    backoff_s,
-)
+from kclrun.model.time import WallTime, backoff_s
+from kclrun.ports import LeaseTable, ShardFilter, ShardReader, StreamAdmin
 from kclrun.spark.asking import Asking
+from kclrun.spark.identity import identities, of_these_streams, refuse_recreated
 from kclrun.spark.leased_start import leases_of, tell_unleased
-from kclrun.spark.offsets import Offset
+from kclrun.spark.offsets import Hint, Offset
+from kclrun.spark.options import SourceSettings, StartKind
 from kclrun.spark.positions import Position
-from kclrun.spark.ranges import Hint
-from kclrun.spark.scout.asks import Gone, Refused
 from kclrun.spark.scout.beginnings import beginnings, time_of
 from kclrun.spark.scout.bounding import Bounding, Seeker
 from kclrun.spark.scout.lease_beginnings import lease_beginnings, needs_time
-from kclrun.spark.scout.scout import Scout
-from kclrun.spark.settings import SourceSettings, StartKind
-
-__all__ = ["CALLS_AT_ONCE", "Scouting"]
+from kclrun.spark.scout.scout import Scout, joined
+from kclrun.spark.scout.track import Gone, Refused
+from kclrun.spark.stream_set import Streams, of_streams_in, parted, summaries_of
 
 T = TypeVar("T")
 
-# Spark asks again at once; a query that is to stop is never held up for longer.
+# Spark asks again at once; a query that must stop is never held up for longer.
 _WAIT_MAX_S: Final = 1.0
+# Spark asks again 10 ms after an answer without new records, if it has no other work. If more time
+# has passed, it had other work: a batch of other sources, or another source of the same query that
+# waits itself. A query of several sources asks them in turn, so at most one of them may wait.
+_ASKED_AT_ONCE_S: Final = 0.05
 # A look at a busy shard is two calls, 27 ms at AWS. A hundred shards are looked at in two rounds
 # of 64, 54 ms; eight at a time, it would be 0.35 s. More than 500 calls a second are never made.
 CALLS_AT_ONCE: Final = 64
-# Pages of one listing are read at different instants: ten listings a second apart are not.
+# Pages of one listing are read at different instants; ten listings, a second apart, are enough.
 _LISTINGS_MAX: Final = 10
 _LISTING_PAUSE_S: Final = 1.0
 
 
 class Scouting:
-    """Decides where batches end. Clocks, waiting and chance can be given, for tests in their own
-    time. The reader bears `calls_at_once` threads; 0 makes every call in the caller's.
-    `table` is the one whose leases the query starts at, if it does."""
+    """Decides where batches end. Clocks, waiting and chance are arguments, for tests in virtual
+    time. The reader must bear `calls_at_once` threads; 0 makes every call in the caller's thread.
+    `table` is the lease table that the query starts at, if it does."""
 
     def __init__(
         self,
@@ -74,12 +72,14 @@ class Scouting:
         self._admin = admin
         self._settings = settings
         self._clock = clock
+        self._wall = wall
         self._wait = wait or threading.Event().wait
         self._chance = chance
         self._asking = Asking(reader, admin, clock=clock, calls_at_once=calls_at_once)
         self._scout = Scout(settings, wall() - clock(), clock())
         self._initial: Offset | None = None
-        self._summary: StreamSummary | None = None
+        self._answered_at: float | None = None
+        self._streams: Streams | None = None
 
     def initial_offset(self) -> Offset:
         """Where a query without a checkpoint begins; the same every time it is called.
@@ -88,33 +88,51 @@ class Scouting:
         table), AccessDenied, Unavailable if the stream's listings never cover its key space.
         """
         if self._initial is None:
-            positions = self._beginnings()
-            summary = self._retried(self._summarised)
+            positions = self._beginnings(self._listed)
+            aligned_ms = max((each.timestamp_ms for each in positions.values()), default=0)
+            if self._settings.start.kind is StartKind.LATEST:
+                # The service's times are whole seconds. A query that is stopped and started within
+                # one second would take its checkpoint for its own beginning, and would take the
+                # records in between for old ones.
+                aligned_ms -= int(self._wall() * 1000) % 1000
             self._initial = Offset(
-                stream=summary.arn,
-                created_ms=_created_ms(summary),
+                streams=identities(self._retried(self._summarised)),
                 shards=positions,
-                # Spark runs a first batch even where this is also its end: a later start of the
-                # query, which begins elsewhere, must find no range in it.
+                # Spark runs a first batch even where this is also its end. A later start of the
+                # query begins elsewhere, and must not find a range in it.
                 began=positions,
-                aligned_ms=max((each.timestamp_ms for each in positions.values()), default=0),
+                aligned_ms=aligned_ms,
             )
         return self._initial
 
     def latest_offset(self, start: Offset, *, takes_all: bool = False) -> Offset:
-        """The end of the batch that begins at `start`; `start` itself if there is no news.
+        """The end of the batch that begins at `start`; `start` itself without new records.
 
-        Waits for news, at most a second; with `takes_all`, and after `prepare_available_now`,
-        until all that was there is in the answer or in `start`.
+        If a stream was named that the checkpoint does not have, the end is that stream's beginning,
+        and no record is read: a later start of the query finds it in the checkpoint.
+        Looks at the shards if a look is due. Then it waits for new records, at most a second, and
+        only where no other source needs the time: it was asked again at once. With `takes_all`, and
+        after `prepare_available_now`, it waits until all records that existed are in the answer or
+        in `start`.
         Raises: OffsetRefused for an offset of another stream, DataLoss, and the ServiceErrors that
         waiting does not mend.
         """
-        self.check(start)
-        self._scout.begin(
-            start, self._clock(), is_first=start == self._initial, takes_all=takes_all
-        )
+        start = self.known(start)
+        if (entered := self._with_new_streams(start)) is not start:
+            return entered
+        began_at = self._clock()
+        self._scout.begin(start, began_at, is_first=start == self._initial, takes_all=takes_all)
+        may_wait = self._answered_at is not None and began_at - self._answered_at < _ASKED_AT_ONCE_S
+        try:
+            return self._look(start, may_wait=may_wait)
+        finally:
+            self._answered_at = self._clock()
+
+    def _look(self, start: Offset, *, may_wait: bool) -> Offset:
         deadline = self._clock() + _WAIT_MAX_S
         while True:
+            if not (may_wait or self._scout.must_go_on or self._is_looking()):
+                return start
             self._exchange(self._scout, deadline)
             now = self._clock()
             if self._scout.may_offer(now):
@@ -127,19 +145,37 @@ class Scouting:
                 deadline = now + _WAIT_MAX_S
 
     def prepare_available_now(self) -> None:
-        """From now on, offsets end at what is in the stream at this moment [A9]."""
+        """From now on, offsets end at the records that exist at this moment [A9]."""
         self._scout.end_at_now(self._clock())
 
+    def everything(self, start: Offset) -> Offset:
+        """All records of the stream now as the one batch that begins at `start`, whatever its
+        limits; `start` itself if there are none.
+
+        For a Spark that asks once, and takes the answer for everything. Children come in the same
+        batch as their parents: `Offset.parents` has their order. Raises: as `latest_offset`.
+        """
+        start = self.known(start)
+        self.prepare_available_now()
+        end = start
+        try:
+            while (later := self.latest_offset(end, takes_all=True)) is not end:
+                graph = self._scout.lines.graph
+                end = later if end is start else joined(start, end, later, graph)
+        finally:
+            self._scout.end_nowhere()
+        return end
+
     def hints(self, start: Offset, end: Offset) -> Mapping[str, Hint]:
-        """What is at hand for the batch (start, end]: nothing, unless `end` was just decided."""
+        """The hints for the batch (start, end]: none, unless `end` was just decided."""
         return self._scout.hints(start, end)
 
-    def check(self, offset: Offset) -> None:
-        """Whether an offset, of the checkpoint for instance, is of this very stream.
+    def known(self, offset: Offset) -> Offset:
+        """An offset, of the checkpoint for instance, as one of exactly these streams.
 
-        Raises: OffsetRefused; NotFound if the stream is not there.
+        Raises: OffsetRefused; NotFound if a stream does not exist.
         """
-        _compare(offset, self._retried(self._summarised))
+        return of_these_streams(offset, self._retried(self._summarised))
 
     def bounded(self) -> tuple[Offset, Offset]:
         """Start and end of a batch read, by the settings' `start` and `end`; both exact."""
@@ -159,8 +195,13 @@ class Scouting:
         """Ends the threads."""
         self._asking.close()
 
+    def _is_looking(self) -> bool:
+        """Whether an answer is on its way, or a request is due before Spark could ask again."""
+        now = self._clock()
+        return self._asking.is_waiting or self._scout.next_at(now) <= now + _ASKED_AT_ONCE_S
+
     def _exchange(self, seeker: Seeker, deadline: float) -> None:
-        """Ask what is to be asked, and take what comes before there is something else to do."""
+        """Send due requests and process answers until the next deadline."""
         now = self._clock()
         asks = seeker.asks(now)
         self._asking.send(asks)
@@ -178,16 +219,42 @@ class Scouting:
             answered = self._asking.receive(0.0)
 
     def _see_that_it_is_the_stream(self) -> None:
-        """Shards of a stream that was deleted and made again have the old ones' names."""
-        known, self._summary = self._summary, None
-        summary = self._retried(self._summarised)
-        if known is not None and _created_ms(known) != _created_ms(summary):
-            raise OffsetRefused(_recreated(summary.name))
+        """Refuses a re-created stream: its shards have the same names as the old ones."""
+        known, self._streams = self._streams, None
+        streams = self._retried(self._summarised)
+        if known is not None:
+            refuse_recreated(identities(known), streams)
 
-    def _beginnings(self) -> Mapping[str, Position]:
+    def _with_new_streams(self, start: Offset) -> Offset:
+        """The beginnings of streams that the checkpoint does not have; `start` without any."""
+        streams = identities(self._retried(self._summarised))
+        new = streams.keys() - start.streams.keys()
+        if not new:
+            return start
+        positions: dict[str, Position] = {}
+        for stream in sorted(new):
+            positions |= self._beginnings(partial(self._listed, stream))
+        is_at_tip = self._settings.start.kind is StartKind.LATEST
+        shards = {**start.shards, **positions}
+        return Offset(
+            streams=streams,
+            shards=shards,
+            began={each: at for each, at in shards.items() if each in positions or not at.is_exact},
+            # Its records may be older than all records read so far; shards ahead wait for it.
+            aligned_ms=start.aligned_ms if is_at_tip else 0,
+            as_of_ms=start.as_of_ms,
+        )
+
+    def _listed(self, only: str | None = None) -> ShardGraph:
+        listed = self._retried(self._admin.list_shards)
+        if only is None:
+            return ShardGraph(listed)
+        return ShardGraph(each for each in listed if parted(each.shard_id)[0] == only)
+
+    def _beginnings(self, listed: Callable[[], ShardGraph]) -> Mapping[str, Position]:
         find = self._begun_at_leases() if self._settings.start.leases else self._begun
         for _ in range(_LISTINGS_MAX):
-            positions = find(ShardGraph(self._retried(self._admin.list_shards)))
+            positions = find(listed())
             if positions is not None:
                 if self._settings.start.kind is StartKind.LATEST:
                     self._arm(positions)
@@ -201,6 +268,8 @@ class Scouting:
 
     def _begun(self, graph: ShardGraph) -> Mapping[str, Position] | None:
         start = self._settings.start
+        named = of_streams_in(graph, start.positions)
+        start = msgspec.structs.replace(start, positions=named)
         at_ms = time_of(start)
         open_then = () if at_ms is None else self._open_at(at_ms, graph)
         if start.kind is StartKind.LATEST:
@@ -212,15 +281,15 @@ class Scouting:
         leases, table = self._settings.start.leases, self._table
         if leases is None or table is None:
             raise InvariantViolation("a start at leases needs their table")
-        # Before any listing: a shard that a row names is then in it, or has expired.
-        stream = self._retried(self._summarised)
-        rows = self._retried(partial(leases_of, table, leases.table, stream))
+        # Read before any listing: a shard that a row names is then in the listing, or has expired.
+        streams = self._retried(self._summarised)
+        rows = self._retried(partial(leases_of, table, leases.table, streams))
 
         def begun(graph: ShardGraph) -> Mapping[str, Position] | None:
             if needs_time(rows.values()):
                 self._hear_time(graph)
             now_ms = self._scout.service.surely_past_ms(self._clock())
-            found = lease_beginnings(rows, graph, now_ms)
+            found = lease_beginnings(of_streams_in(graph, rows), graph, now_ms)
             if found is None:
                 return None
             tell_unleased(leases.table, found.unleased)
@@ -237,7 +306,7 @@ class Scouting:
         return tuple(each.shard_id for each in listed)
 
     def _hear_time(self, graph: ShardGraph) -> None:
-        """Any page tells the service's time."""
+        """Learn the service's time; any page contains it."""
         for shard in graph.open_shards()[:1]:
             at_tip = partial(self._reader.iterator, shard.shard_id, IteratorType.LATEST)
             token = self._retried(at_tip)
@@ -246,18 +315,18 @@ class Scouting:
             self._scout.service.hear(page.served_at, sent_at, self._clock())
 
     def _arm(self, positions: Mapping[str, Position]) -> None:
-        """Iterators at the tip, made before the query is said to have begun."""
+        """Make iterators at the tip, before the query is reported as begun."""
         for shard_id, position in positions.items():
             token = self._retried(partial(self._reader.iterator, shard_id, IteratorType.LATEST))
             self._scout.adopt(shard_id, position, token, self._clock())
 
-    def _summarised(self) -> StreamSummary:
-        if self._summary is None:
-            self._summary = self._admin.summary()
-        return self._summary
+    def _summarised(self) -> Streams:
+        if self._streams is None:
+            self._streams = summaries_of(self._admin)
+        return self._streams
 
     def _retried(self, call: Callable[[], T]) -> T:
-        """A call that must succeed, again and again as the settings allow."""
+        """A call that must succeed; repeated as the settings allow."""
         attempt = 0
         while True:
             try:
@@ -269,24 +338,3 @@ class Scouting:
                 if is_spent or not isinstance(error, Throttled | Unavailable):
                     raise
             self._wait(backoff_s(attempt, self._chance(), max_s=self._settings.retry_backoff_max_s))
-
-
-def _created_ms(summary: StreamSummary) -> int:
-    return round(summary.created_at * 1000)
-
-
-def _compare(offset: Offset, summary: StreamSummary) -> None:
-    if offset.stream != summary.arn:
-        raise OffsetRefused(
-            f"the checkpoint is of {offset.stream}, the query reads {summary.arn}: another"
-            " stream\nTo go on: name that stream, or use a new checkpoint location"
-        )
-    if offset.created_ms != _created_ms(summary):
-        raise OffsetRefused(_recreated(summary.name))
-
-
-def _recreated(name: str) -> str:
-    return (
-        f"{name} was deleted and re-created since the checkpoint was begun: what the checkpoint"
-        " says of its shards is about records that are gone\nTo go on: a new checkpoint location"
-    )

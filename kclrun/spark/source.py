@@ -1,13 +1,15 @@
-"""The format `kclrun` in PySpark's data source API: translation, and nothing else.
+"""The format `kclrun` in PySpark's data source API: it only translates.
 
-Where Spark runs what: `schema` in a short process of the driver at `load()`; the stream reader's
-offsets, partitions and commits in one process a query; `read` on executors, with a reader that was
-pickled before it had asked anything. Spark 4.2 and later tell `latestOffset` where the query
-stands; before, `_Standing` remembers it. Look next: `scouting.py`, `executor/reading.py`.
+`schema` runs in a short process of the driver at `load()`. The stream reader's offsets, partitions
+and commits run in one process a query. `read` runs on executors, with a reader that was pickled
+before its first request. Spark 4.2 and later pass the query's position to `latestOffset`; with
+earlier ones the reader remembers it.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,10 +22,17 @@ from pyspark.sql.datasource import (
 
 from kclrun.errors import InvariantViolation, SettingsError
 from kclrun.spark.engine.versions import installed
-from kclrun.spark.offsets import Offset, decode_offset, encode_offset
-from kclrun.spark.options import Use, read_source_options
-from kclrun.spark.ranges import ShardRange, pack, ranges_between
-from kclrun.spark.settings import SourceSettings
+from kclrun.spark.filtering import Narrowing, narrowing_of
+from kclrun.spark.offsets import (
+    Offset,
+    ShardRange,
+    decode_offset,
+    encode_offset,
+    pack,
+    ranges_between,
+)
+from kclrun.spark.options import SourceSettings, Use, read_source_options
+from kclrun.spark.stream_set import summaries_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,15 +40,16 @@ if TYPE_CHECKING:
 
     from kclrun.spark.scouting import Scouting
 
-__all__ = ["BatchReader", "KclrunDataSource", "ShardsPartition", "StreamReader"]
-
-# What Spark is told to limit batches by, where no option does: any limit but "all available",
-# which stands for the trigger Once; the number itself is the scouting's business.
+# The default limit of a batch for Spark: any limit but "all available", which stands for the
+# trigger Once. The scouting decides the real limit; the number itself does not matter.
 _BYTES_A_SHARD: Final = 64 * 2**20
+# Only the PySpark process that passes filters on has loaded this module.
+_PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+_ALL_ROWS: Final = Narrowing()
 
 
 class ShardsPartition(InputPartition):
-    """What one task reads. Pickled with the task; its text names no iterator and no record."""
+    """The ranges of one task. Pickled with the task; its text has no iterator and no record."""
 
     def __init__(self, ranges: tuple[ShardRange, ...]) -> None:
         super().__init__(None)
@@ -59,17 +69,18 @@ class KclrunDataSource(DataSource):
         return "kclrun"
 
     def schema(self) -> str:
-        """The columns of records. Called by `load()`, so it is here that mistakes are told.
+        """The columns of records. `load()` calls it, so mistakes in the options are reported here.
 
         Raises: SettingsError for wrong options; NotFound, AccessDenied or Unavailable where the
         stream does not answer.
         """
+        from kclrun.spark.asking import connected
         from kclrun.spark.checking import require_stream
-        from kclrun.spark.connecting import connected
-        from kclrun.spark.executor.rows import SCHEMA
+        from kclrun.spark.executor.reading import SCHEMA
 
         settings = read_source_options(self.options, Use.EITHER)
-        require_stream(connected(settings.reached).admin, settings.reached)
+        for each in settings.reached.each():
+            require_stream(connected(each).admin, each)
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - PySpark's name
@@ -80,7 +91,10 @@ class KclrunDataSource(DataSource):
     def reader(self, schema: StructType) -> BatchReader:
         """The reader of `spark.read`. Raises: SettingsError."""
         _refuse_other_columns(schema)
-        return BatchReader(read_source_options(self.options, Use.BATCH))
+        settings = read_source_options(self.options, Use.BATCH)
+        # PySpark refuses readers that take filters where the session has that switched off, so only
+        # its process for filters gets one.
+        return (_FilteredReader if _PUSHING in sys.modules else BatchReader)(settings)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001 - PySpark's
         """The writer of `df.write`. Raises: SettingsError."""
@@ -100,34 +114,45 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
+        self._narrowing = Narrowing()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The range's shards, shared out to tasks. Raises: ServiceError leaves, DataLoss."""
-        scouting = _scouting(self._settings)
+        """The range's shards, distributed to tasks. Raises: ServiceError leaves, DataLoss."""
+        scouting = _scouting(self._settings, self._narrowing)
         try:
             start, end = scouting.bounded()
         finally:
             scouting.close()
-        packed = _packed(start, end, {}, self._settings)
-        # Spark gives the reader of no partition one of its own, which has no ranges.
+        packed = _packed(start, end, {}, self._settings, self._narrowing)
+        # Without partitions Spark would give the reader one of its own, which has no ranges.
         return packed or [ShardsPartition(())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition; on executors. Raises: as `read_ranges`."""
-        return _rows(partition, self._settings)
+        return _rows(partition, self._settings, self._narrowing)
+
+
+class _FilteredReader(BatchReader):
+    """A batch read for which Spark has passed its filters (PySpark 4.1 and later)."""
+
+    def pushFilters(self, filters: list[Any]) -> list[Any]:  # noqa: N802 - PySpark's name
+        """Note the filters. Returns: all of them, so that Spark judges every row."""
+        self._narrowing = narrowing_of(filters)
+        return filters
 
 
 class StreamReader(DataSourceStreamReader):
-    """The stream as Spark's micro-batches ask for it; offsets are those of `offsets.py`."""
+    """The stream as Spark's micro-batches request it; offsets are those of `offsets.py`."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
         self._says_start = installed().says_start
         self._scouting: Scouting | None = None
         self._stands_at: Offset | None = None
+        self._was_asked = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # Executors get the settings, and nothing that is connected or remembered.
+        # Executors get the settings, without connections and remembered state.
         return {**self.__dict__, "_scouting": None, "_stands_at": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - PySpark's name
@@ -135,7 +160,7 @@ class StreamReader(DataSourceStreamReader):
         return encode_offset(self._scouts().initial_offset())
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802 - PySpark's name
-        """What Spark passes to `latestOffset` unless the trigger is to take all at once."""
+        """The limit that Spark passes to `latestOffset` unless the trigger takes all at once."""
         from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
         rows = self._settings.records_per_trigger_max
@@ -146,19 +171,19 @@ class StreamReader(DataSourceStreamReader):
     def latestOffset(  # noqa: N802 - PySpark's name
         self, start: dict[str, Any] | None = None, limit: Any = None
     ) -> dict[str, Any]:
-        """Where the next batch ends; `start` itself where nothing is new, after a second at most.
+        """The end of the next batch; `start` itself without new records, after a second at most.
 
         Raises: OffsetRefused for a checkpoint of another stream or of a newer version.
         """
-        begin = self._remembered() if start is None else decode_offset(start)
+        if start is None:
+            return encode_offset(self._answer_without_start())
+        begin = decode_offset(start)
         takes_all = limit is not None and type(limit).__name__ == "ReadAllAvailable"
         end = self._scouts().latest_offset(begin, takes_all=takes_all)
-        if end == begin and start is not None:
-            return start
-        return encode_offset(end)
+        return start if end == begin else encode_offset(end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - PySpark's name
-        """From here on, only what is in the stream now is new."""
+        """From here on, only the records that exist now count as new."""
         self._scouts().prepare_available_now()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - PySpark's name
@@ -166,15 +191,14 @@ class StreamReader(DataSourceStreamReader):
         return self._scouts().report()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The batch (start, end], shared out to tasks: the same rows at every call.
+        """The batch (start, end], distributed to tasks: the same rows at every call.
 
         Raises: OffsetRefused for a checkpoint of another stream or of a newer version.
         """
-        begin, finish = decode_offset(start), decode_offset(end)
-        self._stands_at = finish
         scouting = self._scouts()
-        # A batch that the last run left over is planned before any end is looked for.
-        scouting.check(finish)
+        # A batch that the last run left unfinished is planned before any end is looked for.
+        begin, finish = (scouting.known(decode_offset(each)) for each in (start, end))
+        self._stands_at = finish
         hints = scouting.hints(begin, finish)
         return _packed(begin, finish, hints, self._settings)
 
@@ -196,47 +220,71 @@ class StreamReader(DataSourceStreamReader):
             self._scouting = _scouting(self._settings)
         return self._scouting
 
-    def _remembered(self) -> Offset:
+    def _answer_without_start(self) -> Offset:
+        """For PySpark 4.0 and 4.1: under AvailableNow and Once they ask a single time, and end the
+        query with success behind that answer. Under other triggers they begin in the same way. So
+        the first answer of every run holds all existing records, whatever the limits."""
         if self._says_start:
             raise InvariantViolation("Spark did not say where the query stands")
-        return self._stands_at or self._scouts().initial_offset()
+        begin = self._stands_at or self._scouts().initial_offset()
+        if self._was_asked:
+            return self._scouts().latest_offset(begin)
+        end = self._scouts().everything(begin)
+        self._was_asked = True
+        return end
 
 
-def _scouting(settings: SourceSettings) -> Scouting:
-    from kclrun.spark.connecting import connected
+def _scouting(settings: SourceSettings, narrowing: Narrowing | None = None) -> Scouting:
+    from kclrun.spark.asking import connected
     from kclrun.spark.scouting import CALLS_AT_ONCE, Scouting
 
     connection = connected(settings.reached, CALLS_AT_ONCE)
+    if narrowing is not None and narrowing != Narrowing():
+        streams = summaries_of(connection.admin).values()
+        created_ms = max(int(each.created_at * 1000) for each in streams)
+        retention_hours = min(each.retention_hours for each in streams)
+        now_ms = int(time.time() * 1000)
+        settings = narrowing.narrowed(settings, now_ms, created_ms, retention_hours)
     leases = settings.start.leases
     table = None if leases is None else connection.lease_table(leases)
     return Scouting(connection.reader, connection.admin, settings, table=table)
 
 
 def _packed(
-    start: Offset, end: Offset, hints: Mapping[str, Any], settings: SourceSettings
+    start: Offset,
+    end: Offset,
+    hints: Mapping[str, Any],
+    settings: SourceSettings,
+    narrowing: Narrowing = _ALL_ROWS,
 ) -> list[InputPartition]:
-    ranges = ranges_between(start, end, hints)
+    ranges = [
+        each
+        for each in ranges_between(start, end, hints)
+        if narrowing.reads(*settings.reached.named(each.shard_id))
+    ]
     tasks = pack(ranges, settings.shards_per_task, settings.partitions_max)
     return [ShardsPartition(task) for task in tasks]
 
 
-def _rows(partition: InputPartition, settings: SourceSettings) -> Iterator[pa.RecordBatch]:
-    from kclrun.spark.connecting import connected
-    from kclrun.spark.executor.reading import read_ranges
-    from kclrun.spark.executor.rows import record_batches
+def _rows(
+    partition: InputPartition, settings: SourceSettings, narrowing: Narrowing = _ALL_ROWS
+) -> Iterator[pa.RecordBatch]:
+    from kclrun.spark.asking import connected
+    from kclrun.spark.executor.reading import read_ranges, record_batches
 
     assert isinstance(partition, ShardsPartition)
     connection = connected(settings.reached)
     pages = read_ranges(connection.reader, partition.ranges, settings, admin=connection.admin)
     for page in pages:
-        yield from record_batches(page.records, settings.reached.name, page.range.shard_id)
+        left = narrowing.left(page.records)
+        yield from record_batches(left, *settings.reached.named(page.range.shard_id))
 
 
 def _refuse_other_columns(schema: StructType) -> None:
-    """A schema that the user gave replaces ours unseen, and rows would not fit it."""
+    """A schema of the user would replace ours without a message, and the rows would not fit it."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from kclrun.spark.executor.rows import ARROW_SCHEMA, SCHEMA
+    from kclrun.spark.executor.reading import ARROW_SCHEMA, SCHEMA
 
     ours = from_arrow_schema(ARROW_SCHEMA)
     if [(each.name, each.dataType) for each in schema] != [
@@ -249,7 +297,7 @@ def _refuse_other_columns(schema: StructType) -> None:
 
 
 def _claim_available_now() -> None:
-    """Spark 4.2 and later pass AvailableNow on to readers of this class; before, there is none."""
+    """Spark 4.2 and later pass AvailableNow on to readers of this class; earlier ones lack it."""
     try:
         from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
     except ImportError:

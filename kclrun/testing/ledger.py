@@ -1,8 +1,6 @@
-"""What one run delivered, processed and checkpointed, and the rows each checkpoint covers.
+"""The deliveries, checkpoints and rows of one run, in memory.
 
-Knows: positions and rows, in memory. May not know: processors, batches, errors of user code.
-Rule: the same as `kclrun.sinks.emitted_rows` keeps on disk: a checkpoint asked for by user code
-covers the rows emitted until the call, and rows that no checkpoint covers go with a crash.
+It does not know processors, batches or errors of user code.
 """
 
 from __future__ import annotations
@@ -15,14 +13,16 @@ import msgspec
 from kclrun.errors import StaleCheckpoint
 from kclrun.model.sequence import ExtendedSequenceNumber
 
-__all__ = ["Ledger"]
-
 
 class Ledger:
-    """The stand-in for the lease table and the output, over crashes and restarts."""
+    """Replaces the lease table and the output in a test, over crashes and restarts.
+
+    It keeps the rule of `kclrun.sinks.emitted_rows`: a checkpoint that user code asks for covers
+    the rows emitted until the call, and a crash removes rows that no checkpoint covers.
+    """
 
     def __init__(self, position: ExtendedSequenceNumber) -> None:
-        self.position = position  # the last checkpoint, which is what a restart reads from
+        self.position = position  # the last checkpoint: a restart reads from here
         self.delivered = position
         self.checkpoints: list[ExtendedSequenceNumber] = []
         self.rows: list[dict[str, Any]] = []
@@ -32,14 +32,14 @@ class Ledger:
     def emit(self, row: Mapping[str, Any]) -> None:
         if not isinstance(row, Mapping):
             raise TypeError(f"a row is a mapping of names to values, not {type(row).__name__}")
-        msgspec.json.encode(dict(row))  # a TypeError here is one in production
+        msgspec.json.encode(dict(row))  # a row that raises TypeError here raises it in production
         self.rows.append(dict(row))
 
     def begin_batch(self) -> None:
         self._batch_start = len(self.rows)
 
     def take_back_batch(self) -> None:
-        """User code raised: its rows go, but for those a checkpoint covers."""
+        """User code raised: remove its rows, except those that a checkpoint covers."""
         del self.rows[max(self._batch_start, self._covered) :]
 
     def checkpoint(self, position: ExtendedSequenceNumber) -> None:
@@ -54,6 +54,6 @@ class Ledger:
         self._covered = len(self.rows)
 
     def crash(self) -> None:
-        """The process is gone: rows and deliveries that no checkpoint covers never happened."""
+        """The process crashed: rows and deliveries that no checkpoint covers are undone."""
         del self.rows[self._covered :]
         self.delivered = self.position

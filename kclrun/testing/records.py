@@ -1,7 +1,7 @@
-"""Records for tests, from whatever the test has at hand.
+"""Records for tests, made from bytes, text, pairs or mappings.
 
-Rule: made records look like the service's: sequence numbers of 56 digits that grow, sub-sequence
-numbers only inside aggregates. Next: `runs.py`.
+They look like the service's records: sequence numbers of 56 digits that grow, sub-sequence numbers
+only inside aggregates.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from typing import Any, Final
 
 from kclrun.model.record import Record
 
-__all__ = ["RecordLike", "make_aggregate", "make_record", "make_records"]
-
 RecordLike = Record | bytes | str | tuple[str, bytes | str] | Mapping[str, Any]
 
-# Kinesis numbers have 56 digits today and start with 49.
+# Sequence numbers of Kinesis have 56 digits today and start with 49.
 _FIRST_NUMBER: Final = 49 * 10**54
 # 2013-01-01T00:00:00Z, and a record each second: any fixed instant makes tests repeatable.
 _FIRST_ARRIVAL_S: Final = 1_356_998_400.0
@@ -31,7 +29,7 @@ def make_record(
     sub_sequence_number: int = 0,
     arrived_at_s: float | None = None,
 ) -> Record:
-    """One record. `ordinal` gives it its place: sequence number and arrival grow with it.
+    """One record. `ordinal` is its place: sequence number and arrival time grow with it.
 
     `data` as text is encoded as UTF-8; `arrived_at_s` is in seconds since the epoch.
 

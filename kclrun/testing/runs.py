@@ -1,7 +1,7 @@
-"""Run a processor in a test: the calls, checks and crashes it will meet in production.
+"""Run a processor in a test: the calls, checks and crashes that it will meet in production.
 
-Knows: the public interface and `ledger.py`. Rule: user code gets what the contracts of
-`kclrun.processor` promise and nothing more, and is refused what they forbid.
+User code gets exactly the guarantees of the contracts of `kclrun.processor`, and calls that they
+forbid are refused.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 from kclrun.errors import ProcessorError, StaleCheckpoint
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.processor import Checkpointer, Context, RecordProcessor
+from kclrun.processor import Checkpointer, Context, RecordProcessor, call_method, refuse_deferred
 from kclrun.testing.ledger import Ledger
 from kclrun.testing.records import RecordLike, make_records
-
-__all__ = ["Call", "Crash", "Run", "replay", "run_processor"]
 
 Mode = Literal["auto", "batch", "manual"]
 Returned = TypeVar("Returned")
@@ -29,11 +27,11 @@ _UNCHECKPOINTED_MAX: Final = 100_000
 
 
 class Crash(BaseException):
-    """The process dies here. Not an Exception, so that `except Exception` does not survive it."""
+    """The process ends here. Not an Exception, so that `except Exception` does not catch it."""
 
 
 class Call(NamedTuple):
-    """One call of the processor: its name, and how many records were given."""
+    """One call of the processor: its name, and the number of records in it."""
 
     name: str
     records: int = 0
@@ -41,12 +39,12 @@ class Call(NamedTuple):
 
 @dataclass
 class Run:
-    """What came of a run.
+    """The result of a run.
 
     `rows` are the emitted rows that are left, in order; `checkpoints` the positions written;
     `position` the last of them, from which a restart would read; `calls` the calls made;
-    `delivered` the number of records given, repetitions included; `crashed` and `released` how it
-    ended; `processors` the instances, one a life.
+    `delivered` the number of records delivered, repetitions included; `crashed` and `released` how
+    it ended; `processors` the instances, one for each life.
     """
 
     rows: list[dict[str, Any]]
@@ -78,19 +76,20 @@ def run_processor(
     """Run a processor over the records of one shard, as the runtime would.
 
     Records at or below `position` are dropped. `checkpoint` is the setting of the same name:
-    `batch` writes one after each batch; `auto` where the runtime must (at the end, and before
-    `uncheckpointed_max` is passed); with `manual` only the processor does. After the last record
-    the shard ends, or, with `end_of_shard=False`, the lease is given up. A call that raises is
+    `batch` writes one after each batch; `auto` only where the runtime must (at the end, and before
+    `uncheckpointed_max` is exceeded); with `manual` only the processor does. After the last record
+    the shard ends, or, with `end_of_shard=False`, the lease is given away. A call that raises is
     repeated `retries` times, with its rows taken back and without the records it checkpointed;
-    then the error comes to you.
+    then the error is raised to you.
 
-    `crash_after` ends the process after so many records, when the call that got the last of them
-    has returned and before anything is checkpointed for it; `crash_at_checkpoint=n` in the
+    `crash_after` ends the process after so many records, when the call with the last of them has
+    returned and before anything is checkpointed for it. `crash_at_checkpoint=n` ends it in the
     processor's n-th call of `checkpoint()`, before it is written. No further method is called then.
 
-    Raises: what the processor raised; StaleCheckpoint into the processor, as in production;
-    ProcessorError if it returns from `shard_ended` without a checkpoint under `manual`, or never
-    checkpoints and `uncheckpointed_max` stops the shard for good.
+    Raises: the errors of the processor; StaleCheckpoint into the processor, as in production;
+    ProcessorLoadError for a method that is `async def` or a generator, or returns anything but
+    None; ProcessorError if it returns from `shard_ended` without a checkpoint under `manual`, or
+    never checkpoints and `uncheckpointed_max` stops the shard for good.
 
     >>> from kclrun import RecordProcessor
     >>> class Shout(RecordProcessor):
@@ -142,9 +141,9 @@ def replay(
 ) -> Run:
     """Run, crash, and run again from the last checkpoint with a new instance.
 
-    The rows of the result are what is left in the end: those of the first life that a checkpoint
-    covers, and those of the second. Compare them, and whatever else the processor wrote, with an
-    undisturbed `run_processor`. The other arguments are those of `run_processor`.
+    The rows of the result are those left at the end: the rows of the first life that a checkpoint
+    covers, and those of the second life. Compare them, and any other output of the processor, with
+    an undisturbed `run_processor`. The other arguments are those of `run_processor`.
 
     >>> from kclrun import RecordProcessor
     >>> class Echo(RecordProcessor):
@@ -220,6 +219,8 @@ class _Life:
         fencing_token: int,
     ) -> None:
         self._fencing_token = fencing_token
+        user_code = processor if isinstance(processor, type) else type(processor)
+        refuse_deferred(processor, user_code.__qualname__)
         self._processor = processor() if isinstance(processor, type) else processor
         self._run.processors.append(self._processor)
         context = Context(
@@ -236,10 +237,10 @@ class _Life:
             release=self._release,
         )
         self._run.calls.append(Call("initialize"))
-        self._processor.initialize(context)
+        call_method(self._processor, "initialize", context)
 
     def deliver(self, records: list[Record]) -> None:
-        """Give all records, in batches that keep every limit, until the end or a release."""
+        """Deliver all records, in batches within every limit, until the end or a release."""
         given = 0
         while given < len(records) and not self._run.released:
             batch = records[given : given + self._next_size()]
@@ -253,7 +254,7 @@ class _Life:
             raise Crash
 
     def end(self, *, end_of_shard: bool) -> None:
-        """The shard is at its end, or the lease is given up."""
+        """The shard ends, or the lease is given away."""
         if not end_of_shard or self._run.released:
             self._call("shutdown_requested")
             if self._mode != "manual":
@@ -268,7 +269,7 @@ class _Life:
         self._ledger.checkpoint(SHARD_END)
 
     def _next_size(self) -> int:
-        """How many records the next batch may have."""
+        """The number of records that the next batch may have."""
         room = self._uncheckpointed_max - self._count_uncheckpointed()
         if room <= 0:
             if self._mode == "manual":
@@ -295,16 +296,17 @@ class _Life:
         self._repeat(give)
 
     def _repeat(self, call: Callable[[], Returned]) -> Returned:
-        """Call until it returns, or the retries are spent."""
+        """Call until it returns, or the retries are used up."""
         for _ in range(self._retries):
             try:
                 return call()
-            except Exception:  # noqa: BLE001, S112 - user code may raise anything; it comes again
+            except Exception:  # noqa: BLE001, S112 - user code may raise anything; it is retried
                 continue
         return call()
 
     def _call(self, name: str, records: list[Record] | None = None) -> bool:
-        """Call the processor; its rows go if it raises. Returns: whether it checkpointed."""
+        """Call the processor; its rows are removed if it raises. Returns whether it
+        checkpointed."""
         writes = _Writes(self)
         checkpointer = Checkpointer(writes)
         self._run.calls.append(Call(name, len(records or ())))
@@ -312,10 +314,10 @@ class _Life:
         self._ledger.begin_batch()
         try:
             if records is None:
-                getattr(self._processor, name)(checkpointer)
+                call_method(self._processor, name, checkpointer)
             else:
                 batch = RecordBatch(records, 0, self._fencing_token)
-                self._processor.process_records(batch, checkpointer)
+                call_method(self._processor, name, batch, checkpointer)
         except Exception:
             self._ledger.take_back_batch()
             raise
@@ -324,7 +326,7 @@ class _Life:
         return writes.made
 
     def write(self, position: ExtendedSequenceNumber | None) -> None:
-        """What `checkpoint()` does in this life."""
+        """Perform a `checkpoint()` of this life."""
         if next(self._checkpoint_calls) == self._crash_at_checkpoint:
             raise Crash
         self._ledger.checkpoint(self._ledger.delivered if position is None else position)
@@ -342,7 +344,7 @@ class _Life:
 
 
 class _Writes:
-    """The checkpointer's way in during one call, and shut after it."""
+    """The checkpointer's access to the ledger during one call. It is closed after the call."""
 
     def __init__(self, life: _Life) -> None:
         self._life = life

@@ -1,12 +1,10 @@
-"""The clock of fences: runs through suspend, is the same for all processes of the host."""
+"""The clock of fences. It runs through suspend and is the same for all processes of the host."""
 
 from __future__ import annotations
 
 import time
 
 from kclrun.model.time import Instant
-
-__all__ = ["boottime"]
 
 
 def boottime() -> Instant:

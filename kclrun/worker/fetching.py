@@ -1,64 +1,140 @@
-"""The fetch thread: keeps pages ahead of user code, through everything polling can meet.
+"""The fetch thread: reads pages ahead of user code.
 
-What comes back goes to the pacing core, which says when to ask again; what it holds goes to the
-desk. A failure is never an end: expired iterators are replaced, throttling and outages waited out
-(`reference` D1-D6: the pitfalls of the Java KCL's fetcher, each a test).
+The pacing core decides when to send the next request; pages go to the desk.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 import msgspec
 
-from kclrun.codec.kpl import KplRange, drop_until, open_aggregates
-from kclrun.consuming.pacing import Pacing
-from kclrun.consuming.start_point import resumed_start
+from kclrun.codec.kpl import KplRange, drop_until, open_in_parts
+from kclrun.consuming.policy import Pacing, resumed_start
+from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.errors import (
     ExpiredIterator,
     InvalidRequest,
+    NotFound,
     RecordError,
     ServiceError,
     Throttled,
+    Unavailable,
 )
-from kclrun.model.reading import StartPoint
-from kclrun.model.record import Record
+from kclrun.model.record import Record, StartPoint
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
-from kclrun.model.stream_key import ONLY_STREAM, StreamKey, qualified_child
+from kclrun.model.stream import ONLY_STREAM, StreamKey, qualified_child
 from kclrun.model.time import Instant
+from kclrun.model.wire import WireEndpoint
 from kclrun.ports import FetchedPage, ShardReader, StreamAdmin
 from kclrun.worker.desk import Desk, Page
-from kclrun.worker.outage import Outage
 
-__all__ = ["FetchPlan", "FetchThread", "FetchView"]
+# The next try repairs a dropped connection or a single 5xx; if it fails too, it is an outage.
+NOTICED_S: Final = 1.0
 
-# GetRecords returns at most 10,000 records or 10 MiB, and that is what one asks for: a smaller
-# limit only costs more of the five calls a second.
+
+class Outage:
+    """The outage of one kind of work in one thread. Warns once at its beginning and at its end."""
+
+    def __init__(self, work: str, now: Callable[[], Instant], warn: Callable[[str], None]) -> None:
+        self._work = work
+        self._now = now
+        self._warn = warn
+        self._since: Instant | None = None
+        self._is_told = False
+
+    def note(self, message: str, asked: Instant) -> None:
+        """A try that began at `asked` failed: the outage of a hanging service begins then."""
+        if self._since is None:
+            self._since = asked
+        if not self._is_told and self._now() - self._since >= NOTICED_S:
+            self._is_told = True
+            self._warn(f"{self._work} fails and is tried again: {message}")
+
+    def end(self) -> None:
+        """A try succeeded."""
+        if self._is_told and self._since is not None:
+            self._warn(f"{self._work} works again after {self._now() - self._since:.1f} s")
+        self._since = None
+        self._is_told = False
+
+
+# One answer takes two requests (iterator, records). Each may be sent again on a new connection, and
+# again with the service's clock: eight times connecting and reading. Half as much again is for a
+# body that trickles in: a restart would only begin it anew.
+PATIENCES_MAX: Final = 12
+# The lease thread looks once a second. A longer pause means that it did not run itself (a stopped
+# process, a held GIL), nor did the fetch thread: this does not count as silence of the service.
+LOOK_S_MAX: Final = 2.0
+
+
+def silence_max_s(endpoint: WireEndpoint) -> float:
+    """How long one answer may take before the fetch thread counts as hung."""
+    return PATIENCES_MAX * (endpoint.connect_timeout_s + endpoint.read_timeout_s)
+
+
+class FetchWatch:
+    """Detects, for the lease thread, that the fetch thread hangs in a request that never returns.
+
+    Every request has time-outs, so this is for the cases beyond them: a resolver that does not
+    answer, a lock, a service that sends a byte now and then. The manager checks the same value with
+    `stall:`; this check knows the time-outs and works without a manager. It is called at each turn
+    of the lease thread and counts how long one answer has been awaited.
+    """
+
+    def __init__(self, view: Callable[[], FetchView], silence_max_s: float) -> None:
+        self._view = view
+        self._silence_max_s = silence_max_s
+        self._asking_since = Instant(0.0)
+        self._looked = Instant(0.0)
+        self._waited_s = 0.0
+
+    def look(self, now: Instant) -> Unavailable | None:
+        """The error to end the process with, once the fetch thread has hung for too long."""
+        asking_since, passed_s = self._view().asking_since_instant, now - self._looked
+        self._looked = now
+        if not asking_since or asking_since != self._asking_since:
+            self._asking_since, self._waited_s = asking_since, 0.0
+            return None
+        self._waited_s += min(passed_s, LOOK_S_MAX)
+        if self._waited_s < self._silence_max_s:
+            return None
+        return Unavailable(
+            f"a request for records has not come back for {self._waited_s:.0f} s, though its"
+            " time-outs have passed"
+        )
+
+
+# GetRecords returns at most 10,000 records or 10 MiB, so we request that: a smaller limit only
+# costs more of the five calls a second.
 RECORDS_A_CALL: Final = 10_000
 
 Answer = TypeVar("Answer")
 
 
-class FetchPlan(msgspec.Struct, frozen=True):
-    """Where and how to read: `checkpoint` is what was processed, `start` the first iterator.
+class FetchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and how to read: `checkpoint` is the last processed position, `start` the first
+    iterator.
 
-    `stream` qualifies the children that the end of the shard names, where there are several.
+    `stream` qualifies the children that the end of the shard names, if there are several streams.
+    `expiry` decides when a shard that the service does not find was trimmed; by bare ids.
     """
 
     shard_id: str
     start: StartPoint
     checkpoint: ExtendedSequenceNumber
+    expiry: ExpiryWatch
     hash_range: HashRange | None = None
     kpl_range: KplRange = "keep"
     stream: StreamKey = ONLY_STREAM
 
 
 class FetchView(msgspec.Struct, frozen=True):
-    """What the status slot shows of the fetch thread. `asking_since_instant` is 0 between calls."""
+    """The fetch thread as the status slot shows it. `asking_since_instant` is 0 between calls."""
 
     last_fetch_instant: Instant = Instant(0.0)
     fetched: ExtendedSequenceNumber | None = None
@@ -67,11 +143,16 @@ class FetchView(msgspec.Struct, frozen=True):
     asking_since_instant: Instant = Instant(0.0)
 
 
-class FetchThread(threading.Thread):
-    """Reads one shard until it ends or the desk closes.
+class FetchThread:
+    """Reads one shard until it ends, is proven trimmed, or the desk closes.
 
-    `broke` is told of an error that is none of the service's: our bug. A lease that is renewed and
-    not read would stall in silence.
+    A failure never ends it: expired iterators are replaced, throttling and outages are waited out
+    (`reference` D1-D6: the pitfalls of the Java KCL's fetcher, each with a test).
+
+    It has a thread and is not a subclass of one.
+
+    `broke` gets an error that is not from the service: our bug. A lease that is renewed and not
+    read would stall in silence.
     """
 
     def __init__(
@@ -86,7 +167,7 @@ class FetchThread(threading.Thread):
         warn: Callable[[str], None],
         broke: Callable[[BaseException], None],
     ) -> None:
-        super().__init__(name="fetch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="fetch", daemon=True)
         self.view = FetchView(fetched=plan.checkpoint)
         self._plan = plan
         self._reader = reader
@@ -100,10 +181,20 @@ class FetchThread(threading.Thread):
         self._last_received: str | None = None
         self._is_above_checkpoint = False
 
-    def run(self) -> None:
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until the reading has ended, at most `timeout_s`."""
+        self._thread.join(timeout_s)
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
         try:
             self._read()
-        except BaseException as error:  # noqa: BLE001 - the thread's edge: the process ends by it
+        except BaseException as error:  # noqa: BLE001 - the thread's edge: it ends the process
             self._broke(error)
 
     def _read(self) -> None:
@@ -118,13 +209,17 @@ class FetchThread(threading.Thread):
                 if page.next_iterator is None and self._finish(page):
                     return
             except (ServiceError, RecordError) as error:
+                if isinstance(error, NotFound) and self._was_trimmed():
+                    self._desk.finish((), is_expired=True)
+                    return
                 pause_s = self._pause_after(error, asked)
             else:
+                self._plan.expiry.page_came()
                 self._outage.end()
                 pause_s = self._pacing.after_page(len(page.records), page.millis_behind_latest)
 
     def _awaited(self, ask: Callable[[], Answer]) -> Answer:
-        """How long an answer is waited for is shown, for lease thread and manager to judge."""
+        """Publish since when an answer is awaited; lease thread and manager check this value."""
         self.view = msgspec.structs.replace(self.view, asking_since_instant=self._now())
         try:
             return ask()
@@ -149,8 +244,7 @@ class FetchThread(threading.Thread):
         fetched = self.view.fetched
         if page.records:
             self._last_received = page.records[-1].sequence_number
-            laid = self._opened(page)
-            if laid is not None:
+            for laid in self._parts(page):
                 fetched = laid.last
                 if not self._desk.put(laid):
                     return False
@@ -162,24 +256,37 @@ class FetchThread(threading.Thread):
         )
         return True
 
-    def _opened(self, page: FetchedPage) -> Page | None:
-        """The user records above the checkpoint; None for a page wholly at or below it."""
-        records = open_aggregates(
-            page.records, kpl_range=self._plan.kpl_range, hash_range=self._plan.hash_range
-        )
-        last_raw = ExtendedSequenceNumber(page.records[-1].sequence_number)
+    def _parts(self, page: FetchedPage) -> Iterator[Page]:
+        """The user records above the checkpoint, in parts of as many as the desk holds ahead: the
+        next part is opened when there is room for it."""
+        for records, last_raw in open_in_parts(
+            page.records,
+            self._desk.records_ahead_max,
+            kpl_range=self._plan.kpl_range,
+            hash_range=self._plan.hash_range,
+        ):
+            laid = self._above_checkpoint(
+                records, ExtendedSequenceNumber(last_raw.sequence_number), page
+            )
+            if laid is not None:
+                yield laid
+
+    def _above_checkpoint(
+        self, records: list[Record], last_raw: ExtendedSequenceNumber, page: FetchedPage
+    ) -> Page | None:
+        """The part above the checkpoint; None if all of it is at or below the checkpoint."""
         if not self._is_above_checkpoint:
             records = drop_until(records, self._plan.checkpoint)
             self._is_above_checkpoint = bool(records) or last_raw > self._plan.checkpoint
         if not records and last_raw <= self._plan.checkpoint:
             return None
-        # A page whose user records were all left out still moves the position on, or a shard full
-        # of such pages would never be checkpointed.
+        # A page whose user records were all dropped still advances the position. Otherwise a shard
+        # full of such pages would never be checkpointed.
         last = records[-1].position if records else last_raw
         return Page(records, last, _payload_bytes(records), page.millis_behind_latest)
 
     def _finish(self, page: FetchedPage) -> bool:
-        """The shard ends here, unless the service only lost its place [D3]."""
+        """The shard ends here, unless the service lost its position [D3]."""
         children = page.children
         if not children and not self._is_closed_shard():
             return False
@@ -188,10 +295,22 @@ class FetchThread(threading.Thread):
         return True
 
     def _is_closed_shard(self) -> bool:
-        """A null iterator without children: believe the listing, not the answer."""
+        """A null iterator without children: trust the listing, not the answer."""
         shards = {shard.shard_id: shard for shard in self._awaited(self._admin.list_shards)}
         shard = shards.get(self._plan.shard_id)
         return shard is not None and not shard.is_open
+
+    def _was_trimmed(self) -> bool:
+        """The service does not find the shard: check whether it was trimmed [P13]."""
+        expiry = self._plan.expiry
+        if not expiry.is_listing_due(self._now()):
+            return False
+        try:
+            shards = self._awaited(self._admin.list_shards)
+        except ServiceError:
+            expiry.listing_failed(self._now())
+            return False
+        return expiry.is_proven(shards, self._now())
 
     def _pause_after(self, error: ServiceError | RecordError, asked: Instant) -> float:
         chance = random.random()
@@ -199,9 +318,9 @@ class FetchThread(threading.Thread):
             self._iterator = None
             return 0.0
         if isinstance(error, Throttled):
-            # Sharing five reads a second with other applications is daily life, no outage.
+            # Other applications share the five reads a second: throttling is normal, not an outage.
             return self._pacing.after_throttle(chance)
-        if isinstance(error, InvalidRequest):
+        if isinstance(error, InvalidRequest | NotFound):
             self._iterator = None
         self._outage.note(str(error), asked)
         return self._pacing.after_error(chance)

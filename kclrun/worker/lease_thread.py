@@ -1,13 +1,15 @@
-"""The lease thread: hears the manager, asks the core, does what it says.
+"""The lease thread: receives the manager's messages, passes events to the core, performs commands.
 
 All writes of the row go through this one thread [P5]. A slow answer of the table delays the next
-event, never a decision: time comes to the core with each event.
+event. It never delays a decision: each event carries the time to the core.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import heapq
 import itertools
+import os
 import select
 import threading
 from collections import deque
@@ -16,9 +18,31 @@ from typing import Final, Protocol
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
+from kclrun.consuming.commands import Report, ReportKind
 from kclrun.consuming.life import LeaseLife
+from kclrun.consuming.states import State
 from kclrun.errors import ServiceError, SinkError
-from kclrun.model.changes import (
+from kclrun.ipc import transitions as told
+from kclrun.ipc.board import StatusSlot
+from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
+from kclrun.ipc.messages import (
+    Begin,
+    Drain,
+    DumpStacks,
+    FailoverChanged,
+    NoAnswer,
+    OthersInSight,
+    RenewCredentials,
+    ToWorker,
+)
+from kclrun.ipc.ring import EventRing
+from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
+from kclrun.model.stream import qualified_shards, stream_of
+from kclrun.model.time import Instant, WallTime
+from kclrun.model.wire import WireCredentials
+from kclrun.ports import LeaseTable, StreamAdmin
+from kclrun.protocol.status import LeaseStatus, WorkerState
+from kclrun.protocol.writes import (
     Checkpoint,
     End,
     HandOver,
@@ -27,26 +51,191 @@ from kclrun.model.changes import (
     Offer,
     Release,
 )
-from kclrun.model.outcomes import Unavailable
-from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.model.stream_key import qualified_shards, stream_of
-from kclrun.model.time import Instant
-from kclrun.ports import LeaseTable, StreamAdmin
-from kclrun.worker.checkpointing import CheckpointDesk
-from kclrun.worker.desk import Desk
-from kclrun.worker.fetch_watch import FetchWatch
-from kclrun.worker.inbox import Inbox
-from kclrun.worker.manager_line import ManagerLine
-from kclrun.worker.reporting import Reporter
+from kclrun.worker.clock import boottime
+from kclrun.worker.desk import CheckpointDesk, Desk, DeskView, Inbox
+from kclrun.worker.fetching import FetchView, FetchWatch
 
-__all__ = ["LeaseThread", "Rows"]
+STDERR_FD: Final = 2
 
-# The manager looks at the status slot once a second; whatever happens (a batch, a write, a message)
+
+class ManagerLine:
+    """The lease process's end of the control channel, once the start command was read."""
+
+    def __init__(
+        self, channel: Channel[NoAnswer, ToWorker], renew: Callable[[WireCredentials], None]
+    ) -> None:
+        self._channel = channel
+        self._renew = renew
+        self._is_gone = False
+
+    def filenos(self) -> tuple[int, ...]:
+        """For a selector; none once the manager is gone: its end would be readable for ever."""
+        return () if self._is_gone else (self._channel.fileno(),)
+
+    def hear(self) -> list[on.Event]:
+        """The events from all received messages. Raises: MalformedFrame."""
+        events: list[on.Event] = []
+        while not self._is_gone:
+            match self._channel.receive():
+                case Quiet():
+                    break
+                case PeerGone():
+                    self._is_gone = True
+                    events.append(on.ManagerGone())
+                case Drain(reason):
+                    events.append(on.DrainRequested(reason))
+                case FailoverChanged(failover_s):
+                    events.append(on.FailoverChanged(failover_s))
+                case OthersInSight(others):
+                    events.append(on.OthersInSight(others))
+                case RenewCredentials(credentials):
+                    self._renew(credentials)
+                case DumpStacks():
+                    faulthandler.dump_traceback(file=STDERR_FD, all_threads=True)
+                case Begin():
+                    pass  # Only the first one counts, and it was read before.
+        return events
+
+
+_STATES: Final = {
+    State.CLAIMING: WorkerState.CLAIMING,
+    State.INITIALIZING: WorkerState.STARTING,
+    State.PROCESSING: WorkerState.PROCESSING,
+    State.CREATING: WorkerState.ENDING,
+    State.NAMING: WorkerState.ENDING,
+    State.CLOSING: WorkerState.ENDING,
+    State.ENDING: WorkerState.ENDING,
+    State.STOPPING: WorkerState.OFFERING,
+    State.RELEASING: WorkerState.OFFERING,
+    State.FAILING: WorkerState.HALTED,
+    State.FAILED: WorkerState.HALTED,
+    State.LOSING: WorkerState.LOST,
+    State.LOST: WorkerState.LOST,
+    State.UNCLAIMED: WorkerState.LOST,
+    State.ENDED: WorkerState.FINISHED,
+    State.RELEASED: WorkerState.FINISHED,
+}
+
+
+class Reporter:
+    """Writes slot and ring of one place, and presses the doorbell."""
+
+    def __init__(
+        self,
+        slot: StatusSlot,
+        ring: EventRing,
+        doorbell: Doorbell,
+        incarnation: int,
+        fetch_view: Callable[[], FetchView],
+    ) -> None:
+        self._slot = slot
+        self._ring = ring
+        self._doorbell = doorbell
+        self._incarnation = incarnation
+        self._fetch_view = fetch_view
+        self._pid = os.getpid()
+
+    def tell(self, transition: told.Transition) -> None:
+        """Put a transition on the ring. A full ring drops it, and the manager reads the row."""
+        self._ring.put(told.encode(transition))
+        self._doorbell.press()
+
+    def warn(self, text: str) -> None:
+        """A warning for the log; the lease continues. Any thread may call it."""
+        self.tell(told.Warned("lease_process_warned", text))
+
+    def note_send(self, instant: Instant) -> None:
+        """A write of the row is about to be sent [P5]."""
+        self._slot.note_send(instant)
+
+    def report(self, report: Report) -> None:
+        self.tell(_transition(report))
+
+    def publish(self, life: LeaseLife, desk: DeskView) -> None:
+        """Refresh the status slot."""
+        fetch = self._fetch_view()
+        ledger = life.ledger
+        is_quiet = desk.is_empty and not desk.busy_since and ledger.processed >= ledger.delivered
+        has_caught_up = fetch.fetched is None or ledger.processed >= fetch.fetched
+        self._slot.publish(
+            LeaseStatus(
+                pid=self._pid,
+                incarnation=self._incarnation,
+                state=_STATES[life.state],
+                fence_instant=life.own.fence or Instant(0.0),
+                counter=life.own.counter,
+                records_total=desk.records_total,
+                bytes_total=desk.bytes_total,
+                batches_total=desk.batches_total,
+                processing_s_total=desk.processing_s_total,
+                millis_behind_latest=_or_unknown(fetch.millis_behind_latest),
+                fetched=_number(fetch.fetched),
+                processed=_number(ledger.processed),
+                checkpointed=ledger.checkpointed if life.own.row is not None else None,
+                first_delivered=desk.first_delivered,
+                last_fetch_instant=fetch.last_fetch_instant,
+                last_batch_instant=desk.last_batch_instant,
+                processing_since_instant=desk.busy_since,
+                at_tip=fetch.at_tip and is_quiet and has_caught_up,
+                fetching_since_instant=fetch.asking_since_instant,
+                published_instant=boottime(),
+                has_undone=life.has_undone,
+                unprocessed_since=desk.unprocessed_since or WallTime(0.0),
+            )
+        )
+
+
+def _number(position: ExtendedSequenceNumber | None) -> ExtendedSequenceNumber | None:
+    """The position if it is one of a record; None for a sentinel: there was no record yet."""
+    return None if position is None or position.is_sentinel else position
+
+
+def _or_unknown(millis_behind_latest: int | None) -> int:
+    return -1 if millis_behind_latest is None else millis_behind_latest
+
+
+def _transition(report: Report) -> told.Transition:
+    position = report.position
+    match report.kind:
+        case ReportKind.CLAIMED if position is not None:
+            return told.Claimed(report.counter, position)
+        case ReportKind.CHECKPOINTED if position is not None:
+            return told.Checkpointed(position, report.counter)
+        case ReportKind.RELEASED if position is not None:
+            return told.Released(position, report.text)
+        case ReportKind.SHARD_ENDED:
+            return told.ShardEnded(report.children)
+        case ReportKind.LOST:
+            return told.Lost(report.text)
+        case ReportKind.FAILED:
+            return told.Failed(
+                report.where,
+                report.text,
+                position,
+                report.traceback_text,
+                report.attempts,
+                report.raised_at,
+                report.record,
+                report.is_host_fault,
+            )
+        case ReportKind.BROKE:
+            return told.Broke(report.text)
+        case ReportKind.UNCLAIMED:
+            return told.Unclaimed(report.text)
+        case ReportKind.RECORDS_EXPIRED if position is not None:
+            return told.RecordsExpired(position, report.text)
+        case ReportKind.GIL_HELD:
+            return told.GilHeld(report.seconds)
+        case _:
+            return told.Warned("lease_process_warned", report.text)
+
+
+# The manager looks at the status slot once a second; every event (a batch, a write, a message)
 # refreshes it at once. Among a hundred idle processes the caches are cold and a turn takes 0.24 ms:
 # five turns a second were 9 % of a core more than one (`bin/bench idle`).
 LOOK_S: Final = 1.0
-# A thread that waits wakes within milliseconds. A whole second late is worth telling: something
-# held the GIL, or the process stood still.
+# A waiting thread wakes within milliseconds. If it is a whole second late, it reports that: another
+# thread held the GIL, or the process did not run.
 STALL_TOLD_S: Final = 1.0
 
 Timed = do.SendWrite | do.SendLateCheckpoint | do.ReadOwnRow
@@ -54,17 +243,22 @@ Later = tuple[Instant, int, Timed]
 
 
 class Rows(Protocol):
-    """The emitted rows' durability, as far as the lease thread needs it."""
+    """The durability of the emitted rows, as far as the lease thread needs it."""
 
     def make_durable(self, position: ExtendedSequenceNumber) -> None:
-        """Before a checkpoint at `position` is sent. Raises: SinkError."""
+        """Called before a checkpoint at `position` is sent. Raises: SinkError."""
         ...
 
 
-class LeaseThread(threading.Thread):
-    """Runs the core until it says Exit; `cause` says why then, `failure` if the thread broke.
+class LeaseThread:
+    """Runs the core until it returns Exit.
+
+    `cause` is the reason of the Exit; `failure` is the error if the thread broke.
 
     `on_over` is called on this thread at the very end, with the desk closed.
+
+    It has a thread and is not a subclass: `threading.Thread` takes new private names at any release
+    (`_handle` in 3.13 hid this class's own method, and every lease process failed at its start).
     """
 
     def __init__(
@@ -83,7 +277,7 @@ class LeaseThread(threading.Thread):
         now: Callable[[], Instant],
         on_over: Callable[[], None],
     ) -> None:
-        super().__init__(name="lease", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self.cause: do.ExitCause | None = None
         self.failure: BaseException | None = None
         self._life = life
@@ -105,7 +299,17 @@ class LeaseThread(threading.Thread):
         self._asking_s = 0.0
         self._user_code_before_s = 0.0
 
-    def run(self) -> None:
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until the lease is over, at most `timeout_s`."""
+        self._thread.join(timeout_s)
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
         try:
             while self.cause is None and self.failure is None:
                 self._turn()
@@ -116,12 +320,12 @@ class LeaseThread(threading.Thread):
             self._on_over()
 
     def break_off(self, error: BaseException) -> None:
-        """Another thread broke: end the process, whose successor begins anew. Any thread."""
+        """Another thread broke: end the process; its successor begins anew. Any thread."""
         self.failure = error
         self._inbox.post(on.Ticked())
 
     def _turn(self) -> None:
-        """Everything that has happened, then wait for more."""
+        """Handle everything that has happened, then wait for more."""
         while self._events and self.cause is None:
             self._handle(self._events.popleft())
         if self.cause is not None:
@@ -133,7 +337,7 @@ class LeaseThread(threading.Thread):
         self._events.append(on.Ticked())
 
     def _watch_fetching(self) -> None:
-        """A lease that is renewed and not read stalls in silence: begin anew instead."""
+        """A lease that is renewed and not read stalls in silence: end the process instead."""
         hung = self._fetch_watch.look(self._now())
         if hung is not None:
             self._reporter.warn(f"{hung}; the lease process ends and begins anew")
@@ -159,9 +363,9 @@ class LeaseThread(threading.Thread):
         self._events.extend(self._inbox.take())
 
     def _tell_stall(self, stalled_s: float) -> None:
-        """Late from waiting, or long at work that is no question to a service: say so."""
+        """Report a late wake-up, or long work that is not a request to a service."""
         if stalled_s >= STALL_TOLD_S:
-            # It may have returned by now: whoever waits longest is not the first to run again.
+            # User code may have returned by now: the longest waiter does not run first.
             in_user_code = self._user_code_s() - self._user_code_before_s >= STALL_TOLD_S
             self._events.append(on.ThreadStalled(stalled_s, in_user_code))
         self._user_code_before_s = self._user_code_s()
@@ -228,12 +432,11 @@ class LeaseThread(threading.Thread):
         try:
             self._make_rows_durable(change)
         except SinkError as error:
-            # Nothing was sent: the checkpoint waits until its rows can be kept.
-            unsent = on.WriteResolved(change, Unavailable(str(error)), self._now())
-            self._events.append(unsent)
+            # Nothing was sent: the checkpoint waits until its rows can be stored.
+            self._events.append(on.RowsNotKept(change, str(error)))
             return
         sent = self._now()
-        if not isinstance(change, LateCheckpoint):  # it is no owner's: no fence follows from it
+        if not isinstance(change, LateCheckpoint):  # not a write as owner: no fence follows from it
             self._reporter.note_send(sent)
         outcome = self._table.write(change)
         self._asking_s += self._now() - sent

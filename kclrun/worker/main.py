@@ -1,13 +1,14 @@
 """A lease process from its first line to its exit code.
 
-Called by the launcher in the forked child, with three descriptors. The start command says all
-the rest. Exit codes are a protocol with the manager (`ipc/exit_codes.py`); the reasons travel on
-the ring.
+The launcher calls it in the forked child, with three descriptors; the start command contains all
+else. The reason of its end is reported on the ring; the exit code is for people
+(`ipc/exit_codes.py`).
 """
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import random
 import threading
@@ -16,46 +17,131 @@ import traceback
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
+from kclrun.aws.lease_table import DynamoLeaseTable
+from kclrun.aws.signing import HeldCredentials
+from kclrun.aws.wire import WireClient
 from kclrun.consuming.commands import ExitCause
 from kclrun.consuming.events import ReleaseRequested
 from kclrun.consuming.life import LeaseLife
-from kclrun.consuming.start_point import first_start
-from kclrun.errors import SettingsError
+from kclrun.consuming.policy import (
+    ErrorPolicy,
+    LifePolicy,
+    Pacing,
+    batch_records_max,
+    first_start,
+    host_fault,
+)
+from kclrun.consuming.shard_end import ExpiryWatch
+from kclrun.errors import HostFailed, SettingsError
 from kclrun.ipc import exit_codes
 from kclrun.ipc import transitions as told
-from kclrun.ipc.channel import Channel
-from kclrun.ipc.doorbell import Doorbell
+from kclrun.ipc.board import Segment, StartSpec
+from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
 from kclrun.ipc.messages import Begin, NoAnswer, ToWorker, channel_of_worker
-from kclrun.ipc.segment import Segment
-from kclrun.ipc.spec import StartSpec
+from kclrun.ipc.ring import EventRing
 from kclrun.loading import load_processor
-from kclrun.model.lease import Lease
+from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.stream_key import stream_of
+from kclrun.model.shard import HashRange
+from kclrun.model.stream import shard_id_of, stream_of
 from kclrun.model.time import WallTime
-from kclrun.observe.line_sink import LineSink
-from kclrun.observe.logs import EventLog
-from kclrun.observe.printing import configure_lease_logging
-from kclrun.processor import Context, RecordProcessor, Row
+from kclrun.model.wire import WireEndpoint
+from kclrun.observe.logs import EventLog, LineSink, configure_lease_logging
+from kclrun.ports import LeaseTable, ShardReader, StreamAdmin
+from kclrun.processor import Context, RecordProcessor, Row, call_method
+from kclrun.sinks.durable_files import keep_from_children
 from kclrun.sinks.emitted_rows import EmittedRows
-from kclrun.worker import assembly
-from kclrun.worker.checkpointing import CheckpointDesk
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivering import Deliverer, RowScope
-from kclrun.worker.desk import Desk
-from kclrun.worker.fetch_watch import FetchWatch, silence_max_s
-from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView
-from kclrun.worker.inbox import Inbox
-from kclrun.worker.lease_thread import LeaseThread
-from kclrun.worker.manager_line import ManagerLine
-from kclrun.worker.reporting import Reporter
+from kclrun.worker.desk import CheckpointDesk, Desk, DeskLimits, Inbox
+from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
+from kclrun.worker.lease_thread import LeaseThread, ManagerLine, Reporter
 
-__all__ = ["run"]
+# One write of the row may take at most a quarter of the failover: three writes and a read of the
+# row fit before the fence.
+WRITE_SHARE: Final = 0.25
 
-# The manager sends the start command right after the fork; it waits for nothing in between.
+
+class Services(msgspec.Struct, frozen=True):
+    """The ports of one lease process."""
+
+    reader: ShardReader
+    admin: StreamAdmin
+    table: LeaseTable
+    credentials: HeldCredentials
+
+
+def services(spec: StartSpec) -> Services:
+    """Clients made in this process, after the fork; no request is made yet."""
+    credentials = HeldCredentials(spec.credentials)
+    kinesis = WireClient(spec.kinesis, credentials, service="kinesis")
+    dynamodb = WireClient(table_endpoint(spec), credentials, service="dynamodb")
+    stream = spec.stream_arn or spec.stream_name
+    return Services(
+        reader=PollingReader(kinesis, stream),
+        admin=WireStreamAdmin(kinesis, stream),
+        table=DynamoLeaseTable(dynamodb, spec.table_name),
+        credentials=credentials,
+    )
+
+
+def table_endpoint(spec: StartSpec) -> WireEndpoint:
+    """The lease table's endpoint with time-outs that leave room for three writes per failover."""
+    patience_s = min(spec.dynamodb.read_timeout_s, spec.failover_s * WRITE_SHARE)
+    return msgspec.structs.replace(
+        spec.dynamodb,
+        read_timeout_s=patience_s,
+        connect_timeout_s=min(spec.dynamodb.connect_timeout_s, patience_s),
+    )
+
+
+def life_policy(spec: StartSpec) -> LifePolicy:
+    return LifePolicy(
+        key=LeaseKey(spec.lease_key),
+        me=OwnerId(spec.owner),
+        seen_counter=spec.seen_counter,
+        expires_instant=spec.expires_instant,
+        failover_s=spec.failover_s,
+        checkpoint_mode=spec.checkpoint.mode,
+        checkpoint_every_s=spec.checkpoint.every_s,
+        uncheckpointed_max=spec.checkpoint.uncheckpointed_max,
+        has_waited=spec.has_waited,
+        others_in_sight=spec.others_in_sight,
+    )
+
+
+def error_policy(spec: StartSpec) -> ErrorPolicy:
+    return ErrorPolicy(spec.on_error.retries, spec.on_error.backoff_s)
+
+
+def pacing(spec: StartSpec) -> Pacing:
+    return Pacing(spec.fetch.idle_s, spec.fetch.floor_s)
+
+
+def desk_limits(spec: StartSpec) -> DeskLimits:
+    half_the_cap = batch_records_max(spec.checkpoint.uncheckpointed_max)
+    return DeskLimits(spec.fetch.buffer_bytes, min(spec.fetch.batch_max, half_the_cap))
+
+
+def expiry_watch(spec: StartSpec, row: Lease) -> ExpiryWatch:
+    """By bare ids, as the service lists them."""
+    parents = [shard_id_of(parent) for parent in row.parents]
+    return ExpiryWatch(spec.shard_id, row.hash_range, parents, apart_s=spec.failover_s)
+
+
+def hash_range(spec: StartSpec) -> HashRange | None:
+    if spec.hash_range_start is None or spec.hash_range_end is None:
+        return None
+    return HashRange(int(spec.hash_range_start), int(spec.hash_range_end))
+
+
+# The manager sends the start command right after the fork, without waiting.
 BEGIN_WAIT_S: Final = 10.0
-# User code that is still running when the lease is gone gets this long to come back; the core has
-# waited before, where waiting was right.
+# User code that still runs when the lease is lost gets this long to return. Where a longer wait is
+# right, the core has waited before.
 USER_CODE_WAIT_S: Final = 1.0
 
 STDERR_FD: Final = 2
@@ -65,27 +151,45 @@ _CODES: Final = {
     ExitCause.UNCLAIMED: exit_codes.UNCLAIMED,
     ExitCause.LOST: exit_codes.LOST,
     ExitCause.FAILED: exit_codes.FAILED,
+    ExitCause.HOST: exit_codes.HOST,
 }
 
 
 def run(segment_fd: int, doorbell_fd: int, channel_fd: int) -> int:
-    """Serve one lease; the exit code."""
+    """Serve one lease; returns the exit code."""
     segment = Segment.attach(segment_fd)
     doorbell = Doorbell.at_door(doorbell_fd)
     channel = channel_of_worker(channel_fd)
-    begin = channel.receive(BEGIN_WAIT_S)
+    got = channel.receive_with_fds(BEGIN_WAIT_S)
+    if isinstance(got, Quiet | PeerGone):
+        return exit_codes.UNCLAIMED
+    begin, fds = got
     if not isinstance(begin, Begin):
         return exit_codes.UNCLAIMED
     configure_lease_logging(_log_of(begin.spec))
+    ring = segment.ring(begin.spec.place)
     try:
-        return LeaseProcess(begin.spec, segment, doorbell, channel).serve()
-    except Exception:  # noqa: BLE001 - the process's edge: whatever it is, it is our bug
-        traceback.print_exc()
-        return exit_codes.BUG
+        # The lock file through its manager's descriptor: the file may have lost its name.
+        lock_path = f"/proc/self/fd/{fds[0]}" if fds else begin.spec.lock_path
+        process = LeaseProcess(begin.spec, segment, ring, doorbell, channel)
+        return process.serve(lock_path, fds)
+    except Exception as error:  # noqa: BLE001 - the process's edge: every error is reported
+        return _broke(error, ring, doorbell)
+
+
+def _broke(error: BaseException, ring: EventRing, doorbell: Doorbell) -> int:
+    """Report why the process ends, if the processor is not at fault; returns the exit code."""
+    fault = host_fault(error)
+    if fault is None:
+        traceback.print_exception(error)
+    words = fault or f"a bug in kclrun: {type(error).__name__}: {error}"
+    ring.put(told.encode(told.Broke(words)))
+    doorbell.press()
+    return exit_codes.BUG if fault is None else exit_codes.HOST
 
 
 def _log_of(spec: StartSpec) -> EventLog:
-    """The log of this process: its lines carry the shard."""
+    """The log of this process: its lines name the shard."""
     return EventLog(
         LineSink(STDERR_FD),
         app=spec.application,
@@ -103,20 +207,22 @@ class LeaseProcess:
         self,
         spec: StartSpec,
         segment: Segment,
+        ring: EventRing,
         doorbell: Doorbell,
         channel: Channel[NoAnswer, ToWorker],
     ) -> None:
         self._spec = spec
-        self._services = assembly.services(spec)
+        self._tell_broken = functools.partial(_broke, ring=ring, doorbell=doorbell)
+        self._services = services(spec)
         self._inbox = Inbox()
-        self._desk = Desk(assembly.desk_limits(spec), boottime)
-        self._life = LeaseLife(assembly.life_policy(spec), random.random)
+        self._desk = Desk(desk_limits(spec), boottime)
+        self._life = LeaseLife(life_policy(spec), random.random)
         self._user_code_returned = threading.Event()
         self._rows: EmittedRows | None = None
         self._fetching: FetchThread | None = None
         self._reporter = Reporter(
             segment.slot(spec.place),
-            segment.ring(spec.place),
+            ring,
             doorbell,
             spec.incarnation,
             self._fetch_view,
@@ -140,16 +246,24 @@ class LeaseProcess:
         self._deliverer = Deliverer(
             self._desk,
             self._inbox.post,
-            assembly.error_policy(spec),
+            error_policy(spec),
             prepare=self._prepare,
             checkpoints=self._checkpoints,
-            warn=self._reporter.warn,
+            tell=self._reporter.tell,
+            broke=self._lease_thread.break_off,
         )
 
-    def serve(self) -> int:
-        """Run until the lease is ended, released, lost or failed."""
+    def serve(self, lock_path: str, fds: tuple[int, ...] = ()) -> int:
+        """Run until the lease is ended, released, lost or failed. `fds` are closed once the lock
+        file at `lock_path` is open: one of them may be the manager's own descriptor of it.
+
+        Raises: HostFailed if the lock file cannot be opened.
+        """
         self._reporter.tell(told.Started(os.getpid()))
-        if not self._holds_lock():
+        is_locked = _holds_lock(lock_path)
+        for fd in fds:
+            os.close(fd)
+        if not is_locked:
             self._reporter.tell(told.Unclaimed("another manager of this host holds its lock [P3]"))
             return exit_codes.UNCLAIMED
         if self._spec.nice:
@@ -161,31 +275,22 @@ class LeaseProcess:
         return self._end()
 
     def _leave_user_code_behind(self) -> None:
-        """The lease is over: end the process with user code inside, if that does not return."""
+        """The lease is over: end the process while user code still runs, if it does not return."""
         if not self._user_code_returned.wait(USER_CODE_WAIT_S):
             code = exit_codes.BUG
             try:
                 code = self._end()
-            finally:  # whatever the output says to being closed: nothing renews this lease
+            finally:  # also if closing the output fails: the lease is not renewed any more
                 os._exit(code)
 
-    def _holds_lock(self) -> bool:
-        """Prove, for as long as this process lives, that its owner is not gone [P3]."""
-        fd = os.open(self._spec.lock_path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
     def _prepare(self, row: Lease) -> tuple[RecordProcessor, RowScope | None]:
-        """A fresh processor, initialised; then reading begins. On the main thread."""
+        """Make and initialise a new processor; then reading begins. On the main thread."""
         paths = [Path(path) for path in self._spec.import_paths]
         processor = load_processor(self._spec.processor, paths)()
         if self._rows is None and self._spec.output_path is not None:
             folder = Path(self._spec.output_path)
             self._rows = EmittedRows.open(folder, self._spec.shard_id, row.checkpoint)
-        processor.initialize(self._context(row))
+        call_method(processor, "initialize", self._context(row))
         self._begin_fetching(row)
         return processor, self._rows
 
@@ -228,7 +333,8 @@ class LeaseProcess:
             shard_id=spec.shard_id,
             start=first_start(row, spec.start_timestamp, WallTime(time.time())),
             checkpoint=row.checkpoint,
-            hash_range=assembly.hash_range(spec),
+            expiry=expiry_watch(spec, row),
+            hash_range=hash_range(spec),
             kpl_range=spec.fetch.kpl_range,
             stream=stream_of(spec.lease_key),
         )
@@ -237,7 +343,7 @@ class LeaseProcess:
             self._services.reader,
             self._services.admin,
             self._desk,
-            assembly.pacing(spec),
+            pacing(spec),
             now=boottime,
             warn=self._reporter.warn,
             broke=self._lease_thread.break_off,
@@ -251,12 +357,28 @@ class LeaseProcess:
         return not self._lease_thread.is_alive()
 
     def _end(self) -> int:
-        """The exit code; what is left of the output is closed first."""
+        """The exit code; the output is closed first."""
         if self._rows is not None:
             self._rows.close()
         thread = self._lease_thread
         if thread.failure is not None:
-            traceback.print_exception(thread.failure)
-            return exit_codes.BUG
+            return self._tell_broken(thread.failure)
         assert thread.cause is not None, "the lease thread ended without a cause"
         return _CODES[thread.cause]
+
+
+def _holds_lock(path: str) -> bool:
+    """Hold the lock as a proof, while this process lives, that its owner is not gone [P3]. The
+    children of this process do not hold it: a child does not prove that the lease process lives.
+
+    Raises: HostFailed if the file cannot be opened.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise HostFailed(f"the lock file of its manager, {path}: {error.strerror}") from error
+    keep_from_children(fd)
+    return True

@@ -11,12 +11,10 @@ import os
 from kclrun.aws.kinesis import PollingReader
 from kclrun.aws.wire import WireClient
 from kclrun.codec.kpl import open_aggregates
-from kclrun.ipc.board import LeaseStatus, WorkerState
+from kclrun.ipc.board import Segment
 from kclrun.ipc.messages import Begin, channel_of_worker
-from kclrun.ipc.segment import Segment
-from kclrun.ports import IteratorType
-
-__all__ = ["run"]
+from kclrun.model.record import IteratorType
+from kclrun.protocol.status import LeaseStatus, WorkerState
 
 _LIMIT = 10_000
 

@@ -17,8 +17,6 @@ from typing import Any, Final
 
 from bench.canned_pages import SHAPES, Page, iterator_of, shape_of_shard
 
-__all__ = ["FIRST_READS", "READ_COUNT"]
-
 # Operations of our own, for the bench to ask what was seen.
 FIRST_READS: Final = "Bench.FirstReads"
 READ_COUNT: Final = "Bench.ReadCount"

@@ -13,9 +13,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.codec.kpl import build_aggregate
-
-__all__ = ["SHAPES", "Page", "Shape", "iterator_of", "shape_of_shard"]
+from kclrun.codec.aggregator import build_aggregate
 
 _ARRIVED_AT: Final = 1_772_366_400.25
 # The service's iterators have more than 200 characters, and a client carries them back and forth.

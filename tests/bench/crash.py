@@ -24,8 +24,6 @@ from bench.lease_rig import wait_until
 from bench.servers import CREDENTIALS, REGION, stock_client
 from kclrun.local.server import Embedded, start_embedded
 
-__all__ = ["crash"]
-
 _STREAM: Final = "bench"
 _SHARDS: Final = 8
 # A record to each shard this often, so that a process that reads has something to process.

@@ -14,8 +14,6 @@ import urllib3
 from bench.figures import Figure, Target, figure
 from kclrun.local.server import start_embedded
 
-__all__ = ["local"]
-
 _STREAM: Final = "bench"
 _RECORD_BYTES: Final = 1_000
 # PutRecords takes 500 records at most.

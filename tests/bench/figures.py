@@ -9,8 +9,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Figure", "NotMeasured", "Sample", "Target", "figure", "paired_ratios", "percentile"]
-
 
 class Target(msgspec.Struct, frozen=True):
     """A bound of DESIGN §14: exactly one of the two."""

@@ -21,8 +21,6 @@ from tests.processes.fleet_rig.gaps import planned_gaps, reads_after
 from tests.processes.ledger_rig.application import Application
 from tests.processes.ledger_rig.producing import Producer
 
-__all__ = ["fleet"]
-
 _ROW: Final = "fleet"
 _MANAGERS: Final = ("a", "b", "c", "d", "e")
 _SHARDS: Final = 50

@@ -20,16 +20,13 @@ from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.operations import Operation
 from kclrun.aws.put_records import WirePutter
 from kclrun.aws.wire import WireClient
-from kclrun.codec.hash_keys import effective_hash_key
+from kclrun.codec.kpl import effective_hash_key
 from kclrun.errors import Throttled
 from kclrun.local.server import start_embedded
-from kclrun.model.outgoing import PutEntry
-from kclrun.model.record import Record
+from kclrun.model.record import IteratorType, PutEntry, Record
 from kclrun.model.shard import Shard
-from kclrun.ports import IteratorType
-from kclrun.sinks.kinesis_producer import KinesisProducer, ProducerMetrics
-
-__all__ = ["COOL_S_MAX", "HOT_PER_S", "Outcome", "Sample", "run", "wire_client"]
+from kclrun.sinks.flow_control import ProducerMetrics
+from kclrun.sinks.kinesis_producer import KinesisProducer
 
 HEALTHY_SHARDS: Final = 8
 # A healthy shard has a fifth of its quota to spare.

@@ -19,8 +19,6 @@ from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import Instant
 
-__all__ = ["plan_time"]
-
 _ROW: Final = "plan"
 _LEASES: Final = 10_000
 _OWNERS: Final = 1_000

@@ -25,21 +25,24 @@ from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.table_setup import ensure_table
 from kclrun.aws.wire import WireClient
-from kclrun.ipc.board import LeaseStatus, StatusSlot
-from kclrun.ipc.channel import Channel
-from kclrun.ipc.doorbell import Doorbell
+from kclrun.ipc.board import (
+    CheckpointSpec,
+    FetchSpec,
+    LogSpec,
+    OnErrorSpec,
+    Segment,
+    StartSpec,
+    StatusSlot,
+)
+from kclrun.ipc.channel import Channel, Doorbell
 from kclrun.ipc.messages import Begin, NoAnswer, ToWorker, channel_to_worker
-from kclrun.ipc.segment import Segment
-from kclrun.ipc.spec import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, StartSpec
 from kclrun.local.server import Embedded, start_embedded
-from kclrun.manager.launching import Launcher, ProcessForked
-from kclrun.model.changes import CreateLease
+from kclrun.manager.forks import Launcher, ProcessForked
 from kclrun.model.lease import Lease, LeaseKey, Owner
-from kclrun.model.outcomes import Applied
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import Instant
-
-__all__ = ["LEASE_ENTRY", "LeaseProcess", "LeaseRig", "wait_until"]
+from kclrun.protocol.status import LeaseStatus
+from kclrun.protocol.writes import Applied, CreateLease
 
 LEASE_ENTRY: Final = "kclrun.worker.main:run"
 _TABLE: Final = "bench"

@@ -9,8 +9,6 @@ from typing import Final
 
 from bench.figures import Sample
 
-__all__ = ["Variant", "interleaved", "timed"]
-
 # Does some work and says how much; figures are per unit of it.
 Variant = Callable[[], float]
 

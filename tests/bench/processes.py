@@ -10,8 +10,6 @@ from bench.figures import Figure, Target, figure, percentile
 from bench.lease_rig import LEASE_ENTRY, LeaseProcess, LeaseRig, wait_until
 from bench.servers import CannedServer
 
-__all__ = ["idle", "start"]
-
 _LEASES: Final = 100
 # Three heartbeats of each lease (one every 3.3 s) and ten polls.
 _WINDOW_S: Final = 10.0

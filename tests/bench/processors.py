@@ -8,8 +8,6 @@ import time
 from kclrun.model.record import RecordBatch
 from kclrun.processor import Checkpointer, Context, RecordProcessor
 
-__all__ = ["Marking", "NoOp"]
-
 
 class NoOp(RecordProcessor):
     """Does nothing: what is left is what the runtime costs."""

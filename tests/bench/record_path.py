@@ -17,8 +17,6 @@ from kclrun.aws.kinesis import PollingReader
 from kclrun.aws.wire import WireClient
 from kclrun.codec.kpl import open_aggregates
 
-__all__ = ["aggregates", "fetch", "our_reader"]
-
 _LIMIT: Final = 10_000
 # Pages a run: a run of ours takes some 50 ms of CPU, which is a thousand times the clock's grain.
 _SHARE_OF_STOCK: Final = 10

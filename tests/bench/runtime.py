@@ -7,9 +7,7 @@ from typing import Final
 from bench.figures import Figure, Sample, Target, figure, paired_ratios
 from bench.lease_rig import LEASE_ENTRY, LeaseRig, wait_until
 from bench.servers import CannedServer
-from kclrun.ipc.spec import FetchSpec
-
-__all__ = ["runtime"]
+from kclrun.ipc.board import FetchSpec
 
 _BARE_ENTRY: Final = "bench.bare_loop:run"
 # Some 150 pages of 10,000 records, of which one or two are under way as it begins and ends.

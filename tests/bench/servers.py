@@ -16,8 +16,6 @@ from botocore.config import Config
 from bench.canned_kinesis import FIRST_READS, READ_COUNT
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
-__all__ = ["CREDENTIALS", "REGION", "CannedServer", "endpoint_at", "stock_client"]
-
 REGION: Final = "us-east-1"
 # As long as real temporary keys, since each byte of them is signed and sent.
 CREDENTIALS: Final = WireCredentials("ASIABENCHBENCHBENCHB", "b" * 40, "t" * 400)

@@ -13,8 +13,6 @@ from rich.table import Table
 
 from bench.figures import Figure, NotMeasured
 
-__all__ = ["machine", "show"]
-
 
 def show(results: list[Figure | NotMeasured]) -> None:
     """All results, in their order."""

@@ -7,12 +7,10 @@ from typing import Final
 
 from bench.figures import Figure, Target, figure, paired_ratios
 from bench.measuring import interleaved, timed
+from kclrun.simulation.clocks import Scheduler
 from kclrun.simulation.fleet import Fleet
-from kclrun.simulation.scheduler import Scheduler
 from kclrun.simulation.what_if import WhatIf, run_what_if
 from kclrun.simulation.world import FleetSettings
-
-__all__ = ["large_fleet", "simulation"]
 
 # DESIGN 14 names the fleet; four records a second and shard bring something with every poll.
 _OWNERS: Final = 3

@@ -16,10 +16,9 @@ from kclrun.aws.kinesis import WireStreamAdmin
 from kclrun.aws.operations import Operation
 from kclrun.aws.put_records import WirePutter
 from kclrun.local.server import start_embedded
-from kclrun.model.outgoing import PutEntry
-from kclrun.sinks.kinesis_producer import KinesisProducer, ProducerSettings
-
-__all__ = ["draw", "sink"]
+from kclrun.model.record import PutEntry
+from kclrun.sinks.flow_control import ProducerSettings
+from kclrun.sinks.kinesis_producer import KinesisProducer
 
 _ROW: Final = "sink"
 _STREAM: Final = "bench"

@@ -17,9 +17,7 @@ from bench.spark_rig import SparkRig
 from kclrun.aws.operations import Operation
 from kclrun.aws.put_records import WirePutter
 from kclrun.local.server import start_embedded
-from kclrun.model.outgoing import PutEntry
-
-__all__ = ["lag"]
+from kclrun.model.record import PutEntry
 
 _ROW: Final = "spark-lag"
 _STREAM: Final = "bench"

@@ -11,10 +11,8 @@ from bench.servers import CREDENTIALS, CannedServer, endpoint_at
 from bench.spark_rig import Batch, SparkRig
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.wire import WireClient
+from kclrun.spark.options import Reached, SourceSettings
 from kclrun.spark.scouting import Scouting
-from kclrun.spark.settings import Reached, SourceSettings
-
-__all__ = ["planning"]
 
 _ROW: Final = "spark-planning"
 # Records a second and shard: 20 x 200 B travel with the plan, 500 x 1 KB are read by the tasks.

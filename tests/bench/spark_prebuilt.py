@@ -15,9 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from bench.spark_stream import sequence_number
 from kclrun.model.record import Record
-from kclrun.spark.executor.rows import SCHEMA, record_batches
-
-__all__ = ["BATCH_ROWS", "PrebuiltSource", "prebuilt_batch"]
+from kclrun.spark.executor.reading import SCHEMA, record_batches
 
 # What one page of the real source becomes.
 BATCH_ROWS: Final = 10_000

@@ -22,10 +22,8 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from bench.figures import Sample
 from bench.servers import CREDENTIALS, REGION
 from bench.spark_prebuilt import PrebuiltSource
-from kclrun.spark.engine.jvm import close_session
+from kclrun.spark.engine.java import close_session
 from kclrun.spark.engine.session import open_session
-
-__all__ = ["Batch", "SparkRig", "memory_mb", "sample_of"]
 
 # What the demo machine has, and what Spark's own figures in DESIGN were taken with.
 _MASTER: Final = "local[2]"

@@ -18,8 +18,6 @@ from typing import Any, BinaryIO, Final
 from bench.canned_kinesis import READ_COUNT
 from bench.spark_stream import KINDS, Block, Stream
 
-__all__ = ["Service"]
-
 _PREFIX: Final = "Kinesis_20131202."
 _BACKLOG: Final = 512
 

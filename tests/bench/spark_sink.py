@@ -17,10 +17,8 @@ from kclrun.aws.operations import Operation
 from kclrun.aws.put_records import WirePutter
 from kclrun.aws.wire import WireClient
 from kclrun.local.server import start_embedded
-from kclrun.model.outgoing import PutEntry
+from kclrun.model.record import PutEntry
 from kclrun.sinks.kinesis_producer import KinesisProducer
-
-__all__ = ["sink"]
 
 _ROW: Final = "spark-sink"
 _SHARDS: Final = 4

@@ -18,8 +18,6 @@ from bench.spark_stream import KINDS, Kind, Stream
 from kclrun.codec.kpl import open_aggregates
 from kclrun.spark.positions import Place, parse_position
 
-__all__ = ["source"]
-
 _ROW: Final = "spark-source"
 # Two tasks at a time on two cores, eight shards each, all of them opened at once.
 _SHARDS: Final = 16

@@ -19,9 +19,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from kclrun.codec.kpl import build_aggregate
-
-__all__ = ["KINDS", "Block", "Kind", "Stream", "sequence_number"]
+from kclrun.codec.aggregator import build_aggregate
 
 _REGION: Final = "us-east-1"
 # Real numbers have 56 digits and begin with 49.

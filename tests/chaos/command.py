@@ -1,6 +1,6 @@
 """What `bin/chaos` runs: one storm as long as asked for, a line every ten seconds, and a report.
 
-    bin/chaos --minutes 60 [--seed 7] [--rate 900] [--keep FOLDER]
+    bin/chaos --minutes 60 [--seed 7] [--rate 900] [--weight BLOW=N] [--keep FOLDER]
 
 Exit code 1 if a promise was broken: ledgers, logs and the servers' notes stay where it says. Ctrl-C
 ends the storm early, and the calm and the verdict follow; a second one, or SIGTERM, ends everything
@@ -15,9 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.chaos.nemesis import WEIGHTS
 from tests.chaos.storm import RATE, Storm
-
-__all__ = ["main"]
 
 
 def main(arguments=None):
@@ -29,10 +28,19 @@ def main(arguments=None):
     parser.add_argument("--minutes", type=float, default=10.0, help="how long the storm lasts")
     parser.add_argument("--seed", type=int, help="of the signals and the faults")
     parser.add_argument("--rate", type=int, default=RATE, help="records put a second")
+    parser.add_argument(
+        "--weight",
+        action="append",
+        default=[],
+        type=_weight,
+        metavar="BLOW=N",
+        help=f"how often a blow falls beside the others: {', '.join(WEIGHTS)}",
+    )
     parser.add_argument("--keep", type=Path, help="write all files there, and keep them")
     given = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
     replay = f"bin/chaos --minutes {given.minutes:g} --seed {seed} --rate {given.rate}"
+    replay += "".join(f" --weight {blow}={weight}" for blow, weight in given.weight)
     folder = given.keep or Path(tempfile.mkdtemp(prefix="kclrun-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     print(f"seed {seed}; files in {folder}; the same storm again: {replay}", flush=True)
@@ -49,7 +57,14 @@ def main(arguments=None):
 
 
 def _blown(folder, seed, given):
-    storm = Storm(folder, seed=seed, storm_s=given.minutes * 60, rate=given.rate, say=_say)
+    storm = Storm(
+        folder,
+        seed=seed,
+        storm_s=given.minutes * 60,
+        rate=given.rate,
+        weights=dict(given.weight),
+        say=_say,
+    )
 
     def interrupted(_number, _frame):
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -60,6 +75,13 @@ def _blown(folder, seed, given):
     # As an exception, so that every process is ended on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     return storm.run()
+
+
+def _weight(text):
+    blow, _, weight = text.partition("=")
+    if blow not in WEIGHTS or not weight.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(WEIGHTS)}, and =N")
+    return blow, int(weight)
 
 
 def _say(line):

@@ -9,8 +9,6 @@ import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 
-__all__ = ["EXCUSING_FAULTS", "Life", "excuses", "lives_of"]
-
 # By these a request of the lease table was not served, or not in time, or its fate is unknown; or,
 # where a write was doubled and the second answer came, it was refused to a sender who had no reason
 # to think that it was he who had moved the counter, and who therefore let go of the lease.

@@ -10,8 +10,6 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["KINDS", "Fault", "Refusal", "refusal"]
-
 KINDS = (
     "delay",  # the request and its answer each wait half of `seconds`
     "throttle",  # refused, as the service words it

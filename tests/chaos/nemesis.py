@@ -1,4 +1,5 @@
-"""Signals to managers, launchers and lease processes, one strike after the other, from a seed.
+"""Signals to managers, launchers and lease processes, lock files removed, descriptors denied and
+shards trimmed, one strike after the other, from a seed.
 
 It never waits: what ends later (a freeze, a machine without power) is on its agenda. Each signal
 is kept with its time and its pid, for the verdict. The last manager is frozen and loses its
@@ -10,20 +11,39 @@ import heapq
 import itertools
 import os
 import random
+import resource
 import signal
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["Nemesis", "Signal"]
+from tests.patience import HUNG_S
 
 _PAUSE_S = (0.2, 1.8)
 # Most end before the fence; after the longest somebody else has the lease for long.
 _FREEZE_FAILOVERS = (0.05, 3.0)
 _AWAY_S = (0.0, 6.0)
 _ONE_AT_A_TIME_SHARE = 0.8
-# `shutdown.grace` of the world is 20 s, a partition may last as long; what is left takes its time.
-_DRAIN_S_MAX = 60.0
+# The blows, and how often one falls beside the others.
+WEIGHTS = {
+    "kill_lease": 24,
+    "stop_lease": 12,
+    "kill_stopped_lease": 8,
+    "kill_launcher": 5,
+    "stop_launcher": 4,
+    "kill_manager": 2,
+    "kill_stopped_manager": 1,
+    "end_manager": 2,
+    "stop_manager": 5,
+    "freeze_machine": 3,
+    "lose_machine": 1,
+    "remove_lock_file": 4,
+    "deny_descriptors": 3,
+    "trim_shard": 4,
+}
+# How a manager may end that was sent SIGKILL or SIGTERM: by it, drained, or cut short.
+_ENDS = frozenset({0, os.EX_TEMPFAIL, -signal.SIGKILL, -signal.SIGTERM})
 
 
 @dataclass(frozen=True)
@@ -42,8 +62,10 @@ class Nemesis:
     """Call `turn` often, and `is_at_rest` at the end, until it is. `surprises` are managers that
     ended by themselves, or did not end when they were asked to."""
 
-    def __init__(self, apps, seed, failover_s, now=time.monotonic):
+    def __init__(self, apps, seed, failover_s, *, trims, weights=None, now=time.monotonic):
+        """`trims` has shards trimmed. `weights` replaces some of `WEIGHTS`."""
         self._apps = apps
+        self._trims = trims
         self._spared = list(apps)[-1]
         self._rng = random.Random(f"nemesis {seed}")
         self._freeze_s = tuple(share * failover_s for share in _FREEZE_FAILOVERS)
@@ -53,22 +75,11 @@ class Nemesis:
         self._numbers = itertools.count()
         self._down = {}
         self._stopped = {}
+        self._denied = set()
         self.signals = []
         self.strikes = Counter()
         self.surprises = []
-        self._blows = {
-            self._kill_lease: 24,
-            self._stop_lease: 12,
-            self._kill_stopped_lease: 8,
-            self._kill_launcher: 5,
-            self._stop_launcher: 4,
-            self._kill_manager: 2,
-            self._kill_stopped_manager: 1,
-            self._end_manager: 2,
-            self._stop_manager: 5,
-            self._freeze_machine: 3,
-            self._lose_machine: 1,
-        }
+        self._weights = WEIGHTS | (weights or {})
 
     def turn(self):
         """Do what is due, and strike if it is time."""
@@ -78,8 +89,9 @@ class Nemesis:
         self._look_for_the_ended()
         if now >= self._next:
             self._next = now + self._rng.uniform(*_PAUSE_S)
-            blow = self._rng.choices(list(self._blows), weights=list(self._blows.values()))[0]
-            blow()
+            weights = list(self._weights.values())
+            blow = self._rng.choices(list(self._weights), weights=weights)[0]
+            getattr(self, f"_{blow}")()
 
     def is_at_rest(self):
         """Do what is due, but strike no more; whether nothing is left and all managers run."""
@@ -168,6 +180,40 @@ class Nemesis:
             self._is_down(machine)
         self._strike("a machine loses its power", pid)
 
+    def _remove_lock_file(self):
+        """Of a running manager, by its name: a successor then waits for expiry [P3]."""
+        machine = self._rng.choice(self._up())
+        paths = _locks_of(self._apps[machine].process.pid)
+        for path in paths:
+            path.unlink(missing_ok=True)
+        self._strike("remove a lock file", paths)
+
+    def _deny_descriptors(self):
+        """A manager keeps the descriptors that it has, and gets no other, for a while. One that is
+        still starting is spared: a program that cannot open its own modules ends."""
+        machine = self._rng.choice(self._up())
+        pid = self._apps[machine].process.pid
+        hit = False
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            has = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+            former, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            hit = bool(self._apps[machine].lease_pids()) and pid not in self._denied
+            if hit:
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (has, hard))
+                self._denied.add(pid)
+                until = self._now() + self._a_while()
+                self._later(until, lambda: self._grant(pid, (former, hard)))
+        self._strike("deny a manager descriptors", hit)
+
+    def _trim_shard(self):
+        """The next shard that is closed loses what nobody has read of it [P13]."""
+        self._strike("trim a held shard", self._trims.arm())
+
+    def _grant(self, pid, limits):
+        self._denied.discard(pid)
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
     # Who.
 
     def _up(self):
@@ -233,7 +279,7 @@ class Nemesis:
     def _is_down(self, machine):
         """Its manager ends now, or soon; it is started again a while after."""
         process = self._apps[machine].process
-        self._down[machine] = self._now() + _DRAIN_S_MAX
+        self._down[machine] = self._now() + HUNG_S
         # One that is frozen goes on first, else it never heard the signal.
         self._later(
             self._now() + self._rng.uniform(*_AWAY_S), lambda: self._revive(machine, process)
@@ -242,14 +288,13 @@ class Nemesis:
     def _revive(self, machine, process):
         if process.poll() is None:
             if self._now() > self._down[machine] and process.pid not in self._stopped:
-                self.surprises.append(
-                    f"{machine}: the manager {process.pid} did not end within {_DRAIN_S_MAX:g} s"
-                    f" of SIGTERM"
-                )
+                self._surprise(machine, process, f"did not end within {HUNG_S:g} s of SIGTERM")
                 process.kill()
                 process.wait()
             self._later(self._now() + 0.2, lambda: self._revive(machine, process))
             return
+        if process.returncode not in _ENDS:
+            self._surprise(machine, process, f"ended with exit code {process.returncode}")
         del self._down[machine]
         self._apps[machine].start()
 
@@ -257,11 +302,25 @@ class Nemesis:
         for machine in self._up():
             app = self._apps[machine]
             if app.process.poll() is not None:
-                self.surprises.append(
-                    f"{machine}: the manager {app.process.pid} ended by itself, with exit code"
-                    f" {app.process.returncode}"
-                )
+                code = app.process.returncode
+                self._surprise(machine, app.process, f"ended by itself, with exit code {code}")
                 app.start()
+
+    def _surprise(self, machine, process, what):
+        words = self._apps[machine].last_words_of(process.pid)
+        self.surprises.append(f"{machine}: the manager {process.pid} {what}. It wrote:\n{words}")
 
     def _later(self, at, what):
         heapq.heappush(self._agenda, (at, next(self._numbers), what))
+
+
+def _locks_of(pid):
+    """The lock files that a process has open and that still have their names."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                path = each.readlink()
+                if path.suffix == ".lock":
+                    found.add(path)
+    return found

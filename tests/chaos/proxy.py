@@ -20,8 +20,6 @@ import msgspec
 
 from tests.chaos.faults import PAGE_SIZES, refusal
 
-__all__ = ["Door", "FaultProxy"]
-
 # The embedded AWS takes bodies of 16 MiB; a head is below 64 kB everywhere.
 _LIMIT_BYTES = 64 * 1024
 _PIECES = 8

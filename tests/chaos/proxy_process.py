@@ -16,8 +16,7 @@ import msgspec
 
 from tests.chaos.faults import Fault
 from tests.chaos.proxy import Door, FaultProxy
-
-__all__ = ["ProxyProcess"]
+from tests.patience import HUNG_S
 
 # An hour of weather is a few thousand faults of 200 bytes; a day is a few MB.
 _LINE_BYTES_MAX = 1 << 26
@@ -76,7 +75,7 @@ class ProxyProcess:
 
     def close(self):
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(HUNG_S)
         self._process.stdout.close()
 
     def _ask(self, what, **more):

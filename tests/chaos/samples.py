@@ -6,8 +6,6 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-__all__ = ["Growth", "Sample", "Sampler", "slope_an_hour"]
-
 
 @dataclass(frozen=True)
 class Sample:

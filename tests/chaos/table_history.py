@@ -8,8 +8,6 @@ failover.
 import json
 from dataclasses import dataclass, field
 
-__all__ = ["History", "judge_history"]
-
 _OFFERED = "kclrun:offered"
 _SENTINELS = {"TRIM_HORIZON": -1, "LATEST": -1, "AT_TIMESTAMP": -1}
 # The taker's clock may run 1 % apart; and the server notes a write a moment after it applied it.
@@ -23,11 +21,13 @@ class History:
     refused: int = 0
     takes: int = 0
     takes_by_expiry: int = 0
+    keys: set[str] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
 
 
-def judge_history(path, table, failover_s):
-    """Read the servers' notes about one table."""
+def judge_history(path, table, failover_s, trimmed=frozenset()):
+    """Read the servers' notes about one table. The rows of `trimmed` shards may go before their
+    end [P13]."""
     history = History()
     rows, moved_at = {}, {}
     with path.open("rb") as lines:
@@ -38,8 +38,9 @@ def judge_history(path, table, failover_s):
             history.refused += noted["status"] != 200 and noted["update"] is not None
             for key, row in noted["rows"]:
                 history.writes += 1
+                history.keys.add(key)
                 before = rows.get(key)
-                if before is not None:
+                if before is not None and (row is not None or key not in trimmed):
                     still_s = noted["at"] - moved_at[key]
                     _judge_write(history, key, before, row, noted["me"], still_s, failover_s)
                 if row is None or before is None or row["leaseCounter"] != before["leaseCounter"]:

@@ -16,6 +16,7 @@ from kclrun.local.server import start_embedded
 from tests.chaos.faults import Fault
 from tests.chaos.proxy import Door
 from tests.chaos.proxy_process import ProxyProcess
+from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import until
 
 KEYS = ("AKIAEXAMPLEEXAMPLE", "secret-of-the-test")
@@ -85,7 +86,7 @@ def proxied(tmp_path):
 def ask(proxy, operation="UpdateItem", service="DynamoDB_20120810", body=BODY):
     """All that comes back on one connection, until it is closed or an answer is complete."""
     port = int(proxy.urls["a"].rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=HUNG_S) as client:
         head = f"POST / HTTP/1.1\r\nHost: x\r\nX-Amz-Target: {service}.{operation}\r\n"
         client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         received = b""

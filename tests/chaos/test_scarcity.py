@@ -66,6 +66,15 @@ class Rig:
 
         self.app.until(are_read)
 
+    def until_told(self, event):
+        """The manager has written this event, and lives."""
+
+        def is_told():
+            assert self.app.process.poll() is None, self.app.last_words()
+            return self.app.of(event)
+
+        self.app.until(is_told)
+
     def until_others_read(self, victim, batches=10):
         """Each of the others goes on, by so many batches."""
         seen = len(self.app.ledger.batches)
@@ -140,6 +149,23 @@ def test_a_manager_without_descriptors_keeps_what_it_has_and_starts_the_rest_lat
     assert fleet.app.process.returncode == 0
 
 
+def test_a_manager_without_descriptors_outlives_its_launcher_and_those_that_it_inherits(rig):
+    fleet = rig()
+    (launcher,) = fleet.app.launcher_pids()
+    victim = fleet.app.lease_pids()[0]
+
+    with limited(fleet.app.process.pid, resource.RLIMIT_NOFILE, NO_DESCRIPTORS):
+        os.kill(launcher, signal.SIGKILL)
+        fleet.until_told("launcher_not_started")
+        os.kill(victim, signal.SIGKILL)
+        fleet.until_told("start_failed")
+        fleet.until_others_read(victim, batches=20)
+
+    fleet.until_all_read()
+    assert fleet.verdict(victim).faults == []
+    assert fleet.app.starts == 1
+
+
 def test_a_launcher_without_descriptors_is_replaced(rig):
     fleet = rig()
     victim = fleet.app.lease_pids()[0]
@@ -172,4 +198,4 @@ def test_user_code_without_memory_is_asked_again_until_there_is_some(rig):
 
 
 def failures(app):
-    return [each for each in app.of("lease_process_warned") if "MemoryError" in each["detail"]]
+    return [each for each in app.of("processor_raised") if "MemoryError" in each["error"]]

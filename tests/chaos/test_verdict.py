@@ -1,15 +1,17 @@
 """The judges of chaos can find each fault: otherwise their silence proves nothing."""
 
 import json
+import random
 
 import pytest
 
 from tests.chaos.excuses import excuses, lives_of
 from tests.chaos.faults import KINDS
-from tests.chaos.nemesis import Signal
+from tests.chaos.nemesis import WEIGHTS, Nemesis, Signal
 from tests.chaos.samples import Sample, Sampler
 from tests.chaos.table_history import judge_history
-from tests.chaos.verdict import duplicates_by_excuse, judge_lineage, judge_overlaps
+from tests.chaos.trims import Told, Trims, expired_records, unnamed_shards, untrue_expiries
+from tests.chaos.verdict import bugs_in, duplicates_by_excuse, judge_lineage, judge_overlaps
 from tests.chaos.weather import foretell
 from tests.processes.ledger_rig.deliveries import Batch
 
@@ -77,6 +79,16 @@ def test_nothing_else_excuses_it(signals, hits):
     assert excused(Written(*TWO_LIVES), signals, hits) == {}
 
 
+def test_a_lease_process_that_ended_by_a_bug_is_found():
+    lines = [
+        {"event": "process_died", "shard": "s", "reason": "exit code 70 (bug)"},
+        {"event": "process_died", "shard": "t", "reason": "killed by SIGKILL"},
+        {"event": "lease_claimed", "shard": "u"},
+    ]
+
+    assert bugs_in(lines) == ["s: process_died: exit code 70 (bug)"]
+
+
 def test_duplicates_are_told_by_their_excuse():
     assert duplicates_by_excuse({1: 5, 2: 3}, {1: {"SIGKILL", "SIGSTOP"}}) == {
         "SIGKILL and SIGSTOP": 5,
@@ -132,6 +144,148 @@ def test_a_child_before_its_parents_end_is_found(entries):
     assert any("[I3]" in fault for fault in judge_lineage(Written(*entries), PARENTS, []))
 
 
+def test_a_trimmed_parent_that_nobody_held_ends_without_a_word_and_is_not_read_again():
+    ledger = Written(("batch", 1.0, 1, 1), ("batch", 3.0, 2, 1, "child"))
+    again = Written(
+        ("batch", 1.0, 1, 1), ("batch", 3.0, 2, 1, "child"), ("batch", 4.0, 3, 2)
+    )  # fmt: skip
+
+    assert judge_lineage(ledger, PARENTS, [], {"s"}) == []
+    assert "after its child" in judge_lineage(again, PARENTS, [], {"s"})[0]
+
+
+PUT = {"s": [("10", "k", 0), ("20", "k", 1), ("30", "k", 2)], "child": [("40", "k", 3)]}
+
+
+def test_what_nobody_read_of_a_trimmed_shard_is_excused_above_the_checkpoint_that_was_told():
+    def excused(delivered, position):
+        return expired_records(PUT, delivered, {"s"}, [Told("s", position)], PARENTS)
+
+    assert excused({"10", "40"}, "10") == {"20", "30"}
+    assert excused({"40"}, "TRIM_HORIZON") == {"10", "20", "30"}
+
+
+@pytest.mark.parametrize(
+    ("trimmed", "told", "excused"),
+    [
+        pytest.param({"s"}, [], set(), id="nobody told it"),
+        pytest.param({"s"}, [Told("child", "40")], set(), id="told of another shard"),
+        pytest.param(set(), [Told("s", "10")], set(), id="nobody trimmed it"),
+        pytest.param({"s"}, [Told("s", "20")], {"30"}, id="a checkpoint passed it"),
+        pytest.param({"s"}, [Told("s", "TRIM_HORIZON"), Told("s", "20")], {"30"}, id="told twice"),
+    ],
+)
+def test_no_other_record_is_excused(trimmed, told, excused):
+    assert expired_records(PUT, {"10", "40"}, trimmed, told, PARENTS) == excused
+
+
+def test_a_trimmed_shard_without_a_lease_is_excused_by_the_event_of_what_it_came_of():
+    parents = {"1": [], "2": ["1"], "3": ["1"], "4": ["2"], "5": ["4"]}
+    trimmed = {"1", "2", "4"}
+
+    assert unnamed_shards(trimmed, [Told("1", "10", children=True)], parents) == {"2", "4"}
+    assert unnamed_shards(trimmed, [Told("1", "10")], parents) == set()
+    named = [Told("1", "10", children=True), Told("2", "10")]
+    assert unnamed_shards(trimmed, named, parents) == set()
+
+
+def test_an_expiry_of_a_shard_that_nobody_trimmed_is_found():
+    assert untrue_expiries({"s"}, [Told("s", "10")]) == []
+    assert "[P13]" in untrue_expiries({"s"}, [Told("t", "10")])[0]
+
+
+def test_one_shard_is_trimmed_for_each_time_that_it_was_asked_for():
+    trimmed = []
+    trims = Trims(trimmed.append, {}, random.Random(1))
+
+    trims.closed(["a"])
+    assert trims.arm()
+    assert not trims.arm()
+    trims.closed(["b", "c"])
+    trims.closed(["d"])
+
+    assert len(trimmed) == 1
+    assert set(trimmed) == set(trims.at) <= {"b", "c"}
+
+
+def test_a_shard_is_trimmed_with_its_ancestors_which_kinesis_forgets_first():
+    trimmed = []
+    parents = {"a": [], "b": [], "c": ["a", "b"], "d": ["c"], "e": ["c"]}
+    trims = Trims(trimmed.append, parents, random.Random(1))
+    trims.arm()
+
+    trims.closed(["d"])
+
+    assert trimmed == ["d"]
+    assert set(trims.at) == trims.shards == {"a", "b", "c", "d"}
+
+
+def test_what_was_trimmed_can_be_gone_through_while_more_is_trimmed():
+    trims = Trims(lambda shard: None, {}, random.Random(1))
+    for shard in ("a", "b"):
+        trims.arm()
+        trims.closed([shard])
+
+    for shard in trims.shards:
+        trims.arm()
+        trims.closed([f"later than {shard}"])
+
+    assert len(trims.shards) == 4
+
+
+class Ended:
+    """A manager that has ended."""
+
+    def __init__(self, code):
+        self.pid, self.returncode = 7, code
+
+    def poll(self):
+        return self.returncode
+
+
+class Machine:
+    def __init__(self, code):
+        self.process = Ended(code)
+        self.starts = 0
+
+    def start(self):
+        self.starts += 1
+        self.process.returncode = None
+
+    def last_words_of(self, pid):
+        return f"a traceback of {pid}"
+
+
+def test_a_manager_that_ended_by_itself_is_told_with_its_last_words():
+    machines = {"a": Machine(70), "b": Machine(None)}
+    nemesis = Nemesis(machines, 1, FAILOVER_S, trims=None)
+
+    assert nemesis.is_at_rest()
+
+    (surprise,) = nemesis.surprises
+    assert surprise == (
+        "a: the manager 7 ended by itself, with exit code 70. It wrote:\na traceback of 7"
+    )
+    assert machines["a"].starts == 1
+
+
+@pytest.mark.parametrize(("code", "surprises"), [(0, 0), (75, 0), (-9, 0), (70, 1), (1, 1)])
+def test_how_a_manager_ended_that_was_asked_to_is_judged_by_its_exit_code(code, surprises):
+    machines = {"a": Machine(code), "b": Machine(None)}
+    clock = iter(range(0, 1000, 10))
+    nemesis = Nemesis(machines, 1, FAILOVER_S, trims=None, now=lambda: float(next(clock)))
+    nemesis._is_down("a")
+
+    assert nemesis.is_at_rest()
+
+    assert len(nemesis.surprises) == surprises
+    assert machines["a"].starts == 1
+
+
+def test_every_blow_is_one_that_the_nemesis_can_strike():
+    assert all(callable(getattr(Nemesis, f"_{blow}")) for blow in WEIGHTS)
+
+
 A, A_LATER, B = "kclrun::host-a:1", "kclrun::host-a:2", "kclrun::host-b:1"
 
 
@@ -141,7 +295,7 @@ def row(owner, counter, checkpoint="100", sub="0"):
     return found | ({"leaseOwner": owner} if owner else {})
 
 
-def history(tmp_path, *writes):
+def history(tmp_path, *writes, trimmed=()):
     """Each write: (at, who, the row it left)."""
     path = tmp_path / "requests"
     lines = [
@@ -157,7 +311,14 @@ def history(tmp_path, *writes):
         for at, me, left in writes
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return judge_history(path, "t", FAILOVER_S)
+    return judge_history(path, "t", FAILOVER_S, trimmed)
+
+
+def test_the_row_of_a_trimmed_shard_may_go_before_its_end(tmp_path):
+    writes = [(0, A, row(A, 1)), (1, A, None)]
+
+    assert history(tmp_path, *writes, trimmed={"s"}).faults == []
+    assert "[I11]" in history(tmp_path, *writes, trimmed={"t"}).faults[0]
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass, field
 
 from tests.chaos.excuses import excuses, lives_of
 from tests.chaos.table_history import judge_history
+from tests.chaos.trims import unnamed_shards, untrue_expiries
 from tests.processes.ledger_rig.deliveries import judge
-
-__all__ = ["Report", "duplicates_by_excuse", "judge_lineage", "judge_overlaps", "judged"]
 
 # A manager of a dozen leases fills its caches in a minute or two, and then should stay as it is.
 # An hour's growth beyond this is a leak; a short run says little, and may grow by the rest.
@@ -16,6 +15,8 @@ RSS_KB_AN_HOUR_MAX = 8 * 1024
 RSS_KB_AT_FIRST_MAX = 8 * 1024
 DESCRIPTORS_AN_HOUR_MAX = 10.0
 DESCRIPTORS_AT_FIRST_MAX = 30.0
+# What a manager fills its caches with, and how many leases it has, says more in less time.
+_GROWTH_MINUTES_MIN = 10.0
 # A frozen process goes on and finds its successor reading: one batch was under way in it.
 _SLACK_S = 0.2
 
@@ -39,6 +40,9 @@ class Report:
     http_faults: dict[str, int] = field(default_factory=dict)
     http_passed: int = 0
     reshards: int = 0
+    shards_trimmed: int = 0
+    shards_told_expired: int = 0
+    records_expired: int = 0
     starts: dict[str, int] = field(default_factory=dict)
     lease_writes: int = 0
     writes_refused: int = 0
@@ -46,6 +50,8 @@ class Report:
     takes_by_expiry: int = 0
     lag_max: int = 0
     calm_s: float = 0.0
+    seconds_in_all: float = 0.0
+    refused_a_stream_made_again: bool = False
     growth: dict[str, str] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
@@ -79,7 +85,11 @@ def judged(report, world, nemesis, sampler, failover_s, cap):
     ledger = world.ledger.read()
     lives = lives_of(ledger)
     found = excuses(lives, nemesis.signals, world.proxy.read(), failover_s)
-    verdict = judge(world.source.put, ledger, killed=set(found), cap=cap)
+    told = world.look_for_expired()
+    report.shards_trimmed, report.records_expired = len(world.trims.shards), len(world.expired)
+    report.shards_told_expired = len({each.shard for each in told})
+    report.violations += untrue_expiries(world.trims.shards, told)
+    verdict = judge(world.source.put, ledger, killed=set(found), cap=cap, expired=world.expired)
     report.records, report.deliveries = verdict.records, verdict.delivered
     report.lives, report.torn_lines = verdict.incarnations, verdict.torn
     report.duplicates = verdict.duplicates
@@ -89,14 +99,29 @@ def judged(report, world, nemesis, sampler, failover_s, cap):
     overlaps, faults = judge_overlaps(ledger, lives, nemesis.signals)
     report.batches_by_frozen = overlaps
     report.violations += faults
-    report.violations += judge_lineage(ledger, world.parents(), nemesis.signals)
-    history = judge_history(world.aws.notes_path, world.table, failover_s)
+    report.violations += judge_lineage(ledger, world.parents, nemesis.signals, world.trims.shards)
+    history = judge_history(world.aws.notes_path, world.table, failover_s, world.trims.shards)
+    unnamed = unnamed_shards(world.trims.shards, told, world.parents)
+    report.violations += [
+        f"{shard}: it had a lease and was trimmed, and no event names its loss [P13]"
+        for shard in sorted(unnamed & history.keys)
+        if world.expired.intersection(number for number, _, _ in world.source.put[shard])
+    ]
     report.lease_writes, report.writes_refused = history.writes, history.refused
     report.takes, report.takes_by_expiry = history.takes, history.takes_by_expiry
     report.violations += history.faults
     report.violations += nemesis.surprises
     _judge_growth(report, world, sampler)
     return report
+
+
+def bugs_in(lines):
+    """Lease processes that ended by a bug of kclrun, as their managers tell it."""
+    return [
+        f"{line.get('shard')}: {line['event']}: {line['reason']}"
+        for line in lines
+        if "exit code 70" in str(line.get("reason")) and line["event"] != "start_failed"
+    ]
 
 
 def duplicates_by_excuse(duplicates_of, found):
@@ -132,8 +157,11 @@ def judge_overlaps(ledger, lives, signals):
     return sum(beside.values()), faults
 
 
-def judge_lineage(ledger, parents, signals):
-    """No child before each of its parents has ended; nothing of a parent after that [I3]."""
+def judge_lineage(ledger, parents, signals, trimmed=frozenset()):
+    """No child before each of its parents has ended; nothing of a parent after that [I3].
+
+    A trimmed one that nobody held ends without a call of user code: its row is deleted.
+    """
     ended, first, last = {}, {}, {}
     for mark in ledger.marks:
         if mark["what"] == "ended":
@@ -148,7 +176,8 @@ def judge_lineage(ledger, parents, signals):
         for parent in several:
             if child not in first or parent not in last:
                 continue
-            if first[child] < ended.get(parent, float("inf")):
+            end = ended.get(parent, 0.0 if parent in trimmed else float("inf"))
+            if first[child] < end:
                 faults.append(f"{child} was read before its parent {parent} had ended [I3]")
             if last[parent] > first[child]:
                 faults.append(f"{parent} was read after its child {child} had begun [I3]")
@@ -162,7 +191,7 @@ def _judge_growth(report, world, sampler):
             report.growth[machine] = str(growth)
     spared = list(world.apps)[-1]
     growth = sampler.growth(spared)
-    if growth is None:
+    if growth is None or growth.minutes < _GROWTH_MINUTES_MIN:
         return
     hours = growth.minutes / 60
     grown_kb = growth.rss_kb_an_hour * hours

@@ -4,8 +4,6 @@ import random
 
 from tests.chaos.faults import Fault
 
-__all__ = ["foretell"]
-
 _WRITES = ("UpdateItem", "PutItem", "TransactWriteItems", "DeleteItem")
 _TABLE_READS = ("GetItem", "BatchGetItem", "Query", "Scan")
 _STREAM_READS = ("GetRecords", "GetShardIterator")

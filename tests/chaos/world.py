@@ -9,11 +9,11 @@ from collections import Counter
 
 from tests.chaos.proxy import Door
 from tests.chaos.proxy_process import ProxyProcess
+from tests.chaos.trimming_kinesis import TRIM_TAG
+from tests.chaos.trims import Told, Trims, expired_records
 from tests.processes.fleet_rig.aws import WatchedAws
 from tests.processes.ledger_rig.application import Application
 from tests.processes.ledger_rig.producing import Producer
-
-__all__ = ["CAP", "FAILOVER_S", "MANAGERS", "World"]
 
 MANAGERS = ("a", "b", "c")
 # Half of the default: more happens in a minute.
@@ -25,6 +25,8 @@ SHARDS_MIN, SHARDS_MAX = 8, 16
 # one of which is cut off.
 _RESHARD_EVERY_S = 6.0
 _KEYS = 400
+# Of the detail of an event `records_expired`.
+_CHILDREN_TOO = "deleted children of this shard as well"
 
 
 class World:
@@ -33,6 +35,8 @@ class World:
     def __init__(self, folder, *, seed, rate, storm_s):
         self.folder = folder
         self._closing = []
+        # The records that are gone without having been read, and rightly so.
+        self.expired = set()
         try:
             self._build(folder, seed, rate, storm_s)
         except BaseException:
@@ -40,7 +44,7 @@ class World:
             raise
 
     def _build(self, folder, seed, rate, storm_s):
-        self.aws = WatchedAws(folder / "requests")
+        self.aws = WatchedAws(folder / "requests", kinesis="tests.chaos.trimming_kinesis")
         self._closing.append(self.aws.close)
         self.stream = self.aws.stream(SHARDS_FIRST)
         services = {
@@ -67,6 +71,19 @@ class World:
             keys=_KEYS,
         )
         self._closing.append(self.source.stop)
+        # Each shard's parents, as the service lists them while it knows the shard.
+        self.parents = {}
+        self._note_parents()
+        self.trims = Trims(self._trim, self.parents, random.Random(f"trims {seed}"))
+        self.source.resharded = self._resharded
+
+    def _resharded(self, closed):
+        """In the producer's thread."""
+        self._note_parents()
+        self.trims.closed(closed)
+
+    def _trim(self, shard):
+        self.aws.kinesis.add_tags_to_stream(StreamName=self.stream, Tags={TRIM_TAG: shard})
 
     def _application(self, folder, name):
         urls = {each: self.proxy.urls[f"{name}/{each}"] for each in ("kinesis", "dynamodb")}
@@ -92,24 +109,52 @@ class World:
             app.start()
 
     def lag(self):
-        """Records put that nobody was given yet."""
-        return self.source.total_put - len(self.ledger.delivered)
+        """Records put that nobody was given yet, and that have not expired as far as is known."""
+        return self.source.total_put - len(self.ledger.delivered) - len(self.expired)
 
-    def parents(self):
-        """Each shard's parents, as the service lists them."""
+    def look_for_expired(self):
+        """Take in what the product has said of expired records, and return it."""
+        told = [
+            Told(line["shard"], line["position"], _CHILDREN_TOO in line["detail"])
+            for app in self.apps.values()
+            for line in app.of("records_expired")
+        ]
+        self.expired = expired_records(
+            dict(self.source.put), self.ledger.delivered, self.trims.shards, told, self.parents
+        )
+        return told
+
+    def is_all_read(self):
+        """Every record was given to somebody, or has expired in a way that is excused."""
+        self.ledger.read()
+        self.look_for_expired()
+        return self.source.is_done and self.lag() <= 0
+
+    def _note_parents(self):
         pages = self.aws.kinesis.get_paginator("list_shards").paginate(StreamName=self.stream)
-        return {
-            shard["ShardId"]: [
-                shard[name] for name in ("ParentShardId", "AdjacentParentShardId") if name in shard
-            ]
-            for page in pages
-            for shard in page["Shards"]
-        }
+        for page in pages:
+            for shard in page["Shards"]:
+                names = ("ParentShardId", "AdjacentParentShardId")
+                self.parents[shard["ShardId"]] = [shard[name] for name in names if name in shard]
 
     def reshards(self):
         """A merge has one child of two parents, a split two of one."""
-        counts = Counter(len(several) for several in self.parents().values())
+        counts = Counter(len(several) for several in self.parents.values())
         return counts[2] + counts[1] // 2
+
+    def make_stream_again(self):
+        """Under its name, with records in it."""
+        kinesis, name = self.aws.kinesis, {"StreamName": self.stream}
+        kinesis.delete_stream(**name)
+        kinesis.get_waiter("stream_not_exists").wait(
+            **name, WaiterConfig={"Delay": 1, "MaxAttempts": 20}
+        )
+        kinesis.create_stream(**name, ShardCount=SHARDS_FIRST)
+        kinesis.get_waiter("stream_exists").wait(
+            **name, WaiterConfig={"Delay": 1, "MaxAttempts": 20}
+        )
+        entries = [{"Data": b"{}", "PartitionKey": f"key {n}"} for n in range(_KEYS)]
+        assert kinesis.put_records(**name, Records=entries)["FailedRecordCount"] == 0
 
     def close(self):
         while self._closing:

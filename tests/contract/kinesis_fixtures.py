@@ -23,20 +23,21 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from kclrun.errors import ServiceError
-from kclrun.local.listing import ShardQuery
-from kclrun.local.puts import PutEntry
+from kclrun.local.iterators import ShardQuery
 from kclrun.local.server import start_embedded
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.local.stream_ports import ModelStream
+from kclrun.local.stream import PutEntry
 from kclrun.model.record import Record
 from kclrun.model.shard import ChildShard, HashRange, Shard
 from kclrun.model.time import WallTime
 from kclrun.ports import FetchedPage, ShardFilter, StreamSummary
+from tests.patience import HUNG_S
+from tests.support.stream_ports import ModelStream
 
 # Without it, the emulator listens on every address of the machine.
 LOOPBACK = Path(__file__).with_name("loopback.cjs")
 EMULATOR = "kinesis-local@0.6.2"
-SETTLE_MAX_S = 10.0
+SETTLE_MAX_S = HUNG_S
 
 
 class ModelSubject:
@@ -327,7 +328,7 @@ def _installed() -> Path:
                 cwd=target,
                 check=True,
                 capture_output=True,
-                timeout=100,
+                timeout=HUNG_S,
             )
             (target / "installed.json").write_text(json.dumps({"package": EMULATOR}))
     return target
@@ -340,7 +341,7 @@ def _free_port() -> int:
 
 
 def _until_healthy(port: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HUNG_S
     while True:
         assert process.poll() is None, f"the emulator ended with {process.returncode}"
         assert time.monotonic() < deadline, "the emulator never answered"

@@ -16,15 +16,16 @@ import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from kclrun.aws.lease_table import DynamoLeaseTable
+from kclrun.aws.lease_table import INDEX_KEYS, OWNER_INDEX, DynamoLeaseTable
 from kclrun.aws.operations import CREATE_TABLE, GET_ITEM, PUT_ITEM
-from kclrun.aws.owner_index import INDEX_KEYS, OWNER_INDEX
 from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.wire import WireClient
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import LeaseTable
 from tests.contract.lease_tables import Subject
+from tests.patience import HUNG_S
+from tests.seeds import seed_of
 
 
 class OneAtATime:
@@ -51,7 +52,7 @@ def moto_url() -> Iterator[str]:
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
-    thread.join(timeout=10)
+    thread.join(timeout=HUNG_S)
     server.server_close()
 
 
@@ -84,8 +85,7 @@ def opened(request: pytest.FixtureRequest, *, has_owner_index: bool) -> Iterator
 
 
 def memory_subject(*, has_owner_index: bool) -> Subject:
-    seed = random.randrange(2**32)
-    print(f"LeaseRows chooses with random.Random({seed})")
+    seed = seed_of()
     rows = LeaseRows(
         lock=threading.Lock(),
         has_owner_index=has_owner_index,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -12,6 +12,8 @@ from kclrun.model.lease import Lease, LeaseKey, OwnerId, PendingCheckpoint
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.ports import LeaseTable
+
+Row = TypeVar("Row", bound=msgspec.Struct)  # a lease, or a change of one
 
 ME = OwnerId("kclrun:a:host:1")
 OTHER = OwnerId("kclrun:b:host:2")
@@ -57,5 +59,5 @@ class Subject:
         return self.table
 
 
-def changed(row: Lease, **fields: Any) -> Lease:
+def changed(row: Row, **fields: Any) -> Row:
     return msgspec.structs.replace(row, **fields)

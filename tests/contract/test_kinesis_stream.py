@@ -10,9 +10,9 @@ import uuid
 import pytest
 
 from kclrun.errors import ServiceError
+from kclrun.model.record import IteratorType
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX
-from kclrun.ports import IteratorType
 from tests.contract import kinesis_fixtures as fixtures
 
 FIRST = "shardId-000000000000"

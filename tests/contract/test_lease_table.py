@@ -14,10 +14,16 @@ import pytest
 
 from kclrun.aws.rows import encode_row
 from kclrun.errors import InvalidRequest
-from kclrun.model.changes import (
+from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId
+from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import HashRange
+from kclrun.model.time import WallTime
+from kclrun.protocol.writes import (
     Amend,
+    Applied,
     Checkpoint,
     Claim,
+    ConditionFailed,
     CreateChildren,
     CreateLease,
     DeleteEnded,
@@ -30,16 +36,12 @@ from kclrun.model.changes import (
     LeaseChange,
     NameChildren,
     Offer,
+    Refused,
     Release,
     Renew,
     ResumeLease,
     Take,
 )
-from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId
-from kclrun.model.outcomes import Applied, ConditionFailed, Refused
-from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.shard import HashRange
-from kclrun.model.time import WallTime
 from tests.contract.lease_tables import (
     AT_5,
     AT_7_2,
@@ -56,6 +58,7 @@ from tests.contract.lease_tables import (
     Subject,
     changed,
 )
+from tests.patience import HUNG_S
 
 pytest_plugins = ("tests.contract.lease_table_fixtures",)
 
@@ -91,7 +94,9 @@ OWNERS_CHANGES: dict[str, LeaseChange] = {
     "amend and pin a shard without parents": Amend(
         KEY, ME, 4, frozenset(), HashRange(3, 4), WallTime(9.5)
     ),
-    "halt": HaltLease(KEY, ME, 4, Halt("poison", WallTime(1_700_000_000.5))),
+    "halt": HaltLease(
+        KEY, ME, 4, Halt("poison", WallTime(1_700_000_000.5), WallTime(1_600_000_000.25))
+    ),
 }
 TAKES: dict[str, LeaseChange] = {"take": take(ME)}
 POSITION_CHANGES = (
@@ -232,7 +237,7 @@ def test_children_are_named_on_the_parent(subject: Subject) -> None:
 
 def test_a_halt_stays_through_renewals_and_takes_until_it_is_resumed(subject: Subject) -> None:
     table = subject.with_rows(HELD)
-    halt = Halt("record 7 failed six times", WallTime(1_700_000_000.5))
+    halt = Halt("record 7 failed six times", WallTime(1_700_000_000.5), WallTime(1_600_000_000.25))
 
     table.write(HaltLease(KEY, ME, 4, halt))
     table.write(Renew(KEY, ME, 5))
@@ -295,6 +300,33 @@ def test_a_take_removes_a_checkpoint_owner_and_every_trace_of_a_hand_off(subject
     assert not raw.keys() & {"checkpointOwner", "handoffAt", *handoff}
 
 
+@pytest.mark.parametrize("seen", [None, JAVA, ME], ids=["unowned", "expired", "its own"])
+def test_a_take_notes_the_instant_of_latest_where_none_stands(
+    subject: Subject, seen: OwnerId | None
+) -> None:
+    unpinned = changed(HELD, owner=seen, checkpoint=LATEST)
+    pins = changed(take(seen), latest_pinned_at=WallTime(1_700_000_000.1239))
+
+    outcome = subject.with_rows(unpinned).write(pins)
+
+    assert isinstance(outcome, Applied)
+    assert outcome.row is not None
+    assert outcome.row.latest_pinned_at == 1_700_000_000.124
+    assert outcome.row == subject.table.read(KEY)
+
+
+def test_a_take_leaves_the_instant_of_latest_that_stands_there(subject: Subject) -> None:
+    table = subject.with_rows(changed(HELD, checkpoint=LATEST, latest_pinned_at=WallTime(500.0)))
+
+    first = table.write(changed(take(ME), latest_pinned_at=WallTime(900.0)))
+    second = table.write(take(ME, 5))
+
+    for outcome in (first, second):
+        assert isinstance(outcome, Applied)
+        assert outcome.row is not None
+        assert outcome.row.latest_pinned_at == 500.0
+
+
 def test_a_row_whose_owner_is_null_reads_as_unowned_and_can_be_taken(subject: Subject) -> None:
     subject.plant(encode_row(UNOWNED) | {"leaseOwner": {"NULL": True}})
 
@@ -326,14 +358,14 @@ def test_of_eight_takers_at_once_one_wins(subject: Subject) -> None:
     barrier = threading.Barrier(8)
 
     def race(number: int) -> None:
-        barrier.wait(timeout=10)
+        barrier.wait(timeout=HUNG_S)
         outcomes.append(table.write(take(None, owner=OwnerId(f"kclrun:g:h:{number}"))))
 
     threads = [threading.Thread(target=race, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=HUNG_S)
 
     row = table.read(KEY)
     assert row is not None
@@ -582,6 +614,17 @@ def test_broken_and_foreign_rows_never_fail_a_scan(subject: Subject) -> None:
     assert sum(page.foreign for page in pages) == 1
 
 
+def test_a_scan_says_in_which_mode_a_kcl_3_fleet_is(subject: Subject) -> None:
+    subject.plant(encode_row(HELD))
+    state = {"entityType": {"S": "CLIENT_VERSION_MIGRATION"}, "cv": {"S": "CLIENT_VERSION_2X"}}
+    subject.plant({"leaseKey": {"S": "Migration3.0"}} | state)
+
+    pages = list(subject.open_table(1).scan())
+
+    assert {page.kcl3_mode for page in pages} - {None} == {"CLIENT_VERSION_2X"}
+    assert sum(page.foreign for page in pages) == 1
+
+
 def test_a_broken_row_is_an_error_to_read_and_refused_to_take(subject: Subject) -> None:
     subject.plant({"leaseKey": {"S": KEY}, "leaseCounter": {"S": "four"}})
 
@@ -592,6 +635,22 @@ def test_a_broken_row_is_an_error_to_read_and_refused_to_take(subject: Subject) 
     assert raised.value.code == "BrokenRow"
     assert isinstance(outcome, Refused)
     assert outcome.code == "BrokenRow"
+
+
+def test_a_counter_near_its_last_digit_makes_a_broken_row_and_the_one_before_a_lease_to_take(
+    subject: Subject,
+) -> None:
+    subject.plant(encode_row(UNOWNED) | {"leaseCounter": {"N": "9" * 37}})
+
+    outcome = subject.table.write(take(None, int("9" * 37)))
+    assert isinstance(outcome, Applied)
+    assert outcome.row is not None
+    assert outcome.row.counter == 10**37
+    assert isinstance(subject.table.write(Claim(KEY, ME, 10**37)), Applied)
+
+    subject.plant(encode_row(UNOWNED) | {"leaseCounter": {"N": "9" * 38}})
+    (page,) = subject.table.scan()
+    assert (page.leases, page.broken) == ((), (KEY,))
 
 
 def test_a_lease_row_of_kcl_3_5_with_its_entity_type_is_a_lease(subject: Subject) -> None:
@@ -627,6 +686,6 @@ def test_many_writers_leave_one_history(subject: Subject) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=HUNG_S)
 
     assert sorted(won) == list(range(5, 5 + len(won)))

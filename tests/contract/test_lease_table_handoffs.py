@@ -8,22 +8,26 @@ import pytest
 
 from kclrun.aws.rows import encode_row
 from kclrun.errors import InvariantViolation, NotFound
-from kclrun.model.changes import (
+from kclrun.model.lease import OFFERED, DiedOn, Handoff, Lease, LeaseKey, OwnerId
+from kclrun.model.sequence import LATEST, SHARD_END, ExtendedSequenceNumber
+from kclrun.model.time import WallTime
+from kclrun.protocol.writes import (
+    Applied,
     Ask,
     Checkpoint,
     Claim,
+    ConditionFailed,
+    Decline,
     End,
     HandOver,
     LeaseChange,
     Offer,
     Release,
     Renew,
+    ResumeLease,
     Take,
+    Withdraw,
 )
-from kclrun.model.lease import OFFERED, Handoff, Lease, LeaseKey, OwnerId
-from kclrun.model.outcomes import Applied, ConditionFailed
-from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.model.time import WallTime
 from tests.contract.lease_tables import (
     AT_5,
     AT_7_2,
@@ -148,6 +152,61 @@ def test_a_time_without_an_asker_stands_in_nobodys_way(subject: Subject) -> None
     assert subject.table.write(Ask(KEY, OTHER, ME, AT)) == Applied(ASKED)
 
 
+@pytest.mark.parametrize("at", [AT, None], ids=["dated", "undated"])
+def test_a_withdrawn_ask_is_gone_and_nothing_else_changes(
+    subject: Subject, at: WallTime | None
+) -> None:
+    when = {} if at is None else {"handoffAt": {"N": "7"}}
+    subject.plant(encode_row(HELD) | {"handoffTo": {"S": OTHER}} | when)
+
+    assert subject.table.write(Withdraw(KEY, OTHER)) == Applied(HELD)
+    assert subject.table.read(KEY) == HELD
+    assert litter_of(subject) == set()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(HELD, id="no ask any more"),
+        pytest.param(changed(HELD, handoff=Handoff(THIRD, AT)), id="asked for by another"),
+        pytest.param(OFFERED_ROW, id="offered to me"),
+    ],
+)
+def test_only_our_own_ask_is_withdrawn(subject: Subject, row: Lease) -> None:
+    table = subject.with_rows(row)
+
+    assert table.write(Withdraw(KEY, OTHER)) == ConditionFailed(row)
+    assert table.read(KEY) == row
+
+
+def test_a_declined_offer_is_one_to_whoever_comes_by_the_one_who_declined(
+    subject: Subject,
+) -> None:
+    table = subject.with_rows(OFFERED_ROW)
+
+    declined = changed(OFFERED_ROW, offered_to=None, offered_by=OTHER, counter=5)
+    assert table.write(Decline(KEY, OTHER, 4)) == Applied(declined)
+    assert table.read(KEY) == declined
+    assert litter_of(subject) == {"offeredBy"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(changed(OFFERED_ROW, counter=5), id="another counter"),
+        pytest.param(changed(OFFERED_ROW, offered_to=THIRD), id="offered to another"),
+        pytest.param(changed(OFFERED_ROW, offered_to=None), id="offered to whoever comes"),
+        pytest.param(changed(OFFERED_ROW, owner=ME), id="an owner"),
+        pytest.param(changed(OFFERED_ROW, owner=None), id="no owner"),
+    ],
+)
+def test_only_an_offer_to_us_as_it_was_seen_is_declined(subject: Subject, row: Lease) -> None:
+    table = subject.with_rows(row)
+
+    assert table.write(Decline(KEY, OTHER, 4)) == ConditionFailed(row)
+    assert table.read(KEY) == row
+
+
 STAYS: dict[str, LeaseChange] = {
     "renew": Renew(KEY, ME, 4),
     "renew with throughput": Renew(KEY, ME, 4, 12.5),
@@ -257,6 +316,31 @@ OWNED_ELSEWHERE: dict[str, dict[str, Any]] = {
 }
 
 
+def test_an_offer_after_deaths_says_where_and_progress_or_a_resume_forgets_it(
+    subject: Subject,
+) -> None:
+    died = DiedOn("host-1", AT_5)
+    table = subject.with_rows(changed(HELD, handoff=Handoff(THIRD, AT)))
+
+    offered = table.write(Offer(KEY, ME, 4, AT_5, AT_5, died_on=died))
+
+    expected = changed(HELD, counter=5, owner=OFFERED, offered_by=ME, died_on=died)
+    assert offered == Applied(expected)
+    assert table.read(KEY) == expected
+    assert expected.failed_slot == "host-1"
+    taken = table.write(Take(KEY, OTHER, OFFERED, 5, 10.0, "LATEST"))
+    assert isinstance(taken, Applied)
+    assert taken.row is not None
+    assert taken.row.died_on == died
+    moved = table.write(Checkpoint(KEY, OTHER, 6, AT_9, AT_5))
+    assert isinstance(moved, Applied)
+    assert moved.row is not None
+    assert moved.row.died_on is None
+    table.write(Offer(KEY, OTHER, 7, AT_9, AT_9, died_on=DiedOn("host-2", AT_9)))
+    table.write(ResumeLease(KEY))
+    assert table.read(KEY) == changed(moved.row, counter=8, owner=OFFERED, offered_by=OTHER)
+
+
 @pytest.mark.parametrize("to", [None, OTHER], ids=["to whoever comes", "to the asker"])
 @pytest.mark.parametrize("last", [AT_5, AT_7_2], ids=str)
 @pytest.mark.parametrize("moves", [False, True], ids=["stays", "moves"])
@@ -356,6 +440,16 @@ def test_a_take_by_force_notes_whom_it_was_taken_from(subject: Subject) -> None:
     assert outcome.row is not None
     assert (outcome.row.owner, outcome.row.taken_from) == (ME, JAVA)
     assert outcome.row.owner_switches == HELD.owner_switches + 1
+
+
+def test_a_take_by_force_notes_the_instant_of_latest(subject: Subject) -> None:
+    table = subject.with_rows(changed(HELD, owner=JAVA, checkpoint=LATEST))
+
+    outcome = table.write(changed(take(JAVA, forced=True), latest_pinned_at=AT))
+
+    assert isinstance(outcome, Applied)
+    assert outcome.row is not None
+    assert (outcome.row.taken_from, outcome.row.latest_pinned_at) == (JAVA, AT)
 
 
 @pytest.mark.parametrize(
@@ -463,6 +557,8 @@ def test_a_hand_over_is_refused_and_the_row_stays(
     [
         pytest.param(Ask(KEY, OTHER, ME, AT), id="ask"),
         pytest.param(Ask(KEY, OTHER, ME, AT, ASK), id="ask again"),
+        pytest.param(Withdraw(KEY, OTHER), id="withdraw"),
+        pytest.param(Decline(KEY, OTHER, 4), id="decline"),
         pytest.param(take(JAVA, forced=True), id="force"),
         *(pytest.param(change, id=name) for name, change in HAND_OVERS.items()),
     ],

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from kclrun.aws.rows import decode_row, encode_row
 from kclrun.errors import InvariantViolation
-from kclrun.model.changes import LateCheckpoint
 from kclrun.model.lease import OFFERED, Handoff, Lease, OwnerId
-from kclrun.model.outcomes import Applied, ConditionFailed
 from kclrun.model.sequence import (
     AT_TIMESTAMP,
     LATEST,
@@ -20,6 +18,7 @@ from kclrun.model.sequence import (
     ExtendedSequenceNumber,
 )
 from kclrun.model.time import WallTime
+from kclrun.protocol.writes import Applied, ConditionFailed, LateCheckpoint
 from tests.contract.lease_tables import (
     AT_5,
     AT_7_2,

@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
-from kclrun.model.changes import (
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.protocol.writes import (
+    Applied,
     Checkpoint,
     Claim,
+    ConditionFailed,
     CreateChildren,
     CreateLease,
     EndedParent,
@@ -18,9 +22,6 @@ from kclrun.model.changes import (
     Renew,
     Take,
 )
-from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.outcomes import Applied, ConditionFailed
-from kclrun.model.sequence import TRIM_HORIZON
 from tests.contract.lease_tables import AT_5, AT_7_2, ENDED, HELD, JAVA, ME, Subject, changed
 
 pytest_plugins = ("tests.contract.lease_table_fixtures",)

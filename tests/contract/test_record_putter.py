@@ -20,13 +20,13 @@ from kclrun.errors import InvalidRequest, NotFound, Throttled, Unavailable
 from kclrun.local.limits import AWS_LIMITS
 from kclrun.local.server import start_embedded
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.local.stream_ports import ModelStream
-from kclrun.model.outgoing import PutEntry
-from kclrun.model.record import Record
+from kclrun.model.record import IteratorType, PutEntry, Record
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.ports import IteratorType, RecordPutter, ShardReader, StreamAdmin
-from kclrun.sinks.kinesis_producer import KinesisProducer, ProducerSettings
+from kclrun.ports import RecordPutter, ShardReader, StreamAdmin
+from kclrun.sinks.flow_control import ProducerSettings
+from kclrun.sinks.kinesis_producer import KinesisProducer
+from tests.support.stream_ports import ModelStream
 
 HIGH = str(2**128 - 1)
 

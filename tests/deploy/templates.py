@@ -4,8 +4,6 @@ import re
 
 import yaml
 
-__all__ = ["Stack", "read_template"]
-
 
 class _Loader(yaml.SafeLoader):
     """YAML with the short forms of CloudFormation's functions."""

@@ -12,6 +12,7 @@ import textwrap
 import psutil
 import pytest
 
+from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import Application, until
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
@@ -48,7 +49,7 @@ def way():
     refusals = []
     for each in _WAYS:
         try:
-            tried = subprocess.run([*each, "true"], capture_output=True, text=True, timeout=20)
+            tried = subprocess.run([*each, "true"], capture_output=True, text=True, timeout=HUNG_S)
         except FileNotFoundError as error:
             refusals.append(str(error))
             continue
@@ -71,7 +72,7 @@ class Container(Application):
         (found,) = until(lambda: psutil.Process(self.process.pid).children(), why=self.last_words)
         return found
 
-    def stop(self, number=signal.SIGTERM, timeout_s=30.0):
+    def stop(self, number=signal.SIGTERM, timeout_s=HUNG_S):
         """As the rig's: once it listens; seen from inside, each start has the same pid."""
         until(lambda: len(self.of("manager_started")) == self.starts, why=self.last_words)
         self.manager.send_signal(number)
@@ -147,7 +148,7 @@ def test_a_stop_during_the_start_is_heard(embedded_aws, container):
         asked, _ = silent.accept()
         with asked:
             app.manager.send_signal(signal.SIGTERM)
-            code = app.process.wait(20)
+            code = app.process.wait(HUNG_S)
 
     assert code == 128 + signal.SIGTERM
     assert app.of("manager_started") == []

@@ -15,9 +15,9 @@ from moto import mock_aws
 from kclrun.aws.policies import Site, run_policy
 from kclrun.config.load import settings_of
 from kclrun.model.time import WallTime
-from kclrun.observe.metric_window import APPLICATION
-from kclrun.observe.metrics import METRICS
+from kclrun.observe.metrics import APPLICATION, METRICS
 from tests.deploy.templates import Stack, read_template
+from tests.patience import HUNG_S
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "config" / "deploy" / "cloudformation.yaml"
@@ -123,7 +123,7 @@ def test_cfn_lint_has_nothing_to_say():
         [Path(sys.executable).with_name("cfn-lint"), "--include-checks", "I", "--", TEMPLATE],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HUNG_S,
     )
 
     assert (linted.returncode, linted.stdout) == (0, "")
@@ -156,7 +156,7 @@ def arguments(user_data):
         capture_output=True,
         text=True,
         check=True,
-        timeout=10,
+        timeout=HUNG_S,
     ).stdout
     starts = re.findall(r"^ExecStart=(.*)$", dropped_in.replace("\\\n", " "), re.MULTILINE)
     # The empty one takes back that of the unit itself.
@@ -246,7 +246,7 @@ def test_a_machine_may_complete_the_hooks_of_its_own_group(made):
 
 def test_user_data_is_a_script_that_a_shell_can_read(made):
     checked = subprocess.run(
-        ["bash", "-n"], input=made.user_data, capture_output=True, text=True, timeout=10
+        ["bash", "-n"], input=made.user_data, capture_output=True, text=True, timeout=HUNG_S
     )
 
     assert made.user_data.startswith("#!/bin/bash\nset -euo pipefail\n")
@@ -290,7 +290,7 @@ def numbers(properties, *names):
 # Alarms.
 
 
-def test_the_alarms_are_those_of_the_readme(moto):
+def test_the_alarms_are_those_of_the_page(moto):
     """Each row: name, metric and statistic, condition, what missing data means."""
     made = Made("watched", AlarmTopicArn=f"arn:aws:sns:{REGION}:{ACCOUNT}:people")
     cloudwatch = boto3.client("cloudwatch", REGION)
@@ -300,7 +300,7 @@ def test_the_alarms_are_those_of_the_readme(moto):
         cloudwatch.put_metric_alarm(**alarm | numbers(alarm, "Threshold"))
     alarms = cloudwatch.describe_alarms(AlarmNamePrefix="watched ")["MetricAlarms"]
 
-    assert sorted(map(readme_row, alarms)) == sorted(rows_of_the_readme())
+    assert sorted(map(page_row, alarms)) == sorted(rows_of_the_page())
     for alarm in alarms:
         assert alarm["AlarmActions"] == [f"arn:aws:sns:{REGION}:{ACCOUNT}:people"]
 
@@ -338,7 +338,7 @@ def test_what_alarms_and_scaling_ask_for_is_what_machines_publish(moto, by):
 SIGNS = {"GreaterThanThreshold": ">", "LessThanOrEqualToThreshold": "<="}
 
 
-def readme_row(alarm):
+def page_row(alarm):
     metrics = alarm.get("Metrics") or []
     asked = sorted(
         f"{one['MetricStat']['Metric']['MetricName']} {one['MetricStat']['Stat']}"
@@ -359,8 +359,8 @@ def readme_row(alarm):
     )
 
 
-def rows_of_the_readme():
-    text = (ROOT / "README.md").read_text()
+def rows_of_the_page():
+    text = (ROOT / "docs" / "how-to" / "metrics-and-alarms.md").read_text()
     table = text.split("| alarm | metric and statistic | condition | missing data |\n")[1]
     for line in table.split("\n\n")[0].splitlines()[1:]:
         name, metric, condition, missing = (cell.strip() for cell in line.strip("|").split("|"))
@@ -392,8 +392,8 @@ def test_a_resource_that_holds_records_outlives_the_stack():
     assert (stream["DeletionPolicy"], stream["UpdateReplacePolicy"]) == ("Retain", "Retain")
 
 
-def test_the_readme_shows_parameters_that_the_template_has():
-    text = (ROOT / "README.md").read_text()
+def test_the_page_shows_parameters_that_the_template_has():
+    text = (ROOT / "docs" / "how-to" / "autoscaling-group.md").read_text()
     shown = re.findall(r"ParameterKey=(\w+)", text)
     needed = {
         name for name, one in read_template(TEMPLATE)["Parameters"].items() if "Default" not in one

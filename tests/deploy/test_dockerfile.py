@@ -13,22 +13,40 @@ LINES = [
     for line in re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", TEXT, flags=re.MULTILINE)).splitlines()
     if line
 ]
-STAGES = [LINES[: LINES.index(next(x for x in LINES[1:] if x.startswith("FROM ")))]]
-STAGES.append(LINES[len(STAGES[0]) :])
+FROMS = [number for number, line in enumerate(LINES) if line.startswith("FROM ")]
+STAGES = [LINES[FROMS[0] : FROMS[1]], LINES[FROMS[1] :]]
 
 
 def of(stage, instruction):
     return [line.split(None, 1)[1] for line in stage if line.startswith(f"{instruction} ")]
 
 
-def test_the_image_is_slim_and_its_python_is_one_that_kclrun_runs_on():
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
-    least = tuple(map(int, wanted.removeprefix(">=").split(".")))
+def test_the_base_is_the_builders_choice_and_a_build_without_one_is_refused():
+    # An ARG without a default is empty, and FROM refuses an empty name.
+    assert LINES[: FROMS[0]] == ["ARG BASE"]
+    assert [of(stage, "FROM") for stage in STAGES] == [["${BASE} AS build"], ["${BASE}"]]
 
-    for stage in STAGES:
-        [base] = of(stage, "FROM")
-        found = re.match(r"python:(\d+)\.(\d+)-slim", base)
-        assert (int(found[1]), int(found[2])) >= least
+
+def test_the_command_told_pins_by_digest_a_python_that_kclrun_names():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    for text in (TEXT, (ROOT / "docs" / "how-to" / "docker.md").read_text()):
+        told = set(re.findall(r"RepoDigests 0}}' python:(\d+\.\d+)-slim", text))
+        assert told
+        assert {f"Programming Language :: Python :: {each}" for each in told} <= set(
+            project["classifiers"]
+        )
+
+
+def test_what_pip_installs_is_pinned_by_hashes():
+    installs = [line for stage in STAGES for line in of(stage, "RUN") if "pip install" in line]
+
+    locked, package = installs
+    assert "--require-hashes --requirement base.lock" in locked
+    # Nothing is resolved again, neither to run nor to build.
+    assert {"--no-deps", "--no-build-isolation"} <= set(package.split())
+    [copied] = [line for line in of(STAGES[0], "COPY") if "base.lock" in line]
+    assert (ROOT / copied.split()[0]).is_file()
 
 
 def test_what_is_copied_is_there_and_is_all_that_a_build_needs():

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.patience import HUNG_S
+
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 pytestmark = pytest.mark.timeout(120)
 
@@ -80,7 +82,7 @@ def test_every_system_call_is_one_that_the_unit_allows(tmp_path, embedded_aws, p
     app.until_all_delivered(source, timeout_s=90)
     (manager,) = psutil.Process(app.process.pid).children()
     manager.terminate()
-    assert app.process.wait(30) == 0
+    assert app.process.wait(HUNG_S) == 0
 
     made = set(re.findall(r"^\d+ +(\w+)\(", traced.read_text(), re.MULTILINE))
     allowed = set().union(

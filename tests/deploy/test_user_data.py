@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.templates import Stack, read_template
+from tests.patience import HUNG_S
 
 DEPLOY = Path(__file__).parents[2] / "config" / "deploy"
 NAMES = {
@@ -58,7 +59,7 @@ class Machine:
             env={"PATH": f"{stands}:/usr/bin:/bin", "STANDS": str(stands), "BUNDLE": str(bundle)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HUNG_S,
         )
 
     def calls(self, program):
@@ -83,7 +84,7 @@ def machine(tmp_path):
 
 @pytest.fixture
 def bundle(tmp_path):
-    """As the README has it packed, by somebody whose files are open to the group."""
+    """Packed as its page has it, by somebody whose files are open to the group."""
     source = tmp_path / "bundle"
     for name in ("app/app.yaml", "app/processors/shop.py", "wheels/kclrun-1-py3-none-any.whl"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 import msgspec
 
 from kclrun.aws.errors import parse_error_reply
-from kclrun.aws.exchange import exchange
-from kclrun.aws.http_head import BrokenAnswer, encode_request, parse_head
+from kclrun.aws.http import BrokenAnswer, encode_request, exchange, parse_head
 from kclrun.aws.rows import BrokenRow, decode_row, encode_row
 from kclrun.codec.get_records import decode_get_records
-from kclrun.codec.kpl import open_aggregates
-from kclrun.codec.kpl_messages import MAGIC
+from kclrun.codec.kpl import MAGIC, open_aggregates
 from kclrun.config.load import settings_of
 from kclrun.errors import (
     LimitExceeded,
@@ -25,19 +23,18 @@ from kclrun.errors import (
     SettingsError,
 )
 from kclrun.ipc import messages, transitions
-from kclrun.ipc.board import SLOT_BYTES, LeaseStatus, StatusSlot, WorkerState
-from kclrun.ipc.frames import decoded
+from kclrun.ipc.board import SLOT_BYTES, StatusSlot
+from kclrun.ipc.channel import decoded
 from kclrun.ipc.ring import EventRing
-from kclrun.local import sequence_numbers
+from kclrun.local import stream as sequence_numbers
 from kclrun.model.lease import Handoff, Lease, LeaseKey, Owner, OwnerId, PendingCheckpoint
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
-from kclrun.model.stream_key import called, shard_id_of, stream_of
+from kclrun.model.stream import called, shard_id_of, stream_of
 from kclrun.model.time import Instant, WallTime
+from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.spark.offsets import decode_offset
-
-__all__ = ["TARGETS", "Target"]
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,15 @@
 """The scripts of bin/ on machines that lack something: a clear message, never a traceback."""
 
+import fcntl
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from tests.patience import HUNG_S
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ["bash", "cat", "cut", "dirname", "env", "flock", "mkdir", "mktemp", "paste", "rm", "sed"]
@@ -27,13 +32,14 @@ def put_python(folder, script):
     python.chmod(0o755)
 
 
-def run_environment(tools, tmp_path):
+def run_environment(tools, tmp_path, **more):
     return subprocess.run(
         [str(ROOT / "bin" / "environment"), "local"],
-        env={"PATH": str(tools), "KCLRUN_VENV": str(tmp_path / "venv"), "HOME": str(tmp_path)},
+        env={"PATH": str(tools), "KCLRUN_VENV": str(tmp_path / "venv"), "HOME": str(tmp_path)}
+        | more,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HUNG_S,
         check=False,
     )
 
@@ -95,8 +101,73 @@ def test_the_spark_extra_is_asked_for_only_by_a_config_that_needs_it(
         [str(copy / "kclrun"), *[each.replace("FILE", str(config)) for each in arguments]],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=HUNG_S,
         check=False,
     )
 
     assert ("spark" in ran.stderr.split()) == expects_spark
+
+
+def test_the_launcher_works_from_a_folder_that_holds_one_named_kclrun(tmp_path):
+    (tmp_path / "bin").mkdir()
+    shutil.copy(ROOT / "bin" / "kclrun", tmp_path / "bin" / "kclrun")
+    environment = tmp_path / "bin" / "environment"
+    environment.write_text(f"#!/usr/bin/env bash\necho {shlex.quote(sys.executable)}\n")
+    environment.chmod(0o755)
+    (tmp_path / "kclrun" / "config").mkdir(parents=True)  # as beside a fresh clone
+
+    ran = subprocess.run(
+        [str(tmp_path / "bin" / "kclrun"), "--version"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HUNG_S,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("kclrun ")
+
+
+def test_a_second_program_says_that_it_waits_for_the_environment(bare_machine, tmp_path):
+    with (tmp_path / "venv.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = subprocess.Popen(
+            [str(ROOT / "bin" / "environment"), "local"],
+            env={
+                "PATH": str(bare_machine),
+                "KCLRUN_VENV": str(tmp_path / "venv"),
+                "HOME": str(tmp_path),
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        told = process.stderr.readline()
+    rest = process.communicate(timeout=HUNG_S)[1]
+
+    assert "another program prepares" in told
+    assert "waiting for it" in told
+    # It went on once the lock was free, as far as this machine lets it.
+    assert "no python3 at all" in rest
+
+
+def test_a_python_that_was_named_and_is_none_is_refused_not_replaced(bare_machine, tmp_path):
+    put_python(bare_machine, "exit 0")
+
+    ran = run_environment(bare_machine, tmp_path, KCLRUN_PYTHON="/no/such/python")
+
+    assert ran.returncode == 69
+    assert "KCLRUN_PYTHON=/no/such/python is not a Python 3.11 or newer" in ran.stderr
+
+
+def test_a_version_that_cannot_be_had_is_said_aloud(bare_machine, tmp_path):
+    ran = subprocess.run(
+        [str(ROOT / "bin" / "interpreter"), "3.99"],
+        env={"PATH": str(bare_machine), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=HUNG_S,
+    )
+
+    assert ran.returncode == 69
+    assert ran.stdout == ""
+    assert "Python 3.99 cannot be had here: this machine has no apt" in ran.stderr

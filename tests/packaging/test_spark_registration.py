@@ -67,7 +67,6 @@ def test_pyspark_would_find_it_in_the_environment_of_this_checkout(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_pyspark_would_find_it_where_the_wheel_is_installed(installed, tmp_path):
     found, module, package, name = run(FIND, tmp_path, installed.python).splitlines()
 
@@ -79,7 +78,6 @@ def test_pyspark_would_find_it_where_the_wheel_is_installed(installed, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_plain_session_knows_the_format_from_the_environment_of_this_checkout(tmp_path):
     # Spark looks for formats only if a shell finds its Python, whose path it does not quote: by a
     # link, the environment of a checkout in a folder with spaces has a path without.
@@ -91,7 +89,6 @@ def test_a_plain_session_knows_the_format_from_the_environment_of_this_checkout(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_plain_session_knows_the_format_from_the_wheel(installed, tmp_path):
     told = run(LOAD, tmp_path, installed.python)
 

@@ -8,6 +8,8 @@ import sysconfig
 import venv
 from pathlib import Path
 
+from tests.patience import HUNG_S
+
 ROOT = Path(__file__).parents[2]
 # What an environment for development has and an installation of the dependencies has not.
 _OURS = ("kclrun", "pyspark_kclrun", "__editable__", "_distutils_hack", "distutils-", "__pycache__")
@@ -63,7 +65,7 @@ class Environment:
 def pip(*arguments):
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
     ran = subprocess.run(
-        [str(each) for each in command], capture_output=True, text=True, timeout=240, check=False
+        [str(each) for each in command], capture_output=True, text=True, timeout=HUNG_S, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 

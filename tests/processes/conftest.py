@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from kclrun.ipc.spec import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, StartSpec
+from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, StartSpec
 from kclrun.leases.commands import StartProcess
-from kclrun.manager.adopted import reap_adopted
-from kclrun.manager.children import LeaseProcesses
-from kclrun.manager.launching import Launcher
+from kclrun.manager.children import LeaseProcesses, reap_adopted
+from kclrun.manager.forks import Launcher
+from kclrun.manager.launcher import adopt_orphans
 from kclrun.manager.loop import Loop
-from kclrun.manager.process_rights import adopt_orphans
 from kclrun.model.lease import LeaseKey
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.observe.line_sink import LineSink
-from kclrun.observe.logs import EventLog
+from kclrun.observe.logs import EventLog, LineSink
+from tests.foreground import heeding_signals
+from tests.patience import HUNG_S
 
 ENTRIES = Path(__file__).parent / "entries"
 PLACES = 64
@@ -87,7 +87,7 @@ class Rig:
         self.options_of[key] = options
         self.processes.start(StartProcess(LeaseKey(key), 7, self.loop.now() + expires_s))
 
-    def until(self, condition, timeout_s=15.0):
+    def until(self, condition, timeout_s=HUNG_S):
         """Turn the loop until the condition holds."""
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -124,6 +124,7 @@ class Rig:
 def rig(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ENTRIES))
     rig = Rig(tmp_path)
-    rig.processes.open()
+    with heeding_signals():
+        rig.processes.open()
     yield rig
     rig.close()

@@ -44,7 +44,15 @@ def test_a_poison_record_halts_its_shard_until_it_is_resumed_and_nothing_is_skip
 
     (halted,) = app.of("lease_halted")
     assert halted["shard"] == shard
+    first, again = app.of("processor_raised")
+    assert first["raised_at"].startswith("ledger_processor.py:")
+    number = source.put[shard][place][0]
+    assert f" at {number}" in first["record"]
+    assert "kclrun/worker" not in first["traceback"]
+    assert "traceback" not in again
+    assert halted["action"].endswith(f"kclrun leases --config {app.config} resume {shard} --yes")
     row = embedded_aws.rows(app.table)[shard]
+    assert int(row["haltWaitingSince"]) < int(row["haltedAt"]), "they waited before it halted"
     assert "this record is poison" in row["haltReason"]
     assert "process_records failed 3 times" in row["haltReason"]
     before = {number for number, _, _ in source.put[shard][:place]}
@@ -52,6 +60,8 @@ def test_a_poison_record_halts_its_shard_until_it_is_resumed_and_nothing_is_skip
     assert poisoned <= before, "something was given beyond the record that failed"
     assert len(before - poisoned) < 50, "more than the failed batch was held back"
 
+    listed = app.cli("leases", "--config", str(app.config)).stdout
+    assert f"1 halted: {halted['action']}" in listed
     shown = app.cli("leases", "--config", str(app.config), "resume", shard)
     assert shown.returncode == 0
     assert "halted because" in shown.stdout
@@ -115,7 +125,9 @@ def test_a_halt_outlives_its_manager(embedded_aws, application, producer):
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
-def test_five_deaths_at_one_record_halt_the_shard(embedded_aws, application, producer):
+def test_seven_deaths_at_one_record_halt_the_shard_where_no_other_host_can_try(
+    embedded_aws, application, producer
+):
     stream = embedded_aws.stream(shards=2)
     app = application(
         stream, options={"crash": f"{BAD[0]}:{BAD[1]}"}, checkpoint={"every": "batch"}
@@ -125,17 +137,17 @@ def test_five_deaths_at_one_record_halt_the_shard(embedded_aws, application, pro
 
     app.start()
     app.until(
-        lambda: app.of("lease_halted") and others(source, shard) <= app.ledger.delivered, 60.0
+        lambda: app.of("lease_halted") and others(source, shard) <= app.ledger.delivered, 75.0
     )
 
     (halted,) = app.of("lease_halted")
     assert halted["shard"] == shard
     reason = embedded_aws.rows(app.table)[shard]["haltReason"]
-    assert "died 5 times in a row" in reason
+    assert "died 7 times in a row" in reason
     assert "exit code 1" in reason
-    # The checkpoint before the bad batch is a death with progress; five without follow it.
+    # The checkpoint before the bad batch is a death with progress; seven without follow it.
     deaths = [line["deaths"] for line in app.of("process_died")]
-    assert deaths[-5:] == [1, 2, 3, 4, 5]
+    assert deaths[-7:] == [1, 2, 3, 4, 5, 6, 7]
     assert app.stop() == 0
     dead = {mark["pid"] for mark in app.ledger.read().marks if mark["shard"] == shard}
     verdict = judge(source.put, app.ledger, killed=dead, cap=2000)

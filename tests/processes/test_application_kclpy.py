@@ -327,7 +327,7 @@ def test_a_fleet_moves_machine_by_machine_beside_a_java_worker_that_lives(
 
     # The first machine with kclrun takes its share, and leaves the rest where it is.
     app = consumer("consumer_v3.py", "0", failover="5s")
-    notes.until(lambda seen: len(seen.of("initialize")) == 1, app.last_words)
+    notes.until(lambda seen: len(seen.of("initialize")) >= 1, app.last_words)
     (kept,) = java_worker.holds
     moved = SECOND if kept == FIRST else FIRST
     stream.put(moved, "one")

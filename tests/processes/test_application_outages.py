@@ -16,6 +16,8 @@ pytestmark = pytest.mark.alone
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 FAILOVER_S = 3.0
+# Where a lease is to survive, though the machine be busy.
+LONG_FAILOVER_S = 10.0
 CAP = 2000
 # At 800 a second, so that everybody has read again after the outage.
 MORE = 800
@@ -53,10 +55,10 @@ def told_lengths(app):
     return [line["outage_s"] for line in app.of("service_back")]
 
 
-def begin(application, producer, stream, seed, **endpoints):
-    app = application(stream, leases={"failover": f"{FAILOVER_S:g}s"}, aws={"endpoints": endpoints})
+def begin(application, producer, stream, seed, failover_s=FAILOVER_S, **endpoints):
+    app = application(stream, leases={"failover": f"{failover_s:g}s"}, aws={"endpoints": endpoints})
     app.start()
-    app.until(lambda: len(app.of("lease_claimed")) == 2)
+    app.until(lambda: len(app.of("lease_claimed")) >= 2)
     source = producer(stream, 10**7, seed=seed, rate=800).start()
     app.until_delivered(300)
     return app, source
@@ -74,11 +76,12 @@ def finish(app, source):
 def test_a_lease_table_away_for_less_than_failover_costs_nothing(
     embedded_aws, application, producer
 ):
-    app, source = begin(application, producer, embedded_aws.stream(shards=2), seed=21)
+    stream = embedded_aws.stream(shards=2)
+    app, source = begin(application, producer, stream, 21, LONG_FAILOVER_S)
     pids = app.lease_pids()
 
     with embedded_aws.outage("dynamodb"):
-        last_for(FAILOVER_S / 2, app)
+        last_for(LONG_FAILOVER_S / 4, app)
 
     app.until_delivered(len(app.ledger.delivered) + MORE)
     assert app.lease_pids() == pids, "a lease process was replaced"
@@ -151,13 +154,13 @@ def test_a_stream_that_refuses_connections_is_told_once_a_shard_with_its_length(
     print(verdict)
     assert verdict.faults == []
     assert verdict.duplicates == 0
-    said = [(line["shard"], line["detail"]) for line in app.of("lease_process_warned")]
+    said = [(line["shard"], line["detail"]) for line in app.warned()]
     for shard in source.put:
         began, ended = [detail for key, detail in said if key == shard]
         assert "reading the shard fails and is tried again" in began
         length = re.search(r"works again after (\d+\.\d) s", ended)
-        # From the first try that failed to the first that worked, 3 s at most between two.
-        assert float(length[1]) >= 1.5 * FAILOVER_S - 1.5, ended
+        # From the first try that failed to the first that worked; a busy machine tries late.
+        assert float(length[1]) >= FAILOVER_S / 2, ended
 
 
 @pytest.mark.timeout(60)
@@ -165,12 +168,12 @@ def test_a_lease_table_that_refuses_connections_is_told_with_its_length(
     embedded_aws, application, producer, table_gate
 ):
     stream = embedded_aws.stream(shards=2)
-    app, source = begin(application, producer, stream, seed=25, dynamodb=table_gate.url)
+    app, source = begin(application, producer, stream, 25, LONG_FAILOVER_S, dynamodb=table_gate.url)
     pids = app.lease_pids()
 
     with table_gate.outage():
         # Tries come often enough that one falls between the end of this and the fence.
-        last_for(0.6 * FAILOVER_S, app)
+        last_for(LONG_FAILOVER_S / 2, app)
 
     app.until_delivered(source.total_put + MORE)
     assert app.lease_pids() == pids, "a lease process was replaced"
@@ -180,7 +183,7 @@ def test_a_lease_table_that_refuses_connections_is_told_with_its_length(
     print(verdict, told_lengths(app))
     assert verdict.faults == []
     assert verdict.duplicates == 0
-    assert len(app.of("lease_process_warned")) == 2, "one a shard"
+    assert len(app.warned()) == 2, "one a shard"
 
 
 @pytest.mark.timeout(60)

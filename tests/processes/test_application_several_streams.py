@@ -1,11 +1,13 @@
 """One application of two streams: each has its own processor, priority and lease keys."""
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from tests.patience import HUNG_S
 from tests.processes.ledger_rig.deliveries import LedgerFile, judge
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
@@ -88,7 +90,8 @@ def test_each_stream_reaches_its_own_processor_once_and_in_order_across_a_split_
         source.start()
     for stream in sources:
         two_streams.until_delivered(stream, 100)
-    for stream, nice in ((orders, 0), (audits, 7)):
+    own = os.nice(0)
+    for stream, nice in ((orders, own), (audits, min(own + 7, 19))):
         ledger = two_streams.ledgers[stream]
         pids = app.until(lambda ledger=ledger: two_or_more(ledger.read().pids, app.lease_pids()))
         assert [nice_of(pid) for pid in pids] == [{nice}] * len(pids)
@@ -180,22 +183,22 @@ def test_a_table_of_one_stream_is_not_used_for_several_nor_the_other_way_round(
     embedded_aws, application, two_streams
 ):
     several = two_streams.app.start()
-    several.until(lambda: len(several.of("lease_claimed")) == 4)
+    several.until(lambda: len(several.of("lease_claimed")) >= 4)
     assert several.stop() == 0
     before = embedded_aws.rows(several.table)
 
     single = application(two_streams.orders, machine="b").start()
 
-    assert single.process.wait(30) == 78
+    assert single.process.wait(HUNG_S) == 78
     assert "was begun with `streams:`" in single.last_words()
     assert embedded_aws.rows(several.table) == before
 
     alone = embedded_aws.stream(shards=1)
     first = application(alone, machine="c").start()
-    first.until(lambda: len(first.of("lease_claimed")) == 1)
+    first.until(lambda: len(first.of("lease_claimed")) >= 1)
     assert first.stop() == 0
     many = application(alone, machine="d", stream=None, streams=[{"name": alone}]).start()
-    assert many.process.wait(30) == 78
+    assert many.process.wait(HUNG_S) == 78
     assert "was begun with `stream:`" in many.last_words()
 
 
@@ -205,7 +208,7 @@ def test_every_stream_that_is_missing_is_named_at_the_start(application):
 
     app = application("none", stream=None, streams=streams).start()
 
-    assert app.process.wait(30) == 66
+    assert app.process.wait(HUNG_S) == 66
     assert "no-such-orders" in app.last_words()
     assert "no-such-audits" in app.last_words()
 
@@ -216,7 +219,7 @@ def test_a_stream_that_is_deleted_while_we_run_ends_no_lease_of_another(
 ):
     app, orders, audits = two_streams.app, two_streams.orders, two_streams.audits
     app.start()
-    app.until(lambda: len(app.of("lease_claimed")) == 4)
+    app.until(lambda: len(app.of("lease_claimed")) >= 4)
 
     embedded_aws.kinesis.delete_stream(StreamName=audits)
     app.until(lambda: audits in str(app.of("service_unreachable")))
@@ -246,11 +249,11 @@ def test_a_second_machine_is_given_its_share_of_both_streams_without_a_record_do
         two_streams.until_delivered(stream, 200)
 
     second.start()
-    second.until(lambda: len(second.of("lease_claimed")) == 2)
+    second.until(lambda: len(second.of("lease_claimed")) >= 2)
     owners = [row.get("leaseOwner") for row in embedded_aws.rows(first.table).values()]
     assert sorted(owners.count(owner) for owner in set(owners)) == [2, 2]
     assert first.stop() == 0
-    second.until(lambda: len(second.of("lease_claimed")) == 4)
+    second.until(lambda: len(second.of("lease_claimed")) >= 4)
     for stream, source in sources.items():
         source.stop()
         two_streams.until_delivered(stream, source.total_put)

@@ -3,11 +3,11 @@
 import os
 import random
 import signal
-import time
 
 import psutil
 import pytest
 
+from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import wait_for_ends
 from tests.processes.ledger_rig.deliveries import judge
 
@@ -55,7 +55,7 @@ def test_ctrl_c_reaches_the_whole_group_and_drains_once(embedded_aws, applicatio
 
     os.killpg(app.process.pid, signal.SIGINT)
 
-    assert app.process.wait(15) == 0
+    assert app.process.wait(HUNG_S) == 0
     assert not any(each.is_running() for each in everyone)
     assert len(app.of("draining")) == 1
     assert all("leaseOwner" not in row for row in embedded_aws.rows(app.table).values())
@@ -73,7 +73,7 @@ def test_a_stop_in_a_hurry_ends_stuck_user_code_and_its_records_come_again(
     embedded_aws, application, producer, how
 ):
     stream = embedded_aws.stream(shards=2)
-    app = application(stream, options={"hang": "key-7:3"}, shutdown={"grace": "60s"})
+    app = application(stream, options={"hang": "key-7:3"}, shutdown={"grace": "1h"})
     source = producer(stream, 4_000, seed=5).start()
     source.join()
     stuck = next(
@@ -87,7 +87,6 @@ def test_a_stop_in_a_hurry_ends_stuck_user_code_and_its_records_come_again(
     )
     pids = {shard: app.ledger.pid_of(shard) for shard in source.put}
     pidfds = [os.pidfd_open(pid) for pid in (*app.lease_pids(), *app.launcher_pids())]
-    begun = time.monotonic()
 
     if how == "SIGQUIT":
         app.process.send_signal(signal.SIGQUIT)
@@ -96,10 +95,9 @@ def test_a_stop_in_a_hurry_ends_stuck_user_code_and_its_records_come_again(
         app.until(lambda: app.of("draining"))
         app.process.send_signal(signal.SIGTERM)
 
-    assert app.process.wait(15) == 75
-    # Two seconds of hurry, one of last words, and what a busy machine adds.
-    assert time.monotonic() - begun < (3.0 if how == "SIGQUIT" else 6.0)
-    assert None not in wait_for_ends(pidfds, 5.0)
+    # The grace is an hour: a stop that waited for it would never come.
+    assert app.process.wait(HUNG_S) == 75
+    assert None not in wait_for_ends(pidfds, HUNG_S)
     app.cure.touch()
     app.start()
     app.until_all_delivered(source)
@@ -122,18 +120,18 @@ def test_after_a_stop_that_was_cut_short_the_next_manager_takes_its_rows_at_once
     app = application(stream)
     source = producer(stream, 6_000, seed=6, rate=1500).start()
     app.start()
-    app.until(lambda: len(app.ledger.pids) == 2 and len(app.ledger.delivered) >= 500)
+    app.until(lambda: len(app.ledger.pids) >= 2 and len(app.ledger.delivered) >= 500)
     former = app.ledger.pids
     assert app.stop(signal.SIGQUIT) == 75
-    begun = time.monotonic()
 
     app.start()
 
-    app.until(lambda: len(app.ledger.pids - former) == 2)
-    # Within a start of Python and a few writes; by expiry it would be ten seconds.
-    assert time.monotonic() - begun < 5.0
+    app.until(lambda: len(app.ledger.pids - former) >= 2)
+    # By the lock file of the former owner, not by expiry.
     assert [line["count"] for line in app.of("former_owners_gone")] == [1]
     app.until_all_delivered(source)
+    # The former owner's file goes once a whole scan has found no row of its.
+    app.until(lambda: len(list((app.state / app.table).iterdir())) == 1)
     assert app.stop() == 0
     assert not list((app.state / app.table).iterdir()), "a lock file was left"
     verdict = judge(source.put, app.ledger.read(), killed=former, cap=2000)

@@ -8,6 +8,7 @@ import time
 import psutil
 import pytest
 
+from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import until
 
 pytest_plugins = (
@@ -110,7 +111,7 @@ def test_a_manager_that_stands_still_says_nothing_and_leaves_its_stacks_to_the_w
     app.process.send_signal(signal.SIGCONT)
 
     assert silent == []
-    assert app.process.wait(30) == -signal.SIGABRT
+    assert app.process.wait(HUNG_S) == -signal.SIGABRT
     assert "Fatal Python error: Aborted" in app.log_path.read_text()
 
 
@@ -138,7 +139,7 @@ def test_a_watchdog_that_is_too_quick_ends_the_start_in_words(embedded_aws, unit
     systemd.environment["WATCHDOG_USEC"] = "1000000"
     app = unit(embedded_aws.stream(shards=1))
 
-    assert app.process.wait(30) == 78
+    assert app.process.wait(HUNG_S) == 78
     assert "WatchdogSec: 1 s" in app.log_path.read_text()
     assert app.of("lease_taken") == []
 
@@ -156,7 +157,7 @@ def test_a_drained_instance_that_waits_for_its_group_asks_for_the_time(
     until(lambda: systemd.listen(0.1) and app.of("lifecycle_awaited"), why=app.last_words)
     waiting = systemd.hear("EXTEND_TIMEOUT_USEC=30000000", app.last_words, times=2)
     group.end()
-    assert app.process.wait(30) == 0
+    assert app.process.wait(HUNG_S) == 0
 
     assert systemd.words.count("STOPPING=1") == 1
     assert waiting.count("WATCHDOG=1") >= 2

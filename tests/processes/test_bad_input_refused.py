@@ -87,16 +87,16 @@ def test_a_processor_whose_import_fails_is_78_with_its_own_line(project):
 def test_a_processor_is_imported_with_the_environment_it_will_run_with(project):
     """Or it would load here, and halt every shard there."""
     project.code("import os\nfrom mine import Mine\nos.environ['DB_URL']\n", "theirs.py")
-    project.environment["DB_URL"] = "x"
-    project.settings(processor="theirs:Mine")
+    project.environment["DB_URL"] = "canary-7"
+    quick = {"processor": "theirs:Mine", "aws": {"start_timeout": "100ms"}}
 
-    refused = project.run()
-    project.environment["KCLRUN_PASS_ENV"] = "DB_URL"
-    passed = project.settings(processor="theirs:Mine", aws={"start_timeout": "100ms"}).run()
+    passed = project.settings(**quick).run()
+    refused = project.settings(**quick, environment={"only": ["OTHER"]}).run()
 
-    assert refused.code == 78
-    assert refused.has_told("KeyError: 'DB_URL'", "KCLRUN_PASS_ENV")
     assert passed.code == 69
+    assert refused.code == 78
+    assert refused.has_told("KeyError: 'DB_URL'", "environment.only keeps DB_URL from lease")
+    assert "canary-7" not in refused.told + refused.out
 
 
 def test_without_credentials_nothing_is_asked_and_it_is_77(project):

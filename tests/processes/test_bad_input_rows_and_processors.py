@@ -66,15 +66,19 @@ def test_a_processor_that_raises_at_its_start_halts_its_lease_and_no_other(
     app = application(stream).start()
     put_everywhere(embedded_aws, stream)
 
-    app.until(lambda: app.of("lease_halted") and len({x["shard"] for x in app.of("printed")}) == 2)
+    app.until(lambda: app.of("lease_halted") and len({x["shard"] for x in app.of("printed")}) >= 2)
 
     (halted,) = app.of("lease_halted")
     (failed,) = app.of("processor_failed")
     assert halted["shard"] == failed["shard"] == "shardId-000000000000"
     assert failed["where"] == "initialize"
-    assert REASON in failed["traceback"]
+    (raised,) = app.of("processor_raised")
+    assert REASON in raised["traceback"]
+    assert "traceback" not in failed, "it was told when it was raised first"
     row = embedded_aws.rows(app.table)["shardId-000000000000"]
-    assert row["haltReason"] == f"initialize failed 2 times: RuntimeError: {REASON}"
+    told = f"initialize failed 2 times: RuntimeError: {REASON} ({failed['raised_at']})"
+    assert row["haltReason"] == told
+    assert failed["raised_at"].endswith(" in initialize")
     assert app.process.poll() is None
     # Still ours, still renewed: a poison shard does not wander through the fleet.
     before = int(row["leaseCounter"])

@@ -1,11 +1,11 @@
 """What AWS refuses at the start: the code says whether to restart, the message what is missing."""
 
 import threading
-import time
 import uuid
 
 import pytest
 
+from tests.patience import HUNG_S
 from tests.processes.bad_input_rig.denying import DenyingEndpoint
 from tests.processes.bad_input_rig.program import Project
 from tests.processes.ledger_rig.application import until
@@ -61,7 +61,7 @@ def test_a_missing_stream_is_66(project, endpoints):
     ended = project.settings(endpoint=endpoints, stream="nobodys").run()
 
     assert ended.code == 66
-    assert ended.has_told("Stream nobodys", "not found", "Check the name, aws.region")
+    assert ended.has_told("Stream nobodys", "not found", "kclrun local --stream nobodys")
 
 
 @pytest.mark.parametrize("operation", ["DescribeTable", "CreateTable", "GetItem", "Scan"])
@@ -101,7 +101,7 @@ def test_a_missing_permission_to_create_rows_is_told_once_and_not_asked_for_in_h
     until(lambda: dynamodb.calls.count("PutItem") >= 3)
     scans, puts = dynamodb.calls.count("Scan"), dynamodb.calls.count("PutItem")
     process.terminate()
-    told = process.communicate(timeout=20)[1]
+    told = process.communicate(timeout=HUNG_S)[1]
 
     assert process.returncode == 0
     assert told.count('"audit_refused"') == 1
@@ -151,14 +151,10 @@ def test_an_absent_table_that_must_not_be_made_is_78(project, endpoints, stream,
 
 
 def test_aws_that_is_away_longer_than_start_timeout_is_69(project):
-    began = time.monotonic()
-
     ended = project.settings(aws={"start_timeout": "1s"}).run()
 
     assert ended.code == 69
     assert ended.has_told("AWS has not answered for 1 s (aws.start_timeout)", "127.0.0.1:9")
-    # One second of patience; the rest is Python and a busy machine.
-    assert time.monotonic() - began < 10
 
 
 def test_a_table_that_is_throttled_longer_than_start_timeout_is_69(
@@ -193,7 +189,7 @@ def test_aws_that_comes_back_within_start_timeout_is_waited_for(
         line = process.stderr.readline()
         opening.join()
         process.terminate()
-        told = line + process.communicate(timeout=20)[1]
+        told = line + process.communicate(timeout=HUNG_S)[1]
     finally:
         process.kill()
         process.wait()
@@ -212,7 +208,7 @@ def test_a_stop_sent_at_the_first_word_is_one_in_good_order(project, embedded_aw
     try:
         first = process.stderr.readline()
         process.terminate()
-        rest = process.communicate(timeout=20)[1]
+        rest = process.communicate(timeout=HUNG_S)[1]
     finally:
         process.kill()
         process.wait()

@@ -16,11 +16,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from kclrun.cli.tail_readers import Arrived, TailReaders
-from kclrun.cli.tail_start import ShardStart
+from kclrun.cli.tail_readers import Arrived, ShardStart, TailReaders
 from kclrun.errors import Throttled
 from kclrun.local.server import start_embedded
-from kclrun.model.reading import IteratorType, StartPoint
+from kclrun.model.record import IteratorType, StartPoint
+from tests.patience import HUNG_S
 from tests.processes.cli_rig import Program, Site, ended
 
 pytestmark = pytest.mark.slow
@@ -225,7 +225,7 @@ def test_a_pager_that_never_reads_on_does_not_keep_it_from_ending(site_of):
         [*command, "--from", "TRIM_HORIZON"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     try:
-        over = time.monotonic() + 20
+        over = time.monotonic() + HUNG_S
         while unread_bytes(process.stdout) < PIPE_BYTES:
             assert time.monotonic() < over
             time.sleep(0.02)
@@ -267,7 +267,7 @@ def test_more_readers_than_a_shard_allows_are_throttled_and_miss_nothing(tmp_pat
         seen = [[] for _ in tails]
         put = 0
         # Back-offs are random: one of the eight may come last for a long while.
-        over = time.monotonic() + 180
+        over = time.monotonic() + HUNG_S
         streams = [tail.events() for tail in tails]
         while any(len(each) < 300 for each in seen):
             assert time.monotonic() < over, [len(each) for each in seen]

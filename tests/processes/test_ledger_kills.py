@@ -9,18 +9,13 @@ import time
 import pytest
 
 from tests.processes.ledger_rig.deliveries import judge
+from tests.seeds import seed_of
 
 pytestmark = pytest.mark.alone
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 CAP = 2000
-
-
-def seed_of(default):
-    seed = int(os.environ.get("KCLRUN_LEDGER_SEED", default))
-    print(f"seed {seed}; replay with KCLRUN_LEDGER_SEED={seed}")
-    return seed
 
 
 def kill_one(app, rng, killed):
@@ -87,7 +82,7 @@ def test_lease_processes_killed_while_shards_split_and_merge_lose_nothing(
 def test_a_hundred_thousand_records_over_three_generations_of_shards_lose_nothing(
     embedded_aws, application, producer
 ):
-    seed = seed_of(random.SystemRandom().randrange(10**6))
+    seed = seed_of()
     stream = embedded_aws.stream(shards=8)
     app = application(stream)
     source = producer(

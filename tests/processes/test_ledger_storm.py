@@ -10,8 +10,10 @@ import time
 
 import pytest
 
+from tests.patience import HUNG_S
 from tests.processes.ledger_rig.deliveries import judge
 from tests.processes.ledger_rig.gate import Gate
+from tests.seeds import seed_of
 
 pytestmark = pytest.mark.alone
 
@@ -72,7 +74,7 @@ class Storm:
 
     def stop_manager(self):
         self.app.process.send_signal(signal.SIGTERM)
-        self.app.process.wait(30)
+        self.app.process.wait(HUNG_S)
         self.app.start()
 
     def kill_all(self):
@@ -127,12 +129,6 @@ def gates(embedded_aws):
         gate.shut()
 
 
-def announced_seed():
-    seed = int(os.environ.get("KCLRUN_LEDGER_SEED", random.SystemRandom().randrange(10**6)))
-    print(f"seed {seed}; replay with KCLRUN_LEDGER_SEED={seed}")
-    return seed
-
-
 def weather(source, rng, storm):
     """Blow after blow until everything is put; the processes that were struck."""
     while not source.is_done:
@@ -146,7 +142,7 @@ def weather(source, rng, storm):
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_storm_of_every_kind_loses_nothing(embedded_aws, application, producer, gates):
-    seed = announced_seed()
+    seed = seed_of()
     rng = random.Random(seed)
     stream = embedded_aws.stream(shards=4)
     table_gate, stream_gate = gates
@@ -167,10 +163,12 @@ def test_a_storm_of_every_kind_loses_nothing(embedded_aws, application, producer
     app.until_all_delivered(source, 90.0)
     app.stop()
     # What the last blow left uncheckpointed is read once more, to the very end.
-    assert app.start("--until", "caught-up").process.wait(60) == 0
+    assert app.start("--until", "caught-up").process.wait(HUNG_S) == 0
     verdict = judge(source.put, app.ledger.read(), killed=struck, cap=CAP)
     print(f"{len(storm.told)} blows, {len(struck)} processes struck; {verdict}; cap {CAP}")
     assert verdict.faults == []
     rows = sum(len(path.read_text().splitlines()) for path in app.folder.glob("rows/*.jsonl"))
     assert rows == 40_000
-    assert [line for line in app.lines() if line["level"] == "error"] == []
+    errors = [line for line in app.lines() if line["level"] == "error"]
+    # A start that was under way when the launcher was killed has failed, and is made again.
+    assert [x for x in errors if "launcher" not in x.get("reason", "")] == []

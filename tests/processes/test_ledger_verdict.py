@@ -38,6 +38,29 @@ def test_duplicates_of_a_killed_process_are_counted_and_allowed_up_to_the_cap():
     assert "[I7]" in judge(PUT, ledger, killed={1}, cap=1).faults[0]
 
 
+def test_records_that_were_gone_before_anybody_could_read_them_are_no_loss_and_no_others():
+    ledger = Written((1, "TRIM_HORIZON", [0, 1, 2]))
+
+    assert judge(PUT, ledger, expired={"103", "104", "105"}).faults == []
+    assert "1 records were never delivered" in judge(PUT, ledger, expired={"103", "104"}).faults[0]
+
+
+def test_a_key_goes_on_in_a_child_behind_what_has_expired_of_its_parent_and_not_sooner():
+    put = {"shard-0": PUT["shard-0"][:4], "shard-1": PUT["shard-0"][4:]}
+    ledger = Written((1, "TRIM_HORIZON", [0, 1, 2]))
+    ledger.marks.append({"what": "began", "position": "TRIM_HORIZON", **CHILD})
+    ledger.batches.append(Batch(1.0, 2, "a", "shard-1", 9, tuple(put["shard-1"])))
+    ledger.delivered |= {"104", "105"}
+
+    assert judge(put, ledger, expired={"103"}).faults == []
+    faults = judge(put, ledger).faults
+    assert any("[I1]" in each for each in faults)
+    assert any("[I3]" in each for each in faults)
+
+
+CHILD = {"shard": "shard-1", "token": 9, "pid": 2}
+
+
 @pytest.mark.parametrize(
     ("lives", "fault"),
     [

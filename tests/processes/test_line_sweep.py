@@ -2,20 +2,20 @@
 checkpoint, and from the last record of a shard to its end.
 
 Real processes under a real manager; a line is met on whichever thread runs it first. In CI a share
-of the lines, another one each day; all of them with KCLRUN_SWEEP_SHARE=1/1.
+of the lines, the same one each time; all of them with KCLRUN_SWEEP_SHARE=1/1.
 """
 
 import pytest
 
-from tests.daily_share import share_of, todays_share
 from tests.processes.ledger_rig.deliveries import judge
 from tests.processes.line_sweep.sweeping import SweptApplication
+from tests.shares import asked_share, share_of
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 CAP = 2000
-# So that CI spends a minute on both.
-SHARES = 12
+# So that CI spends half a minute on both.
+SHARES = 24
 # In so many looks, 20 ms apart, without a line that is new, the usual ones have all come.
 QUIET_LOOKS = 100
 
@@ -63,7 +63,7 @@ def killed_at_each_line(app, source):
     source.start()
     gathered = Gathered(app.sweep)
     app.until(gathered, 60)
-    chosen = share_of(gathered.lines, *todays_share("KCLRUN_SWEEP_SHARE", SHARES))
+    chosen = share_of(gathered.lines, *asked_share("KCLRUN_SWEEP_SHARE", SHARES))
     app.sweep.queue(chosen)
     app.until(app.sweep.is_over, 600)
     source.stop()

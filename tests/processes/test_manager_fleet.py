@@ -12,9 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.patience import HUNG_S
+from tests.processes.fleet_rig.times import judge_times
 from tests.processes.log_events import events_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 ENTRIES = Path(__file__).parent / "entries"
 
@@ -46,7 +48,7 @@ class Fleet:
     def of(self, event):
         return [line for line in self.lines() if line["event"] == event]
 
-    def until(self, condition, timeout_s=20.0):
+    def until(self, condition, timeout_s=HUNG_S):
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, Path(self.log.name).read_text()
@@ -55,7 +57,7 @@ class Fleet:
     def until_claimed(self, count=2):
         self.until(lambda: len(self.of("lease_claimed")) >= count)
 
-    def exit_code(self, timeout_s=20.0):
+    def exit_code(self, timeout_s=HUNG_S):
         return self.process.wait(timeout_s)
 
     def lease_pids(self):
@@ -129,7 +131,7 @@ def test_no_secret_of_the_world_reaches_the_log(fleet):
 
 
 def test_a_second_signal_shortens_the_grace_of_a_stuck_process(fleet):
-    fleet = fleet("stuck", grace_s=60.0)
+    fleet = fleet("stuck", grace_s=3600.0)
     fleet.until_claimed()
 
     fleet.process.send_signal(signal.SIGTERM)
@@ -138,7 +140,7 @@ def test_a_second_signal_shortens_the_grace_of_a_stuck_process(fleet):
     fleet.process.send_signal(signal.SIGTERM)
 
     assert fleet.exit_code() == 75
-    assert 1.5 <= time.monotonic() - begun < 10.0
+    assert time.monotonic() - begun >= 1.5
     assert fleet.of("process_killed")
 
 
@@ -152,15 +154,13 @@ def test_a_stuck_process_is_ended_after_the_grace(fleet):
 
 
 def test_quit_ends_at_once_and_leaves_the_rows_to_expire(fleet):
-    fleet = fleet("stuck", grace_s=60.0)
+    fleet = fleet("stuck", grace_s=3600.0)
     fleet.until_claimed()
     pids = fleet.lease_pids()
-    begun = time.monotonic()
 
     fleet.process.send_signal(signal.SIGQUIT)
 
     assert fleet.exit_code() == 75
-    assert time.monotonic() - begun < 5.0
     assert len(pids) == 2
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert not fleet.of("lease_released")
@@ -203,7 +203,7 @@ def test_a_wedged_process_is_noticed_shows_its_stacks_and_is_started_again(fleet
     assert "lease_entry.py" in text
 
 
-def test_a_killed_lease_process_is_back_within_a_second_and_a_half(fleet):
+def test_a_killed_lease_process_is_followed_by_one_that_claims_its_lease(fleet):
     fleet = fleet()
     fleet.until_claimed()
     taken = []
@@ -217,7 +217,8 @@ def test_a_killed_lease_process_is_back_within_a_second_and_a_half(fleet):
             break
 
     print("killed to claimed again, ms:", [round(s * 1000) for s in taken])
-    assert max(taken) < 1.5
+    # `bin/bench crash` measures it.
+    judge_times(taken, p99_max_s=1.5)
 
 
 def test_the_report_adds_up_over_restarts(fleet):
@@ -250,4 +251,4 @@ def test_a_closed_stderr_neither_stops_nor_kills_the_manager(tmp_path):
     os.close(write_fd)
     os.close(read_fd)
 
-    assert process.wait(30) == 0
+    assert process.wait(HUNG_S) == 0

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 
-__all__ = ["Graph", "Odometer", "all_graphs"]
-
 # Shards are cut in halves at most five times.
 _UNITS = 2**5
 _UNIT = (HASH_KEY_MAX + 1) // _UNITS

@@ -18,16 +18,13 @@ import msgspec
 
 from kclrun.consuming.commands import ListShards, ReadRows
 from kclrun.consuming.shard_end import ShardEnd
-from kclrun.leases.lineage import have_ended
+from kclrun.leases.table_view import have_ended
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model.changes import CreateChildren, CreateLease, DeleteEnded, LeaseChange
 from kclrun.model.lease import Lease
-from kclrun.model.outcomes import Applied
 from kclrun.model.sequence import LATEST, SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, Shard
+from kclrun.protocol.writes import Applied, CreateChildren, CreateLease, DeleteEnded, LeaseChange
 from tests.properties.shard_graphs import Graph
-
-__all__ = ["BEGUN", "ME", "Life", "ancestors", "apply", "is_startable", "lives", "settled"]
 
 ME = "kclrun::a:1"
 # Where every shard that was begun stands until it ends.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.aws.exchange import Answer, exchange
-from kclrun.aws.http_head import HEADERS_MAX, BrokenAnswer, encode_request, parse_head
+from kclrun.aws.http import HEADERS_MAX, Answer, BrokenAnswer, encode_request, exchange, parse_head
 
 BODY_MAX = 64
 HEAD = encode_request("/", {}, b"")

@@ -12,10 +12,15 @@ from aws_kinesis_agg.deaggregator import deaggregate_records
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kclrun.codec.hash_keys import effective_hash_key
-from kclrun.codec.kpl import Aggregator, build_aggregate, drop_until, open_aggregates
-from kclrun.codec.kpl_messages import MAGIC, aggregate_descriptor
-from kclrun.codec.protowire import count_fields
+from kclrun.codec.aggregator import Aggregator, build_aggregate
+from kclrun.codec.kpl import (
+    MAGIC,
+    aggregate_descriptor,
+    count_fields,
+    drop_until,
+    effective_hash_key,
+    open_aggregates,
+)
 from kclrun.errors import LimitExceeded, MalformedAggregate
 from kclrun.model.record import Record
 from kclrun.model.sequence import SENTINELS, ExtendedSequenceNumber

@@ -21,11 +21,12 @@ from kclrun.consuming.life import LeaseLife
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.states import State
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model import changes
 from kclrun.model.lease import ANYBODY, OFFERED, Handoff, Lease
-from kclrun.model.outcomes import Applied, OutcomeUnknown, Refused, Throttled, Unavailable
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, HashRange, Shard
+from kclrun.protocol import writes as changes
+from kclrun.protocol.writes import Applied, OutcomeUnknown, Refused, Throttled, Unavailable
+from tests.examples import seeds
 
 ME, OTHER, KEY = "kclrun::host:a", "kclrun::host:b", "s0"
 JAVA = "java-worker"
@@ -455,7 +456,7 @@ class World:
 
 
 @pytest.mark.parametrize("mode", ["auto", "batch", "manual"])
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(0, 60))
 def test_a_storm_breaks_no_promise_and_the_lease_comes_to_an_end(seed, mode):
     world = World(f"{seed}-{mode}", mode)
 

@@ -9,18 +9,24 @@ import random
 
 import pytest
 
-from kclrun.leases.cleanup import TrimWatch, ended_rows
 from kclrun.leases.doctor.diagnosis import diagnose
-from kclrun.leases.doctor.findings import Gravity, Kind
-from kclrun.leases.doctor.looks import Circumstances, Look, StreamFacts
-from kclrun.leases.healing import children_to_create
-from kclrun.leases.lineage import have_ended
-from kclrun.leases.listing import Listing
-from kclrun.leases.observation import Observation
-from kclrun.leases.shard_sync import child_lease, sync_empty_table, sync_table
-from kclrun.leases.table_view import TableView
+from kclrun.leases.doctor.findings import Circumstances, Gravity, Kind, Look, StreamFacts
+from kclrun.leases.shard_sync import (
+    Listing,
+    TrimWatch,
+    child_lease,
+    children_to_create,
+    ended_rows,
+    sync_empty_table,
+    sync_table,
+)
+from kclrun.leases.table_view import Observation, TableView, have_ended
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model.changes import (
+from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.model.stream import ONLY_STREAM
+from kclrun.protocol.writes import (
+    Applied,
     Checkpoint,
     CreateChildren,
     CreateLease,
@@ -31,10 +37,7 @@ from kclrun.model.changes import (
     Renew,
     Take,
 )
-from kclrun.model.outcomes import Applied
-from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
-from kclrun.model.stream_key import ONLY_STREAM
+from tests.examples import seeds
 
 ME, DOCTOR = "kclrun:a:x:n", "kclrun:a:doctor:n"
 STEPS = 300
@@ -49,7 +52,7 @@ class Fleet:
         self.made = 0
         self.shards = {}
         self.table = LeaseRows()
-        self.trims = TrimWatch()
+        self.trims = TrimWatch(10.0)
         half = (HASH_KEY_MAX + 1) // 2
         self.open(HashRange(0, half - 1))
         self.open(HashRange(half, HASH_KEY_MAX))
@@ -197,7 +200,7 @@ def line_of(key, listing):
     return {key}.union(*(line_of(parent, listing) for parent in parents))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(0, 40))
 def test_a_healthy_table_shows_no_error_at_any_stage_of_a_reshard(seed):
     fleet = Fleet(seed)
     looks = [fleet.look()]

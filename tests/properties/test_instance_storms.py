@@ -3,10 +3,10 @@
 Hypothesis prints the events of a failure, and replays it from its own database.
 """
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.manager.instance_events import (
+from kclrun.lifecycle.instance import (
     BecameReady,
     Complete,
     CompletionAnswered,
@@ -15,13 +15,16 @@ from kclrun.manager.instance_events import (
     Heartbeat,
     HeartbeatAnswered,
     Identified,
+    InstanceLife,
+    InstancePolicy,
+    LifecycleAnswer,
+    LifecycleOutcome,
     Looked,
     StopBegan,
     Ticked,
 )
-from kclrun.manager.instance_life import InstanceLife, InstancePolicy
-from kclrun.manager.lifecycle_completion import LifecycleAnswer, LifecycleOutcome
 from kclrun.model.instance import InstanceIdentity, InstanceLook, Interruption, TargetState
+from tests.examples import examples
 
 WALL = 1_780_000_000.0
 OUTCOMES = st.sampled_from(LifecycleOutcome)
@@ -58,7 +61,7 @@ POLICIES = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(POLICIES, MOVES, st.sampled_from([None, "by-tag"]))
 def test_whatever_happens_hooks_are_answered_in_turn_and_nobody_stays_for_ever(policy, moves, tag):
     life = InstanceLife(policy)

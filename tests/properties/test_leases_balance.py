@@ -13,13 +13,12 @@ from collections import Counter, defaultdict
 import msgspec
 import pytest
 
-from kclrun.leases.assignment import Action, plan
-from kclrun.leases.observation import Observation
+from kclrun.leases.assignment import Action, Hands, Standing, group_of, plan
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.leases.standing import Hands, Standing, group_of
-from kclrun.leases.table_view import TableView
+from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import OFFERED, Handoff, Lease
 from kclrun.model.sequence import TRIM_HORIZON
+from tests.examples import seeds
 
 replace = msgspec.structs.replace
 CYCLE_S = 5.0
@@ -162,7 +161,7 @@ def named(group, counts):
     return {f"kclrun:{group}:h{number}:n": count for number, count in enumerate(counts)}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(0, 40))
 @pytest.mark.parametrize(
     ("groups", "work"), [({"a": 5, "b": 5}, 25), ({"a": 4, "b": 8}, 30)], ids=["5+5", "4+8"]
 )
@@ -170,7 +169,7 @@ def test_a_fleet_that_starts_on_unowned_leases_settles_and_rests(seed, groups, w
     settles(Fleet(seed, groups, work), seed)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(0, 20))
 def test_a_group_that_joins_a_full_one_gets_its_share(seed):
     settles(Fleet(seed, {"a": 4, "b": 8}, 30, named("a", [8, 8, 7, 7])), seed)
 
@@ -183,7 +182,7 @@ def test_one_owner_with_everything_gives_each_newcomer_its_part_and_no_lease_mov
     assert fleet.moves == 40
 
 
-@pytest.mark.parametrize("seed", range(100, 160))
+@pytest.mark.parametrize("seed", seeds(100, 160))
 def test_random_fleets_settle_from_anywhere(seed):
     draw = random.Random(seed)
     groups = {group: draw.randint(1, 6) for group in "abc"[: draw.randint(1, 3)]}
@@ -225,7 +224,7 @@ def test_an_owner_that_is_full_does_not_keep_its_group_from_its_share():
     assert sum(fleet.counts()[owner] for owner in fleet.owners[:6]) in (14, 15, 16)
 
 
-@pytest.mark.parametrize("seed", range(500, 530))
+@pytest.mark.parametrize("seed", seeds(500, 530))
 def test_beside_java_workers_the_fleet_comes_to_rest_and_nobody_has_more_than_the_target(seed):
     draw = random.Random(seed)
     ours, java, work = draw.randint(1, 4), draw.randint(1, 4), draw.randint(8, 40)

@@ -1,6 +1,6 @@
 """Whole managers in a small, faulty world: safety under a storm, progress after it.
 
-The world is a table in memory with the conditions of `model/changes.py`, a stream that was
+The world is a table in memory with the conditions of `protocol/writes.py`, a stream that was
 resharded, lease processes as a few lines each, a Java worker, an operator who halts, resumes and
 releases. The managers ask each other for leases and give them away. Every fault of the
 table is drawn: throttled, refused, unreachable, outcome unknown (applied or not), and delayed
@@ -18,9 +18,12 @@ from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.model import changes as ch
 from kclrun.model.lease import ANYBODY, OFFERED, Halt, Handoff, Lease
-from kclrun.model.outcomes import (
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.model.stream import ONLY_STREAM, qualified_shards
+from kclrun.protocol import writes as ch
+from kclrun.protocol.writes import (
     Applied,
     ConditionFailed,
     OutcomeUnknown,
@@ -28,9 +31,7 @@ from kclrun.model.outcomes import (
     Throttled,
     Unavailable,
 )
-from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
-from kclrun.model.stream_key import ONLY_STREAM, qualified_shards
+from tests.examples import seeds
 
 replace = msgspec.structs.replace
 QUARTER = (HASH_KEY_MAX + 1) // 4
@@ -58,6 +59,7 @@ SHARDS = (
     shard(4, 1, 1, (0,), closed=True),
     shard(5, 1, 2, (4, 1)),
 )
+
 AT_TRIM = SHARDS[:3]
 
 
@@ -471,7 +473,7 @@ class World:
         raise AssertionError(f"not healthy after {steps} calm steps: {self.table.rows}")
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", seeds(0, 120))
 def test_no_storm_breaks_a_rule_and_every_shard_is_read_after_it(seed):
     world = World(seed)
 
@@ -481,7 +483,7 @@ def test_no_storm_breaks_a_rule_and_every_shard_is_read_after_it(seed):
     world.calm(30_000, world.is_balanced)
 
 
-@pytest.mark.parametrize("seed", range(500, 540))
+@pytest.mark.parametrize("seed", seeds(500, 540))
 def test_no_storm_over_two_streams_breaks_a_rule_and_every_shard_of_both_is_read(seed):
     world = World(seed, streams=(ORDERS, AUDITS))
 
@@ -491,7 +493,7 @@ def test_no_storm_over_two_streams_breaks_a_rule_and_every_shard_of_both_is_read
     world.calm(60_000, world.is_balanced)
 
 
-@pytest.mark.parametrize("seed", range(1000, 1040))
+@pytest.mark.parametrize("seed", seeds(1000, 1040))
 def test_a_drain_in_the_middle_of_a_storm_ends_with_no_row_ours(seed):
     world = World(seed)
     for _ in range(300):
@@ -509,7 +511,7 @@ def test_a_drain_in_the_middle_of_a_storm_ends_with_no_row_ours(seed):
     assert owners.isdisjoint(host.name for host in world.hosts)
 
 
-@pytest.mark.parametrize("seed", range(2000, 2015))
+@pytest.mark.parametrize("seed", seeds(2000, 2015))
 def test_a_manager_that_dies_without_a_word_is_replaced_after_its_leases_expired(seed):
     world = World(seed)
     world.calm(20_000, world.is_healthy)
@@ -534,7 +536,7 @@ def test_a_halted_lease_stays_halted_until_an_operator_resumes_it():
     world.calm(5_000, world.is_healthy)
 
 
-@pytest.mark.parametrize("seed", range(3000, 3010))
+@pytest.mark.parametrize("seed", seeds(3000, 3010))
 def test_a_balanced_fleet_is_a_fixed_point_of_all_planners(seed):
     world = World(seed, hosts=3)
     world.calm(30_000, world.is_balanced)

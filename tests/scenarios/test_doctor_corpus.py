@@ -9,19 +9,16 @@ import pytest
 import yaml
 
 from kclrun.aws.rows import encode_row
-from kclrun.cli.doctor_looks import look_of
-from kclrun.cli.doctor_mending import mend_all, to_mend
+from kclrun.cli.doctor import look_of, mend_all, to_mend
 from kclrun.leases.doctor.diagnosis import diagnose
-from kclrun.leases.doctor.findings import Kind
-from kclrun.leases.doctor.looks import Circumstances, StreamFacts
-from kclrun.leases.listing import Listing
+from kclrun.leases.doctor.findings import Circumstances, Kind, StreamFacts
+from kclrun.leases.shard_sync import Listing
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model.changes import Renew, Take, keys_of
 from kclrun.model.lease import OFFERED, Halt, Handoff, Lease, PendingCheckpoint
-from kclrun.model.outcomes import Applied
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
-from kclrun.model.stream_key import ONLY_STREAM, qualified_shards
+from kclrun.model.stream import ONLY_STREAM, qualified_shards
+from kclrun.protocol.writes import Applied, Renew, Take, keys_of
 
 CORPUS = yaml.safe_load((Path(__file__).parent / "doctor.yaml").read_text())
 NOW = 1_000_000.0
@@ -77,6 +74,7 @@ def lease_of(key, fields, listing):
         offered_to=who(fields.get("to")),
         offered_by=who(fields.get("by")),
         taken_from=fields.get("taken_from"),
+        stream_created_at=fields.get("created"),
     )
 
 
@@ -107,7 +105,8 @@ def circumstances(row):
         watched_s=float(row.get("watched", 10)),
         now=NOW,
         streams=dict.fromkeys(
-            streams_of(row), StreamFacts(ExtendedSequenceNumber(start), start, 86_400.0)
+            streams_of(row),
+            StreamFacts(ExtendedSequenceNumber(start), start, 86_400.0, row.get("created")),
         ),
     )
 
@@ -168,6 +167,8 @@ def test_a_broken_table_is_found_and_mended(row):
     assert told(f for f in findings if not f.mend) == sorted(row.get("tells", []))
     gravities = [finding.gravity for finding in findings]
     assert gravities == sorted(gravities)
+    advices = "\n".join(finding.advice for finding in findings)
+    assert [words for words in row.get("advises", []) if words not in advices] == []
     silent = [
         f
         for f in findings

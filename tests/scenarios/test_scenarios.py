@@ -13,22 +13,23 @@ import msgspec
 import pytest
 import yaml
 
-from kclrun.leases.assignment import Action, plan
-from kclrun.leases.cleanup import TrimWatch, ended_rows
-from kclrun.leases.healing import children_to_create
-from kclrun.leases.listing import Listing
-from kclrun.leases.observation import Observation
+from kclrun.leases.assignment import Action, Hands, Standing, plan
+from kclrun.leases.custody import Restarts
 from kclrun.leases.offers import delay_s
-from kclrun.leases.pacing import Pace
-from kclrun.leases.policy import ManagerPolicy
-from kclrun.leases.restarts import Restarts
-from kclrun.leases.shard_sync import sync_empty_table, sync_table
-from kclrun.leases.standing import Hands, Standing
-from kclrun.leases.table_view import TableView
-from kclrun.model.changes import EndedParent
+from kclrun.leases.policy import ManagerPolicy, Pace
+from kclrun.leases.shard_sync import (
+    Listing,
+    TrimWatch,
+    children_to_create,
+    ended_rows,
+    sync_empty_table,
+    sync_table,
+)
+from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import ANYBODY, OFFERED, Halt, Handoff, Lease, OwnerId
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.protocol.writes import EndedParent
 
 LISTED_AT = 1_700_000_000.0
 replace = msgspec.structs.replace
@@ -142,9 +143,11 @@ def specs_of(row):
 def observed(leases, specs, row):
     """A view at 500 s by somebody who saw rows and asks stand for as long as the scenario says."""
     observation = Observation(10.0)
-    still = {key: fields.get("still", 0) for key, fields in specs.items()}
+    still = {key: f.get("moved", f.get("still", 0)) for key, f in specs.items()}
     asked_for = {key: fields.get("asked_for", 0) for key, fields in specs.items()}
-    for age in sorted({*still.values(), *asked_for.values()}, reverse=True):
+    before_moves = {fields["moved"] + 1 for fields in specs.values() if "moved" in fields}
+    seen_before = {key for key, fields in specs.items() if "moved" in fields}
+    for age in sorted({*still.values(), *asked_for.values(), *before_moves}, reverse=True):
         observation.update(
             [
                 replace(
@@ -153,6 +156,7 @@ def observed(leases, specs, row):
                     handoff=lease.handoff if asked_for[lease.key] >= age else None,
                 )
                 for lease in leases
+                if still[lease.key] >= age or lease.key in seen_before or not lease.is_ended
             ],
             500.0 - age,
         )
@@ -179,7 +183,8 @@ def test_assignment(row):
         gone=frozenset(map(who, row.get("gone", ()))),
         is_busy=lambda key: key in row.get("busy", ()),
     )
-    standing = Standing(view, observation, hands, me=who("me"))
+    left = frozenset(map(who, row.get("left", ())))
+    standing = Standing(view, observation, hands, me=who("me"), left=left)
     planned = plan(standing, observation, policy, hands, random.Random(7).random)
 
     decided = {action: [] for action in Action}
@@ -225,7 +230,7 @@ def test_cleanup(row):
     view = view_of(leases, row.get("broken", ()))
     listing = Listing(shards_of(row["listed"]), LISTED_AT, 0.0) if "listed" in row else None
     deletes = {change.key for change in ended_rows(view, listing)}
-    watch = TrimWatch()
+    watch = TrimWatch(10.0)
     for at, shards in row.get("listings", ()):
         listing = Listing(shards_of(shards), LISTED_AT, float(at))
         watch.update(view, listing)
@@ -248,8 +253,14 @@ def test_restarts(row):
         now += float(lived or 1)
         if what == "crash":
             restarts.crashed(now)
+        elif what == "fail":
+            restarts.failed(now)
         elif what == "stop":
             restarts.stopped(now)
+        elif what == "starve":
+            restarts.broke(now, at_records=True)
+        elif what == "break":
+            restarts.broke(now, at_records=False)
         else:
             restarts.progressed()
 
@@ -257,3 +268,8 @@ def test_restarts(row):
         assert restarts.pause_s == row["pause"]
     if "tripped" in row:
         assert restarts.has_tripped is row["tripped"]
+    if "verdict" in row:
+        verdict = restarts.verdict(
+            slot="this host", failed_slot=row.get("failed"), are_others=row.get("others", False)
+        )
+        assert verdict.name == row["verdict"].upper().replace(" ", "_")

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kclrun.simulation.playing import play
-from kclrun.simulation.profile import Profile
 from tests.simulation.mutants.mutant import ROOT
+from tests.support.storms.playing import play
+from tests.support.storms.profile import Profile
 
 FILES = sorted((Path(__file__).parent / "regressions").glob("*.json"))
 

@@ -5,11 +5,11 @@ import subprocess
 import msgspec
 import pytest
 
-from kclrun.simulation.profile import Profile, Strike
-from kclrun.simulation.shrinking import shrink
 from kclrun.simulation.table import FaultRates
 from kclrun.simulation.world import FleetSettings
 from tests.simulation.mutants.mutant import ROOT
+from tests.support.storms.profile import Profile, Strike
+from tests.support.storms.shrinking import shrink
 
 
 def storm(**wanted):

@@ -4,10 +4,10 @@ from typing import get_args
 
 import pytest
 
-from kclrun.simulation.playing import play
-from kclrun.simulation.profile import StrikeKind
-from kclrun.simulation.swarm import draw_profile
 from tests.simulation.proving.beginnings import beginning
+from tests.support.storms.playing import play
+from tests.support.storms.profile import StrikeKind
+from tests.support.storms.swarm import draw_profile
 
 # Half an hour each: twelve fleet-hours with their calms, and a minute of one core. Among them are
 # fleets with Java members, small caps and deleted rows. That strikes hit, and that every situation

@@ -6,12 +6,12 @@ import uuid
 import boto3
 from aws_kinesis_agg.aggregator import RecordAggregator
 
+from tests.patience import HUNG_S
+
 REGION = "us-east-1"
 # They are searched for in plans and checkpoints. Loopback lets every key in.
 ACCESS_KEY = "AKIAGLUETESTSEARCH"
 SECRET_KEY = "glue-secret-that-must-not-be-seen"
-# A batch takes 0.3 s on a quiet machine; machines that run other tests have taken ten.
-PATIENCE_S = 90.0
 
 
 class Stream:
@@ -159,11 +159,11 @@ class Collected:
 
 def until(condition, what, query=None):
     """Wait for a condition, with a deadline; a query that failed meanwhile raises here."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + HUNG_S
     while not condition():
         if query is not None and query.exception() is not None:
             raise query.exception()
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
+        assert time.monotonic() < deadline, f"not within {HUNG_S:.0f} s: {what}"
         time.sleep(0.05)
 
 

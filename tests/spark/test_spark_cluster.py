@@ -17,6 +17,7 @@ import pytest
 
 from kclrun.spark.engine.java import provide_java
 from tests.packaging.wheel_rig import Environment, build_wheel, plain_environment
+from tests.patience import HUNG_S, TEST_S
 from tests.spark.sink_rig import Kinesis
 from tests.spark.source_rig import (
     ACCESS_KEY,
@@ -25,11 +26,11 @@ from tests.spark.source_rig import (
     in_order_of_each_key,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * TEST_S), pytest.mark.alone]
 
 MASTER = "local-cluster[2,1,1024]"
-# Executors take 10 s to start on a quiet machine, and a job two rounds of them.
-RUN_MAX_S = 400
+# Executors start twice in a job.
+RUN_MAX_S = 2 * HUNG_S
 
 # Shipped too. What it returns says where a task has its code from.
 PIPELINE = """
@@ -85,7 +86,7 @@ def start(writer, name, **trigger):
 rows = shipped_pipeline.located(records).writeStream.format("parquet")
 rows = rows.option("path", f"{out}/rows")
 query = start(rows, "rows", processingTime="200 milliseconds")
-deadline = time.monotonic() + 300
+deadline = time.monotonic() + 600
 while not Path(out, "all-is-put").exists():
     assert time.monotonic() < deadline
     query.awaitTermination(0.2)

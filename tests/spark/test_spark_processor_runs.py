@@ -8,12 +8,14 @@ from collections import defaultdict
 import pytest
 from pyspark.errors import StreamingQueryException
 
+import kclrun.spark
 from kclrun.config.schema import FetchSettings, OnErrorSettings, Settings
 from kclrun.config.units import Duration
 from kclrun.errors import SettingsError
 from kclrun.spark.fused.source import OBSERVED, processor_stream
 from kclrun.spark.running.progress import read_progress
-from tests.spark.source_rig import PATIENCE_S, until
+from tests.patience import HUNG_S
+from tests.spark.source_rig import until
 
 DIARY = """
 import json, os, uuid
@@ -144,7 +146,6 @@ def by(entries, name):
     return groups
 
 
-@pytest.mark.timeout(300)  # some ten batches, of 0.3 s where nothing else runs
 def test_every_instance_sees_a_piece_of_its_shard_in_order_and_parents_end_first(rig_of):
     rig = rig_of(2)
     query = rig.start()
@@ -229,7 +230,7 @@ def test_a_processor_that_raises_every_time_ends_the_query_and_says_where(rig_of
     rig.put(10)
     query = rig.start(options={"raise_at": {"5": "always"}})
     with pytest.raises(StreamingQueryException) as caught:
-        query.awaitTermination(PATIENCE_S)
+        query.awaitTermination(HUNG_S)
 
     text = str(caught.value)
     assert "kclrun.errors.ProcessorError: process_records of" in text
@@ -245,7 +246,7 @@ def test_a_processor_that_is_not_there_ends_the_query_and_says_what_was_searched
     rig.put(10)
     query = rig.start(processor="not_there:Orders")
     with pytest.raises(StreamingQueryException) as caught:
-        query.awaitTermination(PATIENCE_S)
+        query.awaitTermination(HUNG_S)
 
     assert "kclrun.errors.ProcessorLoadError: processor: there is no module not_there" in str(
         caught.value
@@ -257,10 +258,10 @@ def test_a_restarted_query_goes_on_with_new_instances_behind_the_commit(rig_of):
     rig = rig_of(1)
     rig.put(20)
     first = rig.start(trigger={"availableNow": True})
-    first.awaitTermination(PATIENCE_S)
+    first.awaitTermination(HUNG_S)
     rig.put(20)
     second = rig.start(trigger={"availableNow": True})
-    second.awaitTermination(PATIENCE_S)
+    second.awaitTermination(HUNG_S)
 
     assert rig.ids() == list(range(40))
     instances = list(by(rig.entries(), "instance").values())
@@ -292,3 +293,29 @@ def test_a_batch_read_is_refused(rig_of):
     with pytest.raises(Exception, match="runs on a stream only") as caught:
         reading.load().collect()
     assert SettingsError.__name__ in str(caught.value)
+
+
+def test_a_processor_runs_in_a_program_of_ones_own(spark, stream, tmp_path):
+    module = f"own_{uuid.uuid4().hex[:8]}"
+    (tmp_path / f"{module}.py").write_text(textwrap.dedent(DIARY))
+    stream.put(50, size=8)
+    rows = kclrun.spark.process(
+        spark,
+        f"{module}:Diary",
+        {**stream.options, "startingOffsets": "earliest"},
+        options={"diary": str(tmp_path / "diary.jsonl")},
+        paths=[tmp_path],
+        batch_max=20,
+        retries=0,
+    )
+    seen = []
+    writer = rows.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer = writer.trigger(availableNow=True)
+    query = writer.foreachBatch(lambda batch, _: seen.extend(batch.collect())).start()
+
+    assert query.awaitTermination(HUNG_S)
+    assert query.exception() is None
+    assert sorted(json.loads(row.row)["id"] for row in seen) == list(range(50))
+    calls = [json.loads(line) for line in (tmp_path / "diary.jsonl").read_text().splitlines()]
+    given = [len(each["ids"]) for each in calls if each["call"] == "process_records"]
+    assert max(given) <= 20

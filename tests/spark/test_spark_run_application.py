@@ -10,6 +10,8 @@ import time
 import psutil
 import pytest
 
+from tests.patience import HUNG_S
+
 PIPELINES = """
 import time
 from pathlib import Path
@@ -96,8 +98,8 @@ def checkpoint_of(folder):
 ENTRIES = ("offsets", "commits")
 
 
-def wait_for(condition, within_s=100):
-    deadline = time.monotonic() + within_s
+def wait_for(condition):
+    deadline = time.monotonic() + HUNG_S
     while not condition():
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.1)
@@ -119,13 +121,16 @@ def test_a_pipeline_reads_a_resharding_stream_to_its_end_and_sums_up(application
     assert sum(shard["records"] for shard in told["shards"].values()) == 20_000
     assert (told["totals"]["shards"], told["totals"]["ended"]) == (5, 3)
     events = [line["event"] for line in lines(done.stderr)]
-    assert events[0] == "query_started"
+    assert events[:2] == ["engine_starting", "query_started"]
     assert events[-2:] == ["caught_up", "query_stopped"]
     assert events.count("shard_ended") == 3
-    # Quiet when healthy: transitions, and the filler's account.
+    # Quiet when healthy: transitions, where the rows are, and the filler's account.
     rest = [line for line in done.stderr.splitlines() if not line.startswith("{")]
-    assert [line[:22] for line in rest] == ["Put 20,000 records in "]
-    assert set(events) == {"query_started", "shard_ended", "caught_up", "query_stopped"}
+    (folder,) = (each for each in (tmp_path / "out").iterdir() if each.suffix != ".checkpoint")
+    assert rest[0] == f"Rows are in {folder.relative_to(tmp_path)}"
+    assert [line[:22] for line in rest[1:]] == ["Put 20,000 records in "]
+    between = {"shard_ended", "caught_up", "query_stopped"}
+    assert set(events) == {"engine_starting", "query_started", *between}
 
 
 @pytest.mark.slow
@@ -142,7 +147,7 @@ def test_a_stop_lets_the_running_batch_be_committed_and_leaves_no_process(applic
         family = psutil.Process(process.pid).children(recursive=True)
         groups = {os.getpgid(each.pid) for each in family if each.name() == "java"}
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=HUNG_S)
     finally:
         process.kill()
         process.wait()
@@ -161,7 +166,7 @@ def test_a_stop_lets_the_running_batch_be_committed_and_leaves_no_process(applic
     # What `timeout` or a closing terminal sends to our whole group does not reach the JVM.
     assert len(groups) == 1
     assert os.getpgid(0) not in groups
-    _, left = psutil.wait_procs(family, timeout=10)
+    _, left = psutil.wait_procs(family, timeout=HUNG_S)
     assert left == []
 
 
@@ -181,7 +186,7 @@ def test_a_person_who_presses_twice_cuts_the_batch_short(application, tmp_path):
         wait_for(lambda: started.exists() or process.poll() is not None)
         os.killpg(process.pid, signal.SIGINT)
         os.killpg(process.pid, signal.SIGQUIT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=HUNG_S)
     finally:
         process.kill()
         process.wait()
@@ -244,7 +249,7 @@ def test_a_jvm_that_dies_is_worth_a_restart(application, tmp_path):
         children = psutil.Process(process.pid).children()
         (jvm,) = (each for each in children if each.name() == "java")
         jvm.kill()
-        _, said = process.communicate(timeout=90)
+        _, said = process.communicate(timeout=HUNG_S)
     finally:
         process.kill()
         process.wait()

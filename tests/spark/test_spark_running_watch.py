@@ -6,15 +6,16 @@ import time
 import pytest
 
 from kclrun.errors import ProcessorError
+from kclrun.lifecycle.stopping import StopPlan
 from kclrun.model.time import Instant
 from kclrun.spark.running.watching import Ending, Watch
-from kclrun.stopping import StopPlan
+from tests.patience import HUNG_S
 
 
 class Seen:
     """A watch with a grace, and what it was given."""
 
-    def __init__(self, grace_s=60.0):
+    def __init__(self, grace_s=HUNG_S):
         self.stop = StopPlan(grace_s)
         self.progress = []
         self.watch = Watch(self.stop, take_progress=self.progress.append, looked=lambda: None)
@@ -63,7 +64,7 @@ def test_a_stop_waits_for_the_running_batch_and_for_nothing_else(spark, tmp_path
 
 
 def test_the_end_of_the_grace_cuts_the_batch_short(spark, tmp_path):
-    query = slow_query(spark, tmp_path, 60)
+    query = slow_query(spark, tmp_path, HUNG_S)
     seen = Seen(grace_s=0.5)
 
     def press():

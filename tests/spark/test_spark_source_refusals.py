@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 
+from kclrun.spark.offsets import VERSION
+from tests.patience import HUNG_S
 from tests.spark.source_rig import ACCESS_KEY
 
 
@@ -22,7 +24,7 @@ def refused(spark, options):
 
 def ended(query):
     with pytest.raises(StreamingQueryException) as caught:
-        query.awaitTermination(90)
+        query.awaitTermination(HUNG_S)
     return str(caught.value)
 
 
@@ -116,12 +118,12 @@ def test_a_checkpoint_of_a_newer_version_is_refused(collected, stream):
     run.run_until(5)
     for offsets in (Path(run.checkpoint) / "offsets").glob("[0-9]*"):
         *head, text = offsets.read_text().splitlines()
-        offsets.write_text("\n".join([*head, json.dumps({**json.loads(text), "v": 2})]))
+        offsets.write_text("\n".join([*head, json.dumps({**json.loads(text), "v": VERSION + 1})]))
         offsets.with_name(f".{offsets.name}.crc").unlink(missing_ok=True)
 
     told = ended(run.start())
 
-    assert "the checkpoint is of version 2, written by a newer kclrun" in told
+    assert f"the checkpoint is of version {VERSION + 1}, written by a newer kclrun" in told
 
 
 def test_columns_of_the_users_own_are_refused(spark, stream):

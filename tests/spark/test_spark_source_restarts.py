@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from tests.patience import HUNG_S
 from tests.spark.source_rig import ACCESS_KEY, SECRET_KEY, in_order_of_each_key, until
 
 
@@ -27,7 +28,7 @@ def failing_once(run, batch):
     run.before_commit = fail
     query = run.start()
     with pytest.raises(StreamingQueryException, match="a sink that is down"):
-        query.awaitTermination(90)
+        query.awaitTermination(HUNG_S)
 
 
 @pytest.mark.parametrize("starts", ["earliest", "latest"])
@@ -103,10 +104,10 @@ def test_available_now_reads_what_is_there_and_ends(collected, stream):
     run = collected(stream, maxRecordsPerTrigger="50")
 
     query = run.start(availableNow=True)
-    assert query.awaitTermination(90)
+    assert query.awaitTermination(HUNG_S)
     stream.put(100)
     later = run.start(availableNow=True)
-    assert later.awaitTermination(90)
+    assert later.awaitTermination(HUNG_S)
 
     assert as_put(run.rows) == in_order_of_each_key(stream.put_records)
 
@@ -116,7 +117,7 @@ def test_once_reads_all_that_is_there_in_one_batch(collected, stream):
     run = collected(stream, maxRecordsPerTrigger="50")
 
     query = run.start(once=True)
-    assert query.awaitTermination(90)
+    assert query.awaitTermination(HUNG_S)
 
     assert [len(rows) for _, rows in run.batches if rows] == [300]
 

@@ -4,6 +4,8 @@ import json
 from datetime import UTC, datetime
 from itertools import pairwise
 
+from pyspark.sql.datasource import DataSourceReader
+
 from tests.spark.source_rig import in_order_of_each_key, until
 
 
@@ -124,6 +126,21 @@ def test_a_batch_read_gives_the_range_that_was_asked_for(spark, stream):
     expected = [row for row in everything.collect() if row.approximateArrivalTimestamp >= first]
     assert sorted(map(tuple, from_first)) == sorted(map(tuple, expected))
     assert everything.count() == 100
+
+
+def test_filters_of_a_batch_read_spare_shards_where_pyspark_passes_them_on(spark, stream_of):
+    stream = stream_of(2)
+    stream.put(40)
+    read = spark.read.format("kclrun").options(**stream.options, shardsPerTask="1").load()
+    one = read.where("shardId = 'shardId-000000000001'")
+    key = read.where("partitionKey in ('key-1', 'key-2')")
+    soon = read.where("approximateArrivalTimestamp > current_timestamp() + interval 1 hour")
+    passed_on = hasattr(DataSourceReader, "pushFilters")
+
+    assert (read.rdd.getNumPartitions(), one.rdd.getNumPartitions()) == (2, 1 if passed_on else 2)
+    assert {row.shardId for row in one.collect()} == {"shardId-000000000001"}
+    assert sorted({row.partitionKey for row in key.collect()}) == ["key-1", "key-2"]
+    assert soon.count() == 0
 
 
 def test_a_batch_read_of_an_empty_stream_has_no_rows(spark, stream):

@@ -14,10 +14,11 @@ import uvicorn
 from pyspark.sql import functions
 
 from kclrun.local.http_face import HttpFace
-from kclrun.local.puts import PutEntry
 from kclrun.local.service import Kinesis, KinesisSettings
+from kclrun.local.stream import PutEntry
 from kclrun.model.time import WallTime
-from tests.spark.source_rig import PATIENCE_S, REGION
+from tests.patience import HUNG_S
+from tests.spark.source_rig import REGION
 
 SECRET = b"watermark".ljust(32)
 BACKLOG_S = 900
@@ -60,7 +61,7 @@ def served(kinesis):
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(30)
+            thread.join(HUNG_S)
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def counted(spark, folder, url, **options):
         .start()
     )
     try:
-        assert query.awaitTermination(PATIENCE_S), query.lastProgress
+        assert query.awaitTermination(HUNG_S), query.lastProgress
         return Counted(query, counts)
     finally:
         query.stop()
@@ -123,6 +124,6 @@ def test_a_dense_and_a_sparse_shard_in_catch_up_lose_nothing_to_the_watermark(
     with served(backlog()) as url:
         found = counted(spark, tmp_path, url, maxRecordsPerTrigger="300")
 
-    assert len(found.batches) >= 5
+    assert len(found.batches) >= 3
     assert found.dropped == 0
     assert (found.read, found.counted) == (ROWS, ROWS)

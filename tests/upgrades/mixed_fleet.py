@@ -4,8 +4,6 @@ import time
 
 from tests.processes.fleet_rig.fleet import Fleet
 
-__all__ = ["MixedFleet"]
-
 
 class MixedFleet(Fleet):
     """`run` instead of `add`; `runs` holds each start: when, on which machine, which version."""

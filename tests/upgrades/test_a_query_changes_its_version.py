@@ -60,7 +60,11 @@ def test_a_query_goes_on_from_the_checkpoint_folder_of_the_other_version(stream,
     )
     codes = []
 
-    for version in (older, HEAD, older):
+    # Each start of Spark takes long: the way back is for `KCLRUN_UPGRADES_LONG=1`.
+    is_long = os.environ.get("KCLRUN_UPGRADES_LONG") == "1"
+    versions = (older, HEAD, older) if is_long else (older, HEAD)
+
+    for version in versions:
         stream.put(50, size=8)
         stream.split(stream.open_shards()[0])
         stream.put(50, size=8)
@@ -69,7 +73,7 @@ def test_a_query_goes_on_from_the_checkpoint_folder_of_the_other_version(stream,
         assert sorted(row["number"] for row in rows) == list(range(len(stream.put_records)))
         codes.append({row["code"] for row in rows if row["number"] >= len(rows) - 100})
 
-    assert codes == [{older.code}, {HEAD.code}, {older.code}]
+    assert codes == [{version.code} for version in versions]
 
 
 def run_to_the_end(version, config):

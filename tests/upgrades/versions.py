@@ -6,8 +6,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["HEAD", "Unobtainable", "Version", "older_version"]
-
 CHECKOUT = Path(__file__).parents[2]
 NAMED = Path(__file__).parent / "last_release"
 

@@ -1,11 +1,6 @@
 """Processors written for `amazon_kclpy` (its interfaces 1, 2 and 3), and its properties files.
 
-`adapter.py` is the `RecordProcessor` around such a processor; `scripts.py` finds the processor that
-a script's own main block makes; `standing_in.py` answers for `amazon_kclpy` where that is not
-installed, with the modules of `amazon_kclpy/`; `properties.py`, `property_table.py`,
-`conversions.py` and `app_yaml.py` turn a properties file into an `app.yaml`.
-
-In a test of yours, without the JVM and without `amazon_kclpy`:
+In your tests, without the JVM and without `amazon_kclpy`:
 
     from kclrun.compat.kclpy import adapted, stand_in
     from kclrun.testing import run_processor

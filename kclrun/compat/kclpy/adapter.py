@@ -1,8 +1,8 @@
-"""A processor of `amazon_kclpy`, as the `RecordProcessor` that the runtime knows.
+"""A processor of `amazon_kclpy` as a `RecordProcessor` of the runtime: translates its calls.
 
-Holds: the calls and the checkpoints, translated. Rule: what the processor raises is raised: it is
-given the same records again and then halted, where `amazon_kclpy` wrote the traceback to standard
-error and went on with the records that follow [I9].
+Errors of the processor are raised: the same records are delivered again, and then the lease is
+halted. `amazon_kclpy` wrote the traceback to standard error and continued with the next records
+[I9].
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ from kclrun.errors import (
     Throttled,
 )
 from kclrun.model.record import RecordBatch
-from kclrun.processor import Checkpointer, Context, RecordProcessor
-
-__all__ = ["KclpyProcessor", "adapted", "adapted_maker"]
+from kclrun.processor import Checkpointer, Context, RecordProcessor, refuse_deferred
 
 Make = Callable[[Mapping[str, Any]], Any]
 
@@ -37,7 +35,9 @@ _INTERFACES: Final = {
     2: ("initialize", "process_records", "shutdown"),
     3: ("initialize", "process_records", "lease_lost", "shard_ended", "shutdown_requested"),
 }
-# The names that the Java KCL has for what went wrong, which processors compare with.
+# Optional methods of interfaces 1 and 2, by both of their names.
+_OPTIONAL: Final = ("shutdown_requested", "shutdownRequested")
+# The Java KCL's names of the exceptions, with which processors compare.
 _VALUES: Final[tuple[tuple[type[KclrunError], str], ...]] = (
     (LeaseLost, "ShutdownException"),
     (StaleCheckpoint, "IllegalArgumentException"),
@@ -49,12 +49,13 @@ _VALUES: Final[tuple[tuple[type[KclrunError], str], ...]] = (
 
 
 class KclpyProcessor(RecordProcessor):
-    """Around one processor of `amazon_kclpy`, made when its shard is: by `make`, of the options."""
+    """Around one processor of `amazon_kclpy`. `make` makes it from the options when its shard
+    starts."""
 
     make: Make
 
     def initialize(self, context: Context) -> None:
-        """Make the processor, and give it its shard and the checkpoint that is in the table."""
+        """Make the processor, and pass it its shard and the checkpoint in the table."""
         stand_in()
         self._processor_of_user = type(self).make(context.options)
         self._processor = _in_interface_3(self._processor_of_user)
@@ -69,7 +70,7 @@ class KclpyProcessor(RecordProcessor):
         ).dispatch(None, self._processor)
 
     def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
-        """Give the batch as records of `amazon_kclpy`."""
+        """Pass the batch as records of `amazon_kclpy`."""
         messages.ProcessRecordsInput(
             {
                 "action": "processRecords",
@@ -79,7 +80,7 @@ class KclpyProcessor(RecordProcessor):
         ).dispatch(_translated(checkpointer), self._processor)
 
     def shard_ended(self, checkpointer: Checkpointer) -> None:
-        """As `shard_ended`, or `shutdown` for TERMINATE: the processor is to checkpoint."""
+        """As `shard_ended`, or `shutdown` for TERMINATE: the processor has to checkpoint."""
         ended = messages.ShardEndedInput({"action": "shardEnded"})
         ended.dispatch(_translated(checkpointer), self._processor)
 
@@ -89,7 +90,7 @@ class KclpyProcessor(RecordProcessor):
         lost.dispatch(_translated(Checkpointer(_refuse)), self._processor)
 
     def shutdown_requested(self, checkpointer: Checkpointer) -> None:
-        """As `shutdown_requested`, where the processor has it."""
+        """As `shutdown_requested`, if the processor has it."""
         requested = messages.ShutdownRequestedInput({"action": "shutdownRequested"})
         requested.dispatch(_translated(checkpointer), self._processor)
 
@@ -97,8 +98,8 @@ class KclpyProcessor(RecordProcessor):
 def adapted(made_by: Callable[[], Any]) -> type[RecordProcessor]:
     """The `RecordProcessor` of a processor class of `amazon_kclpy`, or of a function making one.
 
-    Raises: ProcessorLoadError where that cannot be called without arguments, or the class has no
-    interface that `amazon_kclpy` knows.
+    Raises: ProcessorLoadError if it cannot be called without arguments, or if the class has no
+    interface of `amazon_kclpy`.
     """
     name = getattr(made_by, "__qualname__", repr(made_by))
     if isinstance(made_by, type):
@@ -111,13 +112,13 @@ def adapted(made_by: Callable[[], Any]) -> type[RecordProcessor]:
             "Name a function without arguments that returns the processor, or the script, as"
             " kclpy:script.py, whose own last lines make it"
         ) from None
-    except ValueError:  # made in C, without a signature: the call will tell
+    except ValueError:  # written in C, without a signature: the call itself will fail
         pass
     return adapted_maker(lambda _options: made_by(), name)
 
 
 def adapted_maker(make: Make, name: str) -> type[RecordProcessor]:
-    """The same for whatever makes the processor of the options; `name` is for people."""
+    """The same for a function that makes the processor from the options; `name` is for people."""
     return type(f"Kclpy:{name}", (KclpyProcessor,), {"make": staticmethod(make)})
 
 
@@ -135,6 +136,7 @@ def _require_interface(processor: Any, name: str) -> int:
     ]
     if missing:
         raise ProcessorLoadError(f"{name} (interface {version}) has no {', '.join(missing)}")
+    refuse_deferred(processor, name, (*_INTERFACES[version], *_OPTIONAL))
     return int(version)
 
 
@@ -157,7 +159,7 @@ def _translated(checkpointer: Checkpointer) -> kcl.Checkpointer:
 
 def _raise_as_checkpoint_error(error: KclrunError) -> NoReturn:
     value = next(value for kind, value in _VALUES if isinstance(error, kind))
-    # The class that the processor catches: the installed package's, where there is one.
+    # The class that the processor catches: that of the installed package, if there is one.
     checkpoint_error: type[Exception] = importlib.import_module("amazon_kclpy.kcl").CheckpointError
     raise checkpoint_error(value) from error
 

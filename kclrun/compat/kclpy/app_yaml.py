@@ -1,8 +1,7 @@
-"""An `app.yaml` from the properties of the MultiLangDaemon, in words where they do not translate.
+"""An `app.yaml` from the properties of the MultiLangDaemon, with comments for differences.
 
-Pure: the script was looked for by whoever calls. Rule: the application it describes reads the same
-stream from the same checkpoints; what would read another one is refused. Next: `conversions.py`,
-one function a property.
+Pure: the caller has found the script. The application that it describes reads the same stream from
+the same checkpoints; properties that mean another stream or other checkpoints are refused.
 """
 
 from __future__ import annotations
@@ -22,18 +21,16 @@ from kclrun.config.yaml_reader import read_yaml
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
 
-__all__ = ["Entry", "Script", "app_yaml"]
-
-# As the other files of the project.
+# The width of the project's other files.
 _WIDTH: Final = 100
-# The KCL has no bound on what a processor leaves without a checkpoint, and its sample application
+# The KCL does not limit the number of records without a checkpoint, and its sample application
 # checkpoints once a minute: at the rates of one lease, some 100,000 small records a second at
 # the most, that is 6 million.
 _UNCHECKPOINTED_MAX: Final = 10_000_000
-# What YAML reads as the text itself, but for numbers, switches and the like.
+# Texts that YAML reads as themselves, except for numbers, switches and the like.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9/_][A-Za-z0-9_./:+@-]*")
 _NOT_ASCII: Final = re.compile(r"[^\x20-\x7e]")
-# In the order in which people read such a file.
+# The order in which people read such a file.
 _ORDER: Final = (
     *("application", "stream", "processor", "path", "options", "start", "aws", "leases", "fetch"),
     *("checkpoint", "on_error", "stall", "shutdown", "observe"),
@@ -41,7 +38,7 @@ _ORDER: Final = (
 
 
 class Script(msgspec.Struct, frozen=True):
-    """The script that `executableName` runs: its name, the folder for `path:` where it is not
+    """The script that `executableName` runs: its name, the folder for `path:` if the script is not
     beside the file, its arguments. Without a name, `remark` says why it cannot be run."""
 
     name: str | None
@@ -51,7 +48,7 @@ class Script(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One setting as it will stand in the file, with the comment above it."""
+    """One setting as it will be in the file, with the comment above it."""
 
     setting: str
     value: Any
@@ -59,10 +56,10 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def app_yaml(properties: Mapping[str, str], script: Script, source: str, now: WallTime) -> str:
-    """The file's text; `source` is what the properties file is called, `now` judges its instant.
+    """The file's text. `source` is the name of the properties file; `now` validates its instant.
 
     Guaranteed: its settings are accepted. Raises: SettingsError where a property is missing or
-    means nothing, or where the application would read another stream or other checkpoints.
+    invalid, or where the application would read another stream or other checkpoints.
     """
     known = {name.lower(): value.strip() for name, value in properties.items() if value.strip()}
     entries = [*_processor(script), *_checkpoint()]
@@ -72,7 +69,7 @@ def app_yaml(properties: Mapping[str, str], script: Script, source: str, now: Wa
         raise SettingsError(f"{source}: {error}") from None
     lines = [
         f"# From {source}, by kclrun init --from. Check it:  kclrun check --config app.yaml",
-        "# Moving the fleet, and what is different:  README, Coming from amazon_kclpy",
+        "# Moving the fleet, and what is different:  docs/how-to/from-amazon-kclpy.md",
         "",
     ]
     lines += _sections(entries, script)
@@ -144,12 +141,12 @@ def _comment(text: str, indent: str) -> Iterator[str]:
 
 
 def _shown(text: str) -> str:
-    """What YAML allows in a comment, on one line."""
+    """The characters that YAML allows in a comment, on one line."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _value(value: Any) -> str:
-    """As YAML: a text without quotes where it would be read as that text."""
+    """The value in YAML: a text without quotes if YAML would read it as that text."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list):
@@ -161,13 +158,13 @@ def _value(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """In ASCII, and with `${` taken as it stands."""
+    """In ASCII, and with `${` as literal text."""
     quoted = json.dumps(text.replace("${", "$${"), ensure_ascii=False)
     return _NOT_ASCII.sub(lambda match: f"\\U{ord(match[0]):08x}", quoted)
 
 
 def _remarks(properties: Mapping[str, str]) -> Iterator[str]:
-    """What was set and has no counterpart; values are left out, for one may be a secret."""
+    """The properties without a counterpart. Their values are left out: one may be a secret."""
     without = [
         f"{name}: {BY_NAME[name.lower()].note}"
         for name in properties

@@ -1,7 +1,7 @@
-"""Each property with a counterpart as its setting: the value, and what changes with it.
+"""Each property with a counterpart as its setting: the value, and the difference as a comment.
 
-Pure. A value that cannot mean what it meant is an error that names the property, unless leaving it
-out is harmless, and then the comment says so. Names come in lower case.
+Pure. A value that cannot keep its meaning is an error that names the property. If leaving it out is
+harmless, it is left out and the comment says so. Names are in lower case.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ from typing import Any, Final
 from kclrun.compat.kclpy.property_table import BY_NAME
 from kclrun.config.units import Duration
 from kclrun.errors import SettingsError
-from kclrun.model.address import why_no_endpoint
 from kclrun.model.lease import FAILOVER_MAX_S, FAILOVER_MIN_S
-
-__all__ = ["convert"]
+from kclrun.model.stream import why_no_endpoint
 
 Converted = tuple[str, Any, str]  # setting, value, comment
 Known = Mapping[str, str]
 
-# What `leases.max` and `fetch.batch_max` allow, and the least pause between reads (five a second).
+# The limits of `leases.max` and `fetch.batch_max`, and the least pause between reads (five a
+# second).
 _LEASES_MAX: Final = 1024
 _BATCH_MAX: Final = 100_000
 _IDLE_MIN_S: Final = 0.2
-# Until 9999: what a datetime can say.
+# Until 9999: the greatest year of a datetime.
 _EPOCH_MAX_S: Final = 253_402_300_799
 _REGION_OF_ARN: Final = re.compile(r"arn:[a-z0-9-]+:kinesis:([a-z0-9-]+):")
 _ROLE: Final = re.compile(r"arn:[a-z0-9-]+:iam::\d{12}:role/[\w+=,.@/-]+")
-# What the daemon's own conversion (Commons BeanUtils) takes for a switch.
+# The texts that the daemon's own conversion (Commons BeanUtils) accepts as a switch.
 _SWITCH: Final = dict.fromkeys(("true", "yes", "y", "on", "1"), True) | dict.fromkeys(
     ("false", "no", "n", "off", "0"), False
 )
-# What the daemon takes where neither regionName nor an ARN says another.
+# The daemon's default without a regionName and without an ARN.
 _REGION: Final = "us-east-1"
 
 
@@ -110,8 +109,8 @@ def _aws(known: Known) -> Iterator[Converted]:
 
 
 def _credentials(provider: str) -> Iterator[Converted]:
-    """`Provider|argument|argument`; several, separated by commas, where the first that answers
-    counts. Of all of them only a role's ARN and a profile's name are repeated."""
+    """`Provider|argument|argument`; several are separated by commas, and the first that answers
+    counts. Only a role's ARN and a profile's name are carried over."""
     first, *others = provider.split(",")
     kind, *arguments = first.split("|")
     role = next((each for each in arguments if _ROLE.fullmatch(each)), None)
@@ -191,7 +190,7 @@ def _metrics(known: Known) -> Iterator[Converted]:
     level = known.get("metricslevel", "").upper()
     if level in {"SUMMARY", "DETAILED"}:
         namespace = "observe.cloudwatch.namespace"
-        yield namespace, known["applicationname"], "the metrics are others: README, Metrics"
+        yield namespace, known["applicationname"], "other metrics: docs/reference/metrics.md"
     if level == "DETAILED":
         yield "observe.cloudwatch.detail", "shard", "CloudWatch bills each metric of each shard"
 

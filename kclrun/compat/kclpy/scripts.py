@@ -1,9 +1,6 @@
 """The processor that a script of `amazon_kclpy` makes in its own main block.
 
-A script ends in `KCLProcess(Consumer(...)).run()`. It is run as the main program, with `sys.argv`
-from `options.arguments`, up to that call, which hands the processor over. What surrounds the call
-with `with` or `finally` is left there, and nothing behind it is run: the MultiLangDaemon would have
-ended the process instead. May not know: how it was found, or who calls the processor.
+It does not know how the script was found, or which code calls the processor.
 """
 
 from __future__ import annotations
@@ -21,36 +18,42 @@ from kclrun.compat.kclpy.standing_in import stand_in
 from kclrun.errors import ProcessorLoadError
 from kclrun.processor import RecordProcessor
 
-__all__ = ["adapted_script", "import_script"]
-
 _ARGUMENTS: Final = "arguments"
 
 
 class _HandedOver(BaseException):
-    """Ends a script where it would have begun to serve; no `except Exception` is to catch it."""
+    """Ends a script at the point where it would begin to serve; `except Exception` must not catch
+    it."""
 
 
 def adapted_script(script: Path) -> type[RecordProcessor]:
-    """The `RecordProcessor` of what `script` gives to `KCLProcess`; run when a shard starts."""
+    """The `RecordProcessor` around the processor that `script` gives to `KCLProcess`.
+
+    A script ends in `KCLProcess(Consumer(...)).run()`. When a shard starts, the script is run as
+    the main program, with `sys.argv` from `options.arguments`, up to that call, which passes the
+    processor on. A `with` or `finally` around the call is left there, and no code after it is run:
+    the MultiLangDaemon would have ended the process instead.
+    """
     return adapted_maker(lambda options: _made_by(script, _arguments(options)), script.name)
 
 
 def import_script(script: Path) -> None:
-    """Run all of the script but its main block: imports, definitions. Raises: what it does."""
+    """Run all of the script except its main block: imports, definitions. Raises: its errors."""
     stand_in()
     runpy.run_path(str(script), run_name="kclpy_script")
 
 
 def _made_by(script: Path, arguments: Sequence[str]) -> Any:
-    """Run the script up to `run()`. Raises: ProcessorLoadError if it does not come there; else what
-    the script raises."""
+    """Run the script up to `run()`. Raises: ProcessorLoadError if it does not reach that call; else
+    the errors of the script."""
     handed_over: list[Any] = []
 
     def hand_over(processor: Any) -> None:
         handed_over.append(processor)
         raise _HandedOver
 
-    # Ours, in an installed amazon_kclpy, too: that one's would read the daemon's messages.
+    # Ours also replaces the class of an installed amazon_kclpy: that one would read the daemon's
+    # messages.
     kcl: Any = importlib.import_module("amazon_kclpy.kcl")
     kcl.KCLProcess = KCLProcess
     KCLProcess.hand_over = hand_over

@@ -1,1 +1,1 @@
-"""What is wrong with a lease table, how one knows, and which conditional writes mend it."""
+"""Finds errors in a lease table, with evidence and the conditional writes that mend them."""

@@ -1,17 +1,26 @@
-"""What can be wrong with a lease table: the kinds, how grave each is, and what it means.
+"""The kinds of errors in a lease table, how grave each is, and what it means for the records.
 
-Rule: an error is what a healthy table never shows, at no stage of a reshard; a warning is a delay
-or a setting; a note is only worth knowing.
+Rule: an error never occurs in a healthy table, at no stage of a reshard; a warning is a delay or a
+setting; a note is only worth knowing.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
 
-from kclrun.model.changes import (
+from kclrun.leases.shard_sync import Listing
+from kclrun.leases.table_view import Observation, TableView, is_nobody
+from kclrun.model.lease import ASK_STALE_AFTER_S, Lease, LeaseKey, Owner, OwnerId
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import Shard
+from kclrun.model.stream import StreamKey, called, stream_of
+from kclrun.model.time import Instant, WallTime
+from kclrun.protocol.writes import (
     Amend,
     Claim,
     CreateChildren,
@@ -21,11 +30,10 @@ from kclrun.model.changes import (
     Release,
     ResumeLease,
     Take,
+    keys_of,
 )
 
-__all__ = ["Finding", "Gravity", "Kind", "MendingChange", "most_serious_first"]
-
-# All that a mend may write.
+# All changes that a mend may write.
 MendingChange = (
     CreateLease
     | CreateChildren
@@ -48,7 +56,7 @@ class Gravity(enum.IntEnum):
 
 
 class Kind(enum.Enum):
-    """What is wrong; `means` says what that is to the records."""
+    """The kind of an error; `means` describes its effect on the records."""
 
     HOLE = "hole"
     CHILD_MISSING = "child-missing"
@@ -61,9 +69,11 @@ class Kind(enum.Enum):
     BEFORE_START = "before-start"
     COUNTER_BACK = "counter-back"
     POSITION_BACK = "position-back"
+    RECREATED = "recreated"
     WRONG_STREAM = "wrong-stream"
     MIXED_KEYS = "mixed-keys"
     BROKEN_ROW = "broken-row"
+    KCL3_NATIVE = "kcl3-native"
     ORPHAN = "orphan"
     HALT_EXPIRED = "halt-expired"
     HALTED = "halted"
@@ -91,7 +101,7 @@ class Kind(enum.Enum):
 
     @property
     def means(self) -> str:
-        """What becomes of the records."""
+        """The effect on the records."""
         return _ABOUT[self][1]
 
     @property
@@ -101,17 +111,17 @@ class Kind(enum.Enum):
 
     @property
     def needs_consent(self) -> bool:
-        """Whether its mend repeats records, gives some up or deletes rows: a person's decision."""
+        """Whether a person must decide: its mend repeats records, gives some up or deletes rows."""
         return self in _NEEDS_CONSENT
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong, as two looks at the table showed it.
+    """One error, as two looks at the table showed it.
 
-    `keys` are the leases it is about; `evidence` is how one knows. `mend` are the writes that
-    repair it, to be made in their order, each under its own condition, and no further once one
-    does not apply; empty where what runs has to change and not the table. `advice` tells a person
-    what to do, or what it is that a mend which needs consent decides.
+    `keys` are the leases it is about; `evidence` proves it. `mend` are the writes that repair it.
+    They are made in their order, each under its own condition, and stop at the first that does not
+    apply. It is empty where a running program has to change and not the table. `advice` is for a
+    person: the next action, or the decision that a mend with consent makes.
     """
 
     kind: Kind
@@ -129,7 +139,7 @@ _IN_ORDER: Final = tuple(Kind)
 
 
 def most_serious_first(finding: Finding) -> tuple[int, int, tuple[str, ...]]:
-    """The order in which findings are told and mended."""
+    """The order in which findings are reported and mended."""
     return finding.gravity, _IN_ORDER.index(finding.kind), finding.keys
 
 
@@ -146,9 +156,11 @@ _ABOUT: Final = {
     Kind.BEFORE_START: (_E, "delayed for ever: the shard has no such position to go on from"),
     Kind.COUNTER_BACK: (_E, "doubled: a counter that goes back lets two owners write"),
     Kind.POSITION_BACK: (_E, "doubled: what was processed is read again"),
+    Kind.RECREATED: (_E, "not read: no manager starts, for old checkpoints mean nothing in it"),
     Kind.WRONG_STREAM: (_E, "lost: nobody reads the shards of this stream"),
     Kind.MIXED_KEYS: (_E, "doubled: the same shard can have a lease under either name"),
     Kind.BROKEN_ROW: (_E, "delayed for ever: no owner takes a row that it cannot read"),
+    Kind.KCL3_NATIVE: (_E, "delayed: no kclrun that starts is let in, and Java workers starve"),
     Kind.ORPHAN: (_E, "lost: what was not read of this shard has expired with it"),
     Kind.HALT_EXPIRED: (_E, "lost: what arrived before or soon after the halt has expired"),
     Kind.HALTED: (_W, "delayed until it is resumed; lost once the retention has passed"),
@@ -201,3 +213,214 @@ _NEEDS_CONSENT: Final = frozenset(
         Kind.HALT_EXPIRED,
     }
 )
+
+
+class Look(msgspec.Struct, frozen=True):
+    """One whole scan, and after it one complete listing of every stream of the application.
+
+    The doctor takes two looks, some time apart. Rule: a single look is never enough for a finding:
+    a scan is not a snapshot, and an error that the managers are mending is gone by the second look.
+
+    `broken` are the keys of rows that cannot be read, and why; `foreign` counts the rows of another
+    `entityType`; `kcl3_mode` is the state of a KCL 3 fleet, if a row holds one.
+    """
+
+    leases: tuple[Lease, ...]
+    listings: Mapping[StreamKey, Listing]
+    broken: Mapping[str, str] = {}
+    foreign: int = 0
+    kcl3_mode: str | None = None
+
+
+class StreamFacts(msgspec.Struct, frozen=True):
+    """Facts about a stream: where its shards without a lease begin, its retention, and when it was
+    created (None: the service was not asked)."""
+
+    start: ExtendedSequenceNumber = TRIM_HORIZON
+    start_text: str = TRIM_HORIZON.sequence_number
+    retention_s: float = 86_400.0
+    created_at: WallTime | None = None
+
+
+class Circumstances(msgspec.Struct, frozen=True):
+    """Facts beside the rows. `me` is the owner id for the mends; `watched_s` the time between the
+    looks, at least `failover_s`; `now` the wall-clock time of the second look."""
+
+    me: OwnerId
+    failover_s: float
+    watched_s: float
+    now: WallTime
+    streams: Mapping[StreamKey, StreamFacts]
+
+
+class Pair:
+    """Two looks side by side. `alive` are the owners that wrote a row between them [P9]."""
+
+    def __init__(self, first: Look, second: Look, circumstances: Circumstances) -> None:
+        self.first, self.second = first, second
+        self.circumstances = circumstances
+        observation = Observation(circumstances.failover_s)
+        self._first_view = _view(first, observation, circumstances.me, 0.0)
+        self.view = _view(second, observation, circumstances.me, circumstances.watched_s)
+        self.alive = self._alive()
+        streams = set(circumstances.streams)
+        for view in (self._first_view, self.view):
+            streams.update(map(stream_of, (*view.rows, *view.broken)))
+        self._earlier = self._first_view.by_stream(streams)
+        self._now = self.view.by_stream(streams)
+
+    def views_of(self, stream: StreamKey) -> tuple[TableView, TableView]:
+        """The rows of one stream of the application, at the first and at the second look."""
+        return self._earlier[stream], self._now[stream]
+
+    def rows_of(self, keys: Iterable[str]) -> Iterator[Lease]:
+        """The readable rows among these keys at the second look."""
+        found = (self.view.rows.get(LeaseKey(key)) for key in keys)
+        return (lease for lease in found if lease is not None)
+
+    def before(self, key: LeaseKey) -> Lease | None:
+        """The row at the first look."""
+        return self._first_view.rows.get(key)
+
+    def stood_still(self, lease: Lease) -> bool:
+        """Whether owner and counter were the same at both looks."""
+        before = self.before(lease.key)
+        return before is not None and (before.owner, before.counter) == (lease.owner, lease.counter)
+
+    def _alive(self) -> frozenset[OwnerId]:
+        moved = {
+            lease.owner
+            for lease in self.second.leases
+            if lease.owner is not None and not is_nobody(lease.owner) and not self._is_old(lease)
+        }
+        return frozenset(moved)
+
+    def _is_old(self, lease: Lease) -> bool:
+        return self.stood_still(lease) and (lease.is_ended or lease.key in self.view.expired)
+
+
+def watch_s(leases: tuple[Lease, ...], failover_s: float) -> float:
+    """How far apart the looks must be: the longest failover. With an ask on a row: as long as an
+    ask may stand there, plus a failover, in which its owner would have dropped it [P16]."""
+    longest_s = max([failover_s, *(lease.failover_s or 0.0 for lease in leases)])
+    if any(lease.handoff is not None for lease in leases):
+        return longest_s + ASK_STALE_AFTER_S
+    return longest_s
+
+
+def _view(look: Look, observation: Observation, me: OwnerId, at_s: float) -> TableView:
+    at = Instant(at_s)
+    observation.update(look.leases, at)
+    return TableView(look.leases, tuple(look.broken), observation, me=me, gone=frozenset(), now=at)
+
+
+# These writes need no ownership: they may be made beside an owner.
+_NOBODYS: Final = (CreateLease, CreateChildren, ResumeLease)
+
+
+def freed(
+    lease: Lease,
+    circumstances: Circumstances,
+    *,
+    position: ExtendedSequenceNumber | None = None,
+    children: Iterable[str] = (),
+    listed: Shard | None = None,
+    pinned_at: WallTime | None = None,
+) -> tuple[MendingChange, ...]:
+    """The writes that take the row, repair it and release it: without owner, ask, offer,
+    `takenFrom` and `checkpointOwner`; at `position`, if given; with these children, if any; with
+    parents and range of the shard `listed`, and LATEST pinned, if given.
+
+    The looks were a failover apart, so an owner that the row was taken from by force has stopped by
+    now [P18].
+    """
+    me, key = circumstances.me, lease.key
+    counters = itertools.count(lease.counter + 1)
+    facts = circumstances.streams.get(stream_of(key), StreamFacts())
+    failover_s = lease.failover_s or circumstances.failover_s
+    start = lease.start or facts.start_text
+    writes: list[MendingChange] = [
+        Take(
+            key,
+            me,
+            lease.owner,
+            lease.counter,
+            failover_s,
+            start,
+            stream_created_at=lease.stream_created_at,
+        ),
+    ]
+    if lease.taken_from is not None:
+        writes.append(Claim(key, me, next(counters), has_waited=True))
+    if names := frozenset(children):
+        writes.append(NameChildren(key, me, next(counters), names))
+    if listed is not None:
+        parents = frozenset(listed.parents)
+        writes.append(Amend(key, me, next(counters), parents, listed.hash_range, pinned_at))
+    last = lease.checkpoint
+    writes.append(Release(key, me, next(counters), position or last, last=last))
+    return tuple(writes)
+
+
+def deleted(leases: Iterable[Lease]) -> tuple[MendingChange, ...]:
+    """The writes that delete these rows: they are not needed here, and the backup has them."""
+    return tuple(DeleteTrimmed(lease.key, lease.owner, lease.counter) for lease in leases)
+
+
+def settled(findings: Iterable[Finding], pair: Pair) -> tuple[Finding, ...]:
+    """The findings in the order of their gravity, each with the mend that is allowed.
+
+    Rule: only a live owner writes its own row. Of several findings about one row only the gravest
+    mends it, because each write moves the counter that the next write would name.
+    """
+    mended: set[str] = set()
+    settled: list[Finding] = []
+    for finding in sorted(findings, key=most_serious_first):
+        allowed = _allowed(finding, pair, mended)
+        mended.update(key for change in allowed.mend for key in keys_of(change))
+        settled.append(allowed)
+    return tuple(settled)
+
+
+def _ends_itself(finding: Finding, pair: Pair) -> str | None:
+    """The advice for a trimmed shard with a live kclrun owner: the owner proves itself that the
+    shard is gone, and ends it [P13]. It cannot while the lease is halted, because then the lease is
+    not read."""
+    if finding.kind is not Kind.ORPHAN:
+        return None
+    for row in pair.rows_of(finding.keys):
+        if row.owner not in pair.alive or row.owner is None or Owner.parse(row.owner) is None:
+            continue
+        if row.halt is not None:
+            return (
+                f"it is halted, and its owner {row.owner} is alive. Resume it:  kclrun leases"
+                f" resume {called(row.key)} --yes  ; its owner then ends it by itself, says so with"
+                " records_expired, and its children are read"
+            )
+        return (
+            f"its owner {row.owner} is alive and ends it by itself, with the error records_expired"
+            " in its log; its children are read then. If this is still told after a minute, see"
+            " the log of that owner"
+        )
+    return None
+
+
+def _allowed(finding: Finding, pair: Pair, mended: set[str]) -> Finding:
+    if (advice := _ends_itself(finding, pair)) is not None:
+        return msgspec.structs.replace(finding, mend=(), advice=advice)
+    touched = {
+        key
+        for change in finding.mend
+        if not isinstance(change, _NOBODYS)
+        for key in keys_of(change)
+    }
+    for key in sorted(touched):
+        row = pair.view.rows[key]
+        owner = next((o for o in (row.owner, row.checkpoint_owner) if o in pair.alive), None)
+        if owner is not None:
+            advice = f"{owner} is alive and has this row, so it is not touched: stop it, look again"
+            return msgspec.structs.replace(finding, mend=(), advice=advice)
+    if mended.intersection(key for change in finding.mend for key in keys_of(change)):
+        advice = "what is told of this row above comes first; then look again"
+        return msgspec.structs.replace(finding, mend=(), advice=advice)
+    return finding

@@ -1,30 +1,127 @@
 """`ShardConsumer`: one shard as a Java worker reads it, from its parents' end to its own.
 
-There is no fence. It reads until its worker's loop tells it that the lease is lost, and finishes
-the batch it is at; user code checkpoints after a batch, now and then in two phases. What reaches
-user code is told to those who watch. May not know: other consumers. Look next: `shard_end.py`.
+It has no fence. It reads until its worker's loop calls `lease_lost`, and then finishes its current
+batch. User code checkpoints after a batch, sometimes in two phases. Every record that user code
+gets is reported to the oracles. The module does not know other consumers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kclrun.model.lease import LeaseKey
-from kclrun.model.sequence import SHARD_END
-from kclrun.simulation.java.cleanup import Cleanup
-from kclrun.simulation.java.client import DependencyFailed, JavaClient, ThroughputExceeded
-from kclrun.simulation.java.held import HeldLease
+from kclrun.model.sequence import AT_TIMESTAMP, SHARD_END, TRIM_HORIZON
+from kclrun.model.shard import ChildShard
+from kclrun.simulation.java import rows
 from kclrun.simulation.java.overlap import MixedOracles
 from kclrun.simulation.java.renewer import Renewer
-from kclrun.simulation.java.shard_end import end_shard
-from kclrun.simulation.java.threads import Steps, sleep, start
+from kclrun.simulation.java.threads import (
+    DependencyFailed,
+    HeldLease,
+    JavaClient,
+    Steps,
+    ThroughputExceeded,
+    sleep,
+    start,
+)
 from kclrun.simulation.machine import OsProcess
 from kclrun.simulation.world import World
 
-__all__ = ["Kcl", "ShardConsumer"]
+# `LeaseCleanupManager`: rows of ended shards are deleted once their children have begun.
+#
+# Only the worker that shut a shard down has the shard on its list, also if another one owns the row
+# by now. It does not know consumers.
+# `completedLeaseCleanupIntervalMillis`.
+_EVERY_S: Final = 300.0
+
+
+class Cleanup:
+    """The list of one worker, by lease key."""
+
+    def __init__(self, jvm: OsProcess, client: JavaClient) -> None:
+        self._jvm = jvm
+        self._client = client
+        self._pending: dict[LeaseKey, tuple[frozenset[str], tuple[str, ...]]] = {}
+
+    def enqueue(self, lease: HeldLease, children: Sequence[ChildShard]) -> None:
+        """The lease was ended by us, or was found ended when we took it."""
+        names = tuple(child.shard_id for child in children)
+        self._pending[lease.key] = (lease.parents, names)
+
+    def run(self, is_running: Callable[[], bool]) -> Steps[None]:
+        while is_running():
+            yield from sleep(self._jvm, _EVERY_S)
+            for key, (parents, children) in tuple(self._pending.items()):
+                try:
+                    is_over = yield from self._clean(key, parents, children)
+                except (ThroughputExceeded, DependencyFailed):
+                    continue
+                if is_over:
+                    del self._pending[key]
+
+    def _clean(
+        self, key: LeaseKey, parents: frozenset[str], children: tuple[str, ...]
+    ) -> Steps[bool]:
+        """Whether the cleanup of this lease is complete."""
+        if (yield from self._client.row(key)) is None:
+            return True
+        for child in children:
+            row = yield from self._client.row(LeaseKey(child))
+            if row is None or row.checkpoint in {TRIM_HORIZON, AT_TIMESTAMP}:
+                return False
+        for parent in sorted(parents):
+            if (yield from self._client.row(LeaseKey(parent))) is not None:
+                return False
+        yield from self._client.write(rows.delete(key))
+        return True
+
+
+# While a merge waits for the other parent's row, one try in thirty drops the lease instead, so that
+# another worker tries.
+_DROPS: Final = 1 / 30
+
+
+def end_shard(
+    client: JavaClient,
+    renewer: Renewer,
+    lease: HeldLease,
+    children: Sequence[ChildShard],
+    chance: random.Random,
+) -> Steps[bool]:
+    """One try: the children's rows, their names on our row, user code's checkpoint at SHARD_END.
+
+    False while it has to be tried again. Raises: ThroughputExceeded, DependencyFailed.
+    """
+    if len(children) == 1 and not (yield from _are_parents_alike(client, children[0])):
+        if chance.random() < _DROPS:
+            renewer.drop(lease)
+        return False
+    for child in children:
+        row = yield from client.row(LeaseKey(child.shard_id))
+        if row is None:
+            yield from client.write(rows.create(child.shard_id, child.parents, child.hash_range))
+    names = frozenset(child.shard_id for child in children)
+    yield from client.write(rows.name_children(lease.key, names))
+    lease.children = names
+    row = yield from client.row(lease.key)
+    if row is None:
+        return False
+    is_ended: bool = row.is_ended or (yield from renewer.checkpoint(lease, SHARD_END))
+    return is_ended
+
+
+def _are_parents_alike(client: JavaClient, child: ChildShard) -> Steps[bool]:
+    """The child of a merge is created while both parents have rows, or neither has."""
+    found = []
+    for parent in child.parents:
+        row = yield from client.row(LeaseKey(parent))
+        found.append(row is None)
+    return len(set(found)) == 1
+
 
 # `parentShardPollIntervalMillis`.
 _PARENT_POLL_S: Final = 10.0
@@ -32,17 +129,17 @@ _PARENT_POLL_S: Final = 10.0
 _TASK_BACKOFF_S: Final = 0.5
 # A page of GetRecords.
 _BATCH_MAX: Final = 10_000
-# While nothing arrives we skip polls, and look at the shard's end again after so many.
+# While no record arrives we skip polls, and check the shard's end again after so many.
 _IDLE_POLLS_MAX: Final = 10
-# How often user code checkpoints in two phases: a kind of application of its own, seldom enough
-# that most checkpoints are plain.
+# The share of checkpoints in two phases: a kind of application of its own, rare enough that most
+# checkpoints are plain.
 _TWO_PHASES: Final = 0.1
 
 
 @dataclass(frozen=True)
 class Kcl:
-    """What all consumers of one worker share. `woke_s` tells when it last went on after standing
-    still."""
+    """The state that all consumers of one worker share. `woke_s` is the time when it last continued
+    after standing still."""
 
     jvm: OsProcess
     world: World
@@ -54,7 +151,7 @@ class Kcl:
 
 
 class ShardConsumer:
-    """Of one held lease. `is_over` once it has shut down."""
+    """The consumer of one held lease. `is_over` once it has shut down."""
 
     def __init__(self, kcl: Kcl, lease: HeldLease, who: str) -> None:
         self.key: LeaseKey = lease.key
@@ -77,7 +174,7 @@ class ShardConsumer:
         start(self._jvm, self._run(), self._over)
 
     def lease_lost(self) -> None:
-        """Told by the worker's loop. Once the task under way returns, it is over."""
+        """Called by the worker's loop. The consumer ends when its current task returns."""
         self._is_lost = True
 
     def shutdown_requested(self) -> None:
@@ -117,7 +214,7 @@ class ShardConsumer:
             self._renewer.drop(self.lease)
 
     def _wait_for_parents(self) -> Steps[None]:
-        """`BlockOnParentShardTask`: until each parent's row is gone or ended."""
+        """`BlockOnParentShardTask`: until each parent's row is deleted or ended."""
         for parent in sorted(self.lease.parents):
             while self._goes_on:
                 try:
@@ -130,7 +227,7 @@ class ShardConsumer:
                 yield from sleep(self._jvm, _PARENT_POLL_S)
 
     def _initialize(self) -> Steps[None]:
-        """`InitializeTask`: from the position that stands on the row now."""
+        """`InitializeTask`: from the position that is on the row now."""
         while self._goes_on:
             try:
                 row = yield from self._client.row(self.key)
@@ -173,7 +270,7 @@ class ShardConsumer:
             yield from self._checkpoint()
 
     def _checkpoint(self) -> Steps[None]:
-        """User code's, which leaves a failure to the next one."""
+        """A checkpoint of user code, which leaves a failure to the next checkpoint."""
         if self._processed == self._checkpointed:
             return
         position = self._world.stream.position(self.key, self._processed)

@@ -1,24 +1,4 @@
-"""I4 beside Java workers: what still holds of it, and how long two may read where it cannot.
-
-A Java worker has no fence, and no owner in its conditions, so "one reader" cannot hold in full.
-What holds, and is watched here, with F the failover and 1 % between any two clocks:
-
-- Java takes what a kclrun owner gave away, or left unrenewed for F: no kclrun process may begin a
-  batch any more. I4 in full; nothing of it depends on Java.
-- Java takes what a kclrun owner renews (a steal): its process may begin batches for F at the most,
-  as its last renewal was applied before the steal, hence sent before it, and the fence is F from
-  the sending. Renewing every F/3, it finds out after F/3 and a write where the network is sound.
-- Two kclrun processes never overlap, a Java worker between them or not.
-- kclrun takes a Java worker's row by expiry: its counter has stood still for F.
-- kclrun takes it by force: no process that began after the take begins a batch within F of it
-  [P18]: by then the Java worker's last renewal is F old.
-- After either, the Java worker reads on until its own clock calls the lease expired and its loop
-  looks: by the last increment, which it counts from the answer (`answered_late_s` after the write
-  may have applied), F more, and a round of its loop. With the clocks' 1 % that is
-  `answered_late_s` + 0.01 F + 1 s after kclrun began, and from its waking if it stood still.
-
-All else holds as ever: no record passed over, whoever reads; positions forward; parents first.
-"""
+"""I4 beside Java workers: the part that still holds, and the bound of overlaps where it cannot."""
 
 from __future__ import annotations
 
@@ -26,24 +6,22 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from kclrun.model.changes import Take
 from kclrun.model.lease import OFFERED, OWNER_PREFIX, Lease, LeaseKey, OwnerId
+from kclrun.protocol.writes import Take
 from kclrun.simulation.oracles import Oracles, Reader
-from kclrun.simulation.story import RuleBroken
-
-__all__ = ["JavaReader", "MixedOracles", "Overlaps"]
+from kclrun.simulation.situations import RuleBroken
 
 # Two clocks are at most this far apart (README, I4).
 _RATES_APART: Final = 0.01
-# A round of the worker's loop (`shardConsumerDispatchPollIntervalMillis`), and a tenth for the legs
-# of a network that loses nothing between the answer's way and ours.
+# A round of the worker's loop (`shardConsumerDispatchPollIntervalMillis`), and a tenth of a second
+# for the legs of a network without losses between the answer's way and ours.
 _JAVA_NOTICES_S: Final = 1.0 + 0.1
 _ROUNDING_S: Final = 1e-6
 
 
 class JavaReader(Reader, Protocol):
-    """A consumer of a Java worker. `answered_late_s`: of its last increment; `woke_s`: when its
-    machine last went on after standing still."""
+    """A consumer of a Java worker. `answered_late_s`: of its last increment; `woke_s`: the time
+    when its machine last continued after standing still."""
 
     @property
     def answered_late_s(self) -> float: ...
@@ -53,8 +31,8 @@ class JavaReader(Reader, Protocol):
 
 
 class Overlaps(msgspec.Struct):
-    """For the figures: takes of what the other kind renewed, and the longest that a batch was begun
-    beside a reader of the other kind."""
+    """For the figures: takes of leases that the other kind renewed, and the longest time after
+    which a batch was begun beside a reader of the other kind."""
 
     java_steals: int = 0
     forced_takes: int = 0
@@ -63,17 +41,40 @@ class Overlaps(msgspec.Struct):
 
 
 class MixedOracles(Oracles):
-    """The oracles of a fleet that may have Java members."""
+    """The oracles of a fleet that may have Java members.
+
+    A Java worker has no fence, and no owner in its conditions, so "one reader" cannot hold in full.
+    These rules hold and are watched here, with F the failover and 1 % between any two clocks:
+
+    - Java takes a lease that a kclrun owner gave away, or left unrenewed for F: no kclrun process
+      may begin a batch any more. This is I4 in full; no part of it depends on Java.
+    - Java takes a lease that a kclrun owner renews (a steal): the owner's process may begin batches
+      for F at most. Its last renewal was applied before the steal, hence sent before it, and the
+      fence is F from the sending. It renews every F/3, so it finds out after F/3 and a write where
+      the network is sound.
+    - Two kclrun processes never overlap, with or without a Java worker between them.
+    - kclrun takes a Java worker's row by expiry: the counter has stood still for F.
+    - kclrun takes it by force: no process that began after the take begins a batch within F of it
+      [P18]: by then the Java worker's last renewal is F old.
+    - After either, the Java worker reads on until its own clock calls the lease expired and its
+      loop looks. That is F after the last increment, which it counts from the answer
+      (`answered_late_s` after the write may have applied), and a round of its loop. With the
+      clocks' 1 % that is `answered_late_s` + 0.01 F + 1 s after kclrun began; from its waking if it
+      stood still.
+
+    All other rules hold as everywhere, for every reader: no record is passed over; positions move
+    forward; parents come first.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.overlaps = Overlaps()
         self._java: dict[LeaseKey, set[JavaReader]] = {}
         self._java_next: dict[JavaReader, int] = {}
-        # kclrun's processes: since when, and until when, they may begin batches.
+        # kclrun's processes: from when, and until when, they may begin batches.
         self._opened_s: dict[Reader, float] = {}
         self._until_s: dict[LeaseKey, dict[Reader, float]] = {}
-        # Of each row: when its counter moved, and when it last changed sides.
+        # For each row: when its counter moved, and when it last changed sides.
         self._moved_s: dict[LeaseKey, float] = {}
         self._stolen_s: dict[LeaseKey, float] = {}
         self._forced_s: dict[LeaseKey, float] = {}
@@ -97,7 +98,7 @@ class MixedOracles(Oracles):
             self._moved_s[after.key] = self._now()
 
     def row_deleted_by_somebody(self, row: Lease) -> None:
-        """Whoever reads may go on, and write it again; nothing is promised of the two."""
+        """Its reader may go on and write the row again; nothing is promised about two readers."""
         super().row_deleted_by_somebody(row)
         self._deleted_s[row.key] = self._now()
 
@@ -153,12 +154,12 @@ class MixedOracles(Oracles):
             self.overlaps.kclrun_beside_java_s = max(self.overlaps.kclrun_beside_java_s, beside_s)
 
     def _require_open(self, reader: Reader) -> None:
-        """Its records come again anyhow, while it does not know of the steal."""
+        """While it does not know of the steal, its records come again anyway."""
         if not self._was_stolen_from(reader):
             super()._require_open(reader)
 
     def _require_alone(self, reader: Reader) -> None:
-        """Raises: RuleBroken while another process may read, though a Java worker came between."""
+        """Raises: RuleBroken while another process may read, even if a Java worker came between."""
         if reader.key not in self._stolen_s:
             return
         for other, until_s in self._until_s.get(reader.key, {}).items():
@@ -177,37 +178,37 @@ class MixedOracles(Oracles):
             raise RuleBroken("P18", reader.key, words)
 
     def _was_stolen_from(self, reader: Reader) -> bool:
-        """Whether a Java worker took the row while this process might read."""
+        """Whether a Java worker took the row while this process was allowed to read."""
         stolen_s = self._stolen_s.get(reader.key)
         return stolen_s is not None and self._opened_s[reader] <= stolen_s
 
     def _was_deleted_since_stolen(self, key: LeaseKey) -> bool:
-        """Whether the steal is gone with the row: its last kclrun owner knows of none, writes the
-        row again within its fence, and the Java worker is the one that loses the lease."""
+        """Whether the steal is gone with the row: the last kclrun owner does not know of it and
+        writes the row again within its fence, and the Java worker loses the lease."""
         return self._deleted_s.get(key, -1.0) >= self._stolen_s[key]
 
     def _lost_its_row(self, reader: Reader) -> bool:
-        """Whether somebody deleted the row while this process might read."""
+        """Whether the row was deleted from outside while this process was allowed to read."""
         deleted_s = self._deleted_s.get(reader.key)
         return deleted_s is not None and self._opened_s[reader] <= deleted_s
 
     # Java's consumers.
 
     def java_reads(self, reader: JavaReader) -> None:
-        """It will begin batches, until `java_stopped`."""
+        """The reader will begin batches, until `java_stopped`."""
         self.process_noted(reader, "reads")
         self._java.setdefault(reader.key, set()).add(reader)
         self.gaps.begins(reader.key, reader, self._now())
 
     def java_stopped(self, reader: JavaReader) -> None:
-        """Its shard is over, its lease is lost, or its machine is dead."""
+        """Its shard is over, its lease is lost, or its machine has failed."""
         self.process_noted(reader, "stops")
         self._java.get(reader.key, set()).discard(reader)
         self._java_next.pop(reader, None)
         self.gaps.ends(reader.key, reader, self._now())
 
     def java_batch_begun(self, reader: JavaReader, first: int, last: int) -> None:
-        """As `batch_begun`, of a reader without a fence: what it reads may always come again, and
+        """As `batch_begun`, for a reader without a fence: its records may always come again, also
         after the shard's end."""
         key, shard = reader.key, self._shard(reader.key)
         self.gaps.begins(key, reader, self._now())
@@ -228,7 +229,7 @@ class MixedOracles(Oracles):
         self.tally.batches += 1
 
     def _require_order(self, reader: JavaReader, first: int) -> None:
-        """From the row's position on, without a gap; whoever else reads by now."""
+        """From the row's position on, without a gap, whichever other readers there are by now."""
         following = self._java_next.get(reader)
         if following is None:
             following = min(first, self._shard(reader.key).checkpointed + 1)
@@ -249,7 +250,7 @@ class MixedOracles(Oracles):
 
     @property
     def _failover_at_least_s(self) -> float:
-        """A failover by any clock of the fleet, in the world's time."""
+        """The shortest failover by any clock of the fleet, in the world's time."""
         return self._policy.failover_s * (1 - _RATES_APART)
 
 

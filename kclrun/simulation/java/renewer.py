@@ -1,9 +1,6 @@
-"""`DynamoDBLeaseRenewer`: the leases a Java worker believes to hold, and every write to them.
+"""`DynamoDBLeaseRenewer`: the leases that a Java worker believes to hold, and all writes to them.
 
-Rules, as there: a renewal or checkpoint whose condition fails is the end of the lease, but for a
-renewal that finds its own write on the row; what fails otherwise is tried again at the next run; a
-lease that was not renewed for a failover is renewed no more, and is not held. Each lease is written
-by one thread at a time. May not know: shards.
+It does not know shards.
 """
 
 from __future__ import annotations
@@ -15,12 +12,16 @@ from kclrun.model.lease import Lease, LeaseKey, OwnerId, PendingCheckpoint
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.simulation.java import rows
-from kclrun.simulation.java.client import DependencyFailed, JavaClient, ThroughputExceeded
-from kclrun.simulation.java.held import HeldLease
-from kclrun.simulation.java.threads import Steps, sleep, together
+from kclrun.simulation.java.threads import (
+    DependencyFailed,
+    HeldLease,
+    JavaClient,
+    Steps,
+    ThroughputExceeded,
+    sleep,
+    together,
+)
 from kclrun.simulation.machine import OsProcess
-
-__all__ = ["Renewer"]
 
 # `DynamoDBLeaseCoordinator`: every failover / 3 - epsilon, at a fixed rate.
 _EPSILON_S: Final = 0.025
@@ -29,7 +30,13 @@ _TRIES_MAX: Final = 2
 
 
 class Renewer:
-    """`owned` are the leases in memory, expired ones included; `held` leaves those out."""
+    """`owned` are the leases in memory, expired ones included; `held` leaves those out.
+
+    As in the KCL: a lease ends when the condition of a renewal or checkpoint fails, unless a
+    renewal finds its own write on the row. Other failures are tried again at the next run. A lease
+    that was not renewed for a failover is not renewed any more, and is not held. Each lease is
+    written by one thread at a time.
+    """
 
     def __init__(self, jvm: OsProcess, client: JavaClient, me: OwnerId, failover_s: float) -> None:
         self.owned: dict[LeaseKey, HeldLease] = {}
@@ -39,7 +46,7 @@ class Renewer:
         self._failover_s = failover_s
 
     def add(self, row: Lease, counter: int) -> None:
-        """`addLeasesToRenew`: taken, and answered just now."""
+        """`addLeasesToRenew`: taken, and answered at this moment."""
         self.owned[row.key] = HeldLease(row, counter, self._jvm.machine.instant())
 
     def held(self) -> list[HeldLease]:
@@ -55,7 +62,7 @@ class Renewer:
             del self.owned[lease.key]
 
     def initialize(self) -> Steps[None]:
-        """What a former run under this name left is renewed even if expired.
+        """Leases of a former run under this name are renewed even if expired.
 
         Raises: DependencyFailed.
         """
@@ -65,7 +72,7 @@ class Renewer:
                 yield from self._renew(self.owned[row.key], even_if_expired=True)
 
     def run(self, is_running: Callable[[], bool]) -> Steps[None]:
-        """At a fixed rate: a run that took too long is followed by the next at once."""
+        """Runs at a fixed rate: a run that took too long is followed by the next at once."""
         due = self._jvm.machine.instant()
         while is_running():
             yield from together(self._jvm, [self._renew(lease) for lease in self.owned.values()])
@@ -73,7 +80,7 @@ class Renewer:
             yield from sleep(self._jvm, due - self._jvm.machine.instant())
 
     def checkpoint(self, lease: HeldLease, position: ExtendedSequenceNumber) -> Steps[bool]:
-        """Whether it stands on the row; if not, the lease is lost. Raises: DependencyFailed."""
+        """Whether the row has the position; if not, the lease is lost. Raises: DependencyFailed."""
         stands: bool = yield from self._update(lease, position, None)
         return stands
 

@@ -1,26 +1,110 @@
-"""What KCL 2.x writes to a lease row, operation by operation (`DynamoDBLeaseSerializer`).
+"""The writes of KCL 2.x to a lease row, operation by operation (`DynamoDBLeaseSerializer`).
 
 Every write but the children's names and the deletion is conditional on the counter alone, and
-moves it by one; the owner is in no condition. May not know: when any of it is sent.
+raises it by one; the owner is in no condition. The module does not know when a write is sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
+import msgspec
+
+from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, LeaseKey, OwnerId, PendingCheckpoint
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
-from kclrun.simulation.java.items import (
-    DeleteItem,
-    PutNewItem,
-    UpdateItem,
-    Value,
-    number,
-    text,
-)
+from kclrun.protocol.writes import Applied, ConditionFailed, Outcome
 
-__all__ = ["create", "delete", "name_children", "renew", "take", "update"]
+# DynamoDB's older conditions and updates (`Expected`, `AttributeUpdates`), which KCL 2.x sends.
+#
+# Each write is a value: the network carries it, the table applies it to the raw item, and the story
+# contains it. The same parameters have the same effect in a DynamoDB; a test sends both.
+Value = Mapping[str, Any]
+Item = Mapping[str, Value]
+
+_KEY = "leaseKey"
+
+
+def text(value: str) -> Value:
+    return {"S": value}
+
+
+def number(value: int) -> Value:
+    return {"N": str(value)}
+
+
+class ItemWrite(msgspec.Struct, frozen=True):
+    """One write of one item."""
+
+    key: LeaseKey
+
+    def apply_to(self, rows: LeaseRows) -> Outcome:
+        """Apply the write as DynamoDB does."""
+        raise NotImplementedError
+
+
+class UpdateItem(ItemWrite, frozen=True, kw_only=True):
+    """`expected` attributes have that value; then `puts` are set, `adds` added, `deletes` removed.
+
+    Every update of the KCL has an expected value, so none of them creates a missing item.
+    """
+
+    expected: Mapping[str, Value]
+    puts: Mapping[str, Value] = {}
+    adds: Mapping[str, int] = {}
+    deletes: tuple[str, ...] = ()
+
+    def apply_to(self, rows: LeaseRows) -> Outcome:
+        item = rows.raw(self.key)
+        if item is None or any(item.get(name) != value for name, value in self.expected.items()):
+            return ConditionFailed()
+        for name, amount in self.adds.items():
+            item[name] = number(int(item.get(name, {"N": "0"})["N"]) + amount)
+        kept = {name: value for name, value in item.items() if name not in self.deletes}
+        rows.plant({**kept, **self.puts})
+        return Applied()
+
+    def parameters(self) -> dict[str, Any]:
+        """As the SDK sends it, except for the table's name."""
+        put = {name: {"Action": "PUT", "Value": value} for name, value in self.puts.items()}
+        add = {name: {"Action": "ADD", "Value": number(by)} for name, by in self.adds.items()}
+        delete = {name: {"Action": "DELETE"} for name in self.deletes}
+        return {
+            "Key": {_KEY: text(self.key)},
+            "Expected": {name: {"Value": value} for name, value in self.expected.items()},
+            "AttributeUpdates": put | add | delete,
+        }
+
+
+class PutNewItem(ItemWrite, frozen=True, kw_only=True):
+    """A whole item, if the table has none with its key."""
+
+    item: Item
+
+    def apply_to(self, rows: LeaseRows) -> Outcome:
+        if rows.raw(self.key) is not None:
+            return ConditionFailed()
+        rows.plant(self.item)
+        return Applied()
+
+    def parameters(self) -> dict[str, Any]:
+        """As the SDK sends it, except for the table's name."""
+        return {"Item": self.item, "Expected": {_KEY: {"Exists": False}}}
+
+
+class DeleteItem(ItemWrite, frozen=True):
+    """Deletes an item, whatever its content."""
+
+    def apply_to(self, rows: LeaseRows) -> Outcome:
+        rows.uproot(self.key)
+        return Applied()
+
+    def parameters(self) -> dict[str, Any]:
+        """As the SDK sends it, except for the table's name."""
+        return {"Key": {_KEY: text(self.key)}}
+
 
 _COUNTER = "leaseCounter"
 _PENDING = (
@@ -36,7 +120,7 @@ def renew(key: LeaseKey, counter: int) -> UpdateItem:
 
 
 def take(lease: Lease, worker: OwnerId) -> UpdateItem:
-    """`takeLease`. Version 2 knows no `checkpointOwner` and leaves what stands there."""
+    """`takeLease`. Version 2 does not know `checkpointOwner` and leaves it as it is."""
     is_from_other = lease.owner is not None and lease.owner != worker
     return UpdateItem(
         lease.key,
@@ -73,7 +157,7 @@ def update(
 
 
 def name_children(key: LeaseKey, children: Collection[str]) -> UpdateItem:
-    """`updateLeaseWithMetaInfo`, of an item that exists, whoever owns it."""
+    """`updateLeaseWithMetaInfo`, for an existing item of any owner."""
     return UpdateItem(key, expected={"leaseKey": text(key)}, puts={"childShardIds": _ids(children)})
 
 

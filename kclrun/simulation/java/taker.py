@@ -1,9 +1,7 @@
 """`DynamoDBLeaseTaker`: which leases a Java worker takes, and when it calls one expired.
 
-Every 2 x (failover + epsilon) after the last run: a scan, a choice, the takes. What the KCL gets
-wrong it gets wrong here: a take whose reply is lost is repeated by the SDK, fails its condition,
-and counts as not taken, so the row names us and nobody renews it; a take that fails in any other
-way ends the run, and those that succeeded before it in that run are not renewed either.
+Every 2 x (failover + epsilon) after the last run: a scan, a choice, the takes. Errors of the KCL
+are repeated here; see `Taker`.
 """
 
 from __future__ import annotations
@@ -17,12 +15,15 @@ from typing import Final
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.time import Instant
 from kclrun.simulation.java import rows
-from kclrun.simulation.java.client import DependencyFailed, JavaClient, ThroughputExceeded
 from kclrun.simulation.java.renewer import Renewer
-from kclrun.simulation.java.threads import Steps, sleep
+from kclrun.simulation.java.threads import (
+    DependencyFailed,
+    JavaClient,
+    Steps,
+    ThroughputExceeded,
+    sleep,
+)
 from kclrun.simulation.machine import OsProcess
-
-__all__ = ["Taker", "leases_to_take"]
 
 _EPSILON_S: Final = 0.025
 # `TAKE_RETRIES`, for throttles alone.
@@ -31,14 +32,20 @@ _TRIES_MAX: Final = 3
 _VERY_OLD_FAILOVERS: Final = 3
 # `maxLeasesToStealAtOneTime`.
 _STEALS_MAX: Final = 1
-# `RENEWAL_SLACK_PERCENTAGE` of a renewal interval: what is to be stolen is read again after a scan
-# that took longer.
+# `RENEWAL_SLACK_PERCENTAGE` of a renewal interval: leases to steal are read again after a scan that
+# took longer.
 _SCAN_SLACK: Final = 0.5
 _NEVER: Final = Instant(-math.inf)
 
 
 class Taker:
-    """`taken` hears of each lease that was taken, with its new counter."""
+    """Calls `taken` for each lease that was taken, with its new counter.
+
+    It has two errors of the KCL. A take whose reply is lost is repeated by the SDK, fails its
+    condition, and counts as not taken: the row names us, and no worker renews it. A take that fails
+    in any other way ends the run, and the takes that succeeded before it in that run are not
+    renewed either.
+    """
 
     def __init__(
         self,
@@ -59,7 +66,7 @@ class Taker:
         self._seen: dict[LeaseKey, tuple[int, Instant]] = {}
 
     def run(self, is_running: Callable[[], bool]) -> Steps[None]:
-        """With a fixed delay, the first time at once."""
+        """Runs with a fixed delay, the first time at once."""
         while is_running():
             try:
                 taken = yield from self._take()
@@ -92,7 +99,7 @@ class Taker:
         return taken
 
     def _observe(self, scanned: Sequence[Lease], now: Instant) -> None:
-        """When each counter was last seen to move. New and unowned: never; new and owned: now."""
+        """Note when each counter last moved. New and unowned: never; new and owned: now."""
         seen: dict[LeaseKey, tuple[int, Instant]] = {}
         for row in scanned:
             before = self._seen.get(row.key)
@@ -134,8 +141,8 @@ def leases_to_take(
 ) -> tuple[list[Lease], bool]:
     """`computeLeasesToTake`, with priority for very old leases; and whether it is a steal.
 
-    `maxLeasesForWorker` is unbounded, its default. Ended leases are leases like all others here:
-    they count as load, and are taken.
+    `maxLeasesForWorker` is unbounded, its default. Ended leases are treated like all others: they
+    count as load, and are taken.
     """
     if not scanned:
         return [], False
@@ -172,5 +179,5 @@ def _stolen(
 
 
 def _some(found: Sequence[Lease], most: int, chance: random.Random) -> list[Lease]:
-    """At most so many, in random order."""
+    """At most `most` leases, in random order."""
     return chance.sample(found, max(0, min(most, len(found))))

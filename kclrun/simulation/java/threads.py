@@ -1,18 +1,25 @@
-"""Threads of a JVM in virtual time: a generator that yields what it waits for.
+"""Threads of a JVM in virtual time: generators that yield where a thread blocks.
 
-Java's threads block, so their code reads from top to bottom; here a yield is where one blocks. What
-is yielded is called with the way to go on. May not know: leases.
+Java's threads block, so their code reads from top to bottom. Here a yield marks each blocking
+point; the yielded value is called with a function that continues the thread. The module does not
+know the protocol of leases.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.shard import HashRange, Shard
+from kclrun.model.time import Instant
+from kclrun.protocol.writes import Applied, ConditionFailed, Outcome, Throttled
+from kclrun.simulation.java.rows import ItemWrite
 from kclrun.simulation.machine import OsProcess
-
-__all__ = ["Monitor", "Steps", "sleep", "start", "together"]
+from kclrun.simulation.table import Failed
+from kclrun.simulation.world import World
 
 Result = TypeVar("Result")
 GoOn = Callable[[Any], None]
@@ -21,7 +28,7 @@ Steps = Generator[Wait, Any, Result]
 
 
 def start(jvm: OsProcess, steps: Steps[object], ended: Callable[[], None] | None = None) -> None:
-    """Run a thread from its first step; `ended` when it has returned."""
+    """Run a thread from its first step; `ended` is called when it has returned."""
 
     def go_on(answer: Any) -> None:
         try:
@@ -36,7 +43,7 @@ def start(jvm: OsProcess, steps: Steps[object], ended: Callable[[], None] | None
 
 
 def sleep(jvm: OsProcess, duration_s: float) -> Steps[None]:
-    """For so long by the machine's clock."""
+    """Sleep that long by the machine's clock."""
     pause_s = max(0.0, duration_s) / jvm.machine.clock.rate
 
     def wait(go_on: GoOn) -> None:
@@ -46,7 +53,7 @@ def sleep(jvm: OsProcess, duration_s: float) -> Steps[None]:
 
 
 def together(jvm: OsProcess, threads: Sequence[Steps[object]]) -> Steps[None]:
-    """Run threads beside each other, and wait for all."""
+    """Run threads in parallel, and wait for all."""
     left = len(threads)
 
     def wait(go_on: GoOn) -> None:
@@ -64,7 +71,7 @@ def together(jvm: OsProcess, threads: Sequence[Steps[object]]) -> Steps[None]:
 
 
 class Monitor:
-    """`synchronized`: one thread at a time, the others wait in the order they came."""
+    """`synchronized`: one thread at a time; the others wait in the order in which they came."""
 
     def __init__(self) -> None:
         self._is_held = False
@@ -80,3 +87,116 @@ class Monitor:
             self._waiting.popleft()(None)
         else:
             self._is_held = False
+
+
+class HeldLease:
+    """Known by its identity, as in Java by its concurrency token: a second take is another one.
+
+    `incremented` is when a write of this worker was last *answered*; the KCL has no earlier
+    instant. `answered_late_s`: how long before that it may have been applied.
+    """
+
+    def __init__(self, row: Lease, counter: int, incremented: Instant) -> None:
+        self.key: LeaseKey = row.key
+        self.counter = counter
+        self.position: ExtendedSequenceNumber = row.checkpoint
+        self.owner_switches = row.owner_switches
+        self.parents = row.parents
+        self.children = row.children
+        self.hash_range: HashRange | None = row.hash_range
+        self.incremented = incremented
+        self.answered_late_s = 0.0
+        self.monitor = Monitor()
+
+    def has_expired(self, now: Instant, failover_s: float) -> bool:
+        """`Lease.isExpired`: longer than a failover without an increment."""
+        return now - self.incremented > failover_s
+
+
+# The DynamoDB and Kinesis clients of a JVM: blocking calls, and the SDK's own retries.
+#
+# The SDK repeats a request that was throttled, found no connection, or got no answer: the same
+# request, under the same condition. A first attempt may have been applied; the caller must find
+# that out.
+Answer = TypeVar("Answer")
+Ask = Callable[[Callable[[Any], None], Failed], None]
+
+# AWS SDK for Java 2, `DynamoDbRetryPolicy` in its default (legacy) mode: eight retries, after full
+# jitter of 25 ms doubled each time.
+_RETRIES_MAX: Final = 8
+_BACKOFF_BASE_S: Final = 0.025
+
+
+class ThroughputExceeded(Exception):
+    """The last attempt was throttled."""
+
+
+class DependencyFailed(Exception):
+    """No attempt was answered."""
+
+
+class JavaClient:
+    """`who` is the sender's name in the story."""
+
+    def __init__(self, jvm: OsProcess, world: World, who: str) -> None:
+        self._jvm = jvm
+        self._world = world
+        self._uplink = jvm.machine.uplink
+        self._who = who
+        self._chance = world.scheduler.chance(f"{who}:retries")
+
+    def write(self, request: ItemWrite) -> Steps[bool]:
+        """Whether an attempt was answered as applied; False where the condition failed.
+
+        Raises: ThroughputExceeded, DependencyFailed.
+        """
+        for attempt in range(1 + _RETRIES_MAX):
+            outcome: Outcome | None = yield self._sending(request)
+            if isinstance(outcome, Applied | ConditionFailed):
+                return isinstance(outcome, Applied)
+            yield from self._back_off(attempt)
+        if isinstance(outcome, Throttled):
+            raise ThroughputExceeded
+        raise DependencyFailed
+
+    def row(self, key: LeaseKey) -> Steps[Lease | None]:
+        """`getLease`. Raises: DependencyFailed."""
+        found: Lease | None = yield from self._ask(
+            lambda reply, failed: self._uplink.read(key, reply, failed)
+        )
+        return found
+
+    def rows(self) -> Steps[tuple[Lease, ...]]:
+        """`listLeases`. Raises: DependencyFailed."""
+        found: tuple[Lease, ...] = yield from self._ask(self._uplink.scan)
+        return found
+
+    def shards(self) -> Steps[tuple[Shard, ...]]:
+        """ListShards. Raises: DependencyFailed."""
+        world = self._world
+
+        def listing() -> tuple[Shard, ...]:
+            return world.stream.listing(world.scheduler.now)
+
+        found: tuple[Shard, ...] = yield from self._ask(
+            lambda reply, failed: self._uplink.ask_kinesis(listing, reply, failed)
+        )
+        return found
+
+    def _sending(self, request: ItemWrite) -> Callable[[GoOn], None]:
+        return lambda go_on: self._uplink.write(self._who, request, go_on)
+
+    def _ask(self, ask: Ask) -> Steps[Any]:
+        def asking(go_on: GoOn) -> None:
+            ask(lambda answer: go_on((True, answer)), lambda _: go_on((False, None)))
+
+        for attempt in range(1 + _RETRIES_MAX):
+            is_answered, answer = yield asking
+            if is_answered:
+                return answer
+            yield from self._back_off(attempt)
+        raise DependencyFailed
+
+    def _back_off(self, attempt: int) -> Steps[None]:
+        longest_s = _BACKOFF_BASE_S * 2**attempt
+        yield from sleep(self._jvm, self._chance.uniform(0, longest_s))

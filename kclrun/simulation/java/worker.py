@@ -1,8 +1,8 @@
 """One Java worker: a JVM with the KCL 2.x in it, on a machine of its own.
 
 Its threads are those of `Scheduler` and `DynamoDBLeaseCoordinator`: the loop that starts and stops
-consumers, the renewer, the taker, the periodic shard sync, the cleanup. From outside it is a host
-like another: started, drained, killed, frozen. May not know: other workers.
+consumers, the renewer, the taker, the periodic shard sync, the cleanup. From outside it is like any
+host: started, drained, killed, frozen. It does not know other workers.
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ from __future__ import annotations
 from typing import Final
 
 from kclrun.model.lease import OwnerId
-from kclrun.simulation.java.cleanup import Cleanup
-from kclrun.simulation.java.client import DependencyFailed, JavaClient, ThroughputExceeded
-from kclrun.simulation.java.consumer import Kcl, ShardConsumer
-from kclrun.simulation.java.held import HeldLease
+from kclrun.simulation.java.consumer import Cleanup, Kcl, ShardConsumer
+from kclrun.simulation.java.leader import ShardSyncs
 from kclrun.simulation.java.overlap import MixedOracles
 from kclrun.simulation.java.renewer import Renewer
-from kclrun.simulation.java.syncing import ShardSyncs
 from kclrun.simulation.java.taker import Taker
-from kclrun.simulation.java.threads import Steps, sleep, start
+from kclrun.simulation.java.threads import (
+    DependencyFailed,
+    HeldLease,
+    JavaClient,
+    Steps,
+    ThroughputExceeded,
+    sleep,
+    start,
+)
 from kclrun.simulation.machine import Machine
 from kclrun.simulation.world import World
-
-__all__ = ["JavaWorker"]
 
 # `shardConsumerDispatchPollIntervalMillis`.
 _LOOP_S: Final = 1.0
@@ -70,17 +73,17 @@ class JavaWorker:
             self._jvm, client, self.owner, world.scheduler.chance(f"{name}:sync")
         )
 
-    # As a host.
+    # The interface of a host.
 
     def start(self) -> None:
         start(self._jvm, self._main())
 
     def drain(self) -> None:
-        """`startGracefulShutdown`. No row is given away: others take them by expiry."""
+        """`startGracefulShutdown`. It gives no row away: other workers take the rows by expiry."""
         self._jvm.act(self._begin_drain)
 
     def kill(self) -> None:
-        """The machine is gone."""
+        """The machine loses power."""
         self.machine.power_off()
         for consumer in self.consumers.values():
             if not consumer.is_over:
@@ -102,7 +105,7 @@ class JavaWorker:
 
     @property
     def is_up(self) -> bool:
-        """It takes part: neither gone nor going."""
+        """It takes part: it has not ended and does not drain."""
         return not (self.is_dead or self.is_finished or self._is_draining)
 
     # Its threads.
@@ -130,7 +133,7 @@ class JavaWorker:
         self._was_still = True
 
     def _last_woke_s(self) -> float:
-        """When anything was first done after standing still."""
+        """The time of the first action after standing still."""
         if self._was_still and not self.is_frozen:
             self._was_still = False
             self._woke_s = self._world.scheduler.now

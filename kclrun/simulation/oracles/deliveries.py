@@ -1,24 +1,69 @@
-"""Which records of each shard were given to whom, and why any of them was given twice.
+"""Checks which reader got which records of each shard, and why a record was given twice.
 
-I1: none is passed over, and none that the shard never held comes. I6: in order, without a gap, in
-one incarnation; the next begins at the row's position or below its successor. I7, I8: a record
-comes again only from a reader that ended uncleanly, and then no more of them than may be
-uncheckpointed. Rule: an excuse belongs to one reader, and is over once a checkpoint covers what
-that reader was given.
+I1: no record is passed over, and none comes that the shard never held. I6: in order, without a gap,
+in one incarnation; the next begins at the row's position or below its successor. I7, I8: a record
+comes again only from a reader that ended uncleanly, and then at most as many as may be
+uncheckpointed.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from kclrun.simulation.oracles.reader import Reader
-from kclrun.simulation.story import RuleBroken
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.simulation.oracles.policy import Reader
+from kclrun.simulation.oracles.row_history import RowLives
+from kclrun.simulation.shards import ShardStream
+from kclrun.simulation.situations import RuleBroken
 
-__all__ = ["ShardDeliveries"]
+# The time from a read of the parents' rows to a first batch: the answer is awaited, then the claim
+# comes within a failover [P4], and the batch before the fence [P7].
+_LOOK_S: Final = 2.0
 
-# Of readers whose gate has shut, the last few: an overlap holds two or three.
+
+class Causality:
+    """`lives` knows which rows have ended, also those that were deleted since."""
+
+    def __init__(
+        self,
+        stream: ShardStream,
+        row_of: Callable[[LeaseKey], Lease | None],
+        lives: RowLives,
+        *,
+        now: Callable[[], float],
+        failover_s: float,
+    ) -> None:
+        self._stream = stream
+        self._row_of = row_of
+        self._lives = lives
+        self._now = now
+        self._under_way_max_s = 2 * failover_s + _LOOK_S
+
+    def require_open(self, reader: Reader) -> None:
+        """Check any batch. Raises: RuleBroken once the shard's own end is written."""
+        if reader.key in self._lives.ended:
+            raise RuleBroken("I3", reader.key, f"{reader.who} reads it after its shard end")
+
+    def require_parents_ended(self, reader: Reader) -> None:
+        """A shard's first batch. Raises: RuleBroken for a parent that may have records unread."""
+        for parent in self._stream.parents_of(reader.key):
+            row = self._row_of(LeaseKey(parent))
+            is_over = self._lives.may_be_absent(parent) if row is None else row.is_ended
+            if not is_over and not self._was_over_just_now(parent):
+                raise RuleBroken("I3", reader.key, f"read before its parent {parent} ended")
+
+    def _was_over_just_now(self, parent: str) -> bool:
+        """The row of an ended shard was deleted from outside, and a manager created it again: a
+        process that had read the row before that may go on to its first batch."""
+        came_s = self._lives.came_again_s.get(parent, -math.inf)
+        return self._now() - came_s <= self._under_way_max_s
+
+
+# The last few readers whose gate has shut: an overlap has two or three readers.
 _READERS_MAX: Final = 16
 
 
@@ -31,29 +76,33 @@ class _Stretch(msgspec.Struct):
 
 
 class ShardDeliveries:
-    """One shard. `repeats_max` bounds what one unclean transfer may repeat."""
+    """The deliveries of one shard. `repeats_max` bounds the repeats of one unclean transfer.
+
+    An excuse belongs to one reader, and ends once a checkpoint covers that reader's records.
+    """
 
     def __init__(self, key: str, repeats_max: int) -> None:
         self.key = key
         self.processed = 0
         self.checkpointed = 0
         self.has_begun = self.is_over = False
-        # Where the row stood when it was claimed last; None where a Java member has it.
+        # The row's position when it was last claimed; None where a Java member has it.
         self.claimed: int | None = None
         self._repeats_max = repeats_max
         self._is_torn = False
-        # Who read when the row was created anew: they read on beside its owners, to their fences.
+        # The readers when the row was created anew: they read on beside its owners, to their
+        # fences.
         self._left_behind: set[Reader] = set()
         self._latest: Reader | None = None
         self._stretches: list[_Stretch] = []
         self._next: dict[Reader, int] = {}
         self._excuses: dict[Reader, str] = {}
-        # A Java worker knows no cap: it checkpoints when its processor does.
+        # The Java KCL has no cap: it checkpoints when its processor does.
         self.uncapped: set[Reader] = set()
         self._repeated: dict[tuple[Reader, Reader], int] = {}
 
     def begun(self, reader: Reader, first: int, last: int, *, arrived: int) -> int:
-        """A batch is given to user code; says how many of its records come again.
+        """A batch is given to user code. Returns: how many of its records come again.
 
         Raises: RuleBroken for I1, I6, I7 and I8.
         """
@@ -72,11 +121,11 @@ class ShardDeliveries:
         return repeated
 
     def is_new(self, reader: Reader) -> bool:
-        """Whether it was given nothing yet."""
+        """Whether the reader has not got a record yet."""
         return reader not in self._next
 
     def goes_on(self, reader: Reader, first: int) -> None:
-        """A reader without a fence is known to go on there, whatever the row says by now."""
+        """A reader without a fence is known to go on there, whatever position the row has now."""
         self._next[reader] = first
 
     def done(self, last: int) -> None:
@@ -84,7 +133,7 @@ class ShardDeliveries:
         self.processed = max(self.processed, last)
 
     def raised(self, reader: Reader, first: int) -> None:
-        """User code raised: what it was given from `first` on counts as never given."""
+        """User code raised: its records from `first` on count as never given."""
         if reader in self._next:
             self._next[reader] = first
         kept = []
@@ -97,30 +146,30 @@ class ShardDeliveries:
         self._stretches = kept
 
     def excuse(self, reader: Reader, why: str) -> None:
-        """It ended uncleanly: what it was given and no checkpoint covers may come again."""
+        """The reader ended uncleanly: its records without a checkpoint may come again."""
         if any(stretch.reader is reader for stretch in self._stretches):
             self._excuses.setdefault(reader, why)
 
     def excuse_all(self, why: str) -> None:
-        """The lease was taken from whoever had it, or its row is gone."""
+        """The lease was taken from its owner, or its row was deleted."""
         for stretch in self._stretches:
             self._excuses.setdefault(stretch.reader, why)
 
     def row_deleted(self) -> None:
-        """By somebody: its position may be lost, and everything come again, to two at once; until
-        a checkpoint covers all that was given."""
+        """The row was deleted from outside. Its position may be lost, and all records may come
+        again, to two readers at once, until a checkpoint covers all records that were given."""
         self._is_torn = True
         self.excuse_all("somebody deleted its row")
         self._repeats_max = max(self._repeats_max, self.processed)
 
     def begins_again(self) -> None:
-        """Its row was created anew, at its first record."""
+        """The row was created anew, at its first record."""
         self.row_deleted()
         self._left_behind.update(self._next)
         self.is_over = False
 
     def saved_late(self, number: int) -> None:
-        """A former owner moved the row to `number`; who has it now may be below that still."""
+        """A former owner moved the row to `number`; the new owner may still be below that."""
         self.checkpointed = max(self.checkpointed, number)
 
     def covered(self, number: int) -> None:
@@ -138,7 +187,8 @@ class ShardDeliveries:
             self._forget_readers()
 
     def _forget_readers(self) -> None:
-        """All but the last few: where somebody deleted the row, two may read on side by side."""
+        """Keep only the last few readers: after an outside deletion of the row, two may read at the
+        same time."""
         kept = [*self._next][-_READERS_MAX:]
         self._next = {
             each: n for each, n in self._next.items() if each is self._latest or each in kept
@@ -150,7 +200,7 @@ class ShardDeliveries:
         if following is None:
             self._require_start(reader, first)
         elif first != following and not following < first <= self.checkpointed + 1:
-            # Above it: a checkpoint by hand, in a call that raised, covers what is left out.
+            # Above it: a manual checkpoint, in a call that raised, covers the records in between.
             words = f"{reader.who} was given record {first} where {following} follows"
             raise RuleBroken("I6", self.key, words)
         if first > self.processed + 1:
@@ -158,7 +208,7 @@ class ShardDeliveries:
             raise RuleBroken("I1", self.key, words)
 
     def _require_start(self, reader: Reader, first: int) -> None:
-        """Its first batch: right behind the position that its claim found."""
+        """Its first batch begins right behind the position that its claim found."""
         if first > self.checkpointed + 1:
             words = f"{reader.who} begins at record {first}, past checkpoint {self.checkpointed}"
             raise RuleBroken("I6", self.key, words)
@@ -167,7 +217,7 @@ class ShardDeliveries:
             raise RuleBroken("I6", self.key, words)
 
     def _require_excuses(self, reader: Reader, first: int, last: int) -> int:
-        """Of each reader that was given some of these records before."""
+        """Check the excuse of each reader that was given some of these records before."""
         total = 0
         for stretch in self._stretches:
             repeated = min(last, stretch.last) - max(first, stretch.first) + 1
@@ -199,7 +249,7 @@ class ShardDeliveries:
             stretches.append(_Stretch(first, last, reader))
 
     def _replace(self, reader: Reader, first: int, last: int) -> None:
-        """The records are this reader's now, whoever had them before."""
+        """The records belong to this reader now, whichever reader had them before."""
         kept = [
             _Stretch(stretch.first, min(stretch.last, first - 1), stretch.reader)
             for stretch in self._stretches

@@ -1,9 +1,9 @@
-"""I4: who may begin batches of a lease, and until when.
+"""I4: which reader may begin batches of a lease, and until when.
 
-Permissions of two readers of one lease never overlap, and a lease that its owner may still read is
-never taken by another kclrun owner. A Java member may steal it, and somebody may delete its row:
-then its owner hears of it with the next renewal, and its permission ends with its fence at the
-latest. (What else holds beside Java members is in `java/overlap.py`.)
+Permissions of two readers of one lease never overlap. Another kclrun owner never takes a lease that
+its owner may still read. A Java member may steal the lease, or its row may be deleted from outside:
+then its owner notices with the next renewal, and its permission ends with its fence at the latest.
+(`java/overlap.py` has the other rules beside Java members.)
 """
 
 from __future__ import annotations
@@ -13,30 +13,29 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from kclrun.model.lease import OWNER_PREFIX, Lease, OwnerId
-from kclrun.simulation.oracles.reader import Reader, owner_of
-from kclrun.simulation.story import RuleBroken
-
-__all__ = ["Permissions"]
+from kclrun.simulation.oracles.policy import Reader, owner_of
+from kclrun.simulation.situations import RuleBroken
 
 # Two clocks compared through world time round differently.
 _ROUNDING_S: Final = 1e-6
 
 
 class Permissions:
-    """`now` is the world's."""
+    """`now` is the world's time."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._until: dict[str, dict[Reader, float]] = {}
-        # Whose row was stolen, or deleted: they may read on beside its new owners, to their fences.
+        # Readers whose row was stolen or deleted: they may read on beside the row's new owners, to
+        # their fences.
         self._bereft: set[Reader] = set()
 
     def standing(self, key: str) -> Mapping[Reader, float]:
-        """Who was permitted to begin batches, and until when; some of it has passed."""
+        """The readers that may begin batches, and until when; some of these times have passed."""
         return self._until.get(key, {})
 
     def opened(self, reader: Reader, until_s: float) -> None:
-        """It may begin batches until then. Raises: RuleBroken while another one may."""
+        """It may begin batches until then. Raises: RuleBroken while another reader may."""
         self._refuse_second(reader)
         self._until.setdefault(reader.key, {})[reader] = until_s
 
@@ -47,7 +46,7 @@ class Permissions:
             held.pop(reader, None)
 
     def begins(self, reader: Reader) -> None:
-        """It begins a batch. Raises: RuleBroken where it may not, or another one may."""
+        """It begins a batch. Raises: RuleBroken where it may not, or another reader may."""
         now, key = self._now(), reader.key
         held = self._until.get(key, {})
         until_s = held.get(reader, -math.inf)
@@ -59,7 +58,7 @@ class Permissions:
             self._refuse_second(reader)
 
     def row_taken(self, after: Lease) -> None:
-        """The row has another owner. Raises: RuleBroken where the last one may still read."""
+        """The row has another owner. Raises: RuleBroken where the last owner may still read."""
         now = self._now()
         is_ours = after.owner is not None and after.owner.startswith(OWNER_PREFIX)
         for other, until_s in self._until.get(after.key, {}).items():
@@ -71,18 +70,18 @@ class Permissions:
             self._bereft.add(other)
 
     def row_deleted(self, key: str) -> None:
-        """By somebody, under its owner."""
+        """The row was deleted from outside, under its owner."""
         self._bereft.update(self._until.get(key, {}))
 
     def row_settled(self, key: str, owner: OwnerId | None) -> None:
-        """Its owner wrote it again, or gave it away: none of that owner's overlaps is excused from
-        here on."""
+        """The owner wrote the row again, or gave it away: from here on no overlap of this owner is
+        excused."""
         self._bereft.difference_update(
             reader for reader in self._until.get(key, {}) if owner_of(reader.who) == owner
         )
 
     def require_waited(self, reader: Reader, row: Lease | None) -> None:
-        """Before its first batch: whom the lease was taken from by force has had a failover."""
+        """Before its first batch: an owner that lost the lease by force has had a failover."""
         if row is not None and row.taken_from is not None:
             words = f"{reader.who} began while {row.taken_from} may still process it [P18]"
             raise RuleBroken("I4", reader.key, words)

@@ -1,20 +1,24 @@
-"""I2 and I5 on every row as it is written: positions and counters forward, and no stale write.
+"""I2 and I5 on every written row: positions and counters move forward, and no write is stale.
 
-What a write says it saw is compared with the row that stood there, and who sent it with who may:
-after the claim of one incarnation no other lease process writes as the owner. May not know: the
-table's conditions; they are what is checked here, by their effects.
+The values that a write names as seen are compared with the former row, and its sender with the
+permitted one: after the claim of one incarnation no other lease process writes as the owner. The
+module does not use the table's conditions, because it checks their effects.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from kclrun.model.changes import (
+from kclrun.model.lease import OFFERED, Lease, LeaseKey
+from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON
+from kclrun.protocol.writes import (
     Ask,
     Checkpoint,
     Claim,
     CreateChildren,
     CreateLease,
+    Decline,
     DeleteEnded,
     DeleteTrimmed,
     End,
@@ -27,32 +31,162 @@ from kclrun.model.changes import (
     Renew,
     ResumeLease,
     Take,
+    Withdraw,
 )
-from kclrun.model.lease import Lease
-from kclrun.simulation.oracles.reader import owner_of
-from kclrun.simulation.story import RuleBroken
+from kclrun.simulation.oracles.policy import owner_of
+from kclrun.simulation.shards import ShardStream
+from kclrun.simulation.situations import RuleBroken
 
-__all__ = ["RowHistory", "is_passed_on"]
+# I11: a row comes when its shard may be read, and is deleted when no process can miss it.
+#
+# Judged from the history of the rows against the graph of the shards. A row is created once: with
+# the first sync, when one of its parents was read to its end, or again by its owner where it
+# vanished. It is deleted when it has ended, its children have begun and its parents' rows are
+# deleted, or when the service has forgotten its shard.
+_NOT_BEGUN: Final = frozenset({TRIM_HORIZON.sequence_number, AT_TIMESTAMP.sequence_number})
+
+
+class RowLives:
+    """`row_of` reads a row as it is; `is_read_out` says that a shard was read to its end."""
+
+    def __init__(
+        self,
+        stream: ShardStream,
+        now: Callable[[], float],
+        row_of: Callable[[LeaseKey], Lease | None],
+        is_read_out: Callable[[str], bool],
+    ) -> None:
+        self.ended: set[str] = set()
+        self.cleaned_up: set[str] = set()
+        # For ended shards: when their row came again after an outside deletion.
+        self.came_again_s: dict[str, float] = {}
+        self._stream = stream
+        self._now = now
+        self._row_of = row_of
+        self._is_read_out = is_read_out
+        self._begun: set[str] = set()
+        self._vanished: set[str] = set()
+        self._may_come_again: set[str] = set()
+
+    def moved(self, after: Lease) -> None:
+        """Its position is another than before."""
+        if after.checkpoint.sequence_number not in _NOT_BEGUN:
+            self._begun.add(after.key)
+        if after.is_ended:
+            self.ended.add(after.key)
+
+    def vanished(self, key: str) -> None:
+        """The row was deleted from outside, against the protocol. Where no row of its line is left,
+        reading begins at the oldest shard again [P10], and goes on through all its descendants."""
+        self._vanished.add(key)
+        ancestors = self._reach(key, self._stream.parents_of)
+        self._may_come_again |= ancestors
+
+    def is_vanished(self, key: str) -> bool:
+        """Whether its row was deleted from outside, and no owner has written it again."""
+        return key in self._vanished
+
+    def may_be_absent(self, key: str) -> bool:
+        """Whether a shard without a row need not be read any more. It was cleaned up, or is older
+        than all kept records, or its row was deleted from outside, which is not the fleet's
+        fault."""
+        is_gone = key in self.cleaned_up or self.is_vanished(key)
+        return is_gone or not self._stream.holds(key, self._now())
+
+    def created(self, change: Any, row: Lease) -> bool:
+        """Returns: whether its shard is read again from its beginning, after an outside deletion.
+
+        Raises: RuleBroken for a row that must not exist.
+        """
+        key = row.key
+        is_again = key in self._may_come_again
+        if is_again:
+            self._may_come_again |= self._reach(key, self._children_of)
+            self.cleaned_up.discard(key)
+            if key in self.ended:
+                self.came_again_s[key] = self._now()
+            self.ended.discard(key)
+        elif key in self.cleaned_up:
+            raise RuleBroken("I11", key, "was created again after it was cleaned up")
+        elif key in self._begun:
+            raise RuleBroken("I11", key, "was created a second time")
+        if not self._stream.is_known(key):
+            raise RuleBroken("I11", key, "is the row of no shard")
+        if row.parents != frozenset(self._stream.parents_of(key)):
+            raise RuleBroken("I11", key, f"has the parents {sorted(row.parents)}")
+        if isinstance(change, CreateLease) and row.owner is not None:
+            self._require_vanished(key)
+            return False
+        if row.checkpoint.sequence_number not in _NOT_BEGUN:
+            raise RuleBroken("I11", key, f"was created at {row.checkpoint}: records are left out")
+        is_early = not any(
+            self._is_read_out(parent) or self._stream.is_expired(parent) for parent in row.parents
+        )
+        if isinstance(change, CreateChildren) and is_early:
+            raise RuleBroken("I11", key, "was created before a parent was read to its end")
+        return is_again
+
+    def deleted(self, change: Any, row: Lease) -> None:
+        """Raises: RuleBroken for a row that a process can miss."""
+        match change:
+            case DeleteEnded():
+                self._require_over(row)
+            case DeleteTrimmed():
+                if self._stream.holds(row.key, self._now()):
+                    raise RuleBroken("I11", row.key, "was deleted as trimmed and is not")
+        self.cleaned_up.add(row.key)
+
+    def _children_of(self, key: str) -> tuple[str, ...]:
+        return tuple(child.shard_id for child in self._stream.children_of(key))
+
+    def _reach(self, key: str, following: Callable[[str], Iterable[str]]) -> set[str]:
+        """All shards that can be reached from this one, including itself."""
+        reached, waiting = {key}, [key]
+        while waiting:
+            new = set(following(waiting.pop())) - reached
+            reached |= new
+            waiting += new
+        return reached
+
+    def _require_vanished(self, key: str) -> None:
+        if key not in self._vanished:
+            raise RuleBroken("I11", key, "was written again, and nobody had deleted it")
+        self._vanished.discard(key)
+
+    def _require_over(self, row: Lease) -> None:
+        if not row.is_ended:
+            raise RuleBroken("I11", row.key, f"was deleted at {row.checkpoint}")
+        children = self._children_of(row.key)
+        waiting = [child for child in children if child not in self._begun]
+        if waiting or not children:
+            raise RuleBroken("I11", row.key, f"was deleted before {waiting or 'a child'} had begun")
+        staying = [parent for parent in row.parents if self._row_of(LeaseKey(parent)) is not None]
+        if staying:
+            raise RuleBroken("I11", row.key, f"was deleted before its parent {staying[0]}")
+
 
 _OWNERS_WRITES: Final = frozenset(
     {Claim, Renew, Checkpoint, NameChildren, End, Release, Offer, HaltLease}
 )
 # These leave the owner and the counter as they are.
-_NOBODYS_WRITES: Final = frozenset({Ask, LateCheckpoint, ResumeLease})
+_NOBODYS_WRITES: Final = frozenset({Ask, Withdraw, LateCheckpoint, ResumeLease})
 _CREATIONS: Final = frozenset({CreateLease, CreateChildren})
 _OURS: Final = (
-    _OWNERS_WRITES | _NOBODYS_WRITES | _CREATIONS | {Take, HandOver, DeleteEnded, DeleteTrimmed}
+    _OWNERS_WRITES
+    | _NOBODYS_WRITES
+    | _CREATIONS
+    | {Take, Decline, HandOver, DeleteEnded, DeleteTrimmed}
 )
 
 
 def is_passed_on(sender: str, change: Any) -> bool:
-    """Whether a manager offers a silent owner's row in its name, as it stands, to anybody."""
+    """Whether a manager offers a silent owner's row in its name, unchanged, to any owner."""
     is_whole = isinstance(change, Offer) and change.position == change.last
     return is_whole and change.offered_to is None and owner_of(sender) != change.owner
 
 
 class RowHistory:
-    """Told of every row that a write changed, with who sent the write."""
+    """Gets every row that a write changed, with the sender of the write."""
 
     def __init__(self) -> None:
         self._writers: dict[str, str] = {}
@@ -73,6 +207,10 @@ class RowHistory:
         elif kind is Take:
             self._require_seen(change, before, after, change.seen_owner)
             self._writers[after.key] = sender
+        elif kind is Decline:
+            self._require_seen(change, before, after, OFFERED)
+            if before.offered_to != owner_of(sender) or after.owner != OFFERED:
+                raise RuleBroken("I5", after.key, f"{sender} declined what was not its own to take")
         elif kind in _NOBODYS_WRITES:
             if (after.owner, after.counter) != (before.owner, before.counter):
                 raise RuleBroken("I5", after.key, "owner or counter moved by nobody's write")
@@ -94,7 +232,7 @@ class RowHistory:
             raise RuleBroken("I2", after.key, "was created as ended")
 
     def _require_seen(self, change: Any, before: Lease, after: Lease, owner: str | None) -> None:
-        """The write named the owner and the counter that stood there, and moved it by one."""
+        """The write named the row's owner and counter, and raised the counter by one."""
         if before.owner != owner:
             words = f"{type(change).__name__} for {owner} applied to a row of {before.owner}"
             raise RuleBroken("I5", after.key, words)
@@ -118,6 +256,6 @@ class RowHistory:
 
 
 def _is_stale(before: Lease, after: Lease) -> bool:
-    """Of a write of somebody else: only what is neither owner nor position leaves the counter."""
+    """For other writers than the owner: a change of owner or position must raise the counter."""
     is_moved = (after.owner, after.checkpoint) != (before.owner, before.checkpoint)
     return after.counter < before.counter or (is_moved and after.counter == before.counter)

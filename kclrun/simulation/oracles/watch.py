@@ -1,7 +1,7 @@
-"""Told everything that happens in a simulated fleet; holds it against the promises.
+"""Gets every event of a simulated fleet and passes it to the rules of the promises.
 
-Each rule has a module of its own; here is who is told what. May not know: cores, commands. Rule:
-what breaks a promise raises RuleBroken at once, in the very event.
+Each rule has a module of its own. A broken promise raises RuleBroken at once, in the same event.
+The module does not know cores or commands.
 """
 
 from __future__ import annotations
@@ -11,34 +11,25 @@ from typing import Any, Final
 
 import msgspec
 
-from kclrun.model.changes import Claim, LateCheckpoint, Take
 from kclrun.model.lease import OFFERED, Lease, LeaseKey
-from kclrun.model.outcomes import Applied, Outcome
+from kclrun.protocol.writes import Applied, Claim, LateCheckpoint, Outcome, Take
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
-from kclrun.simulation.gaps import ReadingGaps
-from kclrun.simulation.oracles.causality import Causality
 from kclrun.simulation.oracles.cost import CostWatch
-from kclrun.simulation.oracles.deliveries import ShardDeliveries
+from kclrun.simulation.oracles.deliveries import Causality, ShardDeliveries
 from kclrun.simulation.oracles.permissions import Permissions
-from kclrun.simulation.oracles.policy import WatchPolicy
-from kclrun.simulation.oracles.reader import Reader
-from kclrun.simulation.oracles.row_history import RowHistory, is_passed_on
-from kclrun.simulation.oracles.row_lives import RowLives
+from kclrun.simulation.oracles.policy import Reader, WatchPolicy
+from kclrun.simulation.oracles.row_history import RowHistory, RowLives, is_passed_on
 from kclrun.simulation.process_sightings import ProcessSightings
 from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.sightings import RowSightings
-from kclrun.simulation.situations import Situations
-from kclrun.simulation.story import RuleBroken, Stories
-
-__all__ = ["Oracles", "Tally"]
-
+from kclrun.simulation.situations import ReadingGaps, RuleBroken, Situations, Stories
 
 _DEFAULT: Final = WatchPolicy()
 _NOT_CHECKPOINTED: Final = "user code that did not checkpoint"
 
 
 class Tally(msgspec.Struct):
-    """Counts for the figures. `moves`: takes of leases that somebody had before."""
+    """Counts for the figures. `moves`: takes of leases that had an owner before."""
 
     records: int = 0
     duplicates: int = 0
@@ -48,7 +39,7 @@ class Tally(msgspec.Struct):
 
 
 class Oracles:
-    """`row_of` reads a row as it is, behind the network's back."""
+    """`row_of` reads a row as it is, without the simulated network."""
 
     def __init__(
         self,
@@ -72,7 +63,7 @@ class Oracles:
         self._shards: dict[str, ShardDeliveries] = {}
         self._permissions = Permissions(now)
         self._history = RowHistory()
-        self._lives = RowLives(stream, now, row_of, lambda key: self._shard(key).is_over)
+        self._lives = RowLives(stream, now, row_of, self.is_over)
         self._causality = Causality(
             stream, row_of, self._lives, now=now, failover_s=policy.failover_s
         )
@@ -89,16 +80,20 @@ class Oracles:
         self._stories.note(row.key, self._now(), "table", "applied", change)
         self._history.written(sender, change, before, after)
         self.cost.written(change, row.key, self._now())
+        self._require_one_stream(sender, before, after)
         if before is None:
             self._row_created(change, row)
         elif after is None:
             self._lives.deleted(change, before)
+            if self._stream.is_expired(before.key):
+                self._forget(before.key)
         else:
             self._row_changed(sender, change, before, after)
         self._sightings.written(sender, change, before, after)
 
     def row_deleted_by_somebody(self, row: Lease) -> None:
-        """Out of the world: no manager's doing, and no promise but that all is read in the end."""
+        """A deletion from outside, by no manager. After it only one promise holds: all is read in
+        the end."""
         self._stories.note(row.key, self._now(), "somebody", "deleted the row")
         self.situations.seen("row_deleted_by_somebody")
         self._permissions.row_deleted(row.key)
@@ -106,7 +101,7 @@ class Oracles:
         self._shard(row.key).row_deleted()
 
     def write_answered(self, sender: str, change: Any, outcome: Outcome) -> None:
-        """As `table.RowWatcher`. What applied is told when it applies."""
+        """As `table.RowWatcher`. Writes that apply are reported by `row_written`."""
         if not isinstance(outcome, Applied):
             key = getattr(change, "key", "")
             self._stories.note(key, self._now(), sender, type(outcome).__name__, change)
@@ -116,6 +111,15 @@ class Oracles:
     def write_refused_in_silence(self, change: Any) -> None:
         """As `table.RowWatcher`."""
         self._sightings.refused_in_silence(change)
+
+    def _require_one_stream(self, sender: str, before: Lease | None, after: Lease | None) -> None:
+        """P13: raises RuleBroken for a sender that knows that the stream was created again, and
+        still writes into the rows of the former one."""
+        if not self._stream.is_made_again or after is None:
+            return
+        was_old = before is None or before.stream_created_at != after.stream_created_at
+        if was_old and after.stream_created_at == self._stream.created_at:
+            raise RuleBroken("P13", after.key, f"{sender} makes it a row of the new stream")
 
     def _row_created(self, change: Any, row: Lease) -> None:
         if self._lives.created(change, row):
@@ -152,7 +156,7 @@ class Oracles:
         self._permissions.row_taken(after)
 
     def _moved(self, change: Any, after: Lease) -> None:
-        """A position that is new on the row."""
+        """The row has a new position."""
         shard = self._shard(after.key)
         number = self._number_of(after)
         if after.is_ended and not shard.is_over:
@@ -164,7 +168,8 @@ class Oracles:
             shard.covered(number)
 
     def _number_of(self, row: Lease) -> int:
-        """How many records its position covers. Raises: RuleBroken past what was processed."""
+        """The number of records that its position covers. Raises: RuleBroken past the last
+        processed record."""
         number = self._stream.number_of(row.key, row.checkpoint)
         processed = self._shard(row.key).processed
         if number > processed:
@@ -175,11 +180,11 @@ class Oracles:
     # Lease processes.
 
     def process_noted(self, reader: Reader, what: str, detail: object = "") -> None:
-        """For the story only."""
+        """Note an event for the story only."""
         self._stories.note(reader.key, self._now(), reader.who, what, detail)
 
     def gate_opened(self, reader: Reader, until_s: float) -> None:
-        """It may begin batches until then. Told late, of a fence that has passed: nothing opens."""
+        """It may begin batches until then. A report after the fence has passed opens nothing."""
         if until_s <= self._now():
             return
         self._permissions.opened(reader, until_s)
@@ -190,16 +195,16 @@ class Oracles:
         self.gaps.ends(reader.key, reader, self._now())
 
     def frozen(self, reader: Reader) -> None:
-        """It stands still; its permission does not end by that."""
+        """It stands still; its permission does not end with that."""
         self.gaps.ends(reader.key, reader, self._now())
 
     def ended_uncleanly(self, reader: Reader, why: str = "its end without a word") -> None:
-        """Killed, or lost: what it was given and did not checkpoint comes again."""
+        """Killed, or lost: its records without a checkpoint come again."""
         self._shard(reader.key).excuse(reader, why)
         self.gate_shut(reader)
 
     def ended_in_order(self, reader: Reader) -> None:
-        """It exited by itself, and had time to checkpoint: with manual checkpoints, user code."""
+        """It exited by itself, and it had time to checkpoint; with manual ones, user code had."""
         if self._policy.is_manual:
             self._shard(reader.key).excuse(reader, _NOT_CHECKPOINTED)
         self.gate_shut(reader)
@@ -212,7 +217,7 @@ class Oracles:
         self._count_batch(reader, first, last)
 
     def _count_batch(self, reader: Reader, first: int, last: int) -> None:
-        """What holds whoever reads, with a fence or without."""
+        """Check the rules that hold for every reader, with a fence or without."""
         key, shard = reader.key, self._shard(reader.key)
         self._require_open(reader)
         if not shard.has_begun:
@@ -234,11 +239,11 @@ class Oracles:
         self._shard(reader.key).done(last)
 
     def batch_raised(self, reader: Reader, first: int) -> None:
-        """User code raised: from record `first` on it holds nothing."""
+        """User code raised: from record `first` on its records count as never given."""
         self._shard(reader.key).raised(reader, first)
 
     def vouched_for(self, reader: Reader, last: int) -> None:
-        """User code asks for a checkpoint: it says that everything up to `last` is done."""
+        """User code asks for a checkpoint: it states that everything up to `last` is done."""
         self._shard(reader.key).done(last)
         self.cost.asked_to_checkpoint(reader.key)
 
@@ -250,29 +255,59 @@ class Oracles:
             raise RuleBroken("I1", key, "exhausted before its last record was processed")
         shard.is_over = True
         self.gaps.over(key)
+        self._pass_on(key)
+
+    def shard_expired(self, reader: Reader) -> None:
+        """P13: its owner says that it was trimmed; its unread records are lost. Raises: RuleBroken
+        where the service still has it."""
+        if not self._stream.is_expired(reader.key):
+            raise RuleBroken(
+                "P13", reader.key, f"{reader.who} says that it expired, and it has not"
+            )
+        self.situations.seen("held_shard_expired")
+        self._forget(reader.key)
+
+    def _forget(self, key: str) -> None:
+        """A trimmed shard: it has no records to read any more, and its children may be read."""
+        shard = self._shard(key)
+        shard.done(self._stream.total(key) or 0)
+        shard.is_over = True
+        self.gaps.over(key)
+        self._pass_on(key)
+
+    def _pass_on(self, key: str) -> None:
+        """A shard is over: its children become readable. A child that was trimmed without a row
+        passes this on to its own children."""
         for child in self._stream.children_of(key):
-            if all(self._shard(parent).is_over for parent in child.parents):
+            if not all(map(self.is_over, child.parents)):
+                continue
+            if self.is_over(child.shard_id):
+                self._pass_on(child.shard_id)
+            else:
                 self.gaps.readable(child.shard_id, self._now())
 
     # The end.
 
     def is_over(self, key: str) -> bool:
-        """Whether a shard was read to its end."""
-        return self._shard(key).is_over
+        """Whether a shard was read to its end, or was trimmed and has no row."""
+        was_trimmed = self._stream.is_expired(key) and self._row_of(LeaseKey(key)) is None
+        return was_trimmed or self._shard(key).is_over
 
     def lacks_a_parents_row(self, key: str) -> bool:
-        """Whether somebody deleted the row of one of its parents, and nobody wrote it again."""
+        """Whether the row of one of its parents was deleted from outside and not written again."""
         return any(map(self._lives.is_vanished, self._stream.parents_of(key)))
 
     def require_all_read(self, patience_s: float) -> None:
-        """L1: what arrived before the last `patience_s` is processed, on every shard."""
+        """L1: all records from before the last `patience_s` are processed, on every shard."""
         then = self._now() - patience_s
         for log in self._stream.shards():
             key, processed = log.shard_id, self._shard(log.shard_id).processed
+            if self._stream.is_expired(key) and self.is_over(key):
+                continue
             unread = self._stream.arrived(key, then) - processed
             if unread > 0:
                 raise RuleBroken("L1", key, f"{unread} records unread for {patience_s:g} s")
-            is_ended = self._shard(key).is_over
+            is_ended = self.is_over(key)
             if log.closed_at is not None and not is_ended and then > log.closed_at - WORLD_BEGAN_AT:
                 raise RuleBroken("L1", key, f"closed and not ended for {patience_s:g} s")
 

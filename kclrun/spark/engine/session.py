@@ -1,12 +1,13 @@
-"""One Spark session as kclrun wants it: quiet, in UTC, with this Python, a Java, the data source.
+"""Makes one Spark session with kclrun's settings: quiet, in UTC, with this Python and the format.
 
-What is set is decided by `settled_conf`, which is pure; `open_session` does it. Rule: what the user
-set, in `conf` or by spark-submit, wins.
+`settled_conf` decides the settings and is pure; `open_session` applies them. A setting of the user,
+in `conf` or by spark-submit, wins.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import re
 import shutil
@@ -14,34 +15,93 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from kclrun.spark.engine.java import provide_java
-from kclrun.spark.engine.jvm import SUBMITTED, launch_jvm
-from kclrun.spark.engine.registering import register
+from kclrun.errors import SettingsError
+from kclrun.spark.engine.java import SUBMITTED, launch_jvm, provide_java
 from kclrun.spark.engine.versions import installed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["open_session", "settled_conf", "settled_master"]
+# Puts the files of `--py-files` also on the path of the process that plans a query.
+#
+# Spark puts those files on the path of every Python worker except that of a streaming source on
+# the driver. To that worker it names a folder `streaming_job` below them, and does not create it
+# (seen in 4.0 to 4.3). So we make a link of that name to the folder with the files.
+_LOOKED_FOR: Final = "streaming_job"
+
+
+def show_shipped_files_to_planners() -> None:
+    """For the session of this process; may be called again. With Spark Connect it does nothing,
+    because the files are elsewhere."""
+    from pyspark import SparkContext, SparkFiles
+
+    if SparkContext._active_spark_context is None:  # noqa: SLF001 - PySpark has no public way
+        return
+    link = Path(SparkFiles.getRootDirectory()) / _LOOKED_FOR
+    with contextlib.suppress(FileExistsError):
+        link.symlink_to(link.parent, target_is_directory=True)
+
+
+_ALIAS: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}\Z")
+# Spark keeps the data sources of installed packages apart; a registration cannot replace them.
+_KNOWN_ALREADY: Final = "DATA_SOURCE_ALREADY_EXISTS"
+
+
+def register(spark: SparkSession, alias: str | None = None) -> None:
+    """Make `format("kclrun")` known to this session, and under `alias` too where one is given.
+
+    An installed kclrun is known already to every session on a driver that has it installed. This
+    function is for drivers that get kclrun only by `--py-files`, and for other names, such as
+    `kinesis` where the platform has no format of that name. May be called again.
+    Raises: SettingsError for PySpark below 4.0, or a name that is not valid.
+    """
+    installed()
+    from pyspark.errors import AnalysisException
+
+    from kclrun.spark.source import KclrunDataSource
+
+    show_shipped_files_to_planners()
+    try:
+        spark.dataSource.register(KclrunDataSource)
+    except AnalysisException as error:
+        if error.getCondition() != _KNOWN_ALREADY:  # by its installation
+            raise
+    if alias is not None:
+        spark.dataSource.register(_aliased(KclrunDataSource, alias))
+
+
+def _aliased(source: type[Any], alias: str) -> type[Any]:
+    if not _ALIAS.match(alias):
+        raise SettingsError(
+            f"{alias[:60]!r} is no name for a format: expected a letter, then letters, digits,"
+            " '_', '.' and '-'"
+        )
+    # The class is not in any module, so it travels to the planner by value.
+    return type("AliasedDataSource", (source,), {"name": classmethod(lambda _cls: alias)})
+
 
 _LOCAL: Final = re.compile(r"local(?:\[(\*|\d+)\])?\Z")
 _CORES: Final = re.compile(r"local\[(\*|\d+)[,\]]")
-# What a cluster does by default (spark.task.maxFailures); local[N] would give up at the first.
+# A cluster's default (spark.task.maxFailures); local[N] would give up at the first failure.
 _TASK_ATTEMPTS: Final = 4
 _LOOPBACK: Final = "127.0.0.1"
 
 _EVERYWHERE: Final = {
     "spark.sql.session.timeZone": "UTC",
-    # transformWithState runs on no other; its state need not fit into memory.
+    # transformWithState needs this provider; its state need not fit into memory.
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.ui.showConsoleProgress": "false",
+    # Pass the filters of `where` to batch reads. PySpark 4.0 ignores this setting.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    # Keep the external id of a role out of plans and of the event log.
+    "spark.sql.redaction.options.regex": "(?i)url|externalid",
 }
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-# Spark's own would log twenty lines of warnings before the first record.
+# Spark's own configuration would log twenty lines of warnings before the first record.
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 _LOGGING_OPTION: Final = "-Dlog4j2.configurationFile="
 _LOCALLY: Final = {
@@ -56,11 +116,11 @@ def open_session(
 ) -> SparkSession:
     """The active session, or a new one; the format `kclrun` is registered with it.
 
-    `master` None is that of `conf` or of spark-submit, else `local[*]`. A new session has UTC as
+    `master` None means that of `conf` or of spark-submit, else `local[*]`. A new session has UTC as
     its time zone, RocksDB for state, four attempts a task; a local one listens on loopback only,
     without Spark's web page, and leaves nothing in the working folder. `conf` wins over all that.
     An active session is used as it is.
-    Raises: SettingsError if PySpark is too old or missing, or there is no Java.
+    Raises: SettingsError if PySpark is too old or missing, or if no Java is found.
     """
     version = installed().version
     from pyspark.sql import SparkSession
@@ -73,7 +133,7 @@ def open_session(
 
 
 def settled_master(master: str | None, conf: Mapping[str, str], *, submitted: bool) -> str | None:
-    """The master to ask for; None leaves it to spark-submit. Local ones try a task four times."""
+    """The master to request; None leaves it to spark-submit. Local ones try a task four times."""
     asked = master or conf.get("spark.master")
     if asked is None:
         if submitted:
@@ -86,11 +146,11 @@ def settled_master(master: str | None, conf: Mapping[str, str], *, submitted: bo
 def settled_conf(
     conf: Mapping[str, str], *, cores: int | None, warehouse: str | None
 ) -> dict[str, str]:
-    """What a session is made with: ours first, the user's over it; `cores` of a local one.
+    """The settings of a new session: ours first, the user's over them; `cores` of a local one.
 
-    A local one shuffles into a partition a core: two hundred stores of state, Spark's default,
-    take seconds a batch there. `warehouse` is a folder for tables that nobody gave a place: it
-    would otherwise be made in the working folder.
+    A local session shuffles into one partition a core: two hundred stores of state, Spark's
+    default, take seconds a batch there. `warehouse` is the folder for tables without a location:
+    Spark would otherwise create it in the working folder.
     """
     ours = dict(_EVERYWHERE)
     if cores is not None:
@@ -131,7 +191,7 @@ def _start(
 
 
 def _cores(master: str | None) -> int | None:
-    """Those of a local master; None for a cluster."""
+    """The cores of a local master; None for a cluster."""
     match = _CORES.match(master or "")
     if match is None:
         return None
@@ -139,8 +199,9 @@ def _cores(master: str | None) -> int | None:
 
 
 def _use_this_python(conf: Mapping[str, str]) -> None:
-    """Workers run the Python that runs this, unless the user says another: the first `python3` of
-    the PATH may have no kclrun. Only spark-submit reads the setting; a session, the variable."""
+    """Workers run the Python of this process, unless the user names another: the first `python3`
+    of the PATH may lack kclrun. Only spark-submit reads the setting; a session reads the variable.
+    """
     if said := conf.get("spark.pyspark.python"):
         os.environ["PYSPARK_PYTHON"] = said
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -1,6 +1,5 @@
-"""What runs in Spark's tasks: exact ranges of shards read, and Arrow rows made of them.
+"""The part that runs in Spark's tasks: reads exact ranges of shards and makes Arrow rows of them.
 
-Holds: the pure cursor of one range (`range_cursor.py`, `read_pace.py`), the shells that ask
-(`shard_reading.py`, `read_ahead.py`, `reading.py`), and rows (`rows.py`). May not know: the driver,
-offsets, PySpark's API. Rule: a range ends at its bound and nowhere else.
+A range ends at its bound and nowhere else. The package does not know the driver, offsets or
+PySpark's API.
 """

@@ -1,16 +1,6 @@
-"""Reading one range of a shard, decided: what to ask next, what of a page belongs to it [A6].
+"""Decides how one range of a shard is read: the next request, and which records belong to it [A6].
 
-Reading ends at the range's end and nowhere else: not at an empty page, not at zero lag, not after
-some time. That nothing is missing is checked, not assumed: a range is read AT the record it begins
-at or after, which must come first, and ends only at its bound, which must come too. Trimming
-takes the oldest records first: where both ends are there, so is what lies between. (Trimming that
-overtakes a reader between two of its calls is the one loss that the service does not tell.)
-
-    hinted ──first page fits──► reading ──bound or end of shard──► done
-       │                          ▲  │ expired
-       └─anything else─► opening ─┘◄─┘      (hinted: by the driver's token [A4])
-
-Pure: time is an argument, requests are values that `reading.py` performs.
+Pure: time is an argument; requests are values that `shard_reading.py` performs.
 """
 
 from __future__ import annotations
@@ -22,26 +12,44 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import DataLoss, InvariantViolation
-from kclrun.model.reading import IteratorType, StartPoint
-from kclrun.model.record import Record
+from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.time import Instant, WallTime
 from kclrun.ports import FetchedPage
+from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import SHARD_END, Place, Position, after
-from kclrun.spark.ranges import ShardRange
 
-__all__ = ["AskRetention", "Fetch", "RangeCursor", "Request"]
+# Most ranges are one page. A second call may follow at once; that leaves three of the five calls a
+# second that the service allows to other readers.
+_BURST: Final = 2.0
+
+
+class ReadPace:
+    """At most `rate` calls a second in the long run; two may follow each other at once."""
+
+    def __init__(self, rate: float, now: Instant) -> None:
+        self._rate = rate
+        self._tokens = _BURST
+        self._at = now
+
+    def delay_s(self, now: Instant) -> float:
+        """Count one call. Returns: the seconds that the call must wait before it is sent."""
+        elapsed_s = max(0.0, now - self._at)
+        self._tokens = min(_BURST, self._tokens + elapsed_s * self._rate) - 1
+        self._at = max(self._at, now)
+        return max(0.0, -self._tokens / self._rate)
+
 
 # GetRecords gives at most 10,000 records a call.
 RECORDS_A_CALL: Final = 10_000
 # Tokens live five minutes; one minute is left for the way to the executor and its clock.
 TOKEN_AGE_MAX_S: Final = 240.0
-# The driver's estimate is a density: a tenth more costs little and saves a second call.
+# The driver's estimate is a density: a tenth more costs little and often saves a second call.
 _SPARE_TENTHS: Final = 11
-# The record that is read AT and the bound itself are not among those expected.
+# The record that is read AT and the bound itself are not part of the expected number.
 _EDGES: Final = 2
-# Beyond an expectation that was too low: six reads of doubling size lead to full pages.
+# Where the expectation was too low: six reads of doubling size lead to full pages.
 _BEYOND_MIN: Final = 250
-# So long a reader is at the tip and does not see a record that the driver saw: it is gone. Other
+# A record that the driver saw is gone if a reader at the tip does not get it for so long. Other
 # front ends of the service may lag, but not by a minute.
 SILENCE_S_MAX: Final = 60.0
 _HOUR_S: Final = 3600.0
@@ -55,19 +63,31 @@ class Fetch(msgspec.Struct, frozen=True):
 
 
 class AskRetention(msgspec.Struct, frozen=True):
-    """How long the stream keeps records: it tells whether anything can have been lost."""
+    """Request the stream's retention: it shows whether records can have been lost."""
 
 
-# What a cursor asks for: an iterator at a place, a page, the retention.
+# The requests of a cursor: an iterator at a place, a page, the retention.
 Request = StartPoint | Fetch | AskRetention
 
 
 class RangeCursor:
     """One range, from its first request to its end.
 
-    Ask `request`, perform it, tell the answer to `opened`, `take` or `judge`; until it is None.
-    `token_now` is the time by which the hinted token's age is told. Losses raise DataLoss, or
-    with `tolerates_loss` are put into `notices` and reading goes on with what is left.
+    Perform `request` and pass the answer to `opened`, `take` or `judge`, until `request` is None.
+    `token_now` is the time that the age of the hinted token is measured by. Losses raise DataLoss;
+    with `tolerates_loss` they are put into `notices` and reading continues with the records that
+    are left.
+
+    Reading ends at the range's end and nowhere else: not at an empty page, not at zero lag, not
+    after some time. The cursor checks that nothing is missing. A range is read AT the record that
+    it begins at or after, and that record must come first. Reading ends only at the range's bound,
+    and that record must come too. Trimming takes the oldest records first: where both ends are
+    there, all records between them are there, too. (One loss stays unseen, because the service
+    does not report it: trimming that overtakes a reader between two of its calls.)
+
+        hinted ──first page fits──► reading ──bound or end of shard──► done
+           │                          ▲  │ expired
+           └─anything else─► opening ─┘◄─┘      (hinted: by the driver's token [A4])
     """
 
     def __init__(
@@ -93,7 +113,7 @@ class RangeCursor:
         self._is_done = False
 
     def request(self) -> Request | None:
-        """What to ask next; None once the range is read."""
+        """The next request; None once the range is read."""
         if self._is_done:
             return None
         if self._held is not None:
@@ -103,22 +123,22 @@ class RangeCursor:
         return Fetch(self._iterator, self._limit())
 
     def opened(self, iterator: str) -> None:
-        """The iterator asked for. Read AT a record, that record must come first."""
+        """The requested iterator. If it is AT a record, that record must come first."""
         self._iterator = iterator
         self._anchor = self._position.number or None
 
     @property
     def is_hinted(self) -> bool:
-        """Whether it still relies on the driver's token, which is worth nothing if refused."""
+        """Whether reading still relies on the driver's token; a refused token is worth nothing."""
         return self._is_hinted
 
     def reopen(self) -> None:
-        """The iterator has expired, or was refused: go on from the position by its number."""
+        """The iterator has expired or was refused: continue from the position by its number."""
         self._iterator = self._anchor = None
         self._is_hinted = False
 
     def missing(self, told: str) -> None:
-        """The shard or its stream is not there, as the service `told`. Raises: DataLoss."""
+        """The shard or its stream is missing, by the service's text. Raises: DataLoss."""
         self._lose(f"the shard is not in the stream any more ({told})")
         self._is_done = True
 
@@ -139,9 +159,9 @@ class RangeCursor:
     def judge(self, retention_hours: float, now: WallTime) -> Sequence[Record]:
         """Whether the record that is gone took others with it. Raises: DataLoss.
 
-        All that had arrived when the shard was last seen at its tip was read; what came later is
-        still there if that was less than the retention ago. `now` is this host's time, for a
-        service that did not say its own.
+        Every record that had arrived when the shard was last seen at its tip has been read. A later
+        record is still there if that time is less than the retention ago. `now` is this host's
+        time; it serves where the service did not send its own.
         """
         held, as_of_ms = self._held, self._wanted.as_of_ms
         assert held is not None, "asked for only while a page is held"
@@ -160,26 +180,26 @@ class RangeCursor:
         if expected is None:
             return RECORDS_A_CALL
         if expected <= self._taken:
-            # A little more than expected is likely, a whole page too much would be waste; the
-            # further beyond, the less the expectation is worth.
+            # A little more than expected is likely; a whole page too much would be waste. The
+            # further reading is beyond the expectation, the less the expectation is worth.
             beyond = max(_BEYOND_MIN, expected // 10, 2 * (self._taken - expected))
             return min(beyond, RECORDS_A_CALL)
         left_tenths = _SPARE_TENTHS * (expected - self._taken)
         return min(-(-left_tenths // 10) + _EDGES, RECORDS_A_CALL)
 
     def _fits_hint(self, page: FetchedPage) -> bool:
-        """Whether a first page can come from a token that stands at the range's beginning."""
+        """Whether a first page can come from a token that is at the range's beginning."""
         if not page.records:
-            # A gap is read with lag; a token at the tip stands behind the bound.
+            # A gap is read with lag; a token at the tip would be behind the bound.
             return page.next_iterator is not None and bool(page.millis_behind_latest)
         first = page.records[0].sequence_number
         if self._anchor is not None:
             return first == self._anchor
-        end = self._wanted.end  # what lies before the beginning is left out like any other
+        end = self._wanted.end  # records before the beginning are left out as everywhere
         return end.covers(first) or first == end.number
 
     def _saw_anchor(self, page: FetchedPage, now: Instant) -> bool:
-        """Whether the record read AT has come, or is known to be gone; else read on."""
+        """Whether the record read AT has come, or is known to be gone; otherwise read on."""
         if self._anchor is None:
             return True
         index = _index_of(page.records, self._anchor)
@@ -193,7 +213,7 @@ class RangeCursor:
         return is_there or self._may_go_on_without(page, now)
 
     def _may_go_on_without(self, page: FetchedPage, now: Instant) -> bool:
-        """The record read AT is gone. Whether to go on with the page now. Raises: DataLoss."""
+        """The record read AT is gone. Whether to continue with the page now. Raises: DataLoss."""
         gone = self._position
         is_read = not gone.is_before and gone.sub_sequence_number is None
         if is_read and gone == self._wanted.begin and self._wanted.as_of_ms is not None:
@@ -220,13 +240,13 @@ class RangeCursor:
         return records
 
     def _doubts_bound(self) -> bool:
-        """Whether the bound may be gone with what was before it, and nothing be behind it."""
+        """Whether the bound and the records before it may be trimmed, with no record behind it."""
         is_proven = self._taken > 0 or self._wanted.begin.place is Place.RECORD
         is_awaited = not self._is_done and self._wanted.end != SHARD_END
         return is_awaited and (self._has_lost or not is_proven)
 
     def _within(self, records: Sequence[Record]) -> Sequence[Record]:
-        """What lies between position and end; done if the end is among the records."""
+        """The records between position and end; done if the end is among the records."""
         first = 0
         if self._position.place is Place.RECORD:
             first = _index_of(records, self._position.number)
@@ -246,7 +266,7 @@ class RangeCursor:
         return records[first:last]
 
     def _at_end_of_shard(self, page: FetchedPage) -> None:
-        """A null iterator. Without children it is believed the second time only: the service
+        """A null iterator. Without children it is believed only the second time: the service
         names the children of a closed shard, and may have lost its place."""
         if not page.children and not self._confirms_end:
             self._confirms_end = True
@@ -259,7 +279,7 @@ class RangeCursor:
             )
 
     def _is_silent(self, page: FetchedPage, now: Instant) -> bool:
-        """Whether nothing has come at the tip for so long that nothing is on its way."""
+        """Whether no record came at the tip for so long that none can be on its way."""
         if page.records or page.millis_behind_latest:
             self._silent_since = None
             return False
@@ -284,7 +304,7 @@ class RangeCursor:
 
 
 def _first_of(begin: Position) -> str | None:
-    """The record that must be the first after a token at `begin`; None where any may be."""
+    """The record that must be first after a token at `begin`; None where any record may be."""
     is_within = begin.is_before or begin.sub_sequence_number is not None
     return begin.number if is_within else None
 
@@ -303,7 +323,7 @@ def _start_of(position: Position) -> StartPoint:
 
 
 def _index_of(records: Sequence[Record], number: str) -> int:
-    """Where a sequence number is, or would be: records of a shard ascend."""
+    """The index of a sequence number, or of its place: the records of a shard ascend."""
     key = (len(number), number)
     return bisect_left(
         records, key, key=lambda each: (len(each.sequence_number), each.sequence_number)

@@ -1,17 +1,19 @@
-"""One range read by one thread: what its cursor asks for, sent, paced, and repeated if it fails.
+"""Reads one range in one thread: sends the requests of its cursor, paced, and repeats failed ones.
 
-Decides nothing about records: see `range_cursor.py`. Rule: whatever may pass is waited out, and
-said once if it lasts; whatever will not pass is raised at once, with where it happened.
+It decides nothing about records; `range_cursor.py` does. Temporary errors are waited out, with one
+log message if they last. Other errors are raised at once, with the shard and the stream.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from kclrun.errors import (
     AccessDenied,
@@ -22,31 +24,120 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
-from kclrun.model.backoff import backoff_s
-from kclrun.model.reading import StartPoint
-from kclrun.model.record import Record
-from kclrun.model.time import Instant, WallTime
+from kclrun.model.record import Record, StartPoint
+from kclrun.model.time import Instant, WallTime, backoff_s
 from kclrun.ports import ShardReader, StreamAdmin
-from kclrun.spark.executor.range_cursor import AskRetention, Fetch, RangeCursor, Request
-from kclrun.spark.executor.read_pace import ReadPace
-from kclrun.spark.ranges import ShardRange
-from kclrun.spark.settings import SourceSettings
+from kclrun.spark.executor.range_cursor import AskRetention, Fetch, RangeCursor, ReadPace, Request
+from kclrun.spark.offsets import ShardRange
+from kclrun.spark.options import SourceSettings
+from kclrun.spark.stream_set import summary_of
 
-__all__ = ["Clocks", "ReadingFrom", "ShardReading"]
+# Pages on their way from the threads that read shards to the thread that takes them.
+#
+# This part does not know the content of a page or how it is read. Each shard has at most one page
+# on its way, in order; all pages together stay within a bound of bytes; closing wakes all threads.
+Page = TypeVar("Page")
+
+# Bytes that a task holds beside the page in work: little for a Python worker, and enough to have
+# several shards' largest answers (10 MiB of data) under way.
+BYTES_MAX: Final = 64 * 2**20
+_PAGE_BYTES_MAX: Final = 10 * 2**20
+# A page is counted before it arrives, with the size of the largest so far; the first with this.
+_FIRST_PAGE_BYTES: Final = 2**20
+
+
+class Closed(Exception):
+    """The pages are not wanted any more."""
+
+
+class ReadAhead(Generic[Page]):
+    """A bounded queue of pages from `readers` threads to one taker.
+
+    The bound is exceeded at most by the bytes that the first pages have above 1 MiB each: the size
+    of a page is unknown before the first one has arrived.
+    """
+
+    def __init__(self, readers: int) -> None:
+        self._changed = threading.Condition()
+        self._readers = readers
+        self._held_bytes: dict[str, int] = {}
+        self._waiting: deque[tuple[str, Page]] = deque()
+        self._largest_bytes = _FIRST_PAGE_BYTES
+        self._error: BaseException | None = None
+        self._is_closed = False
+
+    def admit(self, shard_id: str) -> None:
+        """Wait until the shard's next page may be fetched; counts it. Raises: Closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._has_room(shard_id))
+            if self._is_closed:
+                raise Closed
+            self._held_bytes[shard_id] = self._largest_bytes
+
+    def put(self, shard_id: str, page: Page, size_bytes: int) -> None:
+        """Queue a page that was admitted."""
+        with self._changed:
+            self._held_bytes[shard_id] = size_bytes
+            self._largest_bytes = min(max(self._largest_bytes, size_bytes), _PAGE_BYTES_MAX)
+            self._waiting.append((shard_id, page))
+            self._changed.notify_all()
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """A reading thread has finished, or failed with an error that the taker shall raise."""
+        with self._changed:
+            self._readers -= 1
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def pause(self, seconds: float) -> None:
+        """Wait for some time. Raises: Closed, as soon as the queue is closed."""
+        with self._changed:
+            if self._changed.wait_for(lambda: self._is_closed, seconds):
+                raise Closed
+
+    def pages(self) -> Iterator[Page]:
+        """The pages as they come, until all readers have left. Raises: the error of a reader."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._waiting or self._error is not None or self._readers == 0
+                )
+                if self._error is not None:
+                    raise self._error
+                if not self._waiting:
+                    return
+                shard_id, page = self._waiting.popleft()
+                del self._held_bytes[shard_id]
+                self._changed.notify_all()
+            yield page
+
+    def close(self) -> None:
+        """The taker takes no more pages: wakes every waiting reader."""
+        with self._changed:
+            self._is_closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def _has_room(self, shard_id: str) -> bool:
+        if shard_id in self._held_bytes:
+            return False
+        # An empty queue always has room: the largest page is counted as 10 MiB at most.
+        return sum(self._held_bytes.values()) + self._largest_bytes <= BYTES_MAX
+
 
 _log = logging.getLogger("kclrun.spark.executor.reading")
 
-# An outage as long as this is said once; before, it is daily life.
+# An outage is logged once it has lasted so long; shorter ones are normal.
 _SAID_AFTER_S: Final = 30.0
-# So is waiting for records: a gap of a day is 240 empty pages, a minute and a half of them.
+# So is waiting for records: a gap of a day is 240 empty pages, which take a minute and a half.
 _AWAITED_S_MAX: Final = 120.0
-# GetRecords allows five calls a second: the shortest pause after a throttled one.
+# GetRecords allows five calls a second: the shortest pause after a throttled call.
 _RETRY_BASE_S: Final = 0.1
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """Time and chance as a reader sees them. `sleep` None really waits, and can be interrupted."""
+    """The time and random sources of a reader. `sleep` None really waits, and is interruptible."""
 
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
@@ -65,7 +156,7 @@ class ReadingFrom:
 
 
 class ShardReading:
-    """Performs one range. `pause` waits some seconds, or raises where nobody wants pages more."""
+    """Performs one range. `pause` waits some seconds, or raises once the pages are not wanted."""
 
     def __init__(
         self, wanted: ShardRange, source: ReadingFrom, pause: Callable[[float], None]
@@ -77,9 +168,10 @@ class ShardReading:
         self._settings = settings
         self._clocks = clocks
         self._pause = pause
+        self._stream, self._shard_id = settings.reached.named(wanted.shard_id)
         self._cursor = RangeCursor(
             wanted,
-            stream=settings.reached.name,
+            stream=self._stream,
             tolerates_loss=not settings.fails_on_data_loss,
             token_now=WallTime(clocks.wall()),
         )
@@ -130,15 +222,16 @@ class ShardReading:
                 )
                 return ()
             case Fetch(iterator, limit):
-                # Also for no time at all: it is here that a reader hears that it may stop.
+                # Pause also for zero seconds: `pause` raises Closed when reading must stop.
                 self._pause(self._pace.delay_s(self._now()))
                 return self._cursor.take(self._reader.fetch(iterator, limit), self._now())
             case AskRetention():
-                retention_hours = self._admin.summary().retention_hours
+                summary = summary_of(self._admin, self._wanted.shard_id)
+                retention_hours = summary.retention_hours
                 return self._cursor.judge(retention_hours, WallTime(self._clocks.wall()))
 
     def _recover(self, error: ServiceError, request: Request) -> None:
-        """Prepare for another attempt. Raises: what another attempt would not mend."""
+        """Prepare for another attempt. Raises: errors that another attempt would not mend."""
         is_refused = isinstance(error, ExpiredIterator | NotFound | InvalidRequest)
         if is_refused and self._cursor.is_hinted:
             self._cursor.reopen()
@@ -164,8 +257,8 @@ class ShardReading:
             self._is_said = True
             _log.warning(
                 "%s of stream %s cannot be read for %.0f s now, still trying: %s",
-                self._wanted.shard_id,
-                self._settings.reached.name,
+                self._shard_id,
+                self._stream,
                 now - self._failing_since,
                 error,
             )
@@ -175,21 +268,21 @@ class ShardReading:
         )
 
     def _say_wait(self, records: Sequence[Record]) -> None:
-        """Say once that nothing comes for long: the driver has seen what is waited for."""
+        """Log once that no record comes for long, although the driver has seen the next one."""
         waited_s = self._now() - self._asked_at
         if not records and waited_s >= _AWAITED_S_MAX and not self._is_awaited:
             self._is_awaited = True
             _log.warning(
                 "%s of stream %s has given no record for %.0f s, still waiting for %s",
-                self._wanted.shard_id,
-                self._settings.reached.name,
+                self._shard_id,
+                self._stream,
                 waited_s,
                 self._wanted.end,
             )
 
     def _explained(self, error: ServiceError) -> ServiceError:
-        """The same leaf, with where it happened and what may help."""
-        text = f"{self._wanted.shard_id} of stream {self._settings.reached.name}: {error}"
+        """An error of the same class, with the shard, the stream and advice added."""
+        text = f"{self._shard_id} of stream {self._stream}: {error}"
         if isinstance(error, AccessDenied):
             text += (
                 "\n  Each executor uses the AWS credentials of its own host: its role needs"

@@ -1,26 +1,11 @@
-"""A `RecordProcessor` on Spark, fused in the reader: its emitted rows are the DataFrame.
+"""The data source of a `RecordProcessor` on Spark: the emitted rows are the DataFrame.
 
-The source's own reader, offsets and ranges; only what `read` makes of the records differs. A range
-of a micro-batch is to the processor what the tenure of a lease is on the fleet:
-
-    initialize            where the range begins, unless an instance of this Python worker stands
-                          exactly there: then it goes on, with a greater fencing token
-    process_records       all records of the range, in order
-    shard_ended           where the range ends with its shard
-    lease_lost            when an instance is found to stand elsewhere: another worker, or a
-                          repetition, has had the shard since
-    shutdown_requested    only after `context.release()`: a worker that Spark ends says nothing
-
-Spark's commit of a micro-batch is the checkpoint; `checkpointer.checkpoint()` is checked and
-remembered, not durable before. A task that is tried again, or twice at once (speculation), calls
-`process_records` again: at least once for what the processor does elsewhere, exactly once for the
-rows. They are those of whole tasks: do not put `limit` on the DataFrame, which leaves records
-unread. A batch read has no order between parents and children, so there is none here.
-Next: `task.py`.
+It uses the source's own reader, offsets and ranges; only `read` differs.
 """
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -29,17 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from pyspark.sql.datasource import InputPartition
 
-from kclrun.config.schema import Settings
-from kclrun.consuming.error_policy import ErrorPolicy
+from kclrun.config.schema import CheckpointSettings, Settings
+from kclrun.consuming.policy import ErrorPolicy
 from kclrun.errors import SettingsError
+from kclrun.loading import load_processor
 from kclrun.spark.executor.reading import ReadPage, read_ranges
-from kclrun.spark.fused.emitting import ACK, ROW, SCHEMA
-from kclrun.spark.fused.hosting import ProcessorJob
+from kclrun.spark.fused.hosting import ACK, ROW, SCHEMA, ProcessorJob
 from kclrun.spark.fused.task import ProcessorTask
 from kclrun.spark.fused.tenure import fencing_token
-from kclrun.spark.options import Use, read_source_options
-from kclrun.spark.ranges import ShardRange
-from kclrun.spark.settings import SourceSettings
+from kclrun.spark.offsets import ShardRange
+from kclrun.spark.options import SourceSettings, Use, read_source_options
 from kclrun.spark.source import KclrunDataSource, ShardsPartition, StreamReader
 
 if TYPE_CHECKING:
@@ -47,17 +31,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = [
-    "OBSERVED",
-    "ProcessorPartition",
-    "ProcessorReader",
-    "ProcessorSource",
-    "processor_stream",
-]
-
-# The name of the observed metric: what tasks say of their ranges, in the query's progress.
+# The name of the observed metric: the tasks' accounts of their ranges, in the query's progress.
 OBSERVED: Final = "kclrun"
-# An `Ack`, as Spark reads it.
+_APPLICATION: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
+# An `Ack` in Spark's types.
 _ACK_SCHEMA: Final = (
     "shardId string, records bigint, bytes bigint, rows bigint, position string, checkpoint string,"
     " processingS double"
@@ -74,17 +51,17 @@ def processor_stream(
 
     Columns: `shardId`; `sequenceNumber` and `subSequenceNumber` of the last record given when the
     row was emitted (SHARD_END from `shard_ended`); `row`, a JSON object. Rows of one shard and one
-    micro-batch stand in the order of the calls, in one partition.
+    micro-batch are in the order of the calls, in one partition.
     `source_options` are those of `format("kclrun")`. The processor is imported on the executors:
-    from `paths` where they exist there, else from what `--py-files`, a wheel or an archive brought.
+    from `paths` where they exist there, else from `--py-files`, a wheel or an archive of the job.
     The query's progress has the observed metric `kclrun`: `records`, `bytes`, `rows`, and
     `by_shard` with item, count, bytes, rows, position, checkpoint and processingS.
 
     `checkpoint.every: manual` is refused by the rules of the settings: a processor cannot keep a
     checkpoint of its own here.
-    Raises: SettingsError, and what `load()` of the source raises. The query ends with
-    ProcessorLoadError where the class cannot be imported, with ProcessorError where it raised on
-    every attempt: those of `on_error` within a task, then Spark's at the task.
+    Raises: SettingsError, and the errors of the source's `load()`. The query ends with
+    ProcessorLoadError where the class cannot be imported, and with ProcessorError where it raised
+    on every attempt: those of `on_error` within a task, then Spark's attempts at the task.
     """
     assert settings.processor is not None, "the rules of the settings see to it"
     stream = read_source_options(source_options, Use.STREAM).reached.name
@@ -99,10 +76,73 @@ def processor_stream(
         on_error=ErrorPolicy(settings.on_error.retries, float(settings.on_error.backoff)),
         run=uuid.uuid4().hex,
     )
+    return _emitted(spark, job, source_options)
+
+
+def process(
+    spark: SparkSession,
+    processor: str,
+    source: Mapping[str, str],
+    *,
+    options: Mapping[str, Any] | None = None,
+    application: str | None = None,
+    paths: Sequence[str | Path] = (),
+    batch_max: int = 10_000,
+    retries: int = 5,
+    backoff_s: float = 1.0,
+) -> DataFrame:
+    """A `RecordProcessor` in a Spark program of one's own: the rows it emits, as a stream.
+
+    `processor` is `module:Class`, imported on the driver now and on the executors later, from
+    `paths` where they exist there, else from what the job brought (`--py-files`, a wheel).
+    `source` are options of `format("kclrun")`, such as `{"streamName": "orders"}`; the processor
+    finds `options` in `context.options`. `application` names it in `context` and in Spark's plans;
+    the default is the class's name. Two queries of one session that run a class over the same
+    stream need different names. A call gets `batch_max` records at most. A call that raises is
+    repeated `retries` times, the first time after `backoff_s` seconds; then the task fails, and
+    Spark tries it as often as `spark.task.maxFailures` says.
+
+    Columns: `shardId`, `sequenceNumber`, `subSequenceNumber` of the last record given when the row
+    was emitted, and `row`, a JSON object. With several streams `stream` comes before them, because
+    shards of two streams have the same ids. The rows are in the DataFrame exactly once. Everything
+    else that the processor does happens at least once, because Spark may run a task again. Spark's
+    commit of a batch is the checkpoint. Do not put `limit` on the DataFrame: it leaves records
+    unread.
+    Raises: ProcessorLoadError, SettingsError, and the errors of the source's `load()`.
+    """
+    user_code = load_processor(processor, [Path(each) for each in paths])
+    if not 1 <= batch_max <= 100_000:
+        raise SettingsError(f"batch_max: expected 1 to 100000, got {batch_max}")
+    if retries < 0 or backoff_s < 0:
+        raise SettingsError("retries and backoff_s: expected 0 or more")
+    named = application or user_code.__name__
+    if not _APPLICATION.match(named):
+        raise SettingsError(
+            f"application: expected letters, digits, '_', '.' and '-', not {named!r}"
+        )
+    job = ProcessorJob(
+        application=named,
+        stream=read_source_options(source, Use.STREAM).reached.name,
+        processor=processor,
+        paths=tuple(str(each) for each in paths),
+        options=dict(options or {}),
+        batch_max=batch_max,
+        uncheckpointed_max=CheckpointSettings().uncheckpointed_max,
+        on_error=ErrorPolicy(retries, backoff_s),
+        run=uuid.uuid4().hex,
+    )
+    return _emitted(spark, job, source)
+
+
+def _emitted(
+    spark: SparkSession, job: ProcessorJob, source_options: Mapping[str, str]
+) -> DataFrame:
     source = _source_of(job)
     spark.dataSource.register(source)
     loaded = spark.readStream.format(source.name()).options(**source_options).load()
-    return _observed(loaded).where(f"kind = '{ROW}'").drop("kind")
+    emitted = _observed(loaded).where(f"kind = '{ROW}'").drop("kind")
+    # With one stream, an additional column would change the tables of existing queries.
+    return emitted if "," in job.stream else emitted.drop("stream")
 
 
 class ProcessorPartition(ShardsPartition):
@@ -114,7 +154,26 @@ class ProcessorPartition(ShardsPartition):
 
 
 class ProcessorReader(StreamReader):
-    """The stream's reader, with a processor between its records and Spark."""
+    """The stream's reader, with a processor between its records and Spark.
+
+    A range of a micro-batch is to the processor like the tenure of a lease on the fleet:
+
+        initialize            where the range begins. An instance of this Python worker whose
+                              position is exactly there continues instead, with a greater fencing
+                              token
+        process_records       all records of the range, in order
+        shard_ended           where the range ends with its shard
+        lease_lost            when an instance is found at another position: another worker, or a
+                              repetition, has had the shard since
+        shutdown_requested    only after `context.release()`; not when Spark ends a worker
+
+    Spark's commit of a micro-batch is the checkpoint. `checkpointer.checkpoint()` is checked and
+    remembered, and is not durable before that commit. A task that is tried again, or runs twice at
+    once (speculation), calls `process_records` again: the processor's own effects happen at least
+    once, the rows appear exactly once. The rows are those of whole tasks: do not put `limit` on the
+    DataFrame, which leaves records unread. A batch read does not order parents before children, so
+    it is refused.
+    """
 
     def __init__(self, settings: SourceSettings, job: ProcessorJob) -> None:
         super().__init__(settings)
@@ -122,7 +181,7 @@ class ProcessorReader(StreamReader):
         self._began_s: int | None = None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """As the source's: the same records at every call."""
+        """As in the source: the same records at every call."""
         if self._began_s is None:
             self._began_s = int(time.time())  # in the one process that plans for this query
         return [
@@ -134,7 +193,7 @@ class ProcessorReader(StreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs the processor over one partition; on executors. Raises: as `ProcessorTask.run`."""
         assert isinstance(partition, ProcessorPartition)
-        self._job.user_code()  # before anything is asked of the stream
+        self._job.user_code()  # before any request for the stream
         task = ProcessorTask(self._job, _token(partition.began_s))
         return task.run(_pages(partition.ranges, self._settings))
 
@@ -162,15 +221,15 @@ class ProcessorSource(KclrunDataSource):
 
 
 def _source_of(job: ProcessorJob) -> type[ProcessorSource]:
-    """A format for one processor. What it is given stands in no option, and so in no plan."""
+    """A format for one processor. Its arguments are in no option, and therefore in no plan."""
     name = f"kclrun-processor-{job.application}"
-    # Not to be found in any module, so it travels to the planner by value, the job with it.
+    # The class is not in any module, so it travels to the planner by value, the job with it.
     members = {"name": classmethod(lambda _cls: name), "job": job}
     return type("BoundProcessorSource", (ProcessorSource,), members)
 
 
 def _observed(loaded: DataFrame) -> DataFrame:
-    """The rows, with the tasks' accounts of their ranges summed up beside them."""
+    """The rows, and beside them the sums of the tasks' accounts of their ranges."""
     from pyspark.sql import functions as F  # noqa: N812 - the name it has in Spark's documents
 
     ack = F.when(F.col("kind") == ACK, F.from_json("row", _ACK_SCHEMA))
@@ -198,7 +257,7 @@ def _token(began_s: int) -> int:
 def _pages(
     ranges: tuple[ShardRange, ...], settings: SourceSettings
 ) -> Generator[ReadPage, None, None]:
-    from kclrun.spark.connecting import connected
+    from kclrun.spark.asking import connected
 
     connection = connected(settings.reached)
     yield from read_ranges(connection.reader, ranges, settings, admin=connection.admin)

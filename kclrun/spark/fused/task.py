@@ -1,8 +1,6 @@
-"""One task of a micro-batch: the ranges of some shards, each through its processor instance.
+"""Runs one task of a micro-batch: the ranges of some shards, each through its processor instance.
 
-Knows: pages as the reader gives them, hosted instances, those kept from former tasks. Rule: an
-instance is kept only when the whole task came through; whatever a task that fails had in hand is
-gone without a call, as after a crash. Next: `source.py`.
+It knows the pages of the reader, hosted instances, and the instances kept from former tasks.
 """
 
 from __future__ import annotations
@@ -17,24 +15,24 @@ import pyarrow as pa
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.spark.executor.reading import ReadPage
-from kclrun.spark.fused.cache import Absent, Found, Key, ProcessorCache, Stale
-from kclrun.spark.fused.emitting import ack_batch
-from kclrun.spark.fused.hosting import Hosted, ProcessorJob
-from kclrun.spark.fused.tenure import Ack, begins_at, cut
+from kclrun.spark.fused.hosting import Hosted, ProcessorJob, ack_batch
+from kclrun.spark.fused.tenure import Absent, Ack, Found, Key, ProcessorCache, Stale, begins_at, cut
+from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import Place
-from kclrun.spark.ranges import ShardRange
-
-__all__ = ["KEPT", "Instances", "Pages", "ProcessorTask"]
 
 Pages = Generator[ReadPage, None, None]
 Instances = ProcessorCache[Hosted]
 
-# Of this Python process: Spark gives one worker process one task at a time.
+# Belongs to this Python process: Spark gives one worker process one task at a time.
 KEPT: Final[Instances] = ProcessorCache()
 
 
 class ProcessorTask:
-    """Runs once. `token` is greater than that of every attempt started before."""
+    """Runs once. `token` is greater than that of every attempt started before.
+
+    An instance is kept only when the whole task succeeded. If the task fails, its instances are
+    dropped without a call, as after a crash.
+    """
 
     def __init__(
         self,
@@ -49,7 +47,7 @@ class ProcessorTask:
         self._kept = kept
         self._wait = wait
         self._hosted: dict[str, Hosted] = {}
-        # Where instances stood that asked to be released, until another goes on behind them.
+        # The positions of released instances, until another instance continues behind them.
         self._released: dict[str, ExtendedSequenceNumber] = {}
         self._finished: list[tuple[ShardRange, Hosted]] = []
         self._accounts: dict[str, Ack] = {}
@@ -58,7 +56,7 @@ class ProcessorTask:
         """The emitted rows, in order within a shard, then an account of each range.
 
         All records of a range are processed, then, if it ends with its shard, `shard_ended` is
-        called. Raises: ProcessorError, ProcessorLoadError, and what reading raises.
+        called. Raises: ProcessorError, ProcessorLoadError, and the errors of reading.
         """
         with contextlib.closing(pages):
             for page in pages:
@@ -78,7 +76,7 @@ class ProcessorTask:
         if not hosted.is_released:
             yield from hosted.rows.batches()
             return
-        # There is nobody else to take the shard over: a new instance goes on behind this one.
+        # No other worker takes the shard over: a new instance continues behind this one.
         hosted.give_up()
         del self._hosted[shard_range.shard_id]
         self._released[shard_range.shard_id] = hosted.position

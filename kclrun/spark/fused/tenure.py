@@ -1,26 +1,82 @@
-"""One processor instance in its shard: where it stands, and what the current range gave it.
-
-A range of a micro-batch is to a processor what the tenure of a lease is on the fleet. Positions
-follow the fleet's ledger (delivered >= processed >= checkpointed); Spark's commit of the batch is
-the checkpoint, so a range that continues where this instance stands proves it. Pure.
-Look next: `hosting.py`, which calls user code.
-"""
+"""One processor instance in its shard: its position, and the counts of the current range. Pure."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import Final
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from kclrun.consuming.ledger import CheckpointLedger
+from kclrun.consuming.checkpoints import CheckpointLedger
 from kclrun.model.record import Record
 from kclrun.model.sequence import AT_TIMESTAMP, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import Place, Position
-from kclrun.spark.ranges import ShardRange
 
-__all__ = ["Ack", "Tenure", "begins_at", "cut", "fencing_token"]
+# Processor instances that stay in a Python worker between two micro-batches, fenced by position.
+#
+# Spark gives a shard's next range to any worker, so an instance found here may have missed ranges
+# that another worker processed: it may continue only if its position is exactly where the range
+# begins. Pure: a mapping with a limit.
+# The limit is the default of one machine of the fleet (`leases.max`): it bounds the connections and
+# the memory of a worker in the same way.
+INSTANCES_MAX: Final = 64
+
+Instance = TypeVar("Instance")
+
+
+class Key(NamedTuple):
+    """The owner of an instance. `run` differs for a restarted application and for another query."""
+
+    run: str
+    application: str
+    stream: str
+    shard_id: str
+
+
+class Found(msgspec.Struct, Generic[Instance], frozen=True):
+    """The instance's position is where the range begins: it continues."""
+
+    instance: Instance
+
+
+class Stale(msgspec.Struct, Generic[Instance], frozen=True):
+    """The instance has another position: other workers had the shard, or the range comes again."""
+
+    instance: Instance
+
+
+class Absent(msgspec.Struct, frozen=True):
+    """The cache has no instance for the key."""
+
+
+class ProcessorCache(Generic[Instance]):
+    """Keeps a bounded number of instances; the least recently kept one leaves first."""
+
+    def __init__(self, instances_max: int = INSTANCES_MAX) -> None:
+        self._instances_max = instances_max
+        self._kept: OrderedDict[Key, tuple[Position, Instance]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self, key: Key, begin: Position) -> Found[Instance] | Stale[Instance] | Absent:
+        """The instance leaves the cache, so that a failing task cannot leave it half done."""
+        if key not in self._kept:
+            return Absent()
+        stands_at, instance = self._kept.pop(key)
+        return Found(instance) if stands_at == begin else Stale(instance)
+
+    def keep(self, key: Key, stands_at: Position, instance: Instance) -> tuple[Instance, ...]:
+        """Keep until the next range. Returns: the instances that this one displaces or replaces."""
+        dropped = [self._kept.pop(key)] if key in self._kept else []
+        self._kept[key] = (stands_at, instance)
+        while len(self._kept) > self._instances_max:
+            dropped.append(self._kept.popitem(last=False)[1])
+        return tuple(instance for _, instance in dropped)
+
 
 # Tokens count seconds from here (2020-01-01), so that they fit into 63 bits until 2088.
 _TOKENS_BEGIN_S: Final = 1_577_836_800
@@ -31,7 +87,7 @@ _data = attrgetter("data")
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What one range came to, for the report: counts of user records and of emitted rows.
+    """The account of one range, for the report: counts of user records and of emitted rows.
 
     `position` is that of the last record given (SHARD_END once the shard ended), `checkpoint` the
     last one the processor asked for in this range. `processing_s` is the time in user code.
@@ -49,7 +105,7 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     processing_s: float = 0.0
 
     def then(self, later: Ack) -> Ack:
-        """Both as one: the account of a range that two instances shared."""
+        """The sum of both: the account of a range that two instances shared."""
         return msgspec.structs.replace(
             later,
             records=self.records + later.records,
@@ -62,7 +118,7 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class _Given(msgspec.Struct):
-    """What the current range gave so far; `asked` is the last checkpoint asked for in it."""
+    """The counts of the current range so far; `asked` is the last checkpoint requested in it."""
 
     records: int = 0
     bytes: int = 0
@@ -72,7 +128,12 @@ class _Given(msgspec.Struct):
 
 
 class Tenure:
-    """Positions and counts. `checkpointed` is the last checkpoint user code may count on."""
+    """Positions and counts. `checkpointed` is the last checkpoint that user code may rely on.
+
+    A range of a micro-batch is to a processor like the tenure of a lease on the fleet. Positions
+    follow the fleet's ledger (delivered >= processed >= checkpointed). Spark's commit of the batch
+    is the checkpoint: a range that begins at this instance's position proves that commit.
+    """
 
     def __init__(self, position: ExtendedSequenceNumber, uncheckpointed_max: int) -> None:
         self._ledger = CheckpointLedger(position, uncheckpointed_max)
@@ -80,7 +141,7 @@ class Tenure:
 
     @property
     def delivered(self) -> ExtendedSequenceNumber:
-        """The last record given, or where the instance began."""
+        """The last delivered record, or the position where the instance began."""
         return self._ledger.delivered
 
     @property
@@ -93,7 +154,7 @@ class Tenure:
         self._given = _Given()
 
     def deliver(self, records: Sequence[Record]) -> ExtendedSequenceNumber:
-        """These are given to user code. Returns: the position of the last of them."""
+        """Count records that user code gets now. Returns: the position of the last of them."""
         last = records[-1].position
         self._ledger.deliver(last, len(records))
         self._given.records += len(records)
@@ -107,21 +168,21 @@ class Tenure:
         self._given.processing_s += processing_s
 
     def end(self, processing_s: float) -> None:
-        """`shard_ended` returned: there is nothing beyond."""
+        """`shard_ended` returned: the shard has no further records."""
         self._ledger.process(SHARD_END)
         self._given.processing_s += processing_s
 
     def checkpoint(self, at: ExtendedSequenceNumber | None) -> None:
         """User code asks for a checkpoint; it is remembered, and durable with Spark's commit.
 
-        Raises: StaleCheckpoint below the last checkpoint or above what was delivered.
+        Raises: StaleCheckpoint below the last checkpoint or above the last delivered record.
         """
         position = self._ledger.admit(at)
         self._ledger.confirm(position)
         self._given.asked = position
 
     def ack(self, shard_range: ShardRange, rows: int) -> Ack:
-        """The account of the range that was given since `continue_with_next_range`."""
+        """The account of the range since `continue_with_next_range`."""
         return Ack(
             shard_id=shard_range.shard_id,
             begin=str(shard_range.begin),
@@ -137,9 +198,9 @@ class Tenure:
 
 
 def begins_at(position: Position) -> ExtendedSequenceNumber:
-    """What a processor is told as its position: everything at or below it is accounted for.
+    """The start position for a processor: everything at or below it is accounted for.
 
-    Just before record n is at or below n - 1, whether or not a record has that number.
+    Just before record n means at or below n - 1, whether or not a record has that number.
     """
     match position.place:
         case Place.TRIM_HORIZON:
@@ -155,7 +216,7 @@ def begins_at(position: Position) -> ExtendedSequenceNumber:
 
 
 def cut(records: Sequence[Record], batch_max: int) -> Iterator[Sequence[Record]]:
-    """A page in batches of at most `batch_max`; a page that fits is not copied."""
+    """Cuts a page into batches of at most `batch_max`; a page that fits is not copied."""
     if len(records) <= batch_max:
         if records:
             yield records
@@ -165,10 +226,10 @@ def cut(records: Sequence[Record], batch_max: int) -> Iterator[Sequence[Record]]
 
 
 def fencing_token(began_s: int, task_attempt: int) -> int:
-    """A number that only grows over the attempts at a shard, whoever makes them.
+    """A number that only grows over the attempts at a shard, in any process.
 
     Spark numbers the attempts at all tasks of an application in the order of their start, retries
-    and speculative copies included; `began_s`, when the query was started (seconds since the
-    epoch, the driver's clock), does that for applications that follow each other.
+    and speculative copies included. `began_s` is the start of the query (seconds since the epoch,
+    the driver's clock) and orders applications that follow each other.
     """
     return (max(began_s - _TOKENS_BEGIN_S, 0) << _TASK_BITS) + task_attempt

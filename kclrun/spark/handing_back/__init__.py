@@ -1,6 +1,5 @@
-"""From a stopped query back to the fleet: what its checkpoint says, as positions of leases.
+"""Moves a stopped query back to the fleet: its checkpoint becomes positions of leases.
 
-Holds: Spark's own files (`checkpoint_files.py`), a position as a lease can say it (`standing.py`),
-and which rows to write (`plan.py`). May not know: how rows are written, PySpark. Rule: no record
-that the query has not committed lies below a position that is written.
+A record that the query has not committed never lies below a position that is written. The package
+does not know PySpark, or how rows are written.
 """

@@ -1,4 +1,4 @@
-"""What a Structured Streaming checkpoint says is done: its last committed batch.
+"""Reads the last committed batch from the files of a Structured Streaming checkpoint.
 
     offsets/17   where batch 17 ends in every source: a version, metadata, one line a source
     commits/17   written once batch 17 is in the sink
@@ -16,14 +16,12 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from kclrun.errors import OffsetRefused, SettingsError
-from kclrun.spark.offsets import Offset, decode_offset
-
-__all__ = ["CommittedBatch", "local_folder", "offset_of_stream", "read_committed"]
+from kclrun.spark.offsets import Offset, decode_offset, parts_of
 
 _VERSION: Final = "v1"
 _BATCH: Final = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")
 _NO_OFFSET: Final = "-"
-# Ten thousand shards of 150 bytes are 1.5 MB; a file far above is none of Spark's.
+# Ten thousand shards of 150 bytes are 1.5 MB; a file far above that is not one of Spark's.
 _FILE_BYTES_MAX: Final = 64 * 2**20
 _SHOWN_MAX: Final = 100
 
@@ -56,8 +54,8 @@ def local_folder(place: str) -> Path:
 
 
 def read_committed(folder: Path) -> CommittedBatch:
-    """The last committed batch. Raises: SettingsError for a folder that is no checkpoint, or of a
-    query that has committed nothing; OffsetRefused for a file of another version."""
+    """The last committed batch. Raises: SettingsError for a folder that is not a checkpoint, or of
+    a query that has not committed a batch; OffsetRefused for a file of another version."""
     commits, offsets = (_batches(folder, name) for name in ("commits", "offsets"))
     if not commits:
         raise SettingsError(
@@ -80,8 +78,8 @@ def offset_of_stream(batch: CommittedBatch, arn: str) -> Offset:
 
     Raises: OffsetRefused if there is none, or several.
     """
-    offsets = [offset for text in batch.sources if (offset := _offset(text)) is not None]
-    found = [offset for offset in offsets if offset.stream == arn]
+    offsets = [each for text in batch.sources for each in _offsets(text)]
+    found = [offset for offset in offsets if offset.streams[""].arn == arn]
     if len(found) == 1:
         return found[0]
     if found:
@@ -89,20 +87,26 @@ def offset_of_stream(batch: CommittedBatch, arn: str) -> Offset:
             f"the query reads {arn} in {len(found)} sources, each at its own place: one"
             " application has one position in a shard, so none of them can be its own"
         )
-    others = ", ".join(sorted({offset.stream for offset in offsets})) or "no kclrun source at all"
+    others = (
+        ", ".join(sorted({each.streams[""].arn for each in offsets})) or "no kclrun source at all"
+    )
     raise OffsetRefused(f"the checkpoint is not of {arn}: it has {others}\nCheck `stream`")
 
 
-def _offset(text: str) -> Offset | None:
-    """None for a source of another kind, whatever it writes."""
+def _offsets(text: str) -> tuple[Offset, ...]:
+    """The offset of each stream that a source reads; none for sources of another kind."""
     if text == _NO_OFFSET:
-        return None
+        return ()
     try:
         plain = msgspec.json.decode(text)
     except msgspec.DecodeError:
-        return None
-    is_ours = isinstance(plain, dict) and {"v", "stream", "created", "shards"} <= plain.keys()
-    return decode_offset(plain) if is_ours else None
+        return ()
+    if not isinstance(plain, dict):
+        return ()
+    if {"v", "streams", "t"} <= plain.keys():
+        return tuple(parts_of(decode_offset(plain)).values())
+    is_ours = {"v", "stream", "created", "shards"} <= plain.keys()
+    return (decode_offset(plain),) if is_ours else ()
 
 
 def _batches(folder: Path, name: str) -> frozenset[int]:

@@ -1,8 +1,8 @@
-"""Which rows of a lease table say what a query's offset says. Pure.
+"""Decides which rows of a lease table to write for a query's offset. Pure.
 
-Rules: no row goes back; a row that says more than the query stays. An ancestor of a shard that the
-query reads is done. Children of ended shards get their rows with them, others never: those come
-with their parents' end [P12].
+A row never moves back; a row that is further than the query stays. An ancestor of a shard that the
+query reads is done. Children of ended shards get their rows together with them. Other children get
+none: their rows come with their parents' end [P12].
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from kclrun.model.shard import Shard, ShardGraph
 from kclrun.spark.handing_back.standing import Standing
 from kclrun.spark.lineage import KEY_SPACE, ancestors_of
 
-__all__ = ["Create", "Keep", "Move", "Step", "plan_rows"]
-
 
 class Create(msgspec.Struct, frozen=True, tag=True):
-    """There is no row: one is put."""
+    """The shard has no row yet: one is put."""
 
     lease: Lease
     note: str = ""
 
 
 class Move(msgspec.Struct, frozen=True, tag=True):
-    """The row stands further back. `children` are named on it where the shard has ended."""
+    """The row is further back. `children` are named on it where the shard has ended."""
 
     row: Lease
     to: ExtendedSequenceNumber
@@ -37,7 +35,7 @@ class Move(msgspec.Struct, frozen=True, tag=True):
 
 
 class Keep(msgspec.Struct, frozen=True, tag=True):
-    """Nothing is written, and why; `row` None where there is none, either."""
+    """Nothing is written; `why` is the reason. `row` is None where the table has none."""
 
     shard_id: str
     row: Lease | None
@@ -50,7 +48,7 @@ Step = Create | Move | Keep
 def plan_rows(
     standings: Mapping[str, Standing], graph: ShardGraph, rows: Mapping[str, Lease]
 ) -> tuple[Step, ...]:
-    """What to do about each shard, children before the parents that end [P12].
+    """One step for each shard, children before the parents that end [P12].
 
     `standings` are those of the query's offset, `rows` the table as scanned, by shard id.
     """
@@ -89,7 +87,7 @@ def _forward(row: Lease, standing: Standing, graph: ShardGraph) -> Step:
 def _children(
     standings: Mapping[str, Standing], graph: ShardGraph, rows: Mapping[str, Lease]
 ) -> Iterator[Step]:
-    """Children whose parents the query has ended, and that it has not begun."""
+    """Children of parents that the query has ended; the query has not begun these children."""
     for shard in graph:
         is_known = shard.shard_id in standings or shard.shard_id in rows
         parents = [each for each in shard.parents if each in standings or each in graph]
@@ -103,7 +101,7 @@ def _children(
 def _passed(
     standings: Mapping[str, Standing], graph: ShardGraph, rows: Mapping[str, Lease]
 ) -> Iterator[Step]:
-    """Rows of shards that the query is past: it reads what they were split or merged into."""
+    """Rows of shards that the query has passed: it reads their children."""
     lineage = ShardGraph([*graph, *(_shard(row) for row in rows.values() if row.key not in graph)])
     above = {parent for each in standings for parent in ancestors_of(lineage, each)}
     for shard_id in sorted(above.intersection(rows) - standings.keys()):

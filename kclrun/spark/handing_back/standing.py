@@ -1,12 +1,4 @@
-"""A query's position in a shard as a lease can say it: everything up to here is done.
-
-Spark's bounds are often "before record n", and a lease can only name what was processed. n - 1 is
-no way out: it is no record's number, and the service refuses numbers that it did not make. So the
-stream is asked: the record before n is found by reading, and a sentinel is used where there is
-none. What is written is a number that a record has, a sentinel, or SHARD_END, never a guess.
-
-Rule: where the answer is not certain, the position is lower, so that records come twice.
-"""
+"""Expresses a query's position in a shard as a lease's checkpoint: everything up to it is done."""
 
 from __future__ import annotations
 
@@ -18,26 +10,23 @@ import msgspec
 
 from kclrun.codec.kpl import open_aggregates
 from kclrun.errors import Unavailable
-from kclrun.model.reading import IteratorType
-from kclrun.model.record import Record
+from kclrun.model.record import IteratorType, Record
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.ports import ShardReader
 from kclrun.spark.positions import Place, Position
 
-__all__ = ["Standing", "standing_of"]
-
-# How far before record n the one before it is looked for: where nothing arrived in one stretch,
-# in one ten times as long. What is read is what arrived in the last of them.
+# How far before record n the search for the previous record begins. If no record arrived in one
+# stretch, the next stretch is ten times as long. Only the records of the last one are read.
 _BACK_S: Final = (1.0, 10.0, 100.0, 1_000.0, 10_000.0, 100_000.0)
 _PAGE_RECORDS: Final = 1_000
-# A front end of the service may lag: nothing at the tip is believed the third time.
+# A front end of the service may lag: an empty answer at the tip is believed the third time.
 _TIP_LOOKS: Final = 3
 _TIP_PAUSE_S: Final = 0.3
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """A checkpoint; with LATEST, the instant it is pinned to [P14]. `note` says what is lost."""
+    """A checkpoint; with LATEST, the instant it is pinned to [P14]. `note` names a loss."""
 
     checkpoint: ExtendedSequenceNumber
     pinned_at: WallTime | None = None
@@ -51,7 +40,13 @@ def standing_of(
     *,
     wait: Callable[[float], object] = time.sleep,
 ) -> Standing:
-    """The checkpoint from which a fleet reads exactly what comes after `position`.
+    """The checkpoint from which a fleet reads exactly the records after `position`.
+
+    Spark's bounds are often "before record n", and a lease can only name a processed record. n - 1
+    does not help: it is not the number of a record, and the service refuses numbers that it did not
+    make. So the stream is read to find the record before n; a sentinel is used if none is found.
+    The result is a record's number, a sentinel, or SHARD_END, and never a guess. Where the answer
+    is not certain, the position is lower, so that records come twice.
 
     Reads the stream only for a record's number: two to four calls, more where the shard had been
     idle. Raises: a ServiceError leaf.
@@ -70,7 +65,7 @@ def standing_of(
 
 
 class _Search:
-    """For one record of one shard, and the one before it."""
+    """Searches one record of one shard, and the record before it."""
 
     def __init__(
         self, reader: ShardReader, shard_id: str, number: str, wait: Callable[[float], object]
@@ -84,7 +79,7 @@ class _Search:
         record = self._record()
         if record is not None:
             return Standing(_end_of(record))
-        # Nothing of it comes again: it is not there.
+        # The record is not in the stream any more, so no part of it comes again.
         return Standing(
             ExtendedSequenceNumber(self._number),
             note="that record has expired; so has what followed it, if it is as old",
@@ -116,7 +111,7 @@ class _Search:
         return first if first is not None and first.sequence_number == self._number else None
 
     def _last_before(self, token: str) -> Record | None:
-        """The last record before ours, reading in a row from a place before it."""
+        """The last record before ours, found by reading on from an earlier place (`token`)."""
         last = None
         for record in self._records(token, _PAGE_RECORDS):
             if _order(record.sequence_number) >= _order(self._number):
@@ -141,7 +136,7 @@ class _Search:
 
 
 def _end_of(record: Record) -> ExtendedSequenceNumber:
-    """After the whole of it: the last user record where it is an aggregate."""
+    """The position after the whole record: the last user record where it is an aggregate."""
     users = open_aggregates([record])
     # An aggregate may be empty.
     return users[-1].position if users else ExtendedSequenceNumber(record.sequence_number)

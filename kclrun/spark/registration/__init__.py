@@ -1,9 +1,9 @@
-"""What an installation makes known to every Spark session: the format `kclrun`.
+"""Makes the format `kclrun` known to every Spark session of an installation.
 
-PySpark looks through the top level of the driver's path for modules named `pyspark_…` and registers
-their `DefaultSource`. This file is installed a second time as `pyspark_kclrun` for that.
-May not import what an installation without the `spark` extra lacks: PySpark imports it for every
-user of data sources in Python, whether they use this one or not.
+PySpark searches the top level of the driver's path for modules named `pyspark_…` and registers
+their `DefaultSource`. For that, this file is installed a second time as `pyspark_kclrun`. It must
+not import modules that an installation without the `spark` extra lacks: PySpark imports it for
+every user of data sources in Python, also for those that do not use this one.
 """
 
 from kclrun.spark.source import KclrunDataSource as DefaultSource

@@ -1,26 +1,85 @@
-"""Whose fault it is that Spark ended the query: one of our errors, user code, or Spark itself.
-
-Spark passes on what a Python process of it raised as text only: the traceback's last paragraph
-names the class. Pure.
-
-    kclrun.errors.DataLoss: …         that error, with its message
-    any other Python error            ProcessorError: the pipeline's or the processor's code
-    SQLSTATE 22xxx                    ProcessorError: an expression and a value that do not fit
-    anything else                     EngineFailed: Spark, its executors, a checkpoint, an output
-"""
+"""Finds the cause when Spark ended the query: one of our errors, user code, or Spark itself. Pure,
+except for the capture of standard error."""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from kclrun import errors
 from kclrun.errors import EngineFailed, KclrunError, ProcessorError, ServiceError
+from kclrun.observe.logs import EventLog
 
-__all__ = ["failure_of", "own_failure_in"]
+# The standard error of Spark's JVM and its Python workers becomes lines of our log.
+#
+# They write into a pipe; a thread reads it as long as a process holds the other end. Lines that
+# Spark writes at every start and the frames of its stack traces are for debugging; the rest is
+# bounded and cleaned like all foreign text (`observe/logs.py`).
+_STDERR: Final = 2
+# A line without a newline is logged in pieces of this size.
+_LINE_BYTES_MAX: Final = 8_192
+_READ_BYTES_MAX: Final = 65_536
+_AT_EVERY_START: Final = re.compile(
+    r"WARNING: (?:Using incubator modules|package sun\.security\.action)"
+    r"|Warning: Java versions > Java 11 can only operate in restricted mode"
+    r"|Using Spark's default log4j profile|Setting default log level|To adjust logging level"
+    r"|.* WARN (?:NativeCodeLoader|Utils|SparkContext): "
+)
+_FRAME: Final = re.compile(r"\s|\.{3} \d+ more|Caused by: |Driver stacktrace:|Traceback |=== ")
+
+
+def level_of_line(line: str) -> str:
+    """`debug` for lines of every start and for the frames of a trace; else `warning`."""
+    return "debug" if _AT_EVERY_START.match(line) or _FRAME.match(line) else "warning"
+
+
+@contextmanager
+def captured_engine(log: EventLog) -> Iterator[None]:
+    """Logs the standard error of processes that start inside, as long as they live. Standard error
+    of this process is restored afterwards."""
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    reader = threading.Thread(target=_log_lines, args=(read_fd, log), name="engine", daemon=True)
+    sys.stderr.flush()
+    kept = os.dup(_STDERR)
+    os.dup2(write_fd, _STDERR)
+    os.close(write_fd)
+    reader.start()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, _STDERR)
+        os.close(kept)
+
+
+def _log_lines(read_fd: int, log: EventLog) -> None:
+    rest = b""
+    try:
+        while arrived := os.read(read_fd, _READ_BYTES_MAX):
+            *lines, rest = (rest + arrived).split(b"\n")
+            if len(rest) > _LINE_BYTES_MAX:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                _log_line(line, log)
+        if rest:
+            _log_line(rest, log)
+    finally:
+        os.close(read_fd)
+
+
+def _log_line(line: bytes, log: EventLog) -> None:
+    text = line.decode(errors="replace").rstrip()
+    if text:
+        log.note("engine_said", level=level_of_line(text), text=text)
+
 
 _WORDS_MAX: Final = 2_000
-# Where the message of a Python error ends in what Spark makes of it.
+# The end of a Python error's message inside Spark's text.
 _END: Final = re.compile(
     r"^\s*SQLSTATE: |^\s+at [\w.$]+\(|^=== Streaming Query ===|^Caused by: |^JVM stacktrace:"
     r"|^Driver stacktrace:|^\s*$",
@@ -35,7 +94,17 @@ _DATA_EXCEPTION: Final = re.compile(r"SQLSTATE: 22[0-9A-Z]{3}\b")
 
 
 def failure_of(text: str) -> KclrunError:
-    """The error that the text of Spark's exception stands for, with a message for a person."""
+    """The error that the text of Spark's exception stands for, with a message for the user.
+
+    Spark passes the error of one of its Python processes on as text only: the traceback's last
+    paragraph names the class.
+
+        kclrun.errors.DataLoss: …         that error, with its message
+        any other Python error            ProcessorError: the pipeline's or the processor's code
+        SQLSTATE 22xxx                    ProcessorError: an expression and a value that do not fit
+        anything else                     EngineFailed: Spark, its executors, a checkpoint, an
+                                          output
+    """
     if (ours := own_failure_in(text)) is not None:
         return ours
     if python := _PYTHON.search(text):
@@ -53,7 +122,7 @@ def failure_of(text: str) -> KclrunError:
 
 
 def own_failure_in(text: str) -> KclrunError | None:
-    """The error of ours that a text names; None where it names none."""
+    """The kclrun error that a text names; None where it names none."""
     ours = _OURS.search(text)
     kind = getattr(errors, ours[1], None) if ours is not None else None
     if ours is None or not (isinstance(kind, type) and issubclass(kind, KclrunError)):
@@ -77,6 +146,6 @@ def _where(traceback: str) -> str:
 
 
 def _first_line(text: str) -> str:
-    """What Spark says first, without the ids of its query."""
+    """The first line of Spark's text, without the ids of its query."""
     said = text.partition("terminated with exception: ")[2] or text
     return said.strip().split("\n", 1)[0][:_WORDS_MAX]

@@ -1,31 +1,167 @@
-"""What one committed micro-batch did, read from the progress that Spark reports of it.
+"""Reads one committed micro-batch from Spark's progress, and adds up the batches of a run. Pure.
 
-Positions are those of the source's own offsets; rows by shard come from the metric that
-`building.py` lets Spark observe; lag from what the source reports beside its offsets.
-Pure. Rule: what is not there is None, never zero.
+Positions are those of the source's own offsets; rows by shard come from the metric that `query.py`
+lets Spark observe; lag comes from the source's report. A missing value is None, never zero.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from kclrun.errors import OffsetRefused
+from kclrun.model.time import Instant
+from kclrun.observe.snapshot import LeaseView, Report, ShardReport, Snapshot, Totals
 from kclrun.spark.offsets import Offset, decode_offset
-from kclrun.spark.positions import Position
+from kclrun.spark.positions import SHARD_END, Position
 
-__all__ = ["OBSERVED", "BatchDone", "ShardBatch", "read_lags", "read_progress"]
+# The notice before the first batch. An idle machine needs some 10 s for it after the start of the
+# JVM: Python workers are started for it.
+FIRST_BATCH: Final = "Spark is starting: its first batch may take half a minute"
 
-# The name of the observed metric. A pipeline may observe under names of its own.
+# Rates are shown over this time at most: as on the fleet, the last few seconds.
+_RATE_OVER_S: Final = 5.0
+
+
+class RunCounts:
+    """The counts of a run, added up from its batches: for the final report and the live view.
+
+    Instants are arguments. A batch counts once, when it is committed; a replay after a crash
+    belongs to another run.
+    """
+
+    def __init__(self, began: Instant) -> None:
+        self._began = began
+        self._shards: dict[str, ShardReport] = {}
+        self._bounds: Mapping[str, Position] = {}
+        self._lags: dict[str, int] = {}
+        self._recent: deque[tuple[Instant, BatchDone]] = deque()
+        self.records = 0
+        self.batches = 0
+        self._bytes: int | None = 0
+        self._seconds = 0.0
+
+    def add(self, batch: BatchDone, now: Instant) -> tuple[str, ...]:
+        """Count one committed batch. Returns: the shards that it read to their end."""
+        self.records += batch.records
+        self.batches += 1
+        self._seconds += batch.seconds
+        self._bytes = _sum(self._bytes, batch.bytes)
+        self._recent.append((now, batch))
+        ended = []
+        for shard_id, part in batch.shards.items():
+            self._shards[shard_id] = _added(self._shards.get(shard_id), part)
+            if part.end == SHARD_END:
+                ended.append(shard_id)
+                self._lags.pop(shard_id, None)
+        self._bounds = batch.bounds
+        return tuple(sorted(ended))
+
+    def lagged(self, lags: Mapping[str, int]) -> None:
+        """Note how far shards are behind, as the source reported it."""
+        self._lags = {
+            shard_id: lag_ms
+            for shard_id, lag_ms in lags.items()
+            if self._bounds.get(shard_id) != SHARD_END
+        }
+
+    def report(
+        self, *, application: str, stream: str, owner: str, exit_reason: str, seconds: float
+    ) -> Report:
+        """The run's report."""
+        shards = {
+            shard_id: msgspec.structs.replace(told, lag_ms=self._lags.get(shard_id))
+            for shard_id, told in sorted(self._shards.items())
+        }
+        totals = Totals(
+            shards=len(shards),
+            ended=sum(shard.is_ended for shard in shards.values()),
+            records=self.records,
+            bytes=self._bytes,
+            batches=self.batches,
+            processing_seconds=round(self._seconds, 3),
+            restarts=0,
+        )
+        return Report(
+            application=application,
+            stream=stream,
+            owner=owner,
+            exit_reason=exit_reason,
+            seconds=round(seconds, 3),
+            totals=totals,
+            shards=shards,
+        )
+
+    def snapshot(
+        self, *, application: str, stream: str, owner: str, is_draining: bool, now: Instant
+    ) -> Snapshot:
+        """The run at this moment: a line for each shard that has not ended."""
+        while self._recent and self._recent[0][0] < now - _RATE_OVER_S:
+            self._recent.popleft()
+        ended = {shard_id for shard_id, told in self._shards.items() if told.is_ended}
+        views = tuple(
+            self._view(shard_id, now)
+            for shard_id in sorted({*self._shards, *self._bounds} - ended)
+            if self._bounds.get(shard_id) != SHARD_END
+        )
+        shown = sum(view.records_total for view in views)
+        return Snapshot(
+            application=application,
+            stream=stream,
+            owner=owner,
+            uptime_s=now - self._began,
+            leases=views,
+            ended_total=len(ended),
+            records_departed=max(0, self.records - shown),
+            is_draining=is_draining,
+            has_leases=False,
+            doing="" if self.batches else FIRST_BATCH,
+        )
+
+    def _view(self, shard_id: str, now: Instant) -> LeaseView:
+        told = self._shards.get(shard_id, ShardReport())
+        parts = [batch.shards.get(shard_id) for _, batch in self._recent]
+        records = sum(part.records or 0 for part in parts if part is not None)
+        over_s = min(_RATE_OVER_S, max(now - self._began, 0.001))
+        return LeaseView(
+            shard=shard_id,
+            state="running",
+            records_total=told.records or 0,
+            records_per_s=records / over_s,
+            lag_ms=self._lags.get(shard_id),
+        )
+
+
+def _added(past: ShardReport | None, part: ShardBatch) -> ShardReport:
+    if past is None:
+        past = ShardReport(first_position=str(part.begin))
+    return msgspec.structs.replace(
+        past,
+        records=_sum(past.records, part.records),
+        bytes=_sum(past.bytes, part.bytes),
+        processing_seconds=round(past.processing_seconds + part.processing_s, 6),
+        batches=past.batches + 1,
+        last_position=str(part.end),
+        checkpoint=str(part.end),
+        is_ended=part.end == SHARD_END,
+    )
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
+# The name of the observed metric. A pipeline may use other names for its own metrics.
 OBSERVED: Final = "kclrun"
 
 
 class ShardBatch(msgspec.Struct, frozen=True, kw_only=True):
     """One shard's part; `records` None where this Spark cannot count by shard.
 
-    A processor's tasks say more: `bytes`, and `processing_s` spent in user code.
+    A processor's tasks add `bytes`, and `processing_s`, the time in user code.
     """
 
     begin: Position
@@ -36,7 +172,7 @@ class ShardBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchDone(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch that is committed. `shards` are those it read something of, or brought to an end.
+    """One committed batch. `shards` are those that it read records of, or read to their end.
 
     `bytes` None where they were not counted; `seconds` is the time of the whole trigger;
     `bounds` are all positions after it.
@@ -51,7 +187,7 @@ class BatchDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_progress(progress: Mapping[str, Any]) -> BatchDone | None:
-    """The batch that a progress (Spark's JSON, decoded) tells of; None for an idle trigger."""
+    """The batch of one progress (Spark's JSON, decoded); None for an idle trigger."""
     durations = progress.get("durationMs", {})
     if "addBatch" not in durations:
         return None
@@ -67,7 +203,7 @@ def read_progress(progress: Mapping[str, Any]) -> BatchDone | None:
         shards |= _shards(_offset(source.get("startOffset")), end, by_shard)
     return BatchDone(
         batch_id=progress["batchId"],
-        # A sum over nothing is none.
+        # A sum over no rows is null.
         records=(observed.get("records") or 0) if observed else progress.get("numInputRows", 0),
         bytes=(observed.get("bytes") or 0) if observed else None,
         seconds=durations.get("triggerExecution", 0) / 1000,
@@ -77,22 +213,31 @@ def read_progress(progress: Mapping[str, Any]) -> BatchDone | None:
 
 
 def read_lags(progress: Mapping[str, Any]) -> Mapping[str, int]:
-    """Milliseconds behind the tip by shard, as the source last reported them."""
+    """Milliseconds behind the tip by shard, from the source's last report."""
     lags: dict[str, int] = {}
     for source in progress.get("sources", ()):
-        reported = source.get("latestOffset")
-        shards = reported.get("shards") if isinstance(reported, dict) else None
-        if not isinstance(shards, dict):
-            continue
-        for shard_id, told in shards.items():
+        reported = read_report(source.get("latestOffset")) or {}
+        for shard_id, told in reported.get("shards", {}).items():
             lag_ms = told.get("lagMs") if isinstance(told, dict) else None
             if isinstance(lag_ms, int | float):
                 lags[shard_id] = round(lag_ms)
     return lags
 
 
+def read_report(reported: object) -> Mapping[str, Any] | None:
+    """The source's report, which Spark passes as JSON or decoded; None for another source, and
+    where this PySpark passes no report."""
+    if isinstance(reported, str):
+        try:
+            reported = msgspec.json.decode(reported)
+        except msgspec.DecodeError:
+            return None
+    is_ours = isinstance(reported, dict) and isinstance(reported.get("shards"), dict)
+    return reported if isinstance(reported, dict) and is_ours else None
+
+
 def _offset(value: object) -> Offset | None:
-    """Our offset; None for that of another source, or for none."""
+    """Our offset; None for another source's offset, or without an offset."""
     try:
         return decode_offset(value)
     except OffsetRefused:
@@ -100,7 +245,7 @@ def _offset(value: object) -> Offset | None:
 
 
 class ShardCount(NamedTuple):
-    """What was counted of one shard in one batch."""
+    """The counts of one shard in one batch."""
 
     records: int | None = None
     bytes: int | None = None
@@ -135,7 +280,7 @@ def _shards(
 
 
 def _by_shard(observed: Mapping[str, Any]) -> Mapping[str, ShardCount] | None:
-    """A processor's tasks may say several things of one shard: it can be released within."""
+    """A processor's tasks may report one shard several times: it can be released within a batch."""
     counted = observed.get("by_shard")
     if not isinstance(counted, list):
         return None

@@ -1,25 +1,212 @@
-"""What the settings name, made once: a DataFrame that can be started again, or a started query."""
+"""Makes the query of one application: a DataFrame that can be started again, or a started query."""
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from kclrun.config.schema import Settings
-from kclrun.errors import SettingsError
+from kclrun.config.schema import OutputSettings, Settings, StartAtLeases
+from kclrun.config.units import parse_start
+from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.loading import load_pipeline
+from kclrun.model.sequence import LATEST, TRIM_HORIZON
 from kclrun.model.time import WallTime
 from kclrun.spark.engine.versions import Capabilities
-from kclrun.spark.running.building import emitted_rows, pipeline_result, records_of, start_query
-from kclrun.spark.running.source_options import source_options
+from kclrun.spark.running.failures import failure_of, own_failure_in
+from kclrun.spark.running.progress import OBSERVED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Query", "made_query"]
+
+# Translates exceptions of PySpark in this process into our errors. Every call to the JVM can fail,
+# also because the JVM is gone.
+@contextmanager
+def told_as_ours() -> Iterator[None]:
+    """Raises: the KclrunError that an exception of PySpark or of its way to the JVM stands for."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError, ConnectionError) as error:
+        raise failure_of(str(error) or f"the JVM is gone ({type(error).__name__})") from error
+
+
+# Translates `stream`, `start`, `aws`, `fetch` and `spark.source` into options of the source. Pure.
+#
+# A value that is set elsewhere in the file is not repeated in `spark.source`
+# (`config/engine_rules.py` refuses it), so the two cannot contradict each other.
+def source_options(settings: Settings, now: WallTime) -> dict[str, str]:
+    """The options of `format("kclrun")` for this application; `now` judges `start`.
+
+    Raises: SettingsError for a `start` that lies in the future of `now`.
+    """
+    aws = settings.aws
+    stream = "streamARN" if settings.only_stream.startswith("arn:") else "streamName"
+    given = {
+        stream: settings.only_stream,
+        # An ARN contains its region; the option may not name another one.
+        "region": aws.region if stream == "streamName" else None,
+        "endpointUrl": aws.endpoints.get("kinesis", aws.endpoint),
+        "roleArn": aws.role_arn,
+        "pollInterval": settings.fetch.idle.text,
+    }
+    return (
+        {name: value for name, value in given.items() if value is not None}
+        | _start(settings, now)
+        | as_option_texts(settings.spark.source)
+    )
+
+
+def as_option_texts(options: Mapping[str, str | int | float | bool]) -> dict[str, str]:
+    """Options in the form that Spark takes: switches are `true` and `false`."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+    }
+
+
+def _start(settings: Settings, now: WallTime) -> dict[str, str]:
+    if isinstance(settings.start, StartAtLeases):
+        leases = {"startingLeases": settings.start.leases}
+        url = settings.aws.endpoints.get("dynamodb", settings.aws.endpoint)
+        return leases if url is None else leases | {"startingLeasesEndpointUrl": url}
+    start = parse_start(settings.start, now)
+    if start.at is not None:
+        return {"startingTimestamp": str(round(start.at * 1000))}
+    words = {TRIM_HORIZON: "earliest", LATEST: "latest"}
+    return {"startingOffsets": words[start.sentinel]}
+
+
+# The query of one application: its records, the result of user code, and the output.
+#
+# The same query can be started again on the same checkpoint with another trigger: the result of
+# user code is built once.
+# The number of shards of a batch that are counted exactly; an account may have 20,000 at most.
+_SHARDS_COUNTED_MAX: Final = 100_000
+_AVAILABLE_NOW: Final = "available-now"
+_ASAP: Final = "asap"
+
+
+def records_of(
+    spark: SparkSession, options: Mapping[str, str], capabilities: Capabilities
+) -> DataFrame:
+    """The records of the stream, counted on their way for the report.
+
+    Rows are counted by shard where this Spark has a sketch that can be observed, which is exact
+    below its limit; otherwise only in total.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - the name it has in Spark's documents
+
+    metrics = [
+        F.count(F.lit(1)).alias("records"),
+        F.sum(F.octet_length("data")).alias("bytes"),
+    ]
+    if capabilities.counts_by_value:
+        top = f"approx_top_k(shardId, {_SHARDS_COUNTED_MAX}, {_SHARDS_COUNTED_MAX})"
+        metrics.append(F.expr(top).alias("by_shard"))
+    records = spark.readStream.format("kclrun").options(**options).load()
+    return records.observe(OBSERVED, *metrics)
+
+
+def pipeline_result(
+    pipeline: Callable[..., Any], reference: str, records: DataFrame, options: Mapping[str, Any]
+) -> DataFrame | StreamingQuery:
+    """The result of the user's function for the records.
+
+    Raises: ProcessorLoadError where it raises, or returns another type.
+    """
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    given = (records, options)[: _parameters(pipeline)]
+    try:
+        result = pipeline(*given)
+    except Exception as error:
+        said = str(error).strip().split("\n", 1)[0]
+        raise ProcessorLoadError(
+            f"pipeline: {reference} raised {type(error).__name__}: {said}"
+        ) from error
+    if isinstance(result, StreamingQuery):
+        return result
+    if not isinstance(result, DataFrame) or not result.isStreaming:
+        kind = "a DataFrame that is no stream" if isinstance(result, DataFrame) else type(result)
+        raise ProcessorLoadError(
+            f"pipeline: {reference} returned {kind}\n"
+            "Return a DataFrame made of `records`, or a query that was started on it"
+        )
+    return result
+
+
+def emitted_rows(rows: DataFrame, schema: str | None) -> DataFrame:
+    """A processor's rows (JSON objects in the column `row`), typed where there is a schema.
+
+    A row that does not have the schema's types fails the query; the error names the column.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - the name it has in Spark's documents
+
+    if schema is None:
+        return rows.select(F.col("row").alias("value"))
+    parsed = F.from_json("row", schema, {"mode": "FAILFAST"})
+    return rows.select(parsed.alias("row")).select("row.*")
+
+
+def start_query(
+    frame: DataFrame,
+    *,
+    name: str,
+    output: OutputSettings | None,
+    checkpoint: str,
+    trigger: float | str,
+    is_emitted: bool,
+) -> StreamingQuery:
+    """Begin to write `frame` to `output`, if any. Raises: SettingsError if Spark refuses."""
+    from pyspark.errors import AnalysisException, IllegalArgumentException
+
+    writer = frame.writeStream.queryName(name).option("checkpointLocation", checkpoint)
+    if output is None:
+        writer = writer.format("noop")
+    else:
+        writer = writer.format(_format(output, is_emitted=is_emitted)).outputMode(output.mode)
+        writer = writer.options(**as_option_texts(output.options))
+        if output.partition_by:
+            writer = writer.partitionBy(*output.partition_by)
+        if output.path is not None:
+            writer = writer.option("path", output.path)
+    if trigger == _AVAILABLE_NOW:
+        writer = writer.trigger(availableNow=True)
+    elif trigger != _ASAP:
+        writer = writer.trigger(processingTime=f"{round(float(trigger) * 1000)} milliseconds")
+    try:
+        return writer.start()
+    except (AnalysisException, IllegalArgumentException) as error:
+        ours = own_failure_in(str(error))  # for instance an error of the sink's options
+        if ours is not None:
+            raise ours from error
+        said = str(error).strip().split("\n", 1)[0]
+        raise SettingsError(f"output: Spark cannot write the DataFrame so: {said}") from error
+
+
+def _format(output: OutputSettings, *, is_emitted: bool) -> str:
+    """JSON lines unless the settings name another format; emitted rows without schema are lines."""
+    if is_emitted and output.schema is None and output.format in {None, "json"}:
+        return "text"
+    return output.format or "json"
+
+
+def _parameters(pipeline: Callable[..., Any]) -> int:
+    """The number of arguments: records, and options if the function takes them."""
+    try:
+        inspect.signature(pipeline).bind(None, None)
+    except TypeError:
+        return 1
+    return 2
 
 
 def made_query(
@@ -27,7 +214,7 @@ def made_query(
 ) -> Query:
     """The pipeline's query, or that of the processor's emitted rows.
 
-    Raises: ProcessorLoadError, SettingsError; and what PySpark raises for the source's options.
+    Raises: ProcessorLoadError, SettingsError; and PySpark's errors for the source's options.
     """
     options = source_options(settings, WallTime(time.time()))
     if settings.pipeline is not None:
@@ -44,7 +231,7 @@ def made_query(
 
 
 class Query:
-    """What is started, once or more often on the same checkpoint."""
+    """A query that can be started once, or more often on the same checkpoint."""
 
     def __init__(
         self, settings: Settings, made: DataFrame | StreamingQuery, *, is_emitted: bool
@@ -71,7 +258,7 @@ class Query:
         return self._made if isinstance(self._made, StreamingQuery) else None
 
     def start(self, trigger: float | str) -> StreamingQuery:
-        """Raises: SettingsError where Spark refuses."""
+        """Raises: SettingsError if Spark refuses."""
         started = self._started
         if started is not None:
             return started

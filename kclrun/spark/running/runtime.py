@@ -1,11 +1,7 @@
 """One run of `engine: spark`, from opening the session to the last line of the log.
 
-    until caught up    the configured trigger while the source is being filled; then AvailableNow
-                       on the same checkpoint, until all that was there is committed
-    else               the configured trigger until a signal, or the query's own end
-
-Rule: what ends a run in good order ends it between two batches. Everything that can be wrong
-before the first batch is told as it is on the fleet. Look next: `watching.py`.
+A stop ends the run between two batches. Every error that can be found before the first batch is
+reported as on the fleet.
 """
 
 from __future__ import annotations
@@ -19,36 +15,31 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from kclrun.config.engine_rules import unused_settings
+from kclrun.config.rules import unused_settings
 from kclrun.config.schema import Settings
 from kclrun.errors import KclrunError
+from kclrun.lifecycle.stopping import StopPlan
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.logs import EventLog
 from kclrun.observe.snapshot import Snapshot
-from kclrun.sinks.report_file import write_report
+from kclrun.sinks.durable_files import write_report
 from kclrun.spark.engine.versions import Capabilities, installed
 from kclrun.spark.options import Use, read_source_options
-from kclrun.spark.running.counting import RunCounts
-from kclrun.spark.running.progress import read_lags, read_progress
-from kclrun.spark.running.query import Query, made_query
-from kclrun.spark.running.source_options import source_options
-from kclrun.spark.running.translating import told_as_ours
+from kclrun.spark.running.progress import RunCounts, read_lags, read_progress
+from kclrun.spark.running.query import Query, made_query, source_options, told_as_ours
 from kclrun.spark.running.watching import Ending, Watch
-from kclrun.stopping import StopPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ExitReason", "SparkRun", "require_runnable"]
-
 _AVAILABLE_NOW: Final = "available-now"
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-# As the manager's: a person sees it move, and a look at the JVM costs milliseconds.
+# As in the manager: a user sees it move, and a look at the JVM costs milliseconds.
 _SHOW_EVERY_S: Final = 1.0
 
 
 class ExitReason(enum.Enum):
-    """Why a run ended, in the words of the fleet's report."""
+    """The reason why a run ended, in the words of the fleet's report."""
 
     DRAINED = "drained"
     CAUGHT_UP = "caught up"
@@ -56,26 +47,29 @@ class ExitReason(enum.Enum):
 
     @property
     def exit_code(self) -> int:
-        """0 for an end in good order; 75 (EX_TEMPFAIL) for one that was cut short."""
+        """0 for an orderly end; 75 (EX_TEMPFAIL) for a run that was cut short."""
         return os.EX_TEMPFAIL if self is ExitReason.CUT_SHORT else os.EX_OK
 
 
 def require_runnable(settings: Settings, now: WallTime) -> Capabilities:
-    """Whether these settings can run on the PySpark that is here; starts nothing.
+    """Checks that these settings can run on the installed PySpark; starts nothing.
 
-    Raises: SettingsError naming what is wrong: PySpark, an option of the source, a trigger.
+    Raises: SettingsError naming the cause: PySpark, an option of the source, a trigger.
     """
     found = installed()
     read_source_options(source_options(settings, now), Use.STREAM)
-    if settings.until is not None or settings.spark.trigger == _AVAILABLE_NOW:
-        found.require_available_now()
     return found
 
 
 class SparkRun:
     """The run of one application in one session. From the main thread only.
 
-    `source_is_done` says, for `until`, that no more records are to be expected. `on_snapshot` is
+        until caught up    the configured trigger while the source is being filled; then
+                           AvailableNow on the same checkpoint, until all records that were there
+                           are committed
+        else               the configured trigger until a signal, or the query's own end
+
+    `source_is_done` reports, for `until`, that no further records are expected. `on_snapshot` is
     called about once a second.
     """
 
@@ -104,7 +98,7 @@ class SparkRun:
         self._watch = Watch(self._stop, take_progress=self._progressed, looked=self._looked)
 
     def run(self, capabilities: Capabilities) -> ExitReason:
-        """Until the end. Raises: KclrunError, among them what the query's failure stands for."""
+        """Run until the end. Raises: KclrunError, also that of the query's failure."""
         former = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
         try:
             with told_as_ours():
@@ -221,5 +215,5 @@ class SparkRun:
         return self._told_stage.value != "running"
 
     def _signalled(self, number: int, _frame: FrameType | None) -> None:
-        """Between two instructions of the main thread: notes the wish, and nothing else."""
+        """Runs between two instructions of the main thread: it only notes the request."""
         self._stop.press(signal.Signals(number), Instant(time.monotonic()))

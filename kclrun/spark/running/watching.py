@@ -1,8 +1,8 @@
-"""One query, watched until it ends, is ended after its running batch, or is cut short.
+"""Watches one query until it ends by itself, after its running batch, or is cut short.
 
-Rule: a stop never interrupts a batch while its grace lasts, so its rows are committed. Everything
-is looked at from the main thread, a few times a second: Spark's own listeners would need a server
-for calls back from the JVM, and say no more than its progress does.
+A stop never interrupts a batch within the grace period, so its rows are committed. The main thread
+looks at the query a few times a second: Spark's own listeners would need a server for calls back
+from the JVM, and their events have the same content as the progress.
 """
 
 from __future__ import annotations
@@ -14,26 +14,59 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from kclrun.lifecycle.stopping import StopPlan
 from kclrun.model.time import Instant
 from kclrun.spark.running.failures import failure_of
-from kclrun.spark.running.graceful import has_come_to_rest, let_end
-from kclrun.stopping import StopPlan
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Ending", "Watch"]
+# Ends a streaming query between two batches; PySpark itself does not offer that.
+#
+# `StreamingQuery.stop()` interrupts the batch that runs. Spark ends queries of `availableNow` in
+# good order: it sets their state to TERMINATED once a batch is committed. The same state, set from
+# here, makes any query end after its running batch. Those are internals of Spark (the same from 4.0
+# to 4.3). Where they are not found, the stop happens in the first gap between two batches that is
+# seen.
+# Spark's words for a query whose thread has ended (`StreamExecution`).
+_ENDED: Final = ("Stopped", "Terminated with exception")
+
+
+def let_end(query: StreamingQuery) -> bool:
+    """Make the query begin no further batch. Returns at once, either way: whether Spark took it.
+
+    A query that has ended by itself is not changed.
+    """
+    from py4j.protocol import Py4JError
+
+    try:
+        execution = query._jsq.streamingQuery()  # noqa: SLF001 - PySpark has no public way
+        state = execution.state()
+        kind = state.get().getClass()
+        package = kind.getName().rpartition(".")[0]
+        terminated = kind.getClassLoader().loadClass(f"{package}.TERMINATED$")
+        state.set(terminated.getField("MODULE$").get(None))
+    except Py4JError:
+        return False
+    return True
+
+
+def has_come_to_rest(query: StreamingQuery) -> bool:
+    """Whether no batch of the query is under way at this moment."""
+    status = query.status
+    return status["message"] in _ENDED or not status["isTriggerActive"]
+
 
 # A look costs a call or two to the JVM, some milliseconds each.
 _LOOK_EVERY_S: Final = 0.2
-# Between being told to end and having ended; a look between two steps of Spark is repeated, so
-# that the instant in which a batch is about to begin is not taken for rest.
+# The interval between the stop request and the end. A look between two steps of Spark is repeated,
+# so that the instant before a batch begins is not taken for rest.
 _REST_EVERY_S: Final = 0.05
 _LOOKS_AT_REST: Final = 2
 
 
 class Ending(enum.Enum):
-    """How a query came to its end."""
+    """The way in which a query ended."""
 
     BY_ITSELF = "by itself"
     AS_ASKED = "as asked, after its running batch"
@@ -41,7 +74,7 @@ class Ending(enum.Enum):
 
 
 class Watch:
-    """Looks at one query after the other. `take_progress` is given each new one, decoded."""
+    """Watches one query after the other. `take_progress` gets each new progress, decoded."""
 
     def __init__(
         self,
@@ -60,7 +93,7 @@ class Watch:
         self._seen = -1
 
     def until_ended(self, query: StreamingQuery, is_enough: Callable[[], bool]) -> Ending:
-        """Watch until the query ends, `is_enough`, or a stop is wanted; all its progress is taken.
+        """Watch until the query ends, `is_enough`, or a stop is wanted; passes on all its progress.
 
         Raises: the KclrunError that the query's failure stands for.
         """
@@ -88,7 +121,7 @@ class Watch:
             looks = looks + 1 if has_come_to_rest(query) else 0
             self._look(query)
             self._wait(_REST_EVERY_S)
-        # What is left of it is the wait for its next trigger: this ends that, and its thread.
+        # Only the wait for the next trigger is left: this ends that wait, and the query's thread.
         query.stop()
         return Ending.AS_ASKED
 
@@ -101,7 +134,7 @@ class Watch:
 
 
 def _progress_since(query: StreamingQuery, seen: int) -> list[dict[str, Any]]:
-    """What is new since batch `seen`, oldest first; the newest idle one again, for its lag.
+    """The progress since batch `seen`, oldest first; the newest idle one again, for its lag.
 
     Spark keeps the last hundred: more than it can make between two looks.
     """

@@ -1,7 +1,7 @@
-"""Where a query without a checkpoint begins: which shards, at which positions [A7]. Pure.
+"""Decides where a query without a checkpoint begins: which shards, at which positions [A7]. Pure.
 
-Rule: the set covers the key space and holds no shard together with an ancestor; where a listing
-does not give such a set, it is None: list again.
+The set covers the key space and never holds a shard together with an ancestor. Where a listing does
+not give such a set, the result is None: list again.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ from collections.abc import Collection, Mapping
 
 from kclrun.errors import InvariantViolation, SettingsError
 from kclrun.model.shard import ShardGraph
-from kclrun.spark.lineage import ancestors_of, leaves, relatives_of, roots, tiles
+from kclrun.spark.lineage import ancestors_of, key_space, leaves, relatives_of, roots, tiles
+from kclrun.spark.options import Start, StartKind
 from kclrun.spark.positions import TRIM_HORIZON, Place, Position, at_timestamp
-from kclrun.spark.settings import Start, StartKind
-
-__all__ = ["beginnings", "time_of"]
 
 _ANY = "*"
 
 
 def time_of(start: Start) -> int | None:
-    """The time whose open shards `beginnings` needs to know, if it does."""
+    """The time whose open shards `beginnings` needs; None if it needs none."""
     if start.kind is StartKind.TIMESTAMP:
         return start.timestamp_ms
     other = start.positions.get(_ANY)
@@ -34,7 +32,7 @@ def beginnings(
 ) -> Mapping[str, Position] | None:
     """Positions by shard. `now_ms` is a time the service has just reached; `open_then` are the
     shards that were open at `time_of(start)`. Raises: SettingsError for positions of shards that
-    are not there, are related, or leave others out."""
+    do not exist, are related, or leave other shards out."""
     match start.kind:
         case StartKind.EARLIEST:
             return _all_at(roots(graph), TRIM_HORIZON)
@@ -53,10 +51,11 @@ def _all_at(shard_ids: Collection[str] | None, position: Position) -> Mapping[st
 
 
 def _open_at(graph: ShardGraph, open_then: Collection[str]) -> tuple[str, ...] | None:
-    """A shard that ended at the very time and its children were both open then: the shard."""
+    """If a shard ended at exactly that time, it and its children were open then: take the shard."""
     known = [each for each in sorted(open_then) if each in graph]
     chosen = tuple(each for each in known if not ancestors_of(graph, each).intersection(known))
-    return chosen if tiles([graph[each].hash_range for each in chosen]) else None
+    covers = [graph[each].hash_range for each in chosen]
+    return chosen if tiles(covers, key_space(graph)) else None
 
 
 def _named(

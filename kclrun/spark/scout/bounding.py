@@ -1,7 +1,7 @@
-"""Both ends of a batch read (`spark.read`): every shard of the start and all its descendants.
+"""Finds both ends of a batch read (`spark.read`): every shard of the start and all its descendants.
 
-The same walks as for streams, each to its own end, until every end is a record's position, the end
-of a shard, or nothing was there. Pure.
+It uses the same walks as streams, each to its own end, until every end is the position of a record
+or the end of a shard, or the shard was seen empty. Pure.
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ from kclrun.errors import DataLoss, SettingsError
 from kclrun.model.shard import ShardGraph
 from kclrun.spark.lineage import ancestors_of, descendants_of, relatives_of
 from kclrun.spark.offsets import Offset
+from kclrun.spark.options import SourceSettings, Start, StartKind
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, Position
-from kclrun.spark.scout.asks import Answer, AskListing, AskPage, Listed, NotListed, Paged, Refused
-from kclrun.spark.scout.budget import ReadBudget
-from kclrun.spark.scout.running import Moment, Running
-from kclrun.spark.scout.service_time import ServiceTime
-from kclrun.spark.scout.track import Track
+from kclrun.spark.scout.aiming import ServiceTime
+from kclrun.spark.scout.running import Moment, ReadBudget, Running
+from kclrun.spark.scout.track import (
+    Answer,
+    AskListing,
+    AskPage,
+    Listed,
+    NotListed,
+    Paged,
+    Refused,
+    Track,
+)
 from kclrun.spark.scout.walk import Aim
-from kclrun.spark.settings import SourceSettings, Start, StartKind
-
-__all__ = ["Bounding", "Seeker"]
 
 _PAGE_BYTES: Final = 512 * 1024
 _ROWS_BYTES: Final = 256 * 1024
@@ -30,7 +35,7 @@ _MARGIN_MS: Final = 200
 
 
 class Seeker(Protocol):
-    """What the shell asks for: questions to send, answers to give back, when to come again."""
+    """The interface for the shell: requests to send, answers to take, and the time of the next."""
 
     def asks(self, now: float) -> list[AskPage | AskListing]: ...
 
@@ -42,7 +47,7 @@ class Seeker(Protocol):
 
 
 class Bounding:
-    """Raises, when made: SettingsError for an end that does not fit the stream."""
+    """Raises in the constructor: SettingsError for an end that does not fit the stream."""
 
     def __init__(
         self,
@@ -59,7 +64,7 @@ class Bounding:
         self._begins: Mapping[str, Position] = {**below, **start.shards}
         self._ends: dict[str, Position] = {}
         self._walking: dict[str, Running] = {}
-        # What is there now arrived before this time of the service's, whatever its clock says.
+        # Existing records arrived before this time of the service, whatever its clock says.
         self._ahead_ms = service.surely_ahead_ms(now)
         self._until: dict[str, int | None] = {}
         for shard_id, position in self._begins.items():
@@ -79,7 +84,7 @@ class Bounding:
         return all(self._is_done(each) for each in self._walking.values())
 
     def asks(self, now: float) -> list[AskPage | AskListing]:
-        """What to ask now."""
+        """The requests to send now."""
         for running in self._walking.values():
             aim = self._aim(running, now)
             if aim is not None and not self._is_done(running):
@@ -107,25 +112,25 @@ class Bounding:
             running.track.lose()
 
     def next_at(self, now: float) -> float:
-        """When there is something to ask again, if nothing is answered until then."""
+        """The time of the next request, if no answer comes until then."""
         waiting = [each for each in self._walking.values() if not self._is_done(each)]
         walks = [each.wakes_at(now) for each in waiting if each.is_walking]
         is_early = any(not each.is_walking for each in waiting)
         return min([*walks, now + 0.05]) if is_early else min(walks, default=now)
 
     def offsets(self) -> tuple[Offset, Offset]:
-        """Start and end; the end says of every shard where it begins."""
+        """Start and end; the end contains the beginning of every shard."""
         tracks = {each: running.track for each, running in self._walking.items()}
         ends = {**self._ends, **{each: track.bound for each, track in tracks.items()}}
         began = {
             each: tracks[each].began() if each in tracks else self._begins[each] for each in ends
         }
         start = self._start
-        end = Offset(stream=start.stream, created_ms=start.created_ms, shards=ends, began=began)
+        end = Offset(streams=start.streams, shards=ends, began=began)
         return start, end
 
     def _aim(self, running: Running, now: float) -> Aim | None:
-        """The tip first; where it is too busy to be seen, the first record after the planning."""
+        """The tip first; at a shard too busy to show it, the first record after the planning."""
         until_ms = self._until[running.track.shard_id]
         past_ms = self._service.surely_past_ms(now) - _MARGIN_MS
         if until_ms is not None and until_ms <= past_ms:
@@ -145,7 +150,7 @@ class Bounding:
 def _end_of(
     end: Start, shard_id: str, graph: ShardGraph, begins: Mapping[str, Position]
 ) -> Position | int | None:
-    """A position, a time, or None for what is there now."""
+    """A position, a time, or None for the records that exist now."""
     match end.kind:
         case StartKind.TIMESTAMP:
             return end.timestamp_ms

@@ -1,12 +1,6 @@
-"""Where a query begins that goes on from the checkpoints of a lease table [A7, P11, P12]. Pure.
+"""Decides where a query begins that continues from the checkpoints of a lease table [A7, P11, P12].
 
-    SHARD_END             the shard is done; it stays until its children hold all its keys
-    a number              after that user record: an aggregate may be begun in its middle
-    TRIM_HORIZON          the oldest record
-    LATEST, AT_TIMESTAMP  the instant that the row was pinned to, or was started with
-    no row                as the fleet would: see `lease_beginnings`
-
-Rule: parents before children, as everywhere; what a listing does not show yet is listed again.
+Parents come before children, as everywhere. Missing shards of a listing are listed again. Pure.
 """
 
 from __future__ import annotations
@@ -22,29 +16,27 @@ from kclrun.model.lease import OFFERED, Lease
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
 from kclrun.model.shard import HashRange, Shard, ShardGraph
 from kclrun.spark import positions
-from kclrun.spark.lineage import ancestors_of, descendants_of, holes, relatives_of, roots
+from kclrun.spark.lineage import ancestors_of, descendants_of, holes, key_space, relatives_of, roots
 from kclrun.spark.positions import Position, after, at_timestamp
 
-__all__ = ["LeasedBeginnings", "lease_beginnings", "lease_owners", "needs_time"]
-
-# What the text of a position holds; no aggregate has so many user records.
+# The largest number in a position's text; no aggregate has so many user records.
 _SUB_SEQUENCE_MAX: Final = 999_999_999
 
 
 class LeasedBeginnings(msgspec.Struct, frozen=True):
-    """Positions by shard; `unleased` are the shards among them that no row says anything of."""
+    """Positions by shard; `unleased` are the shards among them that no row is about."""
 
     positions: Mapping[str, Position]
     unleased: tuple[str, ...] = ()
 
 
 def needs_time(rows: Iterable[Lease]) -> bool:
-    """Whether a row begins at the tip and nobody noted when: then it begins now."""
+    """Whether a row begins at the tip without a stored instant: then it begins now."""
     return any(row.checkpoint == LATEST and row.latest_pinned_at is None for row in rows)
 
 
 def lease_owners(rows: Iterable[Lease]) -> tuple[str, ...]:
-    """Whom the unfinished leases belong to, as far as the rows say; offered ones are nobody's."""
+    """The owners of the unfinished leases in the rows; an offered lease has no owner."""
     return tuple(sorted({row.owner for row in rows if not row.is_ended and row.owner} - {OFFERED}))
 
 
@@ -53,14 +45,21 @@ def lease_beginnings(
 ) -> LeasedBeginnings | None:
     """Positions for a query; None where the listing has gaps: list again.
 
-    `rows` by shard id; `now_ms` is a time the service has just reached. A child waits for its
-    parents, so it has no position of its own while one is unfinished. Without a row are: children
-    of leased shards, which enter at their first record once their parents are done; ancestors of
-    leased shards, whose rows were deleted when they were done, or which were never this
-    application's; and shards related to no lease at all, which begin at the oldest record: the
-    fleet would take its `start`, which is not known here, and nothing is lost that way.
+        SHARD_END             the shard is done; it stays until its children hold all its keys
+        a number              after that user record: it may be in the middle of an aggregate
+        TRIM_HORIZON          the oldest record
+        LATEST, AT_TIMESTAMP  the instant that the row was pinned to, or was started with
+        no row                as the fleet would: see below
 
-    Raises: SettingsError for a table that cannot be gone on from.
+    `rows` by shard id; `now_ms` is a time the service has just reached. A child waits for its
+    parents, so it has no position of its own while one is unfinished. These shards have no row:
+    - children of leased shards: they enter at their first record once their parents are done;
+    - ancestors of leased shards: their rows were deleted when they were done, or they never
+      belonged to this application;
+    - shards related to no lease at all: they begin at the oldest record. The fleet would take its
+      `start`, which is not known here; no record is lost this way.
+
+    Raises: SettingsError for a table that a query cannot continue from.
     """
     lineage = _with_rows(graph, rows)
     begun = _unfinished(rows, lineage, now_ms)
@@ -72,13 +71,14 @@ def lease_beginnings(
         return None
     found |= dict.fromkeys(unleased, positions.TRIM_HORIZON)
     below = descendants_of(lineage, found)
-    if holes(lineage[each].hash_range for each in {*found, *below} if each in lineage):
+    covers = (lineage[each].hash_range for each in {*found, *below} if each in lineage)
+    if holes(covers, key_space(graph)):
         return None
     return LeasedBeginnings(found, unleased)
 
 
 def _with_rows(graph: ShardGraph, rows: Mapping[str, Lease]) -> ShardGraph:
-    """The listing, and what rows tell of shards that have expired from it."""
+    """The listing, with the rows' facts about shards that have expired from it."""
     expired = [
         Shard(key, row.hash_range, "0", "0", *sorted(row.parents)[:2])
         for key, row in rows.items()
@@ -106,7 +106,7 @@ def _unfinished(rows: Mapping[str, Lease], lineage: ShardGraph, now_ms: int) -> 
 def _with_ended(
     begun: Mapping[str, Position], rows: Mapping[str, Lease], lineage: ShardGraph
 ) -> dict[str, Position]:
-    """Also the ended shards some of whose keys nobody has yet: their children come from them."""
+    """Adds the ended shards with keys that no shard has yet: their children come from them."""
     found = dict(begun)
     ended = [each for each, row in rows.items() if row.is_ended and each in lineage]
     for shard_id in sorted(ended, key=lambda each: _youngest_first(each, lineage)):
@@ -134,8 +134,8 @@ def _position_of(row: Lease, now_ms: int) -> Position:
         case AT_TIMESTAMP.sequence_number:
             return at_timestamp(_instant_ms(row))
         case number:
-            # Also 0: it may be the first of an aggregate, and dropping it from a record that is
-            # none leaves nothing, as it should.
+            # Also 0: the record may be the first of an aggregate. In a record that is not an
+            # aggregate, no user record follows user record 0, as it should be.
             return after(number, min(checkpoint.sub_sequence_number, _SUB_SEQUENCE_MAX))
 
 

@@ -1,23 +1,106 @@
-"""One shard's walk under way: its open question, its budget, and what its failures mean. Pure."""
+"""One shard's current walk: its open request, its budget, and the effect of its failures. Pure."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from kclrun.ports import backoff_s
-from kclrun.spark.scout.asks import AskPage, Delayed, Expired, Gone, Outcome, Paged, Refused, Slowed
-from kclrun.spark.scout.budget import ReadBudget
-from kclrun.spark.scout.track import Track
+from kclrun.model.time import backoff_s
+from kclrun.spark.options import SourceSettings
+from kclrun.spark.scout.track import (
+    AskPage,
+    Delayed,
+    Expired,
+    Gone,
+    Outcome,
+    Paged,
+    Refused,
+    Slowed,
+    Track,
+)
 from kclrun.spark.scout.walk import Aim, Walk, Want, walk
-from kclrun.spark.settings import SourceSettings
 
-__all__ = ["Moment", "Running"]
+# How often the source may read: per shard, and in total [A5]. Pure.
+#
+# Kinesis allows five GetRecords and 2 MB a second and shard, shared by all its readers.
+# One Python process signs and decodes so many calls on half a core: 0.45 core at 1,000 a second.
+CALLS_PER_SECOND_MAX: Final = 500.0
+# Kinesis' own rule allows five calls at once; unused calls of quiet ticks are kept.
+_BURST: Final = 5.0
+# Sums of fractions of a call must not cause waits that are shorter than a clock's resolution.
+_ROUNDING: Final = 1e-6
+# A tenth of the shard's 2 MB/s may be spent on bytes that executors read again.
+_WASTED_BYTES_PER_SECOND: Final = 200_000.0
+# Kinesis itself makes readers wait as long after an answer of 10 MB.
+_REST_MAX_S: Final = 5.0
+# Additive decrease, multiplicative increase of the pause between two ticks.
+_LONGER: Final = 1.5
+_SHORTER_S: Final = 0.1
+# Longer ticks do not help: other applications get four fifths of the calls by then.
+_TICK_MAX_S: Final = 5.0
+
+
+class ReadBudget:
+    """One shard's GetRecords: `rate` a second on average, by driver and executors together."""
+
+    def __init__(self, rate: float, now: float) -> None:
+        self._rate = rate
+        self._tokens = _BURST
+        self._at = now
+        self._rests_until = now
+
+    def ready_at(self, now: float) -> float:
+        """The time of the next allowed call."""
+        self._refill(now)
+        missing = 1.0 - self._tokens
+        return max(self._rests_until, now + (missing / self._rate if missing > _ROUNDING else 0.0))
+
+    def spend(self, now: float, calls: float = 1.0) -> None:
+        """Count calls; calls that executors will make may leave a debt, of at most one burst."""
+        self._refill(now)
+        self._tokens = max(-_BURST, self._tokens - calls)
+
+    def waste(self, size_bytes: int, now: float) -> None:
+        """Count bytes that will be read a second time."""
+        rests_until = max(self._rests_until, now) + size_bytes / _WASTED_BYTES_PER_SECOND
+        self._rests_until = min(rests_until, now + _REST_MAX_S)
+
+    def rest(self, until: float) -> None:
+        """Send no request before that: the shard was throttled, or did not answer."""
+        self._rests_until = max(self._rests_until, until)
+
+    def _refill(self, now: float) -> None:
+        self._tokens = min(_BURST, self._tokens + max(0.0, now - self._at) * self._rate)
+        self._at = max(self._at, now)
+
+
+class Tick:
+    """The pause between two looks at all shards: longer after throttles, shorter in small steps."""
+
+    def __init__(self, poll_interval_s: float) -> None:
+        self._poll_interval_s = poll_interval_s
+        self._added_s = 0.0
+        self._throttles = 0
+
+    def throttled(self) -> None:
+        """A call of this tick was throttled."""
+        self._throttles += 1
+
+    def next_s(self, shards: int) -> float:
+        """End a tick over `shards` shards. Returns: the seconds until the next one begins."""
+        base = max(self._poll_interval_s, shards / CALLS_PER_SECOND_MAX)
+        if self._throttles:
+            longer = (base + self._added_s) * _LONGER
+            self._added_s = max(0.0, min(_TICK_MAX_S, longer) - base)
+        else:
+            self._added_s = max(0.0, self._added_s - _SHORTER_S)
+        self._throttles = 0
+        return base + self._added_s
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """When an answer came: local seconds, the service's time when it was asked for, chance."""
+    """The circumstances of an answer: local seconds, the service's time of its request, chance."""
 
     now: float
     asked_ms: int
@@ -25,7 +108,7 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class Running:
-    """A track, and the walk that is looking for its bound, if one is."""
+    """A track, and the walk that looks for its bound, if it has one."""
 
     def __init__(self, track: Track, budget: ReadBudget) -> None:
         self.track = track
@@ -41,30 +124,31 @@ class Running:
 
     @property
     def is_walking(self) -> bool:
-        """Whether the bound is still being looked for."""
+        """Whether the walk is still looking for the bound."""
         return self._walk is not None
 
     def is_held(self, now: float) -> bool:
-        """Whether nothing can happen right now: no answer is awaited, no call is allowed."""
+        """Whether no event can happen right now: no answer is awaited, no call is allowed."""
         return not self._in_flight and self.ready_at(now) > now
 
     def ready_at(self, now: float) -> float:
-        """When the walk may ask again."""
+        """The time of the walk's next allowed request."""
         return float("inf") if self.gone is not None else self.budget.ready_at(now)
 
     def wakes_at(self, now: float) -> float:
-        """When it may ask again, if no answer comes before; never while one is awaited."""
+        """The time of its next allowed request, unless an answer comes before; never while one is
+        awaited."""
         return float("inf") if self._in_flight else self.ready_at(now)
 
     def begin(self, aim: Aim) -> None:
-        """Start a walk; one that is under way goes on with its own aim."""
+        """Start a walk; a walk under way continues with its own aim."""
         if self._walk is None and self.gone is None:
             self.aim = aim
             self._walk = walk(self.track, aim)
             self._step(None)
 
     def stop(self) -> None:
-        """Forget the walk: the shard stands elsewhere now. An answer still under way is dropped."""
+        """Drop the walk: the shard has another position now. A late answer is ignored."""
         if self._walk is not None:
             self._walk.close()
         self._walk = self._want = self.aim = None
@@ -72,7 +156,7 @@ class Running:
         self._turn += 1
 
     def ask(self, now: float) -> AskPage | None:
-        """The next question, if there is one and the budget allows it."""
+        """The next request, if there is one and the budget allows it."""
         if self._want is None or self._in_flight or self.ready_at(now) > now:
             return None
         self.budget.spend(now)
@@ -82,7 +166,7 @@ class Running:
         return AskPage(self.track.shard_id, self._turn, read)
 
     def take(self, turn: int, outcome: Outcome, at: Moment, settings: SourceSettings) -> None:
-        """Take in the answer to the question `turn`; one to an older question is ignored.
+        """Take in the answer to the request `turn`; an answer to an older request is ignored.
 
         Raises: ServiceError after as many failures in a row as the settings allow.
         """
@@ -111,7 +195,6 @@ class Running:
         """The shard as plain JSON values."""
         density = self.track.density
         return {
-            "position": str(self.track.bound),
             "lagMs": self.track.lag_ms,
             "recordsPerSecond": None if density is None else round(density.records_per_second, 3),
             "bytesPerSecond": None if density is None else round(density.bytes_per_second, 1),

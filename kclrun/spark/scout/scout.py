@@ -1,23 +1,29 @@
-"""The whole of the driver's decisions: from a batch's start to its end, for all shards together.
+"""All decisions of the driver: from a batch's start to its end, for all shards together. Pure.
 
     begin(start) ─► asks(now) ─► take(answer) … until may_offer(now) ─► offer(now)
 
-Rules: one look at all shards per tick, behind the tip one after the other; the vector is offered
-with what is known, except that shards aligned on a time in catch-up wait for each other, for as
-long as a batch should take [A3, A8]. Pure: `now` is local seconds, `chance` in [0, 1).
+`now` is local seconds, `chance` in [0, 1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from kclrun.errors import DataLoss
-from kclrun.spark.offsets import Offset
+from kclrun.model.record import Record
+from kclrun.model.shard import ShardGraph
+from kclrun.spark.lineage import superseded
+from kclrun.spark.offsets import Hint, Offset
+from kclrun.spark.options import SourceSettings
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, Position
-from kclrun.spark.ranges import Hint
-from kclrun.spark.scout.aiming import Aiming
-from kclrun.spark.scout.asks import (
+from kclrun.spark.scout.aiming import BATCH_INLINE_BYTES_MAX, Aiming, ServiceTime
+from kclrun.spark.scout.lines import Lines
+from kclrun.spark.scout.running import CALLS_PER_SECOND_MAX, Moment, ReadBudget, Running, Tick
+from kclrun.spark.scout.track import (
+    RECORD_OVERHEAD_BYTES,
     Answer,
     AskListing,
     AskPage,
@@ -26,31 +32,180 @@ from kclrun.spark.scout.asks import (
     Paged,
     Refused,
     Slowed,
+    Stretch,
+    Track,
 )
-from kclrun.spark.scout.budget import CALLS_PER_SECOND_MAX, ReadBudget, Tick
-from kclrun.spark.scout.handover import hints_for
-from kclrun.spark.scout.lines import Lines
-from kclrun.spark.scout.offering import offer
-from kclrun.spark.scout.running import Moment, Running
-from kclrun.spark.scout.service_time import ServiceTime
-from kclrun.spark.scout.stretch import Stretch
-from kclrun.spark.scout.track import Track
 from kclrun.spark.scout.walk import Aim
-from kclrun.spark.settings import SourceSettings
+from kclrun.spark.stream_set import parted
 
-__all__ = ["Scout"]
 
-# What is read before a bound is known is kept for this much at least, so that times inside a look
-# ahead can be told apart.
+# The part of the driver's own reading that travels with a batch to the executors [A4]. Pure.
+#
+# A hint saves calls and never changes a row: a replay reads the same records by sequence number.
+def hints_for(
+    tracks: Iterable[Track], end: Offset, shard_bytes_max: int, now: float, wall_ahead_s: float
+) -> Mapping[str, Hint]:
+    """Hints for the ranges that end at `end`; rows of as many shards as fit, smallest first.
+
+    `shard_bytes_max` 0 gives no rows at all.
+    """
+    hints = {
+        track.shard_id: track.hint(now, wall_ahead_s)
+        for track in tracks
+        if track.bound != track.position and end.shards.get(track.shard_id) == track.bound
+    }
+    left = BATCH_INLINE_BYTES_MAX
+    for size, shard_id in sorted((_size(hint.rows), each) for each, hint in hints.items()):
+        if size > min(left, shard_bytes_max) or not shard_bytes_max:
+            hints[shard_id] = msgspec.structs.replace(hints[shard_id], rows=None)
+        else:
+            left -= size
+    return hints
+
+
+def _size(rows: tuple[Record, ...] | None) -> int:
+    return sum(len(row.data) + RECORD_OVERHEAD_BYTES for row in rows or ())
+
+
+# Retention is at least a day: an idle stream's offset records once an hour that nothing was missed.
+AS_OF_AGE_MAX_MS: Final = 3_600_000
+# Shards are looked at one after the other; rounded to steps, thousands of them share one time.
+_AS_OF_STEP_MS: Final = 10_000
+
+
+def offer(
+    start: Offset,
+    tracks: Mapping[str, Track],
+    graph: ShardGraph,
+    gone: Collection[str],
+    *,
+    aligned_ms: int,
+    is_first: bool,
+) -> Offset:
+    """`start` itself if no shard has new records, else the end of a batch from there.
+
+    `tracks` are the shards of `start` and the children that enter; `is_first` means that the batch
+    is the query's first, whose start is not stored.
+    """
+    shards = {**start.shards, **{shard_id: track.bound for shard_id, track in tracks.items()}}
+    seen = _seen(start, tracks)
+    if shards == dict(start.shards) and not _is_stale(start, seen):
+        return start
+    for shard_id in superseded(shards, graph, gone):
+        del shards[shard_id]
+    began = {
+        shard_id: tracks[shard_id].began() if shard_id in tracks else start.shards[shard_id]
+        for shard_id in shards
+        if _needs_beginning(start, tracks.get(shard_id), shard_id, is_first=is_first)
+    }
+    return Offset(
+        streams=start.streams,
+        shards=shards,
+        began=began,
+        aligned_ms=max(start.aligned_ms, aligned_ms),
+        as_of_ms={shard_id: at for shard_id, at in seen.items() if shard_id in shards},
+    )
+
+
+def joined(start: Offset, end: Offset, later: Offset, graph: ShardGraph) -> Offset:
+    """Two batches that follow each other, (start, end] and (end, later], as one.
+
+    A shard that was read to its end within it stays, and is named as the parent of the children
+    that entered after it.
+    """
+    kept = {
+        shard_id: bound
+        for shard_id, bound in end.shards.items()
+        if shard_id in later.shards or start.shards.get(shard_id) != SHARD_END
+    }
+    shards = {**kept, **later.shards}
+    began = {each: where for each, where in end.began.items() if each in shards}
+    for shard_id, where in later.began.items():
+        # Where the first batch read no record, the later one has the exact beginning of the rows.
+        so_far = began.get(shard_id, start.shards.get(shard_id))
+        if so_far is None or so_far == end.shards.get(shard_id):
+            began[shard_id] = where
+    read = {each for each in shards if start.shards.get(each) != SHARD_END}
+    entered = [each for each in later.shards if each not in end.shards and each in graph]
+    above = {each: tuple(sorted(read.intersection(graph[each].parents))) for each in entered}
+    parents = {**end.parents, **{each: found for each, found in above.items() if found}}
+    return Offset(
+        streams=later.streams,
+        shards=shards,
+        began=began,
+        aligned_ms=later.aligned_ms,
+        as_of_ms=later.as_of_ms,
+        parents=parents,
+    )
+
+
+def _needs_beginning(start: Offset, track: Track | None, shard_id: str, *, is_first: bool) -> bool:
+    """Whether the start does not name the beginning exactly, or may differ in a replay."""
+    position = start.shards.get(shard_id)
+    is_lost = track is not None and track.is_lost
+    return is_first or is_lost or position is None or not position.is_exact
+
+
+def _seen(start: Offset, tracks: Mapping[str, Track]) -> dict[str, int]:
+    """The time at which each shard was last seen to hold nothing after its bound.
+
+    It is rewritten together with the bound. For unchanged bounds it is rewritten only once one of
+    their times is an hour old, and then for all: so an idle stream makes one batch an hour of it.
+    """
+    is_refreshed = any(
+        _is_old(start.as_of_ms[shard_id], track.tip_at_bound_ms)
+        for shard_id, track in tracks.items()
+        if shard_id in start.as_of_ms and track.bound == start.shards.get(shard_id)
+    )
+    seen = {}
+    for shard_id, track in tracks.items():
+        before_ms, now_ms = start.as_of_ms.get(shard_id), track.tip_at_bound_ms
+        if track.bound == SHARD_END:
+            continue
+        stays = track.bound == start.shards.get(shard_id) and before_ms is not None
+        if stays and before_ms is not None and not (is_refreshed and now_ms is not None):
+            seen[shard_id] = before_ms
+        elif now_ms is not None:
+            seen[shard_id] = now_ms - now_ms % _AS_OF_STEP_MS
+    return seen
+
+
+def _is_old(before_ms: int, now_ms: int | None) -> bool:
+    return now_ms is not None and now_ms - before_ms >= AS_OF_AGE_MAX_MS
+
+
+def _is_stale(start: Offset, seen: Mapping[str, int]) -> bool:
+    return any(
+        _is_old(start.as_of_ms[shard_id], at)
+        for shard_id, at in seen.items()
+        if shard_id in start.as_of_ms
+    )
+
+
+# Twenty shards of 130 bytes: a progress event of a thousand shards stays below 20 kB with them.
+REPORTED_MAX: Final = 20
+_LOSSES_REPORTED_MAX: Final = 5
+
+# The rows before a bound is known are kept for at least this many bytes, so that times inside a
+# look ahead can be distinguished.
 _ROWS_BYTES_MIN: Final = 256 * 1024
+# All shards together, each with the rows behind its position and the rows of a look ahead: some
+# 250 MB of a Python process. A thousand shards then keep one sample of a look ahead (64 KiB) in
+# each; rows that are not kept are read again.
+ROWS_BYTES_TOTAL: Final = 128 * 2**20
 # A walk of three calls takes a tenth of a second; slower shards join the next batch.
 _GRACE_S: Final = 0.25
-# Watermarks have a delay of seconds at the least, for arrival times jitter by as much.
+# Watermarks have a delay of at least seconds, because arrival times jitter by as much.
 _APART_MAX_MS: Final = 2_000
 
 
 class Scout:
-    """Holds what is known of all shards between batches. One thread at a time."""
+    """Holds the known facts of all shards between batches. One thread at a time.
+
+    Each tick looks at all shards once; behind the tip, one look follows the other. The vector of
+    bounds is offered with the facts known by then. Only shards that are aligned on a time in
+    catch-up wait for each other, for as long as a batch should take [A3, A8].
+    """
 
     def __init__(self, settings: SourceSettings, wall_ahead_s: float, now: float) -> None:
         self.service = ServiceTime(wall_ahead_s)
@@ -72,14 +227,18 @@ class Scout:
         self._hints: Mapping[str, Hint] = {}
         self._until: tuple[int, int, float] | None = None
         self._is_listing = False
+        self._rows_bytes_max = _ROWS_BYTES_MIN
 
     def adopt(self, shard_id: str, position: Position, token: str, now: float) -> None:
-        """Begin with an iterator that stands at a position: LATEST, made before all else."""
+        """Begin with an iterator at a position: LATEST, made before all else. For the query's first
+        batch only: a query with a checkpoint began before the iterator was made."""
+        if self._start is not None:
+            return
         track = self._add(shard_id, position, now).track
         track.kept = Stretch(position, track.rows_bytes_max, token, now)
 
     def end_at_now(self, now: float) -> None:
-        """AvailableNow: read what is there now, and no more [A9]."""
+        """AvailableNow: read the records that exist now, and no more [A9]."""
         ahead_ms = self.service.surely_ahead_ms(now)
         self._until = (ahead_ms, self.service.surely_past_ms(now), now)
         for running in self.running.values():
@@ -87,8 +246,12 @@ class Scout:
         self.lines.list_now()
         self._next_tick_at = now
 
+    def end_nowhere(self) -> None:
+        """Ends AvailableNow: later records count as new again."""
+        self._until = None
+
     def begin(self, start: Offset, now: float, *, is_first: bool, takes_all: bool = False) -> None:
-        """The next batch begins at `start`; what was known of other starts is dropped.
+        """The next batch begins at `start`; facts about other starts are dropped.
 
         Raises: DataLoss where all children of an ended shard have expired.
         """
@@ -101,13 +264,15 @@ class Scout:
             self._aim = None
         if takes_all:
             self._next_tick_at = now
+        if self._start is None and not is_first:
+            self.running.clear()
         self._start, self._is_first, self._takes_all = start, is_first, takes_all
         self._aiming.reach(start.aligned_ms)
         self.lines.watch(start.shards)
         self._roll(start, now)
 
     def asks(self, now: float) -> list[AskPage | AskListing]:
-        """What to ask now, all at once if possible; each is answered by one `take`."""
+        """The requests to send now, all at once if possible; each is answered by one `take`."""
         asked: list[AskPage | AskListing] = []
         if not self._is_listing and self.lines.next_listing_at() <= now:
             self._is_listing = True
@@ -130,7 +295,7 @@ class Scout:
         elif isinstance(answer, Slowed):
             self._tick.throttled()
         elif isinstance(answer, Refused):
-            # Times are the only thing in a read that can be wrong: ours was ahead of the service's.
+            # Only a time can be wrong in a read: ours was ahead of the service's clock.
             if ask.read.opening is None or ask.read.opening.timestamp is None:
                 raise answer.error
             self.service.was_ahead()
@@ -139,7 +304,7 @@ class Scout:
             running.take(ask.turn, answer, Moment(now, asked_ms, chance), self._settings)
 
     def may_offer(self, now: float) -> bool:
-        """Whether the tick is over, as far as the batch waits for it."""
+        """Whether the part of the tick that the batch waits for is over."""
         if self._aim is None:
             return self._until is not None and self.is_exhausted()
         walking = [each for each in self.running.values() if each.is_walking]
@@ -152,7 +317,7 @@ class Scout:
         return all(each.is_held(now) for each in walking) or now >= self._tick_at + _GRACE_S
 
     def offer(self, now: float) -> Offset:
-        """The end of the batch; `start` itself without news."""
+        """The end of the batch; `start` itself if no shard has new records."""
         assert self._start is not None
         aim = self._aim
         if aim is not None and not aim.only_heads:
@@ -174,12 +339,12 @@ class Scout:
         return end
 
     def _is_stepping(self, aim: Aim) -> bool:
-        """Whether a shard at the tip goes on page by page, and has more."""
+        """Whether a shard at the tip is read page by page, and has more pages."""
         tracks = (each.track for each in self.running.values())
         return any(each.is_misled(aim.until_ms) and each.is_short_of_tip for each in tracks)
 
     def next_at(self, now: float) -> float:
-        """When there is something to ask or to offer again, if nothing is answered until then."""
+        """The time of the next request or offer, if no answer comes until then."""
         times = [each.wakes_at(now) for each in self.running.values() if each.is_walking]
         if not self._is_listing:
             times.append(self.lines.next_listing_at())
@@ -194,11 +359,11 @@ class Scout:
 
     @property
     def must_go_on(self) -> bool:
-        """Whether only what was there, and not time, ends the search."""
+        """Whether the search ends only with the existing records, and not with time."""
         return self._takes_all or self._until is not None
 
     def is_exhausted(self) -> bool:
-        """Whether an answer without news is the last word: all that was there is in `start`."""
+        """Whether an answer without new records is final: `start` covers all existing records."""
         walking = any(each.is_walking for each in self.running.values())
         if self._until is None:
             return self._takes_all and not walking and self._aim is not None
@@ -216,7 +381,8 @@ class Scout:
         for each in self.running.values():
             position = each.track.position
             is_early = position.place is Place.TIMESTAMP and position.timestamp_ms > past_ms
-            # Together there is one answer to one time: those that have it wait for the rest.
+            # All shards together need one answer for one time: those that have it wait for the
+            # rest.
             is_answered = is_together and each.aim == aim
             if not (is_early or is_answered or self._is_done(each.track)):
                 each.begin(aim)
@@ -230,14 +396,14 @@ class Scout:
         return heads or self._aiming.next(tracks, self.service, now, waits=waits)
 
     def _is_together(self, aim: Aim) -> bool:
-        """Whether the shards wait for each other: one ahead of the others by more than a moment
-        takes the watermark along."""
+        """Whether the shards wait for each other: a shard that is ahead by more than a moment would
+        advance the watermark."""
         if aim.only_heads or not self._settings.aligns_shards:
             return aim.only_heads
         return not aim.is_tip or aim.until_ms - self._aiming.aligned_ms > _APART_MAX_MS
 
     def _is_awaited(self, now: float) -> bool:
-        """Whether some shards still look for what the others have found, and may."""
+        """Whether some shards still look for a bound that the others have found, and have time."""
         if self._aim is None or not self._is_together(self._aim):
             return False
         is_walking = any(each.is_walking for each in self.running.values())
@@ -251,6 +417,7 @@ class Scout:
         for shard_id in [each for each in self.running if each not in wanted]:
             self.running.pop(shard_id).stop()
             self._budgets.pop(shard_id, None)
+        self._share_rows(len(wanted))
         for shard_id, position in wanted.items():
             running = self.running.get(shard_id)
             if running is None:
@@ -260,22 +427,30 @@ class Scout:
                 running.track.move(position)
 
     def _entrance(self, start: Offset, shard_id: str) -> Position:
-        """A child begins at its first record; where the query began at a time and its parents had
-        nothing after that, at the same time."""
+        """A child begins at its first record. Where the query began at a time and the parents had
+        no records after it, the child begins at the same time."""
         shard = self.lines.graph[shard_id]
         began = [start.began.get(each) for each in shard.parents if each in start.shards]
         times = [each for each in began if each is not None and each.place is Place.TIMESTAMP]
         return max(times) if times and len(times) == len(began) else TRIM_HORIZON
 
     def _add(self, shard_id: str, position: Position, now: float) -> Running:
-        rows_bytes_max = max(_ROWS_BYTES_MIN, self._settings.inline_bytes_max)
         rate = self._settings.reads_per_second_max
         budget = self._budgets.setdefault(shard_id, ReadBudget(rate, now))
         is_counted = self._settings.records_per_trigger_max is not None
-        track = Track(shard_id, position, rows_bytes_max, is_counted=is_counted)
+        track = Track(shard_id, position, self._rows_bytes_max, is_counted=is_counted)
         running = Running(track, budget)
         self.running[shard_id] = running
         return running
+
+    def _share_rows(self, shards: int) -> None:
+        """Limit the rows kept of each shard, so that all of them stay within their budget."""
+        self._rows_bytes_max = min(
+            max(_ROWS_BYTES_MIN, self._settings.inline_bytes_max),
+            ROWS_BYTES_TOTAL // (2 * max(1, shards)),
+        )
+        for running in self.running.values():
+            running.track.rows_bytes_max = self._rows_bytes_max
 
     def _take_listing(self, answer: Answer, now: float) -> None:
         self._is_listing = False
@@ -289,7 +464,7 @@ class Scout:
             self._judge_gone(running)
 
     def _judge_gone(self, running: Running) -> None:
-        """A shard that the service knows no more, and that a later listing does not have."""
+        """Judges a shard that the service no longer knows and that a later listing leaves out."""
         shard_id = running.track.shard_id
         if running.gone is None or not self.lines.listed_since(running.gone.sent_at):
             return
@@ -317,7 +492,7 @@ class Scout:
         is_later = arrived_ms is not None and arrived_ms >= ahead_ms
         if track.bound == SHARD_END or is_later:
             return True
-        # The tip of a closed shard is not its end: its children may hold what was there.
+        # The tip of a closed shard is not its end: its children may hold further records.
         is_at_tip = tip_ms is not None and tip_ms >= past_ms
         return is_at_tip and not self.lines.is_closed(track.shard_id)
 
@@ -332,13 +507,38 @@ class Scout:
                 running.budget.waste(running.track.wasted_bytes, now)
 
     def report(self) -> dict[str, Any]:
-        """The state of all shards as plain JSON values."""
-        shards = {each.track.shard_id: each.report() for each in self.running.values()}
-        lags = [shard["lagMs"] for shard in shards.values() if shard["lagMs"] is not None]
-        return {
-            "shards": shards,
-            "throttles": sum(each.throttles for each in self.running.values()),
-            "tickMs": round(self.tick_s * 1000),
-            "lagMsMax": max(lags, default=None),
-            "losses": list(self.losses),
+        """Totals over all shards, and the worst of them, as plain JSON values: Spark keeps the last
+        hundred reports, and its event log all of them."""
+        running = sorted(self.running.values(), key=_severity)
+        by_stream = {
+            stream: _totals([each for each in running if parted(each.track.shard_id)[0] == stream])
+            for stream in self._settings.reached.several
         }
+        return {
+            "stream": self._settings.reached.name,
+            "shards": {each.track.shard_id: each.report() for each in running[:REPORTED_MAX]},
+            **_totals(running),
+            **({"streams": by_stream} if by_stream else {}),
+            "tickMs": round(self.tick_s * 1000),
+            "losses": self.losses[-_LOSSES_REPORTED_MAX:],
+            "lossesTotal": len(self.losses),
+        }
+
+
+def _totals(running: Sequence[Running]) -> dict[str, Any]:
+    tracks = [each.track for each in running]
+    lags = [each.lag_ms for each in tracks if each.lag_ms is not None]
+    densities = [each.density for each in tracks if each.density is not None]
+    return {
+        "shardsTotal": len(tracks),
+        "shardsAtTip": sum(each.tip_at_bound_ms is not None for each in tracks),
+        "recordsPerSecond": round(sum(each.records_per_second for each in densities), 3),
+        "bytesPerSecond": round(sum(each.bytes_per_second for each in densities), 1),
+        "throttles": sum(each.throttles for each in running),
+        "lagMsMax": max(lags, default=None),
+    }
+
+
+def _severity(running: Running) -> tuple[int, int, str]:
+    """Furthest behind first, then those that were throttled most."""
+    return (-(running.track.lag_ms or 0), -running.throttles, running.track.shard_id)

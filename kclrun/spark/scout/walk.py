@@ -1,8 +1,8 @@
-"""One shard's search for the bound of a batch: which page to read next, and what it means [A3, A8].
+"""One shard's search for the bound of a batch: the next page to read, and its meaning [A3, A8].
 
-A generator: it yields what it wants to read and is sent the page, so that it can go on in a later
-tick where its calls are used up. Rules: every bound is at a record that GetRecords returned, or
-the end of the shard; timestamps only find records; away from the tip bounds are exclusive. Pure.
+A generator yields the next read and is sent the page, so that it can continue in a later tick when
+its calls are used up. Every bound is at a record that GetRecords returned, or at the end of the
+shard. Timestamps only find records. Away from the tip, bounds are exclusive. Pure.
 """
 
 from __future__ import annotations
@@ -14,28 +14,23 @@ import msgspec
 
 from kclrun.model.record import Record
 from kclrun.spark.positions import SHARD_END, Place, after, at_timestamp, before
-from kclrun.spark.scout.asks import Paged, Refused
-from kclrun.spark.scout.density import arrival_ms, density_of
-from kclrun.spark.scout.stretch import Stretch
-from kclrun.spark.scout.track import Track
+from kclrun.spark.scout.track import Paged, Refused, Stretch, Track, arrival_ms, density_of
 
-__all__ = ["Aim", "Walk", "Want", "walk"]
-
-# Where only reading on helps, pages of what one batch may inline for a shard by default.
+# Where only reading on helps: pages of the size that a batch may inline for a shard by default.
 _PAGE_BYTES: Final = 512 * 1024
-# Where no time helps at the tip and nothing may be inlined: read twice, 1.3 s of a shard's share.
+# Where no time helps at the tip and no row may be inlined: read twice, 1.3 s of a shard's share.
 _STEP_BYTES_MIN: Final = 256 * 1024
-# Records differ in size: a page that shall fit is asked for with an eighth to spare.
+# Records differ in size: a page that must fit is requested with an eighth to spare.
 _STEP_SHARE: Final = 7 / 8
 # Halving a window of a day ten times leaves 84 s of records, which reading reaches.
 _PROBES_MAX: Final = 10
 
 
 class Aim(msgspec.Struct, frozen=True):
-    """What all shards look for together: the first record at or after `until_ms`, or the tip.
+    """The target of all shards together: the first record at or after `until_ms`, or the tip.
 
-    `only_heads` wants nothing but the first record after each position; `takes_all` no bound short
-    of the tip. `page_bytes` is what a page may weigh that executors need not read again.
+    `only_heads` asks for only the first record after each position; `takes_all` accepts no bound
+    short of the tip. `page_bytes` is the size of a page that executors need not read again.
     """
 
     until_ms: int
@@ -58,9 +53,9 @@ _Reading = Generator[Want, tuple[Paged | Refused, int], list[Record] | None]
 
 
 def walk(track: Track, aim: Aim) -> Walk:
-    """Look for a bound; `track.finding` gets better as it goes on.
+    """Look for a bound; `track.finding` improves with each page.
 
-    Sent: the page, and the service's time that had surely been reached when it was asked for.
+    Sent: the page, and a service time that had surely been reached when it was requested.
     """
     kept = track.kept
     needs_head = kept.first is None and (aim.only_heads or not kept.base.is_exact)
@@ -70,7 +65,7 @@ def walk(track: Track, aim: Aim) -> Walk:
             return
         is_fresh = True
     if needs_head and kept.is_ended and kept.first is None and kept.is_given:
-        # LATEST of a shard that ended: whether its range has rows is for the timestamp to say.
+        # LATEST of a shard that ended: only the timestamp can show whether its range has rows.
         track.kept = Stretch(kept.base, track.rows_bytes_max)
         yield from walk(track, aim)
         return
@@ -125,8 +120,8 @@ def _jump(track: Track, aim: Aim) -> Generator[Want, tuple[Paged | Refused, int]
 def _step_on(track: Track, aim: Aim) -> Walk:
     """Every time leads back, to a record stamped ahead of its time: one page is progress [A8].
 
-    A page and no more, so that its rows can be inlined: what is read twice makes a shard rest.
-    A batch that takes all has no next one to go on in: it reads to the tip.
+    It reads one page only, so that its rows can be inlined: bytes read twice make a shard rest.
+    A batch that takes all has no later batch to continue in: it reads to the tip.
     """
     front = track.kept
     limit = track.page_limit(max(_STEP_BYTES_MIN, int(aim.page_bytes * _STEP_SHARE)))
@@ -138,7 +133,7 @@ def _step_on(track: Track, aim: Aim) -> Walk:
 
 
 def _stays(track: Track, ahead: Stretch, first: Record) -> bool:
-    """The time leads to the record the batch begins at: before the tip, that is the answer."""
+    """The time leads to the record that the batch begins at: behind the tip, that is the answer."""
     if track.kept.first is None and before(first.sequence_number) == track.position:
         ahead.begin_at(track.position)
         track.kept = ahead
@@ -146,9 +141,9 @@ def _stays(track: Track, ahead: Stretch, first: Record) -> bool:
 
 
 def _follow(track: Track, aim: Aim) -> Walk:
-    """Read on from the kept iterator, to the tip or the first record that is late enough.
+    """Read on from the kept iterator, to the tip or to the first record that is late enough.
 
-    Where the shard turns out to hold much, times in between are tried first.
+    If the shard proves to hold many records, times in between are tried first.
     """
     front = track.kept
     for _ in range(_PROBES_MAX):
@@ -159,6 +154,7 @@ def _follow(track: Track, aim: Aim) -> Walk:
         if len(records) < limit:
             break
         between_ms = (arrival_ms(records[-1]) + aim.until_ms) // 2
+        records.clear()  # thousands of walks may wait here, for calls or for answers
         probed = Stretch(at_timestamp(between_ms), track.rows_bytes_max)
         sample = yield from _read(track, probed, track.sample_limit)
         if not sample or front.reached.covers(sample[0].sequence_number):
@@ -172,13 +168,14 @@ def _follow(track: Track, aim: Aim) -> Walk:
         records = yield from _read(track, front, track.page_limit(_PAGE_BYTES))
         if records is None or _ends_in(track, front, records, aim):
             return
+        records.clear()
 
 
 def _ends_in(track: Track, front: Stretch, records: list[Record], aim: Aim) -> bool:
-    """Whether the page just read settles the bound; else note how far it got."""
+    """Whether the page just read settles the bound; otherwise note the position it reached."""
     late = next((row for row in records if arrival_ms(row) >= aim.until_ms), None)
     if late is not None and not aim.is_tip:
-        if late is not track.kept.first:
+        if track.kept.first is None or late.sequence_number != track.kept.first.sequence_number:
             track.find(before(late.sequence_number), at=late)
         return True
     if _take_over(track, front):
@@ -189,7 +186,7 @@ def _ends_in(track: Track, front: Stretch, records: list[Record], aim: Aim) -> b
 
 
 def _is_resolved(track: Track, kept: Stretch, aim: Aim, *, is_fresh: bool) -> bool:
-    """Whether what is at hand already says where the batch ends."""
+    """Whether the kept records already determine the batch's end."""
     if aim.is_tip:
         return is_fresh and _take_over(track, kept)
     head_ms = track.head_ms
@@ -204,7 +201,7 @@ def _is_resolved(track: Track, kept: Stretch, aim: Aim, *, is_fresh: bool) -> bo
 
 
 def _take_over(track: Track, stretch: Stretch) -> bool:
-    """If the stretch is over, the bound is its end."""
+    """If the stretch has ended or reached the tip, its end is the bound."""
     if stretch.is_ended:
         track.find(SHARD_END)
     elif stretch.at_tip and stretch.last is not None:
@@ -234,11 +231,11 @@ def _read(track: Track, stretch: Stretch, limit: int) -> _Reading:
         stretch.tip_ms = None
     seen_s = None
     if stretch.at_tip and before_ms is not None:
-        # All that came since the shard was last seen empty: its own span says nothing of pauses.
+        # All records since the shard was last seen empty: their own span does not contain pauses.
         seen_s = max(0.0, (asked_ms - before_ms) / 1000)
     elif sought_ms is not None and len(records) > 1:
-        # A time falls between two bursts of records more often than into one: what passed until
-        # the first record counts as well.
+        # A time falls between two bursts of records more often than into one: the time before the
+        # first record counts as well.
         seen_s = max(0.0, (arrival_ms(records[-1]) - sought_ms) / 1000)
     track.density = density_of(records, seen_s) or track.density
     track.lag_ms = answer.page.millis_behind_latest

@@ -1,7 +1,7 @@
-"""What the tasks of one batch report to the driver, and what the driver says about it.
+"""The reports of a batch's tasks to the driver, and the driver's log line about them. Pure.
 
-Pure. Rule: quiet while every shard takes what it is sent; a line when flow control slowed a batch
-down, and one when it no longer does.
+It is silent while every shard accepts its records. It logs a line when flow control slowed a batch
+down, and another one when flow control no longer does.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from kclrun.sinks.flow_control import BATCH_RECORDS_MAX
-from kclrun.sinks.producing import ProducerMetrics
-
-__all__ = ["BatchReport", "TaskReport", "batch_report", "slowdown_line", "task_report"]
+from kclrun.sinks.flow_control import BATCH_RECORDS_MAX, ProducerMetrics
 
 
 class _Put(msgspec.Struct, frozen=True, kw_only=True):
-    """What was put. `pause_max_s` and `recovery_max_s` are the largest since the workers began:
-    their flow control lives on from batch to batch."""
+    """The counts of puts. `pause_max_s` and `recovery_max_s` are the largest since the workers
+    began: their flow control lives on from batch to batch."""
 
     rows: int
     records: int
@@ -32,7 +29,7 @@ class _Put(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskReport(_Put, frozen=True, kw_only=True):
-    """One task: what it put, and the shards that flow control slowed, at the end of the task.
+    """One task: its puts, and the shards that flow control slowed, at the end of the task.
 
     `slowed` is by shard id: the batch size in records and the pause in seconds.
     """
@@ -54,7 +51,7 @@ class BatchReport(_Put, frozen=True, kw_only=True):
 
     @property
     def was_slowed(self) -> bool:
-        """Whether a record was refused, or a shard is still sent less than it could be."""
+        """Whether a record was refused, or a shard still gets less than it could take."""
         return self.refused_records > 0 or self.slowed_shards > 0
 
     @property

@@ -1,8 +1,8 @@
-"""The open shards a sink writes to, read on the driver at most every 30 s.
+"""The open shards that a sink writes to, read on the driver at most every 30 s.
 
 Spark plans the writer of every micro-batch anew, in a Python process that it keeps for the next
-one (and ends after a minute without work): what is remembered here lives in that process. Rule:
-a listing that fails for the moment is made up for by the last one; the first has to succeed.
+one (and ends after a minute without work): this cache lives in that process. If a listing fails
+temporarily, the last one is used; the first one has to succeed.
 """
 
 from __future__ import annotations
@@ -16,29 +16,27 @@ from collections.abc import Callable
 from typing import Final
 
 from kclrun.errors import AccessDenied, NotFound, ServiceError, Throttled, Unavailable
-from kclrun.model.backoff import backoff_s
 from kclrun.model.shard import Shard
+from kclrun.model.time import backoff_s
 from kclrun.ports import ShardFilter
-from kclrun.spark.connecting import connected
-from kclrun.spark.settings import Reached
+from kclrun.spark.asking import connected
+from kclrun.spark.options import Reached
 
-__all__ = ["OpenShards", "list_open_shards", "open_shards"]
-
-# A record sent by an old map arrives all the same: the service routes it. Only flow control is
-# less exact for as long, and a reshard takes about as long itself.
+# A record that was sent by an old map still arrives: the service routes it. Only flow control is
+# less exact during that time, and a reshard takes about as long itself.
 _KEPT_S: Final = 30.0
-# At 0.1 s doubling, 3 to 6 s in all: a micro-batch can wait that long, and so can whoever is told
-# that an endpoint cannot be reached.
+# At 0.1 s doubling, 3 to 6 s in all. A micro-batch can wait that long, and so can a user for the
+# message that an endpoint cannot be reached.
 _ATTEMPTS_MAX: Final = 6
 _BACKOFF_BASE_S: Final = 0.1
-# As many as the connections a process keeps.
+# The same number as the connections that a process keeps.
 _STREAMS_MAX: Final = 16
 
 
 class OpenShards:
     """The open shards of some streams, remembered for 30 s each; threads may share it.
 
-    `listed` asks the service. `clock` is any that does not go back; `chance` is from 0 to 1.
+    `listed` asks the service. `clock` is any clock that does not go back; `chance` is from 0 to 1.
     """
 
     def __init__(
@@ -58,7 +56,7 @@ class OpenShards:
     def of(self, reached: Reached) -> tuple[Shard, ...]:
         """The open shards of a stream as of at most 30 s ago.
 
-        Raises: NotFound where there is no such stream, or none with open shards; AccessDenied,
+        Raises: NotFound where the stream does not exist, or has no open shards; AccessDenied,
         InvalidRequest; Throttled or Unavailable after six attempts, if there was never an answer.
         """
         with self._lock:
@@ -100,7 +98,7 @@ class OpenShards:
 
 
 def list_open_shards(reached: Reached) -> tuple[Shard, ...]:
-    """The open shards now, asked for once. Raises: a ServiceError leaf; NotFound for none."""
+    """The open shards now, from one request. Raises: a ServiceError leaf; NotFound for none."""
     listed = connected(reached).admin.list_shards(ShardFilter("AT_LATEST"))
     shards = tuple(each for each in listed if each.is_open)
     if not shards:
@@ -109,7 +107,7 @@ def list_open_shards(reached: Reached) -> tuple[Shard, ...]:
 
 
 def _told(error: ServiceError, reached: Reached) -> ServiceError:
-    """The same error, for a person."""
+    """The same error, with the stream, its place and advice for the user."""
     where = reached.endpoint_url or reached.region or "the region of this environment"
     told = f"the stream {reached.name} at {where} cannot be written to: {error}"
     advice = _WHAT_TO_DO[type(error)]
@@ -128,5 +126,5 @@ _OPEN: Final = OpenShards(list_open_shards).forget_in_children()
 
 
 def open_shards(reached: Reached) -> tuple[Shard, ...]:
-    """What `OpenShards.of` says, from the memory of this process. Raises: as that."""
+    """The result of `OpenShards.of`, from this process's cache. Raises: as that."""
     return _OPEN.of(reached)

@@ -1,23 +1,14 @@
-"""The sink as Spark's data source API wants it: `df.write` and `df.writeStream` of format kclrun.
+"""Implements Spark's data source API for the sink: `df.write` and `df.writeStream` of the format.
 
-On the driver a writer is made for every batch: options and columns are checked, and the map of
-open shards, at most 30 s old, is given to the tasks. On an executor `write` puts the rows of one
-partition and returns only once all are acknowledged; it raises otherwise, and Spark tries the task
-again. So delivery is at least once: what a failed task had put is put again, and so is a batch
-whose query ended before its commit. Under `spark.speculation` two attempts may put the same rows at
-the same time.
-
-Order: within one partition the records of a key are put in the order of the rows, also while the
-stream throttles (unless `ordering` is none). The format does not bring the rows of a key together,
-because Spark lets no Python sink ask for that; `kclrun.spark.write` does.
-
-Append only: a stream cannot be overwritten, and Spark passes update mode to no Python sink.
+On the driver a writer is made for every batch: it checks options and columns, and gives the map of
+open shards, at most 30 s old, to the tasks. `_Writer` describes delivery and order.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -25,23 +16,83 @@ import pyarrow as pa
 import pyspark.sql.datasource as api
 from pyspark.sql.types import StructType
 
+from kclrun.aws.put_records import WirePutter
 from kclrun.errors import SettingsError
 from kclrun.model.shard import Shard
-from kclrun.spark.settings import Reached
-from kclrun.spark.sink.columns import check_columns
-from kclrun.spark.sink.options import SinkSettings, sink_settings
-from kclrun.spark.sink.report import BatchReport, TaskReport, batch_report, slowdown_line
-from kclrun.spark.sink.shards import open_shards
-from kclrun.spark.sink.task import put_partition
+from kclrun.sinks.flow_control import Flow, ProducerSettings
+from kclrun.sinks.kinesis_producer import KinesisProducer
+from kclrun.spark.asking import connected
+from kclrun.spark.options import Reached
+from kclrun.spark.sink.columns import SinkSettings, check_columns, sink_settings
+from kclrun.spark.sink.report import (
+    BatchReport,
+    TaskReport,
+    batch_report,
+    slowdown_line,
+    task_report,
+)
+from kclrun.spark.sink.shards import list_open_shards, open_shards
+from kclrun.spark.sink.writing import put_entries
 
-__all__ = ["TaskDone", "batch_writer", "stream_writer"]
+# One task of the sink puts the rows of one partition into the stream, on an executor.
+#
+# The pace of the shards that a task learnt stays in the process: Python workers are kept, and the
+# next task of any partition begins with it.
+# The same number of streams as a process keeps connections.
+_STREAMS_MAX: Final = 16
+
+
+def put_partition(
+    settings: SinkSettings, shards: tuple[Shard, ...], batches: Iterator[pa.RecordBatch]
+) -> TaskReport:
+    """Put every row of one partition, in order; return once all are acknowledged.
+
+    Raises: SinkError for a row that cannot be a record; Throttled or Unavailable once no record was
+    accepted for the settings' budget; AccessDenied, NotFound, InvalidRequest as the service said.
+    """
+    reached = settings.reached
+    producer = KinesisProducer(
+        WirePutter(connected(reached).client, reached.stream),
+        shards,
+        ProducerSettings(
+            keeps_order=settings.keeps_order,
+            aggregates=settings.aggregates,
+            give_up_after_s=settings.give_up_after_s,
+            record_bytes_max=settings.record_bytes_max,
+        ),
+        flow=_flow(reached),
+        relist=lambda: list_open_shards(reached),
+    )
+    rows = 0
+    try:
+        for batch in batches:
+            for entry in put_entries(
+                batch, rows_before=rows, record_bytes_max=settings.record_bytes_max
+            ):
+                producer.add(entry)
+            rows += batch.num_rows
+        producer.flush()
+        return task_report(rows, producer.metrics())
+    finally:
+        producer.close()
+
+
+# A Python worker runs one task at a time, so this is not locked.
+_FLOWS: Final[OrderedDict[Reached, Flow]] = OrderedDict()
+
+
+def _flow(reached: Reached) -> Flow:
+    flow = _FLOWS.setdefault(reached, Flow())
+    _FLOWS.move_to_end(reached)
+    if len(_FLOWS) > _STREAMS_MAX:
+        _FLOWS.popitem(last=False)
+    return flow
+
 
 _LOG: Final = logging.getLogger("kclrun.spark.sink.writers")
-# As many streams as a process keeps connections.
-_STREAMS_MAX: Final = 16
-# The process that only commits micro-batches has loaded this module; no process that plans has.
+# The process that only commits micro-batches has loaded this module; processes that plan have not.
 _COMMITTING: Final = "pyspark.sql.worker.python_streaming_sink_runner"
-# PySpark 4.0 has no class of this name, and hands Arrow batches to whatever is an Arrow writer.
+# PySpark 4.0 has no class of this name, and passes Arrow batches to any Arrow writer.
 _StreamArrowWriter: Any = getattr(api, "DataSourceStreamArrowWriter", None) or type(
     "_StreamArrowWriter", (api.DataSourceArrowWriter, api.DataSourceStreamWriter), {}
 )
@@ -50,7 +101,7 @@ _StreamArrowWriter: Any = getattr(api, "DataSourceStreamArrowWriter", None) or t
 def batch_writer(
     options: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> api.DataSourceWriter:
-    """What `DataSource.writer` returns.
+    """The result of `DataSource.writer`.
 
     Raises: SettingsError for an option or a column that is refused, and for mode overwrite;
     NotFound, AccessDenied, Unavailable where the stream cannot be listed.
@@ -67,7 +118,7 @@ def batch_writer(
 def stream_writer(
     options: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> api.DataSourceStreamWriter:
-    """What `DataSource.streamWriter` returns; Spark calls it for each micro-batch, and once more
+    """The result of `DataSource.streamWriter`; Spark calls it for each micro-batch, and once more
     to commit it.
 
     Raises: as `batch_writer`; SettingsError for output mode complete.
@@ -78,20 +129,33 @@ def stream_writer(
             " cannot be overwritten: use append, or foreachBatch with kclrun.spark.write"
         )
     settings = _checked(options, schema)
-    # A commit writes nothing: it must not fail because Kinesis is away just then.
+    # A commit writes nothing: it must not fail because Kinesis is unavailable at that time.
     shards = () if _COMMITTING in sys.modules else open_shards(settings.reached)
     return _StreamWriter(settings, shards)
 
 
 class TaskDone(api.WriterCommitMessage):
-    """What a task that put everything tells the driver."""
+    """The message of a successful task to the driver."""
 
     def __init__(self, report: TaskReport) -> None:
         self.report = report
 
 
 class _Writer:
-    """What writers of batches and of streams have in common; travels to the tasks."""
+    """The common part of the writers of batches and of streams; travels to the tasks.
+
+    On an executor `write` puts the rows of one partition and returns only once all are
+    acknowledged. Otherwise it raises, and Spark tries the task again. So delivery is at least once:
+    the records of a failed task are put again, and so is a batch whose query ended before its
+    commit. Under `spark.speculation` two attempts may put the same rows at the same time.
+
+    Order: within one partition the records of a key are put in the order of the rows, also while
+    the stream throttles (unless `ordering` is none). The format does not bring the rows of a key
+    together, because a Python sink cannot ask Spark for that; `kclrun.spark.write` does.
+
+    Append only: a stream cannot be overwritten, and Spark does not pass update mode to Python
+    sinks.
+    """
 
     def __init__(self, settings: SinkSettings, shards: tuple[Shard, ...]) -> None:
         self._settings = settings
@@ -136,13 +200,13 @@ class _StreamWriter(_Writer, _StreamArrowWriter):  # type: ignore[misc]
 
 
 class _Slowed:
-    """The streams whose last batch was slowed, as far as this process committed it."""
+    """The streams whose last batch was slowed, of the batches that this process committed."""
 
     def __init__(self) -> None:
         self._streams: dict[Reached, None] = {}
 
     def tell(self, reached: Reached, what: str, report: BatchReport) -> None:
-        """Log the line that a batch is worth, if it is."""
+        """Log the line about this batch, if it has one."""
         was_slow = reached in self._streams
         line = slowdown_line(what, report, was_slow=was_slow)
         self._streams.pop(reached, None)

@@ -1,7 +1,7 @@
-"""`kclrun.spark.write`: a DataFrame into a stream, with its rows in order where that is asked for.
+"""`kclrun.spark.write`: puts a DataFrame into a stream, with its rows in order if requested.
 
-Holds what the bare format cannot do: Spark lets no Python sink ask for a partitioning, so this
-brings the rows of a key together before they are written. Look next: `writers.py`.
+A Python sink cannot ask Spark for a partitioning. So this function brings the rows of a key
+together before they are written.
 """
 
 from __future__ import annotations
@@ -9,18 +9,130 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PySparkAttributeError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.functions import col
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StringType
 
-from kclrun.errors import SettingsError
-from kclrun.spark.sink.columns import DATA, EXPLICIT_HASH_KEY, PARTITION_KEY, check_columns
-from kclrun.spark.sink.options import sink_settings
+from kclrun.codec.kpl import parse_hash_key
+from kclrun.errors import LimitExceeded, SettingsError, SinkError
+from kclrun.model.record import PutEntry
+from kclrun.spark.sink.columns import (
+    DATA,
+    EXPLICIT_HASH_KEY,
+    PARTITION_KEY,
+    check_columns,
+    sink_settings,
+)
 from kclrun.spark.sink.shards import open_shards
 
-__all__ = ["write"]
+# Turns rows of Spark into records to put, and checks that each row can become one.
+#
+# A row that cannot become a record is an error that names the row and the count; it never leaves a
+# gap. Values, including keys, never appear in a message.
+# A partition key has 1 to 256 Unicode characters (PutRecordsRequestEntry).
+KEY_CHARACTERS_MAX: Final = 256
+
+
+def put_entries(
+    batch: pa.RecordBatch, *, rows_before: int, record_bytes_max: int
+) -> list[PutEntry]:
+    """The records of one Arrow batch, one for each row, in its order.
+
+    `rows_before` is how many rows of the partition came earlier; `record_bytes_max` bounds data
+    and key together, as the service counts them. Raises: SinkError naming the column, the number of
+    wrong rows in the batch and the place of the first of them.
+    """
+    check = _Check(batch.num_rows, rows_before)
+    data = _as_binary(batch.column(DATA))
+    keys = batch.column(PARTITION_KEY)
+    check.refuse(pc.is_null(data), f"{DATA} is null")
+    check.refuse(pc.is_null(keys), f"{PARTITION_KEY} is null")
+    check.text(keys, PARTITION_KEY)
+    check.refuse(pc.equal(pc.binary_length(keys), 0), f"{PARTITION_KEY} is empty")
+    check.refuse(
+        pc.greater(pc.utf8_length(keys), KEY_CHARACTERS_MAX),
+        f"{PARTITION_KEY} is longer than {KEY_CHARACTERS_MAX} characters",
+    )
+    size = pc.add(pc.cast(pc.binary_length(data), pa.int64()), pc.binary_length(keys))
+    check.refuse(
+        pc.greater(size, record_bytes_max),
+        f"{DATA} and {PARTITION_KEY} are more than {record_bytes_max} bytes (option"
+        " maxRecordBytes; a stream takes 1 MiB, or up to 10 MiB where that was set on it)",
+    )
+    return [
+        PutEntry(each, key, hash_key)
+        for each, key, hash_key in zip(
+            data.to_pylist(), keys.to_pylist(), _hash_keys(batch, check), strict=True
+        )
+    ]
+
+
+class _Check:
+    """Refuses rows of one batch, and names their place in the partition."""
+
+    def __init__(self, rows: int, rows_before: int) -> None:
+        self._rows = rows
+        self._rows_before = rows_before
+
+    def refuse(self, wrong: pa.BooleanArray, why: str) -> None:
+        count = pc.sum(wrong).as_py()
+        if count:
+            self.refuse_at(pc.index(wrong, value=True).as_py(), count, why)
+
+    def refuse_at(self, index: int, count: int, why: str) -> None:
+        raise SinkError(
+            f"{why} in {count} of {self._rows} rows: the first is row"
+            f" {self._rows_before + index + 1} of its partition\n"
+            "Rows before it may be in the stream already; none is left out. Filter such rows out"
+            " or give them a value before the sink"
+        )
+
+    def text(self, column: pa.Array, name: str) -> None:
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            # Not chained: the original may quote the bytes.
+            raise SinkError(
+                f"{name} is no UTF-8 text in a batch of {self._rows} rows that begins with row"
+                f" {self._rows_before + 1} of its partition: it was cast from bytes; encode them,"
+                " as with base64(…)"
+            ) from None
+
+
+def _as_binary(column: pa.Array) -> pa.Array:
+    if pa.types.is_string(column.type):
+        return column.cast(pa.binary())
+    if pa.types.is_large_string(column.type):
+        return column.cast(pa.large_binary())
+    return column
+
+
+def _hash_keys(batch: pa.RecordBatch, check: _Check) -> Sequence[str | None]:
+    if EXPLICIT_HASH_KEY not in batch.schema.names:
+        return [None] * batch.num_rows
+    column = batch.column(EXPLICIT_HASH_KEY)
+    check.text(column, EXPLICIT_HASH_KEY)
+    texts: list[str | None] = column.to_pylist()
+    wrong = [index for index, text in enumerate(texts) if not _is_hash_key(text)]
+    if wrong:
+        check.refuse_at(
+            wrong[0],
+            len(wrong),
+            f"{EXPLICIT_HASH_KEY} is not a decimal number from 0 to 2^128 - 1",
+        )
+    return texts
+
+
+def _is_hash_key(text: str | None) -> bool:
+    try:
+        return text is None or parse_hash_key(text) >= 0
+    except LimitExceeded:
+        return False
+
 
 _FORMAT: Final = "kclrun"
 _ORDER: Final = "__order{}"
@@ -38,7 +150,7 @@ def write(
     partitions: int | None = None,
     keys_are_together: bool = False,
     options: Mapping[str, object] | None = None,
-) -> DataStreamWriter | Any:  # or None, which no caller should have to rule out
+) -> DataStreamWriter | Any:  # or None, which callers should not have to rule out
     """Write a batch DataFrame to a Kinesis stream now, or prepare the query of a streaming one.
 
     A batch DataFrame is written when this returns (None): every row was acknowledged. For a
@@ -96,7 +208,7 @@ def write(
 
 
 def _listed(order_by: str | Column | Sequence[str | Column]) -> Sequence[str | Column]:
-    """One column is a list of one; a text would else be taken letter by letter."""
+    """One column becomes a list of one; a text would otherwise be split into letters."""
     return [order_by] if isinstance(order_by, str | Column) else order_by
 
 
@@ -111,7 +223,7 @@ def _written_by_key(
     if not rows.isStreaming:
         return _written(by_key.sortWithinPartitions(*order).drop(*order), settings)
 
-    # Spark sorts no streaming DataFrame; each of its micro-batches is an ordinary one.
+    # Spark does not sort a streaming DataFrame; each of its micro-batches is an ordinary one.
     def write_batch(batch: DataFrame, _batch_id: int) -> None:
         _written_by_key(batch, settings, ordered_by, partitions)
 
@@ -142,7 +254,7 @@ def _options(stream: str, options: Mapping[str, object], *, ordered: bool) -> di
 
 
 def _option(value: object) -> str:
-    # As Spark's own option() writes them.
+    # The same texts as those of Spark's own option().
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -155,7 +267,7 @@ def _text(named: str | Column) -> Column:
 
 
 def _tasks_at_once(rows: DataFrame) -> int | None:
-    """The cores Spark has; None where it does not say (Spark Connect): its own default is taken."""
+    """Spark's cores; None where Spark does not report them (Spark Connect): its default is used."""
     try:
         return rows.sparkSession.sparkContext.defaultParallelism
     except PySparkAttributeError:

@@ -7,8 +7,6 @@ import re
 import threading
 from urllib.parse import urlsplit
 
-__all__ = ["DenyingEndpoint"]
-
 _ACCOUNT = "123456789012"
 _ITERATOR = re.compile(rb'"(?:Next)?ShardIterator":\s*"([^"]+)"')
 _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}

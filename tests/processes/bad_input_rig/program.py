@@ -7,9 +7,8 @@ import textwrap
 
 import yaml
 
+from tests.patience import HUNG_S
 from tests.processes.ledger_rig.aws import REGION
-
-__all__ = ["Ended", "Project"]
 
 PROCESSOR = """
 from kclrun import RecordProcessor
@@ -77,7 +76,7 @@ class Project:
         }
         return self.text(yaml.safe_dump(sound | more))
 
-    def run(self, *arguments, config=None, timeout_s=30):
+    def run(self, *arguments, config=None, timeout_s=HUNG_S):
         done = subprocess.run(
             self._command(*arguments, config=config),
             env=self.environment,

@@ -15,12 +15,13 @@ from kclrun.aws.put_records import ShardPacker, batches, send_all
 from kclrun.cli.world import Aws
 from kclrun.config.load import settings_of
 from kclrun.local.filling import middle, wait_until_active
-from kclrun.model.outgoing import PutEntry
+from kclrun.model.record import PutEntry
 from kclrun.model.time import WallTime
+from tests.patience import HUNG_S
 
 __all__ = ["Program", "Site", "ended"]
 
-PATIENCE_S = 30.0
+PATIENCE_S = HUNG_S
 
 
 class Site:
@@ -29,7 +30,7 @@ class Site:
     def __init__(self, folder, endpoint, name, shards):
         self.config = folder / "app.yaml"
         self.config.write_text(
-            f"application: {name}\nstream: {name}\nprocessor: processors.hello:Hello\n"
+            f"application: {name}\nstream: {name}\nprocessor: kclrun.samples.hello:Hello\n"
             "leases: {failover: 1s}\n"
             f"aws: {{region: us-east-1, endpoint: '{endpoint}', start_timeout: 5s}}\n"
         )

@@ -10,11 +10,11 @@ from pathlib import Path
 from kclrun.config.schema import LeaseSettings, LogSettings, Settings, ShutdownSettings
 from kclrun.config.units import Duration
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.manager.launching import Launcher
+from kclrun.manager.forks import Launcher
 from kclrun.manager.runtime import run_fleet
 from kclrun.manager.world import SourceStream, World
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
-from kclrun.model.stream_key import ONLY_STREAM
+from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import StreamSummary
 
@@ -41,7 +41,7 @@ class LockedRows:
         self.rows = LeaseRows()
         self.lock = threading.Lock()
 
-    def scan(self):
+    def scan(self, *, consistent=True):
         with self.lock:
             return list(self.rows.scan())
 

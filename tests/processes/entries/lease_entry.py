@@ -3,23 +3,26 @@
 `options["behaviour"]` says how it behaves; `options["facts"]` names a file for what it is.
 """
 
+import atexit
 import contextlib
 import json
 import os
 import signal
+import subprocess
+import threading
 import time
 from pathlib import Path
 
 from kclrun.ipc import transitions as say
-from kclrun.ipc.board import LeaseStatus, WorkerState
-from kclrun.ipc.channel import PeerGone, Quiet
-from kclrun.ipc.doorbell import Doorbell
+from kclrun.ipc.board import Segment
+from kclrun.ipc.channel import Doorbell, PeerGone, Quiet
 from kclrun.ipc.exit_codes import DONE, FAILED, LOST, UNCLAIMED
 from kclrun.ipc.messages import Drain, channel_of_worker
-from kclrun.ipc.segment import Segment
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.protocol.status import LeaseStatus, WorkerState
 
 ENDS = {"unclaimed": UNCLAIMED, "silently failed": FAILED, "silently lost": LOST}
+STATES = {"silently failed": WorkerState.HALTED, "silently lost": WorkerState.LOST}
 
 
 def run(segment_fd, doorbell_fd, channel_fd):
@@ -41,9 +44,8 @@ def run(segment_fd, doorbell_fd, channel_fd):
         status = LeaseStatus(
             pid=os.getpid(),
             incarnation=spec.incarnation,
-            state=WorkerState.PROCESSING,
             last_fetch_instant=entered,
-            **more,
+            **({"state": WorkerState.PROCESSING} | more),
         )
         slot.publish(status)
 
@@ -53,16 +55,43 @@ def run(segment_fd, doorbell_fd, channel_fd):
     publish(at_tip=True)
     tell(say.Started(os.getpid()))
     behaviour = spec.options.get("behaviour", "obedient")
+    if "exit_note" in spec.options:
+        atexit.register(leave_note, Path(spec.options["exit_note"]), **spec.options["exit_hook"])
+    if "starts" in spec.options:
+        start_programs(Path(spec.options["starts"]))
     if behaviour == "raise":
         raise RuntimeError("a bug of the worker")
     if behaviour == "unclaimed":
         tell(say.Unclaimed("somebody else has it"))
+    if behaviour.startswith("exits with "):
+        os._exit(int(behaviour.rpartition(" ")[2]))
+    if behaviour in STATES:
+        publish(state=STATES[behaviour])
     if behaviour in ENDS:
         return ENDS[behaviour]
     tell(say.Claimed(spec.seen_counter + 1, TRIM_HORIZON))
     return work(
         behaviour, ring=ring, tell=tell, publish=publish, doorbell=doorbell, channel=channel
     )
+
+
+def leave_note(path, *, returns):
+    """What user code may register; `returns` or not."""
+    path.touch()
+    if not returns:
+        threading.Event().wait()
+
+
+def start_programs(path):
+    """One in our process group, one in its own; and one that leaves our session, as a daemon."""
+    programs = [
+        subprocess.Popen(["sleep", "600"]),
+        subprocess.Popen(["sleep", "600"], process_group=0),
+        subprocess.Popen(["sleep", "60"], start_new_session=True),
+    ]
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps([program.pid for program in programs]))
+    partial.rename(path)
 
 
 def work(behaviour, *, ring, tell, publish, doorbell, channel):

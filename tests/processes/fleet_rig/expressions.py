@@ -9,8 +9,6 @@ import operator
 import re
 from decimal import Decimal
 
-__all__ = ["condition", "update"]
-
 _TOKEN = re.compile(r"\s*(<>|<=|>=|[=<>(),]|:?[A-Za-z_][A-Za-z0-9_]*)")
 _COMPARE = {
     "=": operator.eq,
@@ -131,22 +129,33 @@ def condition(text):
     return _Parser(text).condition()
 
 
+# One change of an update: `name = value`, `name value` (ADD), or a name alone (REMOVE).
+_CHANGE = re.compile(
+    r"(?P<name>\w+)\s*(?:=\s*if_not_exists\((?P<kept>\w+), (?P<first>:\w+)\)|=?\s*(?P<value>:\w+))?"
+)
+
+
 @functools.cache
 def update(text):
     """`(item, values)`; changes the item in place."""
     parts = re.split(r"\b(SET|REMOVE|ADD)\b", text)[1:]
     steps = []
     for verb, body in zip(parts[::2], parts[1::2], strict=True):
-        for piece in body.split(","):
-            steps.append((verb, *piece.replace("=", " ").split()))
+        for piece in re.split(r",\s*(?![^(]*\))", body.strip()):
+            found = _CHANGE.fullmatch(piece.strip())
+            assert found is not None, f"not understood: {piece} in {text}"
+            steps.append((verb, found))
 
     def apply(item, values):
-        for verb, name, *given in steps:
-            if verb == "SET":
-                item[name] = values[given[0]]
+        for verb, found in steps:
+            name = found["name"]
+            if found["first"]:
+                item[name] = item.get(found["kept"], values[found["first"]])
+            elif verb == "SET":
+                item[name] = values[found["value"]]
             elif verb == "ADD":
                 before = Decimal(item.get(name, _number(0))["N"])
-                item[name] = _number(before + Decimal(values[given[0]]["N"]))
+                item[name] = _number(before + Decimal(values[found["value"]]["N"]))
             else:
                 item.pop(name, None)
 

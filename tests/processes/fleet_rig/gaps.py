@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from tests.processes.ledger_rig.rounds import percentile
 
-__all__ = ["Gap", "planned_gaps", "reads_after", "told_gaps"]
+# Writes that are not the owner's say nothing about whether it lives.
+_OTHERS_WRITES = ("ask", "withdraw", "decline", "late checkpoint", "resume")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,26 @@ def reads_after(notes, keys, instant):
         if note.kind == "first read" and note.key in keys and note.at > instant:
             first.setdefault(note.key, note.at - instant)
     return {key: first.get(key, float("inf")) for key in keys}
+
+
+def silences(notes, longest_s):
+    """When each lease was written again after its owner had been silent for longer than that.
+
+    Its lease process stood still, or its machine: records may come twice then, and leases move.
+    """
+    found, last = {}, {}
+    for note in notes:
+        is_owners = note.is_applied and note.owner and not note.kind.startswith(_OTHERS_WRITES)
+        if note.key is None or not is_owners:
+            continue
+        before = last.get(note.key)
+        if before is not None and note.at - before > longest_s:
+            found.setdefault(note.key, []).append(note.at)
+        if note.is_given or note.kind.startswith("end"):
+            last.pop(note.key, None)
+        else:
+            last[note.key] = note.at
+    return found
 
 
 def told_gaps(what, gaps):

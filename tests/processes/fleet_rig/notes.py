@@ -1,17 +1,31 @@
 """What the servers noted, read as it grows: takes, asks, give-aways, first reads, and counts."""
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass
 
 from kclrun.aws.expressions import CATALOGUE
 
-__all__ = ["Note", "Notes"]
-
 # A claim is a renewal to the table: both are "renew" here.
 _NAMES = {
     (each.update.code if each.update else None, each.condition): each.name for each in CATALOGUE
 }
+# Another version of kclrun beside this one says the same with other attributes: what each of its
+# writes does to the owner.
+_OF_OTHER_VERSIONS = (
+    (re.compile(r"leaseOwner = :offered\b"), "offer by another version"),
+    (re.compile(r"leaseOwner = :me\b"), "take by another version"),
+    (re.compile(r"REMOVE\b.*\bleaseOwner\b"), "release by another version"),
+    (re.compile(r"handoffTo = :me\b"), "ask by another version"),
+)
+
+
+def _kind_of(update, condition):
+    if named := _NAMES.get((update, condition)):
+        return named
+    seen = (kind for pattern, kind in _OF_OTHER_VERSIONS if pattern.search(update))
+    return next(seen, "unknown update")
 
 
 @dataclass(frozen=True)
@@ -66,7 +80,7 @@ class Notes:
         if noted["what"] == "dynamodb" and noted["table"] == self._table:
             kind = noted["operation"]
             if kind == "UpdateItem":
-                kind = _NAMES.get((noted["update"], noted["condition"]), "unknown update")
+                kind = _kind_of(noted["update"], noted["condition"])
             is_applied = noted["status"] == 200
             self.all.append(Note(noted["at"], kind, noted["key"], noted["me"], is_applied))
         elif noted["what"] == "first_read" and noted["stream"] == self._stream:

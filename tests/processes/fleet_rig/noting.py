@@ -4,8 +4,6 @@ import json
 import os
 import time
 
-__all__ = ["NOTES_VARIABLE", "Noter"]
-
 NOTES_VARIABLE = "KCLRUN_FLEET_RIG_NOTES"
 
 

@@ -9,8 +9,6 @@ import zlib
 
 from tests.processes.fleet_rig.expressions import condition, update
 
-__all__ = ["QuickTables"]
-
 
 class _Refused(Exception):
     def __init__(self, code, message="", **more):

@@ -5,8 +5,6 @@ import pytest
 from tests.processes.instance_rig.group import GROUP, LAUNCH_HOOK, TERMINATION_HOOK, FakeGroup
 from tests.processes.instance_rig.metadata import FakeMetadata
 
-__all__ = ["HOOKS", "group", "metadata", "on_instance"]
-
 HOOKS = {"group": GROUP, "launch_hook": LAUNCH_HOOK, "termination_hook": TERMINATION_HOOK}
 
 

@@ -23,8 +23,6 @@ import botocore.session
 from tests.processes.instance_rig.http_service import HttpService
 from tests.processes.instance_rig.metadata import INSTANCE_ID
 
-__all__ = ["GROUP", "LAUNCH_HOOK", "TERMINATION_HOOK", "FakeGroup"]
-
 GROUP = "orders"
 LAUNCH_HOOK = "orders-ready"
 TERMINATION_HOOK = "orders-drained"

@@ -4,8 +4,6 @@ import contextlib
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-__all__ = ["HttpService"]
-
 
 class HttpService:
     """`answer(method, path, headers, body)` gives (status, headers, body bytes)."""

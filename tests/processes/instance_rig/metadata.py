@@ -11,8 +11,6 @@ from datetime import UTC, datetime, timedelta
 
 from tests.processes.instance_rig.http_service import HttpService
 
-__all__ = ["INSTANCE_ID", "FakeMetadata"]
-
 INSTANCE_ID = "i-0123456789abcdef0"
 _TTL = "X-aws-ec2-metadata-token-ttl-seconds"
 _TOKEN = "X-aws-ec2-metadata-token"

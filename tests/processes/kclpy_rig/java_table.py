@@ -1,7 +1,5 @@
 """A lease table laid out as the Java KCL 2.x writes it, attribute for attribute."""
 
-__all__ = ["JavaTable"]
-
 WORKER = "ip-10-0-3-7.ec2.internal:1f0b3c1e-8a52-4b56-9f0e-2f4f6a1c77d0"
 
 

@@ -5,8 +5,6 @@ It renews what it holds, checkpoints, and lets go of what somebody else has take
 
 import threading
 
-__all__ = ["JavaWorker"]
-
 
 class JavaWorker:
     """Renews its leases every `every_s`, each under the condition on the counter alone."""

@@ -2,9 +2,8 @@
 
 import json
 
+from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import until
-
-__all__ = ["Notes"]
 
 
 class Notes:
@@ -16,7 +15,9 @@ class Notes:
 
     @property
     def calls(self):
-        return [json.loads(line) for line in self.path.read_text().splitlines()]
+        # The last line may be half written.
+        whole, _, _ = self.path.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
 
     def of(self, call):
         return [each for each in self.calls if each["call"] == call]
@@ -30,5 +31,5 @@ class Notes:
             for _, _, text in each["records"]
         ]
 
-    def until(self, condition, why, timeout_s=60.0):
+    def until(self, condition, why, timeout_s=HUNG_S):
         return until(lambda: condition(self), timeout_s, why=why)

@@ -6,6 +6,7 @@ by its pid, whatever became of its manager.
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -16,18 +17,22 @@ from pathlib import Path
 import psutil
 import yaml
 
+from tests.foreground import heeding_signals
+from tests.patience import HUNG_S
 from tests.processes.ledger_rig.aws import REGION
 from tests.processes.ledger_rig.deliveries import LedgerFile
 from tests.processes.log_events import events_in
 
-__all__ = ["Application", "until", "wait_for_ends"]
+_LAST_BYTES = 1 << 20
+# A traceback of ours has forty lines.
+_LAST_LINES = 60
 
 PROCESSOR_FOLDER = Path(__file__).parent / "processor"
 
 
 def until(condition, timeout_s=30.0, *, every_s=0.02, why=lambda: ""):
     """Poll until the condition holds, and return what it was; fail after the deadline."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + max(timeout_s, HUNG_S)
     while True:
         if found := condition():
             return found
@@ -116,18 +121,19 @@ class Application:
     def start(self, *arguments):
         """Exec a manager, in a process group of its own as a shell would give it."""
         self.starts += 1
-        self.process = subprocess.Popen(
-            [
-                *(*self.wrapper, sys.executable, "-P", "-m", "kclrun"),
-                *("--config", self.config, *arguments),
-            ],
-            env=self.environment,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            process_group=0,
-        )
+        with heeding_signals():
+            self.process = subprocess.Popen(
+                [
+                    *(*self.wrapper, sys.executable, "-P", "-m", "kclrun"),
+                    *("--config", self.config, *arguments),
+                ],
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                process_group=0,
+            )
         return self
 
     def cli(self, *arguments):
@@ -139,10 +145,10 @@ class Application:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=HUNG_S,
         )
 
-    def stop(self, number=signal.SIGTERM, timeout_s=30.0):
+    def stop(self, number=signal.SIGTERM, timeout_s=HUNG_S):
         """Signal it, once it listens to signals, and wait for its end; the exit code."""
         until(self._listens, why=self.last_words)
         self.process.send_signal(number)
@@ -220,12 +226,30 @@ class Application:
         return events_in(self.log_path.read_text(errors="replace"))
 
     def of(self, event):
-        return [line for line in self.lines() if line.get("event") == event]
+        """Its lines, in order. Only those that name it are parsed: a log may be long."""
+        text = self.log_path.read_text(errors="replace")
+        named = "\n".join(line for line in text.splitlines() if f'"event":"{event}"' in line)
+        return [line for line in events_in(named) if line.get("event") == event]
+
+    def warned(self):
+        """What lease processes warned of, but for having stood still: that is a busy machine."""
+        lines = self.of("lease_process_warned")
+        return [line for line in lines if line["detail"] != "the process stood still"]
 
     def last_words(self):
         return "The log ends:\n" + "\n".join(
             self.log_path.read_text(errors="replace").splitlines()[-25:]
         )
+
+    def last_words_of(self, pid):
+        """Of one process: its last events, and what else stands there, such as a traceback."""
+        with self.log_path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+        own = re.compile(rf'[^{{]|.*"pid":{pid}[,}}]')
+        # What each start writes again is shown once, where it stands last.
+        last = dict.fromkeys(line for line in reversed(lines) if own.match(line))
+        return "\n".join(reversed([*last][:_LAST_LINES]))
 
     # Waiting.
 

@@ -10,8 +10,6 @@ from botocore.config import Config
 
 from kclrun.local.server import start_embedded
 
-__all__ = ["REGION", "Aws"]
-
 REGION = "us-east-1"
 # Loopback lets every key in. No retries: a put that is sent twice would make the producer lie.
 _CLIENT = {

@@ -11,8 +11,6 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Batch", "LedgerFile", "Verdict", "judge"]
-
 _SENTINELS_OF_A_BEGINNING = {"TRIM_HORIZON": -1, "LATEST": -1, "AT_TIMESTAMP": -1}
 
 
@@ -104,8 +102,9 @@ class Verdict:
         )
 
 
-def judge(put, ledger, *, killed=frozenset(), cap=0) -> Verdict:
-    """Compare. `killed` are the pids that died by force: only their records may come again."""
+def judge(put, ledger, *, killed=frozenset(), cap=0, expired=frozenset()) -> Verdict:
+    """Compare. `killed` are the pids that died by force: only their records may come again.
+    `expired` are the records that were gone before anybody could read them."""
     verdict = Verdict(torn=ledger.torn)
     verdict.records = sum(len(records) for records in put.values())
     lives = _lives(ledger)
@@ -116,10 +115,12 @@ def judge(put, ledger, *, killed=frozenset(), cap=0) -> Verdict:
     for shard, several in sorted(by_shard.items()):
         _judge_shard(verdict, shard, put.get(shard, []), several, killed, cap)
     for shard in sorted(put):
-        missing = sum(number not in ledger.delivered for number, _, _ in put[shard])
+        missing = sum(
+            number not in ledger.delivered and number not in expired for number, _, _ in put[shard]
+        )
         if missing:
             verdict.faults.append(f"{shard}: {missing} records were never delivered [I1]")
-    _judge_keys(verdict, ledger)
+    _judge_keys(verdict, put, ledger, expired)
     return verdict
 
 
@@ -179,11 +180,14 @@ def _place_after(position, put, places):
     return places[position] + 1 if position in places else None
 
 
-def _judge_keys(verdict, ledger):
+def _judge_keys(verdict, put, ledger, expired):
     """No record of a key before its predecessor, over all shards a key lived in [I3, I6]."""
     following = defaultdict(int)
+    gone = {(key, n) for records in put.values() for number, key, n in records if number in expired}
     for batch in ledger.batches:
         for _, key, n in batch.records:
+            while n > following[key] and (key, following[key]) in gone:
+                following[key] += 1
             if n > following[key]:
                 verdict.faults.append(
                     f"{batch.shard}: {key} number {n} came before number {following[key]} [I3]"

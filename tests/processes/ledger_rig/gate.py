@@ -9,8 +9,6 @@ import threading
 import time
 from urllib.parse import urlsplit
 
-__all__ = ["Gate"]
-
 _CHUNK_BYTES = 1 << 16
 # Below any read time-out.
 _TRICKLE_S = 0.5

@@ -10,9 +10,8 @@ import threading
 import time
 from collections import Counter, defaultdict
 
+from tests.patience import HUNG_S
 from tests.processes.ledger_rig.processor.ledger_processor import digest
-
-__all__ = ["Producer"]
 
 _RECORDS_A_CALL_MAX = 500
 
@@ -21,17 +20,23 @@ class Producer:
     """Puts `total` records at `rate` a second (None: as fast as it goes).
 
     `reshards`: (after how many records, "split" or "merge", index among the open shards in the
-    order of their hash ranges). `put` maps a shard to its (sequence number, key, n), in order.
+    order of their hash ranges). `pauses`: it pauses by itself after so many records, each until
+    `resume`. `put` maps a shard to its (sequence number, key, n), in order.
     """
 
-    def __init__(self, kinesis, stream, total, *, seed, rate=None, reshards=(), keys=200):
+    def __init__(
+        self, kinesis, stream, total, *, seed, rate=None, reshards=(), pauses=(), keys=200
+    ):
         self.put = defaultdict(list)
         self.failure = None
+        # Called after each reshard, in this producer's thread, with the shards that it closed.
+        self.resharded = lambda closed: None
         self._kinesis = kinesis
         self._stream = stream
         self._total = total
         self._rate = rate
         self._reshards = sorted(reshards)
+        self._pauses = sorted(pauses)
         self._random = random.Random(seed)
         self._keys = [f"key-{number}" for number in range(keys)]
         self._counts = Counter()
@@ -59,6 +64,11 @@ class Producer:
     def total_put(self):
         return sum(len(records) for records in tuple(self.put.values()))
 
+    @property
+    def is_paused(self):
+        """Whether it waits for `resume`. Its failure is raised here: it would never pause."""
+        return not self.is_done and not self._may_put.is_set()
+
     def pause(self):
         """Returns once no call is under way."""
         self._may_put.clear()
@@ -73,7 +83,7 @@ class Producer:
         with self._between_calls:
             self._reshard(how, index)
 
-    def join(self, timeout_s=120.0):
+    def join(self, timeout_s=HUNG_S):
         self._thread.join(timeout_s)
         assert self.is_done, "the producer is not done in time"
 
@@ -93,6 +103,9 @@ class Producer:
         done, began = 0, time.monotonic()
         pace = _RECORDS_A_CALL_MAX if self._rate is None else max(1, self._rate // 20)
         while done < self._total and not self._is_stopping:
+            if self._pauses and self._pauses[0] <= done:
+                self._pauses.pop(0)
+                self._may_put.clear()
             paused_at = time.monotonic()
             self._may_put.wait()
             # A pause is not made up for: the pace goes on from where it was.
@@ -135,6 +148,7 @@ class Producer:
             key=lambda shard: int(shard["HashKeyRange"]["StartingHashKey"]),
         )
         chosen = shards[index]
+        closed = [chosen["ShardId"]]
         if how == "split":
             first = int(chosen["HashKeyRange"]["StartingHashKey"])
             last = int(chosen["HashKeyRange"]["EndingHashKey"])
@@ -144,8 +158,10 @@ class Producer:
                 NewStartingHashKey=str((first + last) // 2 + 1),
             )
         else:
+            closed.append(shards[index + 1]["ShardId"])
             self._kinesis.merge_shards(
                 StreamName=self._stream,
                 ShardToMerge=chosen["ShardId"],
                 AdjacentShardToMerge=shards[index + 1]["ShardId"],
             )
+        self.resharded(closed)

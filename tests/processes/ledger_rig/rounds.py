@@ -5,9 +5,8 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import wait_for_ends
-
-__all__ = ["lease_kill_rounds", "manager_kill_rounds", "percentile", "told"]
 
 # A process that dies before its successor's first checkpoint is started again after a pause: two
 # checkpoints' time between two kills of one lease keeps the rounds apart.
@@ -57,7 +56,7 @@ def manager_kill_rounds(app, rounds):
             pidfds = [os.pidfd_open(pid) for pid in (*app.lease_pids(), *app.launcher_pids())]
             former = app.ledger.read().pids
             app.process.kill()
-            ends = watching.submit(wait_for_ends, pidfds, 15.0)
+            ends = watching.submit(wait_for_ends, pidfds, HUNG_S)
             app.process.wait()
             began = time.monotonic()
             app.start()

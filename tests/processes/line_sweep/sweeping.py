@@ -8,8 +8,6 @@ import psutil
 
 from tests.processes.ledger_rig.application import Application
 
-__all__ = ["Sweep", "SweptApplication"]
-
 # A line that came while lines were gathered and in none of so many tries came by chance.
 _TRIES_MAX = 3
 _TRACED = Path(__file__).parent / "traced"

@@ -10,8 +10,6 @@ from tests.simulation.mutants.of_lease_processes import OF_LEASE_PROCESSES
 from tests.simulation.mutants.of_managers import OF_MANAGERS
 from tests.simulation.mutants.of_the_edges import OF_THE_EDGES
 
-__all__ = ["MUTANTS"]
-
 MUTANTS: Mapping[str, Mutant] = {
     mutant.name: mutant
     for mutant in (*OF_LEASE_PROCESSES, *OF_MANAGERS, *OF_CONDITIONS, *OF_THE_EDGES)

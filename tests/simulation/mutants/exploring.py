@@ -14,8 +14,6 @@ import msgspec
 
 from tests.simulation.mutants.planting import plant_named
 
-__all__ = ["main"]
-
 # The deepest of the planted bugs is found within a hundred thousand.
 STATES_MAX = 1_000_000
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from kclrun.simulation.profile import Profile, StreamFaults, UserCode
-from kclrun.simulation.swarm import draw_profile
+from kclrun.simulation.shards import StreamFaults
 from kclrun.simulation.table import FaultRates
+from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
 from tests.simulation.mutants.mutant import Ground
 from tests.simulation.proving.beginnings import beginning
-from tests.unit.simulation.dense_storms import dense_storm
-
-__all__ = ["storm_of"]
+from tests.support.storms.profile import Profile
+from tests.support.storms.swarm import draw_profile
+from tests.unit.simulation.dense_storms import dense_storm, expiring_storm
 
 # Of each drawn storm a quarter of an hour, with all that would strike in an hour and a half of it:
 # what a bug needs comes together in minutes or not at all, and between two strikes little happens.
@@ -64,8 +64,14 @@ def _rough(seed: int) -> Profile:
     return msgspec.structs.replace(storm, strikes=kept)
 
 
+def _expiring(seed: int) -> Profile:
+    storm: Profile = expiring_storm(seed)
+    return storm
+
+
 _GROUNDS: Mapping[Ground, Callable[[int], Profile]] = {
     "storms": _drawn,
     "dense storms": _dense,
     "rough storms": _rough,
+    "expiring storms": _expiring,
 }

@@ -19,8 +19,6 @@ import msgspec
 from tests.simulation.mutants.mutant import Ground, is_ground
 from tests.simulation.mutants.planting import plant_named
 
-__all__ = ["SOBER", "Catch", "main"]
-
 SOBER = "sober"
 # A storm takes a second or two; one that takes this long goes round in circles.
 PLAY_S_MAX = 120
@@ -45,8 +43,8 @@ class GoesInCircles(Exception):
 def main(name: str, ground: Ground, first: int, seeds_max: int, seconds_max: float) -> Catch:
     """Play the storms `first`, `first + 1` … of a ground until one fails, or a limit is reached."""
     plant_named(None if name == SOBER else name)
-    from kclrun.simulation.playing import play
     from tests.simulation.mutants.grounds import storm_of
+    from tests.support.storms.playing import play
 
     began = time.monotonic()
     played = 0

@@ -15,8 +15,6 @@ from tests.simulation.mutants.hunter import SOBER, Catch
 from tests.simulation.mutants.mutant import ROOT, WORLDS, Ground, Mutant, is_ground
 from tests.simulation.mutants.planting import PLANTED
 
-__all__ = ["SEEDS_MAX", "hunt", "replay_line"]
-
 # The limit that the simulator is graded by.
 SEEDS_MAX = 2_000
 # Beyond its own limit of time a hunter gets this long for the storm under way.

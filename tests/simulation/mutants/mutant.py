@@ -7,13 +7,11 @@ from typing import Literal, TypeGuard, get_args
 
 import msgspec
 
-__all__ = ["ROOT", "WORLDS", "Ground", "Mutant", "is_ground"]
-
 ROOT = Path(__file__).parents[3]
 # How the layer of those begins that a tiny world must catch; its name follows, then a fault of it.
 WORLDS = "worlds:"
 # Where storms are looked for, seed by seed: `grounds.py` says what each is.
-Ground = Literal["storms", "dense storms", "rough storms"]
+Ground = Literal["storms", "dense storms", "rough storms", "expiring storms"]
 
 
 def is_ground(layer: str) -> TypeGuard[Ground]:
@@ -27,8 +25,8 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     `breaks` says what goes wrong, `source` who made this mistake, or which rule forbids it.
     `layer` is who must catch it: a ground of storms, "worlds:" and the name of one, or the test
     that does, as pytest names it.
-    `found_at`: the storm that caught it last; the daily share begins its hunt there. None if that
-    is not known: then the daily share leaves it out.
+    `found_at`: the storm that caught it last; a share begins its hunt there. None if that is not
+    known: then a share leaves it out.
     """
 
     name: str

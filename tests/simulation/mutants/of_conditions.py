@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from tests.simulation.mutants.mutant import Mutant
 
-__all__ = ["OF_CONDITIONS"]
-
-ROWS = "kclrun/local/row_changes.py"
+ROWS = "kclrun/local/lease_rows.py"
 TABLES = "tests/contract/test_lease_table.py"
 
 OF_CONDITIONS = (
@@ -82,7 +80,7 @@ OF_CONDITIONS = (
         breaks="a checkpoint moves a row back over a late one",
         source="trace H6",
         layer="rough storms",
-        found_at=2,
+        found_at=4,
     ),
     Mutant(
         name="late-checkpoint-without-upper-bound",
@@ -108,8 +106,8 @@ OF_CONDITIONS = (
     Mutant(
         name="checkpoints-keep-the-counter",
         file=ROWS,
-        old="_WITHOUT_COUNTER: Final = (Ask, LateCheckpoint, ResumeLease)",
-        new="_WITHOUT_COUNTER: Final = (Ask, LateCheckpoint, ResumeLease, Checkpoint)",
+        old="_WITHOUT_COUNTER: Final = (Ask, Withdraw, LateCheckpoint, ResumeLease)",
+        new="_WITHOUT_COUNTER: Final = (Ask, Withdraw, LateCheckpoint, ResumeLease, Checkpoint)",
         breaks="a lease that checkpoints often stands still for everybody else, and is taken",
         source="P1",
         found_at=0,

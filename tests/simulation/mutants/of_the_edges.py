@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.simulation.mutants.mutant import Mutant
 
-__all__ = ["OF_THE_EDGES"]
-
 OF_THE_EDGES = (
     Mutant(
         name="rest-of-an-aggregate-dropped",
@@ -36,7 +34,7 @@ OF_THE_EDGES = (
     ),
     Mutant(
         name="no-progress-watch",
-        file="kclrun/manager/stall.py",
+        file="kclrun/lifecycle/stall.py",
         old="    return Stall(what, since) if since > 0.0 and now - since >= stall_s else None",
         new="    return Stall(what, since) if since < 0.0 else None",
         breaks="user code that never returns keeps its lease for ever",
@@ -54,7 +52,7 @@ OF_THE_EDGES = (
     ),
     Mutant(
         name="pinned-latest-not-used",
-        file="kclrun/consuming/start_point.py",
+        file="kclrun/consuming/policy.py",
         old="timestamp=row.latest_pinned_at or now_at)",
         new="timestamp=now_at)",
         breaks="what arrived between the creation of a lease and its first read is skipped",
@@ -78,5 +76,97 @@ OF_THE_EDGES = (
         breaks="the rest of an aggregate behind a checkpoint inside it is left out",
         source="a7",
         layer="tests/unit/codec/test_kpl.py",
+    ),
+    Mutant(
+        name="tiny-records-count-as-nothing",
+        file="kclrun/worker/desk.py",
+        old="        return self.payload_bytes + RECORD_OVERHEAD_BYTES * len(self.records)\n",
+        new="        return self.payload_bytes\n",
+        breaks="empty user records fill the memory of a lease and no buffer",
+        source="I12; trial: 264 MB from one page",
+        layer="tests/unit/worker/test_worker_desk.py::test_empty_records_fill_a_desk_too",
+    ),
+    Mutant(
+        name="lock-opened-by-name",
+        file="kclrun/worker/main.py",
+        old='        lock_path = f"/proc/self/fd/{fds[0]}" if fds else begin.spec.lock_path\n',
+        new="        lock_path = begin.spec.lock_path\n",
+        breaks="once somebody removed the lock file, no lease process of its manager can start",
+        source="found by trying the product out; P3",
+        layer="tests/unit/worker/test_worker_main.py",
+    ),
+    Mutant(
+        name="lock-file-missed-in-silence",
+        file="kclrun/manager/manager.py",
+        old="        if not self._identity.lock.is_in_place and not self._is_lock_missed:\n",
+        new="        if False:\n",
+        breaks="nobody is told that a successor on this host will wait for expiry",
+        source="found by trying the product out; P3",
+        layer="tests/unit/manager/test_manager_run.py::"
+        "test_a_lock_file_that_somebody_removed_is_told_once",
+    ),
+    Mutant(
+        name="silent-launcher-kept",
+        file="kclrun/manager/forks.py",
+        old="        self._launcher.kill()\n",
+        new="",
+        breaks="a launcher that stands still leaves all new leases of its host unread, for ever",
+        source="found by trying the product out",
+        layer="tests/unit/manager/test_manager_launcher.py::"
+        "test_a_launcher_that_is_silent_for_a_failover_is_killed_and_is_none_to_start_with",
+    ),
+    Mutant(
+        name="early-kcl3-not-read",
+        file="kclrun/leases/explaining.py",
+        old="            self._out.append(ReadKcl3Mode())\n",
+        new="",
+        breaks="an early KCL 3 that assigns the leases itself is noticed at the next start only",
+        source="P8",
+        layer="tests/unit/leases/test_lease_kcl3_mode.py",
+    ),
+    Mutant(
+        name="kcl3-native-in-silence",
+        file="kclrun/leases/explaining.py",
+        old="        if native == self._told:\n",
+        new="        if native is None or self._policy.me:\n",
+        breaks="a fleet that is about to be locked out of its table hears nothing of it",
+        source="P8",
+        layer="tests/unit/leases/test_lease_kcl3_mode.py",
+    ),
+    Mutant(
+        name="kcl3-mode-read-by-all",
+        file="kclrun/leases/explaining.py",
+        old="        if not self._reads or self._is_reading or is_seldom(self._policy, owners):\n",
+        new="        if not self._reads or self._is_reading:\n",
+        breaks="1,000 managers read the mode of a KCL 3 fleet sixty times a minute",
+        source="P9: what a fleet at rest reads does not grow with it",
+        layer="tests/unit/leases/test_lease_kcl3_mode.py",
+    ),
+    Mutant(
+        name="listing-by-all-in-need",
+        file="kclrun/leases/policy.py",
+        old="        return chance * frequent < _LISTINGS_IN_NEED\n",
+        new="        return True\n",
+        breaks="while a hole waits, every frequent scanner lists the stream in each of its cycles",
+        source="P10",
+        layer="tests/unit/leases/test_lease_fleet_cost.py",
+    ),
+    Mutant(
+        name="seldom-scans-never-rarer",
+        file="kclrun/leases/policy.py",
+        old="        return self.failover_s * 2 * max(1.0, owners / SELDOM_SCANNERS_MAX)\n",
+        new="        return self.failover_s * 2\n",
+        breaks="the table of 1,000 managers is read four times as much as a new one serves",
+        source="P9",
+        layer="tests/unit/leases/test_lease_fleet_cost.py",
+    ),
+    Mutant(
+        name="described-twice-at-a-start",
+        file="kclrun/leases/auditing.py",
+        old="listing.seen_instant - described >= _VOUCHED_FOR_S",
+        new="True",
+        breaks="1,000 managers that start together ask for twice what their account is served",
+        source="P13, as it was first",
+        layer="tests/unit/cli/test_cli_start_patience.py",
     ),
 )

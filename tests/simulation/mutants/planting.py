@@ -20,8 +20,6 @@ from types import CodeType, ModuleType
 from tests.simulation.mutants.catalogue import MUTANTS
 from tests.simulation.mutants.mutant import ROOT, Mutant
 
-__all__ = ["PLANTED", "plant", "plant_named"]
-
 PLANTED = "KCLRUN_MUTANT"
 
 

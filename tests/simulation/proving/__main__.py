@@ -1,4 +1,4 @@
-"""`bin/prove`: storms, planted bugs, tiny worlds."""
+"""`bin/prove`: storms, planted bugs, tiny worlds; beside the real Java KCL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ __all__ = ["main"]
 def main(arguments: list[str]) -> int:
     """0 when everything held; 1 on a violation, or when a planted bug survived."""
     asked = _parser().parse_args(arguments)
-    run = {"storms": _storms, "mutants": _mutants, "worlds": _worlds}[asked.what]
+    run = {"storms": _storms, "mutants": _mutants, "worlds": _worlds, "interop": _interop}[
+        asked.what
+    ]
     return run(asked)
 
 
@@ -38,7 +40,16 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     mutants = what.add_parser("mutants", help="plant bugs; each must be caught")
-    mutants.add_argument("names", nargs="*", metavar="NAME", help="all of them if none is named")
+    mutants.add_argument(
+        "names", nargs="*", metavar="NAME", help="all if none is named; packages with --random"
+    )
+    mutants.add_argument(
+        "--random", type=_positive, metavar="N", help="N random one-spot bugs instead"
+    )
+    mutants.add_argument("--seed", type=int, default=0, metavar="S", help="draws the random ones")
+    mutants.add_argument(
+        "--wider", action="store_true", help="what unit tests let live meets slower tests too"
+    )
     mutants.add_argument("--share", type=_share, metavar="K/N", help="every Nth, from the Kth on")
     mutants.add_argument("--seeds-max", type=_positive, default=SEEDS_MAX, metavar="N")
     mutants.add_argument("--first", type=int, default=0, metavar="SEED")
@@ -48,6 +59,12 @@ def _parser() -> argparse.ArgumentParser:
     worlds = what.add_parser("worlds", help="every interleaving of tiny worlds")
     worlds.add_argument("--states", type=_positive, default=2_000_000, metavar="N")
     worlds.add_argument("--minutes-max", type=float, default=10.0)
+
+    interop = what.add_parser("interop", help="beside the real Java KCL; needs a JDK and Maven")
+    interop.add_argument(
+        "names", nargs="*", metavar="SCENARIO", help="all of them if none is named"
+    )
+    interop.add_argument("--kcl", metavar="VERSION", help="with this one alone")
     return parser
 
 
@@ -71,6 +88,8 @@ def _storms(asked: argparse.Namespace) -> int:
 
 
 def _mutants(asked: argparse.Namespace) -> int:
+    if asked.random is not None:
+        return _random_mutants(asked)
     from tests.simulation.proving.mutants import AskedMutants, chosen, run_mutants
 
     return run_mutants(
@@ -84,10 +103,35 @@ def _mutants(asked: argparse.Namespace) -> int:
     )
 
 
+def _random_mutants(asked: argparse.Namespace) -> int:
+    from tests.simulation.mutants.at_random import PACKAGES, AskedRandom, run_random
+
+    if unknown := set(asked.names) - set(PACKAGES):
+        raise SystemExit(f"no package {', '.join(unknown)}; there are: {', '.join(PACKAGES)}")
+    return run_random(
+        AskedRandom(
+            number=asked.random,
+            seed=asked.seed,
+            packages=tuple(asked.names) or PACKAGES,
+            is_wider=asked.wider,
+            processes=asked.processes,
+        )
+    )
+
+
 def _worlds(asked: argparse.Namespace) -> int:
     from tests.simulation.tiny_worlds.program import run
 
     return run(asked.states, asked.minutes_max * 60)
+
+
+def _interop(asked: argparse.Namespace) -> int:
+    from tests.interop.program import run
+    from tests.interop.scenarios import SCENARIOS
+
+    if unknown := [name for name in asked.names if name not in SCENARIOS]:
+        raise SystemExit(f"no scenario is called {unknown[0]}; there are: {', '.join(SCENARIOS)}")
+    return run(asked.names, asked.kcl)
 
 
 def _plant(name: str) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kclrun.simulation.profile import Profile
-
-__all__ = ["beginning"]
+from tests.support.storms.profile import Profile
 
 
 def beginning(profile: Profile, storm_s: float, *, lapse: float = 1.0) -> Profile:

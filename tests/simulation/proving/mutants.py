@@ -9,13 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from tests.daily_share import share_of
+from tests.shares import share_of
 from tests.simulation.mutants.catalogue import MUTANTS
 from tests.simulation.mutants.hunter import Catch
 from tests.simulation.mutants.hunting import hunt
 from tests.simulation.mutants.mutant import Mutant, is_ground
-
-__all__ = ["AskedMutants", "chosen", "run_mutants"]
 
 
 class AskedMutants(msgspec.Struct, frozen=True, kw_only=True):

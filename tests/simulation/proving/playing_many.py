@@ -12,11 +12,9 @@ from multiprocessing import get_context
 import msgspec
 
 from kclrun.errors import InvariantViolation
-from kclrun.simulation.playing import Played, play
-from kclrun.simulation.profile import Profile
 from tests.simulation.mutants.planting import plant_named
-
-__all__ = ["Result", "play_many", "play_one", "rule_of"]
+from tests.support.storms.playing import Played, play
+from tests.support.storms.profile import Profile
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

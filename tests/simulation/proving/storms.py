@@ -9,15 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from kclrun.simulation.profile import Profile
-from kclrun.simulation.shrinking import shrink
 from kclrun.simulation.situations import SITUATIONS
-from kclrun.simulation.swarm import draw_profile
 from tests.simulation.mutants.mutant import ROOT
 from tests.simulation.proving.beginnings import beginning
 from tests.simulation.proving.playing_many import Result, play_many, play_one, rule_of
-
-__all__ = ["AskedStorms", "keep_shrunk", "run_storms"]
+from tests.support.storms.profile import Profile
+from tests.support.storms.shrinking import shrink
+from tests.support.storms.swarm import draw_profile
 
 REGRESSIONS = ROOT / "tests" / "simulation" / "regressions"
 # After so many there is enough to look at.

@@ -17,15 +17,13 @@ from kclrun.consuming.policy import LifePolicy
 from kclrun.leases import commands as do
 from kclrun.leases import events as on
 from kclrun.model.lease import LeaseKey
-from kclrun.model.outcomes import Applied
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.protocol.writes import Applied
 from tests.simulation.tiny_worlds import rules
 from tests.simulation.tiny_worlds.shells import Shells, chance
 from tests.simulation.tiny_worlds.snapshots import copy_of_life
 from tests.simulation.tiny_worlds.states import LiveHost, LiveProcess, Request, State
 from tests.simulation.tiny_worlds.worlds import FAILOVER_S, OWNERS
-
-__all__ = ["Motion", "begin"]
 
 CHECKPOINT_EVERY_S = 1.0
 

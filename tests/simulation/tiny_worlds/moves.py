@@ -9,17 +9,22 @@ from __future__ import annotations
 
 from kclrun.consuming import events as worker_on
 from kclrun.leases import events as on
-from kclrun.model.changes import Ask, Claim, CreateChildren, HeldParent, LateCheckpoint
 from kclrun.model.lease import ANYBODY
-from kclrun.model.outcomes import Applied, OutcomeUnknown
 from kclrun.model.time import WallTime
+from kclrun.protocol.writes import (
+    Applied,
+    Ask,
+    Claim,
+    CreateChildren,
+    HeldParent,
+    LateCheckpoint,
+    OutcomeUnknown,
+)
 from tests.simulation.tiny_worlds.motions import Motion
 from tests.simulation.tiny_worlds.rules import key_of
 from tests.simulation.tiny_worlds.shells import Shells
 from tests.simulation.tiny_worlds.states import State
 from tests.simulation.tiny_worlds.worlds import OWNERS
-
-__all__ = ["moves", "step"]
 
 # A client waits so many ticks for a reply, a scan may be so many old: a failover.
 PATIENCE_TICKS = 2

@@ -12,17 +12,14 @@ from unittest import mock
 
 import msgspec
 
+from kclrun.consuming.checkpoints import CheckpointLedger
 from kclrun.consuming.events import WriteResolved
-from kclrun.consuming.ledger import CheckpointLedger
 from kclrun.consuming.life import LeaseLife
 from kclrun.consuming.own_row import OwnRow
 from kclrun.leases import keeping, table_view
-from kclrun.leases.observation import Observation
+from kclrun.leases.table_view import Observation
 from kclrun.local import lease_rows
-from kclrun.model.changes import Claim, Take
-from kclrun.model.outcomes import ConditionFailed
-
-__all__ = ["BUGS", "Bug"]
+from kclrun.protocol.writes import Claim, ConditionFailed, Take
 
 
 class Bug(NamedTuple):

@@ -12,8 +12,6 @@ from tests.simulation.tiny_worlds.search import Search, Violation
 from tests.simulation.tiny_worlds.stories import tell
 from tests.simulation.tiny_worlds.worlds import WORLDS
 
-__all__ = ["run"]
-
 _KIB_PER_MIB = 1024
 
 

@@ -8,21 +8,22 @@ drained manager leaves no row behind.
 
 from __future__ import annotations
 
-from kclrun.model.changes import (
+from kclrun.model.lease import OFFERED
+from kclrun.model.sequence import SHARD_END
+from kclrun.protocol.writes import (
     Ask,
     CreateChildren,
     CreateLease,
+    Decline,
     DeleteEnded,
     DeleteTrimmed,
     LateCheckpoint,
     Offer,
     Take,
+    Withdraw,
     keys_of,
 )
-from kclrun.model.sequence import SHARD_END
 from tests.simulation.tiny_worlds.worlds import OWNERS
-
-__all__ = ["Broken"]
 
 # Two clocks compared through world time.
 _ROUNDING_TICKS = 1e-6
@@ -70,11 +71,15 @@ def check_write(motion, sender: str, change, before) -> None:
 
 def _check_owner(sender: str, change, was) -> None:
     """An owner's write lands only on its own row, as it stood when it was sent [I5]."""
-    if isinstance(change, CreateLease | CreateChildren | DeleteEnded | DeleteTrimmed | Ask):
+    if isinstance(
+        change, CreateLease | CreateChildren | DeleteEnded | DeleteTrimmed | Ask | Withdraw
+    ):
         return
     if isinstance(change, LateCheckpoint):
         return
     expected = change.seen_owner if isinstance(change, Take) else change.owner
+    if isinstance(change, Decline):
+        expected = OFFERED if was.offered_to == change.owner else None
     if was.owner != expected or was.counter != change.seen_counter:
         found = f"{was.owner} at counter {was.counter}"
         raise Broken("I5", was.key, f"{type(change).__name__} of {sender} landed on {found}")

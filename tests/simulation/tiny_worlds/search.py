@@ -21,8 +21,6 @@ from tests.simulation.tiny_worlds.shells import Shells
 from tests.simulation.tiny_worlds.states import State
 from tests.simulation.tiny_worlds.worlds import OWNERS, World
 
-__all__ = ["Found", "Search", "Violation", "is_settled"]
-
 _UNKNOWN = -1
 # What is known of a state: every lease is read in it or soon after; it is being followed just now.
 _CALM, _ON_PATH = 1, 2

@@ -30,8 +30,6 @@ from tests.simulation.tiny_worlds.shells import Shells
 from tests.simulation.tiny_worlds.states import State
 from tests.simulation.tiny_worlds.worlds import OWNERS
 
-__all__ = ["Shapes"]
-
 # Positive, whatever the instant: hash(-1) == hash(-2) in CPython.
 _OFFSET_S = 1000.0
 _GAP_MAX = 3
@@ -123,7 +121,7 @@ class Shapes:
         for ended in children.values():
             sheet.at(ended, FRESH)
         since = of("Observation", "_since")
-        for key, (counter, _, instant) in since.items():
+        for key, (counter, _, instant, _) in since.items():
             sheet.counters.append((key, counter))
             sheet.at(instant, AGE)
         asks = of("Observation", "_asks")
@@ -131,6 +129,10 @@ class Shapes:
             sheet.at(instant, ASK_AGE)
         vanishing = {**of("TrimWatch", "_absent_since"), **of("EndWatch", "_since")}
         for instant in vanishing.values():
+            sheet.at(instant, AGE)
+        still = of("TrimWatch", "_still_since")
+        for key, (counter, instant) in still.items():
+            sheet.counters.append((key, counter))
             sheet.at(instant, AGE)
         unanswered = of("Asker", "_unanswered")
         for instant in unanswered.values():
@@ -143,6 +145,9 @@ class Shapes:
         recent = of("RecentRows", "_seen")
         for instant, _ in recent:
             sheet.at(instant, FRESH)
+        scanned_for = of("Balancer", "_scanned_for")
+        for scanned in scanned_for.items():
+            sheet.counters.append(scanned)
         waiting = of("OfferWatch", "_waiting")
         for each in waiting.values():
             sheet.at(each.due_instant)
@@ -160,15 +165,18 @@ class Shapes:
             tuple(frozenset(keys) for _, keys in recent),
             of("OfferWatch", "_find_instant") is None,
             tuple(children),
-            tuple((key, names[owner]) for key, (_, owner, _) in since.items()),
+            tuple((key, names[owner], moved) for key, (_, owner, _, moved) in since.items()),
             tuple((key, sheet.handoff(handoff)) for key, (handoff, _) in asks.items()),
             tuple(vanishing),
+            tuple(still),
             tuple(unanswered),
             tuple((sheet.change(e.change), e.since_instant is None) for e in asked.values()),
             tuple(sheet.lease(each.lease) for each in waiting.values()),
             listing is not None,
             tuple(map(sheet.change, of("Auditor", "under_way").values())),
             tuple(sorted(of("PassingOn", "_under_way"))),
+            tuple(sorted(of("Asker", "_ending"))),
+            tuple(scanned_for),
             of("Auditor", "_has_seen_rows"),
             of("Keeper", "are_others_in_sight"),
             self._shape_of_standing(names, of("Balancer", "_standing")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kclrun.model.changes import (
+from kclrun.protocol.writes import (
     Ask,
     CreateChildren,
     CreateLease,
@@ -10,10 +10,9 @@ from kclrun.model.changes import (
     LateCheckpoint,
     NameChildren,
     Take,
+    Withdraw,
 )
 from tests.simulation.tiny_worlds.worlds import FAILOVER_S, TICK_S
-
-__all__ = ["AGE", "ASKED", "ASK_AGE", "DUE", "FRESH", "Sheet"]
 
 # How far back an instant is told from older ones: not at all, but up to the tick it is due at; by
 # what is fresh for a failover; by expiry and what is long overdue; by the age of an ask.
@@ -71,6 +70,8 @@ class Sheet:
             self.counters.append((ASKED, change.asked_at))
             seen = change.seen and self.handoff(change.seen)
             return ("ask", change.key, names[change.owner], names[change.asked], seen)
+        if kind is Withdraw:
+            return ("withdraw", change.key, names[change.owner])
         if kind is DeleteEnded:
             return ("delete", change.key)
         if kind is LateCheckpoint:

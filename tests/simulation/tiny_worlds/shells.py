@@ -9,8 +9,6 @@ from tests.simulation.tiny_worlds.snapshots import CoreOfHost
 from tests.simulation.tiny_worlds.states import BOOTED_S, Ledger, LiveHost, State
 from tests.simulation.tiny_worlds.worlds import FAILOVER_S, OWNERS, TICK_S, World
 
-__all__ = ["Shells", "chance"]
-
 
 def chance() -> float:
     """What is left to chance is the same in every state: half of each back-off."""

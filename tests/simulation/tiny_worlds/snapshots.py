@@ -15,8 +15,6 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from kclrun.consuming.life import LeaseLife
 from kclrun.leases.manager import LeaseManager
 
-__all__ = ["CoreOfHost", "copy_of_life"]
-
 # What changes in each part of a manager's core and decides something.
 STATE = {
     "LeaseManager": (
@@ -31,29 +29,39 @@ STATE = {
         "_changed_instant",
         "_is_scanning",
         "_is_finished",
+        "_is_refused",
         "_has_waited",
         "_lacks_phase",
+        "_may_be_old",
         "_hasty_scans",
         "_listing",
     ),
     "Observation": ("_since", "_asks"),
     "Keeper": ("custodies", "is_draining", "are_others_in_sight"),
+    "Places": (
+        *("count", "proven", "reason", "short_since"),
+        *("_step", "_pause_s", "_raised_instant", "_raise_instant", "_expired_starts"),
+    ),
     "RowWriter": ("_refusals", "is_draining"),
     "Audits": ("_views", "_synced"),
     "Auditor": ("listing", "under_way", "should_list_soon", "_has_seen_rows"),
-    "TrimWatch": ("_absent_since",),
+    "TrimWatch": ("_absent_since", "_still_since"),
+    "StreamWatch": ("_doubted", "_vouched"),
     "EndWatch": ("_since",),
     "RecentRows": ("_seen",),
-    "Balancer": ("_standing", "_hands_at_look"),
-    "Asker": ("_asks", "_unanswered", "_refusal"),
+    "Balancer": ("_standing", "_hands_at_look", "_scanned_for"),
+    "Asker": ("_asks", "_unanswered", "_is_draining", "_ending", "_refusal"),
     "OfferWatch": ("_waiting", "_find_instant", "_turn_instant"),
     "PassingOn": ("_under_way", "_refusal"),
     "Differences": (),
+    "ModeWatch": (),
     "CapacityWatch": (),
 }
 # What only keeps a line of the log from being written twice: shared by all states.
 NOTED = {
-    "Auditor": ("_noted",),
+    "ModeWatch": ("_in_table", "_elsewhere", "_told", "_reads", "_is_reading", "_read_instant"),
+    "Auditor": ("_noted", "_told_expired"),
+    "StreamWatch": ("_open_and_ended_since",),
     "Differences": ("_told",),
     "CapacityWatch": ("_short_scans", "_left_unread"),
 }
@@ -66,7 +74,7 @@ _SHARED = {
 _WIRING = (FunctionType, MethodType, BuiltinFunctionType, str, list)
 _WIRED_NAMES = {
     *("_policy", "_handlers", "_children", "_auditors", "_stream"),
-    *("_leases_max", "_failover_s", "_stays_s"),
+    *("_leases_max", "_failover_s", "_stays_s", "_created_at", "_described_instant"),
 }
 
 
@@ -167,6 +175,7 @@ _PARTS_OF_LIFE = (
     ("_shard_end", {}),
     ("_gate", {}),
     ("_loss", {}),
+    ("_output", {}),
     ("_warnings", {}),
 )
 _LIFE_ITSELF = {
@@ -199,6 +208,7 @@ def copy_of_life(life: LeaseLife) -> LeaseLife:
             inside[attribute] = attributes[other]
     own, ledger = attributes["own"].__dict__, attributes["ledger"].__dict__
     own["_unresolved"] = own["_unresolved"].copy()
+    own["_terms"] = copy.copy(own["_terms"])
     ledger["_open"] = deque(ledger["_open"])
     requests = attributes["_requests"].__dict__
     requests["_waiting"] = requests["_waiting"].copy()

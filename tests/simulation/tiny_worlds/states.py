@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Ledger", "LiveHost", "LiveProcess", "Request", "State"]
-
 # Every host was booted so long before: older instants than any rule asks for exist from the start.
 BOOTED_S = 1000.0
 

@@ -12,8 +12,6 @@ from tests.simulation.tiny_worlds.search import Violation
 from tests.simulation.tiny_worlds.shells import Shells
 from tests.simulation.tiny_worlds.worlds import World
 
-__all__ = ["replay_line", "tell"]
-
 
 def tell(world: World, violation: Violation) -> str:
     """The whole story, as many lines as it takes."""

@@ -15,8 +15,6 @@ from kclrun.model.lease import Lease, LeaseKey, Owner
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange, Shard
 
-__all__ = ["FAILOVER_S", "OWNERS", "TICK_S", "WORLDS", "World"]
-
 TICK_S: Final = 1.0
 FAILOVER_S: Final = 2.0
 OWNERS: Final = tuple(Owner("", name, "1").id for name in ("a", "b"))

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["Driver", "has_executor_class"]
+from tests.patience import HUNG_S
 
 _QUERY = Path(__file__).with_name("query.py")
-_END_MAX_S = 60.0
 
 
 class Driver:
@@ -48,8 +47,8 @@ class Driver:
         family = self.family()
         for process in family:
             _send(process, signal.SIGKILL)
-        self.process.wait(_END_MAX_S)
-        psutil.wait_procs(family, timeout=_END_MAX_S)
+        self.process.wait(HUNG_S)
+        psutil.wait_procs(family, timeout=HUNG_S)
         self._log.close()
 
     def executors(self):

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-__all__ = ["Verdict", "complete_attempts", "judge"]
-
 _COLUMNS = ["shardId", "sequenceNumber", "partitionKey", "data"]
 
 

@@ -3,6 +3,10 @@
 Each batch is counted and then written whole to a folder of its own attempt, so that a test can
 compare what was read when a batch was read twice. Tasks fail on their first attempt now and then,
 after half their rows. Ends by itself with `"available_now": true`; else it runs until killed.
+
+Once the order's file `hold` is there, the next batch to begin is held before its commit, for ever:
+by `"read"` in the file once its rows were counted, by `"written"` once its attempt is complete. The
+file `held` says that it stands there: planned, read and not committed.
 """
 
 import json
@@ -14,7 +18,6 @@ from pathlib import Path
 from kclrun.spark.engine.session import open_session
 
 FAILING_ONE_IN = 5
-LINGER_S = 0.4
 
 
 def failing_now_and_then(batch_id, seed):
@@ -35,19 +38,40 @@ def failing_now_and_then(batch_id, seed):
     return run
 
 
-def writing_attempts(out, run, seed):
+def holding(hold, held):
+    """What a batch calls at each of its moments; it never returns from the one asked for."""
+    if hold is None:
+        return lambda moment: None
+
+    def at(moment):
+        if hold.read_text() != moment:
+            return
+        held.touch()
+        while True:
+            time.sleep(3600)
+
+    return at
+
+
+def writing_attempts(order):
+    out, run, seed = order["out"], order["run"], order["seed"]
+    hold, held = Path(order["hold"]), Path(order["held"])
+
     def write(frame, batch_id):
+        at = holding(hold if hold.exists() else None, held)
         folder = Path(out) / f"batch-{batch_id:05}"
         folder.mkdir(parents=True, exist_ok=True)
         attempt = folder / f"attempt-{run:03}"
         counted = frame.count()
+        at("read")
         frame.mapInArrow(failing_now_and_then(batch_id, seed), frame.schema).write.parquet(
             str(attempt)
         )
         # Only a complete attempt has it, and only then may the batch be committed.
         (attempt / "COUNTED").write_text(str(counted))
-        # A sink that is slow to return: drivers are killed here too, and the batch comes again.
-        time.sleep(LINGER_S)
+        at("written")
+        # A sink that is slow to return, for kills at random moments: some fall in here.
+        time.sleep(order["linger_s"])
 
     return write
 
@@ -66,9 +90,9 @@ def main(order):
         .option("shardsPerTask", order.get("shards_per_task", 2))
         .load()
     )
-    writer = records.writeStream.foreachBatch(
-        writing_attempts(order["out"], order["run"], order["seed"])
-    ).option("checkpointLocation", order["checkpoint"])
+    writer = records.writeStream.foreachBatch(writing_attempts(order)).option(
+        "checkpointLocation", order["checkpoint"]
+    )
     if order["available_now"]:
         writer = writer.trigger(availableNow=True)
     query = writer.start()

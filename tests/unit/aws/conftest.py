@@ -13,10 +13,11 @@ import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
+from kclrun.aws.http import CONNECTIONS_MAX
 from kclrun.aws.signing import HeldCredentials
-from kclrun.aws.transport import CONNECTIONS_MAX
 from kclrun.aws.wire import WireClient
 from kclrun.model.wire import WireCredentials, WireEndpoint
+from tests.patience import HUNG_S
 
 
 @dataclass
@@ -93,7 +94,7 @@ class ScriptedServer:
         self._ended.set()
         # Wakes the accepting thread; closing alone would leave it in accept().
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._accepting.join(timeout=10)
+        self._accepting.join(timeout=HUNG_S)
         self._listener.close()
         for connection in self._sockets:
             try:
@@ -101,7 +102,7 @@ class ScriptedServer:
             except OSError:
                 pass
         for thread in self._threads:
-            thread.join(timeout=10)
+            thread.join(timeout=HUNG_S)
         for connection in self._sockets:
             connection.close()
 
@@ -197,7 +198,7 @@ def make_client() -> Iterator[MakeClient]:
         connections_max: int = CONNECTIONS_MAX,
         **endpoint: object,
     ) -> WireClient:
-        settings = {"connect_timeout_s": 2.0, "read_timeout_s": 0.3} | endpoint
+        settings = {"connect_timeout_s": HUNG_S, "read_timeout_s": HUNG_S} | endpoint
         client = WireClient(
             WireEndpoint(url, "eu-west-1", "eu-west-1", **settings),  # type: ignore[arg-type]
             HeldCredentials(credentials or WireCredentials("AKID", "secret")),
@@ -223,5 +224,5 @@ def moto_url() -> Iterator[str]:
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
-    thread.join(timeout=10)
+    thread.join(timeout=HUNG_S)
     server.server_close()

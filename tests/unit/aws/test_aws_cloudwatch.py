@@ -14,7 +14,7 @@ import pytest
 from kclrun.aws.cloudwatch import CloudWatchOutlet
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.errors import AccessDenied, OutcomeUnknown, Throttled
-from kclrun.model.measurement import Measurement, Statistics
+from kclrun.model.record import Measurement, Statistics
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials
 

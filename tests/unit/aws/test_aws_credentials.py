@@ -154,9 +154,10 @@ def test_a_role_that_may_not_be_assumed_is_access_denied(
         source.current()
 
 
-def test_a_provider_that_fails_is_unavailable() -> None:
+@pytest.mark.parametrize("error", [BotoCoreError(), OSError(24, "Too many open files")])
+def test_a_provider_that_fails_is_unavailable(error: Exception) -> None:
     def fails() -> dict[str, str]:
-        raise BotoCoreError
+        raise error
 
     with pytest.raises(Unavailable, match="credentials cannot be had"):
         refreshing(_credentials(5), fails).current()

@@ -18,11 +18,17 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
+from kclrun.aws.endpoints import (
+    LOOPBACK_REGION,
+    EndpointSettings,
+    open_session,
+    resolve_endpoint,
+)
 from kclrun.aws.operations import GET_RECORDS, UPDATE_ITEM
 from kclrun.aws.wire import WireClient
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.model.wire import WireEndpoint
+from tests.patience import HUNG_S
 
 MakeClient = Callable[..., WireClient]
 
@@ -110,6 +116,34 @@ def test_the_region_comes_from_the_environment_or_is_asked_for(
     assert resolved(region=None).region == "eu-south-1"
 
 
+def test_an_endpoint_on_this_host_needs_no_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "http://127.0.0.1:4567"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", url)
+
+    assert resolved(region=None, endpoint_url=url).signing_region == LOOPBACK_REGION
+    assert resolved("dynamodb", region=None).signing_region == LOOPBACK_REGION
+    assert resolved(region="eu-west-1", endpoint_url=url).signing_region == "eu-west-1"
+    with pytest.raises(SettingsError, match="no AWS region"):
+        resolved(region=None)
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "region"),
+    [
+        ("http://127.0.0.1:4567", None, LOOPBACK_REGION),
+        ("http://127.0.0.1:4567", "eu-west-1", "eu-west-1"),
+        ("https://kinesis.example", None, None),
+        (None, None, None),
+    ],
+)
+def test_a_session_for_an_endpoint_on_this_host_has_a_region_for_every_client(
+    url: str | None, given: str | None, region: str | None
+) -> None:
+    session = open_session(EndpointSettings(region=given, endpoint_url=url))
+
+    assert session.get_config_variable("region") == region
+
+
 def test_an_unknown_profile_is_a_settings_error() -> None:
     with pytest.raises(SettingsError, match="nobody"):
         resolved(profile="nobody")
@@ -195,7 +229,7 @@ def tls_server(serve: Any, tls: ssl.SSLContext) -> Any:
 def test_the_ca_bundle_is_what_certificates_are_checked_with(
     tls_server: Any, make_client: MakeClient, certificate: Path
 ) -> None:
-    trusting = make_client(tls_server.url, ca_bundle=str(certificate), read_timeout_s=5.0)
+    trusting = make_client(tls_server.url, ca_bundle=str(certificate), read_timeout_s=60.0)
     trusting.call(GET_RECORDS, b"{}")
     assert len(tls_server.requests) == 1
 
@@ -205,7 +239,7 @@ def test_a_page_over_tls_arrives_whole_and_its_connection_is_kept(
 ) -> None:
     page = bytes(range(256)) * 12_000
     tls_server.reply(body=page)
-    client = make_client(tls_server.url, ca_bundle=str(certificate), read_timeout_s=5.0)
+    client = make_client(tls_server.url, ca_bundle=str(certificate), read_timeout_s=60.0)
 
     assert client.call(GET_RECORDS, b"{}").body == page
     client.call(GET_RECORDS, b"x" * 1_000_000)
@@ -218,7 +252,7 @@ def test_an_unknown_certificate_is_refused_before_anything_is_sent(
     tls_server: Any, make_client: MakeClient
 ) -> None:
     with pytest.raises(Unavailable, match=r"certificate refused.*before anything was sent"):
-        make_client(tls_server.url, read_timeout_s=5.0).call(UPDATE_ITEM, b"{}")
+        make_client(tls_server.url, read_timeout_s=60.0).call(UPDATE_ITEM, b"{}")
     assert tls_server.requests == []
 
 
@@ -226,7 +260,7 @@ def test_a_certificate_for_another_name_is_refused(
     tls_server: Any, make_client: MakeClient, certificate: Path
 ) -> None:
     client = make_client(
-        f"https://localhost:{tls_server.port}", ca_bundle=str(certificate), read_timeout_s=5.0
+        f"https://localhost:{tls_server.port}", ca_bundle=str(certificate), read_timeout_s=60.0
     )
     with pytest.raises(Unavailable, match="certificate refused"):
         client.call(UPDATE_ITEM, b"{}")
@@ -235,7 +269,7 @@ def test_a_certificate_for_another_name_is_refused(
 def test_checks_can_be_switched_off_only_on_this_host(
     tls_server: Any, make_client: MakeClient
 ) -> None:
-    make_client(tls_server.url, verify=False, read_timeout_s=5.0).call(GET_RECORDS, b"{}")
+    make_client(tls_server.url, verify=False, read_timeout_s=60.0).call(GET_RECORDS, b"{}")
     with pytest.raises(SettingsError, match="only for an endpoint on this host"):
         make_client("https://kinesis.eu-west-1.amazonaws.com", verify=False)
 
@@ -264,7 +298,7 @@ class Proxy:
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=HUNG_S)
         self._listener.close()
 
     def _accept(self) -> None:
@@ -295,7 +329,7 @@ class Proxy:
                 back = threading.Thread(target=_relay, args=(upstream, client))
                 back.start()
                 _relay(client, upstream)
-                back.join(timeout=10)
+                back.join(timeout=HUNG_S)
         else:
             client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
@@ -334,7 +368,7 @@ def test_an_https_request_goes_through_the_proxys_tunnel(
         tls_server.url,
         ca_bundle=str(certificate),
         proxies={"https": f"http://user:word@127.0.0.1:{proxy.port}"},
-        read_timeout_s=5.0,
+        read_timeout_s=60.0,
     )
 
     client.call(GET_RECORDS, b"{}")
@@ -364,7 +398,7 @@ def test_a_proxy_may_itself_be_reached_over_tls(
         url,
         ca_bundle=str(certificate),
         proxies={"https": address, "http": address},
-        read_timeout_s=5.0,
+        read_timeout_s=60.0,
     )
 
     assert client.call(GET_RECORDS, b"{}").body == b"{}"
@@ -410,7 +444,7 @@ def test_a_tunnel_that_is_refused_means_nothing_was_sent(
 ) -> None:
     proxy = proxies(refuse=True)
     address = f"http://user:PASSWORDCANARY@127.0.0.1:{proxy.port}"
-    client = make_client(tls_server.url, proxies={"https": address}, read_timeout_s=5.0)
+    client = make_client(tls_server.url, proxies={"https": address}, read_timeout_s=60.0)
 
     with pytest.raises(Unavailable, match="before anything was sent") as raised:
         client.call(UPDATE_ITEM, b"{}")

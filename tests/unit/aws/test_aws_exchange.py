@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from kclrun.aws import exchange as http
-from kclrun.aws.exchange import Answer, exchange
-from kclrun.aws.http_head import HEADERS_MAX, BrokenAnswer, encode_request, parse_head
+from kclrun.aws import http
+from kclrun.aws.http import HEADERS_MAX, Answer, BrokenAnswer, encode_request, exchange, parse_head
 from kclrun.aws.operations import GET_RECORDS, UPDATE_ITEM
 from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.wire import WireClient
 from kclrun.errors import OutcomeUnknown, Unavailable
 from kclrun.model.wire import WireCredentials, WireEndpoint
+from tests.patience import HUNG_S
 
 MakeClient = Callable[..., WireClient]
 HEAD = encode_request("/", {"Host": "h"}, b"{}")
@@ -139,7 +139,7 @@ def test_a_large_body_is_received_into_one_buffer() -> None:
         sending = threading.Thread(target=theirs.sendall, args=(whole,))
         sending.start()
         got, is_reusable = exchange(ours, HEAD, b"{}", 2**24)
-        sending.join(timeout=10)
+        sending.join(timeout=HUNG_S)
 
     assert (got.body == body, is_reusable) == (True, True)
 
@@ -259,6 +259,13 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_held(said: bytes) -> No
     assert refused(said) == "the answer is longer than 100 bytes"
 
 
+@pytest.mark.parametrize("said", [SMALL, CHUNKED, UNTIL_CLOSED])
+def test_a_body_of_exactly_the_limit_is_taken(said: bytes) -> None:
+    got, _ = answered(said, body_max=5, closes=said is UNTIL_CLOSED)
+
+    assert bytes(got.body) == b"hello"
+
+
 def test_trailers_without_an_end_are_refused() -> None:
     assert "trailers" in refused(CHUNKED[:-2] + b"A: 1\r\n" * HEADERS_MAX)
 
@@ -280,7 +287,7 @@ def test_a_peer_that_is_silent_is_named_with_the_time_it_was(
     server.be_silent()
 
     with pytest.raises(OutcomeUnknown, match=r"silent for 0\.3 s after it was sent"):
-        make_client(server.url).call(UPDATE_ITEM, b"{}")
+        make_client(server.url, read_timeout_s=0.3).call(UPDATE_ITEM, b"{}")
 
 
 def test_an_answer_without_a_length_ends_with_its_connection(
@@ -311,16 +318,16 @@ def test_a_garbled_answer_leaves_a_write_unknown(server: Any, make_client: MakeC
     server.reply(headers={"Content-Length": "two"}, declare_length=False)
     client = make_client(server.url)
 
-    with pytest.raises(OutcomeUnknown, match="Content-Length is no number after it was sent"):
+    with pytest.raises(OutcomeUnknown, match="Content-Length is not a number after it was sent"):
         client.call(UPDATE_ITEM, b"{}")
-    with pytest.raises(Unavailable, match="Content-Length is no number"):
+    with pytest.raises(Unavailable, match="Content-Length is not a number"):
         client.call(GET_RECORDS, b"{}")
 
 
 def test_a_ninth_thread_waits_for_a_connection_and_none_is_lost(
     server: Any, make_client: MakeClient
 ) -> None:
-    client = make_client(server.url, read_timeout_s=5.0)
+    client = make_client(server.url, read_timeout_s=60.0)
     threads = [
         threading.Thread(target=lambda: [client.call(GET_RECORDS, b"{}") for _ in range(20)])
         for _ in range(16)
@@ -328,7 +335,7 @@ def test_a_ninth_thread_waits_for_a_connection_and_none_is_lost(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=HUNG_S)
 
     assert len(server.requests) == 320
     assert server.connections <= 8

@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kclrun.aws.index_setup import IndexState, add_owner_index, inspect_owner_index
-from kclrun.aws.owner_index import OWNER_INDEX
-from kclrun.aws.table_setup import inspect_table
+from kclrun.aws.lease_table import OWNER_INDEX
+from kclrun.aws.table_setup import IndexState, add_owner_index, inspect_owner_index, inspect_table
 from kclrun.errors import AccessDenied, ServiceError, TableRefused, Unavailable
 from kclrun.model.time import Instant
 from tests.unit.aws.held_plane import HeldPlane

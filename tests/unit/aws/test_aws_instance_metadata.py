@@ -11,6 +11,7 @@ from kclrun.aws.instance_metadata import Imds, open_imds
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.model.instance import InstanceIdentity, InstanceLook, Interruption, TargetState
 from kclrun.model.time import WallTime
+from tests.patience import HUNG_S
 from tests.processes.instance_rig.metadata import INSTANCE_ID, FakeMetadata
 
 
@@ -23,7 +24,7 @@ def service():
 
 @pytest.fixture
 def imds(service):
-    return Imds(service.url, timeout_s=0.3)
+    return Imds(service.url, timeout_s=HUNG_S)
 
 
 def test_an_instance_says_who_it_is(service, imds):
@@ -97,14 +98,16 @@ def test_a_session_that_is_always_refused_is_no_loop(service, imds):
     assert len(service.asked) < 10
 
 
-def test_a_service_that_hangs_costs_one_short_wait(service, imds):
+def test_a_service_that_hangs_costs_one_short_wait(service):
+    imds = Imds(service.url, timeout_s=0.3)
     service.hang()
     began = time.monotonic()
 
     with pytest.raises(Unavailable):
         imds.look()
 
-    assert time.monotonic() - began < 2.0
+    # A second, not the minute of an HTTP client by itself.
+    assert time.monotonic() - began < HUNG_S
 
 
 def test_an_address_that_nobody_has_is_no_ec2():

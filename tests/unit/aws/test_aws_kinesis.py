@@ -12,12 +12,14 @@ import pytest
 from kclrun.aws.control import BotoStreamAdmin, ControlPlane
 from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
+from kclrun.aws.put_records import WirePutter
 from kclrun.aws.wire import WireClient
 from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound, Unavailable
+from kclrun.model.record import IteratorType, PutEntry
 from kclrun.model.shard import HashRange, Shard
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials
-from kclrun.ports import IteratorType, ShardFilter, StreamAdmin, StreamSummary
+from kclrun.ports import ShardFilter, StreamAdmin, StreamSummary
 
 ARN = "arn:aws:kinesis:eu-west-1:111122223333:stream/flights"
 MakeClient = Callable[..., WireClient]
@@ -114,6 +116,25 @@ def test_the_end_of_a_shard_names_its_children(server: Any, make_client: MakeCli
 
     assert page.next_iterator is None
     assert [(child.shard_id, child.parents) for child in page.children] == [("s-2", ("s-1",))]
+
+
+def test_a_record_is_put_with_its_data_its_key_and_a_hash_key_only_if_it_has_one(
+    server: Any, make_client: MakeClient
+) -> None:
+    server.default.body = encoded({"Records": [{"SequenceNumber": "1", "ShardId": "s"}] * 2})
+    putter = WirePutter(make_client(server.url), "flights")
+
+    putter.put([PutEntry(b"a", "key"), PutEntry(b"b", "key", "7")])
+
+    assert asked(server) == [
+        {
+            "StreamName": "flights",
+            "Records": [
+                {"Data": "YQ==", "PartitionKey": "key"},
+                {"Data": "Yg==", "PartitionKey": "key", "ExplicitHashKey": "7"},
+            ],
+        }
+    ]
 
 
 def test_errors_of_reading_are_named(server: Any, make_client: MakeClient) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kclrun.aws.lease_table import DynamoLeaseTable
-from kclrun.aws.owner_index import OWNER_INDEX
+from kclrun.aws.lease_table import OWNER_INDEX, DynamoLeaseTable
 from kclrun.aws.rows import encode_row
 from kclrun.aws.wire import WireClient
 from kclrun.errors import AccessDenied, InvalidRequest, NotFound, Throttled, Unavailable

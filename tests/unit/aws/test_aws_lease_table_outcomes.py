@@ -12,11 +12,21 @@ from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.rows import encode_row
 from kclrun.aws.wire import WireClient
 from kclrun.errors import InvalidRequest, Throttled, Unavailable
-from kclrun.model import outcomes
-from kclrun.model.changes import Claim, CreateChildren, CreateLease, DeleteEnded, HeldParent, Renew
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
-from kclrun.model.outcomes import Applied, ConditionFailed, OutcomeUnknown, Refused
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.protocol import writes as outcomes
+from kclrun.protocol.writes import (
+    Applied,
+    Claim,
+    ConditionFailed,
+    CreateChildren,
+    CreateLease,
+    DeleteEnded,
+    HeldParent,
+    OutcomeUnknown,
+    Refused,
+    Renew,
+)
 
 MakeClient = Callable[..., WireClient]
 ME = OwnerId("kclrun:a:h:1")
@@ -32,6 +42,13 @@ CREATE = CreateChildren(CHILDREN, (HeldParent(KEY, ME, 4),))
 @pytest.fixture
 def table(server: Any, make_client: MakeClient) -> DynamoLeaseTable:
     return DynamoLeaseTable(make_client(server.url, service="dynamodb"), "leases")
+
+
+@pytest.fixture
+def impatient(server: Any, make_client: MakeClient) -> DynamoLeaseTable:
+    """For a server that is silent; one that is slow must not seem so."""
+    client = make_client(server.url, service="dynamodb", read_timeout_s=0.3)
+    return DynamoLeaseTable(client, "leases")
 
 
 def cancelled(*reasons: str) -> bytes:
@@ -52,6 +69,18 @@ def test_a_success_carries_the_row_after_the_write(server: Any, table: DynamoLea
     request = msgspec.json.decode(server.requests[0].body)
     assert request["ReturnValues"] == "ALL_NEW"
     assert request["ReturnValuesOnConditionCheckFailure"] == "ALL_OLD"
+
+
+@pytest.mark.parametrize("consistent", [True, False])
+def test_a_scan_is_as_consistent_as_it_is_asked_to_be(
+    server: Any, table: DynamoLeaseTable, consistent: bool
+) -> None:
+    server.reply(body=msgspec.json.encode({"Items": [encode_row(ROW)]}))
+
+    (page,) = table.scan(consistent=consistent)
+
+    assert page.leases == (ROW,)
+    assert msgspec.json.decode(server.requests[0].body)["ConsistentRead"] is consistent
 
 
 def test_a_failed_condition_carries_the_row_that_stands_there(
@@ -106,11 +135,11 @@ def test_a_refusal_is_a_value(
 @pytest.mark.parametrize("change", [CLAIM, CreateLease(ROW), DeleteEnded(KEY), CREATE])
 @pytest.mark.parametrize("trouble", ["be_silent", "hang_up"])
 def test_silence_leaves_a_write_unknown(
-    server: Any, table: DynamoLeaseTable, change: Any, trouble: str
+    server: Any, impatient: DynamoLeaseTable, change: Any, trouble: str
 ) -> None:
     getattr(server, trouble)()
 
-    assert isinstance(table.write(change), OutcomeUnknown)
+    assert isinstance(impatient.write(change), OutcomeUnknown)
     assert len(server.requests) == 1, "no write is sent twice"
 
 
@@ -151,7 +180,7 @@ def test_children_that_exist_are_left_out_and_the_rest_is_sent_again(
 
 def test_the_second_sending_can_be_unknown_too(server: Any, table: DynamoLeaseTable) -> None:
     server.reply(400, cancelled("None", "ConditionalCheckFailed", "None"))
-    server.be_silent()
+    server.hang_up()
 
     assert isinstance(table.write(CREATE), OutcomeUnknown)
 
@@ -190,6 +219,20 @@ def test_a_cancelled_transaction_is_read_by_its_reasons(
 
     assert table.write(CREATE) == expected
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("silent", [{}, {"Code": None}, {"Code": ""}])
+def test_a_part_of_a_cancelled_transaction_without_a_reason_did_not_cancel_it(
+    server: Any, table: DynamoLeaseTable, silent: dict[str, object]
+) -> None:
+    body = msgspec.json.decode(cancelled("None", "ConditionalCheckFailed", "None"))
+    body["CancellationReasons"][0] = body["CancellationReasons"][2] = silent
+    server.reply(400, msgspec.json.encode(body))
+
+    assert table.write(CREATE) == Applied(None)
+
+    _, again = (msgspec.json.decode(request.body) for request in server.requests)
+    assert [next(iter(part)) for part in again["TransactItems"]] == ["ConditionCheck", "Put"]
 
 
 def test_a_cancelled_transaction_without_sound_reasons_is_refused(

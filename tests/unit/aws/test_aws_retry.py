@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kclrun.aws.retry import Patient
 from kclrun.errors import AccessDenied, ServiceError, Throttled, Unavailable
 from kclrun.model.time import Instant
+from tests.support.retry import Patient
 
 
 class World:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from kclrun.aws.binding import bind
 from kclrun.aws.rows import ATTRIBUTES_MAX, BrokenRow, decode_page, decode_row, encode_row
-from kclrun.model.changes import NameChildren
 from kclrun.model.lease import Halt, Handoff, Lease, LeaseKey, OwnerId, PendingCheckpoint
 from kclrun.model.sequence import SENTINELS, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
 from kclrun.ports import ScanPage
+from kclrun.protocol.writes import NameChildren
 
 MINIMAL: dict[str, Any] = {
     "leaseKey": {"S": "shardId-0"},
@@ -163,6 +163,8 @@ BROKEN: dict[str, dict[str, Any]] = {
     "counter is text": {"leaseCounter": {"S": "3"}},
     "counter is NULL": {"leaseCounter": {"NULL": True}},
     "counter is negative": {"leaseCounter": {"N": "-1"}},
+    "counter is near its 38 digits": {"leaseCounter": {"N": "1" + "0" * 37}},
+    "owner switches are near their 38 digits": {"ownerSwitchesSinceCheckpoint": {"N": "9" * 38}},
     "counter is a fraction": {"leaseCounter": {"N": "1.5"}},
     "counter is endless": {"leaseCounter": {"N": "9" * 5000}},
     "checkpoint is unknown": {"checkpoint": {"S": "SOMEWHERE"}},
@@ -197,6 +199,27 @@ def test_a_broken_row_is_named_as_one(name: str) -> None:
 
     with pytest.raises(BrokenRow):
         decode_row(row)
+
+
+def test_the_item_of_a_kcl_3_fleet_says_its_mode_whatever_else_it_holds() -> None:
+    item = {"leaseKey": {"S": "Migration3.0"}, "cv": {"S": "CLIENT_VERSION_3X"}, "h": {"L": []}}
+
+    typed = decode_page([item | {"entityType": {"S": "CLIENT_VERSION_MIGRATION"}}, MINIMAL])
+    odd = decode_page([item | {"cv": {"N": "3"}}])
+
+    assert (typed.foreign, typed.kcl3_mode, len(typed.leases)) == (1, "CLIENT_VERSION_3X", 1)
+    assert (odd.foreign, odd.broken, odd.kcl3_mode) == (1, (), None)
+
+
+def test_a_row_that_our_own_write_counted_past_the_limit_is_still_ours_to_read() -> None:
+    just_below = MINIMAL | {"leaseCounter": {"N": "9" * 37}}
+    counted_on = MINIMAL | {"leaseCounter": {"N": "1" + "0" * 37}}
+
+    before, after = decode_row(just_below), decode_row(counted_on, is_ours=True)
+
+    assert before is not None
+    assert after is not None
+    assert after.counter == before.counter + 1
 
 
 def test_a_page_sorts_leases_from_the_rest() -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kclrun.aws.operations import GET_RECORDS, PUT_ITEM, UPDATE_ITEM
+from kclrun.aws.errors import ErrorReply, service_error
+from kclrun.aws.operations import GET_RECORDS, OPERATIONS, PUT_ITEM, UPDATE_ITEM, Operation
 from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.wire import WireClient
 from kclrun.errors import (
@@ -31,6 +32,7 @@ from kclrun.errors import (
     Unavailable,
 )
 from kclrun.model.wire import WireCredentials, WireEndpoint
+from tests.patience import HUNG_S
 
 MakeClient = Callable[..., WireClient]
 
@@ -89,13 +91,13 @@ def test_a_body_of_fifteen_megabytes_arrives_whole(server: Any, make_client: Mak
     body = b"x" * 15_000_000
     server.reply(body=body)
 
-    assert make_client(server.url, read_timeout_s=5.0).call(GET_RECORDS, b"{}").body == body
+    assert make_client(server.url, read_timeout_s=60.0).call(GET_RECORDS, b"{}").body == body
 
 
 def test_an_endless_body_is_refused(
     server: Any, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kclrun.aws.transport.BODY_BYTES_MAX", 1000)
+    monkeypatch.setattr("kclrun.aws.http.BODY_BYTES_MAX", 1000)
     server.reply(body=b"x" * 2000)
 
     with pytest.raises(Unavailable, match="longer than 1000 bytes"):
@@ -145,7 +147,7 @@ def test_a_tls_handshake_that_fails_means_nothing_was_sent(
 def test_no_answer_leaves_a_write_unknown_and_a_read_unavailable(
     server: Any, make_client: MakeClient, trouble: str
 ) -> None:
-    client = make_client(server.url)
+    client = make_client(server.url, read_timeout_s=0.3)
 
     getattr(server, trouble)()
     with pytest.raises(OutcomeUnknown, match="after it was sent"):
@@ -209,7 +211,7 @@ def test_a_connection_seen_closed_is_replaced_before_sending(
     client = make_client(server.url)
     client.call(UPDATE_ITEM, b"{}")
     connection = next(iter(server._threads))
-    connection.join(timeout=5)
+    connection.join(timeout=HUNG_S)
 
     client.call(UPDATE_ITEM, b"{}")
 
@@ -241,6 +243,20 @@ CASES = [
     (503, "ServiceUnavailable", Unavailable, OutcomeUnknown),
     (504, "", Unavailable, OutcomeUnknown),
 ]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("status", [None, 500])
+def test_what_changes_something_has_an_unknown_outcome_once_its_answer_is_lost(
+    operation: Operation, status: int | None
+) -> None:
+    only_looks = operation.name.startswith(
+        ("Describe", "List", "Get", "Scan", "Query", "BatchGet", "Assume")
+    )
+
+    error = service_error(operation, ErrorReply(message="timed out"), status)
+
+    assert type(error) is (Unavailable if only_looks else OutcomeUnknown)
 
 
 @pytest.mark.parametrize(("status", "code", "read_error", "write_error"), CASES)
@@ -320,6 +336,20 @@ def test_a_clock_that_is_off_is_corrected_by_the_services(
     assert dates == ["20231114T211320Z", "20231114T221320Z", "20231114T221320Z"]
 
 
+def test_the_time_of_the_service_is_its_last_date_and_what_passed_since(
+    server: Any, make_client: MakeClient
+) -> None:
+    clock = Clock(NOW + 3600)
+    client = make_client(server.url, clock=clock)
+    assert client.service_time() == NOW + 3600
+
+    server.reply(headers=dated(NOW))
+    client.call(UPDATE_ITEM, b"{}")
+    clock.now += 7.5
+
+    assert client.service_time() == NOW + 7.5
+
+
 def test_a_wrong_key_is_not_taken_for_a_wrong_clock(server: Any, make_client: MakeClient) -> None:
     body = msgspec.json.encode({"__type": "InvalidSignatureException", "message": "no"})
     server.reply(400, body, headers=dated(NOW))
@@ -390,16 +420,16 @@ if child == 0:
     os._exit(status)
 sys.exit(status or os.waitpid(child, 0)[1])
 """
-    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], timeout=HUNG_S).returncode == 0
 
 
 def test_a_lease_process_needs_no_botocore() -> None:
     script = """
 import sys
-import kclrun.aws.kinesis, kclrun.aws.lease_table, kclrun.aws.retry, kclrun.aws.wire
+import kclrun.aws.kinesis, kclrun.aws.lease_table, tests.support.retry, kclrun.aws.wire
 sys.exit(any(name.split(".")[0] in {"boto3", "botocore", "s3transfer"} for name in sys.modules))
 """
-    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], timeout=HUNG_S).returncode == 0
 
 
 def _call_in_child(url: str, result: Any) -> None:
@@ -417,7 +447,7 @@ def test_a_client_is_made_from_plain_values_in_a_fresh_process(server: Any) -> N
     child.start()
     assert receiving.poll(30)
     assert receiving.recv_bytes() == b"from afar"
-    child.join(timeout=30)
+    child.join(timeout=HUNG_S)
     receiving.close()
     sending.close()
 

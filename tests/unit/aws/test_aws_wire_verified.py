@@ -9,12 +9,11 @@ from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.wire import WireClient
 from kclrun.errors import AccessDenied
 from kclrun.local.server import start_embedded
-from kclrun.model.changes import CreateLease
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.outcomes import Applied, Refused
-from kclrun.model.reading import IteratorType
+from kclrun.model.record import IteratorType
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.protocol.writes import Applied, CreateLease, Refused
 
 KEY, SECRET = "AKIDVERIFIED", "a-secret/with+odd=signs"
 REGION = "eu-west-1"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kclrun.cli.program import run_program
+from tests.patience import HUNG_S
 
 Project = Callable[..., Path]
 LEAST = "application: orders\nstream: orders\nprocessor: mine:Mine\naws: {endpoint: embedded}\n"
@@ -126,6 +127,67 @@ def test_a_package_without_init_next_to_an_installed_one_is_explained(
     assert f"create {tmp_path / 'kclrun' / '__init__.py'}" in capsys.readouterr().err
 
 
+DEFERRED = """
+from kclrun import RecordProcessor
+
+class Base(RecordProcessor):
+    def process_records(self, batch, checkpointer): pass
+
+class AsyncRecords(RecordProcessor):
+    async def process_records(self, batch, checkpointer): pass
+
+class Yields(RecordProcessor):
+    def process_records(self, batch, checkpointer):
+        for record in batch:
+            yield record
+
+class AsyncStart(Base):
+    async def initialize(self, context): pass
+
+class AsyncYields(Base):
+    async def shard_ended(self, checkpointer):
+        yield
+
+class AsyncLost(Base):
+    async def lease_lost(self): pass
+
+class AsyncStop(Base):
+    async def shutdown_requested(self, checkpointer): pass
+
+class Kclpy:
+    version = 3
+    def initialize(self, given): pass
+    async def process_records(self, given): pass
+    def lease_lost(self, given): pass
+    def shard_ended(self, given): pass
+    def shutdown_requested(self, given): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("processor", "said"),
+    [
+        ("mine:AsyncRecords", "mine:AsyncRecords: process_records is `async def`"),
+        ("mine:Yields", "mine:Yields: process_records has a `yield`"),
+        ("mine:AsyncStart", "initialize is `async def`"),
+        ("mine:AsyncYields", "shard_ended is `async def`"),
+        ("mine:AsyncLost", "lease_lost is `async def`"),
+        ("mine:AsyncStop", "shutdown_requested is `async def`"),
+        ("kclpy:mine:Kclpy", "Kclpy: process_records is `async def`"),
+    ],
+)
+def test_a_method_whose_call_would_run_nothing_is_refused(
+    project: Project, processor: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or every record would count as processed, and its checkpoint pass, with nothing done."""
+    manual = "checkpoint: {every: manual, uncheckpointed_max: 10000000}\n"
+    config = LEAST.replace("mine:Mine", processor)
+    file = project(config + manual * processor.startswith("kclpy:"), DEFERRED)
+
+    assert check(file) == 78
+    assert said in capsys.readouterr().err
+
+
 def test_the_processor_comes_from_path_if_that_is_set(project: Project, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "elsewhere.py").write_text(MINE)
@@ -200,7 +262,7 @@ def test_a_real_process_ends_with_message_and_code(
         [sys.executable, "-m", "kclrun", "--config", str(project()), *more],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HUNG_S,
         env=dict(os.environ),
     )
 
@@ -209,16 +271,62 @@ def test_a_real_process_ends_with_message_and_code(
     assert "Traceback" not in done.stderr
 
 
-def test_aws_that_does_not_answer_is_69(
-    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def out_of_reach(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Settings of an application whose AWS answers nothing: a start ends soon."""
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    file = project(
-        LEAST.replace("embedded", "'http://127.0.0.1:9'").replace(
-            "aws: {", "aws: {region: eu-west-1, start_timeout: 100ms, "
-        )
+    return LEAST.replace("embedded", "'http://127.0.0.1:9'").replace(
+        "aws: {", "aws: {region: eu-west-1, start_timeout: 100ms, "
     )
+
+
+def test_aws_that_does_not_answer_is_69(
+    project: Project, capsys: pytest.CaptureFixture[str], out_of_reach: str
+) -> None:
+    file = project(out_of_reach)
 
     assert run_program(["--config", str(file)]) == 69
     told = capsys.readouterr().err
     assert told.startswith("Cannot start: AWS has not answered for 0.1 s (aws.start_timeout)")
+
+
+EMITTING = """
+from kclrun import RecordProcessor
+class Base(RecordProcessor):
+    def initialize(self, context):
+        self.context = context
+    def send(self, batch):
+        return [self.context.emit({"n": 1}) for record in batch]
+class Mine(Base):
+    def process_records(self, batch, checkpointer):
+        self.send(batch)
+class Quiet(RecordProcessor):
+    def process_records(self, batch, checkpointer):
+        self.logger.emit(batch)
+        print("emit")
+"""
+
+
+def test_rows_without_a_place_are_warned_of_where_the_code_shows_them_and_nothing_is_refused(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = project(code=EMITTING)
+
+    assert check(file) == 0
+    told = capsys.readouterr().out
+    assert f"warning: {file.parent / 'mine.py'} line 7 calls context.emit(), and" in told
+    assert "output.path is not set" in told
+    assert check(file, "--set", "output.path=rows") == 0
+    assert "warning" not in capsys.readouterr().out
+    assert check(file, "--set", "processor=mine:Quiet") == 0
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_a_start_warns_of_rows_without_a_place_as_check_does(
+    project: Project, capsys: pytest.CaptureFixture[str], out_of_reach: str
+) -> None:
+    file = project(out_of_reach, code=EMITTING)
+
+    assert run_program(["--config", str(file)]) == 69
+    told = capsys.readouterr().err
+    assert f"warning: {file.parent / 'mine.py'} line 7 calls context.emit(), and" in told

@@ -48,8 +48,8 @@ def test_the_file_may_be_named_without_the_option(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "which configuration? Name its file: app.yaml"),
-        (["a.yaml", "-c", "b.yaml"], "two configurations: a.yaml, and --config b.yaml"),
+        ([], "Which configuration? There is no app.yaml"),
+        (["a.yaml", "-c", "b.yaml"], "Two configurations: b.yaml and a.yaml"),
     ],
 )
 def test_no_file_and_two_files_are_usage_errors(arguments, told, capsys):

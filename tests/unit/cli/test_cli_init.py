@@ -9,9 +9,10 @@ from typing import Any
 import botocore.session
 import pytest
 
-from kclrun.aws.owner_index import OWNER_INDEX
+from kclrun.aws.lease_table import OWNER_INDEX
 from kclrun.cli.program import run_program
 from kclrun.local.server import start_embedded
+from tests.patience import HUNG_S
 
 
 def test_a_starter_project_is_right_from_the_start(tmp_path: Path) -> None:
@@ -29,7 +30,7 @@ def test_the_tests_of_a_starter_project_pass(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HUNG_S,
     )
 
     assert done.returncode == 0, done.stdout

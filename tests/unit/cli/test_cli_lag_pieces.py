@@ -1,16 +1,13 @@
 import pytest
 
-from kclrun.cli.lag_lines import LagLine, as_plain, further_behind, lag_line, print_lag, spelled
-from kclrun.cli.lag_measure import Lag, lag_of_lease, measure
-from kclrun.cli.lag_shards import unleased, waiting_for
+from kclrun.cli.lag import LagLine, as_plain, further_behind, lag_line, print_lag, spelled
+from kclrun.cli.lag_measure import Lag, lag_of_lease, measure, unleased, waiting_for
 from kclrun.codec.aggregator import Aggregator
-from kclrun.config.start_position import StartPosition
+from kclrun.config.units import StartPosition
 from kclrun.errors import AccessDenied, Throttled
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.local.stream_ports import ModelStream
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
-from kclrun.model.outgoing import PutEntry
-from kclrun.model.reading import IteratorType, StartPoint
+from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.sequence import (
     AT_TIMESTAMP,
     LATEST,
@@ -21,6 +18,7 @@ from kclrun.model.sequence import (
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.time import WallTime
 from kclrun.ports import FetchedPage
+from tests.support.stream_ports import ModelStream
 
 KEY = LeaseKey("shardId-000000000000")
 DAY_S = 86_400.0

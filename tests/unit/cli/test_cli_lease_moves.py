@@ -1,14 +1,14 @@
 import click
 import pytest
 
-from kclrun.cli.lease_explaining import Explanation, owners_alive, print_explanations
 from kclrun.cli.lease_moves import CannotAsk, find_owner, plan_ask
 from kclrun.cli.lease_views import line_of
+from kclrun.cli.leases import Explanation, owners_alive, print_explanations
 from kclrun.leases.explaining import Explained
-from kclrun.model.changes import Ask
 from kclrun.model.lease import ANYBODY, OFFERED, Handoff, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import WallTime
+from kclrun.protocol.writes import Ask
 
 KEY = LeaseKey("shardId-000000000001")
 A, B = OwnerId("kclrun:az1:hosta:abc"), OwnerId("kclrun:az2:hostb:def")

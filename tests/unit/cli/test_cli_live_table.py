@@ -6,8 +6,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from kclrun.cli.live_display import LiveDisplay
-from kclrun.cli.live_table import render
+from kclrun.cli.live_table import LiveDisplay, render, wrapped
+from kclrun.cli.progress_bars import Bar, Bars, drawn_bars
+from kclrun.local.filling import Filling
 from kclrun.observe.snapshot import LeaseView, Snapshot
 
 SNAPSHOT = Snapshot(
@@ -41,9 +42,9 @@ SNAPSHOT = Snapshot(
 )
 
 
-def drawn(snapshot: Snapshot, width: int) -> str:
+def drawn(snapshot: Snapshot, width: int, height: int = 50) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(render(snapshot, width))
+    console.print(render(snapshot, width, height))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -77,7 +78,7 @@ def test_a_wide_terminal_shows_every_column() -> None:
         "4711",
         "1",
     ]
-    assert lines[6] == (
+    assert lines[-1] == (
         "3 leases here, 5 elsewhere, 1 free, 2 ended, 123,456 records, 1,234/s, lag 2.0h"
     )
 
@@ -90,8 +91,25 @@ def test_a_narrow_terminal_loses_columns_but_not_the_note() -> None:
     assert "ValueError: bad" in told
 
 
-def test_leases_are_in_the_order_of_their_shards() -> None:
-    assert [line.split()[0] for line in drawn(SNAPSHOT, 120).splitlines()[3:6]] == ["1", "2", "3"]
+def test_trouble_comes_first_and_the_others_in_the_order_of_their_shards() -> None:
+    leases = [
+        LeaseView(shard=f"shardId-{n:012}", state=state)
+        for n, state in enumerate(["running", "failing", "starting", "halted", "running"])
+    ]
+    told = drawn(msgspec.structs.replace(SNAPSHOT, leases=tuple(leases)), 120)
+
+    assert [line.split()[0] for line in told.splitlines()[3:8]] == ["3", "1", "0", "2", "4"]
+
+
+def test_a_halted_shard_is_told_with_its_reason_and_what_to_do() -> None:
+    command = "kclrun leases --config app.yaml"
+    told = drawn(msgspec.structs.replace(SNAPSHOT, leases_command=command), 80)
+
+    assert "1 halted. 1: ValueError: bad" in told
+    remedy = f"{command} resume shardId-000000000001 --yes"
+    assert remedy in " ".join(told.split())
+    embedded = msgspec.structs.replace(SNAPSHOT, leases_command=None)
+    assert "mend the cause, then run the application again" in drawn(embedded, 80)
 
 
 def test_what_is_not_known_is_not_zero() -> None:
@@ -110,18 +128,61 @@ def test_foreign_text_cannot_colour_the_table() -> None:
     assert "\x1b" not in drawn(SNAPSHOT, 80)
 
 
-def test_many_leases_are_cut_but_those_with_a_note_stay() -> None:
-    many = tuple(
-        LeaseView(shard=f"shardId-{n:012}", state="running", records_per_s=float(n))
-        for n in range(100)
-    )
-    noted = LeaseView(shard="shardId-000000000999", state="halted", note="poison")
-    told = drawn(
-        Snapshot(application="a", stream="s", owner="o", uptime_s=0, leases=(*many, noted)), 80
-    )
+NOTE = (
+    "process_records failed 6 times: KeyError: 'amount' (processors/orders.py:42 in price;"
+    f" record 3 of 302, at {'49671' * 11}2/0)"
+)
 
-    assert "poison" in told
-    assert "61 leases not shown" in " ".join(told.split())
+
+def many(*, halted: int = 0, failing: int = 0, running: int = 500) -> Snapshot:
+    states = ["running"] * (running - halted - failing) + ["failing"] * failing
+    leases = [
+        LeaseView(
+            shard=f"shardId-{n:012}",
+            state=state,
+            records_total=1_000_000,
+            records_per_s=0.0 if state == "halted" else float(n),
+            lag_ms=43_200_000,
+            note="" if state == "running" else NOTE,
+        )
+        for n, state in enumerate([*states, *["halted"] * halted])
+    ]
+    return msgspec.structs.replace(SNAPSHOT, leases=tuple(leases), leases_elsewhere=9_500)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (80, 30), (200, 50), (60, 20)])
+@pytest.mark.parametrize(
+    "troubled", [{}, {"halted": 1}, {"halted": 12, "failing": 3}, {"halted": 400}, {"failing": 2}]
+)
+def test_500_shards_leave_trouble_and_totals_on_the_screen(
+    size: tuple[int, int], troubled: dict[str, int]
+) -> None:
+    width, height = size
+    lines = drawn(many(**troubled), width, height).splitlines()
+    told = " ".join(" ".join(lines).split())
+
+    assert len(lines) <= height, "the rest would be cut"
+    assert max(map(len, lines)) <= width
+    assert "500 leases here" in told
+    assert "lag 12.0h" in told
+    for state, count in troubled.items():
+        assert f"{count} {state}" in told
+    rows = [line.split() for line in lines if line.split()[1:2] in (["running"], ["halted"])]
+    shown_halted = sum(row[1] == "halted" for row in rows)
+    assert shown_halted == min(len(rows), troubled.get("halted", 0)), "trouble comes first"
+    (more,) = [line for line in lines if line.startswith("… and ")]
+    hidden = int(more.split()[2])
+    assert 500 - hidden >= 3
+    if troubled.get("halted"):
+        assert "--yes" in told
+        assert "record 3 of 302, at 49671…496712/0" in told or width < 80
+
+
+def test_a_terminal_with_room_shows_all_and_counts_none_as_hidden() -> None:
+    told = drawn(many(halted=1, running=30), 80, 50)
+
+    assert "more:" not in told
+    assert len([line for line in told.splitlines() if " running " in line]) == 29
 
 
 def test_lines_printed_below_the_display_come_out_above_the_table(
@@ -150,3 +211,90 @@ def test_on_spark_there_are_shards_and_neither_leases_nor_processes_of_theirs() 
     assert text.splitlines()[2].split() == ["shard", "state", "records", "per", "s", "lag", "note"]
     assert "3 shards, 2 ended, " in text
     assert "leases" not in text
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_long_line_is_cut_between_its_words_and_indented(columns: int) -> None:
+    line = (
+        '12:00:00 warning lease_process_warned shard=1 warning="process_records raised'
+        ' ValueError: no such order; again in 2 s" position=49680…123456 after_s=12.5'
+    )
+
+    rows = wrapped(line, columns)
+
+    assert len(rows) >= 2
+    assert all(len(row) <= columns for row in rows)
+    assert all(row.startswith(" " * 17) for row in rows[1:])
+    assert " ".join(row.strip() for row in rows) == line
+
+
+def test_a_line_that_fits_is_left_as_it_is_and_a_word_that_does_not_is_cut() -> None:
+    assert wrapped("  a   b\t", 80) == ["  a   b\t"]
+    assert wrapped("", 80) == [""]
+    assert all(len(row) <= 80 for row in wrapped("x" * 1000, 80))
+    assert "".join(row.strip() for row in wrapped("x" * 1000, 80)) == "x" * 1000
+
+
+def test_what_is_waited_for_is_said_in_the_headline() -> None:
+    waiting = msgspec.structs.replace(SNAPSHOT, doing="Spark is starting")
+
+    assert drawn(waiting, 80).splitlines()[0].endswith("Spark is starting")
+
+
+# The bars below it
+
+
+class Fill:
+    """How far a fill is, as the run asks it."""
+
+    def __init__(self, *told: Filling | None) -> None:
+        self._told = list(told)
+
+    def __call__(self) -> Filling | None:
+        return self._told.pop(0)
+
+
+def lagging(lag_ms: int | None, records: int = 0) -> Snapshot:
+    lease = msgspec.structs.replace(SNAPSHOT.leases[0], lag_ms=lag_ms, records_total=records)
+    return msgspec.structs.replace(SNAPSHOT, leases=(lease,), records_departed=0)
+
+
+def test_a_fill_and_what_is_read_of_it_have_bars_until_it_is_filled() -> None:
+    fill = Fill(Filling(0), Filling(50, 200), Filling(200, 200), Filling(200, 200))
+    bars = Bars(fill, is_until=True)
+
+    assert bars.at(lagging(None)) == ()
+    assert bars.at(lagging(None, 20)) == (
+        Bar("filled", 0.25, "50 of 200 records"),
+        Bar("read", 0.1, "20 of 200 records"),
+    )
+    assert bars.at(lagging(None, 150)) == (Bar("read", 0.75, "150 of 200 records"),)
+    # A record that was given again is counted again.
+    assert bars.at(lagging(None, 250)) == (Bar("read", 1.0, "200 of 200 records"),)
+
+
+def test_a_run_without_an_end_has_no_share_of_what_is_read() -> None:
+    bars = Bars(Fill(Filling(50, 200), None), is_until=False)
+
+    assert bars.at(lagging(5)) == (Bar("filled", 0.25, "50 of 200 records"),)
+    assert bars.at(lagging(5)) == ()
+
+
+def test_where_nothing_is_filled_the_share_is_of_what_was_behind() -> None:
+    bars = Bars(lambda: None, is_until=True)
+
+    told = [bars.at(lagging(lag_ms)) for lag_ms in (None, 0, 60_000, 120_000, 30_000, 0)]
+
+    assert told[:2] == [(), ()]
+    assert [each[0].share for each in told[2:]] == [0.0, 0.0, 0.75, 1.0]
+    assert told[4][0].told == "of 120 s that were behind"
+
+
+def test_a_bar_is_one_line_of_a_narrow_terminal() -> None:
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    console.print(drawn_bars((Bar("filled", 0.624, "208,801 of 336,776 records"),)))
+
+    line = console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
+    assert len(line) <= 80
+    assert line.startswith("filled ")
+    assert line.endswith(" 62%  208,801 of 336,776 records")

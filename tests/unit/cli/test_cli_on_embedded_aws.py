@@ -22,13 +22,12 @@ from kclrun.config.load import settings_of
 from kclrun.config.schema import Settings
 from kclrun.local.filling import wait_until_active
 from kclrun.local.server import start_embedded
-from kclrun.model.changes import CreateLease, HaltLease, Take
 from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId
-from kclrun.model.outcomes import Applied
-from kclrun.model.outgoing import PutEntry
+from kclrun.model.record import IteratorType, PutEntry
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import WallTime
-from kclrun.ports import IteratorType
+from kclrun.protocol.writes import Applied, CreateLease, HaltLease, Take
+from tests.patience import HUNG_S
 
 pytestmark = pytest.mark.slow
 KEY = LeaseKey("shardId-000000000000")
@@ -111,11 +110,11 @@ def test_rows_of_a_slow_pipe_are_put_before_it_ends(config: Path) -> None:
     process.stdin.write(b"early\n")
     process.stdin.flush()
 
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HUNG_S
     while not any(payloads(aws).values()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert [data for _, data in payloads(aws)["shardId-000000000000"]] == [b"early"]
-    out, _ = process.communicate(b"late\n", timeout=20)
+    out, _ = process.communicate(b"late\n", timeout=HUNG_S)
     assert b"2 rows put" in out
 
 
@@ -124,13 +123,13 @@ def test_an_interrupted_put_says_how_far_it_got(config: Path, tmp_path: Path) ->
     rows = tmp_path / "rows.txt"
     rows.write_text("row\n" * 10_000)
     command = [sys.executable, "-m", "kclrun", "put", "--config", str(config), str(rows)]
-    process = subprocess.Popen([*command, "--rate", "500"], stderr=subprocess.PIPE)
+    process = subprocess.Popen([*command, "--rate", "100"], stderr=subprocess.PIPE)
 
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HUNG_S
     while not any(payloads(aws).values()) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=20)
+    _, told = process.communicate(timeout=HUNG_S)
 
     assert process.returncode == 130
     assert re.search(rb"Interrupted: [\d,]+ rows are in the stream", told)
@@ -138,11 +137,98 @@ def test_an_interrupted_put_says_how_far_it_got(config: Path, tmp_path: Path) ->
 
 def test_a_stream_that_is_not_there_is_66(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_program(["check", "--config", str(config), "--set", "processor=json:x"]) == 78
-    config.write_text(config.read_text() + "processor: processors.hello:Hello\n")
+    config.write_text(config.read_text() + "processor: kclrun.samples.hello:Hello\n")
     assert run_program(["--config", str(config)]) == 66
     told = capsys.readouterr().err
     assert "Cannot start: " in told
-    assert "Check the name, aws.region" in told
+    assert (
+        "It is made on this emulator with:\n    kclrun put --create 2 --stream test-a-stream"
+        in told
+    )
+
+
+def test_put_makes_a_stream_of_an_emulator_once(
+    endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.txt"
+    rows.write_text("one\ntwo\n")
+    line = ["put", "--stream", "made", "--endpoint", endpoint, "--create", "3", str(rows)]
+
+    assert [run_program(line), run_program(line)] == [0, 0]
+
+    told = capsys.readouterr().out
+    assert told.count("Made the stream made with 3 shards") == 1
+    aws = Aws(
+        settings_of(
+            f"application: made\nstream: made\naws: {{endpoint: '{endpoint}'}}\n",
+            environment={},
+            now=WallTime(time.time()),
+        )
+    )
+    assert sum(len(read) for read in payloads(aws).values()) == 4
+    assert len(aws.stream.list_shards()) == 3
+
+
+def test_put_makes_no_stream_in_aws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["put", "--stream", "made", "--region", "eu-west-1", "--create", "3", "rows.txt"]
+
+    assert run_program(line) == 78
+    assert "Make it in AWS:  aws kinesis create-stream" in capsys.readouterr().err
+
+
+def test_the_starter_runs_on_the_local_aws_as_its_help_says(tmp_path: Path) -> None:
+    """The commands that `kclrun local --help` shows; nothing of AWS is configured."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("AWS_")
+    } | {
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "KCLRUN_STATE_DIR": str(tmp_path / "state"),
+    }
+    program = [sys.executable, "-m", "kclrun"]
+    folder = tmp_path / "hello"
+    assert run_program(["init", str(folder)]) == 0
+    local = subprocess.Popen(
+        [*program, "local", "--port", "0", "--stream", "hello:2"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        assert local.stdout is not None
+        ready, streams = local.stdout.readline(), local.stdout.readline()
+        there = ["--set", f"aws.endpoint={re.search(r'http://[0-9.:]+', ready)[0]}"]  # type: ignore[index]
+        put = subprocess.run(
+            [*program, "put", "app.yaml", *there],
+            input="moon\nsun\nmoon\n",
+            text=True,
+            cwd=folder,
+            env=environment,
+            timeout=60,
+        )
+        ran = subprocess.run(
+            [*program, "app.yaml", *there],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env=environment,
+            timeout=90,
+        )
+    finally:
+        local.terminate()
+        local.communicate(timeout=20)
+
+    assert streams == "Streams: hello (shards: 2)\n"
+    assert (put.returncode, ran.returncode) == (0, 0), ran.stderr
+    assert "embedded: is not used" in ran.stderr
+    assert ran.stderr.endswith("Rows are in out\n")
+    rows = [
+        json.loads(line)
+        for path in (folder / "out").glob("*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    assert {row["word"] for row in rows} == {"moon", "sun"}
 
 
 def test_throttled_records_are_sent_until_all_are_taken(tmp_path: Path) -> None:
@@ -158,7 +244,7 @@ def test_throttled_records_are_sent_until_all_are_taken(tmp_path: Path) -> None:
 
         refusals = sum(send_all(aws.kinesis_client, "limited", batch) for batch in batches(rows))
 
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HUNG_S
         read = payloads(aws)["shardId-000000000000"]
         while len(read) < len(rows) and time.monotonic() < deadline:
             read = payloads(aws)["shardId-000000000000"]
@@ -181,8 +267,11 @@ def test_leases_are_shown_and_halted_ones_resumed(
     capsys.readouterr()
 
     assert run_program(["leases", "--config", str(config), "--lag", "--age"]) == 0
-    header, row = capsys.readouterr().out.splitlines()
+    header, row, _, remedy = capsys.readouterr().out.splitlines()
     assert header.split()[-3:] == ["lag", "renewing", "note"]
+    assert remedy == (
+        f"1 halted: mend the cause, then: kclrun leases --config {config} resume {KEY} --yes"
+    )
     assert row.split()[1:4] == ["halted", OWNER, "TRIM_HORIZON"]
     assert " NO " in row
     assert "poison" in row
@@ -237,12 +326,14 @@ def test_an_embedded_run_fills_reshards_reads_all_and_sums_up(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HUNG_S,
     )
 
     assert done.returncode == 0, done.stderr
     assert "Put 1,000 records" in done.stderr
     assert "2 reshards" in done.stderr
+    (folder,) = (tmp_path / "out").iterdir()
+    assert f"Rows are in out/{folder.name}\n" in done.stderr
     assert done.stdout.splitlines()[-1].endswith(" files")
     assert rows_in(tmp_path / "out") == 1_000
     assert json.loads(report.read_text())["totals"]["records"] == 1_000
@@ -265,7 +356,7 @@ def test_a_fill_that_fails_ends_the_run_with_its_reason(
     )
 
     done = subprocess.run(
-        project(*overrides), cwd=tmp_path, capture_output=True, text=True, timeout=60
+        project(*overrides), cwd=tmp_path, capture_output=True, text=True, timeout=HUNG_S
     )
 
     assert done.returncode == 78, done.stderr
@@ -277,13 +368,16 @@ def test_a_terminal_gets_a_table_and_ctrl_c_drains(
     project: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     master, slave = pty.openpty()
-    command = project("until=null", "embedded.fill.rate=200")
+    # What is resharded is counted first, so that there is a whole for the bar of the fill.
+    reshard = "embedded.reshard=[{after: 1.0, split: 0}]"
+    command = project("until=null", "embedded.fill.rate=200", reshard)
     process = subprocess.Popen(
         command, cwd=tmp_path, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
     )
     os.close(slave)
     shown, deadline = b"", time.monotonic() + 60
-    while b"leases here" not in shown and time.monotonic() < deadline:
+    wanted = (b"leases here", b" of 1,000 records")
+    while not all(each in shown for each in wanted) and time.monotonic() < deadline:
         shown += os.read(master, 65_536)
     os.kill(process.pid, signal.SIGINT)
     try:
@@ -294,6 +388,7 @@ def test_a_terminal_gets_a_table_and_ctrl_c_drains(
     finally:
         os.close(master)
 
-    assert process.wait(30) == 0, shown[-3000:]
+    assert process.wait(HUNG_S) == 0, shown[-3000:]
     assert b"hello on hello" in shown
+    assert all(each in shown for each in wanted)
     assert b'{"ts"' not in shown

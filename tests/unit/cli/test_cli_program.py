@@ -1,3 +1,4 @@
+import errno
 import os
 import subprocess
 import sys
@@ -6,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from kclrun.cli import exit_codes
-from kclrun.cli.messages import bug_report, for_a_person, harmless
+from kclrun.cli.config_options import with_verb_first
+from kclrun.cli.messages import bug_report, for_a_person, tell
 from kclrun.cli.program import run_program
 from kclrun.errors import (
     AccessDenied,
+    HostFailed,
     InvalidRequest,
     InvariantViolation,
     KclrunError,
@@ -21,6 +24,8 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
+from kclrun.local import server
+from kclrun.model.text import harmless
 
 
 @pytest.mark.parametrize(
@@ -37,6 +42,10 @@ from kclrun.errors import (
         (OutcomeUnknown("x"), 69),
         (InvariantViolation("x"), 70),
         (ZeroDivisionError("x"), 70),
+        (FileNotFoundError(errno.ENOENT, "x"), 70),
+        (HostFailed("x"), 69),
+        (MemoryError(), 69),
+        (OSError(errno.EMFILE, "x"), 69),
         (KeyboardInterrupt(), 130),
     ],
 )
@@ -59,12 +68,19 @@ def test_no_error_of_the_tree_is_forgotten() -> None:
 
 
 def test_a_message_says_what_happened_and_then_what_to_do() -> None:
-    told = for_a_person(NotFound("no stream orders\nin eu-west-1"), "run")
+    told = for_a_person(Unavailable("no answer\nof DynamoDB"), "run")
 
     assert told.splitlines() == [
-        "Cannot start: no stream orders",
-        "  in eu-west-1",
-        "  Check the name, aws.region, and the account of the credentials",
+        "Cannot start: no answer",
+        "  of DynamoDB",
+        "  Check the network, aws.region and aws.endpoint, then try again",
+    ]
+
+
+@pytest.mark.parametrize("said", ["table t has no lease for s", "there is no lease table t"])
+def test_what_is_not_there_comes_with_no_advice_about_streams(said: str) -> None:
+    assert for_a_person(NotFound(said), "leases").splitlines() == [
+        f"Cannot show the leases: {said}"
     ]
 
 
@@ -89,6 +105,35 @@ def test_foreign_text_cannot_move_the_cursor_or_forge_a_line() -> None:
     assert harmless("a\x1b[2Jb\rc\u202ed\ne\t") == "a\ufffd[2Jb\ufffdc\ufffdd\ne\t"
 
 
+def test_a_host_with_nothing_to_give_is_told_with_where_it_was_missed_and_is_no_bug(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    try:
+        raise OSError(errno.EMFILE, "Too many open files")
+    except OSError as error:
+        code = tell(error, "run")
+
+    told = capsys.readouterr().err
+    assert code == 69
+    assert "Traceback" in told
+    assert "Ended: this host has no more to give: Too many open files." in told
+    assert "This is a bug" not in told
+
+
+def test_our_bug_is_told_where_no_descriptor_is_left_to_look_up_versions_with() -> None:
+    program = (
+        "import resource\n"
+        "from kclrun.cli.messages import bug_report\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(7)[1]))\n"
+        "print(bug_report(ZeroDivisionError('x')))\n"
+    )
+    asked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert asked.returncode == 0, asked.stderr
+    assert "This is a bug in kclrun: ZeroDivisionError" in asked.stdout
+    assert "Python 3." in asked.stdout
+
+
 def test_our_bug_comes_with_its_trace_and_where_to_report_it() -> None:
     try:
         raise InvariantViolation("two owners")
@@ -111,6 +156,124 @@ def test_a_wrong_command_line_is_64(
     told = capsys.readouterr().err
     assert "Error: " in told
     assert "Traceback" not in told
+
+
+def test_local_makes_the_streams_named_with_one_shard_or_as_many_as_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = []
+    monkeypatch.setattr(server, "run_local", lambda *_, streams, **__: served.append(streams) or 0)
+
+    assert run_program(["local", "--stream", "orders", "--stream", "audits:3"]) == 0
+    assert served == [{"orders": 1, "audits": 3}]
+    for wrong in ("orders:0", "orders:", "orders:x", "a b:2"):
+        assert run_program(["local", "--stream", wrong]) == 64
+        assert "expected NAME or NAME:SHARDS" in capsys.readouterr().err
+    assert len(served) == 1
+
+
+VERBS = ("run", "check", "leases")
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("app.yaml", "run app.yaml"),
+        ("app.yaml --until caught-up", "run app.yaml --until caught-up"),
+        ("--config F", "run --config F"),
+        ("--until caught-up --config F", "run --until caught-up --config F"),
+        ("--config F check", "check --config F"),
+        ("-c F --set a=b check x", "check -c F --set a=b x"),
+        ("-cF check", "check -cF"),
+        ("--config=F --set=a=b leases move S", "leases --config=F --set=a=b move S"),
+        ("app.yml leases move S", "leases app.yml move S"),
+        ("check app.yaml", "check app.yaml"),
+        ("--config check check", "check --config check"),
+        ("--config", "run --config"),
+        ("--help", "--help"),
+        ("--version", "--version"),
+        ("fly", "fly"),
+        ("", ""),
+    ],
+)
+def test_what_stands_before_the_verb_goes_behind_it(line: str, meant: str) -> None:
+    assert with_verb_first(line.split(), VERBS, "run") == meant.split()
+
+
+CHECKABLE = "application: orders\nstream: orders\nprocessor: mine:Mine\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current one, with a configuration whose first stage of `check` passes."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("app.yaml", "other.yml", "plain"):
+        (tmp_path / name).write_text(CHECKABLE)
+        (tmp_path / name).chmod(0o600)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("check", "check app.yaml", "app.yaml check", "check other.yml", "check plain"),
+        *("-c app.yaml check", "check -cother.yml", "check --config=plain", "check --set stall=1m"),
+    ],
+)
+def test_the_configuration_is_named_in_any_place_or_is_that_of_the_folder(
+    folder: Path, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_program([*line.split(), "--no-environment"])
+
+    assert "settings   ok  application orders" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("check a.yaml", 78, "cannot read a.yaml"),
+        ("check a.yaml --config plain", 64, "Two configurations: plain and a.yaml."),
+        ("check a.yaml b.yaml", 64, "Two configurations: a.yaml and b.yaml."),
+        ("check nowhere", 64, "unexpected extra argument (nowhere)"),
+        # Of verbs with arguments of their own only what looks so is the configuration.
+        ("leases a.yaml", 78, "cannot read a.yaml"),
+        ("leases a.yaml move S --to x", 78, "cannot read a.yaml"),
+        ("leases move S a.yaml --to x", 78, "cannot read a.yaml"),
+        ("leases move S --to x -c a.yaml", 78, "cannot read a.yaml"),
+        ("leases resume 1 2 a.yaml 3", 78, "cannot read a.yaml"),
+        ("leases -c b.yaml resume 1 -c a.yaml", 78, "cannot read a.yaml"),
+        ("leases -c a.yaml resume 1", 78, "cannot read a.yaml"),
+        ("leases move plain --to x -c a.yaml", 78, "cannot read a.yaml"),
+        ("leases a.yaml release 1 --set x", 78, "cannot read a.yaml"),
+        ("put a.yaml rows.csv", 78, "cannot read a.yaml"),
+        ("put rows.csv a.yaml", 78, "cannot read a.yaml"),
+        ("put --config a.yaml rows.yaml", 78, "cannot read a.yaml"),
+        ("tail a.yaml", 78, "cannot read a.yaml"),
+        ("lag a.yaml --json", 78, "cannot read a.yaml"),
+        ("init --add-index a.yaml", 78, "cannot read a.yaml"),
+        # A value of another option is none.
+        ("--report a.yaml --config c.yaml", 78, "cannot read c.yaml"),
+        ("doctor --backup a.yaml --yes b.yaml", 78, "cannot read b.yaml"),
+        ("leasess", 64, "No such verb 'leasess'. Did you mean 'leases'?"),
+        ("fly", 64, "No such verb 'fly'.\n"),
+    ],
+)
+def test_which_file_is_the_configuration(
+    folder: Path, line: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_program(line.split()) == code
+    assert said in capsys.readouterr().err
+
+
+def test_without_a_configuration_in_the_folder_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert run_program(["leases"]) == 64
+    assert "There is no app.yaml in this folder" in capsys.readouterr().err
+    assert run_program(["put"]) == 64
+    assert "--stream NAME" in capsys.readouterr().err
 
 
 def test_without_a_verb_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,14 @@
 import hashlib
 import io
+from types import SimpleNamespace
 
 import pytest
 
-from kclrun.cli.put_input import entries, format_of
-from kclrun.errors import SettingsError
-from kclrun.model.outgoing import PutEntry
+from kclrun.aws import put_records
+from kclrun.cli import put
+from kclrun.cli.put import entries, format_of
+from kclrun.errors import SettingsError, Unavailable
+from kclrun.model.record import PutEntry
 
 
 def read(text: bytes, kind: str, key: str | None = None) -> list[PutEntry]:
@@ -71,3 +74,21 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
     next(rows)
 
     assert source.tell() == 2
+
+
+def test_a_put_that_fails_says_how_many_rows_are_in_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[int] = []
+    aws = SimpleNamespace(kinesis_client=None, settings=SimpleNamespace(only_stream="s"))
+
+    def send(_client: object, _stream: str, batch: tuple[PutEntry, ...]) -> None:
+        if told:
+            raise Unavailable("PutRecords: no answer")
+
+    monkeypatch.setattr(put_records, "send_all", send)
+    rows = iter([PutEntry(b"x", "k")] * 700)
+
+    with pytest.raises(Unavailable, match="no answer\n500 rows are in the stream for certain"):
+        put._put_all(aws, rows, told.append, aggregate=False, ordered=False)
+    assert told == [500]

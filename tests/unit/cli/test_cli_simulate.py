@@ -1,5 +1,7 @@
 """`kclrun simulate`: figures for people and machines, refusals in words, a story when it breaks."""
 
+import contextlib
+import io
 import json
 import shlex
 import subprocess
@@ -9,11 +11,22 @@ import pytest
 
 from kclrun.cli.program import run_program
 from kclrun.simulation.oracles import Oracles
-from kclrun.simulation.story import RuleBroken
+from kclrun.simulation.situations import RuleBroken
+
+pytestmark = pytest.mark.seconds
 
 SMALL = ["simulate", "--workers", "6", "--shards", "12", "--groups", "3", "--minutes", "4"]
 UNEQUAL = ["simulate", "--group-sizes", "4,2,2", "--shards", "20", "--minutes", "1"]
 EVERYTHING = [*SMALL, "--lose-group", "b", "--deploy", "rolling", "--reshard", "double"]
+
+
+@pytest.fixture(scope="module")
+def said_of_everything():
+    """What `--json` says of all that can befall a fleet, run once for the tests that read it."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert run_program([*EVERYTHING, "--json", "--seed", "7"]) == 0
+    return json.loads(out.getvalue())
 
 
 def test_each_thing_that_befalls_the_fleet_is_a_line_of_the_table(capsys):
@@ -26,10 +39,8 @@ def test_each_thing_that_befalls_the_fleet_is_a_line_of_the_table(capsys):
     assert lines[-1].startswith("24 shards, 4 workers: 6 to 6 each (even: 6); ")
 
 
-def test_the_json_has_what_was_asked_and_every_figure(capsys):
-    assert run_program([*EVERYTHING, "--json", "--seed", "7"]) == 0
-
-    said = json.loads(capsys.readouterr().out)
+def test_the_json_has_what_was_asked_and_every_figure(said_of_everything):
+    said = said_of_everything
     assert said["asked"]["seed"] == 7
     assert said["asked"]["settings"]["failover_s"] == 10
     lost, deployed = said["phases"][1:3]
@@ -43,7 +54,7 @@ def test_the_json_has_what_was_asked_and_every_figure(capsys):
 
 def test_the_same_command_gives_the_same_figures_and_another_seed_others(capsys):
     def said(*more):
-        run_program([*SMALL, *more])
+        run_program([*UNEQUAL, *more])
         return capsys.readouterr().out
 
     assert said() == said()
@@ -98,12 +109,10 @@ def test_groups_may_be_of_unequal_size_and_each_gets_its_share_of_the_shards(cap
     assert sum(map(sum, held.values())) == 20
 
 
-def test_the_series_has_a_value_for_each_look_and_ends_with_the_figures(capsys):
-    run_program([*EVERYTHING, "--json"])
-
-    said = json.loads(capsys.readouterr().out)
-    series = said["series"]
-    owners = series.pop("owners")
+def test_the_series_has_a_value_for_each_look_and_ends_with_the_figures(said_of_everything):
+    said = said_of_everything
+    series = {name: column for name, column in said["series"].items() if name != "owners"}
+    owners = said["series"]["owners"]
     assert {len(column) for column in series.values()} == {4 * 60 * 2 + 1}
     assert series["at_s"] == sorted(series["at_s"])
     assert (series["moves"][-1], series["unread"][-1]) == (said["moves"], 0)
@@ -117,25 +126,16 @@ def test_the_series_has_a_value_for_each_look_and_ends_with_the_figures(capsys):
     assert len(owners) == 10
 
 
-def test_a_picture_is_drawn_of_the_kind_that_its_name_says(tmp_path, capsys):
-    png, svg = tmp_path / "went.png", tmp_path / "went.svg"
-
-    assert run_program([*EVERYTHING, "--plot", str(png)]) == 0
-    assert run_program([*UNEQUAL, "--plot", str(svg)]) == 0
-
-    assert png.read_bytes().startswith(b"\x89PNG")
-    drawn = svg.read_text()
-    assert "<svg" in drawn
-    said = capsys.readouterr().out
-    assert "cold start" in said
-
-
-def test_the_same_command_draws_the_same_picture(tmp_path):
-    def drawn(name):
-        run_program([*UNEQUAL, "--plot", str(tmp_path / name)])
+def test_a_picture_is_drawn_of_the_kind_that_its_name_says_and_the_same_each_time(tmp_path, capsys):
+    def drawn(asked, name):
+        assert run_program([*asked, "--plot", str(tmp_path / name)]) == 0
+        assert "cold start" in capsys.readouterr().out
         return (tmp_path / name).read_bytes()
 
-    assert drawn("one.svg") == drawn("two.svg")
+    assert drawn(EVERYTHING, "went.png").startswith(b"\x89PNG")
+    svg = drawn(UNEQUAL, "went.svg")
+    assert b"<svg" in svg
+    assert drawn(UNEQUAL, "again.svg") == svg
 
 
 def test_without_matplotlib_it_says_how_to_get_it_before_anything_is_run(
@@ -154,7 +154,7 @@ def test_without_a_picture_matplotlib_is_not_loaded():
     check = "assert not [name for name in sys.modules if name.startswith('matplotlib')]"
 
     done = subprocess.run(
-        [sys.executable, "-c", f"{program}; {check}", *SMALL], capture_output=True, text=True
+        [sys.executable, "-c", f"{program}; {check}", *UNEQUAL], capture_output=True, text=True
     )
 
     assert done.returncode == 0, done.stderr

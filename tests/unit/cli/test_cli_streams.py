@@ -1,20 +1,29 @@
 """Several streams at the command line: which is meant, which table, how a lease is shown."""
 
+import types
+
 import click
 import msgspec
 import pytest
 
+from kclrun.aws.operations import LIST_STREAMS
+from kclrun.cli.config_options import stream_settings
 from kclrun.cli.lease_writes import lease_of
-from kclrun.cli.stream_options import stream_settings
-from kclrun.cli.streams import OpenStream, open_streams, refuse_other_kind, why_other_kind
+from kclrun.cli.streams import (
+    OpenStream,
+    advising_on_streams,
+    open_streams,
+    refuse_other_kind,
+    why_other_kind,
+)
 from kclrun.config.load import settings_of
 from kclrun.errors import AccessDenied, NotFound, TableRefused
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model.changes import CreateLease
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
-from kclrun.model.stream_key import ONLY_STREAM
+from kclrun.model.stream import ONLY_STREAM, short_name, spelled_out
 from kclrun.ports import StreamSummary
+from kclrun.protocol.writes import CreateLease
 from tests.unit.cli.test_cli_live_table import SNAPSHOT, drawn
 
 ORDERS, AUDITS = "1:orders:10", "1:audits:11"
@@ -22,8 +31,8 @@ SEVERAL = "application: shop\nprocessor: m:C\nstreams: [{name: orders}, {name: a
 ONE = "application: shop\nprocessor: m:C\nstream: orders\n"
 
 
-def lease(key, checkpoint=TRIM_HORIZON):
-    return Lease(key=LeaseKey(key), checkpoint=checkpoint)
+def lease(key, checkpoint=TRIM_HORIZON, **fields):
+    return Lease(key=LeaseKey(key), checkpoint=checkpoint, **fields)
 
 
 class Admin:
@@ -101,7 +110,26 @@ def test_leases_of_the_other_kind_are_found_on_whatever_page_they_are_ended_or_n
     rows = [f"{ORDERS}:{number}" for number in range(3)] if text is SEVERAL else ["0", "00", "000"]
 
     with pytest.raises(TableRefused, match="begin anew on purpose: name another table"):
-        refuse_other_kind(Site(text, *map(lease, rows), lease(last, SHARD_END)))
+        refuse_other_kind(Site(text, *map(lease, rows), lease(last, SHARD_END)), {})
+
+
+@pytest.mark.parametrize(("text", "key"), [(ONE, "s0"), (SEVERAL, f"{AUDITS}:s0")])
+def test_rows_of_a_stream_that_was_made_again_are_refused_at_the_start(text, key):
+    stream = ONLY_STREAM if text is ONE else AUDITS
+    site = Site(text, lease(key, stream_created_at=11.2))
+
+    refuse_other_kind(site, {stream: 11.2})
+    with pytest.raises(TableRefused, match="was deleted and made again"):
+        refuse_other_kind(site, {stream: 99.9})
+
+
+def test_the_scan_of_a_start_costs_half_for_its_rows_may_be_a_moment_old(monkeypatch):
+    site, asked = Site(ONE), []
+    monkeypatch.setattr(site.table, "scan", lambda **how: asked.append(how) or iter(()))
+
+    refuse_other_kind(site, {})
+
+    assert asked == [{"consistent": False}]
 
 
 @pytest.mark.parametrize("meant", [f"{ORDERS}:s1", "orders:s1", "s1"])
@@ -109,6 +137,103 @@ def test_a_lease_is_meant_by_its_key_its_stream_and_shard_or_a_shard_of_one_stre
     site = Site(SEVERAL, lease(f"{ORDERS}:s1"), lease(f"{ORDERS}:s0"), lease(f"{AUDITS}:s0"))
 
     assert lease_of(site, meant).key == f"{ORDERS}:s1"
+
+
+@pytest.mark.parametrize(
+    ("named", "meant"),
+    [
+        ("2", "shardId-000000000002"),
+        ("0", "shardId-000000000000"),
+        ("007", "shardId-000000000007"),
+        ("shardId-000000000002", "shardId-000000000002"),
+        ("orders:2", "orders:shardId-000000000002"),
+        ("1:orders:10:2", "1:orders:10:shardId-000000000002"),
+        ("9" * 5000, "9" * 5000),
+        ("\u0662", "\u0662"),
+        ("s1", "s1"),
+        ("", ""),
+    ],
+)
+def test_a_shard_is_named_by_its_number_or_in_full(named, meant):
+    assert spelled_out(named) == meant
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("shardId-000000000002", "2"),
+        ("shardId-000000000000", "0"),
+        ("1:orders:10:shardId-000000000012", "orders:12"),
+        ("shardId-x", "shardId-x"),
+        ("shardId-", "shardId-"),
+        ("s1", "s1"),
+    ],
+)
+def test_a_shard_is_called_by_its_number(key, name):
+    assert short_name(key) == name
+
+
+@pytest.mark.parametrize("meant", ["2", "shardId-000000000002"])
+def test_a_lease_of_one_stream_is_meant_by_its_number(meant):
+    key = "shardId-000000000002"
+
+    assert lease_of(Site(ONE, lease(key)), meant).key == key
+
+
+@pytest.mark.parametrize("meant", ["2", "orders:2", f"{ORDERS}:2"])
+def test_a_lease_of_several_streams_is_meant_by_its_number(meant):
+    site = Site(SEVERAL, lease(f"{ORDERS}:shardId-000000000002"), lease(f"{AUDITS}:s0"))
+
+    assert lease_of(site, meant).key == f"{ORDERS}:shardId-000000000002"
+
+
+class Names:
+    """A client that knows the names of streams, or may not tell them."""
+
+    def __init__(self, url, names):
+        self.url, self._names = url, names
+
+    def call(self, operation, _body):
+        assert operation == LIST_STREAMS
+        if self._names is None:
+            raise AccessDenied("no")
+        return types.SimpleNamespace(body=msgspec.json.encode({"StreamNames": self._names}))
+
+
+def advice(text, url, names):
+    site = types.SimpleNamespace(
+        settings=settings_of(text, environment={}, now=1e9),
+        kinesis=types.SimpleNamespace(url=url),
+        kinesis_client=Names(url, names),
+    )
+    with pytest.raises(NotFound) as caught, advising_on_streams(site):
+        raise NotFound("not there", operation="DescribeStreamSummary")
+    return str(caught.value).split("\n")
+
+
+IN_AWS = "https://kinesis.eu-west-1.amazonaws.com"
+CHECK = "Check the name, aws.region, and the account of the credentials"
+
+
+def test_a_missing_stream_in_aws_is_answered_with_the_name_that_may_be_meant():
+    assert advice(ONE, IN_AWS, ["order", "x"]) == ["not there", "Did you mean order?", CHECK]
+    assert advice(ONE, IN_AWS, None) == ["not there", CHECK]
+
+
+def test_a_missing_stream_of_an_emulator_is_answered_with_how_it_is_made():
+    told = advice(SEVERAL, "http://127.0.0.1:4567/", ["orders"])
+
+    assert told == [
+        "not there",
+        "It is made on this emulator with:",
+        "  kclrun put --create 2 --stream audits --endpoint http://127.0.0.1:4567 FILE",
+        "or when kclrun's own emulator starts:  kclrun local --stream audits:2",
+    ]
+
+
+def test_what_else_is_not_there_is_told_as_it_is():
+    with pytest.raises(NotFound, match=r"^no table$"), advising_on_streams(None):
+        raise NotFound("no table", operation="Scan")
 
 
 def test_a_shard_that_several_streams_have_is_asked_about():

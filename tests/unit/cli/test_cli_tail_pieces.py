@@ -1,19 +1,20 @@
 import base64
+import functools
 import json
+import unicodedata
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.cli.tail_lineage import TailLineage
-from kclrun.cli.tail_lines import as_json, escaped, for_people
-from kclrun.cli.tail_shard import ShardTail
-from kclrun.cli.tail_start import first_listing, parse_from, shard_id_of, shard_starts
+from kclrun.cli.tail_lines import as_json, for_people
+from kclrun.cli.tail_readers import ShardTail, TailLineage, first_listing, parse_from, shard_starts
 from kclrun.errors import ExpiredIterator, NotFound, SettingsError, Throttled, Unavailable
-from kclrun.model.reading import IteratorType, StartPoint
-from kclrun.model.record import Record
+from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.model.stream import spelled_out
+from kclrun.model.text import escaped, escaped_in_json, harmless
 from kclrun.model.time import WallTime
 from kclrun.ports import FetchedPage
 
@@ -22,8 +23,8 @@ ALL = HashRange(0, HASH_KEY_MAX)
 
 
 def shard(number: int, *parents: int) -> Shard:
-    first, second = [*(shard_id_of(str(parent)) for parent in parents), None, None][:2]
-    return Shard(shard_id_of(str(number)), ALL, "1", None, first, second)
+    first, second = [*(spelled_out(str(parent)) for parent in parents), None, None][:2]
+    return Shard(spelled_out(str(number)), ALL, "1", None, first, second)
 
 
 def record(data: bytes, key: str = "key", **more: object) -> Record:
@@ -302,3 +303,41 @@ def test_a_stretched_record_says_what_it_is() -> None:
     assert shown["explicit_hash_key"] == "7"
     assert shown["sub_sequence_number"] == 3
     assert shown["arrived_at"] == "2026-03-01T06:14:38.900Z"
+
+
+# What never leaves as it is
+
+
+@functools.cache
+def unsafe() -> frozenset[str]:
+    categories = {"Cc", "Cf", "Zl", "Zp", "Cs"}
+    every = map(chr, range(0x110000))
+    found = {each for each in every if unicodedata.category(each) in categories}
+    return frozenset(found - {"\t", "\n"})
+
+
+def test_no_control_and_no_formatting_character_passes() -> None:
+    """Tags spell invisible words, U+061C reorders, U+00AD and U+200B hide where a word ends."""
+    text = "x".join(sorted(unsafe()))
+
+    assert unsafe() >= set("\u061c\u200b\ufeff\xad\ufff9\ufffb\U000e0041\u202e\x1b\x9b")
+    assert not unsafe() & set(harmless(text))
+    assert escaped(text).isascii()
+    assert escaped(text, keeps_lines=True).isascii()
+    assert escaped("a\tb\n") == "a\\tb\\n"
+    assert harmless("a\tb\n") == escaped("a\tb\n", keeps_lines=True) == "a\tb\n"
+
+
+def test_words_of_any_language_pass() -> None:
+    text = "Zoë, 日本語, עברית, हिन्दी, ❤️ 👍🏽, ½ €"
+
+    assert harmless(text) == escaped(text) == escaped_in_json(text) == text
+
+
+def test_json_shows_no_such_character_and_says_the_same() -> None:
+    payload = "".join(each for each in sorted(unsafe()) if not "\ud800" <= each <= "\udfff")
+    line = as_json("shardId-000000000007", Record(payload.encode(), "k\u202ey", "7"))
+
+    assert not unsafe() & set(line)
+    assert json.loads(line)["data"] == payload
+    assert json.loads(line)["partition_key"] == "k\u202ey"

@@ -18,15 +18,13 @@ from kclrun.config.load import settings_of
 from kclrun.errors import NotFound
 from kclrun.local.filling import wait_until_active
 from kclrun.local.server import start_embedded
-from kclrun.model.changes import CreateLease, Renew, Take
 from kclrun.model.lease import OFFERED, Lease, LeaseKey, OwnerId
-from kclrun.model.outcomes import Applied, ConditionFailed
-from kclrun.model.outgoing import PutEntry
+from kclrun.model.record import IteratorType, PutEntry
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
-from kclrun.ports import IteratorType
+from kclrun.protocol.writes import Applied, ConditionFailed, CreateLease, Renew, Take
 from kclrun.spark.handing_back.plan import Move
-from kclrun.spark.offsets import Offset, encode_offset
+from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.positions import SHARD_END, Position, after, at_timestamp, before
 
 pytestmark = pytest.mark.slow
@@ -71,7 +69,7 @@ def stopped(aws: Aws, tmp_path: Path) -> Callable[..., str]:
     def write(begun: int = 0, **positions: Position) -> str:
         summary = aws.stream.summary()
         offset = Offset(
-            stream=summary.arn, created_ms=round(summary.created_at * 1000), shards=positions
+            streams={"": StreamIs(summary.arn, round(summary.created_at * 1000))}, shards=positions
         )
         folder = tmp_path / "checkpoint"
         last = 7

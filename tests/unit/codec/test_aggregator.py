@@ -6,8 +6,7 @@ import pytest
 
 from kclrun.codec import aggregator as room
 from kclrun.codec.aggregator import Aggregator, build_aggregate
-from kclrun.codec.kpl import open_aggregates
-from kclrun.codec.kpl_messages import RECORD_BYTES_MAX
+from kclrun.codec.kpl import RECORD_BYTES_MAX, open_aggregates
 from kclrun.errors import LimitExceeded, MalformedAggregate
 from kclrun.model.record import Record
 

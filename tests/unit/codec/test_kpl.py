@@ -9,14 +9,16 @@ import sys
 import msgspec
 import pytest
 
+from kclrun.codec.aggregator import build_aggregate
 from kclrun.codec.kpl import (
-    build_aggregate,
+    MAGIC,
+    USER_RECORDS_MAX,
     drop_until,
     effective_hash_key,
     open_aggregate,
     open_aggregates,
+    open_in_parts,
 )
-from kclrun.codec.kpl_messages import MAGIC, USER_RECORDS_MAX
 from kclrun.errors import LimitExceeded, MalformedAggregate
 from kclrun.model.record import Record
 from kclrun.model.sequence import (
@@ -288,3 +290,38 @@ def test_a_sentinel_drops_nothing_and_shard_end_everything() -> None:
     for sentinel in (AT_TIMESTAMP, TRIM_HORIZON, LATEST):
         assert drop_until(page, sentinel) == page
     assert drop_until(page, SHARD_END) == []
+
+
+def aggregates_of(*sizes):
+    """Raw records, each an aggregate of so many empty user records; 0: no aggregate."""
+    return [
+        Record(build_aggregate([("k", b"", None)] * size) if size else b"plain", "k", str(number))
+        for number, size in enumerate(sizes, start=1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [
+        ((4, 4, 4, 4), [(8, "2"), (8, "4")]),
+        ((9, 1, 0, 1), [(9, "1"), (3, "4")]),
+        ((2, 2), [(4, "2")]),
+        ((0, 7), [(8, "2")]),
+        ((0,) * 20, [(20, "20")]),  # a page without aggregates is bounded by the service
+    ],
+)
+def test_a_page_of_many_user_records_comes_in_parts_that_end_with_a_raw_record(sizes, parts):
+    raw = aggregates_of(*sizes)
+
+    found = list(open_in_parts(raw, 8))
+
+    assert [(len(records), last.sequence_number) for records, last in found] == parts
+    assert [record for records, _ in found for record in records] == open_aggregates(raw)
+
+
+def test_the_next_part_is_opened_when_it_is_asked_for():
+    parts = open_in_parts(aggregates_of(8, 8), 8)
+    next(parts)
+
+    assert parts.gi_frame is not None  # it stands before the second aggregate
+    assert parts.gi_frame.f_locals["record"].sequence_number == "1"

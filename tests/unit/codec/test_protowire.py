@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kclrun.codec.protowire import count_fields
+from kclrun.codec.kpl import count_fields
 from kclrun.errors import LimitExceeded, MalformedAggregate
 
 
@@ -27,3 +27,29 @@ def test_counting_stops_at_the_limit() -> None:
 def test_what_is_no_sequence_of_fields_is_malformed(wrong: bytes) -> None:
     with pytest.raises(MalformedAggregate):
         count_fields(wrong, 10)
+
+
+@pytest.mark.parametrize("length", [0, 1, 126, 127, 128, 129, 16_383, 16_384])
+@pytest.mark.parametrize("tag", [b"\x12", b"\x7a", b"\x82\x01"], ids=["2", "15", "16"])
+def test_a_text_of_any_length_is_one_field_whole_and_malformed_cut_anywhere(
+    tag: bytes, length: int
+) -> None:
+    # A tag in the text would count as a field of its own.
+    text = tag + encoded_length(length) + b"\x08" * length
+    behind = b"\x08\x01"
+
+    assert count_fields(text, 1) == 1
+    assert count_fields(behind + text + behind, 3) == 3
+    for cut in {1, len(tag), len(text) - length - 1, len(text) - length, len(text) - 1} - {0}:
+        if cut < len(text):
+            with pytest.raises(MalformedAggregate):
+                count_fields(text[:cut], 1)
+
+
+def encoded_length(length: int) -> bytes:
+    """A varint: seven bits a byte, the lowest first."""
+    encoded = b""
+    while length >= 0x80:
+        encoded += bytes([length & 0x7F | 0x80])
+        length >>= 7
+    return encoded + bytes([length])

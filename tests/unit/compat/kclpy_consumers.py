@@ -6,8 +6,6 @@ The base classes are made by the tests, since `amazon_kclpy` may be there or not
 
 import base64
 
-__all__ = ["consumers"]
-
 
 def consumers(kcl, v2, v3):
     """The three classes over the given modules of `amazon_kclpy`."""

@@ -13,6 +13,7 @@ from kclrun.loading import MARK, load_processor
 from kclrun.model.time import WallTime
 from kclrun.processor import Checkpointer
 from kclrun.testing import run_processor
+from tests.patience import HUNG_S
 
 CONSUMER = """
 import sys
@@ -204,7 +205,7 @@ def checked(reference, folder):
         ],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=HUNG_S,
     )
     return done.returncode, done.stderr.rpartition(MARK)[2]
 

@@ -2,17 +2,16 @@
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from kclrun.compat.kclpy.app_yaml import Script, app_yaml
-from kclrun.compat.kclpy.properties import read_properties
-from kclrun.compat.kclpy.property_table import PROPERTIES
+from kclrun.compat.kclpy.property_table import PROPERTIES, read_properties
+from kclrun.config.convert import field_types, members, plain_type
 from kclrun.config.load import settings_of
 from kclrun.config.schema import Settings
-from kclrun.config.settle import field_types, members, plain_type
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
+from tests.examples import examples
 
 NOW = WallTime(1_780_000_000.0)
 BASE = {"applicationName": "orders-app", "streamName": "orders", "executableName": "consumer.py"}
@@ -250,7 +249,7 @@ VALUES = st.one_of(
 )
 
 
-@settings_of_hypothesis(max_examples=200, deadline=None)
+@examples(200)
 @given(st.dictionaries(NAMES | st.text(max_size=12), VALUES, max_size=12), st.text(max_size=20))
 def test_whatever_the_properties_say_the_file_is_accepted_or_refused_with_a_reason(
     properties, argument

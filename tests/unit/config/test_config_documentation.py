@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from kclrun.config.json_schema import json_schema
+from kclrun.config.convert import field_types, json_schema, members, plain_type
 from kclrun.config.load import settings_of
 from kclrun.config.schema import Settings
-from kclrun.config.settle import field_types, members, plain_type
 from kclrun.model.time import WallTime
 
 APP_YAML = Path(__file__).parents[3] / "config" / "app.yaml"
@@ -83,3 +82,10 @@ def test_the_advanced_part_shows_the_true_defaults() -> None:
     )
 
     assert loaded == Settings(application="orders", stream="orders")
+
+
+def test_the_schema_says_what_the_values_of_a_mapping_are() -> None:
+    told = dict(properties(json_schema()))
+
+    assert told["aws.endpoints"]["additionalProperties"] == {"type": "string"}
+    assert told["options"]["additionalProperties"] is True, "a processor's own, of any kind"

@@ -1,7 +1,7 @@
 import pytest
 
-from kclrun.config.engine_rules import unused_settings
 from kclrun.config.load import settings_of
+from kclrun.config.rules import unused_settings
 from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime

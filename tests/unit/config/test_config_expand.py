@@ -1,6 +1,6 @@
 import pytest
 
-from kclrun.config.expand import Expanded, dotted, expand
+from kclrun.config.yaml_reader import Expanded, dotted, expand
 from kclrun.errors import SettingsError
 
 

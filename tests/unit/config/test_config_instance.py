@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from kclrun.cli.world import Aws
-from kclrun.config.engine_rules import unused_settings
-from kclrun.config.instance_schema import InstanceSettings
 from kclrun.config.load import settings_of
-from kclrun.config.schema import Settings
+from kclrun.config.rules import unused_settings
+from kclrun.config.schema import InstanceSettings, Settings
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
 

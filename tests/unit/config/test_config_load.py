@@ -83,6 +83,58 @@ def test_everything_wrong_is_told_at_once() -> None:
     assert [line.split(":")[0] for line in told] == ["leases.hop", "leases.max", "stall"]
 
 
+def test_values_out_of_bounds_are_told_beside_those_of_a_wrong_type() -> None:
+    with pytest.raises(SettingsError) as caught:
+        settings_of(
+            "stream: orders\nfetch: {idle: 50ms, batch_max: many}\nstart: yesterday\n"
+            "observe: {listen: 99999}\naws: {endpoint: '10.0.0.1:1', region: [1]}\n"
+            "leases: {failover: 2h, max: x}\nstall: soon\n"
+            "streams: [{name: orders, start: tomorrow}]\n",
+            environment={},
+            now=NOW,
+        )
+
+    told = {line.split(": ")[0] for line in str(caught.value).splitlines()}
+    assert told == {
+        *("application", "fetch.idle", "fetch.batch_max", "start", "observe.listen"),
+        *("aws.endpoint", "aws.region", "leases.failover", "leases.max", "stall"),
+        "streams[0].start",
+    }
+
+
+def test_a_word_that_is_nearly_one_of_those_allowed_is_answered_with_it() -> None:
+    assert "or error, got 'warn'; did you mean warning? (" in refusal("log: {level: warn}")
+    assert "did you mean" not in refusal("log: {level: '${LEVEL}'}", LEVEL="warn")
+
+
+@pytest.mark.parametrize(("text", "switch"), [("off", False), ("On", True), ("false", False)])
+def test_a_switch_in_quotes_is_a_switch(text: str, switch: bool) -> None:
+    assert settings(f"instance: {{watch: '{text}'}}").instance.watch is switch
+    assert settings(f"leases: {{cleanup: '{text}'}}").leases.cleanup is switch
+
+
+def test_a_switch_is_a_text_where_a_text_is_wanted() -> None:
+    assert settings("leases: {group: 'off'}").leases.group == "off"
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 6000, "9" * 5000, "9" * 30, "-" + "9" * 30])
+@pytest.mark.parametrize("place", ["stall", "options"])
+def test_a_number_that_no_process_could_be_given_is_refused_in_words(
+    number: str, place: str
+) -> None:
+    more = f"stall: {number}" if place == "stall" else f"options: {{a: {number}}}"
+
+    assert refusal(more) == (
+        "app.yaml: line 3: a number of more than 64 bits; if it is an identifier, put it in quotes"
+    )
+
+
+def test_numbers_of_64_bits_are_numbers() -> None:
+    loaded = settings(f"options: {{a: {2**64 - 1}, b: {-(2**63)}}}")
+
+    assert loaded.options == {"a": 2**64 - 1, "b": -(2**63)}
+
+
 def test_what_is_required_is_asked_for() -> None:
     with pytest.raises(SettingsError, match="stream: is missing; a text that is a stream's name"):
         settings_of("application: orders", environment={}, now=NOW)

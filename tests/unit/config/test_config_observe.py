@@ -2,10 +2,10 @@
 
 import pytest
 
-from kclrun.config.engine_rules import unused_settings
-from kclrun.config.listening import parse_listen
 from kclrun.config.load import settings_of
+from kclrun.config.rules import unused_settings
 from kclrun.config.schema import CloudWatchSettings, ObserveSettings, Settings
+from kclrun.config.units import parse_listen
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
 
@@ -73,6 +73,14 @@ def test_what_is_no_address_is_refused(listen: str | int) -> None:
         (
             "observe: {cloudwatch: {dimensions: {':a': x}}}",
             "observe.cloudwatch.dimensions.:a: is no name",
+        ),
+        (
+            'observe: {cloudwatch: {dimensions: {a: "x\\ty"}}}',
+            "observe.cloudwatch.dimensions.a: expected a value of plain text",
+        ),
+        (
+            "observe: {cloudwatch: {dimensions: {a: Köln}}}",
+            "observe.cloudwatch.dimensions.a: expected a value of plain text",
         ),
         (
             "observe: {cloudwatch: {dimensions: {a: ''}}}",

@@ -2,7 +2,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kclrun.config.start_position import StartPosition, parse_start
+from kclrun.config.units import StartPosition, parse_start
 from kclrun.errors import SettingsError
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
 from kclrun.model.time import WallTime

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kclrun.config.json_schema import json_schema
+from kclrun.config.convert import json_schema
 from kclrun.config.load import settings_of
 from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError

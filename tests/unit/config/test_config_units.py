@@ -23,7 +23,15 @@ def test_what_is_no_duration_is_refused_with_an_example(wrong: object) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("16MiB", 2**24), ("512 KiB", 2**19), ("10MB", 10**7), ("7", 7), (7, 7), ("1.5kB", 1500)],
+    [
+        ("16MiB", 2**24),
+        ("512 KiB", 2**19),
+        ("10MB", 10**7),
+        ("2GiB", 2**31),
+        ("7", 7),
+        (7, 7),
+        ("1.5kB", 1500),
+    ],
 )
 def test_sizes_are_read_in_both_kinds_of_units(text: object, size: int) -> None:
     assert ByteSize.parse(text) == size

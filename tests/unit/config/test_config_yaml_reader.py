@@ -37,6 +37,8 @@ def test_a_key_that_yaml_takes_for_a_switch_is_a_word() -> None:
         ("a: *nobody", "undefined alias"),
         ("a: 1\n---\nb: 2", "line 2"),
         ("a: \x07", "not readable"),
+        ("a: {b: ${NAME}}", "got '\\{'\nInside { } and \\[ \\] a variable needs quotes"),
+        ("a: [${NAME}, 1]", "a variable needs quotes"),
     ],
 )
 def test_what_is_refused_names_its_line(text: str, said: str) -> None:

@@ -14,17 +14,18 @@ from kclrun.consuming.life import LeaseLife
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.states import State
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model import changes
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
-from kclrun.model.outcomes import Applied, OutcomeUnknown, Refused, Throttled, Unavailable
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, HashRange
 from kclrun.model.time import Instant
+from kclrun.protocol import writes as changes
+from kclrun.protocol.writes import Applied, OutcomeUnknown, Refused, Throttled, Unavailable
 
 ME = OwnerId("kclrun::host:a")
 OTHER = OwnerId("kclrun::host:b")
 KEY = LeaseKey("s0")
 START = 1000.0
+NOT_KEPT = "cannot write rows/s0.jsonl: No space left on device"
 NOT_APPLIED = {
     "throttled": Throttled("slow down"),
     "unavailable": Unavailable("no route"),
@@ -195,7 +196,13 @@ class Driver:
                 pass
 
     def _write(self, change):
-        fault = self.faults.popleft() if self.faults else None
+        if self.faults and self.faults[0] == "not kept" and not hasattr(change, "position"):
+            fault = None  # it has no rows
+        else:
+            fault = self.faults.popleft() if self.faults else None
+        if fault == "not kept":
+            self.tell(on.RowsNotKept(change, NOT_KEPT))
+            return
         sent = Instant(self.now)
         if fault == "reply lost":
             self.table.write(change)

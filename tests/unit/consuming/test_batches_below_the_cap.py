@@ -2,7 +2,7 @@
 
 import pytest
 
-from kclrun.consuming.ledger import CheckpointLedger
+from kclrun.consuming.checkpoints import CheckpointLedger
 from kclrun.consuming.policy import batch_records_max
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 

@@ -5,8 +5,8 @@ import pytest
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.states import State
-from kclrun.model import changes
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.protocol import writes as changes
 from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, START, Driver, p
 
 DURABLE, LOST, STALE = (

@@ -4,12 +4,12 @@ import pytest
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
-from kclrun.consuming.fence import fence_instant, renew_interval_s
 from kclrun.consuming.states import State
 from kclrun.errors import InvariantViolation
-from kclrun.model import changes
-from kclrun.model.outcomes import Applied, ConditionFailed, OutcomeUnknown
 from kclrun.model.sequence import SHARD_END
+from kclrun.protocol import writes as changes
+from kclrun.protocol.fence import fence_instant, renew_interval_s
+from kclrun.protocol.writes import Applied, ConditionFailed, OutcomeUnknown
 from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, START, Driver, child, p
 
 KIND = do.ReportKind
@@ -350,13 +350,115 @@ def test_more_unresolved_sends_than_a_failover_can_hold_end_the_lease():
     assert "too long" in driver.reports(KIND.LOST)[0].text
 
 
-def test_the_fleets_smallest_failover_moves_the_fence():
+def shortened(*, after_s, to_s=3.0, is_answered=True):
+    """A lease claimed under 9 s, whose last renewal is `after_s` old when 3 s are heard of; the
+    renewal that follows is answered at once, or waits in the queue."""
     driver = Driver().begin()
+    driver.now += after_s
+    driver.tell(on.FailoverChanged(to_s))
+    if is_answered:
+        driver.settle()
+    return driver
 
+
+def test_a_shorter_failover_is_renewed_under_at_once_and_shortens_the_fence_from_that_send():
+    driver = shortened(after_s=2.9)  # 0.1 s before its fence, by the shorter one
+
+    assert driver.stored.counter == 7
+    assert driver.of(do.OpenGate)[-1].fence == fence_instant(START + 2.9, 3.0)
+
+    driver.tick(2.8)
+    assert driver.state is State.PROCESSING
+
+
+def test_a_shorter_failover_is_renewed_under_before_the_next_renewal_would_be_due():
+    driver = shortened(after_s=0.5)
+
+    assert driver.stored.counter == 7
+    assert driver.of(do.OpenGate)[-1].fence == fence_instant(START + 0.5, 3.0)
+
+
+def test_a_shorter_failover_loses_no_lease_whose_last_renewal_is_older_than_it():
+    driver = shortened(after_s=2.9, to_s=1.0)
+
+    assert driver.state is State.PROCESSING
+    assert driver.life.own.fence == fence_instant(START + 2.9, 1.0)
+
+
+def test_where_the_renewal_fails_the_fence_is_a_shorter_failover_after_it_was_heard_of():
+    driver = shortened(after_s=2.9, to_s=1.0, is_answered=False)
+
+    assert driver.life.own.fence == fence_instant(START + 2.9, 1.0)
+    driver.now += 0.88
+    driver.tell(on.Ticked())
+    assert driver.state is State.PROCESSING
+    driver.now += 0.02
+    driver.tell(on.Ticked())
+    assert driver.state is State.LOSING
+
+
+def test_a_shorter_failover_never_moves_a_nearer_fence_away():
+    driver = shortened(after_s=8.0, is_answered=False)
+
+    assert driver.life.own.fence == fence_instant(START, 9.0)
+
+
+def test_a_write_sent_before_the_shorter_failover_was_heard_of_is_followed_by_a_renewal():
+    driver = Driver().begin()
+    driver.now += 3.0
+    driver.tell(on.Ticked())
+    early = driver.queue.popleft().change
+    sent = driver.now
+    driver.now += 1.0
+    driver.happen(on.FailoverChanged(1.5))
+    heard = driver.now
+    driver.now += 1.0  # its reply comes when the shorter failover since its send has passed
+
+    driver.tell(on.WriteResolved(early, driver.table.write(early), sent))
+
+    assert driver.life.own.fence == fence_instant(heard, 1.5)
+    (renewal,) = driver.queue
+    assert isinstance(renewal.change, changes.Renew)
+    driver.settle()
+    assert driver.life.own.fence == fence_instant(driver.now, 1.5)
+
+
+def test_of_two_shorter_failovers_before_a_renewal_each_bounds_the_fence():
+    driver = shortened(after_s=1.0, to_s=2.0, is_answered=False)
+    driver.now += 1.5
+
+    driver.tell(on.FailoverChanged(1.5))
+
+    assert driver.life.own.fence == fence_instant(START + 1.0, 2.0)
+
+
+def test_a_longer_failover_again_gives_the_last_renewal_its_whole_time():
+    driver = shortened(after_s=1.0, is_answered=False)
+
+    driver.tell(on.FailoverChanged(9.0))
+
+    assert driver.life.own.fence == fence_instant(START, 9.0)
+
+
+def test_a_start_that_hears_of_a_shorter_failover_before_its_claim_applied_is_bounded_by_it():
+    driver = Driver()
+    driver.tell(on.Started())
+    claim, sent = driver.queue.popleft().change, driver.now
+    driver.now += 0.5
     driver.happen(on.FailoverChanged(3.0))
+    heard = driver.now
+    driver.now += 2.4
 
-    assert driver.of(do.OpenGate)[-1].fence == fence_instant(START, 3.0)
+    driver.tell(on.WriteResolved(claim, driver.table.write(claim), sent))
+
+    assert driver.life.own.fence == fence_instant(heard, 3.0)
+
+
+def test_the_fleets_smallest_failover_is_the_pace_of_renewals_and_the_length_of_the_fence():
+    driver = shortened(after_s=1.0)
+
     driver.tick(3.0)
+
     assert driver.state is State.LOST
 
 
@@ -494,3 +596,33 @@ def test_a_process_that_stood_still_says_for_how_long_its_fence_was_over():
     driver.happen(on.GateShut(), on.CallReturned())
     (lost,) = [each for each in driver.of(do.Report) if each.kind is do.ReportKind.LOST]
     assert "its fence passed 18.2 s ago" in lost.text
+
+
+def test_the_next_deadline_is_the_renewals_or_the_checkpoints_whichever_comes_first():
+    driver = Driver(every_s=1.0).begin()
+    renewal = driver.life.own.renewal_instant
+    driver.now += 0.5
+
+    assert driver.life.next_deadline(driver.now) == renewal > START + 1.0
+    driver.batch(20)
+    assert driver.life.next_deadline(driver.now) == START + 1.0
+
+
+def test_reads_of_the_own_row_that_fail_wait_longer_each_time_and_anew_after_one_that_came():
+    driver = Driver()
+    (claim,) = driver.tell(on.Started())
+    pauses = []
+
+    def fail():
+        (again,) = driver.tell(on.ReadFailed("no route"))
+        pauses.append(again.not_before - driver.now)
+
+    driver.tell(on.WriteResolved(claim.change, NOT_APPLIED["dropped"], driver.now))
+    fail()
+    fail()
+    driver.tell(on.OwnRowRead(driver.stored))
+    driver.tell(on.WriteResolved(claim.change, NOT_APPLIED["dropped"], driver.now))
+    fail()
+
+    assert pauses[1] > pauses[0]
+    assert pauses[2] == pauses[0]

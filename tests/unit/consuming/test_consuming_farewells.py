@@ -5,7 +5,7 @@ import pytest
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.states import State
-from kclrun.model import changes
+from kclrun.protocol import writes as changes
 from tests.unit.consuming.lease_driver import ME, NOT_APPLIED, OTHER, Driver, child, p
 
 KIND = do.ReportKind
@@ -448,3 +448,69 @@ def test_a_lease_that_lets_go_with_something_unsaved_writes_nothing():
     assert driver.state is State.LOST
     assert len(driver.of(do.SendWrite)) == sends
     assert isinstance(driver.log[-1], do.Exit)
+
+
+# What an end leaves undone: the manager makes an exit code of it.
+
+
+def given_up(driver):
+    """A drain whose last write nothing lets through, until the fence has passed."""
+    driver.user_returns = True
+    driver.faults.extend(["unavailable"] * 100)
+    driver.happen(on.DrainRequested("SIGTERM"))
+    assert driver.state in {State.RELEASING, State.LOSING, State.LOST}
+    driver.tick(10.0)
+    driver.tick(40.0)
+    assert driver.state is State.LOST
+    return driver
+
+
+def test_a_drain_that_cannot_checkpoint_what_was_processed_leaves_it_undone():
+    driver = Driver(every_s=1000.0).begin()
+    driver.batch(20)
+
+    assert given_up(driver).life.has_undone
+
+
+def test_a_drain_that_cannot_write_its_release_leaves_nothing_undone_that_was_checkpointed():
+    driver = Driver("batch").begin()
+    driver.batch(20)
+    assert driver.stored.checkpoint == p(20)
+
+    assert not given_up(driver).life.has_undone
+
+
+def test_a_release_and_a_late_checkpoint_leave_nothing_undone():
+    released = Driver(every_s=1000.0).begin()
+    released.batch(20)
+    released.happen(on.DrainRequested("SIGTERM"))
+    assert released.state is State.RELEASED
+    assert not released.life.has_undone
+
+    late = Driver(every_s=1000.0).begin()
+    late.batch(20)
+    late.steal()
+    late.tick(3.0)
+    assert (late.state, late.stored.checkpoint) == (State.LOST, p(20))
+    assert not late.life.has_undone
+
+
+def test_a_batch_that_has_not_returned_is_undone_and_what_manual_code_did_not_ask_for_is_not():
+    driver = Driver("manual").begin()
+    driver.batch(20)
+    assert not driver.life.has_undone
+    driver.happen(on.BatchDelivered(p(30), 1, 1))
+    assert driver.life.has_undone
+    driver.happen(on.BatchProcessed(p(30)))
+    driver.faults.extend(["unavailable"] * 100)
+    driver.tell(on.CheckpointRequested(1, p(30)))
+    assert driver.life.has_undone
+
+
+def test_a_lease_that_passed_its_fence_says_why_its_row_was_not_written():
+    driver = Driver(every_s=1000.0).begin()
+    driver.batch(20)
+
+    (lost,) = given_up(driver).reports(KIND.LOST)
+
+    assert lost.text.startswith("its row could not be written in time (no route): its fence passed")

@@ -5,9 +5,9 @@ import pytest
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.states import State
-from kclrun.model import changes
-from kclrun.model.changes import Take
 from kclrun.model.lease import ANYBODY, OFFERED, Handoff
+from kclrun.protocol import writes as changes
+from kclrun.protocol.writes import Take
 from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, START, Driver, p
 
 KIND = do.ReportKind
@@ -65,7 +65,7 @@ def test_an_ask_on_behalf_of_anybody_is_answered_with_an_offer_to_nobody_in_part
     driver.tick(3.0)
 
     assert (driver.stored.owner, driver.stored.offered_to) == (OFFERED, None)
-    assert "whoever comes first" in driver.reports(KIND.RELEASED)[0].text
+    assert "offered to any owner" in driver.reports(KIND.RELEASED)[0].text
 
 
 def test_an_ask_seen_by_the_claim_is_answered_before_any_user_code():

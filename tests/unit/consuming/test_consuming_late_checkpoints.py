@@ -5,9 +5,9 @@ import pytest
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.states import State
-from kclrun.model import changes
-from kclrun.model.outcomes import OutcomeUnknown
 from kclrun.model.sequence import SHARD_END
+from kclrun.protocol import writes as changes
+from kclrun.protocol.writes import OutcomeUnknown
 from tests.unit.consuming.lease_driver import KEY, ME, OTHER, Driver, child, p
 
 KIND = do.ReportKind

@@ -5,7 +5,8 @@ import pytest
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.states import State
-from kclrun.model import changes
+from kclrun.protocol import writes as changes
+from kclrun.protocol.fence import fence_instant
 from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, Driver, child, p
 
 KIND = do.ReportKind
@@ -112,6 +113,21 @@ def test_a_hand_over_whose_reply_was_lost_is_known_by_the_row(next_owner):
     assert len(driver.sent(changes.HandOver)) == 1
 
 
+def test_a_hand_over_is_not_known_by_a_position_that_stood_there_before():
+    driver = led_away(Driver().begin())
+    driver.happen(on.GateShut())
+    driver.tell(on.CallReturned())
+    change = driver.queue.popleft().change
+    assert change.position == driver.stored.checkpoint
+
+    driver.happen(on.WriteResolved(change, LOST_REPLY, driver.now))
+
+    assert [each.seen_counter for each in driver.sent(changes.HandOver)] == [6, 6]
+    assert driver.stored.owner == JAVA
+    assert driver.stored.checkpoint_owner is None
+    assert driver.state is State.RELEASED
+
+
 @pytest.mark.parametrize("fault", ["throttled", "dropped", "in flight"])
 def test_a_hand_over_that_did_not_apply_is_sent_again_with_its_counter(fault):
     driver = led_away(Driver().begin())
@@ -146,6 +162,19 @@ def test_a_leader_that_names_another_owner_meanwhile_is_followed():
     assert (driver.stored.owner, driver.stored.checkpoint) == ("java-other", p(20))
 
 
+def test_a_late_checkpoint_that_landed_before_the_leaders_write_is_handed_over_as_it_stands():
+    driver = Driver().begin()
+    driver.user_returns = False
+    driver.move_row(p(15), owner=JAVA, checkpoint_owner=ME)
+    driver.tick(3.0)
+
+    driver.happen(on.GateShut(), on.CallReturned())
+
+    assert driver.sent(changes.HandOver) == [changes.HandOver(KEY, ME, JAVA, 6, p(15), p(15))]
+    assert driver.state is State.RELEASED
+    assert (driver.stored.owner, driver.stored.checkpoint) == (JAVA, p(15))
+
+
 def test_a_renewal_that_landed_before_the_leaders_write_is_adopted():
     driver = Driver().begin()
     driver.user_returns = False
@@ -160,6 +189,24 @@ def test_a_renewal_that_landed_before_the_leaders_write_is_adopted():
     driver.happen(on.GateShut(), on.CallReturned())
 
     assert driver.stored.owner == JAVA
+
+
+def test_the_fence_of_a_renewal_that_landed_before_the_leaders_write_is_that_of_its_first_send():
+    driver = Driver().begin()
+    driver.user_returns = False
+    driver.faults += ["dropped", "reply lost"]
+    driver.now += 3.0
+    first_send = driver.now
+    driver.tell(on.Ticked())
+    while driver.stored.counter == 6:
+        driver._perform(driver.queue.popleft())
+    assert driver.now > first_send
+
+    driver.lead_away()
+    driver.settle()
+
+    assert driver.life.own.counter == 7
+    assert driver.life.own.fence == fence_instant(first_send, driver.policy.failover_s)
 
 
 @pytest.mark.parametrize("state", [State.NAMING, State.CLOSING, State.ENDING])

@@ -1,24 +1,40 @@
 """The small parts of core 2: ledger, requests, pacing, error policy, start point, gate."""
 
+import errno
+
 import pytest
 
+from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import AnswerCheckpoint, CheckpointAnswer
-from kclrun.consuming.error_policy import ErrorPolicy, GiveUp, RetryAfter
-from kclrun.consuming.fence import fence_instant, renew_interval_s
-from kclrun.consuming.gatekeeping import GateKeeper
-from kclrun.consuming.ledger import CheckpointLedger
-from kclrun.consuming.pacing import FLOOR_S, Pacing
-from kclrun.consuming.requests import CheckpointRequests
-from kclrun.consuming.start_point import first_start, resumed_start
-from kclrun.errors import InvariantViolation, SettingsError, StaleCheckpoint
+from kclrun.consuming.life import GateKeeper
+from kclrun.consuming.own_row import holds_after_giving_up
+from kclrun.consuming.policy import (
+    FLOOR_S,
+    ErrorPolicy,
+    GiveUp,
+    Pacing,
+    RetryAfter,
+    first_start,
+    host_fault,
+    resumed_start,
+)
+from kclrun.errors import (
+    HostFailed,
+    InvariantViolation,
+    OutputLocked,
+    SettingsError,
+    StaleCheckpoint,
+)
 from kclrun.model.lease import Lease
-from kclrun.model.reading import IteratorType, StartPoint
+from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import (
     AT_TIMESTAMP,
     LATEST,
     TRIM_HORIZON,
     ExtendedSequenceNumber,
 )
+from kclrun.protocol.fence import fence_instant, renew_interval_s
+from kclrun.protocol.writes import HandOver
 
 DURABLE, LOST, STALE = CheckpointAnswer.DURABLE, CheckpointAnswer.LOST, CheckpointAnswer.STALE
 
@@ -29,6 +45,28 @@ def p(number, sub=0):
 
 def row(position, **fields):
     return Lease(key="s0", checkpoint=position, **fields)
+
+
+# What a row says of a write whose reply was lost
+
+
+@pytest.mark.parametrize(
+    ("claim", "row_now", "applied"),
+    [
+        ("the lease went to the next owner", {"checkpoint_owner": None}, True),
+        ("the leader's wish stands as it did", {"checkpoint_owner": "me"}, False),
+        ("the row is ours again", {"owner": "me", "checkpoint_owner": None}, False),
+        ("its position is behind ours", {"checkpoint_owner": None, "checkpoint": p(19)}, False),
+        ("its counter has not moved", {"checkpoint_owner": None, "counter": 6}, False),
+    ],
+)
+def test_a_hand_over_has_applied_once_the_row_is_the_next_owners_at_our_position(
+    claim, row_now, applied
+):
+    change = HandOver("s0", "me", "java", 6, position=p(20), last=p(10))
+    now = Lease(**{"key": "s0", "checkpoint": p(20), "owner": "java", "counter": 7} | row_now)
+
+    assert holds_after_giving_up(change, now, 6) is applied
 
 
 # Ledger
@@ -260,3 +298,46 @@ def test_reading_goes_on_after_what_was_received_or_repeats_its_start():
     assert resumed_start("42", first) == StartPoint(
         IteratorType.AFTER_SEQUENCE_NUMBER, sequence_number="42"
     )
+
+
+# What the host lacks
+
+
+def raised_from(cause, error):
+    error.__cause__ = cause
+    return error
+
+
+def raised_while(context, error):
+    error.__context__ = context
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, "Too many open files"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        HostFailed("the lock file"),
+        OutputLocked("locked"),
+        raised_from(MemoryError(), ValueError("no model")),
+        raised_while(MemoryError(), ValueError("no model")),
+    ],
+)
+def test_what_the_host_lacks_is_no_fault_of_the_lease(error):
+    assert host_fault(error) == f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOENT, "No such file"),
+        RuntimeError("not ready"),
+        raised_from(KeyError("x"), ValueError("no model")),
+        ValueError("can't start new thread"),
+    ],
+)
+def test_any_other_error_is_not_put_down_to_the_host(error):
+    assert host_fault(error) is None

@@ -6,10 +6,10 @@ from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.shard_end import Deferred, ShardEnd
 from kclrun.consuming.states import State
-from kclrun.model import changes
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HashRange, Shard
+from kclrun.protocol import writes as changes
 from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, Driver, child, p
 
 KIND = do.ReportKind

@@ -7,11 +7,10 @@ import pytest
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming import states
-from kclrun.consuming.expectations import EXPECTED, LATE, is_expected
-from kclrun.consuming.states import FINAL, TRANSITIONS, State, Step
+from kclrun.consuming.states import EXPECTED, FINAL, LATE, TRANSITIONS, State, Step, is_expected
 from kclrun.errors import InvariantViolation
-from kclrun.model import changes
-from kclrun.model.outcomes import Applied
+from kclrun.protocol import writes as changes
+from kclrun.protocol.writes import Applied
 from tests.unit.consuming.lease_driver import KEY, ME, Driver, p
 
 EVENTS = on.Event.__args__
@@ -20,6 +19,7 @@ SAMPLES = {
     on.Started: on.Started(),
     on.Ticked: on.Ticked(),
     on.WriteResolved: on.WriteResolved(A_CHANGE, Applied(None), 1000.0),
+    on.RowsNotKept: on.RowsNotKept(A_CHANGE, "no room"),
     on.OwnRowRead: on.OwnRowRead(None),
     on.ReadFailed: on.ReadFailed("x"),
     on.LookUpFailed: on.LookUpFailed("x"),

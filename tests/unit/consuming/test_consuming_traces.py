@@ -9,7 +9,7 @@ import pytest
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.states import State
-from kclrun.model import changes
+from kclrun.protocol import writes as changes
 from tests.unit.consuming.lease_driver import KEY, OTHER, Driver, child, p
 
 

@@ -4,11 +4,11 @@ import pytest
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
-from kclrun.consuming.fence import fence_instant
 from kclrun.consuming.states import State
-from kclrun.model import changes
 from kclrun.model.lease import FAILOVER_MAX_S, WRITTEN_AGAIN_AHEAD, Lease
 from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.protocol import writes as changes
+from kclrun.protocol.fence import fence_instant
 from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, Driver, child, p
 
 KIND = do.ReportKind

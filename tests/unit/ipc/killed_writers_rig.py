@@ -19,11 +19,11 @@ import struct
 import sys
 import time
 
-from kclrun.ipc.board import LeaseStatus, WorkerState
-from kclrun.ipc.doorbell import Doorbell
-from kclrun.ipc.segment import Segment
+from kclrun.ipc.board import Segment
+from kclrun.ipc.channel import Doorbell
 from kclrun.ipc.twin import NoValue
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.protocol.status import LeaseStatus, WorkerState
 
 ENTRY = struct.Struct("<QQ")
 RUN_MS_MAX = 30

@@ -2,7 +2,7 @@
 
 import os
 
-from kclrun.ipc.doorbell import Doorbell
+from kclrun.ipc.channel import Doorbell
 
 
 def test_a_bell_wakes_once_for_many_presses():

@@ -5,12 +5,13 @@ import sys
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.errors import LimitExceeded, SegmentRefused
 from kclrun.ipc.ring import ENTRY_BYTES_MAX, EventRing
 from kclrun.ipc.twin import TwinCell
+from tests.examples import examples
 
 SMALL = 256
 HEADER = 24
@@ -92,7 +93,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(steps)
 def test_a_ring_is_a_queue_that_refuses_when_full(script):
     buffer = fresh()

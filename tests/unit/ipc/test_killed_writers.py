@@ -1,12 +1,14 @@
 """A SIGKILL of a writer going flat out, at random instants: nothing torn, nothing hung."""
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.patience import HUNG_S
+from tests.seeds import seed_of
 
 pytestmark = pytest.mark.alone
 
@@ -15,14 +17,14 @@ RIG = Path(__file__).with_name("killed_writers_rig.py")
 
 @pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_writer_killed_going_flat_out_leaves_nothing_torn_and_the_next_one_goes_on(kills):
-    seed = random.SystemRandom().randrange(2**32)
+    seed = seed_of()
     print(f"replay: {sys.executable} {RIG} {kills} {seed}")
 
     done = subprocess.run(
         [sys.executable, str(RIG), str(kills), str(seed)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HUNG_S,
     )
 
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,13 @@ import msgspec
 import pytest
 
 from kclrun.errors import SettingsError
+from kclrun.ipc.board import (
+    CheckpointSpec,
+    FetchSpec,
+    LogSpec,
+    OnErrorSpec,
+    StartSpec,
+)
 from kclrun.ipc.channel import FRAME_BYTES_MAX, Channel, PeerGone, Sent
 from kclrun.ipc.messages import (
     Begin,
@@ -24,13 +31,6 @@ from kclrun.ipc.messages import (
     channel_to_launcher,
     channel_to_worker,
     check_begin,
-)
-from kclrun.ipc.spec import (
-    CheckpointSpec,
-    FetchSpec,
-    LogSpec,
-    OnErrorSpec,
-    StartSpec,
 )
 from kclrun.model.wire import WireCredentials, WireEndpoint
 

@@ -1,5 +1,6 @@
 """The segment: who has its descriptor has it; anything else is refused by name."""
 
+import errno
 import fcntl
 import os
 import tempfile
@@ -7,13 +8,13 @@ import tempfile
 import msgspec
 import pytest
 
-from kclrun.config.json_schema import json_schema
-from kclrun.errors import LimitExceeded, SegmentRefused
-from kclrun.ipc.board import LeaseStatus, WorkerState
+from kclrun.config.convert import json_schema
+from kclrun.errors import HostFailed, HostRefused, LimitExceeded, SegmentRefused
+from kclrun.ipc.board import PLACES_MAX, Segment
 from kclrun.ipc.ring import RING_BYTES
-from kclrun.ipc.segment import PLACES_MAX, Segment
 from kclrun.ipc.twin import NoValue
 from kclrun.manager.runtime import SPARE_PLACES
+from kclrun.protocol.status import LeaseStatus, WorkerState
 
 STATUS = LeaseStatus(pid=1, incarnation=1, state=WorkerState.STARTING)
 
@@ -144,3 +145,16 @@ def test_a_segment_that_was_never_sealed_is_refused(segment):
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     Segment.attach(fd)
     os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ENOSYS, HostRefused), (errno.EMFILE, HostFailed)]
+)
+def test_a_host_that_gives_no_memory_without_a_name_is_refused_in_words(monkeypatch, number, kind):
+    def refused(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+
+    with pytest.raises(kind, match="memfd_create"):
+        Segment.create(1)

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.ipc.board import SLOT_BYTES, LeaseStatus, StatusSlot, WorkerState
+from kclrun.ipc.board import SLOT_BYTES, StatusSlot
 from kclrun.ipc.twin import NoValue, TwinCell
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
+from kclrun.protocol.status import LeaseStatus, WorkerState
 
 STATUS = LeaseStatus(pid=4711, incarnation=3, state=WorkerState.PROCESSING)
 
@@ -68,7 +69,7 @@ def test_the_strategy_fills_every_field():
     values = [
         *[1, 2, WorkerState.LOST, 4.0, 5, 6, 7, 8, 9.0, 10],
         *[ExtendedSequenceNumber(str(n), n) for n in range(11, 15)],
-        *[15.0, 16.0, 17.0, True, 19.0, 20.0],
+        *[15.0, 16.0, 17.0, True, 19.0, 20.0, True, 22.0],
     ]
     filled = LeaseStatus(**dict(zip(LeaseStatus.__struct_fields__, values, strict=True)))
     slot = new_slot()

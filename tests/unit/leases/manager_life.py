@@ -12,11 +12,11 @@ from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.model import changes as ch
 from kclrun.model.lease import OFFERED, Handoff, Lease
-from kclrun.model.outcomes import Applied
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from kclrun.protocol import writes as ch
+from kclrun.protocol.writes import Applied
 
 replace = msgspec.structs.replace
 ME, OTHER, THIRD = "kclrun:a:me:n", "kclrun:a:other:n", "kclrun:b:third:n"
@@ -98,6 +98,8 @@ class ManagerLife(Answers):
         image = self.rows[change.key]
         if isinstance(change, ch.Ask):
             image = replace(image, handoff=Handoff(change.owner, change.asked_at))
+        elif isinstance(change, ch.Withdraw):
+            image = replace(image, handoff=None)
         else:
             image = replace(image, counter=image.counter + 1, **_written(change, image))
         self.rows[change.key] = image = replace(image, **seen_too)
@@ -111,10 +113,14 @@ class ManagerLife(Answers):
         return self.apply(next(take for take in self.writes(ch.Take) if take.key == key))
 
     def renewal(self):
-        """The next renewal without a process; every start fails until then."""
+        """The next renewal without a process; every process gives up unclaimed until then."""
         for _ in range(60):
             if self.asked(c.StartProcess):
-                self.say(e.StartFailed(self.asked(c.StartProcess)[0].key, "no memory"))
+                key = self.asked(c.StartProcess)[0].key
+                self.say(e.ProcessStarted(key, 7))
+                self.say(e.StartUnclaimed(key, "its start command expired"))
+                self.say(e.ProcessExited(key, 7, "exit code 3"))
+                self.say(e.RowRead(key, self.rows[key]))
             elif self.writes(ch.Renew):
                 return self.writes(ch.Renew)[0]
             else:
@@ -132,6 +138,8 @@ def _written(change, image):
         case ch.Offer():
             given = {"offered_to": change.offered_to, "offered_by": change.owner}
             return {"owner": OFFERED, **GIVEN, **given}
+        case ch.Decline():
+            return {"offered_to": None, "offered_by": change.owner}
         case ch.Release():
             return {"owner": None, **GIVEN}
         case ch.HaltLease():

@@ -8,11 +8,10 @@ import pytest
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases import custody as module
-from kclrun.leases.custody import TRANSITIONS, WITH_PROCESS, Custody, State, Step
-from kclrun.leases.unresolved import UnresolvedWrite
-from kclrun.model.changes import Renew
+from kclrun.leases.custody import TRANSITIONS, WITH_PROCESS, Custody, State, Step, UnresolvedWrite
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.protocol.writes import Renew
 
 
 def test_the_drawing_in_the_docstring_is_the_table():

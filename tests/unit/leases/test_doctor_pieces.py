@@ -5,20 +5,17 @@ import cProfile
 import msgspec
 import pytest
 
-from kclrun.cli.doctor_backup import backup_name, write_backup
-from kclrun.cli.doctor_lines import change_in_words
-from kclrun.cli.doctor_mending import mend_all, to_mend
+from kclrun.cli.doctor import backup_name, change_in_words, mend_all, to_mend, write_backup
 from kclrun.errors import SettingsError
 from kclrun.leases.doctor.diagnosis import diagnose, is_healthy
-from kclrun.leases.doctor.findings import Gravity, Kind
-from kclrun.leases.doctor.looks import Circumstances, Look, StreamFacts, watch_s
-from kclrun.leases.listing import Listing
+from kclrun.leases.doctor.findings import Circumstances, Gravity, Kind, Look, StreamFacts, watch_s
+from kclrun.leases.shard_sync import Listing
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model.changes import CreateLease, Renew, Take
 from kclrun.model.lease import OFFERED, Handoff, Lease
-from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
-from kclrun.model.stream_key import ONLY_STREAM, qualified_shards
+from kclrun.model.stream import ONLY_STREAM, qualified_shards
+from kclrun.protocol.writes import CreateLease, Renew, Take
 
 replace = msgspec.structs.replace
 WHOLE = HashRange(0, HASH_KEY_MAX)
@@ -107,6 +104,37 @@ def test_a_row_of_a_worker_that_hands_over_is_not_touched_while_it_lives():
 
     assert [(f.kind, f.mend) for f in found] == [(Kind.CHECKPOINT_OWNER_LEFT, ())]
     assert "java-1 is alive" in found[0].advice
+
+
+@pytest.mark.parametrize(
+    ("claim", "row", "is_alive"),
+    [
+        ("an ended row that stood still says nothing", {"checkpoint": SHARD_END}, False),
+        ("a lease that stood still for less than its failover", {"failover_s": 60.0}, True),
+        ("a lease that stood still for its failover", {"failover_s": 5.0}, False),
+    ],
+)
+def test_an_owner_is_alive_unless_its_rows_are_over_or_have_expired(claim, row, is_alive):
+    lease = Lease(**{"key": "A", "checkpoint": AT_1500, "owner": "java-1", "counter": 4} | row)
+    unowned = Lease(key="B", checkpoint=AT_1500)
+    seen = look(lease, unowned, shards=(A, Shard("B", WHOLE, "1000")))
+
+    findings = diagnose(seen, seen, circumstances())
+
+    assert (Kind.NOBODY_ALIVE not in kinds(findings)) is is_alive
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_parent_that_the_row_does_not_name_is_told_even_if_its_own_row_is_unreadable(is_broken):
+    parent = Lease(key="A", checkpoint=AT_1500, hash_range=WHOLE)
+    child = Lease(key="B", checkpoint=TRIM_HORIZON, hash_range=WHOLE)
+    shards = (replace(A, ending_sequence_number="1900"), Shard("B", WHOLE, "2000", None, "A"))
+    rows = (child,) if is_broken else (parent, child)
+    seen = look(*rows, shards=shards, broken={"A": "its checkpoint"} if is_broken else {})
+
+    findings = diagnose(seen, seen, circumstances())
+
+    assert [f.keys for f in findings if f.kind is Kind.PARENTS_WRONG] == [("B",)]
 
 
 def test_a_mend_stops_at_the_write_that_does_not_apply_and_the_others_go_on():

@@ -8,9 +8,10 @@ from kclrun.errors import InvariantViolation
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.leases.offers import delay_s, find_every_s
-from kclrun.model import changes as ch
 from kclrun.model.lease import OFFERED, Handoff
-from kclrun.model.outcomes import (
+from kclrun.model.sequence import SHARD_END
+from kclrun.protocol import writes as ch
+from kclrun.protocol.writes import (
     ConditionFailed,
     OutcomeUnknown,
     Refused,
@@ -187,9 +188,108 @@ def test_a_drain_waits_for_the_asks_under_way_and_asks_no_more():
     life.say(e.DrainRequested("SIGTERM"))
     assert not life.asked(c.Finish)
     life.apply(ask)
+    assert not life.asked(c.Finish)
+    life.apply(*life.writes())
 
     assert life.asked(c.Finish)
     assert life.writes(ch.Ask) == []
+
+
+def draining_with_an_ask():
+    """We asked for a row of another owner, and drain; and what we write next."""
+    life = ManagerLife(*rows_of(OTHER, 2, "o"))
+    ask = life.writes(ch.Ask)[0]
+    life.apply(ask)
+    life.say(e.DrainRequested("SIGTERM"))
+    return life, ask
+
+
+def test_a_drain_withdraws_the_asks_that_stand_and_ends_when_that_is_settled():
+    life, ask = draining_with_an_ask()
+
+    assert life.writes() == [ch.Withdraw(ask.key, ME)]
+    assert not life.asked(c.Finish)
+    life.apply(life.writes()[0])
+
+    assert life.asked(c.Finish)
+    assert life.rows[ask.key].handoff is None
+
+
+def test_an_ask_under_way_at_a_drain_is_withdrawn_once_it_may_have_applied():
+    life = ManagerLife(*rows_of(OTHER, 2, "o"))
+    ask = life.writes(ch.Ask)[0]
+    life.say(e.DrainRequested("SIGTERM"))
+    assert life.writes() == []
+
+    life.resolve(ask, OutcomeUnknown("timed out"))
+
+    assert life.writes() == [ch.Withdraw(ask.key, ME)]
+
+
+def test_an_ask_under_way_at_a_drain_that_did_not_apply_is_not_withdrawn():
+    life = ManagerLife(*rows_of(OTHER, 2, "o"))
+    ask = life.writes(ch.Ask)[0]
+    life.say(e.DrainRequested("SIGTERM"))
+
+    life.resolve(ask, ConditionFailed(None))
+
+    assert life.writes() == []
+    assert life.asked(c.Finish)
+
+
+def test_what_was_offered_to_us_already_a_drain_offers_to_whoever_comes():
+    life, ask = draining_with_an_ask()
+    withdrawal = life.writes()[0]
+    life.rows[ask.key] = offered(ask.key, to=ME, counter=12)
+
+    life.resolve(withdrawal, ConditionFailed(life.rows[ask.key]))
+
+    assert life.writes() == [ch.Decline(ask.key, ME, 12)]
+    assert not life.asked(c.Finish)
+    life.apply(life.writes()[0])
+    assert life.asked(c.Finish)
+
+
+@pytest.mark.parametrize(
+    "row_found",
+    [
+        None,
+        row("o0", OTHER, 9),
+        row("o0", THIRD, 9),
+        offered("o0", to=THIRD),
+        offered("o0"),
+    ],
+    ids=["no row", "owned without an ask", "taken", "offered to another", "offered to all"],
+)
+def test_what_was_not_offered_to_us_a_drain_leaves_as_it_is(row_found):
+    life, ask = draining_with_an_ask()
+    found = row_found and replace(row_found, key=ask.key)
+
+    life.resolve(life.writes()[0], ConditionFailed(found))
+
+    assert life.writes() == []
+    assert life.asked(c.Finish)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [OutcomeUnknown("timed out"), Throttled("slow"), Unavailable("down"), Refused("No", "no")],
+    ids=lambda outcome: type(outcome).__name__,
+)
+def test_no_drain_waits_for_a_table_that_does_not_take_an_ask_back(outcome):
+    life, _ = draining_with_an_ask()
+
+    life.resolve(life.writes()[0], outcome)
+
+    assert life.writes() == []
+    assert life.asked(c.Finish)
+
+
+def test_the_end_of_an_ask_that_was_not_under_way_is_our_bug():
+    life = ManagerLife()
+
+    with pytest.raises(InvariantViolation, match="no ask that ends"):
+        life.resolve(ch.Withdraw("o0", ME), ConditionFailed(None))
 
 
 # Looking for offers.
@@ -400,6 +500,45 @@ def test_an_offered_child_whose_parents_are_still_read_elsewhere_is_left_there()
     life.finds(life.rows["c"])
 
     assert life.writes(ch.Take) == []
+
+
+def looks(life):
+    return bool(life.asked(c.ScanTable))
+
+
+def test_an_offer_above_our_target_that_nobody_takes_makes_us_look_at_the_table_once():
+    """Two are gone since the last scan, and all that shows is one of their rows."""
+    life = balanced()
+    for _ in range(2):  # the hasty scans of a start are over then
+        life.scan(after=5.0)
+    left = offered("t", by=THIRD, to=OTHER)
+
+    life.finds(left)
+    assert not looks(life)
+    life.tick(1.2)
+    assert not looks(life)
+    life.finds(left)
+    assert looks(life)
+    life.rows = {"s0": life.rows["s0"], "t": offered("t", by=THIRD, to=OTHER)}
+    life.say(e.LeasesScanned(tuple(life.rows.values())))
+
+    life.tick(0.5)
+    life.finds(left)
+    assert not looks(life)
+
+
+def test_an_offered_row_that_was_no_work_at_the_last_scan_makes_us_look_at_the_table_once():
+    """Its parents ended since: whoever ended them drained, and gave the child away."""
+    child = offered("c", parents=frozenset({"p"}))
+    life = ManagerLife(row("p", OTHER), replace(child, owner=None, counter=6, offered_by=None))
+    life.tick(0.5)
+
+    life.finds(child)
+    assert looks(life)
+    life.rows = {"p": row("p", OTHER, checkpoint=SHARD_END), "c": child}
+    life.say(e.LeasesScanned(tuple(life.rows.values())))
+
+    assert [take.key for take in life.writes(ch.Take)] == ["c"]
 
 
 # Java workers.

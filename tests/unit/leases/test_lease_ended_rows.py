@@ -3,8 +3,8 @@
 import pytest
 
 from kclrun.leases.policy import ENDED_ROWS_STAY_S
-from kclrun.model import changes as ch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
+from kclrun.protocol import writes as ch
 from tests.unit.leases.manager_life import JAVA, OTHER, ManagerLife, row
 
 SCAN_S = 10.0

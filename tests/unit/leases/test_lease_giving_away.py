@@ -6,10 +6,10 @@ import pytest
 
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
-from kclrun.model import changes as ch
 from kclrun.model.lease import ANYBODY, WRITTEN_AGAIN_AHEAD, Halt, Handoff
-from kclrun.model.outcomes import Applied, ConditionFailed, OutcomeUnknown
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
+from kclrun.protocol import writes as ch
+from kclrun.protocol.writes import Applied, ConditionFailed, OutcomeUnknown
 from tests.unit.leases.manager_life import (
     JAVA,
     ME,

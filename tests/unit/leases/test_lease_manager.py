@@ -10,9 +10,11 @@ from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ENDED_ROWS_STAY_S, ManagerPolicy
-from kclrun.model import changes as ch
 from kclrun.model.lease import Halt, Lease
-from kclrun.model.outcomes import (
+from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.protocol import writes as ch
+from kclrun.protocol.writes import (
     Applied,
     ConditionFailed,
     OutcomeUnknown,
@@ -20,8 +22,6 @@ from kclrun.model.outcomes import (
     Throttled,
     Unavailable,
 )
-from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from tests.unit.leases.manager_life import Answers
 
 replace = msgspec.structs.replace
@@ -178,6 +178,37 @@ def test_a_listing_that_leaves_hash_keys_out_creates_nothing_and_is_made_again_a
     assert life.notes() == ["shard_sync_refused"]
     assert life.core.next_deadline(life.now) == life.now + 1.0
     assert life.say(e.Ticked(), after=1.0) == (c.ScanTable(),)
+
+
+NATIVE = "CLIENT_VERSION_3X_WITH_ROLLBACK"
+
+
+def test_a_kcl_3_fleet_that_leaves_the_shared_protocol_is_told_once_with_what_to_do():
+    life = Life()
+    mine = running(life)
+
+    notes = []
+    for mode in ("CLIENT_VERSION_UPGRADE_FROM_2X", NATIVE, NATIVE):
+        life.scan(mine, kcl3_mode=mode)
+        notes += [n for n in life.asked(c.Note) if n.event == "kcl3_native"]
+
+    (told,) = notes
+    assert (told.level, told.fields["what"]) == ("error", str([NATIVE]))
+    assert "migration tool" in told.fields["reason"]
+    assert life.core.native_mode == NATIVE
+    assert life.state() == "running"
+
+
+def test_a_fleet_that_was_rolled_back_is_silent_and_told_anew_when_it_leaves_again():
+    life = Life()
+    mine = running(life)
+    for mode in (NATIVE, "CLIENT_VERSION_2X"):
+        life.scan(mine, kcl3_mode=mode)
+
+    assert life.core.native_mode is None
+    life.scan(mine, kcl3_mode=NATIVE)
+
+    assert "kcl3_native" in life.notes()
 
 
 def test_a_table_that_lost_all_rows_while_we_ran_is_not_filled_with_guessed_positions():
@@ -470,17 +501,17 @@ def test_between_two_starts_the_manager_renews():
     assert life.asked(c.StartProcess)[0].counter == image.counter
 
 
-def test_five_deaths_without_progress_halt_the_lease_with_the_reason():
+def test_seven_deaths_without_progress_halt_the_lease_where_nobody_else_can_try():
     life = Life()
     image = running(life)
-    for _ in range(4):
+    for _ in range(6):
         crash(life)
         image = restarted(life, image)
     crash(life, reason="exit status 1")
     life.say(e.RowRead("s0", image))
 
     halting = life.writes(ch.HaltLease)[0]
-    assert "died 5 times in a row" in halting.halt.reason
+    assert "died 7 times in a row" in halting.halt.reason
     assert "exit status 1" in halting.halt.reason
     assert halting.halt.halted_at == pytest.approx(life.now + 5000.0)
     life.resolve(halting, Applied(replace(image, counter=image.counter + 1, halt=halting.halt)))
@@ -622,6 +653,32 @@ def test_a_failed_processor_halts_its_lease_and_the_halt_is_renewed():
 
     assert life.writes() == [ch.Renew("s0", ME, image.counter)]
     assert life.asked(c.StartProcess) == []
+
+
+def test_a_halt_carries_since_when_its_records_wait_or_else_the_instant_of_the_halt():
+    told, silent = Life(), Life()
+    for life, since in ((told, 900.5), (silent, None)):
+        image = running(life)
+        life.say(e.ProcessorFailed("s0", "KeyError"))
+        life.say(e.ProcessExited("s0", 7, "x", since))
+        life.say(e.RowRead("s0", image))
+
+    assert told.writes(ch.HaltLease)[0].halt.waiting_since == 900.5
+    halt = silent.writes(ch.HaltLease)[0].halt
+    assert halt.waiting_since == halt.halted_at
+
+
+def test_a_checkpoint_forgets_since_when_records_waited_and_a_silent_death_does_not():
+    life = Life()
+    running(life)
+    custody = life.core.custody("s0")
+    custody.waiting_since = 900.5
+    life.say(e.PositionMoved("s0", TRIM_HORIZON))
+    assert custody.waiting_since is None
+
+    custody.waiting_since = 901.5
+    crash(life)
+    assert custody.waiting_since == 901.5
 
 
 def test_a_halt_with_an_unknown_outcome_that_did_not_land_is_written_again():
@@ -1102,6 +1159,67 @@ def test_a_process_that_dies_in_a_drain_leaves_its_row_to_be_released():
     assert life.writes() == [ch.Release("s0", ME, image.counter, TRIM_HORIZON, TRIM_HORIZON)]
 
 
+def test_a_broken_row_in_our_hands_is_looked_at_each_second_until_it_is_mended():
+    life = Life()
+    image = running(life)
+    crash(life)
+    assert life.asked(c.ReadRow)
+
+    life.say(e.RowUnreadable("s0", "checkpoint: TRIM_HORIZN"))
+    assert life.asked(c.ReadRow) == [c.ReadRow("s0", life.now + 1.0)]
+
+    restarted(life, image)
+    assert life.state() == "starting"
+
+
+def test_a_broken_row_in_our_hands_ends_a_drain_at_once():
+    life = Life()
+    running(life)
+    life.say(e.DrainRequested("SIGTERM"))
+    crash(life)
+
+    life.say(e.RowUnreadable("s0", "checkpoint: TRIM_HORIZN"))
+
+    assert life.notes() == ["broken_row_left"]
+    assert life.asked(c.Finish)
+    assert life.core.is_finished
+
+
+def test_a_broken_row_found_before_the_drain_holds_it_up_until_the_next_look_alone():
+    life = Life()
+    running(life)
+    crash(life)
+    life.say(e.RowUnreadable("s0", "checkpoint: TRIM_HORIZN"))
+
+    life.say(e.DrainRequested("SIGTERM"))
+    assert life.asked(c.ReadRow) == []
+    life.say(e.RowUnreadable("s0", "checkpoint: TRIM_HORIZN"), after=1.0)
+
+    assert life.core.is_finished
+
+
+def test_a_release_refused_by_a_broken_row_ends_the_drain():
+    life = Life()
+    taken(life, row(parents=frozenset({"p"})), parents_over=False)
+    life.say(e.DrainRequested("SIGTERM"))
+
+    life.resolve(life.writes(ch.Release)[0], Refused("BrokenRow", "checkpoint: TRIM_HORIZN"))
+
+    assert life.notes() == ["write_refused"]
+    assert life.core.is_finished
+
+
+def test_a_renewal_refused_by_a_broken_row_is_tried_again_each_second():
+    life = Life()
+    taken(life, row(parents=frozenset({"p"})), parents_over=False)
+    life.say(e.Ticked(), after=4.0)
+    renewal = life.writes(ch.Renew)[0]
+
+    life.resolve(renewal, Refused("BrokenRow", "checkpoint: TRIM_HORIZN"))
+
+    assert life.asked(c.WriteRow) == [c.WriteRow(renewal, life.now + 1.0)]
+
+
 def test_a_take_under_way_at_a_drain_is_resolved_and_released():
     life = Life()
     life.begin(row())
@@ -1263,3 +1381,45 @@ def test_finished_with_something_left_is_found_out():
 
     with pytest.raises(InvariantViolation, match="finished with"):
         life.core.check()
+
+
+def test_a_child_that_waits_gives_its_place_to_work_that_nobody_else_has_room_for():
+    """Somebody deleted the row of its parent, and it was made again when we had the child."""
+    child = row("child", owner=ME, counter=4, parents=frozenset({"parent"}))
+    parent, others = row("parent"), row("other", owner=OTHER, counter=1)
+    life = Life(failover_s=10.0, leases_max=1)
+    life.say(e.Started(started_at=5100.0))
+    life.say(e.LeasesScanned((child, parent, others)))
+    life.say(e.RowRead("child", child))
+    life.resolve(life.writes(ch.Renew)[0], Applied(child := replace(child, counter=5)))
+    life.say(e.ParentsRead("child", (parent,)))
+    assert life.state("child") == "waiting"
+
+    began = life.now
+    while not life.writes(ch.Release):
+        assert life.writes(ch.Take) == []
+        assert life.now - began < 3 * 10.0 + 2 * 5.0, "three failovers and a scan"
+        others = replace(others, counter=others.counter + 1)
+        life.scan(life.core.custody("child").row, parent, others)
+
+    assert life.now - began >= 3 * 10.0
+    life.resolve(life.writes(ch.Release)[0], Applied(child := replace(child, owner=None)))
+    life.scan(child, parent, replace(others, counter=others.counter + 1))
+    assert [take.key for take in life.writes(ch.Take)] == ["parent"]
+
+
+def test_a_child_that_waits_keeps_its_place_while_others_take_the_work():
+    child = row("child", owner=ME, counter=4, parents=frozenset({"parent"}))
+    life = Life(failover_s=10.0, leases_max=1)
+    life.say(e.Started(started_at=5100.0))
+    life.say(e.LeasesScanned((child, row("parent"))))
+    life.say(e.RowRead("child", child))
+    life.resolve(life.writes(ch.Renew)[0], Applied(replace(child, counter=5)))
+    life.say(e.ParentsRead("child", (row("parent"),)))
+
+    for counter in range(1, 12):
+        taken = row("parent", owner=OTHER, counter=counter)
+        life.scan(life.core.custody("child").row, taken)
+        assert life.writes(ch.Release) == []
+
+    assert life.state("child") == "waiting"

@@ -10,20 +10,19 @@ import pytest
 from kclrun.errors import InvariantViolation
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
-from kclrun.leases.pacing import Pace, scan_delay_s
-from kclrun.leases.passing_on import PassingOn
-from kclrun.leases.policy import ManagerPolicy
-from kclrun.leases.unresolved import Verdict, judge
-from kclrun.model import changes as ch
+from kclrun.leases.custody import Fate, judge
+from kclrun.leases.offers import PassingOn
+from kclrun.leases.policy import ManagerPolicy, Pace, scan_delay_s
 from kclrun.model.lease import OFFERED
-from kclrun.model.outcomes import (
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.protocol import writes as ch
+from kclrun.protocol.writes import (
     ConditionFailed,
     OutcomeUnknown,
     Refused,
     Throttled,
     Unavailable,
 )
-from kclrun.model.sequence import ExtendedSequenceNumber
 from tests.unit.leases.manager_life import ME, OTHER, THIRD, ManagerLife, replace, row, rows_of
 
 DEAD = "kclrun:a:dead:n"
@@ -129,13 +128,13 @@ def test_an_offer_needs_an_owner_in_whose_name_it_is_made_and_an_outcome_needs_a
 
 def test_an_owner_that_lives_after_all_does_not_take_such_an_offer_for_its_own_checkpoint():
     """Its own last write carried a later position than the offer left on the row [P6]."""
-    from kclrun.consuming.row_evidence import holds_after_giving_up
+    from kclrun.consuming.own_row import holds_after_giving_up
 
     left = row("d0", OFFERED, 10, checkpoint=AT, offered_by=DEAD)
     later = ExtendedSequenceNumber("18")
 
     assert not holds_after_giving_up(ch.Offer("d0", DEAD, 9, later, AT), left, 9)
-    assert judge(ch.Renew("d0", DEAD, 9), left, DEAD) is Verdict.LOST
+    assert judge(ch.Renew("d0", DEAD, 9), left, DEAD) is Fate.LOST
 
 
 # How soon we look again.
@@ -146,8 +145,8 @@ def test_a_manager_at_rest_looks_seldom_in_a_crowd_and_one_that_waits_for_someth
     crowd = {f"kclrun:g:h{number}:n" for number in range(1000)}
     delays = {pace: scan_delay_s(policy, crowd, pace) for pace in Pace}
 
-    assert delays == {Pace.GRAB: 1.0, Pace.MOVE: 5.0, Pace.REST: 20.0}
-    assert scan_delay_s(policy, crowd) == 20.0
+    assert delays == {Pace.GRAB: 1.0, Pace.MOVE: 5.0, Pace.REST: 20.0 * 1000 / 256}
+    assert scan_delay_s(policy, crowd) == delays[Pace.REST]
     assert scan_delay_s(policy, {policy.me}) == 5.0
 
 

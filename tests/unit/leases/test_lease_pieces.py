@@ -7,17 +7,22 @@ import time
 
 import pytest
 
-from kclrun.leases.lineage import have_ended, parent_keys, seem_over
-from kclrun.leases.listing import Listing
-from kclrun.leases.observation import Observation
-from kclrun.leases.pacing import lists_shards, scan_delay_s
-from kclrun.leases.policy import ManagerPolicy, write_pause_s
-from kclrun.leases.table_view import TableView, covers_all_hash_keys
-from kclrun.leases.unresolved import Verdict, judge
-from kclrun.model import changes as ch
+from kclrun.leases.caught_up import blockers
+from kclrun.leases.custody import Fate, judge
+from kclrun.leases.policy import ManagerPolicy, lists_shards, scan_delay_s, write_pause_s
+from kclrun.leases.shard_sync import Listing
+from kclrun.leases.table_view import (
+    Observation,
+    TableView,
+    covers_all_hash_keys,
+    have_ended,
+    parent_keys,
+    seem_over,
+)
 from kclrun.model.lease import Halt, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.protocol import writes as ch
 
 HALF = (HASH_KEY_MAX + 1) // 2
 
@@ -37,7 +42,7 @@ def test_the_timers_are_those_of_the_java_kcl_at_its_default_failover():
 
     assert policy.renew_every_s == pytest.approx(3.308, abs=0.001)
     assert policy.scan_every_s == 5.0
-    assert policy.seldom_scan_every_s == 20.0
+    assert policy.seldom_scan_every_s(17) == 20.0
     assert policy.overdue_after_s == 30.0
 
 
@@ -66,8 +71,11 @@ def test_up_to_sixteen_managers_scan_often_and_of_more_exactly_sixteen():
 def test_alone_or_in_two_a_manager_always_lists_and_in_a_crowd_two_do():
     chances = [n / 1000 for n in range(1000)]
 
-    assert all(lists_shards(1, chance) and lists_shards(2, chance) for chance in chances)
-    assert sum(lists_shards(100, chance) for chance in chances) == 20
+    def lists(owners, chance):
+        return lists_shards(ManagerPolicy(me="me"), ["me"] * owners, chance)
+
+    assert all(lists(1, chance) and lists(2, chance) for chance in chances)
+    assert sum(lists(100, chance) for chance in chances) == 20
 
 
 def test_a_lease_first_seen_counts_as_just_renewed():
@@ -166,32 +174,32 @@ HALT = Halt("poison", 1.0)
 @pytest.mark.parametrize(
     ("change", "row", "verdict"),
     [
-        (TAKE, lease(owner="me", counter=5), Verdict.APPLIED),
-        (TAKE, lease(owner="them", counter=4), Verdict.UNMOVED),
-        (TAKE, lease(owner="them", counter=5), Verdict.LOST),
-        (TAKE, lease(owner="third", counter=4), Verdict.LOST),
-        (ch.Renew("s0", "me", 4), lease(owner="me", counter=5), Verdict.APPLIED),
-        (ch.Renew("s0", "me", 4), lease(owner="me", counter=4), Verdict.UNMOVED),
-        (ch.Renew("s0", "me", 4), lease(owner="them", counter=5), Verdict.LOST),
-        (ch.Renew("s0", "me", 4), lease(owner=None, counter=5), Verdict.LOST),
+        (TAKE, lease(owner="me", counter=5), Fate.APPLIED),
+        (TAKE, lease(owner="them", counter=4), Fate.UNMOVED),
+        (TAKE, lease(owner="them", counter=5), Fate.LOST),
+        (TAKE, lease(owner="third", counter=4), Fate.LOST),
+        (ch.Renew("s0", "me", 4), lease(owner="me", counter=5), Fate.APPLIED),
+        (ch.Renew("s0", "me", 4), lease(owner="me", counter=4), Fate.UNMOVED),
+        (ch.Renew("s0", "me", 4), lease(owner="them", counter=5), Fate.LOST),
+        (ch.Renew("s0", "me", 4), lease(owner=None, counter=5), Fate.LOST),
         (ch.HaltLease("s0", "me", 4, HALT), lease(owner="me", counter=5, halt=HALT), "APPLIED"),
-        (ch.HaltLease("s0", "me", 4, HALT), lease(owner="me", counter=5), Verdict.MISSING),
-        (ch.HaltLease("s0", "me", 4, HALT), lease(owner="me", counter=4), Verdict.UNMOVED),
+        (ch.HaltLease("s0", "me", 4, HALT), lease(owner="me", counter=5), Fate.MISSING),
+        (ch.HaltLease("s0", "me", 4, HALT), lease(owner="me", counter=4), Fate.UNMOVED),
         (ch.Release("s0", "me", 4, TRIM_HORIZON, TRIM_HORIZON), lease(counter=5), "APPLIED"),
         (
             ch.Release("s0", "me", 4, TRIM_HORIZON, TRIM_HORIZON),
             lease(owner="them", counter=6),
-            Verdict.LOST,
+            Fate.LOST,
         ),
         (
             ch.Release("s0", "me", 4, TRIM_HORIZON, TRIM_HORIZON),
             lease(owner="me", counter=5),
-            Verdict.MISSING,
+            Fate.MISSING,
         ),
     ],
 )
 def test_the_fate_of_a_write_is_read_from_the_row(change, row, verdict):
-    assert judge(change, row, "me") is (Verdict[verdict] if isinstance(verdict, str) else verdict)
+    assert judge(change, row, "me") is (Fate[verdict] if isinstance(verdict, str) else verdict)
 
 
 def test_the_keys_of_a_change_are_those_it_writes_and_not_those_it_checks():
@@ -244,3 +252,9 @@ def test_a_scan_of_ten_thousand_leases_of_a_thousand_owners_is_planned_in_time()
 
     # 50 ms on an idle machine (about 25 measured); here only what quadratic work would break.
     assert min(spent) < 0.25, spent
+
+
+def test_a_row_of_our_own_that_no_process_serves_is_not_caught_up_and_anothers_is_its_own():
+    mine, others = lease("a", owner="me"), lease("b", owner="other")
+
+    assert blockers(view_of(mine, others), {}, "me") == ("a is not being read by anybody",)

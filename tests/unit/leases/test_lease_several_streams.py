@@ -4,11 +4,11 @@ from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.leases.explaining import explain
 from kclrun.leases.policy import ENDED_ROWS_STAY_S, ManagerPolicy, StreamStart
-from kclrun.model import changes as ch
 from kclrun.model.lease import OFFERED
-from kclrun.model.outcomes import Applied
 from kclrun.model.sequence import LATEST, SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.protocol import writes as ch
+from kclrun.protocol.writes import Applied
 from tests.unit.leases.manager_life import ME, OTHER, ManagerLife, offered, replace, row
 
 ORDERS, AUDITS, GONE = "1:orders:10", "1:audits:10", "1:gone:10"
@@ -100,7 +100,7 @@ def test_a_stream_whose_rows_all_vanished_while_we_ran_is_not_begun_anew():
 def test_a_hole_in_one_stream_has_that_stream_alone_listed():
     """Both have all hash keys together; only one of them has all of its own."""
     # Many owners: whose turn it is to list is left to chance, and 0.5 is nobody's.
-    others = [row(f"{ORDERS}:x{n}", f"kclrun:a:h{n}:n", hash_range=UPPER) for n in range(20)]
+    others = [row(f"{ORDERS}:x{n}", f"kclrun:a:h{n}:n", hash_range=UPPER) for n in range(5)]
     whole = (row(f"{ORDERS}:s0", OTHER, hash_range=LOWER), *others)
 
     holed = ManagerLife(

@@ -9,15 +9,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from kclrun.consuming.policy import first_start
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.model import changes as ch
+from kclrun.local.lease_rows import change_row
 from kclrun.model.lease import Lease
-from kclrun.model.outcomes import Applied, ConditionFailed, OutcomeUnknown
+from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.protocol import writes as ch
+from kclrun.protocol.writes import Applied, ConditionFailed, OutcomeUnknown
 
 replace = msgspec.structs.replace
 ME, OTHER, FORMER = "kclrun:a:h:new", "kclrun:b:h:n", "kclrun:a:h:old"
@@ -210,6 +213,38 @@ def test_r2_latest_is_pinned_when_the_row_is_created_by_the_services_clock():
     manager.say(e.ShardsListed((shard("s0"),), 1234.5, (shard("s0"),)))
 
     assert manager.written()[0].lease.latest_pinned_at == 1234.5
+
+
+def test_r2_a_latest_without_its_instant_is_pinned_by_the_take_and_every_start_reads_from_it():
+    java_made = row(checkpoint=LATEST, owner=None, counter=3)
+    manager = Manager(row(owner="java", counter=3, checkpoint=LATEST))
+    manager.say(e.ShardsListed((shard("s0"),), 5000.0), after=1.0)
+    manager.say(e.Ticked(), after=30.0)
+    manager.say(e.LeasesScanned((java_made,)))
+
+    take = manager.written()[-1]
+    taken = change_row(take, java_made)
+    later = change_row(ch.Take("s0", OTHER, ME, taken.counter, 10.0, "LATEST"), taken)
+
+    assert take.latest_pinned_at == 5030.0
+    for claimed in (taken, later):  # the first start, and one after a crash 100 s later
+        begins = first_start(claimed, None, now_at=5130.0)
+        assert begins == StartPoint(IteratorType.AT_TIMESTAMP, timestamp=5030.0)
+
+
+@pytest.mark.parametrize(
+    "unpinned",
+    [
+        row(checkpoint=LATEST, latest_pinned_at=77.0),
+        row(checkpoint=TRIM_HORIZON),
+        row(checkpoint=ExtendedSequenceNumber("55")),
+    ],
+    ids=lambda lease: str(lease.checkpoint),
+)
+def test_r2_a_take_notes_no_instant_where_one_stands_or_none_is_read_from(unpinned):
+    manager = Manager(unpinned)
+
+    assert [take.latest_pinned_at for take in manager.written()] == [None]
 
 
 def test_r12_deleting_names_the_counter_that_was_seen():

@@ -8,8 +8,7 @@ from kclrun.errors import InvariantViolation
 from kclrun.leases.custody import Custody, State
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.writing import RowWriter
-from kclrun.model.changes import Renew
-from kclrun.model.outcomes import Applied
+from kclrun.protocol.writes import Applied, Renew
 
 RENEW = Renew("s0", "me", 1)
 

@@ -1,8 +1,8 @@
 """ListShards may lag behind the table: a listing that is older than it creates nothing."""
 
 from kclrun.leases import events as e
-from kclrun.model import changes as ch
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.protocol import writes as ch
 from tests.unit.leases.manager_life import OTHER, ManagerLife, row
 
 WHOLE = HashRange(0, HASH_KEY_MAX)

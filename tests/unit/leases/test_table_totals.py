@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from kclrun.leases.listing import Listing
-from kclrun.leases.observation import Observation
-from kclrun.leases.table_view import TableView
-from kclrun.leases.totals import TableTotals, table_totals
+from kclrun.leases.shard_sync import Listing, TableTotals, table_totals
+from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import OFFERED, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard

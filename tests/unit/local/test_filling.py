@@ -12,10 +12,17 @@ from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.operations import Operation
 from kclrun.aws.wire import WireClient
 from kclrun.errors import SettingsError
-from kclrun.local.filling import LOCAL_CREDENTIALS, Filler, FillOrder, FillReport, wait_until_active
+from kclrun.local.filling import (
+    LOCAL_CREDENTIALS,
+    Filler,
+    Filling,
+    FillOrder,
+    FillReport,
+    Reshard,
+    wait_until_active,
+)
 from kclrun.local.server import start_embedded
-from kclrun.model.reading import IteratorType
-from kclrun.model.record import Record
+from kclrun.model.record import IteratorType, Record
 from kclrun.model.wire import WireEndpoint
 
 pytestmark = pytest.mark.slow
@@ -63,3 +70,22 @@ def _records(client: WireClient) -> Sequence[Record]:
     reader = PollingReader(client, "flights")
     iterator = reader.iterator("shardId-000000000000", IteratorType.TRIM_HORIZON)
     return reader.fetch(iterator, 100).records
+
+
+def test_a_fill_tells_how_far_it_is_and_its_total_where_its_source_was_counted(
+    stream: tuple[WireEndpoint, WireClient], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("kclrun.local.filling._TELL_EVERY_S", 0.0)
+    records = [("k", b"x")] * 1_200
+    counted: list[Filling] = []
+    uncounted: list[Filling] = []
+    order = FillOrder(stream[0], "flights", "module:function", ())
+    resharding = msgspec.structs.replace(order, reshard=(Reshard(1.0, split=0),))
+
+    Filler(order, uncounted.append).fill(lambda: [*records, PAUSE / 100])
+    Filler(resharding, counted.append).fill(lambda: [*records, PAUSE / 100])
+
+    for told in (counted, uncounted):
+        assert list(dict.fromkeys(each.done for each in told)) == [500, 1_000, 1_200]
+    assert {each.total for each in counted} == {1_200}
+    assert {each.total for each in uncounted} == {None}

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from kclrun.local.moto_face import MotoFace
+from kclrun.local.http_face import MotoFace
 from kclrun.local.signatures import Credentials
 
 TOGETHER_MAX_S = 5.0

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 
+import cbor2
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
-from kclrun.local.operations import OPERATIONS, answer
-from kclrun.local.puts import PutEntry
+from kclrun.codec.cbor import decode_cbor, encode_cbor
+from kclrun.local.operations import OPERATIONS, Encoding, answer
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.ports import IteratorType
+from kclrun.local.stream import PutEntry
+from kclrun.model.record import IteratorType
+from tests.examples import examples
 
 NOW = 1_700_000_000.0
 ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/s"
@@ -51,10 +54,23 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner, max_size=4),
     max_leaves=8,
 )
+# Cbor has what JSON has not: bytes, times, numbers that are none, tags.
+CBOR_VALUES = st.recursive(
+    LEAVES
+    | st.binary(max_size=8)
+    | st.builds(cbor2.CBORTag, st.integers(0, 60), st.integers() | st.floats() | st.text()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner, max_size=4),
+    max_leaves=8,
+)
+CBOR_BODIES = st.dictionaries(FIELDS, CBOR_VALUES, max_size=6).map(
+    lambda body: {"StreamName": "s"} | body
+)
+
+TIMES_AS_TAGS = {1: lambda value, _immutable: ("time", value)}
 BODIES = st.dictionaries(FIELDS, VALUES, max_size=6).map(lambda body: {"StreamName": "s"} | body)
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(operation=st.sampled_from(sorted(OPERATIONS)), body=BODIES)
 def test_any_body_is_answered_with_success_or_a_named_refusal(operation, body):
     given_answer = answer(service(), operation, json.dumps(body).encode(), NOW)
@@ -64,10 +80,67 @@ def test_any_body_is_answered_with_success_or_a_named_refusal(operation, body):
         assert json.loads(given_answer.body)["__type"].endswith("Exception")
 
 
-@settings(max_examples=200, deadline=None)
+@examples(400)
+@given(operation=st.sampled_from(sorted(OPERATIONS)), body=CBOR_BODIES)
+def test_any_cbor_is_answered_with_success_or_a_named_refusal(operation, body):
+    given_answer = answer(service(), operation, cbor2.dumps(body), NOW, encoding=Encoding.CBOR)
+
+    assert given_answer.status in (200, 400)
+    if given_answer.status == 400:
+        assert decode_cbor(given_answer.body)["__type"].endswith("Exception")
+
+
+@pytest.mark.parametrize("encoding", Encoding)
+@examples(200)
 @given(operation=st.sampled_from(sorted(OPERATIONS)), body=st.binary(max_size=60))
-def test_any_bytes_are_answered_too(operation, body):
-    assert answer(service(), operation, body, NOW).status in (200, 400)
+def test_any_bytes_are_answered_too(operation, body, encoding):
+    assert answer(service(), operation, body, NOW, encoding=encoding).status in (200, 400)
+
+
+def by_cbor(kinesis, operation, now=NOW, **request):
+    given_answer = answer(kinesis, operation, encode_cbor(request), now, encoding=Encoding.CBOR)
+    return given_answer.status, cbor2.loads(given_answer.body, semantic_decoders=TIMES_AS_TAGS)
+
+
+def test_cbor_carries_bytes_as_bytes_and_times_as_tagged_milliseconds():
+    kinesis = Kinesis(KinesisSettings(), b"s" * 32)
+    kinesis.create_stream("s", 1, NOW)
+    records = [{"Data": b"\xff\x00", "PartitionKey": "k"}]
+    by_cbor(kinesis, "PutRecords", NOW + 1.25, StreamName="s", Records=records)
+
+    # A real number of the request is written as tag 1 over milliseconds, as the Java SDK does it.
+    at = {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": NOW + 1.0}
+    shard = {"StreamName": "s", "ShardId": "shardId-000000000000"}
+    _, iterator = by_cbor(kinesis, "GetShardIterator", NOW + 2, **shard, **at)
+    _, page = by_cbor(kinesis, "GetRecords", NOW + 2, **iterator)
+
+    (record,) = page["Records"]
+    assert (record["Data"], record["PartitionKey"]) == (b"\xff\x00", "k")
+    assert record["ApproximateArrivalTimestamp"] == ("time", round((NOW + 1.25) * 1000))
+    assert page["MillisBehindLatest"] == 0
+    _, described = by_cbor(kinesis, "DescribeStreamSummary", StreamName="s")
+    created = described["StreamDescriptionSummary"]["StreamCreationTimestamp"]
+    assert created == ("time", round(NOW * 1000))
+
+
+def test_a_refusal_of_a_cbor_request_is_cbor():
+    status, refusal = by_cbor(service(), "DescribeStream", StreamName="nothing")
+
+    assert (status, refusal["__type"]) == (400, "ResourceNotFoundException")
+    assert "nothing" in refusal["message"]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "encoding"),
+    [
+        (b"application/x-amz-cbor-1.1", Encoding.CBOR),
+        (b"Application/X-Amz-Cbor-1.1; charset=x", Encoding.CBOR),
+        (b"application/x-amz-json-1.1", Encoding.JSON),
+        (b"", Encoding.JSON),
+    ],
+)
+def test_the_content_type_says_which_encoding(content_type, encoding):
+    assert Encoding.of(content_type) is encoding
 
 
 @pytest.mark.parametrize(
@@ -86,6 +159,20 @@ def test_a_refusal_names_neither_data_nor_keys(entry):
 
     assert refusal.status == 400
     assert CANARY.encode() not in refusal.body
+
+
+def test_shards_are_listed_as_they_were_at_a_time():
+    kinesis = service()
+    kinesis.split_shard(kinesis.stream("s", None, NOW), "shardId-000000000000", 2**126, NOW + 60)
+
+    def listed(at):
+        shard_filter = {"Type": "AT_TIMESTAMP", "Timestamp": at}
+        body = json.dumps({"StreamName": "s", "ShardFilter": shard_filter}).encode()
+        shards = json.loads(answer(kinesis, "ListShards", body, NOW + 90).body)["Shards"]
+        return [shard["ShardId"][-1] for shard in shards]
+
+    assert listed(NOW + 30) == ["0", "1"]
+    assert listed(NOW + 80) == ["1", "2", "3"]
 
 
 def test_a_lone_surrogate_is_refused():

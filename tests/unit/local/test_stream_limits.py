@@ -6,9 +6,9 @@ import pytest
 
 from kclrun.errors import Throttled
 from kclrun.local.limits import AWS_LIMITS
-from kclrun.local.puts import PutEntry
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.ports import IteratorType
+from kclrun.local.stream import PutEntry
+from kclrun.model.record import IteratorType
 
 START = 1_700_000_000.0
 FIRST = "shardId-000000000000"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound, ServiceError, Unavailable
-from kclrun.local.listing import ShardQuery
-from kclrun.local.puts import PutEntry
+from kclrun.local.iterators import ShardQuery
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.local.stream import hash_key_of
+from kclrun.local.stream import PutEntry, hash_key_of
+from kclrun.model.record import IteratorType
 from kclrun.model.shard import HASH_KEY_MAX
-from kclrun.ports import IteratorType
 
 SECRET = b"a secret of the tests".ljust(32)
 START = 1_700_000_000.0
@@ -43,10 +42,12 @@ def data_of(page):
     return [record.data for record in page.records]
 
 
+def stream_shards(kinesis, stream, at):
+    return kinesis.list_shards(stream, ShardQuery(), 100, at).shards
+
+
 def listed(kinesis, stream, at):
-    return [
-        shard.shard_id[-1] for shard in kinesis.list_shards(stream, ShardQuery(), 100, at).shards
-    ]
+    return [shard.shard_id[-1] for shard in stream_shards(kinesis, stream, at)]
 
 
 def test_the_hash_key_of_a_partition_key_is_its_md5():
@@ -349,13 +350,36 @@ def test_a_stream_settles_after_its_time_and_refuses_what_aws_refuses_before():
     kinesis.split_shard(stream, FIRST, 2**127, START + 5)
     assert stream.status(START + 9) == "UPDATING"
     put(kinesis, stream, at=START + 9)
-    with pytest.raises(Unavailable) as refusal:
-        kinesis.update_shard_count(stream, 4, START + 9)
-    assert refusal.value.code == "ResourceInUseException"
+    _, *children = (shard.shard_id for shard in stream_shards(kinesis, stream, START + 9))
+    for change in (
+        lambda: kinesis.update_shard_count(stream, 4, START + 9),
+        lambda: kinesis.split_shard(stream, children[0], 2**126, START + 9),
+        lambda: stream.merge(*children, START + 9),
+    ):
+        with pytest.raises(Unavailable) as refusal:
+            change()
+        assert refusal.value.code == "ResourceInUseException"
 
     kinesis.delete_stream(stream, START + 10)
     assert stream.status(START + 14) == "DELETING"
     assert kinesis.streams(START + 15) == []
+
+
+def test_an_iterator_begins_at_a_record_or_behind_it_and_takes_no_number_of_another_shard():
+    kinesis = service()
+    stream = made(kinesis, shards=2)
+    numbers = [put(kinesis, stream, data) for data in (b"a", b"b", b"c")]
+    # MD5 ("k") begins with 8: the upper half of the keys.
+    theirs, mine = (shard.shard_id for shard in stream_shards(kinesis, stream, START))
+
+    def from_number(kind, shard_id=mine):
+        iterator = kinesis.iterator(stream, shard_id, kind, START, sequence_number=numbers[1])
+        return data_of(read(kinesis, iterator, START))
+
+    assert from_number(IteratorType.AT_SEQUENCE_NUMBER) == [b"b", b"c"]
+    assert from_number(IteratorType.AFTER_SEQUENCE_NUMBER) == [b"c"]
+    with pytest.raises(InvalidRequest, match="did not come from this shard"):
+        from_number(IteratorType.AT_SEQUENCE_NUMBER, theirs)
 
 
 def test_an_account_has_a_shard_limit():

@@ -6,13 +6,13 @@ import itertools
 from collections import defaultdict
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import given
 
-from kclrun.local.puts import PutEntry
-from kclrun.local.resharding import Merge, Split, even_ranges, steps_to
 from kclrun.local.service import Kinesis, KinesisSettings
+from kclrun.local.stream import Merge, PutEntry, Split, even_ranges, steps_to
+from kclrun.model.record import IteratorType
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
-from kclrun.ports import IteratorType
+from tests.examples import examples
 
 START = 1_700_000_000.0
 STEPS = st.lists(
@@ -70,7 +70,7 @@ def read_out(kinesis, stream, shard, limit, now):
         iterator = page.next_iterator
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(shards=st.integers(1, 5), steps=STEPS, limit=st.integers(1, 7))
 def test_no_record_is_lost_or_doubled_and_order_holds_along_the_lineage(shards, steps, limit):
     kinesis = Kinesis(KinesisSettings(), b"s" * 32)
@@ -98,7 +98,7 @@ def test_no_record_is_lost_or_doubled_and_order_holds_along_the_lineage(shards, 
     assert sorted(found) == sorted(written)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(shards=st.integers(1, 5), steps=STEPS)
 def test_each_key_is_read_in_the_order_it_was_written(shards, steps):
     """With the shard chosen by the key itself, and parents read before children."""
@@ -121,7 +121,7 @@ def test_each_key_is_read_in_the_order_it_was_written(shards, steps):
     assert read == written
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     arrivals=st.lists(st.floats(0, 200_000), min_size=1, max_size=60),
     horizon=st.floats(0, 300_000),

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kclrun.manager.instance_events import (
+from kclrun.lifecycle.instance import (
+    HEARTBEAT_EVERY_S,
     BecameReady,
     Complete,
     CompletionAnswered,
@@ -11,13 +12,15 @@ from kclrun.manager.instance_events import (
     Heartbeat,
     HeartbeatAnswered,
     Identified,
+    InstanceLife,
+    InstancePolicy,
+    LifecycleAnswer,
+    LifecycleOutcome,
     Looked,
     Note,
     StopBegan,
     Ticked,
 )
-from kclrun.manager.instance_life import HEARTBEAT_EVERY_S, InstanceLife, InstancePolicy
-from kclrun.manager.lifecycle_completion import LifecycleAnswer, LifecycleOutcome
 from kclrun.model.instance import (
     InstanceIdentity,
     InstanceLook,
@@ -333,6 +336,15 @@ def test_whoever_was_asked_to_stop_before_the_notice_does_not_stay():
     one.handle(Drained(), 2.0)
 
     assert not one.stays
+
+
+def test_who_was_noticed_before_it_was_asked_to_stop_stays_for_its_machine():
+    one = life()
+    one.handle(RECOMMENDED, 0.0)
+    one.handle(StopBegan(), 1.0)
+    one.handle(Drained(), 2.0)
+
+    assert one.stays
 
 
 def test_whoever_is_leaving_by_now_asks_no_more_to_be_put_into_service():

@@ -8,10 +8,9 @@ import socket
 import pytest
 
 from kclrun.errors import SettingsError
-from kclrun.manager.announcing import open_announcer
+from kclrun.manager.metering import open_announcer
 from kclrun.observe.health import Reason, Verdict
-from kclrun.observe.line_sink import LineSink
-from kclrun.observe.logs import EventLog
+from kclrun.observe.logs import EventLog, LineSink
 
 OK = Verdict("ok")
 STARTING = Verdict("starting", (Reason(text="the manager is starting"),))

@@ -1,20 +1,22 @@
 """The small pure decisions of the parent: how a stop goes, what stalls, what is caught up."""
 
 import signal
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
-from kclrun.ipc.board import LeaseStatus, WorkerState
-from kclrun.manager.caught_up import LOOK_APART_S, CaughtUp, is_at_tip
-from kclrun.manager.child import exit_code_of, exit_words
-from kclrun.manager.process_rights import allowed_environment
-from kclrun.manager.report import ReportWriter
-from kclrun.manager.stall import silence_max_s, stalled
-from kclrun.manager.stopping import latest_fence, next_force
-from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.sinks.report_file import write_report
-from kclrun.stopping import Stage, StopPlan
+from kclrun.lifecycle.caught_up import LOOK_APART_S, CaughtUp, is_at_tip
+from kclrun.lifecycle.stall import silence_max_s, stalled
+from kclrun.lifecycle.stopping import Stage, StopPlan, latest_fence, left_undone, next_force
+from kclrun.manager.hearing import exit_code_of, exit_words
+from kclrun.manager.launcher import lease_environment
+from kclrun.manager.manager import ReportWriter
+from kclrun.manager.watching import fleet_failover_s
+from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
+from kclrun.protocol.status import LeaseStatus, WorkerState
+from kclrun.sinks.durable_files import write_report
+from tests.unit.leases.manager_life import OTHER, THIRD, ManagerLife, row
 
 
 def position(number):
@@ -26,7 +28,45 @@ def status(**fields):
     return LeaseStatus(**{**base, **fields})
 
 
+# The fleet's failover [P7].
+
+
+@pytest.mark.parametrize(
+    ("claim", "rows", "failover_s"),
+    [
+        ("no row says one", [row(owner=OTHER)], 10.0),
+        ("a live owner has a shorter one", [row(owner=OTHER, failover_s=4.0)], 4.0),
+        ("a longer one bounds nothing", [row(owner=OTHER, failover_s=40.0)], 10.0),
+        (
+            "the shortest of several",
+            [row("s0", OTHER, failover_s=4.0), row("s1", THIRD, failover_s=3.0)],
+            3.0,
+        ),
+        ("a row without an owner", [row(owner=None, failover_s=4.0)], 10.0),
+        (
+            "an ended row",
+            [row("s0", OTHER, failover_s=4.0, checkpoint=SHARD_END), row("s1", OTHER)],
+            10.0,
+        ),
+    ],
+)
+def test_the_shortest_failover_of_a_live_owner_bounds_every_fence(claim, rows, failover_s):
+    life = ManagerLife(*rows)
+
+    assert fleet_failover_s(SimpleNamespace(core=life.core), 10.0) == failover_s
+
+
 # Stopping.
+
+
+def test_a_stop_is_not_whole_where_a_process_left_what_it_was_given_without_a_checkpoint():
+    lost = status(state=WorkerState.LOST, has_undone=True)
+
+    assert left_undone(lost)
+    assert left_undone(status(state=WorkerState.PROCESSING, has_undone=True)), "it died"
+    assert not left_undone(status(state=WorkerState.HALTED, has_undone=True)), "by decision"
+    assert not left_undone(status(state=WorkerState.LOST))
+    assert not left_undone(None)
 
 
 def test_the_first_signal_begins_the_grace_and_the_second_leaves_two_seconds():
@@ -281,23 +321,40 @@ def test_an_end_is_said_in_words():
     assert (exit_code_of(3 << 8), exit_code_of(9), exit_code_of(None)) == (3, None, None)
 
 
-def test_the_environment_is_an_allow_list_with_names_of_the_operators_choice():
-    environment = {
-        "PATH": "/bin",
-        "LC_ALL": "C",
-        "AWS_PROFILE": "p",
-        "https_proxy": "http://x",
-        "KCLRUN_STATE_DIR": "/s",
-        "KCLRUN_WEB_TOKEN": "t",
-        "PGPASSWORD": "p",
-        "MY_URL": "u",
-        "KCLRUN_PASS_ENV": "MY_URL, OTHER",
-        "LD_PRELOAD": "evil.so",
-    }
+ENVIRONMENT = {
+    "PATH": "/bin",
+    "LC_ALL": "C",
+    "https_proxy": "http://x",
+    "AWS_CA_BUNDLE": "/ca.pem",
+    "AWS_SECRET_ACCESS_KEY": "s",
+    "AWS_REGION": "eu-west-1",
+    "DATABASE_URL": "db://orders",
+    "PGPASSWORD": "p",
+    "NOTIFY_SOCKET": "/run/systemd/notify",
+    "WATCHDOG_USEC": "30000000",
+    "WATCHDOG_PID": "7",
+}
+OF_THE_SERVICE = {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
 
-    kept = allowed_environment(environment)
 
-    assert environment.keys() - kept.keys() == {"KCLRUN_WEB_TOKEN", "PGPASSWORD", "LD_PRELOAD"}
+def test_lease_processes_get_the_whole_environment_but_the_words_to_the_service_manager():
+    assert ENVIRONMENT.keys() - lease_environment(ENVIRONMENT).keys() == OF_THE_SERVICE
+    assert lease_environment(ENVIRONMENT)["DATABASE_URL"] == "db://orders"
+
+
+@pytest.mark.parametrize(
+    ("only", "kept"),
+    [
+        ((), set()),
+        (("DATABASE_URL",), {"DATABASE_URL"}),
+        (("AWS_*",), {"AWS_SECRET_ACCESS_KEY", "AWS_REGION"}),
+        (("DATABASE", "PG*", "NOTIFY_SOCKET"), {"PGPASSWORD"}),
+    ],
+)
+def test_the_environment_is_narrowed_to_names_and_what_python_and_tls_need(only, kept):
+    needed = {"PATH", "LC_ALL", "https_proxy", "AWS_CA_BUNDLE"}
+
+    assert lease_environment(ENVIRONMENT, only).keys() == needed | kept
 
 
 def test_the_records_of_a_shard_that_is_gone_stay_in_the_total():
@@ -309,3 +366,28 @@ def test_the_records_of_a_shard_that_is_gone_stay_in_the_total():
     assert report.records_besides({"b"}) == 5
     assert report.records_besides(()) == 12
     assert report.records_besides({"a", "b"}) == 0
+
+
+def test_the_totals_of_a_report_are_the_sums_over_restarts_and_shards(tmp_path):
+    report = ReportWriter()
+    for key, number in (("a", 1), ("a", 2), ("b", 4)):
+        report.started(key)
+        told = status(
+            records_total=number,
+            bytes_total=10 * number,
+            batches_total=100 * number,
+            processing_s_total=0.5 * number,
+        )
+        report.departed(key, told)
+    report.ended("b")
+
+    whole = report.report(
+        application="app", stream="s", owner="o", exit_reason="drained", seconds=1.23456
+    )
+
+    totals = whole.totals
+    assert (totals.shards, totals.ended, totals.restarts) == (2, 1, 1)
+    assert (totals.records, totals.bytes, totals.batches) == (7, 70, 700)
+    assert totals.processing_seconds == 3.5
+    assert whole.shards["a"].records == 3
+    assert whole.seconds == 1.235

@@ -8,8 +8,9 @@ import stat
 
 import pytest
 
-from kclrun.errors import SettingsError
-from kclrun.manager.identity import establish, host_slot
+from kclrun.errors import HostRefused, SettingsError
+from kclrun.manager import locks as identities
+from kclrun.manager.locks import establish, host_slot
 from kclrun.model.lease import Owner
 
 
@@ -108,6 +109,34 @@ def test_the_file_of_a_former_owner_goes_once_no_row_names_it(manager):
     assert now.seize_former() == frozenset()
 
 
+def test_a_folder_that_became_read_only_keeps_the_file_of_a_former_owner(manager, monkeypatch):
+    former = manager()
+    die(former)
+    now = manager()
+    now.seize_former()
+
+    def refused(_path):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pathlib.Path, "unlink", refused)
+        now.folder.forget({former.id})
+
+    assert now.folder.held == frozenset()
+    assert now.seize_former() == {former.id}
+
+
+def test_a_lock_file_that_cannot_be_looked_at_is_missed_and_ends_nothing(manager, monkeypatch):
+    mine = manager()
+
+    def refused(_path):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pathlib.Path, "stat", refused)
+        assert not mine.lock.is_in_place
+
+
 def test_a_file_of_another_slot_or_of_nonsense_is_left_alone(manager):
     now = manager()
     foreign = now.lock.path.with_name("0123456789abcdef.lock")
@@ -187,3 +216,21 @@ def test_another_boot_or_another_folder_is_another_slot():
     slots = {host_slot("h", boot, folder) for boot in ("a", "b") for folder in ("1:2", "1:3")}
 
     assert len(slots) == 4
+
+
+def test_a_host_whose_boot_has_no_name_is_refused_in_words(manager, monkeypatch, tmp_path):
+    monkeypatch.setattr(identities, "_BOOT_ID", tmp_path / "not mounted")
+
+    with pytest.raises(HostRefused, match="ProcSubset=pid"):
+        manager()
+
+
+def test_a_lock_file_that_somebody_removed_or_replaced_is_missed(manager):
+    mine = manager()
+    assert mine.lock.is_in_place
+
+    mine.lock.path.unlink()
+    assert not mine.lock.is_in_place
+    mine.lock.path.touch()
+
+    assert not mine.lock.is_in_place

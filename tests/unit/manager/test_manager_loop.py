@@ -1,36 +1,38 @@
 """The loop, its pool, and what it performs; signals and snapshots."""
 
+import errno
 import os
 import signal
 import threading
 import time
 
+import msgspec
 import pytest
 
-from kclrun.config.stream_schema import StreamSettings
-from kclrun.errors import NotFound, Unavailable
+from kclrun.config.schema import StreamSettings
+from kclrun.errors import AccessDenied, HostRefused, InvalidRequest, NotFound, Unavailable
 from kclrun.leases import events as on
+from kclrun.leases.custody import Custody, State
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.manager.credentials_handing import CredentialHanding
-from kclrun.manager.io_pool import IoPool
-from kclrun.manager.loop import Loop
-from kclrun.manager.performing import Performer
-from kclrun.manager.report import ReportWriter
-from kclrun.manager.signals import SignalPipe
-from kclrun.manager.snapshots import Gauge, Snapshots
-from kclrun.manager.world import SourceStream, World
-from kclrun.model.changes import CreateLease, Renew, Take
-from kclrun.model.lease import OFFERED, Lease
-from kclrun.model.outcomes import Applied
+from kclrun.manager.loop import IoPool, Loop, SignalPipe
+from kclrun.manager.manager import Manager, ReportWriter
+from kclrun.manager.performing import CredentialHanding, Performer
+from kclrun.manager.sampling import Gauge, Snapshots, state_of
+from kclrun.manager.world import ExitReason, SourceStream, World
+from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import TRIM_HORIZON
-from kclrun.model.stream_key import ONLY_STREAM
+from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.observe.line_sink import LineSink
-from kclrun.observe.logs import EventLog
+from kclrun.observe.logs import EventLog, LineSink
 from kclrun.ports import ShardFilter, StreamSummary
+from kclrun.protocol.status import LeaseStatus, WorkerState
+from kclrun.protocol.writes import Applied, CreateLease, OutcomeUnknown, Renew, Take
+from tests.patience import HUNG_S
+from tests.shortage import no_more_descriptors
 
+replace = msgspec.structs.replace
 ENDPOINT = WireEndpoint(url="http://127.0.0.1:9", region="x", signing_region="x")
 
 
@@ -57,7 +59,7 @@ def log(tmp_path):
     os.close(fd)
 
 
-def turn_until(loop, condition, timeout_s=5.0):
+def turn_until(loop, condition, timeout_s=HUNG_S):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
@@ -76,16 +78,16 @@ def test_timers_run_in_their_order_and_cancelled_ones_never(loop):
     assert ran == ["first", "second"]
 
 
-def test_a_word_from_another_thread_wakes_the_loop(loop):
+def test_a_word_from_another_thread_wakes_the_loop(loop, monkeypatch):
+    # It looks up by itself once a second otherwise.
+    monkeypatch.setattr("kclrun.manager.loop._WAIT_S_MAX", 2 * HUNG_S)
     ran = []
-    begun = time.monotonic()
     threading.Timer(0.05, lambda: loop.post(lambda: ran.append(threading.get_ident()))).start()
 
     while not ran:
-        loop.turn()
+        loop.turn(loop.now() + 2 * HUNG_S)
 
     assert ran == [threading.get_ident()]
-    assert time.monotonic() - begun < 0.9
 
 
 def test_a_descriptor_unwatched_in_the_same_turn_is_not_called(loop):
@@ -162,9 +164,10 @@ class Stream:
         return () if shard_filter is None else ("filtered",)
 
 
-def performer_of(table, *, loop, pool, log, events, broken, gone):
+def performer_of(table, *, loop, pool, log, events, broken, gone, coordinator=None):
     stream = SourceStream(Stream(), Stream().summary(), StreamSettings(name="s"))
-    world = World(table, {ONLY_STREAM: stream}, None, ENDPOINT, ENDPOINT, lambda: 5.0)
+    streams = {ONLY_STREAM: stream}
+    world = World(table, streams, None, ENDPOINT, ENDPOINT, lambda: 5.0, coordinator=coordinator)
     return Performer(
         world,
         lambda _: ShardFilter("AT_LATEST"),
@@ -179,7 +182,7 @@ def performer_of(table, *, loop, pool, log, events, broken, gone):
 
 @pytest.fixture
 def performing(loop, pool, log):
-    def make(table, gone=None):
+    def make(table, gone=None, coordinator=None):
         events, broken = [], []
         performer = performer_of(
             table,
@@ -189,6 +192,7 @@ def performing(loop, pool, log):
             events=events,
             broken=broken,
             gone=[] if gone is None else gone,
+            coordinator=coordinator,
         )
         return performer, events, broken
 
@@ -207,6 +211,53 @@ def test_a_read_is_repeated_until_it_succeeds_with_one_warning_an_outage(
     log = (tmp_path / "log").read_text()
     assert log.count("service_unreachable") == 1
     assert log.count("service_back") == 1
+
+
+def test_a_broken_row_is_an_answer_and_not_an_outage(performing, loop, tmp_path):
+    table = Table()
+    table.plant({"leaseKey": {"S": "k"}, "leaseCounter": {"S": "four"}})
+    performer, events, _ = performing(table)
+    begun = loop.now()
+
+    performer.read_row("k", begun + 0.1)
+    turn_until(loop, lambda: events)
+
+    (told,) = events
+    assert isinstance(told, on.RowUnreadable)
+    assert "'k' is broken" in told.reason
+    assert loop.now() - begun >= 0.1
+    assert "service_unreachable" not in (tmp_path / "log").read_text()
+
+
+class Coordinator:
+    """Answers once with each of these."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def mode(self):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("answers", "event"),
+    [
+        (["CLIENT_VERSION_3X"], on.Kcl3ModeRead("CLIENT_VERSION_3X")),
+        ([Unavailable("", operation="GetItem", code=""), None], on.Kcl3ModeRead(None)),
+        ([AccessDenied("no", operation="GetItem", code="")], on.Kcl3ModeUnreadable("no")),
+        ([InvalidRequest("key", operation="GetItem", code="")], on.Kcl3ModeUnreadable("key")),
+    ],
+)
+def test_a_refusal_to_show_the_mode_of_a_kcl_3_fleet_is_an_answer(performing, loop, answers, event):
+    performer, events, _ = performing(Table(), coordinator=Coordinator(*answers))
+
+    performer.read_kcl3_mode()
+    turn_until(loop, lambda: events)
+
+    assert events == [event]
 
 
 def test_one_write_of_a_key_is_under_way_at_a_time_and_their_order_holds(performing, loop):
@@ -254,6 +305,48 @@ def test_a_failure_that_nobody_expects_is_carried_to_the_loop(performing, loop):
     turn_until(loop, lambda: broken)
 
     assert isinstance(broken[0], AttributeError)
+
+
+class OnAFullHost:
+    """A table whose first call finds that this host has no more to give."""
+
+    def __init__(self, error):
+        self.errors = [error]
+
+    def read(self, key):
+        if self.errors:
+            raise self.errors.pop()
+
+    def write(self, change):
+        raise self.errors.pop()
+
+
+SHORTAGES = (OSError(errno.EMFILE, "Too many open files"), MemoryError("of the test"))
+
+
+@pytest.mark.parametrize("error", SHORTAGES)
+def test_a_read_that_this_host_has_no_room_for_is_repeated(performing, loop, tmp_path, error):
+    performer, events, broken = performing(OnAFullHost(error))
+
+    performer.read_row("k")
+    turn_until(loop, lambda: events or broken)
+
+    assert (events, broken) == ([on.RowRead("k", None)], [])
+    assert "this host has no more to give" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("error", SHORTAGES)
+def test_a_write_that_this_host_had_no_room_for_may_have_happened(performing, loop, error):
+    performer, events, broken = performing(OnAFullHost(error))
+    take = Take("k", "me", None, 3, 10.0, "TRIM_HORIZON")
+
+    performer.write_row(take, None)
+    turn_until(loop, lambda: events or broken)
+
+    assert broken == []
+    (resolved,) = events
+    assert resolved.change == take
+    assert isinstance(resolved.outcome, OutcomeUnknown)
 
 
 class Index:
@@ -309,7 +402,7 @@ class Vanishing(LeaseRows):
         super().__init__()
         self.missing = missing
 
-    def scan(self):
+    def scan(self, *, consistent=True):
         if self.missing:
             self.missing -= 1
             raise NotFound("no such table", operation="Scan", code="ResourceNotFoundException")
@@ -379,6 +472,105 @@ def test_a_snapshot_before_anything_happened_is_empty_and_whole():
     assert snapshot.records_total == 0
 
 
+@pytest.mark.parametrize(
+    ("has_undone", "state", "reason"),
+    [
+        (False, WorkerState.FINISHED, ExitReason.CAUGHT_UP),
+        (True, WorkerState.LOST, ExitReason.CUT_SHORT),
+        (True, WorkerState.HALTED, ExitReason.CAUGHT_UP),
+    ],
+)
+def test_a_stop_that_left_work_without_a_checkpoint_does_not_end_well(
+    loop, log, tmp_path, has_undone, state, reason
+):
+    core = LeaseManager(ManagerPolicy(me="kclrun::h:n"), lambda: 0.5)
+    manager = Manager(core, identity=None, loop=loop, log=log, report=ReportWriter(), grace_s=60.0)
+    manager.processes = LivingProcesses()
+    status = {"state": state, "has_undone": has_undone, "checkpointed": TRIM_HORIZON}
+    manager.departed(Living("before the stop", state=WorkerState.LOST, has_undone=True))
+
+    manager.drain("caught up", at_its_end=ExitReason.CAUGHT_UP)
+    manager.departed(Living("a", **status))
+
+    assert manager._exit_reason is reason
+    assert manager._exit_reason.exit_code == (75 if reason is ExitReason.CUT_SHORT else 0)
+    told = (tmp_path / "log").read_text()
+    assert ("checkpoint_missed" in told) == (reason is ExitReason.CUT_SHORT)
+
+
+class LivingProcesses:
+    """None, and none was forced."""
+
+    has_forced = False
+
+    def broadcast(self, message):
+        pass
+
+    def __len__(self):
+        return 0
+
+
+class Living:
+    """A lease process as a look sees it."""
+
+    def __init__(self, key, trouble="", **status):
+        self.key, self.pid, self.trouble = key, os.getpid(), trouble
+        self.status = LeaseStatus(
+            **{"pid": 1, "incarnation": 1, "state": WorkerState.PROCESSING} | status
+        )
+
+    def look(self):
+        return self.status
+
+    @property
+    def last_status(self):
+        return self.status
+
+
+def test_a_snapshot_shows_rates_lags_and_trouble_also_of_what_no_process_reads():
+    core = LeaseManager(ManagerPolicy(me="kclrun::h:n"), lambda: 0.5)
+    halt = Halt("process_records failed 6 times: KeyError", 4.0, 2.0)
+    rows = {key: Lease(key=key, checkpoint=TRIM_HORIZON, halt=None) for key in "abc"}
+    rows["a"] = replace(rows["a"], halt=halt)
+    for key, state in (("a", State.HALTED), ("b", State.RUNNING), ("c", State.RUNNING)):
+        core._keeper.custodies[key] = Custody(key=key, state=state, row=rows[key])
+    well = Living("b", records_total=10, millis_behind_latest=0)
+    failing = Living("c", "KeyError: 1 (a.py:7)", millis_behind_latest=500, last_fetch_instant=9.0)
+    snapshots = Snapshots(
+        application="a",
+        stream="s",
+        owner="kclrun::h:n",
+        began_instant=10.0,
+        core=core,
+        living=lambda: [well, failing],
+        report=ReportWriter(),
+        leases_command="kclrun leases --config app.yaml",
+    )
+    snapshots.take(10.0)
+    well.status = replace(well.status, records_total=40)
+
+    shown = snapshots.take(12.0)
+
+    halted, running, raising = shown.leases
+    assert (halted.state, halted.lag_ms, halted.note) == ("halted", 10_000, halt.reason)
+    assert (running.state, running.records_total, running.records_per_s) == ("running", 40, 15.0)
+    assert (raising.state, raising.note, raising.lag_ms) == ("failing", failing.trouble, 3_500)
+    assert (shown.lag_ms_max, shown.leases_command) == (10_000, "kclrun leases --config app.yaml")
+
+
+def test_a_lease_that_initializes_is_starting_and_not_ending():
+    custody = Custody(key="a", state=State.RUNNING)
+
+    for state, word in (
+        (WorkerState.STARTING, "starting"),
+        (WorkerState.CLAIMING, "starting"),
+        (WorkerState.PROCESSING, "running"),
+        (WorkerState.OFFERING, "ending"),
+    ):
+        assert state_of(custody, Living("a", state=state).status) == word
+    assert state_of(custody, Living("a", state=WorkerState.STARTING).status, "x") == "failing"
+
+
 def test_a_gauge_reads_this_process_and_forgets_a_dead_one():
     gauge = Gauge()
     gauge.look([os.getpid(), 2**22 + 1])
@@ -389,3 +581,23 @@ def test_a_gauge_reads_this_process_and_forgets_a_dead_one():
     assert cpu is not None
     assert memory > 2**20
     assert gauged[2**22 + 1] == (None, None)
+
+
+def test_a_gauge_shows_nothing_where_there_is_no_descriptor_to_read_it_with():
+    gauge = Gauge()
+    gauge.look([os.getpid()])
+
+    with no_more_descriptors():
+        gauged = gauge.look([os.getpid()])
+
+    assert gauged == {os.getpid(): (None, None)}
+
+
+def test_a_host_without_a_thread_to_give_is_refused_in_words(monkeypatch):
+    def no_more(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+
+    with pytest.raises(HostRefused, match="TasksMax"):
+        IoPool(lambda callback: None)

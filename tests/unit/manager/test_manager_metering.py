@@ -8,15 +8,13 @@ import msgspec
 import pytest
 
 from kclrun.config.schema import Settings
-from kclrun.ipc.board import LeaseStatus, WorkerState
+from kclrun.manager.manager import ReportWriter
 from kclrun.manager.metering import HealthBoard, Metering, open_metering
-from kclrun.manager.report import ReportWriter
 from kclrun.observe.health import HealthLimits
-from kclrun.observe.line_sink import LineSink
-from kclrun.observe.logs import EventLog
-from kclrun.observe.metric_window import MetricWindow
-from kclrun.observe.metrics import LeaseCounts, LeaseSample, ManagerSample
+from kclrun.observe.logs import EventLog, LineSink
+from kclrun.observe.metrics import LeaseCounts, LeaseSample, ManagerSample, MetricWindow
 from kclrun.observe.publishing import Publisher
+from kclrun.protocol.status import LeaseStatus, WorkerState
 
 LIMITS = HealthLimits(stall_s=120.0, look_age_max_s=10.0, drain_max_s=70.0)
 
@@ -185,3 +183,22 @@ def test_a_report_knows_whose_process_died_since_it_was_last_asked():
     assert report.take_departed() == {"a"}
     assert report.take_departed() == frozenset()
     assert report.shard("a", None).records == 5
+
+
+def test_a_board_judges_by_the_age_of_its_sample_at_the_moment_of_the_look():
+    clock = Clock()
+    clock.time = 1_000.0
+    board = HealthBoard(LIMITS, clock.now)
+    assert (board.look()[0], board.health().status) == (None, 200), "it is starting"
+    clock.time = 1_000.0 + LIMITS.stall_s
+    assert board.health().status == 503, "it never looked"
+
+    board.show(sample(1, clock.time), clock.time)
+    assert board.health().status == 200
+    clock.time += LIMITS.look_age_max_s - 0.5
+    assert board.health().status == 200
+    clock.time += 0.5
+
+    shown, verdict = board.look()
+    assert (shown.uptime_s, verdict.is_healthy) == (1_000.0 + LIMITS.stall_s, False)
+    assert board.health().status == 503

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kclrun.ipc.board import LeaseStatus, WorkerState
-from kclrun.manager.progress import lag_ms, progressed_instant
+from kclrun.leases.custody import Custody, State
+from kclrun.manager.hearing import lag_ms, lag_of, progressed_instant, waiting_since
+from kclrun.model.lease import Halt, Lease
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.protocol.status import LeaseStatus, WorkerState
 
 EARLY, LATE = ExtendedSequenceNumber("10"), ExtendedSequenceNumber("20")
 
@@ -69,3 +71,48 @@ def test_lag_is_that_of_now_and_not_of_the_last_read(claim, millis, expected):
     shown = status(millis_behind_latest=millis, last_fetch_instant=6.5)
 
     assert lag_ms(shown, 10.0) == expected
+
+
+def custody(**fields):
+    return Custody(key="s0", state=State.HALTED, **fields)
+
+
+def row(halt):
+    return Lease(key="s0", checkpoint=EARLY, halt=halt)
+
+
+@pytest.mark.parametrize(
+    ("claim", "held", "read", "expected"),
+    [
+        ("a process that reads says it itself", custody(waiting_since=900.0), 2000, 5500),
+        ("the oldest record that waits grows older", custody(waiting_since=900.0), None, 100_000),
+        (
+            "the row of a halted lease says it on every host",
+            custody(row=row(Halt("poison", 950.0, 800.0))),
+            None,
+            200_000,
+        ),
+        (
+            "a former version only wrote when it halted",
+            custody(row=row(Halt("poison", 950.0))),
+            None,
+            50_000,
+        ),
+        ("a process that has not read yet says nothing", custody(waiting_since=900.0), -1, 100_000),
+        ("nothing is known to wait", custody(), None, None),
+        ("the lease is not held any more", None, None, None),
+        ("the clocks differ", custody(waiting_since=1001.0), None, 0),
+    ],
+)
+def test_the_lag_of_a_lease_that_nobody_reads_goes_on_counting(claim, held, read, expected):
+    shown = status(millis_behind_latest=read, last_fetch_instant=6.5) if read is not None else None
+
+    assert lag_of(held, shown, 10.0, 1000.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"), [(900.0, 900.0), (0.0, None), (-1.0, None), (1e300, None)]
+)
+def test_a_time_that_user_code_has_scribbled_on_never_reaches_the_row(written, expected):
+    assert waiting_since(status(unprocessed_since=written)) == expected
+    assert waiting_since(None) is None

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kclrun.ipc.board import LeaseStatus, WorkerState
-from kclrun.manager.watchdog import Watchdog
+from kclrun.manager.watching import Watchdog
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.observe.line_sink import LineSink
-from kclrun.observe.logs import EventLog
+from kclrun.observe.logs import EventLog, LineSink
+from kclrun.protocol.status import LeaseStatus, WorkerState
+from tests.shortage import no_more_descriptors
 
 STALL_S = 60.0
 
@@ -122,6 +122,20 @@ def test_a_process_that_stays_old_after_a_gap_is_ended(watchdog, processes):
 
     assert len(processes.ended) == 1
     assert "the process says nothing" in processes.ended[0][0]
+
+
+def test_one_that_says_nothing_is_ended_where_no_descriptor_is_left_to_look_at_it(
+    watchdog, processes
+):
+    child = Process(published_instant=9.0)
+    watchdog.look([child], 10.0)
+
+    with no_more_descriptors():
+        for step in range(6):
+            watchdog.look([child], 3610.0 + step / 2)
+
+    ((stall, _),) = processes.ended
+    assert "this host does not tell its state now (Too many open files)" in stall
 
 
 def test_one_that_is_drained_already_is_left_to_its_patience(watchdog, processes):

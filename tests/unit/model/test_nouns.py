@@ -3,7 +3,7 @@
 import pytest
 
 from kclrun.errors import LimitExceeded
-from kclrun.model.lease import Lease, LeaseKey, Owner
+from kclrun.model.lease import Lease, LeaseKey, Owner, are_children_lost
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
@@ -87,3 +87,27 @@ def test_a_batch_is_a_sequence_of_its_records():
     assert batch[1] is records[1]
     assert batch[1:] == records[1:]
     assert (len(batch), batch.millis_behind_latest, batch.fencing_token) == (3, 5, 9)
+
+
+@pytest.mark.parametrize(
+    ("children", "are_lost"),
+    [
+        pytest.param([], True, id="none is there"),
+        pytest.param([(0, 49)], True, id="the high one is gone"),
+        pytest.param([(50, 99)], True, id="the low one is gone"),
+        pytest.param([(0, 29), (60, 99)], True, id="the middle one is gone"),
+        pytest.param([(0, 98)], True, id="its last key is gone"),
+        pytest.param([(1, 99)], True, id="its first key is gone"),
+        pytest.param([(0, 49), (51, 99)], True, id="one key between them is gone"),
+        pytest.param([(50, 99), (0, 49)], False, id="both are there"),
+        pytest.param([(0, 500)], False, id="a merge with a neighbour"),
+        pytest.param([(0, 60), (40, 200)], False, id="they overlap"),
+    ],
+)
+def test_children_of_a_trimmed_shard_are_lost_where_its_keys_went_to_none_that_is_listed(
+    children, are_lost
+):
+    ranges = [HashRange(*each) for each in children]
+
+    assert are_children_lost(HashRange(0, 99), ranges) == are_lost
+    assert not are_children_lost(None, ranges)

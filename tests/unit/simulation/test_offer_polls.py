@@ -2,10 +2,9 @@
 
 import pytest
 
-from kclrun.simulation.offer_polls import OfferPolls
-from kclrun.simulation.scheduler import Scheduler
+from kclrun.simulation.clocks import Scheduler
 from kclrun.simulation.table import CALM, FaultRates, SimulatedTable
-from kclrun.simulation.uplink import Uplink
+from kclrun.simulation.uplink import OfferPolls, Uplink
 from tests.unit.simulation.fleets import settled_fleet
 
 # Every half second and a round trip of 6 ms in the middle.

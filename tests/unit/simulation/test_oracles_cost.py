@@ -6,13 +6,13 @@ from kclrun.consuming.life import LeaseLife
 from kclrun.consuming.policy import LifePolicy
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.model.changes import Checkpoint, CreateLease, Renew, Take
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.protocol.writes import Checkpoint, CreateLease, Renew, Take
 from kclrun.simulation.oracles import WatchPolicy
 from kclrun.simulation.oracles.cost import CostWatch
-from kclrun.simulation.oracles.limits import HELD_BESIDES_MAX, require_bounded, sizes_of
-from kclrun.simulation.story import RuleBroken
+from kclrun.simulation.situations import RuleBroken
+from tests.support.storms.playing import HELD_BESIDES_MAX, require_bounded, sizes_of
 
 ME = "kclrun:a:h:1"
 TAKE = Take("s0", ME, None, 0, 10.0, "TRIM_HORIZON")

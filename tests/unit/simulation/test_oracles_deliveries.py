@@ -2,8 +2,8 @@
 
 import pytest
 
-from kclrun.model.changes import CreateLease
-from kclrun.simulation.story import RuleBroken
+from kclrun.protocol.writes import CreateLease
+from kclrun.simulation.situations import RuleBroken
 from tests.unit.simulation.watched_world import Watched
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kclrun.model.changes import (
+from kclrun.model.sequence import SHARD_END
+from kclrun.protocol.writes import (
     Ask,
     Checkpoint,
     Claim,
@@ -13,8 +14,7 @@ from kclrun.model.changes import (
     Renew,
     Take,
 )
-from kclrun.model.sequence import SHARD_END
-from kclrun.simulation.story import RuleBroken
+from kclrun.simulation.situations import RuleBroken
 from tests.unit.simulation.watched_world import Reader, Watched, replace
 
 ME = "kclrun:a:h:1"

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from kclrun.simulation.picture import _group_totals, _rate_of, _steps
-from kclrun.simulation.series import OwnerSeries, Series
+from kclrun.simulation.what_if import OwnerSeries, Series
 
 
 @pytest.mark.parametrize("shortest_s", [1.0, 3.0, 10.0])

@@ -9,12 +9,15 @@ import pytest
 
 from kclrun.errors import InvariantViolation
 from kclrun.simulation.desk import SimulatedDesk
-from kclrun.simulation.playing import play
 from kclrun.simulation.process import LeaseProcess
-from kclrun.simulation.profile import Profile, StreamFaults, Strike, StrikeKind
+from kclrun.simulation.shards import StreamFaults
 from kclrun.simulation.table import FaultRates
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
+from tests.support.storms.playing import play
+from tests.support.storms.profile import Profile, Strike, StrikeKind
+
+pytestmark = pytest.mark.seconds
 
 SETTINGS = FleetSettings(poll_s=5.0)
 
@@ -41,9 +44,13 @@ def struck(kind, *, times=4, lasts_s=20.0):
 
 @pytest.mark.parametrize("kind", get_args(StrikeKind))
 def test_every_strike_hits_somebody_and_is_overcome(kind):
-    played = play(storm(*struck(kind)))
+    # There must be closed shards for the retention to pass over.
+    before = struck("split_shard") if kind == "expire_shards" else []
+    times = 1 if kind == "recreate_stream" else 4
 
-    assert played.strikes >= 3
+    played = play(storm(*before, *struck(kind, times=times)))
+
+    assert played.strikes >= len(before) + min(times, 3)
     assert played.records > 0
     assert not played.is_short
 
@@ -124,7 +131,7 @@ def test_the_same_profile_plays_the_same_storm_and_another_seed_another():
 @pytest.mark.parametrize("seed", [3, 4])
 def test_the_order_of_sets_in_a_process_changes_no_storm(seed):
     code = (
-        "from kclrun.simulation.playing import play;"
+        "from tests.support.storms.playing import play;"
         "from tests.unit.simulation.test_playing import busy_storm;"
         f"print(play(busy_storm({seed})).story_hash)"
     )

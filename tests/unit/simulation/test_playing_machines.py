@@ -2,7 +2,8 @@
 
 import pytest
 
-from kclrun.simulation.locks import NonceLocks
+from kclrun.simulation.machine import NonceLocks
+from tests.examples import seeds
 from tests.unit.simulation.fleets import settled_fleet
 
 OLD, NEW = "kclrun:a:h0:0001", "kclrun:a:h0:0002"
@@ -49,7 +50,7 @@ def test_a_retired_nonce_leaves_its_file_only_while_rows_name_it():
         assert locks.are_others(NEW) is is_named
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(0, 3))
 def test_a_manager_that_is_killed_and_started_again_on_its_host_reads_again_within_3_s(seed):
     fleet = settled_fleet(seed, hosts=1, shards=6)
     began_s = fleet.scheduler.now

@@ -4,7 +4,13 @@ import pytest
 
 from kclrun.errors import InvariantViolation
 from kclrun.simulation.situations import SITUATIONS, STORIES, Situations
-from tests.unit.simulation.dense_storms import cold_start, dense_storm, rage
+from tests.unit.simulation.dense_storms import (
+    cold_start,
+    dense_storm,
+    expiring_storm,
+    rage,
+    recreating_storm,
+)
 
 # What one seed does not reach the next one does: seventeen are enough, in as many seconds.
 STORMS = 30
@@ -39,6 +45,8 @@ def test_dense_storms_break_no_promise_and_reach_every_situation():
     for seed in range(STORMS):
         missing -= cold_start(seed).oracles.situations.names
         missing -= rage(dense_storm(seed)).oracles.situations.names
+        missing -= rage(expiring_storm(seed)).oracles.situations.names
+        missing -= rage(recreating_storm(seed)).oracles.situations.names
         if not missing:
             return
 

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from kclrun.consuming.policy import batch_records_max
-from kclrun.simulation.profile import Profile, StrikeKind
-from kclrun.simulation.swarm import draw_profile
 from kclrun.simulation.world import FleetSettings
+from tests.support.storms.profile import Profile, StrikeKind
+from tests.support.storms.swarm import draw_profile
 
 SEEDS = 400
 
@@ -47,7 +47,9 @@ def test_every_storm_is_small_enough_to_find_things_fast(profiles):
         assert list(profile.strikes) == sorted(profile.strikes, key=lambda strike: strike.at_s)
 
 
-@pytest.mark.parametrize("kind", sorted(set(get_args(StrikeKind)) - {"delete_row"}))
+@pytest.mark.parametrize(
+    "kind", sorted(set(get_args(StrikeKind)) - {"delete_row", "recreate_stream"})
+)
 def test_each_strike_is_in_a_quarter_of_the_storms(profiles, kind):
     assert 0.15 < share(profiles, lambda p: any(s.kind == kind for s in p.strikes)) < 0.35
 
@@ -72,6 +74,15 @@ def test_rows_are_deleted_in_a_few_storms(profiles):
     has_deletions = partial(share, has=lambda p: any(s.kind == "delete_row" for s in p.strikes))
 
     assert 0.05 < has_deletions(profiles) < 0.15
+
+
+def test_the_stream_is_made_again_in_a_few_storms_and_once_in_each(profiles):
+    counts = [sum(s.kind == "recreate_stream" for s in p.strikes) for p in profiles]
+
+    assert (
+        0.01 < share(profiles, lambda p: any(s.kind == "recreate_stream" for s in p.strikes)) < 0.1
+    )
+    assert max(counts) == 1
 
 
 def test_a_quarter_of_the_storms_begin_while_the_fleet_boots(profiles):

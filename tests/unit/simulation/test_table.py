@@ -2,11 +2,19 @@
 
 import pytest
 
-from kclrun.model.changes import CreateLease, Renew, Take
 from kclrun.model.lease import Lease
-from kclrun.model.outcomes import Applied, ConditionFailed, OutcomeUnknown, Throttled, Unavailable
 from kclrun.model.sequence import TRIM_HORIZON
-from kclrun.simulation.scheduler import Scheduler
+from kclrun.protocol.writes import (
+    Applied,
+    ConditionFailed,
+    CreateLease,
+    OutcomeUnknown,
+    Renew,
+    Take,
+    Throttled,
+    Unavailable,
+)
+from kclrun.simulation.clocks import Scheduler
 from kclrun.simulation.table import FaultRates, SimulatedTable
 
 ME, OTHER = "kclrun:a:h:1", "kclrun:b:h:2"

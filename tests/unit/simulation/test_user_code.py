@@ -9,8 +9,8 @@ from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.simulation.clocks import Scheduler
 from kclrun.simulation.desk import DeskTimes, SimulatedDesk
-from kclrun.simulation.scheduler import Scheduler
 from kclrun.simulation.user_code import BatchUserCode, UserCode
 from tests.unit.simulation.watched_world import Watched
 
@@ -84,6 +84,8 @@ class AtDesk:
             chance=lambda: 0.5,
             uncheckpointed_max=100_000,
             fetch_fault=fetch_fault,
+            list_shards=lambda reply: reply(None),
+            failover_s=10.0,
         )
         self.desk.initialize(Lease(key=self.reader.key, checkpoint=TRIM_HORIZON))
 

@@ -3,7 +3,10 @@
 import msgspec
 
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model.changes import (
+from kclrun.model.lease import Lease
+from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.protocol.writes import (
+    Applied,
     Checkpoint,
     Claim,
     CreateChildren,
@@ -16,12 +19,9 @@ from kclrun.model.changes import (
     Take,
     keys_of,
 )
-from kclrun.model.lease import Lease
-from kclrun.model.outcomes import Applied
-from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.simulation.oracles import Oracles, WatchPolicy
 from kclrun.simulation.shards import ShardStream
-from kclrun.simulation.story import Stories
+from kclrun.simulation.situations import Stories
 
 replace = msgspec.structs.replace
 

@@ -9,12 +9,10 @@ import pytest
 from kclrun.codec.kpl import open_aggregates
 from kclrun.local.limits import AWS_LIMITS
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.local.stream_ports import ModelStream
-from kclrun.model.outgoing import PutEntry, PutResult
-from kclrun.model.record import Record
+from kclrun.model.record import IteratorType, PutEntry, PutResult, Record
 from kclrun.model.shard import Shard
 from kclrun.model.time import WallTime
-from kclrun.ports import IteratorType
+from tests.support.stream_ports import ModelStream
 
 
 class VirtualStream:

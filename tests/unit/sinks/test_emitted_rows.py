@@ -19,11 +19,12 @@ from typing import Any
 
 import pytest
 
-from kclrun.errors import InvariantViolation, LimitExceeded, SinkError
+from kclrun.consuming.policy import host_fault
+from kclrun.errors import InvariantViolation, LimitExceeded, OutputLocked, SinkError
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.sinks import emitted_rows, marks
-from kclrun.sinks.emitted_rows import EmittedRows
-from kclrun.sinks.rows import ROW_BYTES_MAX, encode_row
+from kclrun.sinks.emitted_rows import ROW_BYTES_MAX, EmittedRows, encode_row
+from tests.patience import HUNG_S
 
 SHARD = "shardId-000000000000"
 
@@ -95,15 +96,17 @@ def test_a_crash_before_the_first_checkpoint_takes_everything_back(tmp_path: Pat
 
 def test_at_shard_end_all_that_was_made_durable_stays(tmp_path: Path):
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
-        batch(rows, 1)
+        for number in (1, 2):
+            batch(rows, number)
+            rows.make_durable(at(number))
         rows.begin_batch()
-        rows.emit({"n": 2})  # from shard_ended
+        rows.emit({"n": 3})  # from shard_ended
         rows.end_batch(SHARD_END)
         rows.make_durable(SHARD_END)
 
     EmittedRows.open(tmp_path, SHARD, SHARD_END).close()
 
-    assert numbers_in(tmp_path) == [1, 2]
+    assert numbers_in(tmp_path) == [1, 2, 3]
 
 
 def test_a_checkpoint_of_finished_batches_does_not_cover_the_running_one(tmp_path: Path):
@@ -166,6 +169,48 @@ def test_taking_back_leaves_what_the_acknowledged_checkpoint_covers(tmp_path: Pa
     assert numbers_in(tmp_path) == [1]
 
 
+def test_a_checkpoint_of_an_earlier_batch_covers_all_of_it_though_later_ones_have_ended(
+    tmp_path: Path,
+):
+    rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
+    for number in (1, 2, 3):
+        batch(rows, number)
+        if number < 3:
+            rows.make_durable(at(1))
+    rows.make_durable(at(2))
+    crash(rows)
+
+    with EmittedRows.open(tmp_path, SHARD, at(2)):
+        assert numbers_in(tmp_path) == [1, 2]
+
+
+def test_a_checkpoint_after_a_batch_was_taken_back_covers_the_batches_before_it(tmp_path: Path):
+    rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
+    batch(rows, 1)
+    rows.begin_batch()
+    rows.emit({"n": 2})
+    rows.take_back_batch()
+    rows.make_durable(at(1))
+    crash(rows)
+
+    with EmittedRows.open(tmp_path, SHARD, at(1)):
+        assert numbers_in(tmp_path) == [1]
+
+
+def test_a_retry_that_emits_less_is_covered_as_it_is_and_not_as_the_first_try_was(tmp_path: Path):
+    rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
+    rows.begin_batch()
+    rows.emit({"n": 1, "reason": "longer than what comes"})
+    rows.cover(at(1))
+    rows.take_back_batch()
+    batch(rows, 2)
+    rows.make_durable(at(2))
+    crash(rows)
+
+    with EmittedRows.open(tmp_path, SHARD, at(2)):
+        assert numbers_in(tmp_path) == [2]
+
+
 def test_rows_emitted_after_the_checkpoint_of_their_batch_are_kept_by_an_orderly_end(
     tmp_path: Path,
 ):
@@ -181,7 +226,10 @@ def test_rows_emitted_after_the_checkpoint_of_their_batch_are_kept_by_an_orderly
     assert numbers_in(tmp_path) == [1, 2]
 
 
-def test_an_orderly_end_takes_back_what_no_checkpoint_covers(tmp_path: Path):
+def test_an_orderly_end_takes_back_what_no_checkpoint_covers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(emitted_rows, "BUFFER_BYTES_MAX", 1)  # each row is written at once
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
         batch(rows, 1)
         rows.make_durable(at(1))
@@ -231,6 +279,37 @@ def test_the_bytes_are_synced_before_the_mark_that_speaks_of_them(
     assert steps == ["write.jsonl", "sync.jsonl", "write.marks", "sync.marks"]
 
 
+def test_each_folder_that_is_made_for_the_rows_is_synced_into_the_one_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    synced: list[Path] = []
+    fsync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    EmittedRows.open(tmp_path / "day" / "app", SHARD, TRIM_HORIZON).close()
+
+    assert [each for each in synced if each.is_relative_to(tmp_path) and each.is_dir()][:2] == [
+        tmp_path,
+        tmp_path / "day",
+    ]
+
+
+def test_no_file_of_the_rows_can_be_executed_whatever_was_written_anew(tmp_path: Path):
+    rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
+    for number in (1, 2):
+        batch(rows, number)
+        rows.make_durable(at(number))
+    crash(rows)
+    EmittedRows.open(tmp_path, SHARD, at(1)).close()
+
+    modes = {file.name: file.stat().st_mode & 0o111 for file in tmp_path.iterdir()}
+    assert modes == {f"{SHARD}.jsonl": 0, f"{SHARD}.marks": 0}
+
+
 def test_a_torn_last_mark_is_ignored_and_cut(tmp_path: Path):
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
         batch(rows, 1)
@@ -248,13 +327,14 @@ def test_a_torn_last_mark_is_ignored_and_cut(tmp_path: Path):
         assert file.read_bytes() == whole[:last_line]
 
 
-def test_a_damaged_mark_that_is_not_the_last_is_refused(tmp_path: Path):
+@pytest.mark.parametrize("damaged", [b" 2 0\n", b" 1\n", b"\x00\n"])
+def test_a_damaged_mark_that_is_not_the_last_is_refused(tmp_path: Path, damaged: bytes):
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
         for number in (1, 2, 3):
             batch(rows, number)
             rows.make_durable(at(number))
     file = tmp_path / f"{SHARD}.marks"
-    file.write_bytes(file.read_bytes().replace(b" 1 0\n", b" 2 0\n"))
+    file.write_bytes(file.read_bytes().replace(b" 1 0\n", damaged))
 
     with pytest.raises(SinkError, match="line 2 is damaged"):
         EmittedRows.open(tmp_path, SHARD, at(3))
@@ -349,12 +429,40 @@ def test_a_second_process_does_not_get_the_file(tmp_path: Path):
             [sys.executable, "-c", code, str(tmp_path), SHARD],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HUNG_S,
         )
 
     assert second.returncode == 1
-    assert "SinkError" in second.stderr
+    assert "OutputLocked" in second.stderr
     assert "locked by another process" in second.stderr
+
+
+def test_a_child_that_user_code_forks_holds_no_lock_and_writes_nothing(tmp_path: Path):
+    go, done = os.pipe(), os.pipe()
+    rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
+    rows.begin_batch()
+    rows.emit({"n": 1})
+    child = os.fork()
+    if child == 0:
+        try:
+            rows.end_batch(at(1))
+            rows.make_durable(at(1))
+            os.write(done[1], b"written")
+        except SinkError:
+            os.write(done[1], b"refused")
+        os.read(go[0], 1)
+        os._exit(0)
+    told = os.read(done[0], 7)
+    rows.close()
+
+    EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON, lock_wait_s=0.0).close()
+
+    os.write(go[1], b".")
+    os.waitpid(child, 0)
+    for fd in (*go, *done):
+        os.close(fd)
+    assert told == b"refused"
+    assert (tmp_path / f"{SHARD}.jsonl").read_bytes() == b""
 
 
 def test_whoever_waits_for_the_lock_gets_the_file_in_place_and_not_the_one_set_aside(
@@ -371,13 +479,22 @@ def test_whoever_waits_for_the_lock_gets_the_file_in_place_and_not_the_one_set_a
     waiter.start()
     path.rename(tmp_path / "aside")
     os.close(holder)
-    waiter.join(timeout=30)
+    waiter.join(timeout=HUNG_S)
 
     with opened[0] as rows:
         batch(rows, 5)
         rows.make_durable(at(5))
     assert numbers_in(tmp_path) == [5]
     assert (tmp_path / "aside").read_text() == '{"n":1}\n'
+
+
+def test_waiting_for_a_lock_in_vain_leaves_no_descriptor_open(tmp_path: Path):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON):
+        before = set(Path("/proc/self/fd").iterdir())
+        with pytest.raises(OutputLocked):
+            EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON, lock_wait_s=0.0)
+
+        assert len(set(Path("/proc/self/fd").iterdir())) == len(before)
 
 
 @pytest.mark.parametrize("shard_id", ["", "..", "../x", "a/b", "a\n", "x" * 129])
@@ -407,7 +524,25 @@ def test_dates_and_decimals_are_rows():
     assert encode_row(row) == b'{"at":"2013-01-01T00:00:00Z","sum":"1.10","text":"a\\nb"}\n'
 
 
-@pytest.mark.parametrize("row", [{"canary": object()}, {"canary": "\ud800"}, ["canary"], "canary"])
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"n": 1, "price": object()}, "row: 'price': Encoding objects of type object"),
+        ({"n": 1, "at": {"deep": ["\ud800"]}}, "row: 'at': UnicodeEncodeError"),
+        ({"n" * 500: object()}, "row: '" + "n" * 63 + ": "),
+        ({("a", "b"): 1}, "row: Only dicts with"),
+    ],
+)
+def test_a_row_that_json_cannot_hold_is_refused_with_the_name_of_the_value(row: Any, words: str):
+    with pytest.raises(TypeError) as caught:
+        encode_row(row)
+
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "row", [{"n": ["canary", object()]}, {"n": "canary\ud800"}, ["canary"], "canary"]
+)
 def test_what_json_cannot_hold_is_a_type_error_that_shows_no_value(row: Any):
     with pytest.raises(TypeError) as refused:
         encode_row(row)
@@ -421,6 +556,26 @@ def test_a_row_that_is_too_large_leaves_no_byte_behind(tmp_path: Path):
         with pytest.raises(LimitExceeded):
             rows.emit({"n": "x" * ROW_BYTES_MAX})
         assert rows.length == 0
+
+
+def test_a_start_on_a_full_disk_fails_before_the_first_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Else records would be processed, again and again, of which no row can be kept."""
+    EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON).close()
+    before = {path.name for path in tmp_path.iterdir()}
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(SinkError, match="No space left on device") as raised:
+            EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
+
+    assert host_fault(raised.value) is not None
+    assert {path.name for path in tmp_path.iterdir()} == before
+    EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON, lock_wait_s=0.0).close()
 
 
 def test_a_full_disk_can_be_waited_for(tmp_path: Path):

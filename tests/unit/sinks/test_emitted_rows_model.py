@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.sinks.emitted_rows import EmittedRows
+from tests.examples import examples
 
 SHARD = "shardId-000000000000"
 
@@ -121,4 +122,4 @@ class Rows(RuleBasedStateMachine):
 
 
 TestRowsAgainstTheModel = Rows.TestCase
-TestRowsAgainstTheModel.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestRowsAgainstTheModel.settings = settings(examples(200), stateful_step_count=30)

@@ -125,6 +125,8 @@ def test_the_metrics_tell_of_the_slow_time_and_of_the_recovery():
     # On from 10 to 31, the last refusal at 11.
     assert healthy.slow_s == pytest.approx(21.0)
     assert healthy.recovery_max_s == pytest.approx(20.0)
+    flow.refused(sent_at=200.0, now=200.0)
+    assert flow.metrics(205.0).slow_s == pytest.approx(21.0 + 5.0)
 
 
 def test_shards_are_controlled_each_by_itself_and_closed_ones_are_forgotten():

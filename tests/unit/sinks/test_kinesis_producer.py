@@ -14,9 +14,9 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
-from kclrun.model.outgoing import PutEntry
-from kclrun.sinks.flow_control import Flow
-from kclrun.sinks.kinesis_producer import RELIST_PERIOD_S, KinesisProducer, ProducerSettings
+from kclrun.model.record import PutEntry
+from kclrun.sinks.flow_control import Flow, ProducerSettings
+from kclrun.sinks.kinesis_producer import RELIST_PERIOD_S, KinesisProducer
 
 FIRST = "shardId-000000000000"
 

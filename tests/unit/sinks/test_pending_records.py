@@ -1,13 +1,13 @@
 """What a producer sends next: order per key, full requests, the service's bounds, no dead end."""
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kclrun.codec.hash_keys import effective_hash_key
-from kclrun.codec.kpl import open_aggregates
+from kclrun.codec.kpl import effective_hash_key, open_aggregates
 from kclrun.errors import (
     InvalidRequest,
     LimitExceeded,
@@ -16,13 +16,10 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
-from kclrun.model.outgoing import PutEntry, PutResult
-from kclrun.model.record import Record
+from kclrun.model.record import PutEntry, PutResult, Record
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
-from kclrun.sinks.flow_control import Flow
-from kclrun.sinks.pending_records import PendingRecords
-from kclrun.sinks.producing import ProducerSettings
-from kclrun.sinks.put_request import AGGREGATE_BYTES_MAX
+from kclrun.sinks.flow_control import Flow, ProducerSettings
+from kclrun.sinks.pending_records import AGGREGATE_BYTES_MAX, PendingRecords
 
 HALF = 2**127
 LOW, HIGH = "shardId-000000000000", "shardId-000000000001"
@@ -62,6 +59,12 @@ def numbers(request):
     """The user records of a request, aggregates opened."""
     records = [Record(put.data, put.partition_key, "1") for put in request.entries]
     return [int(record.data) for record in open_aggregates(records)]
+
+
+def test_a_producer_that_has_sent_nothing_tells_of_no_pause_and_no_recovery():
+    told = pending().metrics(0.0)
+
+    assert (told.pause_max_s, told.recovery_max_s, told.full_batch_share) == (0.0, 0.0, 1.0)
 
 
 def test_a_request_waits_until_it_is_full_or_has_lingered():
@@ -315,6 +318,21 @@ def test_every_shard_gets_its_share_of_a_request():
     assert (shards.count(LOW), shards.count(HIGH)) == (400, 100)
 
 
+def test_of_more_shards_than_a_request_has_room_for_each_gets_one_record():
+    bounds = [2**128 * number // 600 for number in range(601)]
+    shards = [
+        Shard(f"shardId-{number:012}", HashRange(first, last - 1), "1")
+        for number, (first, last) in enumerate(pairwise(bounds))
+    ]
+    core = pending(shards)
+    for number in range(1200):
+        core.add(entry(number, f"key{number}", str(bounds[number % 600])))
+
+    request = core.take(now=0.0)
+
+    assert len(request.entries) == len({put.explicit_hash_key for put in request.entries}) == 500
+
+
 def test_a_shard_that_takes_nothing_for_its_budget_ends_in_an_error_that_says_so():
     core = pending(give_up_after_s=60.0)
     now = 0.0
@@ -415,6 +433,23 @@ def test_a_request_that_failed_as_a_whole_is_sent_again_in_order_after_a_pause(l
         core.fail(again, leaf("no", operation="PutRecords", code="X"), now=10.0, chance=0.5)
 
 
+def test_each_request_that_failed_as_a_whole_is_counted_once_and_its_records_are_not_refused():
+    core = pending()
+    core.add(low(0))
+    core.add(high(1))
+    now = 0.0
+    for failed in (1, 2, 3):
+        request = core.take(now, hurried=True)
+        core.fail(request, Unavailable("no", operation="PutRecords"), now=now, chance=0.5)
+        assert core.metrics(now).failed_requests == failed
+        now = core.due_at(now, hurried=True)
+    request = core.take(now, hurried=True)
+    core.settle(request, (taken(request)[0], THROTTLED), now)
+
+    told = core.metrics(now)
+    assert (told.failed_requests, told.requests, told.refused_records) == (3, 1, 1)
+
+
 def test_an_answer_from_an_unknown_shard_makes_the_map_stale_and_a_new_one_moves_what_waits():
     core = pending()
     for number in range(2):
@@ -436,6 +471,17 @@ def test_an_answer_from_an_unknown_shard_makes_the_map_stale_and_a_new_one_moves
     assert not core.is_stale
     assert core.waiting_records == 0
     assert set(core.metrics(0.0).shards) == {LOW, "shardId-000000000003"}
+
+
+def test_an_answer_that_names_no_shard_says_nothing_about_the_map():
+    core = pending()
+    core.add(high(1))
+    request = core.take(now=0.0, hurried=True)
+
+    core.settle(request, [PutResult("1")], now=0.0)
+
+    assert not core.is_stale
+    assert core.waiting_records == 0
 
 
 def test_a_stream_without_an_open_shard_is_refused():

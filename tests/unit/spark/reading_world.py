@@ -4,12 +4,13 @@ import threading
 
 from kclrun.errors import ExpiredIterator, Throttled, Unavailable
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.local.stream_ports import ModelStream
 from kclrun.model.time import WallTime
 from kclrun.ports import FetchedPage
-from kclrun.spark.executor.reading import Clocks, read_ranges
-from kclrun.spark.ranges import ShardRange
-from kclrun.spark.settings import Reached, SourceSettings
+from kclrun.spark.executor.reading import read_ranges
+from kclrun.spark.executor.shard_reading import Clocks
+from kclrun.spark.offsets import ShardRange
+from kclrun.spark.options import Reached, SourceSettings
+from tests.support.stream_ports import ModelStream
 
 HOUR_S = 3600.0
 STREAM = "orders"

@@ -10,13 +10,12 @@ import pytest
 
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.local.server import start_embedded
-from kclrun.ports import IteratorType
-from kclrun.spark.connecting import Kept, connected
-from kclrun.spark.executor.reading import read_ranges
-from kclrun.spark.executor.rows import record_batches
+from kclrun.model.record import IteratorType
+from kclrun.spark.asking import Kept, connected
+from kclrun.spark.executor.reading import read_ranges, record_batches
+from kclrun.spark.offsets import Hint, ShardRange
+from kclrun.spark.options import Reached, SourceSettings
 from kclrun.spark.positions import TRIM_HORIZON, after
-from kclrun.spark.ranges import Hint, ShardRange
-from kclrun.spark.settings import Reached, SourceSettings
 
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 

@@ -10,10 +10,10 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from kclrun.aws.transport import CONNECTIONS_MAX
-from kclrun.spark.connecting import connected
+from kclrun.aws.http import CONNECTIONS_MAX
+from kclrun.spark.asking import connected
+from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
 from kclrun.spark.scouting import CALLS_AT_ONCE, Scouting
-from kclrun.spark.settings import Reached, SourceSettings, Start, StartKind
 from kclrun.spark.source import StreamReader
 
 SHARDS = 100

@@ -5,12 +5,13 @@ import json
 
 import pytest
 
-from kclrun.codec.kpl import MAGIC, build_aggregate, drop_until, open_aggregates
+from kclrun.codec.aggregator import build_aggregate
+from kclrun.codec.kpl import MAGIC, drop_until, open_aggregates
 from kclrun.errors import InvalidRequest, OffsetRefused, SettingsError
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.record import IteratorType
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph
-from kclrun.ports import IteratorType
 from kclrun.spark import positions
 from kclrun.spark.handing_back.checkpoint_files import (
     local_folder,
@@ -19,7 +20,7 @@ from kclrun.spark.handing_back.checkpoint_files import (
 )
 from kclrun.spark.handing_back.plan import Create, Keep, Move, plan_rows
 from kclrun.spark.handing_back.standing import Standing, standing_of
-from kclrun.spark.offsets import Offset, encode_offset
+from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.positions import after, at_timestamp, before
 from tests.unit.spark.reading_world import HOUR_S, World
 
@@ -198,6 +199,16 @@ def test_an_ended_shard_gets_a_row_that_names_its_children_after_theirs():
     assert parent.lease.children == {"l", "r"}
 
 
+def test_a_child_that_the_query_has_begun_gets_one_row_and_keeps_its_place():
+    steps = planned({"p": END, "l": HERE})
+
+    assert sorted((each.lease.key, each.lease.checkpoint) for each in steps) == [
+        ("l", HERE.checkpoint),
+        ("p", SHARD_END),
+        ("r", TRIM_HORIZON),
+    ]
+
+
 def test_children_of_a_shard_that_is_not_ended_come_with_its_end():
     assert [each.lease.key for each in planned({"p": HERE})] == ["p"]
 
@@ -253,7 +264,7 @@ ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/orders"
 
 
 def offset(arn=ARN):
-    return Offset(stream=arn, created_ms=5, shards={"shardId-000000000000": before("9")})
+    return Offset(streams={"": StreamIs(arn, 5)}, shards={"shardId-000000000000": before("9")})
 
 
 def checkpoint(folder, sources, *, offsets=3, commits=3, version="v1"):

@@ -4,19 +4,17 @@ import logging
 
 import pytest
 
-from kclrun.codec.kpl import build_aggregate
+from kclrun.codec.aggregator import build_aggregate
 from kclrun.errors import NotFound, SettingsError
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model.changes import CreateLease
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.outcomes import Applied
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.protocol.writes import Applied, CreateLease
 from kclrun.spark import positions
-from kclrun.spark.offsets import decode_offset, encode_offset
+from kclrun.spark.offsets import decode_offset, encode_offset, ranges_between
+from kclrun.spark.options import LeasesAt, Reached, SourceSettings, Start, StartKind
 from kclrun.spark.positions import after, at_timestamp
-from kclrun.spark.ranges import ranges_between
 from kclrun.spark.scouting import Scouting
-from kclrun.spark.settings import LeasesAt, Reached, SourceSettings, Start, StartKind
 from tests.unit.spark.reading_world import STREAM, World
 
 

@@ -1,5 +1,9 @@
 """Parents before children, and no key twice or never: over listings that may be stale [A7]."""
 
+import random
+
+import pytest
+
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph
 from kclrun.spark.lineage import (
     KEY_SPACE,
@@ -134,3 +138,119 @@ def test_an_ended_shard_is_unfollowed_until_all_its_children_are_listed():
     assert unfollowed(["a"], ALL) == frozenset()
     assert unfollowed(["a"], graph(B, C, D)) == {"a"}
     assert unfollowed(["a"], graph(B, C, D), gone=["a"]) == frozenset()
+
+
+# The rules as they read, each shard compared with every other: the code looks at relatives only.
+
+
+def ready_by_the_rule(start, known, gone):
+    unknown = [each for each in start if each not in known and each not in gone]
+    kept = {each: start[each] for each in start if each not in gone}
+    found = []
+    for one in known:
+        named = [each for each in one.parents if each in known or each in start]
+        above = ancestors_of(known, one.shard_id)
+        if (
+            one.shard_id not in start
+            and any(each in start for each in one.parents)
+            and all(start.get(each) == SHARD_END for each in named)
+            and all(each in above and start[each] == SHARD_END for each in unknown)
+            and not shadowed_by_the_rule(one, above, kept, known)
+        ):
+            found.append(one.shard_id)
+    return tuple(found)
+
+
+def shadowed_by_the_rule(one, above, start, known):
+    unlisted = holes([known[p].hash_range for p in one.parents if p in known], one.hash_range)
+    for other_id, position in start.items():
+        other = known.get(other_id)
+        if other is None or not other.hash_range.overlaps(one.hash_range):
+            continue
+        if position != SHARD_END or other_id not in above:
+            return True
+        if other_id not in one.parents and any(map(other.hash_range.overlaps, unlisted)):
+            return True
+    return False
+
+
+def superseded_by_the_rule(end, known, gone):
+    left, dropped = dict(end), set()
+    for one in sorted(end, key=lambda each: (len(ancestors_of(known, each)), each)):
+        found = known.get(one)
+        if end[one] != SHARD_END or (found and any(each in left for each in found.parents)):
+            continue
+        others = [known[each] for each in left if each != one and each in known]
+        children = [each.hash_range for each in others if one in each.parents]
+        is_followed = found is not None and not holes(children, found.hash_range)
+        if is_followed or (one in gone and not holes(each.hash_range for each in others)):
+            del left[one]
+            dropped.add(one)
+    return dropped
+
+
+def resharded(chance):
+    """A lineage of splits and merges over a few keys, all shards in the order they were made."""
+    made = [Shard("s000", HashRange(0, HASH_KEY_MAX // 2), "0")]
+    made.append(Shard("s001", HashRange(HASH_KEY_MAX // 2 + 1, HASH_KEY_MAX), "0"))
+    tip = list(made)
+    for _ in range(chance.randint(1, 9)):
+        at = chance.randrange(len(tip))
+        if chance.random() < 0.4 and at + 1 < len(tip):
+            old, keys = tip[at : at + 2], [(tip[at].hash_range.start, tip[at + 1].hash_range.end)]
+        else:
+            low, high = tip[at].hash_range.start, tip[at].hash_range.end
+            old, keys = tip[at : at + 1], [(low, (low + high) // 2), ((low + high) // 2 + 1, high)]
+        names = [each.shard_id for each in old]
+        new = [
+            Shard(f"s{len(made) + n:03}", HashRange(*pair), "0", None, *names)
+            for n, pair in enumerate(keys)
+        ]
+        made, tip = made + new, tip[:at] + new + tip[at + len(old) :]
+    return made
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_looking_at_relatives_only_finds_what_comparing_all_shards_finds(seed):
+    chance = random.Random(seed)
+    made = resharded(chance)
+    known = ShardGraph([each for each in made if chance.random() < 0.85])
+    names = [each.shard_id for each in made]
+    start = {
+        name: SHARD_END if chance.random() < 0.7 else MIDDLE
+        for name in chance.sample(names, chance.randint(1, len(names)))
+    }
+    gone = [each for each in start if chance.random() < 0.2]
+
+    assert children_ready(start, known, gone) == ready_by_the_rule(start, known, gone)
+    assert superseded(start, known, gone) == superseded_by_the_rule(start, known, gone)
+
+
+def test_a_split_of_all_shards_costs_by_their_number_not_by_its_square():
+    # Counted in comparisons of hash ranges, which take the time; one second would be 25 million.
+    compared = 0
+
+    class Counted(HashRange, frozen=True):
+        def overlaps(self, other):
+            nonlocal compared
+            compared += 1
+            return super().overlaps(other)
+
+    def keys(number, count):
+        return Counted(
+            number * (HASH_KEY_MAX + 1) // count, (number + 1) * (HASH_KEY_MAX + 1) // count - 1
+        )
+
+    count = 3_000
+    parents = [Shard(f"p{n:05}", keys(n, count), "0", "1") for n in range(count)]
+    children = [
+        Shard(f"c{n:05}", keys(n, 2 * count), "0", None, f"p{n // 2:05}") for n in range(2 * count)
+    ]
+    known = ShardGraph([*parents, *children])
+    ended = dict.fromkeys((each.shard_id for each in parents), SHARD_END)
+
+    ready = children_ready(ended, known)
+
+    assert len(ready) == 2 * count
+    assert len(superseded({**ended, **dict.fromkeys(ready, MIDDLE)}, known)) == count
+    assert compared < 10 * count

@@ -2,11 +2,20 @@
 
 import pytest
 
-from kclrun.config.suggesting import hint
+from kclrun.config.convert import hint
 from kclrun.errors import SettingsError
-from kclrun.spark.options import ALIASES, NAMES, Use, read_source_options
+from kclrun.spark.options import (
+    ALIASES,
+    NAMES,
+    LeasesAt,
+    Reached,
+    SourceSettings,
+    Start,
+    StartKind,
+    Use,
+    read_source_options,
+)
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, before
-from kclrun.spark.settings import LeasesAt, Reached, SourceSettings, Start, StartKind
 
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/flights"
 FIRST = "shardId-000000000000"
@@ -186,7 +195,18 @@ def test_an_arn_names_the_stream_and_its_region():
         ),
         ({"roleSessionName": "x"}, "is for a role: name that in roleArn"),
         ({"endpointUrl": "http://kinesis.example"}, "plain http is for this machine only"),
-        ({"streamName": "a,b"}, "one stream a source: read each on its own and union them"),
+        ({"streamName": "a,,b"}, "expected names with commas between them, not ''"),
+        ({"streamName": f"a,{ARN}"}, "several streams have no ARNs here"),
+        ({"streamName": "a, b,a"}, "names a stream twice"),
+        ({"streamName": ",".join(f"s{n}" for n in range(65))}, "names 65 streams: at most 64"),
+        (
+            {"streamName": "a,b", "startingOffsets": '{"shardId-000000000000": "earliest"}'},
+            "a shard is named with its own: 'a:shardId-000000000000', for example",
+        ),
+        (
+            {"streamName": "a", "startingOffsets": '{"b:shardId-000000000000": "earliest"}'},
+            "expected shard ids and \"*\", not 'b:shardId-000000000000'",
+        ),
         ({"streamName": "a b"}, "expected letters, digits"),
         ({"streamName": ARN}, "this is an ARN: give it as streamARN"),
         ({"streamARN": ARN}, "streamName: and streamARN are two names for one"),
@@ -214,7 +234,7 @@ def test_a_lease_table_is_a_place_to_start(use):
     [
         ({}, "streamName: is needed, or streamARN"),
         ({"streamARN": "arn:aws:s3:::flights"}, "expected arn:aws:kinesis:<region>"),
-        ({"streamARN": f"{ARN},{ARN}"}, "one stream a source"),
+        ({"streamARN": f"{ARN},{ARN}"}, "several streams are named in streamName"),
         ({"streamARN": ARN, "region": "us-east-1"}, "the stream's ARN says eu-west-1"),
     ],
 )
@@ -288,3 +308,16 @@ def test_every_name_is_known_once_and_aliases_lead_to_names():
 def test_a_suggestion_keeps_the_spelling_of_what_is_known():
     assert hint("endpointurk", NAMES) == "; did you mean endpointUrl?"
     assert hint("q", ("a", "B")) == "; known: a, B"
+
+
+def test_a_problem_is_told_under_the_name_the_option_was_given_by():
+    with pytest.raises(SettingsError, match="from: the time zone is missing"):
+        read_source_options({"streamname": "s", "from": "2026-03-01T06:00:00"}, Use.STREAM)
+
+
+@pytest.mark.parametrize("name", ["minOffsetsPerTrigger", "maxTriggerDelay"])
+def test_kafkas_least_size_of_a_batch_is_not_taken_for_a_limit(name):
+    with pytest.raises(SettingsError, match=f"{name}: a batch has no least size") as caught:
+        read_source_options({"streamname": "s", name.lower(): "5"}, Use.STREAM)
+
+    assert "maxBytesPerTrigger" not in str(caught.value)

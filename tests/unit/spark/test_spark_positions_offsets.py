@@ -1,13 +1,26 @@
 """The nouns in a checkpoint: texts that come back, one order, one text for one offset."""
 
 import json
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.errors import InvariantViolation, OffsetRefused
-from kclrun.spark.offsets import VERSION, Offset, decode_offset, encode_offset
+from kclrun.local.stream import Numbering
+from kclrun.spark.offsets import (
+    PLAIN_SHARDS_MAX,
+    VERSION,
+    Hint,
+    Offset,
+    ShardRange,
+    StreamIs,
+    decode_offset,
+    encode_offset,
+    pack,
+    ranges_between,
+)
 from kclrun.spark.positions import (
     SHARD_END,
     TRIM_HORIZON,
@@ -16,7 +29,6 @@ from kclrun.spark.positions import (
     before,
     parse_position,
 )
-from kclrun.spark.ranges import Hint, ShardRange, pack, ranges_between
 
 NUMBERS = st.integers(min_value=0, max_value=10**56).map(str)
 POSITIONS = st.one_of(
@@ -30,7 +42,7 @@ SHARDS = st.dictionaries(st.sampled_from(["s1", "s2", "s3"]), POSITIONS)
 
 
 def offset(**fields):
-    return Offset(**{"stream": "arn:x", "created_ms": 1, "shards": {}, **fields})
+    return Offset(**{"streams": {"": StreamIs("arn:x", 1)}, "shards": {}, **fields})
 
 
 @given(POSITIONS)
@@ -131,3 +143,106 @@ def test_packing_gives_every_range_to_one_task(count, per_task, partitions_max):
         assert all(len(task) <= per_task for task in tasks)
     else:
         assert len(tasks) <= partitions_max
+
+
+def test_parents_and_children_of_one_batch_are_one_tasks_work_in_their_order():
+    # a ends and splits into b and c; c merges with d into e; x is of another line.
+    end = offset(
+        shards={**dict.fromkeys("acd", SHARD_END), **dict.fromkeys("bex", after("9"))},
+        began=dict.fromkeys("abcdex", TRIM_HORIZON),
+        parents={"b": ("a",), "c": ("a",), "e": ("c", "d")},
+    )
+
+    tasks = pack(ranges_between(offset(), end), 1, None)
+
+    assert decode_offset(json.loads(json.dumps(encode_offset(end)))) == end
+    assert [{each.shard_id: each.generation for each in task} for task in tasks] == [
+        {"a": 0, "b": 1, "c": 1, "d": 0, "e": 2},
+        {"x": 0},
+    ]
+
+
+MANY = st.dictionaries(
+    st.integers(min_value=0, max_value=10**12 - 1).map("shardId-{:012d}".format), POSITIONS
+)
+
+
+@given(MANY, MANY, st.integers(min_value=0, max_value=2**53))
+def test_an_offset_of_many_shards_comes_back_and_has_one_text(shards, began, at_ms):
+    filled = {f"shardId-{n:012d}": after(str(n)) for n in range(PLAIN_SHARDS_MAX + 1)} | shards
+    one = offset(shards=filled, began=began, as_of_ms=dict.fromkeys(filled, at_ms))
+    text = json.dumps(encode_offset(one))
+
+    assert decode_offset(json.loads(text)) == one
+    assert json.dumps(encode_offset(decode_offset(json.loads(text)))) == text
+
+
+def test_few_shards_are_written_as_they_always_were():
+    # A checkpoint of version 1, as kclrun has written them so far; an older kclrun reads it, too.
+    text = (
+        '{"asOf": {"s1": 5}, "created": 1, "from": {"s2": "@8"}, "shards": {"s1": "7", "s2":'
+        ' "9"}, "stream": "arn:x", "t": 4, "v": 1}'
+    )
+    said = offset(
+        shards={"s1": after("7"), "s2": after("9")},
+        began={"s2": before("8")},
+        as_of_ms={"s1": 5},
+        aligned_ms=4,
+    )
+
+    assert json.dumps(encode_offset(said)) == text
+    assert decode_offset(json.loads(text)) == said
+
+
+def test_a_checkpoint_of_many_shards_in_the_first_version_is_still_read():
+    shards = {f"shardId-{n:012d}": after(str(10**55 + n)) for n in range(PLAIN_SHARDS_MAX * 4)}
+    texts = {each: str(position) for each, position in shards.items()}
+    plain = {"v": 1, "stream": "arn:x", "created": 1, "shards": texts, "from": {}, "asOf": {}}
+
+    assert decode_offset(plain) == offset(shards=shards)
+
+
+def test_the_offset_of_a_thousand_busy_shards_takes_six_bytes_a_shard():
+    chance = random.Random(1)
+    shards = {
+        f"shardId-{n:012d}": after(
+            str(Numbering(1_700_000_000, n).number(10**9 + chance.randrange(10**8), 1_700_500_000))
+        )
+        for n in range(1_000)
+    }
+
+    text = json.dumps(encode_offset(offset(shards=shards, as_of_ms=dict.fromkeys(shards, 5))))
+
+    assert len(text) < 6_500
+
+
+def test_the_offset_of_a_reshard_from_500_shards_to_1000_takes_few_bytes_more_and_comes_back():
+    ids = [f"shardId-{n:012d}" for n in range(1_500)]
+    numbering = Numbering(1_700_000_000, 7)
+    shards = {each: after(str(numbering.number(10**9, 1_700_500_000))) for each in ids}
+    split = {ids[500 + n]: (ids[n // 2],) for n in range(1_000)}
+    merged = {ids[500]: (ids[0], ids[1])}
+    plain = len(json.dumps(encode_offset(offset(shards=shards))))
+
+    resharded = offset(shards=shards, parents=split | merged)
+    text = json.dumps(encode_offset(resharded))
+
+    assert decode_offset(json.loads(text)) == resharded
+    # Two offsets and the report are one progress event, which is to stay below 20 kB.
+    assert len(text) < plain + 1_000
+    assert encode_offset(offset(shards=shards))["v"] == encode_offset(resharded)["v"]
+
+
+def test_packed_parents_that_were_cut_short_are_refused():
+    ids = [f"shardId-{n:012d}" for n in range(60)]
+    shards = dict.fromkeys(ids, TRIM_HORIZON)
+    encoded = encode_offset(offset(shards=shards, parents={ids[59]: (ids[0],)}))
+
+    with pytest.raises(OffsetRefused, match="does not hold an offset"):
+        decode_offset({**encoded, "parents": encoded["parents"][:-5]})
+
+
+@pytest.mark.parametrize("shards", ["", "no", "c-oj$0RR910096190%q%"])
+def test_positions_that_were_cut_short_are_refused(shards):
+    with pytest.raises(OffsetRefused, match="does not hold an offset"):
+        decode_offset({**encode_offset(offset()), "v": VERSION, "shards": shards})

@@ -6,16 +6,16 @@ import textwrap
 
 import pytest
 
-from kclrun.consuming.error_policy import ErrorPolicy
+from kclrun.consuming.policy import ErrorPolicy
 from kclrun.errors import ProcessorError, ProcessorLoadError
 from kclrun.model.record import Record
 from kclrun.spark.executor.reading import ReadPage
-from kclrun.spark.fused import emitting
-from kclrun.spark.fused.cache import ProcessorCache
+from kclrun.spark.fused import hosting as emitting
 from kclrun.spark.fused.hosting import ProcessorJob
 from kclrun.spark.fused.task import ProcessorTask
+from kclrun.spark.fused.tenure import ProcessorCache
+from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after
-from kclrun.spark.ranges import ShardRange
 
 A, B = "shardId-000000000000", "shardId-000000000001"
 DIARY = """
@@ -174,6 +174,25 @@ def test_shards_of_one_task_have_an_instance_each(world):
     assert [(account["shardId"], account["records"]) for account in accounts] == [(B, 2), (A, 2)]
 
 
+def test_shards_of_two_streams_have_an_instance_each_and_their_rows_say_the_stream(world):
+    one, other = (f"{stream}:{A}" for stream in ("orders", "returns"))
+    world.run((ShardRange(one, TRIM_HORIZON, after("2")), [1, 2]))
+    rows, accounts = world.run(
+        (ShardRange(one, after("2"), after("4")), [3, 4]),
+        (ShardRange(other, TRIM_HORIZON, after("3")), [3]),
+        token=2,
+    )
+
+    begun = [entry for entry in world.diary if entry[1] == "initialize"]
+    assert len(begun) == 2, "the first goes on, the other stream's begins"
+    assert [(row["stream"], row["shardId"]) for row in rows] == [
+        ("orders", A),
+        ("orders", A),
+        ("returns", A),
+    ]
+    assert {each["shardId"] for each in accounts} == {one, other}
+
+
 def test_rows_are_in_the_order_of_the_calls_at_the_last_record_given(world):
     rows, _ = world.run((LAST, [50, 60, 70]), batch_max=2)
 
@@ -229,6 +248,36 @@ def test_a_call_that_raises_fails_the_task_with_shard_and_position_and_no_payloa
     assert "hosting.py" not in text
     assert "secret" not in text
     assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize("kind", ["async def", "generator"])
+def test_a_processor_whose_methods_would_run_nothing_is_refused(world, kind):
+    body = "yield 1" if kind == "generator" else "pass"
+    text = f"{'async ' * (kind == 'async def')}def process_records(self, batch, checkpointer):"
+    (world.folder / "idle.py").write_text(
+        f"from diary import Diary\nclass Idle(Diary):\n    {text}\n        {body}\n"
+    )
+
+    with pytest.raises(ProcessorLoadError, match="idle:Idle: process_records"):
+        world.run((FIRST, [10, 20]), processor="idle:Idle")
+
+
+async def work():
+    pass
+
+
+def test_a_call_that_returns_a_coroutine_fails_the_task_without_another_attempt(world):
+    (world.folder / "late.py").write_text(
+        "from diary import Diary\n"
+        "class Late(Diary):\n"
+        "    def process_records(self, batch, checkpointer):\n"
+        "        super().process_records(batch, checkpointer)\n"
+        "        return self.plan['work']()\n"
+    )
+    world.plan["work"] = work
+
+    with pytest.raises(ProcessorError, match=r"returned a coroutine.*\(once\)"):
+        world.run((FIRST, [10, 20]), processor="late:Late", retries=3)
 
 
 def test_a_failed_task_leaves_no_instance_and_calls_nothing(world):

@@ -8,9 +8,19 @@ from kclrun.errors import StaleCheckpoint
 from kclrun.model.record import Record
 from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.spark import positions
-from kclrun.spark.fused.cache import Absent, Found, Key, ProcessorCache, Stale
-from kclrun.spark.fused.tenure import Tenure, begins_at, cut, fencing_token
-from kclrun.spark.ranges import ShardRange
+from kclrun.spark.fused.tenure import (
+    Absent,
+    Found,
+    Key,
+    ProcessorCache,
+    Stale,
+    Tenure,
+    begins_at,
+    cut,
+    fencing_token,
+)
+from kclrun.spark.offsets import ShardRange
+from tests.seeds import seed_of
 
 HORIZON_TO_20 = ShardRange("shardId-0", positions.TRIM_HORIZON, positions.after("20"))
 
@@ -117,7 +127,7 @@ def test_an_instance_of_another_run_is_not_found():
 
 
 def test_kept_instances_are_bounded_and_the_longest_kept_goes_first():
-    seed = random.randrange(2**32)
+    seed = seed_of()
     chance = random.Random(seed)
     cache, model = ProcessorCache(instances_max=5), {}
 

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from kclrun.spark.executor.read_ahead import BYTES_MAX, Closed, ReadAhead
+from kclrun.spark.executor.shard_reading import BYTES_MAX, Closed, ReadAhead
+from tests.patience import HUNG_S
 
 MIB = 2**20
 
@@ -26,7 +27,7 @@ class Admitted(threading.Thread):
             self.outcome = "closed"
 
     def settled(self):
-        self.join(10)
+        self.join(HUNG_S)
         return self.outcome
 
 
@@ -115,7 +116,7 @@ def test_closing_wakes_everybody():
     ahead.close()
 
     assert waiting.settled() == "closed"
-    pausing.join(10)
+    pausing.join(HUNG_S)
     assert ended
     with pytest.raises(Closed):
         ahead.admit("b")

@@ -7,7 +7,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
 from kclrun.model.record import Record
-from kclrun.spark.executor.rows import ARROW_SCHEMA, SCHEMA, record_batches
+from kclrun.spark.executor.reading import ARROW_SCHEMA, SCHEMA, record_batches
 
 SHARD = "shardId-000000000000"
 

@@ -3,10 +3,9 @@
 from typing import Any
 
 from kclrun.model.time import Instant
-from kclrun.spark.offsets import Offset, encode_offset
+from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Position, after
-from kclrun.spark.running.counting import RunCounts
-from kclrun.spark.running.progress import ShardBatch, read_lags, read_progress
+from kclrun.spark.running.progress import RunCounts, ShardBatch, read_lags, read_progress
 
 A, B, C = (f"shardId-{n:012}" for n in range(3))
 
@@ -15,8 +14,7 @@ def offset(began: dict[str, Position] | None = None, **shards: Position) -> dict
     named = {"a": A, "b": B, "c": C}
     return encode_offset(
         Offset(
-            stream="arn:aws:kinesis:us-east-1:123456789012:stream/s",
-            created_ms=1,
+            streams={"": StreamIs("arn:aws:kinesis:us-east-1:123456789012:stream/s", 1)},
             shards={named[name]: position for name, position in shards.items()},
             began={named[name]: position for name, position in (began or {}).items()},
         )
@@ -143,3 +141,13 @@ def test_a_rate_falls_to_nothing_when_nothing_comes() -> None:
     )
 
     assert snapshot.records_per_s == 0.0
+
+
+def test_before_the_first_batch_a_person_is_told_what_is_waited_for() -> None:
+    place = {"application": "a", "stream": "s", "owner": "o", "is_draining": False}
+
+    waiting = RunCounts(Instant(100.0)).snapshot(**place, now=Instant(101.0))
+    running = run_of_three_batches().snapshot(**place, now=Instant(105.0))
+
+    assert "Spark is starting" in waiting.doing
+    assert running.doing == ""

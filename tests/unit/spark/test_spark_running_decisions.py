@@ -3,12 +3,11 @@ import signal
 import pytest
 
 from kclrun.config.load import settings_of
+from kclrun.lifecycle.stopping import Stage, StopPlan
 from kclrun.model.time import Instant, WallTime
-from kclrun.spark.options import Use, read_source_options
-from kclrun.spark.running.engine_output import level_of_line
-from kclrun.spark.running.source_options import as_option_texts, source_options
-from kclrun.spark.settings import LeasesAt, StartKind
-from kclrun.stopping import Stage, StopPlan
+from kclrun.spark.options import LeasesAt, StartKind, Use, read_source_options
+from kclrun.spark.running.failures import level_of_line
+from kclrun.spark.running.query import as_option_texts, source_options
 
 NOW = WallTime(1_780_000_000.0)
 

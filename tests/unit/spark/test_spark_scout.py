@@ -13,16 +13,19 @@ from kclrun.errors import (
     SettingsError,
     Throttled,
 )
-from kclrun.local.puts import PutEntry
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.local.stream_ports import ModelStream
-from kclrun.model.record import Record
-from kclrun.ports import FetchedPage, IteratorType
-from kclrun.spark.offsets import decode_offset, encode_offset
+from kclrun.local.stream import PutEntry
+from kclrun.model.record import IteratorType, Record
+from kclrun.model.shard import ShardGraph
+from kclrun.ports import FetchedPage
+from kclrun.spark.offsets import decode_offset, encode_offset, ranges_between
+from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, after, before
-from kclrun.spark.ranges import ranges_between
+from kclrun.spark.scout import lines as lines_module
+from kclrun.spark.scout import scout as scout_module
+from kclrun.spark.scout.scout import REPORTED_MAX
 from kclrun.spark.scouting import Scouting
-from kclrun.spark.settings import Reached, SourceSettings, Start, StartKind
+from tests.support.stream_ports import ModelStream
 
 EPOCH = 1_700_000_000.0
 S0, S1, S2 = (f"shardId-{number:012d}" for number in range(3))
@@ -681,7 +684,7 @@ def test_a_checkpoint_of_another_stream_is_refused():
     other = decode_offset({**encode_offset(query.initial_offset()), "stream": "arn:other"})
 
     with pytest.raises(OffsetRefused, match="another stream"):
-        query.check(other)
+        query.known(other)
 
 
 def test_a_batch_read_holds_parents_and_descendants_at_once():
@@ -845,3 +848,170 @@ def test_a_missing_stream_is_said_to_be_missing():
 
     with pytest.raises(NotFound):
         query.initial_offset()
+
+
+def test_a_single_answer_holds_parents_and_children_whatever_the_limits():
+    # PySpark 4.0 and 4.1 ask once under AvailableNow, and end with success behind the answer.
+    world = World()
+    for _ in range(40):
+        world.put()
+        world.wait(100)
+    world.split()
+    for _ in range(10):
+        world.put(0)
+        world.put(1)
+    query = world.query(records_per_trigger_max=5)
+
+    end = query.everything(query.initial_offset())
+
+    assert len(world.rows(query.initial_offset(), end)) == 60
+    assert end.parents == {S1: (S0,), S2: (S0,)}
+    assert query.everything(end) is end
+
+
+def test_what_comes_after_a_single_answer_is_new():
+    world = World()
+    world.put()
+    query = world.query()
+    start = query.everything(query.initial_offset())
+    world.wait(60)
+    numbers = [world.put() for _ in range(3)]
+
+    assert world.rows(start, news(query, start)) == numbers
+
+
+def test_only_a_query_that_has_nothing_else_to_do_waits_for_news():
+    # Spark asks the sources of a union in turn: each idle one used to hold the batch up by 1 s.
+    world = World(2)
+    world.put()
+    query = world.query()
+    start = query.initial_offset()
+    for _ in range(5):
+        start = query.latest_offset(start)
+
+    waits = []
+    for pause_s in (0.3, 0.01, 0.3):
+        world.wait(pause_s)
+        asked_at = world.elapsed
+        assert query.latest_offset(start) is start
+        waits.append(world.elapsed - asked_at)
+
+    assert [wait_s > 0.5 for wait_s in waits] == [False, True, False]
+    assert max(waits[0], waits[2]) < 0.06
+
+
+def test_a_source_that_does_not_wait_still_looks_when_a_look_is_due():
+    world = World()
+    world.put()
+    query = world.query()
+    start = news(query, query.initial_offset())
+    world.wait(2)
+    number = world.put()
+    world.wait(2)
+
+    assert world.rows(start, query.latest_offset(start)) == [number]
+
+
+def test_a_query_that_is_started_again_within_a_second_reads_what_came_between():
+    world = World()
+    first = world.query(LATEST)
+    logged = first.initial_offset()
+    assert first.latest_offset(logged) is logged
+    number = world.put()
+    world.wait(0.2)
+
+    again = world.query(LATEST)
+    again.initial_offset()
+
+    assert world.rows(logged, news(again, logged)) == [number]
+
+
+def test_what_a_progress_holds_is_bounded_by_the_worst_shards_not_by_all():
+    # Spark keeps a hundred progress events, with the two offsets and the report of each.
+    world = World(300)
+    for shard in range(300):
+        world.put(shard)
+    query = world.query()
+    start = news(query, query.initial_offset())
+    report = query.report()
+    event = [encode_offset(start), encode_offset(start), report]
+
+    assert len(report["shards"]) == REPORTED_MAX
+    assert report["shardsTotal"] == 300
+    assert report["shardsAtTip"] <= 300
+    assert len(json.dumps(event)) < 11_000
+
+
+def test_a_look_at_which_all_shards_end_relates_the_shards_a_few_times_not_once_a_shard(
+    monkeypatch,
+):
+    made = []
+
+    class Counted(ShardGraph):
+        def __init__(self, shards):
+            super().__init__(shards)
+            made.append(len(self))
+
+    monkeypatch.setattr(lines_module, "ShardGraph", Counted)
+    world = World(100)
+    query = world.query()
+    start = query.latest_offset(query.initial_offset())
+    for shard in world.stream.open_shards():
+        keys = shard.hash_range
+        world.stream.split(shard.shard_id, (keys.start + keys.end) // 2, world.at)
+    made.clear()
+
+    for _ in range(20):
+        world.wait(1.0)
+        start = query.latest_offset(start)
+        if len(start.shards) == 200:
+            break
+
+    assert len(start.shards) == 200
+    # A listing makes two, the answers of a look one more.
+    assert len(made) <= 3 * world.calls.count("list")
+
+
+def test_the_shard_furthest_behind_is_among_those_reported():
+    world = World(300)
+    query = world.query()
+    while not query.report()["shards"]:
+        query.latest_offset(query.initial_offset())
+    behind = query._scout.running["shardId-000000000271"]
+    behind.track.lag_ms = 5_000
+    query._scout.losses += [f"shard {number} is gone" for number in range(1_000)]
+
+    report = query.report()
+
+    assert next(iter(report["shards"])) == "shardId-000000000271"
+    assert report["lagMsMax"] == 5_000
+    assert (len(report["losses"]), report["lossesTotal"]) == (5, 1_000)
+
+
+@pytest.mark.parametrize("shards", [4, 32])
+def test_what_the_driver_keeps_of_all_shards_stays_within_one_budget(monkeypatch, shards):
+    # 0.65 MB a shard were 6 GB of a driver that plans for ten thousand.
+    budget = 2**20
+    monkeypatch.setattr(scout_module, "ROWS_BYTES_TOTAL", budget)
+    world = World(shards)
+    for _ in range(30):
+        world.wait(20)
+        for shard in range(shards):
+            world.put(shard, data=bytes(10_000))
+    query = world.query()
+    start = query.initial_offset()
+
+    kept = []
+    for _ in range(8):
+        start = query.latest_offset(start)
+        stretches = [
+            stretch
+            for each in query._scout.running.values()
+            for stretch in (each.track.kept, each.track.ahead)
+            if stretch is not None
+        ]
+        ends = [each for one in stretches for each in (one.first, one.last) if each is not None]
+        rows = [row for one in stretches for row in one.rows or ()]
+        kept.append(sum(len(row.data) for row in {id(row): row for row in [*rows, *ends]}.values()))
+
+    assert max(kept) <= budget

@@ -5,20 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.errors import Unavailable
-from kclrun.model.reading import IteratorType
-from kclrun.model.record import Record
+from kclrun.model.record import IteratorType, Record
 from kclrun.ports import FetchedPage
+from kclrun.spark.options import Reached, SourceSettings
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, before
-from kclrun.spark.scout.asks import Delayed, Expired, Paged
-from kclrun.spark.scout.budget import ReadBudget, Tick
-from kclrun.spark.scout.density import Density, density_of
-from kclrun.spark.scout.running import Moment, Running
-from kclrun.spark.scout.service_time import ServiceTime
-from kclrun.spark.scout.stretch import Stretch
-from kclrun.spark.scout.track import Track
+from kclrun.spark.scout.aiming import Admission, ServiceTime, Window
+from kclrun.spark.scout.running import Moment, ReadBudget, Running, Tick
+from kclrun.spark.scout.track import Delayed, Density, Expired, Paged, Stretch, Track, density_of
 from kclrun.spark.scout.walk import Aim, walk
-from kclrun.spark.scout.window import Admission, Window
-from kclrun.spark.settings import Reached, SourceSettings
 
 SETTINGS = SourceSettings(reached=Reached(stream="s"), retry_attempts=2)
 
@@ -203,6 +197,17 @@ def test_before_the_tip_the_record_a_time_leads_to_is_where_the_batch_ends():
         looking.send((paged(record(5, 60.0), behind_ms=5), 0))
 
     assert track.bound == track.position
+
+
+def test_executors_get_an_iterator_while_it_lives_and_only_where_no_record_is_missing():
+    track = Track("s", TRIM_HORIZON, 10_000)
+    track.kept = Stretch(TRIM_HORIZON, 10_000, token="begins here", token_at=100.0)
+
+    hint = track.hint(369.0, 5.0)
+    assert (hint.iterator, hint.iterator_at) == ("begins here", 105.0)
+    assert track.hint(371.0, 5.0).iterator is None
+    track.kept.is_whole = False
+    assert track.hint(101.0, 5.0).iterator is None
 
 
 def test_an_expired_iterator_is_made_anew():

@@ -4,8 +4,10 @@ import os
 from urllib.parse import unquote
 
 import pytest
+from pyspark.sql import SparkSession
 
-from kclrun.spark.engine.session import settled_conf, settled_master
+from kclrun.spark.engine import session
+from kclrun.spark.engine.session import open_session, settled_conf, settled_master
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,8 @@ def test_a_cluster_keeps_its_addresses_its_page_and_its_logging():
     conf = settled_conf({}, cores=None, warehouse=None)
 
     assert sorted(conf) == [
+        "spark.sql.python.filterPushdown.enabled",
+        "spark.sql.redaction.options.regex",
         "spark.sql.session.timeZone",
         "spark.sql.streaming.stateStore.providerClass",
         "spark.ui.showConsoleProgress",
@@ -67,3 +71,17 @@ def test_java_options_of_the_user_stand_beside_ours():
     assert ours.startswith("-Dlog4j2.configurationFile=file:")
     assert os.access(unquote(ours.partition("file://")[2]), os.R_OK)
     assert users == "-Xss2m"
+
+
+@pytest.mark.parametrize("active", [None, "the active one"])
+def test_a_session_is_opened_with_what_was_asked_for_or_is_the_active_one(monkeypatch, active):
+    asked, registered = [], []
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: active)
+    monkeypatch.setattr(session, "_start", lambda *given: asked.append(given[:3]) or "a new one")
+    monkeypatch.setattr(session, "register", registered.append)
+
+    opened = open_session(application="a", master="local", conf={"spark.sql.x": "1"})
+
+    assert opened == (active or "a new one")
+    assert registered == [opened]
+    assert asked == ([] if active else [("a", "local", {"spark.sql.x": "1"})])

@@ -4,17 +4,14 @@ import pyarrow as pa
 import pytest
 
 from kclrun.errors import NotFound, SettingsError, SinkError, Throttled, Unavailable
-from kclrun.model.outgoing import PutEntry
+from kclrun.model.record import PutEntry
 from kclrun.model.shard import HashRange, Shard
-from kclrun.sinks.flow_control import ShardMetrics
-from kclrun.sinks.producing import ProducerMetrics
-from kclrun.spark.settings import Reached
-from kclrun.spark.sink.columns import check_columns
-from kclrun.spark.sink.entries import put_entries
-from kclrun.spark.sink.options import SinkSettings, sink_settings
+from kclrun.sinks.flow_control import ProducerMetrics, ShardMetrics
+from kclrun.spark.options import Reached
+from kclrun.spark.sink.columns import SinkSettings, check_columns, sink_settings
 from kclrun.spark.sink.report import batch_report, slowdown_line, task_report
 from kclrun.spark.sink.shards import OpenShards
-from kclrun.spark.sink.writing import write
+from kclrun.spark.sink.writing import put_entries, write
 
 
 def refusal(options):
@@ -92,7 +89,11 @@ class TestOptions:
         assert said in refusal(options)
 
     def test_what_spark_adds_by_itself_is_let_through(self):
-        sink_settings({"streamname": "flights", "checkpointlocation": "/x", "queryname": "q"})
+        added = {"checkpointlocation": "/x", "queryname": "q"}
+
+        assert sink_settings({"streamname": "flights"} | added) == sink_settings(
+            {"streamname": "flights"}
+        )
 
 
 class TestWrite:

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from kclrun.local.server import start_embedded
-from kclrun.spark.settings import Reached, SourceSettings, Start, StartKind
+from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
 from kclrun.spark.source import StreamReader
+from tests.patience import HUNG_S
 
 SHARDS, RECORDS = 4, 2_000
 
@@ -61,7 +62,7 @@ def test_two_attempts_at_the_same_time_give_the_same_rows(reached, inline_bytes_
 
     def attempt(number, copy):
         reader, partition = pickle.loads(tasks[number])
-        together.wait(30)
+        together.wait(HUNG_S)
         attempts[number, copy] = rows_by_shard(list(reader.read(partition)))
 
     threads = [
@@ -72,7 +73,7 @@ def test_two_attempts_at_the_same_time_give_the_same_rows(reached, inline_bytes_
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HUNG_S)
 
     assert len(tasks) == SHARDS // 2
     for number in range(len(tasks)):

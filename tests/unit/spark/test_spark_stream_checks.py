@@ -8,10 +8,9 @@ from kclrun.model.record import Record
 from kclrun.model.time import WallTime
 from kclrun.ports import StreamSummary
 from kclrun.spark.checking import require_stream
-from kclrun.spark.offsets import Offset
+from kclrun.spark.offsets import Hint, Offset, ShardRange, StreamIs
+from kclrun.spark.options import Reached, SourceSettings
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON
-from kclrun.spark.ranges import Hint, ShardRange
-from kclrun.spark.settings import Reached, SourceSettings
 from kclrun.spark.source import ShardsPartition, StreamReader
 
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/flights"
@@ -80,7 +79,7 @@ def test_what_cannot_get_better_is_told_at_once(trouble, told):
 
 
 def offset(**changes):
-    plain = {"stream": ARN, "created_ms": 1_700_000_000_123, "shards": {"s": TRIM_HORIZON}}
+    plain = {"streams": {"": StreamIs(ARN, 1_700_000_000_123)}, "shards": {"s": TRIM_HORIZON}}
     return Offset(**(plain | changes))
 
 

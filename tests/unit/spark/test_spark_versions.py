@@ -13,19 +13,19 @@ from kclrun.spark.engine.versions import capabilities, installed
 @pytest.mark.parametrize(
     ("version", "offers"),
     [
-        ("4.3.0", (True, True, True)),
-        ("4.2.0", (True, True, True)),
-        ("4.10.1", (True, True, True)),
-        ("5.0.0.dev1", (True, True, True)),
-        ("4.1.0", (False, False, True)),
-        ("4.0.2", (False, False, False)),
-        ("4.0.0-amzn-1", (False, False, False)),
+        ("4.3.0", (True, True)),
+        ("4.2.0", (True, True)),
+        ("4.10.1", (True, True)),
+        ("5.0.0.dev1", (True, True)),
+        ("4.1.0", (False, True)),
+        ("4.0.2", (False, False)),
+        ("4.0.0-amzn-1", (False, False)),
     ],
 )
 def test_each_version_offers_what_its_data_sources_can(version, offers):
     found = capabilities(version)
 
-    assert (found.says_start, found.stops_when_caught_up, found.streams_arrow_out) == offers
+    assert (found.says_start, found.streams_arrow_out) == offers
     assert found.version == version
 
 
@@ -35,13 +35,6 @@ def test_an_older_spark_is_refused_by_its_version(version):
         capabilities(version)
 
     assert f"kclrun needs PySpark 4.0 or later; found {version}" in str(caught.value)
-
-
-def test_the_trigger_available_now_is_refused_where_spark_does_not_pass_it_on():
-    capabilities("4.2.0").require_available_now()
-
-    with pytest.raises(SettingsError, match=re.escape("needs PySpark 4.2 or later; this is 4.1.1")):
-        capabilities("4.1.1").require_available_now()
 
 
 def test_the_installed_one_is_asked(monkeypatch):
@@ -68,7 +61,9 @@ def test_without_pyspark_the_message_says_how_to_get_it(monkeypatch):
 
 def test_the_room_has_its_public_functions_and_no_others():
     assert {name: getattr(kclrun.spark, name).__name__ for name in kclrun.spark.__all__} == {
+        "LagListener": "LagListener",
         "open_session": "open_session",
+        "process": "process",
         "register": "register",
         "write": "write",
     }

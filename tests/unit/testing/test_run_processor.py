@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kclrun import Checkpointer, Context, ExtendedSequenceNumber, RecordBatch, RecordProcessor
-from kclrun.errors import ProcessorError, StaleCheckpoint
+from kclrun.errors import ProcessorError, ProcessorLoadError, StaleCheckpoint
 from kclrun.testing import (
     Call,
     make_aggregate,
@@ -227,3 +227,36 @@ def test_user_records_of_an_aggregate_share_a_number():
 def test_nothing_else_can_be_made_a_record():
     with pytest.raises(TypeError, match="int"):
         list(make_records([3]))  # type: ignore[list-item]
+
+
+class Asynchronous(Echo):
+    async def process_records(  # type: ignore[override]
+        self, batch: RecordBatch, checkpointer: Checkpointer
+    ) -> None: ...
+
+
+class Returning(Echo):
+    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> Any:
+        return self.context.options["result"]
+
+
+async def work() -> None: ...
+
+
+def generated() -> Any:
+    yield
+
+
+@pytest.mark.parametrize("processor", [Asynchronous, Asynchronous()], ids=["class", "instance"])
+def test_a_method_that_is_async_is_refused_before_the_first_call(processor: Any) -> None:
+    with pytest.raises(ProcessorLoadError, match="process_records is `async def`"):
+        run_processor(processor, "abc")
+
+
+@pytest.mark.parametrize("make", [work, generated, lambda: 3], ids=["coroutine", "generator", "3"])
+def test_a_method_that_returns_something_fails_and_checkpoints_nothing(make: Any) -> None:
+    result = make()
+    name = f"process_records returned a {type(result).__name__}, "
+
+    with pytest.raises(ProcessorLoadError, match=name):
+        run_processor(Returning, "abc", options={"result": result})

@@ -1,5 +1,6 @@
 """The main thread's work with a real desk, a real checkpoint desk and real threads."""
 
+import errno
 import threading
 import time
 
@@ -7,15 +8,23 @@ import pytest
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
-from kclrun.consuming.error_policy import ErrorPolicy
-from kclrun.errors import LeaseLost, SettingsError, StaleCheckpoint
+from kclrun.consuming.policy import ErrorPolicy
+from kclrun.errors import (
+    HostFailed,
+    LeaseLost,
+    OutputLocked,
+    SettingsError,
+    SinkError,
+    StaleCheckpoint,
+)
+from kclrun.ipc.transitions import Raised, Recovered
 from kclrun.model.lease import Lease
 from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.processor import RecordProcessor
-from kclrun.worker.checkpointing import CheckpointDesk
 from kclrun.worker.delivering import Deliverer
-from kclrun.worker.desk import Desk, DeskLimits, Page
+from kclrun.worker.desk import CheckpointDesk, Desk, DeskLimits, Page
+from tests.patience import HUNG_S
 
 ROW = Lease(key="s0", checkpoint=ExtendedSequenceNumber("10"), counter=7)
 
@@ -51,28 +60,30 @@ class Scripted(RecordProcessor):
         self.batches, self.calls = [], []
 
     def _step(self, checkpointer=None, batch=None):
+        """What the method returns is what a callable step returns."""
         if self.script:
             step = self.script.pop(0)
             if isinstance(step, BaseException):
                 raise step
             if callable(step):
-                step(checkpointer, batch)
+                return step(checkpointer, batch)
+        return None
 
     def process_records(self, batch, checkpointer):
         self.batches.append([int(record.sequence_number) for record in batch])
-        self._step(checkpointer, batch)
+        return self._step(checkpointer, batch)
 
     def shard_ended(self, checkpointer):
         self.calls.append("shard_ended")
-        self._step(checkpointer)
+        return self._step(checkpointer)
 
     def shutdown_requested(self, checkpointer):
         self.calls.append("shutdown_requested")
-        self._step(checkpointer)
+        return self._step(checkpointer)
 
     def lease_lost(self):
         self.calls.append("lease_lost")
-        self._step()
+        return self._step()
 
 
 class Main:
@@ -81,9 +92,9 @@ class Main:
     def __init__(self, *script, retries=3, initialize=()):
         self.processor = Scripted(script)
         self.rows = Rows()
-        self.events, self.warnings, self.initialize = [], [], list(initialize)
+        self.events, self.told, self.initialize = [], [], list(initialize)
         self.posted = threading.Condition()
-        self.desk = Desk(DeskLimits(buffer_bytes=1000, batch_max=100), time.monotonic)
+        self.desk = Desk(DeskLimits(buffer_bytes=100_000, batch_max=100), time.monotonic)
         self.over = False
         self.checkpoints = CheckpointDesk(self.post, lambda position: None, lambda: self.over)
         self.deliverer = Deliverer(
@@ -92,7 +103,8 @@ class Main:
             ErrorPolicy(retries, 0.0),
             prepare=self.prepare,
             checkpoints=self.checkpoints,
-            warn=self.warnings.append,
+            tell=self.told.append,
+            broke=self.post,
         )
         self.thread = threading.Thread(target=self.deliverer.serve, daemon=True)
         self.thread.start()
@@ -122,7 +134,9 @@ class Main:
 
     def wait_for(self, kind, count=1):
         with self.posted:
-            assert self.posted.wait_for(lambda: len(self.of(kind)) >= count, timeout=5), self.events
+            assert self.posted.wait_for(lambda: len(self.of(kind)) >= count, timeout=HUNG_S), (
+                self.events
+            )
         return self.of(kind)[count - 1]
 
     def of(self, kind):
@@ -141,7 +155,7 @@ def start():
     for main in mains:
         main.over = True
         main.desk.close()
-        main.thread.join(5)
+        main.thread.join(HUNG_S)
         assert not main.thread.is_alive()
 
 
@@ -165,7 +179,11 @@ def test_what_raises_is_given_again_and_its_rows_taken_back(start, error):
 
     assert main.processor.batches == [[11, 12], [11, 12]]
     assert main.rows.calls == ["begin", ("take back", None), "begin", ("end", "12")]
-    assert "process_records raised" in main.warnings[0]
+    raised, recovered = main.told
+    assert (raised.where, raised.attempts, raised.pause_s) == ("process_records", 1, 0.0)
+    assert raised.raised_at.endswith(" in _step")
+    assert raised.record == "not known: one of 2, from 11 to 12"
+    assert recovered == Recovered("process_records", 2)
     assert len(main.of(on.BatchDelivered)) == 1
 
 
@@ -184,8 +202,52 @@ def test_after_its_retries_the_batch_is_given_up_and_nothing_after_it_starts(sta
         3,
     )
     assert failure.position == p(11)
-    assert "ValueError: x" in failure.traceback_text
     assert main.of(on.BatchProcessed) == []
+
+
+def test_the_same_failure_is_told_in_full_once_and_another_one_again(start):
+    errors = [ValueError("x"), ValueError("x"), KeyError("y"), KeyError("y")]
+    main = start(*errors, retries=3).begin(page(11))
+
+    failure = main.wait_for(on.ProcessorFailed)
+
+    assert [(each.error, bool(each.traceback_text)) for each in main.told] == [
+        ("ValueError: x", True),
+        ("ValueError: x", False),
+        ("KeyError: 'y'", True),
+    ]
+    assert (failure.error, failure.traceback_text) == ("KeyError: 'y'", "")
+    assert "test_worker_delivering.py" in failure.raised_at
+    assert failure.record == "1 of 1, at 11"
+
+
+def test_a_failure_that_is_given_up_at_once_brings_its_traceback(start):
+    main = start(ValueError("x"), retries=0).begin(page(11))
+
+    assert "ValueError: x" in main.wait_for(on.ProcessorFailed).traceback_text
+
+
+def test_a_setting_that_user_code_needs_is_not_waited_for(start):
+    main = start(*[SettingsError("emit() needs output.path")] * 9).begin(page(11))
+
+    assert main.wait_for(on.ProcessorFailed).attempts == 1
+    assert main.told == []
+
+
+def test_records_count_as_processed_once_their_batch_has_returned(start):
+    main = start(ValueError("x"), retries=3).begin(page(11, 12))
+
+    main.wait_for(on.BatchProcessed)
+
+    assert (main.desk.view().records_total, main.desk.view().batches_total) == (2, 1)
+
+
+def test_records_of_a_batch_that_is_given_up_do_not_count(start):
+    main = start(*[ValueError("x")] * 9, retries=2).begin(page(11, 12))
+
+    main.wait_for(on.ProcessorFailed)
+
+    assert main.desk.view().records_total == 0
 
 
 def test_what_a_checkpoint_covers_is_not_given_again(start):
@@ -236,7 +298,7 @@ def test_initialize_is_tried_again_with_a_fresh_processor(start):
 
     main.begin()
 
-    assert main.warnings
+    assert isinstance(main.told[0], Raised)
     assert main.of(on.ProcessorFailed) == []
 
 
@@ -245,6 +307,39 @@ def test_a_setting_that_is_wrong_is_not_tried_again(start):
     main.desk.call(do.CallInitialize(ROW))
 
     assert main.wait_for(on.ProcessorFailed).attempts == 1
+
+
+async def work():
+    pass
+
+
+def test_a_method_that_returns_a_coroutine_halts_at_once_and_its_batch_does_not_count(start):
+    """Nothing of it has run: a checkpoint that passed it would drop the batch silently."""
+    main = start(lambda *_: work()).begin(page(11), page(12))
+
+    failure = main.wait_for(on.ProcessorFailed)
+
+    assert (failure.where, failure.attempts) == ("process_records", 1)
+    assert "process_records returned a coroutine, and nothing of it has run" in failure.error
+    assert main.rows.calls == ["begin", ("take back", None)]
+    assert main.of(on.BatchProcessed) == []
+    assert main.processor.batches == [[11]]
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (do.CallShardEnded(), "shard_ended"),
+        (do.CallShutdownRequested(), "shutdown_requested"),
+        (do.CallLeaseLost(), "lease_lost"),
+    ],
+)
+def test_the_other_methods_that_return_something_fail_too(start, call, name):
+    main = start(lambda *_: 3).begin()
+
+    main.desk.call(call)
+
+    assert main.wait_for(on.ProcessorFailed).where == name
 
 
 def test_shard_ended_is_repeated_and_its_rows_belong_to_the_end(start):
@@ -333,7 +428,7 @@ def test_an_answer_other_than_durable_raises_in_user_code(answer, kind):
     asked = Asked()
     (thread,), outcomes = asked.ask(position="12")
     asked.desk.answer(do.AnswerCheckpoint(1, answer, "the detail"))
-    thread.join(5)
+    thread.join(HUNG_S)
 
     assert isinstance(outcomes[0], kind)
     assert "the detail" in str(outcomes[0])
@@ -347,7 +442,7 @@ def test_threads_that_ask_at_once_each_get_their_answer():
     for request in reversed(asked.requests):
         asked.desk.answer(do.AnswerCheckpoint(request.request, do.CheckpointAnswer.DURABLE))
     for thread in threads:
-        thread.join(5)
+        thread.join(HUNG_S)
 
     assert outcomes == dict.fromkeys(range(8), "durable")
     assert len({each.request for each in asked.requests}) == 8
@@ -357,7 +452,58 @@ def test_nobody_waits_for_a_lease_thread_that_is_gone():
     asked = Asked()
     (thread,), outcomes = asked.ask()
     asked.over = True
-    thread.join(5)
+    thread.join(HUNG_S)
     asked.desk.answer(do.AnswerCheckpoint(1, do.CheckpointAnswer.DURABLE))
 
     assert isinstance(outcomes[0], LeaseLost)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutputLocked("s0.jsonl is locked by another process"),
+        OSError(errno.EMFILE, "Too many open files"),
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+    ],
+)
+def test_what_the_host_lacks_at_the_start_ends_the_process_and_never_halts_the_lease(start, error):
+    """At once: to wait for it is the manager's, who may know of another host."""
+    main = start(retries=5, initialize=[error])
+
+    main.desk.call(do.CallInitialize(ROW))
+
+    assert "initialize failed: " in str(main.wait_for(HostFailed))
+    assert main.told == []
+    assert main.of(on.ProcessorFailed) == []
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError()])
+def test_what_the_host_lacks_at_records_is_told_as_what_another_host_may_have(start, error):
+    main = start(error, error, retries=1).begin(page(11), page(12))
+
+    failure = main.wait_for(on.ProcessorFailed)
+
+    assert (failure.where, failure.attempts, failure.is_host_fault) == ("process_records", 2, True)
+    assert main.processor.batches == [[11]] * 2
+    assert main.of(HostFailed) == []
+
+
+def test_what_user_code_raises_of_its_own_is_none_of_the_host(start):
+    main = start(ValueError("x"), retries=0).begin(page(11))
+
+    assert not main.wait_for(on.ProcessorFailed).is_host_fault
+
+
+def test_the_cause_of_an_error_counts_as_the_error_does(start):
+    main = start(retries=0, initialize=[caused_by_a_full_disk()])
+
+    main.desk.call(do.CallInitialize(ROW))
+
+    assert "cannot write" in str(main.wait_for(HostFailed))
+
+
+def caused_by_a_full_disk():
+    error = SinkError("cannot write s0.jsonl")
+    error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    return error

@@ -8,7 +8,17 @@ import pytest
 from kclrun.consuming.commands import CallLeaseLost, CallShardEnded, CallShutdownRequested, OpenGate
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.worker.desk import Batch, Desk, DeskClosed, DeskLimits, Exhausted, GateFound, Page
+from kclrun.worker.desk import (
+    RECORD_OVERHEAD_BYTES,
+    Batch,
+    Desk,
+    DeskClosed,
+    DeskLimits,
+    Exhausted,
+    GateFound,
+    Page,
+)
+from tests.patience import HUNG_S
 
 
 class Clock:
@@ -34,11 +44,32 @@ def numbers(batch):
     return [int(record.sequence_number) for record in batch.records]
 
 
-def until(condition, most_s=5.0):
+def until(condition, most_s=HUNG_S):
     deadline = time.monotonic() + most_s
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
+
+
+class WatchedCondition(threading.Condition):
+    """A condition that counts the threads that wait for it. The count changes under its lock."""
+
+    def __init__(self):
+        super().__init__()
+        self.waiting = 0
+
+    def wait(self, timeout=None):
+        self.waiting += 1
+        try:
+            return super().wait(timeout)
+        finally:
+            self.waiting -= 1
+
+
+def is_waited_for(desk):
+    """A thread is inside `wait`: it looked, found nothing to do, and has let go of the lock."""
+    with desk._changed:
+        return desk._changed.waiting > 0
 
 
 class Taking(threading.Thread):
@@ -54,8 +85,19 @@ class Taking(threading.Thread):
         self.taken.append(self._take())
 
     def result(self):
-        self.join(5)
+        self.join(HUNG_S)
         return self.taken[0]
+
+    def waits_for(self, desk):
+        """True once the thread waits; False if it got something instead."""
+        until(lambda: self.taken or is_waited_for(desk))
+        return not self.taken
+
+
+def watched(limits, clock):
+    desk = Desk(limits, clock)
+    desk._changed = WatchedCondition()
+    return desk
 
 
 @pytest.fixture
@@ -65,7 +107,8 @@ def clock():
 
 @pytest.fixture
 def desk(clock):
-    return Desk(DeskLimits(buffer_bytes=100, batch_max=3), clock)
+    # Room for 20 records of 5 bytes and of what each costs besides.
+    return watched(DeskLimits(buffer_bytes=20 * (5 + RECORD_OVERHEAD_BYTES), batch_max=3), clock)
 
 
 def test_a_page_is_cut_into_batches_that_end_where_they_end(desk):
@@ -77,8 +120,51 @@ def test_a_page_is_cut_into_batches_that_end_where_they_end(desk):
     assert (numbers(first), first.last.sequence_number, first.payload_bytes) == ([1, 2, 3], "3", 15)
     assert (numbers(second), second.last.sequence_number) == ([4, 5], "9")
     assert desk.view().is_empty
-    assert (desk.view().records_total, desk.view().batches_total) == (5, 2)
+
+
+def test_the_totals_count_a_batch_once_user_code_has_returned_for_it(desk):
+    desk.open_gate(gate())
+    desk.put(page(1, 2, 3, 4, 5, last=9))
+
+    first, second = desk.next_task(), desk.next_task()
+    assert (desk.view().records_total, desk.view().batches_total) == (0, 0)
+    desk.note_returned(first)
+    desk.note_returned(second)
+
+    view = desk.view()
+    assert (view.records_total, view.batches_total, view.bytes_total) == (5, 2, 25)
+
+
+def test_a_batch_under_way_and_then_the_next_page_say_since_when_records_wait(desk):
+    desk.open_gate(gate())
+    records = [
+        Record(b"", "k", str(number), approximate_arrival_timestamp=1_000.0 + number)
+        for number in (1, 2, 3, 4)
+    ]
+    assert desk.view().unprocessed_since is None
+    desk.put(Page(records[:2], ExtendedSequenceNumber("2"), 0, 0))
+    desk.put(Page((), ExtendedSequenceNumber("3"), 0, 0))
+    desk.put(Page(records[2:], ExtendedSequenceNumber("4"), 0, 0))
+
+    batch = desk.next_task()
+    assert desk.view().unprocessed_since == 1_001.0
+    desk.note_returned(batch)
+    assert desk.view().unprocessed_since == 1_003.0
+    desk.note_returned(desk.next_task())
+    desk.note_returned(desk.next_task())
+    assert desk.view().unprocessed_since is None
     assert desk.view().first_delivered == ExtendedSequenceNumber("1")
+
+
+def test_records_behind_a_page_without_any_wait_since_the_first_of_them_arrived(desk):
+    records = [
+        Record(b"", "k", str(number), approximate_arrival_timestamp=1_000.0 + number)
+        for number in (2, 3)
+    ]
+    desk.put(Page((), ExtendedSequenceNumber("1"), 0, 0))
+    desk.put(Page(records, ExtendedSequenceNumber("3"), 0, 0))
+
+    assert desk.view().unprocessed_since == 1_002.0
 
 
 def test_a_page_that_fits_is_handed_on_as_it_is(desk):
@@ -95,8 +181,7 @@ def test_the_gate_bounds_where_a_batch_starts_and_how_far_it_reaches(desk):
     assert numbers(desk.next_task()) == [1, 2]
 
     main = Taking(desk.next_task)
-    time.sleep(0.02)
-    assert main.taken == []
+    assert main.waits_for(desk)
     desk.open_gate(gate(below=3, most=4))
 
     assert numbers(main.result()) == [3, 4]
@@ -133,12 +218,22 @@ def test_a_full_desk_makes_the_fetcher_wait_until_a_page_is_taken(desk):
     for n in range(7):
         desk.put(page(*range(n * 3, n * 3 + 3)))
     fetcher = Taking(lambda: desk.put(page(90)))
-    time.sleep(0.02)
-    assert fetcher.taken == []
+    assert fetcher.waits_for(desk)
 
     desk.next_task()
 
     assert fetcher.result() is True
+
+
+def test_empty_records_fill_a_desk_too(clock):
+    desk = Desk(DeskLimits(buffer_bytes=1000, batch_max=3), clock)
+    empty = [Record(b"", "k", str(number)) for number in range(5)]
+    desk.put(Page(empty, ExtendedSequenceNumber("4"), 0, 7))
+    fetcher = Taking(lambda: desk.put(page(90)))
+
+    assert desk._is_full()
+    desk.close()
+    assert fetcher.result() is False
 
 
 def test_a_closed_desk_takes_no_page_and_pauses_no_longer(desk):
@@ -171,8 +266,7 @@ def test_a_gate_shut_while_the_main_thread_is_busy_is_found_when_it_returns(desk
 
     assert desk.next_task() == GateFound()
     main = Taking(desk.next_task)
-    time.sleep(0.02)
-    assert main.taken == []
+    assert main.waits_for(desk)
     desk.close()
     main.result()
 
@@ -199,8 +293,7 @@ def test_after_a_batch_was_given_up_none_starts_whatever_the_gate_says(desk):
     desk.halt()
     desk.open_gate(gate())
     main = Taking(desk.next_task)
-    time.sleep(0.02)
-    assert main.taken == []
+    assert main.waits_for(desk)
 
     desk.shut_gate()
 
@@ -212,8 +305,7 @@ def test_past_the_fence_no_batch_starts_until_it_is_renewed_and_none_is_dropped(
     desk.put(page(1))
     clock.now = 101.0
     main = Taking(desk.next_task)
-    time.sleep(0.02)
-    assert main.taken == []
+    assert main.waits_for(desk)
 
     desk.open_gate(gate(fence=200.0))
 
@@ -226,8 +318,7 @@ def test_a_retry_past_the_fence_waits_for_the_renewal(desk, clock):
     desk.next_task()
     clock.now = 101.0
     main = Taking(lambda: desk.may_try_again(0.0, is_batch=True))
-    time.sleep(0.02)
-    assert main.taken == []
+    assert main.waits_for(desk)
 
     desk.open_gate(gate(fence=200.0))
 

@@ -1,97 +1,37 @@
 """The fetch thread over the embedded Kinesis model: the pitfalls D1 to D6, each a test."""
 
 import time
-from collections import deque
 
 import pytest
 
 from kclrun.codec.aggregator import build_aggregate
 from kclrun.consuming.commands import OpenGate
-from kclrun.consuming.pacing import Pacing
+from kclrun.consuming.policy import Pacing
+from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.errors import (
     AccessDenied,
     ExpiredIterator,
     InvalidRequest,
     MalformedBody,
+    NotFound,
     Throttled,
     Unavailable,
 )
-from kclrun.local.listing import ShardQuery
-from kclrun.local.puts import PutEntry
-from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.model.reading import IteratorType, StartPoint
-from kclrun.model.record import Record
+from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.shard import HashRange
+from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
 from kclrun.ports import FetchedPage
 from kclrun.worker.desk import Batch, Desk, DeskClosed, DeskLimits, Exhausted
 from kclrun.worker.fetching import FetchPlan, FetchThread
+from tests.patience import HUNG_S
+from tests.unit.worker.one_shard import FIRST, Shard
 
-FIRST = "shardId-000000000000"
+WHOLE = HashRange(0, HASH_KEY_MAX)
 BEGINNING = StartPoint(IteratorType.TRIM_HORIZON)
 EXPIRED = ExpiredIterator("too old")
 THROTTLED = Throttled("slow down")
 KMS = Unavailable("KMSDisabledException")
-
-
-class Shard:
-    """Reader and admin of a stream of one shard; `trouble` is met by the next calls, in order."""
-
-    def __init__(self):
-        self._kinesis = Kinesis(KinesisSettings(), b"fetch".ljust(32))
-        self._kinesis.create_stream("s", 1, WallTime(self._now() - 60))
-        self.trouble = deque()
-        self.starts = []
-        self.fetched_at = []
-        self.iterators = []
-        self.silent_end = False
-        self.behind = None
-
-    @staticmethod
-    def _now():
-        return WallTime(time.time())
-
-    @property
-    def stream(self):
-        return self._kinesis.stream("s", None, self._now())
-
-    def put(self, data=b"x"):
-        return self._kinesis.put(self.stream, PutEntry(data, "k"), self._now()).sequence_number
-
-    def split(self):
-        self._kinesis.split_shard(self.stream, FIRST, 2**127, self._now())
-
-    def iterator(self, shard_id, kind, *, sequence_number=None, timestamp=None):
-        self.starts.append(StartPoint(kind, sequence_number, timestamp))
-        return self._kinesis.iterator(
-            self.stream,
-            shard_id,
-            kind,
-            self._now(),
-            sequence_number=sequence_number,
-            timestamp=timestamp,
-        )
-
-    def fetch(self, iterator, limit):
-        self.fetched_at.append(time.monotonic())
-        self.iterators.append(iterator)
-        if self.trouble:
-            trouble = self.trouble.popleft()
-            if isinstance(trouble, BaseException):
-                raise trouble
-            return trouble
-        page = self._kinesis.fetch(iterator, limit, self._now())
-        records = [
-            Record(each.data, each.partition_key, each.sequence_number) for each in page.records
-        ]
-        children = () if self.silent_end else page.children
-        behind = page.millis_behind_latest if self.behind is None else self.behind
-        return FetchedPage(records, page.next_iterator, behind, children)
-
-    def list_shards(self, shard_filter=None):
-        listed = self._kinesis.list_shards(self.stream, ShardQuery(), 100, self._now())
-        return tuple(shard.describe() for shard in listed.shards)
 
 
 class Quick(Pacing):
@@ -118,12 +58,19 @@ class Fetching:
         checkpoint=TRIM_HORIZON,
         pacing=None,
         now=time.monotonic,
+        expiry_apart_s=0.02,
         **plan,
     ):
         self.desk = Desk(DeskLimits(buffer_bytes=2**20, batch_max=10_000), time.monotonic)
         self.warnings, self.broken = [], []
         self.thread = FetchThread(
-            FetchPlan(FIRST, start, checkpoint, **plan),
+            FetchPlan(
+                shard_id=FIRST,
+                start=start,
+                checkpoint=checkpoint,
+                expiry=ExpiryWatch(FIRST, WHOLE, (), apart_s=expiry_apart_s),
+                **plan,
+            ),
             shard,
             shard,
             self.desk,
@@ -140,7 +87,7 @@ class Fetching:
 
     def __exit__(self, *_):
         self.desk.close()
-        self.thread.join(10)
+        self.thread.join(HUNG_S)
         assert not self.thread.is_alive()
 
     def _break(self, error):
@@ -159,7 +106,7 @@ class Fetching:
         return found
 
 
-def until(condition, most_s=5.0):
+def until(condition, most_s=HUNG_S):
     deadline = time.monotonic() + most_s
     while not condition():
         assert time.monotonic() < deadline
@@ -240,7 +187,7 @@ def test_records_that_come_with_the_end_are_delivered_before_it(shard):
     with Fetching(shard) as fetching:
         assert fetching.payloads(1) == [b"a"]
         end = fetching.task()
-        fetching.thread.join(5)
+        fetching.thread.join(HUNG_S)
         assert not fetching.thread.is_alive()
 
     assert isinstance(end, Exhausted)
@@ -352,7 +299,7 @@ def test_a_full_desk_holds_the_fetch_thread_and_closing_it_lets_it_go(shard):
     until(lambda: shard.iterators)
 
     fetching.desk.close()
-    fetching.thread.join(5)
+    fetching.thread.join(HUNG_S)
 
     assert not fetching.thread.is_alive()
     assert fetching.desk.next_task() == DeskClosed()
@@ -372,3 +319,71 @@ def test_among_several_streams_the_children_of_a_shard_are_qualified_with_its_st
         f"{orders}:shardId-000000000002",
     }
     assert {child.parents for child in task.children} == {(f"{orders}:{FIRST}",)}
+
+
+def test_a_shard_that_was_trimmed_while_it_was_held_ends_after_two_listings(shard):
+    shard.put(b"lost")
+    shard.split()
+    shard.expire()
+
+    with Fetching(shard) as fetching:
+        assert fetching.task() == Exhausted((), is_expired=True)
+
+    assert shard.listings == 2
+
+
+def test_what_was_fetched_before_the_shard_was_trimmed_is_given_before_its_end(shard):
+    shard.put(b"a")
+    with Fetching(shard) as fetching:
+        until(lambda: len(shard.fetched_at) > 1)
+        shard.split()
+        shard.expire()
+        assert fetching.payloads(1) == [b"a"]
+        assert fetching.task().is_expired
+
+
+def test_a_listing_that_fails_is_no_evidence_and_is_made_again(shard):
+    shard.split()
+    shard.expire()
+    shard.listing_trouble.extend([Unavailable("503"), NotFound("the stream is being deleted")])
+
+    with Fetching(shard) as fetching:
+        assert fetching.task().is_expired
+
+    assert shard.listings == 4
+
+
+def test_a_not_found_of_a_shard_that_is_listed_is_waited_out_with_a_new_iterator(shard):
+    shard.put(b"a")
+    shard.trouble.extend([NotFound("which shard?")] * 5)
+
+    with Fetching(shard, expiry_apart_s=0.0) as fetching:
+        assert fetching.payloads(1) == [b"a"]
+
+    assert len(shard.starts) == 6
+    assert shard.listings == 5
+
+
+def test_the_shards_are_listed_once_in_a_failover_however_often_the_shard_is_not_found(shard):
+    shard.trouble.extend([NotFound("which shard?")] * 50)
+
+    with Fetching(shard, expiry_apart_s=60.0):
+        until(lambda: not shard.trouble)
+
+    assert shard.listings == 1
+
+
+def test_a_page_of_tiny_user_records_is_laid_down_in_parts_as_there_is_room():
+    shard = Shard()
+    last = [shard.put(build_aggregate([("k", b"", None)] * 20_000)) for _ in range(4)][-1]
+
+    with Fetching(shard) as fetching:
+        sizes = []
+        while sum(sizes) < 80_000:
+            # Less than the desk's 30,000 and one aggregate more are ever on it.
+            assert fetching.desk._records_ahead < 30_000 + 40_000
+            batch = fetching.task()
+            sizes.append(len(batch.records))
+
+    assert (sum(sizes), max(sizes)) == (80_000, 10_000)
+    assert batch.last == ExtendedSequenceNumber(last, 19_999)

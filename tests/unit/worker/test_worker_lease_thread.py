@@ -1,5 +1,6 @@
 """The lease thread with a real inbox, desk, channel and ring, over a table in memory."""
 
+import itertools
 import threading
 import time
 
@@ -11,26 +12,21 @@ from kclrun.consuming.life import LeaseLife
 from kclrun.consuming.policy import LifePolicy
 from kclrun.errors import SinkError, Unavailable
 from kclrun.ipc import transitions as told
-from kclrun.ipc.channel import Channel
-from kclrun.ipc.doorbell import Doorbell
+from kclrun.ipc.board import Segment
+from kclrun.ipc.channel import Channel, Doorbell
 from kclrun.ipc.messages import Drain, OthersInSight, channel_of_worker, channel_to_worker
-from kclrun.ipc.segment import Segment
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model import changes
 from kclrun.model.lease import OFFERED, Lease
-from kclrun.model.outcomes import Applied
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, HashRange, Shard
 from kclrun.model.wire import WireEndpoint
-from kclrun.worker.checkpointing import CheckpointDesk
+from kclrun.protocol import writes as changes
+from kclrun.protocol.writes import Applied, Throttled
 from kclrun.worker.clock import boottime
-from kclrun.worker.desk import Desk, DeskLimits
-from kclrun.worker.fetch_watch import LOOK_S_MAX, FetchWatch, silence_max_s
-from kclrun.worker.fetching import FetchView
-from kclrun.worker.inbox import Inbox
-from kclrun.worker.lease_thread import LeaseThread
-from kclrun.worker.manager_line import ManagerLine
-from kclrun.worker.reporting import Reporter
+from kclrun.worker.desk import CheckpointDesk, Desk, DeskLimits, Inbox
+from kclrun.worker.fetching import LOOK_S_MAX, FetchView, FetchWatch, silence_max_s
+from kclrun.worker.lease_thread import LeaseThread, ManagerLine, Reporter
+from tests.patience import HUNG_S
 
 ME = "kclrun::host:a"
 
@@ -39,7 +35,7 @@ def p(number):
     return ExtendedSequenceNumber(str(number))
 
 
-def until(condition, most_s=5.0):
+def until(condition, most_s=HUNG_S):
     deadline = time.monotonic() + most_s
     while not (found := condition()):
         assert time.monotonic() < deadline
@@ -48,12 +44,18 @@ def until(condition, most_s=5.0):
 
 
 class Table(LeaseRows):
-    """`unreadable` reads fail; it counts its writes by kind."""
+    """`unreadable` reads fail; it counts its writes by kind, and what the slot says at each.
+
+    So many writes as `throttled` are refused as the service does under load.
+    """
 
     def __init__(self):
         super().__init__(lock=threading.Lock())
         self.unreadable = 0
+        self.throttled = 0
         self.written = []
+        self.slot = None
+        self.sends = []
 
     def read(self, key):
         if self.unreadable:
@@ -63,6 +65,11 @@ class Table(LeaseRows):
 
     def write(self, change):
         self.written.append(type(change))
+        if self.slot is not None:
+            self.sends.append((self.slot.last_send_instant(), boottime()))
+        if self.throttled:
+            self.throttled -= 1
+            return Throttled("slow down")
         return super().write(change)
 
 
@@ -105,6 +112,7 @@ class Stage:
         self.checkpoints = CheckpointDesk(self.inbox.post, lambda position: None, lambda: False)
         self.segment, self.doorbell = Segment.create(1), Doorbell.create()
         self.ring = self.segment.ring(0)
+        self.table.slot = self.segment.slot(0)
         mine, its = Channel.pair()
         self.manager = channel_to_worker(mine)
         self.channel = channel_of_worker(its.detach())
@@ -140,7 +148,7 @@ class Stage:
 
     def close(self):
         self.thread.break_off(RuntimeError("the test is over"))
-        self.thread.join(5)
+        self.thread.join(HUNG_S)
         assert not self.thread.is_alive()
         self.manager.close()
         self.channel.close()
@@ -171,6 +179,39 @@ def test_a_full_disk_holds_the_checkpoint_and_costs_no_lease(stage):
     assert stage.table.read("s0").checkpoint == p(20)
 
 
+def test_each_send_of_the_owner_stands_in_the_slot_before_it_leaves(stage):
+    until(lambda: len(stage.table.sends) >= 3)
+    sends = list(stage.table.sends)
+
+    assert sends[0][0] > 0.0
+    assert [sent for sent, _ in sends] == sorted({sent for sent, _ in sends})
+    for (_, before), (sent, written) in itertools.pairwise(sends):
+        assert before <= sent <= written
+
+
+def test_a_throttled_write_waits_for_its_time_before_it_is_sent_again(stage):
+    waits = []
+    perform = stage.thread._perform_in_time
+
+    def seen(command):
+        waits.append((command.not_before, boottime()))
+        perform(command)
+
+    stage.thread._perform_in_time = seen
+    sent_before = len(stage.table.written)
+    stage.table.throttled = 1
+    until(lambda: any(not_before is not None for not_before, _ in waits))
+    until(lambda: len(stage.table.sends) >= sent_before + 2 and stage.table.throttled == 0)
+
+    not_before = next(not_before for not_before, _ in waits if not_before is not None)
+    assert not any(
+        asked < sent < not_before
+        for sent, _ in stage.table.sends
+        for wait, asked in waits
+        if wait == not_before
+    )
+
+
 def test_the_checkpoint_a_user_waits_for_is_noted_before_the_answer(stage):
     stage.batch(20)
     stage.inbox.post(on.BatchDelivered(p(30), 1, 1))
@@ -196,7 +237,7 @@ def test_a_manager_that_drains_and_one_that_is_gone(stage):
     stage.manager.close()
     stage.inbox.post(on.CallReturned())
 
-    assert stage.over.wait(5)
+    assert stage.over.wait(HUNG_S)
     assert stage.thread.cause is do.ExitCause.DONE
     assert stage.table.read("s0").checkpoint == p(20)
     assert stage.told(told.Released)[0].position == p(20)
@@ -208,7 +249,7 @@ def test_a_thread_that_broke_ends_the_lease_thread_and_is_its_failure(stage):
 
     stage.thread.break_off(error)
 
-    assert stage.over.wait(5)
+    assert stage.over.wait(HUNG_S)
     assert stage.thread.failure is error
     assert stage.thread.cause is None
 
@@ -236,11 +277,11 @@ def test_the_manager_says_that_others_are_in_sight_and_the_lease_is_offered(stag
 
     stage.inbox.post(on.CallReturned())
 
-    assert stage.over.wait(5)
+    assert stage.over.wait(HUNG_S)
     row = stage.table.read("s0")
     assert (row.owner, row.offered_by, row.checkpoint) == (OFFERED, ME, p(20))
     assert stage.rows.durable[-1] == p(20)
-    assert stage.told(told.Released)[0].how == "offered to whoever comes first"
+    assert stage.told(told.Released)[0].how == "offered to any owner"
 
 
 def test_a_late_checkpoint_keeps_the_rows_it_covers_first_and_is_no_owners_send(stage):
@@ -253,12 +294,13 @@ def test_a_late_checkpoint_keeps_the_rows_it_covers_first_and_is_no_owners_send(
     until(lambda: isinstance(stage.table.write(taken), Applied) or _newer(stage, taken))
     gate = until(stage.desk.next_task)
     sent = stage.segment.slot(0).last_send_instant()
+    assert sent > 0.0, "the claim was a send"
 
     stage.inbox.post(on.GateShut())
     assert isinstance(stage.desk.next_task(), do.CallLeaseLost)
     stage.inbox.post(on.CallReturned())
 
-    assert stage.over.wait(5)
+    assert stage.over.wait(HUNG_S)
     assert gate is not None
     assert stage.rows.durable == [p(20)]
     assert stage.table.read("s0").checkpoint == p(20)
@@ -273,13 +315,71 @@ def _newer(stage, taken):
     return isinstance(stage.table.write(again), Applied)
 
 
+# A lease thread that stood still
+
+
+class Stalls:
+    """A lease thread that was not started: what it says of its lateness goes to its core."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.desk = Desk(DeskLimits(1000, 10), self)
+        nothing = dict.fromkeys(
+            ["table", "admin", "checkpoints", "rows", "line", "reporter", "fetch_watch", "on_over"]
+        )
+        self.thread = LeaseThread(None, None, self.desk, now=self, **nothing)
+        self.thread._tell_stall(0.0)
+
+    def __call__(self):
+        return self.now
+
+    def late(self, stalled_s):
+        self.now += stalled_s
+        self.thread._events.clear()
+        self.thread._tell_stall(stalled_s)
+        return list(self.thread._events)
+
+
+def test_a_second_late_is_told_and_less_is_not():
+    stalls = Stalls()
+
+    assert stalls.late(0.75) == []
+    assert stalls.late(1.0) == [on.ThreadStalled(1.0, False)]
+
+
+def test_a_stall_is_user_codes_where_that_ran_meanwhile_also_if_it_has_returned():
+    stalls = Stalls()
+    stalls.desk.call(do.CallShutdownRequested())
+    stalls.desk.next_task()
+    assert stalls.late(0.5) == []
+
+    assert stalls.late(2.0) == [on.ThreadStalled(2.0, True)]
+    stalls.now += 2.0
+    stalls.desk.shut_gate()
+    stalls.desk.next_task()
+    assert stalls.late(0.0) == []
+    assert stalls.late(3.0) == [on.ThreadStalled(3.0, False)]
+
+
+def test_user_code_that_returned_early_in_a_stall_did_not_cause_it():
+    stalls = Stalls()
+    stalls.desk.call(do.CallShutdownRequested())
+    stalls.desk.next_task()
+    stalls.late(0.25)
+    stalls.now += 0.25
+    stalls.desk.shut_gate()
+    stalls.desk.next_task()
+
+    assert stalls.late(3.0) == [on.ThreadStalled(3.0, False)]
+
+
 # A fetch thread that hangs
 
 
 def test_a_request_for_records_that_never_comes_back_ends_the_lease_thread_with_its_reason(stage):
     stage.fetch_view = FetchView(asking_since_instant=boottime())
 
-    assert stage.over.wait(10)
+    assert stage.over.wait(HUNG_S)
 
     assert "has not come back" in str(stage.thread.failure)
     assert any("begins anew" in each.detail for each in stage.told(told.Warned))

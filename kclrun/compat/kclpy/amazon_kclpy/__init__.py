@@ -1,6 +1,6 @@
-"""What answers for the package `amazon_kclpy` where it is not installed.
+"""Replaces the package `amazon_kclpy` where it is not installed.
 
-The names that processors and their scripts import from it, in the modules they import them from:
-`kcl`, `messages`, `checkpoint_error`, `v2.processor`, `v3.processor`. No JVM, no daemon, no pipe:
-the lease process calls the processor itself. Put in place by `kclrun.compat.kclpy.stand_in`.
+It has the names that processors and their scripts import, in the same modules: `kcl`, `messages`,
+`checkpoint_error`, `v2.processor`, `v3.processor`. No JVM, no daemon, no pipe: the lease process
+calls the processor itself. `kclrun.compat.kclpy.stand_in` puts it in place.
 """

@@ -1,7 +1,4 @@
-"""`amazon_kclpy.kcl`: the checkpointer, the oldest interface, and the end of every script.
-
-Look next: `v2/processor.py` and `v3/processor.py`, the interfaces that are in use.
-"""
+"""`amazon_kclpy.kcl`: the checkpointer, the oldest interface, and the last call of every script."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ __all__ = ["CheckpointError", "Checkpointer", "KCLProcess", "RecordProcessorBase
 
 
 class Checkpointer:
-    """What a processor is given to make its progress durable. Made by the adapter."""
+    """A processor gets it to make its progress durable. Made by the adapter."""
 
     def __init__(self, write: Callable[[str | None, int], None]) -> None:
         self._write = write
@@ -23,9 +20,9 @@ class Checkpointer:
     def checkpoint(self, sequence_number: Any = None, sub_sequence_number: Any = None) -> None:
         """Everything up to here is processed; returns once that is durable.
 
-        Without arguments all records given so far, with a record that one and all before it, with
-        a sequence number (a text or a number) the same by its number; a sub-sequence number that
-        is left out is 0, as in the Java KCL.
+        Without arguments: all records delivered so far. With a record: that one and all before it.
+        With a sequence number (a text or a number): the same by its number. A sub-sequence number
+        that is left out is 0, as in the Java KCL.
 
         Raises: CheckpointError, of the class that `amazon_kclpy.kcl` has.
         """
@@ -62,7 +59,7 @@ class RecordProcessorBase:
 class KCLProcess:
     """The last two lines of a script: `KCLProcess(processor).run()`.
 
-    `hand_over` is put in place while a script is run for its processor (`scripts.py`).
+    `hand_over` is set while a script is run for its processor (`scripts.py`).
     """
 
     hand_over: ClassVar[Callable[[Any], None] | None] = None
@@ -71,7 +68,7 @@ class KCLProcess:
         self._processor = record_processor
 
     def run(self) -> None:
-        """Give the processor to the lease process; the script goes no further than this."""
+        """Give the processor to the lease process; the script runs no further than this."""
         if KCLProcess.hand_over is None:
             script = sys.argv[0].rpartition("/")[2] or "script.py"
             raise RuntimeError(

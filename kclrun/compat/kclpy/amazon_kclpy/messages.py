@@ -1,7 +1,7 @@
-"""`amazon_kclpy.messages`: what the methods of a processor are given.
+"""`amazon_kclpy.messages`: the arguments of a processor's methods.
 
-Each is made of the JSON object that the MultiLangDaemon would send, so that tests written against
-`amazon_kclpy` can go on making them; records that are delivered are read from the record itself.
+Each is made from the JSON object that the MultiLangDaemon would send, so that tests written for
+`amazon_kclpy` can still make them. Delivered records are read from the record itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 
 Fields = Mapping[str, Any]
 _NOTHING: Final[Fields] = {}
-# The fields of a record in JSON, by the attribute that has each.
+# The fields of a record in JSON, each with its attribute.
 _ATTRIBUTES: Final[Mapping[str, str]] = {
     "data": "data",
     "partitionKey": "partition_key",
@@ -37,7 +37,7 @@ _ATTRIBUTES: Final[Mapping[str, str]] = {
 
 
 class _Input:
-    """A message by its fields; `dispatch` calls the method of the processor that it is for."""
+    """A message by its fields; `dispatch` calls its method of the processor."""
 
     def __init__(self, json_dict: Fields = _NOTHING) -> None:
         self._fields = json_dict
@@ -54,12 +54,12 @@ class _InputWithCheckpointer(_Input):
 
     @property
     def checkpointer(self) -> Any:
-        """For the time of this call."""
+        """Valid during this call."""
         return self._checkpointer
 
 
 class InitializeInput(_Input):
-    """Which shard, and from where: `sequence_number` is the checkpoint, or a sentinel's name."""
+    """The shard and its start: `sequence_number` is the checkpoint, or a sentinel's name."""
 
     @property
     def shard_id(self) -> Any:
@@ -95,7 +95,7 @@ class ProcessRecordsInput(_InputWithCheckpointer):
 
 
 class LeaseLostInput(_InputWithCheckpointer):
-    """Another owner has the shard. Its checkpointer refuses; interface 2 is given it."""
+    """Another owner has the shard. Its checkpointer refuses; interface 2 gets it."""
 
     def dispatch(self, checkpointer: Any, record_processor: Any) -> None:
         self._checkpointer = checkpointer
@@ -103,7 +103,7 @@ class LeaseLostInput(_InputWithCheckpointer):
 
 
 class ShardEndedInput(_InputWithCheckpointer):
-    """Everything in the shard was given; a checkpoint is due."""
+    """All records of the shard were delivered; a checkpoint is due."""
 
     def dispatch(self, checkpointer: Any, record_processor: Any) -> None:
         self._checkpointer = checkpointer
@@ -169,7 +169,8 @@ class Record:
 
     @property
     def approximate_arrival_timestamp(self) -> datetime:
-        """The same as a datetime without a zone, in the machine's own: as `amazon_kclpy` has it."""
+        """The same as a datetime without a zone, in the machine's time zone: as in
+        `amazon_kclpy`."""
         return datetime.fromtimestamp(self.timestamp_millis / 1000)  # noqa: DTZ006
 
     def get(self, field: str) -> Any:
@@ -181,7 +182,7 @@ class Record:
 
 
 class DeliveredRecord(Record):
-    """A record that was read: nothing is encoded unless it is asked for."""
+    """A record that was read: nothing is encoded before it is used."""
 
     __slots__ = ("_record",)
 

@@ -10,7 +10,7 @@ __all__ = ["RecordProcessorBase", "V1toV2Processor"]
 
 
 class RecordProcessorBase:
-    """What a processor of interface 2 derives from."""
+    """The base class of processors of interface 2."""
 
     version = 2
 
@@ -31,7 +31,7 @@ class RecordProcessorBase:
 
 
 class V1toV2Processor(RecordProcessorBase):
-    """A processor of interface 1, spoken to in interface 2."""
+    """A processor of interface 1, called through interface 2."""
 
     def __init__(self, delegate: Any) -> None:
         self.delegate = delegate
@@ -47,7 +47,7 @@ class V1toV2Processor(RecordProcessorBase):
         self.delegate.shutdown(shutdown_input.checkpointer, shutdown_input.reason)
 
     def shutdown_requested(self, shutdown_requested_input: messages.ShutdownRequestedInput) -> None:
-        # `shutdownRequested` was its name at first.
+        # `shutdownRequested` was its first name.
         for name in ("shutdownRequested", "shutdown_requested"):
             if hasattr(self.delegate, name):
                 getattr(self.delegate, name)(shutdown_requested_input.checkpointer)

@@ -10,7 +10,7 @@ __all__ = ["RecordProcessorBase", "V2toV3Processor"]
 
 
 class RecordProcessorBase:
-    """What a processor of interface 3 derives from."""
+    """The base class of processors of interface 3."""
 
     version = 3
 
@@ -27,7 +27,7 @@ class RecordProcessorBase:
         raise NotImplementedError
 
     def shard_ended(self, shard_ended_input: messages.ShardEndedInput) -> None:
-        """Everything was given: checkpoint, or the shard stays open."""
+        """All records were delivered: checkpoint, or the shard stays open."""
         raise NotImplementedError
 
     def shutdown_requested(self, shutdown_requested_input: messages.ShutdownRequestedInput) -> None:
@@ -36,7 +36,7 @@ class RecordProcessorBase:
 
 
 class V2toV3Processor(RecordProcessorBase):
-    """A processor of interface 2, spoken to in interface 3."""
+    """A processor of interface 2, called through interface 3."""
 
     def __init__(self, delegate: Any) -> None:
         self.delegate = delegate
@@ -54,6 +54,6 @@ class V2toV3Processor(RecordProcessorBase):
         self.delegate.shutdown(messages.ShutdownInput.terminate(shard_ended_input.checkpointer))
 
     def shutdown_requested(self, shutdown_requested_input: messages.ShutdownRequestedInput) -> None:
-        # Younger than interface 2: whoever does not derive from the base class may lack it.
+        # Newer than interface 2: a class that does not derive from the base class may lack it.
         if hasattr(self.delegate, "shutdown_requested"):
             self.delegate.shutdown_requested(shutdown_requested_input)

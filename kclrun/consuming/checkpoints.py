@@ -1,0 +1,160 @@
+"""Checkpoints of one lease: delivered, processed and saved positions, and requests of user code."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from kclrun.consuming.commands import AnswerCheckpoint, CheckpointAnswer
+from kclrun.errors import InvariantViolation, StaleCheckpoint
+from kclrun.model.sequence import ExtendedSequenceNumber
+
+
+class CheckpointLedger:
+    """Positions and counts of one lease in this process.
+
+    Counts are of user records since the start of the process. A checkpoint inside a batch counts no
+    record of that batch as covered until the whole batch is covered. This errs towards fewer
+    duplicates.
+    """
+
+    def __init__(self, position: ExtendedSequenceNumber, uncheckpointed_max: int) -> None:
+        self.checkpointed = position
+        self.processed = position
+        self.delivered = position
+        # Whether a processed record has no checkpoint. A field, because each event reads it.
+        self.has_unsaved = False
+        self.delivered_total = 0
+        self.checkpointed_total = 0
+        self._uncheckpointed_max = uncheckpointed_max
+        # One entry for each delivered batch that is not yet covered. Each batch holds at least one
+        # record, so there are never more entries than `uncheckpointed_max`.
+        self._open: deque[tuple[ExtendedSequenceNumber, int]] = deque()
+
+    @property
+    def delivered_max(self) -> int:
+        """How many records in all may be delivered before the next checkpoint [I7]."""
+        return self.checkpointed_total + self._uncheckpointed_max
+
+    @property
+    def is_full(self) -> bool:
+        return self.delivered_total >= self.delivered_max
+
+    @property
+    def uncheckpointed(self) -> int:
+        """The number of delivered records that no checkpoint covers."""
+        return self.delivered_total - self.checkpointed_total
+
+    @property
+    def has_uncounted(self) -> bool:
+        """Whether a whole processed batch has no checkpoint."""
+        return bool(self._open) and self._open[0][0] <= self.processed
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every delivered record is processed, too."""
+        return self.processed >= self.delivered
+
+    def deliver(self, last: ExtendedSequenceNumber, records: int) -> None:
+        """A batch up to `last` is given to user code (again, if user code raised before)."""
+        if last > self.delivered:
+            self.delivered = last
+            self.delivered_total += records
+            if records:
+                self._open.append((last, self.delivered_total))
+                self._count_covered()  # the row may be ahead, by a late checkpoint
+
+    def process(self, last: ExtendedSequenceNumber) -> None:
+        """User code returned for every record up to `last`."""
+        if last < self.processed:
+            raise InvariantViolation(f"processed moved back from {self.processed} to {last}")
+        self.processed = last
+        self.delivered = max(self.delivered, last)
+        self.has_unsaved = last > self.checkpointed
+
+    def confirm(self, position: ExtendedSequenceNumber) -> None:
+        """The row's checkpoint is `position` now, by our write or by another owner's late one."""
+        if position < self.checkpointed:
+            raise InvariantViolation(
+                f"checkpoint moved back from {self.checkpointed} to {position} [I2]"
+            )
+        self.checkpointed = position
+        self.has_unsaved = self.processed > position
+        self._count_covered()
+
+    def _count_covered(self) -> None:
+        while self._open and self._open[0][0] <= self.checkpointed:
+            self.checkpointed_total = self._open.popleft()[1]
+
+    def admit(self, position: ExtendedSequenceNumber | None) -> ExtendedSequenceNumber:
+        """The position that a request of user code means; None means every delivered record.
+
+        Raises: StaleCheckpoint if it is below the last checkpoint, above the last delivered record,
+        or a sentinel, which is not a position of a record.
+        """
+        if position is not None and position.is_sentinel and position != self.checkpointed:
+            raise StaleCheckpoint(
+                f"cannot checkpoint {position}: it is not the position of a record"
+            )
+        wanted = max(self.delivered, self.checkpointed) if position is None else position
+        if wanted < self.checkpointed:
+            raise StaleCheckpoint(
+                f"cannot checkpoint {wanted}: the last checkpoint is {self.checkpointed} already"
+            )
+        if wanted > max(self.delivered, self.checkpointed):
+            raise StaleCheckpoint(
+                f"cannot checkpoint {wanted}: nothing above {self.delivered} was delivered"
+            )
+        return wanted
+
+    def check(self) -> None:
+        """The invariants of the ledger."""
+        assert self.processed <= self.delivered, "processed beyond delivered [I2b]"
+        assert self.checkpointed_total <= self.delivered_total, "counts out of step"
+
+
+class CheckpointRequests:
+    """The waiting requests. Several threads may ask; one write answers all requests it covers."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, ExtendedSequenceNumber] = {}
+        # The furthest position with a waiting request when checkpoints became impossible.
+        self.refused: ExtendedSequenceNumber | None = None
+        self._closed_because: str | None = None
+
+    @property
+    def highest(self) -> ExtendedSequenceNumber | None:
+        """The position that one write must reach to answer all requests."""
+        return max(self._waiting.values()) if self._waiting else None
+
+    def admit(
+        self, request: int, position: ExtendedSequenceNumber | None, ledger: CheckpointLedger
+    ) -> tuple[AnswerCheckpoint, ...]:
+        """Accept a request. Requests that need no write, or can have none, are answered at once."""
+        if self._closed_because is not None:
+            return (AnswerCheckpoint(request, CheckpointAnswer.LOST, self._closed_because),)
+        try:
+            wanted = ledger.admit(position)
+        except StaleCheckpoint as refusal:
+            return (AnswerCheckpoint(request, CheckpointAnswer.STALE, str(refusal)),)
+        if wanted == ledger.checkpointed:
+            return (AnswerCheckpoint(request, CheckpointAnswer.DURABLE),)
+        self._waiting[request] = wanted
+        return ()
+
+    def answer(self, durable: ExtendedSequenceNumber) -> tuple[AnswerCheckpoint, ...]:
+        """Answer every request up to `durable`: the row has reached it."""
+        covered = [request for request, wanted in self._waiting.items() if wanted <= durable]
+        for request in covered:
+            del self._waiting[request]
+        return tuple(AnswerCheckpoint(request, CheckpointAnswer.DURABLE) for request in covered)
+
+    def refuse_all(self, reason: str) -> tuple[AnswerCheckpoint, ...]:
+        """Checkpoints are impossible from now on: answer all requests, and every later one at once.
+
+        The first reason stays: later ones are its consequences.
+        """
+        self._closed_because = self._closed_because or reason
+        self.refused = self.highest or self.refused
+        waiting = tuple(self._waiting)
+        self._waiting.clear()
+        return tuple(AnswerCheckpoint(each, CheckpointAnswer.LOST, reason) for each in waiting)

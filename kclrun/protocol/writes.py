@@ -1,0 +1,345 @@
+"""Writes to the lease table as values: their changes, their conditions and their outcomes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from kclrun.model.lease import DiedOn, Halt, Handoff, Lease, LeaseKey, OwnerId
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.shard import HashRange
+from kclrun.model.time import WallTime
+
+# The code of a read or a write of a row that cannot be read as a lease, until a person repairs it.
+BROKEN_ROW: Final = "BrokenRow"
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """A success reply. `row` is the row after the write; None after a delete or a creation."""
+
+    row: Lease | None = None
+
+
+class ConditionFailed(msgspec.Struct, frozen=True):
+    """The condition did not hold. `row` is the current row; None if there is none, or if the
+    service did not return it (CreateChildren)."""
+
+    row: Lease | None = None
+
+
+class Throttled(msgspec.Struct, frozen=True):
+    """Nothing happened; send again after a pause."""
+
+    message: str
+
+
+class Unavailable(msgspec.Struct, frozen=True):
+    """The request did not reach the service (refused connection, no address): nothing happened."""
+
+    message: str
+
+
+class OutcomeUnknown(msgspec.Struct, frozen=True):
+    """The write may have happened, or may still happen: time-out, broken connection, 5xx [P6]."""
+
+    message: str
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The service refuses it, and repeating will not help (permission, missing table, …)."""
+
+    code: str
+    message: str
+
+
+Outcome = Applied | ConditionFailed | Throttled | Unavailable | OutcomeUnknown | Refused
+
+
+# Every change of an owner names the owner and the counter that it last saw confirmed, and adds one
+# to the counter [P1, P2, I5]. `aws/expressions.py` holds the DynamoDB expression of each. The
+# in-memory table applies the same conditions in Python. One contract suite runs over both.
+class CreateLease(msgspec.Struct, frozen=True, tag=True):
+    """A whole row, by the first sync, or by its live owner if the row vanished. Applies only if
+    there is not a row with this key."""
+
+    lease: Lease
+
+
+class HeldParent(msgspec.Struct, frozen=True, tag=True):
+    """The parent's row exists, with this owner and counter: its owner is ending it."""
+
+    key: LeaseKey
+    owner: OwnerId
+    counter: int
+
+
+class EndedParent(msgspec.Struct, frozen=True, tag=True):
+    """The parent's row exists and is SHARD_END: the condition of a repair."""
+
+    key: LeaseKey
+
+
+class ExistingParent(msgspec.Struct, frozen=True, tag=True):
+    """The parent's row exists, in any state: the other parent of a merge."""
+
+    key: LeaseKey
+
+
+ParentCondition = HeldParent | EndedParent | ExistingParent
+
+
+class CreateChildren(msgspec.Struct, frozen=True, tag=True):
+    """The children of an ended shard, all or none, if every parent condition holds [P12].
+
+    A child row that exists already is left as it is and does not stop the others.
+    """
+
+    children: tuple[Lease, ...]
+    parents: tuple[ParentCondition, ...]
+
+
+class Take(msgspec.Struct, frozen=True, tag=True):
+    """A manager takes an unowned or expired lease: owner and counter as seen [P2, P15].
+
+    Publishes `failover_s`, `start` and the creation time of the stream (None: not known, and the
+    one on the row is removed). Removes `checkpointOwner` and all of a handoff. Adds an owner switch
+    if the owner seen was another owner. `forced`: from a Java owner that renews; writes
+    `takenFrom`, so that the next process on the row waits first [P18]. Without it an existing
+    `takenFrom` stays. `latest_pinned_at`: given if the row is LATEST without its instant, as a Java
+    worker makes it; an existing instant stays [P14].
+    """
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_owner: OwnerId | None
+    seen_counter: int
+    failover_s: float
+    start: str
+    forced: bool = False
+    latest_pinned_at: WallTime | None = None
+    stream_created_at: WallTime | None = None
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """A manager notes on the row that it would like a lease that `asked` renews [P16].
+
+    Not an owner's write, so the counter is untouched. `seen` is the old ask that is replaced, None
+    if there was none: otherwise the condition fails.
+    """
+
+    key: LeaseKey
+    owner: OwnerId
+    asked: OwnerId
+    asked_at: WallTime
+    seen: Handoff | None = None
+
+
+class Withdraw(msgspec.Struct, frozen=True, tag=True):
+    """A draining manager removes its ask, so that it is not given the lease any more.
+
+    Not an owner's write, so the counter is untouched. Applies while the ask there is `owner`'s.
+    """
+
+    key: LeaseKey
+    owner: OwnerId
+
+
+class Decline(msgspec.Struct, frozen=True, tag=True):
+    """The draining owner that a row is offered to offers it to any owner.
+
+    Applies while the row is offered to `owner` with the counter as seen. `offeredBy` becomes
+    `owner`, `offeredTo` goes; the position stays.
+    """
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+
+
+class Claim(msgspec.Struct, frozen=True, tag=True):
+    """A lease process proves the lease before its first read; returns the whole row [P4].
+
+    `has_waited`: a failover has passed since a take by force, so `takenFrom` goes [P18].
+    """
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    has_waited: bool = False
+
+
+class Renew(msgspec.Struct, frozen=True, tag=True):
+    """The heartbeat: counter + 1, and the throughput since the last one.
+
+    `drops_ask`: removes an ask that is too old to be answered [P16].
+    """
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    throughput_kbps: float | None = None
+    drops_ask: bool = False
+
+
+class Checkpoint(msgspec.Struct, frozen=True, tag=True):
+    """All records up to `position` are processed. Also requires the row's position to be `last`.
+
+    Sets owner switches to 0 and removes a pending checkpoint.
+    """
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    position: ExtendedSequenceNumber
+    last: ExtendedSequenceNumber
+
+
+class NameChildren(msgspec.Struct, frozen=True, tag=True):
+    """Write `childShardIds` on the parent, for the Java KCL's cleanup and ours [P12]."""
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    children: frozenset[str]
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """Checkpoint SHARD_END: requires the row's position to be `last`, like any checkpoint."""
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    last: ExtendedSequenceNumber
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Final checkpoint and `leaseOwner` removed, in one write. `position` may equal `last`."""
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    position: ExtendedSequenceNumber
+    last: ExtendedSequenceNumber
+
+
+class Offer(msgspec.Struct, frozen=True, tag=True):
+    """Final checkpoint, and the row given away, in one write [P17].
+
+    The owner becomes `kclrun:offered`, `offeredBy` the giver, `offeredTo` the asker (None: any
+    owner); any ask is removed. `position` may equal `last`. `died_on`: the slot of the giver,
+    because the lease's processes die there without progress; then the offer is to any owner, and
+    the position does not move.
+    """
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    position: ExtendedSequenceNumber
+    last: ExtendedSequenceNumber
+    offered_to: OwnerId | None = None
+    died_on: DiedOn | None = None
+
+
+class HandOver(msgspec.Struct, frozen=True, tag=True):
+    """Answer a KCL 3 leader's handoff: final checkpoint, and `checkpointOwner` removed [R8].
+
+    The row's owner is `next_owner` already and we are its `checkpointOwner`: those and the counter
+    are the condition. The Java KCL's `assignLease`.
+    """
+
+    key: LeaseKey
+    owner: OwnerId
+    next_owner: OwnerId
+    seen_counter: int
+    position: ExtendedSequenceNumber
+    last: ExtendedSequenceNumber
+
+
+class LateCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """The position up to which `former` had fully processed the shard when it lost the lease:
+    written once, and only forward [P19].
+
+    Applies if the row is there and not SHARD_END, it has no owner or a kclrun owner other than
+    `former` (an offered row included), and `last` <= its position < `position` in the extended
+    order. Owner and counter stay. `position` is never SHARD_END.
+    """
+
+    key: LeaseKey
+    former: OwnerId
+    last: ExtendedSequenceNumber
+    position: ExtendedSequenceNumber
+
+
+class Amend(msgspec.Struct, frozen=True, tag=True):
+    """The doctor, as a temporary owner, repairs fields that owners never change: parents and range
+    as the service lists them; and, if given, the instant that the row's LATEST stands for."""
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    parents: frozenset[str]
+    hash_range: HashRange
+    latest_pinned_at: WallTime | None = None
+
+
+class HaltLease(msgspec.Struct, frozen=True, tag=True):
+    """The owner's manager notes on the row why the lease stands still."""
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+    halt: Halt
+
+
+class ResumeLease(msgspec.Struct, frozen=True, tag=True):
+    """An operator removes the halt: not an owner's write, so the counter is untouched."""
+
+    key: LeaseKey
+
+
+class DeleteEnded(msgspec.Struct, frozen=True, tag=True):
+    """Delete a row that is SHARD_END [P13]."""
+
+    key: LeaseKey
+
+
+class DeleteTrimmed(msgspec.Struct, frozen=True, tag=True):
+    """Delete the row of a shard proven trimmed: owner and counter as seen [P13]."""
+
+    key: LeaseKey
+    seen_owner: OwnerId | None
+    seen_counter: int
+
+
+LeaseChange = (
+    CreateLease
+    | CreateChildren
+    | Take
+    | Ask
+    | Withdraw
+    | Decline
+    | Claim
+    | Renew
+    | Checkpoint
+    | NameChildren
+    | End
+    | Release
+    | Offer
+    | HandOver
+    | LateCheckpoint
+    | Amend
+    | HaltLease
+    | ResumeLease
+    | DeleteEnded
+    | DeleteTrimmed
+)
+
+
+def keys_of(change: LeaseChange) -> tuple[LeaseKey, ...]:
+    """The rows that a change writes; conditions on other rows do not count."""
+    if isinstance(change, CreateLease):
+        return (change.lease.key,)
+    if isinstance(change, CreateChildren):
+        return tuple(child.key for child in change.children)
+    return (change.key,)

@@ -1,0 +1,88 @@
+"""Reports the lag of the queries of one's own Spark program, like the fleet's metrics.
+
+A Spark listener reads the report that the source adds to every progress. It does not know the
+query's use of the records. It ignores sources without such a report.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from kclrun.spark.running.progress import read_report
+
+_log: Final = logging.getLogger(__name__)
+
+
+class SourceLag(msgspec.Struct, frozen=True, kw_only=True):
+    """The last report of one source of one query about one stream.
+
+    `lag_ms_max` is the distance of the furthest shard from its tip, None before a shard was looked
+    at; `throttles` counts since the query was started; the rates are those of the stream.
+    """
+
+    query: str
+    batch_id: int
+    stream: str
+    shards: int
+    lag_ms_max: int | None
+    records_per_second: float
+    bytes_per_second: float
+    throttles: int
+
+
+class LagListener(StreamingQueryListener):
+    """Give it to `spark.streams.addListener`: after every trigger, idle ones too, it calls
+    `publish` with the lag of each stream of each source, in Spark's own thread. An error of
+    `publish` is logged and has no other effect."""
+
+    def __init__(self, publish: Callable[[SourceLag], None]) -> None:
+        self._publish = publish
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - PySpark's name
+        """Does nothing: the lag is not known yet."""
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - PySpark's name
+        """A trigger has ended: publish the lag."""
+        progress = event.progress
+        for source in progress.sources:
+            for lag in _lags(progress.name or str(progress.id), progress.batchId, source):
+                self._tell(lag)
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - PySpark's name
+        """Does nothing: Spark passes no progress with this event."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - PySpark's name
+        """Does nothing."""
+
+    def _tell(self, lag: SourceLag) -> None:
+        try:
+            self._publish(lag)
+        except Exception:  # noqa: BLE001 - the user's code: whatever it raises
+            _log.exception("the lag of %s was not published", lag.query)
+
+
+def _lags(query: str, batch_id: int, source: Any) -> Iterator[SourceLag]:
+    report: Mapping[str, Any] | None = read_report(source.latestOffset)
+    if report is None or "shardsTotal" not in report:
+        return
+    by_stream = report.get("streams") or {str(report.get("stream", "")): report}
+    for stream, told in by_stream.items():
+        yield _lag(query, batch_id, stream, told)
+
+
+def _lag(query: str, batch_id: int, stream: str, report: Mapping[str, Any]) -> SourceLag:
+    return SourceLag(
+        query=query,
+        batch_id=batch_id,
+        stream=stream,
+        shards=report["shardsTotal"],
+        lag_ms_max=report["lagMsMax"],
+        records_per_second=report["recordsPerSecond"],
+        bytes_per_second=report["bytesPerSecond"],
+        throttles=report["throttles"],
+    )

@@ -1,0 +1,168 @@
+"""Several streams read as one: their shards side by side, each under its stream's name.
+
+It knows the ports, and does not know offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from kclrun.errors import InvariantViolation, NotFound
+from kclrun.model.record import IteratorType
+from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange, Shard, ShardGraph
+from kclrun.model.stream import StreamKey, qualified, qualified_child, qualified_shards
+from kclrun.model.time import WallTime
+from kclrun.ports import FetchedPage, ShardFilter, ShardReader, StreamAdmin, StreamSummary
+
+T = TypeVar("T")
+
+Streams = Mapping[str, StreamSummary]
+
+_KEYS_A_STREAM: Final = HASH_KEY_MAX + 1
+_SEPARATOR: Final = ":"
+
+
+def parted(name: str) -> tuple[str, str]:
+    """The stream and the shard's own id; an empty stream where a source reads one stream."""
+    stream, _, shard_id = name.rpartition(_SEPARATOR)
+    return stream, shard_id
+
+
+def shard_name(stream: str, shard_id: str) -> str:
+    """A shard's name among several streams; its id where the stream is empty."""
+    return qualified(StreamKey(stream), shard_id)
+
+
+def of_streams_in(graph: ShardGraph, by_shard: Mapping[str, T]) -> dict[str, T]:
+    """The entries for shards of the streams in a listing, and for `"*"`."""
+    streams = {parted(each.shard_id)[0] for each in graph.unordered()}
+    return {
+        shard: value
+        for shard, value in by_shard.items()
+        if shard == "*" or parted(shard)[0] in streams
+    }
+
+
+def summaries_of(admin: StreamAdmin) -> Streams:
+    """The summary of each stream by name; of one stream under an empty name. Raises: ServiceError
+    leaves."""
+    if isinstance(admin, StreamsAdmin):
+        return {name: each.summary() for name, each in admin.by_name.items()}
+    return {"": admin.summary()}
+
+
+def summary_of(admin: StreamAdmin, name: str) -> StreamSummary:
+    """The summary of this shard's stream. Raises: ServiceError leaves."""
+    if isinstance(admin, StreamsAdmin):
+        return admin.by_name[parted(name)[0]].summary()
+    return admin.summary()
+
+
+class StreamsReader:
+    """Implements `ShardReader` over several streams, by their names.
+
+    A shard is called `orders:shardId-000000000002` here, in offsets and in ranges. Its hash keys
+    lie behind those of the streams before it: the first stream has the keys from 0 on, the next
+    those from 2**128 on. So one scout plans for all of them, and its promises for one stream hold
+    for all together: one time in catch-up, one limit of a trigger, parents before children.
+
+    The reasons for this design:
+
+    * With a scout a stream, each would wait for its own records and be at its own time. So one
+      stream's rows would fall behind the watermark that another's have moved; limits would be per
+      stream.
+    * With numbers instead of names in offsets, the same list in another order would be another
+      checkpoint.
+    * The place among the hash keys depends on the names of all streams, so it is in no offset.
+    * A listing is of all streams or an error: without one of them, its shards would look expired.
+    * Tokens of iterators belong to one stream and do not name it: they travel with its name.
+    * Sequence numbers of two streams are never compared: positions are compared within a shard
+      only.
+    """
+
+    def __init__(self, by_name: Mapping[str, ShardReader]) -> None:
+        self._by_name = by_name
+        self._first_keys = first_keys(by_name)
+
+    def iterator(
+        self,
+        shard_id: str,
+        kind: IteratorType,
+        *,
+        sequence_number: str | None = None,
+        timestamp: WallTime | None = None,
+    ) -> str:
+        """An iterator that names its stream."""
+        stream, bare = parted(shard_id)
+        reader = self._reader(stream)
+        token = reader.iterator(bare, kind, sequence_number=sequence_number, timestamp=timestamp)
+        return f"{stream}{_SEPARATOR}{token}"
+
+    def fetch(self, iterator: str, limit: int) -> FetchedPage:
+        """One page, with its children under this reader's names."""
+        stream, _, token = iterator.partition(_SEPARATOR)
+        page = self._reader(stream).fetch(token, limit)
+        following = page.next_iterator
+        return msgspec.structs.replace(
+            page,
+            next_iterator=None if following is None else f"{stream}{_SEPARATOR}{following}",
+            children=tuple(self._child(stream, each) for each in page.children),
+        )
+
+    def _child(self, stream: str, child: ChildShard) -> ChildShard:
+        placed = msgspec.structs.replace(
+            child, hash_range=moved(child.hash_range, self._first_keys[stream])
+        )
+        return qualified_child(StreamKey(stream), placed)
+
+    def _reader(self, stream: str) -> ShardReader:
+        if stream not in self._by_name:
+            raise InvariantViolation(f"none of the source's streams is called {stream!r}")
+        return self._by_name[stream]
+
+
+class StreamsAdmin:
+    """Implements `StreamAdmin` over several streams, by their names."""
+
+    def __init__(self, by_name: Mapping[str, StreamAdmin]) -> None:
+        self.by_name = by_name
+        self._first_keys = first_keys(by_name)
+
+    def summary(self) -> StreamSummary:
+        """Not available for several streams: see `summaries_of`."""
+        raise InvariantViolation("several streams have no summary in common")
+
+    def list_shards(self, shard_filter: ShardFilter | None = None) -> tuple[Shard, ...]:
+        """Complete listings of all streams, or the error of the first that fails."""
+        return tuple(
+            shard for name in sorted(self.by_name) for shard in self._listed(name, shard_filter)
+        )
+
+    def _listed(self, name: str, shard_filter: ShardFilter | None) -> tuple[Shard, ...]:
+        try:
+            listed = self.by_name[name].list_shards(shard_filter)
+        except NotFound as error:
+            raise NotFound(
+                f"the stream {name} is gone, or cannot be listed: {error}",
+                operation=error.operation,
+                code=error.code,
+            ) from None
+        first = self._first_keys[name]
+        placed = (
+            msgspec.structs.replace(each, hash_range=moved(each.hash_range, first))
+            for each in listed
+        )
+        return qualified_shards(StreamKey(name), placed)
+
+
+def first_keys(names: Iterable[str]) -> Mapping[str, int]:
+    """The first hash key of each stream among the keys of all."""
+    return {name: place * _KEYS_A_STREAM for place, name in enumerate(sorted(names))}
+
+
+def moved(keys: HashRange, by: int) -> HashRange:
+    """A stream's hash range among the keys of all; `by` is the stream's first key."""
+    return HashRange(keys.start + by, keys.end + by)

@@ -1,0 +1,50 @@
+"""Steps of the two cores that are traced: prepared up to the first `yield`, then taken."""
+
+from kclrun.consuming import events as on
+from kclrun.protocol import writes as changes
+from tests.unit.consuming.lease_driver import Driver, p
+from tests.unit.leases.manager_life import ManagerLife, row
+
+
+def _claim():
+    driver = Driver()
+    yield
+    driver.happen(on.Started())
+
+
+def _batch():
+    driver = Driver().begin()
+    driver.happen(on.BatchDelivered(p(20), 1, 100))
+    yield
+    driver.life.handle(on.BatchProcessed(p(20)), driver.now)
+
+
+def _checkpoint():
+    driver = Driver().begin()
+    driver.batch(20)
+    yield
+    driver.tick(60.0)
+
+
+def _scan():
+    life = ManagerLife(row("s0"))
+    yield
+    life.scan()
+
+
+def _take():
+    life = ManagerLife(row("s0"))
+    if not life.writes(changes.Take):
+        life.scan()
+    take = life.writes(changes.Take)[0]
+    yield
+    life.apply(take)
+
+
+STEPS = {
+    "core 2, a lease is claimed and initialized": _claim,
+    "core 2, a batch was processed": _batch,
+    "core 2, a checkpoint until it is durable": _checkpoint,
+    "core 1, a scan leads to a take": _scan,
+    "core 1, the take applied and the process starts": _take,
+}

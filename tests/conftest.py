@@ -1,0 +1,79 @@
+"""What all tests share: fixed examples, limits that only mean "hung", failures told at once."""
+
+import functools
+import gc
+import os
+from pathlib import Path
+
+import botocore.loaders
+import pytest
+from hypothesis import settings
+
+from tests.examples import GATE
+from tests.patience import TEST_S
+
+settings.load_profile(GATE)
+
+# botocore reads the same descriptions of services for each session, 0.2 s of CPU; the tests make
+# hundreds. Its own loader shares what it has read between clients, too.
+_READ_FILE = botocore.loaders.JSONFileLoader.load_file
+
+
+@functools.cache
+def _read_once(path):
+    return _READ_FILE(botocore.loaders.JSONFileLoader(), path)
+
+
+botocore.loaders.JSONFileLoader.load_file = lambda _, path: _read_once(path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    # All that is collected lives to the end: looking for garbage meanwhile takes a fifth of the
+    # time. It is not frozen: Hypothesis checks that something refers to its random generator, and
+    # Python does not find frozen objects that do.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        if limit is not None and limit.args and limit.args[0] < TEST_S:
+            item.add_marker(pytest.mark.timeout(TEST_S), append=False)
+
+
+class ToldAtOnce:
+    """A failure has its name at once, and a line in a file for the end of `bin/test`."""
+
+    def __init__(self, reporter, notes):
+        self._reporter = reporter
+        self._notes = notes
+
+    def pytest_runtest_logreport(self, report):
+        if not report.failed:
+            return
+        crash = getattr(report.longrepr, "reprcrash", None)
+        words = (crash.message if crash else str(report.longrepr)).strip().splitlines()
+        reason = (
+            f"time limit: {words[0]}"
+            if "from pytest-timeout" in report.longreprtext
+            else (words[0] if words else "")
+        )
+        line = f"{report.nodeid} ({report.when}): {reason[:160]}"
+        self._reporter.ensure_newline()
+        self._reporter.write_line(f"FAILED {line}", red=True)
+        if self._notes:
+            with Path(self._notes).open("a") as file:
+                file.write(f"{line}\n")
+
+
+def pytest_sessionstart(session):
+    plugins = session.config.pluginmanager
+    reporter = plugins.get_plugin("terminalreporter")
+    if reporter is not None and not hasattr(session.config, "workerinput"):  # xdist's own workers
+        plugins.register(ToldAtOnce(reporter, os.environ.get("KCLRUN_TEST_FAILURES")))

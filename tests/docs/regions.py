@@ -1,0 +1,270 @@
+"""Tables of the reference that are made of the code's own data, one function a region."""
+
+from kclrun.aws.expressions import CATALOGUE
+from kclrun.compat.kclpy.property_table import PROPERTIES
+from kclrun.config.convert import json_schema
+from kclrun.consuming import leaving as loss
+from kclrun.leases import assignment, manager, offers, policy
+from kclrun.leases import custody as capacity
+from kclrun.leases import policy as pacing
+from kclrun.leases.doctor.findings import Kind
+from kclrun.model.lease import ASK_STALE_AFTER_S
+from kclrun.observe import events
+from kclrun.observe.metrics import METRICS
+from kclrun.protocol import fence
+
+CROWD = [f"kclrun:g:h{number}:n" for number in range(1000)]
+FROM_WHOLE = " from sub 0"
+
+
+def table(columns, rows):
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    return "\n".join(lines + [f"| {' | '.join(map(str, cells))} |" for cells in rows])
+
+
+def escaped(text):
+    """Text for a cell of a table."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def settings():
+    """A section for each group of settings, a row for each setting."""
+    parts = []
+    for title, rows in _setting_groups(json_schema(), ""):
+        parts.append(f"## {title}\n\n{table(('setting', 'type', 'default', 'meaning'), rows)}")
+    return "\n\n".join(parts)
+
+
+def _setting_groups(schema, path):
+    """(heading, rows) of one level of the schema, then those of the levels below it."""
+    rows, below = [], []
+    required = schema.get("required", ())
+    for name, told in schema["properties"].items():
+        whole = f"{path}{name}"
+        inner = _inner(told)
+        if inner is not None:
+            mark = "[]" if told.get("type") == "array" else ""
+            below += _setting_groups(inner, f"{whole}{mark}.")
+        if inner is None or told.get("description"):
+            default = _default(told, is_required=name in required)
+            rows.append((f"`{whole}`", _type(told), default, escaped(told.get("description", ""))))
+    title = f"`{path.rstrip('.')}`" if path else "Top level"
+    return [*([(title, rows)] if rows else []), *below]
+
+
+def _inner(told):
+    """The schema of the settings inside this one, or None."""
+    shapes = [told, *told.get("anyOf", ()), told.get("items", {})]
+    return next((each for each in shapes if isinstance(each, dict) and "properties" in each), None)
+
+
+def _type(told):
+    if "anyOf" in told:
+        return " or ".join(dict.fromkeys(_type(each) for each in told["anyOf"]))
+    if "enum" in told or "const" in told:
+        return ", ".join(f"`{_plain(each)}`" for each in told.get("enum", [told.get("const")]))
+    if told.get("examples"):
+        return "duration" if told["examples"][0].endswith("s") else "size"
+    kind = told.get("type", "any")
+    if kind == "array":
+        inner = "mapping" if _inner(told) else _type(told.get("items", {}))
+        return f"list of {inner}"
+    words = {"object": "mapping", "string": "text", "integer": "whole number", "boolean": "on, off"}
+    limits = [f"{word} {told[key]}" for key, word in _LIMITS.items() if key in told]
+    return ", ".join([words.get(kind, str(kind)), *limits])
+
+
+_LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most"}
+
+
+def _default(told, *, is_required):
+    if is_required:
+        return "needed"
+    if told.get("default") in (None, "", [], {}):
+        return ""
+    return f"`{_plain(told['default'])}`"
+
+
+def _plain(value):
+    """As YAML has it in the files of this project."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+def metrics():
+    """Every metric."""
+    return table(
+        ("metric", "unit", "Prometheus", "meaning"),
+        [
+            (f"`{name}`", kind.unit, f"`{kind.prometheus}`", escaped(kind.meaning))
+            for name, kind in METRICS.items()
+        ],
+    )
+
+
+def log_events():
+    """Every event a log line may carry."""
+    return table(
+        ("event", "level", "meaning"),
+        [
+            (f"`{name}`", kind.level, escaped(kind.meaning))
+            for name, kind in events.CATALOGUE.items()
+        ],
+    )
+
+
+def findings():
+    """Every finding of the doctor."""
+    rows = []
+    for kind in Kind:
+        mended = "yes" if kind.is_mendable else ""
+        if kind.needs_consent:
+            mended = f"with `--accept {kind.value}`"
+        rows.append((f"`{kind.value}`", kind.gravity.name.lower(), escaped(kind.means), mended))
+    return table(("finding", "gravity", "the records", "mended by `--yes`"), rows)
+
+
+def expressions():
+    """Every conditional write of the lease table, as it is sent."""
+    rows = []
+    for each in CATALOGUE:
+        if each.name.endswith(FROM_WHOLE) and not each.name.startswith("late"):
+            continue  # one sentence says how they differ: test_reference.py
+        change = f"`{each.update.code}`" if each.update else ""
+        rows.append((each.name, change, f"`{each.condition}`"))
+    return table(("write", "change", "condition"), rows)
+
+
+def properties():
+    """Properties of amazon_kclpy that become settings."""
+    rows = [(f"`{one.name}`", f"`{one.setting}`", one.note) for one in PROPERTIES if one.setting]
+    return table(("property", "in `app.yaml`", "what changes"), rows)
+
+
+def properties_without():
+    """Properties of amazon_kclpy that have no counterpart, by reason."""
+    because = {}
+    for one in PROPERTIES:
+        if not one.setting:
+            because.setdefault(one.note, []).append(f"`{one.name}`")
+    rows = [(", ".join(names), note) for note, names in because.items()]
+    return table(("without a counterpart", "because"), rows)
+
+
+def timers():
+    """When the fleet does what, computed by the functions that the managers use."""
+    return table(("what", "when, with F = 10 s"), [*_renewal_timers(), *_lease_timers()])
+
+
+def _renewal_timers():
+    asked = policy.ManagerPolicy(me="kclrun:g:h:n", failover_s=10.0)
+    until = fence.fence_instant(0.0, 10.0)
+    return [
+        ("a lease is renewed", f"every {fence.renew_interval_s(10.0):.3f} s (F/3 - 25 ms)"),
+        (
+            "a lease process starts no batch",
+            f"{until:.1f} s after sending its last confirmed write",
+        ),
+        (
+            "the table is scanned",
+            (
+                f"every {asked.scan_every_s:g} s (F/2) by the {pacing.FREQUENT_SCANNERS_MAX} owners"
+                " whose ids have the smallest hash, every"
+                f" {asked.seldom_scan_every_s(17):g} s (2 F) by the others; above"
+                f" {policy.SELDOM_SCANNERS_MAX} owners the more seldom the more they are, every"
+                f" {asked.seldom_scan_every_s(1000):.0f} s with 1,000"
+            ),
+        ),
+        (
+            "a manager that asked for leases, or offered some, scans again",
+            (
+                f"after {pacing.scan_delay_s(asked, CROWD, pacing.Pace.MOVE):g} s (F/2), in a large"
+                " fleet too"
+            ),
+        ),
+        (
+            "a manager that took free leases scans again",
+            (
+                f"after {pacing.scan_delay_s(asked, CROWD, pacing.Pace.GRAB):g} s (F/10),"
+                f" {manager._HASTY_SCANS_MAX} times in a row at most"
+            ),
+        ),
+    ]
+
+
+def _lease_timers():
+    asked = policy.ManagerPolicy(me="kclrun:g:h:n", failover_s=10.0)
+    return [
+        (
+            "free leases are taken at once",
+            f"as many as are held, and always {assignment._TAKES_AT_ONCE_MIN}",
+        ),
+        ("expired leases are offered to the others at once", assignment._OFFERS_AT_ONCE_MAX),
+        (
+            "the shards are listed",
+            (
+                f"by {pacing._LISTINGS_PER_CYCLE} managers a cycle on average, by"
+                f" {pacing._LISTINGS_IN_NEED} while scans show a hole, a merge that waits or an"
+                " empty table"
+            ),
+        ),
+        (
+            "at the first start on an empty table",
+            f"a random wait of up to {manager._EMPTY_TABLE_WAIT_MAX_S:g} s",
+        ),
+        (
+            "something asks for a scan at once",
+            f"{manager.SCAN_GAP_MIN_S:g} s after the last at the earliest",
+        ),
+        ("a free lease is taken beyond the target", f"after {asked.overdue_after_s:g} s (3 F)"),
+        (
+            "offered rows are looked for",
+            (
+                f"every {offers.find_every_s(1):g} s; with more than"
+                f" {offers._FLEET_QUERIES_PER_S // 2} owners, {offers._FLEET_QUERIES_PER_S} times a"
+                " second by all together"
+            ),
+        ),
+        (
+            "who may take an offered row",
+            (
+                f"whom it is meant for at once, others within {offers._SPREAD_S:g} s,"
+                f" {offers._AFTER_ASKER_S:g} s later where it is meant for another, the giver after"
+                f" {offers._GIVER_WAITS_S:g} s"
+            ),
+        ),
+        (
+            "an offered row is taken beyond the target",
+            f"when it was left for {offers.LEFT_LYING_S:g} s",
+        ),
+        (
+            "a manager scans again when it sees an offered lease that its takers left",
+            f"at once, once an offer, if it is one of the {pacing.FREQUENT_SCANNERS_MAX}",
+        ),
+        (
+            "an ask that is not answered is void",
+            f"after {ASK_STALE_AFTER_S:g} s, as each side has seen it",
+        ),
+        ("asks open at a time", f"{policy.MOVES_PER_CYCLE} (`leases.moves_per_cycle`)"),
+        (
+            "`capacity_short` is logged",
+            f"after {capacity._SCANS_IN_A_ROW} scans with unclaimed leases at `leases.max`",
+        ),
+        ("a late checkpoint is tried", f"for {loss.LATE_CHECKPOINT_S:g} s"),
+        (
+            "user code of a lost lease may go on",
+            f"for {loss.LET_GO_S:g} s, then its process is ended",
+        ),
+    ]
+
+
+REGIONS = {
+    "settings": settings,
+    "metrics": metrics,
+    "log-events": log_events,
+    "findings": findings,
+    "expressions": expressions,
+    "properties": properties,
+    "properties-without": properties_without,
+    "timers": timers,
+}

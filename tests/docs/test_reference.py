@@ -1,0 +1,158 @@
+"""The reference says what the code does: tables are the generator's, hand-made ones are checked."""
+
+import re
+
+import pytest
+import yaml
+
+from kclrun.aws.clauses import AT_LAST, AT_LAST_WHOLE
+from kclrun.aws.expressions import CATALOGUE
+from kclrun.cli import exit_codes
+from kclrun.config.load import settings_of
+from kclrun.model.time import WallTime
+from kclrun.observe import events
+from kclrun.spark import options
+from kclrun.spark.options import Use, read_source_options
+from kclrun.spark.sink import columns as sink_options
+from kclrun.spark.sink.columns import sink_settings
+from tests.docs import pages
+from tests.docs.blocks import blocks_of
+from tests.docs.regions import FROM_WHOLE
+
+NOW = WallTime(1_800_000_000.0)
+REFERENCE = pages.DOCS / "reference"
+PAGES = pages.all_pages()
+
+
+def rows(text):
+    """The cells of each row of a page's tables, without headings."""
+    for line in text.splitlines():
+        if line.startswith("| ") and not line.startswith("| ---"):
+            yield [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(pages.DOCS)))
+def test_the_generated_tables_of_a_page_are_those_of_the_code(path):
+    text = path.read_text()
+
+    assert pages.rewritten(text) == text, "run bin/docs"
+
+
+def test_every_generated_table_stands_on_one_page():
+    used = [name for path in PAGES for name, _ in pages.regions_of(path.read_text())]
+
+    assert sorted(used) == sorted(pages.REGIONS)
+    assert all(
+        f"<!-- /generated: {name} -->" in "".join(p.read_text() for p in PAGES) for name in used
+    )
+
+
+def test_a_write_from_sub_0_differs_by_the_one_clause_that_the_page_names():
+    by_name = {each.name: each for each in CATALOGUE}
+    whole = [each for each in by_name if each.endswith(FROM_WHOLE) and not each.startswith("late")]
+
+    assert f"`{AT_LAST_WHOLE.code}`" in (REFERENCE / "lease-table.md").read_text()
+    for name in whole:
+        plain = by_name[name.removesuffix(FROM_WHOLE)]
+        assert by_name[name].update == plain.update
+        assert by_name[name].condition == plain.condition.replace(AT_LAST.code, AT_LAST_WHOLE.code)
+    assert len(whole) >= 5
+
+
+def test_every_exit_code_has_a_row_and_no_other():
+    codes = {
+        value for name, value in vars(exit_codes).items() if name.isupper() and type(value) is int
+    }
+    text = (REFERENCE / "exit-codes.md").read_text()
+
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)} == codes
+
+
+def test_every_option_of_source_and_sink_has_a_row_and_no_other():
+    source, sink = option_tables()
+
+    assert set(source) == set(options.NAMES)
+    assert set(sink) == {*sink_options.NAMES} - {*options.REACHED_NAMES}
+    text = (REFERENCE / "spark-options.md").read_text()
+    assert [each for each in options.ALIASES if f"`{each}`" not in text] == []
+
+
+def test_a_default_that_the_page_shows_is_the_default():
+    source, sink = option_tables()
+    stream, batch = {"streamName": "orders"}, {"streamName": "orders"}
+
+    for name, default in source.items():
+        if default is not None and name != "endingOffsets":
+            given = stream | {name: default}
+            assert read_source_options(given, Use.STREAM) == read_source_options(stream, Use.STREAM)
+    ending = batch | {"endingOffsets": source["endingOffsets"]}
+    assert read_source_options(ending, Use.BATCH) == read_source_options(batch, Use.BATCH)
+    for name, default in sink.items():
+        assert sink_settings(stream | {name: default}) == sink_settings(stream)
+    assert sum(default is not None for default in [*source.values(), *sink.values()]) >= 15
+
+
+def settings_shown():
+    """Each block of settings that a how-to page shows, and where."""
+    for path in sorted((pages.DOCS / "how-to").glob("*.md")):
+        for block in blocks_of(path.read_text()):
+            if block.language == "yaml" and not block.text.startswith("groups:"):
+                yield pytest.param(block.text, id=f"{path.name}:{block.line}")
+
+
+@pytest.mark.parametrize("text", list(settings_shown()))
+def test_settings_that_a_page_shows_are_accepted(text):
+    shown = yaml.safe_load(text)
+    usual = {"application": "orders", "stream": "orders", "processor": "processors.orders:Orders"}
+    if "streams" in shown:
+        del usual["stream"]
+    if "pipeline" in shown:
+        del usual["processor"]
+    if "spark" in shown:
+        usual |= {"engine": "spark", "output": {"path": "out", "format": "json", "schema": "n int"}}
+        shown["spark"].setdefault("checkpoint", "s3a://bucket/checkpoints/orders")
+
+    settings_of(yaml.safe_dump(usual | shown), environment={}, now=NOW, name="app.yaml")
+
+
+def option_tables():
+    """Names of the source's and the sink's options, and the default of each that shows one."""
+    text = (REFERENCE / "spark-options.md").read_text()
+    _, source, sink = re.split(r"^## ", text, flags=re.MULTILINE)[:3]
+    return tuple(
+        {
+            name: defaults[0] if (defaults := re.findall(r"^`([^`]+)`", default)) else None
+            for names, default, _ in list(rows(part))[1:]
+            for name in re.findall(r"`(\w+)`", names)
+        }
+        for part in (source, sink)
+    )
+
+
+def test_every_warning_and_error_of_the_log_says_what_to_do():
+    text = (pages.DOCS / "troubleshooting.md").read_text()
+    told = [row[0].strip("`") for row in rows(text.split("## By log event")[1])][1:]
+
+    loud = [name for name, kind in events.CATALOGUE.items() if kind.level in {"warning", "error"}]
+    assert told == loud
+
+
+def test_every_term_of_the_glossary_stands_once():
+    text = (pages.DOCS / "glossary.md").read_text()
+    terms = [
+        term.strip()
+        for row in rows(text)
+        if row[0] != "term"
+        for term in row[0].replace("`", "").split(",")
+    ]
+
+    assert len(terms) == len(set(terms))
+    assert len(terms) >= 60
+
+
+def test_no_decision_needs_more_than_eight_lines_of_a_terminal():
+    text = (pages.DOCS / "explanation" / "decisions.md").read_text()
+    decisions = re.findall(r"^\*\*.*$", text, re.MULTILINE)
+
+    assert len(decisions) >= 10
+    assert [each for each in decisions if len(each) > 8 * 80] == []

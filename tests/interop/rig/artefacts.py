@@ -1,0 +1,115 @@
+"""What Maven fetches and builds: a consumer on each KCL, and DynamoDB Local.
+
+Artefacts go to Maven's own cache, class files to `$KCLRUN_INTEROP_BUILD`, else a folder beside it;
+nothing binary is committed. A build is kept while the sources and versions stay.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+KCL_VERSIONS = ("2.7.2", "3.5.1")
+# Of SQLite's native library there are builds for these alone.
+_SQLITE_MACHINES = {"x86_64": "libsqlite4java-linux-amd64"}
+_PROJECT = Path(__file__).parents[1] / "java"
+# Some 180 MB come from Maven Central at the first build.
+_FETCH_MAX_S = 900
+
+
+class NotToBeHad(Exception):
+    """No Java, no Maven, or no answer from Maven Central: the text says which."""
+
+
+def consumer_classpath(version):
+    """The class path of the consumer on this KCL. Raises: NotToBeHad."""
+    folder = _built("kcl", version)
+    return f"{folder / 'classes'}{os.pathsep}{(folder / 'classpath').read_text()}"
+
+
+def dynamodb_local(port):
+    """The command that serves DynamoDB Local in memory. Raises: NotToBeHad."""
+    library = _SQLITE_MACHINES.get(platform.machine())
+    if library is None:
+        raise NotToBeHad(f"DynamoDB Local has no SQLite for {platform.machine()}")
+    classpath = (_built("dynamodb", "") / "classpath").read_text()
+    natives = next(Path(each).parent for each in classpath.split(os.pathsep) if library in each)
+    return [
+        *("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+        *(f"-Dsqlite4java.library.path={natives}", "-cp", classpath),
+        *("com.amazonaws.services.dynamodbv2.local.main.ServerRunner", "-inMemory"),
+        *("-sharedDb", "-port", str(port), "-disableTelemetry"),
+    ]
+
+
+def kclpy(version):
+    """The Python of an environment that holds amazon_kclpy, and the class path of its daemon. Its
+    jars come from Maven Central while pip builds it. Raises: NotToBeHad."""
+    folder = _kept("kclpy", version, version, _install_kclpy)
+    python = folder / "venv" / "bin" / "python"
+    jars = sorted((folder / "venv").glob("lib/python3*/site-packages/amazon_kclpy/jars/*.jar"))
+    return python, os.pathsep.join(map(str, jars))
+
+
+def _built(profile, version):
+    return _kept(profile, version or "local", _fingerprint(), _build)
+
+
+def _kept(kind, version, fingerprint, make):
+    """A folder that `make(kind, version, folder)` has filled, now or for the same fingerprint."""
+    missing = [tool for tool in ("java", "javac", "mvn") if shutil.which(tool) is None]
+    if missing:
+        raise NotToBeHad(f"not installed: {', '.join(missing)} (a JDK of 17 or newer, and Maven)")
+    root = Path(
+        os.environ.get("KCLRUN_INTEROP_BUILD", Path.home() / ".m2" / "kclrun-interop")
+    ).resolve()
+    folder = root / f"{kind}-{version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    # Two programs started at once must not build into each other.
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stamp = folder / "stamp"
+        if not stamp.exists() or stamp.read_text() != fingerprint:
+            make(kind, version, folder)
+            stamp.write_text(fingerprint)
+    return folder
+
+
+def _install_kclpy(_kind, version, folder):
+    venv = folder / "venv"
+    pip = [venv / "bin" / "python", "-m", "pip", "install", "-q", "setuptools"]
+    for command in (
+        [sys.executable, "-m", "venv", "--clear", venv],
+        [*pip, f"amazon_kclpy=={version}"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_MAX_S)
+        if done.returncode:
+            last = "\n".join((done.stdout + done.stderr).splitlines()[-8:])
+            raise NotToBeHad(f"amazon_kclpy {version} could not be installed:\n{last}")
+
+
+def _fingerprint():
+    sources = sorted(path for path in _PROJECT.rglob("*") if path.is_file())
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
+
+
+def _build(profile, version, folder):
+    goals = ["dependency:build-classpath", f"-Dmdep.outputFile={folder / 'classpath'}"]
+    if profile == "kcl":
+        goals = ["compile", *goals, f"-Dkcl.version={version}"]
+    command = ["mvn", "-q", "-B", f"-P{profile}", f"-Dbuild.folder={folder}", *goals]
+    try:
+        done = subprocess.run(
+            command, cwd=_PROJECT, capture_output=True, text=True, timeout=_FETCH_MAX_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NotToBeHad(f"Maven was not done within {_FETCH_MAX_S} s") from error
+    if done.returncode:
+        last = "\n".join((done.stdout + done.stderr).splitlines()[-8:])
+        if "Could not transfer" in last or "Could not resolve" in last:
+            raise NotToBeHad(f"Maven could not fetch what it needs:\n{last}")
+        raise RuntimeError(f"Maven failed:\n{last}")

@@ -1,0 +1,256 @@
+"""The end of `bin/test` names the groups and the tests that failed, and says if by a time limit."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.patience import HUNG_S
+
+ROOT = Path(__file__).parents[2]
+GROUPS = ["quick tests", "real processes", "Spark"]
+BUSY = "A time limit only says that a test hung, or that this machine is busy beyond measure."
+
+# Ends as the file `status-N` says and notes what `failures-N` holds, where N counts the groups.
+FAKE_PYTHON = """#!/usr/bin/env bash
+here=$(dirname -- "$0")
+echo "$*" >>"$here/calls"
+echo "${PYTHONDONTWRITEBYTECODE-unset}" >"$here/bytecode"
+echo "$KCLRUN_TEST_FAILURES" >"$here/notes"
+n=$(wc -l <"$here/calls")
+[ ! -f "$here/failures-$n" ] || cat "$here/failures-$n" >>"$KCLRUN_TEST_FAILURES"
+exit "$(cat "$here/status-$n" 2>/dev/null || echo 0)"
+"""
+
+
+class Checkout:
+    """A folder with the real bin/test, and a Python that only does what the test says."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "bin").mkdir(parents=True)
+        shutil.copy(ROOT / "bin" / "test", folder / "bin" / "test")
+        self.use_python(folder / "python")
+        self._script(folder / "python", FAKE_PYTHON)
+
+    def use_python(self, python):
+        self._script(self.folder / "bin" / "environment", f"#!/bin/sh\necho '{python}'\n")
+
+    def use_failing_environment(self, status):
+        self._script(self.folder / "bin" / "environment", f"#!/bin/sh\nexit {status}\n")
+
+    def group_ends(self, number, status, *failures):
+        (self.folder / f"status-{number}").write_text(f"{status}\n")
+        (self.folder / f"failures-{number}").write_text("".join(f"{each}\n" for each in failures))
+
+    def run(self, *arguments, **environment):
+        return subprocess.run(
+            [str(self.folder / "bin" / "test"), *arguments],
+            # Not what an outer pytest says to its own workers.
+            env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | environment,
+            capture_output=True,
+            text=True,
+            timeout=HUNG_S,
+            check=False,
+        )
+
+    def calls(self):
+        calls = self.folder / "calls"
+        return calls.read_text().splitlines() if calls.exists() else []
+
+    def told(self, name):
+        return (self.folder / name).read_text().strip()
+
+    @staticmethod
+    def _script(path, text):
+        path.write_text(text)
+        path.chmod(0o755)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    return Checkout(tmp_path / "a checkout")
+
+
+def summary(ran):
+    """What stands after the last group."""
+    return ran.stdout.split("\nFailed, after ")[1].splitlines()[1:]
+
+
+def test_when_all_groups_pass_the_end_says_so_and_the_exit_code_is_0(checkout):
+    ran = checkout.run()
+
+    assert ran.returncode == 0
+    assert [line for line in ran.stdout.splitlines() if line.startswith("-- ")] == [
+        f"-- {each}" for each in GROUPS
+    ]
+    assert "\nAll groups passed in " in ran.stdout
+    assert "Failed" not in ran.stdout
+
+
+def test_groups_that_fail_end_no_run_and_are_named_with_their_tests_at_the_end(checkout):
+    checkout.group_ends(1, 1, "tests/unit/test_a.py::test_x (call): assert 1 == 2")
+    checkout.group_ends(3, 4, "tests/spark/test_b.py::test_y (setup): OSError: no Java")
+
+    ran = checkout.run()
+
+    assert ran.returncode == 1
+    assert len(checkout.calls()) == 3
+    first, second, *tests = summary(ran)
+    assert first.startswith("  quick tests (")
+    assert first.endswith(" s, pytest ended with 1)")
+    assert second.startswith("  Spark (")
+    assert second.endswith(" s, pytest ended with 4)")
+    assert tests == [
+        "    tests/unit/test_a.py::test_x (call): assert 1 == 2",
+        "    tests/spark/test_b.py::test_y (setup): OSError: no Java",
+    ]
+    assert "All groups passed" not in ran.stdout
+
+
+def test_a_time_limit_among_the_failures_is_explained(checkout):
+    checkout.group_ends(2, 1, "tests/chaos/test_c.py::test_z (call): time limit: Failed: Timeout")
+
+    ran = checkout.run()
+
+    assert ran.returncode == 1
+    assert summary(ran)[-2:] == [
+        "    tests/chaos/test_c.py::test_z (call): time limit: Failed: Timeout",
+        BUSY,
+    ]
+
+
+def test_a_group_that_fails_without_a_failed_test_is_named(checkout):
+    checkout.group_ends(2, 5)
+
+    ran = checkout.run()
+
+    assert ran.returncode == 1
+    [group] = summary(ran)
+    assert group.startswith("  real processes (")
+    assert group.endswith("pytest ended with 5)")
+
+
+def test_an_interrupt_ends_the_run_and_the_end_still_names_what_failed(checkout):
+    checkout.group_ends(1, 2, "tests/unit/test_a.py::test_x (call): assert 1 == 2")
+
+    ran = checkout.run()
+
+    assert ran.returncode == 1
+    assert len(checkout.calls()) == 1
+    assert "pytest ended with 2" in summary(ran)[0]
+    assert "test_x" in summary(ran)[1]
+
+
+def test_quick_runs_one_group_with_few_examples(checkout):
+    ran = checkout.run("--quick")
+
+    [call] = checkout.calls()
+    assert ran.returncode == 0
+    assert "--hypothesis-profile quick" in call
+    assert "tests/spark" not in call
+
+
+def test_quick_fails_as_its_group_does(checkout):
+    checkout.group_ends(1, 1, "tests/unit/test_a.py::test_x (call): assert 1 == 2")
+
+    ran = checkout.run("--quick")
+
+    assert ran.returncode == 1
+    assert "test_x" in summary(ran)[1]
+
+
+def test_other_arguments_go_to_pytest_whose_exit_code_is_the_answer(checkout):
+    checkout.group_ends(1, 5)
+
+    ran = checkout.run("tests/unit", "-k", "one or two")
+
+    assert ran.returncode == 5
+    assert checkout.calls() == ["-m pytest tests/unit -k one or two"]
+
+
+def test_without_an_environment_nothing_runs_and_its_exit_code_is_the_answer(checkout):
+    checkout.use_failing_environment(69)
+
+    assert checkout.run().returncode == 69
+    assert checkout.calls() == []
+
+
+def test_nothing_is_left_of_the_notes_about_failures(checkout):
+    checkout.group_ends(1, 1, "tests/unit/test_a.py::test_x (call): assert 1 == 2")
+
+    checkout.run()
+
+    assert checkout.told("notes")
+    assert not Path(checkout.told("notes")).exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--quick"], ["tests/unit"]])
+def test_what_is_compiled_once_is_kept_for_all_interpreters_of_the_run(checkout, arguments):
+    checkout.run(*arguments, PYTHONDONTWRITEBYTECODE="1")
+
+    assert checkout.told("bytecode") == "unset"
+
+
+SMALL_TESTS = """
+import threading
+
+import pytest
+
+
+def test_passes(): ...
+
+
+def test_fails():
+    assert 1 + 1 == 3, "a sum"
+
+
+@pytest.fixture
+def broken():
+    raise OSError("no disk")
+
+
+def test_needs(broken): ...
+
+
+@pytest.mark.timeout(0.1)
+def test_hangs():
+    threading.Event().wait()
+
+
+@pytest.mark.slow
+def test_is_left_out():
+    raise AssertionError
+"""
+
+
+def test_real_tests_that_fail_are_named_with_their_reasons_and_a_hung_one_with_its_limit(checkout):
+    """The real pytest, and the real tests/conftest.py beside a limit that a test can wait for."""
+    checkout.use_python(sys.executable)
+    tests = checkout.folder / "tests"
+    for folder in ["architecture", "unit", "scenarios", "properties", "fuzz"]:
+        (tests / folder).mkdir(parents=True)
+    (tests / "unit" / "test_small.py").write_text(SMALL_TESTS)
+    (tests / "patience.py").write_text("HUNG_S = TEST_S = 0.2\n")
+    for name in ["conftest.py", "examples.py"]:
+        shutil.copy(ROOT / "tests" / name, tests)
+    (checkout.folder / "pytest.ini").write_text(
+        "[pytest]\npythonpath = .\naddopts = --import-mode=importlib\nmarkers = slow\n"
+    )
+
+    ran = checkout.run("--quick")
+
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    group, *failures, explained = summary(ran)
+    assert group.endswith("pytest ended with 1)")
+    small = "    tests/unit/test_small.py::"
+    assert sorted(failures)[:2] == [
+        f"{small}test_fails (call): AssertionError: a sum",
+        f"{small}test_hangs (call): time limit: Failed: Timeout (>0.2s) from pytest-timeout.",
+    ]
+    assert sorted(failures)[2] == f"{small}test_needs (setup): OSError: no disk"
+    assert len(failures) == 3
+    assert explained == BUSY

@@ -1,0 +1,75 @@
+"""config/requirements: exact versions with hashes, of all that pyproject.toml asks for."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "config" / "requirements"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PYTHONS = ("3.11.0", "3.12.0", "3.13.0", "3.14.0")
+
+
+def locked(name):
+    """(requirement, hashes) of each entry."""
+    text = re.sub(r"^\s*#.*\n", "", (FOLDER / f"{name}.lock").read_text(), flags=re.MULTILINE)
+    for entry in text.replace("\\\n", " ").splitlines():
+        requirement, *hashes = re.split(r"\s+--hash=", entry.strip())
+        yield Requirement(requirement), hashes
+
+
+def wanted(name):
+    project = PROJECT["project"]
+    extras = project["optional-dependencies"].values() if name == "everything" else ()
+    build = PROJECT["build-system"]["requires"]
+    return [Requirement(each) for each in sum(extras, project["dependencies"] + build)]
+
+
+def versions_on(name, python, machine):
+    environment = {
+        "python_full_version": python,
+        "python_version": python.rpartition(".")[0],
+        "sys_platform": "linux",
+        "os_name": "posix",
+        "platform_machine": machine,
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+    }
+    there = {}
+    for requirement, _ in locked(name):
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            [pin] = requirement.specifier
+            assert pin.operator == "=="
+            assert there.setdefault(canonicalize_name(requirement.name), pin.version) == pin.version
+    return there
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("name", ["base", "everything"])
+def test_a_lock_has_a_version_of_each_dependency_that_pyproject_allows(name, python, machine):
+    there = versions_on(name, python, machine)
+
+    for requirement in wanted(name):
+        version = there.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{requirement}: run bin/lock"
+        assert requirement.specifier.contains(version), f"{requirement}, {version}: run bin/lock"
+
+
+@pytest.mark.parametrize("name", ["base", "everything"])
+def test_each_entry_has_hashes_and_no_place_to_fetch_it_from(name):
+    for requirement, hashes in locked(name):
+        assert hashes, requirement
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", each) for each in hashes)
+        assert requirement.url is None
+    text = (FOLDER / f"{name}.lock").read_text()
+    assert "://" not in text
+    assert "--index" not in text
+
+
+def test_ci_installs_from_the_lock():
+    assert "KCLRUN_LOCKED=1" in (ROOT / ".ci" / "run").read_text()

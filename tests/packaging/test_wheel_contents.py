@@ -1,0 +1,60 @@
+"""What the wheel puts into site-packages: kclrun, its registration for PySpark, nothing else."""
+
+import json
+import subprocess
+import zipfile
+
+import pytest
+
+from tests.packaging.wheel_rig import ROOT, Environment, build_wheel, plain_environment
+from tests.patience import HUNG_S
+
+OWN = """
+import json, sys
+from pathlib import Path
+from kclrun.loading import load_processor
+found = load_processor("processors.mine:Mine", [Path(sys.argv[1])])
+import kclrun.samples.flight_pipelines as sample
+from kclrun.cli.init import starter_files
+print(json.dumps([found.__name__, sample.__file__, sorted(starter_files())]))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+def test_no_package_named_processors_is_installed_and_the_samples_are_in_kclrun(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"kclrun", "pyspark_kclrun"}
+    samples = {name.rpartition("/")[2] for name in names if name.startswith("kclrun/samples/")}
+    assert samples == {path.name for path in (ROOT / "processors").glob("*.py")}
+
+
+def test_from_a_wheel_samples_load_and_a_folder_of_the_users_is_not_shadowed(wheel, tmp_path):
+    environment = Environment(tmp_path / "venv")
+    environment.install(wheel)
+    project = tmp_path / "project"
+    (project / "processors").mkdir(parents=True)  # without an __init__.py
+    (project / "processors" / "mine.py").write_text(
+        "from kclrun import RecordProcessor\n\n\nclass Mine(RecordProcessor):\n"
+        "    def process_records(self, batch, checkpointer):\n        pass\n"
+    )
+
+    ran = subprocess.run(
+        [environment.python, "-P", "-c", OWN, project],
+        cwd=project,
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=HUNG_S,
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    name, sample, starter = json.loads(ran.stdout)
+    assert name == "Mine"
+    assert sample == str(environment.packages / "kclrun" / "samples" / "flight_pipelines.py")
+    assert "processors/hello.py" in starter

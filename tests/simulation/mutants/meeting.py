@@ -1,0 +1,117 @@
+"""Which tests call which functions of the product, so that those that meet a bug are tried first.
+
+As a plugin of pytest (`-p tests.simulation.mutants.meeting`) it records, or it orders. What a test
+does in processes of its own is not recorded, but that it starts some is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import msgspec
+import pytest
+
+# Names of files: where to write what the tests met, and in which order to try them.
+RECORD: Final = "KCLRUN_TESTS_RECORD"
+ORDER: Final = "KCLRUN_TESTS_ORDER"
+# The exit code of a run that ended at a test that hangs.
+HUNG: Final = 124
+
+_STARTS: Final = frozenset({"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system"})
+
+# (file from the root, first line) of a function, as its code object has them.
+Function = tuple[str, int]
+
+
+class Meeting(msgspec.Struct, frozen=True):
+    """One test of the run without a bug: how long it took, and the functions that it called."""
+
+    test: str
+    took_s: float
+    met: frozenset[Function]
+    starts_processes: bool = False
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Tests to try first, in their order, and after how many seconds each test hangs."""
+
+    first: tuple[str, ...]
+    hung_after_s: Mapping[str, float]
+
+
+class _Recorder:
+    def __init__(self, into: Path) -> None:
+        self._into = into
+        self._product = f"{Path.cwd() / 'kclrun'}/"
+        self._root = len(f"{Path.cwd()}/")
+        self._met: set[tuple[str, int]] = set()
+        self._starts_processes = False
+        self._meetings: list[Meeting] = []
+        sys.addaudithook(self._happened)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._met.clear()
+        self._starts_processes = False
+        began = time.monotonic()
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+        try:
+            return (yield)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+            took_s = time.monotonic() - began
+            self._meetings.append(
+                Meeting(item.nodeid, took_s, self._of_the_product(), self._starts_processes)
+            )
+
+    def pytest_sessionfinish(self) -> None:
+        self._into.write_bytes(msgspec.json.encode(self._meetings))
+
+    def _of_the_product(self) -> frozenset[Function]:
+        met = frozenset(self._met)  # a thread that the test left behind may still add to it
+        return frozenset((file[self._root :], at) for file, at in met if self._is_product(file))
+
+    def _is_product(self, file: str) -> bool:
+        return file.startswith(self._product)
+
+    def _happened(self, event: str, _: object) -> None:
+        if event in _STARTS:
+            self._starts_processes = True
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            self._met.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
+
+
+class _Orderer:
+    def __init__(self, order: Order) -> None:
+        self._rank = {test: rank for rank, test in enumerate(order.first)}
+        self._hung_after_s = order.hung_after_s
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: self._rank.get(item.nodeid, len(self._rank)))
+        for item in items:
+            if (limit := self._hung_after_s.get(item.nodeid)) is not None:
+                item.add_marker(pytest.mark.timeout(limit), append=False)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and "from pytest-timeout" in report.longreprtext:
+            pytest.exit("a test hangs", returncode=HUNG)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if into := os.environ.get(RECORD):
+        config.pluginmanager.register(_Recorder(Path(into)))
+    if order := os.environ.get(ORDER):
+        read = msgspec.json.decode(Path(order).read_bytes(), type=Order)
+        config.pluginmanager.register(_Orderer(read))

@@ -1,0 +1,476 @@
+"""One port answers HTTP/1.1 and HTTP/2 without TLS, and holds no more than it says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+import uvicorn
+from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
+from uvicorn.server import ServerState
+
+from kclrun.local.asgi import read_body, respond
+from kclrun.local.http2 import Http1Or2Protocol
+
+HUNG_S = 20.0
+WINDOW_BYTES = 1024 * 1024
+STREAMS_MAX = 128
+OPENED: list[asyncio.StreamWriter] = []
+
+
+async def echo(scope, receive, send):
+    """Answers with what it was sent, after the version it was asked by."""
+    body = await read_body(receive, 64 * WINDOW_BYTES)
+    about = f"{scope['http_version']} {scope['method']} {scope['path']}?".encode()
+    host = dict(scope["headers"])[b"host"]
+    await respond(send, 200, [(b"x-host", host)], about + scope["query_string"] + b"|" + body)
+
+
+class Client:
+    """A client of HTTP/2 with prior knowledge over one connection."""
+
+    def __init__(self, reader, writer):
+        self.reader, self.writer = reader, writer
+        self.h2 = h2.connection.H2Connection(
+            h2.config.H2Configuration(client_side=True, header_encoding="latin-1")
+        )
+        # The tests send what no honest client sends.
+        self.h2.config.validate_outbound_headers = False
+        self.heads, self.bodies, self.ends = {}, defaultdict(bytes), {}
+        self.is_closed = False
+        self.reads_bodies = True
+        self.goaway = None
+        self.h2.initiate_connection()
+
+    async def flush(self):
+        self.writer.write(self.h2.data_to_send())
+        await self.writer.drain()
+
+    async def ask(self, path="/", body=b"", *, method="POST", ends=True, more=()):
+        stream = self.h2.get_next_available_stream_id()
+        headers = [(":method", method), (":path", path), (":scheme", "http")]
+        self.h2.send_headers(stream, [*headers, (":authority", "here:1"), *more])
+        await self.flush()
+        sent = 0
+        while sent < len(body):
+            room = min(self.h2.local_flow_control_window(stream), self.h2.max_outbound_frame_size)
+            if room:
+                self.h2.send_data(stream, body[sent : sent + room])
+                sent += room
+                await self.flush()
+            else:
+                await self.read()
+        if ends:
+            self.h2.end_stream(stream)
+            await self.flush()
+        return stream
+
+    async def read(self):
+        """Take in what arrives next."""
+        data = await asyncio.wait_for(self.reader.read(65_536), HUNG_S)
+        if not data:
+            self.is_closed = True
+            return
+        for event in self.h2.receive_data(data):
+            match event:
+                case h2.events.ResponseReceived():
+                    self.heads[event.stream_id] = dict(event.headers)
+                case h2.events.DataReceived():
+                    self.bodies[event.stream_id] += event.data
+                    if self.reads_bodies:
+                        size = event.flow_controlled_length
+                        self.h2.acknowledge_received_data(size, event.stream_id)
+                case h2.events.StreamEnded():
+                    self.ends[event.stream_id] = "ended"
+                case h2.events.StreamReset():
+                    self.ends[event.stream_id] = ErrorCodes(event.error_code)
+                case h2.events.ConnectionTerminated():
+                    self.goaway = ErrorCodes(event.error_code)
+        await self.flush()
+
+    async def until(self, condition):
+        while not condition():
+            assert not self.is_closed
+            await self.read()
+
+    async def answer(self, stream):
+        await self.until(lambda: stream in self.ends)
+        return self.heads.get(stream, {}).get(":status"), self.bodies[stream]
+
+
+def serving(scenario, app=echo, **config):
+    """Run `scenario(port, state)` against a server of `app`."""
+
+    async def run():
+        state = ServerState()
+        settings = uvicorn.Config(
+            app, http=Http1Or2Protocol, lifespan="off", access_log=False, **config
+        )
+        settings.load()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: Http1Or2Protocol(settings, state, {}), "127.0.0.1", 0
+        )
+        try:
+            port = server.sockets[0].getsockname()[1]
+            await asyncio.wait_for(scenario(port, state), HUNG_S * 2)
+        finally:
+            server.close()
+            while OPENED:
+                writer = OPENED.pop()
+                writer.transport.abort()
+                with contextlib.suppress(ConnectionError):
+                    await writer.wait_closed()
+            for connection in list(state.connections):
+                transport = getattr(connection, "_transport", None) or connection.transport
+                transport.abort()
+            for task in list(state.tasks):
+                task.cancel()
+            await asyncio.gather(*state.tasks, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+async def opened(port):
+    """A connection that is closed with the server, by whatever way a test ends."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    OPENED.append(writer)
+    return reader, writer
+
+
+async def connect(port):
+    client = Client(*await opened(port))
+    await client.flush()
+    return client
+
+
+async def ask_by_http_1(port, pieces):
+    reader, writer = await opened(port)
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(0)
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    body = await reader.readexactly(length)
+    return head, body
+
+
+def test_one_port_answers_both_versions():
+    async def scenario(port, _state):
+        client = await connect(port)
+        stream = await client.ask("/a%20b?c=d", b"two")
+        assert await client.answer(stream) == ("200", b"2 POST /a b?c=d|two")
+        assert client.heads[stream]["x-host"] == "here:1"
+
+        request = b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\none"
+        head, body = await ask_by_http_1(port, [request])
+        assert (head.split()[1], body) == (b"200", b"1.1 POST /x?|one")
+
+    serving(scenario)
+
+
+def test_the_version_is_found_however_the_first_bytes_are_cut():
+    async def scenario(port, _state):
+        client = Client(*await opened(port))
+        for byte in client.h2.data_to_send():
+            client.writer.write(bytes([byte]))
+            await client.writer.drain()
+        assert (await client.answer(await client.ask()))[0] == "200"
+
+        # A PUT and the preface have their first letter in common.
+        pieces = [b"P", b"UT / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n"]
+        assert (await ask_by_http_1(port, pieces))[1] == b"1.1 PUT /?|"
+
+    serving(scenario)
+
+
+def test_requests_of_one_connection_do_not_wait_for_each_other():
+    async def scenario(port, _state):
+        client = await connect(port)
+        slow = await client.ask("/slow", b"a", ends=False)
+        quick = await client.ask("/quick")
+        assert (await client.answer(quick))[0] == "200"
+        assert slow not in client.ends
+
+        client.h2.end_stream(slow)
+        await client.flush()
+        assert (await client.answer(slow))[1].endswith(b"|a")
+
+    serving(scenario)
+
+
+def test_a_body_above_the_window_passes_both_ways():
+    async def scenario(port, _state):
+        client = await connect(port)
+        body = bytes(range(256)) * (3 * WINDOW_BYTES // 256)
+        _, answer = await client.answer(await client.ask("/", body))
+        assert answer.partition(b"|")[2] == body
+
+    serving(scenario)
+
+
+def test_a_client_sends_no_more_than_the_window_ahead_of_the_reader():
+    begun = asyncio.Event()
+
+    async def reads_nothing(scope, receive, send):
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def scenario(port, _state):
+        client = await connect(port)
+        await client.until(lambda: client.h2.outbound_flow_control_window == WINDOW_BYTES)
+        streams = [await client.ask("/", ends=False) for _ in range(3)]
+        await client.ask("/", b"x" * (WINDOW_BYTES - 10), ends=False)
+        await begun.wait()
+
+        # Three more streams of the same connection share what is left.
+        assert [client.h2.local_flow_control_window(each) for each in streams] == [10, 10, 10]
+
+    serving(scenario, reads_nothing)
+
+
+def test_a_reader_that_asks_again_gives_no_byte_back_that_another_has_not_read():
+    is_full = asyncio.Event()
+
+    async def serves(scope, receive, send):
+        if scope["path"] == "/unread":
+            await asyncio.Event().wait()
+        if scope["path"] == "/asks-again":
+            await is_full.wait()
+        # More often than a full window gives back bytes at a time.
+        for _ in range(5000):
+            await receive()
+        await respond(send, 200, [], b"")
+
+    async def scenario(port, _state):
+        client = await connect(port)
+        await client.until(lambda: client.h2.outbound_flow_control_window == WINDOW_BYTES)
+        asks_again = await client.ask("/asks-again")
+        await client.ask("/unread", b"x" * WINDOW_BYTES, ends=False)
+        # What was sent before this request has arrived when it is answered.
+        await client.answer(await client.ask("/arrives-last"))
+        is_full.set()
+        await client.answer(asks_again)
+
+        assert client.h2.outbound_flow_control_window == 0
+
+    serving(scenario, serves)
+
+
+def test_an_application_waits_until_its_client_took_what_it_sent():
+    sent_bytes = 0
+
+    async def endless(scope, receive, send):
+        nonlocal sent_bytes
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"x" * 4096, "more_body": True})
+            sent_bytes += 4096
+
+    async def scenario(port, _state):
+        client = await connect(port)
+        client.reads_bodies = False
+        stream = await client.ask()
+        # The client's window, of HTTP/2's default size, is filled to the last byte …
+        await client.until(lambda: len(client.bodies[stream]) == 65_535)
+        # … and the piece that did not fit waits with the application.
+        assert sent_bytes == 65_535 // 4096 * 4096
+
+        client.h2.acknowledge_received_data(65_535, stream)
+        await client.flush()
+        await client.until(lambda: len(client.bodies[stream]) == 2 * 65_535)
+
+    serving(scenario, endless)
+
+
+def test_requests_under_way_are_bounded_even_when_their_streams_were_reset():
+    begun = 0
+
+    async def never(scope, receive, send):
+        nonlocal begun
+        begun += 1
+        await asyncio.Event().wait()
+
+    async def scenario(port, _state):
+        client = await connect(port)
+        await client.until(lambda: client.h2.remote_settings.max_concurrent_streams == STREAMS_MAX)
+        for _ in range(STREAMS_MAX):
+            stream = await client.ask()
+            client.h2.reset_stream(stream)
+        await client.flush()
+        refused = await client.ask()
+        await client.until(lambda: refused in client.ends)
+
+        assert client.ends[refused] == ErrorCodes.REFUSED_STREAM
+        assert begun == STREAMS_MAX
+
+    serving(scenario, never)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [[("x", "y" * 70_000)], [("x-a", "1"), (":late", "pseudo")], [("Upper", "case")]],
+    ids=["too-long", "pseudo-header-behind", "upper-case"],
+)
+def test_headers_out_of_bounds_end_the_connection(more):
+    async def scenario(port, state):
+        client = await connect(port)
+        client.h2.config.normalize_outbound_headers = False
+        await client.ask(more=more)
+        while not client.is_closed:
+            await client.read()
+
+        assert client.goaway is not None
+        assert not state.tasks
+
+    serving(scenario)
+
+
+def test_bytes_that_are_no_frames_end_the_connection():
+    async def scenario(port, state):
+        client = await connect(port)
+        # One byte of data, for the connection itself.
+        client.writer.write(bytes([0, 0, 1, 0, 0, 0, 0, 0, 0, 0]))
+        while not client.is_closed:
+            await client.read()
+
+        assert client.goaway is not None
+        assert not state.connections
+
+    serving(scenario)
+
+
+def test_a_method_without_a_path_is_answered_like_any_other():
+    async def scenario(port, _state):
+        client = await connect(port)
+        stream = client.h2.get_next_available_stream_id()
+        client.h2.send_headers(stream, [(":method", "CONNECT"), (":authority", "here:1")])
+        client.h2.end_stream(stream)
+        await client.flush()
+        while not (client.is_closed or stream in client.ends):
+            await client.read()
+
+        if client.is_closed:
+            assert client.goaway is not None, "the end is told, and is not a fault of ours"
+        else:
+            assert client.heads[stream][":status"] == "200"
+
+    serving(scenario)
+
+
+def test_a_fault_of_the_application_is_a_500_and_the_connection_goes_on(caplog):
+    async def faulty(scope, receive, send):
+        if scope["path"] == "/fault":
+            raise RuntimeError("a planted fault")
+        await respond(send, 200, [], b"well")
+
+    async def scenario(port, _state):
+        client = await connect(port)
+        assert await client.answer(await client.ask("/fault")) == ("500", b"")
+        assert await client.answer(await client.ask("/well")) == ("200", b"well")
+
+    with caplog.at_level(logging.CRITICAL, "uvicorn.error"):
+        serving(scenario, faulty)
+
+
+def test_an_answer_before_the_whole_request_ends_the_stream_and_frees_the_window():
+    async def refuses(scope, receive, send):
+        await respond(send, 413, [], b"too large")
+
+    async def scenario(port, _state):
+        client = await connect(port)
+        await client.until(lambda: client.h2.outbound_flow_control_window == WINDOW_BYTES)
+        for _ in range(3):
+            stream = await client.ask("/", b"x" * 400_000, ends=False)
+            await client.until(lambda stream=stream: stream in client.ends)
+            assert client.heads[stream][":status"] == "413"
+        # Three times 400,000 bytes were sent; unless they are given back the window is empty.
+        await client.until(lambda: client.h2.outbound_flow_control_window >= WINDOW_BYTES // 2)
+
+    serving(scenario, refuses)
+
+
+def test_a_reader_learns_that_its_client_wants_no_answer():
+    learned = asyncio.Event()
+
+    async def waits(scope, receive, send):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        learned.set()
+
+    async def scenario(port, _state):
+        client = await connect(port)
+        stream = await client.ask("/", b"x", ends=False)
+        client.h2.reset_stream(stream)
+        await client.flush()
+        await asyncio.wait_for(learned.wait(), HUNG_S)
+
+        learned.clear()
+        await client.ask("/", b"x", ends=False)
+        client.writer.close()
+        await asyncio.wait_for(learned.wait(), HUNG_S)
+
+    serving(scenario, waits)
+
+
+def test_a_stop_lets_requests_end_and_takes_no_more():
+    async def scenario(port, state):
+        client = await connect(port)
+        stream = await client.ask("/", b"a", ends=False)
+        await client.until(lambda: client.h2.outbound_flow_control_window > 65_535)
+        while not state.tasks:
+            await asyncio.sleep(0)
+        for connection in list(state.connections):
+            connection.shutdown()
+        late = await client.ask("/late")
+        client.h2.end_stream(stream)
+        await client.flush()
+        assert (await client.answer(stream))[1].endswith(b"|a")
+        while not client.is_closed:
+            await client.read()
+
+        assert client.ends.get(late) == ErrorCodes.REFUSED_STREAM
+
+    serving(scenario)
+
+
+def test_an_idle_connection_is_closed():
+    async def scenario(port, state):
+        client = await connect(port)
+        await client.answer(await client.ask())
+        # Its last request ends without an answer.
+        client.h2.reset_stream(await client.ask("/", b"x", ends=False))
+        await client.flush()
+        await opened(port)
+        while not client.is_closed:
+            await client.read()
+        while state.connections:
+            await asyncio.sleep(0.01)
+
+    serving(scenario, timeout_keep_alive=0.1)
+
+
+def test_streams_above_the_bound_end_the_connection():
+    async def never(scope, receive, send):
+        await asyncio.Event().wait()
+
+    async def scenario(port, _state):
+        client = await connect(port)
+        client.h2.remote_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = 10_000
+        for _ in range(STREAMS_MAX + 1):
+            await client.ask()
+        while not client.is_closed:
+            client.h2.remote_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = 10_000
+            await client.read()
+
+        assert client.goaway is not None
+
+    serving(scenario, never)

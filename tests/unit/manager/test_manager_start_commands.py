@@ -1,0 +1,138 @@
+"""What a lease process is told at its start: the settings, the row and the world, whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kclrun.config.schema import (
+    CheckpointSettings,
+    FetchSettings,
+    LogSettings,
+    OnErrorSettings,
+    OutputSettings,
+    Settings,
+    StreamSettings,
+)
+from kclrun.config.units import ByteSize, Duration
+from kclrun.ipc import board as ipc
+from kclrun.leases.commands import StartProcess
+from kclrun.manager.forks import StartCommands
+from kclrun.manager.world import SourceStream, World
+from kclrun.model.lease import Lease
+from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.model.shard import HashRange
+from kclrun.model.stream import ONLY_STREAM, qualified, stream_key
+from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.ports import StreamSummary
+
+KINESIS = WireEndpoint(url="http://127.0.0.1:1", region="x", signing_region="x")
+DYNAMODB = WireEndpoint(url="http://127.0.0.1:2", region="x", signing_region="x")
+KEYS = WireCredentials("AKIAEXAMPLEEXAMPLE", "s")
+ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/clicks"
+CLICKS = stream_key(ARN, 1_700_000_000.0)
+
+
+def commands(rows=None, *, stream=ONLY_STREAM, arn=ARN, **settings):
+    own = StreamSettings(name="clicks", processor="own:Class", priority=3, options={"a": 1})
+    summary = StreamSummary("clicks", arn, "ACTIVE", 24, 1, 0.0)
+    source = SourceStream(None, summary, own)
+    return StartCommands(
+        Settings(application="orders", stream="clicks", **settings),
+        World(None, {stream: source}, None, KINESIS, DYNAMODB),
+        owner="kclrun:g:h:n",
+        lock_path=Path("/run/lock"),
+        import_paths=("/app",),
+        start_at_of=lambda asked: 77.0 if asked == stream else None,
+        log_as_json=True,
+        credentials=lambda: KEYS,
+        row_of=(rows or {}).get,
+        failover_s=lambda: 4.0,
+        others_in_sight=lambda: True,
+    )
+
+
+def told(make, key="shardId-000000000001", **start):
+    return make(StartProcess(key, 9, 55.0, **start), 5, 12)
+
+
+def test_a_start_command_says_all_that_a_lease_process_needs():
+    make = commands(
+        fetch=FetchSettings(
+            idle=Duration(2), buffer=ByteSize(4096), batch_max=50, kpl_range="drop"
+        ),
+        checkpoint=CheckpointSettings(every=Duration(20), uncheckpointed_max=500),
+        on_error=OnErrorSettings(retries=2, backoff=Duration(3)),
+        output=OutputSettings(path="/out"),
+        log=LogSettings(level="warning"),
+    )
+
+    assert told(make, has_waited=True) == ipc.StartSpec(
+        application="orders",
+        stream_name="clicks",
+        stream_arn=ARN,
+        lease_key="shardId-000000000001",
+        shard_id="shardId-000000000001",
+        owner="kclrun:g:h:n",
+        seen_counter=9,
+        place=5,
+        incarnation=12,
+        expires_instant=55.0,
+        failover_s=4.0,
+        has_waited=True,
+        others_in_sight=True,
+        start_timestamp=77.0,
+        processor="own:Class",
+        import_paths=("/app",),
+        options={"a": 1},
+        fetch=ipc.FetchSpec(
+            mode="polling", idle_s=2.0, buffer_bytes=4096, batch_max=50, kpl_range="drop"
+        ),
+        checkpoint=ipc.CheckpointSpec(mode="auto", every_s=20.0, uncheckpointed_max=500),
+        on_error=ipc.OnErrorSpec(retries=2, backoff_s=3.0),
+        output_path="/out",
+        table_name="orders",
+        kinesis=KINESIS,
+        dynamodb=DYNAMODB,
+        credentials=KEYS,
+        lock_path="/run/lock",
+        log=ipc.LogSpec(level="warning", json=True),
+        nice=3,
+    )
+
+
+def test_the_row_tells_the_hash_range_and_where_a_pinned_latest_begins():
+    key = "shardId-000000000001"
+    whole = Lease(
+        key=key, checkpoint=TRIM_HORIZON, hash_range=HashRange(3, 8), latest_pinned_at=66.0
+    )
+
+    spec = told(commands({key: whole}))
+
+    assert (spec.hash_range_start, spec.hash_range_end, spec.start_timestamp) == ("3", "8", 66.0)
+    bare = told(commands({key: Lease(key=key, checkpoint=TRIM_HORIZON)}))
+    assert (bare.hash_range_start, bare.hash_range_end, bare.start_timestamp) == (None, None, 77.0)
+
+
+@pytest.mark.parametrize(
+    ("every", "mode", "every_s"), [("batch", "batch", 0.0), ("manual", "manual", 0.0)]
+)
+def test_a_checkpoint_by_batch_or_by_user_code_has_no_interval(every, mode, every_s):
+    spec = told(commands(checkpoint=CheckpointSettings(every=every)))
+
+    assert (spec.checkpoint.mode, spec.checkpoint.every_s) == (mode, every_s)
+
+
+def test_each_of_several_streams_has_a_folder_for_its_output_for_their_shards_are_called_alike():
+    key = qualified(CLICKS, "shardId-000000000001")
+    several = commands(stream=CLICKS, output=OutputSettings(path="/out"))
+
+    spec = told(several, key)
+
+    assert spec.output_path == "/out/clicks"
+    assert (spec.lease_key, spec.shard_id) == (key, "shardId-000000000001")
+    assert told(commands(stream=CLICKS), key).output_path is None
+    assert told(commands(stream=CLICKS, output=OutputSettings()), key).output_path is None
+    assert told(commands()).output_path is None
+    assert told(commands(arn="")).stream_arn is None

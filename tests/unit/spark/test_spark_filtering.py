@@ -1,0 +1,105 @@
+"""Filters of a batch read spare reading, and never a row that Spark would have kept."""
+
+from datetime import UTC, datetime
+
+import pytest
+from msgspec.structs import replace
+
+from kclrun.model.record import Record
+from kclrun.spark.filtering import Narrowing, narrowing_of
+from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
+
+datasource = pytest.importorskip("pyspark.sql.datasource")
+NOW_MS = 1_700_000_000_000
+MINUTE_MS, HOUR_MS = 60_000, 3_600_000
+BATCH = SourceSettings(reached=Reached(stream="s"), start=Start(StartKind.EARLIEST))
+ARRIVAL, SHARD, KEY = ("approximateArrivalTimestamp",), ("shardId",), ("partitionKey",)
+
+
+def at(ms):
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def narrowed(narrowing, settings=BATCH, created_ms=0, retention_hours=24):
+    return narrowing.narrowed(settings, NOW_MS, created_ms, retention_hours)
+
+
+def test_filters_are_read_together():
+    found = narrowing_of(
+        [
+            datasource.GreaterThanOrEqual(ARRIVAL, at(5_000)),
+            datasource.GreaterThan(ARRIVAL, at(6_000)),
+            datasource.LessThan(ARRIVAL, at(9_000)),
+            datasource.In(SHARD, ("a", "b")),
+            datasource.EqualTo(SHARD, "b"),
+            datasource.EqualTo(KEY, "k"),
+        ]
+    )
+
+    assert found == Narrowing(6_000, 9_000, frozenset({"b"}), frozenset({"k"}))
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        datasource.Not(datasource.EqualTo(SHARD, "a")),
+        datasource.GreaterThan(SHARD, "a"),
+        datasource.EqualTo(("data",), "a"),
+        datasource.EqualTo(SHARD, None),
+        datasource.IsNotNull(SHARD),
+        datasource.GreaterThan(ARRIVAL, datetime(2026, 1, 1)),
+    ],
+)
+def test_what_is_not_known_to_leave_rows_out_spares_nothing(unknown):
+    assert narrowing_of([unknown]) == Narrowing()
+
+
+def test_times_narrow_the_read_by_a_minute_less_than_they_say():
+    found = narrowed(Narrowing(NOW_MS - 3 * HOUR_MS, NOW_MS - 2 * HOUR_MS))
+
+    assert found.start == Start(StartKind.TIMESTAMP, NOW_MS - 3 * HOUR_MS - MINUTE_MS)
+    assert found.end == Start(StartKind.TIMESTAMP, NOW_MS - 2 * HOUR_MS + MINUTE_MS)
+
+
+@pytest.mark.parametrize(
+    ("narrowing", "created_ms"),
+    [
+        (Narrowing(NOW_MS - 30 * HOUR_MS), 0),  # before the oldest record
+        (Narrowing(NOW_MS - 3 * HOUR_MS), NOW_MS - HOUR_MS),  # before the stream was made
+        (Narrowing(to_ms=NOW_MS), 0),  # records with that stamp may still come
+        (Narrowing(to_ms=NOW_MS - 30 * HOUR_MS), 0),
+    ],
+)
+def test_times_that_the_stream_may_not_hold_are_left_to_spark(narrowing, created_ms):
+    assert narrowed(narrowing, created_ms=created_ms) == BATCH
+
+
+def test_a_time_to_come_is_not_waited_for():
+    assert narrowed(Narrowing(NOW_MS + HOUR_MS)).start.timestamp_ms == NOW_MS - MINUTE_MS
+
+
+def test_what_the_options_say_is_not_widened():
+    settings = replace(
+        BATCH,
+        start=Start(StartKind.TIMESTAMP, NOW_MS - HOUR_MS),
+        end=Start(StartKind.TIMESTAMP, NOW_MS - HOUR_MS // 2),
+    )
+
+    assert narrowed(Narrowing(NOW_MS - 2 * HOUR_MS, NOW_MS - 2 * MINUTE_MS), settings) == settings
+
+
+def test_keys_spare_rows_and_shards_spare_reading():
+    narrowing = Narrowing(shard_ids=frozenset({"a"}), partition_keys=frozenset({"k"}))
+    records = [Record(b"1", "k", "1"), Record(b"2", "other", "2")]
+
+    assert (narrowing.reads("s", "a"), narrowing.reads("s", "b")) == (True, False)
+    assert narrowing.left(records) == records[:1]
+    assert Narrowing().left(records) is records
+
+
+def test_a_filter_of_streams_spares_reading_the_others():
+    narrowing = Narrowing(streams=frozenset({"orders"}), shard_ids=frozenset({"a"}))
+
+    found = [(narrowing.reads(stream, "a")) for stream in ("orders", "returns")]
+    assert found == [True, False]
+    assert not narrowing.reads("orders", "b")

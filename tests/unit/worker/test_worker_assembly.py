@@ -1,0 +1,92 @@
+"""What a start command becomes: clients, limits, the policy of the core."""
+
+import msgspec
+import pytest
+
+from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, StartSpec
+from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.worker.desk import DeskLimits
+from kclrun.worker.main import desk_limits, hash_range, life_policy, table_endpoint
+
+ENDPOINT = WireEndpoint("http://127.0.0.1:9", "x", "x", connect_timeout_s=2.0, read_timeout_s=8.0)
+SPEC = StartSpec(
+    application="test",
+    stream_name="s",
+    lease_key="s0",
+    shard_id="s0",
+    owner="kclrun::h:n",
+    seen_counter=1,
+    place=0,
+    incarnation=1,
+    expires_instant=1.0,
+    failover_s=10.0,
+    processor="m:C",
+    options={},
+    fetch=FetchSpec(mode="polling", idle_s=1.0, buffer_bytes=1, batch_max=1, kpl_range="keep"),
+    checkpoint=CheckpointSpec(mode="auto", every_s=10.0, uncheckpointed_max=1),
+    on_error=OnErrorSpec(retries=0, backoff_s=1.0),
+    table_name="t",
+    kinesis=ENDPOINT,
+    dynamodb=ENDPOINT,
+    credentials=WireCredentials("AKIAEXAMPLEEXAMPLE", "s"),
+    lock_path="/nonexistent",
+    log=LogSpec(level="info", json=True),
+)
+
+
+@pytest.mark.parametrize(
+    ("failover_s", "connect_timeout_s", "read_timeout_s"),
+    [(4.0, 1.0, 1.0), (10.0, 2.0, 2.5), (20.0, 2.0, 5.0), (60.0, 2.0, 8.0)],
+)
+def test_no_wait_for_the_table_is_longer_than_a_quarter_of_the_failover_nor_than_was_set(
+    failover_s, connect_timeout_s, read_timeout_s
+):
+    endpoint = table_endpoint(msgspec.structs.replace(SPEC, failover_s=failover_s))
+
+    assert endpoint.connect_timeout_s == connect_timeout_s
+    assert endpoint.read_timeout_s == read_timeout_s
+
+
+@pytest.mark.parametrize(("start", "end"), [(None, None), ("0", None), (None, "9")])
+def test_a_shard_whose_hash_range_is_not_known_whole_has_none(start, end):
+    spec = msgspec.structs.replace(SPEC, hash_range_start=start, hash_range_end=end)
+
+    assert hash_range(spec) is None
+
+
+def test_a_hash_range_travels_in_decimal():
+    spec = msgspec.structs.replace(SPEC, hash_range_start="0", hash_range_end=str(HASH_KEY_MAX))
+
+    assert hash_range(spec) == HashRange(0, HASH_KEY_MAX)
+
+
+@pytest.mark.parametrize(("batch_max", "cap", "expected"), [(10, 1000, 10), (1000, 10, 5)])
+def test_two_batches_fit_below_the_cap_of_uncheckpointed_records(batch_max, cap, expected):
+    spec = msgspec.structs.replace(
+        SPEC,
+        fetch=msgspec.structs.replace(SPEC.fetch, batch_max=batch_max, buffer_bytes=7),
+        checkpoint=msgspec.structs.replace(SPEC.checkpoint, uncheckpointed_max=cap),
+    )
+
+    assert desk_limits(spec) == DeskLimits(buffer_bytes=7, batch_max=expected)
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_the_core_is_told_what_the_start_command_says(flag):
+    spec = msgspec.structs.replace(
+        SPEC,
+        seen_counter=7,
+        expires_instant=8.0,
+        has_waited=flag,
+        others_in_sight=not flag,
+        checkpoint=CheckpointSpec(mode="manual", every_s=3.0, uncheckpointed_max=50),
+    )
+
+    policy = life_policy(spec)
+
+    assert (policy.key, policy.me, policy.seen_counter) == ("s0", "kclrun::h:n", 7)
+    assert (policy.expires_instant, policy.failover_s) == (8.0, 10.0)
+    assert (policy.has_waited, policy.others_in_sight) == (flag, not flag)
+    assert (policy.checkpoint_mode, policy.checkpoint_every_s) == ("manual", 3.0)
+    assert policy.uncheckpointed_max == 50

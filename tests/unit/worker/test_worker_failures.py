@@ -1,0 +1,221 @@
+"""What is told of an exception of user code: its place, its record, and the frames to read."""
+
+import itertools
+import json
+import sys
+
+import pytest
+
+from kclrun.codec.kpl import drop_until
+from kclrun.compat.kclpy import adapter
+from kclrun.model.record import Record, RecordBatch
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.worker.delivering import describe
+
+GOOD, POISON = b'{"amount": 1}', b'{"secret": 2}'
+
+
+def batch(*payloads):
+    records = [Record(data, "the-key", str(100 + n)) for n, data in enumerate(payloads)]
+    return RecordBatch(records)
+
+
+def failure_of(call, given):
+    try:
+        call(given)
+    except Exception as error:
+        return describe(error, given.records)
+    raise AssertionError("it did not raise")
+
+
+def amount(record):
+    return json.loads(record.data)["amount"]
+
+
+def in_a_loop(given):
+    for record in given:
+        json.loads(record.data)["amount"]
+
+
+def in_a_loop_with_numbers(given):
+    for _number, record in enumerate(given, 1):
+        amount(record)
+
+
+def in_a_comprehension(given):
+    return [json.loads(record.data)["amount"] for record in given]
+
+
+def in_a_generator(given):
+    return sum(json.loads(one.data)["amount"] for one in given)
+
+
+def in_a_function_that_is_mapped(given):
+    return list(map(amount, given))
+
+
+def by_index(given):
+    for index in range(len(given)):
+        record = given[index]
+        json.loads(record.data)["amount"]
+
+
+def in_a_handler(given):
+    for record in given:
+        try:
+            json.loads(record.data)["amount"]
+        except KeyError as error:
+            raise ValueError("no amount") from error
+
+
+def in_a_slice(given):
+    first = given[0]
+    for record in given[1:]:
+        assert first is not None
+        amount(record)
+
+
+def deep_in_a_library(given):
+    for record in given:
+        json.loads(record.data + b"}")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        in_a_loop,
+        in_a_loop_with_numbers,
+        in_a_generator,
+        in_a_function_that_is_mapped,
+        by_index,
+        in_a_handler,
+        in_a_slice,
+    ],
+    ids=lambda call: call.__name__,
+)
+def test_the_record_that_the_failing_line_works_on_is_named(call):
+    failure = failure_of(call, batch(GOOD, GOOD, POISON, GOOD))
+
+    assert failure.record == "3 of 4, at 102"
+    assert failure.position == ExtendedSequenceNumber("102")
+
+
+def test_the_record_of_a_comprehension_is_named_where_python_keeps_its_variable():
+    failure = failure_of(in_a_comprehension, batch(GOOD, GOOD, POISON, GOOD))
+
+    # From 3.12 on it is part of the function around it, and its variable is cleared [PEP 709].
+    is_forgotten = sys.version_info >= (3, 12)
+    not_known = "not known: one of 4, from 100 to 103"
+    assert failure.record == (not_known if is_forgotten else "3 of 4, at 102")
+
+
+def after_the_loop(given):
+    for record in given:
+        json.loads(record.data)
+    raise OSError("the database is away")
+
+
+def of_two_records(given):
+    for record, other in itertools.pairwise(given):
+        raise ValueError(len(record.data) - len(other.data))
+
+
+def left_behind_and_read_in_another_loop(given):
+    for record in given:
+        json.loads(record.data)
+    for number in range(3):
+        raise ValueError(len(record.data) + number)
+
+
+def without_any(given):
+    rows = [json.loads(record.data) for record in given]
+    for row in rows:
+        row["amount"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [after_the_loop, of_two_records, left_behind_and_read_in_another_loop, without_any],
+    ids=lambda call: call.__name__,
+)
+def test_no_record_is_named_that_may_not_be_the_one(call):
+    failure = failure_of(call, batch(GOOD, GOOD, POISON))
+
+    assert failure.record == "not known: one of 3, from 100 to 102"
+    assert failure.position is None
+
+
+def test_the_only_record_of_a_batch_is_the_one():
+    assert failure_of(after_the_loop, batch(POISON)).record == "1 of 1, at 100"
+
+
+def test_the_place_within_the_batch_counts_what_a_checkpoint_covers_already():
+    given = batch(GOOD, GOOD, POISON)
+    left = drop_until(given.records, ExtendedSequenceNumber("100"))
+
+    with pytest.raises(KeyError) as raised:
+        in_a_loop(left)
+
+    assert describe(raised.value, given.records).record == "3 of 3, at 102"
+
+
+def test_the_line_named_is_that_of_user_code_and_not_of_the_library_it_called():
+    failure = failure_of(deep_in_a_library, batch(GOOD))
+
+    line = deep_in_a_library.__code__.co_firstlineno + 2
+    assert failure.raised_at.endswith(f"test_worker_failures.py:{line} in deep_in_a_library")
+    assert not failure.raised_at.startswith("/"), "it is relative to where it was imported from"
+    assert "JSONDecodeError" in failure.error
+
+
+class Script:
+    """As amazon_kclpy's: called through code of ours."""
+
+    def process_records(self, _given):
+        raise KeyError("amount")
+
+
+def test_frames_of_our_own_are_left_out_wherever_they_stand(tmp_path):
+    source = tmp_path / "ours.py"
+    source.write_text("def call(script, given):\n    script.process_records(given)\n")
+    call = compile(source.read_text(), adapter.__file__, "exec")
+    names = {}
+    exec(call, names)  # a frame that lies in a file of ours
+
+    failure = failure_of(lambda given: names["call"](Script(), given), batch(GOOD))
+
+    assert "in process_records" in failure.traceback_text
+    assert adapter.__file__ not in failure.traceback_text
+    assert failure.traceback_text.splitlines()[-1] == "KeyError: 'amount'"
+    assert failure.traceback_text.startswith("Traceback (most recent call last):")
+
+
+def test_the_cause_is_told_with_its_frames_and_neither_payload_nor_key():
+    failure = failure_of(in_a_handler, batch(GOOD, POISON))
+
+    assert "KeyError: 'amount'" in failure.traceback_text
+    assert "direct cause" in failure.traceback_text
+    told = f"{failure}"
+    assert "secret" not in told
+    assert "the-key" not in told
+
+
+def test_an_exception_that_was_raised_nowhere_and_one_that_hides_itself_are_told():
+    class Hiding(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+        __cause__ = property(lambda self: 1 / 0)
+
+    assert describe(ValueError("x")).raised_at == ""
+    assert describe(Hiding()).error == "Hiding"
+
+
+def test_code_without_a_source_still_has_its_place():
+    names = {}
+    exec("def call(given):\n    for record in given:\n        raise ValueError\n", names)
+
+    failure = failure_of(names["call"], batch(GOOD, POISON))
+
+    assert failure.raised_at.endswith(" in failure_of")
+    assert failure.record.startswith("not known")

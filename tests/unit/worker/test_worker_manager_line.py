@@ -1,0 +1,75 @@
+"""The manager's messages at the lease process: each is an event, or is done at once."""
+
+import pytest
+
+from kclrun.consuming import events as on
+from kclrun.ipc.channel import Channel
+from kclrun.ipc.messages import (
+    Drain,
+    DumpStacks,
+    FailoverChanged,
+    OthersInSight,
+    RenewCredentials,
+    channel_of_worker,
+    channel_to_worker,
+)
+from kclrun.model.wire import WireCredentials
+from kclrun.worker.lease_thread import ManagerLine
+
+
+class Line:
+    def __init__(self):
+        mine, its = Channel.pair()
+        self.manager = channel_to_worker(mine)
+        self.channel = channel_of_worker(its.detach())
+        self.renewed = []
+        self.line = ManagerLine(self.channel, self.renewed.append)
+
+    def close(self):
+        self.manager.close()
+        self.channel.close()
+
+
+@pytest.fixture
+def line():
+    line = Line()
+    yield line
+    line.close()
+
+
+def test_all_that_has_come_is_told_in_its_order(line):
+    line.manager.send(OthersInSight(True))
+    line.manager.send(FailoverChanged(5.0))
+    line.manager.send(Drain("a deploy", 3.0))
+
+    assert line.line.hear() == [
+        on.OthersInSight(True),
+        on.FailoverChanged(5.0),
+        on.DrainRequested("a deploy"),
+    ]
+    assert line.line.hear() == []
+
+
+def test_new_credentials_are_handed_on_and_are_no_event(line):
+    credentials = WireCredentials("AKIAEXAMPLEEXAMPLE", "s")
+    line.manager.send(RenewCredentials(credentials))
+
+    assert line.line.hear() == []
+    assert line.renewed == [credentials]
+
+
+def test_a_manager_that_is_gone_is_told_once_and_no_longer_waited_for(line):
+    assert line.line.filenos() == (line.channel.fileno(),)
+    line.manager.send(OthersInSight(False))
+    line.manager.close()
+
+    assert line.line.hear() == [on.OthersInSight(False), on.ManagerGone()]
+    assert line.line.hear() == []
+    assert line.line.filenos() == ()
+
+
+def test_stacks_are_written_to_standard_error_at_once(line, capfd):
+    line.manager.send(DumpStacks())
+
+    assert line.line.hear() == []
+    assert "most recent call first" in capfd.readouterr().err

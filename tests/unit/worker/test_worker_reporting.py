@@ -1,0 +1,267 @@
+"""What a lease process says of itself: the status slot, the ring, and one warning an outage."""
+
+import os
+
+import msgspec
+import pytest
+
+from kclrun.consuming import events as on
+from kclrun.consuming.commands import Report, ReportKind
+from kclrun.ipc import transitions as told
+from kclrun.ipc.board import Segment
+from kclrun.ipc.channel import Doorbell
+from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.protocol.status import WorkerState
+from kclrun.worker.clock import boottime
+from kclrun.worker.desk import Desk, DeskLimits
+from kclrun.worker.fetching import FetchView, Outage
+from kclrun.worker.lease_thread import Reporter
+from tests.unit.consuming.lease_driver import START, Driver, p
+
+AT_TIP = FetchView(fetched=p(10), at_tip=True, millis_behind_latest=0)
+
+
+class Slot:
+    """A reporter with its real segment; `fetch` is what the fetch thread shows."""
+
+    def __init__(self):
+        self.segment, self.doorbell = Segment.create(1), Doorbell.create()
+        self.ring = self.segment.ring(0)
+        self.fetch = AT_TIP
+        self.desk = Desk(DeskLimits(1000, 10), boottime).view()
+        self.reporter = Reporter(
+            self.segment.slot(0), self.segment.ring(0), self.doorbell, 4, lambda: self.fetch
+        )
+
+    def shown(self, driver):
+        self.reporter.publish(driver.life, self.desk)
+        return self.segment.slot(0).read()
+
+    def told(self, report):
+        self.reporter.report(report)
+        (entry,) = self.ring.drain()
+        return told.decode(entry)
+
+    def close(self):
+        self.doorbell.close()
+        self.segment.close()
+
+
+@pytest.fixture
+def slot():
+    slot = Slot()
+    yield slot
+    slot.close()
+
+
+def test_before_the_claim_there_is_neither_a_fence_nor_a_checkpoint(slot):
+    shown = slot.shown(Driver())
+
+    assert (shown.pid, shown.incarnation) == (os.getpid(), 4)
+    assert (shown.fence_instant, shown.checkpointed) == (0.0, None)
+    assert shown.state == WorkerState.CLAIMING
+    assert 0.0 < shown.published_instant <= boottime()
+
+
+def test_a_claimed_lease_shows_its_counter_its_checkpoint_and_its_fence(slot):
+    shown = slot.shown(Driver().begin())
+
+    assert (shown.counter, shown.checkpointed) == (6, p(10))
+    assert START < shown.fence_instant <= START + 9.0
+    assert shown.state == WorkerState.PROCESSING
+
+
+def test_sentinels_are_positions_of_no_record(slot):
+    slot.fetch = FetchView(fetched=TRIM_HORIZON)
+
+    shown = slot.shown(Driver(position=TRIM_HORIZON).begin())
+
+    assert (shown.fetched, shown.processed) == (None, None)
+    assert shown.checkpointed == TRIM_HORIZON
+
+
+def test_how_far_behind_is_unknown_until_an_answer_says_it(slot):
+    slot.fetch = FetchView()
+    assert slot.shown(Driver().begin()).millis_behind_latest == -1
+
+    slot.fetch = FetchView(millis_behind_latest=0)
+    assert slot.shown(Driver().begin()).millis_behind_latest == 0
+
+
+def test_at_the_tip_is_who_has_fetched_processed_and_delivered_all(slot):
+    driver = Driver().begin()
+    assert slot.shown(driver).at_tip
+
+    driver.happen(on.BatchDelivered(p(20), 1, 100))
+    assert not slot.shown(driver).at_tip, "a batch is with user code"
+    driver.happen(on.BatchProcessed(p(20)))
+    assert slot.shown(driver).at_tip
+
+
+@pytest.mark.parametrize(
+    ("fetch", "desk"),
+    [
+        (msgspec.structs.replace(AT_TIP, at_tip=False), {}),
+        # The batch is off the desk, and its event still on its way to the lease thread.
+        (msgspec.structs.replace(AT_TIP, fetched=p(20)), {}),
+        (AT_TIP, {"is_empty": False}),
+        (AT_TIP, {"busy_since": 5.0}),
+    ],
+    ids=["more to read", "fetched and not processed", "a page waits", "user code runs"],
+)
+def test_what_is_left_to_do_is_not_the_tip(slot, fetch, desk):
+    slot.fetch = fetch
+    slot.desk = msgspec.structs.replace(slot.desk, **desk)
+
+    assert not slot.shown(Driver().begin()).at_tip
+
+
+def test_a_shard_of_which_nothing_was_fetched_yet_may_be_at_its_tip(slot):
+    slot.fetch = FetchView(at_tip=True)
+
+    assert slot.shown(Driver(position=TRIM_HORIZON).begin()).at_tip
+
+
+def test_the_slot_shows_the_figures_of_desk_and_fetch_thread(slot):
+    slot.fetch = FetchView(last_fetch_instant=7.0, asking_since_instant=8.0)
+    slot.desk = msgspec.structs.replace(
+        slot.desk,
+        records_total=1,
+        bytes_total=2,
+        batches_total=3,
+        processing_s_total=4.0,
+        first_delivered=p(11),
+        last_batch_instant=5.0,
+        busy_since=6.0,
+        unprocessed_since=9.0,
+    )
+
+    shown = slot.shown(Driver().begin())
+
+    assert (shown.records_total, shown.bytes_total, shown.batches_total) == (1, 2, 3)
+    assert (shown.processing_s_total, shown.last_batch_instant) == (4.0, 5.0)
+    assert (shown.processing_since_instant, shown.last_fetch_instant) == (6.0, 7.0)
+    assert (shown.fetching_since_instant, shown.unprocessed_since) == (8.0, 9.0)
+    assert shown.first_delivered == p(11)
+
+
+def test_records_that_no_checkpoint_covers_are_shown_as_undone(slot):
+    driver = Driver().begin()
+    assert not slot.shown(driver).has_undone
+
+    driver.batch(20)
+
+    assert slot.shown(driver).has_undone
+
+
+@pytest.mark.parametrize(
+    ("report", "transition"),
+    [
+        (Report(ReportKind.CLAIMED, p(10), 6), told.Claimed(6, p(10))),
+        (Report(ReportKind.CHECKPOINTED, p(20), 7), told.Checkpointed(p(20), 7)),
+        (Report(ReportKind.RELEASED, p(20), text="offered"), told.Released(p(20), "offered")),
+        (Report(ReportKind.SHARD_ENDED, children=("s1",)), told.ShardEnded(("s1",))),
+        (Report(ReportKind.LOST, text="taken"), told.Lost("taken")),
+        (Report(ReportKind.UNCLAIMED, text="late"), told.Unclaimed("late")),
+        (Report(ReportKind.GIL_HELD, seconds=3.0), told.GilHeld(3.0)),
+        (
+            Report(ReportKind.RECORDS_EXPIRED, p(20), text="trimmed"),
+            told.RecordsExpired(p(20), "trimmed"),
+        ),
+        (Report(ReportKind.WARNED, text="slow"), told.Warned("lease_process_warned", "slow")),
+        (Report(ReportKind.BROKE, text="no room"), told.Broke("no room")),
+        (
+            Report(ReportKind.FAILED, p(20), text="MemoryError", is_host_fault=True),
+            told.Failed("", "MemoryError", p(20), "", 0, is_host_fault=True),
+        ),
+        (
+            Report(
+                ReportKind.FAILED,
+                p(20),
+                text="ValueError: x",
+                where="process_records",
+                attempts=3,
+                traceback_text="tb",
+                raised_at="a.py:1 in f",
+                record="1 of 1, at 20",
+            ),
+            told.Failed(
+                where="process_records",
+                error="ValueError: x",
+                position=p(20),
+                traceback_text="tb",
+                attempts=3,
+                raised_at="a.py:1 in f",
+                record="1 of 1, at 20",
+            ),
+        ),
+    ],
+    ids=lambda each: each.kind.value if isinstance(each, Report) else "",
+)
+def test_each_report_of_the_core_reaches_the_ring_and_rings(slot, report, transition):
+    assert slot.told(report) == transition
+    assert slot.doorbell.answer()
+
+
+# An outage
+
+
+class Outages:
+    def __init__(self):
+        self.now = 100.0
+        self.warnings = []
+        self.outage = Outage("reading", lambda: self.now, self.warnings.append)
+
+    def fail(self, after_s, asked_s_ago=0.0):
+        self.now += after_s
+        self.outage.note("503", self.now - asked_s_ago)
+
+    def succeed(self, after_s):
+        self.now += after_s
+        self.outage.end()
+
+
+def test_a_failure_that_the_next_try_repairs_is_no_outage():
+    outages = Outages()
+
+    outages.fail(0.0)
+    outages.fail(0.875)
+    outages.succeed(0.5)
+    outages.fail(0.0)
+
+    assert outages.warnings == []
+
+
+def test_an_outage_is_one_warning_once_it_lasts_and_one_with_its_length():
+    outages = Outages()
+
+    outages.fail(0.0)
+    outages.fail(1.0)
+    assert outages.warnings == ["reading fails and is tried again: 503"]
+    outages.fail(5.0)
+    outages.succeed(6.0)
+
+    assert outages.warnings[1:] == ["reading works again after 12.0 s"]
+
+
+def test_a_service_that_hangs_is_away_since_it_was_asked():
+    outages = Outages()
+
+    outages.fail(0.0, asked_s_ago=8.0)
+
+    assert len(outages.warnings) == 1
+
+
+def test_the_next_outage_is_counted_anew():
+    outages = Outages()
+    outages.fail(0.0, asked_s_ago=8.0)
+    outages.succeed(0.0)
+
+    outages.fail(50.0)
+    outages.fail(2.0)
+    outages.succeed(0.0)
+
+    assert [text for text in outages.warnings if "works again" in text] == [
+        "reading works again after 8.0 s",
+        "reading works again after 2.0 s",
+    ]
