@@ -213,7 +213,10 @@ def _verdict(lease: Lease, ask: Ask) -> int | None:
     if lease.owner == ask.asked:
         if lease.handoff == Handoff(ask.owner, ask.asked_at):
             return None
-        click.echo(f"{lease.key}: {ask.asked} dropped the ask and keeps it", err=True)
+        # An offer that stands for 2 s goes back to its giver (DESIGN P17); between two looks at the
+        # row that reads the same as a request that was dropped.
+        why = "it dropped the request, or nobody else took the lease within 2 s"
+        click.echo(f"{lease.key}: {ask.asked} still has it: {why}", err=True)
         return exit_codes.UNMET
     if lease.owner is None:
         click.echo(f"{lease.key}: released; it has no owner, for none was in sight to take it")

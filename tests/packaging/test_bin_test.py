@@ -39,6 +39,17 @@ class Checkout:
     def use_python(self, python):
         self._script(self.folder / "bin" / "environment", f"#!/bin/sh\necho '{python}'\n")
 
+    def use_conftest(self):
+        """The real tests/conftest.py, for the real pytest."""
+        self.use_python(sys.executable)
+        tests = self.folder / "tests"
+        tests.mkdir()
+        for name in ["conftest.py", "examples.py", "patience.py"]:
+            shutil.copy(ROOT / "tests" / name, tests)
+        (self.folder / "pytest.ini").write_text(
+            "[pytest]\npythonpath = .\naddopts = --import-mode=importlib\nmarkers = slow\n"
+        )
+
     def use_failing_environment(self, status):
         self._script(self.folder / "bin" / "environment", f"#!/bin/sh\nexit {status}\n")
 
@@ -229,17 +240,12 @@ def test_is_left_out():
 
 def test_real_tests_that_fail_are_named_with_their_reasons_and_a_hung_one_with_its_limit(checkout):
     """The real pytest, and the real tests/conftest.py beside a limit that a test can wait for."""
-    checkout.use_python(sys.executable)
+    checkout.use_conftest()
     tests = checkout.folder / "tests"
     for folder in ["architecture", "unit", "scenarios", "properties", "fuzz"]:
         (tests / folder).mkdir(parents=True)
     (tests / "unit" / "test_small.py").write_text(SMALL_TESTS)
     (tests / "patience.py").write_text("HUNG_S = TEST_S = 0.2\n")
-    for name in ["conftest.py", "examples.py"]:
-        shutil.copy(ROOT / "tests" / name, tests)
-    (checkout.folder / "pytest.ini").write_text(
-        "[pytest]\npythonpath = .\naddopts = --import-mode=importlib\nmarkers = slow\n"
-    )
 
     ran = checkout.run("--quick")
 
@@ -254,3 +260,46 @@ def test_real_tests_that_fail_are_named_with_their_reasons_and_a_hung_one_with_i
     assert sorted(failures)[2] == f"{small}test_needs (setup): OSError: no disk"
     assert len(failures) == 3
     assert explained == BUSY
+
+
+def test_what_needs_real_processes_is_given_a_second_try_and_cores_are_not(checkout):
+    checkout.run()
+
+    assert ["--reruns 1" in call for call in checkout.calls()] == [False, True, True]
+
+
+FAILS_AT_FIRST = """
+import pytest
+from pathlib import Path
+
+@pytest.mark.parametrize("number", range(MANY))
+def test_at_first(number, request):
+    tried = Path(__file__).with_name(f"tried-{number}")
+    if not tried.exists():
+        tried.touch()
+        raise AssertionError("the machine stood still")
+
+
+def test_always():
+    assert PASSES, "broken"
+"""
+
+
+@pytest.mark.parametrize("workers", [["-n", "2"], []])
+@pytest.mark.parametrize(
+    ("many", "passes", "code"), [(1, True, 0), (3, True, 0), (4, True, 1), (1, False, 1)]
+)
+def test_a_second_try_is_told_whole_and_more_than_three_fail_the_run(
+    checkout, workers, many, passes, code
+):
+    checkout.use_conftest()
+    text = FAILS_AT_FIRST.replace("MANY", str(many)).replace("PASSES", str(passes))
+    (checkout.folder / "tests" / "test_small.py").write_text(text)
+
+    ran = checkout.run("tests", "-q", "--reruns", "1", *workers)
+
+    assert ran.returncode == code, ran.stdout
+    assert ran.stdout.count("E           AssertionError: the machine stood still") == many
+    assert f"{many + (not passes)} given a second try" in ran.stdout
+    assert f"{many + passes} passed" in ran.stdout
+    assert ("FAILED tests/test_small.py::test_always" in ran.stdout) == (not passes)

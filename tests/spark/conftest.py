@@ -3,33 +3,10 @@
 import os
 
 import pytest
-from _pytest.runner import runtestprotocol
 
 from kclrun.local.server import start_embedded
 from kclrun.spark.engine.session import open_session
 from tests.spark.source_rig import ACCESS_KEY, REGION, SECRET_KEY, Collected, Stream
-
-# Spark gives a Python worker ten seconds to connect, which no setting changes; a machine that runs
-# twenty other things takes longer now and then to start one. Nothing has been read by then.
-_NOT_CONNECTED = "Python worker failed to connect back"
-_ATTEMPTS = 3
-
-
-def pytest_runtest_protocol(item, nextitem):
-    """A test that failed for this and for nothing else runs again, from its fixtures on."""
-    where = {"nodeid": item.nodeid, "location": item.location}
-    item.ihook.pytest_runtest_logstart(**where)
-    for attempt in range(_ATTEMPTS):
-        if attempt:
-            item._initrequest()
-        reports = runtestprotocol(item, nextitem=nextitem, log=False)
-        failed = [each.longreprtext for each in reports if each.failed]
-        if not any(_NOT_CONNECTED in text for text in failed):
-            break
-    for report in reports:
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(**where)
-    return True
 
 
 @pytest.fixture(scope="session", autouse=True)
