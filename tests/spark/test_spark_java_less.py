@@ -37,7 +37,7 @@ def test_a_session_starts_without_a_java_on_the_machine(tmp_path):
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("JAVA", "PYSPARK", "SPARK"))
+        if not name.startswith(("JAVA", "JDK_JAVA", "PYSPARK", "SPARK"))
     }
     environment["PATH"] = programs_but_java(tmp_path / "bin")
     environment["HOME"] = str(tmp_path / "home")
