@@ -160,7 +160,7 @@ class LeaseProcesses:
         self._segment = Segment.create(places)
         self._places = Places(self._segment)
         self._doorbell = Doorbell.create()
-        self._listener = RingReader(log)
+        self._ring_reader = RingReader(log)
         self._children: dict[int, Child] = {}
         self._incarnations = 0
         self._exit_patience_s = exit_patience_s
@@ -346,7 +346,7 @@ class LeaseProcesses:
 
     def _hear(self, child: Child) -> None:
         try:
-            events = self._listener.hear(child)
+            events = self._ring_reader.hear(child)
         except MalformedFrame as error:
             self._log.note("process_condemned", shard=child.key, error=str(error))
             child.send_signal(signal.SIGKILL)
@@ -391,7 +391,7 @@ class LeaseProcesses:
             return
         assert child.pidfd is not None, "only a process whose pidfd we held is buried"
         assert child.pid is not None, "a pidfd comes with its pid"
-        for event in self._listener.hear_last(child):
+        for event in self._ring_reader.hear_last(child):
             if not child.is_written_off:  # another process has its lease by now
                 self._deliver(event)
         child.look()

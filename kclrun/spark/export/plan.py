@@ -50,7 +50,7 @@ def plan_rows(
 ) -> tuple[Step, ...]:
     """One step for each shard, children before the parents that end [P12].
 
-    `standings` are those of the query's offset, `rows` the table as scanned, by shard id.
+    `checkpoints` are those of the query's offset, `rows` the table as scanned, by shard id.
     """
     steps = [
         *_children(checkpoints, graph, rows),

@@ -390,6 +390,6 @@ OF_MANAGERS = (
         new="        if False:\n",
         breaks="a host without memory, descriptors or disk halts its share of the leases for all",
         source="L7: the troubles of one host stay there",
-        layer="tests/unit/manager/test_manager_hearing.py",
+        layer="tests/unit/manager/test_ring_reader.py",
     ),
 )

@@ -16,7 +16,7 @@ from kclrun.consuming.checkpoints import CheckpointLedger
 from kclrun.consuming.events import WriteResolved
 from kclrun.consuming.lease_writer import LeaseWriter
 from kclrun.consuming.state_machine import LeaseStateMachine
-from kclrun.leases import keeping, table_view
+from kclrun.leases import held_leases, table_view
 from kclrun.leases.table_view import Observation
 from kclrun.local import lease_rows
 from kclrun.protocol.writes import Claim, ConditionFailed, Take
@@ -107,8 +107,8 @@ def _starts_after_one_parent() -> Iterator[None]:
         return any_ended([rows.get(parent) for parent in lease.parents])
 
     with (
-        mock.patch.object(keeping, "have_ended", any_ended),
-        mock.patch.object(keeping, "seem_over", any_seems_over),
+        mock.patch.object(held_leases, "have_ended", any_ended),
+        mock.patch.object(held_leases, "seem_over", any_seems_over),
         mock.patch.object(table_view, "seem_over", any_seems_over),
     ):
         yield

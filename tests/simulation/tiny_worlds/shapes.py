@@ -161,7 +161,7 @@ class Shapes:
             of("LeaseManager", "_lacks_phase"),
             of("LeaseManager", "_hasty_scans"),
             turn < inf,
-            of("Balancer", "_hands_at_look"),
+            of("Balancer", "_holdings_at_look"),
             tuple(frozenset(keys) for _, keys in recent),
             of("OfferWatch", "_find_instant") is None,
             tuple(children),
@@ -179,9 +179,10 @@ class Shapes:
             tuple(scanned_for),
             of("Auditor", "_has_seen_rows"),
             of("HeldLeases", "are_others_in_sight"),
-            self._shape_of_loads(names, of("Balancer", "_standing")),
+            self._shape_of_loads(names, of("Balancer", "_loads")),
             tuple(
-                self._shape_of_held_lease(sheet, c) for c in of("HeldLeases", "custodies").values()
+                self._shape_of_held_lease(sheet, c)
+                for c in of("HeldLeases", "held_leases").values()
             ),
         )
 

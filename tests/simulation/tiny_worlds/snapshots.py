@@ -37,7 +37,7 @@ STATE = {
         "_listing",
     ),
     "Observation": ("_since", "_asks"),
-    "HeldLeases": ("custodies", "is_draining", "are_others_in_sight"),
+    "HeldLeases": ("held_leases", "is_draining", "are_others_in_sight"),
     "Places": (
         *("count", "proven", "reason", "short_since"),
         *("_step", "_pause_s", "_raised_instant", "_raise_instant", "_expired_starts"),
@@ -49,7 +49,7 @@ STATE = {
     "StreamWatch": ("_doubted", "_vouched"),
     "EndWatch": ("_since",),
     "RecentRows": ("_seen",),
-    "Balancer": ("_standing", "_hands_at_look", "_scanned_for"),
+    "Balancer": ("_loads", "_holdings_at_look", "_scanned_for"),
     "Asker": ("_asks", "_unanswered", "_is_draining", "_ending", "_refusal"),
     "OfferWatch": ("_waiting", "_find_instant", "_turn_instant"),
     "ExpiredLeaseOffers": ("_under_way", "_refusal"),
@@ -69,7 +69,7 @@ NOTED = {
 _SHARED = {
     ("LeaseManager", "_children_of_mine"),
     ("LeaseManager", "_listing"),
-    ("HeldLeases", "custodies"),
+    ("HeldLeases", "held_leases"),
 }
 _WIRING = (FunctionType, MethodType, BuiltinFunctionType, str, list)
 _WIRED_NAMES = {
@@ -113,16 +113,16 @@ class CoreOfHost:
 
 
 def _saved(name, value, is_shared):
-    if name == "_standing" and value is not None:
+    if name == "_loads" and value is not None:
         return (value, frozenset(value._leaving), value.owners)
     return value.copy() if is_shared else value
 
 
 def _loaded(name, value):
     kind = type(value)
-    if name == "custodies":
+    if name == "held_leases":
         return {key: _copy_of_held_lease(held_lease) for key, held_lease in value.items()}
-    if name == "_standing" and value is not None:
+    if name == "_loads" and value is not None:
         loads, leaving, owners = value
         loads._leaving = set(leaving)
         loads.owners = owners
@@ -169,12 +169,12 @@ _PARTS_OF_LIFE = (
     ("own", {}),
     ("ledger", {}),
     ("_requests", {}),
-    ("_agenda", {"_own": "own", "_requests": "_requests"}),
-    ("_writing", {"_own": "own", "_agenda": "_agenda"}),
-    ("_farewell", {"_own": "own", "_agenda": "_agenda"}),
+    ("_scheduler", {"_own": "own", "_requests": "_requests"}),
+    ("_writing", {"_own": "own", "_scheduler": "_scheduler"}),
+    ("_graceful", {"_own": "own", "_scheduler": "_scheduler"}),
     ("_shard_end", {}),
     ("_gate", {}),
-    ("_loss", {}),
+    ("_lost", {}),
     ("_output", {}),
     ("_warnings", {}),
 )
@@ -212,7 +212,7 @@ def copy_of_life(life: LeaseStateMachine) -> LeaseStateMachine:
     ledger["_open"] = deque(ledger["_open"])
     requests = attributes["_requests"].__dict__
     requests["_waiting"] = requests["_waiting"].copy()
-    lost_lease = attributes["_loss"]
+    lost_lease = attributes["_lost"]
     if lost_lease is not None and lost_lease.late is not None:
         lost_lease.late = copy.copy(lost_lease.late)
     return new

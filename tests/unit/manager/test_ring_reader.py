@@ -28,7 +28,7 @@ class Heard:
         self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         self._path = path
         self._sink = LineSink(self._fd)
-        self._listener = RingReader(EventLog(self._sink, app="a", owner="o"))
+        self._ring_reader = RingReader(EventLog(self._sink, app="a", owner="o"))
         self._segment = Segment.create(1)
         self.child = Child(
             start=StartProcess("s0", 1, 0.0),
@@ -43,7 +43,7 @@ class Heard:
         ring = self._segment.ring(0)
         for transition in transitions:
             ring.put(said.encode(transition))
-        return self._listener.hear(self.child)
+        return self._ring_reader.hear(self.child)
 
     def lines(self):
         return [json.loads(line) for line in self._path.read_text().splitlines()]
