@@ -36,14 +36,14 @@ from kclrun.protocol.writes import (
     Release,
     Take,
 )
-from kclrun.spark.handing_back.checkpoint_files import (
+from kclrun.spark.export.checkpoint_files import (
     CommittedBatch,
     local_folder,
     offset_of_stream,
     read_committed,
 )
-from kclrun.spark.handing_back.plan import Create, Keep, Move, Step, plan_rows
-from kclrun.spark.handing_back.standing import Standing, standing_of
+from kclrun.spark.export.checkpoints import LeaseCheckpoint, checkpoint_for
+from kclrun.spark.export.plan import Create, Keep, Move, Step, plan_rows
 from kclrun.spark.offsets import Offset
 
 if TYPE_CHECKING:
@@ -152,15 +152,15 @@ def _plan(aws: Aws, offset: Offset, rows: Rows | None) -> tuple[Step, ...]:
     graph = ShardGraph(_patient(aws, aws.stream.list_shards))
     reader = _PatientReader(aws)
 
-    def standing(shard_id: str) -> Standing:
+    def done(shard_id: str) -> LeaseCheckpoint:
         if shard_id not in graph:
             # The shard cannot be read any more, and it gets no row. It matters only if it is ended.
             is_ended = str(offset.shards[shard_id]) == SHARD_END.sequence_number
-            return Standing(SHARD_END if is_ended else TRIM_HORIZON)
-        return standing_of(reader, shard_id, offset.shards[shard_id])
+            return LeaseCheckpoint(SHARD_END if is_ended else TRIM_HORIZON)
+        return checkpoint_for(reader, shard_id, offset.shards[shard_id])
 
     with ThreadPoolExecutor(_SHARDS_AT_ONCE) as pool:
-        found = dict(zip(offset.shards, pool.map(standing, offset.shards), strict=True))
+        found = dict(zip(offset.shards, pool.map(done, offset.shards), strict=True))
     return plan_rows(found, graph, rows or {})
 
 

@@ -16,7 +16,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Ticked(msgspec.Struct, frozen=True):
-    """Time passed; `LeaseLife.next_deadline` says when the next one is due."""
+    """Time passed; `LeaseStateMachine.next_deadline` says when the next one is due."""
 
 
 class WriteResolved(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from typing import Final
 
 from kclrun.consuming.checkpoints import CheckpointLedger
 from kclrun.consuming.commands import SendLateCheckpoint
-from kclrun.consuming.own_row import Agenda, GivingAway, OwnRow
+from kclrun.consuming.lease_writer import GivingAway, LeaseWriter, WriteScheduler
 from kclrun.consuming.states import ANSWERS_ASKS, State
 from kclrun.model.lease import ANYBODY, ASK_STALE_AFTER_S, Handoff, OwnerId
 from kclrun.model.sequence import SHARD_END
@@ -26,7 +26,7 @@ from kclrun.protocol.writes import (
 )
 
 
-class Farewell:
+class GracefulRelease:
     """Gives the lease away in good order [P16, P17, R8]: watches asks on the own row and makes the
     last write.
 
@@ -34,10 +34,12 @@ class Farewell:
     `handoffAt` is another host's wall clock, and a wrong one must not stop balancing.
     """
 
-    def __init__(self, own: OwnRow, agenda: Agenda, *, others_in_sight: bool) -> None:
+    def __init__(
+        self, own: LeaseWriter, scheduler: WriteScheduler, *, others_in_sight: bool
+    ) -> None:
         self.others_in_sight = others_in_sight
         self._own = own
-        self._agenda = agenda
+        self._scheduler = scheduler
         self._seen: Handoff | None = None
         self._seen_since = Instant(0.0)
 
@@ -71,7 +73,7 @@ class Farewell:
         another owner is in sight. Else a release: the next owner finds it by a scan.
         """
         own, row = self._own, self._own.confirmed
-        position = max(self._agenda.final_position(ledger), row.checkpoint)
+        position = max(self._scheduler.final_position(ledger), row.checkpoint)
         if own.next_owner is not None:
             return HandOver(own.key, own.me, own.next_owner, own.counter, position, row.checkpoint)
         asker = self.asker(now)
@@ -96,7 +98,7 @@ def words_of(change: GivingAway) -> str:
 
 # How long a lost lease waits for the batch under way. Then the process ends, even if the batch is
 # still running. Its results do not count any more; half a minute lets most work reach a clean end.
-LET_GO_S: Final = 30.0
+LOST_GRACE_S: Final = 30.0
 # The next owner begins within a second or two of its take, and a late checkpoint after its first
 # own one saves no work. A throttled table gets some four tries in this time.
 LATE_CHECKPOINT_S: Final = 3.0
@@ -135,7 +137,7 @@ class LateWriting:
         return ()
 
 
-class Loss:
+class LostLease:
     """Why the lease was lost, and what the process still waits for before it ends.
 
     `is_host_fault`: the row is still ours, but this process cannot serve it.

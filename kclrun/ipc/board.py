@@ -18,7 +18,7 @@ import msgspec
 
 from kclrun.errors import LimitExceeded, SegmentRefused, host_error
 from kclrun.ipc.ring import RING_BYTES, EventRing
-from kclrun.ipc.twin import NoValue, TwinCell
+from kclrun.ipc.seqlock import NoValue, SeqlockCell
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -125,7 +125,7 @@ _I64_MAX: Final = 2**63 - 1
 _LAYOUT: Final = struct.Struct("<qqqdqqqqdq" + "136sq" * 4 + "ddd?dd?d")
 # A cache line for the instant of the last send, so that no other store shares its line.
 _SEND_BYTES: Final = 64
-SLOT_BYTES: Final = _SEND_BYTES + TwinCell.size_bytes(_LAYOUT.size)
+SLOT_BYTES: Final = _SEND_BYTES + SeqlockCell.size_bytes(_LAYOUT.size)
 
 
 class StatusSlot:
@@ -142,7 +142,7 @@ class StatusSlot:
         # An item store through a cast view is one memcpy of eight aligned bytes. CPython's
         # compilers make that one machine store: atomic on x86-64 and aarch64.
         self._send = buffer[offset : offset + 8].cast("d")
-        self._cell = TwinCell(buffer, offset + _SEND_BYTES, _LAYOUT.size)
+        self._cell = SeqlockCell(buffer, offset + _SEND_BYTES, _LAYOUT.size)
         # A lock between threads of one process: it ends with the process that holds it.
         self._lock = threading.Lock()
 
@@ -251,7 +251,7 @@ def _position(padded: bytes, sub_sequence_number: int) -> ExtendedSequenceNumber
     return ExtendedSequenceNumber(text, sub_sequence_number) if text else None
 
 
-# Any change of a layout in `board.py`, `twin.py` or `ring.py` needs a new version: manager and
+# Any change of a layout in `board.py`, `seqlock.py` or `ring.py` needs a new version: manager and
 # lease processes are of one installation, but an upgrade may happen under a running manager.
 LAYOUT_VERSION: Final = 3
 # `leases.max` is 64 by default and 1024 at most, and the manager keeps 16 places beyond it. So many

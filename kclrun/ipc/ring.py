@@ -13,12 +13,12 @@ from zlib import crc32
 import msgspec
 
 from kclrun.errors import LimitExceeded, SegmentRefused
-from kclrun.ipc.twin import NoValue, TwinCell
+from kclrun.ipc.seqlock import NoValue, SeqlockCell
 
 _HEADER: Final = struct.Struct("<QQII")
 _SEALED: Final = struct.Struct("<QQI")
 _MARK: Final = struct.Struct("<QQQ")
-_MARK_BYTES: Final = TwinCell.size_bytes(_MARK.size)
+_MARK_BYTES: Final = SeqlockCell.size_bytes(_MARK.size)
 _MARK_MAX: Final = 2**63
 _ALIGNMENT_BYTES: Final = 8
 # A failure with its bounded texts takes at most 12 KiB (`transitions.py`).
@@ -58,7 +58,7 @@ class EventRing:
     at any instruction has written an entry or has not. The bytes of a former lap never pass for a
     new entry (their position differs). No order of stores is relied on, because CPUs differ in it.
 
-    The marks (twin cells) are bookkeeping. The reader's mark says which bytes may be overwritten.
+    The marks are seqlock cells. The reader's mark says which bytes may be overwritten.
     The writer's mark says where a later incarnation continues and how many puts found no room.
 
     One process puts at a time (any of its threads, but no signal handler); one other process
@@ -68,8 +68,8 @@ class EventRing:
     def __init__(self, buffer: memoryview, offset: int, data_bytes: int = RING_BYTES) -> None:
         assert data_bytes % _ALIGNMENT_BYTES == 0, "entries are aligned, so is the ring"
         self._buffer = buffer
-        self._head_cell = TwinCell(buffer, offset, _MARK.size)
-        self._tail_cell = TwinCell(buffer, offset + _MARK_BYTES, _MARK.size)
+        self._head_cell = SeqlockCell(buffer, offset, _MARK.size)
+        self._tail_cell = SeqlockCell(buffer, offset + _MARK_BYTES, _MARK.size)
         self._data_offset = offset + 2 * _MARK_BYTES
         self._data_bytes = data_bytes
         # A lock between threads of one process: it ends with the process that holds it.
@@ -211,11 +211,11 @@ class EventRing:
         return data
 
     @staticmethod
-    def _store(cell: TwinCell, mark: _Mark) -> None:
+    def _store(cell: SeqlockCell, mark: _Mark) -> None:
         cell.store(_MARK.pack(mark.position, mark.ordinal, mark.dropped))
 
     @staticmethod
-    def _loaded(cell: TwinCell) -> _Mark | None:
+    def _loaded(cell: SeqlockCell) -> _Mark | None:
         payload = cell.load()
         if isinstance(payload, NoValue):
             return _Mark() if payload is NoValue.EMPTY else None

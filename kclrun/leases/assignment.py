@@ -1,6 +1,6 @@
 """Decides which leases to take and which to ask for, with reasons [P15, P16, P18, DESIGN 5].
 
-Knows: the standing of all owners, as one scan shows it. Must not know: how a row is written or how
+Knows: the loads of all owners, as one scan shows it. Must not know: how a row is written or how
 a process is started. Every decision carries its reason in words, for logs and for
 `kclrun leases --explain`. `plan` explains the rules.
 """
@@ -16,13 +16,13 @@ from typing import Final
 
 import msgspec
 
-from kclrun.leases.custody import STRETCH
+from kclrun.leases.held_lease import STRETCH
 from kclrun.leases.policy import ManagerPolicy, Pace, owner_hash
 from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import ANYBODY, OFFERED, OWNER_PREFIX, Lease, LeaseKey, Owner, OwnerId
 
 
-class Hands(msgspec.Struct, frozen=True, kw_only=True):
+class LocalHoldings(msgspec.Struct, frozen=True, kw_only=True):
     """The leases of this manager. `held` fill places, including takes under way. `asked` are our
     asks under way. `unanswered` are rows that were asked for in vain; they are not asked for again
     for now. `children` belong to shards that ended here. `gone` are owners that are proven gone.
@@ -39,14 +39,14 @@ class Hands(msgspec.Struct, frozen=True, kw_only=True):
     places: int | None = None
 
 
-class Standing:
+class OwnerLoads:
     """The work of one view, counted by owner. All assignment is decided from it.
 
     `free` is work without an owner or with an expired owner. `offered` is work that was given away
     and waits for its taker. All other work counts in `counts`, by owner. `mine` is our count: the
     work that we hold, that we asked for and that is offered to us, less the work that others ask us
     for. `held` counts the filled places, `on_order` the asks among `mine`. `me` is always among the
-    owners. `left` is `leaving` of the previous standing.
+    owners. `left` is `leaving` of the previous loads.
 
     Rule: a lease counts for its *future* owner. A row with a fresh ask counts for the asker. An
     offered row counts for the owner that it is meant for. So several managers that plan at once do
@@ -63,7 +63,7 @@ class Standing:
         self,
         view: TableView,
         observation: Observation,
-        hands: Hands,
+        holdings: LocalHoldings,
         *,
         me: OwnerId,
         left: Set[OwnerId] = frozenset(),
@@ -95,15 +95,15 @@ class Standing:
                 self._count_ask(lease, owner, lease.handoff.to)
         self._work_keys = frozenset(lease.key for lease in view.work)
         self._settle_owners()
-        self.hold(hands)
+        self.hold(holdings)
 
-    def hold(self, hands: Hands) -> None:
+    def hold(self, holdings: LocalHoldings) -> None:
         """Count our own leases again: they change between two scans."""
-        held = set(hands.held)
+        held = set(holdings.held)
         is_mine = self._work_keys.__contains__
         # A row that we hold and that the scan did not show was created since then: it is work.
         work = {key for key in held if is_mine(key) or key not in self.view.rows}
-        incoming = self._promised.union(hands.asked) - held
+        incoming = self._promised.union(holdings.asked) - held
         self.held = len(held)
         self.on_order = len(incoming)
         self.mine = len(work - self._asked_away) + len(incoming)
@@ -223,7 +223,7 @@ def group_of(owner: OwnerId) -> str:
 _OUT_OF_TURN_ONCE_IN = 10
 
 
-def giver_across_groups(standing: Standing, chance: Callable[[], float]) -> OwnerId | None:
+def giver_across_groups(loads: OwnerLoads, chance: Callable[[], float]) -> OwnerId | None:
     """Break ties between groups: the owner to ask for one lease, or None.
 
     The owner belongs to another group and holds exactly one lease more than we do.
@@ -241,12 +241,12 @@ def giver_across_groups(standing: Standing, chance: Callable[[], float]) -> Owne
     With `surplus` = total - share, a move from one group to another pays while their surpluses
     differ by more than one. At the end every group is within one lease of its share.
     """
-    me, mine = standing.me, standing.mine
+    me, mine = loads.me, loads.mine
     receivers, givers = defaultdict(list), defaultdict(list)
     totals: dict[str, int] = defaultdict(int)
     members: dict[str, int] = defaultdict(int)
-    for owner in standing.owners:
-        group, count = group_of(owner), standing.counts[owner]
+    for owner in loads.owners:
+        group, count = group_of(owner), loads.counts[owner]
         totals[group] += count
         members[group] += 1
         if not is_ours_kind(owner):
@@ -257,8 +257,8 @@ def giver_across_groups(standing: Standing, chance: Callable[[], float]) -> Owne
             givers[group].append(owner)
     if not givers or len(members) == 1:
         return None
-    owners = len(standing.owners)
-    surplus = {g: totals[g] * owners - standing.work * members[g] for g in members}
+    owners = len(loads.owners)
+    surplus = {g: totals[g] * owners - loads.work * members[g] for g in members}
     first = me if chance() * _OUT_OF_TURN_ONCE_IN * len(receivers[group_of(me)]) < 1 else None
     for queue in (*receivers.values(), *givers.values()):
         queue.sort(key=lambda owner: (owner == first, owner_hash(owner)))  # the last one is next
@@ -341,10 +341,10 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def plan(
-    standing: Standing,
+    loads: OwnerLoads,
     observation: Observation,
     policy: ManagerPolicy,
-    hands: Hands,
+    holdings: LocalHoldings,
     chance: Callable[[], float],
 ) -> Plan:
     """Decide one cycle, right after its scan. Offered rows are decided apart: `offers.py`.
@@ -376,12 +376,12 @@ def plan(
     cycle, from the most loaded worker, when it is above the target (or at the target while we lack
     two).
     """
-    planning = _Planning(standing, observation, policy, hands, chance)
+    planning = _Planning(loads, observation, policy, holdings, chance)
     planning.take_free()
     planning.ask_the_most_loaded()
-    if not planning.decisions and not standing.on_order:
+    if not planning.decisions and not loads.on_order:
         planning.take_from_java()
-    if not planning.decisions and not standing.on_order:
+    if not planning.decisions and not loads.on_order:
         planning.balance_groups()
     return Plan(tuple(planning.decisions), planning.summary(), planning.pace())
 
@@ -391,33 +391,33 @@ class _Planning:
 
     def __init__(
         self,
-        standing: Standing,
+        loads: OwnerLoads,
         observation: Observation,
         policy: ManagerPolicy,
-        hands: Hands,
+        holdings: LocalHoldings,
         chance: Callable[[], float],
     ) -> None:
         self.decisions: list[Decision] = []
         self._pace = Pace.REST
-        self._standing = standing
+        self._loads = loads
         self._observation = observation
         self._policy = policy
-        self._hands = hands
+        self._holdings = holdings
         self._chance = chance
-        places = policy.leases_max if hands.places is None else hands.places
-        filled = standing.held + standing.on_order
-        self._target = standing.target(places)
-        self._mine = standing.mine
+        places = policy.leases_max if holdings.places is None else holdings.places
+        filled = loads.held + loads.on_order
+        self._target = loads.target(places)
+        self._mine = loads.mine
         self._room = max(0, places - filled)
         self._room_for_overdue = max(0, min(policy.leases_max, places + STRETCH) - filled)
-        self._others_left = max(standing.held, _TAKES_AT_ONCE_MIN)
+        self._others_left = max(loads.held, _TAKES_AT_ONCE_MIN)
         self._offers_left = _OFFERS_AT_ONCE_MAX
 
     def take_free(self) -> None:
         ranked = [
             (self._rank(lease), self._chance(), lease.key, lease)
-            for lease in self._standing.free
-            if lease.owner != self._policy.me and not self._hands.is_busy(lease.key)
+            for lease in self._loads.free
+            if lease.owner != self._policy.me and not self._holdings.is_busy(lease.key)
         ]
         for rank, _, _, lease in sorted(ranked):
             if self._room > 0 and (rank == _CHILD or self._mine < self._target):
@@ -431,7 +431,7 @@ class _Planning:
 
     def _take_now_or_soon(self, lease: Lease, rank: int) -> None:
         if rank == _OTHER:
-            self._pace = Pace.GRAB
+            self._pace = Pace.FAST
             if self._others_left == 0:
                 return
             self._others_left -= 1
@@ -439,7 +439,7 @@ class _Planning:
 
     def _pass_on_now_or_soon(self, lease: Lease) -> None:
         if self._offers_left == 0:
-            self._pace = Pace.GRAB
+            self._pace = Pace.FAST
             return
         self._offers_left -= 1
         why = f"{self._why_free(lease)}, and we are at our target"
@@ -448,7 +448,7 @@ class _Planning:
     def ask_the_most_loaded(self) -> None:
         """Ask for one lease after the other, each from the owner that has most leases by then."""
         allowed = min(
-            self._policy.moves_per_cycle - self._standing.on_order,
+            self._policy.moves_per_cycle - self._loads.on_order,
             self._target - self._mine,
             self._room,
         )
@@ -456,7 +456,7 @@ class _Planning:
             return
         heap = [
             (-count, self._chance(), owner)
-            for owner, count in self._standing.counts.items()
+            for owner, count in self._loads.counts.items()
             if count >= self._mine + 2 and owner != self._policy.me and is_ours_kind(owner)
         ]
         heapq.heapify(heap)
@@ -477,7 +477,7 @@ class _Planning:
 
     def take_from_java(self) -> None:
         """Take as `DynamoDBLeaseTaker.computeLeasesToTake`, by its default one lease a cycle."""
-        counts, target = self._standing.counts, self._target
+        counts, target = self._loads.counts, self._target
         needed = min(target - self._mine, self._room)
         java = [(count, owner) for owner, count in counts.items() if not is_ours_kind(owner)]
         most, owner = max(java, default=(0, None))
@@ -485,11 +485,11 @@ class _Planning:
             return
         rows = [
             lease
-            for lease in self._standing.view.work
+            for lease in self._loads.view.work
             if lease.owner == owner
-            and lease.key not in self._standing.view.expired
+            and lease.key not in self._loads.view.expired
             and lease.checkpoint_owner is None
-            and not self._hands.is_busy(lease.key)
+            and not self._holdings.is_busy(lease.key)
         ]
         if rows:
             why = f"it has {most}, we have {self._mine}, target {target}"
@@ -498,44 +498,44 @@ class _Planning:
     def balance_groups(self) -> None:
         """Move a lease between groups. Only a fleet that holds all its work, with room at the
         target, has ties to break."""
-        is_settled = not self._standing.free and not self._standing.offered
+        is_settled = not self._loads.free and not self._loads.offered
         if not is_settled or self._mine >= self._target or self._room <= 0:
             return
-        owner = giver_across_groups(self._standing, self._chance)
+        owner = giver_across_groups(self._loads, self._chance)
         rows = self._askable(owner) if owner is not None else []
         if owner is not None and rows:
             why = f"it has {self._mine + 1}, we have {self._mine}, and our group has less"
             self._ask(rows[-1], owner, f"{why} than its share")
 
     def pace(self) -> Pace:
-        if self._pace is Pace.REST and (self.decisions or self._standing.on_order):
+        if self._pace is Pace.REST and (self.decisions or self._loads.on_order):
             return Pace.MOVE
         return self._pace
 
     def summary(self) -> str:
-        fewest, most = self._standing.fewest_and_most()
+        fewest, most = self._loads.fewest_and_most()
         spread = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        owners, work = len(self._standing.owners), self._standing.work
+        owners, work = len(self._loads.owners), self._loads.work
         holds = f"{owners} owners hold {spread}" if owners > 1 else f"one owner holds {most}"
         what = f"{holds} of {work}; we have {self._mine}, target {self._target}"
-        if self._standing.on_order:
-            return f"{what}; {self._standing.on_order} on their way to us"
-        if self._room <= 0 and self._mine < self._standing.target(work):
+        if self._loads.on_order:
+            return f"{what}; {self._loads.on_order} on their way to us"
+        if self._room <= 0 and self._mine < self._loads.target(work):
             return f"{what}; full: leases.max is {self._policy.leases_max}"
         return f"balanced: {what}" if not self.decisions else what
 
     def _rank(self, lease: Lease) -> int:
-        if lease.owner in self._hands.gone:
+        if lease.owner in self._holdings.gone:
             return _FORMER
-        return _CHILD if lease.key in self._hands.children else _OTHER
+        return _CHILD if lease.key in self._holdings.children else _OTHER
 
     def _why_free(self, lease: Lease) -> str:
-        if lease.owner in self._hands.gone:
+        if lease.owner in self._holdings.gone:
             return f"left by {lease.owner}, a former self of ours that is proven dead"
         if lease.owner is None:
-            is_child = lease.key in self._hands.children
+            is_child = lease.key in self._holdings.children
             return "nobody owns it" + (", and its parent ended here" if is_child else "")
-        still_s = self._observation.unchanged_s(lease, self._standing.view.seen_instant)
+        still_s = self._observation.unchanged_s(lease, self._loads.view.seen_instant)
         return f"expired: {lease.owner} did not renew it for {still_s:.0f} s"
 
     def _can_pass_on(self, lease: Lease) -> bool:
@@ -545,14 +545,14 @@ class _Planning:
         where the visible owners lack places for all the work: then further owners are not visible
         yet.
         """
-        standing = self._standing
-        are_all_ours = len(standing.kclrun_owners) == len(standing.owners) > 1
-        have_room = standing.target(standing.work) <= self._policy.leases_max
+        loads = self._loads
+        are_all_ours = len(loads.kclrun_owners) == len(loads.owners) > 1
+        have_room = loads.target(loads.work) <= self._policy.leases_max
         is_left = lease.owner is not None and lease.checkpoint_owner is None
         return is_left and are_all_ours and have_room
 
     def _is_overdue(self, lease: Lease) -> bool:
-        still_s = self._observation.unchanged_s(lease, self._standing.view.seen_instant)
+        still_s = self._observation.unchanged_s(lease, self._loads.view.seen_instant)
         return still_s >= self._policy.overdue_after_s
 
     def _askable(self, owner: OwnerId) -> list[Lease]:
@@ -560,12 +560,12 @@ class _Planning:
         operators look for them. Rows that were asked for in vain are left out, too."""
         rows = [
             (self._chance(), lease.key, lease)
-            for lease in self._standing.owned_by(owner)
+            for lease in self._loads.owned_by(owner)
             if lease.halt is None
             and lease.checkpoint_owner is None
-            and lease.key not in self._hands.unanswered
-            and lease.key not in self._hands.asked
-            and not self._hands.is_busy(lease.key)
+            and lease.key not in self._holdings.unanswered
+            and lease.key not in self._holdings.asked
+            and not self._holdings.is_busy(lease.key)
         ]
         return [lease for *_, lease in sorted(rows)]
 
@@ -586,16 +586,16 @@ class _Planning:
 
 
 def left_unread(
-    standing: Standing,
+    loads: OwnerLoads,
     observation: Observation,
     policy: ManagerPolicy,
     is_busy: Callable[[LeaseKey], bool],
 ) -> tuple[LeaseKey, ...]:
     """The work that stood free for three failovers and that we do not take either. It is not read,
     because every owner is full or cannot see it. A shard must not stand still unnoticed."""
-    now = standing.view.seen_instant
+    now = loads.view.seen_instant
     return tuple(
         lease.key
-        for lease in standing.unclaimed
+        for lease in loads.unclaimed
         if observation.unchanged_s(lease, now) >= policy.overdue_after_s and not is_busy(lease.key)
     )

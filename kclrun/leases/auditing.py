@@ -17,7 +17,7 @@ import msgspec
 from kclrun.errors import InvariantViolation
 from kclrun.leases.commands import Command, DescribeStream, Note, WriteRow
 from kclrun.leases.events import LeasesScanned, ShardsListed, StreamDescribed, WriteResolved
-from kclrun.leases.explaining import Differences
+from kclrun.leases.explaining import ConfigDrift
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.shard_sync import (
     EndWatch,
@@ -462,7 +462,7 @@ class Audits:
         self._is_held = is_held
         self._views: Mapping[StreamKey, TableView] = {}
         self._synced: set[StreamKey] = set()
-        self._differences = Differences(policy, out)
+        self._config_drift = ConfigDrift(policy, out)
 
     def of_ours(self, event: LeasesScanned) -> LeasesScanned:
         """The scan without the rows of streams that we do not read."""
@@ -470,11 +470,11 @@ class Audits:
         leases = tuple([each for each in event.leases if stream_of(each.key) in auditors])
         broken = tuple(key for key in event.broken if self.is_ours(key))
         if len(leases) == len(event.leases) and len(broken) == len(event.broken):
-            self._differences.strangers(())
+            self._config_drift.strangers(())
             return event
         known = {lease.key for lease in leases} | set(broken)
         every = {lease.key for lease in event.leases} | set(event.broken)
-        self._differences.strangers(every - known)
+        self._config_drift.strangers(every - known)
         return LeasesScanned(leases, broken, event.foreign, event.kcl3_mode)
 
     def is_ours(self, key: str) -> bool:
@@ -494,7 +494,7 @@ class Audits:
         """Clean up, stream by stream; compare settings with rows. Call after `see`."""
         for stream, auditor in self._auditors.items():
             auditor.after_scan(self._views[stream])
-        self._differences.after_scan(view)
+        self._config_drift.after_scan(view)
 
     def see(self, view: TableView) -> None:
         """Keep the last view for the clean-up, the listings and the counts that follow."""

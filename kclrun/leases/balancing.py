@@ -1,9 +1,9 @@
 """Our share of the work: which leases are taken, asked for, or picked up from offers.
 
-Knows: the last standing, our asks, the rows on offer. Must not know: what happens to a lease once
-it is ours (`keeping.py`). Every decision here is a conditional write. If another write came first,
-it does not apply, and the next scan decides again. A draining manager neither takes nor asks.
-"""
+Knows: the loads of the last scan, our requests, the rows on offer. Must not know: what happens to a
+lease once it is ours (`held_leases.py`). Every decision here is a conditional write. If another
+write came first, it does not apply, and the next scan decides again. A draining manager neither
+takes nor asks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import InvariantViolation
-from kclrun.leases.assignment import Action, Decision, Hands, Standing, left_unread, plan
+from kclrun.leases.assignment import Action, Decision, LocalHoldings, OwnerLoads, left_unread, plan
 from kclrun.leases.commands import Command, FindOffers, Note, TellOthersInSight, WriteRow
-from kclrun.leases.custody import STRETCH, CapacityWatch
 from kclrun.leases.events import OffersFound, WriteResolved
-from kclrun.leases.keeping import Keeper
-from kclrun.leases.offers import OFFERS_PER_QUERY_MAX, OfferWatch, PassingOn, Waiting, find_every_s
+from kclrun.leases.held_lease import STRETCH, CapacityWatch
+from kclrun.leases.held_leases import HeldLeases
+from kclrun.leases.offers import (
+    OFFERS_PER_QUERY_MAX,
+    ExpiredLeaseOffers,
+    OfferWatch,
+    Waiting,
+    find_every_s,
+)
 from kclrun.leases.policy import ManagerPolicy, Pace, is_seldom, scan_delay_s
 from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import ASK_STALE_AFTER_S, OFFERED, Lease, LeaseKey, OwnerId
@@ -184,7 +190,7 @@ class Balancer:
     `is_free` says that a row is not held and that no write of it is under way. `children` names the
     children of shards that ended here.
 
-        scan ─► standing ─┬─► plan ─► takes, asks
+        scan ─► loads ────┬─► plan ─► takes, asks
                           └─► offered rows ─► our turn ─► takes
                                 ▲
           every half second ────┘  FindOffers ─► OffersFound
@@ -194,7 +200,7 @@ class Balancer:
         self,
         policy: ManagerPolicy,
         out: list[Command],
-        keeper: Keeper,
+        held: HeldLeases,
         observation: Observation,
         *,
         chance: Callable[[], float],
@@ -204,29 +210,29 @@ class Balancer:
     ) -> None:
         self._policy = policy
         self._out = out
-        self._keeper = keeper
+        self._held = held
         self._observation = observation
         self._chance = chance
         self._wall = wall
         self._is_free = is_free
         self._children = children
         self._asker = Asker(policy.me, out, wall)
-        self._passing_on = PassingOn(out)
+        self._expired_offers = ExpiredLeaseOffers(out)
         self._offers = OfferWatch(policy.me)
         self._capacity = CapacityWatch(policy, out)
-        self._standing: Standing | None = None
+        self._loads: OwnerLoads | None = None
         # The numbers of leases held and asked for at the last look at the offered rows.
-        self._hands_at_look = (0, 0)
+        self._holdings_at_look = (0, 0)
         # The offers, with their counters, that caused a scan out of turn.
         self._scanned_for: dict[LeaseKey, int] = {}
 
     @property
     def has_writes_under_way(self) -> bool:
-        return self._asker.has_writes_under_way or self._passing_on.has_writes_under_way
+        return self._asker.has_writes_under_way or self._expired_offers.has_writes_under_way
 
     def is_writing(self, key: LeaseKey) -> bool:
         """Whether an ask of ours, or an offer in another owner's name, is under way to this row."""
-        return self._asker.is_writing(key) or self._passing_on.is_writing(key)
+        return self._asker.is_writing(key) or self._expired_offers.is_writing(key)
 
     def after_scan(
         self, view: TableView, scanned_instant: Instant, gone: frozenset[OwnerId]
@@ -234,33 +240,33 @@ class Balancer:
         """Take and ask for our share, as shown by a scan that began at `scanned_instant`."""
         now = view.seen_instant
         self._asker.after_scan(view.rows, scanned_instant, now)
-        hands = self._hands(gone)
-        left = self._standing.leaving if self._standing is not None else frozenset[OwnerId]()
-        standing = Standing(view, self._observation, hands, me=self._policy.me, left=left)
-        if self._standing is None:
+        holdings = self._holdings(gone)
+        left = self._loads.leaving if self._loads is not None else frozenset[OwnerId]()
+        loads = OwnerLoads(view, self._observation, holdings, me=self._policy.me, left=left)
+        if self._loads is None:
             self._offers.find_at(now)
-        self._standing = standing
-        self._tell_in_sight(standing)
-        self._see_offers(standing.offered, now, is_complete=True)
+        self._loads = loads
+        self._tell_in_sight(loads)
+        self._see_offers(loads.offered, now, is_complete=True)
         self._take_offers(now)
-        hands = self._hands(gone)
-        standing.hold(hands)
-        decided = plan(standing, self._observation, self._policy, hands, self._chance)
+        holdings = self._holdings(gone)
+        loads.hold(holdings)
+        decided = plan(loads, self._observation, self._policy, holdings, self._chance)
         for decision in decided.decisions:
             self._carry_out(decision, now)
-        is_busy = self._keeper.custodies.__contains__
-        unread = left_unread(standing, self._observation, self._policy, is_busy)
+        is_busy = self._held.held_leases.__contains__
+        unread = left_unread(loads, self._observation, self._policy, is_busy)
         # Work = leases not ended whose parents have ended. A child that waits for a parent that
         # was made again would keep its place for ever where no other owner has a place for that
         # parent [L1].
-        if unread and self._keeper.is_full:
-            self._keeper.give_way(len(unread), standing.is_work, now)
-        unclaimed = sum(1 for lease in standing.unclaimed if self._is_free(lease.key))
+        if unread and self._held.is_full:
+            self._held.give_way(len(unread), loads.is_work, now)
+        unclaimed = sum(1 for lease in loads.unclaimed if self._is_free(lease.key))
         self._capacity.after_scan(
             unread,
             unclaimed,
-            held=len(self._keeper.held),
-            is_short=self._keeper.places < self._policy.leases_max,
+            held=len(self._held.held),
+            is_short=self._held.places < self._policy.leases_max,
         )
         return decided.pace
 
@@ -269,20 +275,20 @@ class Balancer:
 
         Returns True if they show that the last scan is too old to decide by: scan at once.
         """
-        standing = self._standing
-        if standing is None or self._keeper.is_draining:
+        loads = self._loads
+        if loads is None or self._held.is_draining:
             return False
         if event.leases is None:
-            owners = standing.view.kclrun_owners
+            owners = loads.view.kclrun_owners
             self._offers.find_at(Instant(now + scan_delay_s(self._policy, owners)))
             return False
-        self._offers.find_at(Instant(now + find_every_s(len(standing.view.kclrun_owners))))
-        offers = [lease for lease in event.leases if self._may_take(lease, standing)]
-        standing.note_offers(offers)
+        self._offers.find_at(Instant(now + find_every_s(len(loads.view.kclrun_owners))))
+        offers = [lease for lease in event.leases if self._may_take(lease, loads)]
+        loads.note_offers(offers)
         is_complete = len(event.leases) < self._rows_max()
         self._see_offers(offers, now, is_complete=is_complete)
         self._take_offers(now)
-        return self._is_scan_too_old(event.leases, standing, now)
+        return self._is_scan_too_old(event.leases, loads, now)
 
     def on_ask(self, change: Ask, event: WriteResolved, now: Instant) -> None:
         self._asker.resolved(change, event.outcome, now)
@@ -291,17 +297,17 @@ class Balancer:
         self._asker.ended(change, event.outcome)
 
     def on_passed_on(self, change: Offer, event: WriteResolved) -> None:
-        self._passing_on.resolved(change, event.outcome)
+        self._expired_offers.resolved(change, event.outcome)
 
     def tick(self, now: Instant) -> None:
         """Take the offered rows whose turn has come; look for more when that is due. A row that we
         left to others is looked at again when we hold or ask for fewer or more leases than at the
         last look."""
-        self._keeper.host_places.tick(now)
-        if self._keeper.is_draining or self._standing is None:
+        self._held.host_places.tick(now)
+        if self._held.is_draining or self._loads is None:
             return
         has_turn = self._offers.is_turn_due(now)
-        if has_turn or (self._offers.are_any and self._counts() != self._hands_at_look):
+        if has_turn or (self._offers.are_any and self._counts() != self._holdings_at_look):
             self._take_offers(now)
         rows_max = self._rows_max() if self._offers.is_find_due(now) else 0
         if rows_max > 0:
@@ -312,58 +318,58 @@ class Balancer:
         """Take and ask for nothing any more; leave the leases that we asked for to the others."""
         self._offers.forget_all()
         self._asker.drain()
-        self._out.append(TellOthersInSight(self._keeper.are_others_in_sight))
+        self._out.append(TellOthersInSight(self._held.are_others_in_sight))
 
     def deadline(self) -> Instant | None:
         """When the next offered row is due, or the next look at the index."""
-        if self._keeper.is_draining or self._keeper.is_full:
+        if self._held.is_draining or self._held.is_full:
             return None
         return self._offers.deadline()
 
-    def _hands(self, gone: frozenset[OwnerId] = frozenset()) -> Hands:
-        return Hands(
-            held=self._keeper.held,
+    def _holdings(self, gone: frozenset[OwnerId] = frozenset()) -> LocalHoldings:
+        return LocalHoldings(
+            held=self._held.held,
             asked=self._asker.outstanding,
             unanswered=self._asker.unanswered,
             children=self._children,
             gone=gone,
             is_busy=lambda key: not self._is_free(key),
-            places=self._keeper.places,
+            places=self._held.places,
         )
 
     def _counts(self) -> tuple[int, int]:
-        return len(self._keeper.held), len(self._asker.outstanding)
+        return len(self._held.held), len(self._asker.outstanding)
 
     def _rows_max(self) -> int:
         """Room for offered rows. Those we asked for have their places already."""
-        return min(OFFERS_PER_QUERY_MAX, self._keeper.places - len(self._keeper.held))
+        return min(OFFERS_PER_QUERY_MAX, self._held.places - len(self._held.held))
 
     def _see_offers(self, offers: Collection[Lease], now: Instant, *, is_complete: bool) -> None:
-        if self._standing is not None:
-            owners, silent = self._standing.kclrun_owners, self._standing.view.silent
+        if self._loads is not None:
+            owners, silent = self._loads.kclrun_owners, self._loads.view.silent
             self._offers.see(offers, owners, silent, now, is_complete=is_complete)
 
     def _take_offers(self, now: Instant) -> None:
         """Take rows meant for us; others up to the target; rows left lying also beyond it."""
-        standing = self._standing
-        if standing is not None and self._offers.are_any:
-            standing.hold(self._hands())
-            self._take_from(standing, now)
-        self._hands_at_look = self._counts()
+        loads = self._loads
+        if loads is not None and self._offers.are_any:
+            loads.hold(self._holdings())
+            self._take_from(loads, now)
+        self._holdings_at_look = self._counts()
 
-    def _take_from(self, standing: Standing, now: Instant) -> None:
-        is_below_target = standing.mine < standing.target(self._keeper.places)
+    def _take_from(self, loads: OwnerLoads, now: Instant) -> None:
+        is_below_target = loads.mine < loads.target(self._held.places)
         for waiting in self._offers.due(now, is_below_target=is_below_target):
-            if standing.held >= self._places_for(waiting, now):
+            if loads.held >= self._places_for(waiting, now):
                 continue
             if not self._is_free(waiting.lease.key):
                 self._offers.forget(waiting.lease.key)
-            elif self._is_ours_to_take(waiting, standing, now):
+            elif self._is_ours_to_take(waiting, loads, now):
                 self._offers.forget(waiting.lease.key)
                 self._take(waiting.lease, now)
-                standing.hold(self._hands())
+                loads.hold(self._holdings())
 
-    def _is_scan_too_old(self, offers: Collection[Lease], standing: Standing, now: Instant) -> bool:
+    def _is_scan_too_old(self, offers: Collection[Lease], loads: OwnerLoads, now: Instant) -> bool:
         """Whether the last scan is too old: a row is on offer that is not work in it, or that is
         above our target and still there after our turn. The owners that it was left to may be gone.
 
@@ -373,26 +379,26 @@ class Balancer:
             lease.key: lease.counter
             for lease in offers
             if self._is_free(lease.key)
-            and (not self._may_take(lease, standing) or self._offers.was_left(lease.key, now))
+            and (not self._may_take(lease, loads) or self._offers.was_left(lease.key, now))
         }
         is_news = any(self._scanned_for.get(key) != counter for key, counter in lying.items())
         self._scanned_for = lying
-        return is_news and not is_seldom(self._policy, standing.view.kclrun_owners)
+        return is_news and not is_seldom(self._policy, loads.view.kclrun_owners)
 
-    def _may_take(self, lease: Lease, standing: Standing) -> bool:
+    def _may_take(self, lease: Lease, loads: OwnerLoads) -> bool:
         """Whether we may take this row: it is free, and it is work or unknown to the last scan. A
         child whose parents are being read elsewhere would only fill a place here."""
-        is_unknown = lease.key not in standing.view.rows
-        return self._is_free(lease.key) and (is_unknown or standing.is_work(lease.key))
+        is_unknown = lease.key not in loads.view.rows
+        return self._is_free(lease.key) and (is_unknown or loads.is_work(lease.key))
 
-    def _is_ours_to_take(self, waiting: Waiting, standing: Standing, now: Instant) -> bool:
+    def _is_ours_to_take(self, waiting: Waiting, loads: OwnerLoads, now: Instant) -> bool:
         if waiting.lease.offered_to == self._policy.me or now >= waiting.left_instant:
             return True
-        return standing.mine < standing.target(self._keeper.places)
+        return loads.mine < loads.target(self._held.places)
 
     def _places_for(self, waiting: Waiting, now: Instant) -> int:
         """Our places; more than our host proves able to run for a row left for three failovers."""
-        places = self._keeper.places
+        places = self._held.places
         is_overdue = now >= waiting.left_instant + self._policy.overdue_after_s
         return min(self._policy.leases_max, places + STRETCH) if is_overdue else places
 
@@ -400,7 +406,7 @@ class Balancer:
         if decision.action is Action.ASK and decision.owner is not None:
             self._asker.ask(decision.lease, decision.owner, now)
         elif decision.action is Action.OFFER:
-            self._passing_on.offer(decision.lease)
+            self._expired_offers.offer(decision.lease)
         else:
             self._take(decision.lease, now, forced=decision.action is Action.FORCE)
 
@@ -417,13 +423,13 @@ class Balancer:
             latest_pinned_at=self._wall(now) if _lacks_pin(lease) else None,
             stream_created_at=self._policy.created.get(stream_of(lease.key)),
         )
-        self._keeper.take(take, now)
+        self._held.take(take, now)
 
-    def _tell_in_sight(self, standing: Standing) -> None:
+    def _tell_in_sight(self, loads: OwnerLoads) -> None:
         """Publish whether another kclrun owner lives or joins: it can take our offers."""
-        are_others = bool(standing.kclrun_owners - {self._policy.me})
-        if are_others != self._keeper.are_others_in_sight:
-            self._keeper.are_others_in_sight = are_others
+        are_others = bool(loads.kclrun_owners - {self._policy.me})
+        if are_others != self._held.are_others_in_sight:
+            self._held.are_others_in_sight = are_others
             self._out.append(TellOthersInSight(are_others))
 
 

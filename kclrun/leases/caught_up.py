@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kclrun.leases.custody import Custody, State
+from kclrun.leases.held_lease import HeldLease, State
 from kclrun.leases.table_view import TableView, is_nobody
 from kclrun.model.lease import LeaseKey, OwnerId
 
@@ -17,7 +17,7 @@ _SETTLED: Final = frozenset({State.RUNNING, State.HALTED})
 
 
 def blockers(
-    view: TableView, custodies: Mapping[LeaseKey, Custody], me: OwnerId
+    view: TableView, held_leases: Mapping[LeaseKey, HeldLease], me: OwnerId
 ) -> tuple[str, ...]:
     """One line for each lease that is not running here, not ended, and not another owner's.
 
@@ -26,10 +26,10 @@ def blockers(
     """
     lines = []
     for lease in view.unended:
-        custody = custodies.get(lease.key)
-        if custody is not None:
-            if custody.state not in _SETTLED and not custody.is_over:
-                lines.append(f"{lease.key} is {custody.state.value}")
+        held_lease = held_leases.get(lease.key)
+        if held_lease is not None:
+            if held_lease.state not in _SETTLED and not held_lease.is_over:
+                lines.append(f"{lease.key} is {held_lease.state.value}")
         elif lease.owner == me or is_nobody(lease.owner) or lease.key in view.expired:
             lines.append(f"{lease.key} is not being read by anybody")
     for lease in view.rows.values():

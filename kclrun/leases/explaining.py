@@ -1,6 +1,6 @@
 """The next decisions of one owner and their reasons, in words: for `kclrun leases --explain`.
 
-Pure: from two scans of the table. `Differences` and `ModeWatch` log where this manager, the rows of
+Pure: from two scans of the table. `ConfigDrift` and `ModeWatch` log where this manager, the rows of
 the table and a KCL 3 fleet disagree.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
-from kclrun.leases.assignment import Action, Decision, Hands, Standing, plan
+from kclrun.leases.assignment import Action, Decision, LocalHoldings, OwnerLoads, plan
 from kclrun.leases.commands import Command, Note, ReadKcl3Mode
 from kclrun.leases.events import Kcl3ModeRead, Kcl3ModeUnreadable
 from kclrun.leases.offers import LEFT_LYING_S, delay_s, delay_words
@@ -23,7 +23,7 @@ from kclrun.model.time import Instant
 _KEYS_SHOWN_MAX = 5
 
 
-class Differences:
+class ConfigDrift:
     """Logs where the settings of this manager and the rows disagree: once, until it changes.
 
     Live owners must have one `failover` [P9] and, for each stream, one `start`. Rows of streams
@@ -202,10 +202,10 @@ def explain(
     observation.update(later, now)
     view = TableView(later, broken, observation, me=policy.me, gone=frozenset(), now=now)
     held = [lease.key for lease in view.unended if lease.owner == policy.me]
-    hands = Hands(held=held)
-    standing = Standing(view, observation, hands, me=policy.me)
-    offered = tuple(_explain_offer(lease, standing, policy) for lease in standing.offered)
-    planned = plan(standing, observation, policy, hands, lambda: _EVEN_DRAW)
+    holdings = LocalHoldings(held=held)
+    loads = OwnerLoads(view, observation, holdings, me=policy.me)
+    offered = tuple(_explain_offer(lease, loads, policy) for lease in loads.offered)
+    planned = plan(loads, observation, policy, holdings, lambda: _EVEN_DRAW)
     decided = tuple(_explain_decision(decision) for decision in planned.decisions)
     return offered + decided or (Explained("nothing", None, f"nothing: {planned.summary}"),)
 
@@ -228,10 +228,10 @@ def _explain_decision(decision: Decision) -> Explained:
     return Explained(action.value, key, sentence)
 
 
-def _explain_offer(lease: Lease, standing: Standing, policy: ManagerPolicy) -> Explained:
-    wait_s = delay_s(lease, standing.me, standing.kclrun_owners, standing.view.silent)
-    words = delay_words(lease, standing.me)
-    if lease.offered_to != standing.me and standing.mine >= standing.target(policy.leases_max):
+def _explain_offer(lease: Lease, loads: OwnerLoads, policy: ManagerPolicy) -> Explained:
+    wait_s = delay_s(lease, loads.me, loads.kclrun_owners, loads.view.silent)
+    words = delay_words(lease, loads.me)
+    if lease.offered_to != loads.me and loads.mine >= loads.target(policy.leases_max):
         wait_s += LEFT_LYING_S
         words += "; we are at our target"
     when = "at once" if wait_s == 0 else f"in {wait_s:.1f} s unless another owner does"

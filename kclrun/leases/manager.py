@@ -1,6 +1,6 @@
 """The lease manager's one `handle`: events in, commands out.
 
-Knows: the rhythm of scans and listings, and when every lease is given up. `keeping.py` decides
+Knows: the rhythm of scans and listings, and when every lease is given up. `held_leases.py` decides
 about held leases, `balancing.py` about takes and asks, `auditing.py` about creations and deletions.
 Must not know: clocks, chance, threads, DynamoDB, pids; `now` and `chance` are arguments.
 """
@@ -15,7 +15,6 @@ from kclrun.leases import caught_up
 from kclrun.leases.auditing import Audits
 from kclrun.leases.balancing import Balancer
 from kclrun.leases.commands import Command, Finish, ListShards, Note, ScanTable, StopRefused
-from kclrun.leases.custody import Custody, Places, State
 from kclrun.leases.events import (
     DrainRequested,
     Event,
@@ -36,7 +35,8 @@ from kclrun.leases.events import (
     WriteResolved,
 )
 from kclrun.leases.explaining import ModeWatch
-from kclrun.leases.keeping import Keeper
+from kclrun.leases.held_lease import HeldLease, Places, State
+from kclrun.leases.held_leases import HeldLeases
 from kclrun.leases.policy import ManagerPolicy, Pace, is_seldom, lists_shards, scan_delay_s
 from kclrun.leases.shard_sync import TableTotals
 from kclrun.leases.table_view import Observation, TableView
@@ -76,8 +76,8 @@ class LeaseManager:
         self._out: list[Command] = []
         self._observation = Observation(policy.failover_s)
         is_stale = self._observation.is_ask_stale
-        self._keeper = Keeper(policy, chance, self._out, self.wall_time, is_stale)
-        self._audits = Audits(policy, self._out, self._keeper.custodies.__contains__)
+        self._held = HeldLeases(policy, chance, self._out, self.wall_time, is_stale)
+        self._audits = Audits(policy, self._out, self._held.held_leases.__contains__)
         self._view: TableView | None = None
         self._gone: frozenset[OwnerId] = frozenset()
         self._gone_before_scan: frozenset[OwnerId] = frozenset()
@@ -85,7 +85,7 @@ class LeaseManager:
         self._balancer = Balancer(
             policy,
             self._out,
-            self._keeper,
+            self._held,
             self._observation,
             chance=chance,
             wall=self.wall_time,
@@ -104,20 +104,20 @@ class LeaseManager:
         self._listing: set[StreamKey] = set()
         self._handlers: Mapping[type[Event], Callable[[Any, Instant], None]] = {
             Started: self._on_started,
-            Ticked: lambda _, now: self._keeper.tick(now),
+            Ticked: lambda _, now: self._held.tick(now),
             LeasesScanned: self._on_scanned,
             ShardsListed: self._on_listed,
             StreamDescribed: self._on_described,
             Kcl3ModeRead: lambda event, _: self._modes.read(event),
             Kcl3ModeUnreadable: lambda event, _: self._modes.unreadable(event),
             WriteResolved: self._on_write,
-            RowRead: self._keeper.on_row,
-            RowUnreadable: self._keeper.on_unreadable,
-            ParentsRead: self._keeper.on_parents,
+            RowRead: self._held.on_row,
+            RowUnreadable: self._held.on_unreadable,
+            ParentsRead: self._held.on_parents,
             OffersFound: self._on_offers,
             FormerOwnersProvenGone: self._on_proven_gone,
             DrainRequested: self._on_drain,
-            **dict.fromkeys(get_args(ProcessReport), self._keeper.on_report),
+            **dict.fromkeys(get_args(ProcessReport), self._held.on_report),
             ShardEnded: self._on_shard_ended,
         }
 
@@ -140,7 +140,7 @@ class LeaseManager:
     def next_deadline(self, now: Instant) -> Instant:
         """When `Ticked` is due at the latest. An earlier one does no harm."""
         candidates = [
-            self._keeper.deadline(now),
+            self._held.deadline(now),
             self._balancer.deadline(),
             Instant(now + self._policy.failover_s),
         ]
@@ -150,20 +150,20 @@ class LeaseManager:
 
     def check(self) -> None:
         """Check all invariants. Raises: InvariantViolation. Cheap: run it often."""
-        custodies = self._keeper.custodies
-        for key, custody in custodies.items():
-            custody.check()
-            if custody.key != key:
-                raise InvariantViolation(f"lease {key} is kept as {custody.key}")
+        held_leases = self._held.held_leases
+        for key, held_lease in held_leases.items():
+            held_lease.check()
+            if held_lease.key != key:
+                raise InvariantViolation(f"lease {key} is kept as {held_lease.key}")
         for key in self._audits.keys_under_way():
-            if key in custodies:
+            if key in held_leases:
                 raise InvariantViolation(f"lease {key} has two writers among us")
-        if self._is_finished and (self._keeper.custodies or self._audits.has_writes_under_way):
+        if self._is_finished and (self._held.held_leases or self._audits.has_writes_under_way):
             raise InvariantViolation("finished with leases or writes of ours left")
 
     @property
     def is_draining(self) -> bool:
-        return self._keeper.is_draining
+        return self._held.is_draining
 
     @property
     def is_finished(self) -> bool:
@@ -188,22 +188,22 @@ class LeaseManager:
         """The counts of the last scan and listing, for metrics; None before the first scan."""
         return self._audits.totals() if self._view is not None else None
 
-    def custody(self, key: LeaseKey) -> Custody | None:
-        """The custody of one lease, to look at; None if this manager does not hold the lease."""
-        return self._keeper.custodies.get(key)
+    def held_lease(self, key: LeaseKey) -> HeldLease | None:
+        """The state of one held lease, to look at; None if this manager does not hold the lease."""
+        return self._held.held_leases.get(key)
 
     def held(self) -> tuple[LeaseKey, ...]:
         """The leases that fill our places: ours or being taken, and not ended."""
-        return self._keeper.held
+        return self._held.held
 
     @property
     def host_places(self) -> Places:
         """How many leases our host proves able to run."""
-        return self._keeper.host_places
+        return self._held.host_places
 
     def halted(self) -> tuple[LeaseKey, ...]:
         """Our leases that stand still until an operator resumes them."""
-        return tuple(c.key for c in self._keeper.custodies.values() if c.state is State.HALTED)
+        return tuple(c.key for c in self._held.held_leases.values() if c.state is State.HALTED)
 
     def caught_up_blockers(self) -> tuple[str, ...]:
         """Why this manager is not caught up, in words; empty when every lease runs or ended.
@@ -217,7 +217,7 @@ class LeaseManager:
         if self._children_of_mine:
             children = ", ".join(sorted(self._children_of_mine)[:5])
             return (f"children of a shard that just ended are not taken yet: {children}",)
-        return caught_up.blockers(self._view, self._keeper.custodies, self._policy.me)
+        return caught_up.blockers(self._view, self._held.held_leases, self._policy.me)
 
     # Events, in the order of a manager's life.
 
@@ -243,7 +243,7 @@ class LeaseManager:
         if self._is_refusing(self._audits.why_refused()):
             return
         self._adopt_strays(view, now)
-        self._keeper.hint_parents(view.rows, view.broken, now)
+        self._held.hint_parents(view.rows, view.broken, now)
         if self.is_draining:
             return
         pace = self._balancer.after_scan(view, self._scanned_instant, self._gone_before_scan)
@@ -286,9 +286,9 @@ class LeaseManager:
         if isinstance(change, Offer) and change.owner != self._policy.me:
             self._balancer.on_passed_on(change, event)
             return
-        custody = self._keeper.custodies.get(keys_of(change)[0])
-        if custody is not None:
-            self._keeper.on_write(event, custody, now)
+        held_lease = self._held.held_leases.get(keys_of(change)[0])
+        if held_lease is not None:
+            self._held.on_write(event, held_lease, now)
         elif self._audits.resolved(event):
             self._changed_instant = now
             self._ask_scan(now)
@@ -303,8 +303,8 @@ class LeaseManager:
         self._ask_scan(now)
 
     def _on_shard_ended(self, event: ShardEnded, now: Instant) -> None:
-        self._keeper.on_report(event, now)
-        self._keeper.hint_ended(event.key, now)
+        self._held.on_report(event, now)
+        self._held.hint_ended(event.key, now)
         self._children_of_mine.update((LeaseKey(child), now) for child in event.children)
         self._forget_children(None)
         self._changed_instant = now
@@ -314,7 +314,7 @@ class LeaseManager:
         if not self.is_draining:
             self._out.append(Note("draining", fields={"reason": event.reason}))
             self._balancer.drain()
-            self._keeper.drain(event.reason, now)
+            self._held.drain(event.reason, now)
 
     # Consequences of the events.
 
@@ -327,12 +327,12 @@ class LeaseManager:
             if lease.owner == me and self._is_free(lease.key):
                 is_free = lease.checkpoint_owner is None
                 if is_free or self._observation.has_expired(lease, now):
-                    self._keeper.adopt(lease.key, now)
+                    self._held.adopt(lease.key, now)
 
     def _is_free(self, key: LeaseKey) -> bool:
         """Whether the row is not held, not being written, and of a stream that we read. The owner
         index covers the whole table."""
-        if key in self._keeper.custodies or not self._audits.is_ours(key):
+        if key in self._held.held_leases or not self._audits.is_ours(key):
             return False
         return not (self._audits.is_writing(key) or self._balancer.is_writing(key))
 
@@ -346,7 +346,7 @@ class LeaseManager:
             row = view.rows.get(key) if view is not None else None
             is_known = view is not None and self._scanned_instant >= ended_instant
             is_over = row is None or row.is_ended or row.owner in self.owners
-            if key in self._keeper.custodies or (is_known and is_over):
+            if key in self._held.held_leases or (is_known and is_over):
                 del self._children_of_mine[key]
 
     def _list_when_due(self, view: TableView, now: Instant) -> None:
@@ -371,10 +371,10 @@ class LeaseManager:
         """Plan the next scan: a fixed delay after each scan. The first scan that is not hasty is
         cut short at random, to spread the phases: managers that take together would otherwise scan
         together for ever."""
-        if pace is Pace.GRAB and self._hasty_scans == _HASTY_SCANS_MAX:
+        if pace is Pace.FAST and self._hasty_scans == _HASTY_SCANS_MAX:
             pace = Pace.MOVE
         delay_s = scan_delay_s(self._policy, view.kclrun_owners, pace)
-        if pace is Pace.GRAB:
+        if pace is Pace.FAST:
             self._lacks_phase = True
             self._hasty_scans += 1
         elif self._lacks_phase:
@@ -406,7 +406,7 @@ class LeaseManager:
             self._out.append(ScanTable(consistent=not self._may_be_old))
 
     def _finish_when_empty(self) -> None:
-        if not self.is_draining or self._keeper.custodies:
+        if not self.is_draining or self._held.held_leases:
             return
         if not (self._audits.has_writes_under_way or self._balancer.has_writes_under_way):
             self._is_finished = True

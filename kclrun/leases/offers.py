@@ -185,7 +185,7 @@ def _digest(owner: OwnerId, key: LeaseKey) -> bytes:
     return hashlib.blake2b(f"{owner} {key}".encode(), digest_size=8).digest()
 
 
-class PassingOn:
+class ExpiredLeaseOffers:
     """Offers expired leases that we have no place for, in the name of their owners.
 
     One instance for each manager; it holds the offers that are under way.

@@ -62,7 +62,7 @@ class Pace(enum.Enum):
     """The reason for the time to the next scan. Only a manager that takes or asks looks again
     sooner, so a fleet at rest pays nothing for it."""
 
-    GRAB = "it took free leases or left some for a next look; others reach for them too"
+    FAST = "it took free leases or left some for a next look; others reach for them too"
     MOVE = "it asked for leases, or offered some, and may do so again"
     REST = "nothing"
 
@@ -71,7 +71,7 @@ def scan_delay_s(
     policy: ManagerPolicy, owners: Collection[OwnerId], pace: Pace = Pace.REST
 ) -> float:
     """The fixed delay to the next scan, for a manager that sees these live kclrun owners."""
-    if pace is Pace.GRAB:
+    if pace is Pace.FAST:
         return policy.scan_soon_s
     if pace is Pace.REST and is_seldom(policy, owners):
         return policy.seldom_scan_every_s(len(owners))

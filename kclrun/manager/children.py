@@ -36,9 +36,9 @@ from kclrun.leases.commands import StartProcess
 from kclrun.leases.events import Event, ProcessExited, ProcessStarted, StartFailed
 from kclrun.lifecycle.stopping import UNKILLABLE_AFTER_S, latest_fence, next_force
 from kclrun.manager.forks import ForkRefused, Forks, Launcher, ProcessForked
-from kclrun.manager.hearing import Child, Listener, exit_words, waiting_since
 from kclrun.manager.lease_session import end_session, is_unreaped
 from kclrun.manager.loop import Loop
+from kclrun.manager.ring_reader import Child, RingReader, exit_words, waiting_since
 from kclrun.model.lease import LeaseKey
 from kclrun.model.time import Instant
 from kclrun.observe.logs import EventLog
@@ -122,7 +122,7 @@ class LeaseProcesses:
     process that no signal ends is reported after the latest fence that it could reach. A start
     command is sent only to a process whose pidfd we hold [P5].
 
-    A process that reported its end and does not exit within `farewell_patience_s` is forced to.
+    A process that reported its end and does not exit within `exit_patience_s` is forced to.
     `failover_s` is the longest failover that a lease process may have received. `lock_fd` is our
     descriptor of the lock file: each lease process opens the same file through it, even if the file
     lost its name.
@@ -138,7 +138,7 @@ class LeaseProcesses:
         log: EventLog,
         deliver: Callable[[Event], None],
         departed: Departed,
-        farewell_patience_s: float,
+        exit_patience_s: float,
         failover_s: float,
         lock_fd: int | None = None,
     ) -> None:
@@ -160,10 +160,10 @@ class LeaseProcesses:
         self._segment = Segment.create(places)
         self._places = Places(self._segment)
         self._doorbell = Doorbell.create()
-        self._listener = Listener(log)
+        self._ring_reader = RingReader(log)
         self._children: dict[int, Child] = {}
         self._incarnations = 0
-        self._farewell_patience_s = farewell_patience_s
+        self._exit_patience_s = exit_patience_s
         self._failover_s = failover_s
         self._lock_fds = () if lock_fd is None else (lock_fd,)
         self._is_closing = False
@@ -346,13 +346,13 @@ class LeaseProcesses:
 
     def _hear(self, child: Child) -> None:
         try:
-            events = self._listener.hear(child)
+            events = self._ring_reader.hear(child)
         except MalformedFrame as error:
             self._log.note("process_condemned", shard=child.key, error=str(error))
             child.send_signal(signal.SIGKILL)
             return
-        if child.farewell and child.force_instant is None:
-            self.force_from(child, Instant(self._loop.now() + self._farewell_patience_s))
+        if child.has_reported_end and child.force_instant is None:
+            self.force_from(child, Instant(self._loop.now() + self._exit_patience_s))
         for event in events:
             self._deliver(event)
 
@@ -391,7 +391,7 @@ class LeaseProcesses:
             return
         assert child.pidfd is not None, "only a process whose pidfd we held is buried"
         assert child.pid is not None, "a pidfd comes with its pid"
-        for event in self._listener.hear_last(child):
+        for event in self._ring_reader.hear_last(child):
             if not child.is_written_off:  # another process has its lease by now
                 self._deliver(event)
         child.look()
@@ -400,7 +400,7 @@ class LeaseProcesses:
         child.channel.close()
         self._departed(child)
         self._places.give_back(child.place)
-        words = exit_words(child.status, child.forced, is_vouched=child.farewell)
+        words = exit_words(child.status, child.forced, is_vouched=child.has_reported_end)
         if child.stall is not None:
             words = f"{child.stall}, so its manager ended it; {words}"
         self._log.note("process_exited", shard=child.key, process=child.pid, reason=words)

@@ -41,7 +41,7 @@ from kclrun.lifecycle.instance import (
 )
 from kclrun.manager.loop import IoPool, Loop
 from kclrun.manager.manager import Manager
-from kclrun.manager.performing import Outages
+from kclrun.manager.service_calls import Outages
 from kclrun.manager.world import InstanceServices
 from kclrun.model.instance import InstanceIdentity, InstanceLook
 from kclrun.model.time import WallTime

@@ -15,7 +15,6 @@ import msgspec
 from kclrun.errors import HostRefused, InvariantViolation, ServiceError, host_error
 from kclrun.ipc.messages import OthersInSight
 from kclrun.leases import commands as do
-from kclrun.leases.custody import FAILED_STARTS_MAX
 from kclrun.leases.events import (
     DrainRequested,
     Event,
@@ -26,14 +25,15 @@ from kclrun.leases.events import (
     Started,
     Ticked,
 )
+from kclrun.leases.held_lease import FAILED_STARTS_MAX
 from kclrun.leases.manager import LeaseManager
 from kclrun.lifecycle.stopping import Stage, StopPlan, leave_at, left_undone
 from kclrun.manager.children import LeaseProcesses, reap_adopted
 from kclrun.manager.forks import ForkRefused
-from kclrun.manager.hearing import Child
 from kclrun.manager.locks import Identity
 from kclrun.manager.loop import Loop, SignalPipe
-from kclrun.manager.performing import Performer
+from kclrun.manager.ring_reader import Child
+from kclrun.manager.service_calls import ServiceCalls
 from kclrun.manager.world import ExitReason
 from kclrun.model.lease import LeaseKey, OwnerId
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -177,7 +177,7 @@ class Manager:
     `stop_begins` is called once, when a stop was requested.
     """
 
-    performer: Performer
+    service_calls: ServiceCalls
     processes: LeaseProcesses
 
     def __init__(
@@ -291,19 +291,19 @@ class Manager:
         match command:
             case do.ScanTable(consistent):
                 self._held_at_scan = self._identity.folder.held
-                self.performer.scan_table(consistent=consistent)
+                self.service_calls.scan_table(consistent=consistent)
             case do.ListShards() | do.DescribeStream() | do.ReadKcl3Mode():
                 self._ask_beside(command)
             case do.StopRefused(reason):
                 self.drain(reason, at_its_end=ExitReason.STREAM_RECREATED)
             case do.ReadRow(key, not_before):
-                self.performer.read_row(key, not_before)
+                self.service_calls.read_row(key, not_before)
             case do.ReadParents(key, parents):
-                self.performer.read_parents(key, parents)
+                self.service_calls.read_parents(key, parents)
             case do.FindOffers(rows_max):
-                self.performer.find_offers(rows_max)
+                self.service_calls.find_offers(rows_max)
             case do.WriteRow(change, not_before):
-                self.performer.write_row(change, not_before)
+                self.service_calls.write_row(change, not_before)
             case do.StartProcess():
                 self.processes.start(command)
             case do.DrainProcess(key, reason):
@@ -326,11 +326,11 @@ class Manager:
         """Requests that do not concern the lease table."""
         match command:
             case do.ListShards(with_start, stream):
-                self.performer.list_shards(stream, with_start=with_start)
+                self.service_calls.list_shards(stream, with_start=with_start)
             case do.DescribeStream(stream):
-                self.performer.describe_stream(stream)
+                self.service_calls.describe_stream(stream)
             case do.ReadKcl3Mode():
-                self.performer.read_kcl3_mode()
+                self.service_calls.read_kcl3_mode()
 
     def _turn(self) -> None:
         # Without the lease table the core has no deadline: only timers and exits are left.

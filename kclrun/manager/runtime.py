@@ -23,15 +23,15 @@ from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy, StreamStart
 from kclrun.manager.children import LeaseProcesses
 from kclrun.manager.forks import Launcher, StartCommands
-from kclrun.manager.hearing import Child
 from kclrun.manager.instance_watch import InstanceWatch
 from kclrun.manager.launcher import adopt_orphans
 from kclrun.manager.locks import Identity, establish
 from kclrun.manager.loop import IoPool, Loop
 from kclrun.manager.manager import Manager, ReportWriter
 from kclrun.manager.metering import Metering, open_announcer, open_metering
-from kclrun.manager.performing import CredentialHanding, Performer
+from kclrun.manager.ring_reader import Child
 from kclrun.manager.sampling import Sampler, Snapshots
+from kclrun.manager.service_calls import CredentialHanding, ServiceCalls
 from kclrun.manager.watching import Watch, Watchdog
 from kclrun.manager.world import ExitReason, Until, World
 from kclrun.model.lease import Lease, LeaseKey
@@ -165,7 +165,7 @@ class _Run:
 
     def assemble(self, launcher: Launcher, import_paths: tuple[str, ...]) -> None:
         """Make the parts that perform commands and connect them to the manager."""
-        self._manager.performer = Performer(
+        self._manager.service_calls = ServiceCalls(
             self._world,
             lambda stream: _start_filter(self._starts[stream]),
             loop=self._loop,
@@ -183,7 +183,7 @@ class _Run:
             log=self._log,
             deliver=self._manager.deliver,
             departed=self._departed,
-            farewell_patience_s=float(self._settings.shutdown.grace),
+            exit_patience_s=float(self._settings.shutdown.grace),
             failover_s=self._policy.failover_s,
             lock_fd=self._identity.lock.fileno(),
         )
@@ -319,8 +319,8 @@ class _Run:
         )
 
     def _row_of(self, key: LeaseKey) -> Lease | None:
-        custody = self._core.custody(key)
-        return custody.row if custody is not None else None
+        held_lease = self._core.held_lease(key)
+        return held_lease.row if held_lease is not None else None
 
     def _fleet_failover_s(self) -> float:
         return self._watch.failover_s if self._watch is not None else self._policy.failover_s

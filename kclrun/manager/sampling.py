@@ -13,12 +13,12 @@ from typing import Final
 import msgspec
 import psutil
 
-from kclrun.leases.custody import Custody, State
+from kclrun.leases.held_lease import HeldLease, State
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.shard_sync import TableTotals
-from kclrun.manager.hearing import Child, lag_of, progressed_instant
 from kclrun.manager.manager import Manager, ReportWriter
-from kclrun.manager.performing import LOOK_FOR_OFFERS, READ_KCL3_MODE
+from kclrun.manager.ring_reader import Child, lag_of, progressed_instant
+from kclrun.manager.service_calls import LOOK_FOR_OFFERS, READ_KCL3_MODE
 from kclrun.model.lease import OFFERED, LeaseKey, OwnerId
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.metrics import LeaseCounts, LeaseSample, ManagerSample, Outage
@@ -32,17 +32,17 @@ _LOOKS_KEPT: Final = 5
 _MEMORY_READS_MAX: Final = 8
 
 _BEFORE_READING: Final = frozenset({WorkerState.STARTING, WorkerState.CLAIMING})
-_WORDS_OF_CUSTODY: Final = {
+_WORDS_OF_STATES: Final = {
     State.TAKING: "starting",
     State.EXAMINING: "backing off",
-    State.RESTING: "backing off",
+    State.BACKING_OFF: "backing off",
     State.WAITING: "waiting",
-    State.READYING: "starting",
-    State.OUTWAITING: "waiting",
+    State.RENEWING_BEFORE_START: "starting",
+    State.QUARANTINED: "waiting",
     State.STARTING: "starting",
     State.RUNNING: "running",
     State.DRAINING: "ending",
-    State.LEAVING: "ending",
+    State.EXITING: "ending",
     State.HALTING: "halted",
     State.HALTED: "halted",
     State.RELEASING: "ending",
@@ -153,17 +153,17 @@ class Snapshots:
     def _view(
         self, key: LeaseKey, status: LeaseStatus | None, trouble: str, now: Instant
     ) -> LeaseView:
-        custody = self._core.custody(key)
+        held_lease = self._core.held_lease(key)
         totals = self._report.shard(key, status)
         return LeaseView(
             shard=key,
-            state=state_of(custody, status, trouble),
+            state=state_of(held_lease, status, trouble),
             owner=self._owner,
             records_total=totals.records or 0,
             records_per_s=self._rate(key, totals.records or 0, now),
-            lag_ms=lag_of(custody, status, now, self._core.wall_time(now)),
+            lag_ms=lag_of(held_lease, status, now, self._core.wall_time(now)),
             restarts=totals.restarts,
-            note=note_of(custody, now, trouble),
+            note=note_of(held_lease, now, trouble),
         )
 
     def _rate(self, key: LeaseKey, records: int, now: Instant) -> float:
@@ -183,35 +183,35 @@ class Snapshots:
         return elsewhere, free
 
 
-def state_of(custody: Custody | None, status: LeaseStatus | None, trouble: str = "") -> str:
+def state_of(held_lease: HeldLease | None, status: LeaseStatus | None, trouble: str = "") -> str:
     """One short word for the activity of a lease; `LeaseView.state` lists the words.
 
     `trouble` is the exception of user code, in words, while the call is retried.
     """
-    word = _WORDS_OF_CUSTODY[custody.state] if custody is not None else "ending"
+    word = _WORDS_OF_STATES[held_lease.state] if held_lease is not None else "ending"
     if word == "running" and status is not None and status.state is not WorkerState.PROCESSING:
         word = "ending" if status.state not in _BEFORE_READING else "starting"
     return "failing" if trouble and word in {"running", "starting", "ending"} else word
 
 
-def note_of(custody: Custody | None, now: Instant, trouble: str = "") -> str:
+def note_of(held_lease: HeldLease | None, now: Instant, trouble: str = "") -> str:
     """Why a lease does not advance; empty if it advances."""
-    if custody is None:
+    if held_lease is None:
         return trouble
-    if custody.row is not None and custody.row.halt is not None:
-        return custody.row.halt.reason
-    if custody.failure is not None or trouble:
-        return custody.failure or trouble
-    if custody.state is State.RESTING and custody.rest_until > now:
-        return f"restarts in {custody.rest_until - now:.0f} s"
-    return "its parents are not ended" if custody.state is State.WAITING else ""
+    if held_lease.row is not None and held_lease.row.halt is not None:
+        return held_lease.row.halt.reason
+    if held_lease.failure is not None or trouble:
+        return held_lease.failure or trouble
+    if held_lease.state is State.BACKING_OFF and held_lease.rest_until > now:
+        return f"restarts in {held_lease.rest_until - now:.0f} s"
+    return "its parents are not ended" if held_lease.state is State.WAITING else ""
 
 
 _NOT_VITAL: Final = frozenset({LOOK_FOR_OFFERS, READ_KCL3_MODE})
 
 # States in which a lease does not advance by design: until its parents are ended, until its former
 # owner has surely stopped, until it is resumed.
-_STANDING: Final = frozenset({State.WAITING, State.OUTWAITING, State.HALTING, State.HALTED})
+_STANDING: Final = frozenset({State.WAITING, State.QUARANTINED, State.HALTING, State.HALTED})
 
 # Counting a table of 10,000 leases takes 20 ms; scans bring a new count every 5 s at most.
 _TOTALS_EVERY_S: Final = 10.0
@@ -297,22 +297,22 @@ class Sampler:
         return self._totals
 
     def _lease(self, key: LeaseKey, child: Child | None, now: Instant) -> LeaseSample:
-        custody = self._manager.core.custody(key)
+        held_lease = self._manager.core.held_lease(key)
         status = child.look() if child is not None else None
         trouble = child.trouble if child is not None else ""
-        if custody is not None and custody.state in _STANDING:
+        if held_lease is not None and held_lease.state in _STANDING:
             self._progressed[key] = now
             still_s = None
         else:
             still_s = self._still_s(key, status, now)
         return LeaseSample(
             shard=key,
-            state=state_of(custody, status, trouble),
+            state=state_of(held_lease, status, trouble),
             counts=self._counts(key, status),
-            lag_ms=lag_of(custody, status, now, self._manager.core.wall_time(now)),
+            lag_ms=lag_of(held_lease, status, now, self._manager.core.wall_time(now)),
             still_s=still_s,
             restarts=self._report.restarts(key),
-            note=note_of(custody, now, trouble),
+            note=note_of(held_lease, now, trouble),
         )
 
     def _still_s(self, key: LeaseKey, status: LeaseStatus | None, now: Instant) -> float:
@@ -327,7 +327,7 @@ class Sampler:
     def _outages(self, now: Instant) -> tuple[Outage, ...]:
         return tuple(
             Outage(operation, code, max(0.0, now - since), is_vital=operation not in _NOT_VITAL)
-            for operation, (since, code) in self._manager.performer.outages.items()
+            for operation, (since, code) in self._manager.service_calls.outages.items()
         )
 
 

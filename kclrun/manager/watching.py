@@ -17,9 +17,9 @@ from kclrun.lifecycle.caught_up import CaughtUp
 from kclrun.lifecycle.stall import STALL_PATIENCE_S, Stall, StallWatch
 from kclrun.lifecycle.stopping import UNKILLABLE_AFTER_S
 from kclrun.manager.children import LeaseProcesses
-from kclrun.manager.hearing import Child, exit_words
 from kclrun.manager.loop import Loop
 from kclrun.manager.manager import Manager
+from kclrun.manager.ring_reader import Child, exit_words
 from kclrun.manager.sampling import Snapshots
 from kclrun.manager.world import ExitReason
 from kclrun.model.sequence import ExtendedSequenceNumber

@@ -91,7 +91,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     ),
     "leases_left_unread": EventKind("leases that nobody reads and nobody takes", "warning"),
     "broken_row_left": EventKind(
-        "a drain left a row in our hands as it is, which cannot be read as a lease", "warning"
+        "a drain left a row of ours as it is, because it cannot be read as a lease", "warning"
     ),
     "rows_broken": EventKind("rows of the lease table cannot be read as leases", "error"),
     "shard_sync_refused": EventKind("no rows are created: positions are not guessed", "warning"),

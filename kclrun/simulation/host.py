@@ -200,7 +200,7 @@ _DESCRIBED_AFTER_S: Final = 0.05
 Ask = Callable[[Callable[[Answer], None], Failed], None]
 
 
-class Performer:
+class ServiceCalls:
     """Performs the requests of one manager, in its process. `check_write` may refuse a write."""
 
     def __init__(
@@ -382,7 +382,7 @@ class Host:
         self._held_at_scan: frozenset[OwnerId] = frozenset()
         self.is_refused = False  # because the stream under its name is another one
         self._children = Children(self, process_kind)
-        self._performer = Performer(
+        self._service_calls = ServiceCalls(
             name, world, self.os, feed=self.feed, chance=chance, check_write=self._check_write
         )
         self._alarm = self.os.alarm(self.core.next_deadline, lambda: self.feed(on.Ticked()))
@@ -459,10 +459,10 @@ class Host:
             self.kill_manager()
 
     def _stands_still(self) -> None:
-        self._performer.stand_still()
+        self._service_calls.stand_still()
 
     def _died(self) -> None:
-        self._performer.cease()
+        self._service_calls.cease()
 
     # Former owners [P3].
 
@@ -514,25 +514,25 @@ class Host:
             case do.ScanTable(consistent):
                 self.world.oracles.cost.scanned(self.name, self.world.scheduler.now)
                 self._held_at_scan = self.machine.locks.seized_by(self.os)
-                self._performer.scan_table(consistent=consistent)
+                self._service_calls.scan_table(consistent=consistent)
             case do.ListShards(with_start):
                 self.world.oracles.cost.listed(self.name, self.world.scheduler.now)
-                self._performer.list_shards(with_start=with_start)
+                self._service_calls.list_shards(with_start=with_start)
             case do.DescribeStream():
-                self._performer.describe_stream()
+                self._service_calls.describe_stream()
             case do.StopRefused():
                 self.is_refused = True
                 self.world.oracles.situations.seen("stream_recreated")
                 self._drain()
             case do.ReadRow(key):
-                self._performer.read_row(key)
+                self._service_calls.read_row(key)
             case do.ReadParents(key, parents):
-                self._performer.read_parents(key, parents)
+                self._service_calls.read_parents(key, parents)
             case do.FindOffers(rows_max):
                 self.world.oracles.cost.queried(self.name, self.world.scheduler.now)
-                self._performer.find_offers(rows_max)
+                self._service_calls.find_offers(rows_max)
             case do.WriteRow(change, not_before):
-                self._performer.write_row(change, not_before)
+                self._service_calls.write_row(change, not_before)
             case do.StartProcess():
                 self._children.start(command)
             case do.DrainProcess(key, reason):

@@ -1,4 +1,4 @@
-"""One lease process in virtual time: the real `LeaseLife`, and its commands performed.
+"""One lease process in virtual time: the real `LeaseStateMachine`, and its commands performed.
 
 As in the worker's lease thread, a request to the table blocks: events in the meantime wait for its
 answer. The module does not know the manager's core.
@@ -13,8 +13,8 @@ from typing import Final, Protocol
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
-from kclrun.consuming.life import LeaseLife
 from kclrun.consuming.policy import LifePolicy
+from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import State
 from kclrun.leases import commands as manager_commands
 from kclrun.leases import events as heard
@@ -89,7 +89,7 @@ class LeaseProcess:
             others_in_sight=host.others_in_sight,
         )
         chance = world.scheduler.chance(self.who).random
-        self.life = LeaseLife(policy, chance)
+        self.life = LeaseStateMachine(policy, chance)
         self.user_code = BatchUserCode(world.user_code, chance)
         self.desk = self.desk_kind(
             self,

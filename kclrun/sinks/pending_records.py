@@ -41,13 +41,14 @@ _KEY_CHARS_MAX: Final = 256
 
 
 class Part(NamedTuple):
-    """One record of a request, its size, and its origin: the first `held` entries of a chain."""
+    """One record of a request, its size, and its origin: the first `held` entries of a key
+    queue."""
 
     entry: PutEntry
     size_bytes: int
-    chain: Chain
+    key_queue: KeyQueue
     held: int
-    lane: Lane
+    shard_queue: ShardQueue
 
 
 class Request:
@@ -56,7 +57,7 @@ class Request:
     def __init__(self, sent_at: float, bytes_max: int) -> None:
         self.sent_at = sent_at
         self.parts: list[Part] = []
-        self.lanes: dict[Lane, int] = {}
+        self.shard_queues: dict[ShardQueue, int] = {}
         self.is_full_speed = True
         self._bytes_left = bytes_max
 
@@ -79,7 +80,7 @@ class Request:
 
 
 class Packer:
-    """Makes the next record of a chain: its oldest entry, or an aggregate that begins with it.
+    """Makes the next record of a key queue: its oldest entry, or an aggregate that begins with it.
 
     Only records of one key and one explicit hash key share an aggregate. An aggregate is stored
     whole in the shard of its first record. After a split that is not known here, records of other
@@ -90,13 +91,13 @@ class Packer:
         size_max = min(AGGREGATE_BYTES_MAX, settings.record_bytes_max)
         self._aggregator = Aggregator(size_max) if settings.aggregates else None
 
-    def next_record(self, chain: Chain) -> tuple[PutEntry, int, int]:
-        """The record, its size, and how many of the chain's entries it holds."""
-        oldest, size_bytes = chain.entries[0]
-        if self._aggregator is None or len(chain.entries) == 1:
+    def next_record(self, key_queue: KeyQueue) -> tuple[PutEntry, int, int]:
+        """The record, its size, and how many of the key queue's entries it holds."""
+        oldest, size_bytes = key_queue.entries[0]
+        if self._aggregator is None or len(key_queue.entries) == 1:
             return oldest, size_bytes, 1
         held = 0
-        for entry, _ in chain.entries:
+        for entry, _ in key_queue.entries:
             # An aggregate inside an aggregate would not be opened by readers.
             is_alike = entry.explicit_hash_key == oldest.explicit_hash_key
             if not is_alike or entry.user_records > 1:
@@ -148,27 +149,27 @@ def weight_of(size_bytes: int) -> int:
     return max(1, size_bytes // _SHARE_BYTES)
 
 
-class Chain:
+class KeyQueue:
     """The pending records of one key, oldest first, each with its size in bytes.
 
     At most one part of it is under way.
-    `key` None: a record without an order to others. `lane` is where the chain waits to be sent;
-    None while its first records are under way.
+    `key` None: a record without an order to others. `shard_queue` is where the key queue
+    waits to be sent; None while its first records are under way.
     """
 
-    __slots__ = ("entries", "key", "lane", "weight")
+    __slots__ = ("entries", "key", "shard_queue", "weight")
 
     def __init__(self, key: str | None) -> None:
         self.key = key
         self.entries: deque[tuple[PutEntry, int]] = deque()
         self.weight = 0
-        self.lane: Lane | None = None
+        self.shard_queue: ShardQueue | None = None
 
 
-class Lane:
-    """One open shard: its flow control, and the chains that can be sent there, in order.
+class ShardQueue:
+    """One open shard: its flow control, and the key queues that can be sent there, in order.
 
-    A lane that flow control slowed has one request under way at most, and rests after it.
+    A queue that flow control slowed has one request under way at most, and rests after it.
     `fruitless_since` is the send time of the first request since the shard last accepted a record;
     None if the last request brought a record in.
     """
@@ -187,7 +188,7 @@ class Lane:
     def __init__(self, shard_id: str, flow: ShardFlow) -> None:
         self.shard_id = shard_id
         self.flow = flow
-        self.ready: deque[Chain] = deque()
+        self.ready: deque[KeyQueue] = deque()
         self.weight = 0
         self.under_way = 0
         self.is_resting = False
@@ -195,141 +196,145 @@ class Lane:
         self.fruitless_since: float | None = None
 
 
-class Lanes:
+class ShardQueues:
     """All open shards of a stream, by hash range. `open_weight` could be sent now.
 
-    The map may be stale. A record then waits in the lane of a closed shard, which only means that
-    it shares that lane's pauses. Pure: `now` is an argument.
+    The map may be stale. A record then waits in the queue of a closed shard, which only means that
+    it shares that queue's pauses. Pure: `now` is an argument.
 
     Raises: SettingsError if no shard is open.
     """
 
     def __init__(self, shards: Iterable[Shard], flow: Flow) -> None:
         self._flow = flow
-        self._by_id: dict[str, Lane] = {}
-        self._in_order: list[Lane] = []
+        self._by_id: dict[str, ShardQueue] = {}
+        self._in_order: list[ShardQueue] = []
         self._starts: list[int] = []
-        # The lanes with ready chains, in the order of their turns; the lanes that rest.
-        self._ready: dict[Lane, None] = {}
-        self._resting: dict[Lane, None] = {}
+        # The shard queues with ready key queues, in the order of their turns; those that rest.
+        self._ready: dict[ShardQueue, None] = {}
+        self._resting: dict[ShardQueue, None] = {}
         self._wakes_at = math.inf
         self.open_weight = 0
         self.remap(shards)
 
     def remap(self, shards: Iterable[Shard]) -> None:
-        """Use a new listing; waiting chains move to the lane that they belong to now."""
+        """Use a new listing; waiting key queues move to the shard queue that they belong to now."""
         listed = sorted((each.hash_range.start, each.shard_id) for each in shards if each.is_open)
         if not listed:
             raise SettingsError("the stream lists no open shard to write to")
-        waiting = [chain for lane in self._in_order for chain in lane.ready]
-        for lane in self._in_order:
-            lane.ready.clear()
-            lane.weight = 0
-            lane.is_listed = False
-        self._in_order = [self._lane(shard_id) for _, shard_id in listed]
+        waiting = [key_queue for shard_queue in self._in_order for key_queue in shard_queue.ready]
+        for shard_queue in self._in_order:
+            shard_queue.ready.clear()
+            shard_queue.weight = 0
+            shard_queue.is_listed = False
+        self._in_order = [self._shard_queue(shard_id) for _, shard_id in listed]
         self._starts = [start for start, _ in listed]
-        self._by_id = {lane.shard_id: lane for lane in self._in_order}
+        self._by_id = {shard_queue.shard_id: shard_queue for shard_queue in self._in_order}
         self._flow.keep(self._by_id)
         self._ready.clear()
-        self._resting = {lane: None for lane in self._in_order if lane.is_resting}
+        self._resting = {
+            shard_queue: None for shard_queue in self._in_order if shard_queue.is_resting
+        }
         self._wakes_at = -math.inf
         self.open_weight = 0
-        for chain in waiting:
-            self.queue(chain)
+        for key_queue in waiting:
+            self.queue(key_queue)
 
-    def _lane(self, shard_id: str) -> Lane:
-        lane = self._by_id.get(shard_id)
-        if lane is None:
-            lane = Lane(shard_id, self._flow.of(shard_id))
+    def _shard_queue(self, shard_id: str) -> ShardQueue:
+        shard_queue = self._by_id.get(shard_id)
+        if shard_queue is None:
+            shard_queue = ShardQueue(shard_id, self._flow.of(shard_id))
             # An earlier producer may have left it in the middle of a pause.
-            lane.is_resting = not lane.flow.is_off
-        lane.is_listed = True
-        return lane
+            shard_queue.is_resting = not shard_queue.flow.is_off
+        shard_queue.is_listed = True
+        return shard_queue
 
-    def queue(self, chain: Chain, *, first: bool = False) -> None:
-        """Let a chain wait for the shard of its oldest record; `first`: before all others."""
-        oldest, _ = chain.entries[0]
+    def queue(self, key_queue: KeyQueue, *, first: bool = False) -> None:
+        """Let a key queue wait for the shard of its oldest record; `first`: before all others."""
+        oldest, _ = key_queue.entries[0]
         hash_key = effective_hash_key(oldest.partition_key, oldest.explicit_hash_key)
         # A listing without the lowest range is stale or torn: its first shard is used instead.
-        lane = self._in_order[max(0, bisect.bisect_right(self._starts, hash_key) - 1)]
-        chain.lane = lane
+        shard_queue = self._in_order[max(0, bisect.bisect_right(self._starts, hash_key) - 1)]
+        key_queue.shard_queue = shard_queue
         if first:
-            lane.ready.appendleft(chain)
+            shard_queue.ready.appendleft(key_queue)
         else:
-            lane.ready.append(chain)
-        self._ready[lane] = None
-        self.weigh(lane, chain.weight)
+            shard_queue.ready.append(key_queue)
+        self._ready[shard_queue] = None
+        self.weigh(shard_queue, key_queue.weight)
 
-    def next_chain(self, lane: Lane) -> Chain:
-        """Take the next chain out of the queue of a lane that is not empty."""
-        chain = lane.ready.popleft()
-        chain.lane = None
-        self.weigh(lane, -chain.weight)
-        if not lane.ready:
-            del self._ready[lane]
-        return chain
+    def next_key_queue(self, shard_queue: ShardQueue) -> KeyQueue:
+        """Take the next key queue out of the queue of a shard queue that is not empty."""
+        key_queue = shard_queue.ready.popleft()
+        key_queue.shard_queue = None
+        self.weigh(shard_queue, -key_queue.weight)
+        if not shard_queue.ready:
+            del self._ready[shard_queue]
+        return key_queue
 
-    def weigh(self, lane: Lane, added: int) -> None:
-        """A chain that waits in `lane` has grown, been added or been removed."""
-        lane.weight += added
-        if not lane.is_resting:
+    def weigh(self, shard_queue: ShardQueue, added: int) -> None:
+        """A key queue that waits in `shard_queue` has grown, been added or been removed."""
+        shard_queue.weight += added
+        if not shard_queue.is_resting:
             self.open_weight += added
 
-    def open(self) -> Sequence[Lane]:
-        """The lanes that have chains and may be sent to, in the order of their turns."""
-        return [lane for lane in self._ready if not lane.is_resting]
+    def open(self) -> Sequence[ShardQueue]:
+        """The shard queues that have key queues and may be sent to, in the order of their turns."""
+        return [shard_queue for shard_queue in self._ready if not shard_queue.is_resting]
 
-    def end_turn(self, lane: Lane) -> None:
-        """The lane comes after all others from now on."""
-        if lane in self._ready:
-            del self._ready[lane]
-            self._ready[lane] = None
+    def end_turn(self, shard_queue: ShardQueue) -> None:
+        """The shard queue comes after all others from now on."""
+        if shard_queue in self._ready:
+            del self._ready[shard_queue]
+            self._ready[shard_queue] = None
 
-    def sent(self, lane: Lane) -> None:
-        """A request with records of this lane is under way."""
-        lane.under_way += 1
-        if not lane.flow.is_off:
-            self._rest(lane)
+    def sent(self, shard_queue: ShardQueue) -> None:
+        """A request with records of this shard queue is under way."""
+        shard_queue.under_way += 1
+        if not shard_queue.flow.is_off:
+            self._rest(shard_queue)
 
-    def answered(self, lane: Lane) -> None:
+    def answered(self, shard_queue: ShardQueue) -> None:
         """That request was answered or failed, and flow control knows it."""
-        lane.under_way -= 1
-        if lane.flow.is_off:
-            self._wake(lane)
+        shard_queue.under_way -= 1
+        if shard_queue.flow.is_off:
+            self._wake(shard_queue)
         else:
-            self._rest(lane)
-            self._wakes_at = min(self._wakes_at, lane.flow.resume_at)
+            self._rest(shard_queue)
+            self._wakes_at = min(self._wakes_at, shard_queue.flow.resume_at)
 
     def wake(self, now: float) -> None:
-        """Open the lanes whose pause is over."""
+        """Open the shard queues whose pause is over."""
         if now < self._wakes_at:
             return
-        for lane in [*self._rested()]:
-            if lane.flow.resume_at <= now:
-                self._wake(lane)
-        self._wakes_at = min((lane.flow.resume_at for lane in self._rested()), default=math.inf)
+        for shard_queue in [*self._rested()]:
+            if shard_queue.flow.resume_at <= now:
+                self._wake(shard_queue)
+        self._wakes_at = min(
+            (shard_queue.flow.resume_at for shard_queue in self._rested()), default=math.inf
+        )
 
     def wakes_at(self) -> float:
-        """When the next pause of a lane with chains ends; infinity if no such lane rests."""
-        ends = (lane.flow.resume_at for lane in self._rested() if lane.ready)
+        """When the next pause of a shard queue with key queues ends; infinity if none pauses."""
+        ends = (shard_queue.flow.resume_at for shard_queue in self._rested() if shard_queue.ready)
         return min(ends, default=math.inf)
 
-    def _rested(self) -> Iterator[Lane]:
-        return (lane for lane in self._resting if not lane.under_way)
+    def _rested(self) -> Iterator[ShardQueue]:
+        return (shard_queue for shard_queue in self._resting if not shard_queue.under_way)
 
-    def _rest(self, lane: Lane) -> None:
-        if lane.is_resting or not lane.is_listed:
+    def _rest(self, shard_queue: ShardQueue) -> None:
+        if shard_queue.is_resting or not shard_queue.is_listed:
             return
-        lane.is_resting = True
-        self._resting[lane] = None
-        self.open_weight -= lane.weight
+        shard_queue.is_resting = True
+        self._resting[shard_queue] = None
+        self.open_weight -= shard_queue.weight
 
-    def _wake(self, lane: Lane) -> None:
-        if not lane.is_resting:
+    def _wake(self, shard_queue: ShardQueue) -> None:
+        if not shard_queue.is_resting:
             return
-        lane.is_resting = False
-        self._resting.pop(lane, None)
-        self.open_weight += lane.weight
+        shard_queue.is_resting = False
+        self._resting.pop(shard_queue, None)
+        self.open_weight += shard_queue.weight
 
 
 _BACKOFF_BASE_S: Final = 0.1
@@ -350,9 +355,9 @@ class PendingRecords:
     def __init__(self, shards: Iterable[Shard], settings: ProducerSettings, flow: Flow) -> None:
         self._settings = settings
         self._flow = flow
-        self._lanes = Lanes(shards, flow)
+        self._shard_queues = ShardQueues(shards, flow)
         self._is_chained = settings.keeps_order or settings.aggregates
-        self._chains: dict[str, Chain] = {}
+        self._key_queues: dict[str, KeyQueue] = {}
         self._packer = Packer(settings)
         self._open_since = math.inf
         self._held_until = -math.inf
@@ -376,19 +381,19 @@ class PendingRecords:
         size_bytes = checked_size_bytes(entry, self._settings.record_bytes_max)
         weight = weight_of(size_bytes)
         key = entry.partition_key if self._is_chained else None
-        chain = None if key is None else self._chains.get(key)
-        if chain is None:
-            chain = Chain(key)
-            chain.entries.append((entry, size_bytes))
-            chain.weight = weight
+        key_queue = None if key is None else self._key_queues.get(key)
+        if key_queue is None:
+            key_queue = KeyQueue(key)
+            key_queue.entries.append((entry, size_bytes))
+            key_queue.weight = weight
             if key is not None:
-                self._chains[key] = chain
-            self._lanes.queue(chain)
+                self._key_queues[key] = key_queue
+            self._shard_queues.queue(key_queue)
         else:
-            chain.entries.append((entry, size_bytes))
-            chain.weight += weight
-            if chain.lane is not None:
-                self._lanes.weigh(chain.lane, weight)
+            key_queue.entries.append((entry, size_bytes))
+            key_queue.weight += weight
+            if key_queue.shard_queue is not None:
+                self._shard_queues.weigh(key_queue.shard_queue, weight)
         self.waiting_records += 1
         self.waiting_bytes += size_bytes
 
@@ -397,12 +402,12 @@ class PendingRecords:
 
         A request is due when it is full or when a record has lingered; with `hurried`, at once.
         """
-        self._lanes.wake(now)
-        if self._lanes.open_weight == 0 or now < self._held_until:
+        self._shard_queues.wake(now)
+        if self._shard_queues.open_weight == 0 or now < self._held_until:
             return None
         self._open_since = min(self._open_since, now)
         has_lingered = now - self._open_since >= self._settings.linger_s
-        if not (hurried or has_lingered or self._lanes.open_weight >= FULL_WEIGHT):
+        if not (hurried or has_lingered or self._shard_queues.open_weight >= FULL_WEIGHT):
             return None
         request = self._filled(now)
         self._open_since = math.inf
@@ -410,8 +415,8 @@ class PendingRecords:
 
     def due_at(self, now: float, *, hurried: bool = False) -> float:
         """When `take` may return a request if nothing is added or answered; else infinity."""
-        if self._lanes.open_weight == 0:
-            due_at = self._lanes.wakes_at()
+        if self._shard_queues.open_weight == 0:
+            due_at = self._shard_queues.wakes_at()
         elif hurried:
             due_at = now
         else:
@@ -427,21 +432,27 @@ class PendingRecords:
         self._requests += 1
         self._full_requests += request.is_full_speed
         self._failures, self._failing_since = 0, None
-        codes: dict[Lane, str] = {}
-        taken: set[Lane] = set()
+        codes: dict[ShardQueue, str] = {}
+        taken: set[ShardQueue] = set()
         # From the last to the first, so that the refused records end up in front, in their order.
         for part, result in zip(reversed(request.parts), reversed(results), strict=True):
             if result.error_code is None:
-                taken.add(part.lane)
+                taken.add(part.shard_queue)
                 self._acknowledge(part, result)
             else:
-                codes[part.lane] = result.error_code
+                codes[part.shard_queue] = result.error_code
                 self._refused += 1
-                self._lanes.queue(part.chain, first=True)
-        for lane in request.lanes:
-            self._hear(lane, request.sent_at, now, refused=lane in codes, took=lane in taken)
-        for lane, code in codes.items():
-            self._give_up_on(lane, code, now)
+                self._shard_queues.queue(part.key_queue, first=True)
+        for shard_queue in request.shard_queues:
+            self._hear(
+                shard_queue,
+                request.sent_at,
+                now,
+                refused=shard_queue in codes,
+                took=shard_queue in taken,
+            )
+        for shard_queue, code in codes.items():
+            self._give_up_on(shard_queue, code, now)
 
     def fail(self, request: Request, error: ServiceError, now: float, chance: float) -> None:
         """The request failed as a whole: all of it is sent again, after a pause for all shards.
@@ -451,9 +462,9 @@ class PendingRecords:
         """
         self._failed_requests += 1
         for part in reversed(request.parts):
-            self._lanes.queue(part.chain, first=True)
-        for lane in request.lanes:
-            self._lanes.answered(lane)
+            self._shard_queues.queue(part.key_queue, first=True)
+        for shard_queue in request.shard_queues:
+            self._shard_queues.answered(shard_queue)
         if self._failing_since is None:
             self._failing_since = request.sent_at
         if now - self._failing_since >= self._settings.give_up_after_s:
@@ -468,7 +479,7 @@ class PendingRecords:
 
     def remap(self, shards: Iterable[Shard]) -> None:
         """Continue with a new listing. Raises: SettingsError if no shard is open."""
-        self._lanes.remap(shards)
+        self._shard_queues.remap(shards)
         self.is_stale = False
 
     def metrics(self, now: float) -> ProducerMetrics:
@@ -488,82 +499,94 @@ class PendingRecords:
     def _filled(self, now: float) -> Request:
         """Some records of every shard that may be sent to, then the remaining room in turn."""
         request = Request(now, self._settings.request_bytes_max)
-        lanes = self._lanes.open()
-        for lane in lanes:
-            lane.flow.rest(now)
-        share = max(1, BATCH_RECORDS_MAX // len(lanes))
-        has_room = all(self._fill(request, lane, share) for lane in lanes)
+        shard_queues = self._shard_queues.open()
+        for shard_queue in shard_queues:
+            shard_queue.flow.rest(now)
+        share = max(1, BATCH_RECORDS_MAX // len(shard_queues))
+        has_room = all(self._fill(request, shard_queue, share) for shard_queue in shard_queues)
         if has_room:
-            for lane in lanes:
-                if not self._fill(request, lane, BATCH_RECORDS_MAX):
+            for shard_queue in shard_queues:
+                if not self._fill(request, shard_queue, BATCH_RECORDS_MAX):
                     break
-        for lane in request.lanes:
-            self._lanes.sent(lane)
-            self._lanes.end_turn(lane)
+        for shard_queue in request.shard_queues:
+            self._shard_queues.sent(shard_queue)
+            self._shard_queues.end_turn(shard_queue)
         return request
 
-    def _fill(self, request: Request, lane: Lane, share: int) -> bool:
-        """Add records of the lane, up to `share` in total and within its flow control; whether the
-        request still has room."""
-        allowed = min(share, lane.flow.batch_records)
-        before = request.lanes.get(lane, 0)
+    def _fill(self, request: Request, shard_queue: ShardQueue, share: int) -> bool:
+        """Add records of the shard queue, up to `share` in total and within its flow control;
+        whether the request still has room."""
+        allowed = min(share, shard_queue.flow.batch_records)
+        before = request.shard_queues.get(shard_queue, 0)
         count = 0
         has_room = True
-        while lane.ready and before + count < allowed:
-            entry, size_bytes, held = self._packer.next_record(lane.ready[0])
+        while shard_queue.ready and before + count < allowed:
+            entry, size_bytes, held = self._packer.next_record(shard_queue.ready[0])
             has_room = request.has_room(size_bytes)
             if not has_room:
                 break
-            request.take(Part(entry, size_bytes, self._lanes.next_chain(lane), held, lane))
+            request.take(
+                Part(
+                    entry,
+                    size_bytes,
+                    self._shard_queues.next_key_queue(shard_queue),
+                    held,
+                    shard_queue,
+                )
+            )
             count += 1
         if count:
-            request.lanes[lane] = before + count
-            request.is_full_speed = request.is_full_speed and lane.flow.is_off
+            request.shard_queues[shard_queue] = before + count
+            request.is_full_speed = request.is_full_speed and shard_queue.flow.is_off
         return has_room
 
     def _acknowledge(self, part: Part, result: PutResult) -> None:
-        chain = part.chain
+        key_queue = part.key_queue
         for _ in range(part.held):
-            entry, size_bytes = chain.entries.popleft()
-            chain.weight -= weight_of(size_bytes)
+            entry, size_bytes = key_queue.entries.popleft()
+            key_queue.weight -= weight_of(size_bytes)
             self.waiting_records -= 1
             self.waiting_bytes -= size_bytes
             self._user_records += entry.user_records
         self._records += 1
         self._bytes += part.size_bytes
-        if result.shard_id is not None and result.shard_id != part.lane.shard_id:
+        if result.shard_id is not None and result.shard_id != part.shard_queue.shard_id:
             self.is_stale = True
-        if chain.entries:
-            self._lanes.queue(chain)
-        elif chain.key is not None:
-            del self._chains[chain.key]
+        if key_queue.entries:
+            self._shard_queues.queue(key_queue)
+        elif key_queue.key is not None:
+            del self._key_queues[key_queue.key]
 
-    def _hear(self, lane: Lane, sent_at: float, now: float, *, refused: bool, took: bool) -> None:
+    def _hear(
+        self, shard_queue: ShardQueue, sent_at: float, now: float, *, refused: bool, took: bool
+    ) -> None:
         if refused:
-            lane.flow.refused(sent_at, now)
+            shard_queue.flow.refused(sent_at, now)
         else:
-            lane.flow.accepted(sent_at, now)
+            shard_queue.flow.accepted(sent_at, now)
         if took:
-            lane.fruitless_since = None
-        elif lane.fruitless_since is None:
-            lane.fruitless_since = sent_at
-        self._lanes.answered(lane)
+            shard_queue.fruitless_since = None
+        elif shard_queue.fruitless_since is None:
+            shard_queue.fruitless_since = sent_at
+        self._shard_queues.answered(shard_queue)
 
-    def _give_up_on(self, lane: Lane, code: str, now: float) -> None:
+    def _give_up_on(self, shard_queue: ShardQueue, code: str, now: float) -> None:
         """Raise if sending to this shard again is useless."""
         retry = classify(code, 200, is_write=True, was_sent=True)
         if retry is Retry.GIVE_UP:
             raise InvalidRequest(
-                f"{_PUT}: a record for {lane.shard_id} was refused with {code[:100]}",
+                f"{_PUT}: a record for {shard_queue.shard_id} was refused with {code[:100]}",
                 operation=_PUT,
                 code=code,
             )
-        fruitless_s = 0.0 if lane.fruitless_since is None else now - lane.fruitless_since
+        fruitless_s = (
+            0.0 if shard_queue.fruitless_since is None else now - shard_queue.fruitless_since
+        )
         if fruitless_s < self._settings.give_up_after_s:
             return
         leaf = Throttled if retry is Retry.AGAIN_SLOWER else Unavailable
         raise leaf(
-            f"{_PUT}: {lane.shard_id} took no record for {fruitless_s:.0f} s ({code});"
+            f"{_PUT}: {shard_queue.shard_id} took no record for {fruitless_s:.0f} s ({code});"
             f" {self.waiting_records} records are not acknowledged."
             " Add shards, or send it less",
             operation=_PUT,

@@ -1,7 +1,7 @@
 """Kinesis on Spark, in Python: a source, a sink, and the runner of `engine: spark`.
 
 The rows of a batch are always a function of its two offsets. The modules for positions, offsets,
-options, lineage and the scout are pure and do not know Spark. The package does not know the lease
+options, lineage and planning are pure and do not know Spark. The package does not know the lease
 manager or the lease processes.
 """
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from kclrun.spark.engine.session import open_session, register
-    from kclrun.spark.fused.source import process
     from kclrun.spark.listening import LagListener
+    from kclrun.spark.processors.source import process
     from kclrun.spark.sink.writing import write
 
 __all__ = ["LagListener", "open_session", "process", "register", "write"]
@@ -22,7 +22,7 @@ __all__ = ["LagListener", "open_session", "process", "register", "write"]
 _HOMES: Final = {
     "LagListener": "listening",
     "open_session": "engine.session",
-    "process": "fused.source",
+    "process": "processors.source",
     "register": "engine.session",
     "write": "sink.writing",
 }

@@ -2,7 +2,7 @@
 
 It only reads: no row is changed. If owners still have leases, it only logs a warning: a query
 beside a running fleet, from the fleet's current checkpoints, is a legitimate use.
-`scout/lease_beginnings.py` decides the positions.
+`planning/lease_beginnings.py` decides the positions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from kclrun.errors import NotFound, SettingsError
 from kclrun.model.lease import Lease
 from kclrun.ports import LeaseTable
-from kclrun.spark.scout.lease_beginnings import lease_owners
+from kclrun.spark.planning.lease_beginnings import lease_owners
 from kclrun.spark.stream_set import Streams, first_keys, moved, parted, shard_name
 
 _log = logging.getLogger(__name__)

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from kclrun.spark.scouting import Scouting
+    from kclrun.spark.offset_planner import OffsetPlanner
 
 # The default limit of a batch for Spark: any limit but "all available", which stands for the
-# trigger Once. The scouting decides the real limit; the number itself does not matter.
+# trigger Once. The planner decides the real limit; the number itself does not matter.
 _BYTES_A_SHARD: Final = 64 * 2**20
 # Only the PySpark process that passes filters on has loaded this module.
 _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -74,9 +74,9 @@ class KclrunDataSource(DataSource):
         Raises: SettingsError for wrong options; NotFound, AccessDenied or Unavailable where the
         stream does not answer.
         """
-        from kclrun.spark.asking import connected
         from kclrun.spark.checking import require_stream
         from kclrun.spark.executor.reading import SCHEMA
+        from kclrun.spark.requests import connected
 
         settings = read_source_options(self.options, Use.EITHER)
         for each in settings.reached.each():
@@ -118,11 +118,11 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """The range's shards, distributed to tasks. Raises: ServiceError leaves, DataLoss."""
-        scouting = _scouting(self._settings, self._narrowing)
+        planner = _open_planner(self._settings, self._narrowing)
         try:
-            start, end = scouting.bounded()
+            start, end = planner.bounded()
         finally:
-            scouting.close()
+            planner.close()
         packed = _packed(start, end, {}, self._settings, self._narrowing)
         # Without partitions Spark would give the reader one of its own, which has no ranges.
         return packed or [ShardsPartition(())]
@@ -147,17 +147,17 @@ class StreamReader(DataSourceStreamReader):
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
         self._says_start = installed().says_start
-        self._scouting: Scouting | None = None
+        self._planner: OffsetPlanner | None = None
         self._stands_at: Offset | None = None
         self._was_asked = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Executors get the settings, without connections and remembered state.
-        return {**self.__dict__, "_scouting": None, "_stands_at": None}
+        return {**self.__dict__, "_planner": None, "_stands_at": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - PySpark's name
         """Where a query without a checkpoint begins; the same at every call of this process."""
-        return encode_offset(self._scouts().initial_offset())
+        return encode_offset(self._planned().initial_offset())
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802 - PySpark's name
         """The limit that Spark passes to `latestOffset` unless the trigger takes all at once."""
@@ -179,27 +179,27 @@ class StreamReader(DataSourceStreamReader):
             return encode_offset(self._answer_without_start())
         begin = decode_offset(start)
         takes_all = limit is not None and type(limit).__name__ == "ReadAllAvailable"
-        end = self._scouts().latest_offset(begin, takes_all=takes_all)
+        end = self._planned().latest_offset(begin, takes_all=takes_all)
         return start if end == begin else encode_offset(end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - PySpark's name
         """From here on, only the records that exist now count as new."""
-        self._scouts().prepare_available_now()
+        self._planned().prepare_available_now()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - PySpark's name
         """Not an offset: lag, rates and throttles of every shard, for the query's progress."""
-        return self._scouts().report()
+        return self._planned().report()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The batch (start, end], distributed to tasks: the same rows at every call.
 
         Raises: OffsetRefused for a checkpoint of another stream or of a newer version.
         """
-        scouting = self._scouts()
+        planner = self._planned()
         # A batch that the last run left unfinished is planned before any end is looked for.
-        begin, finish = (scouting.known(decode_offset(each)) for each in (start, end))
+        begin, finish = (planner.known(decode_offset(each)) for each in (start, end))
         self._stands_at = finish
-        hints = scouting.hints(begin, finish)
+        hints = planner.hints(begin, finish)
         return _packed(begin, finish, hints, self._settings)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -212,13 +212,13 @@ class StreamReader(DataSourceStreamReader):
 
     def stop(self) -> None:
         """The query has ended."""
-        if self._scouting is not None:
-            self._scouting.close()
+        if self._planner is not None:
+            self._planner.close()
 
-    def _scouts(self) -> Scouting:
-        if self._scouting is None:
-            self._scouting = _scouting(self._settings)
-        return self._scouting
+    def _planned(self) -> OffsetPlanner:
+        if self._planner is None:
+            self._planner = _open_planner(self._settings)
+        return self._planner
 
     def _answer_without_start(self) -> Offset:
         """For PySpark 4.0 and 4.1: under AvailableNow and Once they ask a single time, and end the
@@ -226,17 +226,17 @@ class StreamReader(DataSourceStreamReader):
         the first answer of every run holds all existing records, whatever the limits."""
         if self._says_start:
             raise InvariantViolation("Spark did not say where the query stands")
-        begin = self._stands_at or self._scouts().initial_offset()
+        begin = self._stands_at or self._planned().initial_offset()
         if self._was_asked:
-            return self._scouts().latest_offset(begin)
-        end = self._scouts().everything(begin)
+            return self._planned().latest_offset(begin)
+        end = self._planned().everything(begin)
         self._was_asked = True
         return end
 
 
-def _scouting(settings: SourceSettings, narrowing: Narrowing | None = None) -> Scouting:
-    from kclrun.spark.asking import connected
-    from kclrun.spark.scouting import CALLS_AT_ONCE, Scouting
+def _open_planner(settings: SourceSettings, narrowing: Narrowing | None = None) -> OffsetPlanner:
+    from kclrun.spark.offset_planner import CALLS_AT_ONCE, OffsetPlanner
+    from kclrun.spark.requests import connected
 
     connection = connected(settings.reached, CALLS_AT_ONCE)
     if narrowing is not None and narrowing != Narrowing():
@@ -247,7 +247,7 @@ def _scouting(settings: SourceSettings, narrowing: Narrowing | None = None) -> S
         settings = narrowing.narrowed(settings, now_ms, created_ms, retention_hours)
     leases = settings.start.leases
     table = None if leases is None else connection.lease_table(leases)
-    return Scouting(connection.reader, connection.admin, settings, table=table)
+    return OffsetPlanner(connection.reader, connection.admin, settings, table=table)
 
 
 def _packed(
@@ -269,8 +269,8 @@ def _packed(
 def _rows(
     partition: InputPartition, settings: SourceSettings, narrowing: Narrowing = _ALL_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    from kclrun.spark.asking import connected
     from kclrun.spark.executor.reading import read_ranges, record_batches
+    from kclrun.spark.requests import connected
 
     assert isinstance(partition, ShardsPartition)
     connection = connected(settings.reached)

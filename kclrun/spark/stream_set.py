@@ -66,14 +66,14 @@ class StreamsReader:
 
     A shard is called `orders:shardId-000000000002` here, in offsets and in ranges. Its hash keys
     lie behind those of the streams before it: the first stream has the keys from 0 on, the next
-    those from 2**128 on. So one scout plans for all of them, and its promises for one stream hold
+    those from 2**128 on. So one planner plans for all of them, and its promises for one stream hold
     for all together: one time in catch-up, one limit of a trigger, parents before children.
 
     The reasons for this design:
 
-    * With a scout a stream, each would wait for its own records and be at its own time. So one
-      stream's rows would fall behind the watermark that another's have moved; limits would be per
-      stream.
+    * With a planner for each stream, each would wait for its own records and be at its own time.
+      So one stream's rows would fall behind the watermark that another's have moved; limits would
+      be per stream.
     * With numbers instead of names in offsets, the same list in another order would be another
       checkpoint.
     * The place among the hash keys depends on the names of all streams, so it is in no offset.

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.commands import Report, ReportKind
-from kclrun.consuming.life import LeaseLife
+from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import State
 from kclrun.errors import ServiceError, SinkError
 from kclrun.ipc import transitions as told
@@ -151,7 +151,7 @@ class Reporter:
     def report(self, report: Report) -> None:
         self.tell(_transition(report))
 
-    def publish(self, life: LeaseLife, desk: DeskView) -> None:
+    def publish(self, life: LeaseStateMachine, desk: DeskView) -> None:
         """Refresh the status slot."""
         fetch = self._fetch_view()
         ledger = life.ledger
@@ -263,7 +263,7 @@ class LeaseThread:
 
     def __init__(
         self,
-        life: LeaseLife,
+        life: LeaseStateMachine,
         inbox: Inbox,
         desk: Desk,
         *,

@@ -25,7 +25,6 @@ from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.wire import WireClient
 from kclrun.consuming.commands import ExitCause
 from kclrun.consuming.events import ReleaseRequested
-from kclrun.consuming.life import LeaseLife
 from kclrun.consuming.policy import (
     ErrorPolicy,
     LifePolicy,
@@ -35,6 +34,7 @@ from kclrun.consuming.policy import (
     host_fault,
 )
 from kclrun.consuming.shard_end import ExpiryWatch
+from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.errors import HostFailed, SettingsError
 from kclrun.ipc import exit_codes
 from kclrun.ipc import transitions as told
@@ -216,7 +216,7 @@ class LeaseProcess:
         self._services = services(spec)
         self._inbox = Inbox()
         self._desk = Desk(desk_limits(spec), boottime)
-        self._life = LeaseLife(life_policy(spec), random.random)
+        self._life = LeaseStateMachine(life_policy(spec), random.random)
         self._user_code_returned = threading.Event()
         self._rows: EmittedRows | None = None
         self._fetching: FetchThread | None = None

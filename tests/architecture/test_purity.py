@@ -35,12 +35,12 @@ PURE_FILES += [
             "positions",
         ),
         "spark/executor": ("range_cursor",),
-        "spark/fused": ("tenure",),
+        "spark/processors": ("range_progress",),
         "spark/sink": ("columns", "report"),
     }.items()
     for name in names
 ]
-PURE_FILES += sorted((ROOT / "spark" / "scout").glob("*.py"))
+PURE_FILES += sorted((ROOT / "spark" / "planning").glob("*.py"))
 # A properties file becomes an app.yaml by its text alone.
 PURE_FILES += [
     ROOT / "compat" / "kclpy" / f"{name}.py"

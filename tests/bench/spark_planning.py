@@ -11,8 +11,8 @@ from bench.servers import CREDENTIALS, CannedServer, endpoint_at
 from bench.spark_rig import Batch, SparkRig
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.wire import WireClient
+from kclrun.spark.offset_planner import OffsetPlanner
 from kclrun.spark.options import Reached, SourceSettings
-from kclrun.spark.scouting import Scouting
 
 _ROW: Final = "spark-planning"
 # Records a second and shard: 20 x 200 B travel with the plan, 500 x 1 KB are read by the tasks.
@@ -36,7 +36,7 @@ def planning(rounds: int) -> list[Figure]:
     that nothing of it is waiting for the poll interval. What a trigger waits is `latestOffset`
     (the calls for all shards), `getBatch` and `queryPlanning` (the ranges, and Spark's own
     planning) of Spark's progress. Beside it the first of them alone, and one look at all shards
-    without Spark: `Scouting.latest_offset` in this process, by the wall clock and in CPU.
+    without Spark: `OffsetPlanner.latest_offset` in this process, by the wall clock and in CPU.
     """
     figures: list[Figure] = []
     with CannedServer("bench.spark_server") as server, SparkRig() as rig:
@@ -68,19 +68,21 @@ def _looks(server: CannedServer, stream: str) -> list[Sample]:
         poll_interval_s=_POLL_S,
         reads_per_second_max=5.0,
     )
-    scouting = Scouting(PollingReader(client, stream), WireStreamAdmin(client, stream), settings)
-    offset = scouting.initial_offset()
+    planner = OffsetPlanner(
+        PollingReader(client, stream), WireStreamAdmin(client, stream), settings
+    )
+    offset = planner.initial_offset()
 
     def look() -> float:
         nonlocal offset
-        offset = scouting.latest_offset(offset)
+        offset = planner.latest_offset(offset)
         return 1.0
 
     looks = []
     for _ in range(_SKIPPED + _LOOKS):
         time.sleep(_LOOK_EVERY_S)
         looks.append(timed(look))
-    scouting.close()
+    planner.close()
     client.close()
     return looks[_SKIPPED:]
 

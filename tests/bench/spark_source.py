@@ -46,7 +46,7 @@ class Run(msgspec.Struct, frozen=True):
 def source(rounds: int) -> list[Figure]:
     """Catching up, 16 shards hours behind, `local[2]`: signed GetRecords over HTTP to Spark's rows.
 
-    Rows a second of CPU: the JVM's, the source's driver process' and the workers', scouting and
+    Rows a second of CPU: the JVM's, the source's driver process' and the workers', planner and
     all that a batch costs included; the server is another process and not in it. Five reads a
     second and shard, which is the service's limit, so that nothing waits for the quota of one
     shard. Steady state: the first batches of each query do not count. Beside it, in turn in the

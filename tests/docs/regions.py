@@ -5,7 +5,7 @@ from kclrun.compat.kclpy.property_table import PROPERTIES
 from kclrun.config.convert import json_schema
 from kclrun.consuming import leaving as loss
 from kclrun.leases import assignment, manager, offers, policy
-from kclrun.leases import custody as capacity
+from kclrun.leases import held_lease as capacity
 from kclrun.leases import policy as pacing
 from kclrun.leases.doctor.findings import Kind
 from kclrun.model.lease import ASK_STALE_AFTER_S
@@ -185,7 +185,7 @@ def _renewal_timers():
         (
             "a manager that took free leases scans again",
             (
-                f"after {pacing.scan_delay_s(asked, CROWD, pacing.Pace.GRAB):g} s (F/10),"
+                f"after {pacing.scan_delay_s(asked, CROWD, pacing.Pace.FAST):g} s (F/10),"
                 f" {manager._HASTY_SCANS_MAX} times in a row at most"
             ),
         ),
@@ -253,7 +253,7 @@ def _lease_timers():
         ("a late checkpoint is tried", f"for {loss.LATE_CHECKPOINT_S:g} s"),
         (
             "user code of a lost lease may go on",
-            f"for {loss.LET_GO_S:g} s, then its process is ended",
+            f"for {loss.LOST_GRACE_S:g} s, then its process is ended",
         ),
     ]
 

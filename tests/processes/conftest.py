@@ -47,7 +47,7 @@ class Rig:
             log=self.log,
             deliver=self._deliver,
             departed=self.departed.append,
-            farewell_patience_s=5.0,
+            exit_patience_s=5.0,
             failover_s=10.0,
         )
         self.instants = {}

@@ -17,8 +17,8 @@ import pytest
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
-from kclrun.consuming.life import LeaseLife
 from kclrun.consuming.policy import LifePolicy
+from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import State
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import ANYBODY, OFFERED, Handoff, Lease
@@ -68,8 +68,8 @@ class World:
             others_in_sight=self.chance.random() < 0.5,
         )
         self.mode = mode
-        self.life = LeaseLife(policy, self.chance.random)
-        self.agenda = []
+        self.life = LeaseStateMachine(policy, self.chance.random)
+        self.scheduler = []
         self.order = itertools.count()
         self.exited = None
         self.writes_out = 0
@@ -113,7 +113,9 @@ class World:
     # Time
 
     def at(self, instant, action, *arguments):
-        heapq.heappush(self.agenda, (max(instant, self.now), next(self.order), action, arguments))
+        heapq.heappush(
+            self.scheduler, (max(instant, self.now), next(self.order), action, arguments)
+        )
 
     def soon(self, most_s=1.5):
         spread = most_s if self.is_storm else 0.05
@@ -131,7 +133,7 @@ class World:
         for _ in range(EVENTS_MAX):
             if self.exited is not None:
                 return
-            self.now, _, action, arguments = heapq.heappop(self.agenda)
+            self.now, _, action, arguments = heapq.heappop(self.scheduler)
             assert self.now < self.storm_ends + CALM_S, f"no end: {self.life.state}"
             action(*arguments)
             self.look()

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 import msgspec
 import pytest
 
-from kclrun.leases.assignment import Action, Hands, Standing, group_of, plan
+from kclrun.leases.assignment import Action, LocalHoldings, OwnerLoads, group_of, plan
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import OFFERED, Handoff, Lease
@@ -82,10 +82,10 @@ class Fleet:
         view = TableView(seen, (), observation, me=me, gone=frozenset(), now=self.now)
         held = self.held[me]
         asked = self.asked[me]
-        hands = Hands(held=held, asked=asked, is_busy=held.__contains__)
-        standing = Standing(view, observation, hands, me=me)
+        holdings = LocalHoldings(held=held, asked=asked, is_busy=held.__contains__)
+        loads = OwnerLoads(view, observation, holdings, me=me)
         policy = ManagerPolicy(me=me, leases_max=len(held) if me in self.full else 10_000)
-        decided = plan(standing, observation, policy, hands, self.random.random).decisions
+        decided = plan(loads, observation, policy, holdings, self.random.random).decisions
         for decision in decided:
             row = self.rows[decision.lease.key]
             if decision.action is Action.TAKE:

@@ -531,7 +531,7 @@ def test_a_halted_lease_stays_halted_until_an_operator_resumes_it():
     for _ in range(2000):
         world.step(storm=False)
 
-    assert host.core.custody("s2").state.value == "halted"
+    assert host.core.held_lease("s2").state.value == "halted"
     assert "s2" not in host.processes
     world.calm(5_000, world.is_healthy)
 

@@ -149,7 +149,7 @@ def add(query, names):
     if not query.logged:
         return
     start = query.start_of(query.committed)
-    assert query.scouting.latest_offset(start).streams.keys() == set(names)
+    assert query.planner.latest_offset(start).streams.keys() == set(names)
 
 
 @pytest.mark.parametrize("first", range(0, STORMS, LOT))
@@ -172,4 +172,4 @@ def test_a_stream_that_is_left_out_is_refused_by_name():
     query.open()
 
     with pytest.raises(OffsetRefused, match=r"none left out\n.*name orders,parcels"):
-        query.scouting.known(start)
+        query.planner.known(start)

@@ -23,10 +23,10 @@ from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
 from kclrun.model.record import IteratorType
 from kclrun.ports import FetchedPage
+from kclrun.spark.offset_planner import OffsetPlanner
 from kclrun.spark.offsets import decode_offset, encode_offset, pack, ranges_between
 from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
 from kclrun.spark.positions import SHARD_END, Place
-from kclrun.spark.scouting import Scouting
 from tests.examples import seeds
 from tests.support.stream_ports import ModelStream
 
@@ -215,7 +215,7 @@ class Query:
 
     def open(self):
         world = self.world
-        self.scouting = Scouting(
+        self.planner = OffsetPlanner(
             world.reader,
             world.admin,
             self.settings,
@@ -225,7 +225,7 @@ class Query:
             chance=world.chance.random,
             calls_at_once=0,
         )
-        self.initial = self.scouting.initial_offset()
+        self.initial = self.planner.initial_offset()
         if not self.logged:
             self.began_at = world.at
 
@@ -233,14 +233,14 @@ class Query:
         return self.initial if batch == 0 else self.offset_of(self.logged[batch - 1])
 
     def offset_of(self, text):
-        return self.scouting.known(decode_offset(json.loads(text)))
+        return self.planner.known(decode_offset(json.loads(text)))
 
     def step(self, *, crashes, takes_all=False):
         """One trigger; False without news."""
         world = self.world
         batch = self.committed
         start = self.start_of(batch)
-        end = self.scouting.latest_offset(start, takes_all=takes_all)
+        end = self.planner.latest_offset(start, takes_all=takes_all)
         if end == start and batch:
             return False
         text = json.dumps(encode_offset(end))
@@ -248,7 +248,7 @@ class Query:
         assert json.dumps(encode_offset(again)) == text
         self.check_progress(start, end)
         self.logged.append(text)
-        hints = self.scouting.hints(start, end)
+        hints = self.planner.hints(start, end)
         rows = self.read(start, end)
         self.check_hints(start, end, hints)
         world.wait(world.chance.choice([0.1, 0.2, 0.5, 3.0]))
@@ -266,7 +266,7 @@ class Query:
     def run_once(self):
         """One run of PySpark 4.0 or 4.1 under AvailableNow: a single question, a single batch."""
         start = self.start_of(self.committed)
-        end = self.scouting.everything(start)
+        end = self.planner.everything(start)
         if end == start and self.committed:
             return
         self.logged.append(json.dumps(encode_offset(end)))
@@ -402,7 +402,7 @@ def drain(query, *, by_available_now):
     world = query.world
     world.wait(6.0)
     if by_available_now:
-        query.scouting.prepare_available_now()
+        query.planner.prepare_available_now()
         while query.step(crashes=False):
             assert query.committed < 2_000
         return

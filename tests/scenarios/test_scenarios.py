@@ -13,8 +13,8 @@ import msgspec
 import pytest
 import yaml
 
-from kclrun.leases.assignment import Action, Hands, Standing, plan
-from kclrun.leases.custody import Restarts
+from kclrun.leases.assignment import Action, LocalHoldings, OwnerLoads, plan
+from kclrun.leases.held_lease import Restarts
 from kclrun.leases.offers import delay_s
 from kclrun.leases.policy import ManagerPolicy, Pace
 from kclrun.leases.shard_sync import (
@@ -175,7 +175,7 @@ def test_assignment(row):
     policy = ManagerPolicy(
         me=who("me"), leases_max=row.get("max", 64), moves_per_cycle=row.get("moves", 8)
     )
-    hands = Hands(
+    holdings = LocalHoldings(
         held=[lease.key for lease in view.unended if lease.owner == who("me")],
         asked=row.get("asking", ()),
         unanswered=row.get("unanswered", ()),
@@ -184,8 +184,8 @@ def test_assignment(row):
         is_busy=lambda key: key in row.get("busy", ()),
     )
     left = frozenset(map(who, row.get("left", ())))
-    standing = Standing(view, observation, hands, me=who("me"), left=left)
-    planned = plan(standing, observation, policy, hands, random.Random(7).random)
+    loads = OwnerLoads(view, observation, holdings, me=who("me"), left=left)
+    planned = plan(loads, observation, policy, holdings, random.Random(7).random)
 
     decided = {action: [] for action in Action}
     for decision in planned.decisions:
@@ -205,8 +205,8 @@ def test_assignment(row):
     for decision in decided[Action.ASK]:
         assert decision.lease.owner == decision.owner
     waits = {
-        lease.key: delay_s(lease, who("me"), standing.kclrun_owners, view.silent)
-        for lease in standing.offered
+        lease.key: delay_s(lease, who("me"), loads.kclrun_owners, view.silent)
+        for lease in loads.offered
     }
     assert waits == pytest.approx(row.get("waits", {}))
     if "pace" in row:

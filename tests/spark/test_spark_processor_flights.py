@@ -11,7 +11,7 @@ from kclrun.config.schema import Settings
 from kclrun.local.filling import Filler, FillOrder, Reshard
 from kclrun.model.wire import WireEndpoint
 from kclrun.samples import flights
-from kclrun.spark.fused.source import processor_stream
+from kclrun.spark.processors.source import processor_stream
 from kclrun.testing import run_processor
 from tests.patience import HUNG_S, TEST_S
 from tests.spark.source_rig import REGION

@@ -12,7 +12,7 @@ import kclrun.spark
 from kclrun.config.schema import FetchSettings, OnErrorSettings, Settings
 from kclrun.config.units import Duration
 from kclrun.errors import SettingsError
-from kclrun.spark.fused.source import OBSERVED, processor_stream
+from kclrun.spark.processors.source import OBSERVED, processor_stream
 from kclrun.spark.running.progress import read_progress
 from tests.patience import HUNG_S
 from tests.spark.source_rig import until

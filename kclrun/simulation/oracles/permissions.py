@@ -30,7 +30,7 @@ class Permissions:
         # their fences.
         self._bereft: set[Reader] = set()
 
-    def standing(self, key: str) -> Mapping[Reader, float]:
+    def loads(self, key: str) -> Mapping[Reader, float]:
         """The readers that may begin batches, and until when; some of these times have passed."""
         return self._until.get(key, {})
 

@@ -222,7 +222,7 @@ def made_query(
         records = records_of(spark, options, capabilities)
         made = pipeline_result(pipeline, settings.pipeline, records, settings.options)
         return Query(settings, made, is_emitted=False)
-    from kclrun.spark.fused.source import processor_stream
+    from kclrun.spark.processors.source import processor_stream
 
     output = settings.output
     rows = processor_stream(spark, settings, options, paths)

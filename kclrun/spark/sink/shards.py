@@ -19,8 +19,8 @@ from kclrun.errors import AccessDenied, NotFound, ServiceError, Throttled, Unava
 from kclrun.model.shard import Shard
 from kclrun.model.time import backoff_s
 from kclrun.ports import ShardFilter
-from kclrun.spark.asking import connected
 from kclrun.spark.options import Reached
+from kclrun.spark.requests import connected
 
 # A record that was sent by an old map still arrives: the service routes it. Only flow control is
 # less exact during that time, and a reshard takes about as long itself.

@@ -21,8 +21,8 @@ from kclrun.errors import SettingsError
 from kclrun.model.shard import Shard
 from kclrun.sinks.flow_control import Flow, ProducerSettings
 from kclrun.sinks.kinesis_producer import KinesisProducer
-from kclrun.spark.asking import connected
 from kclrun.spark.options import Reached
+from kclrun.spark.requests import connected
 from kclrun.spark.sink.columns import SinkSettings, check_columns, sink_settings
 from kclrun.spark.sink.report import (
     BatchReport,

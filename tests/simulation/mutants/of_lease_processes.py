@@ -7,7 +7,7 @@ from tests.simulation.mutants.mutant import Mutant
 OF_LEASE_PROCESSES = (
     Mutant(
         name="checkpoint-before-process",
-        file="kclrun/consuming/own_row.py",
+        file="kclrun/consuming/lease_writer.py",
         old="wanted = ledger.processed if wanted is None else max(wanted, ledger.processed)",
         new="wanted = ledger.delivered if wanted is None else max(wanted, ledger.delivered)",
         breaks="a checkpoint covers records that user code has not returned from",
@@ -26,7 +26,7 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="offer-without-its-checkpoint",
         file="kclrun/consuming/leaving.py",
-        old="position = max(self._agenda.final_position(ledger), row.checkpoint)",
+        old="position = max(self._scheduler.final_position(ledger), row.checkpoint)",
         new="position = row.checkpoint",
         breaks="what was processed since the last checkpoint comes again after a planned move",
         source='I8; KCL 3 "doesn\'t completely eliminate" it',
@@ -34,7 +34,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="final-position-is-delivered",
-        file="kclrun/consuming/own_row.py",
+        file="kclrun/consuming/lease_writer.py",
         old="return max(ledger.processed, self._requests.highest or ledger.processed)",
         new="return max(ledger.delivered, self._requests.highest or ledger.processed)",
         breaks="a drain checkpoints a batch that user code raised on",
@@ -43,7 +43,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="late-checkpoint-of-delivered",
-        file="kclrun/consuming/own_row.py",
+        file="kclrun/consuming/lease_writer.py",
         old="if not self._policy.is_manual:\n            return ledger.processed\n        refused",
         new="if not self._policy.is_manual:\n            return ledger.delivered\n        refused",
         breaks="a late checkpoint covers a batch that was never processed",
@@ -53,7 +53,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="fence-from-the-latest-send",
-        file="kclrun/consuming/own_row.py",
+        file="kclrun/consuming/lease_writer.py",
         old="                return self._judge(row, answered=True)",
         new=(
             "                self._unresolved = [sent] if self._unresolved else []\n"
@@ -84,7 +84,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="unmoved-counter-taken-as-applied",
-        file="kclrun/consuming/own_row.py",
+        file="kclrun/consuming/lease_writer.py",
         old="            return self._unmoved(change, row, answered=answered)",
         new=(
             "            is_first = isinstance(change, Claim)\n"
@@ -96,7 +96,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="unknown-outcome-taken-as-not-applied",
-        file="kclrun/consuming/own_row.py",
+        file="kclrun/consuming/lease_writer.py",
         old="                self._unresolved.append(sent)\n",
         new="                self.put_off()\n                return self._lost('no answer')\n",
         breaks="a write without an answer is taken for one that failed, and the lease for lost",
@@ -106,7 +106,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="any-write-of-mine-taken-for-this-one",
-        file="kclrun/consuming/own_row.py",
+        file="kclrun/consuming/lease_writer.py",
         old="        if holds(change, row):\n            return self._settle(change)",
         new="        if row.owner == self.me:\n            return self._settle(change)",
         breaks="an earlier checkpoint that applied is taken for the end of the shard",
@@ -116,7 +116,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="rebased-to-a-lower-position",
-        file="kclrun/consuming/own_row.py",
+        file="kclrun/consuming/lease_writer.py",
         old=(
             "        case Checkpoint(position=position) | Release(position=position)"
             " | Offer(position=position):\n"
@@ -180,7 +180,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="claim-believed-from-a-read",
-        file="kclrun/consuming/own_row.py",
+        file="kclrun/consuming/lease_writer.py",
         old="        if isinstance(change, Claim):\n            self.counter = row.counter",
         new=(
             "        if isinstance(change, Claim) and self._unresolved:\n"
@@ -249,7 +249,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="expired-shard-ended-without-a-word",
-        file="kclrun/consuming/life.py",
+        file="kclrun/consuming/state_machine.py",
         old="                    out.append(records_expired(self.own.confirmed))\n",
         new="                    pass\n",
         breaks="records are lost to the retention and nothing says so",
@@ -259,7 +259,7 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="full-output-held-for-ever",
-        file="kclrun/consuming/life.py",
+        file="kclrun/consuming/state_machine.py",
         old="        return self._output.give_up_instant if is_wanted else None\n",
         new="        return None\n",
         breaks="a host whose output disk is full renews its share of the leases and reads none",
@@ -268,8 +268,8 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="full-output-given-up-though-alone",
-        file="kclrun/consuming/life.py",
-        old="self.state is State.PROCESSING and self._farewell.others_in_sight\n",
+        file="kclrun/consuming/state_machine.py",
+        old="self.state is State.PROCESSING and self._graceful.others_in_sight\n",
         new="self.state is State.PROCESSING\n",
         breaks="the only host of a fleet ends and starts its processes while its disk is full",
         source="L7: the troubles of one host stay there",

@@ -35,16 +35,16 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="take-not-read-back",
-        file="kclrun/leases/writing.py",
+        file="kclrun/leases/row_writer.py",
         old=(
             "                write.may_have_applied = True\n               "
-            " custody.is_reading = True"
+            " held_lease.is_reading = True"
         ),
         new=(
             "                if isinstance(write.change, Take):\n"
-            "                    return self._judged(custody, write, None)\n"
+            "                    return self._judged(held_lease, write, None)\n"
             "                write.may_have_applied = True\n"
-            "                custody.is_reading = True"
+            "                held_lease.is_reading = True"
         ),
         breaks="a take that applied without an answer is given up: the row says us, nobody reads",
         source="a2",
@@ -73,9 +73,9 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="scan-believed-about-parents",
-        file="kclrun/leases/keeping.py",
-        old="            custody.are_parents_over = custody.are_parents_over or not row.parents",
-        new="            custody.are_parents_over = True",
+        file="kclrun/leases/held_leases.py",
+        old="held_lease.are_parents_over = held_lease.are_parents_over or not row.parents",
+        new="held_lease.are_parents_over = True",
         breaks="a child is started on the word of a scan, without consistent reads",
         source="trace C2",
         # Rows of a simulated scan are never stale, as an eventually consistent one's may be.
@@ -83,9 +83,9 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="drained-manager-keeps-idle-rows",
-        file="kclrun/leases/keeping.py",
-        old="elif custody.state in _IDLE and (self.is_draining or self._is_asked_for(row, now)):",
-        new="elif custody.state in _IDLE and self._is_asked_for(row, now):",
+        file="kclrun/leases/held_leases.py",
+        old="held_lease.state in _IDLE and (self.is_draining or self._is_asked_for(row, now)):",
+        new="held_lease.state in _IDLE and self._is_asked_for(row, now):",
         breaks="a draining manager keeps rows that have no process, and never finishes",
         source="trace N8",
         # In a fleet a drain has an end by time, and what it left behind expires: time is lost.
@@ -186,7 +186,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="drain-waits-for-broken-rows",
-        file="kclrun/leases/keeping.py",
+        file="kclrun/leases/held_leases.py",
         old="        if not self.is_draining:\n            self._out.append(ReadRow(event.key,",
         new="        if True:\n            self._out.append(ReadRow(event.key,",
         breaks="a row that a person mistyped costs every stop its whole grace and exit code 75",
@@ -213,7 +213,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="failed-starts-never-offered",
-        file="kclrun/leases/custody.py",
+        file="kclrun/leases/held_lease.py",
         old="        is_failing = self.failed_starts >= FAILED_STARTS_MAX",
         new="        is_failing = False",
         breaks="a host that can start no process keeps its share of the leases, and reads none",
@@ -222,7 +222,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="halted-after-one-hosts-deaths",
-        file="kclrun/leases/custody.py",
+        file="kclrun/leases/held_lease.py",
         old="            if failed_slot not in {None, slot} or self.deaths >= DEATHS_ALONE_MAX:",
         new="            if self.has_tripped:",
         breaks="five deaths on a host short of memory halt a lease for the whole fleet",
@@ -231,7 +231,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="deaths-counted-anew-on-each-host",
-        file="kclrun/leases/custody.py",
+        file="kclrun/leases/held_lease.py",
         old="            if failed_slot not in {None, slot} or self.deaths >= DEATHS_ALONE_MAX:",
         new="            if self.deaths >= DEATHS_ALONE_MAX:",
         breaks="a lease that kills whatever runs it wanders through the fleet",
@@ -249,7 +249,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="places-not-capped",
-        file="kclrun/leases/custody.py",
+        file="kclrun/leases/held_lease.py",
         old="        self.count = self.proven = min(self.count, running)",
         new="        self.proven = min(self.count, running)",
         breaks="a sick host takes back at once what it gave away: nobody reads the lease",
@@ -258,7 +258,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="places-never-come-back",
-        file="kclrun/leases/custody.py",
+        file="kclrun/leases/held_lease.py",
         old="        self.count += self._step\n",
         new="",
         breaks="a host that was short of memory for a minute holds less than its share for ever",
@@ -276,8 +276,8 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="expired-starts-tried-for-ever",
-        file="kclrun/leases/keeping.py",
-        old="    if now >= custody.confirmed_instant + failover_s:\n",
+        file="kclrun/leases/held_leases.py",
+        old="    if now >= held_lease.confirmed_instant + failover_s:\n",
         new="    if False:\n",
         breaks="a host so slow that start commands expire keeps its leases and reads none of them",
         source="P17: what fails because of the host leaves the host",
@@ -285,7 +285,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="expired-starts-cost-no-place",
-        file="kclrun/leases/custody.py",
+        file="kclrun/leases/held_lease.py",
         old="        if self._expired_starts >= FAILED_STARTS_MAX:\n",
         new="        if False:\n",
         breaks="others take what expired with its start, and the slow host asks for more, for ever",
@@ -295,7 +295,7 @@ OF_MANAGERS = (
     Mutant(
         name="waiting-child-keeps-its-place",
         file="kclrun/leases/balancing.py",
-        old="        if unread and self._keeper.is_full:\n",
+        old="        if unread and self._held.is_full:\n",
         new="        if False:\n",
         breaks="with leases.max filled everywhere, a parent whose row was made again is never read",
         source="the simulator; DESIGN 5: a lease whose parents have not ended is not work",
@@ -376,7 +376,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="starved-at-records-never-counts",
-        file="kclrun/leases/custody.py",
+        file="kclrun/leases/held_lease.py",
         old="        if at_records:\n",
         new="        if False:\n",
         breaks="a record that needs more memory than any host has wanders, and is never halted",
@@ -385,11 +385,11 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="starved-at-records-halts-at-once",
-        file="kclrun/manager/hearing.py",
+        file="kclrun/manager/ring_reader.py",
         old="        if failed.is_host_fault:\n",
         new="        if False:\n",
         breaks="a host without memory, descriptors or disk halts its share of the leases for all",
         source="L7: the troubles of one host stay there",
-        layer="tests/unit/manager/test_manager_hearing.py",
+        layer="tests/unit/manager/test_ring_reader.py",
     ),
 )

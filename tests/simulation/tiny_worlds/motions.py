@@ -12,8 +12,8 @@ from collections import deque
 
 from kclrun.consuming import commands as worker_do
 from kclrun.consuming import events as worker_on
-from kclrun.consuming.life import LeaseLife
 from kclrun.consuming.policy import LifePolicy
+from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.leases import commands as do
 from kclrun.leases import events as on
 from kclrun.model.lease import LeaseKey
@@ -220,7 +220,7 @@ class Motion:
             has_waited=start.has_waited,
             others_in_sight=host.others_in_sight,
         )
-        process = LiveProcess(start.key, host.started, LeaseLife(policy, chance))
+        process = LiveProcess(start.key, host.started, LeaseStateMachine(policy, chance))
         host.processes[start.key] = process
         self._events[index].append(on.ProcessStarted(start.key, process.number))
         self.post(index, start.key, worker_on.Started())

@@ -14,9 +14,9 @@ import msgspec
 
 from kclrun.consuming.checkpoints import CheckpointLedger
 from kclrun.consuming.events import WriteResolved
-from kclrun.consuming.life import LeaseLife
-from kclrun.consuming.own_row import OwnRow
-from kclrun.leases import keeping, table_view
+from kclrun.consuming.lease_writer import LeaseWriter
+from kclrun.consuming.state_machine import LeaseStateMachine
+from kclrun.leases import held_leases, table_view
 from kclrun.leases.table_view import Observation
 from kclrun.local import lease_rows
 from kclrun.protocol.writes import Claim, ConditionFailed, Take
@@ -49,7 +49,7 @@ def _takes_without_counter() -> Iterator[None]:
 
 @contextmanager
 def _claims_from_a_hint() -> Iterator[None]:
-    moved = OwnRow._moved
+    moved = LeaseWriter._moved
 
     def hopeful(self, change, row):
         if isinstance(change, Claim):
@@ -57,33 +57,33 @@ def _claims_from_a_hint() -> Iterator[None]:
             return self._settle(change)
         return moved(self, change, row)
 
-    with mock.patch.object(OwnRow, "_moved", hopeful):
+    with mock.patch.object(LeaseWriter, "_moved", hopeful):
         yield
 
 
 @contextmanager
 def _fences_from_the_reply() -> Iterator[None]:
-    handle = LeaseLife.handle
+    handle = LeaseStateMachine.handle
 
     def generous(self, event, now):
         if isinstance(event, WriteResolved):
             event = msgspec.structs.replace(event, sent_instant=now)
         return handle(self, event, now)
 
-    with mock.patch.object(LeaseLife, "handle", generous):
+    with mock.patch.object(LeaseStateMachine, "handle", generous):
         yield
 
 
 @contextmanager
 def _fences_from_the_last_send() -> Iterator[None]:
-    resolve = OwnRow.resolve
+    resolve = LeaseWriter.resolve
 
     def generous(self, outcome, sent):
         if isinstance(outcome, ConditionFailed) and self._unresolved:
             self._unresolved = [sent]
         return resolve(self, outcome, sent)
 
-    with mock.patch.object(OwnRow, "resolve", generous):
+    with mock.patch.object(LeaseWriter, "resolve", generous):
         yield
 
 
@@ -93,7 +93,7 @@ def _writes_while_one_is_unresolved() -> Iterator[None]:
         self.pending = None
         return True
 
-    with mock.patch.object(OwnRow, "put_off", hasty):
+    with mock.patch.object(LeaseWriter, "put_off", hasty):
         yield
 
 
@@ -107,8 +107,8 @@ def _starts_after_one_parent() -> Iterator[None]:
         return any_ended([rows.get(parent) for parent in lease.parents])
 
     with (
-        mock.patch.object(keeping, "have_ended", any_ended),
-        mock.patch.object(keeping, "seem_over", any_seems_over),
+        mock.patch.object(held_leases, "have_ended", any_ended),
+        mock.patch.object(held_leases, "seem_over", any_seems_over),
         mock.patch.object(table_view, "seem_over", any_seems_over),
     ):
         yield

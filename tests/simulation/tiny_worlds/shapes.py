@@ -161,7 +161,7 @@ class Shapes:
             of("LeaseManager", "_lacks_phase"),
             of("LeaseManager", "_hasty_scans"),
             turn < inf,
-            of("Balancer", "_hands_at_look"),
+            of("Balancer", "_holdings_at_look"),
             tuple(frozenset(keys) for _, keys in recent),
             of("OfferWatch", "_find_instant") is None,
             tuple(children),
@@ -174,57 +174,60 @@ class Shapes:
             tuple(sheet.lease(each.lease) for each in waiting.values()),
             listing is not None,
             tuple(map(sheet.change, of("Auditor", "under_way").values())),
-            tuple(sorted(of("PassingOn", "_under_way"))),
+            tuple(sorted(of("ExpiredLeaseOffers", "_under_way"))),
             tuple(sorted(of("Asker", "_ending"))),
             tuple(scanned_for),
             of("Auditor", "_has_seen_rows"),
-            of("Keeper", "are_others_in_sight"),
-            self._shape_of_standing(names, of("Balancer", "_standing")),
-            tuple(self._shape_of_custody(sheet, c) for c in of("Keeper", "custodies").values()),
+            of("HeldLeases", "are_others_in_sight"),
+            self._shape_of_loads(names, of("Balancer", "_loads")),
+            tuple(
+                self._shape_of_held_lease(sheet, c)
+                for c in of("HeldLeases", "held_leases").values()
+            ),
         )
 
-    def _shape_of_standing(self, names, saved):
+    def _shape_of_loads(self, names, saved):
         if saved is None:
             return None
-        standing, leaving, owners = saved
-        view = standing.view
+        loads, leaving, owners = saved
+        view = loads.view
         return (
             frozenset(view.rows),
-            standing._work_keys,
-            frozenset(standing._promised),
-            frozenset(standing._asked_away),
+            loads._work_keys,
+            frozenset(loads._promised),
+            frozenset(loads._asked_away),
             frozenset(names[each] for each in leaving),
             frozenset(names[each] for each in owners),
             frozenset(names[each] for each in view.owners),
             frozenset(names[each] for each in view.silent),
         )
 
-    def _shape_of_custody(self, sheet: Sheet, custody):
-        write = custody.unresolved
-        sheet.at(custody.confirmed_instant, FRESH)
-        sheet.at(custody.renew_instant)
-        sheet.at(custody.rest_until)
-        sheet.at(custody.ours_instant, FRESH)
+    def _shape_of_held_lease(self, sheet: Sheet, held_lease):
+        write = held_lease.unresolved
+        sheet.at(held_lease.confirmed_instant, FRESH)
+        sheet.at(held_lease.renew_instant)
+        sheet.at(held_lease.rest_until)
+        sheet.at(held_lease.ours_instant, FRESH)
         if write is not None:
             sheet.at(write.sent_instant, FRESH)
         return (
-            custody.key,
-            custody.state.value,
-            sheet.lease(custody.row),
+            held_lease.key,
+            held_lease.state.value,
+            sheet.lease(held_lease.row),
             write and (sheet.change(write.change), min(write.attempts, 8), write.may_have_applied),
-            custody.is_reading,
-            min(custody.misses, 8),
-            custody.is_proven,
-            custody.should_ask_parents,
-            custody.is_asking_parents,
-            custody.are_parents_over,
-            min(custody.restarts.deaths, 5),
-            min(custody.restarts._stops, 7),
-            custody.ours_instant is None,
-            custody.has_waited,
-            custody.was_restored,
-            custody.is_over,
-            custody.failure is None,
+            held_lease.is_reading,
+            min(held_lease.misses, 8),
+            held_lease.is_proven,
+            held_lease.should_ask_parents,
+            held_lease.is_asking_parents,
+            held_lease.are_parents_over,
+            min(held_lease.restarts.deaths, 5),
+            min(held_lease.restarts._stops, 7),
+            held_lease.ours_instant is None,
+            held_lease.has_waited,
+            held_lease.was_restored,
+            held_lease.is_over,
+            held_lease.failure is None,
         )
 
     def _shape_of_process(self, sheet: Sheet, process):
@@ -262,22 +265,22 @@ class Shapes:
         return (type(command).__name__, change and sheet.change(change), what and what.value)
 
     def _shape_of_life(self, sheet: Sheet, life):
-        own, ledger, late = life.own, life.ledger, life._loss and life._loss.late
-        agenda, farewell, gate = life._agenda, life._farewell, life._gate
+        own, ledger, late = life.own, life.ledger, life._lost and life._lost.late
+        scheduler, graceful, gate = life._scheduler, life._graceful, life._gate
         if life.state is LifeState.CLAIMING:
             sheet.at(life.policy.expires_instant)
         sheet.at(own._permitted_since, FRESH)
         sheet.at(min(own._unresolved, default=None), FRESH)
-        sheet.at(agenda._saved_instant, 2.0)
-        sheet.at(agenda._put_off_until)
+        sheet.at(scheduler._saved_instant, 2.0)
+        sheet.at(scheduler._put_off_until)
         sheet.at(life._shard_end.not_before)
         sheet.at(life._shard_end._waits_since, FRESH)
-        if farewell._seen is not None:
-            sheet.at(farewell._seen_since, ASK_AGE)
+        if graceful._seen is not None:
+            sheet.at(graceful._seen_since, ASK_AGE)
         if gate._told is not None:
             sheet.at(gate._told.fence)
-        if life._loss is not None:
-            sheet.at(life._loss._let_go_instant)
+        if life._lost is not None:
+            sheet.at(life._lost._let_go_instant)
         if late is not None:
             sheet.at(late.until)
         sheet.counters.append((own.key, own.counter))
@@ -299,8 +302,8 @@ class Shapes:
             ledger.delivered.sequence_number,
             ledger.delivered_total,
             ledger.checkpointed_total,
-            farewell.others_in_sight,
-            farewell._seen and sheet.handoff(farewell._seen),
+            graceful.others_in_sight,
+            graceful._seen and sheet.handoff(graceful._seen),
             len(shard_end.children),
             shard_end._listed is None,
             shard_end.is_looking,
@@ -310,7 +313,7 @@ class Shapes:
             shard_end._has_waited,
             told and (told.start_below, told.delivered_max),
             gate.is_shut,
-            life._loss and (life._loss.user_code_is_done, late and late.is_resolved),
+            life._lost and (life._lost.user_code_is_done, late and late.is_resolved),
         )
 
 

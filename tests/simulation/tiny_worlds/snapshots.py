@@ -12,7 +12,7 @@ import copy
 from collections import deque
 from types import BuiltinFunctionType, FunctionType, MethodType
 
-from kclrun.consuming.life import LeaseLife
+from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.leases.manager import LeaseManager
 
 # What changes in each part of a manager's core and decides something.
@@ -37,7 +37,7 @@ STATE = {
         "_listing",
     ),
     "Observation": ("_since", "_asks"),
-    "Keeper": ("custodies", "is_draining", "are_others_in_sight"),
+    "HeldLeases": ("held_leases", "is_draining", "are_others_in_sight"),
     "Places": (
         *("count", "proven", "reason", "short_since"),
         *("_step", "_pause_s", "_raised_instant", "_raise_instant", "_expired_starts"),
@@ -49,11 +49,11 @@ STATE = {
     "StreamWatch": ("_doubted", "_vouched"),
     "EndWatch": ("_since",),
     "RecentRows": ("_seen",),
-    "Balancer": ("_standing", "_hands_at_look", "_scanned_for"),
+    "Balancer": ("_loads", "_holdings_at_look", "_scanned_for"),
     "Asker": ("_asks", "_unanswered", "_is_draining", "_ending", "_refusal"),
     "OfferWatch": ("_waiting", "_find_instant", "_turn_instant"),
-    "PassingOn": ("_under_way", "_refusal"),
-    "Differences": (),
+    "ExpiredLeaseOffers": ("_under_way", "_refusal"),
+    "ConfigDrift": (),
     "ModeWatch": (),
     "CapacityWatch": (),
 }
@@ -62,14 +62,14 @@ NOTED = {
     "ModeWatch": ("_in_table", "_elsewhere", "_told", "_reads", "_is_reading", "_read_instant"),
     "Auditor": ("_noted", "_told_expired"),
     "StreamWatch": ("_open_and_ended_since",),
-    "Differences": ("_told",),
+    "ConfigDrift": ("_told",),
     "CapacityWatch": ("_short_scans", "_left_unread"),
 }
 # Containers that other parts hold on to: they are filled, never replaced.
 _SHARED = {
     ("LeaseManager", "_children_of_mine"),
     ("LeaseManager", "_listing"),
-    ("Keeper", "custodies"),
+    ("HeldLeases", "held_leases"),
 }
 _WIRING = (FunctionType, MethodType, BuiltinFunctionType, str, list)
 _WIRED_NAMES = {
@@ -113,20 +113,20 @@ class CoreOfHost:
 
 
 def _saved(name, value, is_shared):
-    if name == "_standing" and value is not None:
+    if name == "_loads" and value is not None:
         return (value, frozenset(value._leaving), value.owners)
     return value.copy() if is_shared else value
 
 
 def _loaded(name, value):
     kind = type(value)
-    if name == "custodies":
-        return {key: _copy_of_custody(custody) for key, custody in value.items()}
-    if name == "_standing" and value is not None:
-        standing, leaving, owners = value
-        standing._leaving = set(leaving)
-        standing.owners = owners
-        return standing
+    if name == "held_leases":
+        return {key: _copy_of_held_lease(held_lease) for key, held_lease in value.items()}
+    if name == "_loads" and value is not None:
+        loads, leaving, owners = value
+        loads._leaving = set(leaving)
+        loads.owners = owners
+        return loads
     if kind is dict:
         if value and name == "_asks" and hasattr(next(iter(value.values())), "since_instant"):
             return {key: copy.copy(asked) for key, asked in value.items()}
@@ -134,11 +134,11 @@ def _loaded(name, value):
     return value.copy() if kind in (set, deque) else value
 
 
-def _copy_of_custody(custody):
-    custody = copy.copy(custody)
-    custody.restarts = copy.copy(custody.restarts)
-    custody.unresolved = copy.copy(custody.unresolved)
-    return custody
+def _copy_of_held_lease(held_lease):
+    held_lease = copy.copy(held_lease)
+    held_lease.restarts = copy.copy(held_lease.restarts)
+    held_lease.unresolved = copy.copy(held_lease.unresolved)
+    return held_lease
 
 
 def _parts_of(core: LeaseManager):
@@ -169,12 +169,12 @@ _PARTS_OF_LIFE = (
     ("own", {}),
     ("ledger", {}),
     ("_requests", {}),
-    ("_agenda", {"_own": "own", "_requests": "_requests"}),
-    ("_writing", {"_own": "own", "_agenda": "_agenda"}),
-    ("_farewell", {"_own": "own", "_agenda": "_agenda"}),
+    ("_scheduler", {"_own": "own", "_requests": "_requests"}),
+    ("_writing", {"_own": "own", "_scheduler": "_scheduler"}),
+    ("_graceful", {"_own": "own", "_scheduler": "_scheduler"}),
     ("_shard_end", {}),
     ("_gate", {}),
-    ("_loss", {}),
+    ("_lost", {}),
     ("_output", {}),
     ("_warnings", {}),
 )
@@ -191,7 +191,7 @@ _LIFE_ITSELF = {
 LIFE_NAMES = frozenset({name for name, _ in _PARTS_OF_LIFE} | _LIFE_ITSELF)
 
 
-def copy_of_life(life: LeaseLife) -> LeaseLife:
+def copy_of_life(life: LeaseStateMachine) -> LeaseStateMachine:
     """A life of its own in the same state."""
     new = object.__new__(type(life))
     attributes = new.__dict__
@@ -212,7 +212,7 @@ def copy_of_life(life: LeaseLife) -> LeaseLife:
     ledger["_open"] = deque(ledger["_open"])
     requests = attributes["_requests"].__dict__
     requests["_waiting"] = requests["_waiting"].copy()
-    loss = attributes["_loss"]
-    if loss is not None and loss.late is not None:
-        loss.late = copy.copy(loss.late)
+    lost_lease = attributes["_lost"]
+    if lost_lease is not None and lost_lease.late is not None:
+        lost_lease.late = copy.copy(lost_lease.late)
     return new

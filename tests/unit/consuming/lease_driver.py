@@ -1,4 +1,4 @@
-"""One LeaseLife over a lease table in memory: commands are answered by the table, or by the test.
+"""One `LeaseStateMachine` over a lease table in memory. The table, or the test, answers commands.
 
 `tell` hands in an event and queues the commands; `settle` performs what is queued, and what comes
 of that, until nothing is left. Faults of writes are queued in `faults`, one a send.
@@ -10,8 +10,8 @@ from collections import deque
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
-from kclrun.consuming.life import LeaseLife
 from kclrun.consuming.policy import LifePolicy
+from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import State
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
@@ -73,7 +73,7 @@ class Driver:
             others_in_sight=others_in_sight,
             has_keyed_state=has_keyed_state,
         )
-        self.life = LeaseLife(self.policy, lambda: 0.5)
+        self.life = LeaseStateMachine(self.policy, lambda: 0.5)
         self.log = []
         self.queue = deque()
         self.faults = deque()

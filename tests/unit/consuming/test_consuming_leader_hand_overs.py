@@ -56,7 +56,7 @@ def test_a_batch_that_outlasts_the_fence_is_a_loss():
     driver.tick()
 
     assert driver.state is State.LOSING
-    assert "fence" in driver.life._loss.reason
+    assert "fence" in driver.life._lost.reason
 
 
 def test_a_checkpoint_that_user_code_waits_for_is_refused_or_the_batch_would_never_end():

@@ -6,8 +6,7 @@ import pytest
 
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import AnswerCheckpoint, CheckpointAnswer
-from kclrun.consuming.life import GateKeeper
-from kclrun.consuming.own_row import holds_after_giving_up
+from kclrun.consuming.lease_writer import holds_after_giving_up
 from kclrun.consuming.policy import (
     FLOOR_S,
     ErrorPolicy,
@@ -18,6 +17,7 @@ from kclrun.consuming.policy import (
     host_fault,
     resumed_start,
 )
+from kclrun.consuming.state_machine import GateKeeper
 from kclrun.errors import (
     HostFailed,
     InvariantViolation,

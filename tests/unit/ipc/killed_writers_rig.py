@@ -21,7 +21,7 @@ import time
 
 from kclrun.ipc.board import Segment
 from kclrun.ipc.channel import Doorbell
-from kclrun.ipc.twin import NoValue
+from kclrun.ipc.seqlock import NoValue
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol.status import LeaseStatus, WorkerState
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kclrun.errors import LimitExceeded, SegmentRefused
 from kclrun.ipc.ring import ENTRY_BYTES_MAX, EventRing
-from kclrun.ipc.twin import TwinCell
+from kclrun.ipc.seqlock import SeqlockCell
 from tests.examples import examples
 
 SMALL = 256
@@ -217,7 +217,7 @@ def test_a_destroyed_mark_is_refused_by_the_next_writer_and_heals_with_a_clear()
     buffer = fresh()
     ring(buffer).put(b"one")
     ring(buffer).put(b"two")
-    for at in range(TwinCell.size_bytes(24)):
+    for at in range(SeqlockCell.size_bytes(24)):
         buffer[at] ^= 0x55
     assert ring(buffer).gap() == 0
     with pytest.raises(SegmentRefused, match="clear the place"):
@@ -231,7 +231,7 @@ def test_a_destroyed_mark_is_refused_by_the_next_writer_and_heals_with_a_clear()
 
 def test_a_mark_beyond_every_stream_does_not_move_the_reader():
     buffer = fresh()
-    TwinCell(buffer, 0, 24).store(b"\xff" * 24)
+    SeqlockCell(buffer, 0, 24).store(b"\xff" * 24)
     reader = ring(buffer)
     assert [reader.drain() for _ in range(10)] == [[]] * 10
     assert reader.gap() == 0

@@ -12,7 +12,7 @@ from kclrun.config.convert import json_schema
 from kclrun.errors import HostFailed, HostRefused, LimitExceeded, SegmentRefused
 from kclrun.ipc.board import PLACES_MAX, Segment
 from kclrun.ipc.ring import RING_BYTES
-from kclrun.ipc.twin import NoValue
+from kclrun.ipc.seqlock import NoValue
 from kclrun.manager.runtime import SPARE_PLACES
 from kclrun.protocol.status import LeaseStatus, WorkerState
 

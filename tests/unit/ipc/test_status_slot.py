@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.ipc.board import SLOT_BYTES, StatusSlot
-from kclrun.ipc.twin import NoValue, TwinCell
+from kclrun.ipc.seqlock import NoValue, SeqlockCell
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.protocol.status import LeaseStatus, WorkerState
@@ -123,7 +123,7 @@ def test_bytes_that_are_whole_and_no_status_are_unreadable(change):
     cell = slot._cell
     payload = bytearray(cell.load())
     change(payload)
-    TwinCell(buffer, 64, len(payload)).store(bytes(payload))
+    SeqlockCell(buffer, 64, len(payload)).store(bytes(payload))
     assert slot.read() is NoValue.UNREADABLE
 
 

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.ipc.twin import NoValue, TwinCell
+from kclrun.ipc.seqlock import NoValue, SeqlockCell
 
 SIZE = 24
 VALUES = [bytes([65 + n]) * SIZE for n in range(6)]
 
 
 def cell(buffer):
-    return TwinCell(buffer, 0, SIZE)
+    return SeqlockCell(buffer, 0, SIZE)
 
 
 def fresh():
-    return bytearray(TwinCell.size_bytes(SIZE))
+    return bytearray(SeqlockCell.size_bytes(SIZE))
 
 
 def test_untouched_memory_is_empty_and_not_unreadable():
@@ -32,7 +32,7 @@ def test_the_last_value_stored_is_read():
         assert cell(buffer).load() == value
 
 
-class InterruptedReader(TwinCell):
+class InterruptedReader(SeqlockCell):
     """Between its looks at the two copies, the first time, something befalls the memory."""
 
     def befall(self, what):

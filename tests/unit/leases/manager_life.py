@@ -52,8 +52,8 @@ class Answers:
         return [note.event for note in self.asked(c.Note)]
 
     def state(self, key="s0"):
-        custody = self.core.custody(key)
-        return custody and custody.state.value
+        held_lease = self.core.held_lease(key)
+        return held_lease and held_lease.state.value
 
 
 class ManagerLife(Answers):

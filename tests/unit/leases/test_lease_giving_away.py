@@ -195,7 +195,7 @@ def forced():
     return life, key
 
 
-def outwait(life, key):
+def quarantine(life, key):
     """Let a failover pass, answering renewals; until the row is read again."""
     began = life.now
     while not life.asked(c.ReadRow) and life.now < began + 60:
@@ -210,9 +210,9 @@ def outwait(life, key):
 def test_a_lease_taken_by_force_is_renewed_for_a_failover_then_read_and_only_then_started():
     life, key = forced()
     assert life.rows[key].taken_from == JAVA
-    assert life.state(key) == "outwaiting"
+    assert life.state(key) == "quarantined"
 
-    assert outwait(life, key) == pytest.approx(10.0, abs=0.01)
+    assert quarantine(life, key) == pytest.approx(10.0, abs=0.01)
     assert life.asked(c.ReadRow) == [c.ReadRow(key)]
     assert life.core.next_deadline(life.now) > life.now
     life.say(e.RowRead(key, life.rows[key]))
@@ -228,8 +228,8 @@ def test_n2_who_takes_an_offered_row_whose_wait_was_cut_short_waits_again():
 
     life.take()
 
-    assert life.state() == "outwaiting"
-    assert outwait(life, "s0") == pytest.approx(10.0, abs=0.01)
+    assert life.state() == "quarantined"
+    assert quarantine(life, "s0") == pytest.approx(10.0, abs=0.01)
 
 
 def test_n2_a_restarted_manager_that_takes_its_former_selfs_row_waits_again():
@@ -240,7 +240,7 @@ def test_n2_a_restarted_manager_that_takes_its_former_selfs_row_waits_again():
 
     life.take()
 
-    assert life.state() == "outwaiting"
+    assert life.state() == "quarantined"
 
 
 def test_an_adopted_row_with_the_mark_waits_a_failover_from_its_adoption():
@@ -248,13 +248,13 @@ def test_an_adopted_row_with_the_mark_waits_a_failover_from_its_adoption():
     life.say(e.RowRead("s0", life.rows["s0"]))
     life.apply(life.writes(ch.Renew)[0])
 
-    assert life.state() == "outwaiting"
-    assert outwait(life, "s0") == pytest.approx(10.0, abs=0.01)
+    assert life.state() == "quarantined"
+    assert quarantine(life, "s0") == pytest.approx(10.0, abs=0.01)
 
 
 def test_a_row_that_was_lost_during_the_wait_is_not_started():
     life, key = forced()
-    outwait(life, key)
+    quarantine(life, key)
 
     life.say(e.RowRead(key, row(key, JAVA, 99)))
 
@@ -264,12 +264,12 @@ def test_a_row_that_was_lost_during_the_wait_is_not_started():
 
 def test_a_row_that_was_ended_or_halted_during_the_wait_is_not_started():
     life, key = forced()
-    outwait(life, key)
+    quarantine(life, key)
     life.say(e.RowRead(key, replace(life.rows[key], checkpoint=SHARD_END)))
     assert life.state(key) is None
 
     life, key = forced()
-    outwait(life, key)
+    quarantine(life, key)
     life.say(e.RowRead(key, replace(life.rows[key], halt=Halt("poison", 1.0))))
 
     assert life.state(key) == "halted"
@@ -287,7 +287,7 @@ def test_a_lease_that_is_outwaited_is_given_up_in_a_drain_and_to_who_asks():
 
 def test_a_second_start_needs_no_second_wait():
     life, key = forced()
-    outwait(life, key)
+    quarantine(life, key)
     life.say(e.RowRead(key, life.rows[key]))
     for change in life.writes(ch.Renew):
         life.apply(change)

@@ -71,7 +71,7 @@ class Life(Answers):
         """Answer the renewals among these commands."""
         self.said = commands
         for change in self.writes(ch.Renew):
-            image = self.core.custody(change.key).row
+            image = self.core.held_lease(change.key).row
             applied = Applied(replace(image, counter=image.counter + 1))
             self.core.handle(e.WriteResolved(change, applied), self.now)
 
@@ -491,11 +491,11 @@ def test_between_two_starts_the_manager_renews():
     image = restarted(life, image)
     crash(life)
     life.say(e.RowRead("s0", image))
-    assert life.state() == "resting"
+    assert life.state() == "backing off"
     image = replace(image, counter=image.counter + 1)
     life.resolve(life.writes(ch.Renew)[0], Applied(image))
 
-    assert life.core.custody("s0").rest_until == life.now + 1.0
+    assert life.core.held_lease("s0").rest_until == life.now + 1.0
     life.say(e.Ticked(), after=1.0)
 
     assert life.asked(c.StartProcess)[0].counter == image.counter
@@ -546,7 +546,7 @@ def test_a_process_that_gave_up_unclaimed_is_followed_by_a_look_at_the_row():
     life.say(e.ProcessStarted("s0", 7))
 
     life.say(e.StartUnclaimed("s0", "the start command expired"))
-    assert life.state() == "leaving"
+    assert life.state() == "exiting"
     life.say(e.ProcessExited("s0", 7, "exit status 0"))
     assert life.asked(c.ReadRow)
 
@@ -596,7 +596,7 @@ def test_a_second_farewell_changes_nothing():
     life.say(e.ProcessorFailed("s0", "KeyError"))
 
     assert life.say(e.LeaseLost("s0", "fence"))[0].event == "process_lost_lease"
-    assert life.state() == "leaving"
+    assert life.state() == "exiting"
 
 
 @pytest.mark.parametrize(
@@ -671,14 +671,14 @@ def test_a_halt_carries_since_when_its_records_wait_or_else_the_instant_of_the_h
 def test_a_checkpoint_forgets_since_when_records_waited_and_a_silent_death_does_not():
     life = Life()
     running(life)
-    custody = life.core.custody("s0")
-    custody.waiting_since = 900.5
+    held_lease = life.core.held_lease("s0")
+    held_lease.waiting_since = 900.5
     life.say(e.PositionMoved("s0", TRIM_HORIZON))
-    assert custody.waiting_since is None
+    assert held_lease.waiting_since is None
 
-    custody.waiting_since = 901.5
+    held_lease.waiting_since = 901.5
     crash(life)
-    assert custody.waiting_since == 901.5
+    assert held_lease.waiting_since == 901.5
 
 
 def test_a_halt_with_an_unknown_outcome_that_did_not_land_is_written_again():
@@ -1400,7 +1400,7 @@ def test_a_child_that_waits_gives_its_place_to_work_that_nobody_else_has_room_fo
         assert life.writes(ch.Take) == []
         assert life.now - began < 3 * 10.0 + 2 * 5.0, "three failovers and a scan"
         others = replace(others, counter=others.counter + 1)
-        life.scan(life.core.custody("child").row, parent, others)
+        life.scan(life.core.held_lease("child").row, parent, others)
 
     assert life.now - began >= 3 * 10.0
     life.resolve(life.writes(ch.Release)[0], Applied(child := replace(child, owner=None)))
@@ -1419,7 +1419,7 @@ def test_a_child_that_waits_keeps_its_place_while_others_take_the_work():
 
     for counter in range(1, 12):
         taken = row("parent", owner=OTHER, counter=counter)
-        life.scan(life.core.custody("child").row, taken)
+        life.scan(life.core.held_lease("child").row, taken)
         assert life.writes(ch.Release) == []
 
     assert life.state("child") == "waiting"

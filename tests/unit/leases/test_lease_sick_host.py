@@ -4,7 +4,7 @@ import pytest
 
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
-from kclrun.leases.custody import Places
+from kclrun.leases.held_lease import Places
 from kclrun.model.lease import OFFERED, DiedOn
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol import writes as ch
@@ -146,7 +146,7 @@ def test_a_host_that_failed_leaves_the_lease_to_others_and_asks_for_one_after_a_
 
 def test_what_nobody_takes_is_tried_even_by_a_host_that_failed():
     life, failed_at = failed_and_offered(row("s1", OTHER))
-    life.core._keeper.host_places._raise_instant = float("inf")
+    life.core._held.host_places._raise_instant = float("inf")
     life.rows["s0"] = row("s0", None, 9)
 
     taken_at = scan_until(life, ch.Take)
@@ -157,7 +157,7 @@ def test_what_nobody_takes_is_tried_even_by_a_host_that_failed():
 
 def test_an_offered_row_is_left_to_others_until_it_is_overdue():
     life, failed_at = failed_and_offered(row("s1", OTHER), row("s2", THIRD))
-    life.core._keeper.host_places._raise_instant = float("inf")
+    life.core._held.host_places._raise_instant = float("inf")
     life.rows["s0"] = row("s0", OFFERED, 9, offered_by=OTHER)
 
     taken_at = scan_until(life, ch.Take)
@@ -173,7 +173,7 @@ def test_alone_it_keeps_the_lease_and_goes_on_trying():
 
     assert not life.writes(ch.Offer)
     assert not life.writes(ch.Release)
-    assert life.state() == "resting"
+    assert life.state() == "backing off"
 
 
 def test_five_deaths_give_the_lease_to_another_host_with_a_note_of_ours():

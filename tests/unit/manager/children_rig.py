@@ -193,7 +193,7 @@ class ChildrenRig:
             log=log,
             deliver=self.events.append,
             departed=self.departed.append,
-            farewell_patience_s=20.0,
+            exit_patience_s=20.0,
             failover_s=10.0,
             lock_fd=lock_fd,
         )

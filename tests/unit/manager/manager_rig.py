@@ -19,7 +19,7 @@ from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager.locks import establish
 from kclrun.manager.loop import Loop
 from kclrun.manager.manager import Manager, ReportWriter
-from kclrun.manager.performing import Performer
+from kclrun.manager.service_calls import ServiceCalls
 from kclrun.manager.world import SourceStream, World
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
@@ -225,7 +225,7 @@ class ManagerRig:
         self.world = World(
             self.table, {ONLY_STREAM: source}, None, ENDPOINT, ENDPOINT, lambda: 5_000.0
         )
-        self.manager.performer = Performer(
+        self.manager.service_calls = ServiceCalls(
             self.world,
             lambda _: ShardFilter("AT_TRIM_HORIZON"),
             loop=self.loop,

@@ -351,7 +351,7 @@ def test_one_that_stands_still_is_asked_for_its_stacks_and_told_to_leave_before_
 def unkillable(rig, monkeypatch):
     """A process that signals do not reach, as one inside a system call that never comes back."""
     process = rig.start("s0", expires_s=12.0)
-    monkeypatch.setattr("kclrun.manager.hearing.signal.pidfd_send_signal", lambda *_: None)
+    monkeypatch.setattr("kclrun.manager.ring_reader.signal.pidfd_send_signal", lambda *_: None)
     return process
 
 

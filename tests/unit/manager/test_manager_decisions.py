@@ -9,9 +9,9 @@ import pytest
 from kclrun.lifecycle.caught_up import LOOK_APART_S, CaughtUp, is_at_tip
 from kclrun.lifecycle.stall import silence_max_s, stalled
 from kclrun.lifecycle.stopping import Stage, StopPlan, latest_fence, left_undone, next_force
-from kclrun.manager.hearing import exit_code_of, exit_words
 from kclrun.manager.launcher import lease_environment
 from kclrun.manager.manager import ReportWriter
+from kclrun.manager.ring_reader import exit_code_of, exit_words
 from kclrun.manager.watching import fleet_failover_s
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.protocol.status import LeaseStatus, WorkerState

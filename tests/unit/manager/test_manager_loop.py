@@ -12,14 +12,14 @@ import pytest
 from kclrun.config.schema import StreamSettings
 from kclrun.errors import AccessDenied, HostRefused, InvalidRequest, NotFound, Unavailable
 from kclrun.leases import events as on
-from kclrun.leases.custody import Custody, State
+from kclrun.leases.held_lease import HeldLease, State
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager.loop import IoPool, Loop, SignalPipe
 from kclrun.manager.manager import Manager, ReportWriter
-from kclrun.manager.performing import CredentialHanding, Performer
 from kclrun.manager.sampling import Gauge, Snapshots, state_of
+from kclrun.manager.service_calls import CredentialHanding, ServiceCalls
 from kclrun.manager.world import ExitReason, SourceStream, World
 from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import TRIM_HORIZON
@@ -164,11 +164,11 @@ class Stream:
         return () if shard_filter is None else ("filtered",)
 
 
-def performer_of(table, *, loop, pool, log, events, broken, gone, coordinator=None):
+def service_calls_of(table, *, loop, pool, log, events, broken, gone, coordinator=None):
     stream = SourceStream(Stream(), Stream().summary(), StreamSettings(name="s"))
     streams = {ONLY_STREAM: stream}
     world = World(table, streams, None, ENDPOINT, ENDPOINT, lambda: 5.0, coordinator=coordinator)
-    return Performer(
+    return ServiceCalls(
         world,
         lambda _: ShardFilter("AT_LATEST"),
         loop=loop,
@@ -184,7 +184,7 @@ def performer_of(table, *, loop, pool, log, events, broken, gone, coordinator=No
 def performing(loop, pool, log):
     def make(table, gone=None, coordinator=None):
         events, broken = [], []
-        performer = performer_of(
+        service_calls = service_calls_of(
             table,
             loop=loop,
             pool=pool,
@@ -194,7 +194,7 @@ def performing(loop, pool, log):
             gone=[] if gone is None else gone,
             coordinator=coordinator,
         )
-        return performer, events, broken
+        return service_calls, events, broken
 
     return make
 
@@ -202,9 +202,9 @@ def performing(loop, pool, log):
 def test_a_read_is_repeated_until_it_succeeds_with_one_warning_an_outage(
     performing, loop, tmp_path
 ):
-    performer, events, _ = performing(Table(failures=3))
+    service_calls, events, _ = performing(Table(failures=3))
 
-    performer.read_row("k")
+    service_calls.read_row("k")
     turn_until(loop, lambda: events)
 
     assert events == [on.RowRead("k", None)]
@@ -216,10 +216,10 @@ def test_a_read_is_repeated_until_it_succeeds_with_one_warning_an_outage(
 def test_a_broken_row_is_an_answer_and_not_an_outage(performing, loop, tmp_path):
     table = Table()
     table.plant({"leaseKey": {"S": "k"}, "leaseCounter": {"S": "four"}})
-    performer, events, _ = performing(table)
+    service_calls, events, _ = performing(table)
     begun = loop.now()
 
-    performer.read_row("k", begun + 0.1)
+    service_calls.read_row("k", begun + 0.1)
     turn_until(loop, lambda: events)
 
     (told,) = events
@@ -252,9 +252,9 @@ class Coordinator:
     ],
 )
 def test_a_refusal_to_show_the_mode_of_a_kcl_3_fleet_is_an_answer(performing, loop, answers, event):
-    performer, events, _ = performing(Table(), coordinator=Coordinator(*answers))
+    service_calls, events, _ = performing(Table(), coordinator=Coordinator(*answers))
 
-    performer.read_kcl3_mode()
+    service_calls.read_kcl3_mode()
     turn_until(loop, lambda: events)
 
     assert events == [event]
@@ -262,13 +262,13 @@ def test_a_refusal_to_show_the_mode_of_a_kcl_3_fleet_is_an_answer(performing, lo
 
 def test_one_write_of_a_key_is_under_way_at_a_time_and_their_order_holds(performing, loop):
     table = Table()
-    performer, events, _ = performing(table)
+    service_calls, events, _ = performing(table)
     row = Lease(key="k", checkpoint=TRIM_HORIZON)
 
-    performer.write_row(CreateLease(row), None)
-    performer.write_row(Take("k", "kclrun:g:s:n", None, 0, 10.0, "TRIM_HORIZON"), None)
-    performer.write_row(Renew("k", "kclrun:g:s:n", 1), None)
-    performer.write_row(CreateLease(Lease(key="other", checkpoint=TRIM_HORIZON)), None)
+    service_calls.write_row(CreateLease(row), None)
+    service_calls.write_row(Take("k", "kclrun:g:s:n", None, 0, 10.0, "TRIM_HORIZON"), None)
+    service_calls.write_row(Renew("k", "kclrun:g:s:n", 1), None)
+    service_calls.write_row(CreateLease(Lease(key="other", checkpoint=TRIM_HORIZON)), None)
     turn_until(loop, lambda: len(events) == 4)
 
     mine = [event for event in events if getattr(event.change, "key", "") == "k"]
@@ -278,30 +278,30 @@ def test_one_write_of_a_key_is_under_way_at_a_time_and_their_order_holds(perform
 
 
 def test_a_write_waits_for_its_instant(performing, loop):
-    performer, events, _ = performing(Table())
+    service_calls, events, _ = performing(Table())
     begun = loop.now()
 
-    performer.write_row(Renew("k", "o", 1), begun + 0.2)
+    service_calls.write_row(Renew("k", "o", 1), begun + 0.2)
     turn_until(loop, lambda: events)
 
     assert loop.now() - begun >= 0.2
 
 
 def test_shards_are_listed_with_the_start_filter_only_when_asked(performing, loop):
-    performer, events, _ = performing(Table())
+    service_calls, events, _ = performing(Table())
 
-    performer.list_shards(ONLY_STREAM, with_start=False)
+    service_calls.list_shards(ONLY_STREAM, with_start=False)
     turn_until(loop, lambda: len(events) == 1)
-    performer.list_shards(ONLY_STREAM, with_start=True)
+    service_calls.list_shards(ONLY_STREAM, with_start=True)
     turn_until(loop, lambda: len(events) == 2)
 
     assert events == [on.ShardsListed((), 5.0, None), on.ShardsListed((), 5.0, ("filtered",))]
 
 
 def test_a_failure_that_nobody_expects_is_carried_to_the_loop(performing, loop):
-    performer, _, broken = performing(None)
+    service_calls, _, broken = performing(None)
 
-    performer.scan_table()
+    service_calls.scan_table()
     turn_until(loop, lambda: broken)
 
     assert isinstance(broken[0], AttributeError)
@@ -326,9 +326,9 @@ SHORTAGES = (OSError(errno.EMFILE, "Too many open files"), MemoryError("of the t
 
 @pytest.mark.parametrize("error", SHORTAGES)
 def test_a_read_that_this_host_has_no_room_for_is_repeated(performing, loop, tmp_path, error):
-    performer, events, broken = performing(OnAFullHost(error))
+    service_calls, events, broken = performing(OnAFullHost(error))
 
-    performer.read_row("k")
+    service_calls.read_row("k")
     turn_until(loop, lambda: events or broken)
 
     assert (events, broken) == ([on.RowRead("k", None)], [])
@@ -337,10 +337,10 @@ def test_a_read_that_this_host_has_no_room_for_is_repeated(performing, loop, tmp
 
 @pytest.mark.parametrize("error", SHORTAGES)
 def test_a_write_that_this_host_had_no_room_for_may_have_happened(performing, loop, error):
-    performer, events, broken = performing(OnAFullHost(error))
+    service_calls, events, broken = performing(OnAFullHost(error))
     take = Take("k", "me", None, 3, 10.0, "TRIM_HORIZON")
 
-    performer.write_row(take, None)
+    service_calls.write_row(take, None)
     turn_until(loop, lambda: events or broken)
 
     assert broken == []
@@ -368,10 +368,10 @@ def test_offers_are_looked_for_once_and_an_outage_is_one_warning(performing, loo
     row = Lease(key="k", checkpoint=TRIM_HORIZON, owner=OFFERED)
     away = Unavailable("refused", operation="Query")
     index = Index(away, away, (row,))
-    performer, events, _ = performing(index)
+    service_calls, events, _ = performing(index)
 
     for count in (1, 2, 3):
-        performer.find_offers(7)
+        service_calls.find_offers(7)
         turn_until(loop, lambda count=count: len(events) == count)
 
     assert events == [on.OffersFound(None), on.OffersFound(None), on.OffersFound((row,))]
@@ -383,10 +383,10 @@ def test_offers_are_looked_for_once_and_an_outage_is_one_warning(performing, loo
 
 def test_a_table_without_the_index_is_told_once_and_is_no_outage(performing, loop, tmp_path):
     missing = NotFound("no such index", operation="Query", code="ResourceNotFoundException")
-    performer, events, _ = performing(Index(missing, missing))
+    service_calls, events, _ = performing(Index(missing, missing))
 
     for count in (1, 2):
-        performer.find_offers(1)
+        service_calls.find_offers(1)
         turn_until(loop, lambda count=count: len(events) == count)
 
     assert events == [on.OffersFound(None)] * 2
@@ -533,7 +533,7 @@ def test_a_snapshot_shows_rates_lags_and_trouble_also_of_what_no_process_reads()
     rows = {key: Lease(key=key, checkpoint=TRIM_HORIZON, halt=None) for key in "abc"}
     rows["a"] = replace(rows["a"], halt=halt)
     for key, state in (("a", State.HALTED), ("b", State.RUNNING), ("c", State.RUNNING)):
-        core._keeper.custodies[key] = Custody(key=key, state=state, row=rows[key])
+        core._held.held_leases[key] = HeldLease(key=key, state=state, row=rows[key])
     well = Living("b", records_total=10, millis_behind_latest=0)
     failing = Living("c", "KeyError: 1 (a.py:7)", millis_behind_latest=500, last_fetch_instant=9.0)
     snapshots = Snapshots(
@@ -559,7 +559,7 @@ def test_a_snapshot_shows_rates_lags_and_trouble_also_of_what_no_process_reads()
 
 
 def test_a_lease_that_initializes_is_starting_and_not_ending():
-    custody = Custody(key="a", state=State.RUNNING)
+    held_lease = HeldLease(key="a", state=State.RUNNING)
 
     for state, word in (
         (WorkerState.STARTING, "starting"),
@@ -567,8 +567,8 @@ def test_a_lease_that_initializes_is_starting_and_not_ending():
         (WorkerState.PROCESSING, "running"),
         (WorkerState.OFFERING, "ending"),
     ):
-        assert state_of(custody, Living("a", state=state).status) == word
-    assert state_of(custody, Living("a", state=WorkerState.STARTING).status, "x") == "failing"
+        assert state_of(held_lease, Living("a", state=state).status) == word
+    assert state_of(held_lease, Living("a", state=WorkerState.STARTING).status, "x") == "failing"
 
 
 def test_a_gauge_reads_this_process_and_forgets_a_dead_one():

@@ -20,7 +20,7 @@ from kclrun.config.units import Duration
 from kclrun.errors import Unavailable
 from kclrun.ipc.messages import FailoverChanged
 from kclrun.leases import events as on
-from kclrun.leases.custody import Custody, State
+from kclrun.leases.held_lease import HeldLease, State
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.manager.manager import ReportWriter
@@ -145,7 +145,7 @@ def test_for_how_long_there_is_no_launcher_is_measured_from_the_sample_that_miss
 def test_what_fails_is_in_the_sample_and_what_leases_go_on_without_is_not_vital(rig):
     run = rig()
     away = Unavailable("refused", operation="Scan", code="Timeout")
-    outages = run.manager.performer.outages
+    outages = run.manager.service_calls.outages
     run.at(10.5, lambda: outages.failed("look for offered leases", away, BEGAN + 8.0))
     run.at(10.5, lambda: outages.failed("read the mode of a KCL 3 fleet", away, BEGAN + 8.0))
     run.at(10.5, lambda: outages.failed("read a lease", away, BEGAN + 9.0))
@@ -336,26 +336,33 @@ def test_rates_are_over_the_last_five_looks_and_never_negative(rig):
         ("it is well", {"state": State.RUNNING}, "", ""),
         ("what raised is called again", {"state": State.RUNNING}, "KeyError", "KeyError"),
         ("it halts for a failure", {"state": State.HALTING, "failure": "bad"}, "KeyError", "bad"),
-        ("between two processes", {"state": State.RESTING, "rest_until": 13.4}, "", "restarts in"),
-        ("the rest is over", {"state": State.RESTING, "rest_until": 10.0}, "", ""),
+        (
+            "between two processes",
+            {"state": State.BACKING_OFF, "rest_until": 13.4},
+            "",
+            "restarts in",
+        ),
+        ("the rest is over", {"state": State.BACKING_OFF, "rest_until": 10.0}, "", ""),
         ("its parents", {"state": State.WAITING}, "", "its parents are not ended"),
     ],
 )
 def test_a_lease_that_stands_still_says_why(claim, fields, trouble, note):
-    told = note_of(Custody(key="a", **fields), 10.0, trouble)
+    told = note_of(HeldLease(key="a", **fields), 10.0, trouble)
 
     assert told.startswith(note)
     assert bool(told) == bool(note)
 
 
 def test_the_rest_of_a_lease_is_told_in_seconds_and_a_halt_before_anything_else():
-    resting = Custody(key="a", state=State.RESTING, rest_until=13.4)
+    resting = HeldLease(key="a", state=State.BACKING_OFF, rest_until=13.4)
     assert note_of(resting, 10.0) == "restarts in 3 s"
     halted = Lease(key="a", checkpoint=TRIM_HORIZON, halt=Halt("KeyError", 1.0))
-    assert note_of(Custody(key="a", state=State.HALTED, row=halted, failure="x"), 1.0) == "KeyError"
+    assert (
+        note_of(HeldLease(key="a", state=State.HALTED, row=halted, failure="x"), 1.0) == "KeyError"
+    )
     assert note_of(None, 1.0, "KeyError") == "KeyError"
     assert state_of(None, None) == "ending"
-    assert state_of(Custody(key="a", state=State.HALTED), None, "KeyError") == "halted"
+    assert state_of(HeldLease(key="a", state=State.HALTED), None, "KeyError") == "halted"
 
 
 # Looks.

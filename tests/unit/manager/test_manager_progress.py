@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kclrun.leases.custody import Custody, State
-from kclrun.manager.hearing import lag_ms, lag_of, progressed_instant, waiting_since
+from kclrun.leases.held_lease import HeldLease, State
+from kclrun.manager.ring_reader import lag_ms, lag_of, progressed_instant, waiting_since
 from kclrun.model.lease import Halt, Lease
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol.status import LeaseStatus, WorkerState
@@ -73,8 +73,8 @@ def test_lag_is_that_of_now_and_not_of_the_last_read(claim, millis, expected):
     assert lag_ms(shown, 10.0) == expected
 
 
-def custody(**fields):
-    return Custody(key="s0", state=State.HALTED, **fields)
+def held_lease(**fields):
+    return HeldLease(key="s0", state=State.HALTED, **fields)
 
 
 def row(halt):
@@ -84,24 +84,34 @@ def row(halt):
 @pytest.mark.parametrize(
     ("claim", "held", "read", "expected"),
     [
-        ("a process that reads says it itself", custody(waiting_since=900.0), 2000, 5500),
-        ("the oldest record that waits grows older", custody(waiting_since=900.0), None, 100_000),
+        ("a process that reads says it itself", held_lease(waiting_since=900.0), 2000, 5500),
+        (
+            "the oldest record that waits grows older",
+            held_lease(waiting_since=900.0),
+            None,
+            100_000,
+        ),
         (
             "the row of a halted lease says it on every host",
-            custody(row=row(Halt("poison", 950.0, 800.0))),
+            held_lease(row=row(Halt("poison", 950.0, 800.0))),
             None,
             200_000,
         ),
         (
             "a former version only wrote when it halted",
-            custody(row=row(Halt("poison", 950.0))),
+            held_lease(row=row(Halt("poison", 950.0))),
             None,
             50_000,
         ),
-        ("a process that has not read yet says nothing", custody(waiting_since=900.0), -1, 100_000),
-        ("nothing is known to wait", custody(), None, None),
+        (
+            "a process that has not read yet says nothing",
+            held_lease(waiting_since=900.0),
+            -1,
+            100_000,
+        ),
+        ("nothing is known to wait", held_lease(), None, None),
         ("the lease is not held any more", None, None, None),
-        ("the clocks differ", custody(waiting_since=1001.0), None, 0),
+        ("the clocks differ", held_lease(waiting_since=1001.0), None, 0),
     ],
 )
 def test_the_lag_of_a_lease_that_nobody_reads_goes_on_counting(claim, held, read, expected):

@@ -24,8 +24,8 @@ from kclrun.errors import ServiceError
 from kclrun.lifecycle.stall import StallWatch, stalled
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager.locks import LockFolder, establish, state_folder
-from kclrun.manager.performing import _scanned
 from kclrun.manager.runtime import _log, _policy, _start_filter, _starts, run_fleet
+from kclrun.manager.service_calls import _scanned
 from kclrun.manager.world import ExitReason, SourceStream, World
 from kclrun.model.lease import Lease, Owner
 from kclrun.model.sequence import TRIM_HORIZON
@@ -211,7 +211,7 @@ def test_of_many_broken_rows_a_hundred_are_told():
 
 
 def test_a_table_of_more_leases_than_a_manager_serves_is_refused(monkeypatch):
-    monkeypatch.setattr("kclrun.manager.performing._ROWS_MAX", 2)
+    monkeypatch.setattr("kclrun.manager.service_calls._ROWS_MAX", 2)
 
     assert len(scanned(ScanPage(rows("a", "b"), (), 0, None)).leases) == 2
     with pytest.raises(ServiceError, match="more than 2 leases"):

@@ -3,7 +3,7 @@
 import pytest
 
 from kclrun.errors import InvariantViolation
-from kclrun.leases.keeping import Keeper
+from kclrun.leases.held_leases import HeldLeases
 from kclrun.leases.manager import LeaseManager
 from kclrun.simulation.java.consumer import ShardConsumer
 from kclrun.simulation.java.overlap import MixedOracles
@@ -105,16 +105,16 @@ def test_what_a_dead_kclrun_host_had_is_read_again_beside_java_workers():
     fleet.require_all_read(PATIENCE_S)
 
 
-class HastyKeeper(Keeper):
+class HastyHolder(HeldLeases):
     """Begins at once on what it took by force."""
 
-    def _outwaits(self, custody, row, now):
-        custody.has_waited = True
+    def _quarantines(self, held_lease, row, now):
+        held_lease.has_waited = True
         return False
 
 
 def test_a_manager_that_does_not_wait_after_a_take_by_force_is_caught(monkeypatch):
-    monkeypatch.setattr(Keeper, "_outwaits", HastyKeeper._outwaits)
+    monkeypatch.setattr(HeldLeases, "_quarantines", HastyHolder._quarantines)
     fleet = mixed_fleet(4, java=1, shards=4)
     fleet.run_for(120)
     fleet.add_host("a", "h0")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kclrun.consuming.life import LeaseLife
 from kclrun.consuming.policy import LifePolicy
+from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.model.lease import Lease
@@ -159,7 +159,7 @@ def test_what_is_deep_inside_a_core_is_found():
 
 
 def test_a_core_that_has_just_begun_holds_next_to_nothing():
-    life = LeaseLife(
+    life = LeaseStateMachine(
         LifePolicy(key="s0", me=ME, seen_counter=1, expires_instant=10.0, failover_s=10.0),
         lambda: 0.5,
     )

@@ -11,11 +11,11 @@ import pytest
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.local.server import start_embedded
 from kclrun.model.record import IteratorType
-from kclrun.spark.asking import Kept, connected
 from kclrun.spark.executor.reading import read_ranges, record_batches
 from kclrun.spark.offsets import Hint, ShardRange
 from kclrun.spark.options import Reached, SourceSettings
 from kclrun.spark.positions import TRIM_HORIZON, after
+from kclrun.spark.requests import Kept, connected
 
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 

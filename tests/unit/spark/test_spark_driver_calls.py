@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from kclrun.aws.http import CONNECTIONS_MAX
-from kclrun.spark.asking import connected
+from kclrun.spark.offset_planner import CALLS_AT_ONCE, OffsetPlanner
 from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
-from kclrun.spark.scouting import CALLS_AT_ONCE, Scouting
+from kclrun.spark.requests import connected
 from kclrun.spark.source import StreamReader
 
 SHARDS = 100
@@ -133,12 +133,12 @@ def test_the_source_asks_a_hundred_shards_in_two_rounds(slow):
 def test_connections_bound_the_calls_whoever_asks(slow):
     server = slow(CONNECTIONS_MAX)
     connection = connected(settings_of(server).reached)
-    scouting = Scouting(connection.reader, connection.admin, settings_of(server))
-    start = scouting.initial_offset()
+    planner = OffsetPlanner(connection.reader, connection.admin, settings_of(server))
+    start = planner.initial_offset()
 
     while len(server.asked) < SHARDS:
-        scouting.latest_offset(start)
-    scouting.close()
+        planner.latest_offset(start)
+    planner.close()
 
     assert server.at_once_max == CONNECTIONS_MAX
 

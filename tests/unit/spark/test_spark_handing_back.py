@@ -13,18 +13,18 @@ from kclrun.model.record import IteratorType
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph
 from kclrun.spark import positions
-from kclrun.spark.handing_back.checkpoint_files import (
+from kclrun.spark.export.checkpoint_files import (
     local_folder,
     offset_of_stream,
     read_committed,
 )
-from kclrun.spark.handing_back.plan import Create, Keep, Move, plan_rows
-from kclrun.spark.handing_back.standing import Standing, standing_of
+from kclrun.spark.export.checkpoints import LeaseCheckpoint, checkpoint_for
+from kclrun.spark.export.plan import Create, Keep, Move, plan_rows
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.positions import after, at_timestamp, before
 from tests.unit.spark.reading_world import HOUR_S, World
 
-END = Standing(SHARD_END)
+END = LeaseCheckpoint(SHARD_END)
 
 
 def number(text, sub=0):
@@ -36,7 +36,7 @@ def aggregate(*payloads):
 
 
 def standing(world, position):
-    return standing_of(world, world.shard_ids[0], position, wait=world.sleep)
+    return checkpoint_for(world, world.shard_ids[0], position, wait=world.sleep)
 
 
 def read_by_a_fleet(world, checkpoint):
@@ -70,8 +70,8 @@ def test_before_a_record_is_after_the_one_before_it():
     world = World()
     first, second, third = world.put(3)
 
-    assert standing(world, before(third)) == Standing(number(second))
-    assert standing(world, before(second)) == Standing(number(first))
+    assert standing(world, before(third)) == LeaseCheckpoint(number(second))
+    assert standing(world, before(second)) == LeaseCheckpoint(number(first))
     assert read_by_a_fleet(world, number(first)) == [b"1", b"2"]
 
 
@@ -81,7 +81,7 @@ def test_before_the_first_record_there_is_is_the_horizon():
 
     found = standing(world, before(first))
 
-    assert found == Standing(TRIM_HORIZON)
+    assert found == LeaseCheckpoint(TRIM_HORIZON)
     assert read_by_a_fleet(world, found.checkpoint) == [b"0", b"1", b"2"]
 
 
@@ -92,7 +92,7 @@ def test_the_record_before_is_found_however_long_ago_it_was(gap_s):
     world.now += gap_s
     [wanted, _] = world.put(2)
 
-    assert standing(world, before(wanted)) == Standing(number(last))
+    assert standing(world, before(wanted)) == LeaseCheckpoint(number(last))
 
 
 def test_the_record_before_may_be_an_aggregate_and_is_done_to_its_last_user_record():
@@ -102,7 +102,7 @@ def test_the_record_before_may_be_an_aggregate_and_is_done_to_its_last_user_reco
 
     found = standing(world, before(second))
 
-    assert found == Standing(number(first, 2))
+    assert found == LeaseCheckpoint(number(first, 2))
     assert read_by_a_fleet(world, found.checkpoint) == [b"d", b"e"]
 
 
@@ -113,9 +113,9 @@ def test_after_an_aggregate_is_after_its_last_user_record():
 
     found = standing(world, after(first))
 
-    assert found == Standing(number(first, 2))
+    assert found == LeaseCheckpoint(number(first, 2))
     assert read_by_a_fleet(world, found.checkpoint) == [b"next"]
-    assert standing(world, after(first, 1)) == Standing(number(first, 1))
+    assert standing(world, after(first, 1)) == LeaseCheckpoint(number(first, 1))
     assert read_by_a_fleet(world, number(first, 1)) == [b"c", b"next"]
 
 
@@ -127,7 +127,7 @@ def test_an_empty_aggregate_counts_as_one_record():
     page = world.fetch(world.iterator(world.shard_ids[0], IteratorType.TRIM_HORIZON), 1)
     assert open_aggregates(page.records) == []
 
-    assert standing(world, after(first)) == Standing(number(first))
+    assert standing(world, after(first)) == LeaseCheckpoint(number(first))
 
 
 def test_records_that_expired_unread_are_told():
@@ -146,9 +146,9 @@ def test_records_that_expired_unread_are_told():
 def test_sentinels_are_what_they_are_and_a_time_is_a_pinned_latest():
     world = World()
 
-    assert standing(world, positions.TRIM_HORIZON) == Standing(TRIM_HORIZON)
+    assert standing(world, positions.TRIM_HORIZON) == LeaseCheckpoint(TRIM_HORIZON)
     assert standing(world, positions.SHARD_END) == END
-    assert standing(world, at_timestamp(1_500)) == Standing(LATEST, 1.5)
+    assert standing(world, at_timestamp(1_500)) == LeaseCheckpoint(LATEST, 1.5)
     assert world.calls == []
 
 
@@ -165,7 +165,7 @@ def shard(name, first, last, parents=(), *, is_open=True):
 P = shard("p", 0, 1, is_open=False)
 L, R = shard("l", 0, 0, ("p",)), shard("r", 1, 1, ("p",))
 ALL = ShardGraph((P, L, R))
-HERE = Standing(number("50", 2))
+HERE = LeaseCheckpoint(number("50", 2))
 
 
 def row(name, checkpoint, **more):
@@ -177,7 +177,7 @@ def planned(standings, *rows, graph=ALL):
 
 
 def test_missing_rows_are_made_whole():
-    left, right = planned({"l": HERE, "r": Standing(LATEST, 1.5)})
+    left, right = planned({"l": HERE, "r": LeaseCheckpoint(LATEST, 1.5)})
 
     assert left == Create(
         Lease(
@@ -222,7 +222,7 @@ def test_a_row_further_back_is_moved_and_one_further_on_is_not():
 
 
 @pytest.mark.parametrize("former", [LATEST, TRIM_HORIZON, number("3"), SHARD_END])
-@pytest.mark.parametrize("to", [Standing(LATEST, 1.5), Standing(TRIM_HORIZON)])
+@pytest.mark.parametrize("to", [LeaseCheckpoint(LATEST, 1.5), LeaseCheckpoint(TRIM_HORIZON)])
 def test_a_row_never_goes_to_a_sentinel(former, to):
     assert isinstance(planned({"l": to}, row("l", former))[0], Keep)
 

@@ -14,8 +14,8 @@ from kclrun.model.sequence import (
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph
 from kclrun.spark import positions
 from kclrun.spark.lineage import children_ready
+from kclrun.spark.planning.lease_beginnings import lease_beginnings, lease_owners, needs_time
 from kclrun.spark.positions import after, at_timestamp, parse_position
-from kclrun.spark.scout.lease_beginnings import lease_beginnings, lease_owners, needs_time
 
 QUARTER = (HASH_KEY_MAX + 1) // 4
 NOW_MS = 1_700_000_000_000

@@ -11,10 +11,10 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol.writes import Applied, CreateLease
 from kclrun.spark import positions
+from kclrun.spark.offset_planner import OffsetPlanner
 from kclrun.spark.offsets import decode_offset, encode_offset, ranges_between
 from kclrun.spark.options import LeasesAt, Reached, SourceSettings, Start, StartKind
 from kclrun.spark.positions import after, at_timestamp
-from kclrun.spark.scouting import Scouting
 from tests.unit.spark.reading_world import STREAM, World
 
 
@@ -35,7 +35,7 @@ def table(world, *leases):
 
 def query(world, rows):
     start = Start(StartKind.LEASES, leases=LeasesAt("shop"))
-    return Scouting(
+    return OffsetPlanner(
         world.port,
         world.port,
         SourceSettings(reached=Reached(stream=STREAM), start=start, inline_bytes_max=0),

@@ -10,12 +10,12 @@ from kclrun.consuming.policy import ErrorPolicy
 from kclrun.errors import ProcessorError, ProcessorLoadError
 from kclrun.model.record import Record
 from kclrun.spark.executor.reading import ReadPage
-from kclrun.spark.fused import hosting as emitting
-from kclrun.spark.fused.hosting import ProcessorJob
-from kclrun.spark.fused.task import ProcessorTask
-from kclrun.spark.fused.tenure import ProcessorCache
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after
+from kclrun.spark.processors import hosting as emitting
+from kclrun.spark.processors.hosting import ProcessorJob
+from kclrun.spark.processors.range_progress import ProcessorCache
+from kclrun.spark.processors.task import ProcessorTask
 
 A, B = "shardId-000000000000", "shardId-000000000001"
 DIARY = """

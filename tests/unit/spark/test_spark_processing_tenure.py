@@ -8,18 +8,18 @@ from kclrun.errors import StaleCheckpoint
 from kclrun.model.record import Record
 from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.spark import positions
-from kclrun.spark.fused.tenure import (
+from kclrun.spark.offsets import ShardRange
+from kclrun.spark.processors.range_progress import (
     Absent,
     Found,
     Key,
     ProcessorCache,
+    RangeProgress,
     Stale,
-    Tenure,
     begins_at,
     cut,
     fencing_token,
 )
-from kclrun.spark.offsets import ShardRange
 from tests.seeds import seed_of
 
 HORIZON_TO_20 = ShardRange("shardId-0", positions.TRIM_HORIZON, positions.after("20"))
@@ -67,12 +67,12 @@ def test_a_page_is_given_in_batches_and_uncopied_where_it_fits():
 
 
 def test_an_account_counts_its_own_range_only():
-    tenure = Tenure(TRIM_HORIZON, 1000)
-    tenure.process(tenure.deliver([record(10), record(20, size=5)]), 0.5)
-    first = tenure.ack(HORIZON_TO_20, rows=4)
-    tenure.continue_with_next_range()
-    tenure.process(tenure.deliver([record(30, size=7)]), 0.25)
-    second = tenure.ack(
+    progress = RangeProgress(TRIM_HORIZON, 1000)
+    progress.process(progress.deliver([record(10), record(20, size=5)]), 0.5)
+    first = progress.report(HORIZON_TO_20, rows=4)
+    progress.continue_with_next_range()
+    progress.process(progress.deliver([record(30, size=7)]), 0.25)
+    second = progress.report(
         ShardRange("shardId-0", positions.after("20"), positions.after("30")), rows=1
     )
 
@@ -83,27 +83,27 @@ def test_an_account_counts_its_own_range_only():
 
 
 def test_a_checkpoint_is_admitted_between_the_last_one_and_what_was_delivered():
-    tenure = Tenure(ExtendedSequenceNumber("10"), 1000)
-    tenure.deliver([record(20), record(30)])
+    progress = RangeProgress(ExtendedSequenceNumber("10"), 1000)
+    progress.deliver([record(20), record(30)])
 
-    tenure.checkpoint(ExtendedSequenceNumber("20"))
+    progress.checkpoint(ExtendedSequenceNumber("20"))
     with pytest.raises(StaleCheckpoint, match="nothing above 30"):
-        tenure.checkpoint(ExtendedSequenceNumber("31"))
+        progress.checkpoint(ExtendedSequenceNumber("31"))
     with pytest.raises(StaleCheckpoint, match="the last checkpoint is 20"):
-        tenure.checkpoint(ExtendedSequenceNumber("19"))
-    tenure.checkpoint(None)
+        progress.checkpoint(ExtendedSequenceNumber("19"))
+    progress.checkpoint(None)
 
-    assert str(tenure.checkpointed) == "30"
+    assert str(progress.checkpointed) == "30"
 
 
 def test_the_commit_of_a_range_is_a_checkpoint_for_the_next():
-    tenure = Tenure(TRIM_HORIZON, 1000)
-    tenure.process(tenure.deliver([record(10), record(20)]), 0.0)
-    tenure.continue_with_next_range()
+    progress = RangeProgress(TRIM_HORIZON, 1000)
+    progress.process(progress.deliver([record(10), record(20)]), 0.0)
+    progress.continue_with_next_range()
 
     with pytest.raises(StaleCheckpoint, match="the last checkpoint is 20"):
-        tenure.checkpoint(ExtendedSequenceNumber("10"))
-    assert tenure.ack(HORIZON_TO_20, rows=0).checkpoint is None
+        progress.checkpoint(ExtendedSequenceNumber("10"))
+    assert progress.report(HORIZON_TO_20, rows=0).checkpoint is None
 
 
 KEY = Key("run", "app", "stream", "shardId-0")

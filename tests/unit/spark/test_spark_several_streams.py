@@ -14,6 +14,7 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.stream import qualified, stream_key
 from kclrun.protocol.writes import CreateLease
+from kclrun.spark.offset_planner import OffsetPlanner
 from kclrun.spark.offsets import (
     PLAIN_SHARDS_MAX,
     decode_offset,
@@ -31,7 +32,6 @@ from kclrun.spark.options import (
     read_source_options,
 )
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, before
-from kclrun.spark.scouting import Scouting
 from kclrun.spark.stream_set import StreamsAdmin, StreamsReader, summary_of
 from tests.support.stream_ports import ModelStream
 
@@ -74,7 +74,7 @@ class World:
         several = len(names) > 1
         ports = {name: self.ports[name] for name in names}
         start = start if isinstance(start, Start) else Start(start)
-        return Scouting(
+        return OffsetPlanner(
             StreamsReader(ports) if several else ports[names[0]],
             StreamsAdmin(ports) if several else ports[names[0]],
             SourceSettings(reached=Reached(stream=",".join(names)), start=start, **settings),

@@ -13,7 +13,7 @@ def at(number):
 
 
 class Asked:
-    """The scouting, as far as the reader asks it: each answer is ten further on."""
+    """The planner, as far as the reader asks it: each answer is ten further on."""
 
     def __init__(self):
         self.calls = []
@@ -40,7 +40,7 @@ class Asked:
 def reader():
     made = StreamReader(SourceSettings(reached=Reached(stream="s")))
     made._says_start = False
-    made._scouting = Asked()
+    made._planner = Asked()
     return made
 
 
@@ -50,7 +50,7 @@ def test_the_first_answer_of_a_run_holds_all_there_is(reader):
     reader.partitions(encode_offset(at(0)), encode_offset(at(10)))
     assert reader.latestOffset() == encode_offset(at(20))
 
-    assert reader._scouting.calls == [("everything", at(0)), ("latest", at(10))]
+    assert reader._planner.calls == [("everything", at(0)), ("latest", at(10))]
 
 
 def test_so_does_the_first_answer_after_a_restart_from_where_the_query_stands(reader):
@@ -59,4 +59,4 @@ def test_so_does_the_first_answer_after_a_restart_from_where_the_query_stands(re
 
     reader.latestOffset()
 
-    assert reader._scouting.calls == [("everything", at(7))]
+    assert reader._planner.calls == [("everything", at(7))]

@@ -98,11 +98,11 @@ def test_what_a_task_is_given_travels_and_names_no_token_and_no_record():
 
 def test_a_reader_travels_with_its_settings_and_nothing_that_is_connected():
     reader = StreamReader(SourceSettings(reached=REACHED))
-    reader._scouting = object()
+    reader._planner = object()
     reader._stands_at = offset()
 
     arrived = cloudpickle.loads(cloudpickle.dumps(reader))
 
     assert arrived._settings == reader._settings
-    assert (arrived._scouting, arrived._stands_at) == (None, None)
+    assert (arrived._planner, arrived._stands_at) == (None, None)
     arrived.stop()

@@ -8,8 +8,8 @@ import pytest
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
-from kclrun.consuming.life import LeaseLife
 from kclrun.consuming.policy import LifePolicy
+from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.errors import SinkError, Unavailable
 from kclrun.ipc import transitions as told
 from kclrun.ipc.board import Segment
@@ -105,7 +105,7 @@ class Stage:
             failover_s=failover_s,
             checkpoint_every_s=every_s,
         )
-        self.life = LeaseLife(policy, lambda: 0.5)
+        self.life = LeaseStateMachine(policy, lambda: 0.5)
         self.rows = None
         self.inbox = Inbox()
         self.desk = Desk(DeskLimits(1000, 10), boottime)
@@ -287,7 +287,7 @@ def test_the_manager_says_that_others_are_in_sight_and_the_lease_is_offered(stag
 def test_a_late_checkpoint_keeps_the_rows_it_covers_first_and_is_no_owners_send(stage):
     stage.rows = Rows()
     stage.rows.is_full = False
-    stage.life._agenda.put_off(boottime() + 60.0)
+    stage.life._scheduler.put_off(boottime() + 60.0)
     stage.batch(20)
     row = stage.table.read("s0")
     taken = changes.Take("s0", "kclrun::host:b", ME, row.counter, 1.5, "LATEST")

@@ -1,0 +1,340 @@
+"""The driver's side of the source, one object per query: asks Kinesis where batches end.
+
+Clocks, calls and waiting are here; `planning/` decides. PySpark calls it from one thread of a
+process that lives as long as the query.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from kclrun.errors import InvariantViolation, ServiceError, Throttled, Unavailable
+from kclrun.model.record import IteratorType
+from kclrun.model.shard import ShardGraph
+from kclrun.model.time import WallTime, backoff_s
+from kclrun.ports import LeaseTable, ShardFilter, ShardReader, StreamAdmin
+from kclrun.spark.identity import identities, of_these_streams, refuse_recreated
+from kclrun.spark.leased_start import leases_of, tell_unleased
+from kclrun.spark.offsets import Hint, Offset
+from kclrun.spark.options import SourceSettings, StartKind
+from kclrun.spark.planning.batch_bounds import Bounding, Seeker
+from kclrun.spark.planning.batch_planner import BatchPlanner, joined
+from kclrun.spark.planning.beginnings import beginnings, time_of
+from kclrun.spark.planning.lease_beginnings import lease_beginnings, needs_time
+from kclrun.spark.planning.shard_cursor import Gone, Refused
+from kclrun.spark.positions import Position
+from kclrun.spark.requests import Asking
+from kclrun.spark.stream_set import Streams, of_streams_in, parted, summaries_of
+
+T = TypeVar("T")
+
+# Spark asks again at once; a query that must stop is never held up for longer.
+_WAIT_MAX_S: Final = 1.0
+# Spark asks again 10 ms after an answer without new records, if it has no other work. If more time
+# has passed, it had other work: a batch of other sources, or another source of the same query that
+# waits itself. A query of several sources asks them in turn, so at most one of them may wait.
+_ASKED_AT_ONCE_S: Final = 0.05
+# A look at a busy shard is two calls, 27 ms at AWS. A hundred shards are looked at in two rounds
+# of 64, 54 ms; eight at a time, it would be 0.35 s. More than 500 calls a second are never made.
+CALLS_AT_ONCE: Final = 64
+# Pages of one listing are read at different instants; ten listings, a second apart, are enough.
+_LISTINGS_MAX: Final = 10
+_LISTING_PAUSE_S: Final = 1.0
+
+
+class OffsetPlanner:
+    """Decides where batches end. Clocks, waiting and chance are arguments, for tests in virtual
+    time. The reader must bear `calls_at_once` threads; 0 makes every call in the caller's thread.
+    `table` is the lease table that the query starts at, if it does."""
+
+    def __init__(
+        self,
+        reader: ShardReader,
+        admin: StreamAdmin,
+        settings: SourceSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        wait: Callable[[float], object] | None = None,
+        chance: Callable[[], float] = random.random,
+        calls_at_once: int = CALLS_AT_ONCE,
+        table: LeaseTable | None = None,
+    ) -> None:
+        self._table = table
+        self._reader = reader
+        self._admin = admin
+        self._settings = settings
+        self._clock = clock
+        self._wall = wall
+        self._wait = wait or threading.Event().wait
+        self._chance = chance
+        self._asking = Asking(reader, admin, clock=clock, calls_at_once=calls_at_once)
+        self._planner = BatchPlanner(settings, wall() - clock(), clock())
+        self._initial: Offset | None = None
+        self._answered_at: float | None = None
+        self._streams: Streams | None = None
+
+    def initial_offset(self) -> Offset:
+        """Where a query without a checkpoint begins; the same every time it is called.
+
+        Raises: SettingsError for positions that do not fit the stream, NotFound (also for a lease
+        table), AccessDenied, Unavailable if the stream's listings never cover its key space.
+        """
+        if self._initial is None:
+            positions = self._beginnings(self._listed)
+            aligned_ms = max((each.timestamp_ms for each in positions.values()), default=0)
+            if self._settings.start.kind is StartKind.LATEST:
+                # The service's times are whole seconds. A query that is stopped and started within
+                # one second would take its checkpoint for its own beginning, and would take the
+                # records in between for old ones.
+                aligned_ms -= int(self._wall() * 1000) % 1000
+            self._initial = Offset(
+                streams=identities(self._retried(self._summarised)),
+                shards=positions,
+                # Spark runs a first batch even where this is also its end. A later start of the
+                # query begins elsewhere, and must not find a range in it.
+                began=positions,
+                aligned_ms=aligned_ms,
+            )
+        return self._initial
+
+    def latest_offset(self, start: Offset, *, takes_all: bool = False) -> Offset:
+        """The end of the batch that begins at `start`; `start` itself without new records.
+
+        If a stream was named that the checkpoint does not have, the end is that stream's beginning,
+        and no record is read: a later start of the query finds it in the checkpoint.
+        Looks at the shards if a look is due. Then it waits for new records, at most a second, and
+        only where no other source needs the time: it was asked again at once. With `takes_all`, and
+        after `prepare_available_now`, it waits until all records that existed are in the answer or
+        in `start`.
+        Raises: OffsetRefused for an offset of another stream, DataLoss, and the ServiceErrors that
+        waiting does not mend.
+        """
+        start = self.known(start)
+        if (entered := self._with_new_streams(start)) is not start:
+            return entered
+        began_at = self._clock()
+        self._planner.begin(start, began_at, is_first=start == self._initial, takes_all=takes_all)
+        may_wait = self._answered_at is not None and began_at - self._answered_at < _ASKED_AT_ONCE_S
+        try:
+            return self._look(start, may_wait=may_wait)
+        finally:
+            self._answered_at = self._clock()
+
+    def _look(self, start: Offset, *, may_wait: bool) -> Offset:
+        deadline = self._clock() + _WAIT_MAX_S
+        while True:
+            if not (may_wait or self._planner.must_go_on or self._is_looking()):
+                return start
+            self._exchange(self._planner, deadline)
+            now = self._clock()
+            if self._planner.may_offer(now):
+                end = self._planner.offer(now)
+                if end is not start or self._planner.is_exhausted():
+                    return end
+            if now >= deadline:
+                if not self._planner.must_go_on:
+                    return start
+                deadline = now + _WAIT_MAX_S
+
+    def prepare_available_now(self) -> None:
+        """From now on, offsets end at the records that exist at this moment [A9]."""
+        self._planner.end_at_now(self._clock())
+
+    def everything(self, start: Offset) -> Offset:
+        """All records of the stream now as the one batch that begins at `start`, whatever its
+        limits; `start` itself if there are none.
+
+        For a Spark that asks once, and takes the answer for everything. Children come in the same
+        batch as their parents: `Offset.parents` has their order. Raises: as `latest_offset`.
+        """
+        start = self.known(start)
+        self.prepare_available_now()
+        end = start
+        try:
+            while (later := self.latest_offset(end, takes_all=True)) is not end:
+                graph = self._planner.lines.graph
+                end = later if end is start else joined(start, end, later, graph)
+        finally:
+            self._planner.end_nowhere()
+        return end
+
+    def hints(self, start: Offset, end: Offset) -> Mapping[str, Hint]:
+        """The hints for the batch (start, end]: none, unless `end` was just decided."""
+        return self._planner.hints(start, end)
+
+    def known(self, offset: Offset) -> Offset:
+        """An offset, of the checkpoint for instance, as one of exactly these streams.
+
+        Raises: OffsetRefused; NotFound if a stream does not exist.
+        """
+        return of_these_streams(offset, self._retried(self._summarised))
+
+    def bounded(self) -> tuple[Offset, Offset]:
+        """Start and end of a batch read, by the settings' `start` and `end`; both exact."""
+        start = self.initial_offset()
+        listed = self._retried(self._admin.list_shards)
+        now = self._clock()
+        bounding = Bounding(self._settings, start, ShardGraph(listed), self._planner.service, now)
+        while not bounding.is_over:
+            self._exchange(bounding, self._clock() + _WAIT_MAX_S)
+        return bounding.offsets()
+
+    def report(self) -> dict[str, Any]:
+        """Lag, rates and throttles by shard, as plain JSON values."""
+        return self._planner.report()
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._asking.close()
+
+    def _is_looking(self) -> bool:
+        """Whether an answer is on its way, or a request is due before Spark could ask again."""
+        now = self._clock()
+        return self._asking.is_waiting or self._planner.next_at(now) <= now + _ASKED_AT_ONCE_S
+
+    def _exchange(self, seeker: Seeker, deadline: float) -> None:
+        """Send due requests and process answers until the next deadline."""
+        now = self._clock()
+        asks = seeker.asks(now)
+        self._asking.send(asks)
+        wake_at = min(deadline, max(now, seeker.next_at(now)))
+        if not self._asking.is_waiting:
+            if not asks and wake_at > now:
+                self._wait(wake_at - now)
+            return
+        answered = self._asking.receive(wake_at - now)
+        while answered is not None:
+            ask, answer = answered
+            if isinstance(answer, Gone | Refused):
+                self._see_that_it_is_the_stream()
+            seeker.take(ask, answer, self._clock(), self._chance())
+            answered = self._asking.receive(0.0)
+
+    def _see_that_it_is_the_stream(self) -> None:
+        """Refuses a re-created stream: its shards have the same names as the old ones."""
+        known, self._streams = self._streams, None
+        streams = self._retried(self._summarised)
+        if known is not None:
+            refuse_recreated(identities(known), streams)
+
+    def _with_new_streams(self, start: Offset) -> Offset:
+        """The beginnings of streams that the checkpoint does not have; `start` without any."""
+        streams = identities(self._retried(self._summarised))
+        new = streams.keys() - start.streams.keys()
+        if not new:
+            return start
+        positions: dict[str, Position] = {}
+        for stream in sorted(new):
+            positions |= self._beginnings(partial(self._listed, stream))
+        is_at_tip = self._settings.start.kind is StartKind.LATEST
+        shards = {**start.shards, **positions}
+        return Offset(
+            streams=streams,
+            shards=shards,
+            began={each: at for each, at in shards.items() if each in positions or not at.is_exact},
+            # Its records may be older than all records read so far; shards ahead wait for it.
+            aligned_ms=start.aligned_ms if is_at_tip else 0,
+            as_of_ms=start.as_of_ms,
+        )
+
+    def _listed(self, only: str | None = None) -> ShardGraph:
+        listed = self._retried(self._admin.list_shards)
+        if only is None:
+            return ShardGraph(listed)
+        return ShardGraph(each for each in listed if parted(each.shard_id)[0] == only)
+
+    def _beginnings(self, listed: Callable[[], ShardGraph]) -> Mapping[str, Position]:
+        find = self._begun_at_leases() if self._settings.start.leases else self._begun
+        for _ in range(_LISTINGS_MAX):
+            positions = find(listed())
+            if positions is not None:
+                if self._settings.start.kind is StartKind.LATEST:
+                    self._arm(positions)
+                return positions
+            self._wait(_LISTING_PAUSE_S)
+        raise Unavailable(
+            f"{_LISTINGS_MAX} listings of {self._settings.reached.name} did not cover its key"
+            " space: is it being resharded all the time? Try again",
+            operation="ListShards",
+        )
+
+    def _begun(self, graph: ShardGraph) -> Mapping[str, Position] | None:
+        start = self._settings.start
+        named = of_streams_in(graph, start.positions)
+        start = msgspec.structs.replace(start, positions=named)
+        at_ms = time_of(start)
+        open_then = () if at_ms is None else self._open_at(at_ms, graph)
+        if start.kind is StartKind.LATEST:
+            self._hear_time(graph)
+        now_ms = self._planner.service.surely_past_ms(self._clock())
+        return beginnings(start, graph, now_ms, open_then)
+
+    def _begun_at_leases(self) -> Callable[[ShardGraph], Mapping[str, Position] | None]:
+        leases, table = self._settings.start.leases, self._table
+        if leases is None or table is None:
+            raise InvariantViolation("a start at leases needs their table")
+        # Read before any listing: a shard that a row names is then in the listing, or has expired.
+        streams = self._retried(self._summarised)
+        rows = self._retried(partial(leases_of, table, leases.table, streams))
+
+        def begun(graph: ShardGraph) -> Mapping[str, Position] | None:
+            if needs_time(rows.values()):
+                self._hear_time(graph)
+            now_ms = self._planner.service.surely_past_ms(self._clock())
+            found = lease_beginnings(of_streams_in(graph, rows), graph, now_ms)
+            if found is None:
+                return None
+            tell_unleased(leases.table, found.unleased)
+            return found.positions
+
+        return begun
+
+    def _open_at(self, at_ms: int, graph: ShardGraph) -> tuple[str, ...]:
+        self._hear_time(graph)
+        if at_ms >= self._planner.service.surely_past_ms(self._clock()):
+            return tuple(each.shard_id for each in graph if each.is_open)
+        at = ShardFilter("AT_TIMESTAMP", WallTime(at_ms / 1000))
+        listed = self._retried(partial(self._admin.list_shards, at))
+        return tuple(each.shard_id for each in listed)
+
+    def _hear_time(self, graph: ShardGraph) -> None:
+        """Learn the service's time; any page contains it."""
+        for shard in graph.open_shards()[:1]:
+            at_tip = partial(self._reader.iterator, shard.shard_id, IteratorType.LATEST)
+            token = self._retried(at_tip)
+            sent_at = self._clock()
+            page = self._retried(partial(self._reader.fetch, token, 1))
+            self._planner.service.hear(page.served_at, sent_at, self._clock())
+
+    def _arm(self, positions: Mapping[str, Position]) -> None:
+        """Make iterators at the tip, before the query is reported as begun."""
+        for shard_id, position in positions.items():
+            token = self._retried(partial(self._reader.iterator, shard_id, IteratorType.LATEST))
+            self._planner.adopt(shard_id, position, token, self._clock())
+
+    def _summarised(self) -> Streams:
+        if self._streams is None:
+            self._streams = summaries_of(self._admin)
+        return self._streams
+
+    def _retried(self, call: Callable[[], T]) -> T:
+        """A call that must succeed; repeated as the settings allow."""
+        attempt = 0
+        while True:
+            try:
+                return call()
+            except ServiceError as error:
+                attempt += 1
+                attempts_max = self._settings.retry_attempts
+                is_spent = attempts_max is not None and attempt > attempts_max
+                if is_spent or not isinstance(error, Throttled | Unavailable):
+                    raise
+            self._wait(backoff_s(attempt, self._chance(), max_s=self._settings.retry_backoff_max_s))

@@ -1,0 +1,187 @@
+"""Finds both ends of a batch read (`spark.read`): every shard of the start and all its descendants.
+
+It uses the same walks as streams, each to its own end, until every end is the position of a record
+or the end of a shard, or the shard was seen empty. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from kclrun.errors import DataLoss, SettingsError
+from kclrun.model.shard import ShardGraph
+from kclrun.spark.lineage import ancestors_of, descendants_of, relatives_of
+from kclrun.spark.offsets import Offset
+from kclrun.spark.options import SourceSettings, Start, StartKind
+from kclrun.spark.planning.batch_target import ServiceTime
+from kclrun.spark.planning.bound_search import BatchTarget
+from kclrun.spark.planning.shard_cursor import (
+    Answer,
+    AskListing,
+    AskPage,
+    Listed,
+    NotListed,
+    Paged,
+    Refused,
+    ShardCursor,
+)
+from kclrun.spark.planning.shard_search import Moment, ReadBudget, ShardSearch
+from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, Position
+
+_PAGE_BYTES: Final = 512 * 1024
+_ROWS_BYTES: Final = 256 * 1024
+_MARGIN_MS: Final = 200
+
+
+class Seeker(Protocol):
+    """The interface for the shell: requests to send, answers to take, and the time of the next."""
+
+    def asks(self, now: float) -> list[AskPage | AskListing]: ...
+
+    def take(
+        self, ask: AskPage | AskListing, answer: Answer, now: float, chance: float
+    ) -> None: ...
+
+    def next_at(self, now: float) -> float: ...
+
+
+class Bounding:
+    """Raises in the constructor: SettingsError for an end that does not fit the stream."""
+
+    def __init__(
+        self,
+        settings: SourceSettings,
+        start: Offset,
+        graph: ShardGraph,
+        service: ServiceTime,
+        now: float,
+    ) -> None:
+        self._settings = settings
+        self._start = start
+        self._service = service
+        below = dict.fromkeys(sorted(descendants_of(graph, start.shards)), TRIM_HORIZON)
+        self._begins: Mapping[str, Position] = {**below, **start.shards}
+        self._ends: dict[str, Position] = {}
+        self._walking: dict[str, ShardSearch] = {}
+        # Existing records arrived before this time of the service, whatever its clock says.
+        self._ahead_ms = service.surely_ahead_ms(now)
+        self._until: dict[str, int | None] = {}
+        for shard_id, position in self._begins.items():
+            end = _end_of(settings.end, shard_id, graph, self._begins)
+            if position == SHARD_END:
+                self._ends[shard_id] = position
+            elif isinstance(end, Position):
+                self._ends[shard_id] = max(position, end)
+            else:
+                budget = ReadBudget(settings.reads_per_second_max, now)
+                self._walking[shard_id] = ShardSearch(
+                    ShardCursor(shard_id, position, _ROWS_BYTES), budget
+                )
+                self._until[shard_id] = end
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all ends are known."""
+        return all(self._is_done(each) for each in self._walking.values())
+
+    def asks(self, now: float) -> list[AskPage | AskListing]:
+        """The requests to send now."""
+        for running in self._walking.values():
+            target = self._target(running, now)
+            if target is not None and not self._is_done(running):
+                running.begin(target)
+        asked = (each.ask(now) for each in self._walking.values())
+        return [ask for ask in asked if ask is not None]
+
+    def take(self, ask: AskPage | AskListing, answer: Answer, now: float, chance: float) -> None:
+        """Take in one answer. Raises: DataLoss, and a ServiceError that cannot be waited out."""
+        assert isinstance(ask, AskPage)
+        assert not isinstance(answer, Listed | NotListed)
+        asked_ms = 0
+        if isinstance(answer, Paged):
+            self._service.hear(answer.page.served_at, answer.sent_at, answer.received_at)
+            asked_ms = self._service.surely_past_ms(answer.sent_at)
+        elif isinstance(answer, Refused):
+            if ask.read.opening is None or ask.read.opening.timestamp is None:
+                raise answer.error
+            self._service.was_ahead()
+        running = self._walking[ask.shard_id]
+        running.take(ask.turn, answer, Moment(now, asked_ms, chance), self._settings)
+        if running.gone is not None:
+            if self._settings.fails_on_data_loss:
+                raise DataLoss(f"{ask.shard_id} expired while the batch was planned: read again")
+            running.cursor.lose()
+
+    def next_at(self, now: float) -> float:
+        """The time of the next request, if no answer comes until then."""
+        waiting = [each for each in self._walking.values() if not self._is_done(each)]
+        searches = [each.wakes_at(now) for each in waiting if each.is_walking]
+        is_early = any(not each.is_walking for each in waiting)
+        return min([*searches, now + 0.05]) if is_early else min(searches, default=now)
+
+    def offsets(self) -> tuple[Offset, Offset]:
+        """Start and end; the end contains the beginning of every shard."""
+        cursors = {each: running.cursor for each, running in self._walking.items()}
+        ends = {**self._ends, **{each: cursor.bound for each, cursor in cursors.items()}}
+        began = {
+            each: cursors[each].began() if each in cursors else self._begins[each] for each in ends
+        }
+        start = self._start
+        end = Offset(streams=start.streams, shards=ends, began=began)
+        return start, end
+
+    def _target(self, running: ShardSearch, now: float) -> BatchTarget | None:
+        """The tip first; at a shard too busy to show it, the first record after the planning."""
+        until_ms = self._until[running.cursor.shard_id]
+        past_ms = self._service.surely_past_ms(now) - _MARGIN_MS
+        if until_ms is not None and until_ms <= past_ms:
+            return BatchTarget(until_ms, _PAGE_BYTES)
+        if running.target is None:
+            return BatchTarget(past_ms, _PAGE_BYTES, is_tip=True)
+        return BatchTarget(self._ahead_ms, _PAGE_BYTES) if self._ahead_ms <= past_ms else None
+
+    def _is_done(self, running: ShardSearch) -> bool:
+        cursor = running.cursor
+        if running.is_walking or running.target is None:
+            return cursor.is_lost
+        is_exact = not running.target.is_tip
+        return is_exact or cursor.bound == SHARD_END or cursor.tip_at_bound_ms is not None
+
+
+def _end_of(
+    end: Start, shard_id: str, graph: ShardGraph, begins: Mapping[str, Position]
+) -> Position | int | None:
+    """A position, a time, or None for the records that exist now."""
+    match end.kind:
+        case StartKind.TIMESTAMP:
+            return end.timestamp_ms
+        case StartKind.POSITIONS:
+            return _named_end(end.positions, shard_id, graph, begins)
+        case StartKind.EARLIEST:
+            raise SettingsError("endingOffsets: a read cannot end at the earliest record")
+        case StartKind.LEASES:
+            raise SettingsError("endingOffsets: a read cannot end at the checkpoints of leases")
+        case StartKind.LATEST:
+            shard = graph.get(shard_id)
+            return SHARD_END if shard is not None and not shard.is_open else None
+
+
+def _named_end(
+    positions: Mapping[str, Position],
+    shard_id: str,
+    graph: ShardGraph,
+    begins: Mapping[str, Position],
+) -> Position | int | None:
+    position = positions.get(shard_id)
+    if position is None:
+        if any(shard_id in ancestors_of(graph, each) for each in positions):
+            return SHARD_END
+        if shard_id in relatives_of(graph, [each for each in positions if each in graph]):
+            return begins[shard_id]
+        position = positions.get("*")
+    if position is None:
+        raise SettingsError(
+            f'endingOffsets: where does {shard_id} end? Name it, or all others as "*"'
+        )
+    return position.timestamp_ms if position.place is Place.TIMESTAMP else position

@@ -1,0 +1,560 @@
+"""All decisions of the driver: from a batch's start to its end, for all shards together. Pure.
+
+    begin(start) ─► asks(now) ─► take(answer) … until may_offer(now) ─► offer(now)
+
+`now` is local seconds, `chance` in [0, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from kclrun.errors import DataLoss
+from kclrun.model.record import Record
+from kclrun.model.shard import ShardGraph
+from kclrun.spark.lineage import superseded
+from kclrun.spark.offsets import Hint, Offset
+from kclrun.spark.options import SourceSettings
+from kclrun.spark.planning.batch_target import BATCH_INLINE_BYTES_MAX, ServiceTime, TargetSearch
+from kclrun.spark.planning.bound_search import BatchTarget
+from kclrun.spark.planning.shard_cursor import (
+    RECORD_OVERHEAD_BYTES,
+    Answer,
+    AskListing,
+    AskPage,
+    Listed,
+    NotListed,
+    Paged,
+    PageRun,
+    Refused,
+    ShardCursor,
+    Slowed,
+)
+from kclrun.spark.planning.shard_listing import ShardListing
+from kclrun.spark.planning.shard_search import (
+    CALLS_PER_SECOND_MAX,
+    Moment,
+    ReadBudget,
+    ShardSearch,
+    Tick,
+)
+from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, Position
+from kclrun.spark.stream_set import parted
+
+
+# The part of the driver's own reading that travels with a batch to the executors [A4]. Pure.
+#
+# A hint saves calls and never changes a row: a replay reads the same records by sequence number.
+def hints_for(
+    cursors: Iterable[ShardCursor],
+    end: Offset,
+    shard_bytes_max: int,
+    now: float,
+    wall_ahead_s: float,
+) -> Mapping[str, Hint]:
+    """Hints for the ranges that end at `end`; rows of as many shards as fit, smallest first.
+
+    `shard_bytes_max` 0 gives no rows at all.
+    """
+    hints = {
+        cursor.shard_id: cursor.hint(now, wall_ahead_s)
+        for cursor in cursors
+        if cursor.bound != cursor.position and end.shards.get(cursor.shard_id) == cursor.bound
+    }
+    left = BATCH_INLINE_BYTES_MAX
+    for size, shard_id in sorted((_size(hint.rows), each) for each, hint in hints.items()):
+        if size > min(left, shard_bytes_max) or not shard_bytes_max:
+            hints[shard_id] = msgspec.structs.replace(hints[shard_id], rows=None)
+        else:
+            left -= size
+    return hints
+
+
+def _size(rows: tuple[Record, ...] | None) -> int:
+    return sum(len(row.data) + RECORD_OVERHEAD_BYTES for row in rows or ())
+
+
+# Retention is at least a day: an idle stream's offset records once an hour that nothing was missed.
+AS_OF_AGE_MAX_MS: Final = 3_600_000
+# Shards are looked at one after the other; rounded to steps, thousands of them share one time.
+_AS_OF_STEP_MS: Final = 10_000
+
+
+def offer(
+    start: Offset,
+    cursors: Mapping[str, ShardCursor],
+    graph: ShardGraph,
+    gone: Collection[str],
+    *,
+    aligned_ms: int,
+    is_first: bool,
+) -> Offset:
+    """`start` itself if no shard has new records, else the end of a batch from there.
+
+    `tracks` are the shards of `start` and the children that enter; `is_first` means that the batch
+    is the query's first, whose start is not stored.
+    """
+    shards = {**start.shards, **{shard_id: cursor.bound for shard_id, cursor in cursors.items()}}
+    seen = _seen(start, cursors)
+    if shards == dict(start.shards) and not _is_stale(start, seen):
+        return start
+    for shard_id in superseded(shards, graph, gone):
+        del shards[shard_id]
+    began = {
+        shard_id: cursors[shard_id].began() if shard_id in cursors else start.shards[shard_id]
+        for shard_id in shards
+        if _needs_beginning(start, cursors.get(shard_id), shard_id, is_first=is_first)
+    }
+    return Offset(
+        streams=start.streams,
+        shards=shards,
+        began=began,
+        aligned_ms=max(start.aligned_ms, aligned_ms),
+        as_of_ms={shard_id: at for shard_id, at in seen.items() if shard_id in shards},
+    )
+
+
+def joined(start: Offset, end: Offset, later: Offset, graph: ShardGraph) -> Offset:
+    """Two batches that follow each other, (start, end] and (end, later], as one.
+
+    A shard that was read to its end within it stays, and is named as the parent of the children
+    that entered after it.
+    """
+    kept = {
+        shard_id: bound
+        for shard_id, bound in end.shards.items()
+        if shard_id in later.shards or start.shards.get(shard_id) != SHARD_END
+    }
+    shards = {**kept, **later.shards}
+    began = {each: where for each, where in end.began.items() if each in shards}
+    for shard_id, where in later.began.items():
+        # Where the first batch read no record, the later one has the exact beginning of the rows.
+        so_far = began.get(shard_id, start.shards.get(shard_id))
+        if so_far is None or so_far == end.shards.get(shard_id):
+            began[shard_id] = where
+    read = {each for each in shards if start.shards.get(each) != SHARD_END}
+    entered = [each for each in later.shards if each not in end.shards and each in graph]
+    above = {each: tuple(sorted(read.intersection(graph[each].parents))) for each in entered}
+    parents = {**end.parents, **{each: found for each, found in above.items() if found}}
+    return Offset(
+        streams=later.streams,
+        shards=shards,
+        began=began,
+        aligned_ms=later.aligned_ms,
+        as_of_ms=later.as_of_ms,
+        parents=parents,
+    )
+
+
+def _needs_beginning(
+    start: Offset, cursor: ShardCursor | None, shard_id: str, *, is_first: bool
+) -> bool:
+    """Whether the start does not name the beginning exactly, or may differ in a replay."""
+    position = start.shards.get(shard_id)
+    is_lost = cursor is not None and cursor.is_lost
+    return is_first or is_lost or position is None or not position.is_exact
+
+
+def _seen(start: Offset, cursors: Mapping[str, ShardCursor]) -> dict[str, int]:
+    """The time at which each shard was last seen to hold nothing after its bound.
+
+    It is rewritten together with the bound. For unchanged bounds it is rewritten only once one of
+    their times is an hour old, and then for all: so an idle stream makes one batch an hour of it.
+    """
+    is_refreshed = any(
+        _is_old(start.as_of_ms[shard_id], cursor.tip_at_bound_ms)
+        for shard_id, cursor in cursors.items()
+        if shard_id in start.as_of_ms and cursor.bound == start.shards.get(shard_id)
+    )
+    seen = {}
+    for shard_id, cursor in cursors.items():
+        before_ms, now_ms = start.as_of_ms.get(shard_id), cursor.tip_at_bound_ms
+        if cursor.bound == SHARD_END:
+            continue
+        stays = cursor.bound == start.shards.get(shard_id) and before_ms is not None
+        if stays and before_ms is not None and not (is_refreshed and now_ms is not None):
+            seen[shard_id] = before_ms
+        elif now_ms is not None:
+            seen[shard_id] = now_ms - now_ms % _AS_OF_STEP_MS
+    return seen
+
+
+def _is_old(before_ms: int, now_ms: int | None) -> bool:
+    return now_ms is not None and now_ms - before_ms >= AS_OF_AGE_MAX_MS
+
+
+def _is_stale(start: Offset, seen: Mapping[str, int]) -> bool:
+    return any(
+        _is_old(start.as_of_ms[shard_id], at)
+        for shard_id, at in seen.items()
+        if shard_id in start.as_of_ms
+    )
+
+
+# Twenty shards of 130 bytes: a progress event of a thousand shards stays below 20 kB with them.
+REPORTED_MAX: Final = 20
+_LOSSES_REPORTED_MAX: Final = 5
+
+# The rows before a bound is known are kept for at least this many bytes, so that times inside a
+# look ahead can be distinguished.
+_ROWS_BYTES_MIN: Final = 256 * 1024
+# All shards together, each with the rows behind its position and the rows of a look ahead: some
+# 250 MB of a Python process. A thousand shards then keep one sample of a look ahead (64 KiB) in
+# each; rows that are not kept are read again.
+ROWS_BYTES_TOTAL: Final = 128 * 2**20
+# A walk of three calls takes a tenth of a second; slower shards join the next batch.
+_GRACE_S: Final = 0.25
+# Watermarks have a delay of at least seconds, because arrival times jitter by as much.
+_APART_MAX_MS: Final = 2_000
+
+
+class BatchPlanner:
+    """Holds the known facts of all shards between batches. One thread at a time.
+
+    Each tick looks at all shards once; behind the tip, one look follows the other. The vector of
+    bounds is offered with the facts known by then. Only shards that are aligned on a time in
+    catch-up wait for each other, for as long as a batch should take [A3, A8].
+    """
+
+    def __init__(self, settings: SourceSettings, wall_ahead_s: float, now: float) -> None:
+        self.service = ServiceTime(wall_ahead_s)
+        self.lines = ShardListing(settings.shard_list_interval_s)
+        self.losses: list[str] = []
+        self.running: dict[str, ShardSearch] = {}
+        self.tick_s = settings.poll_interval_s
+        self._settings = settings
+        self._wall_ahead_s = wall_ahead_s
+        self._budgets: dict[str, ReadBudget] = {}
+        self._tick = Tick(settings.poll_interval_s)
+        self._tick_at = self._next_tick_at = now
+        self._aiming = TargetSearch(settings)
+        self._target: BatchTarget | None = None
+        self._target_at = now
+        self._start: Offset | None = None
+        self._is_first = self._takes_all = False
+        self._offered: tuple[Offset, float, bool] | None = None
+        self._hints: Mapping[str, Hint] = {}
+        self._until: tuple[int, int, float] | None = None
+        self._is_listing = False
+        self._rows_bytes_max = _ROWS_BYTES_MIN
+
+    def adopt(self, shard_id: str, position: Position, token: str, now: float) -> None:
+        """Begin with an iterator at a position: LATEST, made before all else. For the query's first
+        batch only: a query with a checkpoint began before the iterator was made."""
+        if self._start is not None:
+            return
+        cursor = self._add(shard_id, position, now).cursor
+        cursor.kept = PageRun(position, cursor.rows_bytes_max, token, now)
+
+    def end_at_now(self, now: float) -> None:
+        """AvailableNow: read the records that exist now, and no more [A9]."""
+        ahead_ms = self.service.surely_ahead_ms(now)
+        self._until = (ahead_ms, self.service.surely_past_ms(now), now)
+        for running in self.running.values():
+            running.stop()
+        self.lines.list_now()
+        self._next_tick_at = now
+
+    def end_nowhere(self) -> None:
+        """Ends AvailableNow: later records count as new again."""
+        self._until = None
+
+    def begin(self, start: Offset, now: float, *, is_first: bool, takes_all: bool = False) -> None:
+        """The next batch begins at `start`; facts about other starts are dropped.
+
+        Raises: DataLoss where all children of an ended shard have expired.
+        """
+        if self._offered is not None and start == self._offered[0]:
+            _, offered_at, was_behind = self._offered
+            if was_behind:
+                self._aiming.window.took(now - offered_at)
+        self._offered = None
+        if start is not self._start or takes_all:
+            self._target = None
+        if takes_all:
+            self._next_tick_at = now
+        if self._start is None and not is_first:
+            self.running.clear()
+        self._start, self._is_first, self._takes_all = start, is_first, takes_all
+        self._aiming.reach(start.aligned_ms)
+        self.lines.watch(start.shards)
+        self._roll(start, now)
+
+    def asks(self, now: float) -> list[AskPage | AskListing]:
+        """The requests to send now, all at once if possible; each is answered by one `take`."""
+        asked: list[AskPage | AskListing] = []
+        if not self._is_listing and self.lines.next_listing_at() <= now:
+            self._is_listing = True
+            asked.append(AskListing())
+        if now >= self._next_tick_at:
+            self._begin_tick(now)
+        asked.extend(ask for each in self.running.values() if (ask := each.ask(now)) is not None)
+        return asked
+
+    def take(self, ask: AskPage | AskListing, answer: Answer, now: float, chance: float) -> None:
+        """Take in one answer. Raises: DataLoss, and a ServiceError that cannot be waited out."""
+        if isinstance(ask, AskListing) or isinstance(answer, Listed | NotListed):
+            self._take_listing(answer, now)
+            return
+        asked_ms = 0
+        if isinstance(answer, Paged):
+            self.service.hear(answer.page.served_at, answer.sent_at, answer.received_at)
+            self.lines.heard_of(answer.page.children)
+            asked_ms = self.service.surely_past_ms(answer.sent_at)
+        elif isinstance(answer, Slowed):
+            self._tick.throttled()
+        elif isinstance(answer, Refused):
+            # Only a time can be wrong in a read: ours was ahead of the service's clock.
+            if ask.read.opening is None or ask.read.opening.timestamp is None:
+                raise answer.error
+            self.service.was_ahead()
+        running = self.running.get(ask.shard_id)
+        if running is not None:
+            running.take(ask.turn, answer, Moment(now, asked_ms, chance), self._settings)
+
+    def may_offer(self, now: float) -> bool:
+        """Whether the part of the tick that the batch waits for is over."""
+        if self._target is None:
+            return self._until is not None and self.is_exhausted()
+        walking = [each for each in self.running.values() if each.is_walking]
+        if not walking:
+            return True
+        if self._takes_all:
+            return False
+        if self._is_together(self._target):
+            return not self._is_awaited(now)
+        return all(each.is_held(now) for each in walking) or now >= self._tick_at + _GRACE_S
+
+    def offer(self, now: float) -> Offset:
+        """The end of the batch; `start` itself if no shard has new records."""
+        assert self._start is not None
+        target = self._target
+        if target is not None and not target.only_heads:
+            self._aiming.reach(target.until_ms)
+        end = offer(
+            self._start,
+            {each.cursor.shard_id: each.cursor for each in self.running.values()},
+            self.lines.graph,
+            self.lines.gone(),
+            aligned_ms=self._aiming.aligned_ms,
+            is_first=self._is_first,
+        )
+        if end is not self._start:
+            self._offered = (end, now, target is not None and not target.is_tip)
+            self._hand_over(end, now)
+        if target is not None and (not target.is_tip or self._is_stepping(target)):
+            pause_s = len(self.running) / CALLS_PER_SECOND_MAX
+            self._next_tick_at = min(self._next_tick_at, max(now, self._tick_at + pause_s))
+        return end
+
+    def _is_stepping(self, target: BatchTarget) -> bool:
+        """Whether a shard at the tip is read page by page, and has more pages."""
+        cursors = (each.cursor for each in self.running.values())
+        return any(each.is_misled(target.until_ms) and each.is_short_of_tip for each in cursors)
+
+    def next_at(self, now: float) -> float:
+        """The time of the next request or offer, if no answer comes until then."""
+        times = [each.wakes_at(now) for each in self.running.values() if each.is_walking]
+        if not self._is_listing:
+            times.append(self.lines.next_listing_at())
+        if self._tick_at + _GRACE_S > now:
+            times.append(self._tick_at + _GRACE_S)
+        return min([self._next_tick_at, *times])
+
+    def hints(self, start: Offset, end: Offset) -> Mapping[str, Hint]:
+        """Short cuts for the batch (start, end], if it was the last one offered [A4]."""
+        is_same = self._offered is not None and self._offered[0] == end
+        return self._hints if is_same and self._start == start else {}
+
+    @property
+    def must_go_on(self) -> bool:
+        """Whether the search ends only with the existing records, and not with time."""
+        return self._takes_all or self._until is not None
+
+    def is_exhausted(self) -> bool:
+        """Whether an answer without new records is final: `start` covers all existing records."""
+        walking = any(each.is_walking for each in self.running.values())
+        if self._until is None:
+            return self._takes_all and not walking and self._target is not None
+        is_listed = self.lines.listed_since(self._until[2]) and not self.lines.waits_for_children()
+        return is_listed and all(self._is_done(each.cursor) for each in self.running.values())
+
+    def _begin_tick(self, now: float) -> None:
+        self.tick_s = self._tick.next_s(len(self.running))
+        self._tick_at, self._next_tick_at = now, now + self.tick_s
+        target = (
+            self._target
+            if self._target is not None and self._is_awaited(now)
+            else self._next_target(now)
+        )
+        if target != self._target:
+            self._target, self._target_at = target, now
+        past_ms = self.service.surely_past_ms(now)
+        is_together = self._is_together(target)
+        for each in self.running.values():
+            position = each.cursor.position
+            is_early = position.place is Place.TIMESTAMP and position.timestamp_ms > past_ms
+            # All shards together need one answer for one time: those that have it wait for the
+            # rest.
+            is_answered = is_together and each.target == target
+            if not (is_early or is_answered or self._is_done(each.cursor)):
+                each.begin(target)
+
+    def _next_target(self, now: float) -> BatchTarget:
+        cursors = [each.cursor for each in self.running.values()]
+        if self._takes_all:
+            return self._aiming.tip(cursors, self.service, now, takes_all=True)
+        waits = self.lines.waits_for_children()
+        heads = self._aiming.heads(cursors, self.service)
+        return heads or self._aiming.next(cursors, self.service, now, waits=waits)
+
+    def _is_together(self, target: BatchTarget) -> bool:
+        """Whether the shards wait for each other: a shard that is ahead by more than a moment would
+        advance the watermark."""
+        if target.only_heads or not self._settings.aligns_shards:
+            return target.only_heads
+        return not target.is_tip or target.until_ms - self._aiming.aligned_ms > _APART_MAX_MS
+
+    def _is_awaited(self, now: float) -> bool:
+        """Whether some shards still look for a bound that the others have found, and have time."""
+        if self._target is None or not self._is_together(self._target):
+            return False
+        is_walking = any(each.is_walking for each in self.running.values())
+        return is_walking and now < self._target_at + self._settings.target_batch_s
+
+    def _roll(self, start: Offset, now: float) -> None:
+        wanted = {each: where for each, where in start.shards.items() if where != SHARD_END}
+        fails = self._settings.fails_on_data_loss
+        for shard_id in self.lines.entering(fails_on_data_loss=fails):
+            wanted[shard_id] = self._entrance(start, shard_id)
+        for shard_id in [each for each in self.running if each not in wanted]:
+            self.running.pop(shard_id).stop()
+            self._budgets.pop(shard_id, None)
+        self._share_rows(len(wanted))
+        for shard_id, position in wanted.items():
+            running = self.running.get(shard_id)
+            if running is None:
+                self._add(shard_id, position, now)
+            elif running.cursor.position != position:
+                running.stop()
+                running.cursor.move(position)
+
+    def _entrance(self, start: Offset, shard_id: str) -> Position:
+        """A child begins at its first record. Where the query began at a time and the parents had
+        no records after it, the child begins at the same time."""
+        shard = self.lines.graph[shard_id]
+        began = [start.began.get(each) for each in shard.parents if each in start.shards]
+        times = [each for each in began if each is not None and each.place is Place.TIMESTAMP]
+        return max(times) if times and len(times) == len(began) else TRIM_HORIZON
+
+    def _add(self, shard_id: str, position: Position, now: float) -> ShardSearch:
+        rate = self._settings.reads_per_second_max
+        budget = self._budgets.setdefault(shard_id, ReadBudget(rate, now))
+        is_counted = self._settings.records_per_trigger_max is not None
+        cursor = ShardCursor(shard_id, position, self._rows_bytes_max, is_counted=is_counted)
+        running = ShardSearch(cursor, budget)
+        self.running[shard_id] = running
+        return running
+
+    def _share_rows(self, shards: int) -> None:
+        """Limit the rows kept of each shard, so that all of them stay within their budget."""
+        self._rows_bytes_max = min(
+            max(_ROWS_BYTES_MIN, self._settings.inline_bytes_max),
+            ROWS_BYTES_TOTAL // (2 * max(1, shards)),
+        )
+        for running in self.running.values():
+            running.cursor.rows_bytes_max = self._rows_bytes_max
+
+    def _take_listing(self, answer: Answer, now: float) -> None:
+        self._is_listing = False
+        if isinstance(answer, Listed):
+            self.lines.listed(answer.shards, answer.sent_at)
+            if self._start is not None:
+                self._roll(self._start, now)
+        else:
+            self.lines.not_listed(now)
+        for running in list(self.running.values()):
+            self._judge_gone(running)
+
+    def _judge_gone(self, running: ShardSearch) -> None:
+        """Judges a shard that the service no longer knows and that a later listing leaves out."""
+        shard_id = running.cursor.shard_id
+        if running.gone is None or not self.lines.listed_since(running.gone.sent_at):
+            return
+        if self.lines.lists(shard_id):
+            running.gone = None
+            return
+        text = (
+            f"{shard_id} is gone, with records after {running.cursor.position} that were not read:"
+            " its retention ended first\nTo go on without them: failOnDataLoss=false, or a new"
+            " checkpoint"
+        )
+        if self._settings.fails_on_data_loss:
+            raise DataLoss(text)
+        if text not in self.losses:
+            self.losses.append(text)
+        running.cursor.lose()
+
+    def _is_done(self, cursor: ShardCursor) -> bool:
+        """AvailableNow: the shard has ended, begins later than the target, or its tip was seen."""
+        if self._until is None:
+            return False
+        ahead_ms, past_ms, _ = self._until
+        tip_ms, finding = cursor.tip_at_bound_ms, cursor.finding
+        arrived_ms = cursor.head_ms if finding is None else finding.arrived_ms
+        is_later = arrived_ms is not None and arrived_ms >= ahead_ms
+        if cursor.bound == SHARD_END or is_later:
+            return True
+        # The tip of a closed shard is not its end: its children may hold further records.
+        is_at_tip = tip_ms is not None and tip_ms >= past_ms
+        return is_at_tip and not self.lines.is_closed(cursor.shard_id)
+
+    def _hand_over(self, end: Offset, now: float) -> None:
+        cursors = [each.cursor for each in self.running.values()]
+        allowed = self._settings.inline_bytes_max
+        self._hints = hints_for(cursors, end, allowed, now, self._wall_ahead_s)
+        for running in self.running.values():
+            hint = self._hints.get(running.cursor.shard_id)
+            if hint is not None and hint.rows is None:
+                running.budget.spend(now)
+                running.budget.waste(running.cursor.wasted_bytes, now)
+
+    def report(self) -> dict[str, Any]:
+        """Totals over all shards, and the worst of them, as plain JSON values: Spark keeps the last
+        hundred reports, and its event log all of them."""
+        running = sorted(self.running.values(), key=_severity)
+        by_stream = {
+            stream: _totals([each for each in running if parted(each.cursor.shard_id)[0] == stream])
+            for stream in self._settings.reached.several
+        }
+        return {
+            "stream": self._settings.reached.name,
+            "shards": {each.cursor.shard_id: each.report() for each in running[:REPORTED_MAX]},
+            **_totals(running),
+            **({"streams": by_stream} if by_stream else {}),
+            "tickMs": round(self.tick_s * 1000),
+            "losses": self.losses[-_LOSSES_REPORTED_MAX:],
+            "lossesTotal": len(self.losses),
+        }
+
+
+def _totals(running: Sequence[ShardSearch]) -> dict[str, Any]:
+    cursors = [each.cursor for each in running]
+    lags = [each.lag_ms for each in cursors if each.lag_ms is not None]
+    densities = [each.density for each in cursors if each.density is not None]
+    return {
+        "shardsTotal": len(cursors),
+        "shardsAtTip": sum(each.tip_at_bound_ms is not None for each in cursors),
+        "recordsPerSecond": round(sum(each.records_per_second for each in densities), 3),
+        "bytesPerSecond": round(sum(each.bytes_per_second for each in densities), 1),
+        "throttles": sum(each.throttles for each in running),
+        "lagMsMax": max(lags, default=None),
+    }
+
+
+def _severity(running: ShardSearch) -> tuple[int, int, str]:
+    """Furthest behind first, then those that were throttled most."""
+    return (-(running.cursor.lag_ms or 0), -running.throttles, running.cursor.shard_id)

@@ -1,0 +1,211 @@
+"""Decides the next time that all shards look for: the tip, or the end of the window in catch-up
+[A3, A8, A9]. Pure.
+
+The time never falls. It stops behind the tip while the children of an ended parent are not in the
+offset.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import Final
+
+import msgspec
+
+from kclrun.spark.options import SourceSettings
+from kclrun.spark.planning.bound_search import BatchTarget
+from kclrun.spark.planning.shard_cursor import Density, ShardCursor
+
+# The service's clock, estimated from its answers: from below and from above [A3]. Pure.
+#
+# An answer's `served_at` has whole seconds, so the true time of serving lies in
+# [served_at, served_at + 1 s), between sending and receiving. Each sample bounds the difference to
+# the local clock on both sides. The best bounds of the last minutes count, because clocks drift.
+# Cheap quartz drifts 100 ppm: 60 ms in ten minutes, well inside the margin below a target.
+_REMEMBERED_S: Final = 600.0
+_BUCKET_S: Final = 5.0
+# Without any answer the host's clock is used; NTP keeps hosts within this error.
+_HOST_ERROR_S: Final = 1.0
+
+
+class ServiceTime:
+    """`wall_ahead_s`: the host's wall clock minus the local clock, until the first answer."""
+
+    def __init__(self, wall_ahead_s: float) -> None:
+        self._wall_ahead_s = wall_ahead_s
+        self._buckets: deque[tuple[float, float, float]] = deque()
+        self._margin_s = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether an answer has contained the time."""
+        return bool(self._buckets)
+
+    def hear(self, served_at: float | None, sent_at: float, received_at: float) -> None:
+        """Take in one answer's time."""
+        if served_at is None:
+            return
+        low, high = served_at - received_at, served_at + 1.0 - sent_at
+        began = received_at
+        if self._buckets and received_at - self._buckets[-1][0] < _BUCKET_S:
+            began, low_before, high_before = self._buckets.pop()
+            low, high = max(low, low_before), min(high, high_before)
+        self._buckets.append((began, low, high))
+        while self._buckets[0][0] < received_at - _REMEMBERED_S:
+            self._buckets.popleft()
+
+    def was_ahead(self) -> None:
+        """The service called a time of ours a future one: trust the estimate less from now on."""
+        self._margin_s = min(60.0, self._margin_s * 2 + 1.0)
+
+    def surely_past_ms(self, now: float) -> int:
+        """A time that the service's clock has reached."""
+        ahead_s = max((low for _, low, _ in self._buckets), default=self._host_s(-_HOST_ERROR_S))
+        return int((now + ahead_s - self._margin_s) * 1000)
+
+    def surely_ahead_ms(self, now: float) -> int:
+        """A time that the service's clock has not passed."""
+        ahead_s = min((high for _, _, high in self._buckets), default=self._host_s(_HOST_ERROR_S))
+        return int((now + ahead_s) * 1000) + 1
+
+    def _host_s(self, error_s: float) -> float:
+        return self._wall_ahead_s + error_s
+
+
+# The time up to which the next batch reads, for all shards together [A8]. Pure.
+#
+# While reading is behind, the time advances by a window. The window is doubled while batches take
+# less than half of the target duration, and halved where they take more. It is shorter where the
+# density of the records would exceed a limit of the trigger. The time never falls.
+# The first window: it is read before the oldest records of a stream have expired.
+_FIRST_S: Final = 60.0
+_SHORTEST_S: Final = 0.001
+# The longest retention is a year.
+_LONGEST_S: Final = 365 * 86_400.0
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """The limits of a trigger, in Kinesis records and bytes; None means unlimited."""
+
+    records_max: int | None
+    bytes_max: float | None
+
+    def span_s(self, densities: Iterable[Density]) -> float:
+        """The time span of that density that is within the limits."""
+        held = list(densities)
+        records = sum(each.records_per_second for each in held)
+        size = sum(each.bytes_per_second for each in held)
+        by_records = _quotient(self.records_max, records)
+        return max(_SHORTEST_S, min(by_records, _quotient(self.bytes_max, size)))
+
+
+class Window:
+    """The window's width, adapted to the duration of batches."""
+
+    def __init__(self, target_batch_s: float) -> None:
+        self._target_s = target_batch_s
+        self.width_s = _FIRST_S
+
+    def took(self, batch_s: float) -> None:
+        """Note the time from a batch that the window ended to the request of the next batch."""
+        if batch_s < self._target_s / 2:
+            self.width_s = min(_LONGEST_S, self.width_s * 2)
+        elif batch_s > self._target_s:
+            self.width_s = max(_SHORTEST_S, self.width_s / 2)
+
+    def until_ms(self, from_ms: int, admitted_s: float) -> int:
+        """The end of a batch from `from_ms` on."""
+        return from_ms + max(1, int(min(self.width_s, admitted_s) * 1000))
+
+
+def _quotient(limit: float | None, rate: float) -> float:
+    return _LONGEST_S if limit is None or rate <= 0 else limit / rate
+
+
+# Measured: a trigger takes as long with 2 MB of inlined rows as without, 1.4 times with 8 MB.
+BATCH_INLINE_BYTES_MAX: Final = 4 * 1024 * 1024
+# AT_TIMESTAMP refuses the future; the next tick finds the records of the last moment.
+TIP_MARGIN_MS: Final = 200
+_PAGE_BYTES_MIN: Final = 64 * 1024
+# The bytes that a task reads of one shard in half a minute at Kinesis' 2 MB/s.
+_TRIGGER_BYTES_PER_SHARD: Final = 64 * 1024 * 1024
+
+
+class TargetSearch:
+    """The time up to which all shards were read together, and the next step."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self.aligned_ms = 0
+        self.window = Window(settings.target_batch_s)
+        self._settings = settings
+        self._has_heads = False
+        self._held_since: float | None = None
+
+    def reach(self, aligned_ms: int) -> None:
+        """All shards were read to that time."""
+        self.aligned_ms = max(self.aligned_ms, aligned_ms)
+
+    def page_bytes(self, shards: int) -> int:
+        """The bytes that may be read of each shard without a second read by the executors."""
+        share = BATCH_INLINE_BYTES_MAX // max(1, shards)
+        return max(_PAGE_BYTES_MIN, min(self._settings.inline_bytes_max, share))
+
+    def heads(self, cursors: Collection[ShardCursor], service: ServiceTime) -> BatchTarget | None:
+        """An aim for the first record after every position, where neither another fact nor the
+        service's time is known yet."""
+        if self._has_heads or (self.aligned_ms and service.is_known):
+            return None
+        self._has_heads = True
+        return BatchTarget(0, self.page_bytes(len(cursors)), only_heads=True)
+
+    def tip(
+        self,
+        cursors: Collection[ShardCursor],
+        service: ServiceTime,
+        now: float,
+        *,
+        takes_all: bool = False,
+    ) -> BatchTarget:
+        """An aim for all records up to the tip. `takes_all`: in this very batch."""
+        tip_ms = service.surely_past_ms(now) - TIP_MARGIN_MS
+        return BatchTarget(tip_ms, self.page_bytes(len(cursors)), is_tip=True, takes_all=takes_all)
+
+    def next(
+        self, cursors: Collection[ShardCursor], service: ServiceTime, now: float, *, waits: bool
+    ) -> BatchTarget:
+        """The next aim. `waits`: children of an ended shard are not in the offset yet."""
+        tip = self.tip(cursors, service, now)
+        base_ms = self._base_ms(cursors, tip.until_ms)
+        until_ms = self.window.until_ms(base_ms, self._admitted_s(cursors))
+        if until_ms >= tip.until_ms:
+            self._held_since = None
+            return tip
+        if self._is_held(now, waits=waits and self._settings.aligns_shards):
+            until_ms = max(1, self.aligned_ms)
+        return BatchTarget(until_ms, tip.page_bytes)
+
+    def _base_ms(self, cursors: Collection[ShardCursor], tip_ms: int) -> int:
+        """The start of the window: the time that all were read to, or later if no records lie
+        between."""
+        found = [each.head_ms for each in cursors if each.head_ms is not None]
+        is_certain = all(each.head_ms is not None or each.kept.at_tip for each in cursors)
+        if is_certain or not self.aligned_ms:
+            return max(self.aligned_ms, min(tip_ms, *found) if found else tip_ms)
+        return self.aligned_ms
+
+    def _admitted_s(self, cursors: Collection[ShardCursor]) -> float:
+        bytes_max = self._settings.bytes_per_trigger_max
+        admission = Admission(
+            self._settings.records_per_trigger_max,
+            bytes_max or _TRIGGER_BYTES_PER_SHARD * max(1, len(cursors)),
+        )
+        return admission.span_s(each.density for each in cursors if each.density is not None)
+
+    def _is_held(self, now: float, *, waits: bool) -> bool:
+        """Whether the time waits for children; not for longer than a batch should take."""
+        if not waits:
+            self._held_since = None
+            return False
+        self._held_since = now if self._held_since is None else self._held_since
+        return now - self._held_since < self._settings.target_batch_s

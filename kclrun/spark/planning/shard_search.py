@@ -1,0 +1,210 @@
+"""One shard's current walk: its open request, its budget, and the effect of its failures. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from kclrun.model.time import backoff_s
+from kclrun.spark.options import SourceSettings
+from kclrun.spark.planning.bound_search import BatchTarget, BoundSearch, Want, find_bound
+from kclrun.spark.planning.shard_cursor import (
+    AskPage,
+    Delayed,
+    Expired,
+    Gone,
+    Outcome,
+    Paged,
+    Refused,
+    ShardCursor,
+    Slowed,
+)
+
+# How often the source may read: per shard, and in total [A5]. Pure.
+#
+# Kinesis allows five GetRecords and 2 MB a second and shard, shared by all its readers.
+# One Python process signs and decodes so many calls on half a core: 0.45 core at 1,000 a second.
+CALLS_PER_SECOND_MAX: Final = 500.0
+# Kinesis' own rule allows five calls at once; unused calls of quiet ticks are kept.
+_BURST: Final = 5.0
+# Sums of fractions of a call must not cause waits that are shorter than a clock's resolution.
+_ROUNDING: Final = 1e-6
+# A tenth of the shard's 2 MB/s may be spent on bytes that executors read again.
+_WASTED_BYTES_PER_SECOND: Final = 200_000.0
+# Kinesis itself makes readers wait as long after an answer of 10 MB.
+_REST_MAX_S: Final = 5.0
+# Additive decrease, multiplicative increase of the pause between two ticks.
+_LONGER: Final = 1.5
+_SHORTER_S: Final = 0.1
+# Longer ticks do not help: other applications get four fifths of the calls by then.
+_TICK_MAX_S: Final = 5.0
+
+
+class ReadBudget:
+    """One shard's GetRecords: `rate` a second on average, by driver and executors together."""
+
+    def __init__(self, rate: float, now: float) -> None:
+        self._rate = rate
+        self._tokens = _BURST
+        self._at = now
+        self._rests_until = now
+
+    def ready_at(self, now: float) -> float:
+        """The time of the next allowed call."""
+        self._refill(now)
+        missing = 1.0 - self._tokens
+        return max(self._rests_until, now + (missing / self._rate if missing > _ROUNDING else 0.0))
+
+    def spend(self, now: float, calls: float = 1.0) -> None:
+        """Count calls; calls that executors will make may leave a debt, of at most one burst."""
+        self._refill(now)
+        self._tokens = max(-_BURST, self._tokens - calls)
+
+    def waste(self, size_bytes: int, now: float) -> None:
+        """Count bytes that will be read a second time."""
+        rests_until = max(self._rests_until, now) + size_bytes / _WASTED_BYTES_PER_SECOND
+        self._rests_until = min(rests_until, now + _REST_MAX_S)
+
+    def rest(self, until: float) -> None:
+        """Send no request before that: the shard was throttled, or did not answer."""
+        self._rests_until = max(self._rests_until, until)
+
+    def _refill(self, now: float) -> None:
+        self._tokens = min(_BURST, self._tokens + max(0.0, now - self._at) * self._rate)
+        self._at = max(self._at, now)
+
+
+class Tick:
+    """The pause between two looks at all shards: longer after throttles, shorter in small steps."""
+
+    def __init__(self, poll_interval_s: float) -> None:
+        self._poll_interval_s = poll_interval_s
+        self._added_s = 0.0
+        self._throttles = 0
+
+    def throttled(self) -> None:
+        """A call of this tick was throttled."""
+        self._throttles += 1
+
+    def next_s(self, shards: int) -> float:
+        """End a tick over `shards` shards. Returns: the seconds until the next one begins."""
+        base = max(self._poll_interval_s, shards / CALLS_PER_SECOND_MAX)
+        if self._throttles:
+            longer = (base + self._added_s) * _LONGER
+            self._added_s = max(0.0, min(_TICK_MAX_S, longer) - base)
+        else:
+            self._added_s = max(0.0, self._added_s - _SHORTER_S)
+        self._throttles = 0
+        return base + self._added_s
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """The circumstances of an answer: local seconds, the service's time of its request, chance."""
+
+    now: float
+    asked_ms: int
+    chance: float
+
+
+class ShardSearch:
+    """A track, and the walk that looks for its bound, if it has one."""
+
+    def __init__(self, cursor: ShardCursor, budget: ReadBudget) -> None:
+        self.cursor = cursor
+        self.budget = budget
+        self.target: BatchTarget | None = None
+        self.throttles = 0
+        self.failures = 0
+        self.gone: Gone | None = None
+        self._search: BoundSearch | None = None
+        self._want: Want | None = None
+        self._turn = 0
+        self._in_flight = False
+
+    @property
+    def is_walking(self) -> bool:
+        """Whether the walk is still looking for the bound."""
+        return self._search is not None
+
+    def is_held(self, now: float) -> bool:
+        """Whether no event can happen right now: no answer is awaited, no call is allowed."""
+        return not self._in_flight and self.ready_at(now) > now
+
+    def ready_at(self, now: float) -> float:
+        """The time of the walk's next allowed request."""
+        return float("inf") if self.gone is not None else self.budget.ready_at(now)
+
+    def wakes_at(self, now: float) -> float:
+        """The time of its next allowed request, unless an answer comes before; never while one is
+        awaited."""
+        return float("inf") if self._in_flight else self.ready_at(now)
+
+    def begin(self, target: BatchTarget) -> None:
+        """Start a walk; a walk under way continues with its own aim."""
+        if self._search is None and self.gone is None:
+            self.target = target
+            self._search = find_bound(self.cursor, target)
+            self._step(None)
+
+    def stop(self) -> None:
+        """Drop the walk: the shard has another position now. A late answer is ignored."""
+        if self._search is not None:
+            self._search.close()
+        self._search = self._want = self.target = None
+        self._in_flight = False
+        self._turn += 1
+
+    def ask(self, now: float) -> AskPage | None:
+        """The next request, if there is one and the budget allows it."""
+        if self._want is None or self._in_flight or self.ready_at(now) > now:
+            return None
+        self.budget.spend(now)
+        self._in_flight = True
+        self._turn += 1
+        read = self._want.page_run.read(self._want.limit, now)
+        return AskPage(self.cursor.shard_id, self._turn, read)
+
+    def take(self, turn: int, outcome: Outcome, at: Moment, settings: SourceSettings) -> None:
+        """Take in the answer to the request `turn`; an answer to an older request is ignored.
+
+        Raises: ServiceError after as many failures in a row as the settings allow.
+        """
+        if turn != self._turn or self._want is None:
+            return
+        self._in_flight = False
+        page_run = self._want.page_run
+        match outcome:
+            case Paged() | Refused():
+                self.failures = 0
+                self._step((outcome, at.asked_ms))
+            case Expired():
+                page_run.forget_token()
+            case Slowed(token, error) | Delayed(token, error):
+                self.failures += 1
+                self.throttles += isinstance(outcome, Slowed)
+                if settings.retry_attempts is not None and self.failures > settings.retry_attempts:
+                    raise error
+                page_run.hold(token, at.now)
+                rest_s = backoff_s(self.failures, at.chance, max_s=settings.retry_backoff_max_s)
+                self.budget.rest(at.now + rest_s)
+            case Gone():
+                self.gone = outcome
+
+    def report(self) -> dict[str, Any]:
+        """The shard as plain JSON values."""
+        density = self.cursor.density
+        return {
+            "lagMs": self.cursor.lag_ms,
+            "recordsPerSecond": None if density is None else round(density.records_per_second, 3),
+            "bytesPerSecond": None if density is None else round(density.bytes_per_second, 1),
+            "throttles": self.throttles,
+            "atTip": self.cursor.tip_at_bound_ms is not None,
+        }
+
+    def _step(self, answer: tuple[Paged | Refused, int] | None) -> None:
+        assert self._search is not None
+        try:
+            self._want = next(self._search) if answer is None else self._search.send(answer)
+        except StopIteration:
+            self._search = self._want = None

@@ -1,0 +1,393 @@
+"""Runs user code over one shard, in a Python worker of Spark.
+
+It does not know Spark. `range_progress.py` and the error policy make the decisions.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from kclrun.codec.kpl import drop_until
+from kclrun.consuming.policy import ErrorPolicy, GiveUp
+from kclrun.errors import ConfigError, LimitExceeded, ProcessorError, SinkError
+from kclrun.loading import load_processor
+from kclrun.model.record import Record, RecordBatch
+from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
+from kclrun.processor import Checkpointer, Context, RecordProcessor, call_method
+from kclrun.sinks.emitted_rows import ROW_BYTES_MAX, encode_row
+from kclrun.spark.offsets import ShardRange
+from kclrun.spark.processors.range_progress import RangeProgress, RangeReport
+from kclrun.spark.stream_set import parted
+
+# Emitted rows on their way into the DataFrame: JSON lines, then Arrow batches.
+#
+# A row leaves only after the call that emitted it has returned. So a call that raises can be
+# repeated without a duplicate row; Spark's outcome of the task decides about all rows. The memory
+# is bounded by the rows that one call may emit, and by the size of a batch.
+# The two kinds of rows that leave a task: emitted ones, and one account of each range.
+ROW: Final = "row"
+ACK: Final = "ack"
+SCHEMA: Final = (
+    "kind string, stream string, shardId string, sequenceNumber string, subSequenceNumber bigint,"
+    " row string"
+)
+ARROW_SCHEMA: Final = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("stream", pa.string()),
+        ("shardId", pa.string()),
+        ("sequenceNumber", pa.string()),
+        ("subSequenceNumber", pa.int64()),
+        ("row", pa.string()),
+    ]
+)
+# Spark's own limit of one batch (spark.sql.execution.arrow.maxRecordsPerBatch).
+BATCH_ROWS_MAX: Final = 10_000
+# A batch exists three times on its way: as lines, as Arrow, and in the JVM.
+BATCH_BYTES_MAX: Final = 8 * 2**20
+# The rows of one call wait in memory until it returns: sixteen rows of the largest size.
+CALL_BYTES_MAX: Final = 16 * ROW_BYTES_MAX
+
+
+class EmittedRows:
+    """The rows of one shard that have not left yet.
+
+    Around each call of user code call `begin_call`, then `end_call` or `take_back_call`; call
+    `cover` when user code asks for a checkpoint. User code may call `emit` from any thread.
+    """
+
+    def __init__(self, shard_id: str, stream: str = "") -> None:
+        self._stream, self._shard_id = stream, shard_id
+        self._lines: list[bytes] = []
+        # Runs of consecutive rows: the position of a run, and its number of rows.
+        self._runs: list[tuple[ExtendedSequenceNumber, int]] = []
+        self._bytes = 0
+        self._position: ExtendedSequenceNumber | None = None
+        self._call_start = 0
+        self._call_bytes = 0
+        self._rows_total = 0
+        self._lock = threading.Lock()
+
+    def emit(self, row: Mapping[str, Any]) -> None:
+        """Add one row. Raises: TypeError, LimitExceeded as `encode_row`; LimitExceeded when one
+        call emits more than 256 MiB; SinkError outside a call."""
+        line = encode_row(row)[:-1]  # one line of a file, without its newline
+        with self._lock:
+            if self._position is None:
+                raise SinkError("emit() is for process_records and shard_ended, while they run")
+            if self._call_bytes + len(line) > CALL_BYTES_MAX:
+                raise LimitExceeded(
+                    f"one call emitted more than {CALL_BYTES_MAX} bytes, which wait in memory"
+                    " until it returns: set fetch.batch_max lower"
+                )
+            self._call_bytes += len(line)
+            self._lines.append(line)
+
+    def begin_call(self, position: ExtendedSequenceNumber) -> None:
+        """User code is called; its rows belong to `position`, that of the last delivered record."""
+        with self._lock:
+            self._position = position
+            self._call_start = len(self._lines)
+            self._call_bytes = 0
+
+    def cover(self) -> None:
+        """A checkpoint was admitted: the rows emitted until now stay, also if the call raises."""
+        with self._lock:
+            self._settle()
+
+    def take_back_call(self) -> None:
+        """The call raised: drop its rows, except for those that a checkpoint covers."""
+        with self._lock:
+            del self._lines[self._call_start :]
+            self._position = None
+
+    def end_call(self) -> None:
+        """The call returned: its rows may leave."""
+        with self._lock:
+            self._settle()
+            self._position = None
+
+    def count(self) -> int:
+        """The number of rows that left since the previous call of this method."""
+        total, self._rows_total = self._rows_total, 0
+        return total
+
+    def batches(self, *, all_of_them: bool = False) -> Iterator[pa.RecordBatch]:
+        """Rows in Arrow, in the order they were emitted. Less than a batch waits for more, unless
+        `all_of_them` is set. Call it only while user code does not run."""
+        if not all_of_them and len(self._lines) < BATCH_ROWS_MAX and self._bytes < BATCH_BYTES_MAX:
+            return
+        lines, runs = self._lines, self._runs
+        self._lines, self._runs, self._bytes = [], [], 0
+        self._rows_total += len(lines)
+        numbers = [position.sequence_number for position, n in runs for _ in range(n)]
+        subs = [position.sub_sequence_number for position, n in runs for _ in range(n)]
+        for first, last in _cuts(lines):
+            yield _batch(
+                (ROW, self._stream, self._shard_id),
+                numbers[first:last],
+                subs[first:last],
+                lines[first:last],
+            )
+
+    def _settle(self) -> None:
+        """The rows emitted in this call so far cannot be taken back any more."""
+        rows = len(self._lines) - self._call_start
+        if rows and self._position is not None:
+            self._runs.append((self._position, rows))
+            self._bytes += sum(map(len, self._lines[self._call_start :]))
+        self._call_start = len(self._lines)
+
+
+def report_batch(report: RangeReport) -> pa.RecordBatch:
+    """The account of a range as a row of the kind ACK, under the range's own name."""
+    return _batch((ACK, "", report.shard_id), [report.position], [0], [msgspec.json.encode(report)])
+
+
+def _cuts(lines: list[bytes]) -> Iterator[tuple[int, int]]:
+    """Batches of at most BATCH_ROWS_MAX rows and, unless one row is larger, BATCH_BYTES_MAX."""
+    first = size = 0
+    for index, line in enumerate(lines):
+        if index - first == BATCH_ROWS_MAX or (size and size + len(line) > BATCH_BYTES_MAX):
+            yield first, index
+            first, size = index, 0
+        size += len(line)
+    if first < len(lines):
+        yield first, len(lines)
+
+
+def _batch(
+    alike: tuple[str, str, str], numbers: list[str], subs: list[int], lines: list[bytes]
+) -> pa.RecordBatch:
+    """`alike`: kind, stream and shard of all rows."""
+    rows = pa.array(lines, pa.binary()).cast(pa.string())
+    columns = [
+        *(pa.repeat(each, len(lines)) for each in alike),
+        pa.array(numbers, pa.string()),
+        pa.array(subs, pa.int64()),
+        rows,
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
+
+
+# The frames of user code in a message: enough to find the place of the error.
+_FRAMES_MAX: Final = 30
+_log = logging.getLogger(__name__)
+
+
+class ProcessorJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The processor that the tasks run. `stream` is the bare name, with several streams all their
+    names separated by commas; `run` is new at every start.
+
+    `paths` are folders that the processor is imported from; where they do not exist, it comes
+    from the environment.
+    """
+
+    application: str
+    stream: str
+    processor: str
+    paths: tuple[str, ...]
+    options: Mapping[str, Any]
+    batch_max: int
+    uncheckpointed_max: int
+    on_error: ErrorPolicy
+    run: str
+
+    def user_code(self) -> type[RecordProcessor]:
+        """Imported once in a process. Raises: ProcessorLoadError."""
+        return _load(self.processor, self.paths)
+
+
+@functools.lru_cache(maxsize=16)  # one entry an application; a session has few applications
+def _load(reference: str, paths: tuple[str, ...]) -> type[RecordProcessor]:
+    return load_processor(reference, [Path(path) for path in paths])
+
+
+class ProcessorHost:
+    """One instance, from `initialize` to `shard_ended` or `lease_lost`.
+
+    It follows the contracts of `kclrun.processor`, as the fleet does. A call that raises is
+    repeated after the pauses of `on_error`, and its rows are taken back. Then the task fails, and
+    Spark may run the whole range again elsewhere. Nothing is skipped [I9].
+
+    `begin` is the position it starts at; `token` the fencing token of the task. Every method that
+    calls user code raises ProcessorError when user code raises; the instance is then unusable.
+    """
+
+    def __init__(
+        self,
+        job: ProcessorJob,
+        shard_id: str,
+        begin: ExtendedSequenceNumber,
+        token: int,
+        *,
+        wait: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.is_released = False
+        self._job = job
+        # With several streams, the shard id also contains the stream (`stream_set.py`).
+        self._lease_key = shard_id
+        stream, self._shard_id = parted(shard_id)
+        self._stream = stream or job.stream
+        self._token = token
+        self._wait = wait
+        self._clock = clock
+        self._rows = EmittedRows(self._shard_id, self._stream)
+        self._progress = RangeProgress(begin, job.uncheckpointed_max)
+        self._progress_lock = threading.Lock()  # user code may checkpoint from any of its threads
+        self._checkpointer = Checkpointer(self._checkpoint)
+        user_code = job.user_code()
+        self._attempt("initialize", lambda: self._initialize(user_code, begin))
+
+    @property
+    def rows(self) -> EmittedRows:
+        return self._rows
+
+    @property
+    def position(self) -> ExtendedSequenceNumber:
+        """The position of the last delivered record."""
+        return self._progress.delivered
+
+    def go_on(self, token: int) -> None:
+        """The next range begins at this instance's position; it belongs to another task now."""
+        self._token = self._context.fencing_token = token
+        self._progress.continue_with_next_range()
+
+    def process(self, records: Sequence[Record]) -> None:
+        """Deliver some records, at least one, in one call of `process_records`."""
+        last = self._progress.deliver(records)
+        started = self._clock()
+        self._attempt("process_records", lambda: self._give(records), last)
+        self._progress.process(last, self._clock() - started)
+
+    def end_shard(self) -> None:
+        """The shard's last record was processed."""
+        started = self._clock()
+        self._attempt(
+            "shard_ended",
+            lambda: call_method(self._processor, "shard_ended", self._checkpointer),
+            SHARD_END,
+        )
+        self._progress.end(self._clock() - started)
+
+    def give_up(self) -> None:
+        """The processor asked to be released: it gets one last chance to checkpoint."""
+        self._attempt(
+            "shutdown_requested",
+            lambda: call_method(self._processor, "shutdown_requested", self._checkpointer),
+            policy=ErrorPolicy(retries=0, backoff_s=0.0),
+        )
+
+    def lose(self) -> None:
+        """The lease is lost. Errors of `lease_lost` are only logged: this task does not own it."""
+        try:
+            call_method(self._processor, "lease_lost")
+        except BaseException as error:  # noqa: BLE001 - user code: whatever it raises
+            _log.warning("%s: lease_lost raised %s", self._shard_id, _words(error))
+
+    def report(self, shard_range: ShardRange) -> RangeReport:
+        """The account of the range; ask once its rows have left."""
+        return self._progress.report(shard_range, self._rows.count())
+
+    def _initialize(self, user_code: type[RecordProcessor], begin: ExtendedSequenceNumber) -> None:
+        # Each attempt gets a fresh instance: a half-initialised one is not usable.
+        self._processor = user_code()
+        self._context = Context(
+            application=self._job.application,
+            stream=self._stream,
+            shard_id=self._shard_id,
+            lease_key=self._lease_key,
+            position=begin,
+            options=self._job.options,
+            fencing_token=self._token,
+            uncheckpointed_max=self._job.uncheckpointed_max,
+            checkpoint_mode="batch",
+            emit=self._rows.emit,
+            release=self._release,
+        )
+        call_method(self._processor, "initialize", self._context)
+
+    def _give(self, records: Sequence[Record]) -> None:
+        # Records that a former attempt checkpointed before it raised are not delivered again.
+        left = drop_until(records, self._progress.checkpointed)
+        if left:
+            batch = RecordBatch(left, None, self._token)
+            call_method(self._processor, "process_records", batch, self._checkpointer)
+
+    def _checkpoint(self, at: ExtendedSequenceNumber | None) -> None:
+        with self._progress_lock:
+            self._progress.checkpoint(at)
+            self._rows.cover()
+
+    def _release(self) -> None:
+        self.is_released = True
+
+    def _attempt(
+        self,
+        where: str,
+        call: Callable[[], None],
+        covers: ExtendedSequenceNumber | None = None,
+        policy: ErrorPolicy | None = None,
+    ) -> None:
+        """Call until it returns; `covers` is the position of its rows, None if it has no rows."""
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                self._call_with_rows(call, covers)
+                return
+            except BaseException as error:  # noqa: BLE001 - user code: also SystemExit
+                decision = (policy or self._job.on_error).decide(attempts)
+                if isinstance(decision, GiveUp) or isinstance(error, ConfigError):
+                    raise ProcessorError(self._failure(where, error, attempts)) from None
+                _log.warning(
+                    "%s: %s raised %s; again in %g s",
+                    *(self._shard_id, where, _words(error), decision.pause_s),
+                )
+            self._wait(decision.pause_s)
+
+    def _call_with_rows(
+        self, call: Callable[[], None], covers: ExtendedSequenceNumber | None
+    ) -> None:
+        if covers is None:
+            call()
+            return
+        self._rows.begin_call(covers)
+        try:
+            call()
+        except BaseException:
+            self._rows.take_back_call()
+            raise
+        self._rows.end_call()
+
+    def _failure(self, where: str, error: BaseException, attempts: int) -> str:
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename != __file__
+        ]
+        times = "once" if attempts == 1 else f"{attempts} times"
+        return (
+            f"{where} of {self._job.processor} raised {_words(error)} ({times})\n"
+            f"Shard {self._shard_id} of {self._stream}, records up to {self.position}\n"
+            "The range is given again from its beginning if Spark runs the task again\n"
+            + "".join(traceback.format_list(frames[-_FRAMES_MAX:]))
+        ).rstrip()
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - user code's own __str__ may raise
+        return type(error).__name__

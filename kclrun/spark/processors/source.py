@@ -1,0 +1,263 @@
+"""The data source of a `RecordProcessor` on Spark: the emitted rows are the DataFrame.
+
+It uses the source's own reader, offsets and ranges; only `read` differs.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
+
+from pyspark.sql.datasource import InputPartition
+
+from kclrun.config.schema import CheckpointSettings, Settings
+from kclrun.consuming.policy import ErrorPolicy
+from kclrun.errors import SettingsError
+from kclrun.loading import load_processor
+from kclrun.spark.executor.reading import ReadPage, read_ranges
+from kclrun.spark.offsets import ShardRange
+from kclrun.spark.options import SourceSettings, Use, read_source_options
+from kclrun.spark.processors.hosting import ACK, ROW, SCHEMA, ProcessorJob
+from kclrun.spark.processors.range_progress import fencing_token
+from kclrun.spark.processors.task import ProcessorTask
+from kclrun.spark.source import KclrunDataSource, ShardsPartition, StreamReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+# The name of the observed metric: the tasks' accounts of their ranges, in the query's progress.
+OBSERVED: Final = "kclrun"
+_APPLICATION: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
+# An `RangeReport` in Spark's types.
+_ACK_SCHEMA: Final = (
+    "shardId string, records bigint, bytes bigint, rows bigint, position string, checkpoint string,"
+    " processingS double"
+)
+
+
+def processor_stream(
+    spark: SparkSession,
+    settings: Settings,
+    source_options: Mapping[str, str],
+    paths: Sequence[Path],
+) -> DataFrame:
+    """The rows that `settings.processor` emits, as a streaming DataFrame.
+
+    Columns: `shardId`; `sequenceNumber` and `subSequenceNumber` of the last record given when the
+    row was emitted (SHARD_END from `shard_ended`); `row`, a JSON object. Rows of one shard and one
+    micro-batch are in the order of the calls, in one partition.
+    `source_options` are those of `format("kclrun")`. The processor is imported on the executors:
+    from `paths` where they exist there, else from `--py-files`, a wheel or an archive of the job.
+    The query's progress has the observed metric `kclrun`: `records`, `bytes`, `rows`, and
+    `by_shard` with item, count, bytes, rows, position, checkpoint and processingS.
+
+    `checkpoint.every: manual` is refused by the rules of the settings: a processor cannot keep a
+    checkpoint of its own here.
+    Raises: SettingsError, and the errors of the source's `load()`. The query ends with
+    ProcessorLoadError where the class cannot be imported, and with ProcessorError where it raised
+    on every attempt: those of `on_error` within a task, then Spark's attempts at the task.
+    """
+    assert settings.processor is not None, "the rules of the settings see to it"
+    stream = read_source_options(source_options, Use.STREAM).reached.name
+    job = ProcessorJob(
+        application=settings.application,
+        stream=stream,
+        processor=settings.processor,
+        paths=tuple(str(path) for path in paths),
+        options=settings.options,
+        batch_max=settings.fetch.batch_max,
+        uncheckpointed_max=settings.checkpoint.uncheckpointed_max,
+        on_error=ErrorPolicy(settings.on_error.retries, float(settings.on_error.backoff)),
+        run=uuid.uuid4().hex,
+    )
+    return _emitted(spark, job, source_options)
+
+
+def process(
+    spark: SparkSession,
+    processor: str,
+    source: Mapping[str, str],
+    *,
+    options: Mapping[str, Any] | None = None,
+    application: str | None = None,
+    paths: Sequence[str | Path] = (),
+    batch_max: int = 10_000,
+    retries: int = 5,
+    backoff_s: float = 1.0,
+) -> DataFrame:
+    """A `RecordProcessor` in a Spark program of one's own: the rows it emits, as a stream.
+
+    `processor` is `module:Class`, imported on the driver now and on the executors later, from
+    `paths` where they exist there, else from what the job brought (`--py-files`, a wheel).
+    `source` are options of `format("kclrun")`, such as `{"streamName": "orders"}`; the processor
+    finds `options` in `context.options`. `application` names it in `context` and in Spark's plans;
+    the default is the class's name. Two queries of one session that run a class over the same
+    stream need different names. A call gets `batch_max` records at most. A call that raises is
+    repeated `retries` times, the first time after `backoff_s` seconds; then the task fails, and
+    Spark tries it as often as `spark.task.maxFailures` says.
+
+    Columns: `shardId`, `sequenceNumber`, `subSequenceNumber` of the last record given when the row
+    was emitted, and `row`, a JSON object. With several streams `stream` comes before them, because
+    shards of two streams have the same ids. The rows are in the DataFrame exactly once. Everything
+    else that the processor does happens at least once, because Spark may run a task again. Spark's
+    commit of a batch is the checkpoint. Do not put `limit` on the DataFrame: it leaves records
+    unread.
+    Raises: ProcessorLoadError, SettingsError, and the errors of the source's `load()`.
+    """
+    user_code = load_processor(processor, [Path(each) for each in paths])
+    if not 1 <= batch_max <= 100_000:
+        raise SettingsError(f"batch_max: expected 1 to 100000, got {batch_max}")
+    if retries < 0 or backoff_s < 0:
+        raise SettingsError("retries and backoff_s: expected 0 or more")
+    named = application or user_code.__name__
+    if not _APPLICATION.match(named):
+        raise SettingsError(
+            f"application: expected letters, digits, '_', '.' and '-', not {named!r}"
+        )
+    job = ProcessorJob(
+        application=named,
+        stream=read_source_options(source, Use.STREAM).reached.name,
+        processor=processor,
+        paths=tuple(str(each) for each in paths),
+        options=dict(options or {}),
+        batch_max=batch_max,
+        uncheckpointed_max=CheckpointSettings().uncheckpointed_max,
+        on_error=ErrorPolicy(retries, backoff_s),
+        run=uuid.uuid4().hex,
+    )
+    return _emitted(spark, job, source)
+
+
+def _emitted(
+    spark: SparkSession, job: ProcessorJob, source_options: Mapping[str, str]
+) -> DataFrame:
+    source = _source_of(job)
+    spark.dataSource.register(source)
+    loaded = spark.readStream.format(source.name()).options(**source_options).load()
+    emitted = _observed(loaded).where(f"kind = '{ROW}'").drop("kind")
+    # With one stream, an additional column would change the tables of existing queries.
+    return emitted if "," in job.stream else emitted.drop("stream")
+
+
+class ProcessorPartition(ShardsPartition):
+    """The ranges of one task; `began_s` is when the query was started (seconds since the epoch)."""
+
+    def __init__(self, ranges: tuple[ShardRange, ...], began_s: int) -> None:
+        super().__init__(ranges)
+        self.began_s = began_s
+
+
+class ProcessorReader(StreamReader):
+    """The stream's reader, with a processor between its records and Spark.
+
+    A range of a micro-batch is to the processor like a lease that one process holds on the fleet:
+
+        initialize            where the range begins. An instance of this Python worker whose
+                              position is exactly there continues instead, with a greater fencing
+                              token
+        process_records       all records of the range, in order
+        shard_ended           where the range ends with its shard
+        lease_lost            when an instance is found at another position: another worker, or a
+                              repetition, has had the shard since
+        shutdown_requested    only after `context.release()`; not when Spark ends a worker
+
+    Spark's commit of a micro-batch is the checkpoint. `checkpointer.checkpoint()` is checked and
+    remembered, and is not durable before that commit. A task that is tried again, or runs twice at
+    once (speculation), calls `process_records` again: the processor's own effects happen at least
+    once, the rows appear exactly once. The rows are those of whole tasks: do not put `limit` on the
+    DataFrame, which leaves records unread. A batch read does not order parents before children, so
+    it is refused.
+    """
+
+    def __init__(self, settings: SourceSettings, job: ProcessorJob) -> None:
+        super().__init__(settings)
+        self._job = job
+        self._began_s: int | None = None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """As in the source: the same records at every call."""
+        if self._began_s is None:
+            self._began_s = int(time.time())  # in the one process that plans for this query
+        return [
+            ProcessorPartition(each.ranges, self._began_s)
+            for each in super().partitions(start, end)
+            if isinstance(each, ShardsPartition)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs the processor over one partition; on executors. Raises: as `ProcessorTask.run`."""
+        assert isinstance(partition, ProcessorPartition)
+        self._job.user_code()  # before any request for the stream
+        task = ProcessorTask(self._job, _token(partition.began_s))
+        return task.run(_pages(partition.ranges, self._settings))
+
+
+class ProcessorSource(KclrunDataSource):
+    """The source whose rows are emitted ones. Subclasses name the processor; see `_source_of`."""
+
+    job: ClassVar[ProcessorJob]
+
+    def schema(self) -> str:
+        """As that of the source, with the columns of emitted rows."""
+        super().schema()
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> ProcessorReader:  # noqa: ARG002, N802 - PySpark's
+        """The reader of the stream. Raises: SettingsError."""
+        return ProcessorReader(read_source_options(self.options, Use.STREAM), self.job)
+
+    def reader(self, schema: StructType) -> NoReturn:  # noqa: ARG002 - PySpark's
+        """Refused: in one batch read, children would not wait for their parents."""
+        raise SettingsError(
+            "a RecordProcessor runs on a stream only; to read what is there and stop, use"
+            " readStream with trigger(availableNow=True)"
+        )
+
+
+def _source_of(job: ProcessorJob) -> type[ProcessorSource]:
+    """A format for one processor. Its arguments are in no option, and therefore in no plan."""
+    name = f"kclrun-processor-{job.application}"
+    # The class is not in any module, so it travels to the planner by value, the job with it.
+    members = {"name": classmethod(lambda _cls: name), "job": job}
+    return type("BoundProcessorSource", (ProcessorSource,), members)
+
+
+def _observed(loaded: DataFrame) -> DataFrame:
+    """The rows, and beside them the sums of the tasks' accounts of their ranges."""
+    from pyspark.sql import functions as F  # noqa: N812 - the name it has in Spark's documents
+
+    report = F.when(F.col("kind") == ACK, F.from_json("row", _ACK_SCHEMA))
+    by_shard = F.struct(
+        F.col("shardId").alias("item"),
+        report["records"].alias("count"),
+        *(report[name].alias(name) for name in ("bytes", "rows", "position", "checkpoint")),
+        report["processingS"].alias("processingS"),
+    )
+    return loaded.observe(
+        OBSERVED,
+        *(F.sum(report[name]).alias(name) for name in ("records", "bytes", "rows")),
+        F.collect_list(F.when(F.col("kind") == ACK, by_shard)).alias("by_shard"),
+    )
+
+
+def _token(began_s: int) -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "read is called in a task"
+    return fencing_token(began_s, context.taskAttemptId())
+
+
+def _pages(
+    ranges: tuple[ShardRange, ...], settings: SourceSettings
+) -> Generator[ReadPage, None, None]:
+    from kclrun.spark.requests import connected
+
+    connection = connected(settings.reached)
+    yield from read_ranges(connection.reader, ranges, settings, admin=connection.admin)

@@ -1,0 +1,271 @@
+"""Performs the requests of the planner, several at once; each outcome is a value. Decides nothing.
+
+It knows the ports and threads; it does not know offsets or the states of shards. Every request
+gets exactly one answer, also when it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from kclrun.aws.credentials import CredentialSource
+from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
+from kclrun.aws.http import CONNECTIONS_MAX
+from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
+from kclrun.aws.lease_table import DynamoLeaseTable
+from kclrun.aws.wire import WireClient
+from kclrun.errors import (
+    ExpiredIterator,
+    InvalidRequest,
+    NotFound,
+    SettingsError,
+    Throttled,
+    Unavailable,
+)
+from kclrun.model.stream import is_loopback, why_no_endpoint
+from kclrun.model.wire import WireEndpoint
+from kclrun.ports import ShardReader, StreamAdmin
+from kclrun.spark.options import LeasesAt, Reached
+from kclrun.spark.planning.shard_cursor import (
+    Answer,
+    AskListing,
+    AskPage,
+    Delayed,
+    Expired,
+    Gone,
+    Listed,
+    NotListed,
+    Outcome,
+    Paged,
+    Refused,
+    Slowed,
+)
+from kclrun.spark.stream_set import StreamsAdmin, StreamsReader
+
+# The clients of this process, by the place of their stream: on the driver and on executors.
+#
+# Each process resolves endpoint and credentials for itself, by the AWS chain of its own host: no
+# secret travels. Making a connection sends nothing; the first call sends the first request.
+# The tasks of all queries of an executor share its Python workers. Each task reads one stream, and
+# there are few streams. A connection that is dropped from this cache stays usable for its users.
+_KEPT_MAX: Final = 16
+
+
+class Connected:
+    """A reader and an administrator of one stream or several, over one client. Threads may share
+    it.
+
+    At most `connections_max` requests are under way at once; a further request waits for its turn.
+    """
+
+    def __init__(self, reached: Reached, connections_max: int = CONNECTIONS_MAX) -> None:
+        settings = EndpointSettings(region=_region(reached), endpoint_url=_endpoint_url(reached))
+        session = open_session(settings)
+        self._session = session
+        self.endpoint: WireEndpoint = resolve_endpoint(session, "kinesis", settings)
+        self._credentials = CredentialSource(
+            session,
+            endpoint_url=self.endpoint.url,
+            role_arn=reached.role_arn,
+            role_external_id=reached.role_external_id,
+            role_session_name=reached.role_session_name,
+            # An emulator on this host also serves STS; any other custom URL serves Kinesis alone.
+            sts_endpoint_url=self.endpoint.url if is_loopback(self.endpoint.url) else None,
+        )
+        self.client = WireClient(
+            self.endpoint,
+            self._credentials.current,
+            service="kinesis",
+            connections_max=connections_max,
+        )
+        self.reader: ShardReader
+        self.admin: StreamAdmin
+        if names := reached.several:
+            self.reader = StreamsReader({each: PollingReader(self.client, each) for each in names})
+            self.admin = StreamsAdmin({each: WireStreamAdmin(self.client, each) for each in names})
+        else:
+            self.reader = PollingReader(self.client, reached.stream)
+            self.admin = WireStreamAdmin(self.client, reached.stream)
+
+    def lease_table(self, leases: LeasesAt) -> DynamoLeaseTable:
+        """The table, in the stream's region and by the same credentials; sends nothing.
+
+        Without an endpoint of its own the table is in AWS; if the stream is in an emulator on this
+        host, the table is in that emulator.
+        """
+        url = leases.endpoint_url
+        if url is None and is_loopback(self.endpoint.url):
+            url = self.endpoint.url
+        settings = EndpointSettings(region=self.endpoint.region, endpoint_url=url)
+        endpoint = resolve_endpoint(self._session, "dynamodb", settings)
+        client = WireClient(endpoint, self._credentials.current, service="dynamodb")
+        return DynamoLeaseTable(client, leases.table)
+
+    def __repr__(self) -> str:
+        return f"Connected({self.endpoint.url})"
+
+
+def connected(reached: Reached, connections_max: int = CONNECTIONS_MAX) -> Connected:
+    """This process's connection to a stream, made at the first call and kept; sends nothing.
+
+    There is one for each value of `connections_max`. A forked process makes its own. Raises:
+    SettingsError where the region is unknown, or region, ARN and endpoint URL do not go together.
+    """
+    return _KEPT.get(reached, connections_max)
+
+
+class Kept:
+    """The connections of this process, at most `count_max`; the longest unused leaves first."""
+
+    def __init__(self, make: Callable[[Reached, int], Connected], count_max: int) -> None:
+        self._make = make
+        self._count_max = count_max
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def get(self, reached: Reached, connections_max: int = CONNECTIONS_MAX) -> Connected:
+        wanted = (reached, connections_max)
+        with self._lock:
+            found = self._by_wanted.get(wanted)
+            if found is None:
+                found = self._by_wanted[wanted] = self._make(reached, connections_max)
+            self._by_wanted.move_to_end(wanted)
+            if len(self._by_wanted) > self._count_max:
+                self._by_wanted.popitem(last=False)
+            return found
+
+    def _forget(self) -> None:
+        # A forked child also needs a new lock: a thread of the parent may hold the old one.
+        self._lock = threading.Lock()
+        self._by_wanted: OrderedDict[tuple[Reached, int], Connected] = OrderedDict()
+
+
+_KEPT: Final = Kept(Connected, _KEPT_MAX)
+
+
+def _region(reached: Reached) -> str | None:
+    """The region given, or that of the ARN; None leaves it to the AWS chain."""
+    if not reached.stream.startswith("arn:"):
+        return reached.region
+    parts = reached.stream.split(":")
+    named = parts[3] if len(parts) == 6 and parts[5].startswith("stream/") else ""
+    if not named:
+        raise SettingsError(
+            f"{reached.stream!r} is no stream's ARN: expected"
+            " arn:aws:kinesis:<region>:<account>:stream/<name>"
+        )
+    if reached.region not in {None, named}:
+        raise SettingsError(
+            f"region is {reached.region}, but the stream's ARN says {named}: leave region out"
+        )
+    return named
+
+
+def _endpoint_url(reached: Reached) -> str | None:
+    if reached.endpoint_url is not None and (wrong := why_no_endpoint(reached.endpoint_url)):
+        raise SettingsError(f"endpointUrl: expected an https URL: {wrong}")
+    return reached.endpoint_url
+
+
+Ask = AskPage | AskListing
+
+
+class Asking:
+    """Sends requests and returns answers. `calls_at_once` 0 performs each request in the caller."""
+
+    def __init__(
+        self,
+        reader: ShardReader,
+        admin: StreamAdmin,
+        *,
+        clock: Callable[[], float],
+        calls_at_once: int,
+    ) -> None:
+        self._reader = reader
+        self._admin = admin
+        self._clock = clock
+        self._answers: queue.SimpleQueue[tuple[Ask, Answer | BaseException]] = queue.SimpleQueue()
+        self._under_way = 0
+        self._closed = threading.Event()
+        self._pool = None
+        if calls_at_once:
+            self._pool = ThreadPoolExecutor(calls_at_once, thread_name_prefix="kclrun-requests")
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an answer is still to come."""
+        return self._under_way > 0
+
+    def send(self, asks: Sequence[Ask]) -> None:
+        """Begin to perform all of these requests."""
+        for ask in asks:
+            self._under_way += 1
+            if self._pool is None:
+                self._perform(ask)
+            else:
+                self._pool.submit(self._perform, ask)
+
+    def receive(self, timeout_s: float) -> tuple[Ask, Answer] | None:
+        """The next answer, None if none comes in time. Raises: errors that waiting cannot mend."""
+        try:
+            ask, answer = self._answers.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return None
+        self._under_way -= 1
+        if isinstance(answer, BaseException):
+            raise answer
+        return ask, answer
+
+    def close(self) -> None:
+        """Send nothing more; calls under way end by their own time-outs."""
+        self._closed.set()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _perform(self, ask: Ask) -> None:
+        try:
+            answer: Answer | BaseException = (
+                self._list() if ask == AskListing() else self._page(ask)
+            )
+        except BaseException as error:  # noqa: BLE001 - passed to the caller, which raises it
+            answer = error
+        self._answers.put((ask, answer))
+
+    def _list(self) -> Listed | NotListed:
+        sent_at = self._clock()
+        try:
+            return Listed(self._admin.list_shards(), sent_at)
+        except (Throttled, Unavailable) as error:
+            return NotListed(error)
+
+    def _page(self, ask: Ask) -> Outcome:
+        assert isinstance(ask, AskPage)
+        token, opening, sent_at = ask.read.token, ask.read.opening, self._clock()
+        try:
+            if token is None:
+                assert opening is not None
+                token = self._reader.iterator(
+                    ask.shard_id,
+                    opening.kind,
+                    sequence_number=opening.sequence_number,
+                    timestamp=opening.timestamp,
+                )
+            asked_at = self._clock()
+            page = self._reader.fetch(token, ask.read.limit)
+        except ExpiredIterator:
+            return Expired()
+        except Throttled as error:
+            return Slowed(token, error)
+        except Unavailable as error:
+            return Delayed(token, error)
+        except NotFound as error:
+            return Gone(error, sent_at)
+        except InvalidRequest as error:
+            return Refused(error)
+        return Paged(token, page, asked_at, self._clock())

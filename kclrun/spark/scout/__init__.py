@@ -1,5 +1,0 @@
-"""The core of the source on the driver: decides from answers and times where a batch ends [A1-A9].
-
-Pure: requests go out, answers come in; time and chance are arguments. `kclrun/spark/scouting.py`
-performs the requests.
-"""

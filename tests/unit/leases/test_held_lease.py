@@ -1,0 +1,98 @@
+"""The states of a lease in our hands: the table, its drawing, and what must hold in each."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kclrun.errors import InvariantViolation
+from kclrun.leases import held_lease as module
+from kclrun.leases.held_lease import (
+    TRANSITIONS,
+    WITH_PROCESS,
+    HeldLease,
+    State,
+    Step,
+    UnresolvedWrite,
+)
+from kclrun.model.lease import Lease
+from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.protocol.writes import Renew
+
+
+def test_the_drawing_in_the_docstring_is_the_table():
+    drawn = set(re.findall(r"^ +([a-z ]+) ──([a-z ]+)──► ([a-z ]+)$", module.__doc__, re.MULTILINE))
+
+    table = {
+        (state.value, step.value, target.value)
+        for state, steps in TRANSITIONS.items()
+        for step, target in steps.items()
+    }
+    assert drawn == table
+
+
+def test_every_state_can_be_reached_and_every_one_leads_to_gone():
+    def reachable(start):
+        seen, todo = {start}, [start]
+        while todo:
+            for target in TRANSITIONS[todo.pop()].values():
+                if target not in seen:
+                    seen.add(target)
+                    todo.append(target)
+        return seen
+
+    assert reachable(State.TAKING) == set(State)
+    assert all(State.GONE in reachable(state) for state in State)
+
+
+def test_only_a_process_that_died_or_never_was_leads_back_to_writing():
+    out_of_process = {
+        step
+        for state in WITH_PROCESS
+        for step, target in TRANSITIONS[state].items()
+        if target not in WITH_PROCESS
+    }
+
+    assert out_of_process == {Step.DIED, Step.NOT_STARTED, Step.GIVEN_UP}
+
+
+def test_a_step_that_the_table_does_not_name_is_our_bug():
+    held_lease = HeldLease(key="s0", state=State.TAKING)
+
+    with pytest.raises(InvariantViolation, match="s0 cannot be claimed: taking"):
+        held_lease.step(Step.CLAIMED)
+
+
+def running(**changed):
+    fields = {
+        "row": Lease(key="s0", checkpoint=TRIM_HORIZON),
+        "is_proven": True,
+        "are_parents_over": True,
+    }
+    return HeldLease(key="s0", state=State.RUNNING, **{**fields, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"unresolved": UnresolvedWrite(Renew("s0", "me", 1), 0.0)}, "a write of ours under way"),
+        ({"is_reading": True}, "a read of ours under way"),
+        ({"row": None}, "without a row"),
+        ({"is_proven": False}, "without a confirmed write"),
+        ({"are_parents_over": False}, "before its parents ended"),
+    ],
+)
+def test_a_lease_with_a_process_that_breaks_a_rule_is_found_out(changed, complaint):
+    running().check()
+
+    with pytest.raises(InvariantViolation, match=complaint):
+        running(**changed).check()
+
+
+def test_a_write_of_another_lease_is_found_out():
+    held_lease = HeldLease(key="s0", state=State.BACKING_OFF)
+    held_lease.unresolved = UnresolvedWrite(Renew("s1", "me", 1), 0.0)
+
+    with pytest.raises(InvariantViolation, match="another lease's write"):
+        held_lease.check()
