@@ -42,7 +42,7 @@ _HELD_MAX: Final = 500
 # With a rate, held entries are sent this often.
 _FLUSH_S: Final = 0.1
 # The display draws twice a second.
-_TELL_EVERY_S: Final = 0.5
+_REPORT_EVERY_S: Final = 0.5
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -89,10 +89,12 @@ class Filler:
     The order within a shard is kept. A record before a reshard is put before the reshard.
     """
 
-    def __init__(self, order: FillOrder, tell: Callable[[Filling], None] = lambda _: None) -> None:
+    def __init__(
+        self, order: FillOrder, report: Callable[[Filling], None] = lambda _: None
+    ) -> None:
         self._order = order
-        self._tell = tell
-        self._told = time.monotonic()
+        self._report = report
+        self._reported_at = time.monotonic()
         self._total: int | None = None
         self._client = WireClient(order.endpoint, lambda: LOCAL_CREDENTIALS, service="kinesis")
         self._admin = WireStreamAdmin(self._client, order.stream)
@@ -150,9 +152,9 @@ class Filler:
             send_all(self._client, self._order.stream, batch)
             self._records += len(batch)
             self._user_records += sum(entry.user_records for entry in batch)
-        if time.monotonic() - self._told >= _TELL_EVERY_S:
-            self._told = time.monotonic()
-            self._tell(Filling(self._user_records, self._total))
+        if time.monotonic() - self._reported_at >= _REPORT_EVERY_S:
+            self._reported_at = time.monotonic()
+            self._report(Filling(self._user_records, self._total))
 
     def _keep_pace(self, started: float, done: int) -> None:
         if self._order.rate is not None:
@@ -238,8 +240,8 @@ def _entries(source: Iterable[Any]) -> Iterator[PutEntry | timedelta]:
                 yield item
             case _:
                 raise SettingsError(
-                    f"embedded.fill.source: item {number} is no (key: str, data: bytes) pair but"
-                    f" a {type(item).__name__}"
+                    f"embedded.fill.source: item {number} is not a (key: str, data: bytes) pair"
+                    f" but a {type(item).__name__}"
                 )
 
 

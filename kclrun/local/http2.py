@@ -63,13 +63,13 @@ class Http1Or2Protocol(asyncio.Protocol):
         self._connections: set[Any] = server_state.connections
         self._transport: asyncio.Transport | None = None
         self._read = b""
-        self._patience: asyncio.TimerHandle | None = None
+        self._silence_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._connections.add(self)
-        self._patience = asyncio.get_running_loop().call_later(
+        self._silence_timer = asyncio.get_running_loop().call_later(
             self._config.timeout_keep_alive, transport.close
         )
 
@@ -79,7 +79,7 @@ class Http1Or2Protocol(asyncio.Protocol):
             return
         transport = self._transport
         assert transport is not None
-        self._let_go()
+        self._unregister()
         successor: asyncio.Protocol
         if self._read.startswith(_PREFACE):
             successor = _Http2Protocol(self._config, self._server_state)
@@ -90,17 +90,17 @@ class Http1Or2Protocol(asyncio.Protocol):
         successor.data_received(self._read)
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self._let_go()
+        self._unregister()
 
     def shutdown(self) -> None:
         """The server ends before the first request."""
         if self._transport is not None:
             self._transport.close()
 
-    def _let_go(self) -> None:
+    def _unregister(self) -> None:
         self._connections.discard(self)
-        if self._patience is not None:
-            self._patience.cancel()
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
 
 
 class _Http2Protocol(asyncio.Protocol):
@@ -134,7 +134,7 @@ class _Http2Protocol(asyncio.Protocol):
         self._running: set[asyncio.Task[None]] = set()
         self._is_ending = False
         # The socket's buffer is full: its client does not read.
-        self.is_clogged = False
+        self.is_write_paused = False
         self._idle: asyncio.TimerHandle | None = None
 
     # Called by asyncio and the server.
@@ -146,7 +146,7 @@ class _Http2Protocol(asyncio.Protocol):
         self.h2.initiate_connection()
         self.h2.increment_flow_control_window(_WINDOW_BYTES - _WINDOW_BYTES_AT_FIRST)
         self.flush()
-        self._settle()
+        self._close_when_idle()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -160,12 +160,12 @@ class _Http2Protocol(asyncio.Protocol):
         """The client does not read. Then its data is not read either, pings included, so that
         answers to it do not accumulate."""
         assert self._transport is not None
-        self.is_clogged = True
+        self.is_write_paused = True
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         assert self._transport is not None
-        self.is_clogged = False
+        self.is_write_paused = False
         self._transport.resume_reading()
         self._wake_senders()
 
@@ -175,13 +175,13 @@ class _Http2Protocol(asyncio.Protocol):
         if self._idle is not None:
             self._idle.cancel()
         for exchange in self._exchanges.values():
-            exchange.lose()
+            exchange.mark_disconnected()
         self._exchanges.clear()
 
     def shutdown(self) -> None:
         """The server ends: accept no new streams, and close the connection after the last one."""
         self._is_ending = True
-        self._settle()
+        self._close_when_idle()
 
     # Called by an exchange.
 
@@ -202,7 +202,7 @@ class _Http2Protocol(asyncio.Protocol):
                 self.h2.reset_stream(exchange.stream_id, code)
         self.acknowledge(exchange.unread_bytes, exchange.stream_id)
         self.flush()
-        self._settle()
+        self._close_when_idle()
 
     def acknowledge(self, size_bytes: int, stream_id: int) -> None:
         """Bytes of a request have been read: the client may send as many more."""
@@ -228,8 +228,8 @@ class _Http2Protocol(asyncio.Protocol):
             case h2.events.StreamReset():
                 if (exchange := self._exchanges.pop(event.stream_id, None)) is not None:
                     self.acknowledge(exchange.unread_bytes, exchange.stream_id)
-                    exchange.lose()
-                    self._settle()
+                    exchange.mark_disconnected()
+                    self._close_when_idle()
             case h2.events.WindowUpdated() | h2.events.RemoteSettingsChanged():
                 self._wake_senders()
             case h2.events.ConnectionTerminated():
@@ -289,7 +289,7 @@ class _Http2Protocol(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _settle(self) -> None:
+    def _close_when_idle(self) -> None:
         """Without a request under way, close the connection: now, or when it was idle too long."""
         if self._exchanges or self._transport is None:
             return
@@ -314,16 +314,16 @@ class _Exchange:
         self._connection = connection
         self._scope = scope
         self._chunks: deque[bytes] = deque()
-        self._is_lost = False
+        self._is_disconnected = False
         self._has_begun = False
-        self._moved = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def run(self, app: Any) -> None:
         try:
             await app(self._scope, self._receive, self._send)
         except Exception:  # noqa: BLE001 - a bug of the application is logged; the connection goes on.
             _LOG.exception("Exception in ASGI application")
-            if not self._has_begun and not self._is_lost:
+            if not self._has_begun and not self._is_disconnected:
                 await self._send({"type": "http.response.start", "status": 500})
                 await self._send({"type": "http.response.body"})
         finally:
@@ -339,18 +339,18 @@ class _Exchange:
         self.is_read = True
         self.wake()
 
-    def lose(self) -> None:
+    def mark_disconnected(self) -> None:
         """The client has disconnected or reset the stream."""
-        self._is_lost = True
+        self._is_disconnected = True
         self.wake()
 
     def wake(self) -> None:
-        self._moved.set()
+        self._changed.set()
 
     async def _receive(self) -> MutableMapping[str, Any]:
-        while not (self._chunks or self.is_read or self._is_lost):
+        while not (self._chunks or self.is_read or self._is_disconnected):
             await self._wait()
-        if self._is_lost or self.is_answered:
+        if self._is_disconnected or self.is_answered:
             return {"type": "http.disconnect"}
         body = b"".join(self._chunks)
         self._chunks.clear()
@@ -365,18 +365,18 @@ class _Exchange:
                 return
             if self._scope["method"] != "HEAD":
                 await self._send_body(memoryview(message.get("body", b"")))
-            if not (message.get("more_body", False) or self._is_lost):
+            if not (message.get("more_body", False) or self._is_disconnected):
                 self._connection.h2.end_stream(self.stream_id)
                 self.is_answered = True
         except ProtocolError:
-            self._is_lost = True  # The stream, or the connection, ended during the answer.
+            self._is_disconnected = True  # The stream, or the connection, ended during the answer.
         finally:
             self._connection.flush()
 
     def _begin_answer(self, status: int, headers: Any) -> None:
         kept = [(name.lower(), value) for name, value in headers]
         kept = [header for header in kept if header[0] not in _HOP_HEADERS]
-        if not self._is_lost:
+        if not self._is_disconnected:
             self._has_begun = True
             answer = [(b":status", b"%d" % status), *kept]
             self._connection.h2.send_headers(self.stream_id, answer)
@@ -384,9 +384,9 @@ class _Exchange:
     async def _send_body(self, body: memoryview) -> None:
         """Send in parts, as the client's windows and the socket allow."""
         protocol = self._connection.h2
-        while body and not self._is_lost:
+        while body and not self._is_disconnected:
             room = protocol.local_flow_control_window(self.stream_id)
-            if room <= 0 or self._connection.is_clogged:
+            if room <= 0 or self._connection.is_write_paused:
                 await self._wait()
                 continue
             piece = body[: min(room, protocol.max_outbound_frame_size)]
@@ -395,5 +395,5 @@ class _Exchange:
             body = body[len(piece) :]
 
     async def _wait(self) -> None:
-        self._moved.clear()
-        await self._moved.wait()
+        self._changed.clear()
+        await self._changed.wait()

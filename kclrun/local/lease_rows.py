@@ -104,7 +104,7 @@ def change_row(change: RowUpdate, row: Lease) -> Lease:
     return _CHANGED[type(change)](change, after)
 
 
-def refuse_unbound(change: RowChange) -> None:
+def refuse_never_sent(change: RowChange) -> None:
     """Refuse a change that is never sent to DynamoDB, with or without a row.
 
     Raises: InvariantViolation.
@@ -404,7 +404,7 @@ class LeaseRows:
 
     def _create(self, lease: Lease) -> Outcome:
         if lease.key in self._rows or lease.key in self._unreadable:
-            return self._contended(lease.key)
+            return self._not_applied(lease.key)
         self._put(lease.key, lease)
         return Applied()
 
@@ -429,10 +429,10 @@ class LeaseRows:
                 return True
 
     def _change_row(self, change: RowChange) -> Outcome:
-        refuse_unbound(change)
+        refuse_never_sent(change)
         row = self._rows.get(change.key)
         if row is None or not holds(change, row):
-            return self._contended(change.key)
+            return self._not_applied(change.key)
         if isinstance(change, _DELETIONS):
             self._forget(change.key)
             return Applied()
@@ -443,7 +443,7 @@ class LeaseRows:
             self._unknown.get(change.key, {}).pop("handoffAt", None)
         return Applied(after)
 
-    def _contended(self, key: LeaseKey) -> Outcome:
+    def _not_applied(self, key: LeaseKey) -> Outcome:
         item = self._unreadable.get(key)
         if item is not None and _is_broken(item):
             return Refused(BROKEN_ROW, f"row {key!r} is broken")

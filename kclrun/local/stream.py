@@ -251,9 +251,9 @@ def check_entry(entry: PutEntry, bytes_max: int, where: str) -> int | None:
 # The memory of a record besides data and key: the struct, the headers of three strings and bytes,
 # 56 digits, two array slots. Measured with sys.getsizeof: about 300 bytes.
 RECORD_OVERHEAD_BYTES: Final = 300
-# Trimmed records are removed from the lists in lots, so that trimming costs amortised O(1) a
+# Trimmed records are removed from the lists in batches, so that trimming costs amortised O(1) a
 # record.
-_TRIM_LOT: Final = 1024
+_TRIM_BATCH: Final = 1024
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
@@ -351,7 +351,7 @@ class ShardLog:
             self._size_trimmed - size_before + (keep - head) * RECORD_OVERHEAD_BYTES
         )
         self._trimmed = self._dropped + keep
-        if keep >= _TRIM_LOT or keep == len(self._records):
+        if keep >= _TRIM_BATCH or keep == len(self._records):
             del self._records[:keep], self._arrivals[:keep], self._sizes[:keep]
             self._dropped = self._trimmed
             self._size_dropped = self._size_trimmed

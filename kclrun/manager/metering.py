@@ -95,7 +95,7 @@ class Announcer:
         except OSError as error:
             if self._is_heard:
                 self._log.note(
-                    "service_manager_deaf",
+                    "service_manager_unreachable",
                     endpoint=self._socket.address,
                     error=error.strerror or str(error),
                 )

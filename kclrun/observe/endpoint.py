@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -29,15 +30,6 @@ _REQUEST_S_MAX: Final = 2.0
 _ANSWER_S_MAX: Final = 5.0
 # The pause after a failed accept (no descriptors left).
 _PAUSE_S: Final = 0.1
-_REASONS: Final = {
-    200: "OK",
-    400: "Bad Request",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -127,12 +119,12 @@ class HttpEndpoint:
 
     def _answer(self, method: str, path: str, host: str) -> Answer:
         if self._is_for_this_host and not is_loopback_host(host):
-            raise _Refused(403, "this address is for this host, by its own name")
+            raise _Refused(403, "this address serves only this host, by a loopback name")
         if method not in {"GET", "HEAD"}:
             raise _Refused(405, "only GET")
         route = self._routes.get(path)
         if route is None:
-            raise _Refused(404, "there are: " + ", ".join(sorted(self._routes)))
+            raise _Refused(404, "the paths are: " + ", ".join(sorted(self._routes)))
         try:
             return route()
         except Exception as error:  # noqa: BLE001 - a route that fails must not end the server
@@ -163,18 +155,18 @@ def _parsed(head: bytes) -> tuple[str, str, str]:
     first, *fields = head.decode("latin-1").split("\r\n")
     parts = first.split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-        raise _Refused(400, "this is no HTTP/1 request")
+        raise _Refused(400, "not an HTTP/1 request")
     named = (field.partition(":") for field in fields)
     host = next((value.strip() for name, _, value in named if name.lower() == "host"), "")
     try:
         return parts[0], urlsplit(parts[1]).path, urlsplit(f"//{host}").hostname or ""
     except ValueError:
-        raise _Refused(400, "the Host of this request is none") from None
+        raise _Refused(400, "invalid Host header") from None
 
 
 def _rendered(answer: Answer, *, with_body: bool) -> bytes:
     head = (
-        f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n"
+        f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\n"
         f"Content-Type: {answer.content_type}\r\n"
         f"Content-Length: {len(answer.body)}\r\n"
         "Cache-Control: no-store\r\n"

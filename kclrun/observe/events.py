@@ -22,18 +22,18 @@ class EventKind(msgspec.Struct, frozen=True):
 
 CATALOGUE: Final[dict[str, EventKind]] = {
     # The manager.
-    "manager_started": EventKind("the first line: who, with which timers, limits and table"),
+    "manager_started": EventKind("the first line: the manager's id, timers, limits and table"),
     "draining": EventKind("a stop was asked for; leases are being given up"),
     "manager_stopped": EventKind("the last line: why it ended"),
     "stop_hurried": EventKind("a second stop signal shortened the grace", "warning"),
-    "stop_incomplete": EventKind("rows of ours are left to expire", "warning"),
+    "stop_incomplete": EventKind("rows of this manager are left to expire", "warning"),
     "checkpoint_missed": EventKind(
         "a stop ended a lease before what user code was given could be checkpointed", "warning"
     ),
     "caught_up": EventKind("every shard is at its tip or ended"),
     "signal_ignored": EventKind("a signal that means nothing here"),
     "former_owners_gone": EventKind("former managers of this host are proven gone"),
-    "launcher_started": EventKind("the process that forks lease processes is there", "debug"),
+    "launcher_started": EventKind("the process that forks lease processes has started", "debug"),
     "lock_file_removed": EventKind(
         "our lock file was removed: a successor takes our leases after `failover`, not at once",
         "warning",
@@ -46,29 +46,33 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "offers_unindexed": EventKind(
         "the table has no index by owner: offered leases are found by scans, later", "warning"
     ),
-    "service_back": EventKind("it succeeded again, after this long"),
-    "credentials_not_renewed": EventKind("new credentials could not be had yet", "warning"),
+    "service_back": EventKind("a request that failed succeeds again, after this long"),
+    "credentials_not_renewed": EventKind("new credentials could not be obtained yet", "warning"),
     "endpoint_listening": EventKind("health and metrics are served at this address"),
     "metrics_not_published": EventKind("metrics could not be sent, and are dropped", "warning"),
     "metrics_published_again": EventKind("metrics are sent again, after this long"),
-    "service_manager_deaf": EventKind("systemd, or who else started us, takes no word", "warning"),
+    "service_manager_unreachable": EventKind(
+        "systemd, or another service manager that started us, takes no notification", "warning"
+    ),
     "watchdog_withheld": EventKind(
-        "work has stopped, so the watchdog of systemd is told nothing more", "error"
+        "work has stopped, so the watchdog of systemd is not notified any more", "error"
     ),
     # The machine.
-    "instance_watched": EventKind("this is an EC2 instance: what becomes of it is watched"),
+    "instance_watched": EventKind(
+        "this is an EC2 instance: its notices and its lifecycle are watched"
+    ),
     "instance_notice": EventKind("this machine is about to end: it is drained", "warning"),
     "lifecycle_heartbeat": EventKind("the group was asked for more time to drain"),
-    "lifecycle_awaited": EventKind("drained; the group is to end this machine and has not yet"),
-    "lifecycle_completed": EventKind("the group was told to go on"),
-    "lifecycle_gone": EventKind("nothing of the group waits at this hook"),
+    "lifecycle_awaited": EventKind("drained; the group has not ended this machine yet"),
+    "lifecycle_completed": EventKind("the lifecycle action was completed: the group goes on"),
+    "lifecycle_gone": EventKind("no lifecycle action of the group waits at this hook"),
     "lifecycle_not_completed": EventKind(
-        "the group could not be told to go on: its hook times out", "warning"
+        "the lifecycle action could not be completed: its hook times out", "warning"
     ),
-    "lines_dropped": EventKind("log lines found no reader", "warning"),
+    "lines_dropped": EventKind("log lines could not be written, and were dropped", "warning"),
     # Leases.
     "lease_taken": EventKind("a lease was taken"),
-    "lease_claimed": EventKind("a lease process proved the lease and reads"),
+    "lease_claimed": EventKind("a lease process claimed its lease and reads"),
     "lease_released": EventKind("a lease was given up in good order"),
     "lease_asked": EventKind("another owner was asked for one of its leases"),
     "lease_offered": EventKind("a lease was given away, and waits for its taker"),
@@ -76,22 +80,22 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "lease_lost": EventKind("another owner has the lease, or its fence passed", "warning"),
     "lease_halted": EventKind("a lease stands still until it is resumed", "error"),
     "lease_resumed": EventKind("a halted lease goes on"),
-    "lease_still_halted": EventKind("a lease was taken that is halted", "warning"),
-    "lease_created": EventKind("a row was made for a shard"),
+    "lease_still_halted": EventKind("a halted lease was taken", "warning"),
+    "lease_created": EventKind("a row was created for a shard"),
     "children_healed": EventKind("children of an ended shard had no rows", "warning"),
     "trimmed_row_deleted": EventKind("the row of a trimmed shard was deleted", "warning"),
-    "row_vanished": EventKind("a row that was ours is gone from the table", "error"),
+    "row_vanished": EventKind("a row of this manager is gone from the table", "error"),
     "row_restored": EventKind("a row that was gone was written again as it was", "warning"),
     "capacity_short": EventKind(
         "leases.max is reached, or our host can run no more, and leases are unclaimed", "warning"
     ),
-    "capacity_enough": EventKind("no lease is unclaimed for want of room any more"),
+    "capacity_enough": EventKind("no lease is unclaimed for lack of capacity any more"),
     "descriptors_short": EventKind(
         "RLIMIT_NOFILE may end below leases.max: raise it (ulimit -n, LimitNOFILE=)", "warning"
     ),
-    "leases_left_unread": EventKind("leases that nobody reads and nobody takes", "warning"),
+    "leases_left_unread": EventKind("leases that no process reads and no owner takes", "warning"),
     "broken_row_left": EventKind(
-        "a drain left a row of ours as it is, because it cannot be read as a lease", "warning"
+        "a drain left a row of this manager unchanged: it cannot be read as a lease", "warning"
     ),
     "rows_broken": EventKind("rows of the lease table cannot be read as leases", "error"),
     "shard_sync_refused": EventKind("no rows are created: positions are not guessed", "warning"),
@@ -113,7 +117,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
         "a KCL 3 fleet has the lease table in its own mode: the next start is refused", "error"
     ),
     "kcl3_mode_unreadable": EventKind(
-        "whether a KCL 3 fleet of version 3.0 to 3.4 is in its own mode cannot be seen"
+        "this manager may not read whether a KCL 3.0 to 3.4 fleet is in its own mode"
     ),
     "rows_of_other_streams": EventKind(
         "the lease table has rows of streams that this application does not read", "warning"
@@ -121,7 +125,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     # Lease processes.
     "process_started": EventKind("a lease process was started", "debug"),
     "process_exited": EventKind("a lease process ended", "debug"),
-    "process_died": EventKind("a lease process died without a word", "warning"),
+    "process_died": EventKind("a lease process died without a report", "warning"),
     "process_lost_lease": EventKind("a lease process found its lease lost", "warning"),
     "start_failed": EventKind("no lease process could be started", "error"),
     "start_unclaimed": EventKind("a lease process ended without a claim", "warning"),
@@ -130,7 +134,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "process_unkillable": EventKind(
         "no signal ends a lease process; its lease goes on without it: look at the host", "error"
     ),
-    "process_condemned": EventKind("a lease process wrote nonsense to its manager", "error"),
+    "process_condemned": EventKind("a lease process wrote invalid data to its manager", "error"),
     "transitions_missed": EventKind("reports of a lease process were lost", "warning"),
     "processor_raised": EventKind("user code raised; the same call is repeated", "warning"),
     "processor_recovered": EventKind("user code that raised before has returned"),

@@ -286,7 +286,7 @@ class EventLog:
         self._shard = shard
         self._clock = clock
         self._limit = RateLimit()
-        self._dropped_told = 0
+        self._dropped_reported = 0
 
     def note(
         self, event: str, *, level: str | None = None, shard: str | None = None, **fields: Value
@@ -315,19 +315,19 @@ class EventLog:
         shown = {_RENAMED.get(name, name): value for name, value in fields.items()}
         if suppressed:
             shown["suppressed"] = suppressed
-        self._tell_dropped(now)
+        self._report_dropped(now)
         self._sink.write(self._line(now, level, event, source, shown))
 
     def is_enabled(self, level: str) -> bool:
         return LEVELS[level] >= self._least
 
-    def _tell_dropped(self, now: float) -> None:
-        new = self._sink.dropped - self._dropped_told
+    def _report_dropped(self, now: float) -> None:
+        new = self._sink.dropped - self._dropped_reported
         if new == 0:
             return
         line = self._line(now, "warning", "lines_dropped", self._shard, {"dropped": new})
         if self._sink.write(line):
-            self._dropped_told = self._sink.dropped
+            self._dropped_reported = self._sink.dropped
         else:
             # A lost notice of dropped lines does not count as a dropped line.
             self._sink.dropped -= 1

@@ -113,7 +113,7 @@ METRICS: Final[dict[str, MetricKind]] = {
         "kclrun_total_shards",
     ),
     "unclaimed_leases": MetricKind(
-        "leases that could be read and that nobody owns, or whose owner has fallen silent",
+        "leases that could be read and have no owner, or whose owner stopped renewing",
         "Count",
         "kclrun_unclaimed_leases",
     ),

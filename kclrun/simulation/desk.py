@@ -191,7 +191,7 @@ class SimulatedDesk:
             self._is_failing = False
             self._pacing.after_page(0, 0)
         if self._gate is not None and not self._is_open(self._gate):
-            self._oracles.situations.seen("fence_passed_mid_fetch")
+            self._oracles.coverage.seen("fence_passed_mid_fetch")
         now = self._world_now()
         self._fetched = max(self._fetched, self._stream.arrived(self._key, now))
         self._go_on()
@@ -209,10 +209,10 @@ class SimulatedDesk:
     def _pause_after(self, fault: FetchFate) -> float:
         match fault:
             case "expired_iterator":  # GetShardIterator after the last record, then GetRecords
-                self._oracles.situations.seen("iterator_expired")
+                self._oracles.coverage.seen("iterator_expired")
                 return 2 * _FETCH_S
             case "throttled":
-                self._oracles.situations.seen("reads_throttled")
+                self._oracles.coverage.seen("reads_throttled")
                 return self._pacing.after_throttle(self._chance())
             case "unreachable" | "not_found":
                 return self._pacing.after_error(self._chance())
@@ -280,7 +280,7 @@ class SimulatedDesk:
         if size > 0 and self._delivered_here < gate.start_below:
             self._deliver(size)
         elif waiting > 0:
-            self._oracles.situations.seen("delivery_stopped_at_the_cap")
+            self._oracles.coverage.seen("delivery_stopped_at_the_cap")
         elif self._is_expired or self._is_fully_fetched():
             self._tell_exhausted()
 
@@ -342,12 +342,12 @@ class SimulatedDesk:
             self._raised(batch, "ValueError: as drawn")
         else:
             if batch.attempts > 1:
-                self._oracles.situations.seen("user_code_raised_and_held")
+                self._oracles.coverage.seen("user_code_raised_and_held")
             self._processed(batch)
 
     def _processed(self, batch: _Batch) -> None:
         if self._now() >= self._fence:
-            self._oracles.situations.seen("fence_passed_mid_batch")
+            self._oracles.coverage.seen("fence_passed_mid_batch")
         self._batch = None
         self._oracles.batch_processed(self._reader, batch.last)
         self._post(on.BatchProcessed(batch.position))
@@ -377,7 +377,7 @@ class SimulatedDesk:
             self._is_busy = False
             is_lost = answer.answer is do.CheckpointAnswer.LOST
             name = "checkpoint_by_hand_refused" if is_lost else "checkpoint_by_hand"
-            self._oracles.situations.seen(name)
+            self._oracles.coverage.seen(name)
             answered(answer)
             self._go_on()
 

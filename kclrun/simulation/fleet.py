@@ -7,20 +7,18 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases.manager import LeaseManager
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.simulation.clocks import HostClock, Scheduler
 from kclrun.simulation.host import Host
-from kclrun.simulation.java.overlap import MixedOracles
-from kclrun.simulation.java.worker import JavaWorker
 from kclrun.simulation.machine import Machine
-from kclrun.simulation.oracles import WatchPolicy
+from kclrun.simulation.oracles import Oracles, WatchPolicy
 from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.shards import ShardStream
-from kclrun.simulation.situations import RuleBroken, Stories, clock
+from kclrun.simulation.stories import RuleBroken, Stories, clock
 from kclrun.simulation.table import SimulatedTable
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings, World
@@ -35,9 +33,22 @@ _BOOTED_BEFORE_MAX_S: Final = 3e7
 _WALL_OFF_MAX_S: Final = 3600.0
 
 
+class Member(Protocol):
+    """A program that owns leases beside the managers, and comes from the caller of the fleet.
+    `is_up`: it takes part; it has not ended and does not drain."""
+
+    owner: OwnerId
+
+    @property
+    def is_up(self) -> bool: ...
+
+
+MemberT = TypeVar("MemberT", bound=Member)
+
+
 class Fleet:
     """`replay` is the command that repeats this run. `core_kind` and `process_kind` are for planted
-    bugs."""
+    bugs, `oracles_kind` for rules beside the members that `add_member` brings."""
 
     def __init__(
         self,
@@ -51,6 +62,7 @@ class Fleet:
         replay: str = "",
         core_kind: type[LeaseManager] = LeaseManager,
         process_kind: type[LeaseProcess] = LeaseProcess,
+        oracles_kind: type[Oracles] = Oracles,
     ) -> None:
         self.seed = seed
         self.scheduler = Scheduler(seed)
@@ -58,7 +70,7 @@ class Fleet:
         self.stream = ShardStream(shards, records_per_s, self.scheduler.chance("stream"))
         settings = settings if settings is not None else FleetSettings()
         user_code = user_code if user_code is not None else UserCode()
-        self.oracles = MixedOracles(
+        self.oracles = oracles_kind(
             self.stream,
             self.stories,
             now=self.scheduler.clock,
@@ -75,7 +87,7 @@ class Fleet:
             self.scheduler, self.table, self.stream, self.oracles, settings, user_code
         )
         self.hosts: list[Host] = []
-        self.java_workers: list[JavaWorker] = []
+        self.other_members: list[Member] = []
         self._replay = replay
         self._core_kind = core_kind
         self._process_kind = process_kind
@@ -110,14 +122,14 @@ class Fleet:
         host.start()
         return host
 
-    def add_java_worker(self, group: str, slot: str) -> JavaWorker:
-        """A worker of the Java KCL 2.x starts, on a machine with clocks of its own."""
+    def add_member(self, name: str, make: Callable[[str, Machine], MemberT]) -> MemberT:
+        """Another member joins, on a machine with clocks of its own. `make` takes its name, `name`
+        with a new nonce, and the machine. The caller starts it."""
         self._nonces += 1
-        name = f"{group}-{slot}-{self._nonces:04d}"
-        worker = JavaWorker(name, self.world, self._new_machine(name), self.oracles)
-        self.java_workers.append(worker)
-        worker.start()
-        return worker
+        name = f"{name}-{self._nonces:04d}"
+        member = make(name, self._new_machine(name))
+        self.other_members.append(member)
+        return member
 
     def reshard(self, count: int) -> None:
         """UpdateShardCount, in steps of at most double or half."""
@@ -184,10 +196,10 @@ class Fleet:
     def hosts_up(self) -> Iterator[Host]:
         return (host for host in self.hosts if host.is_up)
 
-    def members_up(self) -> Iterator[Host | JavaWorker]:
-        """Includes the Java workers."""
+    def members_up(self) -> Iterator[Member]:
+        """The hosts that are up, and the other members."""
         yield from self.hosts_up()
-        yield from (worker for worker in self.java_workers if worker.is_up)
+        yield from (member for member in self.other_members if member.is_up)
 
     def shards_by_owner(self) -> dict[OwnerId, int]:
         """The number of leases with work for each host that takes part; others are not counted."""

@@ -26,7 +26,7 @@ from kclrun.protocol.writes import LeaseChange, Outcome, keys_of
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 from kclrun.simulation.machine import Machine, OsProcess
 from kclrun.simulation.process import LeaseProcess
-from kclrun.simulation.situations import RuleBroken
+from kclrun.simulation.stories import RuleBroken
 from kclrun.simulation.table import Failed
 from kclrun.simulation.uplink import OfferPolls, Uplink
 from kclrun.simulation.world import World
@@ -94,7 +94,7 @@ class Children:
         parent, key = self._parent, command.key
         draining = self._starting.pop(key)
         if parent.machine.refuses_forks:
-            parent.world.oracles.processes.fork_failed()
+            parent.world.oracles.coverage.seen("fork_failed")
             parent.feed(on.StartFailed(key, "the fork was refused"))
             return
         self._incarnations += 1
@@ -115,7 +115,7 @@ class Children:
             self._force_from(process, force_instant)
         elif key in self._starting:
             self._starting[key] = (reason, force_instant)
-            self._parent.world.oracles.processes.drained_before_it_began()
+            self._parent.world.oracles.coverage.seen("drain_with_a_start_under_way")
 
     def tell(self, message: worker_events.OthersInSight) -> None:
         """Send to all running processes; new ones get it with their start command."""
@@ -522,7 +522,7 @@ class Host:
                 self._service_calls.describe_stream()
             case do.StopRefused():
                 self.is_refused = True
-                self.world.oracles.situations.seen("stream_recreated")
+                self.world.oracles.coverage.seen("stream_recreated")
                 self._drain()
             case do.ReadRow(key):
                 self._service_calls.read_row(key)

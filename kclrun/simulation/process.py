@@ -124,7 +124,7 @@ class LeaseProcess:
         it has died."""
         self._rung, self._gone = rung, gone
         self._oracles.process_noted(self, "starts")
-        self._oracles.processes.started(self._owner, self.key)
+        self._oracles.coverage.started(self._owner, self.key)
         self.os.after(_LOCKED_AFTER_S, self._lock)
 
     def _lock(self) -> None:
@@ -147,7 +147,7 @@ class LeaseProcess:
         if not self.is_over:
             self.is_over = True
             self._oracles.process_noted(self, "is killed")
-            self._oracles.processes.killed(
+            self._oracles.coverage.killed(
                 self._owner,
                 self.key,
                 has_claimed=self.life.own.row is not None,
@@ -159,7 +159,8 @@ class LeaseProcess:
     def _stands_still(self) -> None:
         self._still_since = self.machine.instant()
         self._oracles.process_noted(self, "stands still")
-        self._oracles.processes.stood_still(in_user_code=self.desk.is_inside_user_code)
+        if self.desk.is_inside_user_code:
+            self._oracles.coverage.seen("frozen_inside_user_code")
         self._oracles.frozen(self)
 
     @property
@@ -250,7 +251,7 @@ class LeaseProcess:
     def _exit(self, cause: do.ExitCause) -> None:
         self._oracles.process_noted(self, "exits:", cause.value)
         self.is_over = True
-        self._oracles.processes.exited(cause, is_orphan=self._is_orphan)
+        self._oracles.coverage.exited(cause, is_orphan=self._is_orphan)
         if cause is do.ExitCause.LOST:
             self._oracles.ended_uncleanly(self, "losing it")
         else:
@@ -348,7 +349,7 @@ class LeaseProcess:
         event = self._as_heard(report)
         if event is not None:
             self._say(event)
-        self._oracles.processes.reported(report)
+        self._oracles.coverage.reported(report)
         if report.kind is do.ReportKind.RECORDS_EXPIRED:
             self._oracles.shard_expired(self)
         if report.kind is not do.ReportKind.CHECKPOINTED:

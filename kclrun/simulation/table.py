@@ -28,7 +28,6 @@ from kclrun.protocol.writes import (
     keys_of,
 )
 from kclrun.simulation.clocks import Scheduler
-from kclrun.simulation.java.rows import ItemWrite
 
 Answer = TypeVar("Answer")
 Failed = Callable[[str], None]
@@ -77,6 +76,16 @@ class Costs(msgspec.Struct):
     faults: int = 0
     write_units: float = 0.0
     read_units: float = 0.0
+
+
+class ItemWrite(msgspec.Struct, frozen=True):
+    """One write of one item by another program than kclrun: it knows the raw item only."""
+
+    key: LeaseKey
+
+    def apply_to(self, rows: LeaseRows) -> Outcome:
+        """Apply the write as DynamoDB does."""
+        raise NotImplementedError
 
 
 class RowWatcher(Protocol):
@@ -171,7 +180,7 @@ class SimulatedTable:
     def write(
         self, sender: str, change: LeaseChange | ItemWrite, reply: Callable[[Outcome], None]
     ) -> None:
-        """Send a change once: one of ours, or a raw write as the Java KCL sends it."""
+        """Send a change once: one of ours, or a raw write of another program."""
         self._costs.requests += 1
         after, answer = self._scheduler.after, partial(self._answer, sender, change, reply)
         fate = self._draw_fate()

@@ -13,8 +13,14 @@ from typing import Final, TypeVar
 
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.protocol.writes import LeaseChange, Outcome, OutcomeUnknown, Unavailable
-from kclrun.simulation.java.rows import ItemWrite
-from kclrun.simulation.table import LEG_MEAN_S, PATIENCE_S, Failed, IdlePolls, SimulatedTable
+from kclrun.simulation.table import (
+    LEG_MEAN_S,
+    PATIENCE_S,
+    Failed,
+    IdlePolls,
+    ItemWrite,
+    SimulatedTable,
+)
 
 Answer = TypeVar("Answer")
 

@@ -6,6 +6,6 @@ costs a constant time an event.
 """
 
 from kclrun.simulation.oracles.policy import Reader, WatchPolicy
-from kclrun.simulation.oracles.watch import Oracles, Tally
+from kclrun.simulation.oracles.watch import Coverage, Oracles, Tally
 
-__all__ = ["Oracles", "Reader", "Tally", "WatchPolicy"]
+__all__ = ["Coverage", "Oracles", "Reader", "Tally", "WatchPolicy"]

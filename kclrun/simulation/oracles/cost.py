@@ -11,7 +11,7 @@ import msgspec
 
 from kclrun.protocol.writes import Checkpoint, Claim, CreateChildren, CreateLease, End, Renew, Take
 from kclrun.simulation.oracles.policy import WatchPolicy
-from kclrun.simulation.situations import RuleBroken
+from kclrun.simulation.stories import RuleBroken
 
 # Three renewals in one failover, 25 ms early each [P9]; and half a per cent for a fast clock.
 _RENEWALS_PER_FAILOVER: Final = 3

@@ -18,7 +18,7 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.simulation.oracles.policy import Reader
 from kclrun.simulation.oracles.row_history import RowLives
 from kclrun.simulation.shards import ShardStream
-from kclrun.simulation.situations import RuleBroken
+from kclrun.simulation.stories import RuleBroken
 
 # The time from a read of the parents' rows to a first batch: the answer is awaited, then the claim
 # comes within a failover [P4], and the batch before the fence [P7].

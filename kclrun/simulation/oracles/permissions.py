@@ -1,9 +1,8 @@
 """I4: which reader may begin batches of a lease, and until when.
 
 Permissions of two readers of one lease never overlap. Another kclrun owner never takes a lease that
-its owner may still read. A Java member may steal the lease, or its row may be deleted from outside:
+its owner may still read. A Java worker may steal the lease, or its row may be deleted from outside:
 then its owner notices with the next renewal, and its permission ends with its fence at the latest.
-(`java/overlap.py` has the other rules beside Java members.)
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Final
 
 from kclrun.model.lease import OWNER_PREFIX, Lease, OwnerId
 from kclrun.simulation.oracles.policy import Reader, owner_of
-from kclrun.simulation.situations import RuleBroken
+from kclrun.simulation.stories import RuleBroken
 
 # Two clocks compared through world time round differently.
 _ROUNDING_S: Final = 1e-6

@@ -35,7 +35,7 @@ from kclrun.protocol.writes import (
 )
 from kclrun.simulation.oracles.policy import owner_of
 from kclrun.simulation.shards import ShardStream
-from kclrun.simulation.situations import RuleBroken
+from kclrun.simulation.stories import RuleBroken
 
 # I11: a row comes when its shard may be read, and is deleted when no process can miss it.
 #

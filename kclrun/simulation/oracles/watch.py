@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kclrun.consuming.commands import ExitCause, Report
 from kclrun.model.lease import OFFERED, Lease, LeaseKey
 from kclrun.protocol.writes import Applied, Claim, LateCheckpoint, Outcome, Take
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
@@ -19,10 +20,8 @@ from kclrun.simulation.oracles.deliveries import Causality, ShardDeliveries
 from kclrun.simulation.oracles.permissions import Permissions
 from kclrun.simulation.oracles.policy import Reader, WatchPolicy
 from kclrun.simulation.oracles.row_history import RowHistory, RowLives, is_passed_on
-from kclrun.simulation.process_sightings import ProcessSightings
 from kclrun.simulation.shards import ShardStream
-from kclrun.simulation.sightings import RowSightings
-from kclrun.simulation.situations import ReadingGaps, RuleBroken, Situations, Stories
+from kclrun.simulation.stories import ReadingGaps, RuleBroken, Stories
 
 _DEFAULT: Final = WatchPolicy()
 _NOT_CHECKPOINTED: Final = "user code that did not checkpoint"
@@ -36,6 +35,37 @@ class Tally(msgspec.Struct):
     batches: int = 0
     takes: int = 0
     moves: int = 0
+
+
+class Coverage:
+    """Gets the named situations of a run, and what else tells one. It keeps none of them: a test
+    that demands that its storms reach each situation sets a subclass that counts."""
+
+    def seen(self, situation: str) -> None:
+        """This situation occurred."""
+
+    def written(self, sender: str, change: Any, before: Lease | None, after: Lease | None) -> None:
+        """A write applied and changed a row."""
+
+    def answered(self, change: Any, outcome: Outcome) -> None:
+        """The sender's answer: the write did not apply, or its outcome is unknown."""
+
+    def refused_in_silence(self, change: Any) -> None:
+        """A write arrived after its sender had stopped waiting, and its condition failed."""
+
+    def started(self, owner: str, key: str) -> None:
+        """A process was forked for a lease of this owner."""
+
+    def killed(
+        self, owner: str, key: str, *, has_claimed: bool, is_writing: bool, in_user_code: bool
+    ) -> None:
+        """A process was killed by a signal, or with its machine."""
+
+    def exited(self, cause: ExitCause, *, is_orphan: bool) -> None:
+        """A process exited by itself."""
+
+    def reported(self, report: Report) -> None:
+        """A process sent a report to its manager."""
 
 
 class Oracles:
@@ -52,9 +82,8 @@ class Oracles:
     ) -> None:
         self.tally = Tally()
         self.gaps = ReadingGaps()
-        self.situations = Situations()
+        self.coverage = Coverage()
         self.cost = CostWatch(policy)
-        self.processes = ProcessSightings(self.situations)
         self._policy = policy
         self._stream = stream
         self._stories = stories
@@ -67,7 +96,6 @@ class Oracles:
         self._causality = Causality(
             stream, row_of, self._lives, now=now, failover_s=policy.failover_s
         )
-        self._sightings = RowSightings(self.situations, stream, now)
 
     # The table.
 
@@ -89,13 +117,13 @@ class Oracles:
                 self._forget(before.key)
         else:
             self._row_changed(sender, change, before, after)
-        self._sightings.written(sender, change, before, after)
+        self.coverage.written(sender, change, before, after)
 
     def row_deleted_by_somebody(self, row: Lease) -> None:
         """A deletion from outside, by no manager. After it only one promise holds: all is read in
         the end."""
         self._stories.note(row.key, self._now(), "somebody", "deleted the row")
-        self.situations.seen("row_deleted_by_somebody")
+        self.coverage.seen("row_deleted_by_somebody")
         self._permissions.row_deleted(row.key)
         self._lives.vanished(row.key)
         self._shard(row.key).row_deleted()
@@ -105,12 +133,12 @@ class Oracles:
         if not isinstance(outcome, Applied):
             key = getattr(change, "key", "")
             self._stories.note(key, self._now(), sender, type(outcome).__name__, change)
-            self._sightings.answered(change, outcome)
+            self.coverage.answered(change, outcome)
             self.cost.answered(change)
 
     def write_refused_in_silence(self, change: Any) -> None:
         """As `table.RowWatcher`."""
-        self._sightings.refused_in_silence(change)
+        self.coverage.refused_in_silence(change)
 
     def _require_one_stream(self, sender: str, before: Lease | None, after: Lease | None) -> None:
         """P13: raises RuleBroken for a sender that knows that the stream was created again, and
@@ -226,7 +254,7 @@ class Oracles:
         self.cost.delivered(key, last - first + 1)
         repeated = shard.begun(reader, first, last, arrived=arrived)
         if repeated:
-            self.situations.seen("repeated_after_an_unclean_end")
+            self.coverage.seen("repeated_after_an_unclean_end")
         self.tally.duplicates += repeated
         self.tally.records += last - first + 1
         self.tally.batches += 1
@@ -264,7 +292,7 @@ class Oracles:
             raise RuleBroken(
                 "P13", reader.key, f"{reader.who} says that it expired, and it has not"
             )
-        self.situations.seen("held_shard_expired")
+        self.coverage.seen("held_shard_expired")
         self._forget(reader.key)
 
     def _forget(self, key: str) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from kclrun.simulation.situations import SITUATIONS
 from tests.simulation.mutants.mutant import ROOT
 from tests.simulation.proving.beginnings import beginning
 from tests.simulation.proving.playing_many import Result, play_many, play_one, rule_of
+from tests.support.storms.coverage import SITUATIONS
 from tests.support.storms.profile import Profile
 from tests.support.storms.shrinking import shrink
 from tests.support.storms.swarm import draw_profile

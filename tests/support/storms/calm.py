@@ -18,7 +18,7 @@ from kclrun.model.lease import ASK_STALE_AFTER_S, Lease, LeaseKey
 from kclrun.protocol.writes import ResumeLease
 from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.shards import StreamFaults
-from kclrun.simulation.situations import RuleBroken, clock
+from kclrun.simulation.stories import RuleBroken, clock
 from kclrun.simulation.table import CALM, LATE_MAX_S, PATIENCE_S
 from kclrun.simulation.user_code import UserCode
 

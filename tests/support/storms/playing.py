@@ -17,7 +17,8 @@ import msgspec
 from kclrun.leases.manager import LeaseManager
 from kclrun.simulation.fleet import BOOT_SPREAD_S, Fleet
 from kclrun.simulation.process import LeaseProcess
-from kclrun.simulation.situations import RuleBroken
+from kclrun.simulation.stories import RuleBroken
+from tests.support.java.fleet import MixedFleet
 from tests.support.storms.calm import Calm, MixedCalm
 from tests.support.storms.profile import Profile
 from tests.support.storms.strikes import Strikes
@@ -119,7 +120,7 @@ def play(
 
     Raises: InvariantViolation where a promise broke, with the story of the lease and `replay`.
     """
-    fleet = Fleet(
+    fleet = MixedFleet(
         profile.seed,
         shards=profile.shards,
         records_per_s=profile.records_per_s,
@@ -147,7 +148,7 @@ def play(
     return _played(fleet, strikes, is_short=is_short)
 
 
-def _switch_on(fleet: Fleet, profile: Profile) -> None:
+def _switch_on(fleet: MixedFleet, profile: Profile) -> None:
     """All hosts boot, dealt out to the groups in turn."""
     boots = fleet.scheduler.chance("boots")
     for number in range(profile.hosts):

@@ -14,11 +14,11 @@ from kclrun.model.lease import ANYBODY, Lease, Owner, OwnerId
 from kclrun.model.time import WallTime
 from kclrun.protocol.writes import Ask
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
-from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.host import Host
-from kclrun.simulation.java.worker import JavaWorker
 from kclrun.simulation.machine import OsProcess
 from kclrun.simulation.process import LeaseProcess
+from tests.support.java.fleet import MixedFleet
+from tests.support.java.worker import JavaWorker
 from tests.support.storms.profile import Strike, StrikeKind
 
 Target = TypeVar("Target")
@@ -33,7 +33,7 @@ _TRIMMED_AFTER_LAGS: Final = 2
 class Strikes:
     """The strikes of one storm. `hits` counts those that found a target."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: MixedFleet) -> None:
         self.hits = 0
         self._fleet = fleet
         self._is_over = False

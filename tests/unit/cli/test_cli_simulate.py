@@ -11,7 +11,7 @@ import pytest
 
 from kclrun.cli.program import run_program
 from kclrun.simulation.oracles import Oracles
-from kclrun.simulation.situations import RuleBroken
+from kclrun.simulation.stories import RuleBroken
 
 pytestmark = pytest.mark.seconds
 

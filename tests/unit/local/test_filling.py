@@ -61,7 +61,7 @@ def test_what_is_neither_a_record_nor_a_pause_is_refused(stream: tuple[WireEndpo
     filler = Filler(FillOrder(stream[0], "flights", "module:function", ()))
 
     with pytest.raises(
-        SettingsError, match=r"item 2 is no \(key: str, data: bytes\) pair but a float"
+        SettingsError, match=r"item 2 is not a \(key: str, data: bytes\) pair but a float"
     ):
         filler.fill(lambda: [PAUSE, 0.3])
 
@@ -75,7 +75,7 @@ def _records(client: WireClient) -> Sequence[Record]:
 def test_a_fill_tells_how_far_it_is_and_its_total_where_its_source_was_counted(
     stream: tuple[WireEndpoint, WireClient], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("kclrun.local.filling._TELL_EVERY_S", 0.0)
+    monkeypatch.setattr("kclrun.local.filling._REPORT_EVERY_S", 0.0)
     records = [("k", b"x")] * 1_200
     counted: list[Filling] = []
     uncounted: list[Filling] = []

@@ -140,7 +140,7 @@ def test_what_was_not_heard_is_told_again(systemd):
     systemd.announcer.look(OK, 1)
 
     assert set(systemd.heard()) == {"WATCHDOG=1", "READY=1", "STATUS=ok, 1 lease"}
-    assert systemd.events() == ["service_manager_deaf"]
+    assert systemd.events() == ["service_manager_unreachable"]
 
 
 def test_a_watchdog_that_is_too_quick_for_us_is_refused_at_the_start(systemd):

@@ -6,11 +6,11 @@ from functools import partial
 import msgspec
 
 from kclrun.protocol.writes import ResumeLease
-from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.shards import StreamFaults
 from kclrun.simulation.table import FaultRates
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
+from tests.support.java.fleet import MixedFleet
 from tests.support.storms.profile import Profile, Strike
 from tests.support.storms.strikes import Strikes
 
@@ -133,7 +133,7 @@ def times(chance, every_s, until_s):
 
 def cold_start(seed):
     """Many hosts boot at once over an empty table, and each leaves at once, a little later."""
-    fleet = Fleet(seed, shards=16, records_per_s=16.0)
+    fleet = MixedFleet(seed, shards=16, records_per_s=16.0)
     for number in range(10):
         fleet.after(0.0, partial(fleet.add_host, "ab"[number % 2], f"h{number}"))
     for number in range(10):
@@ -145,7 +145,7 @@ def cold_start(seed):
 def rage(profile):
     """The storm alone, without the calm after it; an operator resumes what is halted, now and then.
     Gives the fleet as it is then."""
-    fleet = Fleet(
+    fleet = MixedFleet(
         profile.seed,
         shards=profile.shards,
         records_per_s=profile.records_per_s,

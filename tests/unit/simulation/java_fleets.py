@@ -1,13 +1,13 @@
 """Fleets with Java workers for the tests of the simulator. Not a test."""
 
-from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.world import FleetSettings
+from tests.support.java.fleet import MixedFleet
 
 
 def mixed_fleet(seed, *, java=2, hosts=0, shards=6, poll_s=5.0, checkpoint_every_s=10.0, **bugs):
     """Java workers start first, then kclrun hosts, two groups in turn."""
     settings = FleetSettings(poll_s=poll_s, checkpoint_every_s=checkpoint_every_s)
-    fleet = Fleet(seed, shards=shards, records_per_s=shards * 4.0, settings=settings, **bugs)
+    fleet = MixedFleet(seed, shards=shards, records_per_s=shards * 4.0, settings=settings, **bugs)
     for number in range(java):
         fleet.add_java_worker("ab"[number % 2], f"j{number}")
     for number in range(hosts):

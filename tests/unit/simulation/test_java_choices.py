@@ -7,8 +7,8 @@ import pytest
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
-from kclrun.simulation.java.leader import first_hole, leader_of, rows_of_a_sync
-from kclrun.simulation.java.taker import leases_to_take
+from tests.support.java.leader import first_hole, leader_of, rows_of_a_sync
+from tests.support.java.taker import leases_to_take
 
 FAILOVER_S = 10.0
 

@@ -5,9 +5,9 @@ import pytest
 from kclrun.errors import InvariantViolation
 from kclrun.leases.held_leases import HeldLeases
 from kclrun.leases.manager import LeaseManager
-from kclrun.simulation.java.consumer import ShardConsumer
-from kclrun.simulation.java.overlap import MixedOracles
 from tests.examples import seeds
+from tests.support.java.consumer import ShardConsumer
+from tests.support.java.overlap import MixedOracles
 from tests.unit.simulation.java_fleets import mixed_fleet, owners
 
 pytestmark = pytest.mark.seconds
@@ -150,5 +150,5 @@ def test_a_java_worker_that_never_notices_its_loss_is_caught(monkeypatch):
         fleet.run_for(240)
 
 
-def test_the_oracles_of_every_fleet_know_java_members():
+def test_the_oracles_of_a_mixed_fleet_know_java_members():
     assert isinstance(mixed_fleet(7, java=0, hosts=1).oracles, MixedOracles)

@@ -9,8 +9,8 @@ from kclrun.model.lease import Lease, PendingCheckpoint
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.protocol.writes import Applied, ConditionFailed
-from kclrun.simulation.java import rows
-from kclrun.simulation.java.rows import DeleteItem, PutNewItem
+from tests.support.java import rows
+from tests.support.java.rows import DeleteItem, PutNewItem
 
 pytestmark = pytest.mark.seconds
 

@@ -11,7 +11,7 @@ from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol.writes import Checkpoint, CreateLease, Renew, Take
 from kclrun.simulation.oracles import WatchPolicy
 from kclrun.simulation.oracles.cost import CostWatch
-from kclrun.simulation.situations import RuleBroken
+from kclrun.simulation.stories import RuleBroken
 from tests.support.storms.playing import HELD_BESIDES_MAX, require_bounded, sizes_of
 
 ME = "kclrun:a:h:1"

@@ -3,7 +3,7 @@
 import pytest
 
 from kclrun.protocol.writes import CreateLease
-from kclrun.simulation.situations import RuleBroken
+from kclrun.simulation.stories import RuleBroken
 from tests.unit.simulation.watched_world import Watched
 
 

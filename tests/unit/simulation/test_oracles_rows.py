@@ -14,7 +14,7 @@ from kclrun.protocol.writes import (
     Renew,
     Take,
 )
-from kclrun.simulation.situations import RuleBroken
+from kclrun.simulation.stories import RuleBroken
 from tests.unit.simulation.watched_world import Reader, Watched, replace
 
 ME = "kclrun:a:h:1"

@@ -3,7 +3,7 @@
 import pytest
 
 from kclrun.errors import InvariantViolation
-from kclrun.simulation.situations import SITUATIONS, STORIES, Situations
+from tests.support.storms.coverage import SITUATIONS, STORIES, Situations
 from tests.unit.simulation.dense_storms import (
     cold_start,
     dense_storm,

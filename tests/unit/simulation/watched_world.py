@@ -19,9 +19,10 @@ from kclrun.protocol.writes import (
     Take,
     keys_of,
 )
-from kclrun.simulation.oracles import Oracles, WatchPolicy
+from kclrun.simulation.oracles import WatchPolicy
 from kclrun.simulation.shards import ShardStream
-from kclrun.simulation.situations import Stories
+from kclrun.simulation.stories import Stories
+from tests.support.storms.coverage import StormOracles
 
 replace = msgspec.structs.replace
 
@@ -41,7 +42,7 @@ class Watched:
         self.now = 0.0
         self.stream = ShardStream(shards, 10.0 * shards)
         self.rows = LeaseRows()
-        self.oracles = Oracles(
+        self.oracles = StormOracles(
             self.stream,
             Stories(),
             now=lambda: self.now,

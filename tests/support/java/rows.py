@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import msgspec
-
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, LeaseKey, OwnerId, PendingCheckpoint
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.protocol.writes import Applied, ConditionFailed, Outcome
+from kclrun.simulation.table import ItemWrite
 
 # DynamoDB's older conditions and updates (`Expected`, `AttributeUpdates`), which KCL 2.x sends.
 #
@@ -33,16 +32,6 @@ def text(value: str) -> Value:
 
 def number(value: int) -> Value:
     return {"N": str(value)}
-
-
-class ItemWrite(msgspec.Struct, frozen=True):
-    """One write of one item."""
-
-    key: LeaseKey
-
-    def apply_to(self, rows: LeaseRows) -> Outcome:
-        """Apply the write as DynamoDB does."""
-        raise NotImplementedError
 
 
 class UpdateItem(ItemWrite, frozen=True, kw_only=True):

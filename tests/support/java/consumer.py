@@ -16,10 +16,12 @@ from typing import Final
 from kclrun.model.lease import LeaseKey
 from kclrun.model.sequence import AT_TIMESTAMP, SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import ChildShard
-from kclrun.simulation.java import rows
-from kclrun.simulation.java.overlap import MixedOracles
-from kclrun.simulation.java.renewer import Renewer
-from kclrun.simulation.java.threads import (
+from kclrun.simulation.machine import OsProcess
+from kclrun.simulation.world import World
+from tests.support.java import rows
+from tests.support.java.overlap import MixedOracles
+from tests.support.java.renewer import Renewer
+from tests.support.java.threads import (
     DependencyFailed,
     HeldLease,
     JavaClient,
@@ -28,8 +30,6 @@ from kclrun.simulation.java.threads import (
     sleep,
     start,
 )
-from kclrun.simulation.machine import OsProcess
-from kclrun.simulation.world import World
 
 # `LeaseCleanupManager`: rows of ended shards are deleted once their children have begun.
 #

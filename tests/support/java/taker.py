@@ -14,16 +14,16 @@ from typing import Final
 
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.time import Instant
-from kclrun.simulation.java import rows
-from kclrun.simulation.java.renewer import Renewer
-from kclrun.simulation.java.threads import (
+from kclrun.simulation.machine import OsProcess
+from tests.support.java import rows
+from tests.support.java.renewer import Renewer
+from tests.support.java.threads import (
     DependencyFailed,
     JavaClient,
     Steps,
     ThroughputExceeded,
     sleep,
 )
-from kclrun.simulation.machine import OsProcess
 
 _EPSILON_S: Final = 0.025
 # `TAKE_RETRIES`, for throttles alone.

@@ -8,8 +8,9 @@ import msgspec
 
 from kclrun.model.lease import OFFERED, OWNER_PREFIX, Lease, LeaseKey, OwnerId
 from kclrun.protocol.writes import Take
-from kclrun.simulation.oracles import Oracles, Reader
-from kclrun.simulation.situations import RuleBroken
+from kclrun.simulation.oracles import Reader
+from kclrun.simulation.stories import RuleBroken
+from tests.support.storms.coverage import StormOracles
 
 # Two clocks are at most this far apart (README, I4).
 _RATES_APART: Final = 0.01
@@ -40,7 +41,7 @@ class Overlaps(msgspec.Struct):
     kclrun_beside_java_s: float = 0.0
 
 
-class MixedOracles(Oracles):
+class MixedOracles(StormOracles):
     """The oracles of a fleet that may have Java members.
 
     A Java worker has no fence, and no owner in its conditions, so "one reader" cannot hold in full.

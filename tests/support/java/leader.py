@@ -13,16 +13,16 @@ from typing import Final
 
 from kclrun.model.lease import Lease, OwnerId
 from kclrun.model.shard import HASH_KEY_MAX, Shard
-from kclrun.simulation.java import rows
-from kclrun.simulation.java.rows import PutNewItem
-from kclrun.simulation.java.threads import (
+from kclrun.simulation.machine import OsProcess
+from tests.support.java import rows
+from tests.support.java.rows import PutNewItem
+from tests.support.java.threads import (
     DependencyFailed,
     JavaClient,
     Steps,
     ThroughputExceeded,
     sleep,
 )
-from kclrun.simulation.machine import OsProcess
 
 # The rows that a Java worker creates beside those of a shard's end: `HierarchicalShardSyncer`.
 #

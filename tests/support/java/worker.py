@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import Final
 
 from kclrun.model.lease import OwnerId
-from kclrun.simulation.java.consumer import Cleanup, Kcl, ShardConsumer
-from kclrun.simulation.java.leader import ShardSyncs
-from kclrun.simulation.java.overlap import MixedOracles
-from kclrun.simulation.java.renewer import Renewer
-from kclrun.simulation.java.taker import Taker
-from kclrun.simulation.java.threads import (
+from kclrun.simulation.machine import Machine
+from kclrun.simulation.world import World
+from tests.support.java.consumer import Cleanup, Kcl, ShardConsumer
+from tests.support.java.leader import ShardSyncs
+from tests.support.java.overlap import MixedOracles
+from tests.support.java.renewer import Renewer
+from tests.support.java.taker import Taker
+from tests.support.java.threads import (
     DependencyFailed,
     HeldLease,
     JavaClient,
@@ -24,8 +26,6 @@ from kclrun.simulation.java.threads import (
     sleep,
     start,
 )
-from kclrun.simulation.machine import Machine
-from kclrun.simulation.world import World
 
 # `shardConsumerDispatchPollIntervalMillis`.
 _LOOP_S: Final = 1.0

@@ -11,8 +11,9 @@ from typing import Final
 from kclrun.model.lease import Lease, LeaseKey, OwnerId, PendingCheckpoint
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.simulation.java import rows
-from kclrun.simulation.java.threads import (
+from kclrun.simulation.machine import OsProcess
+from tests.support.java import rows
+from tests.support.java.threads import (
     DependencyFailed,
     HeldLease,
     JavaClient,
@@ -21,7 +22,6 @@ from kclrun.simulation.java.threads import (
     sleep,
     together,
 )
-from kclrun.simulation.machine import OsProcess
 
 # `DynamoDBLeaseCoordinator`: every failover / 3 - epsilon, at a fixed rate.
 _EPSILON_S: Final = 0.025

@@ -16,10 +16,10 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange, Shard
 from kclrun.model.time import Instant
 from kclrun.protocol.writes import Applied, ConditionFailed, Outcome, Throttled
-from kclrun.simulation.java.rows import ItemWrite
 from kclrun.simulation.machine import OsProcess
 from kclrun.simulation.table import Failed
 from kclrun.simulation.world import World
+from tests.support.java.rows import ItemWrite
 
 Result = TypeVar("Result")
 GoOn = Callable[[Any], None]
