@@ -15,7 +15,7 @@ from tests.patience import TEST_S
 settings.load_profile(GATE)
 
 # A JVM of a test lives for seconds: the first compiler only, and one thread for garbage, start and
-# run it in four fifths of the time. The `java` program reads this, so Spark and the Java KCL have it.
+# run it in four fifths of the time. `java` reads this, so Spark and the Java KCL have it.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # botocore reads the same descriptions of services for each session, 0.2 s of CPU; the tests make
