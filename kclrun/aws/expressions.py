@@ -1,54 +1,47 @@
-"""The DynamoDB expression of every write to the lease table, with its meaning in English.
+"""The writes of the lease table as DynamoDB expressions, rendered from `protocol/conditions.py`.
 
-It is data, built from `clauses.py`, so that the reference and tests can print it. `binding.py`
-chooses the expression for a change and fills in its values; `lease_table.py` sends it.
+Writes that differ only by their values have the same texts, which are rendered once and kept.
+`lease_table.py` sends them. Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from kclrun.aws import clauses
-from kclrun.aws.clauses import (
-    AT_LAST,
-    AT_LAST_WHOLE,
-    ENDED,
-    EXISTS,
-    MINE,
-    SEEN_COUNTER,
-    SEEN_OWNER,
-    UNOWNED,
-    Clause,
-)
+from kclrun.aws.rows import columns_of, is_empty, itself, number, text
+from kclrun.errors import InvariantViolation
 from kclrun.model.lease import LeaseKey
+from kclrun.model.sequence import (
+    AT_TIMESTAMP,
+    LATEST,
+    SENTINELS,
+    SEQUENCE_DIGITS_MAX,
+    SHARD_END,
+    TRIM_HORIZON,
+    ExtendedSequenceNumber,
+)
+from kclrun.protocol import conditions
+from kclrun.protocol.writes import ParentCondition, RowChange
+
+Values = dict[str, dict[str, Any]]
+_Compute = Callable[[Any], dict[str, Any]]
+_Test = Callable[[Any], bool]
+
+# The condition of CreateLease, and of each child: they put whole rows.
+CREATE: Final = "attribute_not_exists(leaseKey)"
+_EXISTS: Final = "attribute_exists(leaseKey)"
 
 
 class Expression(msgspec.Struct, frozen=True):
-    """The update of one write (None: it deletes, creates or only checks) and its condition.
+    """The texts of a write, and how its values are computed. `update` is "" if it only deletes or
+    checks."""
 
-    Rules [P1, P2]: each write of an owner names the owner and the counter last seen and adds one
-    to the counter. A write that carries a position also names the position last seen. Only a
-    creation may apply where the row does not exist. "From sub 0": if the position last seen is
-    outside an aggregate, a row without a sub-sequence number counts as sub 0.
-    """
-
-    name: str
-    update: Clause | None
-    conditions: tuple[Clause, ...]
-
-    @property
-    def condition(self) -> str:
-        return " AND ".join(clause.code for clause in self.conditions)
-
-    @property
-    def english(self) -> str:
-        given = ", ".join(clause.english for clause in self.conditions)
-        return f"{self.name}: {self.update.english if self.update else ''} if {given}"
-
-
-Values = dict[str, dict[str, Any]]
+    condition: str
+    update: str
+    values: tuple[tuple[str, _Compute], ...]
 
 
 class BoundWrite(msgspec.Struct, frozen=True):
@@ -59,193 +52,241 @@ class BoundWrite(msgspec.Struct, frozen=True):
     values: Values
 
 
-_HELD: Final = (EXISTS, MINE, SEEN_COUNTER)
-_HELD_AT: Final = (*_HELD, AT_LAST)
-_HELD_AT_WHOLE: Final = (*_HELD, AT_LAST_WHOLE)
-_ASKED: Final = (EXISTS, clauses.ASKED_OWNER, clauses.NOT_ENDED)
-_HANDED: Final = (EXISTS, clauses.NEXT_OWNER, clauses.MY_CHECKPOINTS, SEEN_COUNTER)
-_LATE: Final = (EXISTS, clauses.NOT_ENDED, clauses.OURS_NOW)
+def bind(change: RowChange | ParentCondition) -> BoundWrite:
+    """The expression and values of a change to one existing row, or of the check of a parent's row.
 
-CREATE: Final = Expression("create", None, (clauses.ABSENT,))
-TAKE_UNOWNED: Final = Expression(
-    "take an unowned lease", clauses.TAKE_OVER, (EXISTS, SEEN_COUNTER, UNOWNED)
-)
-TAKE_EXPIRED: Final = Expression(
-    "take somebody else's lease", clauses.TAKE_FROM_OTHER, (EXISTS, SEEN_COUNTER, SEEN_OWNER)
-)
-TAKE_BY_FORCE: Final = Expression(
-    "take by force", clauses.TAKE_BY_FORCE, (EXISTS, SEEN_COUNTER, SEEN_OWNER)
-)
-TAKE_OWN: Final = Expression(
-    "take a lease that is mine", clauses.TAKE_OVER, (EXISTS, SEEN_COUNTER, SEEN_OWNER)
-)
-TAKE_UNOWNED_AND_PIN: Final = Expression(
-    "take and pin an unowned lease", clauses.TAKE_OVER_AND_PIN, TAKE_UNOWNED.conditions
-)
-TAKE_EXPIRED_AND_PIN: Final = Expression(
-    "take and pin somebody else's lease", clauses.TAKE_FROM_OTHER_AND_PIN, TAKE_EXPIRED.conditions
-)
-TAKE_BY_FORCE_AND_PIN: Final = Expression(
-    "take by force and pin", clauses.TAKE_BY_FORCE_AND_PIN, TAKE_BY_FORCE.conditions
-)
-TAKE_OWN_AND_PIN: Final = Expression(
-    "take and pin a lease that is mine", clauses.TAKE_OVER_AND_PIN, TAKE_OWN.conditions
-)
-ASK: Final = Expression("ask", clauses.ASK, (*_ASKED, clauses.NOT_ASKED))
-ASK_AGAIN: Final = Expression("ask instead of another", clauses.ASK, (*_ASKED, clauses.ASK_SEEN))
-ASK_AGAIN_UNDATED: Final = Expression(
-    "ask instead of an ask from time 0", clauses.ASK, (*_ASKED, clauses.ASK_SEEN_UNDATED)
-)
-WITHDRAW: Final = Expression("withdraw an ask", clauses.WITHDRAW, (EXISTS, clauses.ASKED_BY_ME))
-DECLINE: Final = Expression(
-    "decline an offer",
-    clauses.DECLINE,
-    (EXISTS, clauses.OFFERED_TO_ME, SEEN_COUNTER),
-)
-CLAIM: Final = Expression("claim", clauses.BUMP, _HELD)
-CLAIM_WAITED: Final = Expression("claim after the wait", clauses.BUMP_WAITED, _HELD)
-RENEW: Final = Expression("renew", clauses.BUMP, _HELD)
-RENEW_MEASURED: Final = Expression("renew with throughput", clauses.BUMP_MEASURED, _HELD)
-RENEW_UNASKED: Final = Expression("renew and drop the ask", clauses.BUMP_UNASKED, _HELD)
-RENEW_MEASURED_UNASKED: Final = Expression(
-    "renew with throughput and drop the ask", clauses.BUMP_MEASURED_UNASKED, _HELD
-)
-CHECKPOINT: Final = Expression("checkpoint", clauses.MOVE, _HELD_AT)
-CHECKPOINT_WHOLE: Final = Expression("checkpoint from sub 0", clauses.MOVE, _HELD_AT_WHOLE)
-NAME_CHILDREN: Final = Expression("name children", clauses.NAME, _HELD)
-END: Final = Expression("end", clauses.FINISH, _HELD_AT)
-END_WHOLE: Final = Expression("end from sub 0", clauses.FINISH, _HELD_AT_WHOLE)
-RELEASE: Final = Expression("release", clauses.LET_GO, _HELD_AT)
-RELEASE_WHOLE: Final = Expression("release from sub 0", clauses.LET_GO, _HELD_AT_WHOLE)
-RELEASE_MOVED: Final = Expression("checkpoint and release", clauses.MOVE_AND_LET_GO, _HELD_AT)
-RELEASE_MOVED_WHOLE: Final = Expression(
-    "checkpoint and release from sub 0", clauses.MOVE_AND_LET_GO, _HELD_AT_WHOLE
-)
-OFFER: Final = Expression("offer", clauses.OFFER, _HELD_AT)
-OFFER_WHOLE: Final = Expression("offer from sub 0", clauses.OFFER, _HELD_AT_WHOLE)
-OFFER_MOVED: Final = Expression("checkpoint and offer", clauses.MOVE_AND_OFFER, _HELD_AT)
-OFFER_MOVED_WHOLE: Final = Expression(
-    "checkpoint and offer from sub 0", clauses.MOVE_AND_OFFER, _HELD_AT_WHOLE
-)
-OFFER_AFTER_DEATHS: Final = Expression("offer after deaths", clauses.OFFER_AFTER_DEATHS, _HELD_AT)
-OFFER_AFTER_DEATHS_WHOLE: Final = Expression(
-    "offer after deaths from sub 0", clauses.OFFER_AFTER_DEATHS, _HELD_AT_WHOLE
-)
-OFFER_TO: Final = Expression("offer to the asker", clauses.OFFER_TO, _HELD_AT)
-OFFER_TO_WHOLE: Final = Expression(
-    "offer to the asker from sub 0", clauses.OFFER_TO, _HELD_AT_WHOLE
-)
-OFFER_TO_MOVED: Final = Expression(
-    "checkpoint and offer to the asker", clauses.MOVE_AND_OFFER_TO, _HELD_AT
-)
-OFFER_TO_MOVED_WHOLE: Final = Expression(
-    "checkpoint and offer to the asker from sub 0", clauses.MOVE_AND_OFFER_TO, _HELD_AT_WHOLE
-)
-HAND_OVER: Final = Expression("hand over", clauses.HAND_OVER, (*_HANDED, AT_LAST))
-HAND_OVER_WHOLE: Final = Expression(
-    "hand over from sub 0", clauses.HAND_OVER, (*_HANDED, AT_LAST_WHOLE)
-)
-HAND_OVER_MOVED: Final = Expression(
-    "checkpoint and hand over", clauses.MOVE_AND_HAND_OVER, (*_HANDED, AT_LAST)
-)
-HAND_OVER_MOVED_WHOLE: Final = Expression(
-    "checkpoint and hand over from sub 0", clauses.MOVE_AND_HAND_OVER, (*_HANDED, AT_LAST_WHOLE)
-)
-LATE: Final = Expression(
-    "late checkpoint", clauses.MOVE_LATE, (*_LATE, clauses.FROM_LAST, clauses.BEFORE_NEW)
-)
-LATE_FROM_WHOLE: Final = Expression(
-    "late checkpoint from sub 0",
-    clauses.MOVE_LATE,
-    (*_LATE, clauses.FROM_LAST_WHOLE, clauses.BEFORE_NEW),
-)
-LATE_TO_WHOLE: Final = Expression(
-    "late checkpoint to sub 0",
-    clauses.MOVE_LATE,
-    (*_LATE, clauses.FROM_LAST, clauses.BEFORE_NEW_WHOLE),
-)
-LATE_WHOLE: Final = Expression(
-    "late checkpoint from sub 0 to sub 0",
-    clauses.MOVE_LATE,
-    (*_LATE, clauses.FROM_LAST_WHOLE, clauses.BEFORE_NEW_WHOLE),
-)
-AMEND: Final = Expression("amend", clauses.AMEND, _HELD)
-AMEND_ROOT: Final = Expression("amend a shard without parents", clauses.AMEND_ROOT, _HELD)
-AMEND_AND_PIN: Final = Expression("amend and pin", clauses.AMEND_AND_PIN, _HELD)
-AMEND_ROOT_AND_PIN: Final = Expression(
-    "amend and pin a shard without parents", clauses.AMEND_ROOT_AND_PIN, _HELD
-)
-HALT_LEASE: Final = Expression("halt", clauses.HALT, _HELD)
-RESUME_LEASE: Final = Expression("resume", clauses.RESUME, (EXISTS,))
-DELETE_ENDED: Final = Expression("delete an ended lease", None, (EXISTS, ENDED))
-DELETE_TRIMMED: Final = Expression(
-    "delete a trimmed shard's lease", None, (EXISTS, SEEN_COUNTER, SEEN_OWNER)
-)
-DELETE_TRIMMED_UNOWNED: Final = Expression(
-    "delete a trimmed shard's unowned lease", None, (EXISTS, SEEN_COUNTER, UNOWNED)
-)
-PARENT_HELD: Final = Expression("the ending parent is held", None, _HELD)
-PARENT_ENDED: Final = Expression("the parent has ended", None, (EXISTS, ENDED))
-PARENT_EXISTS: Final = Expression("the other parent has a row", None, (EXISTS,))
+    Raises: InvariantViolation for CreateLease and CreateChildren (they put whole rows), and for a
+    write that must never be sent (`conditions.Write.mistake`).
+    """
+    kept = _KEPT.get(type(change))
+    if kept is None:
+        raise InvariantViolation(f"no expression for {type(change).__name__}")
+    write, tests, expressions = kept
+    if write.mistake is not None:
+        write.refuse_mistake(change)
+    form = 0  # one bit for each test
+    for test in tests:
+        form = form << 1 | test(change)
+    expression = expressions.get(form)
+    if expression is None:
+        expression = expressions[form] = rendered(write, change)
+    values = {}
+    for name, compute in expression.values:
+        values[name] = compute(change)
+    return BoundWrite(expression, change.key, values)
 
-CATALOGUE: Final = (
-    CREATE,
-    TAKE_UNOWNED,
-    TAKE_EXPIRED,
-    TAKE_BY_FORCE,
-    TAKE_OWN,
-    TAKE_UNOWNED_AND_PIN,
-    TAKE_EXPIRED_AND_PIN,
-    TAKE_BY_FORCE_AND_PIN,
-    TAKE_OWN_AND_PIN,
-    ASK,
-    ASK_AGAIN,
-    ASK_AGAIN_UNDATED,
-    WITHDRAW,
-    DECLINE,
-    CLAIM,
-    CLAIM_WAITED,
-    RENEW,
-    RENEW_MEASURED,
-    RENEW_UNASKED,
-    RENEW_MEASURED_UNASKED,
-    CHECKPOINT,
-    CHECKPOINT_WHOLE,
-    NAME_CHILDREN,
-    END,
-    END_WHOLE,
-    RELEASE,
-    RELEASE_WHOLE,
-    RELEASE_MOVED,
-    RELEASE_MOVED_WHOLE,
-    OFFER,
-    OFFER_WHOLE,
-    OFFER_MOVED,
-    OFFER_MOVED_WHOLE,
-    OFFER_AFTER_DEATHS,
-    OFFER_AFTER_DEATHS_WHOLE,
-    OFFER_TO,
-    OFFER_TO_WHOLE,
-    OFFER_TO_MOVED,
-    OFFER_TO_MOVED_WHOLE,
-    HAND_OVER,
-    HAND_OVER_WHOLE,
-    HAND_OVER_MOVED,
-    HAND_OVER_MOVED_WHOLE,
-    LATE,
-    LATE_FROM_WHOLE,
-    LATE_TO_WHOLE,
-    LATE_WHOLE,
-    AMEND,
-    AMEND_ROOT,
-    AMEND_AND_PIN,
-    AMEND_ROOT_AND_PIN,
-    HALT_LEASE,
-    RESUME_LEASE,
-    DELETE_ENDED,
-    DELETE_TRIMMED,
-    DELETE_TRIMMED_UNOWNED,
-    PARENT_HELD,
-    PARENT_ENDED,
-    PARENT_EXISTS,
-)
+
+def _tests_of(write: conditions.Write) -> Iterator[_Test]:
+    """On the outcomes of these tests of a change, and on nothing else, its texts depend."""
+    for effect in write.effects:
+        if isinstance(effect, conditions.When):
+            yield effect.test
+        elif effect.value.may_be_absent:
+            yield _is_absent(effect.value)
+    for one in write.conditions:
+        if isinstance(one, conditions.Equals | conditions.AtLeast | conditions.Below):
+            if one.value.may_be_absent:
+                yield _is_absent(one.value)
+            for column, part in columns_of(one.field):
+                if column.absent is not None:
+                    yield _is_as_absent(one.value, part, column.absent)
+
+
+def _is_absent(value: conditions.Value) -> _Test:
+    return lambda change: is_empty(value.of(change))
+
+
+def _is_as_absent(value: conditions.Value, part: Callable[[Any], Any], absent: int) -> _Test:
+    def test(change: Any) -> bool:
+        whole = value.of(change)
+        return whole is not None and bool(part(whole) == absent)
+
+    return test
+
+
+def rendered(write: conditions.Write, change: Any) -> Expression:
+    """The expression of one change."""
+    texts = Texts(change)
+    condition = texts.condition(write.conditions)
+    update = texts.update(write.effects_of(change))
+    return Expression(condition, update, tuple(texts.values.items()))
+
+
+class Texts:
+    """Renders conditions and effects as one change has them; `values` are those that the texts
+    name."""
+
+    def __init__(self, change: Any) -> None:
+        self.values: dict[str, _Compute] = {}
+        self._change = change
+
+    def condition(self, parts: Sequence[conditions.Condition]) -> str:
+        """All conditions hold on a row that exists."""
+        return " AND ".join((_EXISTS, *map(self._condition, parts)))
+
+    def update(self, effects: Sequence[conditions.Effect]) -> str:
+        """All effects. A field that loses its value loses all its attributes."""
+        clauses: dict[str, list[str]] = {"SET": [], "REMOVE": [], "ADD": []}
+        for effect in effects:
+            columns = columns_of(effect.field)
+            if is_empty(effect.value.of(self._change)) and columns[0][0].absent is None:
+                clauses["REMOVE"] += [column.name for column, _ in columns]
+                continue
+            for (column, _), name in zip(columns, self._named(effect), strict=True):
+                match effect:
+                    case conditions.Set():
+                        clauses["SET"].append(f"{column.name} = {name}")
+                    case conditions.SetOnce():
+                        kept = f"if_not_exists({column.name}, {name})"
+                        clauses["SET"].append(f"{column.name} = {kept}")
+                    case conditions.Add():
+                        clauses["ADD"].append(f"{column.name} {name}")
+        return " ".join(f"{verb} {', '.join(each)}" for verb, each in clauses.items() if each)
+
+    def _condition(self, one: conditions.Condition) -> str:
+        match one:
+            case conditions.Equals():
+                return self._equals(one)
+            case conditions.Differs(field=field):
+                (name,) = self._named(one)
+                return f"{columns_of(field)[0][0].name} <> {name}"
+            case conditions.StartsWith(field=field):
+                (name,) = self._named(one)
+                return f"begins_with({columns_of(field)[0][0].name}, {name})"
+            case conditions.AnyOf(parts=parts):
+                return _either(each for part in parts for each in self._alternatives(part))
+            case conditions.AllOf(parts=parts):
+                return f"({' AND '.join(map(self._condition, parts))})"
+            case conditions.AtLeast():
+                return self._at_least(one)
+            case conditions.Below():
+                return self._below(one)
+
+    def _alternatives(self, one: conditions.Condition) -> tuple[str, ...]:
+        """One condition, or two for a field without a value: some clients write NULL."""
+        if not isinstance(one, conditions.Equals) or one.value.of(self._change) is not None:
+            return (self._condition(one),)
+        ((column, _), *_) = columns_of(one.field)
+        absent = f"attribute_not_exists({column.name})"
+        if not column.may_be_null:
+            return (absent,)
+        self.values[":null"] = _constant(text("NULL"))
+        return (absent, f"attribute_type({column.name}, :null)")
+
+    def _equals(self, one: conditions.Equals) -> str:
+        """An expected value that an absent attribute stands for is found in both forms."""
+        given = one.value.of(self._change)
+        if given is None:
+            return _either(self._alternatives(one))
+        tests = []
+        for (column, part), name in zip(columns_of(one.field), self._named(one), strict=True):
+            test = f"{column.name} = {name}"
+            if column.absent is not None and part(given) == column.absent:
+                test = _either((test, f"attribute_not_exists({column.name})"))
+            tests.append(test)
+        return " AND ".join(tests)
+
+    def _named(self, one: conditions.Condition | conditions.Effect) -> tuple[str, ...]:
+        """The names of a value, which is now one of `values`."""
+        assert not isinstance(one, conditions.AnyOf | conditions.AllOf)
+        for (column, part), name in zip(columns_of(one.field), one.value.names, strict=True):
+            self.values[name] = _computed(one.value.of, part, column.encode)
+        return one.value.names
+
+    # The late checkpoint is the only write whose condition compares positions by their order [P19].
+    #
+    # DynamoDB does not know this order: it compares text as text, and `size()` counts characters.
+    # So sequence numbers are compared by their number of digits, then as text. Sentinels are
+    # compared by name: the condition lists those above the position last seen. (Text order alone
+    # would put TRIM_HORIZON above any short number, and SHARD_END below every long one.)
+    # `:after` and `:afterThat` are the sentinels above the position, the lowest first. A missing
+    # one is replaced by SHARD_END, which the write refuses anyway.
+
+    def _at_least(self, one: conditions.AtLeast) -> str:
+        last, last_sub = self._named(one)
+        of = one.value.of
+        self.values |= _SENTINEL_VALUES | {
+            ":after": lambda change: text(_sentinels_above(of(change))[0].sequence_number),
+            ":afterThat": lambda change: text(_sentinels_above(of(change))[1].sequence_number),
+            ":lastDigits": lambda change: number(_digits_up_to(of(change))),
+        }
+        same = f"checkpoint = {last}"
+        if of(self._change).sub_sequence_number == 0:
+            del self.values[last_sub]
+        else:
+            same = f"({same} AND checkpointSubSequenceNumber >= {last_sub})"
+        longer = "size(checkpoint) > :lastDigits"
+        above = f"size(checkpoint) = :lastDigits AND checkpoint > {last}"
+        return (
+            f"(checkpoint IN (:after, :afterThat)"
+            f" OR (NOT {_SENTINEL} AND ({longer} OR ({above}))) OR {same})"
+        )
+
+    def _below(self, one: conditions.Below) -> str:
+        position, sub = self._named(one)
+        of = one.value.of
+        self.values[":digits"] = lambda change: number(len(of(change).sequence_number))
+        below = (
+            f"{_SENTINEL} OR size(checkpoint) < :digits"
+            f" OR (size(checkpoint) = :digits AND checkpoint < {position})"
+        )
+        if of(self._change).sub_sequence_number == 0:
+            return f"({below})"
+        lower = f"checkpointSubSequenceNumber < {sub}"
+        absent = "attribute_not_exists(checkpointSubSequenceNumber)"
+        return f"({below} OR (checkpoint = {position} AND ({lower} OR {absent})))"
+
+
+def _computed(of: Callable[[Any], Any], part: Callable[[Any], Any], encode: _Compute) -> _Compute:
+    if part is itself and encode in {text, number}:  # in one call less: those of every renewal
+        return (lambda change: {"S": of(change)}) if encode is text else _number_of(of)
+    return lambda change: encode(part(of(change)))
+
+
+def _number_of(of: Callable[[Any], Any]) -> _Compute:
+    return lambda change: {"N": str(of(change))}
+
+
+def _either(tests: Iterable[str]) -> str:
+    """DynamoDB refuses redundant parentheses."""
+    alternatives = tuple(tests)
+    return alternatives[0] if len(alternatives) == 1 else f"({' OR '.join(alternatives)})"
+
+
+def _constant(value: dict[str, Any]) -> _Compute:
+    return lambda _: value
+
+
+_SENTINEL: Final = "checkpoint IN (:atTimestamp, :trimHorizon, :latest)"
+_SENTINEL_VALUES: Final = {
+    ":atTimestamp": _constant(text(AT_TIMESTAMP.sequence_number)),
+    ":trimHorizon": _constant(text(TRIM_HORIZON.sequence_number)),
+    ":latest": _constant(text(LATEST.sequence_number)),
+}
+
+
+def _sentinels_above(
+    last: ExtendedSequenceNumber,
+) -> tuple[ExtendedSequenceNumber, ExtendedSequenceNumber]:
+    """The next two sentinels; SHARD_END in place of a missing one."""
+    names = [each.sequence_number for each in SENTINELS]
+    start = names.index(last.sequence_number) + 1 if last.is_sentinel else len(names)
+    above = (*SENTINELS[start:], SHARD_END, SHARD_END)
+    return above[0], above[1]
+
+
+def _digits_up_to(last: ExtendedSequenceNumber) -> int:
+    """The most digits of a number that is not above `last` by its number of digits alone.
+
+    Every number is above every sentinel except SHARD_END. No number is above SHARD_END.
+    """
+    if last.sequence_number == SHARD_END.sequence_number:
+        return SEQUENCE_DIGITS_MAX
+    return 0 if last.is_sentinel else len(last.sequence_number)
+
+
+# Of each kind of write: the tests of its form, and the expressions rendered so far by their form.
+_Kept = tuple[conditions.Write, tuple[_Test, ...], dict[int, Expression]]
+_KEPT: Final[Mapping[type[Any], _Kept]] = {
+    kind: (write, tuple(_tests_of(write)), {}) for kind, write in conditions.WRITES.items()
+}

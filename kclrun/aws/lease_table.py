@@ -13,9 +13,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from kclrun.aws.binding import bind, bind_parent
 from kclrun.aws.errors import service_error
-from kclrun.aws.expressions import CREATE, BoundWrite
+from kclrun.aws.expressions import CREATE, BoundWrite, bind
 from kclrun.aws.operations import (
     BATCH_GET_ITEM,
     DELETE_ITEM,
@@ -247,9 +246,8 @@ class DynamoLeaseTable:
                 return self._send(DELETE_ITEM, self._conditioned(bind(change)), returns_row=False)
             case _:
                 bound = bind(change)
-                assert bound.expression.update is not None
                 request = self._conditioned(bound) | {
-                    "UpdateExpression": bound.expression.update.code,
+                    "UpdateExpression": bound.expression.update,
                     "ReturnValues": "ALL_NEW",
                 }
                 return self._send(UPDATE_ITEM, request, returns_row=True)
@@ -260,9 +258,7 @@ class DynamoLeaseTable:
         No ClientRequestToken is sent. The conditions already make a repetition harmless, and with
         a token the service would repeat its former answer without reading the present rows.
         """
-        checks = [
-            {"ConditionCheck": self._conditioned(bind_parent(parent))} for parent in change.parents
-        ]
+        checks = [{"ConditionCheck": self._conditioned(bind(parent))} for parent in change.parents]
         missing = list(change.children)
         while missing:
             puts = [{"Put": self._put(child)} for child in missing]
@@ -324,7 +320,7 @@ class DynamoLeaseTable:
         return {
             "TableName": self._table,
             "Item": encode_row(lease),
-            "ConditionExpression": CREATE.condition,
+            "ConditionExpression": CREATE,
             "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
         }
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
+
+import msgspec
 
 from kclrun.errors import LimitExceeded
 from kclrun.model.lease import (
@@ -37,6 +39,7 @@ from kclrun.model.stream import (
 )
 from kclrun.model.time import WallTime
 from kclrun.ports import ScanPage
+from kclrun.protocol.conditions import reader
 
 Item = Mapping[str, Mapping[str, Any]]
 
@@ -155,25 +158,15 @@ def encode_row(lease: Lease) -> dict[str, dict[str, Any]]:
 
     An index on `leaseOwner` refuses NULL and "", and for the Java KCL an absent owner is unowned.
     """
-    item = {
-        "leaseKey": text(lease.key),
-        "leaseCounter": number(lease.counter),
-        "ownerSwitchesSinceCheckpoint": number(lease.owner_switches),
-        "checkpoint": text(lease.checkpoint.sequence_number),
-        "checkpointSubSequenceNumber": number(lease.checkpoint.sub_sequence_number),
-    }
-    item |= _optional_texts(lease) | _optional_numbers(lease)
-    for name, keys in (("parentShardId", lease.parents), ("childShardIds", lease.children)):
-        if keys:
-            item[name] = bare_ids(keys)
+    item = {}
+    for whole, columns in zip(msgspec.structs.astuple(lease), _COLUMNS_BY_FIELD, strict=True):
+        if whole is not None:
+            for column, part in columns:
+                if not is_empty(value := part(whole)):
+                    item[column.name] = column.encode(value)
     stream = stream_of(lease.key)
     if stream != ONLY_STREAM:
         item |= {"streamName": text(stream), "shardId": text(shard_id_of(lease.key))}
-    if lease.hash_range is not None:
-        item["startingHashKey"] = text(str(lease.hash_range.start))
-        item["endingHashKey"] = text(str(lease.hash_range.end))
-    if lease.pending is not None:
-        item |= _encode_pending(lease.pending)
     return item
 
 
@@ -203,44 +196,84 @@ def milliseconds(seconds: float) -> dict[str, Any]:
     return number(round(seconds * 1000))
 
 
-def _optional_texts(lease: Lease) -> dict[str, dict[str, Any]]:
-    values = {
-        "leaseOwner": lease.owner,
-        "checkpointOwner": lease.checkpoint_owner,
-        "startPosition": lease.start,
-        "haltReason": lease.halt.reason if lease.halt else None,
-        "handoffTo": lease.handoff.to if lease.handoff else None,
-        "offeredTo": lease.offered_to,
-        "offeredBy": lease.offered_by,
-        "takenFrom": lease.taken_from,
-        "diedOn": died_on_text(lease.died_on) if lease.died_on else None,
-    }
-    return {name: text(value) for name, value in values.items() if value is not None}
+def _digits_text(value: int) -> dict[str, Any]:
+    return text(str(value))
 
 
-def _optional_numbers(lease: Lease) -> dict[str, dict[str, Any]]:
-    instants = {
-        "failoverMs": lease.failover_s,
-        "streamCreatedAt": lease.stream_created_at,
-        "latestPinnedAt": lease.latest_pinned_at,
-        "haltedAt": lease.halt.halted_at if lease.halt else None,
-        "haltWaitingSince": lease.halt.waiting_since if lease.halt else None,
-        "handoffAt": lease.handoff.asked_at if lease.handoff else None,
-    }
-    item = {name: milliseconds(value) for name, value in instants.items() if value is not None}
-    if lease.throughput_kbps is not None:
-        item["throughputKBps"] = number(lease.throughput_kbps)
-    return item
+def _binary(value: bytes) -> dict[str, Any]:
+    return {"B": base64.b64encode(value).decode("ascii")}
 
 
-def _encode_pending(pending: PendingCheckpoint) -> dict[str, dict[str, Any]]:
-    item = {
-        "pendingCheckpoint": text(pending.position.sequence_number),
-        "pendingCheckpointSubSequenceNumber": number(pending.position.sub_sequence_number),
-    }
-    if pending.state is not None:
-        item["pendingCheckpointState"] = {"B": base64.b64encode(pending.state).decode("ascii")}
-    return item
+class Column(msgspec.Struct, frozen=True):
+    """An attribute of a row: the field of the lease that it keeps, or the part of one.
+
+    `absent`: the value that an absent attribute stands for, while other attributes of the field
+    are there. If it is the only one, it is written in place of None.
+    `may_be_null`: some clients write NULL instead of no value.
+    """
+
+    name: str
+    field: str
+    encode: Callable[[Any], dict[str, Any]] = text
+    absent: int | None = None
+    may_be_null: bool = False
+
+
+COLUMNS: Final = (
+    Column("leaseKey", "key"),
+    Column("leaseCounter", "counter", number),
+    Column("leaseOwner", "owner", may_be_null=True),
+    Column("ownerSwitchesSinceCheckpoint", "owner_switches", number),
+    Column("checkpoint", "checkpoint.sequence_number"),
+    Column("checkpointSubSequenceNumber", "checkpoint.sub_sequence_number", number, absent=0),
+    Column("parentShardId", "parents", bare_ids),
+    Column("childShardIds", "children", bare_ids),
+    Column("startingHashKey", "hash_range.start", _digits_text),
+    Column("endingHashKey", "hash_range.end", _digits_text),
+    Column("checkpointOwner", "checkpoint_owner"),
+    Column("pendingCheckpoint", "pending.position.sequence_number"),
+    Column("pendingCheckpointSubSequenceNumber", "pending.position.sub_sequence_number", number),
+    Column("pendingCheckpointState", "pending.state", _binary),
+    Column("throughputKBps", "throughput_kbps", number),
+    Column("failoverMs", "failover_s", milliseconds),
+    Column("startPosition", "start"),
+    Column("streamCreatedAt", "stream_created_at", lambda at: milliseconds(at or 0.0), absent=0),
+    Column("latestPinnedAt", "latest_pinned_at", milliseconds),
+    Column("haltReason", "halt.reason"),
+    Column("haltedAt", "halt.halted_at", milliseconds),
+    Column("haltWaitingSince", "halt.waiting_since", milliseconds),
+    Column("handoffTo", "handoff.to"),
+    Column("handoffAt", "handoff.asked_at", milliseconds, absent=0),
+    Column("offeredTo", "offered_to"),
+    Column("offeredBy", "offered_by"),
+    Column("takenFrom", "taken_from"),
+    Column("diedOn", "died_on", lambda died_on: text(died_on_text(died_on))),
+)
+_EMPTY: Final[frozenset[str]] = frozenset()
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a row has no attribute for this value: DynamoDB has no empty set."""
+    return value is None or value == _EMPTY
+
+
+def columns_of(field: str) -> tuple[tuple[Column, Callable[[Any], Any]], ...]:
+    """The attributes of a field, each with the reader of its part of the field's value."""
+    whole = ((each, itself) for each in COLUMNS if each.field == field)
+    parts = (
+        (each, reader(each.field.removeprefix(f"{field}.")))
+        for each in COLUMNS
+        if each.field.startswith(f"{field}.")
+    )
+    return (*whole, *parts)
+
+
+def itself(value: Any) -> Any:
+    """The part of a value that one attribute keeps whole."""
+    return value
+
+
+_COLUMNS_BY_FIELD: Final = tuple(map(columns_of, Lease.__struct_fields__))
 
 
 def _shown_key(item: Item) -> str:

@@ -8,258 +8,116 @@ DynamoDB, so a test fails if a condition differs.
 from __future__ import annotations
 
 import contextlib
+import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-import msgspec
+from msgspec.structs import force_setattr, replace
 
-from kclrun.aws.rows import BrokenRow, Item, decode_page, decode_row, encode_row
-from kclrun.errors import InvalidRequest, InvariantViolation, NotFound
-from kclrun.model.lease import OFFERED, OWNER_PREFIX, DiedOn, Handoff, Lease, LeaseKey
-from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.model.time import WallTime
+from kclrun.aws.rows import BrokenRow, Item, columns_of, decode_page, decode_row, encode_row
+from kclrun.errors import InvalidRequest, NotFound
+from kclrun.model.lease import OFFERED, Lease, LeaseKey
 from kclrun.ports import ScanPage
+from kclrun.protocol import conditions
+from kclrun.protocol.conditions import WRITES
 from kclrun.protocol.writes import (
     BROKEN_ROW,
-    Amend,
     Applied,
-    Ask,
-    Checkpoint,
-    Claim,
     ConditionFailed,
     CreateChildren,
     CreateLease,
-    Decline,
     DeleteEnded,
     DeleteTrimmed,
-    End,
-    EndedParent,
-    HaltLease,
-    HandOver,
-    HeldParent,
-    LateCheckpoint,
     LeaseChange,
-    NameChildren,
-    Offer,
     Outcome,
     ParentCondition,
     Refused,
-    Release,
-    Renew,
-    ResumeLease,
-    Take,
-    Withdraw,
+    RowChange,
 )
 
-# The conditions and the updates of a change to a row: `aws/clauses.py` in plain Python. They are
-# the same as those sent to DynamoDB, one by one; the contract suite of the lease tables compares
-# them. Pure.
-_OwnersWrite = Claim | Renew | Checkpoint | NameChildren | End | Release | Offer | Amend | HaltLease
-RowUpdate = Take | Ask | Withdraw | Decline | _OwnersWrite | HandOver | LateCheckpoint | ResumeLease
-RowChange = RowUpdate | DeleteEnded | DeleteTrimmed
-
-# These are not writes of an owner, so the counter does not change.
-_WITHOUT_COUNTER: Final = (Ask, Withdraw, LateCheckpoint, ResumeLease)
-
-
-def holds(change: RowChange, row: Lease) -> bool:
-    """Whether the condition of a change holds on a row that exists [P1, P2, P13, P16, P19]."""
-    match change:
-        case Renew() | Claim():
-            return _is_held(change, row)
-        case Take() | DeleteTrimmed():
-            return row.counter == change.seen_counter and row.owner == change.seen_owner
-        case ResumeLease():
-            return True
-        case DeleteEnded():
-            return row.is_ended
-        case Ask(asked=asked, seen=seen):
-            return row.owner == asked and not row.is_ended and _stored(row.handoff) == _stored(seen)
-        case Withdraw():
-            return row.handoff is not None and row.handoff.to == change.owner
-        case Decline():
-            is_as_seen = row.owner == OFFERED and row.counter == change.seen_counter
-            return is_as_seen and row.offered_to == change.owner
-        case HandOver():
-            return (
-                row.owner == change.next_owner
-                and row.checkpoint_owner == change.owner
-                and row.counter == change.seen_counter
-                and row.checkpoint == change.last
-            )
-        case LateCheckpoint():
-            return _is_ours_now(change, row) and change.last <= row.checkpoint < change.position
-        case Checkpoint(last=last) | End(last=last) | Release(last=last) | Offer(last=last):
-            return _is_held(change, row) and row.checkpoint == last
-        case _:
-            return _is_held(change, row)
-
-
-def change_row(change: RowUpdate, row: Lease) -> Lease:
-    """The row after a change whose condition holds."""
-    grows = 0 if isinstance(change, _WITHOUT_COUNTER) else 1
-    after = msgspec.structs.replace(row, counter=row.counter + grows)
-    return _CHANGED[type(change)](change, after)
-
-
-def refuse_never_sent(change: RowChange) -> None:
-    """Refuse a change that is never sent to DynamoDB, with or without a row.
-
-    Raises: InvariantViolation.
-    """
-    match change:
-        case Renew() | Checkpoint():
-            pass
-        case NameChildren(children=children) if not children:
-            raise InvariantViolation("no expression for NameChildren without children")
-        case Take(forced=True, seen_owner=seen):
-            if seen is None or seen.startswith(OWNER_PREFIX):
-                raise InvariantViolation(
-                    f"{change.key}: only a Java owner is taken from by force, not {seen}"
-                )
-        case Offer(died_on=DiedOn()) if (
-            change.position != change.last or change.offered_to is not None
-        ):
-            raise InvariantViolation(
-                f"{change.key}: an offer after deaths has no position or receiver"
-            )
-        case LateCheckpoint(position=position) if position.is_sentinel:
-            raise InvariantViolation(f"{change.key}: a late checkpoint is never {position}")
-        case _:
-            pass
-
-
-def _is_held(change: _OwnersWrite, row: Lease) -> bool:
-    return row.owner == change.owner and row.counter == change.seen_counter
-
-
-def _is_ours_now(change: LateCheckpoint, row: Lease) -> bool:
-    if row.owner is None:
-        return True
-    return row.owner.startswith(OWNER_PREFIX) and row.owner != change.former
-
-
-def _stored(handoff: Handoff | None) -> Handoff | None:
-    """The handoff request with its time in whole milliseconds, as the table keeps it."""
-    if handoff is None:
-        return None
-    return Handoff(handoff.to, WallTime(round(handoff.asked_at * 1000) / 1000))
-
-
-def _without_handoff(row: Lease) -> Lease:
-    return msgspec.structs.replace(row, handoff=None, offered_to=None, offered_by=None)
-
-
-def _moved(row: Lease, position: ExtendedSequenceNumber) -> Lease:
-    return msgspec.structs.replace(
-        row, checkpoint=position, owner_switches=0, pending=None, died_on=None
-    )
-
-
-def _moved_if_elsewhere(change: Release | Offer | HandOver, row: Lease) -> Lease:
-    return row if change.position == change.last else _moved(row, change.position)
-
-
-def _in_ms(at: WallTime | None) -> WallTime | None:
-    """The time as a row keeps it; 0 stands for an unknown time."""
-    return WallTime(round(at * 1000) / 1000) if at else None
-
-
-def _taken(change: Take, row: Lease) -> Lease:
-    from_other = change.seen_owner not in {None, change.owner}
-    pinned_at = row.latest_pinned_at
-    if pinned_at is None and change.latest_pinned_at is not None:
-        pinned_at = WallTime(round(change.latest_pinned_at * 1000) / 1000)
-    return msgspec.structs.replace(
-        _without_handoff(row),
-        owner=change.owner,
-        checkpoint_owner=None,
-        failover_s=round(change.failover_s * 1000) / 1000,
-        start=change.start,
-        stream_created_at=_in_ms(change.stream_created_at),
-        owner_switches=row.owner_switches + from_other,
-        taken_from=change.seen_owner if change.forced else row.taken_from,
-        latest_pinned_at=pinned_at,
-    )
-
-
-def _asked(change: Ask, row: Lease) -> Lease:
-    return msgspec.structs.replace(row, handoff=_stored(Handoff(change.owner, change.asked_at)))
-
-
-def _withdrawn(_: Withdraw, row: Lease) -> Lease:
-    return msgspec.structs.replace(row, handoff=None)
-
-
-def _declined(change: Decline, row: Lease) -> Lease:
-    return msgspec.structs.replace(row, offered_to=None, offered_by=change.owner)
-
-
-def _claimed(change: Claim, row: Lease) -> Lease:
-    return msgspec.structs.replace(row, taken_from=None) if change.has_waited else row
-
-
-def _renewed(change: Renew, row: Lease) -> Lease:
-    if change.throughput_kbps is not None:
-        row = msgspec.structs.replace(row, throughput_kbps=change.throughput_kbps)
-    return msgspec.structs.replace(row, handoff=None) if change.drops_ask else row
-
-
-def _ended(_: End, row: Lease) -> Lease:
-    return _without_handoff(_moved(row, SHARD_END))
-
-
-def _released(change: Release, row: Lease) -> Lease:
-    gone = _without_handoff(_moved_if_elsewhere(change, row))
-    return msgspec.structs.replace(gone, owner=None)
-
-
-def _offered(change: Offer, row: Lease) -> Lease:
-    return msgspec.structs.replace(
-        _moved_if_elsewhere(change, row),
-        owner=OFFERED,
-        handoff=None,
-        offered_to=change.offered_to,
-        offered_by=change.owner,
-        died_on=change.died_on if change.died_on is not None else row.died_on,
-    )
-
-
-def _handed_over(change: HandOver, row: Lease) -> Lease:
-    stays = change.position == change.last
-    gone = _without_handoff(_moved_if_elsewhere(change, row))
-    return msgspec.structs.replace(
-        gone, checkpoint_owner=None, owner_switches=gone.owner_switches + stays
-    )
-
-
-def _amended(change: Amend, row: Lease) -> Lease:
-    right = msgspec.structs.replace(row, parents=change.parents, hash_range=change.hash_range)
-    if change.latest_pinned_at is None:
-        return right
-    return msgspec.structs.replace(right, latest_pinned_at=change.latest_pinned_at)
-
-
-_CHANGED: Final[Mapping[type[Any], Callable[[Any, Lease], Lease]]] = {
-    Take: _taken,
-    Ask: _asked,
-    Withdraw: _withdrawn,
-    Decline: _declined,
-    Claim: _claimed,
-    Renew: _renewed,
-    Checkpoint: lambda change, row: _moved(row, change.position),
-    NameChildren: lambda change, row: msgspec.structs.replace(row, children=change.children),
-    End: _ended,
-    Release: _released,
-    Offer: _offered,
-    HandOver: _handed_over,
-    LateCheckpoint: lambda change, row: _moved(row, change.position),
-    Amend: _amended,
-    HaltLease: lambda change, row: msgspec.structs.replace(row, halt=change.halt),
-    ResumeLease: lambda _, row: msgspec.structs.replace(row, halt=None, died_on=None),
+# The conditions and effects of `protocol/conditions.py`, compiled once for each kind of write.
+_Test = Callable[[Any, Lease], bool]
+_COMPARED: Final[Mapping[type[Any], Callable[[Any, Any], bool]]] = {
+    conditions.Equals: operator.eq,
+    conditions.Differs: operator.ne,
+    conditions.StartsWith: str.startswith,
+    conditions.AtLeast: operator.ge,
+    conditions.Below: operator.lt,
 }
+
+
+def holds(change: RowChange | ParentCondition, row: Lease) -> bool:
+    """Whether the condition of a change, or of a parent, holds on a row that exists."""
+    return _CONDITIONS[type(change)](change, row)
+
+
+def change_row(change: RowChange, row: Lease) -> Lease:
+    """The row after a change whose condition holds."""
+    return _EFFECTS[type(change)](change, row)
+
+
+def _all_of(parts: Sequence[conditions.Condition]) -> _Test:
+    """Plain loops: the simulator tests the conditions of each write that it simulates."""
+    equals = [each for each in parts if isinstance(each, conditions.Equals)]
+    pairs = [(conditions.reader(each.field), each.value.of) for each in equals]
+    tests = [_test(each) for each in parts if not isinstance(each, conditions.Equals)]
+
+    def hold(change: Any, row: Lease) -> bool:
+        for read, of in pairs:
+            if read(row) != of(change):
+                return False
+        for test in tests:  # noqa: SIM110
+            if not test(change, row):
+                return False
+        return True
+
+    return hold
+
+
+def _test(condition: conditions.Condition) -> _Test:
+    match condition:
+        case conditions.AnyOf(parts=parts):
+            tests = [_test(part) for part in parts]
+            return lambda change, row: any(test(change, row) for test in tests)
+        case conditions.AllOf(parts=parts):
+            return _all_of(parts)
+        case _:
+            read, of = conditions.reader(condition.field), condition.value.of
+            compare = _COMPARED[type(condition)]
+            return lambda change, row: compare(read(row), of(change))
+
+
+# Of effects that depend on the value before: the value after.
+_MERGED: Final[Mapping[type[Any], Callable[[Any, Any], Any]]] = {
+    conditions.Add: operator.add,
+    conditions.SetOnce: lambda before, value: value if before is None else before,
+}
+
+
+def _changed(write: conditions.Write) -> Callable[[Any, Lease], Lease]:
+    tests = [each.test for each in write.effects if isinstance(each, conditions.When)]
+    effects: dict[int, list[Any]] = {}
+
+    def changed(change: Any, row: Lease) -> Lease:
+        form = 0  # one bit for each test
+        for test in tests:
+            form = form << 1 | test(change)
+        if form not in effects:
+            parts = write.effects_of(change)
+            effects[form] = [(each.field, each.value.of, _MERGED.get(type(each))) for each in parts]
+        after = replace(row)  # a copy: to `replace` by a dictionary takes twice the time
+        for field, of, merged in effects[form]:
+            value = of(change)
+            force_setattr(after, field, merged(getattr(row, field), value) if merged else value)
+        return after
+
+    return changed
+
+
+_CONDITIONS: Final = {kind: _all_of(write.conditions) for kind, write in WRITES.items()}
+_EFFECTS: Final = {kind: _changed(write) for kind, write in WRITES.items()}
 
 
 _PAGE_ROWS: Final = 1_000
@@ -418,18 +276,12 @@ class LeaseRows:
 
     def _parent_holds(self, parent: ParentCondition) -> bool:
         row = self._rows.get(parent.key)
-        if row is None:
-            return False
-        match parent:
-            case HeldParent(owner=owner, counter=counter):
-                return row.owner == owner and row.counter == counter
-            case EndedParent():
-                return row.is_ended
-            case _:
-                return True
+        return row is not None and holds(parent, row)
 
     def _change_row(self, change: RowChange) -> Outcome:
-        refuse_never_sent(change)
+        write = WRITES[type(change)]
+        if write.mistake is not None:
+            write.refuse_mistake(change)
         row = self._rows.get(change.key)
         if row is None or not holds(change, row):
             return self._not_applied(change.key)
@@ -438,12 +290,19 @@ class LeaseRows:
             return Applied()
         after = change_row(change, row)
         self._put(change.key, after)
-        if self._unknown and _sets_handoff(change):
-            # A lease does not contain the time of a handoff request without a requester.
-            self._unknown.get(change.key, {}).pop("handoffAt", None)
+        if self._unknown:
+            self._forget_unread(change)
         return Applied(after)
 
-    def _not_applied(self, key: LeaseKey) -> Outcome:
+    def _forget_unread(self, change: RowChange) -> None:
+        """A changed field has none of its former attributes, those included that could not be read,
+        such as the time of a handoff request without a requester."""
+        unknown = self._unknown.get(change.key, {})
+        for effect in WRITES[type(change)].effects_of(change):
+            for column, _ in columns_of(effect.field):
+                unknown.pop(column.name, None)
+
+    def _contended(self, key: LeaseKey) -> Outcome:
         item = self._unreadable.get(key)
         if item is not None and _is_broken(item):
             return Refused(BROKEN_ROW, f"row {key!r} is broken")
@@ -475,9 +334,3 @@ def _is_broken(item: Item) -> bool:
 
 def _first(rows: Sequence[Lease], most: int) -> Sequence[Lease]:
     return rows[:most]
-
-
-def _sets_handoff(change: RowChange) -> bool:
-    if isinstance(change, Renew):
-        return change.drops_ask
-    return isinstance(change, Take | Ask | Withdraw | End | Release | Offer | HandOver)

@@ -57,8 +57,9 @@ Outcome = Applied | ConditionFailed | Throttled | Unavailable | OutcomeUnknown |
 
 
 # Every change of an owner names the owner and the counter that it last saw confirmed, and adds one
-# to the counter [P1, P2, I5]. `aws/expressions.py` holds the DynamoDB expression of each. The
-# in-memory table applies the same conditions in Python. One contract suite runs over both.
+# to the counter [P1, P2, I5]. `conditions.py` has the conditions and effects of each, as data:
+# `aws/expressions.py` renders them for DynamoDB, the in-memory table applies them to leases. One
+# contract suite runs over both.
 class CreateLease(msgspec.Struct, frozen=True, tag=True):
     """A whole row, by the first sync, or by its live owner if the row vanished. Applies only if
     there is not a row with this key."""
@@ -312,10 +313,9 @@ class DeleteTrimmed(msgspec.Struct, frozen=True, tag=True):
     seen_counter: int
 
 
-LeaseChange = (
-    CreateLease
-    | CreateChildren
-    | Take
+# The changes of one row that exists.
+RowChange = (
+    Take
     | Ask
     | Withdraw
     | Decline
@@ -334,6 +334,7 @@ LeaseChange = (
     | DeleteEnded
     | DeleteTrimmed
 )
+LeaseChange = CreateLease | CreateChildren | RowChange
 
 
 def keys_of(change: LeaseChange) -> tuple[LeaseKey, ...]:

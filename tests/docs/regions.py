@@ -1,6 +1,6 @@
 """Tables of the reference that are made of the code's own data, one function a region."""
 
-from kclrun.aws.expressions import CATALOGUE
+from kclrun.aws.expressions import CREATE, Texts
 from kclrun.compat.kclpy.property_table import PROPERTIES
 from kclrun.config.convert import json_schema
 from kclrun.consuming import leaving as loss
@@ -12,9 +12,10 @@ from kclrun.model.lease import ASK_STALE_AFTER_S
 from kclrun.observe import events
 from kclrun.observe.metrics import METRICS
 from kclrun.protocol import fence
+from kclrun.protocol.conditions import WRITES, When
+from tests.support.lease_writes import ALL
 
 CROWD = [f"kclrun:g:h{number}:n" for number in range(1000)]
-FROM_WHOLE = " from sub 0"
 
 
 def table(columns, rows):
@@ -126,13 +127,62 @@ def findings():
 
 def expressions():
     """Every conditional write of the lease table, as it is sent."""
-    rows = []
-    for each in CATALOGUE:
-        if each.name.endswith(FROM_WHOLE) and not each.name.startswith("late"):
-            continue  # one sentence says how they differ: test_reference.py
-        change = f"`{each.update.code}`" if each.update else ""
-        rows.append((each.name, change, f"`{each.condition}`"))
+    rows = [("create", "", f"`{CREATE}`")]
+    for kind, write in WRITES.items():
+        examples = [change for change in ALL if type(change) is kind]
+        plain = Texts(examples[0])
+        always = [each for each in write.effects if not isinstance(each, When)]
+        changes = [f"`{plain.update(always)}`"] if always else []
+        for part in write.effects:
+            if isinstance(part, When):
+                example = next(change for change in examples if part.test(change))
+                changes.append(f"{part.words}: `{Texts(example).update(part.effects)}`")
+        rows.append((write.name, "; ".join(changes), f"`{plain.condition(write.conditions)}`"))
     return table(("write", "change", "condition"), rows)
+
+
+# Where a value expected is none or 0, a write says the second instead of the first.
+SPECIAL_FORMS = {
+    "its owner was none": (
+        "leaseOwner = :seenOwner",
+        "(attribute_not_exists(leaseOwner) OR attribute_type(leaseOwner, :null))",
+    ),
+    "the position was last seen with sub-sequence number 0": (
+        "checkpointSubSequenceNumber = :lastSub",
+        (
+            "(checkpointSubSequenceNumber = :lastSub"
+            " OR attribute_not_exists(checkpointSubSequenceNumber))"
+        ),
+    ),
+    "no ask was there": (
+        "handoffTo = :seenTo AND handoffAt = :seenAt",
+        "attribute_not_exists(handoffTo)",
+    ),
+    "the ask had no time, or time 0": (
+        "handoffAt = :seenAt",
+        "(handoffAt = :seenAt OR attribute_not_exists(handoffAt))",
+    ),
+    "a late checkpoint, last seen with sub-sequence number 0": (
+        "(checkpoint = :last AND checkpointSubSequenceNumber >= :lastSub)",
+        "checkpoint = :last",
+    ),
+    "a late checkpoint, to sub-sequence number 0": (
+        (
+            " OR (checkpoint = :position AND (checkpointSubSequenceNumber < :sub"
+            " OR attribute_not_exists(checkpointSubSequenceNumber)))"
+        ),
+        "",
+    ),
+}
+
+
+def expression_forms():
+    """How a condition differs if a value that it expects is none or 0."""
+    rows = [
+        (where, f"`{usual.strip()}`", f"`{special}`" if special else "")
+        for where, (usual, special) in SPECIAL_FORMS.items()
+    ]
+    return table(("if", "instead of", "the write says"), rows)
 
 
 def properties():
@@ -264,6 +314,7 @@ REGIONS = {
     "log-events": log_events,
     "findings": findings,
     "expressions": expressions,
+    "expression-forms": expression_forms,
     "properties": properties,
     "properties-without": properties_without,
     "timers": timers,

@@ -5,8 +5,7 @@ import re
 import pytest
 import yaml
 
-from kclrun.aws.clauses import AT_LAST, AT_LAST_WHOLE
-from kclrun.aws.expressions import CATALOGUE
+from kclrun.aws.expressions import bind
 from kclrun.cli import exit_codes
 from kclrun.config.load import settings_of
 from kclrun.model.time import WallTime
@@ -17,7 +16,8 @@ from kclrun.spark.sink import columns as sink_options
 from kclrun.spark.sink.columns import sink_settings
 from tests.docs import pages
 from tests.docs.blocks import blocks_of
-from tests.docs.regions import FROM_WHOLE
+from tests.docs.regions import SPECIAL_FORMS
+from tests.support.lease_writes import ALL
 
 NOW = WallTime(1_800_000_000.0)
 REFERENCE = pages.DOCS / "reference"
@@ -47,16 +47,21 @@ def test_every_generated_table_stands_on_one_page():
     )
 
 
-def test_a_write_from_sub_0_differs_by_the_one_clause_that_the_page_names():
-    by_name = {each.name: each for each in CATALOGUE}
-    whole = [each for each in by_name if each.endswith(FROM_WHOLE) and not each.startswith("late")]
+def test_the_forms_of_a_write_differ_as_the_page_says_and_in_nothing_else():
+    plain = {}
+    met = set()
+    for change in ALL:
+        condition = bind(change).expression.condition
+        usual = plain.setdefault(type(change), condition)
+        reached = {usual}
+        for where, (old, new) in SPECIAL_FORMS.items():
+            for form in [each for each in reached if old in each]:
+                reached.add(form.replace(old, new))
+                if form.replace(old, new) == condition:
+                    met.add(where)
+        assert condition in reached, change
 
-    assert f"`{AT_LAST_WHOLE.code}`" in (REFERENCE / "lease-table.md").read_text()
-    for name in whole:
-        plain = by_name[name.removesuffix(FROM_WHOLE)]
-        assert by_name[name].update == plain.update
-        assert by_name[name].condition == plain.condition.replace(AT_LAST.code, AT_LAST_WHOLE.code)
-    assert len(whole) >= 5
+    assert met == set(SPECIAL_FORMS)
 
 
 def test_every_exit_code_has_a_row_and_no_other():

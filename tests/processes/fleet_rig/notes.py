@@ -5,12 +5,13 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from kclrun.aws.expressions import CATALOGUE
+from kclrun.aws.expressions import bind
+from kclrun.protocol.conditions import WRITES
+from tests.support.lease_writes import CHANGES
 
 # A claim is a renewal to the table: both are "renew" here.
-_NAMES = {
-    (each.update.code if each.update else None, each.condition): each.name for each in CATALOGUE
-}
+_TEXTS = ((bind(change).expression, WRITES[type(change)].name) for change in CHANGES)
+_NAMES = {(texts.update or None, texts.condition): name for texts, name in _TEXTS}
 # Another version of kclrun beside this one says the same with other attributes: what each of its
 # writes does to the owner.
 _OF_OTHER_VERSIONS = (
@@ -40,7 +41,7 @@ class Note:
 
     @property
     def is_take(self):
-        return self.is_applied and self.kind.startswith("take ")
+        return self.is_applied and self.kind.startswith("take")
 
     @property
     def is_ask(self):

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from tests.simulation.mutants.mutant import Mutant
 
-ROWS = "kclrun/local/lease_rows.py"
+ROWS = "kclrun/protocol/conditions.py"
 TABLES = "tests/contract/test_lease_table.py"
+
+# From the condition of a release to that of an offer.
+_TO_OFFERS = """\
+        (_COUNTED, *_without("owner"), *_WITHOUT_HANDOFF, _MOVED_IF_IT_MOVES),
+    ),
+    writes.Offer: Write(
+        "offer",
+"""
 
 OF_CONDITIONS = (
     Mutant(
         name="take-conditional-on-owner-only",
         file=ROWS,
-        old=(
-            "            return row.counter == change.seen_counter and row.owner =="
-            " change.seen_owner"
-        ),
-        new="            return row.owner == change.seen_owner",
+        old='_AS_SEEN: Final = (Equals("counter", _SEEN), Equals("owner", _SEEN_OWNER))',
+        new='_AS_SEEN: Final = (Equals("owner", _SEEN_OWNER),)',
         breaks="a lease that was renewed since the scan is taken",
         source="a4 (KCL assignLease), a6 (kcl-rust acquire)",
-        found_at=7,
+        found_at=8,
     ),
     Mutant(
         name="renewal-conditional-on-owner-only",
         file=ROWS,
-        old="        case Renew() | Claim():\n            return _is_held(change, row)",
-        new=(
-            "        case Renew():\n            return row.owner == change.owner\n"
-            "        case Claim():\n            return _is_held(change, row)"
-        ),
+        old='        "renew",\n        _HELD,',
+        new='        "renew",\n        (Equals("owner", _ME),),',
         breaks="a renewal of a dead process lands in the life of its successor",
         source="a6",
         found_at=0,
@@ -35,11 +37,8 @@ OF_CONDITIONS = (
     Mutant(
         name="renewal-unconditional",
         file=ROWS,
-        old="        case Renew() | Claim():\n            return _is_held(change, row)",
-        new=(
-            "        case Renew():\n            return True\n"
-            "        case Claim():\n            return _is_held(change, row)"
-        ),
+        old='        "renew",\n        _HELD,',
+        new='        "renew",\n        (),',
         breaks="who lost a lease keeps renewing the row of its new owner",
         source="D.7: renew without condition",
         found_at=0,
@@ -47,8 +46,8 @@ OF_CONDITIONS = (
     Mutant(
         name="checkpoint-unconditional",
         file=ROWS,
-        old="        case ResumeLease():\n            return True",
-        new="        case Checkpoint() | ResumeLease():\n            return True",
+        old='Write("checkpoint", _HELD_AT, ',
+        new='Write("checkpoint", (), ',
         breaks="who lost a lease moves the position of its new owner",
         source="a8: non-owners may checkpoint by design",
         found_at=2,
@@ -56,8 +55,8 @@ OF_CONDITIONS = (
     Mutant(
         name="end-unconditional",
         file=ROWS,
-        old="        case ResumeLease():\n            return True",
-        new="        case End() | ResumeLease():\n            return True",
+        old='Write("end", _HELD_AT, ',
+        new='Write("end", (), ',
         breaks="who lost a lease ends the shard that its new owner still reads",
         source="a8: SHARD_END is unconditional",
         layer="dense storms",
@@ -66,8 +65,8 @@ OF_CONDITIONS = (
     Mutant(
         name="release-unconditional",
         file=ROWS,
-        old="        case ResumeLease():\n            return True",
-        new="        case Release() | Offer() | ResumeLease():\n            return True",
+        old=f'        "release",\n        _HELD_AT,\n{_TO_OFFERS}        _HELD_AT,',
+        new=f'        "release",\n        (),\n{_TO_OFFERS}        (),',
         breaks="who lost a lease gives away what is its new owner's",
         source="a6 (kcl-rust release)",
         found_at=2,
@@ -75,21 +74,18 @@ OF_CONDITIONS = (
     Mutant(
         name="position-not-in-the-condition",
         file=ROWS,
-        old="            return _is_held(change, row) and row.checkpoint == last",
-        new="            return _is_held(change, row)",
+        old='_HELD_AT: Final = (*_HELD, Equals("checkpoint", _LAST))',
+        new="_HELD_AT: Final = _HELD",
         breaks="a checkpoint moves a row back over a late one",
         source="trace H6",
         layer="rough storms",
-        found_at=4,
+        found_at=6,
     ),
     Mutant(
         name="late-checkpoint-without-upper-bound",
         file=ROWS,
-        old=(
-            "            return _is_ours_now(change, row) and change.last <= row.checkpoint"
-            " < change.position"
-        ),
-        new="            return _is_ours_now(change, row) and change.last <= row.checkpoint",
+        old='            Below("checkpoint", _POSITION),\n',
+        new="",
         breaks="a late checkpoint moves the new owner's position back, or un-ends a shard",
         source="P19, trace H6b",
         found_at=0,
@@ -97,8 +93,8 @@ OF_CONDITIONS = (
     Mutant(
         name="counter-reset-by-takes",
         file=ROWS,
-        old="        owner=change.owner,\n        checkpoint_owner=None,",
-        new="        owner=change.owner,\n        counter=1,\n        checkpoint_owner=None,",
+        old='            _COUNTED,\n            Set("owner", _ME),',
+        new='            Set("counter", _ONE),\n            Set("owner", _ME),',
         breaks="the counter is no version and no fencing token",
         source="a6: SET leaseCounter = 1",
         found_at=0,
@@ -106,8 +102,8 @@ OF_CONDITIONS = (
     Mutant(
         name="checkpoints-keep-the-counter",
         file=ROWS,
-        old="_WITHOUT_COUNTER: Final = (Ask, Withdraw, LateCheckpoint, ResumeLease)",
-        new="_WITHOUT_COUNTER: Final = (Ask, Withdraw, LateCheckpoint, ResumeLease, Checkpoint)",
+        old='Write("checkpoint", _HELD_AT, (_COUNTED, *_MOVED))',
+        new='Write("checkpoint", _HELD_AT, _MOVED)',
         breaks="a lease that checkpoints often stands still for everybody else, and is taken",
         source="P1",
         found_at=0,
@@ -115,8 +111,8 @@ OF_CONDITIONS = (
     Mutant(
         name="take-keeps-the-ask",
         file=ROWS,
-        old="    return msgspec.structs.replace(\n        _without_handoff(row),",
-        new="    return msgspec.structs.replace(\n        row,",
+        old="            *_WITHOUT_HANDOFF,\n            When(",
+        new="            When(",
         breaks="the next owner obeys an ask that was made to its predecessor",
         source="trace H8",
         # By contract: the new owner drops the ask as stale, so a storm sees a delay at most.
@@ -134,18 +130,21 @@ OF_CONDITIONS = (
     ),
     Mutant(
         name="sent-take-conditional-on-owner-only",
-        file="kclrun/aws/clauses.py",
-        old='SEEN_COUNTER: Final = Clause("leaseCounter = :seen", "its counter is the one seen")',
-        new='SEEN_COUNTER: Final = Clause("leaseCounter >= :seen", "its counter is the one seen")',
+        file="kclrun/aws/expressions.py",
+        old='            test = f"{column.name} = {name}"',
+        new='            test = f"{column.name} >= {name}"',
         breaks="DynamoDB is asked for weaker conditions than the memory table has",
         source="a6",
         layer=TABLES,
     ),
     Mutant(
         name="sub-sequence-not-advanced",
-        file="kclrun/aws/clauses.py",
-        old='    "checkpoint = :position, checkpointSubSequenceNumber = :sub,"',
-        new='    "checkpoint = :position, checkpointSubSequenceNumber = :zero,"',
+        file=ROWS,
+        old='_POSITION: Final = _value(":position :sub", "position")',
+        new=(
+            '_POSITION: Final = _value(":position :sub",'
+            " lambda c: ExtendedSequenceNumber(c.position.sequence_number))"
+        ),
         breaks="a checkpoint inside an aggregate does not advance",
         source="a7",
         layer=TABLES,

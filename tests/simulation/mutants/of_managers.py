@@ -177,9 +177,9 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="pin-moved-by-each-take",
-        file="kclrun/aws/clauses.py",
-        old="latestPinnedAt = if_not_exists(latestPinnedAt, :pinnedAt)",
-        new="latestPinnedAt = :pinnedAt",
+        file="kclrun/protocol/conditions.py",
+        old='SetOnce("latest_pinned_at", _PINNED_AT)',
+        new='Set("latest_pinned_at", _PINNED_AT)',
         breaks="a take that saw no instant overwrites one that was noted since",
         source="P14",
         layer="tests/contract/test_lease_table.py",

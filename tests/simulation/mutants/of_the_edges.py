@@ -61,9 +61,9 @@ OF_THE_EDGES = (
     ),
     Mutant(
         name="late-checkpoint-compares-text",
-        file="kclrun/aws/clauses.py",
-        old='    f"{_SENTINEL} OR size(checkpoint) < :digits"',
-        new='    f"{_SENTINEL} OR checkpoint < :position OR size(checkpoint) < :digits"',
+        file="kclrun/aws/expressions.py",
+        old='f"{_SENTINEL} OR size(checkpoint) < :digits"',
+        new='f"{_SENTINEL} OR checkpoint < {position} OR size(checkpoint) < :digits"',
         breaks="positions are compared as text: SHARD_END is below any number",
         source="trace H6b",
         layer="tests/contract/test_lease_table_late.py",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.aws.binding import bind
+from kclrun.aws.expressions import bind
 from kclrun.aws.rows import ATTRIBUTES_MAX, BrokenRow, decode_page, decode_row, encode_row
 from kclrun.model.lease import Halt, Handoff, Lease, LeaseKey, OwnerId, PendingCheckpoint
 from kclrun.model.sequence import SENTINELS, TRIM_HORIZON, ExtendedSequenceNumber

@@ -12,7 +12,8 @@ from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.model.lease import OFFERED, Handoff, Lease
+from kclrun.local.lease_rows import change_row
+from kclrun.model.lease import OFFERED, Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.protocol import writes as ch
@@ -21,7 +22,6 @@ from kclrun.protocol.writes import Applied
 replace = msgspec.structs.replace
 ME, OTHER, THIRD = "kclrun:a:me:n", "kclrun:a:other:n", "kclrun:b:third:n"
 JAVA = "java-1"
-GIVEN = {"handoff": None, "offered_to": None, "offered_by": None}
 
 
 def row(key="s0", owner=None, counter=0, **fields):
@@ -95,13 +95,7 @@ class ManagerLife(Answers):
 
     def apply(self, change, *, after=0.0, **seen_too):
         """The write applied. `seen_too`: what else its image shows, as an ask by another owner."""
-        image = self.rows[change.key]
-        if isinstance(change, ch.Ask):
-            image = replace(image, handoff=Handoff(change.owner, change.asked_at))
-        elif isinstance(change, ch.Withdraw):
-            image = replace(image, handoff=None)
-        else:
-            image = replace(image, counter=image.counter + 1, **_written(change, image))
+        image = change_row(change, self.rows[change.key])
         self.rows[change.key] = image = replace(image, **seen_too)
         return self.say(e.WriteResolved(change, Applied(image)), after=after)
 
@@ -126,21 +120,3 @@ class ManagerLife(Answers):
             else:
                 self.tick(0.5)
         raise AssertionError(f"no renewal in a minute: {self.said}")
-
-
-def _written(change, image):
-    match change:
-        case ch.Take():
-            forced = {"taken_from": image.owner} if change.forced else {}
-            return {"owner": change.owner, **GIVEN, **forced}
-        case ch.Renew():
-            return {"handoff": None} if change.drops_ask else {}
-        case ch.Offer():
-            given = {"offered_to": change.offered_to, "offered_by": change.owner}
-            return {"owner": OFFERED, **GIVEN, **given}
-        case ch.Decline():
-            return {"offered_to": None, "offered_by": change.owner}
-        case ch.Release():
-            return {"owner": None, **GIVEN}
-        case ch.HaltLease():
-            return {"halt": change.halt}

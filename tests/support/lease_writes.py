@@ -1,0 +1,88 @@
+"""Every write of the lease table in every form that its expression has. Not a test.
+
+The first of each kind has a value for all that it expects, and a position inside an aggregate.
+"""
+
+from __future__ import annotations
+
+from kclrun.model.lease import DiedOn, Halt, Handoff, LeaseKey, OwnerId
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.shard import HashRange
+from kclrun.model.time import WallTime
+from kclrun.protocol.writes import (
+    Amend,
+    Ask,
+    Checkpoint,
+    Claim,
+    Decline,
+    DeleteEnded,
+    DeleteTrimmed,
+    End,
+    EndedParent,
+    ExistingParent,
+    HaltLease,
+    HandOver,
+    HeldParent,
+    LateCheckpoint,
+    NameChildren,
+    Offer,
+    Release,
+    Renew,
+    ResumeLease,
+    Take,
+    Withdraw,
+)
+
+KEY, ME, OTHER = LeaseKey("k"), OwnerId("kclrun:a:h:1"), OwnerId("java")
+WHOLE, INSIDE, NEXT, NEXT_INSIDE = (
+    ExtendedSequenceNumber("5"),
+    ExtendedSequenceNumber("5", 1),
+    ExtendedSequenceNumber("9"),
+    ExtendedSequenceNumber("9", 3),
+)
+CHANGES = (
+    *(Take(KEY, ME, seen, 4, 10.0, "LATEST") for seen in (OTHER, None, ME)),
+    Take(KEY, ME, OTHER, 4, 10.0, "LATEST", forced=True),
+    *(
+        Take(KEY, ME, seen, 4, 10.0, "LATEST", latest_pinned_at=WallTime(9.0))
+        for seen in (OTHER, None, ME)
+    ),
+    Take(KEY, ME, OTHER, 4, 10.0, "LATEST", forced=True, latest_pinned_at=WallTime(9.0)),
+    *(
+        Ask(KEY, ME, OTHER, WallTime(9.0), seen=Handoff(OTHER, WallTime(seen_at)))
+        for seen_at in (2.0, 0.0)
+    ),
+    Ask(KEY, ME, OTHER, WallTime(9.0)),
+    Withdraw(KEY, ME),
+    Decline(KEY, ME, 4),
+    *(Claim(KEY, ME, 4, has_waited=waited) for waited in (False, True)),
+    *(
+        Renew(KEY, ME, 4, measured, drops_ask=drops)
+        for measured in (None, 1.5)
+        for drops in (False, True)
+    ),
+    NameChildren(KEY, ME, 4, frozenset({"c"})),
+    *(
+        Amend(KEY, ME, 4, parents, HashRange(0, 5), pinned_at)
+        for parents in (frozenset({"p"}), frozenset[str]())
+        for pinned_at in (None, WallTime(9.0))
+    ),
+    HaltLease(KEY, ME, 4, Halt("why", WallTime(1.0))),
+    ResumeLease(KEY),
+    DeleteEnded(KEY),
+    *(DeleteTrimmed(KEY, seen, 4) for seen in (OTHER, None)),
+    *(Checkpoint(KEY, ME, 4, NEXT, last) for last in (INSIDE, WHOLE)),
+    *(End(KEY, ME, 4, last) for last in (INSIDE, WHOLE)),
+    *(Release(KEY, ME, 4, to, last) for last in (INSIDE, WHOLE) for to in (last, NEXT)),
+    *(
+        Offer(KEY, ME, 4, to, last, asker)
+        for last in (INSIDE, WHOLE)
+        for to in (last, NEXT)
+        for asker in (OTHER, None)
+    ),
+    *(Offer(KEY, ME, 4, last, last, None, DiedOn("h", last)) for last in (INSIDE, WHOLE)),
+    *(HandOver(KEY, ME, OTHER, 4, to, last) for last in (INSIDE, WHOLE) for to in (last, NEXT)),
+    *(LateCheckpoint(KEY, ME, last, to) for last in (INSIDE, WHOLE) for to in (NEXT_INSIDE, NEXT)),
+)
+PARENTS = (HeldParent(KEY, ME, 4), EndedParent(KEY), ExistingParent(KEY))
+ALL = (*CHANGES, *PARENTS)
