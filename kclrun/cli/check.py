@@ -18,7 +18,7 @@ from kclrun.cli.config_options import (
     config_options,
     load_configuration,
 )
-from kclrun.errors import KclrunError, NotFound
+from kclrun.errors import KclrunError, NotFound, ServiceError, TableRefused
 from kclrun.model.time import Instant
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _stage(name: str, stage: Stage) -> int:
 
 
 def _spark(settings: Settings) -> str:
-    from kclrun.cli.spark_run import require_spark
+    from kclrun.cli.run.spark import require_spark
     from kclrun.config.rules import unused_settings
 
     version = require_spark(settings).version
@@ -138,7 +138,6 @@ def _stream(aws: Aws, stream: str) -> str:
 def _table(aws: Aws) -> str:
     from kclrun.aws.table_setup import inspect_table, refuse_kcl3
     from kclrun.cli.streams import open_streams, refuse_other_kind
-    from kclrun.errors import ServiceError, TableRefused
 
     settings = aws.settings
     client = aws.control.dynamodb_reads()

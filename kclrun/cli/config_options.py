@@ -142,7 +142,10 @@ class ConfigGroup(click.Group):
     command_class = ConfigCommand
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _with_config_named(self, args, stops=self.commands))
+        named = _with_config_named(self, args, stops=self.commands)
+        _, _, end = _places(self, named, self.commands)
+        # Options before the subcommand are the subcommand's; those after it have precedence.
+        return super().parse_args(ctx, [*named[end : end + 1], *named[:end], *named[end + 1 :]])
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -206,7 +209,7 @@ def _with_config_named(
     `stops` are the subcommands, which parse their own arguments. Raises: click.UsageError for two
     configurations.
     """
-    places, given = _places(command, arguments, stops)
+    places, given, _ = _places(command, arguments, stops)
     has_own = bool(stops) or any(isinstance(param, click.Argument) for param in command.params)
     files = [
         at
@@ -224,10 +227,10 @@ def _with_config_named(
 
 def _places(
     command: click.Command, arguments: Sequence[str], stops: Collection[str]
-) -> tuple[list[int], list[str]]:
+) -> tuple[list[int], list[str], int]:
     """The indexes of the arguments that are neither options nor values of options, up to one of
-    `stops`; and the configurations that `--config` names among them."""
-    takes_value = {
+    `stops`; the configurations that `--config` names among them; and the index of that end."""
+    takes_value = {*_CONFIG, _SET} | {
         name
         for param in command.params
         if isinstance(param, click.Option) and not (param.is_flag or param.count)
@@ -246,7 +249,7 @@ def _places(
         elif each.startswith(_CONFIG[1]) and not each.startswith("--"):
             configs.append(each.removeprefix(_CONFIG[1]))
         at += 2 if name in takes_value and not equals else 1
-    return places, configs
+    return places, configs, at
 
 
 def load_configuration(config: Path | None, overrides: Sequence[str]) -> Configuration:

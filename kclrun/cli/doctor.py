@@ -8,12 +8,13 @@ table is read again. A row whose owner is alive is never written.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 import msgspec
@@ -22,13 +23,16 @@ from kclrun.aws.rows import BrokenRow, Item, decode_row, kcl3_mode_of
 from kclrun.aws.table_setup import refuse_kcl3
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigCommand, config_options
+from kclrun.cli.messages import naming_table
 from kclrun.cli.streams import OpenStream, open_streams
+from kclrun.cli.world import Aws, fleet_aws
 from kclrun.config.units import parse_start
-from kclrun.errors import AccessDenied, InvalidRequest, NotFound, SettingsError
+from kclrun.errors import AccessDenied, InvalidRequest, SettingsError
 from kclrun.leases.doctor.diagnosis import diagnose, is_healthy
 from kclrun.leases.doctor.findings import (
     Circumstances,
     Finding,
+    Kind,
     Look,
     MendingChange,
     StreamFacts,
@@ -56,9 +60,6 @@ from kclrun.protocol.writes import (
 )
 from kclrun.sinks.durable_files import sync, sync_folder, write_at
 
-if TYPE_CHECKING:
-    from kclrun.cli.world import Aws
-
 
 class Examination(msgspec.Struct, frozen=True):
     """The findings; `items` are all rows as read by the second scan, at `seen_at`."""
@@ -84,7 +85,7 @@ def examine(aws: Aws) -> Examination:
     circumstances = Circumstances(
         me=Owner(aws.settings.leases.group, "doctor", os.urandom(8).hex()).id,
         failover_s=float(aws.settings.leases.failover),
-        watched_s=time.monotonic() - began,
+        watched_s=math.floor((time.monotonic() - began) * 10) / 10,  # as it is shown
         now=now,
         streams={key: _facts(stream, now) for key, stream in streams.items()},
     )
@@ -121,12 +122,8 @@ def refuse_native(aws: Aws) -> None:
 
 
 def _look(aws: Aws, streams: Mapping[StreamKey, OpenStream]) -> tuple[Look, tuple[Item, ...]]:
-    table = aws.settings.table
-    try:
+    with naming_table(aws.settings.table):
         items = tuple(item for page in aws.table.items() for item in page)
-    except NotFound as error:
-        message = f"there is no lease table {table}; the first start makes it"
-        raise NotFound(message, operation=error.operation, code=error.code) from None
     listings = {key: _listing(key, stream) for key, stream in streams.items()}
     look = look_of(items, listings)
     if look.kcl3_mode is None:
@@ -186,7 +183,8 @@ def _print(finding: Finding) -> None:
         lines.append(f"  only:     with --yes --accept {finding.kind.value}")
     if finding.advice and (not finding.mend or finding.kind.needs_consent):
         lines.append(f"  you:      {finding.advice}")
-    click.echo("\n".join(map(harmless, lines)))
+    # The reason of a halt may have several lines: they stay below their title.
+    click.echo("\n".join(harmless(line).replace("\n", f"\n{'':12}") for line in lines))
 
 
 def print_mended(mended: Sequence[Mended]) -> None:
@@ -374,8 +372,6 @@ def doctor(
     kclrun doctor --config app.yaml                   look, explain, change nothing
     kclrun doctor --config app.yaml --yes             back up all rows, mend, look again
     """
-    from kclrun.cli.fleet_run import fleet_aws
-
     _refuse_unknown(accepted)
     if accepted and not yes:
         raise click.UsageError("--accept goes with --yes: without it nothing is changed.")
@@ -391,8 +387,6 @@ def doctor(
 
 
 def _refuse_unknown(accepted: Sequence[str]) -> None:
-    from kclrun.leases.doctor.findings import Kind
-
     kinds = [kind.value for kind in Kind if kind.needs_consent]
     for name in accepted:
         if name not in kinds:
@@ -402,7 +396,6 @@ def _refuse_unknown(accepted: Sequence[str]) -> None:
 
 
 def _told(examined: Examination, *, as_json: bool) -> int:
-
     if as_json:
         print_json(examined)
     else:
@@ -420,7 +413,6 @@ def _mended(
     *,
     as_json: bool,
 ) -> int:
-
     refuse_native(aws)
     if not as_json:
         print_findings(examined)
@@ -440,6 +432,4 @@ def _mended(
 
 
 def _code(examined: Examination) -> int:
-    from kclrun.leases.doctor.diagnosis import is_healthy
-
     return exit_codes.DRAINED if is_healthy(examined.findings) else exit_codes.UNMET

@@ -1,37 +1,20 @@
-"""`kclrun init`: writes a starter project that runs at once. Never overwrites a file.
-
-With `--add-index` it adds the owner index to a lease table that is older than kclrun. With `--from`
-it converts the properties of the MultiLangDaemon (`properties_import.py`).
-"""
+"""`kclrun init`: writes a starter project that runs at once. Never overwrites a file."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import shlex
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 import kclrun
-from kclrun.aws.lease_table import OWNER_INDEX
-from kclrun.aws.table_setup import (
-    INDEX_WAIT_S,
-    IndexState,
-    add_owner_index,
-    inspect_owner_index,
-)
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigCommand, load_configuration
-from kclrun.cli.new_files import write_new
+from kclrun.config.file_permissions import write_new
 from kclrun.errors import SettingsError
-from kclrun.model.time import Instant
-
-if TYPE_CHECKING:
-    from kclrun.cli.world import Aws
 
 # The files of a starter project. Its processor is a copy of the module `kclrun.samples.hello`. That
 # module is tested, so the starter project stays correct.
@@ -90,115 +73,15 @@ def _sample(name: str) -> str:
     return Path(spec.origin).read_text(encoding="utf-8")
 
 
-def add_index(aws: Aws, *, is_confirmed: bool) -> int:
-    """Show the plan for the new index, or add the index and wait; returns the exit code.
-
-    Raises: TableRefused (no such table, other keys); Unavailable if it takes longer than
-    `INDEX_WAIT_S`; AccessDenied and other ServiceError leaves.
-    """
-    table = aws.settings.table
-    state = inspect_owner_index(aws.control.dynamodb_reads(), table)
-    if state.is_active:
-        click.echo(f"{table} has its index {OWNER_INDEX} already. Nothing to do.")
-        return exit_codes.DRAINED
-    click.echo(_plan(table, state))
-    if not is_confirmed:
-        click.echo("Nothing was changed. To do it, add --yes")
-        return exit_codes.DRAINED
-    began = time.monotonic()
-    add_owner_index(
-        aws.control,
-        table,
-        tell=click.echo,
-        clock=lambda: Instant(time.monotonic()),
-        wait=time.sleep,
-    )
-    click.echo(f"{OWNER_INDEX} is ACTIVE, after {time.monotonic() - began:.0f} s")
-    return exit_codes.DRAINED
-
-
-def _plan(table: str, state: IndexState) -> str:
-    if state.status is not None:
-        return f"{table}: index {OWNER_INDEX} is {state.status}; with --yes this waits for it"
-    billing = "on demand, as the table is"
-    if state.capacity is not None:
-        read, write = state.capacity
-        billing = f"provisioned as the table is: {read} read and {write} write units more to pay"
-    return (
-        f"{table}: add index {OWNER_INDEX} (leaseOwner, leaseKey; keys only; {billing})\n"
-        "AWS needs minutes for it, 15 to 20 have been seen; the fleet runs on meanwhile.\n"
-        f"This waits up to {INDEX_WAIT_S / 60:.0f} minutes; Ctrl-C stops the waiting, not the work."
-    )
-
-
-@click.command(cls=ConfigCommand)
-@click.argument("folder", metavar="DIR", required=False, type=click.Path(path_type=Path))
-@click.option("--add-index", is_flag=True, help="Add the owner index to an existing lease table.")
-@click.option(
-    "--from",
-    "properties",
-    metavar="PROPERTIES",
-    type=click.Path(path_type=Path),
-    help="Write app.yaml from a properties file of amazon_kclpy.",
-)
-@click.option(
-    "--config", "-c", metavar="FILE", type=click.Path(path_type=Path), help="Its table's."
-)
-@click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a setting.")
-@click.option("--yes", is_flag=True, help="Add it; without, only show the plan.")
-def init(
-    folder: Path | None,
-    properties: Path | None,
-    config: Path | None,
-    overrides: tuple[str, ...],
-    *,
-    add_index: bool,
-    yes: bool,
-) -> int:
+@click.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+def init(folder: Path) -> int:
     """Write a commented starter project into DIR: app.yaml, a processor, its test.
 
     \b
     kclrun init hello && cd hello
     kclrun --config app.yaml
-
-    Or give a lease table that the Java KCL made the index by which leases move within a second.
-
-    \b
-    kclrun init --add-index --config app.yaml          what it would do
-    kclrun init --add-index --config app.yaml --yes
-
-    Or write app.yaml for an application of amazon_kclpy, beside its properties or into DIR.
-
-    \b
-    kclrun init --from app.properties
     """
-    if add_index:
-        if folder is not None or properties is not None:
-            raise click.UsageError("--add-index takes --config FILE, and neither DIR nor --from.")
-        return _add_index(config, overrides, is_confirmed=yes)
-    if config is not None or overrides or yes:
-        raise click.UsageError("--config, --set and --yes go with --add-index.")
-    if properties is not None:
-        from kclrun.cli.properties_import import import_properties
-
-        return import_properties(properties, folder)
-    if folder is None:
-        raise click.UsageError("Missing argument 'DIR'.")
-    _write_starter(folder)
-    return exit_codes.DRAINED
-
-
-def _add_index(config: Path | None, overrides: Sequence[str], *, is_confirmed: bool) -> int:
-    from kclrun.cli.world import Aws
-
-    settings = load_configuration(config, overrides).settings
-    if settings.engine == "spark":
-        raise SettingsError("engine: spark keeps no leases, and so no lease table")
-    return add_index(Aws(settings), is_confirmed=is_confirmed)
-
-
-def _write_starter(folder: Path) -> None:
-
     files = starter_files()
     existing = [name for name in files if (folder / name).exists()]
     if existing:
@@ -214,3 +97,4 @@ def _write_starter(folder: Path) -> None:
     click.echo(f"Wrote {', '.join(files)} to {folder}")
     program = shlex.quote(os.environ.get("KCLRUN_PROGRAM", "kclrun"))
     click.echo(f"Next:  cd {shlex.quote(str(folder))} && {program} --config app.yaml")
+    return exit_codes.DRAINED

@@ -11,7 +11,8 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from kclrun.errors import (
     DataLoss,
     EngineFailed,
     KclrunError,
+    NotFound,
     ProcessorError,
     Throttled,
     Unavailable,
@@ -28,6 +30,8 @@ from kclrun.errors import (
 )
 from kclrun.model.text import harmless
 
+# As many names as a line of a terminal shows.
+_NAMED_MAX: Final = 8
 _NAMES_TABLE: Final = re.compile(r"(?:application|table|stream|aws\.[a-z_.]+)=")
 # The first words of a message, by verb.
 _CANNOT: Final[Mapping[str, str]] = {
@@ -37,6 +41,7 @@ _CANNOT: Final[Mapping[str, str]] = {
     "iam": "Cannot say which permissions are needed",
     "init": "Init failed",
     "local": "Cannot start the embedded AWS",
+    "migrate": "Cannot migrate",
     "put": "Cannot put",
     "lag": "Cannot measure the lag",
     "leases": "Cannot show the leases",
@@ -55,6 +60,22 @@ _HINTS: Final[tuple[tuple[type[KclrunError], str], ...]] = (
     (EngineFailed, "What was committed stays; start it again, and the rest is read again"),
     (Unavailable, "Check the network, aws.region and aws.endpoint, then try again"),
 )
+
+
+@contextmanager
+def naming_table(table: str) -> Iterator[None]:
+    """Raises: NotFound that names the lease table, in place of the service's for its reads."""
+    try:
+        yield
+    except NotFound as error:
+        message = f"there is no lease table {table}; the first start makes it"
+        raise NotFound(message, operation=error.operation, code=error.code) from None
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first eight names, and how many there are if there are more."""
+    more = f", … {len(names)} in all" if len(names) > _NAMED_MAX else ""
+    return ", ".join(names[:_NAMED_MAX]) + more
 
 
 def tell(error: BaseException, verb: str) -> int:

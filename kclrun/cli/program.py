@@ -17,21 +17,34 @@ from kclrun.cli import exit_codes, messages
 from kclrun.cli.config_options import with_verb_first
 
 _DEFAULT: Final = "run"
-_VERBS: Final[Mapping[str, str]] = {
-    "run": "Run the application (the default verb).",
-    "check": "Check settings, processor and AWS; change nothing.",
-    "doctor": "Find what is wrong with the lease table; mend it with --yes.",
-    "iam": "Print the IAM policy that the application needs.",
-    "init": "Write a starter project that runs at once.",
-    "lag": "Show how far each shard is behind; answer a monitor.",
-    "leases": "Show who has which shard, and how far; move, release, resume them.",
-    "local": "Serve Kinesis, DynamoDB, CloudWatch, S3 and SQS on this machine.",
-    "put": "Put records from a file or a pipe into a stream.",
-    "simulate": "Show what a fleet would do when hosts are lost, deployed, or shards double.",
-    "tail": "Print the records of a stream as they arrive.",
-    "version": "Show versions.",
+_HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Begin": {
+        "init": "Write a starter project that runs at once.",
+        "local": "Serve Kinesis, DynamoDB, CloudWatch, S3 and SQS on this machine.",
+        "migrate": "Come from amazon_kclpy, or from a Spark query.",
+        "simulate": "Show what a fleet would do when hosts are lost, deployed, or shards double.",
+    },
+    "Run": {
+        "run": "Run the application (the default verb).",
+        "put": "Put records from a file or a pipe into a stream.",
+        "tail": "Print the records of a stream as they arrive.",
+        "lag": "Show how far each shard is behind; answer a monitor.",
+        "leases": "Show who has which shard, and how far; move, release, resume them.",
+    },
+    "Find what is wrong": {
+        "check": "Check settings, processor and AWS; change nothing.",
+        "doctor": "Find what is wrong with the lease table; mend it with --yes.",
+        "iam": "Print the IAM policy that the application needs.",
+        "version": "Show versions.",
+    },
 }
-_PACKAGE: Final = "kclrun.cli"
+_VERBS: Final = tuple(verb for lines in _HEADINGS.values() for verb in lines)
+_FOLDERS: Final = frozenset({"lag", "leases", "migrate", "run", "tail"})
+
+
+def module_of(verb: str) -> str:
+    """The name of the module with the command; a folder has the parts of a large verb."""
+    return f"kclrun.cli.{verb}.command" if verb in _FOLDERS else f"kclrun.cli.{verb}"
 
 
 class _Verbs(click.Group):
@@ -43,7 +56,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _VERBS:
             return None
-        module = importlib.import_module(f"{_PACKAGE}.{cmd_name}")
+        module = importlib.import_module(module_of(cmd_name))
         command: click.Command = getattr(module, cmd_name)
         return command
 
@@ -59,8 +72,9 @@ class _Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(_VERBS.items()))
+        for heading, lines in _HEADINGS.items():
+            with formatter.section(heading):
+                formatter.write_dl(list(lines.items()))
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code), text) for code, text in exit_codes.MEANINGS.items()])
 

@@ -22,6 +22,7 @@ from kclrun.cli.config_options import ConfigCommand, stream_options, stream_sett
 from kclrun.config.schema import SHARDS_MAX
 from kclrun.errors import ServiceError, SettingsError
 from kclrun.model.record import PutEntry
+from kclrun.model.stream import is_loopback
 
 if TYPE_CHECKING:
     from kclrun.cli.world import Aws
@@ -212,7 +213,6 @@ def _create(aws: Aws, shards: int) -> None:
     Raises: SettingsError for another endpoint; a ServiceError leaf.
     """
     from kclrun.local.filling import make_stream
-    from kclrun.model.stream import is_loopback
 
     name = aws.settings.only_stream
     if not is_loopback(aws.kinesis.url):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DURATION
@@ -109,8 +110,6 @@ def simulate(
     kclrun simulate --workers 12 --shards 96 --deploy rolling --reshard double --json
     kclrun simulate --group-sizes 8,4,4 --shards 75 --plot groups.png
     """
-    import msgspec
-
     from kclrun.simulation.what_if import WhatIf, run_what_if
     from kclrun.simulation.world import FleetSettings
 
@@ -222,7 +221,7 @@ def _replay(asked: WhatIf, *, is_brief: bool = False) -> str:
 
 
 def _print(figures: Figures) -> None:
-    from kclrun.cli.lease_views import print_table
+    from kclrun.cli.leases.views import print_table
 
     titles = (
         "what", "balanced after", "gaps", "p50", "p99", "max", "moves", "repeated", "WCU/s", "RCU/s"

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, TypeVar
+from pathlib import Path
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -25,6 +26,7 @@ from kclrun.aws.lease_table import DynamoCoordinatorState, DynamoLeaseTable
 from kclrun.aws.lifecycle import BotoLifecycleActions
 from kclrun.aws.table_setup import TableReport, ensure_table
 from kclrun.aws.wire import WireClient
+from kclrun.cli.config_options import load_configuration
 from kclrun.cli.streams import (
     OpenStream,
     advising_on_streams,
@@ -35,13 +37,11 @@ from kclrun.cli.streams import (
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError, Throttled, Unavailable
+from kclrun.manager.world import InstanceServices, SourceStream, World
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant, backoff_s
 from kclrun.model.wire import WireEndpoint
 from kclrun.ports import StreamSummary
-
-if TYPE_CHECKING:
-    from kclrun.manager.world import World
 
 T = TypeVar("T")
 
@@ -162,14 +162,24 @@ class Aws:
         return next((url for name, url in aws.endpoints.items() if name == service), aws.endpoint)
 
 
+def fleet_aws(config: Path | None, overrides: Sequence[str]) -> Aws:
+    """Table and stream of the configuration. Raises: SettingsError, also on Spark: no leases."""
+    settings = load_configuration(config, overrides).settings
+    if settings.engine == "spark":
+        raise SettingsError(
+            "engine: spark keeps no leases: positions are in the query's checkpoint,"
+            f" {settings.spark.checkpoint or 'made by each run'}\n"
+            "Lag and progress by shard:  kclrun --config … on a terminal, or --report FILE"
+        )
+    return Aws(settings)
+
+
 def open_world(settings: Settings) -> World:
     """The clients of the manager, after checks: streams found, lease table usable.
 
     Raises: SettingsError, NotFound (with the names of all missing streams), AccessDenied,
     TableRefused; Unavailable if AWS has not answered within `aws.start_timeout`.
     """
-    from kclrun.manager.world import InstanceServices, SourceStream, World
-
     aws = Aws(settings)
     imds = aws.imds
     patience_s = float(settings.aws.start_timeout)

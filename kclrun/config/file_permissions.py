@@ -25,6 +25,8 @@ _SECRET_NAMES: Final = frozenset(
 )
 _SECRET_ENDINGS: Final = (*sorted(_SECRET_NAMES), "accesskey")
 _ROOT: Final = 0
+# Not writable by others [S4], with any umask.
+_NEW_MODE: Final = 0o644
 
 
 def read_trusted(path: Path, encoding: Literal["utf-8", "latin-1"] = "utf-8") -> str:
@@ -53,6 +55,19 @@ def read_trusted(path: Path, encoding: Literal["utf-8", "latin-1"] = "utf-8") ->
         return content.decode(encoding)
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path} is not UTF-8 (byte {error.start})") from None
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file that passes `read_trusted`, and create its parent folders; never over a file.
+
+    Raises: OSError, also if the file exists.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Exclusive: a file that was created since the caller's check is not overwritten either.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _NEW_MODE)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, _NEW_MODE)
+        file.write(text)
 
 
 def _refuse_foreign_hands(path: Path, status: os.stat_result) -> None:

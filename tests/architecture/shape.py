@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 # What is started or imported from outside: programs, verbs, and what users import.
 ENTRIES = (
     "kclrun.__main__",
-    *(f"kclrun.cli.{verb}" for verb in program._VERBS),
+    *map(program.module_of, program._VERBS),
     "kclrun.compat",
     "kclrun.errors",
     "kclrun.processor",

@@ -139,7 +139,7 @@ def test_operators_name_a_lease_by_stream_and_shard_and_see_each_stream(
     source.join()
     shard, config = "shardId-000000000001", ("--config", str(app.config))
 
-    shown = app.cli("leases", *config, "--lag")
+    shown = app.cli("leases", *config)
     lag = app.cli("lag", *config, "--json")
     unclear = app.cli("leases", *config, "release", shard)
     clear = app.cli("leases", *config, "release", f"{orders}:{shard}")

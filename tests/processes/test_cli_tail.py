@@ -16,7 +16,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from kclrun.cli.tail_readers import Arrived, ShardStart, TailReaders
+from kclrun.cli.tail.readers import Arrived, ShardStart, TailReaders
 from kclrun.errors import Throttled
 from kclrun.local.server import start_embedded
 from kclrun.model.record import IteratorType, StartPoint

@@ -255,7 +255,7 @@ def test_fleet_to_spark_to_fleet_loses_and_doubles_nothing_over_reshards(
     stream.split(stream.open_shards()[-1])
     stream.put(60)
     stream.put_aggregate(50)
-    imported = ("leases", "import", "--from-spark", run.checkpoint)
+    imported = ("migrate", "spark", run.checkpoint)
     plan = fleet.cli(*imported)
     assert "Nothing was changed" in plan
     assert table_of(embedded, fleet) == rows

@@ -68,7 +68,7 @@ def app_yaml(properties: Mapping[str, str], script: Script, source: str, now: Wa
     except SettingsError as error:
         raise SettingsError(f"{source}: {error}") from None
     lines = [
-        f"# From {source}, by kclrun init --from. Check it:  kclrun check --config app.yaml",
+        f"# From {source}, by kclrun migrate kclpy. Check it:  kclrun check --config app.yaml",
         "# Moving the fleet, and what is different:  docs/how-to/from-amazon-kclpy.md",
         "",
     ]

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from kclrun.cli.embedded_run import EmbeddedRun
+from kclrun.cli.run.embedded import EmbeddedRun
 from kclrun.local.filling import Filling
 
 

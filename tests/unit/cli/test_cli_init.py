@@ -2,16 +2,11 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import botocore.session
 import pytest
 
-from kclrun.aws.lease_table import OWNER_INDEX
 from kclrun.cli.program import run_program
-from kclrun.local.server import start_embedded
 from tests.patience import HUNG_S
 
 
@@ -57,125 +52,19 @@ def test_the_configuration_is_safe_under_any_umask(tmp_path: Path) -> None:
     assert (tmp_path / "app.yaml").stat().st_mode & 0o777 == 0o644
 
 
-# --add-index
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with start_embedded() as embedded:
-        yield embedded.endpoint
-
-
-@pytest.fixture
-def dynamodb(endpoint: str) -> Iterator[Any]:
-    session = botocore.session.get_session()
-    client = session.create_client(
-        "dynamodb",
-        region_name="us-east-1",
-        endpoint_url=endpoint,
-        aws_access_key_id="a",
-        aws_secret_access_key="b",
-    )
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def config(
-    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Path:
-    """The configuration of an application whose table nobody has made yet."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    file = tmp_path / "app.yaml"
-    name = request.node.name.replace("_", "-")[-60:].strip("-")
-    file.write_text(
-        f"application: {name}\nstream: orders\naws: {{region: us-east-1, endpoint: '{endpoint}'}}\n"
-    )
-    file.chmod(0o600)
-    return file
-
-
-@pytest.fixture
-def table(dynamodb: Any, config: Path) -> str:
-    """A lease table as the Java KCL 2.x makes it."""
-    name = str(config.read_text().split()[1])
-    dynamodb.create_table(
-        TableName=name,
-        BillingMode="PAY_PER_REQUEST",
-        AttributeDefinitions=[{"AttributeName": "leaseKey", "AttributeType": "S"}],
-        KeySchema=[{"AttributeName": "leaseKey", "KeyType": "HASH"}],
-    )
-    return name
-
-
-def indexes_of(dynamodb: Any, table: str) -> list[str]:
-    described = dynamodb.describe_table(TableName=table)["Table"]
-    return [index["IndexName"] for index in described.get("GlobalSecondaryIndexes", ())]
-
-
-@pytest.mark.slow
-def test_adding_the_index_shows_its_plan_first(
-    dynamodb: Any, table: str, config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_program(["init", "--add-index", "--config", str(config)]) == 0
-
-    told = capsys.readouterr().out
-    assert f"{table}: add index {OWNER_INDEX}" in told
-    assert "15 to 20" in told
-    assert "To do it, add --yes" in told
-    assert indexes_of(dynamodb, table) == []
-
-
-@pytest.mark.slow
-def test_the_index_is_added_with_yes_and_only_once(
-    dynamodb: Any, table: str, config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["init", "--add-index", "--config", str(config), "--yes"]
-
-    assert run_program(command) == 0
-    assert f"{OWNER_INDEX} is ACTIVE" in capsys.readouterr().out
-    assert indexes_of(dynamodb, table) == [OWNER_INDEX]
-
-    assert run_program(command) == 0
-    assert "Nothing to do" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_no_index_is_added_where_there_is_no_table(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_program(["init", "--add-index", "--config", str(config), "--yes"]) == 78
-    assert "does not exist" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
         [],
-        ["--add-index"],
-        ["hello", "--add-index", "--config", "app.yaml"],
+        ["hello", "--add-index"],
+        ["hello", "--from", "app.properties"],
         ["hello", "--config", "app.yaml"],
         ["hello", "--yes"],
         ["hello", "--set", "leases.max=1"],
     ],
     ids=" ".join,
 )
-def test_a_project_and_an_index_are_two_things(arguments: list[str], tmp_path: Path) -> None:
+def test_a_project_needs_a_folder_and_nothing_else(arguments: list[str], tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):
         assert run_program(["init", *arguments]) == 64
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_spark_application_has_no_lease_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "app.yaml"
-    file.write_text(
-        "application: orders\nstream: orders\nengine: spark\naws: {region: us-east-1}\n"
-        "spark: {checkpoint: /var/lib/orders}\n"
-    )
-    file.chmod(0o600)
-
-    assert run_program(["init", "--add-index", "--config", str(file)]) == 78
-    assert "keeps no leases" in capsys.readouterr().err

@@ -1,7 +1,15 @@
 import pytest
 
-from kclrun.cli.lag import LagLine, as_plain, further_behind, lag_line, print_lag, spelled
-from kclrun.cli.lag_measure import Lag, lag_of_lease, measure, unleased, waiting_for
+from kclrun.cli.lag.command import (
+    LagLine,
+    as_plain,
+    further_behind,
+    lag_line,
+    print_lag,
+    remark_unread,
+    spelled,
+)
+from kclrun.cli.lag.measure import Lag, lag_of_lease, measure, unleased, waiting_for
 from kclrun.codec.aggregator import Aggregator
 from kclrun.config.units import StartPosition
 from kclrun.errors import AccessDenied, Throttled
@@ -16,6 +24,7 @@ from kclrun.model.sequence import (
     ExtendedSequenceNumber,
 )
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.model.stream import StreamKey
 from kclrun.model.time import WallTime
 from kclrun.ports import FetchedPage
 from tests.support.stream_ports import ModelStream
@@ -140,7 +149,7 @@ class Gaps:
 def test_gaps_are_stepped_over_and_beyond_reason_the_services_word_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kclrun.cli.lag_measure._PAGE_PAUSE_S", 0.0)
+    monkeypatch.setattr("kclrun.cli.lag.measure._PAGE_PAUSE_S", 0.0)
 
     assert measure(Gaps(2), KEY, HORIZON, TRIM_HORIZON) == Lag(0.0)
     far = measure(Gaps(1_000), KEY, HORIZON, TRIM_HORIZON)
@@ -151,7 +160,7 @@ def test_gaps_are_stepped_over_and_beyond_reason_the_services_word_is_taken(
 def test_what_cannot_be_measured_says_why_and_a_missing_permission_ends_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kclrun.cli.lag_measure._ATTEMPTS_MAX", 1)
+    monkeypatch.setattr("kclrun.cli.lag.measure._ATTEMPTS_MAX", 1)
 
     lag = measure(Gaps(0, Throttled("slow\ndown")), KEY, HORIZON, TRIM_HORIZON)
     assert lag == Lag(None, note="not known: slow")
@@ -298,3 +307,21 @@ def test_the_last_line_says_what_matters(
     print_lag(lines, retention_s=DAY_S)
 
     assert said in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_leases_of_a_stream_that_is_not_read_are_named_and_not_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    returns = "123456789012:returns:1700000000"
+    leases = [
+        Lease(key=LeaseKey(f"{returns}:shardId-000000000000"), checkpoint=TRIM_HORIZON),
+        Lease(key=LeaseKey(f"{returns}:shardId-000000000001"), checkpoint=SHARD_END),
+    ]
+
+    remark_unread(leases, {StreamKey("123456789012:orders:1700000000")})
+    told = capsys.readouterr().err
+    assert "returns:shardId-000000000000" in told
+    assert "shardId-000000000001" not in told
+
+    remark_unread(leases, {StreamKey(returns)})
+    assert capsys.readouterr().err == ""

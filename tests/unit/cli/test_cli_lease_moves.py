@@ -1,9 +1,9 @@
 import click
 import pytest
 
-from kclrun.cli.lease_moves import CannotAsk, find_owner, plan_ask
-from kclrun.cli.lease_views import line_of
-from kclrun.cli.leases import Explanation, owners_alive, print_explanations
+from kclrun.cli.leases.command import Explanation, owners_alive, print_explanations
+from kclrun.cli.leases.moves import CannotAsk, find_owner, plan_ask
+from kclrun.cli.leases.views import line_of
 from kclrun.leases.explaining import Explained
 from kclrun.model.lease import ANYBODY, OFFERED, Handoff, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON

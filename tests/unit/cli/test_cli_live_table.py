@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from kclrun.cli.live_table import LiveDisplay, render, wrapped
-from kclrun.cli.progress_bars import Bar, Bars, drawn_bars
+from kclrun.cli.run.live_table import LiveDisplay, render, wrapped
+from kclrun.cli.run.progress_bars import Bar, Bars, drawn_bars
 from kclrun.local.filling import Filling
 from kclrun.observe.snapshot import LeaseView, Snapshot
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kclrun.cli import exit_codes
+from kclrun.cli import exit_codes, program
 from kclrun.cli.config_options import with_verb_first
 from kclrun.cli.messages import bug_report, for_a_person, tell
 from kclrun.cli.program import run_program
@@ -243,6 +243,13 @@ def test_the_configuration_is_named_in_any_place_or_is_that_of_the_folder(
         ("leases resume 1 2 a.yaml 3", 78, "cannot read a.yaml"),
         ("leases -c b.yaml resume 1 -c a.yaml", 78, "cannot read a.yaml"),
         ("leases -c a.yaml resume 1", 78, "cannot read a.yaml"),
+        ("-c a.yaml leases resume 1", 78, "cannot read a.yaml"),
+        ("leases --set x resume 1 -c a.yaml", 78, "cannot read a.yaml"),
+        ("leases --owner resume resume 1", 64, "Usage: kclrun leases resume"),
+        ("migrate spark checkpoint a.yaml", 78, "cannot read a.yaml"),
+        ("a.yaml migrate spark checkpoint", 78, "cannot read a.yaml"),
+        ("init --from x.properties", 64, "No such option"),
+        ("leases --lag", 64, "No such option"),
         ("leases move plain --to x -c a.yaml", 78, "cannot read a.yaml"),
         ("leases a.yaml release 1 --set x", 78, "cannot read a.yaml"),
         ("put a.yaml rows.csv", 78, "cannot read a.yaml"),
@@ -250,7 +257,7 @@ def test_the_configuration_is_named_in_any_place_or_is_that_of_the_folder(
         ("put --config a.yaml rows.yaml", 78, "cannot read a.yaml"),
         ("tail a.yaml", 78, "cannot read a.yaml"),
         ("lag a.yaml --json", 78, "cannot read a.yaml"),
-        ("init --add-index a.yaml", 78, "cannot read a.yaml"),
+        ("leases add-index a.yaml", 78, "cannot read a.yaml"),
         # A value of another option is none.
         ("--report a.yaml --config c.yaml", 78, "cannot read c.yaml"),
         ("doctor --backup a.yaml --yes b.yaml", 78, "cannot read b.yaml"),
@@ -283,7 +290,7 @@ def test_without_a_verb_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err.startswith("Cannot start: cannot read ")
 
 
-@pytest.mark.parametrize("verb", ["run", "check", "init", "leases", "local", "put", "version"])
+@pytest.mark.parametrize("verb", program._VERBS)
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_program([verb, "--help"]) == 0
     assert f"kclrun {verb}" in capsys.readouterr().out
@@ -328,7 +335,7 @@ def test_help_loads_no_heavy_library() -> None:
     )
 
     assert done.stderr.strip() == ""
-    assert "Verbs:" in done.stdout
+    assert "Find what is wrong:\n  check " in done.stdout
 
 
 def test_the_module_runs_without_the_current_folder_on_its_path(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kclrun.cli import spark_run
 from kclrun.cli.config_options import Configuration
+from kclrun.cli.run import spark as spark_run
 from kclrun.config.load import settings_of
 from kclrun.errors import SettingsError
 
@@ -26,7 +26,7 @@ def test_the_log_says_that_spark_is_being_started_before_anything_is_waited_for(
         yield
 
     monkeypatch.setattr(spark_run, "require_spark", lambda _: SimpleNamespace(version="4.1.0"))
-    monkeypatch.setattr("kclrun.cli.world.require_stream", lambda _: None)
+    monkeypatch.setattr(spark_run, "require_stream", lambda _: None)
     monkeypatch.setattr(spark_run, "_session", no_session)
     settings = settings_of(SETTINGS, environment={}, now=0.0)
     configuration = Configuration(settings, tmp_path, tmp_path / "app.yaml")

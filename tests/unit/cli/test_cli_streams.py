@@ -8,7 +8,7 @@ import pytest
 
 from kclrun.aws.operations import LIST_STREAMS
 from kclrun.cli.config_options import stream_settings
-from kclrun.cli.lease_writes import lease_of
+from kclrun.cli.leases.moves import lease_of
 from kclrun.cli.streams import (
     OpenStream,
     advising_on_streams,

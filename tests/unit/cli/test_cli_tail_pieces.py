@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.cli.tail_lines import as_json, for_people
-from kclrun.cli.tail_readers import ShardTail, TailLineage, first_listing, parse_from, shard_starts
+from kclrun.cli.tail.lines import as_json, for_people
+from kclrun.cli.tail.readers import ShardTail, TailLineage, first_listing, parse_from, shard_starts
 from kclrun.errors import ExpiredIterator, NotFound, SettingsError, Throttled, Unavailable
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard

@@ -1,0 +1,1 @@
+"""Shows the lag of each shard."""

@@ -1,0 +1,1 @@
+"""Shows the leases of an application, and moves, releases and resumes them."""

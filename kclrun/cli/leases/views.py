@@ -1,0 +1,231 @@
+"""The output of `kclrun leases`: makes lines from rows and prints them.
+
+It shows only values that were read. A checkpoint has no time, and none is guessed from its digits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from kclrun.cli.messages import naming_table
+from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey, Owner
+from kclrun.model.stream import called
+from kclrun.model.text import harmless
+from kclrun.observe.snapshot import how_to_resume
+from kclrun.ports import ScanPage
+
+if TYPE_CHECKING:
+    from kclrun.cli.world import Aws
+
+# As many as fit in a line of a terminal.
+_SHARDS_NAMED_MAX: Final = 3
+
+
+class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One printed lease. `state`: ended, halted, unowned, offered or owned.
+
+    `is_renewed` None is "not watched".
+    """
+
+    shard: str
+    state: str
+    owner: str
+    group: str
+    checkpoint: str
+    counter: int
+    owner_switches: int
+    is_hopping: bool
+    halt_reason: str = ""
+    parents: tuple[str, ...] = ()
+    children: tuple[str, ...] = ()
+    is_renewed: bool | None = None
+    note: str = ""
+
+
+def lease_lines(aws: Aws, *, with_age: bool) -> tuple[LeaseLine, ...]:
+    """Read the table, twice with `with_age`, one failover apart.
+
+    Raises: a ServiceError leaf; NotFound while the lease table does not exist.
+    """
+    leases = scan_leases(aws)
+    renewed: dict[LeaseKey, bool] = {}
+    if with_age:
+        counters = {lease.key: lease.counter for lease in watch_table(aws, leases).leases}
+        renewed = {lease.key: counters.get(lease.key) != lease.counter for lease in leases}
+    lines = []
+    for lease in leases:
+        line = line_of(lease)
+        if with_age and line.state in {"owned", "halted"}:
+            line = msgspec.structs.replace(line, is_renewed=renewed[lease.key])
+        lines.append(line)
+    return tuple(sorted(lines, key=lambda line: line.shard))
+
+
+def line_of(lease: Lease) -> LeaseLine:
+    """The line of one row."""
+    owner = Owner.parse(lease.owner) if lease.owner is not None else None
+    return LeaseLine(
+        shard=lease.key,
+        state=_state(lease),
+        owner=lease.owner or "",
+        group=owner.group if owner is not None else "",
+        checkpoint=str(lease.checkpoint),
+        counter=lease.counter,
+        owner_switches=lease.owner_switches,
+        is_hopping=lease.is_hopping,
+        halt_reason=lease.halt.reason if lease.halt is not None else "",
+        parents=tuple(sorted(lease.parents)),
+        children=tuple(sorted(lease.children)),
+        note=_hand_off(lease),
+    )
+
+
+def _state(lease: Lease) -> str:
+    if lease.is_ended:
+        return "ended"
+    if lease.halt is not None:
+        return "halted"
+    if lease.owner == OFFERED:
+        return "offered"
+    return "unowned" if lease.owner is None else "owned"
+
+
+def _hand_off(lease: Lease) -> str:
+    """The state of a handoff, from the row."""
+    if lease.owner == OFFERED:
+        giver = f"given away by {lease.offered_by}" if lease.offered_by else "given away"
+        return f"{giver}, meant for {lease.offered_to}" if lease.offered_to else giver
+    if lease.handoff is None:
+        return ""
+    asker = "an operator" if lease.handoff.to == ANYBODY else lease.handoff.to
+    return f"asked for by {asker}"
+
+
+def scan_table(aws: Aws) -> ScanPage:
+    """All rows of the table, as one page.
+
+    Raises: a ServiceError leaf; NotFound while the lease table does not exist.
+    """
+    leases: list[Lease] = []
+    broken: list[str] = []
+    foreign = 0
+    with naming_table(aws.settings.table):
+        for page in aws.table.scan():
+            leases.extend(page.leases)
+            broken.extend(page.broken)
+            foreign += page.foreign
+    return ScanPage(tuple(leases), tuple(broken), foreign)
+
+
+def scan_leases(aws: Aws) -> tuple[Lease, ...]:
+    """The rows that can be read as leases. The others are reported on standard error.
+
+    Raises: as `scan_table`.
+    """
+    scanned = scan_table(aws)
+    for key in scanned.broken:
+        click.echo(
+            f"{harmless(key)}: this row cannot be read as a lease; it is left alone", err=True
+        )
+    return scanned.leases
+
+
+def watch_table(aws: Aws, leases: Sequence[Lease]) -> ScanPage:
+    """The table one failover later. In that time an owner renews three times [P9]."""
+    failover_s = failover_of(aws, leases)
+    click.echo(f"Watching the counters for {failover_s:g} s …", err=True)
+    time.sleep(failover_s)
+    return scan_table(aws)
+
+
+def failover_of(aws: Aws, leases: Sequence[Lease]) -> float:
+    """The longest failover of the settings and of the rows."""
+    return max([float(aws.settings.leases.failover), *(each.failover_s or 0.0 for each in leases)])
+
+
+def as_plain(line: LeaseLine) -> dict[str, Any]:
+    """For JSON: every field, positions in full."""
+    plain: dict[str, Any] = msgspec.to_builtins(line)
+    return plain
+
+
+def totals(lines: Sequence[LeaseLine], by: str) -> dict[str, dict[str, int]]:
+    """The number of leases in each state, for each owner or group. Ended leases are not counted."""
+    counted: dict[str, Counter[str]] = {}
+    for line in lines:
+        if line.state == "ended":
+            continue
+        name = (line.owner if by == "owner" else line.group) or "(none)"
+        counted.setdefault(name, Counter())[line.state] += 1
+    return {name: dict(counted[name]) for name in sorted(counted)}
+
+
+def print_lines(lines: Sequence[LeaseLine]) -> None:
+    """Print the table. If the output is not a terminal, its width is not limited."""
+    has_age = any(line.is_renewed is not None for line in lines)
+    titles = ["shard", "state", "owner", "checkpoint", "counter", "switches"]
+    titles += ["renewing"] * has_age + ["note"]
+    rows = [[*_cells(line, has_age=has_age), _note(line)] for line in lines]
+    print_table(titles, rows)
+
+
+def print_remedy(lines: Sequence[LeaseLine], leases_command: str) -> None:
+    """Print below the table how to resume the halted leases."""
+    halted = [line.shard for line in lines if line.state == "halted"]
+    if halted:
+        shards = " ".join(halted) if len(halted) <= _SHARDS_NAMED_MAX else "SHARD..."
+        click.echo(f"\n{len(halted)} halted: {how_to_resume(leases_command, harmless(shards))}")
+
+
+def _cells(line: LeaseLine, *, has_age: bool) -> list[str]:
+    cells = [
+        called(line.shard),
+        line.state,
+        line.owner or "-",
+        shortened(line.checkpoint),
+        str(line.counter),
+        str(line.owner_switches),
+    ]
+    if has_age:
+        cells.append({True: "yes", False: "NO", None: "-"}[line.is_renewed])
+    return cells
+
+
+def _note(line: LeaseLine) -> str:
+    notes = [line.halt_reason, line.note]
+    if line.is_hopping:
+        notes.append("hopping: passed on again and again without a checkpoint")
+    return "; ".join(note.split("\n", 1)[0] for note in notes if note)
+
+
+def shortened(checkpoint: str) -> str:
+    """`49671…8322`: both ends identify a position within a shard; --json has all digits."""
+    digits, slash, sub = checkpoint.partition("/")
+    if not digits.isdecimal() or len(digits) <= 12:
+        return checkpoint
+    return f"{digits[:5]}…{digits[-6:]}{slash}{sub}"
+
+
+def print_totals(counted: Mapping[str, Mapping[str, int]], by: str) -> None:
+    """The totals as a table, one line an owner or group."""
+    states = ("owned", "halted", "offered", "unowned")
+    rows = [
+        [name, *(str(states_of.get(state, 0)) for state in states)]
+        for name, states_of in counted.items()
+    ]
+    print_table([by, *states], rows)
+
+
+def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows below their titles, each column as wide as necessary, foreign text escaped."""
+    safe = [[harmless(cell) for cell in row] for row in [titles, *rows]]
+    widths = [max(len(row[column]) for row in safe) for column in range(len(titles))]
+    for row in safe:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())

@@ -1,0 +1,1 @@
+"""Converts the configuration or the positions of another consumer."""

@@ -1,0 +1,274 @@
+"""`kclrun migrate spark`: writes a stopped query's positions to the lease table.
+
+It shows the plan, and with `--yes` writes it. Missing rows are put. Rows with an older position are
+taken, moved and released, as an owner does, under the conditions of the protocol [P2]. It writes
+nothing while an owner renews a lease. A position never goes back. A second run changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import click
+
+from kclrun.cli import exit_codes
+from kclrun.cli.leases.views import failover_of, shortened
+from kclrun.cli.world import Aws, open_world, patiently
+from kclrun.errors import NotFound, OffsetRefused, SettingsError, TableRefused
+from kclrun.model.lease import OFFERED, Lease, LeaseKey, Owner, OwnerId
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
+from kclrun.model.shard import ShardGraph
+from kclrun.model.text import harmless
+from kclrun.model.time import Instant
+from kclrun.ports import LeaseTable, StreamSummary
+from kclrun.protocol.writes import (
+    Applied,
+    ConditionFailed,
+    CreateLease,
+    End,
+    NameChildren,
+    Outcome,
+    Release,
+    Take,
+)
+from kclrun.spark.export.checkpoint_files import (
+    CommittedBatch,
+    local_folder,
+    offset_of_stream,
+    read_committed,
+)
+from kclrun.spark.export.checkpoints import LeaseCheckpoint, checkpoint_for
+from kclrun.spark.export.plan import Create, Keep, Move, Step, plan_rows
+from kclrun.spark.offsets import Offset
+
+if TYPE_CHECKING:
+    from kclrun.config.schema import Settings
+    from kclrun.model.record import IteratorType
+    from kclrun.ports import FetchedPage
+
+T = TypeVar("T")
+Rows = Mapping[str, Lease]
+
+# Shards read at the same time: as many as the client has connections.
+_SHARDS_AT_ONCE: Final = 8
+
+
+def import_leases(settings: Settings, place: str, *, is_confirmed: bool) -> int:
+    """Show the writes of the import, or make them; returns the exit code.
+
+    Raises: SettingsError for several streams or no checkpoint; OffsetRefused for a checkpoint of
+    another stream; TableRefused while leases are renewed; a ServiceError leaf.
+    """
+    if settings.streams:
+        raise SettingsError(
+            "a query's positions are written to a table of one stream, those of several one after"
+            " the other: migrate them with `stream:` in the configuration"
+        )
+    folder = local_folder(place)
+    aws = Aws(settings)
+    batch = read_committed(folder)
+    summary = _patient(aws, aws.stream.summary)
+    offset = _offset(batch, summary)
+    rows = _rows(aws)
+    _refuse_live_owners(aws, rows)
+    steps = _plan(aws, offset, rows)
+    _show(steps, batch, aws, is_new=rows is None)
+    if all(isinstance(step, Keep) for step in steps):
+        click.echo("Nothing to do.")
+        return exit_codes.DRAINED
+    if not is_confirmed:
+        click.echo("Nothing was changed. To do it, add --yes")
+        return exit_codes.DRAINED
+    if read_committed(folder) != batch:
+        raise OffsetRefused(
+            f"{place} has gone on meanwhile: stop the query first, then repeat this"
+        )
+    return _write(open_world(settings).table, settings, steps)
+
+
+def _offset(batch: CommittedBatch, summary: StreamSummary) -> Offset:
+    offset = offset_of_stream(batch, summary.arn)
+    if offset.streams[""].created_ms != round(summary.created_at * 1000):
+        raise OffsetRefused(
+            f"{summary.name} was deleted and re-created since the query's checkpoint was begun:"
+            " what it says of its shards is about records that are gone"
+        )
+    return offset
+
+
+def _rows(aws: Aws) -> Rows | None:
+    """The table's rows by shard id; None if the table does not exist yet."""
+    rows: dict[str, Lease] = {}
+    try:
+        for page in _patient(aws, lambda: list(aws.table.scan())):
+            rows |= {lease.key: lease for lease in page.leases}
+            if any(":" in lease.key for lease in page.leases):
+                raise TableRefused(
+                    f"table {aws.settings.table} is of several streams: positions of a query are"
+                    " written to tables of one"
+                )
+            if page.broken:
+                raise TableRefused(
+                    f"table {aws.settings.table}: row {harmless(page.broken[0])} cannot be read as"
+                    " a lease; mend or delete it first"
+                )
+    except NotFound:
+        return None
+    return rows
+
+
+def _refuse_live_owners(aws: Aws, rows: Rows | None) -> None:
+    """Refuse the import while an owner renews [P9].
+
+    Such an owner would go on from its own position and ignore the written one.
+    """
+    owned = [row for row in (rows or {}).values() if _has_owner(row)]
+    if not owned:
+        return
+    failover_s = failover_of(aws, owned)
+    click.echo(f"{len(owned)} leases have owners: watching for {failover_s:g} s …", err=True)
+    time.sleep(failover_s)
+    later = _rows(aws) or {}
+    counters = {key: row.counter for key, row in later.items() if _has_owner(row)}
+    alive = sorted({str(row.owner) for row in owned if counters.get(row.key) != row.counter})
+    if alive:
+        raise TableRefused(
+            f"leases of table {aws.settings.table} are being renewed, by {harmless(alive[0])}"
+            + (f" and {len(alive) - 1} more" if len(alive) > 1 else "")
+            + "\nStop every manager and worker of the application first, then repeat this"
+        )
+
+
+def _has_owner(row: Lease) -> bool:
+    return not row.is_ended and row.owner not in {None, OFFERED}
+
+
+def _plan(aws: Aws, offset: Offset, rows: Rows | None) -> tuple[Step, ...]:
+    graph = ShardGraph(_patient(aws, aws.stream.list_shards))
+    reader = _PatientReader(aws)
+
+    def done(shard_id: str) -> LeaseCheckpoint:
+        if shard_id not in graph:
+            # The shard cannot be read any more, and it gets no row. It matters only if it is ended.
+            is_ended = str(offset.shards[shard_id]) == SHARD_END.sequence_number
+            return LeaseCheckpoint(SHARD_END if is_ended else TRIM_HORIZON)
+        return checkpoint_for(reader, shard_id, offset.shards[shard_id])
+
+    with ThreadPoolExecutor(_SHARDS_AT_ONCE) as pool:
+        found = dict(zip(offset.shards, pool.map(done, offset.shards), strict=True))
+    return plan_rows(found, graph, rows or {})
+
+
+class _PatientReader:
+    """The stream's reader. Each call is repeated during throttling and outages, for at most
+    `aws.start_timeout`."""
+
+    def __init__(self, aws: Aws) -> None:
+        self._aws = aws
+
+    def iterator(self, shard_id: str, kind: IteratorType, **at: object) -> str:
+        ask: Callable[..., str] = self._aws.reader.iterator
+        return _patient(self._aws, partial(ask, shard_id, kind, **at))
+
+    def fetch(self, iterator: str, limit: int) -> FetchedPage:
+        return _patient(self._aws, partial(self._aws.reader.fetch, iterator, limit))
+
+
+def _patient(aws: Aws, call: Callable[[], T]) -> T:
+    patience_s = float(aws.settings.aws.start_timeout)
+    return patiently(call, Instant(time.monotonic() + patience_s), patience_s)
+
+
+def _show(steps: Sequence[Step], batch: CommittedBatch, aws: Aws, *, is_new: bool) -> None:
+    table = aws.settings.table
+    click.echo(f"Batch {batch.batch_id} is the last one committed.")
+    if batch.is_another_begun:
+        click.echo(
+            "The batch after it was begun and not committed: its records are read again, also those"
+            " that are in the sink already."
+        )
+    click.echo(f"Table {table}" + (" will be made:" if is_new else ":"))
+    for step in steps:
+        click.echo(f"  {_told(step)}")
+    click.echo("Do not start the query again from that checkpoint: it knows nothing of the leases.")
+
+
+def _told(step: Step) -> str:
+    match step:
+        case Create(lease, note):
+            return f"{lease.key}: new, at {shortened(str(lease.checkpoint))}{_because(note)}"
+        case Move(row, to, _, note):
+            former = shortened(str(row.checkpoint))
+            halted = "; stays halted" if row.halt is not None else ""
+            return f"{row.key}: {former} to {shortened(str(to))}{_because(note)}{halted}"
+        case Keep(shard_id, row, why):
+            at = "no row" if row is None else shortened(str(row.checkpoint))
+            return f"{harmless(shard_id)}: {at}, not touched ({why})"
+
+
+def _because(note: str) -> str:
+    return f" ({note})" if note else ""
+
+
+def _write(table: LeaseTable, settings: Settings, steps: Sequence[Step]) -> int:
+    me = Owner(settings.leases.group, "import", os.urandom(8).hex()).id
+    written = 0
+    for step in steps:
+        if isinstance(step, Keep):
+            continue
+        outcome = _perform(table, settings, me, step)
+        if not isinstance(outcome, Applied):
+            return _stopped(step, outcome, written)
+        written += 1
+    click.echo(f"{written} rows written to {settings.table}.")
+    return exit_codes.DRAINED
+
+
+def _perform(table: LeaseTable, settings: Settings, me: OwnerId, step: Create | Move) -> Outcome:
+    if isinstance(step, Create):
+        return table.write(CreateLease(step.lease))
+    row = step.row
+    outcome = table.write(_take(row, settings, me))
+    if step.children and isinstance(outcome, Applied):
+        key, counter = row.key, row.counter + 1
+        outcome = table.write(NameChildren(key, me, counter, step.children))
+    if not isinstance(outcome, Applied):
+        return outcome
+    counter = row.counter + 1 + bool(step.children)
+    if step.to == SHARD_END:
+        return table.write(End(row.key, me, counter, row.checkpoint))
+    return table.write(Release(row.key, me, counter, step.to, row.checkpoint))
+
+
+def _take(row: Lease, settings: Settings, me: OwnerId) -> Take:
+    """A take as of a manager. The fleet's settings in the row are not changed [P9]."""
+    start = settings.start if isinstance(settings.start, str) else TRIM_HORIZON.sequence_number
+    return Take(
+        row.key,
+        me,
+        row.owner,
+        row.counter,
+        row.failover_s or float(settings.leases.failover),
+        row.start or start,
+        stream_created_at=row.stream_created_at,
+    )
+
+
+def _stopped(step: Create | Move, outcome: Outcome, written: int) -> int:
+    key = LeaseKey(step.lease.key if isinstance(step, Create) else step.row.key)
+    what = (
+        "its row has changed meanwhile: is a manager running?"
+        if isinstance(outcome, ConditionFailed)
+        else getattr(outcome, "message", type(outcome).__name__)
+    )
+    click.echo(
+        f"{key}: {what}\n{written} rows were written before. Stop all managers, and repeat this:"
+        " what is written stays, the rest follows",
+        err=True,
+    )
+    return exit_codes.CUT_SHORT if isinstance(outcome, ConditionFailed) else exit_codes.UNAVAILABLE

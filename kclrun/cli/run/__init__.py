@@ -1,0 +1,1 @@
+"""Runs an application: on a fleet, on the embedded AWS, or on Spark."""

@@ -1,0 +1,165 @@
+"""`kclrun run`, the default verb: runs the application of the settings and returns an exit code.
+
+The settings, the user's code, the stream and the table are checked before the first record is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from kclrun.cli import exit_codes
+from kclrun.cli.config_options import (
+    ConfigCommand,
+    Configuration,
+    config_options,
+    load_configuration,
+)
+from kclrun.cli.user_code import output_folder, require_folder, require_user_code, tell_rows
+from kclrun.config.rules import EMBEDDED
+from kclrun.errors import SettingsError
+from kclrun.loading import import_paths, load_function
+from kclrun.model.text import harmless
+
+if TYPE_CHECKING:
+    from kclrun.local.filling import Filling, FillReport
+
+_UNTIL_HELP: Final = "End when every shard is read, or halted (65)."
+
+
+@click.command(cls=ConfigCommand)
+@config_options
+@click.option("--until", type=click.Choice(["caught-up"]), help=_UNTIL_HELP)
+@click.option(
+    "--report",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write what was done, as JSON.",
+)
+def run(
+    config: Path | None, overrides: tuple[str, ...], until: str | None, report: Path | None
+) -> int:
+    """Run the application until SIGTERM or Ctrl-C, then end in good order.
+
+    \b
+    kclrun --config app.yaml
+    kclrun --config app.yaml --set leases.max=8 --until caught-up
+    """
+    configuration = load_configuration(config, overrides)
+    if until is not None:
+        settings = msgspec.structs.replace(configuration.settings, until="caught-up")
+        configuration = msgspec.structs.replace(configuration, settings=settings)
+    if configuration.settings.engine == "spark":
+        from kclrun.cli.run.spark import require_spark
+
+        require_spark(configuration.settings)
+    for warning in require_user_code(configuration):
+        click.echo(f"warning: {harmless(warning)}", err=True)
+    folder = output_folder(configuration.settings)
+    if folder is not None:
+        require_folder("output.path", folder)
+    if report is not None:
+        require_folder("--report", report.absolute().parent)
+    if configuration.settings.aws.endpoint == EMBEDDED:
+        return _run_embedded(configuration, report)
+    if configuration.settings.embedded is not None:
+        click.echo(
+            f"embedded: is not used with aws.endpoint {configuration.settings.aws.endpoint}, which"
+            " has its own streams; records get there with  kclrun put",
+            err=True,
+        )
+    if configuration.settings.engine == "spark":
+        return _run_spark(configuration, report, lambda: True, lambda: None)
+    return _run_fleet(configuration, report, lambda: True)
+
+
+def _run_embedded(configuration: Configuration, report: Path | None) -> int:
+    from kclrun.cli.run.embedded import embedded_run
+
+    with embedded_run(configuration) as embedded:
+        reached = msgspec.structs.replace(configuration, settings=embedded.settings)
+        if reached.settings.engine == "spark":
+            return _run_spark(
+                reached, report, embedded.source_is_done, embedded.report, embedded.filling
+            )
+        code = _run_fleet(
+            reached, report, embedded.source_is_done, embedded.filling, outlives_run=False
+        )
+        filled = embedded.report()
+    _tell(filled)
+    if code == exit_codes.DRAINED and _is_whole(configuration, filled):
+        text = _summary(reached)
+        if text is not None:
+            click.echo(text)
+    return code
+
+
+def _run_fleet(
+    configuration: Configuration,
+    report: Path | None,
+    source_is_done: Callable[[], bool],
+    filling: Callable[[], Filling | None] = lambda: None,
+    *,
+    outlives_run: bool = True,
+) -> int:
+    from kclrun.cli.run.fleet import fleet_run
+
+    code = fleet_run(configuration, report, source_is_done, filling, outlives_run=outlives_run)
+    tell_rows(configuration.settings)
+    return code
+
+
+def _run_spark(
+    configuration: Configuration,
+    report: Path | None,
+    source_is_done: Callable[[], bool],
+    filled: Callable[[], FillReport | None],
+    filling: Callable[[], Filling | None] = lambda: None,
+) -> int:
+    """The summary is made before the session is closed, because it may read the output with it."""
+    from kclrun.cli.run.spark import spark_run
+
+    def sum_up() -> str | None:
+        return _summary(configuration) if _is_whole(configuration, filled()) else None
+
+    code, text = spark_run(configuration, report, source_is_done, sum_up, filling)
+    tell_rows(configuration.settings)
+    _tell(filled())  # raises if the filler failed, which also ended the run
+    if text is not None:
+        click.echo(text)
+    return code
+
+
+def _tell(filled: FillReport | None) -> None:
+    if filled is not None:
+        click.echo(
+            f"Put {filled.user_records:,} records in {filled.records:,} Kinesis records;"
+            f" {filled.reshards} reshards.",
+            err=True,
+        )
+
+
+def _is_whole(configuration: Configuration, filled: FillReport | None) -> bool:
+    """Whether the summary would cover all records: a run that was cut short has no summary."""
+    embedded = configuration.settings.embedded
+    return filled is not None or embedded is None or embedded.fill is None
+
+
+def _summary(configuration: Configuration) -> str | None:
+    """The text of `summary` for the output folder; None without one. Raises: SettingsError."""
+    settings = configuration.settings
+    folder = output_folder(settings)
+    if settings.summary is None or folder is None:
+        return None
+
+    paths = import_paths(settings.path, configuration.folder)
+    text = load_function("summary", settings.summary, paths)(folder)
+    if not isinstance(text, str):
+        raise SettingsError(
+            f"summary: {settings.summary} returned a {type(text).__name__}, no text"
+        )
+    return text

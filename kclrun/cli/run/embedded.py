@@ -1,0 +1,235 @@
+"""A run on the embedded AWS: starts and fills it, runs the application, and ends it.
+
+The embedded AWS and the filler exist as long as the run. For the run itself only the endpoints
+differ. `until: caught-up` waits for the filler. If the filler fails, the run ends with the filler's
+message, so an incomplete stream is never reported as a success.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kclrun.aws.endpoints import LOOPBACK_REGION
+from kclrun.cli.config_options import Configuration
+from kclrun.cli.user_code import own_module
+from kclrun.config.schema import AwsSettings, EmbeddedSettings, Settings
+from kclrun.errors import SettingsError, Unavailable
+from kclrun.loading import import_paths
+from kclrun.local.filling import (
+    Filling,
+    FillOrder,
+    FillReport,
+    Reshard,
+    make_stream,
+)
+from kclrun.local.server import Embedded, start_embedded
+from kclrun.model.wire import WireEndpoint
+
+# The filler notices the end of its standard input at once; a put under way takes milliseconds.
+_FILLER_END_MAX_S: Final = 5.0
+
+
+class EmbeddedRun:
+    """The settings of the run, with real endpoints, and the state of its filler."""
+
+    def __init__(self, settings: Settings, filler: _Filler | None) -> None:
+        self.settings = settings
+        self._filler = filler
+
+    def source_is_done(self) -> bool:
+        """Whether every record is in the stream and every reshard done (or the filler failed)."""
+        return self._filler is None or self._filler.is_done
+
+    def filling(self) -> Filling | None:
+        """The progress of the filler; None without a fill."""
+        return self._filler.filling if self._filler is not None else None
+
+    def report(self) -> FillReport | None:
+        """The filler's report; None without a fill, or if the run ended before the filler.
+
+        Raises: SettingsError or Unavailable if the filler failed.
+        """
+        return self._filler.result() if self._filler is not None else None
+
+
+@contextmanager
+def embedded_run(configuration: Configuration) -> Iterator[EmbeddedRun]:
+    """Start the embedded AWS with its streams and its filler; end them all afterwards.
+
+    Raises: SettingsError (the extra is not installed), Unavailable.
+    """
+    settings = configuration.settings
+    embedded_settings = settings.embedded or EmbeddedSettings()
+    with (
+        start_embedded(limits=embedded_settings.limits) as embedded,
+        _own_places(settings) as placed,
+    ):
+        kinesis = WireEndpoint(embedded.kinesis_endpoint, LOOPBACK_REGION, LOOPBACK_REGION)
+        for source in settings.sources:
+            if source.name.startswith("arn:"):
+                raise SettingsError("stream: with aws.endpoint: embedded, give a name, not an ARN")
+            make_stream(kinesis, source.name, embedded_settings.shards)
+        reached = msgspec.structs.replace(placed, aws=_aws(settings.aws, embedded))
+        if embedded_settings.fill is None:
+            yield EmbeddedRun(reached, None)
+            return
+        order = _order(configuration, embedded_settings, kinesis)
+        with _Filler(order) as filler, _stopping_early(filler):
+            yield EmbeddedRun(reached, filler)
+
+
+@contextmanager
+def _stopping_early(filler: _Filler) -> Iterator[None]:
+    """Let a SIGTERM end this process in good order before the manager has its handler."""
+
+    def stop(*_: object) -> None:
+        raise SystemExit(os.EX_OK)
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except SystemExit:
+        filler.result()  # if the filler failed, its error replaces the exit
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def _own_places(settings: Settings) -> Iterator[Settings]:
+    """A folder for this run only, and on Spark a checkpoint beside it. The stream is new, so the
+    rows and positions of former runs do not belong to it."""
+    started = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%fZ")
+    output = settings.output
+    if output is not None and output.path is not None:
+        path = f"{output.path.rstrip('/')}/{started}"
+        output = msgspec.structs.replace(output, path=path)
+        settings = msgspec.structs.replace(settings, output=output)
+        yield _with_checkpoint(settings, f"{path}.checkpoint")
+        return
+    if settings.engine == "fleet":
+        yield settings
+        return
+    with tempfile.TemporaryDirectory(prefix="kclrun-checkpoint-") as folder:
+        yield _with_checkpoint(settings, folder)
+
+
+def _with_checkpoint(settings: Settings, place: str) -> Settings:
+    if settings.engine == "fleet":
+        return settings
+    # A local path must be absolute, because Spark runs in a process of its own.
+    checkpoint = place if "://" in place else str(Path(place).absolute())
+    spark = msgspec.structs.replace(settings.spark, checkpoint=checkpoint)
+    return msgspec.structs.replace(settings, spark=spark)
+
+
+def _aws(aws: AwsSettings, embedded: Embedded) -> AwsSettings:
+    """Settings with the endpoints of the embedded AWS, without the profile and the role, which
+    belong to the real AWS."""
+    return msgspec.structs.replace(
+        aws,
+        region=LOOPBACK_REGION,
+        endpoint=embedded.endpoint,
+        endpoints={"kinesis": embedded.kinesis_endpoint, "dynamodb": embedded.dynamodb_endpoint},
+        profile=None,
+        role_arn=None,
+    )
+
+
+def _order(
+    configuration: Configuration, embedded: EmbeddedSettings, kinesis: WireEndpoint
+) -> FillOrder:
+    assert embedded.fill is not None
+    paths = import_paths(configuration.settings.path, configuration.folder)
+    return FillOrder(
+        endpoint=kinesis,
+        # With several streams, the fill and its reshards are for the first one.
+        stream=configuration.settings.sources[0].name,
+        source=embedded.fill.source,
+        paths=tuple(str(path) for path in paths),
+        aggregate=embedded.fill.aggregate,
+        rate=embedded.fill.rate,
+        reshard=tuple(Reshard(step.after, step.split, step.merge) for step in embedded.reshard),
+    )
+
+
+class _Filler:
+    """The filler's process and its result."""
+
+    def __init__(self, order: FillOrder) -> None:
+        self._process = subprocess.Popen(  # noqa: S603 - our own module, no user input
+            own_module("kclrun.local.filling"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Ctrl-C in a terminal must reach only the run, which ends its filler itself. This is a
+            # process group and not a session: a manager reaps an exited child of another session as
+            # an adopted one.
+            process_group=0,
+        )
+        self._report: FillReport | None = None
+        self.filling = Filling(0)
+        self._is_ending = False
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+        self._process.stdin.flush()
+        self._watch = threading.Thread(target=self._wait, name="filler", daemon=True)
+        self._watch.start()
+
+    @property
+    def is_done(self) -> bool:
+        return not self._watch.is_alive()
+
+    def result(self) -> FillReport | None:
+        """The report; None while the filler runs. Raises: SettingsError, Unavailable."""
+        if not self.is_done:
+            return None
+        if self._report is not None:
+            return self._report
+        away = self._process.returncode == os.EX_UNAVAILABLE
+        kind = Unavailable if away else SettingsError
+        raise kind("embedded.fill did not put all its records; its message is above")
+
+    def _wait(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            try:
+                told = msgspec.json.decode(line, type=FillReport | Filling)
+            except msgspec.DecodeError:
+                continue  # a line that the source printed
+            if isinstance(told, Filling):
+                self.filling = told
+            else:
+                self._report = told
+                self.filling = Filling(told.user_records, told.user_records)
+        self._process.wait()
+        # The filler writes the report last. A missing report means a failure, not the exit code.
+        if self._report is None and not self._is_ending:
+            # As an operator would do: the run drains, and then `result` raises the failure.
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def __enter__(self) -> _Filler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the filler if it still runs: it ends when its standard input is closed."""
+        self._is_ending = True
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_FILLER_END_MAX_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._watch.join()
+        self._process.stdout.close()

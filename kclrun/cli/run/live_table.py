@@ -1,0 +1,330 @@
+"""The live table of `kclrun run` on a terminal: a line for each lease, drawn from a `Snapshot`."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import sys
+import textwrap
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kclrun.cli.run.progress_bars import Bars, drawn_bars
+from kclrun.model.stream import short_name
+from kclrun.model.text import harmless
+from kclrun.observe.snapshot import LeaseView, Snapshot, how_to_resume
+
+# The number of lines of a terminal whose height is unknown.
+_HEIGHT: Final = 50
+# Lines for the log above the table, if the terminal has enough lines.
+_LOG_LINES: Final = 4
+_LEASES_SHOWN_MIN: Final = 3
+# The lines for the note of one lease in trouble; the log has the rest. The advice and the totals
+# fit completely in three lines of 60 columns.
+_STORY_LINES_MAX: Final = 2
+_WHOLE_LINES_MAX: Final = 3
+# On a narrower terminal some columns are left out. On a lower one the owner is left out.
+_WIDE: Final = 100
+_HIGH: Final = 30
+# The states that are shown first, the worst first.
+_TROUBLES: Final = ("halted", "failing", "backing off")
+_STYLES: Final = {
+    "halted": "bold red",
+    "failing": "yellow",
+    "backing off": "yellow",
+    "running": "green",
+}
+_LONG_NUMBER: Final = re.compile(r"\b(\d{5})\d{20,}(\d{6})\b")
+_UNKNOWN: Final = "-"
+
+
+class _Column(NamedTuple):
+    title: str
+    cell: Callable[[LeaseView], str]
+    is_wide_only: bool = False
+    is_of_lease: bool = False
+    justify: str = "right"
+
+
+def render(snapshot: Snapshot, width: int, height: int = _HEIGHT) -> RenderableType:
+    """The table of one snapshot, for a terminal of `width` columns and `height` lines.
+
+    Leases in trouble come first, and the totals are always shown. If there are too many leases,
+    the healthy ones are counted in one line. A narrow terminal loses columns, but never the note.
+    Every foreign text is escaped.
+    """
+    head = _headline(snapshot, is_high=height >= _HIGH)
+    foot = [*_trouble(snapshot, width), *_totals(snapshot, width)]
+    # The two other lines are the titles and the count of the hidden leases.
+    room = height - _LOG_LINES - len(head) - len(foot) - 2
+    shown = _shown(snapshot, max(_LEASES_SHOWN_MIN, room))
+    hidden = [lease for lease in snapshot.leases if lease not in shown]
+    return Group(*head, _table(snapshot, shown, width), *_more(hidden), *foot)
+
+
+def _table(snapshot: Snapshot, shown: Sequence[LeaseView], width: int) -> Table:
+    columns = [
+        column
+        for column in _COLUMNS
+        if (width >= _WIDE or not column.is_wide_only)
+        and (snapshot.has_leases or not column.is_of_lease)
+    ]
+    table = Table(expand=True, box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        is_note = column.title == "note"
+        table.add_column(
+            column.title,
+            justify="left" if column.justify == "left" else "right",
+            no_wrap=True,
+            ratio=1 if is_note else None,
+            overflow="ellipsis",
+        )
+    for lease in shown:
+        style = _STYLES.get(lease.state, "")
+        table.add_row(*(Text(harmless(column.cell(lease))) for column in columns), style=style)
+    return table
+
+
+def _shown(snapshot: Snapshot, room: int) -> tuple[LeaseView, ...]:
+    """The leases in trouble, the worst first; then the busiest, in the order of their shards."""
+    troubled = sorted(
+        (lease for lease in snapshot.leases if lease.state in _TROUBLES),
+        key=lambda lease: (_TROUBLES.index(lease.state), lease.shard),
+    )[:room]
+    others = sorted(
+        (lease for lease in snapshot.leases if lease.state not in _TROUBLES),
+        key=lambda lease: (-lease.records_per_s, lease.shard),
+    )[: room - len(troubled)]
+    return (*troubled, *sorted(others, key=lambda lease: lease.shard))
+
+
+def _more(hidden: Sequence[LeaseView]) -> list[Text]:
+    if not hidden:
+        return []
+    states = Counter(lease.state for lease in hidden)
+    counted = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
+    return [Text(f"… and {len(hidden):,} more: {counted}", style="dim", no_wrap=True)]
+
+
+def _trouble(snapshot: Snapshot, width: int) -> list[Text]:
+    """The number of leases in trouble, the note of the first one, and advice."""
+    troubled = [lease for lease in snapshot.leases if lease.state in _TROUBLES]
+    if not troubled:
+        return []
+    states = Counter(lease.state for lease in troubled)
+    counted = ", ".join(f"{states[state]:,} {state}" for state in _TROUBLES if states[state])
+    first = min(troubled, key=lambda lease: (_TROUBLES.index(lease.state), lease.shard))
+    # Sequence numbers of 56 digits fill a line; the log has all digits.
+    story = _LONG_NUMBER.sub(r"\1…\2", first.note)
+    lines = _filled(f"{counted}. {short_name(first.shard)}: {story}", width, _STORY_LINES_MAX)
+    if first.state == "halted" and snapshot.has_leases:
+        remedy = how_to_resume(snapshot.leases_command, first.shard)
+        lines += _filled(remedy, width, _WHOLE_LINES_MAX)
+    return [Text(line, style=_STYLES[first.state], no_wrap=True) for line in lines]
+
+
+def _filled(text: str, width: int, lines_max: int) -> list[str]:
+    return textwrap.wrap(
+        harmless(" ".join(text.split())),
+        max(width, 1),
+        max_lines=lines_max,
+        placeholder=" …",
+        break_on_hyphens=False,
+    )
+
+
+def _headline(snapshot: Snapshot, *, is_high: bool) -> list[Text]:
+    state = "  draining" if snapshot.is_draining else f"  {snapshot.doing}".rstrip()
+    lines = [f"{snapshot.application} on {snapshot.stream}  {_clock(snapshot.uptime_s)}{state}"]
+    kind = "leases are taken as" if snapshot.has_leases else "run"
+    lines += [f"{kind} {snapshot.owner}"] * is_high
+    return [Text(harmless(line), overflow="ellipsis", no_wrap=True) for line in lines]
+
+
+def _totals(snapshot: Snapshot, width: int) -> list[Text]:
+    kept = [
+        f"{len(snapshot.leases)} leases here",
+        f"{snapshot.leases_elsewhere} elsewhere",
+        f"{snapshot.leases_free} free",
+    ]
+    parts = [
+        *(kept if snapshot.has_leases else [f"{len(snapshot.leases)} shards"]),
+        f"{snapshot.ended_total} ended",
+        f"{snapshot.records_total:,} records",
+        f"{snapshot.records_per_s:,.0f}/s",
+        f"lag {_lag(snapshot.lag_ms_max)}",
+    ]
+    return [
+        Text(line, style="dim", no_wrap=True)
+        for line in _filled(", ".join(parts), width, _WHOLE_LINES_MAX)
+    ]
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def _lag(lag_ms: int | None) -> str:
+    if lag_ms is None:
+        return _UNKNOWN
+    if lag_ms < 1_000:
+        return f"{lag_ms}ms"
+    seconds = lag_ms / 1000
+    if seconds < 120:
+        return f"{seconds:.1f}s"
+    return f"{seconds / 60:.0f}m" if seconds < 7200 else f"{seconds / 3600:.1f}h"
+
+
+def _memory(memory_bytes: int | None) -> str:
+    return _UNKNOWN if memory_bytes is None else f"{memory_bytes / 2**20:.0f}M"
+
+
+_COLUMNS: Final = (
+    _Column("shard", lambda lease: short_name(lease.shard)),
+    _Column("state", lambda lease: lease.state, justify="left"),
+    _Column("records", lambda lease: f"{lease.records_total:,}"),
+    _Column("per s", lambda lease: f"{lease.records_per_s:,.0f}"),
+    _Column("lag", lambda lease: _lag(lease.lag_ms)),
+    _Column(
+        "cpu",
+        lambda lease: _UNKNOWN if lease.cpu_percent is None else f"{lease.cpu_percent:.0f}%",
+        is_of_lease=True,
+    ),
+    _Column(
+        "memory", lambda lease: _memory(lease.memory_bytes), is_wide_only=True, is_of_lease=True
+    ),
+    _Column("pid", lambda lease: str(lease.pid or _UNKNOWN), is_wide_only=True, is_of_lease=True),
+    _Column("restarts", lambda lease: str(lease.restarts), is_wide_only=True, is_of_lease=True),
+    _Column("note", lambda lease: lease.note, justify="left"),
+)
+
+
+# The terminal of a running application: the live table below, log lines above.
+
+_STDOUT: Final = 1
+_STDERR: Final = 2
+# Twice as often as the manager, which shows a snapshot a second.
+_DRAW_EVERY_S: Final = 0.5
+_READ_BYTES_MAX: Final = 65_536
+# A line without an end is printed in parts of this size.
+_LINE_BYTES_MAX: Final = 8_192
+# The time at the end to print the rest of the pipe. A stopped terminal may need longer.
+_END_MAX_S: Final = 2.0
+# As wide as the time and the level of a log line.
+_INDENT: Final = " " * 17
+# A terminal narrower than this wraps the rows itself.
+_COLUMNS_MIN: Final = 40
+
+
+def wrapped(line: str, columns: int) -> list[str]:
+    """The rows of a line on a terminal with `columns` columns, cut between words, and indented
+    after the first one. A line that fits is one unchanged row."""
+    if len(line) <= columns:
+        return [line]
+    return textwrap.wrap(
+        line,
+        max(columns, _COLUMNS_MIN),
+        subsequent_indent=_INDENT,
+        replace_whitespace=False,
+        break_on_hyphens=False,
+    )
+
+
+class LiveDisplay:
+    """A context manager that draws the live table and restores the terminal at the end.
+
+    Standard output and error of this process and of every process it starts go into a pipe
+    meanwhile. A separate thread prints the lines of the pipe and draws the newest snapshot. `show`
+    may be called from any thread and never waits: a terminal stopped with Ctrl-S must not stop a
+    manager.
+    """
+
+    def __init__(self, bars: Bars | None = None) -> None:
+        self._bars = bars
+        self._newest: Snapshot | None = None
+        self._drawn: Snapshot | None = None
+        self._rest = b""
+        self._saved: tuple[int, int] = (-1, -1)
+        self._read_fd = -1
+        self._is_ending = threading.Event()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Draw this snapshot next. Returns at once, without waiting for the terminal."""
+        self._newest = snapshot
+
+    def __enter__(self) -> Self:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._saved = (os.dup(_STDOUT), os.dup(_STDERR))
+        self._read_fd, write_fd = os.pipe()
+        os.dup2(write_fd, _STDOUT)
+        os.dup2(write_fd, _STDERR)
+        os.close(write_fd)
+        self._thread = threading.Thread(target=self._draw_all, name="display", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(self._saved[0], _STDOUT)
+        os.dup2(self._saved[1], _STDERR)
+        self._is_ending.set()
+        self._thread.join(_END_MAX_S)
+        if self._thread.is_alive():
+            return  # the terminal is stopped: the thread still uses the descriptors
+        for descriptor in (*self._saved, self._read_fd):
+            os.close(descriptor)
+
+    def _draw_all(self) -> None:
+        with os.fdopen(os.dup(self._saved[1]), "w", encoding="utf-8", errors="replace") as terminal:
+            console = Console(file=terminal, force_terminal=True)
+            # Without rich's refresh thread and capture of Python's streams: both are done here.
+            with Live(
+                console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+            ) as live:
+                while self._print_arrived(console) or not self._is_ending.is_set():
+                    self._draw(live, console)
+                self._draw(live, console)
+
+    def _draw(self, live: Live, console: Console) -> None:
+        newest = self._newest
+        if newest is not None and newest is not self._drawn:
+            bars = self._bars.at(newest) if self._bars is not None else ()
+            table = render(newest, console.width, console.height - len(bars))
+            live.update(Group(table, drawn_bars(bars)) if bars else table, refresh=True)
+            self._drawn = newest
+
+    def _print_arrived(self, console: Console) -> bool:
+        """Print the complete lines of the pipe. Returns whether any bytes had arrived.
+
+        At the end it does not wait for bytes.
+        """
+        wait_s = 0.0 if self._is_ending.is_set() else _DRAW_EVERY_S
+        if not select.select([self._read_fd], [], [], wait_s)[0]:
+            return False
+        arrived = os.read(self._read_fd, _READ_BYTES_MAX)
+        *lines, self._rest = (self._rest + arrived).split(b"\n")
+        if len(self._rest) > _LINE_BYTES_MAX or (not arrived and self._rest):
+            lines, self._rest = [*lines, self._rest], b""
+        for line in lines:
+            text = harmless(line.decode(errors="replace").rstrip("\r"))
+            for row in wrapped(text, console.width):
+                console.print(Text(row), soft_wrap=True)
+        return bool(arrived)

@@ -1,0 +1,181 @@
+"""A run of `engine: spark`: makes all checks, then opens a session, then runs the query.
+
+PySpark, the options, the stream and the permissions are checked before a JVM is started. The JVM
+ends with the run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kclrun.cli.config_options import Configuration
+from kclrun.cli.run.watched import OnSnapshot, watched
+from kclrun.cli.user_code import with_absolute_output
+from kclrun.cli.world import require_stream
+from kclrun.config.rules import EMBEDDED
+from kclrun.errors import KclrunError, SettingsError
+from kclrun.loading import import_paths
+from kclrun.model.time import WallTime
+from kclrun.observe.logs import EventLog, LineSink
+from kclrun.observe.snapshot import Snapshot
+from kclrun.spark.engine.java import SUBMITTED, close_session
+from kclrun.spark.engine.session import open_session
+from kclrun.spark.running.failures import captured_engine
+from kclrun.spark.running.progress import FIRST_BATCH
+from kclrun.spark.running.query import as_option_texts, told_as_ours
+from kclrun.spark.running.runtime import ExitReason, SparkRun, require_runnable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from kclrun.config.schema import Settings
+    from kclrun.local.filling import Filling
+    from kclrun.spark.engine.versions import Capabilities
+
+_STDERR: Final = 2
+SumUp = Callable[[], str | None]
+
+
+def require_spark(settings: Settings) -> Capabilities:
+    """Check PySpark and its settings without starting it. Raises: SettingsError."""
+    if settings.aws.profile is not None and not _is_local(settings):
+        raise SettingsError(
+            "aws.profile: is a file of this machine, and executors run on others\n"
+            "Use aws.role_arn, or give the role to the machines of the cluster"
+        )
+    reached = settings
+    if settings.aws.endpoint == EMBEDDED:
+        aws = msgspec.structs.replace(settings.aws, endpoint=None)
+        reached = msgspec.structs.replace(settings, aws=aws)
+    return require_runnable(reached, WallTime(time.time()))
+
+
+def spark_run(
+    configuration: Configuration,
+    report: Path | None,
+    source_is_done: Callable[[], bool],
+    sum_up: SumUp,
+    filling: Callable[[], Filling | None] = lambda: None,
+) -> tuple[int, str | None]:
+    """Run until the end. Returns the exit code and the text of `sum_up`.
+
+    `sum_up` is called after a complete run that ended in good order, before the session is closed.
+    Raises: KclrunError.
+    """
+    settings = with_absolute_output(configuration)
+    capabilities = require_spark(settings)
+    require_stream(settings)
+    paths = import_paths(settings.path, configuration.folder)
+    with (
+        watched(settings, filling) as (shown, on_snapshot),
+        _log(shown) as log,
+        ExitStack() as stack,
+    ):
+        _tell_starting(shown, log, on_snapshot, capabilities.version)
+        spark = stack.enter_context(_session(shown, paths, log))
+
+        run = SparkRun(
+            shown,
+            spark,
+            log,
+            import_paths=paths,
+            source_is_done=source_is_done,
+            on_snapshot=on_snapshot,
+        )
+        reason = _reported(run, capabilities, report)
+        is_whole = reason is ExitReason.CAUGHT_UP or (
+            reason is ExitReason.DRAINED and settings.until is None
+        )
+        return reason.exit_code, sum_up() if is_whole else None
+
+
+def _reported(run: SparkRun, capabilities: Capabilities, report: Path | None) -> ExitReason:
+    """Run it, and write its report, also after a failure."""
+    try:
+        reason = run.run(capabilities)
+    except KclrunError as error:
+        if report is not None:
+            run.write_report(report, f"failed: {type(error).__name__}")
+        raise
+    if report is not None:
+        run.write_report(report, reason.value)
+    return reason
+
+
+def _tell_starting(
+    settings: Settings, log: EventLog, on_snapshot: OnSnapshot | None, version: str
+) -> None:
+    """Show that the start of a JVM, and of Python workers for the first batch, takes time."""
+    log.note("engine_starting", version=version)
+    if on_snapshot is not None:
+        on_snapshot(
+            Snapshot(
+                application=settings.application,
+                stream=settings.stream_names,
+                owner=f"spark:{os.getpid()}",
+                uptime_s=0.0,
+                has_leases=False,
+                doing=FIRST_BATCH,
+            )
+        )
+
+
+@contextmanager
+def _session(settings: Settings, paths: tuple[Path, ...], log: EventLog) -> Iterator[SparkSession]:
+    """A session for this run. At the end, the JVM that we started is stopped."""
+    if settings.aws.profile is not None:
+        os.environ["AWS_PROFILE"] = settings.aws.profile
+    _let_workers_import(paths)
+    with captured_engine(log), told_as_ours():
+        spark = open_session(
+            application=settings.application,
+            master=settings.spark.master,
+            conf=as_option_texts(settings.spark.conf),
+        )
+    try:
+        yield spark
+    finally:
+        close_session(spark)
+
+
+def _let_workers_import(paths: tuple[Path, ...]) -> None:
+    """Python workers on this machine import user code from the same folders as this process. On
+    other machines it is installed or shipped (spark.submit.pyFiles)."""
+    former = os.environ.get("PYTHONPATH")
+    folders = [str(path) for path in paths] + ([former] if former else [])
+    os.environ["PYTHONPATH"] = os.pathsep.join(folders)
+
+
+@contextmanager
+def _log(settings: Settings) -> Iterator[EventLog]:
+    """A log in the format of the settings; by default text on a terminal, else JSON."""
+    wanted = settings.log.format
+    as_json = wanted == "json" or (wanted == "auto" and not sys.stderr.isatty())
+    # A descriptor of its own: the lines that Spark writes to standard error are read and logged,
+    # and the log lines must not be read again.
+    descriptor = os.dup(_STDERR)
+    sink = LineSink(descriptor)
+    try:
+        yield EventLog(
+            sink,
+            app=settings.application,
+            owner=f"spark:{os.getpid()}",
+            level=settings.log.level,
+            as_json=as_json,
+        )
+    finally:
+        sink.close()
+        os.close(descriptor)
+
+
+def _is_local(settings: Settings) -> bool:
+    master = settings.spark.master or settings.spark.conf.get("spark.master")
+    return str(master).startswith("local") if master else SUBMITTED not in os.environ

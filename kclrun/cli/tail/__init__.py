@@ -1,0 +1,1 @@
+"""Prints the records of a stream."""

@@ -1,0 +1,240 @@
+"""`kclrun tail`: the records of a stream as they arrive, across splits and merges.
+
+It reads only the stream, no lease and no checkpoint, so it may be used beside any application.
+Records go to standard output, messages to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from kclrun.cli import exit_codes
+from kclrun.cli.config_options import DURATION, ConfigCommand, stream_options, stream_settings
+from kclrun.model.stream import spelled_out
+from kclrun.model.text import harmless
+from kclrun.model.time import Instant, WallTime
+
+if TYPE_CHECKING:
+    from kclrun.cli.tail.lines import LineMaker
+    from kclrun.cli.tail.readers import ShardStart, TailEvent
+    from kclrun.cli.world import Aws
+    from kclrun.config.units import Duration
+    from kclrun.model.record import Record
+
+_FROM_HELP: Final = (
+    "LATEST (the default), TRIM_HORIZON, an instant such as 2026-03-01T06:00:00Z, 10m for ten"
+    " minutes ago, or with one --shard a sequence number."
+)
+_SHARD_HELP: Final = "Only this shard, as shardId-000000000007 or 7 (repeatable)."
+# Aggregates of so many records are opened at a time: one of 1 MiB may hold thousands.
+_OPENED_AT_ONCE: Final = 100
+
+
+@click.command(cls=ConfigCommand)
+@stream_options
+@click.option("--from", "begin", metavar="WHERE", default="LATEST", help=_FROM_HELP)
+@click.option("--shard", "shards", multiple=True, metavar="ID", help=_SHARD_HELP)
+@click.option("--key", metavar="KEY", help="Only records of this partition key.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option(
+    "--max", "records_max", type=click.IntRange(min=1), metavar="N", help="End after N records."
+)
+@click.option("--timeout", type=DURATION, metavar="DURATION", help="End after so long, as 30s.")
+def tail(
+    *,
+    config: Path | None,
+    overrides: tuple[str, ...],
+    stream: str | None,
+    endpoint: str | None,
+    region: str | None,
+    begin: str,
+    shards: tuple[str, ...],
+    key: str | None,
+    as_json: bool,
+    records_max: int | None,
+    timeout: Duration | None,
+) -> int:
+    """Print the records of a stream as they arrive; Ctrl-C ends it.
+
+    Aggregates are opened. When a shard is split or merged, its children follow; a key's records
+    come in their order. With --shard only the named shards are read, and it ends when they do.
+    Takes at most half of a shard's five reads a second, and touches no lease.
+
+    \b
+    kclrun tail --config app.yaml                         from now on
+    kclrun tail --config app.yaml --from 10m --key UA     one key, from ten minutes ago
+    kclrun tail --stream logs --region eu-west-1 --from TRIM_HORIZON --json --max 1000
+    """
+    from kclrun.cli.world import Aws
+
+    settings = stream_settings(
+        config=config,
+        overrides=overrides,
+        stream=stream,
+        endpoint=endpoint,
+        region=region,
+        verb="tail",
+    )
+    until = None if timeout is None else time.monotonic() + timeout
+    with _stop_signals() as is_stopped:
+        aws = Aws(settings)
+        starts = _starts(aws, begin, shards)
+        if is_stopped():
+            return exit_codes.DRAINED
+        view = _View(_line_maker(begin, as_json=as_json), key, records_max)
+        return _follow(
+            aws,
+            starts,
+            view,
+            follows=not shards,
+            said=f"{settings.only_stream}: {len(starts)} {_shards(len(starts))} from {begin}",
+            is_over=lambda: is_stopped() or (until is not None and time.monotonic() >= until),
+        )
+
+
+def _follow(
+    aws: Aws,
+    starts: Mapping[str, ShardStart],
+    view: _View,
+    *,
+    follows: bool,
+    said: str,
+    is_over: Callable[[], bool],
+) -> int:
+    from kclrun.cli.tail.readers import TailReaders
+
+    patience_s = float(aws.settings.aws.start_timeout)
+    with TailReaders(
+        starts, aws.reader, aws.stream, follows=follows, patience_s=patience_s
+    ) as readers:
+        for event in readers.events():
+            if event is not None:
+                _take_in(event, view, said, follows=follows)
+            elif _lost_its_reader():
+                raise BrokenPipeError
+            if view.is_full or is_over():
+                break
+    return exit_codes.DRAINED
+
+
+def _take_in(event: TailEvent, view: _View, said: str, *, follows: bool) -> None:
+    from kclrun.cli.tail.readers import AllBegun, Arrived, Ended, Trouble
+
+    match event:
+        case Arrived(shard_id=shard_id, records=records):
+            view.show(shard_id, records)
+        case AllBegun():
+            _say(f"Tailing {said}; Ctrl-C ends it")
+        case Ended(shard_id=shard_id, children=children):
+            heirs = ", ".join(children) or "nothing"
+            _say(f"{shard_id} has ended; {heirs} {'follows' if follows else 'came after it'}")
+        case Trouble(text=text):
+            _say(text)
+
+
+class _View:
+    """Prints records, and knows how many more it may print."""
+
+    def __init__(self, line_of: LineMaker, key: str | None, records_max: int | None) -> None:
+        self._line_of = line_of
+        self._key = key
+        self._left = records_max
+
+    @property
+    def is_full(self) -> bool:
+        return self._left == 0
+
+    def show(self, shard_id: str, records: Sequence[Record]) -> None:
+        """Print the records that match the options. Raises: BrokenPipeError."""
+        from kclrun.codec.kpl import open_aggregates
+
+        for first in range(0, len(records), _OPENED_AT_ONCE):
+            opened = open_aggregates(records[first : first + _OPENED_AT_ONCE])
+            if self._key is not None:
+                opened = [record for record in opened if record.partition_key == self._key]
+            if self._left is not None:
+                opened = opened[: self._left]
+                self._left -= len(opened)
+            text = "".join([f"{self._line_of(shard_id, record)}\n" for record in opened])
+            sys.stdout.buffer.write(text.encode())
+            sys.stdout.buffer.flush()
+
+
+def _starts(aws: Aws, begin: str, shards: Sequence[str]) -> Mapping[str, ShardStart]:
+    from kclrun.cli.streams import advising_on_streams
+    from kclrun.cli.tail.readers import first_listing, parse_from, shard_starts
+    from kclrun.cli.world import patiently
+
+    start = parse_from(begin, WallTime(time.time()))
+    named = [spelled_out(shard) for shard in shards]
+    patience_s = float(aws.settings.aws.start_timeout)
+    with advising_on_streams(aws):
+        listed = patiently(
+            lambda: aws.stream.list_shards(first_listing(start)),
+            Instant(time.monotonic() + patience_s),
+            patience_s,
+        )
+    return shard_starts(listed, named, start)
+
+
+def _line_maker(begin: str, *, as_json: bool) -> LineMaker:
+    from kclrun.cli.tail.lines import as_json as json_line
+    from kclrun.cli.tail.lines import for_people
+
+    if as_json:
+        return json_line
+    is_terminal = sys.stdout.isatty()
+    return for_people(
+        columns_max=shutil.get_terminal_size().columns if is_terminal else None,
+        # Records from now on need no date.
+        with_date=begin.upper() != "LATEST",
+        with_colours=is_terminal and "NO_COLOR" not in os.environ,
+    )
+
+
+def _lost_its_reader() -> bool:
+    """Whether the reader of our output has closed it. On a quiet stream no write would show it."""
+    waiter = select.poll()
+    waiter.register(sys.stdout.fileno(), 0)
+    return bool(waiter.poll(0))
+
+
+def _shards(count: int) -> str:
+    return "shard" if count == 1 else "shards"
+
+
+def _say(text: str) -> None:
+    click.echo(harmless(text), err=True)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Callable[[], bool]]:
+    """The first SIGINT or SIGTERM ends the tail between two lines, a second one at once.
+
+    The second one is needed if standard output is a pager that does not read on.
+    """
+    came: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    former = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
