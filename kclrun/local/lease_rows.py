@@ -302,7 +302,7 @@ class LeaseRows:
             for column, _ in columns_of(effect.field):
                 unknown.pop(column.name, None)
 
-    def _contended(self, key: LeaseKey) -> Outcome:
+    def _not_applied(self, key: LeaseKey) -> Outcome:
         item = self._unreadable.get(key)
         if item is not None and _is_broken(item):
             return Refused(BROKEN_ROW, f"row {key!r} is broken")
