@@ -67,7 +67,7 @@ class CallLeaseLost(msgspec.Struct, frozen=True):
     """Call `lease_lost`; comes back as CallReturned or ProcessorFailed."""
 
 
-class OpenGate(msgspec.Struct, frozen=True):
+class AllowDelivery(msgspec.Struct, frozen=True):
     """User code may start batches until `fence`, while fewer than `start_below` records in all were
     delivered, and up to `delivered_max` records in all [P7, I7]."""
 
@@ -76,8 +76,8 @@ class OpenGate(msgspec.Struct, frozen=True):
     delivered_max: int
 
 
-class ShutGate(msgspec.Struct, frozen=True):
-    """Start no further batch; comes back as GateShut once no user code runs."""
+class StopDelivery(msgspec.Struct, frozen=True):
+    """Start no further batch; comes back as DeliveryStopped once no user code runs."""
 
 
 class CheckpointAnswer(enum.Enum):
@@ -155,8 +155,8 @@ Command = (
     | CallShardEnded
     | CallShutdownRequested
     | CallLeaseLost
-    | OpenGate
-    | ShutGate
+    | AllowDelivery
+    | StopDelivery
     | AnswerCheckpoint
     | Report
     | Exit

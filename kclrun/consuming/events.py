@@ -122,8 +122,8 @@ class ProcessorFailed(msgspec.Struct, frozen=True):
     is_host_fault: bool = False
 
 
-class GateShut(msgspec.Struct, frozen=True):
-    """User code is not running and no batch will start until the gate opens again."""
+class DeliveryStopped(msgspec.Struct, frozen=True):
+    """User code is not running and no batch will start until AllowDelivery comes again."""
 
 
 class DrainRequested(msgspec.Struct, frozen=True):
@@ -175,7 +175,7 @@ Event = (
     | CheckpointRequested
     | CallReturned
     | ProcessorFailed
-    | GateShut
+    | DeliveryStopped
     | DrainRequested
     | ReleaseRequested
     | ManagerGone

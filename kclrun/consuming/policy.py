@@ -1,4 +1,4 @@
-"""The settings of one lease: its policy, errors of user code, start point, pacing."""
+"""The settings of one lease: its policy, start point, pacing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from kclrun.errors import OutputLocked, SettingsError, is_host_shortage
+from kclrun.errors import SettingsError
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
@@ -47,60 +47,6 @@ class LifePolicy(msgspec.Struct, frozen=True, kw_only=True):
     def is_manual(self) -> bool:
         """Whether only the processor moves the checkpoint."""
         return self.checkpoint_mode == "manual"
-
-
-# A shard that fails for long is tried twice a minute.
-BACKOFF_MAX_S: Final = 30.0
-DOUBLINGS_MAX: Final = 16
-_CAUSES_MAX: Final = 10
-
-
-class RetryAfter(msgspec.Struct, frozen=True):
-    """Call again with the same batch after so many seconds."""
-
-    pause_s: float
-
-
-class GiveUp(msgspec.Struct, frozen=True):
-    """Halt the lease: owned and renewed, not processed, until an operator resumes it."""
-
-
-ErrorDecision = RetryAfter | GiveUp
-
-
-class ErrorPolicy(msgspec.Struct, frozen=True):
-    """The setting `on_error`: the answer to an error of user code, again after a pause or give up.
-
-    Records are never skipped silently [I9]. Isolating the record by bisection and dead-letter
-    queues will be further answers of `decide`. Callers match on the type, so they will have to
-    handle them.
-    """
-
-    retries: int
-    backoff_s: float
-
-    def decide(self, attempts: int) -> ErrorDecision:
-        """The decision after the `attempts`-th call (from 1) of the same function raised."""
-        if attempts > self.retries:
-            return GiveUp()
-        doubled = self.backoff_s * 2.0 ** min(attempts - 1, DOUBLINGS_MAX)
-        return RetryAfter(min(doubled, BACKOFF_MAX_S))
-
-
-def host_fault(error: BaseException) -> str | None:
-    """The resource that the host lacks, in words, if that caused the error; None for other errors.
-
-    Before the first record such an error is a failed start: the same start may work in a moment, or
-    on another host, and the lease itself is sound.
-    """
-    cause: BaseException | None = error
-    for _ in range(_CAUSES_MAX):
-        if cause is None:
-            return None
-        if is_host_shortage(cause) or isinstance(cause, OutputLocked):
-            return f"{type(error).__name__}: {error}"
-        cause = cause.__cause__ or cause.__context__
-    return None
 
 
 def first_start(row: Lease, start_at: WallTime | None, now_at: WallTime) -> StartPoint:

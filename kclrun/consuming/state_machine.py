@@ -12,7 +12,7 @@ from typing import Final
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
-from kclrun.consuming.commands import OpenGate, Report, ReportKind, ShutGate
+from kclrun.consuming.commands import AllowDelivery, Report, ReportKind, StopDelivery
 from kclrun.consuming.events import ProcessorFailed
 from kclrun.consuming.lease_writer import (
     GivingAway,
@@ -46,15 +46,15 @@ from kclrun.protocol.fence import renew_interval_s
 from kclrun.protocol.writes import Unavailable
 
 
-class GateKeeper:
-    """Remembers the last command to the gate, so that only changes become commands."""
+class DeliveryPermit:
+    """Permission to deliver, as the shell was last told: only changes become commands."""
 
     def __init__(self, *, one_batch_a_checkpoint: bool) -> None:
         self._one_batch_a_checkpoint = one_batch_a_checkpoint
-        self._told: OpenGate | None = None
-        self.is_shut = True
+        self._told: AllowDelivery | None = None
+        self.is_stopped = True
 
-    def open(self, fence: Instant, ledger: CheckpointLedger) -> tuple[OpenGate, ...]:
+    def allow(self, fence: Instant, ledger: CheckpointLedger) -> tuple[AllowDelivery, ...]:
         """Let batches start. With one batch a checkpoint, only when no record is uncheckpointed."""
         allowed = ledger.delivered_max
         start_below = ledger.checkpointed_total + 1 if self._one_batch_a_checkpoint else allowed
@@ -65,15 +65,15 @@ class GateKeeper:
             told.delivered_max,
         ):
             return ()
-        self._told = OpenGate(fence, start_below, allowed)
-        self.is_shut = False
+        self._told = AllowDelivery(fence, start_below, allowed)
+        self.is_stopped = False
         return (self._told,)
 
-    def shut(self) -> tuple[ShutGate, ...]:
-        """Stop new batches. The gate is shut once GateShut says that no user code runs."""
+    def stop(self) -> tuple[StopDelivery, ...]:
+        """Stop new batches. It is stopped once DeliveryStopped says that no user code runs."""
         self._told = None
-        self.is_shut = False
-        return (ShutGate(),)
+        self.is_stopped = False
+        return (StopDelivery(),)
 
 
 UNSAVED_END: Final = ProcessorFailed(
@@ -213,7 +213,7 @@ class LeaseStateMachine:
         self._shard_end = ShardEnd(policy.key, ())
         self._is_withdrawn = False
         self._manager_gone = False
-        self._gate = GateKeeper(one_batch_a_checkpoint=policy.checkpoint_mode == "batch")
+        self._permit = DeliveryPermit(one_batch_a_checkpoint=policy.checkpoint_mode == "batch")
         self._is_initialized = False
         self._failure: on.ProcessorFailed | None = None
         self._is_saved_at_end = False
@@ -254,7 +254,7 @@ class LeaseStateMachine:
             if self.own.pending is None and self.state not in SILENT:
                 self._write_what_is_due(now, out)
             if self.state is State.PROCESSING and self.own.fence is not None:
-                out.extend(self._gate.open(self.own.fence, self.ledger))
+                out.extend(self._permit.allow(self.own.fence, self.ledger))
         self.check()
         if out and self.own.pending is None:
             # A write that was given up within this call (the fence has passed) is not sent.
@@ -322,7 +322,7 @@ class LeaseStateMachine:
                 self._move(Step.EXHAUSTED)
             case on.CheckpointRequested(request, position):
                 self._take_in_request(request, position, out)
-            case on.CallReturned() | on.ProcessorFailed() | on.GateShut():
+            case on.CallReturned() | on.ProcessorFailed() | on.DeliveryStopped():
                 self._take_in_user_code(event, now, out)
             case on.DrainRequested() | on.ReleaseRequested() | on.ManagerGone():
                 self._manager_gone |= isinstance(event, on.ManagerGone)
@@ -409,14 +409,18 @@ class LeaseStateMachine:
         out.extend(self._requests.answer(row.checkpoint))
 
     def _take_in_user_code(
-        self, event: on.CallReturned | on.ProcessorFailed | on.GateShut, now: Instant, out: Commands
+        self,
+        event: on.CallReturned | on.ProcessorFailed | on.DeliveryStopped,
+        now: Instant,
+        out: Commands,
     ) -> None:
         match self.state, event:
-            case ((State.STOPPING | State.LOSING), on.GateShut()):
-                if not self._gate.is_shut:  # asked for twice (drained, then lost): answered twice
-                    self._gate.is_shut = True
+            case ((State.STOPPING | State.LOSING), on.DeliveryStopped()):
+                # Asked for twice (drained, then lost), it is answered twice.
+                if not self._permit.is_stopped:
+                    self._permit.is_stopped = True
                     self._say_goodbye(now, out)
-            case ((State.STOPPING | State.LOSING), _) if not self._gate.is_shut:
+            case ((State.STOPPING | State.LOSING), _) if not self._permit.is_stopped:
                 # `initialize` or `shard_ended` returned after the lease was withdrawn or lost.
                 self._is_initialized |= isinstance(event, on.CallReturned)
             case ((State.STOPPING | State.LOSING), _):
@@ -480,7 +484,7 @@ class LeaseStateMachine:
         self._is_withdrawn = True
         if self.state in MAY_WITHDRAW:
             self._move(Step.WITHDRAWN)
-            out.extend(self._gate.shut())
+            out.extend(self._permit.stop())
 
     def _hand_over(self, reason: str, now: Instant, out: Commands) -> None:
         """The row names the next owner already [R8]: finish the batch within the current fence.
@@ -509,7 +513,7 @@ class LeaseStateMachine:
         let_go_instant = now if self._manager_gone else Instant(now + LOST_GRACE_S)
         self._lost = LostLease(reason, let_go_instant, is_host_fault=is_host_fault)
         out.extend(self._requests.refuse_all(reason))
-        out.extend(self._gate.shut())
+        out.extend(self._permit.stop())
 
     def _refuse(self, reason: str, out: Commands) -> None:
         self.own.give_up()

@@ -154,7 +154,7 @@ EXPECTED: Final[Mapping[type[on.Event], frozenset[State]]] = {
     on.ProcessorFailed: frozenset(
         {State.INITIALIZING, State.PROCESSING, State.CLOSING, State.STOPPING, State.LOSING}
     ),
-    on.GateShut: frozenset({State.STOPPING, State.LOSING}),
+    on.DeliveryStopped: frozenset({State.STOPPING, State.LOSING}),
     on.DrainRequested: _ALIVE,
     on.ReleaseRequested: _ALIVE,
     on.ManagerGone: _ALIVE,
@@ -180,7 +180,7 @@ LATE: Final[Mapping[type[on.Event], frozenset[State]]] = {
     on.ShardExhausted: _LEAVING,
     on.CallReturned: FINAL,
     on.ProcessorFailed: FINAL,
-    on.GateShut: FINAL | {State.RELEASING, State.FAILING},
+    on.DeliveryStopped: FINAL | {State.RELEASING, State.FAILING},
     on.DrainRequested: FINAL,
     on.ReleaseRequested: FINAL,
     on.ManagerGone: FINAL,

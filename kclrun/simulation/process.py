@@ -23,7 +23,7 @@ from kclrun.model.shard import Shard
 from kclrun.model.time import Instant
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.protocol.writes import LateCheckpoint, LeaseChange, Outcome
-from kclrun.simulation.desk import DeskTimes, SimulatedDesk
+from kclrun.simulation.delivery_queue import QueueTimes, SimulatedDeliveryQueue
 from kclrun.simulation.machine import Machine
 from kclrun.simulation.shards import FetchFate
 from kclrun.simulation.user_code import BatchUserCode
@@ -50,7 +50,7 @@ class HostOfProcess(Protocol):
 class LeaseProcess:
     """From its start command to its exit. `incarnation` separates it from others of its lease."""
 
-    desk_kind: type[SimulatedDesk] = SimulatedDesk
+    queue_kind: type[SimulatedDeliveryQueue] = SimulatedDeliveryQueue
 
     def __init__(
         self,
@@ -91,11 +91,11 @@ class LeaseProcess:
         chance = world.scheduler.chance(self.who).random
         self.life = LeaseStateMachine(policy, chance)
         self.user_code = BatchUserCode(world.user_code, chance)
-        self.desk = self.desk_kind(
+        self.queue = self.queue_kind(
             self,
             world.stream,
             world.oracles,
-            DeskTimes(world.scheduler.clock, self.machine.instant, self.os.after),
+            QueueTimes(world.scheduler.clock, self.machine.instant, self.os.after),
             post=self.post,
             poll_s=settings.poll_s,
             user_code=self.user_code,
@@ -152,21 +152,21 @@ class LeaseProcess:
                 self.key,
                 has_claimed=self.life.own.row is not None,
                 is_writing=self._is_asking and self.life.own.pending is not None,
-                in_user_code=self.desk.is_inside_user_code,
+                in_user_code=self.queue.is_inside_user_code,
             )
             self._oracles.ended_uncleanly(self)
 
     def _stands_still(self) -> None:
         self._still_since = self.machine.instant()
         self._oracles.process_noted(self, "stands still")
-        if self.desk.is_inside_user_code:
+        if self.queue.is_inside_user_code:
             self._oracles.coverage.seen("frozen_inside_user_code")
         self._oracles.frozen(self)
 
     @property
     def may_stand_still(self) -> bool:
         """Whether a look at its status could find a stall; most batches end quickly."""
-        busy_since = self.desk.busy_since
+        busy_since = self.queue.busy_since
         is_busy_long = busy_since > 0.0 and self.machine.instant() - busy_since > _LONG_BATCH_S
         return self.os.is_stopped or is_busy_long or not self._has_begun
 
@@ -178,7 +178,7 @@ class LeaseProcess:
             pid=self.incarnation,
             incarnation=self.incarnation,
             state=WorkerState.CLAIMING if is_claiming else WorkerState.PROCESSING,
-            processing_since_instant=self.desk.busy_since,
+            processing_since_instant=self.queue.busy_since,
             published_instant=self._still_since if is_still else self.machine.instant(),
         )
 
@@ -231,22 +231,20 @@ class LeaseProcess:
                 self._read_rows(keys, ())
             case do.ListShards():
                 self._ask_kinesis()
-            case do.OpenGate(fence):
-                self._oracles.gate_opened(self, self.machine.clock.time_of(fence))
-                self.desk.open_gate(command)
-            case do.ShutGate():
-                self._oracles.gate_shut(self)
-                self.desk.shut_gate()
-            case do.CallInitialize(row):
-                self.desk.initialize(row)
-            case do.CallShardEnded() | do.CallShutdownRequested() | do.CallLeaseLost():
-                self.desk.call(command)
+            case do.AllowDelivery(fence):
+                self._oracles.delivery_allowed(self, self.machine.clock.time_of(fence))
+                self.queue.allow_delivery(command)
+            case do.StopDelivery():
+                self._oracles.delivery_stopped(self)
+                self.queue.stop_delivery()
             case do.AnswerCheckpoint():
-                self.desk.answer(command)
+                self.queue.answer(command)
             case do.Report():
                 self._report(command)
             case do.Exit(cause):
                 self._exit(cause)
+            case call:
+                self.queue.call(call)
 
     def _exit(self, cause: do.ExitCause) -> None:
         self._oracles.process_noted(self, "exits:", cause.value)
@@ -345,7 +343,7 @@ class LeaseProcess:
 
     def _report(self, report: do.Report) -> None:
         if report.kind is do.ReportKind.CHECKPOINTED and report.position is not None:
-            self.desk.note_durable(report.position)
+            self.queue.note_durable(report.position)
         event = self._as_heard(report)
         if event is not None:
             self._say(event)

@@ -1,8 +1,8 @@
 """The behaviour of user code, drawn batch by batch: honest, slow, stalling, raising, forgetful.
 
-It does not know the gate or the lease. The real error policy decides about raised errors, in
-`desk.py`. Each question takes one draw, and none where the answer is certain, so that honest user
-code costs nothing.
+It does not know the permit or the lease. The real error policy decides about raised errors, in
+`delivery_queue.py`. Each question takes one draw, and none where the answer is certain, so that
+honest user code costs nothing.
 """
 
 from __future__ import annotations

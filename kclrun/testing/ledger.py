@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from kclrun.errors import StaleCheckpoint
+from kclrun.errors import SinkError, StaleCheckpoint
 from kclrun.model.sequence import ExtendedSequenceNumber
 
 
@@ -27,9 +27,11 @@ class Ledger:
         self.checkpoints: list[ExtendedSequenceNumber] = []
         self.rows: list[dict[str, Any]] = []
         self._covered = 0
-        self._batch_start = 0
+        self._batch_start: int | None = None  # None outside a call that may emit
 
     def emit(self, row: Mapping[str, Any]) -> None:
+        if self._batch_start is None:
+            raise SinkError("emit() is for process_records and shard_ended, while they run")
         if not isinstance(row, Mapping):
             raise TypeError(f"a row is a mapping of names to values, not {type(row).__name__}")
         msgspec.json.encode(dict(row))  # a row that raises TypeError here raises it in production
@@ -38,9 +40,14 @@ class Ledger:
     def begin_batch(self) -> None:
         self._batch_start = len(self.rows)
 
-    def take_back_batch(self) -> None:
+    def end_batch(self, _: ExtendedSequenceNumber, /) -> None:
+        """User code returned: its rows stay until a crash, or for good once they are covered."""
+        self._batch_start = None
+
+    def take_back_batch(self, _: ExtendedSequenceNumber | None = None, /) -> None:
         """User code raised: remove its rows, except those that a checkpoint covers."""
-        del self.rows[max(self._batch_start, self._covered) :]
+        del self.rows[max(self._batch_start or 0, self._covered) :]
+        self._batch_start = None
 
     def checkpoint(self, position: ExtendedSequenceNumber) -> None:
         """Write one checkpoint. Raises: StaleCheckpoint, as `Checkpointer.checkpoint` says."""

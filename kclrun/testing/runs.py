@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
+from kclrun.codec.kpl import drop_until
+from kclrun.consuming.delivery import Attempts, ErrorPolicy, RetryAfter, attempt
 from kclrun.errors import ProcessorError, StaleCheckpoint
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -80,7 +82,8 @@ def run_processor(
     `uncheckpointed_max` is exceeded); with `manual` only the processor does. After the last record
     the shard ends, or, with `end_of_shard=False`, the lease is given away. A call that raises is
     repeated `retries` times, with its rows taken back and without the records it checkpointed;
-    then the error is raised to you.
+    then the error is raised to you. As in production `shutdown_requested` is called once,
+    `initialize` again with a new instance, and an error of the settings is not repeated.
 
     `crash_after` ends the process after so many records, when the call with the last of them has
     returned and before anything is checkpointed for it. `crash_at_checkpoint=n` ends it in the
@@ -205,7 +208,7 @@ class _Life:
         self._mode = mode
         self._batch_max = batch_max
         self._uncheckpointed_max = uncheckpointed_max
-        self._retries = retries
+        self._policy = ErrorPolicy(retries, backoff_s=0.0)
         self._crash_after = crash_after
         self._crash_at_checkpoint = crash_at_checkpoint
         self._checkpoint_calls = itertools.count(1)
@@ -221,8 +224,6 @@ class _Life:
         self._fencing_token = fencing_token
         user_code = processor if isinstance(processor, type) else type(processor)
         refuse_deferred(processor, user_code.__qualname__)
-        self._processor = processor() if isinstance(processor, type) else processor
-        self._run.processors.append(self._processor)
         context = Context(
             application="test",
             stream="test",
@@ -236,6 +237,14 @@ class _Life:
             emit=self._ledger.emit,
             release=self._release,
         )
+        self._repeat("initialize", lambda: self._initialize(processor, context))
+
+    def _initialize(
+        self, processor: type[RecordProcessor] | RecordProcessor, context: Context
+    ) -> None:
+        # A half-initialised instance cannot be used: each attempt has one of its own.
+        self._processor = processor() if isinstance(processor, type) else processor
+        self._run.processors[:] = [self._processor]
         self._run.calls.append(Call("initialize"))
         call_method(self._processor, "initialize", context)
 
@@ -256,11 +265,11 @@ class _Life:
     def end(self, *, end_of_shard: bool) -> None:
         """The shard ends, or the lease is given away."""
         if not end_of_shard or self._run.released:
-            self._call("shutdown_requested")
+            self._repeat("shutdown_requested", lambda: self._call("shutdown_requested"))
             if self._mode != "manual":
                 self._checkpoint_processed()
             return
-        asked = self._repeat(lambda: self._call("shard_ended"))
+        asked = self._repeat("shard_ended", lambda: self._call("shard_ended", covers=SHARD_END))
         if self._mode == "manual" and not asked:
             raise ProcessorError(
                 "shard_ended returned without a checkpoint, which `checkpoint: manual` asks for"
@@ -289,38 +298,42 @@ class _Life:
         self._ledger.delivered = batch[-1].position
 
         def give() -> None:
-            left = [record for record in batch if record.position > self._ledger.position]
+            left = drop_until(batch, self._ledger.position)
             if left:
-                self._call("process_records", left)
+                self._call("process_records", left, covers=batch[-1].position)
 
-        self._repeat(give)
+        self._repeat("process_records", give)
 
-    def _repeat(self, call: Callable[[], Returned]) -> Returned:
-        """Call until it returns, or the retries are used up."""
-        for _ in range(self._retries):
+    def _repeat(self, where: str, call: Callable[[], Returned]) -> Returned:
+        """Call until it returns, or is given up: then its error is raised."""
+        attempts = Attempts(where, self._policy)
+        while True:
             try:
                 return call()
-            except Exception:  # noqa: BLE001, S112 - user code may raise anything; it is retried
-                continue
-        return call()
+            except Exception as error:
+                if isinstance(attempts.raised(error), RetryAfter):
+                    continue
+                raise
 
-    def _call(self, name: str, records: list[Record] | None = None) -> bool:
+    def _call(
+        self,
+        name: str,
+        records: list[Record] | None = None,
+        covers: ExtendedSequenceNumber | None = None,
+    ) -> bool:
         """Call the processor; its rows are removed if it raises. Returns whether it
         checkpointed."""
         writes = _Writes(self)
-        checkpointer = Checkpointer(writes)
+        arguments: list[object] = [Checkpointer(writes)]
+        if records is not None:
+            arguments.insert(0, RecordBatch(records, 0, self._fencing_token))
         self._run.calls.append(Call(name, len(records or ())))
         self._run.delivered += len(records or ())
-        self._ledger.begin_batch()
         try:
-            if records is None:
-                call_method(self._processor, name, checkpointer)
-            else:
-                batch = RecordBatch(records, 0, self._fencing_token)
-                call_method(self._processor, name, batch, checkpointer)
-        except Exception:
-            self._ledger.take_back_batch()
-            raise
+            attempt(
+                lambda: call_method(self._processor, name, *arguments),
+                *(self._ledger, covers, lambda: self._ledger.position),
+            )
         finally:
             writes.open = False
         return writes.made

@@ -1,6 +1,6 @@
 """The fetch thread: reads pages ahead of user code.
 
-The pacing core decides when to send the next request; pages go to the desk.
+The pacing core decides when to send the next request; pages go to the queue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kclrun.model.stream import ONLY_STREAM, StreamKey, qualified_child
 from kclrun.model.time import Instant
 from kclrun.model.wire import WireEndpoint
 from kclrun.ports import FetchedPage, ShardReader, StreamAdmin
-from kclrun.worker.desk import Desk, Page
+from kclrun.worker.delivery_queue import DeliveryQueue, Page
 
 # The next try repairs a dropped connection or a single 5xx; if it fails too, it is an outage.
 NOTICED_S: Final = 1.0
@@ -144,7 +144,7 @@ class FetchView(msgspec.Struct, frozen=True):
 
 
 class FetchThread:
-    """Reads one shard until it ends, is proven trimmed, or the desk closes.
+    """Reads one shard until it ends, is proven trimmed, or the queue closes.
 
     A failure never ends it: expired iterators are replaced, throttling and outages are waited out
     (`reference` D1-D6: the pitfalls of the Java KCL's fetcher, each with a test).
@@ -160,7 +160,7 @@ class FetchThread:
         plan: FetchPlan,
         reader: ShardReader,
         admin: StreamAdmin,
-        desk: Desk,
+        queue: DeliveryQueue,
         pacing: Pacing,
         *,
         now: Callable[[], Instant],
@@ -172,7 +172,7 @@ class FetchThread:
         self._plan = plan
         self._reader = reader
         self._admin = admin
-        self._desk = desk
+        self._queue = queue
         self._pacing = pacing
         self._now = now
         self._broke = broke
@@ -200,7 +200,7 @@ class FetchThread:
     def _read(self) -> None:
         asked = self._now()
         pause_s = 0.0
-        while self._desk.pause(asked + pause_s - self._now()):
+        while self._queue.pause(asked + pause_s - self._now()):
             asked = self._now()
             try:
                 page = self._awaited(self._fetch)
@@ -210,7 +210,7 @@ class FetchThread:
                     return
             except (ServiceError, RecordError) as error:
                 if isinstance(error, NotFound) and self._was_trimmed():
-                    self._desk.finish((), is_expired=True)
+                    self._queue.finish((), is_expired=True)
                     return
                 pause_s = self._pause_after(error, asked)
             else:
@@ -240,13 +240,13 @@ class FetchThread:
         return page
 
     def _lay_down(self, page: FetchedPage) -> bool:
-        """Open the page and put it on the desk; False once the desk is closed."""
+        """Open the page and put it on the queue; False once the queue is closed."""
         fetched = self.view.fetched
         if page.records:
             self._last_received = page.records[-1].sequence_number
             for laid in self._parts(page):
                 fetched = laid.last
-                if not self._desk.put(laid):
+                if not self._queue.put(laid):
                     return False
         self.view = FetchView(
             last_fetch_instant=self._now(),
@@ -257,11 +257,11 @@ class FetchThread:
         return True
 
     def _parts(self, page: FetchedPage) -> Iterator[Page]:
-        """The user records above the checkpoint, in parts of as many as the desk holds ahead: the
+        """The user records above the checkpoint, in parts of as many as the queue holds ahead: the
         next part is opened when there is room for it."""
         for records, last_raw in open_in_parts(
             page.records,
-            self._desk.records_ahead_max,
+            self._queue.records_ahead_max,
             kpl_range=self._plan.kpl_range,
             hash_range=self._plan.hash_range,
         ):
@@ -291,7 +291,7 @@ class FetchThread:
         if not children and not self._is_closed_shard():
             return False
         stream = self._plan.stream
-        self._desk.finish(tuple(qualified_child(stream, child) for child in children))
+        self._queue.finish(tuple(qualified_child(stream, child) for child in children))
         return True
 
     def _is_closed_shard(self) -> bool:

@@ -52,7 +52,7 @@ from kclrun.protocol.writes import (
     Release,
 )
 from kclrun.worker.clock import boottime
-from kclrun.worker.desk import CheckpointDesk, Desk, DeskView, Inbox
+from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueView
 from kclrun.worker.fetching import FetchView, FetchWatch
 
 STDERR_FD: Final = 2
@@ -151,11 +151,11 @@ class Reporter:
     def report(self, report: Report) -> None:
         self.tell(_transition(report))
 
-    def publish(self, life: LeaseStateMachine, desk: DeskView) -> None:
+    def publish(self, life: LeaseStateMachine, queue: QueueView) -> None:
         """Refresh the status slot."""
         fetch = self._fetch_view()
         ledger = life.ledger
-        is_quiet = desk.is_empty and not desk.busy_since and ledger.processed >= ledger.delivered
+        is_quiet = queue.is_empty and not queue.busy_since and ledger.processed >= ledger.delivered
         has_caught_up = fetch.fetched is None or ledger.processed >= fetch.fetched
         self._slot.publish(
             LeaseStatus(
@@ -164,23 +164,23 @@ class Reporter:
                 state=_STATES[life.state],
                 fence_instant=life.own.fence or Instant(0.0),
                 counter=life.own.counter,
-                records_total=desk.records_total,
-                bytes_total=desk.bytes_total,
-                batches_total=desk.batches_total,
-                processing_s_total=desk.processing_s_total,
+                records_total=queue.records_total,
+                bytes_total=queue.bytes_total,
+                batches_total=queue.batches_total,
+                processing_s_total=queue.processing_s_total,
                 millis_behind_latest=_or_unknown(fetch.millis_behind_latest),
                 fetched=_number(fetch.fetched),
                 processed=_number(ledger.processed),
                 checkpointed=ledger.checkpointed if life.own.row is not None else None,
-                first_delivered=desk.first_delivered,
+                first_delivered=queue.first_delivered,
                 last_fetch_instant=fetch.last_fetch_instant,
-                last_batch_instant=desk.last_batch_instant,
-                processing_since_instant=desk.busy_since,
+                last_batch_instant=queue.last_batch_instant,
+                processing_since_instant=queue.busy_since,
                 at_tip=fetch.at_tip and is_quiet and has_caught_up,
                 fetching_since_instant=fetch.asking_since_instant,
                 published_instant=boottime(),
                 has_undone=life.has_undone,
-                unprocessed_since=desk.unprocessed_since or WallTime(0.0),
+                unprocessed_since=queue.unprocessed_since or WallTime(0.0),
             )
         )
 
@@ -255,7 +255,7 @@ class LeaseThread:
 
     `cause` is the reason of the Exit; `failure` is the error if the thread broke.
 
-    `on_over` is called on this thread at the very end, with the desk closed.
+    `on_over` is called on this thread at the very end, with the queue closed.
 
     It has a thread and is not a subclass: `threading.Thread` takes new private names at any release
     (`_handle` in 3.13 hid this class's own method, and every lease process failed at its start).
@@ -265,11 +265,11 @@ class LeaseThread:
         self,
         life: LeaseStateMachine,
         inbox: Inbox,
-        desk: Desk,
+        queue: DeliveryQueue,
         *,
         table: LeaseTable,
         admin: StreamAdmin,
-        checkpoints: CheckpointDesk,
+        checkpoints: CheckpointCalls,
         rows: Callable[[], Rows | None],
         line: ManagerLine,
         reporter: Reporter,
@@ -282,7 +282,7 @@ class LeaseThread:
         self.failure: BaseException | None = None
         self._life = life
         self._inbox = inbox
-        self._desk = desk
+        self._queue = queue
         self._table = table
         self._admin = admin
         self._checkpoints = checkpoints
@@ -316,7 +316,7 @@ class LeaseThread:
         except BaseException as error:  # noqa: BLE001 - the thread's edge: `main` reports it
             self.failure = error
         finally:
-            self._desk.close()
+            self._queue.close()
             self._on_over()
 
     def break_off(self, error: BaseException) -> None:
@@ -330,7 +330,7 @@ class LeaseThread:
             self._handle(self._events.popleft())
         if self.cause is not None:
             return
-        self._reporter.publish(self._life, self._desk.view())
+        self._reporter.publish(self._life, self._queue.view())
         self._watch_fetching()
         self._wait()
         self._do_what_waited()
@@ -371,7 +371,7 @@ class LeaseThread:
         self._user_code_before_s = self._user_code_s()
 
     def _user_code_s(self) -> float:
-        view = self._desk.view()
+        view = self._queue.view()
         running_s = self._now() - view.busy_since if view.busy_since else 0.0
         return view.processing_s_total + running_s
 
@@ -391,19 +391,19 @@ class LeaseThread:
                 )
             case do.ListShards():
                 self._ask(self._listed, on.LookUpFailed)
-            case do.OpenGate():
-                self._desk.open_gate(command)
-            case do.ShutGate():
-                self._desk.shut_gate()
+            case do.AllowDelivery():
+                self._queue.allow_delivery(command)
+            case do.StopDelivery():
+                self._queue.stop_delivery()
             case do.AnswerCheckpoint():
                 self._checkpoints.answer(command)
             case do.Report():
                 self._report(command)
             case do.Exit(cause):
-                self._reporter.publish(self._life, self._desk.view())
+                self._reporter.publish(self._life, self._queue.view())
                 self.cause = cause
             case call:
-                self._desk.call(call)
+                self._queue.call(call)
 
     def _listed(self) -> on.ShardsListed:
         stream = stream_of(self._life.own.key)

@@ -24,15 +24,9 @@ from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.wire import WireClient
 from kclrun.consuming.commands import ExitCause
+from kclrun.consuming.delivery import ErrorPolicy, RowScope, host_fault
 from kclrun.consuming.events import ReleaseRequested
-from kclrun.consuming.policy import (
-    ErrorPolicy,
-    LifePolicy,
-    Pacing,
-    batch_records_max,
-    first_start,
-    host_fault,
-)
+from kclrun.consuming.policy import LifePolicy, Pacing, batch_records_max, first_start
 from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.errors import HostFailed, SettingsError
@@ -55,8 +49,8 @@ from kclrun.processor import Context, RecordProcessor, Row, call_method
 from kclrun.sinks.durable_files import keep_from_children
 from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker.clock import boottime
-from kclrun.worker.delivering import Deliverer, RowScope
-from kclrun.worker.desk import CheckpointDesk, Desk, DeskLimits, Inbox
+from kclrun.worker.delivering import Deliverer
+from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
 from kclrun.worker.lease_thread import LeaseThread, ManagerLine, Reporter
 
@@ -121,9 +115,9 @@ def pacing(spec: StartSpec) -> Pacing:
     return Pacing(spec.fetch.idle_s, spec.fetch.floor_s)
 
 
-def desk_limits(spec: StartSpec) -> DeskLimits:
+def queue_limits(spec: StartSpec) -> QueueLimits:
     half_the_cap = batch_records_max(spec.checkpoint.uncheckpointed_max)
-    return DeskLimits(spec.fetch.buffer_bytes, min(spec.fetch.batch_max, half_the_cap))
+    return QueueLimits(spec.fetch.buffer_bytes, min(spec.fetch.batch_max, half_the_cap))
 
 
 def expiry_watch(spec: StartSpec, row: Lease) -> ExpiryWatch:
@@ -201,7 +195,7 @@ def _log_of(spec: StartSpec) -> EventLog:
 
 
 class LeaseProcess:
-    """The wiring of one lease: three threads, one desk."""
+    """The wiring of one lease: three threads, one queue."""
 
     def __init__(
         self,
@@ -215,7 +209,7 @@ class LeaseProcess:
         self._tell_broken = functools.partial(_broke, ring=ring, doorbell=doorbell)
         self._services = services(spec)
         self._inbox = Inbox()
-        self._desk = Desk(desk_limits(spec), boottime)
+        self._queue = DeliveryQueue(queue_limits(spec), boottime)
         self._life = LeaseStateMachine(life_policy(spec), random.random)
         self._user_code_returned = threading.Event()
         self._rows: EmittedRows | None = None
@@ -227,12 +221,12 @@ class LeaseProcess:
             spec.incarnation,
             self._fetch_view,
         )
-        self._checkpoints = CheckpointDesk(self._inbox.post, self._cover, self._is_over)
+        self._checkpoints = CheckpointCalls(self._inbox.post, self._cover, self._is_over)
         self._line = ManagerLine(channel, self._services.credentials.replace)
         self._lease_thread = LeaseThread(
             self._life,
             self._inbox,
-            self._desk,
+            self._queue,
             table=self._services.table,
             admin=self._services.admin,
             checkpoints=self._checkpoints,
@@ -244,7 +238,7 @@ class LeaseProcess:
             on_over=self._leave_user_code_behind,
         )
         self._deliverer = Deliverer(
-            self._desk,
+            self._queue,
             self._inbox.post,
             error_policy(spec),
             prepare=self._prepare,
@@ -312,7 +306,7 @@ class LeaseProcess:
         )
 
     def _release(self) -> None:
-        self._desk.halt()  # at once: the lease thread may shut the gate only after the next batch
+        self._queue.halt()  # at once: the lease thread may stop delivery only after the next batch
         self._inbox.post(ReleaseRequested())
 
     def _emit(self, row: Row) -> None:
@@ -342,7 +336,7 @@ class LeaseProcess:
             plan,
             self._services.reader,
             self._services.admin,
-            self._desk,
+            self._queue,
             pacing(spec),
             now=boottime,
             warn=self._reporter.warn,

@@ -17,6 +17,7 @@ import pytest
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
+from kclrun.consuming.delivery import ConfirmEnd, ConfirmStop, Delivery, StartBatch
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import State
@@ -83,18 +84,14 @@ class World:
         # What has happened at least once
         self.seen = set()
         # User code
-        self.gate = None
-        self.shut_asked = False
+        self.delivery = Delivery(batch_max=8)
+        self.stop_asked = False
         self.busy = False
-        self.call = None
         self.begun = False
-        self.halted = False
-        self.exhausted = False
         self.shard_ended_returned = False
         self.delivered = 100
         self.processed = 100
         self.in_batch = False
-        self.total = 0
         self.told = p(100)
         self.batches = []
         self.end = 100 + self.chance.randrange(50, 400)
@@ -178,14 +175,15 @@ class World:
                 self.at(self.soon(), self.look_up, keys)
             case do.ListShards():
                 self.at(self.soon(), self.look_up, None)
-            case do.OpenGate():
-                assert not self.shut_asked
+            case do.AllowDelivery():
+                assert not self.stop_asked
                 covered = sum(n for last, n in self.batches if p(last) <= self.told)
                 assert command.delivered_max <= covered + self.cap, "beyond the cap [I7]"
-                self.gate = command
+                self.delivery.allow(command)
                 self.at(self.now, self.work)
-            case do.ShutGate():
-                self.gate, self.call, self.shut_asked = None, None, True
+            case do.StopDelivery():
+                self.delivery.stop()
+                self.stop_asked = True
                 self.at(self.now, self.work)
             case do.AnswerCheckpoint(request, answer):
                 position = self.waiting.pop(request)
@@ -199,8 +197,7 @@ class World:
                 if kind is do.ReportKind.CHECKPOINTED:
                     self.told = position
             case call:
-                assert self.call is None
-                self.call = call
+                self.delivery.call(call)
                 if isinstance(call, do.CallInitialize):  # reading begins at the claimed row
                     self.delivered = int(call.row.checkpoint.sequence_number)
                     self.processed = self.delivered
@@ -368,35 +365,34 @@ class World:
     # User code
 
     def work(self):
-        """The main thread: idle, it takes its next task, as the desk would give it."""
+        """The main thread: idle, it takes its next task, as the product decides."""
         if self.busy or self.exited is not None:
             return
-        if self.shut_asked:
-            self.shut_asked = False
-            self.tell(on.GateShut())
-            self.at(self.now, self.work)
-        elif self.call is not None:
-            call, self.call, self.busy = self.call, None, True
-            self.at(self.soon(), self.return_from, call)
-        elif self.gate is not None and not self.halted and self.now < self.gate.fence:
-            self.deliver()
-
-    def deliver(self):
-        if self.delivered >= self.end:
-            if not self.exhausted:
-                self.exhausted = True
+        waiting = self.chance.randrange(1, 9) if self.delivered < self.end else None
+        if waiting is None:
+            self.delivery.end()
+        elif self.chance.random() < 0.1:
+            waiting = 0  # a page without user records
+        match self.delivery.next_start(waiting, self.now):
+            case None:
+                pass
+            case StartBatch(size):
+                self.deliver(size)
+            case ConfirmEnd():
                 self.tell(on.ShardExhausted(CHILDREN))
-            return
-        if self.total >= self.gate.start_below:
-            return
+            case ConfirmStop():
+                self.stop_asked = False
+                self.tell(on.DeliveryStopped())
+                self.at(self.now, self.work)
+            case call:
+                self.busy = True
+                self.at(self.soon(), self.return_from, call)
+
+    def deliver(self, size):
+        assert not self.stop_asked, "a batch began after delivery was stopped [P17]"
         assert self.taken is None, "a batch began after another had taken the row [I4]"
         expires = self.counter_moved[1] + FAILOVER_S
         assert self.now < expires, "a batch began when another might have taken the row [I4]"
-        size = min(self.chance.randrange(1, 9), self.gate.delivered_max - self.total)
-        assert size > 0
-        if self.chance.random() < 0.1:
-            size = 0  # a page without user records
-        self.total += size
         self.delivered += max(size, 1)
         if size:
             self.batches.append((self.delivered, size))
@@ -431,7 +427,7 @@ class World:
             return
         self.busy = self.in_batch = False
         if self.fails and self.chance.random() < 0.02:
-            self.halted = True
+            self.delivery.halt()
             self.tell(on.ProcessorFailed("process_records", "E", 1, p(last)))
         else:
             if self.mode != "manual":

@@ -63,7 +63,7 @@ class Causality:
         return self._now() - came_s <= self._under_way_max_s
 
 
-# The last few readers whose gate has shut: an overlap has two or three readers.
+# The last few readers whose delivery was stopped: an overlap has two or three readers.
 _READERS_MAX: Final = 16
 
 

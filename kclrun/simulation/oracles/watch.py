@@ -211,14 +211,14 @@ class Oracles:
         """Note an event for the story only."""
         self._stories.note(reader.key, self._now(), reader.who, what, detail)
 
-    def gate_opened(self, reader: Reader, until_s: float) -> None:
+    def delivery_allowed(self, reader: Reader, until_s: float) -> None:
         """It may begin batches until then. A report after the fence has passed opens nothing."""
         if until_s <= self._now():
             return
         self._permissions.opened(reader, until_s)
         self.gaps.begins(reader.key, reader, self._now())
 
-    def gate_shut(self, reader: Reader) -> None:
+    def delivery_stopped(self, reader: Reader) -> None:
         self._permissions.shut(reader)
         self.gaps.ends(reader.key, reader, self._now())
 
@@ -229,13 +229,13 @@ class Oracles:
     def ended_uncleanly(self, reader: Reader, why: str = "its end without a word") -> None:
         """Killed, or lost: its records without a checkpoint come again."""
         self._shard(reader.key).excuse(reader, why)
-        self.gate_shut(reader)
+        self.delivery_stopped(reader)
 
     def ended_in_order(self, reader: Reader) -> None:
         """It exited by itself, and it had time to checkpoint; with manual ones, user code had."""
         if self._policy.is_manual:
             self._shard(reader.key).excuse(reader, _NOT_CHECKPOINTED)
-        self.gate_shut(reader)
+        self.delivery_stopped(reader)
 
     def batch_begun(self, reader: Reader, first: int, last: int) -> None:
         """Records `first` to `last` are given to user code."""

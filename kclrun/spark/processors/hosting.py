@@ -18,11 +18,19 @@ import msgspec
 import pyarrow as pa
 
 from kclrun.codec.kpl import drop_until
-from kclrun.consuming.policy import ErrorPolicy, GiveUp
-from kclrun.errors import ConfigError, LimitExceeded, ProcessorError, SinkError
+from kclrun.consuming.delivery import (
+    Attempts,
+    ErrorPolicy,
+    GiveUp,
+    RetryAfter,
+    attempt,
+    error_words,
+)
+from kclrun.errors import LimitExceeded, ProcessorError, SinkError
 from kclrun.loading import load_processor
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
+from kclrun.observe.failures import FRAMES_MAX, describe, is_ours
 from kclrun.processor import Checkpointer, Context, RecordProcessor, call_method
 from kclrun.sinks.emitted_rows import ROW_BYTES_MAX, encode_row
 from kclrun.spark.offsets import ShardRange
@@ -62,7 +70,7 @@ CALL_BYTES_MAX: Final = 16 * ROW_BYTES_MAX
 class EmittedRows:
     """The rows of one shard that have not left yet.
 
-    Around each call of user code call `begin_call`, then `end_call` or `take_back_call`; call
+    Around each call of user code call `begin_batch`, then `end_batch` or `take_back_batch`; call
     `cover` when user code asks for a checkpoint. User code may call `emit` from any thread.
     """
 
@@ -72,7 +80,7 @@ class EmittedRows:
         # Runs of consecutive rows: the position of a run, and its number of rows.
         self._runs: list[tuple[ExtendedSequenceNumber, int]] = []
         self._bytes = 0
-        self._position: ExtendedSequenceNumber | None = None
+        self._is_open = False
         self._call_start = 0
         self._call_bytes = 0
         self._rows_total = 0
@@ -83,7 +91,7 @@ class EmittedRows:
         call emits more than 256 MiB; SinkError outside a call."""
         line = encode_row(row)[:-1]  # one line of a file, without its newline
         with self._lock:
-            if self._position is None:
+            if not self._is_open:
                 raise SinkError("emit() is for process_records and shard_ended, while they run")
             if self._call_bytes + len(line) > CALL_BYTES_MAX:
                 raise LimitExceeded(
@@ -93,29 +101,33 @@ class EmittedRows:
             self._call_bytes += len(line)
             self._lines.append(line)
 
-    def begin_call(self, position: ExtendedSequenceNumber) -> None:
-        """User code is called; its rows belong to `position`, that of the last delivered record."""
+    def begin_batch(self) -> None:
+        """User code is called: its rows can be taken back together."""
         with self._lock:
-            self._position = position
+            self._is_open = True
             self._call_start = len(self._lines)
             self._call_bytes = 0
 
-    def cover(self) -> None:
-        """A checkpoint was admitted: the rows emitted until now stay, also if the call raises."""
-        with self._lock:
-            self._settle()
+    def cover(self, position: ExtendedSequenceNumber) -> None:
+        """A checkpoint was admitted: the rows emitted until now stay, also if the call raises.
 
-    def take_back_call(self) -> None:
-        """The call raised: drop its rows, except for those that a checkpoint covers."""
+        `position` is that of the last delivered record, as for `end_batch`.
+        """
+        with self._lock:
+            self._settle(position)
+
+    def take_back_batch(self, _: ExtendedSequenceNumber | None = None, /) -> None:
+        """The call raised: drop its rows, except for those that a checkpoint covers: they are
+        settled already."""
         with self._lock:
             del self._lines[self._call_start :]
-            self._position = None
+            self._is_open = False
 
-    def end_call(self) -> None:
-        """The call returned: its rows may leave."""
+    def end_batch(self, position: ExtendedSequenceNumber, /) -> None:
+        """The call returned: its rows may leave, and belong to `position`."""
         with self._lock:
-            self._settle()
-            self._position = None
+            self._settle(position)
+            self._is_open = False
 
     def count(self) -> int:
         """The number of rows that left since the previous call of this method."""
@@ -140,11 +152,11 @@ class EmittedRows:
                 lines[first:last],
             )
 
-    def _settle(self) -> None:
+    def _settle(self, position: ExtendedSequenceNumber) -> None:
         """The rows emitted in this call so far cannot be taken back any more."""
         rows = len(self._lines) - self._call_start
-        if rows and self._position is not None:
-            self._runs.append((self._position, rows))
+        if rows:
+            self._runs.append((position, rows))
             self._bytes += sum(map(len, self._lines[self._call_start :]))
         self._call_start = len(self._lines)
 
@@ -180,8 +192,6 @@ def _batch(
     return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
 
 
-# The frames of user code in a message: enough to find the place of the error.
-_FRAMES_MAX: Final = 30
 _log = logging.getLogger(__name__)
 
 
@@ -247,6 +257,7 @@ class ProcessorHost:
         self._progress = RangeProgress(begin, job.uncheckpointed_max)
         self._progress_lock = threading.Lock()  # user code may checkpoint from any of its threads
         self._checkpointer = Checkpointer(self._checkpoint)
+        self._covers = begin  # the position of the rows of the current call
         user_code = job.user_code()
         self._attempt("initialize", lambda: self._initialize(user_code, begin))
 
@@ -268,7 +279,7 @@ class ProcessorHost:
         """Deliver some records, at least one, in one call of `process_records`."""
         last = self._progress.deliver(records)
         started = self._clock()
-        self._attempt("process_records", lambda: self._give(records), last)
+        self._attempt("process_records", lambda: self._give(records), last, records)
         self._progress.process(last, self._clock() - started)
 
     def end_shard(self) -> None:
@@ -286,7 +297,6 @@ class ProcessorHost:
         self._attempt(
             "shutdown_requested",
             lambda: call_method(self._processor, "shutdown_requested", self._checkpointer),
-            policy=ErrorPolicy(retries=0, backoff_s=0.0),
         )
 
     def lose(self) -> None:
@@ -294,7 +304,7 @@ class ProcessorHost:
         try:
             call_method(self._processor, "lease_lost")
         except BaseException as error:  # noqa: BLE001 - user code: whatever it raises
-            _log.warning("%s: lease_lost raised %s", self._shard_id, _words(error))
+            _log.warning("%s: lease_lost raised %s", self._shard_id, error_words(error))
 
     def report(self, shard_range: ShardRange) -> RangeReport:
         """The account of the range; ask once its rows have left."""
@@ -328,7 +338,7 @@ class ProcessorHost:
     def _checkpoint(self, at: ExtendedSequenceNumber | None) -> None:
         with self._progress_lock:
             self._progress.checkpoint(at)
-            self._rows.cover()
+            self._rows.cover(self._covers)
 
     def _release(self) -> None:
         self.is_released = True
@@ -338,56 +348,39 @@ class ProcessorHost:
         where: str,
         call: Callable[[], None],
         covers: ExtendedSequenceNumber | None = None,
-        policy: ErrorPolicy | None = None,
+        records: Sequence[Record] = (),
     ) -> None:
         """Call until it returns; `covers` is the position of its rows, None if it has no rows."""
-        attempts = 0
+        self._covers = covers or self._covers
+        attempts = Attempts(where, self._job.on_error)
         while True:
-            attempts += 1
             try:
-                self._call_with_rows(call, covers)
+                attempt(call, self._rows, covers, lambda: self._progress.checkpointed)
                 return
             except BaseException as error:  # noqa: BLE001 - user code: also SystemExit
-                decision = (policy or self._job.on_error).decide(attempts)
-                if isinstance(decision, GiveUp) or isinstance(error, ConfigError):
-                    raise ProcessorError(self._failure(where, error, attempts)) from None
-                _log.warning(
-                    "%s: %s raised %s; again in %g s",
-                    *(self._shard_id, where, _words(error), decision.pause_s),
-                )
-            self._wait(decision.pause_s)
+                match attempts.raised(error):
+                    case GiveUp():
+                        raise ProcessorError(self._failure(attempts, error, records)) from None
+                    case RetryAfter(pause_s):
+                        _log.warning(
+                            "%s: %s raised %s; again in %g s",
+                            *(self._shard_id, where, error_words(error), pause_s),
+                        )
+            self._wait(pause_s)
 
-    def _call_with_rows(
-        self, call: Callable[[], None], covers: ExtendedSequenceNumber | None
-    ) -> None:
-        if covers is None:
-            call()
-            return
-        self._rows.begin_call(covers)
-        try:
-            call()
-        except BaseException:
-            self._rows.take_back_call()
-            raise
-        self._rows.end_call()
-
-    def _failure(self, where: str, error: BaseException, attempts: int) -> str:
+    def _failure(self, attempts: Attempts, error: BaseException, records: Sequence[Record]) -> str:
+        failure = describe(error, records)
         frames = [
             frame
             for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename != __file__
+            if not is_ours(frame.filename)
         ]
-        times = "once" if attempts == 1 else f"{attempts} times"
+        times = "once" if attempts.failed == 1 else f"{attempts.failed} times"
+        record = f"Record: {failure.record}\n" if failure.record else ""
         return (
-            f"{where} of {self._job.processor} raised {_words(error)} ({times})\n"
+            f"{attempts.where} of {self._job.processor} raised {failure.error} ({times})\n"
             f"Shard {self._shard_id} of {self._stream}, records up to {self.position}\n"
+            f"{record}"
             "The range is given again from its beginning if Spark runs the task again\n"
-            + "".join(traceback.format_list(frames[-_FRAMES_MAX:]))
+            + "".join(traceback.format_list(frames[-FRAMES_MAX:]))
         ).rstrip()
-
-
-def _words(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - user code's own __str__ may raise
-        return type(error).__name__

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 from pyspark.sql.datasource import InputPartition
 
 from kclrun.config.schema import CheckpointSettings, Settings
-from kclrun.consuming.policy import ErrorPolicy
+from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.errors import SettingsError
 from kclrun.loading import load_processor
 from kclrun.spark.executor.reading import ReadPage, read_ranges

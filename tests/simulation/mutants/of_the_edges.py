@@ -79,12 +79,12 @@ OF_THE_EDGES = (
     ),
     Mutant(
         name="tiny-records-count-as-nothing",
-        file="kclrun/worker/desk.py",
+        file="kclrun/worker/delivery_queue.py",
         old="        return self.payload_bytes + RECORD_OVERHEAD_BYTES * len(self.records)\n",
         new="        return self.payload_bytes\n",
         breaks="empty user records fill the memory of a lease and no buffer",
         source="I12; trial: 264 MB from one page",
-        layer="tests/unit/worker/test_worker_desk.py::test_empty_records_fill_a_desk_too",
+        layer="tests/unit/worker/test_worker_delivery_queue.py::test_empty_records_fill_a_queue_too",
     ),
     Mutant(
         name="lock-opened-by-name",

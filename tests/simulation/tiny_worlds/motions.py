@@ -269,12 +269,12 @@ class Motion:
             case worker_do.ListShards():
                 event = worker_on.ShardsListed(self.shells.world.shards)
                 process.events = (event, *process.events)
-            case worker_do.OpenGate():
-                process.gate = command
-                rules.check_gate(self, index, process)
-            case worker_do.ShutGate():
-                process.gate = None
-                process.is_shut_asked = True
+            case worker_do.AllowDelivery():
+                process.permit = command
+                rules.check_permit(self, index, process)
+            case worker_do.StopDelivery():
+                process.permit = None
+                process.is_stop_asked = True
                 self._go_on(process)
             case worker_do.CallInitialize(row):
                 process.delivered = rules.number_of(row.checkpoint, self.shells.world.records)
@@ -294,7 +294,7 @@ class Motion:
                 self.ends(index, process, cause.value)
             case worker_do.AnswerCheckpoint():
                 pass
-        if process.gate is not None and not process.busy:
+        if process.permit is not None and not process.busy:
             self._tell_exhausted(index, process)
 
     def request(self, index: int, process: LiveProcess, command) -> None:
@@ -320,15 +320,15 @@ class Motion:
         process.events = (*process.events, event)
 
     def _go_on(self, process: LiveProcess) -> None:
-        if process.is_shut_asked and not process.busy:
-            process.is_shut_asked = False
-            self._happens(process, worker_on.GateShut())
+        if process.is_stop_asked and not process.busy:
+            process.is_stop_asked = False
+            self._happens(process, worker_on.DeliveryStopped())
 
     def _tell_exhausted(self, index: int, process: LiveProcess) -> None:
         """The end of a closed shard is seen as soon as its last record is processed."""
         world = self.shells.world
         at_end = process.delivered >= world.records and world.is_closed(process.key)
-        is_open = process.gate is not None and self.instant(index) < process.gate.fence
+        is_open = process.permit is not None and self.instant(index) < process.permit.fence
         if at_end and is_open and not process.is_exhausted:
             process.is_exhausted = True
             self._happens(process, worker_on.ShardExhausted(world.children_of(process.key)))

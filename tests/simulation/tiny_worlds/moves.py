@@ -107,13 +107,13 @@ def _offer_process_moves(regular, faults, allowed, index, host, now, shells) -> 
 
 
 def _may_begin(process, now, records) -> bool:
-    gate = process.gate
+    permit = process.permit
     return (
-        gate is not None
+        permit is not None
         and process.is_initialized
-        and now < gate.fence
+        and now < permit.fence
         and process.delivered < records
-        and process.here < min(gate.start_below, gate.delivered_max)
+        and process.here < min(permit.start_below, permit.delivered_max)
     )
 
 

@@ -231,15 +231,15 @@ class Shapes:
         )
 
     def _shape_of_process(self, sheet: Sheet, process):
-        life, gate = process.life, process.gate
+        life, permit = process.life, process.permit
         sheet.at(process.alarm)
         for at, _ in process.timed:
             sheet.at(at)
-        if gate is not None:
-            sheet.at(gate.fence)
+        if permit is not None:
+            sheet.at(permit.fence)
         return (
             process.key,
-            gate and (gate.start_below, gate.delivered_max),
+            permit and (permit.start_below, permit.delivered_max),
             process.delivered,
             process.here,
             process.busy,
@@ -247,7 +247,7 @@ class Shapes:
             process.has_claimed,
             process.is_exhausted,
             process.is_initialized,
-            process.is_shut_asked,
+            process.is_stop_asked,
             sheet.request(process.request),
             tuple(map(sheet.event, process.events)),
             tuple(
@@ -266,7 +266,7 @@ class Shapes:
 
     def _shape_of_life(self, sheet: Sheet, life):
         own, ledger, late = life.own, life.ledger, life._lost and life._lost.late
-        scheduler, graceful, gate = life._scheduler, life._graceful, life._gate
+        scheduler, graceful, permit = life._scheduler, life._graceful, life._permit
         if life.state is LifeState.CLAIMING:
             sheet.at(life.policy.expires_instant)
         sheet.at(own._permitted_since, FRESH)
@@ -277,14 +277,14 @@ class Shapes:
         sheet.at(life._shard_end._waits_since, FRESH)
         if graceful._seen is not None:
             sheet.at(graceful._seen_since, ASK_AGE)
-        if gate._told is not None:
-            sheet.at(gate._told.fence)
+        if permit._told is not None:
+            sheet.at(permit._told.fence)
         if life._lost is not None:
             sheet.at(life._lost._let_go_instant)
         if late is not None:
             sheet.at(late.until)
         sheet.counters.append((own.key, own.counter))
-        shard_end, told = life._shard_end, gate._told
+        shard_end, told = life._shard_end, permit._told
         return (
             life.state.value,
             life._is_withdrawn,
@@ -312,7 +312,7 @@ class Shapes:
             shard_end._waits_since is None,
             shard_end._has_waited,
             told and (told.start_below, told.delivered_max),
-            gate.is_shut,
+            permit.is_stopped,
             life._lost and (life._lost.user_code_is_done, late and late.is_resolved),
         )
 

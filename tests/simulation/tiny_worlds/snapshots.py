@@ -173,7 +173,7 @@ _PARTS_OF_LIFE = (
     ("_writing", {"_own": "own", "_scheduler": "_scheduler"}),
     ("_graceful", {"_own": "own", "_scheduler": "_scheduler"}),
     ("_shard_end", {}),
-    ("_gate", {}),
+    ("_permit", {}),
     ("_lost", {}),
     ("_output", {}),
     ("_warnings", {}),

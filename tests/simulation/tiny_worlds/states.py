@@ -34,7 +34,7 @@ class Ledger(NamedTuple):
 
 
 class LiveProcess:
-    """One lease process: the real life, and a desk with user code.
+    """One lease process: the real life, and a queue with user code.
 
     `delivered` is the number of the last record given to user code, `here` how many were by this
     process; `busy` the record that user code is at, if any, and `busy_ticks` for how long.
@@ -48,15 +48,15 @@ class LiveProcess:
         "commands",
         "delivered",
         "events",
-        "gate",
         "has_claimed",
         "here",
         "is_exhausted",
         "is_initialized",
-        "is_shut_asked",
+        "is_stop_asked",
         "key",
         "life",
         "number",
+        "permit",
         "request",
         "timed",
     )
@@ -66,9 +66,9 @@ class LiveProcess:
         self.number = number
         self.life = life
         self.alarm = 0.0
-        self.gate = None
+        self.permit = None
         self.busy = self.busy_ticks = self.delivered = self.here = 0
-        self.has_claimed = self.is_exhausted = self.is_initialized = self.is_shut_asked = False
+        self.has_claimed = self.is_exhausted = self.is_initialized = self.is_stop_asked = False
         self.request = None
         self.events = self.commands = self.timed = ()
 

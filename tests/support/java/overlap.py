@@ -126,8 +126,8 @@ class MixedOracles(StormOracles):
 
     # kclrun's lease processes.
 
-    def gate_opened(self, reader: Reader, until_s: float) -> None:
-        super().gate_opened(reader, until_s)
+    def delivery_allowed(self, reader: Reader, until_s: float) -> None:
+        super().delivery_allowed(reader, until_s)
         if until_s <= self._now():
             return
         if reader not in self._opened_s:
@@ -141,8 +141,8 @@ class MixedOracles(StormOracles):
                 words = f"{reader.who} may read for {past_s:.3f} s after a Java worker's take"
                 raise RuleBroken("I4", reader.key, words)
 
-    def gate_shut(self, reader: Reader) -> None:
-        super().gate_shut(reader)
+    def delivery_stopped(self, reader: Reader) -> None:
+        super().delivery_stopped(reader)
         self._until_s.get(reader.key, {}).pop(reader, None)
 
     def batch_begun(self, reader: Reader, first: int, last: int) -> None:

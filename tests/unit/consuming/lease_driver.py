@@ -190,8 +190,8 @@ class Driver:
                 self.tell(on.CallReturned())
             case do.CallShutdownRequested() | do.CallLeaseLost() if self.user_returns:
                 self.tell(on.CallReturned())
-            case do.ShutGate() if self.user_returns:
-                self.tell(on.GateShut())
+            case do.StopDelivery() if self.user_returns:
+                self.tell(on.DeliveryStopped())
             case _:
                 pass
 

@@ -64,15 +64,15 @@ def test_half_of_the_cap_is_checkpointed_before_its_time():
 
 def test_batch_mode_checkpoints_each_batch_and_lets_no_other_start_before():
     driver = Driver("batch").begin()
-    assert driver.of(do.OpenGate)[-1].start_below == 1
+    assert driver.of(do.AllowDelivery)[-1].start_below == 1
 
     driver.tell(on.BatchDelivered(p(20), 3, 1))
     driver.tell(on.BatchProcessed(p(20)))
-    assert driver.of(do.OpenGate)[-1].start_below == 1
+    assert driver.of(do.AllowDelivery)[-1].start_below == 1
     driver.settle()
 
     assert positions(driver) == [p(20)]
-    assert driver.of(do.OpenGate)[-1].start_below == 4
+    assert driver.of(do.AllowDelivery)[-1].start_below == 4
 
 
 def test_batch_mode_writes_nothing_for_a_page_without_records_before_its_time():
@@ -144,7 +144,7 @@ def test_after_the_loss_every_request_is_refused():
     driver.user_returns = False
     driver.settle()
 
-    driver.happen(on.CheckpointRequested(2, None), on.GateShut(), on.CallReturned())
+    driver.happen(on.CheckpointRequested(2, None), on.DeliveryStopped(), on.CallReturned())
     driver.happen(on.CheckpointRequested(3, None))
 
     assert driver.state is State.LOST
@@ -164,13 +164,13 @@ def test_the_manager_is_told_of_a_checkpoint_before_user_code_is_answered():
 
 
 @pytest.mark.parametrize("mode", ["auto", "batch", "manual"])
-def test_the_gate_never_allows_more_uncheckpointed_records_than_the_cap(mode):
+def test_the_permit_never_allows_more_uncheckpointed_records_than_the_cap(mode):
     driver = Driver(mode, cap=10).begin()
 
-    assert driver.of(do.OpenGate)[-1].delivered_max == 10
+    assert driver.of(do.AllowDelivery)[-1].delivered_max == 10
     driver.happen(on.BatchDelivered(p(20), 4, 1), on.CheckpointRequested(1, p(20)))
 
-    assert driver.of(do.OpenGate)[-1].delivered_max == 14
+    assert driver.of(do.AllowDelivery)[-1].delivered_max == 14
 
 
 def test_auto_lifts_a_reached_cap_by_a_checkpoint():
@@ -178,7 +178,7 @@ def test_auto_lifts_a_reached_cap_by_a_checkpoint():
 
     driver.batch(20, records=10)
 
-    assert driver.of(do.OpenGate)[-1].delivered_max == 20
+    assert driver.of(do.AllowDelivery)[-1].delivered_max == 20
     assert driver.state is State.PROCESSING
 
 
@@ -212,7 +212,7 @@ def test_a_checkpoint_inside_a_batch_counts_none_of_it_as_covered():
 
     driver.happen(on.BatchDelivered(p(20), 4, 1), on.CheckpointRequested(1, p(15)))
 
-    assert driver.of(do.OpenGate)[-1].delivered_max == 10
+    assert driver.of(do.AllowDelivery)[-1].delivered_max == 10
     assert driver.stored.checkpoint == p(15)
 
 
@@ -276,8 +276,8 @@ def test_a_row_far_ahead_of_what_is_delivered_stops_nothing(mode):
     assert driver.stored.checkpoint == p(90)
 
     for last in range(12, 40, 2):
-        gate = driver.of(do.OpenGate)[-1]
-        assert driver.life.ledger.delivered_total < gate.start_below
+        permit = driver.of(do.AllowDelivery)[-1]
+        assert driver.life.ledger.delivered_total < permit.start_below
         driver.happen(on.BatchDelivered(p(last), 8, 1), on.CheckpointRequested(last, None))
         driver.happen(on.BatchProcessed(p(last)))
 

@@ -37,7 +37,7 @@ def test_nothing_is_read_before_the_claim_has_succeeded():
 
     assert driver.state is State.CLAIMING
     assert not driver.of(do.CallInitialize)
-    assert not driver.of(do.OpenGate)
+    assert not driver.of(do.AllowDelivery)
 
 
 @pytest.mark.parametrize("fault", ["reply lost", "throttled", "unavailable", "refused", "dropped"])
@@ -365,7 +365,7 @@ def test_a_shorter_failover_is_renewed_under_at_once_and_shortens_the_fence_from
     driver = shortened(after_s=2.9)  # 0.1 s before its fence, by the shorter one
 
     assert driver.stored.counter == 7
-    assert driver.of(do.OpenGate)[-1].fence == fence_instant(START + 2.9, 3.0)
+    assert driver.of(do.AllowDelivery)[-1].fence == fence_instant(START + 2.9, 3.0)
 
     driver.tick(2.8)
     assert driver.state is State.PROCESSING
@@ -375,7 +375,7 @@ def test_a_shorter_failover_is_renewed_under_before_the_next_renewal_would_be_du
     driver = shortened(after_s=0.5)
 
     assert driver.stored.counter == 7
-    assert driver.of(do.OpenGate)[-1].fence == fence_instant(START + 0.5, 3.0)
+    assert driver.of(do.AllowDelivery)[-1].fence == fence_instant(START + 0.5, 3.0)
 
 
 def test_a_shorter_failover_loses_no_lease_whose_last_renewal_is_older_than_it():
@@ -544,7 +544,7 @@ def test_a_last_write_is_issued_again_when_another_of_mine_had_moved_the_counter
     is_end = kind is changes.End
     driver.tell(on.ShardExhausted((child("s1"),)) if is_end else on.DrainRequested("x"))
     if not is_end:
-        driver.happen(on.GateShut())
+        driver.happen(on.DeliveryStopped())
         driver.tell(on.CallReturned())
     while not isinstance(getattr(driver.queue[0], "change", None), kind):
         driver._perform(driver.queue.popleft())
@@ -593,7 +593,7 @@ def test_a_process_that_stood_still_says_for_how_long_its_fence_was_over():
     driver.tick(27.0)  # a SIGSTOP for three failovers
 
     assert driver.state is State.LOSING
-    driver.happen(on.GateShut(), on.CallReturned())
+    driver.happen(on.DeliveryStopped(), on.CallReturned())
     (lost,) = [each for each in driver.of(do.Report) if each.kind is do.ReportKind.LOST]
     assert "its fence passed 18.2 s ago" in lost.text
 

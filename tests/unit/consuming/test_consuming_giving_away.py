@@ -18,7 +18,7 @@ LOST_REPLY = NOT_APPLIED["dropped"]
 def offering(driver):
     """Withdrawn, and the offer is the next write in the queue."""
     driver.user_returns = False
-    driver.happen(DRAIN, on.GateShut())
+    driver.happen(DRAIN, on.DeliveryStopped())
     driver.tell(on.CallReturned())
     offer = driver.queue.popleft().change
     assert isinstance(offer, changes.Offer)
@@ -35,9 +35,9 @@ def test_an_ask_seen_by_a_renewal_is_answered_with_an_offer_after_the_batch():
     driver.ask()
     driver.tick(3.0)
     assert driver.state is State.STOPPING
-    assert len(driver.of(do.ShutGate)) == 1
+    assert len(driver.of(do.StopDelivery)) == 1
 
-    driver.happen(on.BatchProcessed(p(20)), on.GateShut(), on.CallReturned())
+    driver.happen(on.BatchProcessed(p(20)), on.DeliveryStopped(), on.CallReturned())
 
     assert driver.state is State.RELEASED
     row = driver.stored
@@ -87,7 +87,7 @@ def test_an_ask_while_initializing_waits_for_that_and_is_answered():
     driver.tick(3.0)
     assert driver.state is State.STOPPING
 
-    driver.happen(on.CallReturned(), on.GateShut(), on.CallReturned())
+    driver.happen(on.CallReturned(), on.DeliveryStopped(), on.CallReturned())
 
     assert driver.stored.offered_to == OTHER
 
@@ -152,7 +152,7 @@ def test_an_ask_that_grew_old_during_a_long_batch_is_not_answered_to_its_asker()
     assert driver.state is State.STOPPING
     assert driver.stored.handoff is None
 
-    driver.happen(on.OthersInSight(True), on.BatchProcessed(p(20)), on.GateShut())
+    driver.happen(on.OthersInSight(True), on.BatchProcessed(p(20)), on.DeliveryStopped())
     driver.happen(on.CallReturned())
 
     assert (driver.stored.owner, driver.stored.offered_to) == (OFFERED, None)
@@ -215,7 +215,7 @@ def test_a_drain_with_an_ask_on_the_row_offers_to_the_asker():
     driver.ask()
     driver.tick(3.0)
 
-    driver.happen(on.GateShut(), on.CallReturned())
+    driver.happen(on.DeliveryStopped(), on.CallReturned())
 
     assert driver.stored.offered_to == OTHER
 
@@ -237,7 +237,7 @@ def test_the_processors_release_ends_in_an_offer_after_its_batch():
     driver.happen(on.BatchDelivered(p(20), 1, 1), on.ReleaseRequested())
     assert driver.sent(changes.Offer) == []
 
-    driver.happen(on.BatchProcessed(p(20)), on.GateShut(), on.CallReturned())
+    driver.happen(on.BatchProcessed(p(20)), on.DeliveryStopped(), on.CallReturned())
 
     assert (driver.stored.owner, driver.stored.checkpoint) == (OFFERED, p(20))
     assert len(driver.of(do.CallShutdownRequested)) == 1
@@ -280,7 +280,7 @@ def test_an_offer_in_flight_starts_no_batch_and_is_sent_again_with_its_counter()
     driver.tell(DRAIN)
     while not driver.in_flight:
         driver._perform(driver.queue.popleft())
-    gates = len(driver.of(do.OpenGate))
+    permits = len(driver.of(do.AllowDelivery))
     driver.tell(on.OwnRowRead(driver.stored))
     driver.queue.popleft()  # the second send waits its turn
     assert driver.state is State.RELEASING
@@ -288,7 +288,7 @@ def test_an_offer_in_flight_starts_no_batch_and_is_sent_again_with_its_counter()
 
     driver.settle()
 
-    assert len(driver.of(do.OpenGate)) == gates
+    assert len(driver.of(do.AllowDelivery)) == permits
     assert driver.state is State.RELEASED
     assert [each.seen_counter for each in driver.sent(changes.Offer)] == [6, 6]
 
@@ -302,7 +302,7 @@ def test_an_offer_that_did_not_apply_before_the_fence_is_a_loss_and_no_batch_sta
     driver.happen(on.WriteResolved(offer, NOT_APPLIED["throttled"], driver.now))
 
     assert driver.state is State.LOSING
-    assert len(driver.of(do.OpenGate)) == 1
+    assert len(driver.of(do.AllowDelivery)) == 1
 
 
 def test_a_late_checkpoint_before_the_offer_is_kept():

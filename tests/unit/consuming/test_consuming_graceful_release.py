@@ -18,9 +18,9 @@ def test_a_drain_finishes_the_batch_says_goodbye_and_releases_in_one_write():
     driver.user_returns = False
     driver.happen(on.BatchDelivered(p(20), 1, 1), DRAIN)
     assert driver.state is State.STOPPING
-    assert len(driver.of(do.ShutGate)) == 1
+    assert len(driver.of(do.StopDelivery)) == 1
 
-    driver.happen(on.BatchProcessed(p(20)), on.GateShut())
+    driver.happen(on.BatchProcessed(p(20)), on.DeliveryStopped())
     assert len(driver.of(do.CallShutdownRequested)) == 1
     driver.happen(on.CallReturned())
 
@@ -46,7 +46,7 @@ def test_a_request_of_the_last_moment_goes_with_the_release():
     driver = Driver("manual").begin()
     driver.batch(20)
     driver.user_returns = False
-    driver.happen(DRAIN, on.GateShut())
+    driver.happen(DRAIN, on.DeliveryStopped())
     driver.tell(on.CheckpointRequested(1, None))
 
     driver.happen(on.CallReturned())
@@ -81,7 +81,7 @@ def test_a_drain_while_initializing_waits_for_it():
     driver.happen(on.Started(), DRAIN)
     assert driver.state is State.STOPPING
 
-    driver.happen(on.CallReturned(), on.GateShut(), on.CallReturned())
+    driver.happen(on.CallReturned(), on.DeliveryStopped(), on.CallReturned())
 
     assert driver.state is State.RELEASED
     assert len(driver.of(do.CallShutdownRequested)) == 1
@@ -91,7 +91,7 @@ def test_a_drain_while_initializing_waits_for_it():
 def test_a_processor_that_never_began_is_not_asked_to_shut_down(meanwhile):
     driver = Driver()
     driver.user_returns = False
-    driver.happen(on.Started(), DRAIN, *meanwhile, on.GateShut())
+    driver.happen(on.Started(), DRAIN, *meanwhile, on.DeliveryStopped())
 
     assert driver.state is State.RELEASED
     assert driver.of(do.CallShutdownRequested) == []
@@ -131,15 +131,15 @@ def test_a_second_drain_changes_nothing(state):
     else:
         driver.tell(DRAIN)
     if state is State.RELEASING:
-        driver.happen(on.GateShut())
+        driver.happen(on.DeliveryStopped())
         driver.tell(on.CallReturned())
     assert driver.state is state
-    gates = len(driver.of(do.ShutGate))
+    stops = len(driver.of(do.StopDelivery))
 
     driver.tell(DRAIN)
 
     assert driver.state is state
-    assert len(driver.of(do.ShutGate)) == gates
+    assert len(driver.of(do.StopDelivery)) == stops
 
 
 def test_a_drain_while_failing_keeps_the_failure():
@@ -158,7 +158,7 @@ def test_a_release_whose_reply_was_lost_is_known_by_the_row(next_owner):
     driver = Driver().begin()
     driver.batch(20)
     driver.user_returns = False
-    driver.happen(DRAIN, on.GateShut())
+    driver.happen(DRAIN, on.DeliveryStopped())
     driver.tell(on.CallReturned())
     release = driver.queue.popleft().change
     driver.table.write(release)
@@ -177,7 +177,7 @@ def test_a_release_that_never_applied_before_another_took_the_row_is_a_loss():
     driver = Driver().begin()
     driver.batch(20)
     driver.user_returns = False
-    driver.happen(DRAIN, on.GateShut())
+    driver.happen(DRAIN, on.DeliveryStopped())
     driver.tell(on.CallReturned())
     release = driver.queue.popleft().change
     driver.steal()
@@ -304,7 +304,7 @@ def test_a_processor_that_cannot_begin_fails_the_lease():
     driver.happen(on.Started(), on.ProcessorFailed("initialize", "E", 1))
 
     assert driver.state is State.FAILED
-    assert driver.of(do.OpenGate) == []
+    assert driver.of(do.AllowDelivery) == []
 
 
 def test_a_failing_lease_can_be_lost():
@@ -320,7 +320,7 @@ def test_a_failing_lease_can_be_lost():
 def test_trouble_in_shutdown_requested_is_a_warning_and_the_lease_is_released():
     driver = Driver().begin()
     driver.user_returns = False
-    driver.happen(DRAIN, on.GateShut())
+    driver.happen(DRAIN, on.DeliveryStopped())
 
     driver.happen(on.ProcessorFailed("shutdown_requested", "E: x", 1))
 
@@ -339,7 +339,7 @@ def test_a_lost_lease_waits_for_user_code_and_calls_lease_lost_once():
     driver.tick(3.0)
     assert driver.state is State.LOSING
 
-    driver.happen(on.BatchProcessed(p(20)), on.GateShut())
+    driver.happen(on.BatchProcessed(p(20)), on.DeliveryStopped())
     assert len(driver.of(do.CallLeaseLost)) == 1
     driver.happen(on.CallReturned())
 
@@ -368,7 +368,7 @@ def test_a_processor_that_raises_in_lease_lost_is_lost_all_the_same():
     driver.steal()
     driver.tick(3.0)
 
-    driver.happen(on.GateShut(), on.ProcessorFailed("lease_lost", "E", 1))
+    driver.happen(on.DeliveryStopped(), on.ProcessorFailed("lease_lost", "E", 1))
 
     assert driver.state is State.LOST
 
@@ -382,20 +382,20 @@ def test_a_lease_lost_while_initializing_calls_lease_lost_only_if_it_began():
         driver.tick(3.0)
         assert driver.state is State.LOSING
 
-        driver.happen(event, on.GateShut())
+        driver.happen(event, on.DeliveryStopped())
 
         assert len(driver.of(do.CallLeaseLost)) == calls
 
 
-def test_drained_and_then_lost_before_the_gate_answers_says_goodbye_once():
+def test_drained_and_then_lost_before_user_code_is_idle_says_goodbye_once():
     driver = Driver().begin()
     driver.user_returns = False
     driver.happen(DRAIN)
     driver.steal()
     driver.tick(3.0)
-    assert len(driver.of(do.ShutGate)) == 2
+    assert len(driver.of(do.StopDelivery)) == 2
 
-    driver.happen(on.GateShut(), on.GateShut())
+    driver.happen(on.DeliveryStopped(), on.DeliveryStopped())
     assert driver.state is State.LOSING
     assert len(driver.of(do.CallLeaseLost)) == 1
     driver.happen(on.CallReturned())
@@ -406,13 +406,13 @@ def test_drained_and_then_lost_before_the_gate_answers_says_goodbye_once():
 def test_lost_while_shutdown_requested_runs_waits_for_its_return():
     driver = Driver().begin()
     driver.user_returns = False
-    driver.happen(DRAIN, on.GateShut())
+    driver.happen(DRAIN, on.DeliveryStopped())
     driver.steal()
     driver.tick(3.0)
 
     driver.happen(on.CallReturned())
     assert driver.state is State.LOSING
-    driver.happen(on.GateShut(), on.CallReturned())
+    driver.happen(on.DeliveryStopped(), on.CallReturned())
 
     assert driver.state is State.LOST
     assert len(driver.of(do.CallLeaseLost)) == 1

@@ -24,7 +24,7 @@ def losing(driver):
 
 def lose(driver):
     losing(driver)
-    driver.happen(on.GateShut(), on.CallReturned())
+    driver.happen(on.DeliveryStopped(), on.CallReturned())
 
 
 def test_what_was_processed_is_checkpointed_once_after_the_loss():
@@ -45,7 +45,7 @@ def test_it_waits_for_the_batch_under_way_and_covers_it():
     started.happen(on.BatchDelivered(p(20), 1, 1))
     assert driver.sent(changes.LateCheckpoint) == []
 
-    driver.happen(on.BatchProcessed(p(20)), on.GateShut())
+    driver.happen(on.BatchProcessed(p(20)), on.DeliveryStopped())
 
     assert driver.stored.checkpoint == p(20)
 
@@ -55,7 +55,7 @@ def test_lease_lost_is_called_before_the_late_checkpoint_is_sent():
     driver.batch(20)
     losing(driver)
 
-    commands = driver.tell(on.GateShut())
+    commands = driver.tell(on.DeliveryStopped())
 
     assert [type(each) for each in commands] == [do.CallLeaseLost, do.SendLateCheckpoint]
 
@@ -66,7 +66,9 @@ def test_a_batch_that_was_not_finished_is_not_covered():
     driver.happen(on.BatchDelivered(p(30), 1, 1))
     losing(driver)
 
-    driver.happen(on.ProcessorFailed("process_records", "LeaseLost", 1, p(30)), on.GateShut())
+    driver.happen(
+        on.ProcessorFailed("process_records", "LeaseLost", 1, p(30)), on.DeliveryStopped()
+    )
 
     assert driver.stored.checkpoint == p(20)
 
@@ -107,7 +109,7 @@ def test_there_is_none_past_a_batch_that_failed():
     driver.happen(on.ProcessorFailed("process_records", "E", 3, p(30)))
     assert driver.state is State.LOSING
 
-    driver.happen(on.BatchDelivered(p(40), 1, 1), on.BatchProcessed(p(40)), on.GateShut())
+    driver.happen(on.BatchDelivered(p(40), 1, 1), on.BatchProcessed(p(40)), on.DeliveryStopped())
 
     assert driver.sent(changes.LateCheckpoint) == []
 
@@ -151,7 +153,7 @@ def test_it_is_sent_again_where_it_surely_did_not_apply(fault):
     losing(driver)
     driver.faults += [fault, fault]
 
-    driver.happen(on.GateShut(), on.CallReturned())
+    driver.happen(on.DeliveryStopped(), on.CallReturned())
 
     assert len(driver.sent(changes.LateCheckpoint)) == 3
     assert driver.stored.checkpoint == p(20)
@@ -165,7 +167,7 @@ def test_a_table_that_stays_away_is_waited_for_3_s_at_most():
     lost_at = driver.now
     driver.faults += ["throttled"] * 100
 
-    driver.happen(on.GateShut(), on.CallReturned())
+    driver.happen(on.DeliveryStopped(), on.CallReturned())
 
     assert driver.state is State.LOST
     assert driver.now - lost_at <= 3.0
@@ -179,7 +181,7 @@ def test_after_any_other_outcome_the_process_lets_go(fault):
     losing(driver)
     driver.faults.append(fault)
 
-    driver.happen(on.GateShut(), on.CallReturned())
+    driver.happen(on.DeliveryStopped(), on.CallReturned())
 
     assert len(driver.sent(changes.LateCheckpoint)) == 1
     assert driver.of(do.ReadOwnRow) == []
@@ -190,7 +192,7 @@ def test_an_outcome_that_does_not_come_is_not_waited_for_longer_than_3_s():
     driver = Driver(every_s=1000.0).begin()
     driver.batch(20)
     losing(driver)
-    driver.tell(on.GateShut())
+    driver.tell(on.DeliveryStopped())
     late = driver.queue.pop().change
     driver.happen(on.CallReturned())
     assert driver.state is State.LOSING
@@ -206,7 +208,7 @@ def test_a_lease_lost_that_runs_longer_is_waited_for_when_the_late_checkpoint_is
     driver = Driver(every_s=1000.0).begin()
     driver.batch(20)
     losing(driver)
-    driver.happen(on.GateShut())
+    driver.happen(on.DeliveryStopped())
     assert driver.stored.checkpoint == p(20)
 
     driver.tick(5.0)
@@ -222,7 +224,7 @@ def test_an_owner_that_went_further_is_not_moved_back():
     losing(driver)
     driver.move_row(p(50))
 
-    driver.happen(on.GateShut(), on.CallReturned())
+    driver.happen(on.DeliveryStopped(), on.CallReturned())
 
     assert driver.stored.checkpoint == p(50)
     assert driver.state is State.LOST
@@ -235,7 +237,7 @@ def test_a_lease_that_an_operator_reset_stays_reset():
     losing(driver)
     driver.move_row(p(3))
 
-    driver.happen(on.GateShut(), on.CallReturned())
+    driver.happen(on.DeliveryStopped(), on.CallReturned())
 
     assert driver.stored.checkpoint == p(3)
 
@@ -246,7 +248,7 @@ def test_a_java_owner_is_left_alone():
     losing(driver)
     driver.move_row(p(10), owner="java-worker")
 
-    driver.happen(on.GateShut(), on.CallReturned())
+    driver.happen(on.DeliveryStopped(), on.CallReturned())
 
     assert driver.stored.checkpoint == p(10)
 
@@ -263,7 +265,7 @@ def test_a_manual_request_that_was_waiting_at_the_loss_is_written_late_if_its_ba
     assert driver.state is State.LOSING
     assert driver.answers() == {1: do.CheckpointAnswer.LOST}
 
-    driver.happen(on.BatchProcessed(p(20)), on.GateShut())
+    driver.happen(on.BatchProcessed(p(20)), on.DeliveryStopped())
 
     assert driver.stored.checkpoint == p(15)
 
@@ -275,7 +277,9 @@ def test_a_manual_request_whose_batch_raised_on_being_refused_is_not():
     driver.user_returns = False
     driver.happen(on.CheckpointRequested(1, p(20)))
 
-    driver.happen(on.ProcessorFailed("process_records", "LeaseLost", 1, p(20)), on.GateShut())
+    driver.happen(
+        on.ProcessorFailed("process_records", "LeaseLost", 1, p(20)), on.DeliveryStopped()
+    )
 
     assert driver.sent(changes.LateCheckpoint) == []
 
@@ -287,7 +291,7 @@ def test_a_manual_request_after_the_loss_fails_and_is_not_written():
     driver.happen(on.CheckpointRequested(1, p(15)))
     assert driver.answers() == {1: do.CheckpointAnswer.LOST}
 
-    driver.happen(on.BatchProcessed(p(20)), on.GateShut())
+    driver.happen(on.BatchProcessed(p(20)), on.DeliveryStopped())
 
     assert driver.sent(changes.LateCheckpoint) == []
 

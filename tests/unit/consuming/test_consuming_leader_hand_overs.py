@@ -28,7 +28,7 @@ def test_the_batch_is_finished_and_the_lease_handed_over_with_the_final_position
     led_away(driver)
     assert driver.state is State.STOPPING
 
-    driver.happen(on.BatchProcessed(p(20)), on.GateShut(), on.CallReturned())
+    driver.happen(on.BatchProcessed(p(20)), on.DeliveryStopped(), on.CallReturned())
 
     assert driver.state is State.RELEASED
     row = driver.stored
@@ -79,7 +79,7 @@ def test_what_a_manual_lease_asked_for_goes_with_the_hand_over_if_its_batch_retu
     driver.user_returns = False
     driver.happen(on.CheckpointRequested(1, p(15)))
 
-    driver.happen(on.BatchProcessed(p(20)), on.GateShut(), on.CallReturned())
+    driver.happen(on.BatchProcessed(p(20)), on.DeliveryStopped(), on.CallReturned())
 
     assert (driver.stored.owner, driver.stored.checkpoint) == (JAVA, p(15))
 
@@ -100,7 +100,7 @@ def test_a_lease_that_was_being_given_away_is_handed_over(others):
 def test_a_hand_over_whose_reply_was_lost_is_known_by_the_row(next_owner):
     driver = led_away(Driver().begin())
     driver.batch(20)
-    driver.happen(on.GateShut())
+    driver.happen(on.DeliveryStopped())
     driver.tell(on.CallReturned())
     change = driver.queue.popleft().change
     driver.table.write(change)
@@ -115,7 +115,7 @@ def test_a_hand_over_whose_reply_was_lost_is_known_by_the_row(next_owner):
 
 def test_a_hand_over_is_not_known_by_a_position_that_stood_there_before():
     driver = led_away(Driver().begin())
-    driver.happen(on.GateShut())
+    driver.happen(on.DeliveryStopped())
     driver.tell(on.CallReturned())
     change = driver.queue.popleft().change
     assert change.position == driver.stored.checkpoint
@@ -134,7 +134,7 @@ def test_a_hand_over_that_did_not_apply_is_sent_again_with_its_counter(fault):
     driver.batch(20)
     driver.faults.append(fault)
 
-    driver.happen(on.GateShut(), on.CallReturned())
+    driver.happen(on.DeliveryStopped(), on.CallReturned())
 
     assert [each.seen_counter for each in driver.sent(changes.HandOver)] == [6, 6]
     assert driver.stored.owner == JAVA
@@ -146,7 +146,7 @@ def test_a_leader_that_forced_the_hand_over_makes_it_a_loss():
     driver.batch(20)
     driver.move_row(p(10), checkpoint_owner=None, counter=7)
 
-    driver.happen(on.GateShut(), on.CallReturned())
+    driver.happen(on.DeliveryStopped(), on.CallReturned())
 
     assert driver.state is State.LOSING
     assert driver.stored.checkpoint == p(10)
@@ -157,7 +157,7 @@ def test_a_leader_that_names_another_owner_meanwhile_is_followed():
     driver.batch(20)
     driver.lead_away("java-other")
 
-    driver.happen(on.GateShut(), on.CallReturned())
+    driver.happen(on.DeliveryStopped(), on.CallReturned())
 
     assert (driver.stored.owner, driver.stored.checkpoint) == ("java-other", p(20))
 
@@ -168,7 +168,7 @@ def test_a_late_checkpoint_that_landed_before_the_leaders_write_is_handed_over_a
     driver.move_row(p(15), owner=JAVA, checkpoint_owner=ME)
     driver.tick(3.0)
 
-    driver.happen(on.GateShut(), on.CallReturned())
+    driver.happen(on.DeliveryStopped(), on.CallReturned())
 
     assert driver.sent(changes.HandOver) == [changes.HandOver(KEY, ME, JAVA, 6, p(15), p(15))]
     assert driver.state is State.RELEASED
@@ -186,7 +186,7 @@ def test_a_renewal_that_landed_before_the_leaders_write_is_adopted():
     driver.settle()
     assert driver.life.own.counter == 7
 
-    driver.happen(on.GateShut(), on.CallReturned())
+    driver.happen(on.DeliveryStopped(), on.CallReturned())
 
     assert driver.stored.owner == JAVA
 
@@ -250,7 +250,7 @@ def test_a_row_that_vanished_while_it_was_led_away_is_not_written_again():
     driver.batch(20)
     driver.vanish()
 
-    driver.happen(on.GateShut(), on.CallReturned())
+    driver.happen(on.DeliveryStopped(), on.CallReturned())
 
     assert driver.stored is None
     assert driver.state is State.LOSING
@@ -264,7 +264,7 @@ def test_what_was_asked_for_before_the_leader_came_is_still_known_when_the_fence
     driver.happen(on.CheckpointRequested(1, p(15)), on.BatchProcessed(p(20)))
     driver.now = driver.life.own.fence
 
-    driver.happen(on.Ticked(), on.GateShut())
+    driver.happen(on.Ticked(), on.DeliveryStopped())
 
     assert driver.sent(changes.LateCheckpoint) == [changes.LateCheckpoint(KEY, ME, p(10), p(15))]
     assert driver.stored.checkpoint == p(10)  # the Java worker's by now

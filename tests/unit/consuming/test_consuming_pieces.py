@@ -1,4 +1,4 @@
-"""The small parts of core 2: ledger, requests, pacing, error policy, start point, gate."""
+"""The small parts of core 2: ledger, requests, pacing, error policy, start point, permit."""
 
 import errno
 
@@ -6,18 +6,10 @@ import pytest
 
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import AnswerCheckpoint, CheckpointAnswer
+from kclrun.consuming.delivery import ErrorPolicy, GiveUp, RetryAfter, host_fault
 from kclrun.consuming.lease_writer import holds_after_giving_up
-from kclrun.consuming.policy import (
-    FLOOR_S,
-    ErrorPolicy,
-    GiveUp,
-    Pacing,
-    RetryAfter,
-    first_start,
-    host_fault,
-    resumed_start,
-)
-from kclrun.consuming.state_machine import GateKeeper
+from kclrun.consuming.policy import FLOOR_S, Pacing, first_start, resumed_start
+from kclrun.consuming.state_machine import DeliveryPermit
 from kclrun.errors import (
     HostFailed,
     InvariantViolation,
@@ -196,18 +188,18 @@ def test_requests_that_need_no_write_are_answered_at_once():
     assert "cannot checkpoint 9" in refused.detail
 
 
-# Gate
+# Permit
 
 
-def test_only_changes_of_the_gate_are_commands():
-    ledger, gate = CheckpointLedger(p(10), 7), GateKeeper(one_batch_a_checkpoint=False)
-    (opened,) = gate.open(5.0, ledger)
+def test_only_changes_of_the_permit_are_commands():
+    ledger, permit = CheckpointLedger(p(10), 7), DeliveryPermit(one_batch_a_checkpoint=False)
+    (opened,) = permit.allow(5.0, ledger)
     assert (opened.fence, opened.start_below, opened.delivered_max) == (5.0, 7, 7)
 
-    assert gate.open(5.0, ledger) == ()
-    assert len(gate.open(6.0, ledger)) == 1
-    assert len(gate.shut()) == 1
-    assert len(gate.open(6.0, ledger)) == 1
+    assert permit.allow(5.0, ledger) == ()
+    assert len(permit.allow(6.0, ledger)) == 1
+    assert len(permit.stop()) == 1
+    assert len(permit.allow(6.0, ledger)) == 1
 
 
 # Fence

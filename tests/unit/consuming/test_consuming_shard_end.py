@@ -370,9 +370,9 @@ def test_a_lease_can_be_lost_in_every_state_that_writes(state):
     driver.tick(3.0)
     driver.settle()
 
-    # CLOSING waits for user code with the gate open: the test answers for it.
+    # CLOSING waits for user code with delivery allowed: the test answers for it.
     if driver.state is State.LOSING:
-        driver.happen(on.GateShut())
+        driver.happen(on.DeliveryStopped())
     assert driver.state is State.LOST
     assert driver.stored.owner == OTHER
 

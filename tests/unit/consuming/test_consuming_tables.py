@@ -31,7 +31,7 @@ SAMPLES = {
     on.CheckpointRequested: on.CheckpointRequested(1, None),
     on.CallReturned: on.CallReturned(),
     on.ProcessorFailed: on.ProcessorFailed("process_records", "E", 1),
-    on.GateShut: on.GateShut(),
+    on.DeliveryStopped: on.DeliveryStopped(),
     on.DrainRequested: on.DrainRequested("x"),
     on.ReleaseRequested: on.ReleaseRequested(),
     on.ManagerGone: on.ManagerGone(),
@@ -116,7 +116,7 @@ def test_final_states_say_nothing_more():
     driver.happen(on.DrainRequested("x"))
     assert driver.life.is_finished
 
-    for event in (on.Ticked(), on.GateShut(), on.ManagerGone(), on.DrainRequested("x")):
+    for event in (on.Ticked(), on.DeliveryStopped(), on.ManagerGone(), on.DrainRequested("x")):
         assert driver.tell(event) == []
 
 

@@ -79,4 +79,4 @@ def test_h13_a_giver_that_saw_no_reply_takes_nothing_back_from_who_has_claimed()
 
     assert driver.state is State.RELEASED
     assert (driver.stored.owner, driver.stored.counter) == (OTHER, counter + 1)
-    assert len(driver.of(do.OpenGate)) == 1
+    assert len(driver.of(do.AllowDelivery)) == 1

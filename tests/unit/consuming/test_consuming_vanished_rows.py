@@ -175,7 +175,7 @@ def test_a_write_still_on_its_way_does_not_match_the_new_row():
 def test_a_lease_that_may_be_given_away_already_is_not_written_again(others):
     driver = Driver(others_in_sight=others).begin()
     driver.user_returns = False
-    driver.happen(on.DrainRequested("x"), on.GateShut())
+    driver.happen(on.DrainRequested("x"), on.DeliveryStopped())
     driver.tell(on.CallReturned())
     change = driver.queue.popleft().change
     driver.table.write(change)

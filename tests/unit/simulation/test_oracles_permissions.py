@@ -20,20 +20,20 @@ def test_a_batch_past_the_fence_is_caught(world):
         world.oracles.batch_begun(reader, 1, 10)
 
 
-def test_a_batch_of_a_reader_whose_gate_has_shut_is_caught(world):
+def test_a_batch_of_a_reader_whose_delivery_was_stopped_is_caught(world):
     reader = world.begin(world.keys[0], "a:h:1")
-    world.oracles.gate_shut(reader)
+    world.oracles.delivery_stopped(reader)
 
     with pytest.raises(RuleBroken, match="I4: "):
         world.oracles.batch_begun(reader, 1, 10)
 
 
-def test_a_second_gate_beside_an_open_one_is_caught(world):
+def test_a_second_permit_beside_a_standing_one_is_caught(world):
     first = world.begin(world.keys[0], "a:h:1", for_s=10)
     world.now += 4
 
     with pytest.raises(RuleBroken, match=r"I4: b:h:2/1 reads while a:h:1/1 may for 6\.000 s more"):
-        world.oracles.gate_opened(Reader(first.key, "b:h:2", 1), world.now + 10)
+        world.oracles.delivery_allowed(Reader(first.key, "b:h:2", 1), world.now + 10)
 
 
 def test_a_take_of_what_its_owner_may_still_read_is_caught(world):
@@ -112,6 +112,6 @@ def test_what_a_new_owner_of_a_deleted_row_gives_away_is_taken_beside_who_read_b
 
     last = world.begin(key, "c:h:3", for_s=10)
 
-    world.oracles.gate_opened(former, world.now + 1)  # to its fence
+    world.oracles.delivery_allowed(former, world.now + 1)  # to its fence
     with pytest.raises(RuleBroken, match=r"I4: .* what c:h:3/1 may read"):
         world.take(last.key, "d:h:4")

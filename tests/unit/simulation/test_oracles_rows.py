@@ -210,7 +210,7 @@ def test_a_shard_that_is_read_after_its_end_is_caught(world, reader):
     split_and_read_out(world, reader)
     world.end(reader)
     second = Reader(reader.key, "b:h:2", 1)
-    world.oracles.gate_opened(second, world.now + 10)
+    world.oracles.delivery_allowed(second, world.now + 10)
 
     with pytest.raises(RuleBroken, match="I3: b:h:2/1 reads it after its shard end"):
         world.oracles.batch_begun(second, 1, 10)

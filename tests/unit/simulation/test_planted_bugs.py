@@ -1,13 +1,16 @@
-"""Bugs planted into the cores and the desk: each must be caught, and told so that one can replay
+"""Bugs planted into the cores and the queue: each must be caught, and told so that one can replay
 it. A bug that survives is a bug in the oracles."""
 
+import math
+
+import msgspec
 import pytest
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases import table_view
 from kclrun.leases.events import ParentsRead
 from kclrun.leases.manager import LeaseManager
-from kclrun.simulation.desk import SimulatedDesk
+from kclrun.simulation.delivery_queue import SimulatedDeliveryQueue
 from kclrun.simulation.process import LeaseProcess
 from tests.unit.simulation.fleets import settled_fleet, small_fleet
 
@@ -29,15 +32,15 @@ class StartsChildrenAtOnce(LeaseManager):
         return super().handle(event, now)
 
 
-class HeedlessDesk(SimulatedDesk):
+class HeedlessQueue(SimulatedDeliveryQueue):
     """Starts batches whatever the fence says."""
 
-    def _is_open(self, _):
-        return True
+    def allow_delivery(self, permit):
+        super().allow_delivery(msgspec.structs.replace(permit, fence=math.inf))
 
 
 class HeedlessProcess(LeaseProcess):
-    desk_kind = HeedlessDesk
+    queue_kind = HeedlessQueue
 
 
 def test_a_manager_that_takes_renewed_leases_is_caught():

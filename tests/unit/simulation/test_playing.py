@@ -1,14 +1,16 @@
 """Storms, played: each strike is overcome, and the same profile plays the same storm."""
 
+import math
 import os
 import subprocess
 import sys
 from typing import get_args
 
+import msgspec
 import pytest
 
 from kclrun.errors import InvariantViolation
-from kclrun.simulation.desk import SimulatedDesk
+from kclrun.simulation.delivery_queue import SimulatedDeliveryQueue
 from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.shards import StreamFaults
 from kclrun.simulation.table import FaultRates
@@ -89,15 +91,15 @@ def test_a_fleet_without_a_place_for_every_lease_says_so():
     assert not play(storm(settings=settings)).is_short
 
 
-class HeedlessDesk(SimulatedDesk):
+class HeedlessQueue(SimulatedDeliveryQueue):
     """Starts batches whatever the fence says."""
 
-    def _is_open(self, _):
-        return True
+    def allow_delivery(self, permit):
+        super().allow_delivery(msgspec.structs.replace(permit, fence=math.inf))
 
 
 class HeedlessProcess(LeaseProcess):
-    desk_kind = HeedlessDesk
+    queue_kind = HeedlessQueue
 
 
 def test_what_breaks_is_told_with_its_rule_its_seed_the_story_and_how_to_replay_it():

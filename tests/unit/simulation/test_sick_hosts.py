@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from kclrun.consuming.commands import OpenGate
+from kclrun.consuming.commands import AllowDelivery
 from kclrun.consuming.events import ProcessorFailed
 from kclrun.leases.held_lease import RECOVERY_MAX_S
 from kclrun.simulation.fleet import Fleet
@@ -57,7 +57,7 @@ class Mortal(LeaseProcess):
         self.kill()
 
     def _perform(self, command):
-        if self._is_doomed and self.starves and isinstance(command, OpenGate):
+        if self._is_doomed and self.starves and isinstance(command, AllowDelivery):
             self.deaths.append((self.machine, self.key))
             self.post(ProcessorFailed("process_records", "MemoryError", 1, is_host_fault=True))
         else:

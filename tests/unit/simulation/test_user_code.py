@@ -10,7 +10,7 @@ from kclrun.consuming import events as on
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.simulation.clocks import Scheduler
-from kclrun.simulation.desk import DeskTimes, SimulatedDesk
+from kclrun.simulation.delivery_queue import QueueTimes, SimulatedDeliveryQueue
 from kclrun.simulation.user_code import BatchUserCode, UserCode
 from tests.unit.simulation.watched_world import Watched
 
@@ -60,11 +60,11 @@ def test_user_code_that_checkpoints_by_hand_names_all_or_some_of_its_batch():
     assert any(share < 1.0 for share in shares)
 
 
-# The desk with user code at it.
+# The queue with user code at it.
 
 
-class AtDesk:
-    """A desk whose core is the test: `said` are its events. Records arrive ten a second."""
+class AtQueue:
+    """A queue whose core is the test: `said` are its events. Records arrive ten a second."""
 
     def __init__(self, seed=1, fetch_fault=lambda: None, **kind):
         self.world = Watched()
@@ -72,8 +72,8 @@ class AtDesk:
         self.scheduler.run_until(60.0)
         self.said = []
         self.reader = self.world.begin(self.world.keys[0], "a:h:1", for_s=10_000)
-        times = DeskTimes(self._now, self._now, self._after)
-        self.desk = SimulatedDesk(
+        times = QueueTimes(self._now, self._now, self._after)
+        self.queue = SimulatedDeliveryQueue(
             self.reader,
             self.world.stream,
             self.world.oracles,
@@ -87,7 +87,7 @@ class AtDesk:
             list_shards=lambda reply: reply(None),
             failover_s=10.0,
         )
-        self.desk.initialize(Lease(key=self.reader.key, checkpoint=TRIM_HORIZON))
+        self.queue.call(do.CallInitialize(Lease(key=self.reader.key, checkpoint=TRIM_HORIZON)))
 
     def _now(self):
         return self.scheduler.now
@@ -96,7 +96,7 @@ class AtDesk:
         self.scheduler.after(delay_s, action)
 
     def open(self, *, fence_s=10_000.0, start_below=1_000_000, delivered_max=1_000_000):
-        self.desk.open_gate(do.OpenGate(fence_s, start_below, delivered_max))
+        self.queue.allow_delivery(do.AllowDelivery(fence_s, start_below, delivered_max))
 
     def run(self, duration_s):
         end = self.scheduler.now + duration_s
@@ -109,7 +109,7 @@ class AtDesk:
 
 
 def test_a_batch_that_raises_is_given_again_after_the_pauses_of_the_error_policy():
-    at = AtDesk(raising=1.0, seed=next(s for s in range(99) if raises(s) == 2))
+    at = AtQueue(raising=1.0, seed=next(s for s in range(99) if raises(s) == 2))
     at.open()
 
     at.run(2.9)  # pauses of 1 s and 2 s
@@ -122,7 +122,7 @@ def test_a_batch_that_raises_is_given_again_after_the_pauses_of_the_error_policy
 
 
 def test_a_poisoned_batch_is_given_up_after_six_calls_and_nothing_follows_it():
-    at = AtDesk(raising=1.0, seed=next(s for s in range(99) if raises(s) == float("inf")))
+    at = AtQueue(raising=1.0, seed=next(s for s in range(99) if raises(s) == float("inf")))
     at.open()
 
     at.run(100)
@@ -132,20 +132,20 @@ def test_a_poisoned_batch_is_given_up_after_six_calls_and_nothing_follows_it():
     assert len(at.of(on.BatchDelivered)) == 1
 
 
-def test_a_batch_that_waits_for_its_next_call_is_given_up_when_the_gate_shuts():
-    at = AtDesk(raising=1.0)
+def test_a_batch_that_waits_for_its_next_call_is_given_up_when_delivery_is_stopped():
+    at = AtQueue(raising=1.0)
     at.open()
     at.run(0.5)
 
-    at.desk.shut_gate()
+    at.queue.stop_delivery()
     at.run(100)
 
-    assert len(at.of(on.GateShut)) == 1
+    assert len(at.of(on.DeliveryStopped)) == 1
     assert at.of(on.BatchProcessed) == []
 
 
 def test_a_batch_is_not_given_again_past_the_fence():
-    at = AtDesk(raising=1.0)
+    at = AtQueue(raising=1.0)
     at.open(fence_s=60.5)
 
     at.run(100)
@@ -154,7 +154,7 @@ def test_a_batch_is_not_given_again_past_the_fence():
 
 
 def test_nothing_is_delivered_past_the_cap():
-    at = AtDesk()
+    at = AtQueue()
     at.open(start_below=50, delivered_max=50)
 
     at.run(20)
@@ -164,13 +164,13 @@ def test_nothing_is_delivered_past_the_cap():
 
 
 def test_user_code_waits_for_the_checkpoint_it_asked_for():
-    at = AtDesk(checkpoints_by_hand=True)
+    at = AtQueue(checkpoints_by_hand=True)
     at.open()
     at.run(0.5)
     [asked] = at.of(on.CheckpointRequested)
     assert at.of(on.BatchProcessed) == []
 
-    at.desk.answer(do.AnswerCheckpoint(asked.request, do.CheckpointAnswer.DURABLE))
+    at.queue.answer(do.AnswerCheckpoint(asked.request, do.CheckpointAnswer.DURABLE))
     at.run(0.1)
 
     assert len(at.of(on.BatchProcessed)) == 1
@@ -178,23 +178,23 @@ def test_user_code_waits_for_the_checkpoint_it_asked_for():
 
 
 def test_a_checkpoint_of_a_lost_lease_raises_in_user_code():
-    at = AtDesk(checkpoints_by_hand=True)
+    at = AtQueue(checkpoints_by_hand=True)
     at.open()
     at.run(0.5)
     [asked] = at.of(on.CheckpointRequested)
 
-    at.desk.answer(do.AnswerCheckpoint(asked.request, do.CheckpointAnswer.LOST, "lost"))
-    at.desk.shut_gate()
+    at.queue.answer(do.AnswerCheckpoint(asked.request, do.CheckpointAnswer.LOST, "lost"))
+    at.queue.stop_delivery()
     at.run(10)
 
-    assert len(at.of(on.GateShut)) == 1
+    assert len(at.of(on.DeliveryStopped)) == 1
     assert at.of(on.BatchProcessed) == []
     assert "checkpoint_by_hand_refused" in at.world.seen
 
 
 def test_what_a_checkpoint_of_a_call_that_raised_covers_is_not_given_again():
     seed = next(s for s in range(99) if names_the_middle(s))
-    at = AtDesk(seed, raising=1.0, checkpoints_by_hand=True)
+    at = AtQueue(seed, raising=1.0, checkpoints_by_hand=True)
     given, begin = [], at.world.oracles.batch_begun
     at.world.oracles.batch_begun = lambda *batch: given.append(batch[1:]) or begin(*batch)
     at.open()
@@ -203,8 +203,8 @@ def test_what_a_checkpoint_of_a_call_that_raised_covers_is_not_given_again():
     covered = at.world.stream.number_of(at.reader.key, asked.position)
 
     at.world.checkpoint(at.reader, covered)
-    at.desk.note_durable(asked.position)
-    at.desk.answer(do.AnswerCheckpoint(asked.request, do.CheckpointAnswer.DURABLE))
+    at.queue.note_durable(asked.position)
+    at.queue.answer(do.AnswerCheckpoint(asked.request, do.CheckpointAnswer.DURABLE))
     at.run(1.5)
 
     assert 0 < covered < 600
@@ -212,13 +212,13 @@ def test_what_a_checkpoint_of_a_call_that_raised_covers_is_not_given_again():
 
 
 def test_user_code_that_checkpoints_itself_does_so_when_its_shard_ends():
-    at = AtDesk(checkpoints_by_hand=True)
-    at.desk.call(do.CallShardEnded())
+    at = AtQueue(checkpoints_by_hand=True)
+    at.queue.call(do.CallShardEnded())
     at.run(1)
     returned = len(at.of(on.CallReturned))
     [asked] = at.of(on.CheckpointRequested)
 
-    at.desk.answer(do.AnswerCheckpoint(asked.request, do.CheckpointAnswer.DURABLE))
+    at.queue.answer(do.AnswerCheckpoint(asked.request, do.CheckpointAnswer.DURABLE))
     at.run(1)
 
     assert len(at.of(on.CallReturned)) == returned + 1
@@ -230,7 +230,7 @@ def test_user_code_that_checkpoints_itself_does_so_when_its_shard_ends():
 )
 def test_a_fetch_that_fails_is_made_again_at_the_position_reached(fault, situation):
     faults = [None, fault, fault]
-    at = AtDesk(fetch_fault=lambda: faults.pop(0) if faults else None)
+    at = AtQueue(fetch_fault=lambda: faults.pop(0) if faults else None)
     at.open()
 
     at.run(5)
@@ -242,7 +242,7 @@ def test_a_fetch_that_fails_is_made_again_at_the_position_reached(fault, situati
 
 
 def raises(seed):
-    """How often a batch of this seed raises, by the same draws as the desk's."""
+    """How often a batch of this seed raises, by the same draws as the queue's."""
     code = drawn(seed, raising=1.0)
     attempts = itertools.chain([code.begin()], (code.again() for _ in range(9)))
     count = sum(1 for _ in itertools.takewhile(lambda attempt: attempt.raises, attempts))

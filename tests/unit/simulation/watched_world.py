@@ -94,32 +94,32 @@ class Watched:
         self.write(reader.who, kind(reader.key, row.owner, row.counter, *arguments, **named))
 
     def begin(self, key, host, number=1, *, for_s=10.0):
-        """Take, claim, and a gate that opens."""
+        """Take, claim, and a permit to deliver."""
         self.take(key, host)
         return self.claim(key, host, number, for_s=for_s)
 
     def claim(self, key, host, number=1, *, for_s=10.0):
         reader = Reader(key, host, number)
         self.as_owner(reader, Claim)
-        self.oracles.gate_opened(reader, self.now + for_s)
+        self.oracles.delivery_allowed(reader, self.now + for_s)
         return reader
 
     def renew(self, reader, *, for_s=10.0):
         self.as_owner(reader, Renew)
-        self.oracles.gate_opened(reader, self.now + for_s)
+        self.oracles.delivery_allowed(reader, self.now + for_s)
 
     def checkpoint(self, reader, number):
         last = self.row(reader.key).checkpoint
         self.as_owner(reader, Checkpoint, self.stream.position(reader.key, number), last)
 
     def release(self, reader, number):
-        self.oracles.gate_shut(reader)
+        self.oracles.delivery_stopped(reader)
         last = self.row(reader.key).checkpoint
         self.as_owner(reader, Release, self.stream.position(reader.key, number), last)
         self.oracles.ended_in_order(reader)
 
     def offer(self, reader, number, to=None):
-        self.oracles.gate_shut(reader)
+        self.oracles.delivery_stopped(reader)
         last = self.row(reader.key).checkpoint
         self.as_owner(reader, Offer, self.stream.position(reader.key, number), last, to)
         self.oracles.ended_in_order(reader)
@@ -139,7 +139,7 @@ class Watched:
 
     def end(self, reader):
         self.as_owner(reader, End, self.row(reader.key).checkpoint)
-        self.oracles.gate_shut(reader)
+        self.oracles.delivery_stopped(reader)
 
     def create_children(self, sender, parent):
         children = tuple(self.lease(child.shard_id) for child in self.stream.children_of(parent))

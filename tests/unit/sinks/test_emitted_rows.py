@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from kclrun.consuming.policy import host_fault
+from kclrun.consuming.delivery import host_fault
 from kclrun.errors import InvariantViolation, LimitExceeded, OutputLocked, SinkError
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.sinks import emitted_rows, marks

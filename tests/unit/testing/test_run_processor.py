@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from kclrun import Checkpointer, Context, ExtendedSequenceNumber, RecordBatch, RecordProcessor
-from kclrun.errors import ProcessorError, ProcessorLoadError, StaleCheckpoint
+from kclrun.errors import (
+    ProcessorError,
+    ProcessorLoadError,
+    SettingsError,
+    SinkError,
+    StaleCheckpoint,
+)
 from kclrun.testing import (
     Call,
     make_aggregate,
@@ -155,6 +161,53 @@ def test_shard_ended_is_called_again_when_it_raised():
 
     assert texts(run.rows) == "ab."
     assert [call.name for call in run.calls].count("shard_ended") == 2
+
+
+def test_initialize_is_called_again_on_an_instance_of_its_own():
+    failures = [OSError("not yet")]
+
+    class Stumbles(Echo):
+        def initialize(self, context: Context) -> None:
+            super().initialize(context)
+            if failures:
+                raise failures.pop()
+
+    run = run_processor(Stumbles, "ab", retries=1)
+
+    assert texts(run.rows) == "ab"
+    assert [call.name for call in run.calls].count("initialize") == 2
+    assert len(run.processors) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [("shutdown_requested", OSError("gone")), ("process_records", SettingsError("mend it"))],
+)
+def test_what_production_does_not_repeat_is_not_repeated(method: str, error: Exception):
+    calls = []
+
+    def fails(*_: object) -> None:
+        calls.append(method)
+        raise error
+
+    processor = type("Fails", (Echo,), {method: fails})
+
+    with pytest.raises(type(error)):
+        run_processor(processor, "ab", retries=3, end_of_shard=False)
+    assert calls == [method]
+
+
+@pytest.mark.parametrize("method", ["initialize", "shutdown_requested"])
+def test_a_row_is_refused_outside_the_calls_that_may_emit(method: str):
+    def emits(self: Echo, given: Context | Checkpointer) -> None:
+        if isinstance(given, Context):
+            Echo.initialize(self, given)
+        self.context.emit({"text": "too early, or too late"})
+
+    processor = type("Emits", (Echo,), {method: emits})
+
+    with pytest.raises(SinkError, match="while they run"):
+        run_processor(processor, "ab", end_of_shard=False)
 
 
 @pytest.mark.parametrize("crash_after", range(7))

@@ -6,8 +6,8 @@ import pytest
 from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, StartSpec
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.worker.desk import DeskLimits
-from kclrun.worker.main import desk_limits, hash_range, life_policy, table_endpoint
+from kclrun.worker.delivery_queue import QueueLimits
+from kclrun.worker.main import hash_range, life_policy, queue_limits, table_endpoint
 
 ENDPOINT = WireEndpoint("http://127.0.0.1:9", "x", "x", connect_timeout_s=2.0, read_timeout_s=8.0)
 SPEC = StartSpec(
@@ -69,7 +69,7 @@ def test_two_batches_fit_below_the_cap_of_uncheckpointed_records(batch_max, cap,
         checkpoint=msgspec.structs.replace(SPEC.checkpoint, uncheckpointed_max=cap),
     )
 
-    assert desk_limits(spec) == DeskLimits(buffer_bytes=7, batch_max=expected)
+    assert queue_limits(spec) == QueueLimits(buffer_bytes=7, batch_max=expected)
 
 
 @pytest.mark.parametrize("flag", [False, True])

@@ -1,4 +1,4 @@
-"""The main thread's work with a real desk, a real checkpoint desk and real threads."""
+"""The main thread's work with a real queue, real checkpoint calls and real threads."""
 
 import errno
 import threading
@@ -8,7 +8,7 @@ import pytest
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
-from kclrun.consuming.policy import ErrorPolicy
+from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.errors import (
     HostFailed,
     LeaseLost,
@@ -23,7 +23,7 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.processor import RecordProcessor
 from kclrun.worker.delivering import Deliverer
-from kclrun.worker.desk import CheckpointDesk, Desk, DeskLimits, Page
+from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Page, QueueLimits
 from tests.patience import HUNG_S
 
 ROW = Lease(key="s0", checkpoint=ExtendedSequenceNumber("10"), counter=7)
@@ -94,11 +94,11 @@ class Main:
         self.rows = Rows()
         self.events, self.told, self.initialize = [], [], list(initialize)
         self.posted = threading.Condition()
-        self.desk = Desk(DeskLimits(buffer_bytes=100_000, batch_max=100), time.monotonic)
+        self.queue = DeliveryQueue(QueueLimits(buffer_bytes=100_000, batch_max=100), time.monotonic)
         self.over = False
-        self.checkpoints = CheckpointDesk(self.post, lambda position: None, lambda: self.over)
+        self.checkpoints = CheckpointCalls(self.post, lambda position: None, lambda: self.over)
         self.deliverer = Deliverer(
-            self.desk,
+            self.queue,
             self.post,
             ErrorPolicy(retries, 0.0),
             prepare=self.prepare,
@@ -125,11 +125,11 @@ class Main:
             threading.Thread(target=self.checkpoints.answer, args=(answer,)).start()
 
     def begin(self, *pages):
-        self.desk.call(do.CallInitialize(ROW))
+        self.queue.call(do.CallInitialize(ROW))
         self.wait_for(on.CallReturned)
         for each in pages:
-            self.desk.put(each)
-        self.desk.open_gate(do.OpenGate(time.monotonic() + 60, 10**6, 10**6))
+            self.queue.put(each)
+        self.queue.allow_delivery(do.AllowDelivery(time.monotonic() + 60, 10**6, 10**6))
         return self
 
     def wait_for(self, kind, count=1):
@@ -154,7 +154,7 @@ def start():
     yield started
     for main in mains:
         main.over = True
-        main.desk.close()
+        main.queue.close()
         main.thread.join(HUNG_S)
         assert not main.thread.is_alive()
 
@@ -191,9 +191,9 @@ def test_after_its_retries_the_batch_is_given_up_and_nothing_after_it_starts(sta
     main = start(*[ValueError("x")] * 9, retries=2).begin(page(11), page(12))
 
     failure = main.wait_for(on.ProcessorFailed)
-    main.desk.open_gate(do.OpenGate(time.monotonic() + 60, 10**6, 10**6))
-    main.desk.shut_gate()
-    main.wait_for(on.GateShut)
+    main.queue.allow_delivery(do.AllowDelivery(time.monotonic() + 60, 10**6, 10**6))
+    main.queue.stop_delivery()
+    main.wait_for(on.DeliveryStopped)
 
     assert main.processor.batches == [[11]] * 3
     assert (failure.where, failure.error, failure.attempts) == (
@@ -239,7 +239,7 @@ def test_records_count_as_processed_once_their_batch_has_returned(start):
 
     main.wait_for(on.BatchProcessed)
 
-    assert (main.desk.view().records_total, main.desk.view().batches_total) == (2, 1)
+    assert (main.queue.view().records_total, main.queue.view().batches_total) == (2, 1)
 
 
 def test_records_of_a_batch_that_is_given_up_do_not_count(start):
@@ -247,7 +247,7 @@ def test_records_of_a_batch_that_is_given_up_do_not_count(start):
 
     main.wait_for(on.ProcessorFailed)
 
-    assert main.desk.view().records_total == 0
+    assert main.queue.view().records_total == 0
 
 
 def test_what_a_checkpoint_covers_is_not_given_again(start):
@@ -304,7 +304,7 @@ def test_initialize_is_tried_again_with_a_fresh_processor(start):
 
 def test_a_setting_that_is_wrong_is_not_tried_again(start):
     main = start(initialize=[SettingsError("mend it")] * 9)
-    main.desk.call(do.CallInitialize(ROW))
+    main.queue.call(do.CallInitialize(ROW))
 
     assert main.wait_for(on.ProcessorFailed).attempts == 1
 
@@ -337,14 +337,14 @@ def test_a_method_that_returns_a_coroutine_halts_at_once_and_its_batch_does_not_
 def test_the_other_methods_that_return_something_fail_too(start, call, name):
     main = start(lambda *_: 3).begin()
 
-    main.desk.call(call)
+    main.queue.call(call)
 
     assert main.wait_for(on.ProcessorFailed).where == name
 
 
 def test_shard_ended_is_repeated_and_its_rows_belong_to_the_end(start):
     main = start(ValueError("x")).begin()
-    main.desk.call(do.CallShardEnded())
+    main.queue.call(do.CallShardEnded())
 
     main.wait_for(on.CallReturned, 2)
 
@@ -358,26 +358,26 @@ def test_shard_ended_is_repeated_and_its_rows_belong_to_the_end(start):
 )
 def test_the_last_calls_are_made_once(start, call, name):
     main = start(ValueError("x")).begin()
-    main.desk.call(call)
+    main.queue.call(call)
 
     assert main.wait_for(on.ProcessorFailed).where == name
-    main.desk.call(call)
+    main.queue.call(call)
     main.wait_for(on.CallReturned, 2)
 
     assert main.processor.calls == [name] * 2
 
 
-def test_a_retry_is_called_off_when_the_gate_shuts(start):
+def test_a_retry_is_called_off_when_delivery_is_stopped(start):
     shut = threading.Event()
 
     def shut_then_raise(checkpointer, batch):
-        main.desk.shut_gate()
+        main.queue.stop_delivery()
         shut.set()
         raise ValueError("x")
 
     main = start(shut_then_raise).begin(page(11))
 
-    main.wait_for(on.GateShut)
+    main.wait_for(on.DeliveryStopped)
 
     assert main.processor.batches == [[11]]
     assert main.of(on.BatchProcessed) == []
@@ -385,19 +385,19 @@ def test_a_retry_is_called_off_when_the_gate_shuts(start):
 
 def test_the_end_of_the_pages_is_told(start):
     main = start().begin()
-    main.desk.finish(())
+    main.queue.finish(())
 
     assert main.wait_for(on.ShardExhausted) == on.ShardExhausted(())
 
 
-# The checkpoint desk
+# Checkpoint calls
 
 
 class Asked:
     def __init__(self):
         self.requests, self.over = [], False
         self.covered = []
-        self.desk = CheckpointDesk(self.requests.append, self.covered.append, lambda: self.over)
+        self.queue = CheckpointCalls(self.requests.append, self.covered.append, lambda: self.over)
 
     def ask(self, count=1, position=None):
         """`count` threads ask at once; their outcomes by the order they were asked."""
@@ -405,7 +405,7 @@ class Asked:
 
         def checkpoint(number):
             try:
-                self.desk.checkpointer.checkpoint(position)
+                self.queue.checkpointer.checkpoint(position)
                 outcomes[number] = "durable"
             except (LeaseLost, StaleCheckpoint) as error:
                 outcomes[number] = error
@@ -427,7 +427,7 @@ class Asked:
 def test_an_answer_other_than_durable_raises_in_user_code(answer, kind):
     asked = Asked()
     (thread,), outcomes = asked.ask(position="12")
-    asked.desk.answer(do.AnswerCheckpoint(1, answer, "the detail"))
+    asked.queue.answer(do.AnswerCheckpoint(1, answer, "the detail"))
     thread.join(HUNG_S)
 
     assert isinstance(outcomes[0], kind)
@@ -440,7 +440,7 @@ def test_threads_that_ask_at_once_each_get_their_answer():
     asked = Asked()
     threads, outcomes = asked.ask(8)
     for request in reversed(asked.requests):
-        asked.desk.answer(do.AnswerCheckpoint(request.request, do.CheckpointAnswer.DURABLE))
+        asked.queue.answer(do.AnswerCheckpoint(request.request, do.CheckpointAnswer.DURABLE))
     for thread in threads:
         thread.join(HUNG_S)
 
@@ -453,7 +453,7 @@ def test_nobody_waits_for_a_lease_thread_that_is_gone():
     (thread,), outcomes = asked.ask()
     asked.over = True
     thread.join(HUNG_S)
-    asked.desk.answer(do.AnswerCheckpoint(1, do.CheckpointAnswer.DURABLE))
+    asked.queue.answer(do.AnswerCheckpoint(1, do.CheckpointAnswer.DURABLE))
 
     assert isinstance(outcomes[0], LeaseLost)
 
@@ -471,7 +471,7 @@ def test_what_the_host_lacks_at_the_start_ends_the_process_and_never_halts_the_l
     """At once: to wait for it is the manager's, who may know of another host."""
     main = start(retries=5, initialize=[error])
 
-    main.desk.call(do.CallInitialize(ROW))
+    main.queue.call(do.CallInitialize(ROW))
 
     assert "initialize failed: " in str(main.wait_for(HostFailed))
     assert main.told == []
@@ -498,7 +498,7 @@ def test_what_user_code_raises_of_its_own_is_none_of_the_host(start):
 def test_the_cause_of_an_error_counts_as_the_error_does(start):
     main = start(retries=0, initialize=[caused_by_a_full_disk()])
 
-    main.desk.call(do.CallInitialize(ROW))
+    main.queue.call(do.CallInitialize(ROW))
 
     assert "cannot write" in str(main.wait_for(HostFailed))
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from kclrun.codec.aggregator import build_aggregate
-from kclrun.consuming.commands import OpenGate
+from kclrun.consuming.commands import AllowDelivery
 from kclrun.consuming.policy import Pacing
 from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.errors import (
@@ -22,7 +22,7 @@ from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
 from kclrun.ports import FetchedPage
-from kclrun.worker.desk import Batch, Desk, DeskClosed, DeskLimits, Exhausted
+from kclrun.worker.delivery_queue import Batch, DeliveryQueue, Exhausted, QueueClosed, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread
 from tests.patience import HUNG_S
 from tests.unit.worker.one_shard import FIRST, Shard
@@ -61,7 +61,9 @@ class Fetching:
         expiry_apart_s=0.02,
         **plan,
     ):
-        self.desk = Desk(DeskLimits(buffer_bytes=2**20, batch_max=10_000), time.monotonic)
+        self.queue = DeliveryQueue(
+            QueueLimits(buffer_bytes=2**20, batch_max=10_000), time.monotonic
+        )
         self.warnings, self.broken = [], []
         self.thread = FetchThread(
             FetchPlan(
@@ -73,7 +75,7 @@ class Fetching:
             ),
             shard,
             shard,
-            self.desk,
+            self.queue,
             pacing or Quick(),
             now=now,
             warn=self.warnings.append,
@@ -81,22 +83,22 @@ class Fetching:
         )
 
     def __enter__(self):
-        self.desk.open_gate(OpenGate(time.monotonic() + 60, 10**9, 10**9))
+        self.queue.allow_delivery(AllowDelivery(time.monotonic() + 60, 10**9, 10**9))
         self.thread.start()
         return self
 
     def __exit__(self, *_):
-        self.desk.close()
+        self.queue.close()
         self.thread.join(HUNG_S)
         assert not self.thread.is_alive()
 
     def _break(self, error):
         self.broken.append(error)
-        self.desk.close()
+        self.queue.close()
 
     def task(self):
-        task = self.desk.next_task()
-        assert not isinstance(task, DeskClosed), self.broken
+        task = self.queue.next_task()
+        assert not isinstance(task, QueueClosed), self.broken
         return task
 
     def payloads(self, count):
@@ -288,21 +290,21 @@ def test_an_error_that_is_none_of_the_services_is_told_and_not_swallowed(shard):
     assert isinstance(fetching.broken[0], ZeroDivisionError)
 
 
-def test_a_full_desk_holds_the_fetch_thread_and_closing_it_lets_it_go(shard):
+def test_a_full_queue_holds_the_fetch_thread_and_closing_it_lets_it_go(shard):
     fetching = Fetching(shard)
-    fetching.desk = Desk(DeskLimits(buffer_bytes=1, batch_max=1), time.monotonic)
-    fetching.thread._desk = fetching.desk
+    fetching.queue = DeliveryQueue(QueueLimits(buffer_bytes=1, batch_max=1), time.monotonic)
+    fetching.thread._queue = fetching.queue
     shard.put(b"a")
     fetching.thread.start()
     until(lambda: len(shard.fetched_at) > 1)
     shard.put(b"b")
     until(lambda: shard.iterators)
 
-    fetching.desk.close()
+    fetching.queue.close()
     fetching.thread.join(HUNG_S)
 
     assert not fetching.thread.is_alive()
-    assert fetching.desk.next_task() == DeskClosed()
+    assert fetching.queue.next_task() == QueueClosed()
 
 
 def test_among_several_streams_the_children_of_a_shard_are_qualified_with_its_stream():
@@ -380,8 +382,8 @@ def test_a_page_of_tiny_user_records_is_laid_down_in_parts_as_there_is_room():
     with Fetching(shard) as fetching:
         sizes = []
         while sum(sizes) < 80_000:
-            # Less than the desk's 30,000 and one aggregate more are ever on it.
-            assert fetching.desk._records_ahead < 30_000 + 40_000
+            # Less than the queue's 30,000 and one aggregate more are ever on it.
+            assert fetching.queue._records_ahead < 30_000 + 40_000
             batch = fetching.task()
             sizes.append(len(batch.records))
 

@@ -1,4 +1,4 @@
-"""The lease thread with a real inbox, desk, channel and ring, over a table in memory."""
+"""The lease thread with a real inbox, queue, channel and ring, over a table in memory."""
 
 import itertools
 import threading
@@ -23,7 +23,7 @@ from kclrun.model.wire import WireEndpoint
 from kclrun.protocol import writes as changes
 from kclrun.protocol.writes import Applied, Throttled
 from kclrun.worker.clock import boottime
-from kclrun.worker.desk import CheckpointDesk, Desk, DeskLimits, Inbox
+from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import LOOK_S_MAX, FetchView, FetchWatch, silence_max_s
 from kclrun.worker.lease_thread import LeaseThread, ManagerLine, Reporter
 from tests.patience import HUNG_S
@@ -108,8 +108,8 @@ class Stage:
         self.life = LeaseStateMachine(policy, lambda: 0.5)
         self.rows = None
         self.inbox = Inbox()
-        self.desk = Desk(DeskLimits(1000, 10), boottime)
-        self.checkpoints = CheckpointDesk(self.inbox.post, lambda position: None, lambda: False)
+        self.queue = DeliveryQueue(QueueLimits(1000, 10), boottime)
+        self.checkpoints = CheckpointCalls(self.inbox.post, lambda position: None, lambda: False)
         self.segment, self.doorbell = Segment.create(1), Doorbell.create()
         self.ring = self.segment.ring(0)
         self.table.slot = self.segment.slot(0)
@@ -122,7 +122,7 @@ class Stage:
         self.thread = LeaseThread(
             self.life,
             self.inbox,
-            self.desk,
+            self.queue,
             table=self.table,
             admin=Admin(),
             checkpoints=self.checkpoints,
@@ -135,7 +135,7 @@ class Stage:
         )
         self.transitions = []
         self.thread.start()
-        assert isinstance(self.desk.next_task(), do.CallInitialize)
+        assert isinstance(self.queue.next_task(), do.CallInitialize)
         self.inbox.post(on.CallReturned())
 
     def batch(self, last):
@@ -231,9 +231,9 @@ def test_a_look_up_that_fails_at_the_end_of_a_shard_is_tried_again(stage):
 def test_a_manager_that_drains_and_one_that_is_gone(stage):
     stage.batch(20)
     stage.manager.send(Drain("now", 5.0))
-    until(stage.desk.next_task)
-    stage.inbox.post(on.GateShut())
-    assert isinstance(stage.desk.next_task(), do.CallShutdownRequested)
+    until(stage.queue.next_task)
+    stage.inbox.post(on.DeliveryStopped())
+    assert isinstance(stage.queue.next_task(), do.CallShutdownRequested)
     stage.manager.close()
     stage.inbox.post(on.CallReturned())
 
@@ -241,7 +241,7 @@ def test_a_manager_that_drains_and_one_that_is_gone(stage):
     assert stage.thread.cause is do.ExitCause.DONE
     assert stage.table.read("s0").checkpoint == p(20)
     assert stage.told(told.Released)[0].position == p(20)
-    assert stage.desk.is_closed
+    assert stage.queue.is_closed
 
 
 def test_a_thread_that_broke_ends_the_lease_thread_and_is_its_failure(stage):
@@ -271,9 +271,9 @@ def test_the_manager_says_that_others_are_in_sight_and_the_lease_is_offered(stag
     stage.manager.send(OthersInSight(True))
     stage.batch(20)
     stage.manager.send(Drain("now", 5.0))
-    until(stage.desk.next_task)
-    stage.inbox.post(on.GateShut())
-    assert isinstance(stage.desk.next_task(), do.CallShutdownRequested)
+    until(stage.queue.next_task)
+    stage.inbox.post(on.DeliveryStopped())
+    assert isinstance(stage.queue.next_task(), do.CallShutdownRequested)
 
     stage.inbox.post(on.CallReturned())
 
@@ -292,16 +292,16 @@ def test_a_late_checkpoint_keeps_the_rows_it_covers_first_and_is_no_owners_send(
     row = stage.table.read("s0")
     taken = changes.Take("s0", "kclrun::host:b", ME, row.counter, 1.5, "LATEST")
     until(lambda: isinstance(stage.table.write(taken), Applied) or _newer(stage, taken))
-    gate = until(stage.desk.next_task)
+    confirmed = until(stage.queue.next_task)
     sent = stage.segment.slot(0).last_send_instant()
     assert sent > 0.0, "the claim was a send"
 
-    stage.inbox.post(on.GateShut())
-    assert isinstance(stage.desk.next_task(), do.CallLeaseLost)
+    stage.inbox.post(on.DeliveryStopped())
+    assert isinstance(stage.queue.next_task(), do.CallLeaseLost)
     stage.inbox.post(on.CallReturned())
 
     assert stage.over.wait(HUNG_S)
-    assert gate is not None
+    assert confirmed is not None
     assert stage.rows.durable == [p(20)]
     assert stage.table.read("s0").checkpoint == p(20)
     assert stage.segment.slot(0).last_send_instant() == sent
@@ -323,11 +323,11 @@ class Stalls:
 
     def __init__(self):
         self.now = 100.0
-        self.desk = Desk(DeskLimits(1000, 10), self)
+        self.queue = DeliveryQueue(QueueLimits(1000, 10), self)
         nothing = dict.fromkeys(
             ["table", "admin", "checkpoints", "rows", "line", "reporter", "fetch_watch", "on_over"]
         )
-        self.thread = LeaseThread(None, None, self.desk, now=self, **nothing)
+        self.thread = LeaseThread(None, None, self.queue, now=self, **nothing)
         self.thread._tell_stall(0.0)
 
     def __call__(self):
@@ -349,26 +349,26 @@ def test_a_second_late_is_told_and_less_is_not():
 
 def test_a_stall_is_user_codes_where_that_ran_meanwhile_also_if_it_has_returned():
     stalls = Stalls()
-    stalls.desk.call(do.CallShutdownRequested())
-    stalls.desk.next_task()
+    stalls.queue.call(do.CallShutdownRequested())
+    stalls.queue.next_task()
     assert stalls.late(0.5) == []
 
     assert stalls.late(2.0) == [on.ThreadStalled(2.0, True)]
     stalls.now += 2.0
-    stalls.desk.shut_gate()
-    stalls.desk.next_task()
+    stalls.queue.stop_delivery()
+    stalls.queue.next_task()
     assert stalls.late(0.0) == []
     assert stalls.late(3.0) == [on.ThreadStalled(3.0, False)]
 
 
 def test_user_code_that_returned_early_in_a_stall_did_not_cause_it():
     stalls = Stalls()
-    stalls.desk.call(do.CallShutdownRequested())
-    stalls.desk.next_task()
+    stalls.queue.call(do.CallShutdownRequested())
+    stalls.queue.next_task()
     stalls.late(0.25)
     stalls.now += 0.25
-    stalls.desk.shut_gate()
-    stalls.desk.next_task()
+    stalls.queue.stop_delivery()
+    stalls.queue.next_task()
 
     assert stalls.late(3.0) == [on.ThreadStalled(3.0, False)]
 

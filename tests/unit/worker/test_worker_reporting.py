@@ -13,7 +13,7 @@ from kclrun.ipc.channel import Doorbell
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol.status import WorkerState
 from kclrun.worker.clock import boottime
-from kclrun.worker.desk import Desk, DeskLimits
+from kclrun.worker.delivery_queue import DeliveryQueue, QueueLimits
 from kclrun.worker.fetching import FetchView, Outage
 from kclrun.worker.lease_thread import Reporter
 from tests.unit.consuming.lease_driver import START, Driver, p
@@ -28,13 +28,13 @@ class Slot:
         self.segment, self.doorbell = Segment.create(1), Doorbell.create()
         self.ring = self.segment.ring(0)
         self.fetch = AT_TIP
-        self.desk = Desk(DeskLimits(1000, 10), boottime).view()
+        self.queue = DeliveryQueue(QueueLimits(1000, 10), boottime).view()
         self.reporter = Reporter(
             self.segment.slot(0), self.segment.ring(0), self.doorbell, 4, lambda: self.fetch
         )
 
     def shown(self, driver):
-        self.reporter.publish(driver.life, self.desk)
+        self.reporter.publish(driver.life, self.queue)
         return self.segment.slot(0).read()
 
     def told(self, report):
@@ -99,19 +99,19 @@ def test_at_the_tip_is_who_has_fetched_processed_and_delivered_all(slot):
 
 
 @pytest.mark.parametrize(
-    ("fetch", "desk"),
+    ("fetch", "queue"),
     [
         (msgspec.structs.replace(AT_TIP, at_tip=False), {}),
-        # The batch is off the desk, and its event still on its way to the lease thread.
+        # The batch is off the queue, and its event still on its way to the lease thread.
         (msgspec.structs.replace(AT_TIP, fetched=p(20)), {}),
         (AT_TIP, {"is_empty": False}),
         (AT_TIP, {"busy_since": 5.0}),
     ],
     ids=["more to read", "fetched and not processed", "a page waits", "user code runs"],
 )
-def test_what_is_left_to_do_is_not_the_tip(slot, fetch, desk):
+def test_what_is_left_to_do_is_not_the_tip(slot, fetch, queue):
     slot.fetch = fetch
-    slot.desk = msgspec.structs.replace(slot.desk, **desk)
+    slot.queue = msgspec.structs.replace(slot.queue, **queue)
 
     assert not slot.shown(Driver().begin()).at_tip
 
@@ -122,10 +122,10 @@ def test_a_shard_of_which_nothing_was_fetched_yet_may_be_at_its_tip(slot):
     assert slot.shown(Driver(position=TRIM_HORIZON).begin()).at_tip
 
 
-def test_the_slot_shows_the_figures_of_desk_and_fetch_thread(slot):
+def test_the_slot_shows_the_figures_of_queue_and_fetch_thread(slot):
     slot.fetch = FetchView(last_fetch_instant=7.0, asking_since_instant=8.0)
-    slot.desk = msgspec.structs.replace(
-        slot.desk,
+    slot.queue = msgspec.structs.replace(
+        slot.queue,
         records_total=1,
         bytes_total=2,
         batches_total=3,

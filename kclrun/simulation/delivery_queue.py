@@ -14,8 +14,22 @@ import msgspec
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
-from kclrun.consuming.policy import ErrorPolicy, GiveUp, Pacing, batch_records_max
+from kclrun.consuming.delivery import (
+    Attempts,
+    Call,
+    ConfirmEnd,
+    ConfirmStop,
+    Delivery,
+    ErrorPolicy,
+    GiveUp,
+    Repetition,
+    RetryAfter,
+    StartBatch,
+    error_words,
+)
+from kclrun.consuming.policy import Pacing, batch_records_max
 from kclrun.consuming.shard_end import ExpiryWatch
+from kclrun.errors import LeaseLost
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
@@ -33,11 +47,8 @@ _FETCH_S: Final = 0.012
 # `on_error` with its default settings.
 _ERROR_POLICY: Final = ErrorPolicy(retries=5, backoff_s=1.0)
 
-# An expired iterator is replaced at once, at the position reached.
-_Call = do.CallShardEnded | do.CallShutdownRequested | do.CallLeaseLost
 
-
-class DeskTimes(msgspec.Struct, frozen=True):
+class QueueTimes(msgspec.Struct, frozen=True):
     """The world's clock and the machine's; `after` schedules for the process."""
 
     world_now: Callable[[], float]
@@ -51,15 +62,13 @@ class _Batch(msgspec.Struct):
     first: int
     last: int
     position: ExtendedSequenceNumber  # of the last
-    attempts: int = 0
+    attempts: Attempts | None = None  # those that raised
     may_go_again: bool = False
 
 
-class SimulatedDesk:
+class SimulatedDeliveryQueue:
     """A poll each idle interval brings the records that have arrived; user code behaves as
-    `user_code.py` draws. The gate, the fence, the error policy and the order of calls work as in
-    the worker's desk: a batch whose call raised is given again after a pause, and only while the
-    gate is open.
+    `user_code.py` draws. `consuming/delivery.py` decides about its calls, as in a lease process.
 
     `post` takes events for the core. `fetch_fault` returns the error of a fetch, or None for a
     page. `chance` is for the pauses after a failed fetch. `list_shards` answers with None where it
@@ -71,7 +80,7 @@ class SimulatedDesk:
         reader: Reader,
         stream: ShardStream,
         oracles: Oracles,
-        times: DeskTimes,
+        times: QueueTimes,
         *,
         post: Callable[[on.Event], None],
         poll_s: float,
@@ -93,27 +102,21 @@ class SimulatedDesk:
         self._poll_s = poll_s
         self._user_code = user_code
         self._chance = chance
-        self._batch_max = min(_BATCH_MAX, batch_records_max(uncheckpointed_max))
+        self._delivery = Delivery(min(_BATCH_MAX, batch_records_max(uncheckpointed_max)))
         self._fetch_fault = fetch_fault
         self._list_shards = list_shards
         self._failover_s = failover_s
         self._expiry: ExpiryWatch | None = None
         self._is_expired = self._saw_end = False
         self._pacing = Pacing(poll_s)
-        self._gate: do.OpenGate | None = None
-        self._is_shut_asked = False
-        self._is_halted = self._is_failing = False
-        self._is_busy = False
+        self._is_failing = self._is_busy = False
         self.busy_since = Instant(0.0)  # as in the status: 0 while user code is not running
-        self._call: Callable[[], None] | None = None
         self._batch: _Batch | None = None
         self._requests = itertools.count(1)
         self._waits_for: tuple[int, Callable[[do.AnswerCheckpoint], None]] | None = None
         self._durable: ExtendedSequenceNumber | None = None
         self._fence = Instant(-math.inf)
-        self._fetched = self._delivered = self._delivered_here = 0
-        self._fetches = 0
-        self._is_told_exhausted = False
+        self._fetched = self._delivered = self._fetches = 0
 
     @property
     def is_inside_user_code(self) -> bool:
@@ -122,39 +125,18 @@ class SimulatedDesk:
 
     # Commands of the core.
 
-    def open_gate(self, gate: do.OpenGate) -> None:
-        self._gate = gate
-        self._fence = gate.fence
+    def allow_delivery(self, permit: do.AllowDelivery) -> None:
+        self._delivery.allow(permit)
+        self._fence = permit.fence
         self._go_on()
 
-    def shut_gate(self) -> None:
-        self._gate = None
-        self._call = None
-        self._is_shut_asked = True
+    def stop_delivery(self) -> None:
+        self._delivery.stop()
         self._go_on()
 
-    def initialize(self, row: Lease) -> None:
-        def begun() -> None:
-            self._fetched = self._delivered = self._stream.number_of(self._key, row.checkpoint)
-            self._expiry = ExpiryWatch(
-                self._key, row.hash_range, row.parents, apart_s=self._failover_s
-            )
-            self._fetch_in(_FETCH_S)
-            self._post(on.CallReturned())
-
-        self._ask_for(begun)
-
-    def call(self, command: _Call) -> None:
-        """Call `shard_ended`, `shutdown_requested` or `lease_lost`."""
-        saves = self._user_code.kind.checkpoints_by_hand and type(command) is not do.CallLeaseLost
-
-        def called() -> None:
-            if saves:
-                self._checkpoint(None, lambda _: self._post(on.CallReturned()))
-            else:
-                self._post(on.CallReturned())
-
-        self._ask_for(called)
+    def call(self, call: Call) -> None:
+        self._delivery.call(call)
+        self._go_on()
 
     def answer(self, answer: do.AnswerCheckpoint) -> None:
         """User code that waits for a checkpoint continues."""
@@ -190,7 +172,8 @@ class SimulatedDesk:
         if self._is_failing:
             self._is_failing = False
             self._pacing.after_page(0, 0)
-        if self._gate is not None and not self._is_open(self._gate):
+        permit = self._delivery.permit
+        if permit is not None and self._now() >= permit.fence:
             self._oracles.coverage.seen("fence_passed_mid_fetch")
         now = self._world_now()
         self._fetched = max(self._fetched, self._stream.arrived(self._key, now))
@@ -248,51 +231,59 @@ class SimulatedDesk:
 
     # The order of calls.
 
-    def _ask_for(self, returned: Callable[[], None]) -> None:
-        self._call = returned
-        self._go_on()
-
     def _go_on(self) -> None:
         """Start the next call of user code, if user code is idle and may run."""
         if self._is_busy:
             return
         self.busy_since = Instant(0.0)
-        if self._is_shut_asked:
-            self._is_shut_asked = False
+        batch = self._batch
+        if batch is not None:  # its call raised
+            repetition = self._delivery.repetition(self._now(), is_batch=True)
+            if repetition is Repetition.NOW and batch.may_go_again:
+                self._give_again(batch)
+            if repetition is not Repetition.NEVER:
+                return
             self._batch = None
-            self._post(on.GateShut())
-        elif self._call is not None:
-            called, self._call = self._call, None
-            self._work(_CALL_S, called)
-        elif self._gate is not None and not self._is_halted and self._is_open(self._gate):
-            if self._batch is None:
-                self._take_next(self._gate)
-            elif self._batch.may_go_again:
-                self._give_again(self._batch)
+        self._start_next()
 
-    def _is_open(self, gate: do.OpenGate) -> bool:
-        return self._now() < gate.fence
-
-    def _take_next(self, gate: do.OpenGate) -> None:
-        waiting = self._fetched - self._delivered
-        room = gate.delivered_max - self._delivered_here
-        size = min(waiting, self._batch_max, room)
-        if size > 0 and self._delivered_here < gate.start_below:
-            self._deliver(size)
-        elif waiting > 0:
-            self._oracles.coverage.seen("delivery_stopped_at_the_cap")
-        elif self._is_expired or self._is_fully_fetched():
-            self._tell_exhausted()
+    def _start_next(self) -> None:
+        waiting = self._fetched - self._delivered or None
+        if waiting is None and (self._is_expired or self._is_fully_fetched()):
+            self._delivery.end()
+        match self._delivery.next_start(waiting, self._now()):
+            case None:
+                if waiting and self._delivery.may_start(self._now()):
+                    self._oracles.coverage.seen("delivery_stopped_at_the_cap")
+            case StartBatch(records):
+                self._deliver(records)
+            case ConfirmStop():
+                self._post(on.DeliveryStopped())
+            case ConfirmEnd():
+                self._tell_exhausted()
+            case call:
+                self._work(_CALL_S, lambda: self._called(call))
 
     def _tell_exhausted(self) -> None:
-        if self._is_told_exhausted:
-            return
-        self._is_told_exhausted = True
         if self._is_expired:
             self._post(on.ShardExhausted((), is_expired=True))
             return
         self._oracles.shard_exhausted(self._reader)
         self._post(on.ShardExhausted(self._stream.children_of(self._key)))
+
+    def _called(self, call: Call) -> None:
+        """User code reached the end of a call other than a batch."""
+        if isinstance(call, do.CallInitialize):
+            self._begin(call.row)
+        saves = not isinstance(call, do.CallInitialize | do.CallLeaseLost)
+        if saves and self._user_code.kind.checkpoints_by_hand:
+            self._checkpoint(None, lambda _: self._post(on.CallReturned()))
+        else:
+            self._post(on.CallReturned())
+
+    def _begin(self, row: Lease) -> None:
+        self._fetched = self._delivered = self._stream.number_of(self._key, row.checkpoint)
+        self._expiry = ExpiryWatch(self._key, row.hash_range, row.parents, apart_s=self._failover_s)
+        self._fetch_in(_FETCH_S)
 
     # Batches.
 
@@ -300,7 +291,6 @@ class SimulatedDesk:
         first, last = self._delivered + 1, self._delivered + size
         batch = self._batch = _Batch(first, last, self._stream.position(self._key, last))
         self._delivered = last
-        self._delivered_here += size
         self._attempt(batch, self._user_code.begin())
         self._post(on.BatchDelivered(batch.position, size, size * RECORD_BYTES))
 
@@ -316,7 +306,6 @@ class SimulatedDesk:
             self._attempt(batch, self._user_code.again())
 
     def _attempt(self, batch: _Batch, attempt: Attempt) -> None:
-        batch.attempts += 1
         batch.may_go_again = False
         self._oracles.batch_begun(self._reader, batch.first, batch.last)
         share = attempt.checkpointed_share
@@ -333,15 +322,15 @@ class SimulatedDesk:
     def _answered(self, batch: _Batch, attempt: Attempt, answer: do.AnswerCheckpoint) -> None:
         """A lost lease raises LeaseLost, and this user code does not catch it."""
         if answer.answer is do.CheckpointAnswer.LOST:
-            self._raised(batch, f"LeaseLost: {answer.detail}")
+            self._raised(batch, LeaseLost(answer.detail))
         else:
             self._over(batch, attempt)
 
     def _over(self, batch: _Batch, attempt: Attempt) -> None:
         if attempt.raises:
-            self._raised(batch, "ValueError: as drawn")
+            self._raised(batch, ValueError("as drawn"))
         else:
-            if batch.attempts > 1:
+            if batch.attempts is not None:
                 self._oracles.coverage.seen("user_code_raised_and_held")
             self._processed(batch)
 
@@ -352,15 +341,19 @@ class SimulatedDesk:
         self._oracles.batch_processed(self._reader, batch.last)
         self._post(on.BatchProcessed(batch.position))
 
-    def _raised(self, batch: _Batch, error: str) -> None:
+    def _raised(self, batch: _Batch, error: Exception) -> None:
         self._oracles.batch_raised(self._reader, batch.first)
-        decision = _ERROR_POLICY.decide(batch.attempts)
-        if isinstance(decision, GiveUp):
-            self._is_halted = True
-            failed = on.ProcessorFailed("process_records", error, batch.attempts, batch.position)
-            self._post(failed)
-        else:
-            self._after(decision.pause_s, lambda: self._pause_over(batch))
+        attempts = batch.attempts = batch.attempts or Attempts("process_records", _ERROR_POLICY)
+        match attempts.raised(error):
+            case GiveUp():
+                self._batch = None
+                self._delivery.halt()
+                words = error_words(error)
+                self._post(
+                    on.ProcessorFailed(attempts.where, words, attempts.failed, batch.position)
+                )
+            case RetryAfter(pause_s):
+                self._after(pause_s, lambda: self._pause_over(batch))
 
     def _pause_over(self, batch: _Batch) -> None:
         if self._batch is batch:

@@ -1,7 +1,8 @@
-"""The desk between the threads: pages fetched ahead, the gate, and calls of user code.
+"""The queue between the threads: pages fetched ahead, the permit, and calls of user code.
 
-The fetch thread puts pages on it; the lease thread opens and shuts the gate and requests calls; the
-main thread takes its next task. Its content is bounded in bytes and records [I12].
+The fetch thread puts pages on it; the lease thread passes the core's commands on; the main thread
+takes its next task, as `consuming/delivery.py` decides. Its content is bounded in bytes and records
+[I12].
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import Final
 
 import msgspec
 
-from kclrun.consuming.commands import (
-    AnswerCheckpoint,
-    CallInitialize,
-    CallLeaseLost,
-    CallShardEnded,
-    CallShutdownRequested,
-    CheckpointAnswer,
-    OpenGate,
+from kclrun.consuming.commands import AllowDelivery, AnswerCheckpoint, CheckpointAnswer
+from kclrun.consuming.delivery import (
+    Call,
+    ConfirmEnd,
+    ConfirmStop,
+    Delivery,
+    Repetition,
+    StartBatch,
 )
 from kclrun.consuming.events import CheckpointRequested, Event
 from kclrun.errors import LeaseLost, StaleCheckpoint
@@ -36,8 +37,8 @@ from kclrun.processor import Checkpointer
 class Inbox:
     """Events for the lease thread. Any thread posts; the lease thread takes. Order is kept.
 
-    Bounded by the threads that post: user code and the fetch thread wait for the desk, so at most a
-    few events for each batch are under way.
+    Bounded by the threads that post: user code and the fetch thread wait for the queue, so at most
+    a few events for each batch are under way.
     """
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class Inbox:
 LOOK_S: Final = 0.5
 
 
-class CheckpointDesk:
+class CheckpointCalls:
     """Checkpoint requests of user code, by number, from any of its threads.
 
     `ask` posts to the lease thread. `cover` is called first, so that rows emitted until now become
@@ -126,8 +127,6 @@ class CheckpointDesk:
             return self._answers.pop(request, None)
 
 
-Call = CallInitialize | CallShardEnded | CallShutdownRequested | CallLeaseLost
-
 # The Java KCL stops fetching ahead at 30,000 records (`maxRecordsCount`).
 RECORDS_AHEAD_MAX: Final = 30_000
 
@@ -138,7 +137,7 @@ RECORDS_AHEAD_MAX: Final = 30_000
 RECORD_OVERHEAD_BYTES: Final = 200
 
 
-class DeskLimits(msgspec.Struct, frozen=True):
+class QueueLimits(msgspec.Struct, frozen=True):
     """`buffer_bytes` is the limit ahead, for payload and record overhead (one page may exceed it);
     `batch_max` is the most records of a batch."""
 
@@ -176,16 +175,12 @@ class Exhausted(msgspec.Struct, frozen=True):
     is_expired: bool = False
 
 
-class GateFound(msgspec.Struct, frozen=True):
-    """The main thread found the gate shut, with no user code running."""
-
-
-class DeskClosed(msgspec.Struct, frozen=True):
+class QueueClosed(msgspec.Struct, frozen=True):
     """The process ends."""
 
 
-class DeskView(msgspec.Struct, frozen=True):
-    """The desk as the status slot shows it.
+class QueueView(msgspec.Struct, frozen=True):
+    """The queue as the status slot shows it.
 
     The totals count batches for which user code has returned: a batch that raised, or has not
     returned, is not included. `unprocessed_since` is the arrival time of the oldest record here
@@ -203,18 +198,20 @@ class DeskView(msgspec.Struct, frozen=True):
     unprocessed_since: WallTime | None = None
 
 
-Task = Batch | Call | Exhausted | GateFound | DeskClosed
+Task = Batch | Call | Exhausted | ConfirmStop | QueueClosed
 
 
-class Desk:
-    """Pages, gate and calls under one lock with one condition. `now` is the fence's clock.
+class DeliveryQueue:
+    """The pages and the decisions about them, under one lock with one condition. `now` is the
+    fence's clock.
 
-    So the state that the main thread sees is consistent, and once the gate is shut no batch starts
+    So the main thread decides on a consistent state, and once delivery is stopped no batch starts
     [P7, P17].
     """
 
-    def __init__(self, limits: DeskLimits, now: Callable[[], Instant]) -> None:
-        self._limits = limits
+    def __init__(self, limits: QueueLimits, now: Callable[[], Instant]) -> None:
+        self._buffer_bytes = limits.buffer_bytes
+        self._delivery = Delivery(limits.batch_max)
         self._records_max = max(RECORDS_AHEAD_MAX, limits.batch_max)
         self._now = now
         self._changed = threading.Condition()
@@ -223,13 +220,8 @@ class Desk:
         self._bytes_ahead = 0
         self._records_ahead = 0
         self._exhausted: Exhausted | None = None
-        self._gate: OpenGate | None = None
-        self._shut_asked = False
-        self._call: Call | None = None
         self._closed = False
-        self._is_halted = False
         self._busy_since = Instant(0.0)
-        self._delivered_total = 0
         self._under_way: Batch | None = None
         self._records_total = 0
         self._bytes_total = 0
@@ -244,11 +236,11 @@ class Desk:
 
     @property
     def records_ahead_max(self) -> int:
-        """With so many records the desk is full; a larger page comes in parts."""
+        """With so many records the queue is full; a larger page comes in parts."""
         return self._records_max
 
     def put(self, page: Page) -> bool:
-        """Put a page on the desk; wait while it is full. False once it is closed."""
+        """Put a page on the queue; wait while it is full. False once it is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self._is_full())
             if self._closed:
@@ -263,41 +255,35 @@ class Desk:
         """No further page will come: the shard ends, or was trimmed."""
         with self._changed:
             self._exhausted = Exhausted(children, is_expired)
+            self._delivery.end()
             self._changed.notify_all()
 
     def pause(self, pause_s: float) -> bool:
-        """Wait, unless the desk closes meanwhile; False once it is closed."""
+        """Wait, unless the queue closes meanwhile; False once it is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed, timeout=pause_s)
             return not self._closed
 
-    def open_gate(self, gate: OpenGate) -> None:
+    def allow_delivery(self, permit: AllowDelivery) -> None:
         with self._changed:
-            self._gate = gate
+            self._delivery.allow(permit)
             self._changed.notify_all()
 
-    def shut_gate(self) -> None:
-        """No batch starts from here on; the main thread answers with GateFound when it is idle.
-
-        A requested call that has not begun is withdrawn: it would come after GateFound.
-        """
+    def stop_delivery(self) -> None:
+        """No batch starts from here on; the main thread gets ConfirmStop once it is idle."""
         with self._changed:
-            self._gate = None
-            self._call = None
-            self._shut_asked = True
+            self._delivery.stop()
             self._changed.notify_all()
 
     def halt(self) -> None:
-        """Start no batch any more, even if the gate is open: a batch was given up [I9], or user
-        code asked in it to give the lease away."""
+        """Start no batch any more, even with a permit."""
         with self._changed:
-            self._is_halted = True
+            self._delivery.halt()
 
     def call(self, call: Call) -> None:
         """Request a call of user code; the main thread is idle or about to be."""
         with self._changed:
-            assert self._call is None, "one call at a time"
-            self._call = call
+            self._delivery.call(call)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -305,9 +291,9 @@ class Desk:
             self._closed = True
             self._changed.notify_all()
 
-    def view(self) -> DeskView:
+    def view(self) -> QueueView:
         with self._changed:
-            return DeskView(
+            return QueueView(
                 is_empty=not self._pages,
                 busy_since=self._busy_since,
                 records_total=self._records_total,
@@ -330,65 +316,60 @@ class Desk:
     def next_task(self) -> Task:
         """Wait for the next task. The caller confirms that no user code runs."""
         with self._changed:
-            self._rest()
+            now = self._now()
+            self._rest(now)
             while True:
-                task = self._ready_task()
+                task = self._ready_task(now)
                 if task is not None:
-                    if isinstance(task, Batch | Call):
-                        self._busy_since = self._now()
                     return task
                 self._changed.wait()  # a fence that passes starts nothing: no need to wake
+                now = self._now()
 
     def may_try_again(self, pause_s: float, *, is_batch: bool) -> bool:
-        """Wait before a call of user code is repeated; False if the gate was shut meanwhile.
+        """Wait before a call of user code is repeated; False if delivery was stopped meanwhile."""
 
-        A repeated batch is a start like any other: past the fence it waits for the next renewal.
-        For `initialize` and `shard_ended` the gate is not open; only a request to shut it gives
-        False.
-        """
+        def is_called_off() -> bool:
+            return self._repetition(is_batch=is_batch) is Repetition.NEVER
+
+        def is_decided() -> bool:
+            return self._repetition(is_batch=is_batch) is not Repetition.AFTER_RENEWAL
+
         with self._changed:
-            self._rest()
-            self._changed.wait_for(self._must_stop, timeout=pause_s)
-            if is_batch:
-                self._changed.wait_for(lambda: self._must_stop() or self._is_open())
-            if self._must_stop():
+            self._rest(self._now())
+            if not self._changed.wait_for(is_called_off, timeout=pause_s):
+                self._changed.wait_for(is_decided)
+            if is_called_off():
                 return False
             self._busy_since = self._now()
             return True
 
-    def _must_stop(self) -> bool:
-        return self._closed or self._shut_asked
-
-    def _is_open(self) -> bool:
-        return self._gate is not None and self._now() < self._gate.fence
-
-    def _ready_task(self) -> Task | None:
+    def _repetition(self, *, is_batch: bool) -> Repetition:
         if self._closed:
-            return DeskClosed()
-        if self._shut_asked:
-            self._shut_asked = False
-            return GateFound()
-        if self._call is not None:
-            call, self._call = self._call, None
-            return call
-        if self._gate is None or self._is_halted or not self._is_open():
-            return None
-        if self._pages:
-            return self._cut_batch(self._gate)
-        exhausted, self._exhausted = self._exhausted, None
-        return exhausted
+            return Repetition.NEVER
+        return self._delivery.repetition(self._now(), is_batch=is_batch)
 
-    def _cut_batch(self, gate: OpenGate) -> Batch | None:
+    def _ready_task(self, now: Instant) -> Task | None:
+        if self._closed:
+            return QueueClosed()
+        waiting = len(self._pages[0].records) - self._offset if self._pages else None
+        match self._delivery.next_start(waiting, now):
+            case StartBatch(records):
+                self._busy_since = now
+                return self._take_batch(records)
+            case ConfirmEnd():
+                return self._exhausted
+            case None | ConfirmStop() as nothing:
+                return nothing
+            case call:
+                self._busy_since = now
+                return call
+
+    def _take_batch(self, size: int) -> Batch:
         page = self._pages[0]
-        if not page.records:
+        if not size:
             self._drop_page()
             return Batch((), page.last, 0, page.millis_behind_latest)
-        if self._delivered_total >= gate.start_below:
-            return None
-        room = gate.delivered_max - self._delivered_total
-        size = min(self._limits.batch_max, room, len(page.records) - self._offset)
         batch = self._slice(page, size)
-        self._delivered_total += size
         self._under_way = batch
         self._first_delivered = self._first_delivered or batch.records[0].position
         return batch
@@ -426,14 +407,13 @@ class Desk:
         self._records_ahead -= len(page.records)
         self._changed.notify_all()
 
-    def _rest(self) -> None:
+    def _rest(self, now: Instant) -> None:
         if self._busy_since:
-            self._last_batch_instant = self._now()
-            self._processing_s_total += self._last_batch_instant - self._busy_since
+            self._last_batch_instant = now
+            self._processing_s_total += now - self._busy_since
             self._busy_since = Instant(0.0)
 
     def _is_full(self) -> bool:
         return bool(self._pages) and (
-            self._bytes_ahead >= self._limits.buffer_bytes
-            or self._records_ahead >= self._records_max
+            self._bytes_ahead >= self._buffer_bytes or self._records_ahead >= self._records_max
         )

@@ -1,0 +1,360 @@
+"""The queue: slicing, limits, and permits that come and go while the main thread is anywhere."""
+
+import threading
+import time
+
+import pytest
+
+from kclrun.consuming.commands import (
+    AllowDelivery,
+    CallLeaseLost,
+    CallShardEnded,
+    CallShutdownRequested,
+)
+from kclrun.consuming.delivery import ConfirmStop
+from kclrun.model.record import Record
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.worker.delivery_queue import (
+    RECORD_OVERHEAD_BYTES,
+    Batch,
+    DeliveryQueue,
+    Exhausted,
+    Page,
+    QueueClosed,
+    QueueLimits,
+)
+from tests.patience import HUNG_S
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def page(*numbers, last=None):
+    records = [Record(b"12345", "k", str(number)) for number in numbers]
+    end = ExtendedSequenceNumber(str(last or numbers[-1]))
+    return Page(records, end, 5 * len(records), 7)
+
+
+def permit(fence=1000.0, below=10**6, most=10**6):
+    return AllowDelivery(fence, below, most)
+
+
+def numbers(batch):
+    assert isinstance(batch, Batch)
+    return [int(record.sequence_number) for record in batch.records]
+
+
+def until(condition, most_s=HUNG_S):
+    deadline = time.monotonic() + most_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+class WatchedCondition(threading.Condition):
+    """A condition that counts the threads that wait for it. The count changes under its lock."""
+
+    def __init__(self):
+        super().__init__()
+        self.waiting = 0
+
+    def wait(self, timeout=None):
+        self.waiting += 1
+        try:
+            return super().wait(timeout)
+        finally:
+            self.waiting -= 1
+
+
+def is_waited_for(queue):
+    """A thread is inside `wait`: it looked, found nothing to do, and has let go of the lock."""
+    with queue._changed:
+        return queue._changed.waiting > 0
+
+
+class Taking(threading.Thread):
+    """The main thread, as the queue sees it: one `next_task`."""
+
+    def __init__(self, take):
+        super().__init__(daemon=True)
+        self.taken = []
+        self._take = take
+        self.start()
+
+    def run(self):
+        self.taken.append(self._take())
+
+    def result(self):
+        self.join(HUNG_S)
+        return self.taken[0]
+
+    def waits_for(self, queue):
+        """True once the thread waits; False if it got something instead."""
+        until(lambda: self.taken or is_waited_for(queue))
+        return not self.taken
+
+
+def watched(limits, clock):
+    queue = DeliveryQueue(limits, clock)
+    queue._changed = WatchedCondition()
+    return queue
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def queue(clock):
+    # Room for 20 records of 5 bytes and of what each costs besides.
+    return watched(QueueLimits(buffer_bytes=20 * (5 + RECORD_OVERHEAD_BYTES), batch_max=3), clock)
+
+
+def test_a_page_is_cut_into_batches_that_end_where_they_end(queue):
+    queue.allow_delivery(permit())
+    queue.put(page(1, 2, 3, 4, 5, last=9))
+
+    first, second = queue.next_task(), queue.next_task()
+
+    assert (numbers(first), first.last.sequence_number, first.payload_bytes) == ([1, 2, 3], "3", 15)
+    assert (numbers(second), second.last.sequence_number) == ([4, 5], "9")
+    assert queue.view().is_empty
+
+
+def test_the_totals_count_a_batch_once_user_code_has_returned_for_it(queue):
+    queue.allow_delivery(permit())
+    queue.put(page(1, 2, 3, 4, 5, last=9))
+
+    first, second = queue.next_task(), queue.next_task()
+    assert (queue.view().records_total, queue.view().batches_total) == (0, 0)
+    queue.note_returned(first)
+    queue.note_returned(second)
+
+    view = queue.view()
+    assert (view.records_total, view.batches_total, view.bytes_total) == (5, 2, 25)
+
+
+def test_a_batch_under_way_and_then_the_next_page_say_since_when_records_wait(queue):
+    queue.allow_delivery(permit())
+    records = [
+        Record(b"", "k", str(number), approximate_arrival_timestamp=1_000.0 + number)
+        for number in (1, 2, 3, 4)
+    ]
+    assert queue.view().unprocessed_since is None
+    queue.put(Page(records[:2], ExtendedSequenceNumber("2"), 0, 0))
+    queue.put(Page((), ExtendedSequenceNumber("3"), 0, 0))
+    queue.put(Page(records[2:], ExtendedSequenceNumber("4"), 0, 0))
+
+    batch = queue.next_task()
+    assert queue.view().unprocessed_since == 1_001.0
+    queue.note_returned(batch)
+    assert queue.view().unprocessed_since == 1_003.0
+    queue.note_returned(queue.next_task())
+    queue.note_returned(queue.next_task())
+    assert queue.view().unprocessed_since is None
+    assert queue.view().first_delivered == ExtendedSequenceNumber("1")
+
+
+def test_records_behind_a_page_without_any_wait_since_the_first_of_them_arrived(queue):
+    records = [
+        Record(b"", "k", str(number), approximate_arrival_timestamp=1_000.0 + number)
+        for number in (2, 3)
+    ]
+    queue.put(Page((), ExtendedSequenceNumber("1"), 0, 0))
+    queue.put(Page(records, ExtendedSequenceNumber("3"), 0, 0))
+
+    assert queue.view().unprocessed_since == 1_002.0
+
+
+def test_a_page_that_fits_is_handed_on_as_it_is(queue):
+    queue.allow_delivery(permit())
+    whole = page(1, 2)
+    queue.put(whole)
+
+    assert queue.next_task().records is whole.records
+
+
+def test_the_permit_bounds_where_a_batch_starts_and_how_far_it_reaches(queue):
+    queue.put(page(1, 2, 3, 4, 5))
+    queue.allow_delivery(permit(below=2, most=2))
+    assert numbers(queue.next_task()) == [1, 2]
+
+    main = Taking(queue.next_task)
+    assert main.waits_for(queue)
+    queue.allow_delivery(permit(below=3, most=4))
+
+    assert numbers(main.result()) == [3, 4]
+
+
+def test_one_batch_a_checkpoint_may_still_be_a_whole_batch(queue):
+    queue.put(page(1, 2, 3))
+    queue.allow_delivery(permit(below=1, most=100))
+
+    assert numbers(queue.next_task()) == [1, 2, 3]
+
+
+def test_a_page_without_records_passes_a_reached_cap(queue):
+    queue.allow_delivery(permit(below=0, most=0))
+    queue.put(page(last=9))
+
+    assert queue.next_task() == Batch((), ExtendedSequenceNumber("9"), 0, 7)
+
+
+def test_the_end_comes_after_all_pages_and_once(queue):
+    queue.allow_delivery(permit())
+    queue.put(page(1))
+    queue.finish(())
+
+    assert numbers(queue.next_task()) == [1]
+    assert queue.next_task() == Exhausted(())
+    main = Taking(queue.next_task)
+    queue.close()
+    assert main.result() == QueueClosed()
+
+
+def test_a_full_queue_makes_the_fetcher_wait_until_a_page_is_taken(queue):
+    queue.allow_delivery(permit())
+    for n in range(7):
+        queue.put(page(*range(n * 3, n * 3 + 3)))
+    fetcher = Taking(lambda: queue.put(page(90)))
+    assert fetcher.waits_for(queue)
+
+    queue.next_task()
+
+    assert fetcher.result() is True
+
+
+def test_empty_records_fill_a_queue_too(clock):
+    queue = DeliveryQueue(QueueLimits(buffer_bytes=1000, batch_max=3), clock)
+    empty = [Record(b"", "k", str(number)) for number in range(5)]
+    queue.put(Page(empty, ExtendedSequenceNumber("4"), 0, 7))
+    fetcher = Taking(lambda: queue.put(page(90)))
+
+    assert queue._is_full()
+    queue.close()
+    assert fetcher.result() is False
+
+
+def test_a_closed_queue_takes_no_page_and_pauses_no_longer(queue):
+    queue.close()
+
+    assert queue.is_closed
+    assert queue.put(page(1)) is False
+    assert queue.pause(60.0) is False
+
+
+def test_a_pause_lasts_as_long_as_it_says(queue):
+    assert queue.pause(0.01) is True
+
+
+def test_a_stop_asked_while_the_main_thread_waits_is_found_at_once(queue):
+    main = Taking(queue.next_task)
+
+    queue.stop_delivery()
+
+    assert main.result() == ConfirmStop()
+
+
+def test_a_stop_asked_while_the_main_thread_is_busy_is_found_when_it_returns(queue):
+    queue.allow_delivery(permit())
+    queue.put(page(1))
+    queue.put(page(2))
+    queue.next_task()
+
+    queue.stop_delivery()
+
+    assert queue.next_task() == ConfirmStop()
+    main = Taking(queue.next_task)
+    assert main.waits_for(queue)
+    queue.close()
+    main.result()
+
+
+def test_a_call_that_has_not_begun_is_withdrawn_with_the_permit(queue):
+    queue.call(CallShardEnded())
+    queue.stop_delivery()
+    assert queue.next_task() == ConfirmStop()
+
+    queue.call(CallLeaseLost())
+
+    assert queue.next_task() == CallLeaseLost()
+
+
+def test_calls_need_no_permit(queue):
+    queue.call(CallShutdownRequested())
+
+    assert queue.next_task() == CallShutdownRequested()
+
+
+def test_after_a_batch_was_given_up_none_starts_whatever_the_permit_says(queue):
+    queue.allow_delivery(permit())
+    queue.put(page(1))
+    queue.halt()
+    queue.allow_delivery(permit())
+    main = Taking(queue.next_task)
+    assert main.waits_for(queue)
+
+    queue.stop_delivery()
+
+    assert main.result() == ConfirmStop()
+
+
+def test_past_the_fence_no_batch_starts_until_it_is_renewed_and_none_is_dropped(queue, clock):
+    queue.allow_delivery(permit(fence=101.0))
+    queue.put(page(1))
+    clock.now = 101.0
+    main = Taking(queue.next_task)
+    assert main.waits_for(queue)
+
+    queue.allow_delivery(permit(fence=200.0))
+
+    assert numbers(main.result()) == [1]
+
+
+def test_a_retry_past_the_fence_waits_for_the_renewal(queue, clock):
+    queue.allow_delivery(permit(fence=101.0))
+    queue.put(page(1))
+    queue.next_task()
+    clock.now = 101.0
+    main = Taking(lambda: queue.may_try_again(0.0, is_batch=True))
+    assert main.waits_for(queue)
+
+    queue.allow_delivery(permit(fence=200.0))
+
+    assert main.result() is True
+    assert queue.view().busy_since == 101.0
+
+
+@pytest.mark.parametrize("is_batch", [True, False])
+@pytest.mark.parametrize("stop", [DeliveryQueue.stop_delivery, DeliveryQueue.close])
+def test_a_retry_is_called_off_when_delivery_is_stopped(queue, stop, is_batch):
+    queue.allow_delivery(permit())
+    main = Taking(lambda: queue.may_try_again(60.0, is_batch=is_batch))
+
+    stop(queue)
+
+    assert main.result() is False
+
+
+def test_a_call_may_be_repeated_without_a_permit(queue):
+    assert queue.may_try_again(0.0, is_batch=False) is True
+
+
+def test_the_time_in_user_code_is_counted(queue, clock):
+    queue.allow_delivery(permit())
+    queue.put(page(1))
+    queue.next_task()
+    assert queue.view().busy_since == 100.0
+    clock.now = 103.0
+    queue.stop_delivery()
+    queue.next_task()
+
+    view = queue.view()
+
+    assert (view.busy_since, view.processing_s_total, view.last_batch_instant) == (0.0, 3.0, 103.0)
