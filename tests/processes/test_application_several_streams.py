@@ -97,7 +97,7 @@ def test_each_stream_reaches_its_own_processor_once_and_in_order_across_a_split_
         assert [nice_of(pid) for pid in pids] == [{nice}] * len(pids)
     for stream, source in sources.items():
         two_streams.until_delivered(stream, {orders: 4_000, audits: 2_000}[stream])
-        assert source.is_done
+        app.until(lambda source=source: source.is_done)
     leases = embedded_aws.rows(app.table)
     assert app.stop() == 0
 
@@ -226,7 +226,7 @@ def test_a_stream_that_is_deleted_while_we_run_ends_no_lease_of_another(
     source = producer(orders, 1_000, seed=74, rate=1_000, reshards=[(500, "split", 0)]).start()
 
     two_streams.until_delivered(orders, 1_000)
-    assert source.is_done
+    app.until(lambda: source.is_done)
     assert app.stop() == 0
     verdict = judge(source.put, two_streams.ledgers[orders].read())
     print(verdict)
