@@ -253,6 +253,17 @@ def test_a_halt_stays_through_renewals_and_takes_until_it_is_resumed(subject: Su
     assert resumed.row.counter == 7, "an operator's write is not an owner's"
 
 
+def test_a_halt_keeps_milliseconds_and_without_a_waiting_time_the_records_wait_since_it(
+    subject: Subject,
+) -> None:
+    table = subject.with_rows(HELD)
+
+    halted = table.write(HaltLease(KEY, ME, 4, Halt("record 7", WallTime(1_700_000_000.12345))))
+
+    at = WallTime(1_700_000_000.123)
+    assert halted == Applied(changed(HELD, counter=5, halt=Halt("record 7", at, at)))
+
+
 # Takes
 
 
@@ -328,10 +339,12 @@ def test_a_take_leaves_the_instant_of_latest_that_stands_there(subject: Subject)
 
 
 def test_a_row_whose_owner_is_null_reads_as_unowned_and_can_be_taken(subject: Subject) -> None:
-    subject.plant(encode_row(UNOWNED) | {"leaseOwner": {"NULL": True}})
+    nulls = {"leaseOwner": {"NULL": True}, "checkpointOwner": {"NULL": True}}
+    subject.plant(encode_row(UNOWNED) | nulls)
 
     assert subject.table.read(KEY) == UNOWNED
     assert isinstance(subject.table.write(take(None)), Applied)
+    assert "checkpointOwner" not in (subject.raw(KEY) or {})
 
 
 @pytest.mark.parametrize(

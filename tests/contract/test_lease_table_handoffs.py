@@ -282,7 +282,7 @@ def test_an_offer_gives_the_lease_away_and_stays_where_it_is(
 def test_an_offer_with_a_moved_position_is_a_checkpoint_too(
     subject: Subject, to: OwnerId | None
 ) -> None:
-    table = subject.with_rows(LITTERED)
+    table = subject.with_rows(changed(LITTERED, died_on=DiedOn("host-1", AT_5)))
 
     outcome = table.write(Offer(KEY, ME, 4, AT_7_2, AT_5, to))
 
