@@ -9,7 +9,7 @@ asks [P5, P15, P16].
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -43,7 +43,7 @@ from kclrun.leases.row_writer import (
     WriteApplied,
     WriteStale,
 )
-from kclrun.leases.table_view import have_ended, parent_keys, seem_over
+from kclrun.leases.table_view import TableView, have_ended, is_nobody, parent_keys, seem_over
 from kclrun.model.lease import (
     ANYBODY,
     WRITTEN_AGAIN_AHEAD,
@@ -52,6 +52,7 @@ from kclrun.model.lease import (
     Lease,
     LeaseKey,
     Owner,
+    OwnerId,
 )
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol.writes import CreateLease, HaltLease, Offer, Release, Renew, Take
@@ -595,3 +596,32 @@ class HeldLeases:
         self, event: str, held_lease: HeldLease, level: str = "info", **fields: str | int | None
     ) -> None:
         self._out.append(Note(event, level, held_lease.key, dict(fields)))
+
+
+_SETTLED: Final = frozenset({State.RUNNING, State.HALTED})
+
+
+def blockers(
+    view: TableView, held_leases: Mapping[LeaseKey, HeldLease], me: OwnerId
+) -> tuple[str, ...]:
+    """What separates this manager from "caught up", as far as leases say: one line for each lease
+    that is not running here, not ended, and not another owner's. A lease process knows whether it
+    is at the tip of its shard.
+
+    A halted lease blocks nothing: it stands still by decision, and in a job that only waits for the
+    end an operator does not resume it. The end reports it (`LeaseManager.halted`).
+    """
+    lines = []
+    for lease in view.unended:
+        held_lease = held_leases.get(lease.key)
+        if held_lease is not None:
+            if held_lease.state not in _SETTLED and not held_lease.is_over:
+                lines.append(f"{lease.key} is {held_lease.state.value}")
+        elif lease.owner == me or is_nobody(lease.owner) or lease.key in view.expired:
+            lines.append(f"{lease.key} is not being read by anybody")
+    for lease in view.rows.values():
+        if lease.is_ended:
+            missing = sorted(child for child in lease.children if not view.has_row(child))
+            lines += [f"{child}, a child of {lease.key}, has no lease" for child in missing]
+    lines += [f"{key} has a row that cannot be read" for key in sorted(view.broken)]
+    return tuple(lines)

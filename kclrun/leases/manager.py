@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, get_args
 
 from kclrun.errors import InvariantViolation
-from kclrun.leases import caught_up
 from kclrun.leases.auditing import Audits
 from kclrun.leases.balancing import Balancer
 from kclrun.leases.commands import Command, Finish, ListShards, Note, ScanTable, StopRefused
@@ -36,7 +35,7 @@ from kclrun.leases.events import (
 )
 from kclrun.leases.explaining import ModeWatch
 from kclrun.leases.held_lease import HeldLease, Places, State
-from kclrun.leases.held_leases import HeldLeases
+from kclrun.leases.held_leases import HeldLeases, blockers
 from kclrun.leases.policy import ManagerPolicy, Pace, is_seldom, lists_shards, scan_delay_s
 from kclrun.leases.shard_sync import TableTotals
 from kclrun.leases.table_view import Observation, TableView
@@ -217,7 +216,7 @@ class LeaseManager:
         if self._children_of_mine:
             children = ", ".join(sorted(self._children_of_mine)[:5])
             return (f"children of a shard that just ended are not taken yet: {children}",)
-        return caught_up.blockers(self._view, self._held.held_leases, self._policy.me)
+        return blockers(self._view, self._held.held_leases, self._policy.me)
 
     # Events, in the order of a manager's life.
 

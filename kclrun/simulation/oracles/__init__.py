@@ -5,7 +5,7 @@ begin. It never asks a core for its state. `watch.py` passes each event to the r
 fact costs a constant time an event.
 """
 
-from kclrun.simulation.oracles.policy import Reader, WatchPolicy
+from kclrun.simulation.oracles.permissions import Reader, WatchPolicy
 from kclrun.simulation.oracles.watch import Coverage, Oracles, Tally
 
 __all__ = ["Coverage", "Oracles", "Reader", "Tally", "WatchPolicy"]

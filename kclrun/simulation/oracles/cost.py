@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.protocol.writes import Checkpoint, Claim, CreateChildren, CreateLease, End, Renew, Take
-from kclrun.simulation.oracles.policy import WatchPolicy
+from kclrun.simulation.oracles.permissions import WatchPolicy
 from kclrun.simulation.stories import RuleBroken
 
 # Three renewals in one failover, 25 ms early each [P9]; and half a per cent for a fast clock.

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.simulation.oracles.policy import Reader
+from kclrun.simulation.oracles.permissions import Reader
 from kclrun.simulation.oracles.row_history import RowLives
 from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.stories import RuleBroken

@@ -9,14 +9,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
-from kclrun.model.lease import OWNER_PREFIX, Lease, OwnerId
-from kclrun.simulation.oracles.policy import Reader, owner_of
+import msgspec
+
+from kclrun.model.lease import OWNER_PREFIX, Lease, LeaseKey, OwnerId
 from kclrun.simulation.stories import RuleBroken
 
 # Two clocks compared through world time round differently.
 _ROUNDING_S: Final = 1e-6
+
+
+class WatchPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The fleet's settings. `is_manual`: checkpoints only when user code asks, so that records
+    without a checkpoint may come again."""
+
+    failover_s: float = 10.0
+    checkpoint_every_s: float = 10.0
+    uncheckpointed_max: int = 100_000
+    is_manual: bool = False
+
+
+class Reader(Protocol):
+    """One incarnation of a lease process, or of a Java consumer. `who` begins with the name of its
+    host; a lease process adds a slash and its number."""
+
+    key: LeaseKey
+    who: str
+
+
+def owner_of(who: str) -> OwnerId:
+    """The owner in whose name a kclrun manager, or one of its lease processes, writes."""
+    return OwnerId(OWNER_PREFIX + who.partition("/")[0])
 
 
 class Permissions:

@@ -33,7 +33,7 @@ from kclrun.protocol.writes import (
     Take,
     Withdraw,
 )
-from kclrun.simulation.oracles.policy import owner_of
+from kclrun.simulation.oracles.permissions import owner_of
 from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.stories import RuleBroken
 
