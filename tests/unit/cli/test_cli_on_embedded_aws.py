@@ -344,7 +344,7 @@ def test_an_embedded_run_fills_reshards_reads_all_and_sums_up(
     ("overrides", "said"),
     [
         (["embedded.reshard=[{after: 0.3, split: 7}]"], "cannot split open shard 7: there are 2"),
-        (["embedded.fill.source=bad:not_pairs"], "item 1 is no (key: str, data: bytes) pair"),
+        (["embedded.fill.source=bad:not_pairs"], "item 1 is not a (key: str, data: bytes) pair"),
         (["embedded.fill.source=bad:raises"], "ValueError: no more"),
     ],
 )
