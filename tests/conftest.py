@@ -51,8 +51,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.timeout(TEST_S), append=False)
 
 
-# Tests over real processes are given a second try (`--reruns 1`): one in some ten thousand meets a
-# machine that stands still for seconds. More than this many in one run are no chance.
+# A test that fails is given a second try (`--reruns 1`): one in some ten thousand meets a machine
+# that stands still for seconds, or what an earlier test left. More than this many are not chance.
 SECOND_TRIES_MAX = 3
 
 
