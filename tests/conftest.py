@@ -51,26 +51,14 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.timeout(TEST_S), append=False)
 
 
-# A test that fails is given a second try (`--reruns 1`): one in some ten thousand meets a machine
-# that stands still for seconds, or what an earlier test left. More than this many are not chance.
-SECOND_TRIES_MAX = 3
-
-
 class ToldAtOnce:
-    """A failure has its name at once, and a line in a file for the end of `bin/test`. One that is
-    given a second try is printed whole."""
+    """A failure has its name at once, and a line in a file for the end of `bin/test`."""
 
     def __init__(self, reporter, notes):
         self._reporter = reporter
         self._notes = notes
-        self._second_tries = []
 
     def pytest_runtest_logreport(self, report):
-        if report.outcome == "rerun":
-            self._second_tries.append(report.nodeid)
-            self._reporter.ensure_newline()
-            self._reporter.write_line(f"SECOND TRY {report.nodeid} ({report.when})", yellow=True)
-            self._reporter.write_line(report.longreprtext)
         if not report.failed:
             return
         crash = getattr(report.longrepr, "reprcrash", None)
@@ -86,20 +74,6 @@ class ToldAtOnce:
         if self._notes:
             with Path(self._notes).open("a") as file:
                 file.write(f"{line}\n")
-
-    def pytest_sessionfinish(self, session):
-        if len(self._second_tries) > SECOND_TRIES_MAX and session.exitstatus == 0:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self):
-        many = len(self._second_tries)
-        if many:
-            verdict = (
-                "too many to be chance" if many > SECOND_TRIES_MAX else "a defect each: mend it"
-            )
-            self._reporter.write_line(f"{many} given a second try, {verdict}:", yellow=True)
-            for name in self._second_tries:
-                self._reporter.write_line(f"  {name}", yellow=True)
 
 
 def pytest_sessionstart(session):
