@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -63,14 +64,16 @@ class JavaWorker:
 
 
 class KclpyDaemon:
-    """amazon_kclpy's daemon in its 2.x-compatible mode, polling; all else is default but the
-    heap, and the minute that its first start sleeps."""
+    """amazon_kclpy's daemon, polling; all else is default but the heap, and the minute that its
+    first start sleeps."""
 
-    def __init__(self, rig, version):
+    def __init__(self, rig, version, compatible=COMPATIBLE):
         python, classpath = kclpy(version)
         endpoints = rig.world.embedded
+        recorder = Path(shutil.copy(_PROCESSORS / "kclpy_recorder.py", rig.folder))
         settings = {
-            "executableName": f"{python} {_PROCESSORS / 'kclpy_recorder.py'}",
+            # The daemon splits this at each space, and this checkout's path may have one.
+            "executableName": f"{python} {recorder.name}",
             "streamName": rig.stream.name,
             "applicationName": rig.stream.table,
             "workerId": "kclpy",
@@ -83,7 +86,7 @@ class KclpyDaemon:
             "metricsLevel": "NONE",
             "retrievalMode": "POLLING",
             "shardSyncIntervalMillis": 1000,
-            "clientVersionConfig": COMPATIBLE,
+            "clientVersionConfig": compatible,
         }
         properties = rig.folder / "kclpy.properties"
         properties.write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))
@@ -155,8 +158,8 @@ class Rig:
     def java(self, version, who="java", **properties):
         return self._keep(JavaWorker(self, version, who, **properties))
 
-    def kclpy(self, version):
-        return self._keep(KclpyDaemon(self, version))
+    def kclpy(self, version, **properties):
+        return self._keep(KclpyDaemon(self, version, **properties))
 
     def kclrun(self, who="kclrun", **settings):
         return self._keep(

@@ -211,17 +211,26 @@ class Stream:
 
     # The lease table.
 
-    def items(self):
+    def client_version(self):
+        """The mode of KCL 3: 3.5 keeps it in the lease table, earlier ones beside it. Or ''."""
+        for table in (self.table, f"{self.table}-CoordinatorState"):
+            if row := self.items(table, key="key").get("Migration3.0"):
+                return row.get("cv", "")
+        return ""
+
+    def items(self, table=None, key="leaseKey"):
         """Each item by its key, as plain values; none before the table is there."""
         pages = self.world.dynamodb.get_paginator("scan").paginate(
-            TableName=self.table, ConsistentRead=True
+            TableName=table or self.table, ConsistentRead=True
         )
         try:
             found = [item for page in pages for item in page["Items"]]
         except self.world.dynamodb.exceptions.ResourceNotFoundException:
             return {}
         return {
-            item["leaseKey"]["S"]: {name: next(iter(v.values())) for name, v in item.items()}
+            (item.get(key) or item["leaseKey"])["S"]: {
+                name: next(iter(value.values())) for name, value in item.items()
+            }
             for item in found
         }
 
