@@ -49,13 +49,13 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
     "aws": ("tests/contract", "tests/properties/test_aws_http_answers.py"),
     "cli": ("tests/processes/test_cli_lease_verbs.py", "tests/processes/test_cli_tail.py"),
     "codec": ("tests/properties", "tests/fuzz"),
-    "consuming": ("tests/properties/test_consuming_storms.py", "tests/simulation/test_storms.py"),
+    "consuming": ("tests/simulation/test_storms.py", "tests/simulation/test_tiny_worlds.py"),
     "ipc": ("tests/processes/test_ledger_kills.py",),
     "leases": (
         "tests/scenarios",
-        "tests/properties/test_leases_storms.py",
         "tests/properties/test_leases_balance.py",
         "tests/properties/test_doctor_healthy.py",
+        "tests/simulation/test_storms.py",
     ),
     "local": ("tests/contract",),
     "manager": (
@@ -65,6 +65,7 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/processes/test_application_stops.py",
         "tests/processes/test_application_stalls.py",
     ),
+    "simulation": ("tests/simulation/test_storms.py",),
     "worker": (
         "tests/processes/test_lease_process_whole.py",
         "tests/processes/test_application_halts.py",

@@ -4,7 +4,7 @@ import pytest
 
 from kclrun.errors import InvariantViolation
 from tests.support.storms.coverage import SITUATIONS, STORIES, Situations
-from tests.unit.simulation.dense_storms import (
+from tests.support.storms.dense import (
     cold_start,
     dense_storm,
     expiring_storm,
