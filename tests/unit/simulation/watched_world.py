@@ -104,10 +104,6 @@ class Watched:
         self.oracles.delivery_allowed(reader, self.now + for_s)
         return reader
 
-    def renew(self, reader, *, for_s=10.0):
-        self.as_owner(reader, Renew)
-        self.oracles.delivery_allowed(reader, self.now + for_s)
-
     def checkpoint(self, reader, number):
         last = self.row(reader.key).checkpoint
         self.as_owner(reader, Checkpoint, self.stream.position(reader.key, number), last)
