@@ -15,7 +15,6 @@ from kclrun.protocol.writes import (
     EndedParent,
     Offer,
     Release,
-    Renew,
     Take,
     keys_of,
 )
