@@ -89,8 +89,9 @@ class Outcome(msgspec.Struct, frozen=True):
         return 1 - self.metrics.shards[self.hot_shard].slow_s / self.took_s
 
 
-def run() -> Outcome:
-    """About half a minute. Raises: what the producer raises."""
+def run(alone_s: float = ALONE_S, hot_s: float = HOT_S) -> Outcome:
+    """About half a minute; the hot phase takes the most, with what it leaves. Raises: what the
+    producer raises."""
     with start_embedded(limits=True) as embedded:
         client = wire_client(embedded.kinesis_endpoint)
         create = {"StreamName": _STREAM, "ShardCount": HEALTHY_SHARDS + 1}
@@ -99,7 +100,7 @@ def run() -> Outcome:
         producer = KinesisProducer(WirePutter(client, _STREAM), shards)
         try:
             writing = _Writing(producer, shards)
-            writing.go_through_the_phases()
+            writing.go_through_the_phases(alone_s, hot_s)
         finally:
             producer.close()
         reader = PollingReader(client, _STREAM)
@@ -125,10 +126,10 @@ class _Writing:
         self._began = time.monotonic()
         self._began_at = time.time()
 
-    def go_through_the_phases(self) -> None:
-        self._offer(0, ALONE_S)
+    def go_through_the_phases(self, alone_s: float, hot_s: float) -> None:
+        self._offer(0, alone_s)
         self._alone_until_s = self._hot_from_s = self._now_s()
-        self._offer(HOT_PER_S, HOT_S)
+        self._offer(HOT_PER_S, hot_s)
         self._hot_until_s = self._now_s()
         self._offer(COOL_PER_S, COOL_S_MAX, until_healthy=True)
         self._recovered_s = self._now_s()

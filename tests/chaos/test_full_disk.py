@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-from kclrun.consuming.leaving import OUTPUT_WAIT_S
 from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import until
 from tests.processes.ledger_rig.deliveries import judge
@@ -23,6 +22,19 @@ pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 FAILOVER_S = 3.0
 SHARDS = {f"shardId-{number:012}" for number in range(4)}
 _PAGE_BYTES = 4096
+# The product waits half a minute for room before it gives a lease to another machine.
+OUTPUT_WAIT_S = 6.0
+HASTY = f"""
+from kclrun.consuming import leaving
+leaving.OUTPUT_WAIT_S = {OUTPUT_WAIT_S}
+"""
+
+
+def hasty(app):
+    """Its lease processes wait for room as long as this file says."""
+    (app.folder / "sitecustomize.py").write_text(HASTY)
+    app.more_environment = {"PYTHONPATH": f"{app.folder}:{app.environment['PYTHONPATH']}"}
+    return app
 
 
 class SmallDisk:
@@ -78,13 +90,15 @@ def test_what_a_full_disk_holds_up_is_read_by_another_machine_and_nothing_is_los
 ):
     stream = embedded_aws.stream(shards=4)
     full, other = (
-        application(
-            stream,
-            machine=name,
-            leases={"failover": f"{FAILOVER_S:g}s"},
-            checkpoint={"every": "500ms", "uncheckpointed_max": 500},
-            output={"path": "rows"},
-            options={"emits": True},
+        hasty(
+            application(
+                stream,
+                machine=name,
+                leases={"failover": f"{FAILOVER_S:g}s"},
+                checkpoint={"every": "500ms", "uncheckpointed_max": 500},
+                output={"path": "rows"},
+                options={"emits": True},
+            )
         )
         for name in "ab"
     )
@@ -125,12 +139,14 @@ def test_rows_wait_for_room_where_no_other_machine_is_there(
     embedded_aws, application, producer, small_disk
 ):
     stream = embedded_aws.stream(shards=2)
-    app = application(
-        stream,
-        leases={"failover": f"{FAILOVER_S:g}s"},
-        checkpoint={"every": "500ms", "uncheckpointed_max": 500},
-        output={"path": "rows"},
-        options={"emits": True},
+    app = hasty(
+        application(
+            stream,
+            leases={"failover": f"{FAILOVER_S:g}s"},
+            checkpoint={"every": "500ms", "uncheckpointed_max": 500},
+            output={"path": "rows"},
+            options={"emits": True},
+        )
     )
     disk = small_disk(app.folder / "rows")
     app.start()

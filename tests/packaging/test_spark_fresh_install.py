@@ -2,6 +2,7 @@
 empty environment of a machine that has no Java. The results are those of the CSV."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,16 @@ def run(*command, cwd, **environment):
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
+
+
+def install(venv, *what, cwd):
+    """Into an environment that is empty: from the cache of the uv that KCLRUN_UV names, or by the
+    environment's own pip. What is not in the wheel's own requirements is not there."""
+    uv = os.environ.get("KCLRUN_UV")
+    if uv:
+        run(uv, "pip", "install", "--quiet", "--python", venv / "bin" / "python", *what, cwd=cwd)
+    else:
+        run(venv / "bin" / "pip", "install", "--quiet", *what, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +112,7 @@ def test_the_wheel_in_an_empty_environment_without_java_runs_both_demos(tmp_path
     wheel = build_wheel(tmp_path)
     venv = tmp_path / "empty"
     run(sys.executable, "-m", "venv", venv, cwd=tmp_path)
-    run(venv / "bin" / "pip", "install", "--quiet", f"{wheel}[local,demo,spark]", cwd=tmp_path)
+    install(venv, f"{wheel}[local,demo,spark]", cwd=tmp_path)
     for name in ("demo.yaml", "demo-spark.yaml"):
         (tmp_path / name).write_text((ROOT / "config" / name).read_text())
     home = tmp_path / "home"

@@ -1,6 +1,7 @@
 """What dies and how the rest goes on: manager, launcher, lease processes, each by SIGKILL.
 
-The times are those of DESIGN 14; the slow forms take enough rounds to speak of a p99.
+The slow forms take some rounds more. How soon it goes on: `bin/bench crash`, and enough rounds to
+speak of a p99 in `ledger_rig/measure.py`.
 """
 
 import contextlib
@@ -21,8 +22,6 @@ from tests.processes.ledger_rig.rounds import (
     told,
 )
 
-pytestmark = pytest.mark.alone
-
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 CAP = 2000
@@ -33,7 +32,7 @@ FAILOVER_S = 10.0
     "rounds",
     [
         pytest.param(2, marks=pytest.mark.timeout(60)),
-        pytest.param(15, marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
+        pytest.param(8, marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
     ],
 )
 def test_a_killed_manager_takes_its_processes_along_and_is_back_at_once(
@@ -63,7 +62,7 @@ def test_a_killed_manager_takes_its_processes_along_and_is_back_at_once(
     "rounds",
     [
         pytest.param(3, marks=pytest.mark.timeout(60)),
-        pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
+        pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
     ],
 )
 def test_a_killed_lease_process_is_back_at_once(embedded_aws, application, producer, rounds):

@@ -4,8 +4,6 @@ import pytest
 
 from tests.processes.ledger_rig.deliveries import judge
 
-pytestmark = pytest.mark.alone
-
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 BAD = ("key-7", 3)

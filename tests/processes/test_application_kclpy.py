@@ -14,8 +14,6 @@ from tests.processes.kclpy_rig.java_table import WORKER, JavaTable
 from tests.processes.kclpy_rig.java_worker import JavaWorker
 from tests.processes.kclpy_rig.notes import Notes
 
-pytestmark = pytest.mark.alone
-
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 SCRIPTS = Path(__file__).parent / "kclpy_rig" / "scripts"

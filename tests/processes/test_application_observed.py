@@ -16,8 +16,6 @@ from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import until
 from tests.processes.ledger_rig.aws import REGION
 
-pytestmark = pytest.mark.alone
-
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 OBSERVED = {"listen": 0}

@@ -11,8 +11,6 @@ from tests.processes.ledger_rig.aws import Aws
 from tests.processes.ledger_rig.deliveries import judge
 from tests.processes.ledger_rig.gate import Gate
 
-pytestmark = pytest.mark.alone
-
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 FAILOVER_S = 3.0

@@ -98,6 +98,10 @@ def test_a_stop_in_a_hurry_ends_stuck_user_code_and_its_records_come_again(
     # The grace is an hour: a stop that waited for it would never come.
     assert app.process.wait(HUNG_S) == 75
     assert None not in wait_for_ends(pidfds, HUNG_S)
+    if how == "SIGQUIT":
+        assert not app.of("lease_released"), "their rows are left to the next start"
+    else:
+        assert app.of("process_killed")
     app.cure.touch()
     app.start()
     app.until_all_delivered(source)

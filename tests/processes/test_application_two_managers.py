@@ -8,8 +8,6 @@ import pytest
 
 from tests.processes.ledger_rig.deliveries import judge
 
-pytestmark = pytest.mark.alone
-
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 CAP = 2000

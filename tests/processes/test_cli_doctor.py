@@ -172,7 +172,6 @@ def test_only_kinds_that_are_a_decision_can_be_accepted(site):
     assert (code, "--accept goes with --yes" in told) == (64, True)
 
 
-@pytest.mark.alone
 def test_a_running_fleet_shows_no_error_before_and_after_a_split(site):
     running = Program("run", "--config", site.config)
     try:

@@ -220,7 +220,6 @@ def test_metadata_that_hangs_is_told_and_when_it_is_back_its_notice_counts(
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_outside_ec2_the_watch_costs_nothing_at_the_start(embedded_aws, application):
     """The metadata address swallows everything: each question there waits until its time-out.
     `KCLRUN_FLEET_TIMES=1` asserts that the first claim waits for none; the rest is always so."""

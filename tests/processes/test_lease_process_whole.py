@@ -78,10 +78,6 @@ class Outlasts(Noting):
         import os, time
         while not os.path.exists(self.context.options["notes"] + ".go"):
             time.sleep(0.01)
-
-class Raises(Noting):
-    def hold(self, record):
-        raise ValueError("cannot take it")
 """
 
 
@@ -340,18 +336,6 @@ def test_a_processor_that_cannot_be_imported_fails_with_the_reason(stage):
     assert stage.row.owner == ME
 
 
-def test_a_record_that_cannot_be_processed_halts_and_is_never_passed(stage):
-    stage.put("a", "hold", "never")
-    stage.start("noting:Raises", every_s=100.0)
-
-    assert stage.end() == exit_codes.FAILED
-    (failed,) = stage.told(told.Failed)
-    assert "ValueError: cannot take it" in failed.error
-    assert stage.notes == ["a", "hold"]
-    assert stage.told(told.Checkpointed)[-1].position < failed.position
-    assert stage.row.checkpoint == stage.told(told.Checkpointed)[-1].position
-
-
 def test_a_lock_that_somebody_else_holds_claims_nothing(stage):
     with stage.lock_path.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -384,21 +368,6 @@ def test_a_lock_file_that_cannot_be_opened_is_the_hosts_fault_and_says_so(stage)
 
     assert stage.end() == exit_codes.HOST
     assert "lock file" in stage.told(told.Broke)[0].reason
-
-
-def test_the_end_of_a_shard_creates_the_children_and_ends_the_lease(stage):
-    stage.put("a")
-    stage.kinesis.split_shard(
-        StreamName=stage.name, ShardToSplit=FIRST, NewStartingHashKey=str(2**127)
-    )
-    stage.start()
-
-    assert stage.end() == exit_codes.DONE
-    children = ["shardId-000000000001", "shardId-000000000002"]
-    assert sorted(stage.told(told.ShardEnded)[0].children) == children
-    assert stage.row.is_ended
-    assert all(stage.table.read(LeaseKey(each)).checkpoint == TRIM_HORIZON for each in children)
-    assert stage.notes == ["a", "shard_ended"]
 
 
 # Moving

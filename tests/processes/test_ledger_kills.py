@@ -11,6 +11,8 @@ import pytest
 from tests.processes.ledger_rig.deliveries import judge
 from tests.seeds import seed_of
 
+# As fast as two cores put records and start processes: beside another test nobody would be killed
+# between two checkpoints.
 pytestmark = pytest.mark.alone
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)

@@ -15,6 +15,8 @@ from tests.processes.ledger_rig.deliveries import judge
 from tests.processes.ledger_rig.gate import Gate
 from tests.seeds import seed_of
 
+# Failovers are short: a machine that is busy with another test loses leases that no blow struck,
+# and the records that come again for it have no excuse.
 pytestmark = pytest.mark.alone
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)

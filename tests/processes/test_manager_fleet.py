@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from tests.patience import HUNG_S
-from tests.processes.fleet_rig.times import judge_times
 from tests.processes.log_events import events_in
 
 pytestmark = pytest.mark.slow
@@ -130,20 +129,6 @@ def test_no_secret_of_the_world_reaches_the_log(fleet):
     assert "canary" not in text
 
 
-def test_a_second_signal_shortens_the_grace_of_a_stuck_process(fleet):
-    fleet = fleet("stuck", grace_s=3600.0)
-    fleet.until_claimed()
-
-    fleet.process.send_signal(signal.SIGTERM)
-    fleet.until(lambda: fleet.of("draining"))
-    begun = time.monotonic()
-    fleet.process.send_signal(signal.SIGTERM)
-
-    assert fleet.exit_code() == 75
-    assert time.monotonic() - begun >= 1.5
-    assert fleet.of("process_killed")
-
-
 def test_a_stuck_process_is_ended_after_the_grace(fleet):
     fleet = fleet("stuck", grace_s=0.5)
     fleet.until_claimed()
@@ -153,37 +138,6 @@ def test_a_stuck_process_is_ended_after_the_grace(fleet):
     assert fleet.exit_code() == 75
 
 
-def test_quit_ends_at_once_and_leaves_the_rows_to_expire(fleet):
-    fleet = fleet("stuck", grace_s=3600.0)
-    fleet.until_claimed()
-    pids = fleet.lease_pids()
-
-    fleet.process.send_signal(signal.SIGQUIT)
-
-    assert fleet.exit_code() == 75
-    assert len(pids) == 2
-    assert not any(psutil.pid_exists(pid) for pid in pids)
-    assert not fleet.of("lease_released")
-
-
-def test_the_manager_killed_ends_its_launcher_and_its_lease_processes(fleet):
-    fleet = fleet()
-    fleet.until_claimed()
-    descendants = psutil.Process(fleet.process.pid).children(recursive=True)
-    assert len(descendants) == 3
-
-    fleet.process.kill()
-    fleet.process.wait()
-
-    fleet.until(lambda: not any(child.is_running() and alive(child) for child in descendants))
-
-
-def alive(process):
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 def test_a_run_until_caught_up_ends_by_itself(fleet):
     fleet = fleet(until="until-caught-up")
 
@@ -191,34 +145,6 @@ def test_a_run_until_caught_up_ends_by_itself(fleet):
     report = json.loads(fleet.report_path.read_text())
     assert report["exit_reason"] == "caught up"
     assert "leases 2" in Path(fleet.log.name).read_text()
-
-
-def test_a_wedged_process_is_noticed_shows_its_stacks_and_is_started_again(fleet):
-    fleet = fleet("wedged")
-    fleet.until_claimed(3)
-
-    assert "has not returned" in fleet.of("process_stalled")[0]["reason"]
-    text = Path(fleet.log.name).read_text()
-    assert "Fatal Python error: Aborted" in text
-    assert "lease_entry.py" in text
-
-
-def test_a_killed_lease_process_is_followed_by_one_that_claims_its_lease(fleet):
-    fleet = fleet()
-    fleet.until_claimed()
-    taken = []
-    for number in range(5):
-        claims = len(fleet.of("lease_claimed"))
-        begun = time.monotonic()
-        os.kill(sorted(fleet.lease_pids())[number % 2], signal.SIGKILL)
-        fleet.until(lambda claims=claims: len(fleet.of("lease_claimed")) > claims)
-        taken.append(time.monotonic() - begun)
-        if number == 1:
-            break
-
-    print("killed to claimed again, ms:", [round(s * 1000) for s in taken])
-    # `bin/bench crash` measures it.
-    judge_times(taken, p99_max_s=1.5)
 
 
 def test_the_report_adds_up_over_restarts(fleet):

@@ -89,7 +89,7 @@ def test_the_same_seed_draws_the_same_bugs():
 def test_a_run_tells_the_rate_and_the_line_that_repeats_it():
     program = [sys.executable, "-m", "tests.simulation.proving", "mutants"]
     done = subprocess.run(
-        [*program, "--random", "2", "--seed", "5", "--processes", "1", "ipc"],
+        [*program, "--random", "2", "--seed", "5", "--processes", "1", "testing"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -98,7 +98,7 @@ def test_a_run_tells_the_rate_and_the_line_that_repeats_it():
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the same again: bin/prove mutants --random 2 --seed 5 ipc" in done.stdout
+    assert "the same again: bin/prove mutants --random 2 --seed 5 testing" in done.stdout
     assert done.stdout.splitlines()[-1].split()[:2] == ["all", "2"]
 
 

@@ -103,8 +103,6 @@ def work(behaviour, *, ring, tell, publish, doorbell, channel):
     if behaviour == "garbage":
         ring.put(b"\xff no transition")
         doorbell.press()
-    if behaviour == "wedged":
-        publish(processing_since_instant=time.clock_gettime(time.CLOCK_BOOTTIME))
     if behaviour == "count":
         publish(
             records_total=5,
@@ -123,7 +121,7 @@ def obey(channel, tell, behaviour):
         got = channel.receive(1.0)
         if isinstance(got, PeerGone):
             return DONE
-        if isinstance(got, Drain) and behaviour not in ("stuck", "wedged"):
+        if isinstance(got, Drain) and behaviour != "stuck":
             tell(say.Released(TRIM_HORIZON))
             tell(say.Drained())
             return DONE

@@ -46,24 +46,39 @@ COPIED: Final = (
 )
 # Tests beside the package's own unit tests, for what those let live. Cheap first.
 WIDER: Final[Mapping[str, tuple[str, ...]]] = {
-    "aws": ("tests/contract", "tests/properties/test_aws_http_answers.py"),
+    "aws": (
+        "tests/contract",
+        "tests/properties/test_aws_http_answers.py",
+        "tests/properties/test_aws_requests.py",
+        "tests/properties/test_aws_rows.py",
+    ),
     "cli": ("tests/processes/test_cli_lease_verbs.py", "tests/processes/test_cli_tail.py"),
     "codec": ("tests/properties", "tests/fuzz"),
-    "consuming": ("tests/properties/test_consuming_storms.py", "tests/simulation/test_storms.py"),
-    "ipc": ("tests/processes/test_ledger_kills.py",),
+    "compat": ("tests/properties/test_compat_kclpy.py",),
+    "consuming": ("tests/simulation/test_storms.py", "tests/simulation/test_tiny_worlds.py"),
+    "ipc": ("tests/properties/test_ipc.py", "tests/processes/test_ledger_kills.py"),
     "leases": (
         "tests/scenarios",
-        "tests/properties/test_leases_storms.py",
         "tests/properties/test_leases_balance.py",
         "tests/properties/test_doctor_healthy.py",
+        "tests/simulation/test_storms.py",
     ),
-    "local": ("tests/contract",),
+    "local": (
+        "tests/properties/test_local_operations.py",
+        "tests/properties/test_local_stream.py",
+        "tests/contract",
+    ),
     "manager": (
         "tests/processes/test_manager_lease_processes.py",
         "tests/processes/test_manager_fleet.py",
         "tests/processes/test_application_deaths.py",
         "tests/processes/test_application_stops.py",
         "tests/processes/test_application_stalls.py",
+    ),
+    "simulation": ("tests/simulation/test_storms.py",),
+    "sinks": (
+        "tests/properties/test_sinks_emitted_rows.py",
+        "tests/properties/test_sinks_pending_records.py",
     ),
     "worker": (
         "tests/processes/test_lease_process_whole.py",

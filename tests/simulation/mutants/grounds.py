@@ -16,9 +16,9 @@ from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
 from tests.simulation.mutants.mutant import Ground
 from tests.simulation.proving.beginnings import beginning
+from tests.support.storms.dense import dense_storm, expiring_storm
 from tests.support.storms.profile import Profile
 from tests.support.storms.swarm import draw_profile
-from tests.unit.simulation.dense_storms import dense_storm, expiring_storm
 
 # Of each drawn storm a quarter of an hour, with all that would strike in an hour and a half of it:
 # what a bug needs comes together in minutes or not at all, and between two strikes little happens.

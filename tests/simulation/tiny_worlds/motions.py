@@ -12,6 +12,7 @@ from collections import deque
 
 from kclrun.consuming import commands as worker_do
 from kclrun.consuming import events as worker_on
+from kclrun.consuming.delivery import ConfirmEnd, ConfirmStop, StartBatch
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.leases import commands as do
@@ -270,22 +271,17 @@ class Motion:
                 event = worker_on.ShardsListed(self.shells.world.shards)
                 process.events = (event, *process.events)
             case worker_do.AllowDelivery():
-                process.permit = command
+                process.delivery.allow(command)
                 rules.check_permit(self, index, process)
             case worker_do.StopDelivery():
-                process.permit = None
-                process.is_stop_asked = True
-                self._go_on(process)
-            case worker_do.CallInitialize(row):
-                process.delivered = rules.number_of(row.checkpoint, self.shells.world.records)
-                process.is_initialized = True
-                self._happens(process, worker_on.CallReturned())
+                process.delivery.stop()
             case (
-                worker_do.CallShardEnded()
+                worker_do.CallInitialize()
+                | worker_do.CallShardEnded()
                 | worker_do.CallShutdownRequested()
                 | worker_do.CallLeaseLost()
             ):
-                self._happens(process, worker_on.CallReturned())
+                process.delivery.call(command)
             case worker_do.Report():
                 self._report(index, process, command)
             case worker_do.Exit(cause):
@@ -294,8 +290,7 @@ class Motion:
                 self.ends(index, process, cause.value)
             case worker_do.AnswerCheckpoint():
                 pass
-        if process.permit is not None and not process.busy:
-            self._tell_exhausted(index, process)
+        self._go_on(index, process)
 
     def request(self, index: int, process: LiveProcess, command) -> None:
         """Its time has come, and nothing else is under way."""
@@ -319,26 +314,34 @@ class Motion:
     def _happens(self, process: LiveProcess, event) -> None:
         process.events = (*process.events, event)
 
-    def _go_on(self, process: LiveProcess) -> None:
-        if process.is_stop_asked and not process.busy:
-            process.is_stop_asked = False
-            self._happens(process, worker_on.DeliveryStopped())
-
-    def _tell_exhausted(self, index: int, process: LiveProcess) -> None:
-        """The end of a closed shard is seen as soon as its last record is processed."""
+    def _go_on(self, index: int, process: LiveProcess) -> None:
+        """What starts at once where user code is idle: all but batches, which are moves of their
+        own. The end of a closed shard is seen as soon as its last record is processed."""
         world = self.shells.world
-        at_end = process.delivered >= world.records and world.is_closed(process.key)
-        is_open = process.permit is not None and self.instant(index) < process.permit.fence
-        if at_end and is_open and not process.is_exhausted:
-            process.is_exhausted = True
-            self._happens(process, worker_on.ShardExhausted(world.children_of(process.key)))
+        while not process.busy:
+            if process.delivered >= world.records and world.is_closed(process.key):
+                process.delivery.end()
+            match process.delivery.next_start(None, self.instant(index)):
+                case None:
+                    return
+                case ConfirmStop():
+                    self._happens(process, worker_on.DeliveryStopped())
+                case ConfirmEnd():
+                    children = world.children_of(process.key)
+                    self._happens(process, worker_on.ShardExhausted(children))
+                case call:
+                    if isinstance(call, worker_do.CallInitialize):
+                        process.delivered = rules.number_of(call.row.checkpoint, world.records)
+                        process.is_initialized = True
+                    self._happens(process, worker_on.CallReturned())
 
     def begins_batch(self, index: int, key: str) -> None:
         """User code is given the next record."""
         process = self.process(index, key)
+        waiting = self.shells.world.records - process.delivered
+        assert process.delivery.next_start(waiting, self.instant(index)) == StartBatch(1)
         process.busy, process.busy_ticks = process.delivered + 1, 0
         process.delivered += 1
-        process.here += 1
         rules.check_batch(self, index, process)
         self._happens(process, worker_on.BatchDelivered(position(process.busy), 1, 0))
         self.turn(index, process)
@@ -351,8 +354,7 @@ class Motion:
         processed = max(ledger.processed, number)
         self.ledgers = {**self.ledgers, key: ledger._replace(processed=processed)}
         self._happens(process, worker_on.BatchProcessed(position(number)))
-        self._go_on(process)
-        self._tell_exhausted(index, process)
+        self._go_on(index, process)
         self.turn(index, process)
 
     def unclean(self, key: str) -> None:

@@ -7,7 +7,10 @@ that liveness is judged by. Faults come last, while the world has some left.
 
 from __future__ import annotations
 
+from copy import copy
+
 from kclrun.consuming import events as worker_on
+from kclrun.consuming.delivery import StartBatch
 from kclrun.leases import events as on
 from kclrun.model.lease import ANYBODY
 from kclrun.model.time import WallTime
@@ -107,14 +110,10 @@ def _offer_process_moves(regular, faults, allowed, index, host, now, shells) -> 
 
 
 def _may_begin(process, now, records) -> bool:
-    permit = process.permit
-    return (
-        permit is not None
-        and process.is_initialized
-        and now < permit.fence
-        and process.delivered < records
-        and process.here < min(permit.start_below, permit.delivered_max)
-    )
+    waiting = records - process.delivered
+    if not process.is_initialized or not waiting or not process.delivery.may_start(now):
+        return False
+    return isinstance(copy(process.delivery).next_start(waiting, now), StartBatch)
 
 
 def _is_alive(host) -> bool:

@@ -116,7 +116,7 @@ def check_one_write(motion, index: int, process) -> None:
 
 def check_permit(motion, index: int, process) -> None:
     """It may begin batches until the fence of its permit."""
-    if motion.instant(index) >= process.permit.fence:
+    if motion.instant(index) >= process.delivery.permit.fence:
         return
     if not process.has_claimed:
         raise Broken("P4", process.key, "may read, and no claim of its own has succeeded")
@@ -161,9 +161,9 @@ def _check_alone(motion, index: int, process) -> None:
     """No other incarnation, here or there, may begin a batch of this lease now [I4]."""
     for place, host in enumerate(motion.hosts):
         other = host.processes.get(process.key)
-        if other is None or other is process or other.permit is None:
+        if other is None or other is process or other.delivery.permit is None:
             continue
-        until = motion.shells.tick_of(place, other.permit.fence)
+        until = motion.shells.tick_of(place, other.delivery.permit.fence)
         if motion.ticks < until - _ROUNDING_TICKS:
             words = f"host {'ab'[index]} may read while host {'ab'[place]} may until tick {until}"
             raise Broken("I4", process.key, words)

@@ -231,7 +231,7 @@ class Shapes:
         )
 
     def _shape_of_process(self, sheet: Sheet, process):
-        life, permit = process.life, process.permit
+        life, delivery, permit = process.life, process.delivery, process.delivery.permit
         sheet.at(process.alarm)
         for at, _ in process.timed:
             sheet.at(at)
@@ -241,13 +241,13 @@ class Shapes:
             process.key,
             permit and (permit.start_below, permit.delivered_max),
             process.delivered,
-            process.here,
+            delivery.delivered_total,
             process.busy,
             process.busy_ticks,
             process.has_claimed,
-            process.is_exhausted,
+            delivery._is_end_confirmed,
             process.is_initialized,
-            process.is_stop_asked,
+            delivery._is_stop_asked,
             sheet.request(process.request),
             tuple(map(sheet.event, process.events)),
             tuple(

@@ -7,7 +7,10 @@ states are the same.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import NamedTuple
+
+from kclrun.consuming.delivery import Delivery
 
 # Every host was booted so long before: older instants than any rule asks for exist from the start.
 BOOTED_S = 1000.0
@@ -34,11 +37,11 @@ class Ledger(NamedTuple):
 
 
 class LiveProcess:
-    """One lease process: the real life, and a queue with user code.
+    """One lease process: the real life, the real decision of what user code is given, user code.
 
-    `delivered` is the number of the last record given to user code, `here` how many were by this
-    process; `busy` the record that user code is at, if any, and `busy_ticks` for how long.
-    `has_claimed` is not the core's word: its own claim was seen to apply.
+    `delivered` is the number of the last record given to user code; `busy` the record that user
+    code is at, if any, and `busy_ticks` for how long. `has_claimed` is not the core's word: its own
+    claim was seen to apply.
     """
 
     __slots__ = (
@@ -47,16 +50,13 @@ class LiveProcess:
         "busy_ticks",
         "commands",
         "delivered",
+        "delivery",
         "events",
         "has_claimed",
-        "here",
-        "is_exhausted",
         "is_initialized",
-        "is_stop_asked",
         "key",
         "life",
         "number",
-        "permit",
         "request",
         "timed",
     )
@@ -66,9 +66,9 @@ class LiveProcess:
         self.number = number
         self.life = life
         self.alarm = 0.0
-        self.permit = None
-        self.busy = self.busy_ticks = self.delivered = self.here = 0
-        self.has_claimed = self.is_exhausted = self.is_initialized = self.is_stop_asked = False
+        self.delivery = Delivery(batch_max=1)
+        self.busy = self.busy_ticks = self.delivered = 0
+        self.has_claimed = self.is_initialized = False
         self.request = None
         self.events = self.commands = self.timed = ()
 
@@ -76,6 +76,7 @@ class LiveProcess:
         new = object.__new__(LiveProcess)
         for name in LiveProcess.__slots__:
             setattr(new, name, getattr(self, name))
+        new.delivery = copy(self.delivery)
         return new
 
 

@@ -148,6 +148,7 @@ def test_a_table_whose_creation_is_not_answered_is_looked_for_and_asked_for_agai
         plane.close()
 
 
+@pytest.mark.seconds
 def test_a_table_whose_creation_is_never_answered_ends_the_start_in_time(
     moto_url: str, name: str
 ) -> None:

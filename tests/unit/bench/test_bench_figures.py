@@ -73,6 +73,7 @@ def test_what_falls_short_is_said_and_what_was_not_measured_too(capsys):
     assert second.endswith("not measured: no such thing yet")
 
 
+@pytest.mark.seconds
 def test_every_row_can_be_loaded():
     assert {name for name, row in ROWS.items() if not callable(row.load())} == set()
 

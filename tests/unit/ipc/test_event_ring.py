@@ -5,13 +5,10 @@ import sys
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kclrun.errors import LimitExceeded, SegmentRefused
 from kclrun.ipc.ring import ENTRY_BYTES_MAX, EventRing
 from kclrun.ipc.seqlock import SeqlockCell
-from tests.examples import examples
 
 SMALL = 256
 HEADER = 24
@@ -82,45 +79,6 @@ def test_the_largest_entry_fits_a_ring_of_the_real_size():
     assert ring(buffer, size).drain() == [b"z" * ENTRY_BYTES_MAX]
 
 
-steps = st.lists(
-    st.one_of(
-        st.binary(max_size=120).map(lambda payload: ("put", payload)),
-        st.integers(0, 4).map(lambda count: ("drain", count)),
-        st.just(("gap", None)),
-        st.sampled_from(["writer dies", "reader anew"]).map(lambda what: (what, None)),
-    ),
-    max_size=60,
-)
-
-
-@examples(200)
-@given(steps)
-def test_a_ring_is_a_queue_that_refuses_when_full(script):
-    buffer = fresh()
-    writer, reader, queue, dropped = ring(buffer), ring(buffer), [], 0
-    for what, value in script:
-        match what:
-            case "put" if writer.put(value):
-                queue.append(value)
-            case "put":
-                dropped += 1
-                taken = sum(-(-(HEADER + len(payload)) // 8) * 8 for payload in queue)
-                assert taken + HEADER + len(value) > SMALL, "there was room"
-            case "drain":
-                assert reader.drain(value) == queue[:value]
-                del queue[:value]
-            case "gap":
-                assert reader.gap() == dropped
-                dropped = 0
-            case "writer dies":
-                writer = ring(buffer)
-            case "reader anew":
-                told = reader._gap_told
-                reader = ring(buffer)
-                reader._gap_told = told
-    assert reader.drain() == queue
-
-
 @pytest.mark.parametrize("earlier", [0, 1, 4, 5, 9])
 @pytest.mark.parametrize("drained_before", [False, True])
 def test_a_writer_killed_at_any_byte_loses_nothing_earlier_and_shows_nothing_torn(
@@ -165,22 +123,6 @@ def test_incarnations_that_die_in_every_put_still_go_on(stoppable, killed_after)
         seen += reader.drain()
     assert seen == sorted(set(seen), key=int)
     assert len(seen) > 100
-
-
-@given(arrived=st.lists(st.booleans(), min_size=8, max_size=64), earlier=st.integers(0, 9))
-def test_a_put_whose_bytes_arrive_in_any_order_is_seen_whole_or_not_at_all(arrived, earlier):
-    before = fresh()
-    writer, reader = ring(before), ring(before)
-    for _ in range(earlier):
-        writer.put(b"earlier" * 4)
-        reader.drain()
-    after = bytearray(before)
-    ring(after).put(b"in flight" * 3)
-
-    words = zip(before, after, itertools.cycle(arrived), strict=False)
-    seen = bytearray(new if there else old for old, new, there in words)
-
-    assert ring(seen).drain() in ([], [b"in flight" * 3])
 
 
 def test_a_reader_killed_at_any_byte_of_its_mark_only_delays_the_room(stoppable, killed_after):

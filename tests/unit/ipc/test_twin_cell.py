@@ -3,8 +3,6 @@
 import itertools
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kclrun.ipc.seqlock import NoValue, SeqlockCell
 
@@ -91,38 +89,6 @@ def test_a_writer_killed_at_any_byte_leaves_the_former_value_or_the_new_one(
         if finished:
             break
     assert stop > SIZE, "every byte of the store was a stopping point"
-
-
-@given(
-    arrived=st.lists(st.booleans(), min_size=200, max_size=200),
-    stores=st.integers(min_value=0, max_value=4),
-)
-def test_a_store_whose_bytes_arrive_in_any_order_is_seen_whole_or_not_at_all(arrived, stores):
-    before = fresh()
-    writer = cell(before)
-    for value in VALUES[:stores]:
-        writer.store(value)
-    after = bytearray(before)
-    cell(after).store(VALUES[stores])
-
-    seen = bytearray(
-        new if there else old
-        for old, new, there in zip(before, after, itertools.cycle(arrived), strict=False)
-    )
-
-    assert cell(seen).load() in (cell(before).load(), VALUES[stores])
-
-
-@given(at=st.integers(0, 2 * (8 + SIZE + 12) - 1), bit=st.integers(0, 7))
-def test_one_flipped_bit_is_never_taken_for_a_value(at, bit):
-    buffer = fresh()
-    writer = cell(buffer)
-    writer.store(VALUES[0])
-    writer.store(VALUES[1])
-
-    buffer[at] ^= 1 << bit
-
-    assert cell(buffer).load() in (VALUES[0], VALUES[1])
 
 
 def test_two_damaged_copies_are_unreadable_and_the_next_store_heals_them():

@@ -119,7 +119,7 @@ def busy_storm(seed):
     kinds = ("kill_manager", "freeze_process", "cut_host", "split_shard", "merge_shards")
     strikes = [strike for kind in kinds for strike in struck(kind)]
     faults = FaultRates(throttled=0.02, unreachable=0.02, lost_reply=0.02, late=0.02)
-    return storm(*strikes, seed=seed, table_faults=faults)
+    return storm(*strikes, seed=seed, table_faults=faults, java_workers=1)
 
 
 def test_the_same_profile_plays_the_same_storm_and_another_seed_another():
@@ -129,13 +129,11 @@ def test_the_same_profile_plays_the_same_storm_and_another_seed_another():
     assert play(busy_storm(2)).story_hash != played.story_hash
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [3, 4])
-def test_the_order_of_sets_in_a_process_changes_no_storm(seed):
+def test_the_order_of_sets_in_a_process_changes_no_storm():
     code = (
         "from tests.support.storms.playing import play;"
         "from tests.unit.simulation.test_playing import busy_storm;"
-        f"print(play(busy_storm({seed})).story_hash)"
+        "print(play(busy_storm(3)).story_hash)"
     )
 
     def story_hash(hash_seed):

@@ -6,8 +6,8 @@ from kclrun.errors import InvariantViolation
 from kclrun.leases.manager import LeaseManager
 from kclrun.simulation.table import FaultRates
 from tests.examples import seeds
+from tests.support.storms.dense import recreating_storm
 from tests.support.storms.playing import play
-from tests.unit.simulation.dense_storms import recreating_storm
 from tests.unit.simulation.fleets import settled_fleet
 
 pytestmark = pytest.mark.seconds

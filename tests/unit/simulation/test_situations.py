@@ -1,10 +1,12 @@
 """Named situations: declared, collected, and reached."""
 
+import itertools
+
 import pytest
 
 from kclrun.errors import InvariantViolation
 from tests.support.storms.coverage import SITUATIONS, STORIES, Situations
-from tests.unit.simulation.dense_storms import (
+from tests.support.storms.dense import (
     cold_start,
     dense_storm,
     expiring_storm,
@@ -12,8 +14,24 @@ from tests.unit.simulation.dense_storms import (
     recreating_storm,
 )
 
-# What one seed does not reach the next one does: seventeen are enough, in as many seconds.
+# These reach them all in three seconds. Where the product has moved on and they do not, further
+# seeds are searched: print what each reaches, and name here the few that reach all.
+KNOWN = (
+    ("recreating", 15),
+    ("recreating", 21),
+    ("cold start", 18),
+    ("recreating", 0),
+    ("dense", 15),
+    ("expiring", 21),
+    ("dense", 18),
+)
 STORMS = 30
+PLAYED = {
+    "cold start": cold_start,
+    "dense": lambda seed: rage(dense_storm(seed)),
+    "expiring": lambda seed: rage(expiring_storm(seed)),
+    "recreating": lambda seed: rage(recreating_storm(seed)),
+}
 
 
 def test_every_situation_says_in_a_sentence_what_it_is():
@@ -38,15 +56,12 @@ def test_a_name_that_is_not_declared_is_refused():
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.slow
+@pytest.mark.seconds
 def test_dense_storms_break_no_promise_and_reach_every_situation():
     """A situation that none of them reaches is a blind spot of the workload."""
     missing = set(SITUATIONS)
-    for seed in range(STORMS):
-        missing -= cold_start(seed).oracles.situations.names
-        missing -= rage(dense_storm(seed)).oracles.situations.names
-        missing -= rage(expiring_storm(seed)).oracles.situations.names
-        missing -= rage(recreating_storm(seed)).oracles.situations.names
+    for kind, seed in (*KNOWN, *itertools.product(PLAYED, range(STORMS))):
+        missing -= PLAYED[kind](seed).oracles.situations.names
         if not missing:
             return
 

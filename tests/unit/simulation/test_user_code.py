@@ -1,4 +1,6 @@
-"""User code as it is drawn."""
+"""User code as it is drawn, and the queue that calls it.
+
+That the queue keeps to fences, caps and stops is what the oracles watch in every storm."""
 
 import itertools
 import random
@@ -144,54 +146,6 @@ def test_a_batch_that_waits_for_its_next_call_is_given_up_when_delivery_is_stopp
     assert at.of(on.BatchProcessed) == []
 
 
-def test_a_batch_is_not_given_again_past_the_fence():
-    at = AtQueue(raising=1.0)
-    at.open(fence_s=60.5)
-
-    at.run(100)
-
-    assert at.world.oracles.tally.batches == 1
-
-
-def test_nothing_is_delivered_past_the_cap():
-    at = AtQueue()
-    at.open(start_below=50, delivered_max=50)
-
-    at.run(20)
-
-    assert sum(event.records for event in at.of(on.BatchDelivered)) == 50
-    assert "delivery_stopped_at_the_cap" in at.world.seen
-
-
-def test_user_code_waits_for_the_checkpoint_it_asked_for():
-    at = AtQueue(checkpoints_by_hand=True)
-    at.open()
-    at.run(0.5)
-    [asked] = at.of(on.CheckpointRequested)
-    assert at.of(on.BatchProcessed) == []
-
-    at.queue.answer(do.AnswerCheckpoint(asked.request, do.CheckpointAnswer.DURABLE))
-    at.run(0.1)
-
-    assert len(at.of(on.BatchProcessed)) == 1
-    assert "checkpoint_by_hand" in at.world.seen
-
-
-def test_a_checkpoint_of_a_lost_lease_raises_in_user_code():
-    at = AtQueue(checkpoints_by_hand=True)
-    at.open()
-    at.run(0.5)
-    [asked] = at.of(on.CheckpointRequested)
-
-    at.queue.answer(do.AnswerCheckpoint(asked.request, do.CheckpointAnswer.LOST, "lost"))
-    at.queue.stop_delivery()
-    at.run(10)
-
-    assert len(at.of(on.DeliveryStopped)) == 1
-    assert at.of(on.BatchProcessed) == []
-    assert "checkpoint_by_hand_refused" in at.world.seen
-
-
 def test_what_a_checkpoint_of_a_call_that_raised_covers_is_not_given_again():
     seed = next(s for s in range(99) if names_the_middle(s))
     at = AtQueue(seed, raising=1.0, checkpoints_by_hand=True)
@@ -209,19 +163,6 @@ def test_what_a_checkpoint_of_a_call_that_raised_covers_is_not_given_again():
 
     assert 0 < covered < 600
     assert given[:2] == [(1, 600), (covered + 1, 600)]
-
-
-def test_user_code_that_checkpoints_itself_does_so_when_its_shard_ends():
-    at = AtQueue(checkpoints_by_hand=True)
-    at.queue.call(do.CallShardEnded())
-    at.run(1)
-    returned = len(at.of(on.CallReturned))
-    [asked] = at.of(on.CheckpointRequested)
-
-    at.queue.answer(do.AnswerCheckpoint(asked.request, do.CheckpointAnswer.DURABLE))
-    at.run(1)
-
-    assert len(at.of(on.CallReturned)) == returned + 1
 
 
 @pytest.mark.parametrize(

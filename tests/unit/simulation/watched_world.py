@@ -15,7 +15,6 @@ from kclrun.protocol.writes import (
     EndedParent,
     Offer,
     Release,
-    Renew,
     Take,
     keys_of,
 )
@@ -103,10 +102,6 @@ class Watched:
         self.as_owner(reader, Claim)
         self.oracles.delivery_allowed(reader, self.now + for_s)
         return reader
-
-    def renew(self, reader, *, for_s=10.0):
-        self.as_owner(reader, Renew)
-        self.oracles.delivery_allowed(reader, self.now + for_s)
 
     def checkpoint(self, reader, number):
         last = self.row(reader.key).checkpoint

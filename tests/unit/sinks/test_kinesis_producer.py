@@ -67,6 +67,7 @@ def assert_in_order(read, count, *, exactly=True):
         assert set(found.values()) <= {1}
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("aggregates", [False, True])
 def test_a_hot_shard_loses_nothing_and_each_key_keeps_its_order(virtual_stream, aggregates):
     """Ten seconds at 2,500 records/s for the hot shard, 600/s for each of three others."""

@@ -151,7 +151,7 @@ def rage(profile):
         records_per_s=profile.records_per_s,
         settings=profile.settings,
         user_code=profile.user_code,
-        replay=f"tests/unit/simulation/dense_storms.py: rage(dense_storm({profile.seed}))",
+        replay=f"tests/support/storms/dense.py: rage(dense_storm({profile.seed}))",
     )
     for number in range(profile.hosts):
         # At once: whoever finds the table empty fills it.
