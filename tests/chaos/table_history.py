@@ -1,8 +1,8 @@
 """The lease table's writes as its server saw them applied, one after the other.
 
-Counters only grow, by one; positions only grow, and SHARD_END is final; who moves a counter is the
-owner before or after; and nobody takes another machine's lease before it stood still for a
-failover.
+Counters only grow, by one; positions only grow, and SHARD_END is final; a counter is moved by the
+owner before or after, or by the machine that an offer is for, which passes it on; and another
+machine's lease is taken only after it stood still for a failover.
 """
 
 import json
@@ -62,7 +62,8 @@ def _judge_write(history, key, before, row, me, still_s, failover_s):
         history.faults.append(f"{key}: the counter moved by {step} [P1]")
     if step == 0 and owner != former:
         history.faults.append(f"{key}: owned by {owner} after {former}, uncounted [P1]")
-    if step == 1 and me is not None and me not in (owner, former):
+    offered_to = before.get("offeredTo") if former == _OFFERED else None
+    if step == 1 and me is not None and me not in (owner, former, offered_to):
         history.faults.append(f"{key}: {me} wrote as owner of what {former} had [I5]")
     if owner == former or owner in (None, _OFFERED):
         return

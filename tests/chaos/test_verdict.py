@@ -258,8 +258,8 @@ def test_every_blow_is_one_that_the_nemesis_can_strike():
 A, A_LATER, B = "kclrun::host-a:1", "kclrun::host-a:2", "kclrun::host-b:1"
 
 
-def row(owner, counter, checkpoint="100", sub="0"):
-    found = {"leaseCounter": str(counter), "checkpoint": checkpoint}
+def row(owner, counter, checkpoint="100", sub="0", **more):
+    found = {"leaseCounter": str(counter), "checkpoint": checkpoint, **more}
     found["checkpointSubSequenceNumber"] = sub
     return found | ({"leaseOwner": owner} if owner else {})
 
@@ -295,6 +295,18 @@ HISTORIES = {
     "an offer and its take": (
         [(0, A, row(A, 1)), (1, A, row("kclrun:offered", 2)), (1.1, B, row(B, 3))],
         None,
+    ),
+    "an offer that its addressee passes on": (
+        [(0, A, row("kclrun:offered", 2, offeredTo=B)), (1, B, row("kclrun:offered", 3))],
+        None,
+    ),
+    "an offer that another passes on": (
+        [(0, A, row("kclrun:offered", 2, offeredTo=A)), (1, B, row("kclrun:offered", 3))],
+        "[I5]",
+    ),
+    "a stale addressee's write": (
+        [(0, A, row(A, 2, offeredTo=B)), (1, B, row(A, 3, offeredTo=B))],
+        "[I5]",
     ),
     "a former self": ([(0, A, row(A, 1)), (1, A_LATER, row(A_LATER, 2))], None),
     "an expiry": ([(0, A, row(A, 1)), (5.1, B, row(B, 2))], None),

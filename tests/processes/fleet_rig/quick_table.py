@@ -20,8 +20,11 @@ def _key_of(item):
     return item["leaseKey"]["S"]
 
 
-# Who has a lease, how often it moved, and how far it is.
-_STANDING = ("leaseOwner", "leaseCounter", "checkpoint", "checkpointSubSequenceNumber")
+# Who has a lease or is offered it, how often it moved, and how far it is.
+_STANDING = (
+    *("leaseOwner", "offeredTo", "leaseCounter"),
+    *("checkpoint", "checkpointSubSequenceNumber"),
+)
 
 
 class QuickTables:
