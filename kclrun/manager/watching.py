@@ -1,4 +1,4 @@
-"""Checks, twice a second: stalled processes, the fleet's failover, caught up; and the snapshot.
+"""Checks, twice a second: stalled processes, the fleet's failover, caught up; and samples.
 
 A check reads status slots and the state of the core. It never waits.
 """
@@ -6,7 +6,7 @@ A check reads status slots and the state of the core. It never waits.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,13 +20,15 @@ from kclrun.manager.children import LeaseProcesses
 from kclrun.manager.loop import Loop
 from kclrun.manager.manager import Manager
 from kclrun.manager.ring_reader import Child, exit_words
-from kclrun.manager.sampling import Snapshots
+from kclrun.manager.sampling import Sampler
 from kclrun.manager.world import ExitReason
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.observe.logs import EventLog
-from kclrun.observe.snapshot import Snapshot
+from kclrun.observe.sample import ManagerSample
 from kclrun.protocol.status import LeaseStatus
+
+SampleReader = Callable[[ManagerSample], None]
 
 # The states of a process that publishes nothing, in words for the log.
 _STATES_OF_THE_SILENT: Final = {
@@ -146,28 +148,32 @@ _LOOK_EVERY_S: Final = 0.5
 
 
 class Watch:
-    """The checks of one manager. `on_snapshot` and `source_is_done` come from the caller."""
+    """The one timer of a manager: its checks, and the samples for the live table and the metrics.
+
+    `readers` get the samples; each is named with the seconds between two of its samples.
+    `source_is_done` comes from the caller.
+    """
 
     def __init__(
         self,
         manager: Manager,
-        snapshots: Snapshots,
+        sampler: Sampler,
         *,
         loop: Loop,
         log: EventLog,
         watchdog: Watchdog,
         failover_s: float,
-        on_snapshot: Callable[[Snapshot], None] | None,
+        readers: Sequence[tuple[float, SampleReader]],
         is_until_caught_up: bool,
         source_is_done: Callable[[], bool],
     ) -> None:
         self._manager = manager
-        self._snapshots = snapshots
+        self._sampler = sampler
         self._loop = loop
         self._log = log
         self._watchdog = watchdog
         self._own_failover_s = failover_s
-        self._on_snapshot = on_snapshot
+        self._readers = [(round(each_s / _LOOK_EVERY_S), reader) for each_s, reader in readers]
         self._is_until_caught_up = is_until_caught_up
         self._source_is_done = source_is_done
         self._caught_up = CaughtUp()
@@ -179,12 +185,18 @@ class Watch:
         now = self._loop.now()
         statuses = self._look_at_processes(now)
         self._look_at_failover()
-        if self._looks % 2 == 0 and self._on_snapshot is not None:
-            self._on_snapshot(self._snapshots.take(now))
-        self._looks += 1
+        self._sample(now)
         if self._is_until_caught_up and self._manager.is_running:
             self._look_for_the_end(now, statuses)
         self._loop.after(_LOOK_EVERY_S, self.look)
+
+    def _sample(self, now: Instant) -> None:
+        due = [reader for every, reader in self._readers if self._looks % every == 0]
+        self._looks += 1
+        if due:
+            sample = self._sampler.take(now)
+            for reader in due:
+                reader(sample)
 
     def _look_at_processes(self, now: Instant) -> list[LeaseStatus | None]:
         living = tuple(self._manager.processes.living())

@@ -39,7 +39,7 @@ def fleet_run(
     """
     settings = with_absolute_output(configuration)
     paths = [str(path) for path in import_paths(settings.path, configuration.folder)]
-    with watched(settings, filling) as (shown, on_snapshot):
+    with watched(settings, filling) as (shown, on_sample):
         command = leases_command(configuration.file, configuration.overrides)
         launcher, world = _open(shown)
         return run_fleet(
@@ -48,7 +48,7 @@ def fleet_run(
             import_paths=paths,
             until=shown.until,
             report_path=report,
-            on_snapshot=on_snapshot,
+            on_sample=on_sample,
             source_is_done=source_is_done,
             launcher=launcher,
             leases_command=command if outlives_run else None,

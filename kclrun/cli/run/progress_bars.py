@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kclrun.observe.snapshot import Snapshot
+from kclrun.observe.sample import ManagerSample
 
 if TYPE_CHECKING:
     from kclrun.local.filling import Filling
@@ -41,21 +41,21 @@ class Bars:
         self._is_until = is_until
         self._behind_ms = 0
 
-    def at(self, snapshot: Snapshot) -> tuple[Bar, ...]:
-        """The bars to draw with this snapshot. Call it for each snapshot, in order."""
+    def at(self, sample: ManagerSample) -> tuple[Bar, ...]:
+        """The bars to draw with this sample. Call it for each sample, in order."""
         filling = self._filling()
         bars = []
         if filling is not None and filling.total and filling.done < filling.total:
             bars.append(_counted("filled", filling.done, filling.total))
         if self._is_until:
             if filling is None:
-                bars += self._by_lag(snapshot)
+                bars += self._by_lag(sample)
             elif filling.total:
-                bars.append(_counted("read", snapshot.records_total, filling.total))
+                bars.append(_counted("read", sample.records_total, filling.total))
         return tuple(bars)
 
-    def _by_lag(self, snapshot: Snapshot) -> list[Bar]:
-        lag_ms = snapshot.lag_ms_max
+    def _by_lag(self, sample: ManagerSample) -> list[Bar]:
+        lag_ms = sample.lag_ms_max
         if lag_ms is None:
             return []
         self._behind_ms = max(self._behind_ms, lag_ms)

@@ -12,16 +12,16 @@ import msgspec
 if TYPE_CHECKING:
     from kclrun.config.schema import Settings
     from kclrun.local.filling import Filling
-    from kclrun.observe.snapshot import Snapshot
+    from kclrun.observe.sample import ManagerSample
 
-OnSnapshot = Callable[["Snapshot"], None]
+OnSample = Callable[["ManagerSample"], None]
 
 
 @contextmanager
 def watched(
     settings: Settings, filling: Callable[[], Filling | None] = lambda: None
-) -> Iterator[tuple[Settings, OnSnapshot | None]]:
-    """The settings for a run, and the function that takes its snapshots (None without a terminal).
+) -> Iterator[tuple[Settings, OnSample | None]]:
+    """The settings for a run, and the function that takes its samples (None without a terminal).
 
     `filling` returns the progress of the fill of an embedded stream.
     """

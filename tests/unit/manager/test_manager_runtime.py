@@ -77,10 +77,10 @@ def fleet(tmp_path, monkeypatch, capfd):
 
 
 def test_a_whole_run_says_what_it_runs_and_how_it_ended_and_leaves_nothing_behind(fleet, tmp_path):
-    snapshots = []
+    samples = []
     report = tmp_path / "report.json"
 
-    reason, lines = fleet(report_path=report, on_snapshot=snapshots.append)
+    reason, lines = fleet(report_path=report, on_sample=samples.append)
 
     assert reason is ExitReason.CAUGHT_UP
     first, last = lines[0], lines[-1]
@@ -100,8 +100,8 @@ def test_a_whole_run_says_what_it_runs_and_how_it_ended_and_leaves_nothing_behin
     written = json.loads(report.read_bytes())
     assert (written["application"], written["exit_reason"]) == ("orders", "caught up")
     assert 0.0 < written["seconds"] < 300.0
-    assert snapshots[0].application == "orders"
-    assert 0.0 <= snapshots[0].uptime_s < 300.0
+    assert samples[0].application == "orders"
+    assert 0.0 <= samples[0].uptime_s < 300.0
     assert list((tmp_path / "state" / "orders").iterdir()) == [], "its lock file is gone"
 
 
