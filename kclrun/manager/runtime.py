@@ -9,7 +9,6 @@ import os
 import platform
 import random
 import resource
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
@@ -38,7 +37,7 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import WallTime
-from kclrun.observe.logs import EventLog, LineSink
+from kclrun.observe.logs import EventLog, LineSink, log_of
 from kclrun.observe.sample import LEASES_COMMAND
 from kclrun.ports import ShardFilter
 from kclrun.sinks.durable_files import write_report
@@ -95,7 +94,7 @@ def run_fleet(
     pool = IoPool(loop.post)
     run: _Run | None = None
     try:
-        log = _log(settings, identity, sink)
+        log = log_of(settings, identity.id, sink)
         run = _Run(
             settings,
             world,
@@ -382,17 +381,4 @@ def _policy(
         created={key: stream.summary.created_at for key, stream in world.streams.items()},
         described_instant=world.described_instant,
         reads_kcl3_mode=world.coordinator is not None,
-    )
-
-
-def _log(settings: Settings, identity: Identity, sink: LineSink) -> EventLog:
-    """The log: JSON lines, or plain text if stderr is a terminal, unless the settings say which."""
-    wanted = settings.log.format
-    as_json = wanted == "json" or (wanted == "auto" and not sys.stderr.isatty())
-    return EventLog(
-        sink,
-        app=settings.application,
-        owner=identity.id,
-        level=settings.log.level,
-        as_json=as_json,
     )

@@ -7,7 +7,6 @@ ends with the run.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,7 +23,7 @@ from kclrun.config.rules import EMBEDDED
 from kclrun.errors import KclrunError, SettingsError
 from kclrun.loading import import_paths
 from kclrun.model.time import WallTime
-from kclrun.observe.logs import EventLog, LineSink
+from kclrun.observe.logs import EventLog, LineSink, log_of
 from kclrun.observe.sample import ManagerSample
 from kclrun.spark.engine.java import SUBMITTED, close_session
 from kclrun.spark.engine.session import open_session
@@ -156,21 +155,12 @@ def _let_workers_import(paths: tuple[Path, ...]) -> None:
 
 @contextmanager
 def _log(settings: Settings) -> Iterator[EventLog]:
-    """A log in the format of the settings; by default text on a terminal, else JSON."""
-    wanted = settings.log.format
-    as_json = wanted == "json" or (wanted == "auto" and not sys.stderr.isatty())
     # A descriptor of its own: the lines that Spark writes to standard error are read and logged,
     # and the log lines must not be read again.
     descriptor = os.dup(_STDERR)
     sink = LineSink(descriptor)
     try:
-        yield EventLog(
-            sink,
-            app=settings.application,
-            owner=f"spark:{os.getpid()}",
-            level=settings.log.level,
-            as_json=as_json,
-        )
+        yield log_of(settings, f"spark:{os.getpid()}", sink)
     finally:
         sink.close()
         os.close(descriptor)

@@ -28,8 +28,7 @@ def watched(
     if not (settings.log.format == "auto" and sys.stdout.isatty() and sys.stderr.isatty()):
         yield settings, None
         return
-    from kclrun.cli.run.live_table import LiveDisplay
-    from kclrun.cli.run.progress_bars import Bars
+    from kclrun.cli.run.live_table import Bars, LiveDisplay
 
     # Log lines go through the display as text, because their descriptor is not a terminal then.
     log = msgspec.structs.replace(settings.log, format="text")

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from kclrun.cli.run.live_table import LiveDisplay, render, wrapped
-from kclrun.cli.run.progress_bars import Bar, Bars, drawn_bars
+from kclrun.cli.run.live_table import Bar, Bars, LiveDisplay, drawn_bars, render, wrapped
 from kclrun.local.filling import Filling
 from kclrun.observe.sample import LeaseSample, ManagerSample
 

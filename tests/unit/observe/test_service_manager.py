@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from kclrun.errors import SettingsError
-from kclrun.observe.service_manager import notify_socket, watchdog_s
+from kclrun.manager.metering import notify_socket, watchdog_s
 
 
 class Listener:
