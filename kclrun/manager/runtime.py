@@ -29,9 +29,8 @@ from kclrun.manager.loop import IoPool, Loop
 from kclrun.manager.manager import Manager, ReportWriter
 from kclrun.manager.metering import SAMPLE_EVERY_S, Metering, open_announcer, open_metering
 from kclrun.manager.ring_reader import Child
-from kclrun.manager.sampling import Sampler
+from kclrun.manager.sampling import Sampler, SampleReader, Watch, Watchdog
 from kclrun.manager.service_calls import CredentialHanding, ServiceCalls
-from kclrun.manager.watching import SampleReader, Watch, Watchdog
 from kclrun.manager.world import ExitReason, Until, World
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import LATEST, TRIM_HORIZON

@@ -25,8 +25,7 @@ from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.manager.manager import ReportWriter
 from kclrun.manager.metering import open_metering
-from kclrun.manager.sampling import Sampler, note_of, state_of
-from kclrun.manager.watching import Watch
+from kclrun.manager.sampling import Sampler, Watch, note_of, state_of
 from kclrun.manager.world import ExitReason
 from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
