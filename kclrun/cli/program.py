@@ -39,7 +39,7 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 _VERBS: Final = tuple(verb for lines in _HEADINGS.values() for verb in lines)
-_FOLDERS: Final = frozenset({"lag", "leases", "migrate", "run", "tail"})
+_FOLDERS: Final = frozenset({"leases", "migrate", "run", "tail"})
 
 
 def module_of(verb: str) -> str:

@@ -208,15 +208,9 @@ def _converted(choice: Any, constraints: tuple[Any, ...], value: Any) -> Any:
     if bare is Any:
         return _without_marks(value)
     plain = str(value) if isinstance(value, str) else value
-    typed = choice if not constraints or get_origin(bare) is Literal else _with(choice, constraints)
-    return msgspec.convert(plain, typed)
-
-
-def _with(choice: Any, constraints: tuple[Any, ...]) -> Any:
-    typed = choice
-    for constraint in constraints:
-        typed = Annotated[typed, constraint]
-    return typed
+    if constraints and get_origin(bare) is not Literal:
+        choice = Annotated[choice, *constraints]
+    return msgspec.convert(plain, choice)
 
 
 def _as_scalar(value: Any) -> Any:
@@ -247,10 +241,8 @@ def _without_marks(value: Any) -> Any:
 
 def describe(annotation: Any) -> str:
     """The accepted values of a setting, in words: `a whole number from 1 to 1024`."""
-    metas = [meta for meta in get_args(annotation)[1:] if isinstance(meta, msgspec.Meta)]
     choices = members(annotation)
-    for choice in choices:
-        metas += [meta for meta in get_args(choice)[1:] if isinstance(meta, msgspec.Meta)]
+    metas = [meta for each in (annotation, *choices) for meta in _metas(each)]
     kinds = [_kind(plain_type(choice)) for choice in choices]
     return ", or ".join(kinds) + _bounds(metas)
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from kclrun.codec.cbor import MalformedCbor, decode_cbor, encode_cbor
 from kclrun.errors import ServiceError
-from kclrun.local import requests as wire
 from kclrun.local.iterators import ShardQuery
 from kclrun.local.service import REGION, Kinesis, ReadPage
 from kclrun.local.stream import (
@@ -28,6 +27,169 @@ from kclrun.local.stream import (
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import ChildShard, HashRange
 from kclrun.model.time import WallTime
+
+_ABBREVIATIONS: Final = {"Arn": "ARN", "InKib": "InKiB"}
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]+$", min_length=1, max_length=128)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+PageSize = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+HashKey = Annotated[str, msgspec.Meta(pattern=r"^(0|[1-9]\d{0,38})$")]
+Number = Annotated[str, msgspec.Meta(pattern=r"^(0|[1-9]\d{0,128})$")]
+Tags = Annotated[
+    dict[
+        Annotated[str, msgspec.Meta(min_length=1, max_length=128)],
+        Annotated[str, msgspec.Meta(max_length=256)],
+    ],
+    msgspec.Meta(max_length=200),
+]
+RecordSizeKib = Annotated[int, msgspec.Meta(ge=1024, le=10_240)]
+TagPage = Annotated[int, msgspec.Meta(ge=1, le=50)]
+
+
+def _wire_name(field: str) -> str:
+    name = "".join(word.capitalize() for word in field.split("_"))
+    for ours, theirs in _ABBREVIATIONS.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True, rename=_wire_name):
+    pass
+
+
+class OfStream(_Request, frozen=True, kw_only=True):
+    """A request about one stream, by name or ARN."""
+
+    stream_name: Name | None = None
+    stream_arn: str | None = None
+
+
+class CreateStream(_Request, frozen=True, kw_only=True):
+    """CreateStream."""
+
+    stream_name: Name
+    shard_count: Count | None = None
+    max_record_size_in_kib: RecordSizeKib | None = None
+    tags: Tags | None = None
+
+
+class ListStreams(_Request, frozen=True, kw_only=True):
+    """ListStreams: by page, or after a name."""
+
+    limit: PageSize = 100
+    exclusive_start_stream_name: str | None = None
+    next_token: str | None = None
+
+
+class PagedStream(OfStream, frozen=True, kw_only=True):
+    """DescribeStream: its shards by page."""
+
+    limit: PageSize = 100
+    exclusive_start_shard_id: str | None = None
+
+
+class ShardFilterField(_Request, frozen=True, kw_only=True):
+    """The filter of ListShards."""
+
+    type: str
+    shard_id: str | None = None
+    timestamp: float | None = None
+
+    def query(self, after: str | None) -> ShardQuery:
+        timestamp = None if self.timestamp is None else WallTime(self.timestamp)
+        return ShardQuery(self.type, timestamp, self.shard_id, after)
+
+
+class ListShards(OfStream, frozen=True, kw_only=True):
+    """ListShards: a first page, or the next one by token alone."""
+
+    next_token: str | None = None
+    exclusive_start_shard_id: str | None = None
+    max_results: PageSize = 1000
+    stream_creation_timestamp: float | None = None
+    shard_filter: ShardFilterField | None = None
+
+
+class PutRecord(OfStream, frozen=True, kw_only=True):
+    """PutRecord."""
+
+    data: bytes
+    partition_key: str | None = None
+    explicit_hash_key: str | None = None
+    sequence_number_for_ordering: str | None = None
+
+
+class PutRecords(OfStream, frozen=True, kw_only=True):
+    """PutRecords: up to 500 entries."""
+
+    records: Annotated[list[PutEntry], msgspec.Meta(min_length=1, max_length=500)]
+
+
+class GetShardIterator(OfStream, frozen=True, kw_only=True):
+    """GetShardIterator: one of the five types."""
+
+    shard_id: Name
+    shard_iterator_type: str
+    starting_sequence_number: Number | None = None
+    timestamp: float | None = None
+
+
+class GetRecords(_Request, frozen=True, kw_only=True):
+    """GetRecords: by iterator."""
+
+    shard_iterator: str
+    limit: int = 10_000
+    stream_arn: str | None = None
+
+
+class SplitShard(OfStream, frozen=True, kw_only=True):
+    """SplitShard: the child above begins at the hash key."""
+
+    shard_to_split: Name
+    new_starting_hash_key: HashKey
+
+
+class MergeShards(OfStream, frozen=True, kw_only=True):
+    """MergeShards: two neighbours."""
+
+    shard_to_merge: Name
+    adjacent_shard_to_merge: Name
+
+
+class UpdateShardCount(OfStream, frozen=True, kw_only=True):
+    """UpdateShardCount: uniform scaling."""
+
+    target_shard_count: Count
+    scaling_type: str
+
+
+class Retention(OfStream, frozen=True, kw_only=True):
+    """Increase- and DecreaseStreamRetentionPeriod."""
+
+    retention_period_hours: int
+
+
+class MaxRecordSize(OfStream, frozen=True, kw_only=True):
+    """UpdateMaxRecordSize."""
+
+    max_record_size_in_kib: RecordSizeKib
+
+
+class Tagging(OfStream, frozen=True, kw_only=True):
+    """Adding (`tags`) and removing (`tag_keys`), by the old names and the new."""
+
+    resource_arn: str | None = None
+    tags: Tags | None = None
+    tag_keys: list[str] | None = None
+
+
+class ListTags(OfStream, frozen=True, kw_only=True):
+    """ListTagsForStream: by page."""
+
+    resource_arn: str | None = None
+    exclusive_start_tag_key: str | None = None
+    limit: TagPage = 50
+
 
 # Streams and shards as JSON objects of Kinesis's answers.
 Json = dict[str, Any]
@@ -115,7 +277,7 @@ class _Call(msgspec.Struct, frozen=True):
     now: WallTime
     region: str
 
-    def stream(self, request: wire.OfStream) -> Stream:
+    def stream(self, request: OfStream) -> Stream:
         return self.kinesis.stream(request.stream_name, request.stream_arn, self.now)
 
 
@@ -168,7 +330,7 @@ def _encoded(given: Json, encoding: Encoding) -> bytes:
     return encode_cbor(msgspec.to_builtins(given, builtin_types=(bytes,)))
 
 
-def _create_stream(call: _Call, request: wire.CreateStream) -> None:
+def _create_stream(call: _Call, request: CreateStream) -> None:
     # Without a count the service makes an on-demand stream, which begins with four shards.
     call.kinesis.create_stream(
         request.stream_name,
@@ -180,11 +342,11 @@ def _create_stream(call: _Call, request: wire.CreateStream) -> None:
     )
 
 
-def _delete_stream(call: _Call, request: wire.OfStream) -> None:
+def _delete_stream(call: _Call, request: OfStream) -> None:
     call.kinesis.delete_stream(call.stream(request), call.now)
 
 
-def _describe_summary(call: _Call, request: wire.OfStream) -> Json:
+def _describe_summary(call: _Call, request: OfStream) -> Json:
     stream = call.stream(request)
     body = described_json(stream, call.now)
     body["OpenShardCount"] = len(stream.open_shards())
@@ -193,7 +355,7 @@ def _describe_summary(call: _Call, request: wire.OfStream) -> Json:
     return {"StreamDescriptionSummary": body}
 
 
-def _describe_stream(call: _Call, request: wire.PagedStream) -> Json:
+def _describe_stream(call: _Call, request: PagedStream) -> Json:
     stream = call.stream(request)
     after = request.exclusive_start_shard_id or ""
     shards = [shard for shard in stream.shards(call.now) if shard.shard_id > after]
@@ -205,7 +367,7 @@ def _describe_stream(call: _Call, request: wire.PagedStream) -> Json:
     return {"StreamDescription": body}
 
 
-def _list_streams(call: _Call, request: wire.ListStreams) -> Json:
+def _list_streams(call: _Call, request: ListStreams) -> Json:
     after = request.next_token or request.exclusive_start_stream_name or ""
     streams = [stream for stream in call.kinesis.streams(call.now) if stream.name > after]
     page = streams[: request.limit]
@@ -220,7 +382,7 @@ def _list_streams(call: _Call, request: wire.ListStreams) -> Json:
     return body
 
 
-def _list_shards(call: _Call, request: wire.ListShards) -> Json:
+def _list_shards(call: _Call, request: ListShards) -> Json:
     if request.next_token is not None:
         if request.stream_name or request.exclusive_start_shard_id:
             raise invalid_argument("NextToken and StreamName cannot be provided together.")
@@ -237,13 +399,13 @@ def _list_shards(call: _Call, request: wire.ListShards) -> Json:
     return body
 
 
-def _put_record(call: _Call, request: wire.PutRecord) -> Json:
+def _put_record(call: _Call, request: PutRecord) -> Json:
     entry = PutEntry(request.data, request.partition_key, request.explicit_hash_key)
     result = call.kinesis.put(call.stream(request), entry, call.now)
     return {"ShardId": result.shard_id, "SequenceNumber": result.sequence_number}
 
 
-def _put_records(call: _Call, request: wire.PutRecords) -> Json:
+def _put_records(call: _Call, request: PutRecords) -> Json:
     size_bytes = sum(len(entry.data) + len(entry.partition_key or "") for entry in request.records)
     if size_bytes > _PUT_BYTES_MAX:
         raise invalid_argument(
@@ -254,7 +416,7 @@ def _put_records(call: _Call, request: wire.PutRecords) -> Json:
     return {"FailedRecordCount": failed, "Records": results}
 
 
-def _get_shard_iterator(call: _Call, request: wire.GetShardIterator) -> Json:
+def _get_shard_iterator(call: _Call, request: GetShardIterator) -> Json:
     try:
         kind = IteratorType(request.shard_iterator_type)
     except ValueError:
@@ -274,7 +436,7 @@ def _get_shard_iterator(call: _Call, request: wire.GetShardIterator) -> Json:
     return {"ShardIterator": token}
 
 
-def _get_records(call: _Call, request: wire.GetRecords) -> Json:
+def _get_records(call: _Call, request: GetRecords) -> Json:
     page: ReadPage = call.kinesis.fetch(
         request.shard_iterator, request.limit, call.now, arn=request.stream_arn
     )
@@ -286,17 +448,17 @@ def _get_records(call: _Call, request: wire.GetRecords) -> Json:
     return body
 
 
-def _split_shard(call: _Call, request: wire.SplitShard) -> None:
+def _split_shard(call: _Call, request: SplitShard) -> None:
     at = int(request.new_starting_hash_key)
     call.kinesis.split_shard(call.stream(request), request.shard_to_split, at, call.now)
 
 
-def _merge_shards(call: _Call, request: wire.MergeShards) -> None:
+def _merge_shards(call: _Call, request: MergeShards) -> None:
     stream = call.stream(request)
     stream.merge(request.shard_to_merge, request.adjacent_shard_to_merge, call.now)
 
 
-def _update_shard_count(call: _Call, request: wire.UpdateShardCount) -> Json:
+def _update_shard_count(call: _Call, request: UpdateShardCount) -> Json:
     if request.scaling_type != "UNIFORM_SCALING":
         raise validation(
             "Value at 'scalingType' failed to satisfy constraint: Member must satisfy enum value"
@@ -313,26 +475,26 @@ def _update_shard_count(call: _Call, request: wire.UpdateShardCount) -> Json:
     }
 
 
-def _lengthen_retention(call: _Call, request: wire.Retention) -> None:
+def _lengthen_retention(call: _Call, request: Retention) -> None:
     hours = request.retention_period_hours
     call.kinesis.set_retention(call.stream(request), hours, call.now, longer=True)
 
 
-def _shorten_retention(call: _Call, request: wire.Retention) -> None:
+def _shorten_retention(call: _Call, request: Retention) -> None:
     hours = request.retention_period_hours
     call.kinesis.set_retention(call.stream(request), hours, call.now, longer=False)
 
 
-def _set_record_size(call: _Call, request: wire.MaxRecordSize) -> None:
+def _set_record_size(call: _Call, request: MaxRecordSize) -> None:
     call.stream(request).record_bytes_max = request.max_record_size_in_kib * _KIB
 
 
-def _tagged(call: _Call, request: wire.Tagging | wire.ListTags) -> Stream:
+def _tagged(call: _Call, request: Tagging | ListTags) -> Stream:
     arn = request.resource_arn or request.stream_arn
     return call.kinesis.stream(request.stream_name, arn, call.now)
 
 
-def _add_tags(call: _Call, request: wire.Tagging) -> None:
+def _add_tags(call: _Call, request: Tagging) -> None:
     stream = _tagged(call, request)
     # "You can assign up to 50 tags to a data stream."
     if len(stream.tags | (request.tags or {})) > 50:
@@ -340,13 +502,13 @@ def _add_tags(call: _Call, request: wire.Tagging) -> None:
     stream.tags.update(request.tags or {})
 
 
-def _remove_tags(call: _Call, request: wire.Tagging) -> None:
+def _remove_tags(call: _Call, request: Tagging) -> None:
     stream = _tagged(call, request)
     for key in request.tag_keys or []:
         stream.tags.pop(key, None)
 
 
-def _list_tags(call: _Call, request: wire.ListTags) -> Json:
+def _list_tags(call: _Call, request: ListTags) -> Json:
     tags = sorted(_tagged(call, request).tags.items())
     after = request.exclusive_start_tag_key or ""
     rest = [{"Key": key, "Value": value} for key, value in tags if key > after]
@@ -370,26 +532,26 @@ def _of(
 
 
 OPERATIONS: Final[dict[str, _Operation]] = {
-    "AddTagsToStream": _of(wire.Tagging, _add_tags),
-    "CreateStream": _of(wire.CreateStream, _create_stream),
-    "DecreaseStreamRetentionPeriod": _of(wire.Retention, _shorten_retention),
-    "DeleteStream": _of(wire.OfStream, _delete_stream),
-    "DescribeStream": _of(wire.PagedStream, _describe_stream),
-    "DescribeStreamSummary": _of(wire.OfStream, _describe_summary),
-    "GetRecords": _of(wire.GetRecords, _get_records),
-    "GetShardIterator": _of(wire.GetShardIterator, _get_shard_iterator),
-    "IncreaseStreamRetentionPeriod": _of(wire.Retention, _lengthen_retention),
-    "ListShards": _of(wire.ListShards, _list_shards),
-    "ListStreams": _of(wire.ListStreams, _list_streams),
-    "ListTagsForResource": _of(wire.ListTags, _list_tags),
-    "ListTagsForStream": _of(wire.ListTags, _list_tags),
-    "MergeShards": _of(wire.MergeShards, _merge_shards),
-    "PutRecord": _of(wire.PutRecord, _put_record),
-    "PutRecords": _of(wire.PutRecords, _put_records),
-    "RemoveTagsFromStream": _of(wire.Tagging, _remove_tags),
-    "SplitShard": _of(wire.SplitShard, _split_shard),
-    "TagResource": _of(wire.Tagging, _add_tags),
-    "UntagResource": _of(wire.Tagging, _remove_tags),
-    "UpdateMaxRecordSize": _of(wire.MaxRecordSize, _set_record_size),
-    "UpdateShardCount": _of(wire.UpdateShardCount, _update_shard_count),
+    "AddTagsToStream": _of(Tagging, _add_tags),
+    "CreateStream": _of(CreateStream, _create_stream),
+    "DecreaseStreamRetentionPeriod": _of(Retention, _shorten_retention),
+    "DeleteStream": _of(OfStream, _delete_stream),
+    "DescribeStream": _of(PagedStream, _describe_stream),
+    "DescribeStreamSummary": _of(OfStream, _describe_summary),
+    "GetRecords": _of(GetRecords, _get_records),
+    "GetShardIterator": _of(GetShardIterator, _get_shard_iterator),
+    "IncreaseStreamRetentionPeriod": _of(Retention, _lengthen_retention),
+    "ListShards": _of(ListShards, _list_shards),
+    "ListStreams": _of(ListStreams, _list_streams),
+    "ListTagsForResource": _of(ListTags, _list_tags),
+    "ListTagsForStream": _of(ListTags, _list_tags),
+    "MergeShards": _of(MergeShards, _merge_shards),
+    "PutRecord": _of(PutRecord, _put_record),
+    "PutRecords": _of(PutRecords, _put_records),
+    "RemoveTagsFromStream": _of(Tagging, _remove_tags),
+    "SplitShard": _of(SplitShard, _split_shard),
+    "TagResource": _of(Tagging, _add_tags),
+    "UntagResource": _of(Tagging, _remove_tags),
+    "UpdateMaxRecordSize": _of(MaxRecordSize, _set_record_size),
+    "UpdateShardCount": _of(UpdateShardCount, _update_shard_count),
 }

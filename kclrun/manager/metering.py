@@ -1,12 +1,15 @@
 """Metrics and health of one manager, for Prometheus, CloudWatch, /health and systemd.
 
-The loop makes a sample; other threads serve and publish it, so the loop never waits for a reader.
-Measured: a sample of 100 leases costs 3 ms.
+It gets the manager's samples; other threads serve and publish them, so the loop never waits for a
+reader. Measured: a sample of 100 leases costs 3 ms.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import os
+import socket
+import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Final
@@ -18,14 +21,68 @@ from kclrun.config.units import parse_listen
 from kclrun.errors import SettingsError
 from kclrun.manager.loop import Loop
 from kclrun.manager.sampling import Sampler
-from kclrun.model.time import Instant
+from kclrun.model.time import Instant, WallTime
 from kclrun.observe.endpoint import Answer, HttpEndpoint
 from kclrun.observe.health import HealthLimits, Verdict, health_body, judge
 from kclrun.observe.logs import EventLog, clean_text
-from kclrun.observe.metrics import FLEET_EVERY_S, LEASE_EVERY_S, ManagerSample, MetricWindow
+from kclrun.observe.metrics import FLEET_EVERY_S, LEASE_EVERY_S, MetricWindow
 from kclrun.observe.publishing import Publisher
-from kclrun.observe.service_manager import NotifySocket, notify_socket, watchdog_s
+from kclrun.observe.sample import ManagerSample
 from kclrun.ports import MetricOutlet
+
+_US_PER_S: Final = 1_000_000
+
+
+class NotifySocket:
+    """A datagram socket of a service manager: a path, or with `@` a name in the abstract space."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        # sd_notify(3): the @ replaces the null byte, which an environment cannot contain.
+        self._target = f"\0{address[1:]}" if address.startswith("@") else address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.settimeout(0.0)
+
+    def tell(self, assignments: Mapping[str, str]) -> None:
+        """Send the assignments as one datagram, all or nothing.
+
+        A value must be one line. Raises: OSError if no process listens, or if the service manager
+        has not read for so long that the queue is full.
+        """
+        lines = [f"{name}={value}" for name, value in assignments.items()]
+        assert not any("\n" in line for line in lines), "a line break would begin another word"
+        self._socket.sendto("\n".join(lines).encode(), self._target)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def notify_socket(environment: Mapping[str, str]) -> NotifySocket | None:
+    """The socket of the service manager that started us, or None if it wants no notification.
+
+    Raises: SettingsError for an address of another kind (systemd uses those for whole machines).
+    """
+    address = environment.get("NOTIFY_SOCKET", "")
+    if not address:
+        return None
+    if len(address) < 2 or address[0] not in "/@":
+        raise SettingsError(f"NOTIFY_SOCKET: expected a path, or @ and a name, got {address!r}")
+    return NotifySocket(address)
+
+
+def watchdog_s(environment: Mapping[str, str]) -> float | None:
+    """The longest time between two notifications (WatchdogSec), or None without a watchdog.
+
+    As sd_watchdog_enabled(3): a WATCHDOG_PID that is not ours means another process.
+    Raises: SettingsError for a period that is not a number above 0.
+    """
+    text = environment.get("WATCHDOG_USEC", "")
+    if not text or environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise SettingsError(f"WATCHDOG_USEC: expected microseconds, got {text!r}")
+    return int(text) / _US_PER_S
+
 
 # Verdicts that mean READY: the manager has read its table and can work.
 _BEGUN: Final = frozenset({"ok", "degraded"})
@@ -141,11 +198,11 @@ def _status(verdict: Verdict, leases: int) -> str:
 
 
 # The greatest age of the values that a scrape or a health check sees.
-_LOOK_EVERY_S: Final = 2.0
-_LOOKS_PER_LEASE_VALUE: Final = round(LEASE_EVERY_S / _LOOK_EVERY_S)
-_LOOKS_PER_FLEET_VALUE: Final = round(FLEET_EVERY_S / _LOOK_EVERY_S)
+SAMPLE_EVERY_S: Final = 2.0
+_LOOKS_PER_LEASE_VALUE: Final = round(LEASE_EVERY_S / SAMPLE_EVERY_S)
+_LOOKS_PER_FLEET_VALUE: Final = round(FLEET_EVERY_S / SAMPLE_EVERY_S)
 # CloudWatch keeps one value a minute.
-_LOOKS_PER_PUBLICATION: Final = round(60.0 / _LOOK_EVERY_S)
+_LOOKS_PER_PUBLICATION: Final = round(60.0 / SAMPLE_EVERY_S)
 # At the end, for the values of the last minute: all leases are given away by then.
 _LAST_WORDS_S: Final = 2.0
 # A loop that does not turn for a second or two is busy; after this long it renews nothing.
@@ -183,7 +240,7 @@ class HealthBoard:
 
 
 class Metering:
-    """Metrics and health of one manager. Call `look` once, in the loop: it repeats itself."""
+    """Metrics and health of one manager. `read` gets a sample every `SAMPLE_EVERY_S`."""
 
     def __init__(
         self,
@@ -212,15 +269,14 @@ class Metering:
         if self._endpoint is not None:
             self._log.note("endpoint_listening", endpoint=self._endpoint.url)
 
-    def look(self) -> None:
-        """Take a sample now, and another one after a while."""
-        sample = self._show()
+    def read(self, sample: ManagerSample) -> None:
+        """Show this sample, which was taken now, and publish its values when they are due."""
+        sample = self._show(sample)
         if self._publisher is not None:
             self._measure(sample)
         if self._announcer is not None:
             self._announcer.look(self._board.look()[1], sample.worker_leases)
         self._looks += 1
-        self._loop.after(_LOOK_EVERY_S, self.look)
 
     def stop_begins(self) -> None:
         """A stop was requested: the service manager is notified at once."""
@@ -230,7 +286,7 @@ class Metering:
     def close(self) -> None:
         """Stop serving; send the measurements not published yet, in two seconds at most."""
         if self._publisher is not None:
-            self._add_leases(self._show())
+            self._add_leases(self._show(self._sampler.take(self._loop.now())))
             self._publish(self._publisher)
             self._publisher.close(_LAST_WORDS_S)
         if self._endpoint is not None:
@@ -238,14 +294,12 @@ class Metering:
         if self._announcer is not None:
             self._announcer.close()
 
-    def _show(self) -> ManagerSample:
-        now = self._loop.now()
-        sample = self._sampler.take(now)
+    def _show(self, sample: ManagerSample) -> ManagerSample:
         if self._publisher is not None:
             sample = msgspec.structs.replace(
                 sample, unpublished_total=self._publisher.dropped_total
             )
-        self._board.show(sample, now)
+        self._board.show(sample, self._loop.now())
         return sample
 
     def _measure(self, sample: ManagerSample) -> None:
@@ -260,11 +314,11 @@ class Metering:
 
     def _add_leases(self, sample: ManagerSample) -> None:
         for shard, counts in self._sampler.take_departed(sample).items():
-            self._window.add_counts(shard, counts)
+            self._window.add_counts(shard, counts.records or 0, counts.bytes or 0)
         self._window.add_leases(sample.leases)
 
     def _publish(self, publisher: Publisher) -> None:
-        measurements = self._window.close(self._sampler.wall_time())
+        measurements = self._window.close(WallTime(time.time()))
         if measurements:
             publisher.offer(measurements)
 

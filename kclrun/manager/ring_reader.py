@@ -1,7 +1,4 @@
-"""Turns the transitions in a lease process's ring into events for the core and lines for the log.
-
-It also computes the progress and the lag of a lease.
-"""
+"""Turns the transitions in a process's ring into events for the core and lines for the log."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from kclrun.ipc.messages import NoAnswer, ToWorker
 from kclrun.ipc.ring import EventRing
 from kclrun.leases import events as heard
 from kclrun.leases.commands import StartProcess
-from kclrun.leases.held_lease import HeldLease
 from kclrun.model.lease import LeaseKey
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.events import CATALOGUE
@@ -31,62 +27,11 @@ from kclrun.protocol.status import LeaseStatus, WorkerState
 _WALL_TIME_MAX: Final = WallTime(1e11)
 
 
-def progressed_instant(status: LeaseStatus) -> Instant:
-    """When this lease process last advanced; 0 if it has not yet.
-
-    It advances when a batch returns, or when a read of the stream finds all records processed. An
-    answer to a read is not progress while records wait: a process that is restarted again and again
-    reads each time, and processes nothing.
-    """
-    fetched, processed = status.fetched, status.processed
-    has_all = fetched is None or (processed is not None and processed >= fetched)
-    is_idle = has_all and status.processing_since_instant == 0.0
-    return max(status.last_batch_instant, status.last_fetch_instant if is_idle else Instant(0.0))
-
-
-def lag_ms(status: LeaseStatus, now: Instant) -> int | None:
-    """How far the read position is behind the present; None before the first read.
-
-    MillisBehindLatest is of the moment of the read. If it was not 0, records waited behind the
-    position, and each of them has grown older since. So a lease that reads no more (its buffer is
-    full, its requests fail) does not look better than it is. At 0 no record is known to wait.
-    """
-    behind_ms = status.millis_behind_latest
-    if behind_ms <= 0:
-        return 0 if behind_ms == 0 else None
-    return behind_ms + max(0, round((now - status.last_fetch_instant) * 1000))
-
-
-def lag_of(
-    held_lease: HeldLease | None, status: LeaseStatus | None, now: Instant, wall: WallTime
-) -> int | None:
-    """How far a lease is behind; None while nothing is known. `wall` is `now` on the service's
-    clock.
-
-    The live table, the metrics and /health all use this value. If no process reads the lease
-    (halted, between two processes), it is at least the age of the oldest record known to wait. It
-    keeps growing, so that alarms see a halted shard come near the loss of its records.
-    """
-    measured_ms = lag_ms(status, now) if status is not None else None
-    since = _known_to_wait_since(held_lease) if held_lease is not None else None
-    if measured_ms is not None or since is None:
-        return measured_ms
-    return max(0, round((wall - since) * 1000))
-
-
 def waiting_since(status: LeaseStatus | None) -> WallTime | None:
     """The arrival time of the oldest record that a process read and did not process."""
     if status is None or not 0.0 < status.unprocessed_since < _WALL_TIME_MAX:
         return None
     return status.unprocessed_since
-
-
-def _known_to_wait_since(held_lease: HeldLease) -> WallTime | None:
-    halt = held_lease.row.halt if held_lease.row is not None else None
-    if halt is None:
-        return held_lease.waiting_since
-    # A row of a former version has only the time of the halt: the record had arrived by then.
-    return halt.waiting_since or halt.halted_at or None
 
 
 @dataclass

@@ -9,7 +9,6 @@ import os
 import platform
 import random
 import resource
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
@@ -28,21 +27,22 @@ from kclrun.manager.launcher import adopt_orphans
 from kclrun.manager.locks import Identity, establish
 from kclrun.manager.loop import IoPool, Loop
 from kclrun.manager.manager import Manager, ReportWriter
-from kclrun.manager.metering import Metering, open_announcer, open_metering
+from kclrun.manager.metering import SAMPLE_EVERY_S, Metering, open_announcer, open_metering
 from kclrun.manager.ring_reader import Child
-from kclrun.manager.sampling import Sampler, Snapshots
+from kclrun.manager.sampling import Sampler, SampleReader, Watch, Watchdog
 from kclrun.manager.service_calls import CredentialHanding, ServiceCalls
-from kclrun.manager.watching import Watch, Watchdog
 from kclrun.manager.world import ExitReason, Until, World
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import WallTime
-from kclrun.observe.logs import EventLog, LineSink
-from kclrun.observe.snapshot import LEASES_COMMAND, Snapshot
+from kclrun.observe.logs import EventLog, LineSink, log_of
+from kclrun.observe.sample import LEASES_COMMAND
 from kclrun.ports import ShardFilter
 from kclrun.sinks.durable_files import write_report
 
+# For a live table, which is drawn anew with each sample.
+_SHOW_EVERY_S: Final = 1.0
 # By name: the manager does not import modules that run beside user code.
 WORKER_ENTRY: Final = "kclrun.worker.main:run"
 _STDERR: Final = 2
@@ -66,7 +66,7 @@ def run_fleet(
     import_paths: Sequence[str] = (),
     until: Until | None = None,
     report_path: Path | None = None,
-    on_snapshot: Callable[[Snapshot], None] | None = None,
+    on_sample: SampleReader | None = None,
     source_is_done: Callable[[], bool] = lambda: True,
     launcher: Launcher | None = None,
     leases_command: str | None = LEASES_COMMAND,
@@ -76,11 +76,11 @@ def run_fleet(
     One loop runs in one thread. Events come from the I/O pool, the lease processes, the locks, the
     clock and the signals. The core answers each event with commands, and each command is one call.
 
-    `import_paths` are the paths from which lease processes import the processor. `on_snapshot` is
+    `import_paths` are the paths from which lease processes import the processor. `on_sample` is
     called about once a second, in this thread. `source_is_done` says, for `until`, that no more
     records are expected. `launcher` may have been started before the world was opened, so that it
     loads meanwhile; it decides where the output of lease processes goes. `leases_command` is named
-    in the instructions for resuming a halted shard (`snapshot.how_to_resume`).
+    in the instructions for resuming a halted shard (`sample.how_to_resume`).
 
     Raises: SettingsError without a usable folder for lock files; AccessDenied or Unavailable
     without credentials; InvariantViolation for a bug of ours (the lease processes then drain by
@@ -93,7 +93,7 @@ def run_fleet(
     pool = IoPool(loop.post)
     run: _Run | None = None
     try:
-        log = _log(settings, identity, sink)
+        log = log_of(settings, identity.id, sink)
         run = _Run(
             settings,
             world,
@@ -106,8 +106,7 @@ def run_fleet(
         )
         launcher = launcher or Launcher(WORKER_ENTRY, only=settings.environment.only)
         run.assemble(launcher, tuple(import_paths))
-        run.watch(on_snapshot, until, source_is_done)
-        reason = run.run()
+        reason = run.run(on_sample, until, source_is_done)
         if report_path is not None:
             run.write_report(report_path, reason)
         return reason
@@ -199,50 +198,51 @@ class _Run:
         self._manager.departed(child)
         self._watchdog.buried(child)
 
-    def watch(
+    def run(
         self,
-        on_snapshot: Callable[[Snapshot], None] | None,
+        on_sample: SampleReader | None,
         until: Until | None,
         source_is_done: Callable[[], bool],
-    ) -> None:
-        """Set up the periodic checks and the snapshot."""
-        snapshots = Snapshots(
+    ) -> ExitReason:
+        """Run from the first line of the log to the last."""
+        adopt_orphans()
+        self._credentials.open()
+        self._watch_instance()
+        sampler = Sampler(
+            self._manager,
+            self._report,
             application=self._settings.application,
             stream=self._world.stream_names,
             owner=self._identity.id,
+            leases_max=self._settings.leases.max,
             began_instant=self._began_instant,
-            core=self._core,
-            living=self._manager.processes.living,
-            report=self._report,
-            leases_command=self._manager.leases_command,
+            has_gauge=on_sample is not None,
         )
-        self._watch = Watch(
-            self._manager,
-            snapshots,
-            loop=self._loop,
-            log=self._log,
-            watchdog=self._watchdog,
-            failover_s=self._policy.failover_s,
-            on_snapshot=on_snapshot,
-            is_until_caught_up=until is not None,
-            source_is_done=source_is_done,
-        )
-
-    def run(self) -> ExitReason:
-        """Run from the first line of the log to the last."""
-        assert self._watch is not None, "assembled and watched before it runs"
-        adopt_orphans()
-        self._credentials.open()
-        self._loop.after(0.0, self._watch.look)
-        self._watch_instance()
         try:
-            self._metering = self._open_metering()
+            self._metering = self._open_metering(sampler)
+            readers: list[tuple[float, SampleReader]] = []
+            if on_sample is not None:
+                readers.append((_SHOW_EVERY_S, on_sample))
+            if self._metering is not None:
+                readers.append((SAMPLE_EVERY_S, self._metering.read))
+            self._watch = Watch(
+                self._manager,
+                sampler,
+                loop=self._loop,
+                log=self._log,
+                watchdog=self._watchdog,
+                failover_s=self._policy.failover_s,
+                readers=readers,
+                is_until_caught_up=until is not None,
+                source_is_done=source_is_done,
+            )
+            self._loop.after(0.0, self._watch.look)
             reason = self._manager.run(self._world.service_time(), self._first_line)
         finally:
             if self._metering is not None:
                 self._metering.close()
             self._manager.processes.close()
-        self._log.note("manager_stopped", reason=reason.value, records=self._records())
+        self._log.note("manager_stopped", reason=reason.value, records=self._report.records_total)
         return reason
 
     def _watch_instance(self) -> None:
@@ -260,17 +260,8 @@ class _Run:
         self._manager.stays = watch.stays
         watch.open()
 
-    def _open_metering(self) -> Metering | None:
+    def _open_metering(self, sampler: Sampler) -> Metering | None:
         """Called before the first lease is taken: an address that is not free ends the start."""
-        sampler = Sampler(
-            self._manager,
-            self._report,
-            application=self._settings.application,
-            stream=self._world.stream_names,
-            owner=self._identity.id,
-            leases_max=self._settings.leases.max,
-            began_instant=self._began_instant,
-        )
         metering = open_metering(
             self._settings,
             sampler,
@@ -282,7 +273,6 @@ class _Run:
         )
         if metering is not None:
             self._manager.stop_begins = metering.stop_begins
-            self._loop.after(0.0, metering.look)
         return metering
 
     @property
@@ -299,9 +289,6 @@ class _Run:
             seconds=self._loop.now() - self._began_instant,
         )
         write_report(path, report)
-
-    def _records(self) -> int:
-        return self._report.records_total
 
     def _start_commands(self, import_paths: tuple[str, ...]) -> StartCommands:
         return StartCommands(
@@ -393,17 +380,4 @@ def _policy(
         created={key: stream.summary.created_at for key, stream in world.streams.items()},
         described_instant=world.described_instant,
         reads_kcl3_mode=world.coordinator is not None,
-    )
-
-
-def _log(settings: Settings, identity: Identity, sink: LineSink) -> EventLog:
-    """The log: JSON lines, or plain text if stderr is a terminal, unless the settings say which."""
-    wanted = settings.log.format
-    as_json = wanted == "json" or (wanted == "auto" and not sys.stderr.isatty())
-    return EventLog(
-        sink,
-        app=settings.application,
-        owner=identity.id,
-        level=settings.log.level,
-        as_json=as_json,
     )

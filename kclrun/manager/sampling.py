@@ -1,33 +1,44 @@
-"""Measures one manager: snapshots for the live table, samples for metrics and /health.
+"""Looks at one manager, twice a second, on its one timer.
 
-A snapshot or a sample reads status slots and the state of the core. It never waits.
+It samples it for the live table, the metrics and /health, and computes each figure once; it ends
+stalled processes, passes on the fleet's failover, and ends a run that has caught up. A look reads
+status slots and the state of the core. It never waits.
 """
 
 from __future__ import annotations
 
 import collections
-import time
-from collections.abc import Callable, Iterable, Mapping
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 import psutil
 
+from kclrun.ipc.messages import FailoverChanged
 from kclrun.leases.held_lease import HeldLease, State
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.shard_sync import TableTotals
+from kclrun.lifecycle.caught_up import CaughtUp
+from kclrun.lifecycle.stall import STALL_PATIENCE_S, Stall, StallWatch
+from kclrun.lifecycle.stopping import UNKILLABLE_AFTER_S
+from kclrun.manager.children import LeaseProcesses
+from kclrun.manager.loop import Loop
 from kclrun.manager.manager import Manager, ReportWriter
-from kclrun.manager.ring_reader import Child, lag_of, progressed_instant
+from kclrun.manager.ring_reader import Child, exit_words
 from kclrun.manager.service_calls import LOOK_FOR_OFFERS, READ_KCL3_MODE
+from kclrun.manager.world import ExitReason
 from kclrun.model.lease import OFFERED, LeaseKey, OwnerId
+from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
-from kclrun.observe.metrics import LeaseCounts, LeaseSample, ManagerSample, Outage
-from kclrun.observe.snapshot import LEASES_COMMAND, LeaseView, Snapshot
+from kclrun.observe.logs import EventLog
+from kclrun.observe.sample import LeaseSample, ManagerSample, Outage, ShardReport
 from kclrun.protocol.status import LeaseStatus, WorkerState
 
-# Rates are averages over the last few snapshots, so that a reader can follow the number.
+# Rates are averages over the last few samples, so that a reader can follow the number.
 _LOOKS_KEPT: Final = 5
-# A process's own memory is read from `smaps_rollup`, up to 1 ms each: at most so many a snapshot,
+# A process's own memory is read from `smaps_rollup`, up to 1 ms each: at most so many a sample,
 # in turn.
 _MEMORY_READS_MAX: Final = 8
 
@@ -51,7 +62,7 @@ _WORDS_OF_STATES: Final = {
 
 
 class Gauge:
-    """CPU and memory of processes, kept between snapshots: a share of CPU needs two readings."""
+    """CPU and memory of processes, kept between samples: a share of CPU needs two readings."""
 
     def __init__(self) -> None:
         self._processes: dict[int, psutil.Process] = {}
@@ -94,97 +105,8 @@ class Gauge:
             return None
 
 
-class Snapshots:
-    """Makes the snapshots (`observe.snapshot.Snapshot`) of one manager, one a second."""
-
-    def __init__(
-        self,
-        *,
-        application: str,
-        stream: str,
-        owner: OwnerId,
-        began_instant: Instant,
-        core: LeaseManager,
-        living: Callable[[], Iterable[Child]],
-        report: ReportWriter,
-        leases_command: str | None = LEASES_COMMAND,
-    ) -> None:
-        self._application = application
-        self._stream = stream
-        self._owner = owner
-        self._began_instant = began_instant
-        self._core = core
-        self._living = living
-        self._report = report
-        self._leases_command = leases_command
-        self._gauge = Gauge()
-        self._looks: dict[LeaseKey, collections.deque[tuple[Instant, int]]] = {}
-
-    def take(self, now: Instant) -> Snapshot:
-        """The state of all leases and their processes now."""
-        children = {child.key: child for child in self._living()}
-        gauged = self._gauge.look(child.pid for child in children.values() if child.pid is not None)
-        views = []
-        for key in sorted({*self._core.held(), *children}):
-            child = children.get(key)
-            pid = child.pid if child is not None else None
-            cpu, memory = gauged.get(pid, (None, None)) if pid is not None else (None, None)
-            status = child.look() if child is not None else None
-            trouble = child.trouble if child is not None else ""
-            view = self._view(key, status, trouble, now)
-            views.append(
-                msgspec.structs.replace(view, pid=pid, cpu_percent=cpu, memory_bytes=memory)
-            )
-        elsewhere, free = self._others({view.shard for view in views})
-        return Snapshot(
-            application=self._application,
-            stream=self._stream,
-            owner=self._owner,
-            uptime_s=now - self._began_instant,
-            leases=tuple(views),
-            leases_elsewhere=elsewhere,
-            leases_free=free,
-            ended_total=self._report.ended_total,
-            records_departed=self._report.records_besides({view.shard for view in views}),
-            is_draining=self._core.is_draining,
-            leases_command=self._leases_command,
-        )
-
-    def _view(
-        self, key: LeaseKey, status: LeaseStatus | None, trouble: str, now: Instant
-    ) -> LeaseView:
-        held_lease = self._core.held_lease(key)
-        totals = self._report.shard(key, status)
-        return LeaseView(
-            shard=key,
-            state=state_of(held_lease, status, trouble),
-            owner=self._owner,
-            records_total=totals.records or 0,
-            records_per_s=self._rate(key, totals.records or 0, now),
-            lag_ms=lag_of(held_lease, status, now, self._core.wall_time(now)),
-            restarts=totals.restarts,
-            note=note_of(held_lease, now, trouble),
-        )
-
-    def _rate(self, key: LeaseKey, records: int, now: Instant) -> float:
-        looks = self._looks.setdefault(key, collections.deque(maxlen=_LOOKS_KEPT))
-        looks.append((now, records))
-        (before, then), (_, latest) = looks[0], looks[-1]
-        return max(0.0, (latest - then) / (now - before)) if now > before else 0.0
-
-    def _others(self, ours: set[str]) -> tuple[int, int]:
-        elsewhere = free = 0
-        for key, row in self._core.leases.items():
-            if row.is_ended or key in ours:
-                continue
-            if row.owner is None or row.owner == OFFERED:
-                free += 1
-            elsewhere += row.owner not in (None, OFFERED, self._owner)
-        return elsewhere, free
-
-
 def state_of(held_lease: HeldLease | None, status: LeaseStatus | None, trouble: str = "") -> str:
-    """One short word for the activity of a lease; `LeaseView.state` lists the words.
+    """One short word for the activity of a lease; `LeaseSample.state` lists the words.
 
     `trouble` is the exception of user code, in words, while the call is retried.
     """
@@ -207,6 +129,57 @@ def note_of(held_lease: HeldLease | None, now: Instant, trouble: str = "") -> st
     return "its parents are not ended" if held_lease.state is State.WAITING else ""
 
 
+def progressed_instant(status: LeaseStatus) -> Instant:
+    """When this lease process last advanced; 0 if it has not yet.
+
+    It advances when a batch returns, or when a read of the stream finds all records processed. An
+    answer to a read is not progress while records wait: a process that is restarted again and again
+    reads each time, and processes nothing.
+    """
+    fetched, processed = status.fetched, status.processed
+    has_all = fetched is None or (processed is not None and processed >= fetched)
+    is_idle = has_all and status.processing_since_instant == 0.0
+    return max(status.last_batch_instant, status.last_fetch_instant if is_idle else Instant(0.0))
+
+
+def lag_ms(status: LeaseStatus, now: Instant) -> int | None:
+    """How far the read position is behind the present; None before the first read.
+
+    MillisBehindLatest is of the moment of the read. If it was not 0, records waited behind the
+    position, and each of them has grown older since. So a lease that reads no more (its buffer is
+    full, its requests fail) does not look better than it is. At 0 no record is known to wait.
+    """
+    behind_ms = status.millis_behind_latest
+    if behind_ms <= 0:
+        return 0 if behind_ms == 0 else None
+    return behind_ms + max(0, round((now - status.last_fetch_instant) * 1000))
+
+
+def lag_of(
+    held_lease: HeldLease | None, status: LeaseStatus | None, now: Instant, wall: WallTime
+) -> int | None:
+    """How far a lease is behind; None while nothing is known. `wall` is `now` on the service's
+    clock.
+
+    The live table, the metrics and /health all use this value. If no process reads the lease
+    (halted, between two processes), it is at least the age of the oldest record known to wait. It
+    keeps growing, so that alarms see a halted shard come near the loss of its records.
+    """
+    measured_ms = lag_ms(status, now) if status is not None else None
+    since = _known_to_wait_since(held_lease) if held_lease is not None else None
+    if measured_ms is not None or since is None:
+        return measured_ms
+    return max(0, round((wall - since) * 1000))
+
+
+def _known_to_wait_since(held_lease: HeldLease) -> WallTime | None:
+    halt = held_lease.row.halt if held_lease.row is not None else None
+    if halt is None:
+        return held_lease.waiting_since
+    # A row of a former version has only the time of the halt: the record had arrived by then.
+    return halt.waiting_since or halt.halted_at or None
+
+
 _NOT_VITAL: Final = frozenset({LOOK_FOR_OFFERS, READ_KCL3_MODE})
 
 # States in which a lease does not advance by design: until its parents are ended, until its former
@@ -217,8 +190,25 @@ _STANDING: Final = frozenset({State.WAITING, State.QUARANTINED, State.HALTING, S
 _TOTALS_EVERY_S: Final = 10.0
 
 
+class _Progress(msgspec.Struct):
+    """When a lease last advanced, over restarts of its process, and its last counts of records."""
+
+    instant: Instant
+    counts: collections.deque[tuple[Instant, int]] = msgspec.field(
+        default_factory=lambda: collections.deque(maxlen=_LOOKS_KEPT)
+    )
+
+    def records_per_s(self, records: int, now: Instant) -> float:
+        self.counts.append((now, records))
+        (before, then), (_, latest) = self.counts[0], self.counts[-1]
+        return max(0.0, (latest - then) / (now - before)) if now > before else 0.0
+
+
 class Sampler:
-    """Makes the samples (`observe.metrics.ManagerSample`) of one manager, in its loop's thread."""
+    """Makes the samples of one manager, in its loop's thread.
+
+    CPU and memory of the lease processes are measured only with `has_gauge`.
+    """
 
     def __init__(
         self,
@@ -230,6 +220,7 @@ class Sampler:
         owner: OwnerId,
         leases_max: int,
         began_instant: Instant,
+        has_gauge: bool = False,
     ) -> None:
         self._manager = manager
         self._report = report
@@ -238,8 +229,8 @@ class Sampler:
         self._owner = owner
         self._leases_max = leases_max
         self._began_instant = began_instant
-        # When each lease last advanced, over restarts of its process.
-        self._progressed: dict[LeaseKey, Instant] = {}
+        self._gauge = Gauge() if has_gauge else None
+        self._progress: dict[LeaseKey, _Progress] = {}
         self._totals: TableTotals | None = None
         self._totals_instant = began_instant
         self._draining_since: Instant | None = None
@@ -251,44 +242,45 @@ class Sampler:
         children = {child.key: child for child in processes.living()}
         held = core.held()
         keys = sorted({*held, *children})
-        self._progressed = {key: self._progressed.get(key, now) for key in keys}
+        self._progress = {key: self._progress.get(key) or _Progress(now) for key in keys}
         totals = self._totals_of(core, now)
-        is_away = not processes.has_launcher
+        elsewhere, free = self._others(keys)
         # A stop that is finished may wait without limit for the end of the machine.
         is_draining = core.is_draining and not core.is_finished
-        self._launcher_away_since = _since(self._launcher_away_since, now, holds=is_away)
+        self._launcher_away_since = _since(
+            self._launcher_away_since, now, holds=not processes.has_launcher
+        )
         self._draining_since = _since(self._draining_since, now, holds=is_draining)
         return ManagerSample(
             application=self._application,
             stream=self._stream,
             owner=self._owner,
-            measured_at=self.wall_time(),
             uptime_s=now - self._began_instant,
             total_leases=totals.leases if totals is not None else None,
             total_shards=totals.shards if totals is not None else None,
             unclaimed_leases=totals.unclaimed if totals is not None else None,
             worker_leases=len(held),
             worker_leases_max=self._leases_max,
-            leases=tuple(self._lease(key, children.get(key), now) for key in keys),
+            leases=self._leases(keys, children, now),
+            leases_elsewhere=elsewhere,
+            leases_free=free,
+            ended_total=self._report.ended_total,
+            records_departed=self._report.records_besides(self._progress),
             outages=self._outages(now),
             launcher_away_s=_lasted(self._launcher_away_since, now),
             native_mode=core.native_mode,
             host_short_s=_lasted(core.host_places.short_since, now),
             host_runs=core.host_places.proven,
             host_reason=core.host_places.reason,
+            is_draining=core.is_draining,
             draining_s=_lasted(self._draining_since, now),
             leases_command=self._manager.leases_command,
         )
 
-    @staticmethod
-    def wall_time() -> WallTime:
-        """The host's clock, as in the samples."""
-        return WallTime(time.time())
-
-    def take_departed(self, sample: ManagerSample) -> Mapping[str, LeaseCounts]:
+    def take_departed(self, sample: ManagerSample) -> Mapping[LeaseKey, ShardReport]:
         """Counts of leases not in `sample` whose process exited since the last call."""
         departed = self._report.take_departed() - {LeaseKey(one.shard) for one in sample.leases}
-        return {key: self._counts(key, None) for key in sorted(departed)}
+        return {key: self._report.shard(key, None) for key in sorted(departed)}
 
     def _totals_of(self, core: LeaseManager, now: Instant) -> TableTotals | None:
         is_whole = self._totals is not None and self._totals.shards is not None
@@ -296,33 +288,67 @@ class Sampler:
             self._totals, self._totals_instant = core.totals(), now
         return self._totals
 
-    def _lease(self, key: LeaseKey, child: Child | None, now: Instant) -> LeaseSample:
-        held_lease = self._manager.core.held_lease(key)
+    def _others(self, ours: Iterable[LeaseKey]) -> tuple[int, int]:
+        """The number of other leases that another owner has, and of those that no owner has."""
+        besides = frozenset(ours)
+        elsewhere = free = 0
+        for key, row in self._manager.core.leases.items():
+            if row.is_ended or key in besides:
+                continue
+            if row.owner is None or row.owner == OFFERED:
+                free += 1
+            elsewhere += row.owner not in (None, OFFERED, self._owner)
+        return elsewhere, free
+
+    def _leases(
+        self, keys: Iterable[LeaseKey], children: Mapping[LeaseKey, Child], now: Instant
+    ) -> tuple[LeaseSample, ...]:
+        gauged: Mapping[int, tuple[float | None, int | None]] = {}
+        if self._gauge is not None:
+            pids = (child.pid for child in children.values())
+            gauged = self._gauge.look(pid for pid in pids if pid is not None)
+        return tuple(self._lease(key, children.get(key), gauged, now) for key in keys)
+
+    def _lease(
+        self,
+        key: LeaseKey,
+        child: Child | None,
+        gauged: Mapping[int, tuple[float | None, int | None]],
+        now: Instant,
+    ) -> LeaseSample:
+        core = self._manager.core
+        held_lease = core.held_lease(key)
+        pid = child.pid if child is not None else None
         status = child.look() if child is not None else None
         trouble = child.trouble if child is not None else ""
-        if held_lease is not None and held_lease.state in _STANDING:
-            self._progressed[key] = now
-            still_s = None
-        else:
-            still_s = self._still_s(key, status, now)
+        counts = self._report.shard(key, status)
+        records = counts.records or 0
+        cpu, memory = gauged.get(pid, (None, None)) if pid is not None else (None, None)
         return LeaseSample(
             shard=key,
             state=state_of(held_lease, status, trouble),
-            counts=self._counts(key, status),
-            lag_ms=lag_of(held_lease, status, now, self._manager.core.wall_time(now)),
-            still_s=still_s,
-            restarts=self._report.restarts(key),
+            records_total=records,
+            bytes_total=counts.bytes or 0,
+            records_per_s=self._progress[key].records_per_s(records, now),
+            lag_ms=lag_of(held_lease, status, now, core.wall_time(now)),
+            still_s=self._still_s(self._progress[key], held_lease, status, now),
+            restarts=counts.restarts,
+            pid=pid,
+            cpu_percent=cpu,
+            memory_bytes=memory,
             note=note_of(held_lease, now, trouble),
         )
 
-    def _still_s(self, key: LeaseKey, status: LeaseStatus | None, now: Instant) -> float:
+    @staticmethod
+    def _still_s(
+        progress: _Progress, held_lease: HeldLease | None, status: LeaseStatus | None, now: Instant
+    ) -> float | None:
+        if held_lease is not None and held_lease.state in _STANDING:
+            progress.instant = now
+            return None
         if status is not None:
-            self._progressed[key] = max(self._progressed[key], progressed_instant(status))
-        return max(0.0, now - self._progressed[key])
-
-    def _counts(self, key: LeaseKey, status: LeaseStatus | None) -> LeaseCounts:
-        shard = self._report.shard(key, status)
-        return LeaseCounts(shard.records or 0, shard.bytes or 0)
+            progress.instant = max(progress.instant, progressed_instant(status))
+        return max(0.0, now - progress.instant)
 
     def _outages(self, now: Instant) -> tuple[Outage, ...]:
         return tuple(
@@ -340,3 +366,211 @@ def _since(before: Instant | None, now: Instant, *, holds: bool) -> Instant | No
 
 def _lasted(since: Instant | None, now: Instant) -> float | None:
     return now - since if since is not None else None
+
+
+SampleReader = Callable[[ManagerSample], None]
+
+# The states of a process that publishes nothing, in words for the log.
+_STATES_OF_THE_SILENT: Final = {
+    psutil.STATUS_STOPPED: "it is stopped (SIGSTOP, or a debugger)",
+    psutil.STATUS_TRACING_STOP: "it is stopped (a debugger)",
+    psutil.STATUS_DISK_SLEEP: "it waits in the kernel (a disk, or a network file system)",
+}
+_GIL: Final = "one of its threads holds the GIL, in a call into C"
+
+
+@dataclass
+class _Story:
+    """One stall, from its detection to the exit of the process."""
+
+    stall: Stall
+    words: str
+    noticed_instant: Instant
+    is_told: bool = False
+
+
+class Watchdog:
+    """Detects stalled lease processes of one manager, ends them and logs one line for each.
+
+    `failover_s` gives the fleet's failover of this moment.
+    """
+
+    def __init__(
+        self,
+        processes: LeaseProcesses,
+        *,
+        log: EventLog,
+        stall_s: float,
+        failover_s: Callable[[], float],
+    ) -> None:
+        self._processes = processes
+        self._log = log
+        self._failover_s = failover_s
+        self._watch = StallWatch(stall_s)
+        self._stories: dict[int, _Story] = {}
+
+    def look(self, living: Iterable[Child], now: Instant) -> None:
+        """Check all living processes by their status slots."""
+        children = tuple(living)
+        self._watch.look([child.incarnation for child in children], now)
+        for child in children:
+            if child.incarnation in self._stories:
+                self._watch_the_end(child, now)
+            elif child.force_instant is None:
+                self._judge(child, now)
+
+    def buried(self, child: Child) -> None:
+        """A process has exited: log its stall, if there was one."""
+        story = self._stories.pop(child.incarnation, None)
+        if story is not None and not story.is_told:
+            self._tell(child, story, exit_words(child.status, child.forced))
+
+    def _judge(self, child: Child, now: Instant) -> None:
+        stall = self._watch.judge(
+            child.incarnation, child.look(), failover_s=self._failover_s(), now=now
+        )
+        if stall is None:
+            return
+        words = f"{stall.what}: {_state_of_the_silent(child)}" if stall.is_silent else stall.what
+        self._stories[child.incarnation] = _Story(stall, words, now)
+        told = f"{words}, for {now - stall.since:.0f} s"
+        self._processes.end_stalled(child, told, Instant(now + STALL_PATIENCE_S))
+
+    def _watch_the_end(self, child: Child, now: Instant) -> None:
+        story = self._stories[child.incarnation]
+        if (
+            not story.is_told
+            and now - story.noticed_instant >= STALL_PATIENCE_S + UNKILLABLE_AFTER_S
+        ):
+            story.is_told = True
+            self._tell(child, story, "not even KILL ends it: its host has to be looked at")
+
+    def _tell(self, child: Child, story: _Story, end: str) -> None:
+        signals = ", ".join(signal.Signals(number).name for number in child.forced)
+        asked = "asked for its stacks (on stderr) and to leave"
+        status = child.last_status
+        self._log.note(
+            "process_stalled",
+            shard=child.key,
+            process=child.pid,
+            reason=story.words,
+            waited_s=story.noticed_instant - story.stall.since,
+            action=f"{asked}, then {signals}" if signals else asked,
+            status=end,
+            **_positions(status),
+        )
+
+
+def _positions(status: LeaseStatus | None) -> dict[str, str | None]:
+    """The position that the process had reached, and where the next one begins."""
+    if status is None:
+        return {}
+    return {"position": _shown(status.processed), "checkpoint": _shown(status.checkpointed)}
+
+
+def _shown(position: ExtendedSequenceNumber | None) -> str | None:
+    return str(position) if position is not None else None
+
+
+def _state_of_the_silent(child: Child) -> str:
+    """The state that the kernel reports for a process that publishes nothing."""
+    try:
+        state = psutil.Process(child.pid).status()
+    except psutil.Error:
+        return "it is gone"
+    except OSError as error:
+        return f"this host does not tell its state now ({error.strerror})"
+    return _STATES_OF_THE_SILENT.get(state, _GIL)
+
+
+# Twice a second: two checks that are a second apart end a run at most half a second late.
+_LOOK_EVERY_S: Final = 0.5
+
+
+class Watch:
+    """The one timer of a manager: its checks, and the samples for the live table and the metrics.
+
+    `readers` get the samples; each is named with the seconds between two of its samples.
+    `source_is_done` comes from the caller.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        sampler: Sampler,
+        *,
+        loop: Loop,
+        log: EventLog,
+        watchdog: Watchdog,
+        failover_s: float,
+        readers: Sequence[tuple[float, SampleReader]],
+        is_until_caught_up: bool,
+        source_is_done: Callable[[], bool],
+    ) -> None:
+        self._manager = manager
+        self._sampler = sampler
+        self._loop = loop
+        self._log = log
+        self._watchdog = watchdog
+        self._own_failover_s = failover_s
+        self._readers = [(round(each_s / _LOOK_EVERY_S), reader) for each_s, reader in readers]
+        self._is_until_caught_up = is_until_caught_up
+        self._source_is_done = source_is_done
+        self._caught_up = CaughtUp()
+        self._looks = 0
+        self.failover_s = failover_s
+
+    def look(self) -> None:
+        """Check now, and again after a pause."""
+        now = self._loop.now()
+        statuses = self._look_at_processes(now)
+        self._look_at_failover()
+        self._sample(now)
+        if self._is_until_caught_up and self._manager.is_running:
+            self._look_for_the_end(now, statuses)
+        self._loop.after(_LOOK_EVERY_S, self.look)
+
+    def _sample(self, now: Instant) -> None:
+        due = [reader for every, reader in self._readers if self._looks % every == 0]
+        self._looks += 1
+        if due:
+            sample = self._sampler.take(now)
+            for reader in due:
+                reader(sample)
+
+    def _look_at_processes(self, now: Instant) -> list[LeaseStatus | None]:
+        living = tuple(self._manager.processes.living())
+        self._watchdog.look(living, now)
+        return [child.look() for child in living]
+
+    def _look_at_failover(self) -> None:
+        """The smallest failover of the fleet bounds every fence [P7]."""
+        failover_s = fleet_failover_s(self._manager, self._own_failover_s)
+        if failover_s != self.failover_s:
+            self.failover_s = failover_s
+            self._manager.processes.broadcast(FailoverChanged(failover_s))
+
+    def _look_for_the_end(self, now: Instant, statuses: list[LeaseStatus | None]) -> None:
+        is_caught_up = self._caught_up.look(
+            now,
+            is_source_done=self._source_is_done(),
+            blockers=self._manager.core.caught_up_blockers(),
+            statuses=statuses,
+        )
+        if is_caught_up:
+            halted = self._manager.core.halted()
+            self._log.note("caught_up", halted=len(halted))
+            reason = ExitReason.HALTED if halted else ExitReason.CAUGHT_UP
+            self._manager.drain(reason.value, at_its_end=reason)
+
+
+def fleet_failover_s(manager: Manager, own_s: float) -> float:
+    """The smallest failover that a live owner has published, or our own if that is smaller."""
+    core = manager.core
+    owners = core.owners
+    published = (
+        row.failover_s
+        for row in core.leases.values()
+        if row.failover_s is not None and row.owner in owners and not row.is_ended
+    )
+    return min(own_s, min(published, default=own_s))

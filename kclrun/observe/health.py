@@ -11,8 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from kclrun.observe.logs import clean_text
-from kclrun.observe.metrics import LeaseSample, ManagerSample
-from kclrun.observe.snapshot import how_to_resume
+from kclrun.observe.sample import LeaseSample, ManagerSample, how_to_resume
 
 Status = Literal["ok", "starting", "draining", "degraded", "failing"]
 

@@ -20,13 +20,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kclrun.model.stream import short_name
 from kclrun.model.text import escaped
 from kclrun.observe.events import FIELDS, INNER_FIELDS, LEVELS, STEPS, level_of
+
+if TYPE_CHECKING:
+    from kclrun.config.schema import Settings
 
 # Capped at INFO: their debug lines show signed headers and bodies [S6].
 _CAPPED: Final = ("botocore", "boto3", "urllib3", "s3transfer")
@@ -399,3 +402,16 @@ def _worded(value: Value) -> str:
     if len(value) > _DIGITS_SHOWN_MAX and value.isdecimal():
         return f"{value[:5]}…{value[-6:]}"
     return f'"{value}"' if " " in value or not value else value
+
+
+def log_of(settings: Settings, owner: str, sink: LineSink) -> EventLog:
+    """The log of a run: JSON lines, or plain text if stderr is a terminal, unless the settings say
+    which."""
+    wanted = settings.log.format
+    return EventLog(
+        sink,
+        app=settings.application,
+        owner=owner,
+        level=settings.log.level,
+        as_json=wanted == "json" or (wanted == "auto" and not sys.stderr.isatty()),
+    )

@@ -1,6 +1,6 @@
-"""The metrics: their names, units and meanings, and the measurements of a manager at one moment.
+"""The metrics: their names, units and meanings, and the values of a minute.
 
-None means "not known", never zero. It does not know where metrics are published.
+It does not know where metrics are published.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from kclrun.model.record import Measurement, Statistics, Unit
 from kclrun.model.time import WallTime
-from kclrun.observe.snapshot import LEASES_COMMAND
+from kclrun.observe.sample import LeaseSample, ManagerSample
 
 APPLICATION: Final = "Application"
 SHARD: Final = "Shard"
@@ -38,7 +38,7 @@ class MetricWindow:
         self._common: _Dimensions = ((APPLICATION, application), *sorted(dimensions.items()))
         self._by_shard = by_shard
         # Also kept for leases that left: if one comes back, its counts continue from there.
-        self._counted: dict[str, LeaseCounts] = {}
+        self._counted: dict[str, tuple[int, int]] = {}
         self._open: dict[tuple[str, _Dimensions], Statistics] = {}
 
     def add_fleet(self, sample: ManagerSample) -> None:
@@ -51,15 +51,15 @@ class MetricWindow:
         for lease in leases:
             if lease.lag_ms is not None:
                 self._add_of_lease("millis_behind_latest", lease.shard, lease.lag_ms)
-            self.add_counts(lease.shard, lease.counts)
+            self.add_counts(lease.shard, lease.records_total, lease.bytes_total)
 
-    def add_counts(self, shard: str, counts: LeaseCounts) -> None:
-        """Add the total counts of a lease. Call it for departed leases too, or their last counts
-        would be lost."""
-        before = self._counted.get(shard, LeaseCounts())
-        self._counted[shard] = counts
-        self._add_of_lease("records", shard, counts.records - before.records)
-        self._add_of_lease("bytes", shard, counts.bytes - before.bytes)
+    def add_counts(self, shard: str, records: int, size: int) -> None:
+        """Add the total records and bytes of a lease. Call it for departed leases too, or their
+        last counts would be lost."""
+        records_before, size_before = self._counted.get(shard, (0, 0))
+        self._counted[shard] = (records, size)
+        self._add_of_lease("records", shard, records - records_before)
+        self._add_of_lease("bytes", shard, size - size_before)
 
     def close(self, now: WallTime) -> tuple[Measurement, ...]:
         """The values that were added since the last call."""
@@ -145,84 +145,3 @@ METRICS: Final[dict[str, MetricKind]] = {
         is_of_lease=True,
     ),
 }
-
-
-class LeaseCounts(msgspec.Struct, frozen=True):
-    """The records that a lease's processor returned for since this manager started, restarts
-    included."""
-
-    records: int = 0
-    bytes: int = 0
-
-
-class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease of a manager. `state` is the word of `snapshot.LeaseView`.
-
-    `still_s` is the time without progress; None while no progress is expected (its parents are not
-    ended, or it is halted). `note` says why it does not advance, or is empty.
-    """
-
-    shard: str
-    state: str
-    counts: LeaseCounts = LeaseCounts()
-    lag_ms: int | None = None
-    still_s: float | None = None
-    restarts: int = 0
-    note: str = ""
-
-
-class Outage(msgspec.Struct, frozen=True):
-    """A request that fails and is repeated until it works, and the time since it began to fail.
-
-    Without a vital request, leases are lost; without another one, they are only slower.
-    """
-
-    operation: str
-    error: str
-    lasted_s: float
-    is_vital: bool = True
-
-
-class ManagerSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One manager at one moment. `uptime_s` counts from its start.
-
-    The totals are those of the last scan and listing; None before. The times are None while their
-    condition does not hold: `draining_s` is the time since a stop began; `launcher_away_s` is the
-    time since no lease process could be started; `host_short_s` is the time since the host could
-    run only `host_runs` leases, because of `host_reason`, and got no more. `native_mode` is the
-    state of a KCL 3 fleet that uses this table in a protocol that we do not share any more.
-    """
-
-    application: str
-    stream: str
-    owner: str
-    measured_at: WallTime
-    uptime_s: float
-    total_leases: int | None = None
-    total_shards: int | None = None
-    unclaimed_leases: int | None = None
-    worker_leases: int = 0
-    worker_leases_max: int = 0
-    leases: tuple[LeaseSample, ...] = ()
-    outages: tuple[Outage, ...] = ()
-    launcher_away_s: float | None = None
-    host_short_s: float | None = None
-    host_runs: int = 0
-    host_reason: str = ""
-    draining_s: float | None = None
-    native_mode: str | None = None
-    leases_command: str | None = LEASES_COMMAND  # for `snapshot.how_to_resume`
-    # Data points that could not be published, and were dropped.
-    unpublished_total: int = 0
-
-    @property
-    def of_fleet(self) -> dict[str, int]:
-        """The metrics that do not belong to a single lease, as far as they are known."""
-        values = {
-            "total_leases": self.total_leases,
-            "total_shards": self.total_shards,
-            "unclaimed_leases": self.unclaimed_leases,
-            "worker_leases": self.worker_leases,
-            "halted_leases": sum(lease.state == "halted" for lease in self.leases),
-        }
-        return {name: value for name, value in values.items() if value is not None}

@@ -16,7 +16,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kclrun.observe.health import Verdict
-from kclrun.observe.metrics import METRICS, ManagerSample
+from kclrun.observe.metrics import METRICS
+from kclrun.observe.sample import ManagerSample
 
 # All labels that a series may have, in this order; the values come from the lease table.
 _LABELS = ("application",)
@@ -121,8 +122,8 @@ def _of_leases(sample: ManagerSample) -> Iterator[Metric]:
             lag.add_metric(labels, lease.lag_ms / 1000)
         if lease.still_s is not None:
             still.add_metric(labels, lease.still_s)
-        records.add_metric(labels, lease.counts.records)
-        counted_bytes.add_metric(labels, lease.counts.bytes)
+        records.add_metric(labels, lease.records_total)
+        counted_bytes.add_metric(labels, lease.bytes_total)
         restarts.add_metric(labels, lease.restarts)
     yield from (lag, records, counted_bytes, still, restarts)
 

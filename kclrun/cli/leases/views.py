@@ -17,7 +17,7 @@ from kclrun.cli.messages import naming_table
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey, Owner
 from kclrun.model.stream import called
 from kclrun.model.text import harmless
-from kclrun.observe.snapshot import how_to_resume
+from kclrun.observe.sample import how_to_resume
 from kclrun.ports import ScanPage
 
 if TYPE_CHECKING:

@@ -19,14 +19,24 @@ from kclrun.cli.config_options import (
     config_options,
     load_configuration,
 )
-from kclrun.cli.user_code import output_folder, require_folder, require_user_code, tell_rows
+from kclrun.cli.messages import leases_command
+from kclrun.cli.user_code import (
+    output_folder,
+    require_folder,
+    require_user_code,
+    tell_rows,
+    with_absolute_output,
+)
 from kclrun.config.rules import EMBEDDED
-from kclrun.errors import SettingsError
+from kclrun.errors import SettingsError, host_error
 from kclrun.loading import import_paths, load_function
 from kclrun.model.text import harmless
 
 if TYPE_CHECKING:
+    from kclrun.config.schema import Settings
     from kclrun.local.filling import Filling, FillReport
+    from kclrun.manager.forks import Launcher
+    from kclrun.manager.world import World
 
 _UNTIL_HELP: Final = "End when every shard is read, or halted (65)."
 
@@ -106,11 +116,55 @@ def _run_fleet(
     *,
     outlives_run: bool = True,
 ) -> int:
-    from kclrun.cli.run.fleet import fleet_run
+    """Run the lease manager until the end. Raises: KclrunError before the first take.
 
-    code = fleet_run(configuration, report, source_is_done, filling, outlives_run=outlives_run)
+    `outlives_run`: the lease table still exists after the run, for `kclrun leases`.
+    """
+    from kclrun.cli.run.watched import watched
+    from kclrun.manager.runtime import run_fleet
+
+    settings = with_absolute_output(configuration)
+    paths = [str(path) for path in import_paths(settings.path, configuration.folder)]
+    with watched(settings, filling) as (shown, on_sample):
+        command = leases_command(configuration.file, configuration.overrides)
+        launcher, world = _open_fleet(shown)
+        reason = run_fleet(
+            shown,
+            world,
+            import_paths=paths,
+            until=shown.until,
+            report_path=report,
+            on_sample=on_sample,
+            source_is_done=source_is_done,
+            launcher=launcher,
+            leases_command=command if outlives_run else None,
+        )
     tell_rows(configuration.settings)
-    return code
+    return reason.exit_code
+
+
+def _open_fleet(settings: Settings) -> tuple[Launcher, World]:
+    """Start the launcher and open the AWS clients.
+
+    The launcher imports the modules of lease processes while this process makes its AWS calls.
+    """
+    from kclrun.manager.forks import Launcher
+    from kclrun.manager.runtime import WORKER_ENTRY
+
+    launcher = Launcher(WORKER_ENTRY, only=settings.environment.only)
+    try:
+        launcher.start()
+    except OSError as error:
+        what = "The fork server is a process in a session of its own."
+        reason = f"{error.strerror} ({type(error).__name__})"
+        raise host_error(what, reason, error.errno) from error
+    try:
+        from kclrun.cli.world import open_world
+
+        return launcher, open_world(settings)
+    except BaseException:
+        launcher.stop()
+        raise
 
 
 def _run_spark(

@@ -1,4 +1,4 @@
-"""The live table of `kclrun run` on a terminal: a line for each lease, drawn from a `Snapshot`."""
+"""The live table of `kclrun run` on a terminal: a line for each lease of a sample."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kclrun.cli.run.progress_bars import Bars, drawn_bars
 from kclrun.model.stream import short_name
 from kclrun.model.text import harmless
-from kclrun.observe.snapshot import LeaseView, Snapshot, how_to_resume
+from kclrun.observe.sample import LeaseSample, ManagerSample, how_to_resume
+
+if TYPE_CHECKING:
+    from kclrun.local.filling import Filling
+
 
 # The number of lines of a terminal whose height is unknown.
 _HEIGHT: Final = 50
@@ -49,34 +53,34 @@ _UNKNOWN: Final = "-"
 
 class _Column(NamedTuple):
     title: str
-    cell: Callable[[LeaseView], str]
+    cell: Callable[[LeaseSample], str]
     is_wide_only: bool = False
     is_of_lease: bool = False
     justify: str = "right"
 
 
-def render(snapshot: Snapshot, width: int, height: int = _HEIGHT) -> RenderableType:
-    """The table of one snapshot, for a terminal of `width` columns and `height` lines.
+def render(sample: ManagerSample, width: int, height: int = _HEIGHT) -> RenderableType:
+    """The table of one sample, for a terminal of `width` columns and `height` lines.
 
     Leases in trouble come first, and the totals are always shown. If there are too many leases,
     the healthy ones are counted in one line. A narrow terminal loses columns, but never the note.
     Every foreign text is escaped.
     """
-    head = _headline(snapshot, is_high=height >= _HIGH)
-    foot = [*_trouble(snapshot, width), *_totals(snapshot, width)]
+    head = _headline(sample, is_high=height >= _HIGH)
+    foot = [*_trouble(sample, width), *_totals(sample, width)]
     # The two other lines are the titles and the count of the hidden leases.
     room = height - _LOG_LINES - len(head) - len(foot) - 2
-    shown = _shown(snapshot, max(_LEASES_SHOWN_MIN, room))
-    hidden = [lease for lease in snapshot.leases if lease not in shown]
-    return Group(*head, _table(snapshot, shown, width), *_more(hidden), *foot)
+    shown = _shown(sample, max(_LEASES_SHOWN_MIN, room))
+    hidden = [lease for lease in sample.leases if lease not in shown]
+    return Group(*head, _table(sample, shown, width), *_more(hidden), *foot)
 
 
-def _table(snapshot: Snapshot, shown: Sequence[LeaseView], width: int) -> Table:
+def _table(sample: ManagerSample, shown: Sequence[LeaseSample], width: int) -> Table:
     columns = [
         column
         for column in _COLUMNS
         if (width >= _WIDE or not column.is_wide_only)
-        and (snapshot.has_leases or not column.is_of_lease)
+        and (sample.has_leases or not column.is_of_lease)
     ]
     table = Table(expand=True, box=None, pad_edge=False, header_style="bold")
     for column in columns:
@@ -94,20 +98,20 @@ def _table(snapshot: Snapshot, shown: Sequence[LeaseView], width: int) -> Table:
     return table
 
 
-def _shown(snapshot: Snapshot, room: int) -> tuple[LeaseView, ...]:
+def _shown(sample: ManagerSample, room: int) -> tuple[LeaseSample, ...]:
     """The leases in trouble, the worst first; then the busiest, in the order of their shards."""
     troubled = sorted(
-        (lease for lease in snapshot.leases if lease.state in _TROUBLES),
+        (lease for lease in sample.leases if lease.state in _TROUBLES),
         key=lambda lease: (_TROUBLES.index(lease.state), lease.shard),
     )[:room]
     others = sorted(
-        (lease for lease in snapshot.leases if lease.state not in _TROUBLES),
+        (lease for lease in sample.leases if lease.state not in _TROUBLES),
         key=lambda lease: (-lease.records_per_s, lease.shard),
     )[: room - len(troubled)]
     return (*troubled, *sorted(others, key=lambda lease: lease.shard))
 
 
-def _more(hidden: Sequence[LeaseView]) -> list[Text]:
+def _more(hidden: Sequence[LeaseSample]) -> list[Text]:
     if not hidden:
         return []
     states = Counter(lease.state for lease in hidden)
@@ -115,9 +119,9 @@ def _more(hidden: Sequence[LeaseView]) -> list[Text]:
     return [Text(f"… and {len(hidden):,} more: {counted}", style="dim", no_wrap=True)]
 
 
-def _trouble(snapshot: Snapshot, width: int) -> list[Text]:
+def _trouble(sample: ManagerSample, width: int) -> list[Text]:
     """The number of leases in trouble, the note of the first one, and advice."""
-    troubled = [lease for lease in snapshot.leases if lease.state in _TROUBLES]
+    troubled = [lease for lease in sample.leases if lease.state in _TROUBLES]
     if not troubled:
         return []
     states = Counter(lease.state for lease in troubled)
@@ -126,8 +130,8 @@ def _trouble(snapshot: Snapshot, width: int) -> list[Text]:
     # Sequence numbers of 56 digits fill a line; the log has all digits.
     story = _LONG_NUMBER.sub(r"\1…\2", first.note)
     lines = _filled(f"{counted}. {short_name(first.shard)}: {story}", width, _STORY_LINES_MAX)
-    if first.state == "halted" and snapshot.has_leases:
-        remedy = how_to_resume(snapshot.leases_command, first.shard)
+    if first.state == "halted" and sample.has_leases:
+        remedy = how_to_resume(sample.leases_command, first.shard)
         lines += _filled(remedy, width, _WHOLE_LINES_MAX)
     return [Text(line, style=_STYLES[first.state], no_wrap=True) for line in lines]
 
@@ -142,26 +146,26 @@ def _filled(text: str, width: int, lines_max: int) -> list[str]:
     )
 
 
-def _headline(snapshot: Snapshot, *, is_high: bool) -> list[Text]:
-    state = "  draining" if snapshot.is_draining else f"  {snapshot.doing}".rstrip()
-    lines = [f"{snapshot.application} on {snapshot.stream}  {_clock(snapshot.uptime_s)}{state}"]
-    kind = "leases are taken as" if snapshot.has_leases else "run"
-    lines += [f"{kind} {snapshot.owner}"] * is_high
+def _headline(sample: ManagerSample, *, is_high: bool) -> list[Text]:
+    state = "  draining" if sample.is_draining else f"  {sample.doing}".rstrip()
+    lines = [f"{sample.application} on {sample.stream}  {_clock(sample.uptime_s)}{state}"]
+    kind = "leases are taken as" if sample.has_leases else "run"
+    lines += [f"{kind} {sample.owner}"] * is_high
     return [Text(harmless(line), overflow="ellipsis", no_wrap=True) for line in lines]
 
 
-def _totals(snapshot: Snapshot, width: int) -> list[Text]:
+def _totals(sample: ManagerSample, width: int) -> list[Text]:
     kept = [
-        f"{len(snapshot.leases)} leases here",
-        f"{snapshot.leases_elsewhere} elsewhere",
-        f"{snapshot.leases_free} free",
+        f"{len(sample.leases)} leases here",
+        f"{sample.leases_elsewhere} elsewhere",
+        f"{sample.leases_free} free",
     ]
     parts = [
-        *(kept if snapshot.has_leases else [f"{len(snapshot.leases)} shards"]),
-        f"{snapshot.ended_total} ended",
-        f"{snapshot.records_total:,} records",
-        f"{snapshot.records_per_s:,.0f}/s",
-        f"lag {_lag(snapshot.lag_ms_max)}",
+        *(kept if sample.has_leases else [f"{len(sample.leases)} shards"]),
+        f"{sample.ended_total} ended",
+        f"{sample.records_total:,} records",
+        f"{sample.records_per_s:,.0f}/s",
+        f"lag {_lag(sample.lag_ms_max)}",
     ]
     return [
         Text(line, style="dim", no_wrap=True)
@@ -214,7 +218,7 @@ _COLUMNS: Final = (
 
 _STDOUT: Final = 1
 _STDERR: Final = 2
-# Twice as often as the manager, which shows a snapshot a second.
+# Twice as often as the manager, which shows a sample a second.
 _DRAW_EVERY_S: Final = 0.5
 _READ_BYTES_MAX: Final = 65_536
 # A line without an end is printed in parts of this size.
@@ -245,23 +249,23 @@ class LiveDisplay:
     """A context manager that draws the live table and restores the terminal at the end.
 
     Standard output and error of this process and of every process it starts go into a pipe
-    meanwhile. A separate thread prints the lines of the pipe and draws the newest snapshot. `show`
+    meanwhile. A separate thread prints the lines of the pipe and draws the newest sample. `show`
     may be called from any thread and never waits: a terminal stopped with Ctrl-S must not stop a
     manager.
     """
 
     def __init__(self, bars: Bars | None = None) -> None:
         self._bars = bars
-        self._newest: Snapshot | None = None
-        self._drawn: Snapshot | None = None
+        self._newest: ManagerSample | None = None
+        self._drawn: ManagerSample | None = None
         self._rest = b""
         self._saved: tuple[int, int] = (-1, -1)
         self._read_fd = -1
         self._is_ending = threading.Event()
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Draw this snapshot next. Returns at once, without waiting for the terminal."""
-        self._newest = snapshot
+    def show(self, sample: ManagerSample) -> None:
+        """Draw this sample next. Returns at once, without waiting for the terminal."""
+        self._newest = sample
 
     def __enter__(self) -> Self:
         sys.stdout.flush()
@@ -328,3 +332,68 @@ class LiveDisplay:
             for row in wrapped(text, console.width):
                 console.print(Text(row), soft_wrap=True)
         return bool(arrived)
+
+
+_BAR_COLUMNS: Final = 30
+
+
+class Bar(NamedTuple):
+    """One bar. `share` is from 0 to 1; `told` is the text beside it."""
+
+    title: str
+    share: float
+    told: str
+
+
+class Bars:
+    """The bars of one run. `filling` returns the progress of the fill (None without a fill);
+    `is_until`: the run ends when everything is read.
+
+    A bar is shown only if its total is known, and a share is never guessed. Without a fill, the
+    total is the largest lag of the shards so far.
+    """
+
+    def __init__(self, filling: Callable[[], Filling | None], *, is_until: bool) -> None:
+        self._filling = filling
+        self._is_until = is_until
+        self._behind_ms = 0
+
+    def at(self, sample: ManagerSample) -> tuple[Bar, ...]:
+        """The bars to draw with this sample. Call it for each sample, in order."""
+        filling = self._filling()
+        bars = []
+        if filling is not None and filling.total and filling.done < filling.total:
+            bars.append(_counted("filled", filling.done, filling.total))
+        if self._is_until:
+            if filling is None:
+                bars += self._by_lag(sample)
+            elif filling.total:
+                bars.append(_counted("read", sample.records_total, filling.total))
+        return tuple(bars)
+
+    def _by_lag(self, sample: ManagerSample) -> list[Bar]:
+        lag_ms = sample.lag_ms_max
+        if lag_ms is None:
+            return []
+        self._behind_ms = max(self._behind_ms, lag_ms)
+        if self._behind_ms == 0:
+            return []
+        share = 1 - lag_ms / self._behind_ms
+        return [Bar("read", share, f"of {self._behind_ms / 1000:,.0f} s that were behind")]
+
+
+def _counted(title: str, done: int, total: int) -> Bar:
+    # A record that is processed again counts again, so the share is limited to 1.
+    return Bar(title, min(1.0, done / total), f"{min(done, total):,} of {total:,} records")
+
+
+def drawn_bars(bars: tuple[Bar, ...]) -> Table:
+    """The bars as a table, a line for each."""
+    table = Table.grid(padding=(0, 1))
+    for bar in bars:
+        table.add_row(
+            Text(bar.title, style="bold"),
+            ProgressBar(total=1.0, completed=bar.share, width=_BAR_COLUMNS),
+            Text(f"{bar.share:4.0%}  {bar.told}"),
+        )
+    return table

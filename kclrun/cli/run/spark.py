@@ -7,7 +7,6 @@ ends with the run.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,15 +16,15 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kclrun.cli.config_options import Configuration
-from kclrun.cli.run.watched import OnSnapshot, watched
+from kclrun.cli.run.watched import OnSample, watched
 from kclrun.cli.user_code import with_absolute_output
 from kclrun.cli.world import require_stream
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import KclrunError, SettingsError
 from kclrun.loading import import_paths
 from kclrun.model.time import WallTime
-from kclrun.observe.logs import EventLog, LineSink
-from kclrun.observe.snapshot import Snapshot
+from kclrun.observe.logs import EventLog, LineSink, log_of
+from kclrun.observe.sample import ManagerSample
 from kclrun.spark.engine.java import SUBMITTED, close_session
 from kclrun.spark.engine.session import open_session
 from kclrun.spark.running.failures import captured_engine
@@ -75,11 +74,11 @@ def spark_run(
     require_stream(settings)
     paths = import_paths(settings.path, configuration.folder)
     with (
-        watched(settings, filling) as (shown, on_snapshot),
+        watched(settings, filling) as (shown, on_sample),
         _log(shown) as log,
         ExitStack() as stack,
     ):
-        _tell_starting(shown, log, on_snapshot, capabilities.version)
+        _tell_starting(shown, log, on_sample, capabilities.version)
         spark = stack.enter_context(_session(shown, paths, log))
 
         run = SparkRun(
@@ -88,7 +87,7 @@ def spark_run(
             log,
             import_paths=paths,
             source_is_done=source_is_done,
-            on_snapshot=on_snapshot,
+            on_sample=on_sample,
         )
         reason = _reported(run, capabilities, report)
         is_whole = reason is ExitReason.CAUGHT_UP or (
@@ -111,13 +110,13 @@ def _reported(run: SparkRun, capabilities: Capabilities, report: Path | None) ->
 
 
 def _tell_starting(
-    settings: Settings, log: EventLog, on_snapshot: OnSnapshot | None, version: str
+    settings: Settings, log: EventLog, on_sample: OnSample | None, version: str
 ) -> None:
     """Show that the start of a JVM, and of Python workers for the first batch, takes time."""
     log.note("engine_starting", version=version)
-    if on_snapshot is not None:
-        on_snapshot(
-            Snapshot(
+    if on_sample is not None:
+        on_sample(
+            ManagerSample(
                 application=settings.application,
                 stream=settings.stream_names,
                 owner=f"spark:{os.getpid()}",
@@ -156,21 +155,12 @@ def _let_workers_import(paths: tuple[Path, ...]) -> None:
 
 @contextmanager
 def _log(settings: Settings) -> Iterator[EventLog]:
-    """A log in the format of the settings; by default text on a terminal, else JSON."""
-    wanted = settings.log.format
-    as_json = wanted == "json" or (wanted == "auto" and not sys.stderr.isatty())
     # A descriptor of its own: the lines that Spark writes to standard error are read and logged,
     # and the log lines must not be read again.
     descriptor = os.dup(_STDERR)
     sink = LineSink(descriptor)
     try:
-        yield EventLog(
-            sink,
-            app=settings.application,
-            owner=f"spark:{os.getpid()}",
-            level=settings.log.level,
-            as_json=as_json,
-        )
+        yield log_of(settings, f"spark:{os.getpid()}", sink)
     finally:
         sink.close()
         os.close(descriptor)

@@ -12,24 +12,23 @@ import msgspec
 if TYPE_CHECKING:
     from kclrun.config.schema import Settings
     from kclrun.local.filling import Filling
-    from kclrun.observe.snapshot import Snapshot
+    from kclrun.observe.sample import ManagerSample
 
-OnSnapshot = Callable[["Snapshot"], None]
+OnSample = Callable[["ManagerSample"], None]
 
 
 @contextmanager
 def watched(
     settings: Settings, filling: Callable[[], Filling | None] = lambda: None
-) -> Iterator[tuple[Settings, OnSnapshot | None]]:
-    """The settings for a run, and the function that takes its snapshots (None without a terminal).
+) -> Iterator[tuple[Settings, OnSample | None]]:
+    """The settings for a run, and the function that takes its samples (None without a terminal).
 
     `filling` returns the progress of the fill of an embedded stream.
     """
     if not (settings.log.format == "auto" and sys.stdout.isatty() and sys.stderr.isatty()):
         yield settings, None
         return
-    from kclrun.cli.run.live_table import LiveDisplay
-    from kclrun.cli.run.progress_bars import Bars
+    from kclrun.cli.run.live_table import Bars, LiveDisplay
 
     # Log lines go through the display as text, because their descriptor is not a terminal then.
     log = msgspec.structs.replace(settings.log, format="text")

@@ -14,7 +14,7 @@ import msgspec
 
 from kclrun.errors import OffsetRefused
 from kclrun.model.time import Instant
-from kclrun.observe.snapshot import LeaseView, Report, ShardReport, Snapshot, Totals
+from kclrun.observe.sample import LeaseSample, ManagerSample, Report, ShardReport, Totals
 from kclrun.spark.offsets import Offset, decode_offset
 from kclrun.spark.positions import SHARD_END, Position
 
@@ -95,9 +95,9 @@ class RunCounts:
             shards=shards,
         )
 
-    def snapshot(
+    def sample(
         self, *, application: str, stream: str, owner: str, is_draining: bool, now: Instant
-    ) -> Snapshot:
+    ) -> ManagerSample:
         """The run at this moment: a line for each shard that has not ended."""
         while self._recent and self._recent[0][0] < now - _RATE_OVER_S:
             self._recent.popleft()
@@ -108,7 +108,7 @@ class RunCounts:
             if self._bounds.get(shard_id) != SHARD_END
         )
         shown = sum(view.records_total for view in views)
-        return Snapshot(
+        return ManagerSample(
             application=application,
             stream=stream,
             owner=owner,
@@ -121,12 +121,12 @@ class RunCounts:
             doing="" if self.batches else FIRST_BATCH,
         )
 
-    def _view(self, shard_id: str, now: Instant) -> LeaseView:
+    def _view(self, shard_id: str, now: Instant) -> LeaseSample:
         told = self._shards.get(shard_id, ShardReport())
         parts = [batch.shards.get(shard_id) for _, batch in self._recent]
         records = sum(part.records or 0 for part in parts if part is not None)
         over_s = min(_RATE_OVER_S, max(now - self._began, 0.001))
-        return LeaseView(
+        return LeaseSample(
             shard=shard_id,
             state="running",
             records_total=told.records or 0,

@@ -21,7 +21,7 @@ from kclrun.errors import KclrunError
 from kclrun.lifecycle.stopping import StopPlan
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.logs import EventLog
-from kclrun.observe.snapshot import Snapshot
+from kclrun.observe.sample import ManagerSample
 from kclrun.sinks.durable_files import write_report
 from kclrun.spark.engine.versions import Capabilities, installed
 from kclrun.spark.options import Use, read_source_options
@@ -69,7 +69,7 @@ class SparkRun:
                            are committed
         else               the configured trigger until a signal, or the query's own end
 
-    `source_is_done` reports, for `until`, that no further records are expected. `on_snapshot` is
+    `source_is_done` reports, for `until`, that no further records are expected. `on_sample` is
     called about once a second.
     """
 
@@ -81,14 +81,14 @@ class SparkRun:
         *,
         import_paths: Sequence[Path],
         source_is_done: Callable[[], bool],
-        on_snapshot: Callable[[Snapshot], None] | None,
+        on_sample: Callable[[ManagerSample], None] | None,
     ) -> None:
         self._settings = settings
         self._spark = spark
         self._log = log
         self._paths = tuple(import_paths)
         self._source_is_done = source_is_done
-        self._on_snapshot = on_snapshot
+        self._on_sample = on_sample
         self._owner = f"spark:{spark.sparkContext.applicationId}"
         self._began = Instant(time.monotonic())
         self._shown = self._began
@@ -199,10 +199,10 @@ class SparkRun:
             self._log.note("draining" if is_first else "stop_hurried", state=stage.value)
             self._told_stage = stage
         now = Instant(time.monotonic())
-        if self._on_snapshot is not None and now - self._shown >= _SHOW_EVERY_S:
+        if self._on_sample is not None and now - self._shown >= _SHOW_EVERY_S:
             self._shown = now
-            self._on_snapshot(
-                self._counts.snapshot(
+            self._on_sample(
+                self._counts.sample(
                     application=self._settings.application,
                     stream=self._stream,
                     owner=self._owner,

@@ -83,16 +83,16 @@ def main():
         kinesis=ENDPOINT,
         dynamodb=ENDPOINT,
     )
-    snapshots = []
+    samples = []
     reason = run_fleet(
         settings,
         world,
         report_path=Path(report),
         until="caught-up" if until == "until-caught-up" else None,
-        on_snapshot=snapshots.append,
+        on_sample=samples.append,
         launcher=Launcher("lease_entry:run"),
     )
-    print("snapshots", len(snapshots), "leases", len(snapshots[-1].leases) if snapshots else 0)
+    print("samples", len(samples), "leases", len(samples[-1].leases) if samples else 0)
     return reason.exit_code
 
 

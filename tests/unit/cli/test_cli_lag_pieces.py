@@ -1,15 +1,19 @@
 import pytest
 
-from kclrun.cli.lag.command import (
+from kclrun.cli.lag import (
+    Lag,
     LagLine,
     as_plain,
     further_behind,
     lag_line,
+    lag_of_lease,
+    measure,
     print_lag,
     remark_unread,
     spelled,
+    unleased,
+    waiting_for,
 )
-from kclrun.cli.lag.measure import Lag, lag_of_lease, measure, unleased, waiting_for
 from kclrun.codec.aggregator import Aggregator
 from kclrun.config.units import StartPosition
 from kclrun.errors import AccessDenied, Throttled
@@ -149,7 +153,7 @@ class Gaps:
 def test_gaps_are_stepped_over_and_beyond_reason_the_services_word_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kclrun.cli.lag.measure._PAGE_PAUSE_S", 0.0)
+    monkeypatch.setattr("kclrun.cli.lag._PAGE_PAUSE_S", 0.0)
 
     assert measure(Gaps(2), KEY, HORIZON, TRIM_HORIZON) == Lag(0.0)
     far = measure(Gaps(1_000), KEY, HORIZON, TRIM_HORIZON)
@@ -160,7 +164,7 @@ def test_gaps_are_stepped_over_and_beyond_reason_the_services_word_is_taken(
 def test_what_cannot_be_measured_says_why_and_a_missing_permission_ends_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kclrun.cli.lag.measure._ATTEMPTS_MAX", 1)
+    monkeypatch.setattr("kclrun.cli.lag._ATTEMPTS_MAX", 1)
 
     lag = measure(Gaps(0, Throttled("slow\ndown")), KEY, HORIZON, TRIM_HORIZON)
     assert lag == Lag(None, note="not known: slow")

@@ -1,8 +1,14 @@
 import click
 import pytest
 
-from kclrun.cli.leases.command import Explanation, owners_alive, print_explanations
-from kclrun.cli.leases.moves import CannotAsk, find_owner, plan_ask
+from kclrun.cli.leases.command import (
+    CannotAsk,
+    Explanation,
+    find_owner,
+    owners_alive,
+    plan_ask,
+    print_explanations,
+)
 from kclrun.cli.leases.views import line_of
 from kclrun.leases.explaining import Explained
 from kclrun.model.lease import ANYBODY, OFFERED, Handoff, Lease, LeaseKey, OwnerId

@@ -6,18 +6,17 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from kclrun.cli.run.live_table import LiveDisplay, render, wrapped
-from kclrun.cli.run.progress_bars import Bar, Bars, drawn_bars
+from kclrun.cli.run.live_table import Bar, Bars, LiveDisplay, drawn_bars, render, wrapped
 from kclrun.local.filling import Filling
-from kclrun.observe.snapshot import LeaseView, Snapshot
+from kclrun.observe.sample import LeaseSample, ManagerSample
 
-SNAPSHOT = Snapshot(
+SAMPLE = ManagerSample(
     application="flights",
     stream="flights-stream",
     owner="kclrun:eu-west-1a:host:1234",
     uptime_s=3725,
     leases=(
-        LeaseView(
+        LeaseSample(
             shard="shardId-000000000003",
             state="running",
             records_total=123_456,
@@ -28,13 +27,13 @@ SNAPSHOT = Snapshot(
             pid=4711,
             restarts=1,
         ),
-        LeaseView(
+        LeaseSample(
             shard="shardId-000000000001",
             state="halted",
             lag_ms=7_200_000,
             note="ValueError: bad \x1b[31mrow",
         ),
-        LeaseView(shard="shardId-000000000002", state="starting"),
+        LeaseSample(shard="shardId-000000000002", state="starting"),
     ),
     leases_elsewhere=5,
     leases_free=1,
@@ -42,15 +41,15 @@ SNAPSHOT = Snapshot(
 )
 
 
-def drawn(snapshot: Snapshot, width: int, height: int = 50) -> str:
+def drawn(sample: ManagerSample, width: int, height: int = 50) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(render(snapshot, width, height))
+    console.print(render(sample, width, height))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def test_a_wide_terminal_shows_every_column() -> None:
-    lines = drawn(SNAPSHOT, 120).splitlines()
+    lines = drawn(SAMPLE, 120).splitlines()
 
     assert lines[0].startswith("flights on flights-stream  1:02:05")
     titles = [
@@ -84,7 +83,7 @@ def test_a_wide_terminal_shows_every_column() -> None:
 
 
 def test_a_narrow_terminal_loses_columns_but_not_the_note() -> None:
-    told = drawn(SNAPSHOT, 80)
+    told = drawn(SAMPLE, 80)
 
     assert all(len(line) <= 80 for line in told.splitlines())
     assert "memory" not in told
@@ -93,39 +92,39 @@ def test_a_narrow_terminal_loses_columns_but_not_the_note() -> None:
 
 def test_trouble_comes_first_and_the_others_in_the_order_of_their_shards() -> None:
     leases = [
-        LeaseView(shard=f"shardId-{n:012}", state=state)
+        LeaseSample(shard=f"shardId-{n:012}", state=state)
         for n, state in enumerate(["running", "failing", "starting", "halted", "running"])
     ]
-    told = drawn(msgspec.structs.replace(SNAPSHOT, leases=tuple(leases)), 120)
+    told = drawn(msgspec.structs.replace(SAMPLE, leases=tuple(leases)), 120)
 
     assert [line.split()[0] for line in told.splitlines()[3:8]] == ["3", "1", "0", "2", "4"]
 
 
 def test_a_halted_shard_is_told_with_its_reason_and_what_to_do() -> None:
     command = "kclrun leases --config app.yaml"
-    told = drawn(msgspec.structs.replace(SNAPSHOT, leases_command=command), 80)
+    told = drawn(msgspec.structs.replace(SAMPLE, leases_command=command), 80)
 
     assert "1 halted. 1: ValueError: bad" in told
     remedy = f"{command} resume shardId-000000000001 --yes"
     assert remedy in " ".join(told.split())
-    embedded = msgspec.structs.replace(SNAPSHOT, leases_command=None)
+    embedded = msgspec.structs.replace(SAMPLE, leases_command=None)
     assert "mend the cause, then run the application again" in drawn(embedded, 80)
 
 
 def test_what_is_not_known_is_not_zero() -> None:
-    starting = drawn(SNAPSHOT, 120).splitlines()[4]
+    starting = drawn(SAMPLE, 120).splitlines()[4]
 
     assert starting.split()[:7] == ["2", "starting", "0", "0", "-", "-", "-"]
 
 
 def test_the_footer_counts_the_records_of_shards_that_are_gone() -> None:
-    footer = drawn(msgspec.structs.replace(SNAPSHOT, records_departed=1_000), 140).splitlines()[-1]
+    footer = drawn(msgspec.structs.replace(SAMPLE, records_departed=1_000), 140).splitlines()[-1]
 
     assert "2 ended, 124,456 records" in footer
 
 
 def test_foreign_text_cannot_colour_the_table() -> None:
-    assert "\x1b" not in drawn(SNAPSHOT, 80)
+    assert "\x1b" not in drawn(SAMPLE, 80)
 
 
 NOTE = (
@@ -134,10 +133,10 @@ NOTE = (
 )
 
 
-def many(*, halted: int = 0, failing: int = 0, running: int = 500) -> Snapshot:
+def many(*, halted: int = 0, failing: int = 0, running: int = 500) -> ManagerSample:
     states = ["running"] * (running - halted - failing) + ["failing"] * failing
     leases = [
-        LeaseView(
+        LeaseSample(
             shard=f"shardId-{n:012}",
             state=state,
             records_total=1_000_000,
@@ -147,7 +146,7 @@ def many(*, halted: int = 0, failing: int = 0, running: int = 500) -> Snapshot:
         )
         for n, state in enumerate([*states, *["halted"] * halted])
     ]
-    return msgspec.structs.replace(SNAPSHOT, leases=tuple(leases), leases_elsewhere=9_500)
+    return msgspec.structs.replace(SAMPLE, leases=tuple(leases), leases_elsewhere=9_500)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (80, 30), (200, 50), (60, 20)])
@@ -190,7 +189,7 @@ def test_lines_printed_below_the_display_come_out_above_the_table(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     with LiveDisplay() as display:
-        display.show(SNAPSHOT)
+        display.show(SAMPLE)
         os.write(1, b"from user code\n")
         os.write(2, b"from the log\n")
         deadline = time.monotonic() + 5
@@ -206,7 +205,7 @@ def test_lines_printed_below_the_display_come_out_above_the_table(
 
 
 def test_on_spark_there_are_shards_and_neither_leases_nor_processes_of_theirs() -> None:
-    text = drawn(msgspec.structs.replace(SNAPSHOT, has_leases=False), 120)
+    text = drawn(msgspec.structs.replace(SAMPLE, has_leases=False), 120)
 
     assert text.splitlines()[2].split() == ["shard", "state", "records", "per", "s", "lag", "note"]
     assert "3 shards, 2 ended, " in text
@@ -236,7 +235,7 @@ def test_a_line_that_fits_is_left_as_it_is_and_a_word_that_does_not_is_cut() -> 
 
 
 def test_what_is_waited_for_is_said_in_the_headline() -> None:
-    waiting = msgspec.structs.replace(SNAPSHOT, doing="Spark is starting")
+    waiting = msgspec.structs.replace(SAMPLE, doing="Spark is starting")
 
     assert drawn(waiting, 80).splitlines()[0].endswith("Spark is starting")
 
@@ -254,9 +253,9 @@ class Fill:
         return self._told.pop(0)
 
 
-def lagging(lag_ms: int | None, records: int = 0) -> Snapshot:
-    lease = msgspec.structs.replace(SNAPSHOT.leases[0], lag_ms=lag_ms, records_total=records)
-    return msgspec.structs.replace(SNAPSHOT, leases=(lease,), records_departed=0)
+def lagging(lag_ms: int | None, records: int = 0) -> ManagerSample:
+    lease = msgspec.structs.replace(SAMPLE.leases[0], lag_ms=lag_ms, records_total=records)
+    return msgspec.structs.replace(SAMPLE, leases=(lease,), records_departed=0)
 
 
 def test_a_fill_and_what_is_read_of_it_have_bars_until_it_is_filled() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kclrun.aws.operations import LIST_STREAMS
 from kclrun.cli.config_options import stream_settings
-from kclrun.cli.leases.moves import lease_of
+from kclrun.cli.leases.command import lease_of
 from kclrun.cli.streams import (
     OpenStream,
     advising_on_streams,
@@ -24,7 +24,7 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.stream import ONLY_STREAM, short_name, spelled_out
 from kclrun.ports import StreamSummary
 from kclrun.protocol.writes import CreateLease
-from tests.unit.cli.test_cli_live_table import SNAPSHOT, drawn
+from tests.unit.cli.test_cli_live_table import SAMPLE, drawn
 
 ORDERS, AUDITS = "1:orders:10", "1:audits:11"
 SEVERAL = "application: shop\nprocessor: m:C\nstreams: [{name: orders}, {name: audits}]\n"
@@ -275,6 +275,6 @@ def test_a_verb_of_one_stream_wants_to_know_which_of_several(config):
 
 
 def test_the_live_table_shows_the_stream_before_the_shards_number():
-    leases = (msgspec.structs.replace(SNAPSHOT.leases[0], shard=f"{ORDERS}:shardId-000000000003"),)
+    leases = (msgspec.structs.replace(SAMPLE.leases[0], shard=f"{ORDERS}:shardId-000000000003"),)
 
-    assert "orders:3 " in drawn(msgspec.structs.replace(SNAPSHOT, leases=leases), 120)
+    assert "orders:3 " in drawn(msgspec.structs.replace(SAMPLE, leases=leases), 120)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.cli.tail.lines import as_json, for_people
+from kclrun.cli.tail.command import for_people, json_line
 from kclrun.cli.tail.readers import ShardTail, TailLineage, first_listing, parse_from, shard_starts
 from kclrun.errors import ExpiredIterator, NotFound, SettingsError, Throttled, Unavailable
 from kclrun.model.record import IteratorType, Record, StartPoint
@@ -259,7 +259,7 @@ def test_failures_in_a_row_are_asked_again_more_and_more_slowly() -> None:
 
 @given(st.binary(max_size=200), st.text(max_size=20))
 def test_json_gives_every_byte_back_on_one_line(data: bytes, key: str) -> None:
-    line = as_json("shardId-000000000007", record(data, key))
+    line = json_line("shardId-000000000007", record(data, key))
     shown = json.loads(line)
 
     text = shown["data"]
@@ -296,7 +296,7 @@ def test_a_line_names_time_shard_key_and_data() -> None:
 
 def test_a_stretched_record_says_what_it_is() -> None:
     shown = json.loads(
-        as_json("s", record(b"x", malformed=True, explicit_hash_key="7", sub_sequence_number=3))
+        json_line("s", record(b"x", malformed=True, explicit_hash_key="7", sub_sequence_number=3))
     )
 
     assert shown["malformed"] is True
@@ -336,7 +336,7 @@ def test_words_of_any_language_pass() -> None:
 
 def test_json_shows_no_such_character_and_says_the_same() -> None:
     payload = "".join(each for each in sorted(unsafe()) if not "\ud800" <= each <= "\udfff")
-    line = as_json("shardId-000000000007", Record(payload.encode(), "k\u202ey", "7"))
+    line = json_line("shardId-000000000007", Record(payload.encode(), "k\u202ey", "7"))
 
     assert not unsafe() & set(line)
     assert json.loads(line)["data"] == payload

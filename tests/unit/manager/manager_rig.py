@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 from kclrun.config.schema import StreamSettings
 from kclrun.leases import events as on
@@ -19,6 +20,7 @@ from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager.locks import establish
 from kclrun.manager.loop import Loop
 from kclrun.manager.manager import Manager, ReportWriter
+from kclrun.manager.sampling import Sampler
 from kclrun.manager.service_calls import ServiceCalls
 from kclrun.manager.world import SourceStream, World
 from kclrun.model.sequence import TRIM_HORIZON
@@ -262,3 +264,23 @@ class ManagerRig:
         self._sink.close()
         with contextlib.suppress(OSError):
             os.close(self._fd)
+
+
+def sampler_of_core(core, living=list, *, began=1.0, leases_command="kclrun leases", **how):
+    """A sampler of a core without a manager; `living` gives its lease processes."""
+    manager = SimpleNamespace(
+        core=core,
+        processes=SimpleNamespace(living=living, has_launcher=True),
+        service_calls=SimpleNamespace(outages={}),
+        leases_command=leases_command,
+    )
+    return Sampler(
+        manager,
+        ReportWriter(),
+        application="a",
+        stream="s",
+        owner="kclrun::h:n",
+        leases_max=64,
+        began_instant=began,
+        **how,
+    )

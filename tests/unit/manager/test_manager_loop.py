@@ -1,4 +1,4 @@
-"""The loop, its pool, and what it performs; signals and snapshots."""
+"""The loop, its pool, and what it performs; signals and samples."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from kclrun.leases.policy import ManagerPolicy
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager.loop import IoPool, Loop, SignalPipe
 from kclrun.manager.manager import Manager, ReportWriter
-from kclrun.manager.sampling import Gauge, Snapshots, state_of
+from kclrun.manager.sampling import Gauge, state_of
 from kclrun.manager.service_calls import CredentialHanding, ServiceCalls
 from kclrun.manager.world import ExitReason, SourceStream, World
 from kclrun.model.lease import OFFERED, Halt, Lease
@@ -31,6 +31,7 @@ from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.protocol.writes import Applied, CreateLease, OutcomeUnknown, Renew, Take
 from tests.patience import HUNG_S
 from tests.shortage import no_more_descriptors
+from tests.unit.manager.manager_rig import sampler_of_core
 
 replace = msgspec.structs.replace
 ENDPOINT = WireEndpoint(url="http://127.0.0.1:9", region="x", signing_region="x")
@@ -453,23 +454,14 @@ def test_new_credentials_are_handed_over_once_and_a_failure_keeps_the_old(loop, 
     assert handing.held == WireCredentials("c", "d")
 
 
-def test_a_snapshot_before_anything_happened_is_empty_and_whole():
+def test_a_sample_before_anything_happened_is_empty_and_whole():
     core = LeaseManager(ManagerPolicy(me="kclrun::h:n"), lambda: 0.5)
-    snapshots = Snapshots(
-        application="a",
-        stream="s",
-        owner="kclrun::h:n",
-        began_instant=10.0,
-        core=core,
-        living=list,
-        report=ReportWriter(),
-    )
 
-    snapshot = snapshots.take(12.5)
+    sample = sampler_of_core(core, began=10.0).take(12.5)
 
-    assert snapshot.uptime_s == 2.5
-    assert snapshot.leases == ()
-    assert snapshot.records_total == 0
+    assert sample.uptime_s == 2.5
+    assert sample.leases == ()
+    assert sample.records_total == 0
 
 
 @pytest.mark.parametrize(
@@ -527,7 +519,7 @@ class Living:
         return self.status
 
 
-def test_a_snapshot_shows_rates_lags_and_trouble_also_of_what_no_process_reads():
+def test_a_sample_shows_rates_lags_and_trouble_also_of_what_no_process_reads():
     core = LeaseManager(ManagerPolicy(me="kclrun::h:n"), lambda: 0.5)
     halt = Halt("process_records failed 6 times: KeyError", 4.0, 2.0)
     rows = {key: Lease(key=key, checkpoint=TRIM_HORIZON, halt=None) for key in "abc"}
@@ -536,20 +528,16 @@ def test_a_snapshot_shows_rates_lags_and_trouble_also_of_what_no_process_reads()
         core._held.held_leases[key] = HeldLease(key=key, state=state, row=rows[key])
     well = Living("b", records_total=10, millis_behind_latest=0)
     failing = Living("c", "KeyError: 1 (a.py:7)", millis_behind_latest=500, last_fetch_instant=9.0)
-    snapshots = Snapshots(
-        application="a",
-        stream="s",
-        owner="kclrun::h:n",
-        began_instant=10.0,
-        core=core,
-        living=lambda: [well, failing],
-        report=ReportWriter(),
+    sampler = sampler_of_core(
+        core,
+        lambda: [well, failing],
+        began=10.0,
         leases_command="kclrun leases --config app.yaml",
     )
-    snapshots.take(10.0)
+    sampler.take(10.0)
     well.status = replace(well.status, records_total=40)
 
-    shown = snapshots.take(12.0)
+    shown = sampler.take(12.0)
 
     halted, running, raising = shown.leases
     assert (halted.state, halted.lag_ms, halted.note) == ("halted", 10_000, halt.reason)

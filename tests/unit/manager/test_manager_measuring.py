@@ -25,14 +25,13 @@ from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.manager.manager import ReportWriter
 from kclrun.manager.metering import open_metering
-from kclrun.manager.sampling import Sampler, Snapshots, note_of, state_of
-from kclrun.manager.watching import Watch
+from kclrun.manager.sampling import Sampler, Watch, note_of, state_of
 from kclrun.manager.world import ExitReason
 from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.protocol.writes import CreateLease, ResumeLease
-from tests.unit.manager.manager_rig import BEGAN, ManagerRig
+from tests.unit.manager.manager_rig import BEGAN, ManagerRig, sampler_of_core
 
 OTHER = "kclrun:g:other:n"
 TERM = signal.SIGTERM
@@ -97,8 +96,8 @@ def test_a_sample_has_the_figures_of_the_table_and_of_this_manager(rig):
     assert (then.total_leases, then.total_shards, then.unclaimed_leases) == (4, 4, 0)
     assert (then.worker_leases, then.worker_leases_max) == (4, 64)
     assert [lease.shard for lease in then.leases] == ["s0", "s1", "s2", "s3"]
-    assert (then.leases[0].counts.records, then.leases[0].counts.bytes) == (7, 70)
-    assert (then.leases[1].counts.records, then.leases[1].counts.bytes) == (0, 0)
+    assert (then.leases[0].records_total, then.leases[0].bytes_total) == (7, 70)
+    assert (then.leases[1].records_total, then.leases[1].bytes_total) == (0, 0)
     assert {lease.state for lease in then.leases} == {"running"}
     assert (then.draining_s, then.launcher_away_s, then.host_short_s) == (None, None, None)
     assert (then.leases_command, then.outages) == ("kclrun leases", ())
@@ -253,22 +252,10 @@ def test_a_report_keeps_the_last_position_and_checkpoint_over_a_process_that_sai
     assert (shard.records, report.records_total) == (2, 2)
 
 
-# Snapshots.
+# What the live table shows.
 
 
-def snapshots_of(run, living=list):
-    return Snapshots(
-        application="orders",
-        stream="orders",
-        owner=run.identity.id,
-        began_instant=BEGAN,
-        core=run.core,
-        living=living,
-        report=run.report,
-    )
-
-
-def test_a_snapshot_counts_who_has_the_other_leases(rig):
+def test_a_sample_counts_who_has_the_other_leases(rig):
     run = rig(shards=2, leases_max=2)
     ended = {"checkpoint": SHARD_END}
     for change in (
@@ -280,7 +267,7 @@ def test_a_snapshot_counts_who_has_the_other_leases(rig):
         run.table.write(change)
     run.table.write(CreateLease(Lease(key="e2", owner=OTHER, **ended)))
     shots = []
-    snapshots = snapshots_of(run, run.processes.living)
+    sampler = sampler_of(run)
     run.report.departed(
         "old",
         LeaseStatus(pid=1, incarnation=1, state=WorkerState.FINISHED, records_total=11),
@@ -288,7 +275,7 @@ def test_a_snapshot_counts_who_has_the_other_leases(rig):
     run.report.ended("old")
 
     def look():
-        shots.append(snapshots.take(run.loop.now()))
+        shots.append(sampler.take(run.loop.now()))
 
     run.at(8.0, look)
     run.at(8.1, lambda: run.manager.drain("test"))
@@ -307,7 +294,6 @@ def test_a_snapshot_counts_who_has_the_other_leases(rig):
     unended = {key for key, row in rows.items() if not row.is_ended}
     assert shown.leases_free == len(unended - held - set(others)) == 1
     assert (shown.ended_total, shown.records_departed) == (1, 11)
-    assert [view.owner for view in shown.leases] == [run.identity.id] * len(held)
     assert (shown.is_draining, draining.is_draining) == (False, True)
 
 
@@ -316,10 +302,10 @@ def test_rates_are_over_the_last_five_looks_and_never_negative(rig):
     shots = []
     statuses = run.processes.statuses
     statuses["s0"] = {"records_total": 1_000}
-    snapshots = snapshots_of(run, run.processes.living)
+    sampler = sampler_of(run)
 
     def look():
-        shots.append(snapshots.take(run.loop.now()).leases[0].records_per_s)
+        shots.append(sampler.take(run.loop.now()).leases[0].records_per_s)
         statuses["s0"]["records_total"] += 10 if len(shots) < 8 else -500
 
     for second in range(20, 29):
@@ -378,16 +364,16 @@ class Judge:
         self.seen.append((now, [child.key for child in living]))
 
 
-def watched(run, *, until=True, source_is_done=lambda: True, on_snapshot=None):
+def watched(run, *, until=True, source_is_done=lambda: True, readers=()):
     judge = Judge()
     watch = Watch(
         run.manager,
-        snapshots_of(run),
+        sampler_of(run),
         loop=run.loop,
         log=run.log,
         watchdog=judge,
         failover_s=10.0,
-        on_snapshot=on_snapshot,
+        readers=readers,
         is_until_caught_up=until,
         source_is_done=source_is_done,
     )
@@ -446,16 +432,17 @@ def test_a_run_with_a_halted_shard_ends_once_the_others_are_read_and_says_so(rig
     assert [line["halted"] for line in run.lines("caught_up")] == [1]
 
 
-def test_looks_come_twice_a_second_and_snapshots_once(rig):
+def test_looks_come_twice_a_second_and_each_reader_gets_its_samples(rig):
     run = rig(shards=1)
-    shots = []
-    _, judge = watched(run, until=False, on_snapshot=shots.append)
+    shots, rare = [], []
+    _, judge = watched(run, until=False, readers=((1.0, shots.append), (2.0, rare.append)))
     run.signal_at(20.2, TERM)
 
     run.run()
 
     assert len(judge.seen) == pytest.approx(41, abs=1)
     assert [round(shot.uptime_s) for shot in shots[:5]] == [0, 1, 2, 3, 4]
+    assert rare == shots[::2], "a sample that both want is taken once"
     assert judge.seen[-2][1] == ["s0"]
 
 
@@ -516,7 +503,7 @@ def test_health_is_judged_by_the_settings_and_an_idle_read_is_no_standstill(
     metering.close()
 
 
-def test_a_snapshot_of_a_table_without_us_has_free_leases():
+def test_a_sample_of_a_table_without_us_has_free_leases():
     core = LeaseManager(ManagerPolicy(me="kclrun::h:n", leases_max=1), lambda: 0.5)
     core.handle(on.Started(5.0), 1.0)
     rows = (
@@ -528,17 +515,8 @@ def test_a_snapshot_of_a_table_without_us_has_free_leases():
     )
     core.handle(on.LeasesScanned(rows), 1.0)
     held = set(core.held())
-    snapshots = Snapshots(
-        application="a",
-        stream="s",
-        owner="kclrun::h:n",
-        began_instant=1.0,
-        core=core,
-        living=list,
-        report=ReportWriter(),
-    )
 
-    shown = snapshots.take(1.0)
+    shown = sampler_of_core(core).take(1.0)
 
     assert shown.leases_elsewhere == 2
     assert shown.leases_free == len({"f1", "f2"} - held)
@@ -552,18 +530,10 @@ def test_a_lease_process_is_shown_with_its_memory_and_from_the_second_look_on_it
         SimpleNamespace(key=key, pid=pid, trouble="", look=lambda: None)
         for key, pid in (("s0", os.getpid()), ("s1", None))
     ]
-    snapshots = Snapshots(
-        application="a",
-        stream="s",
-        owner="kclrun::h:n",
-        began_instant=1.0,
-        core=core,
-        living=lambda: children,
-        report=ReportWriter(),
-    )
+    sampler = sampler_of_core(core, lambda: children, has_gauge=True)
 
-    first, first_waiting = snapshots.take(1.0).leases
-    second, second_waiting = snapshots.take(2.0).leases
+    first, first_waiting = sampler.take(1.0).leases
+    second, second_waiting = sampler.take(2.0).leases
 
     assert (first.pid, first.cpu_percent, first.memory_bytes > 0) == (os.getpid(), None, True)
     assert second.cpu_percent >= 0.0

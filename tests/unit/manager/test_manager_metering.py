@@ -9,11 +9,12 @@ import pytest
 
 from kclrun.config.schema import Settings
 from kclrun.manager.manager import ReportWriter
-from kclrun.manager.metering import HealthBoard, Metering, open_metering
+from kclrun.manager.metering import SAMPLE_EVERY_S, HealthBoard, Metering, open_metering
 from kclrun.observe.health import HealthLimits
 from kclrun.observe.logs import EventLog, LineSink
-from kclrun.observe.metrics import LeaseCounts, LeaseSample, ManagerSample, MetricWindow
+from kclrun.observe.metrics import MetricWindow
 from kclrun.observe.publishing import Publisher
+from kclrun.observe.sample import LeaseSample, ManagerSample, ShardReport
 from kclrun.protocol.status import LeaseStatus, WorkerState
 
 LIMITS = HealthLimits(stall_s=120.0, look_age_max_s=10.0, drain_max_s=70.0)
@@ -21,13 +22,12 @@ LIMITS = HealthLimits(stall_s=120.0, look_age_max_s=10.0, drain_max_s=70.0)
 
 def sample(records, now):
     lease = LeaseSample(
-        shard="a", state="running", counts=LeaseCounts(records, records * 10), still_s=0.0
+        shard="a", state="running", records_total=records, bytes_total=records * 10, still_s=0.0
     )
     return ManagerSample(
         application="orders",
         stream="orders",
         owner="me",
-        measured_at=now,
         uptime_s=now,
         total_leases=1,
         total_shards=1,
@@ -60,8 +60,7 @@ class Clock:
 class Sampler:
     """One record a second; `departed` is what the next look finds gone."""
 
-    def __init__(self, clock):
-        self._clock = clock
+    def __init__(self):
         self.departed = {}
 
     def take(self, now):
@@ -70,9 +69,6 @@ class Sampler:
     def take_departed(self, _sample):
         departed, self.departed = self.departed, {}
         return departed
-
-    def wall_time(self):
-        return self._clock.now()
 
 
 class Outlet:
@@ -98,7 +94,7 @@ def log(tmp_path):
 class World:
     def __init__(self, log):
         self.clock = Clock()
-        self.sampler = Sampler(self.clock)
+        self.sampler = Sampler()
         self.board = HealthBoard(LIMITS, self.clock.now)
         self.outlet = Outlet()
         self.metering = Metering(
@@ -111,6 +107,11 @@ class World:
             window=MetricWindow("orders", {}),
         )
 
+    def look(self):
+        """As the manager's timer does."""
+        self.metering.read(self.sampler.take(self.clock.now()))
+        self.clock.after(SAMPLE_EVERY_S, self.look)
+
 
 @pytest.fixture
 def world(log):
@@ -122,7 +123,7 @@ def world(log):
 def test_the_fleet_is_measured_every_20_s_a_lease_every_10_s_and_all_of_it_published_by_the_minute(
     world,
 ):
-    world.metering.look()
+    world.look()
     world.clock.run_to(119.0)
     world.metering.close()
 
@@ -138,9 +139,9 @@ def test_the_fleet_is_measured_every_20_s_a_lease_every_10_s_and_all_of_it_publi
 
 
 def test_what_a_lease_did_that_came_and_went_between_two_looks_is_counted(world):
-    world.metering.look()
+    world.look()
     world.clock.run_to(5.0)
-    world.sampler.departed = {"b": LeaseCounts(400, 4000)}
+    world.sampler.departed = {"b": ShardReport(records=400, bytes=4000)}
     world.clock.run_to(30.0)
     world.metering.close()
 
@@ -149,7 +150,7 @@ def test_what_a_lease_did_that_came_and_went_between_two_looks_is_counted(world)
 
 
 def test_health_is_200_or_503_and_says_why(world):
-    world.metering.look()
+    world.look()
 
     well = world.board.health()
     world.clock.time += 10.0  # and the loop does not turn
@@ -165,9 +166,7 @@ def test_nothing_is_opened_that_was_not_asked_for(log):
     settings = Settings(application="orders", stream="orders")
     clock = Clock()
 
-    opened = open_metering(
-        settings, Sampler(clock), failover_s=10.0, outlet=None, loop=clock, log=log
-    )
+    opened = open_metering(settings, Sampler(), failover_s=10.0, outlet=None, loop=clock, log=log)
 
     assert opened is None
 

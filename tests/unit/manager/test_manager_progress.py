@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kclrun.leases.held_lease import HeldLease, State
-from kclrun.manager.ring_reader import lag_ms, lag_of, progressed_instant, waiting_since
+from kclrun.manager.ring_reader import waiting_since
+from kclrun.manager.sampling import lag_ms, lag_of, progressed_instant
 from kclrun.model.lease import Halt, Lease
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol.status import LeaseStatus, WorkerState

@@ -22,14 +22,15 @@ from kclrun.config.units import Duration
 from kclrun.errors import ServiceError
 from kclrun.lifecycle.stall import StallWatch, stalled
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.manager.locks import LockFolder, establish, state_folder
-from kclrun.manager.runtime import _log, _policy, _start_filter, _starts, run_fleet
+from kclrun.manager.locks import LockFolder, state_folder
+from kclrun.manager.runtime import _policy, _start_filter, _starts, run_fleet
 from kclrun.manager.service_calls import _scanned
 from kclrun.manager.world import ExitReason, SourceStream, World
 from kclrun.model.lease import Lease, Owner
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.wire import WireCredentials
+from kclrun.observe.logs import log_of
 from kclrun.ports import ScanPage, ShardFilter
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from tests.support.descriptors import open_descriptors
@@ -53,7 +54,7 @@ def fleet(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("KCLRUN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     monkeypatch.setattr("kclrun.lifecycle.caught_up.LOOK_APART_S", 0.1)
-    monkeypatch.setattr("kclrun.manager.watching._LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("kclrun.manager.sampling._LOOK_EVERY_S", 0.05)
     # Adopting orphans would outlast the test.
     monkeypatch.setattr("kclrun.manager.runtime.adopt_orphans", lambda: None)
     launcher = StandIn()
@@ -77,10 +78,10 @@ def fleet(tmp_path, monkeypatch, capfd):
 
 
 def test_a_whole_run_says_what_it_runs_and_how_it_ended_and_leaves_nothing_behind(fleet, tmp_path):
-    snapshots = []
+    samples = []
     report = tmp_path / "report.json"
 
-    reason, lines = fleet(report_path=report, on_snapshot=snapshots.append)
+    reason, lines = fleet(report_path=report, on_sample=samples.append)
 
     assert reason is ExitReason.CAUGHT_UP
     first, last = lines[0], lines[-1]
@@ -100,8 +101,8 @@ def test_a_whole_run_says_what_it_runs_and_how_it_ended_and_leaves_nothing_behin
     written = json.loads(report.read_bytes())
     assert (written["application"], written["exit_reason"]) == ("orders", "caught up")
     assert 0.0 < written["seconds"] < 300.0
-    assert snapshots[0].application == "orders"
-    assert 0.0 <= snapshots[0].uptime_s < 300.0
+    assert samples[0].application == "orders"
+    assert 0.0 <= samples[0].uptime_s < 300.0
     assert list((tmp_path / "state" / "orders").iterdir()) == [], "its lock file is gone"
 
 
@@ -146,15 +147,12 @@ def test_shards_are_listed_from_where_a_stream_begins(start, shown):
     [("json", True, True), ("text", False, False), ("auto", True, False), ("auto", False, True)],
 )
 def test_the_log_is_json_for_machines_and_words_for_a_terminal_unless_asked(
-    tmp_path, monkeypatch, wanted, is_terminal, as_json
+    monkeypatch, wanted, is_terminal, as_json
 ):
     settings = Settings(application="orders", stream="orders", log=LogSettings(format=wanted))
-    identity = establish("app", "g", {"KCLRUN_STATE_DIR": str(tmp_path)})
-    monkeypatch.setattr("kclrun.manager.runtime.sys.stderr.isatty", lambda: is_terminal)
+    monkeypatch.setattr("kclrun.observe.logs.sys.stderr.isatty", lambda: is_terminal)
 
-    assert _log(settings, identity, None).as_json == as_json
-
-    identity.retire()
+    assert log_of(settings, "me", None).as_json == as_json
 
 
 # A scan, page by page.

@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 
 from kclrun.observe.health import HealthLimits, health_body, judge
-from kclrun.observe.metrics import LeaseSample, ManagerSample, Outage
+from kclrun.observe.sample import LeaseSample, ManagerSample, Outage
 
 LIMITS = HealthLimits(stall_s=120.0, look_age_max_s=10.0, drain_max_s=70.0)
 
 
 def sample(*leases, **fields):
     fields = {"total_leases": len(leases), "uptime_s": 500.0} | fields
-    return ManagerSample(
-        application="orders", stream="orders", owner="me", measured_at=0.0, leases=leases, **fields
-    )
+    return ManagerSample(application="orders", stream="orders", owner="me", leases=leases, **fields)
 
 
 def lease(shard="a", state="running", still_s=0.5, note=""):

@@ -5,20 +5,19 @@ from __future__ import annotations
 import pytest
 
 from kclrun.model.record import Statistics
-from kclrun.observe.metrics import METRICS, LeaseCounts, LeaseSample, ManagerSample, MetricWindow
+from kclrun.observe.metrics import METRICS, MetricWindow
+from kclrun.observe.sample import LeaseSample, ManagerSample
 
 APPLICATION = (("Application", "orders"),)
 
 
 def sample(**fields):
-    return ManagerSample(
-        application="orders", stream="orders", owner="me", measured_at=0.0, uptime_s=1.0, **fields
-    )
+    return ManagerSample(application="orders", stream="orders", owner="me", uptime_s=1.0, **fields)
 
 
 def lease(shard, records=0, size=0, lag_ms=None):
     return LeaseSample(
-        shard=shard, state="running", counts=LeaseCounts(records, size), lag_ms=lag_ms
+        shard=shard, state="running", records_total=records, bytes_total=size, lag_ms=lag_ms
     )
 
 
@@ -70,7 +69,7 @@ def test_a_hot_shard_shows_as_a_greatest_far_above_the_average():
 def test_a_lease_that_leaves_takes_nothing_along_and_comes_back_without_a_past():
     window = MetricWindow("orders", {})
     window.add_leases([lease("a", 10)])
-    window.add_counts("a", LeaseCounts(17))
+    window.add_counts("a", 17, 0)
     window.add_leases([lease("a", 20)])
 
     assert closed(window)["records", APPLICATION].total == 20

@@ -5,8 +5,9 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from kclrun.observe.health import Reason, Verdict
-from kclrun.observe.metrics import METRICS, LeaseCounts, LeaseSample, ManagerSample
+from kclrun.observe.metrics import METRICS
 from kclrun.observe.prometheus import Exposition
+from kclrun.observe.sample import LeaseSample, ManagerSample
 
 OK = Verdict("ok")
 
@@ -16,7 +17,6 @@ def sample(*leases, **fields):
         application="orders",
         stream="flights",
         owner="kclrun::h:n",
-        measured_at=0.0,
         uptime_s=1.0,
         leases=leases,
         **fields,
@@ -24,7 +24,7 @@ def sample(*leases, **fields):
 
 
 def lease(shard, **fields):
-    fields = {"counts": LeaseCounts(7, 700), "lag_ms": 1500, "still_s": 0.5} | fields
+    fields = {"records_total": 7, "bytes_total": 700, "lag_ms": 1500, "still_s": 0.5} | fields
     return LeaseSample(shard=shard, state=fields.pop("state", "running"), **fields)
 
 

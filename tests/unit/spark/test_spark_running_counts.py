@@ -126,28 +126,28 @@ def test_the_report_adds_batches_up_by_shard_and_in_all() -> None:
 
 
 def test_the_picture_shows_living_shards_and_keeps_the_records_of_ended_ones() -> None:
-    snapshot = run_of_three_batches().snapshot(
+    sample = run_of_three_batches().sample(
         application="x", stream="s", owner="o", is_draining=False, now=Instant(104.0)
     )
 
-    assert [view.shard for view in snapshot.leases] == [B, C]
-    assert (snapshot.records_total, snapshot.ended_total, snapshot.lag_ms_max) == (10, 1, 1_000)
-    assert snapshot.leases[0].records_per_s == 1.0  # four, in the four seconds of the run
+    assert [view.shard for view in sample.leases] == [B, C]
+    assert (sample.records_total, sample.ended_total, sample.lag_ms_max) == (10, 1, 1_000)
+    assert sample.leases[0].records_per_s == 1.0  # four, in the four seconds of the run
 
 
 def test_a_rate_falls_to_nothing_when_nothing_comes() -> None:
-    snapshot = run_of_three_batches().snapshot(
+    sample = run_of_three_batches().sample(
         application="x", stream="s", owner="o", is_draining=False, now=Instant(120.0)
     )
 
-    assert snapshot.records_per_s == 0.0
+    assert sample.records_per_s == 0.0
 
 
 def test_before_the_first_batch_a_person_is_told_what_is_waited_for() -> None:
     place = {"application": "a", "stream": "s", "owner": "o", "is_draining": False}
 
-    waiting = RunCounts(Instant(100.0)).snapshot(**place, now=Instant(101.0))
-    running = run_of_three_batches().snapshot(**place, now=Instant(105.0))
+    waiting = RunCounts(Instant(100.0)).sample(**place, now=Instant(101.0))
+    running = run_of_three_batches().sample(**place, now=Instant(105.0))
 
     assert "Spark is starting" in waiting.doing
     assert running.doing == ""

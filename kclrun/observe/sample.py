@@ -1,4 +1,4 @@
-"""The state of a manager at one moment, and the report of a run: plain values.
+"""The sample of a manager at one moment, and the report of a run: plain values.
 
 None means "not known", never zero. No field holds a payload, a key or a secret.
 """
@@ -26,51 +26,88 @@ def how_to_resume(leases_command: str | None, shard: str) -> str:
     return f"mend the cause, then: {leases_command} resume {shard} --yes"
 
 
-class LeaseView(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease of this manager.
+class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One lease of a manager; on Spark, one shard that is read.
 
     `state` is one short word (starting, running, failing, ending, ended, halted, backing off,
     waiting). Failing: user code raised, and the call is repeated.
-    `records_total` counts the records that the processor returned for since this manager started,
-    over restarts of the lease process; `records_per_s` is over the last few seconds. `lag_ms` is
-    that of `millis_behind_latest` in `metrics.py`. `note` says why a lease does not advance, or is
-    empty.
+    `records_total` and `bytes_total` count the records that the processor returned for since this
+    manager started, over restarts of the lease process; `records_per_s` is over the last few
+    samples. `lag_ms` is that of `millis_behind_latest` in `metrics.py`. `still_s` is the time
+    without progress; None while no progress is expected (its parents are not ended, or it is
+    halted). `cpu_percent` and `memory_bytes` are measured for the live table only. `note` says why
+    a lease does not advance, or is empty.
     """
 
     shard: str
     state: str
-    owner: str = ""
     records_total: int = 0
+    bytes_total: int = 0
     records_per_s: float = 0.0
     lag_ms: int | None = None
+    still_s: float | None = None
+    restarts: int = 0
+    pid: int | None = None
     cpu_percent: float | None = None
     memory_bytes: int | None = None
-    pid: int | None = None
-    restarts: int = 0
     note: str = ""
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One manager at one moment. `uptime_s` counts from its start.
+class Outage(msgspec.Struct, frozen=True):
+    """A request that fails and is repeated until it works, and the time since it began to fail.
 
-    `leases_elsewhere` counts leases of other owners, `leases_free` leases without an owner,
+    Without a vital request, leases are lost; without another one, they are only slower.
+    """
+
+    operation: str
+    error: str
+    lasted_s: float
+    is_vital: bool = True
+
+
+class ManagerSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One manager at one moment: for the live table, the metrics and /health.
+
+    `uptime_s` counts from its start. The totals are those of the last scan and listing; None
+    before. `leases_elsewhere` counts leases of other owners, `leases_free` leases without an owner,
     `ended_total` the shards that this manager has read to their end. `records_departed` counts the
     records of leases that it had and that are not in `leases` any more: ended, released or lost.
+
+    The times are None while their condition does not hold: `draining_s` is the time since a stop
+    began, until all leases are given away; `launcher_away_s` is the time since no lease process
+    could be started; `host_short_s` is the time since the host could run only `host_runs` leases,
+    because of `host_reason`, and got no more. `native_mode` is the state of a KCL 3 fleet that uses
+    this table in a protocol that we do not share any more. `unpublished_total` counts the data
+    points that could not be published, and were dropped.
+
     Without leases (`has_leases`), on Spark, `leases` are the shards that are read. `doing` says in
-    a few words which event the run waits for while no shard is shown. `leases_command`
-    is for `how_to_resume`.
+    a few words which event the run waits for while no shard is shown. `leases_command` is for
+    `how_to_resume`.
     """
 
     application: str
     stream: str
     owner: str
     uptime_s: float
-    leases: tuple[LeaseView, ...] = ()
+    total_leases: int | None = None
+    total_shards: int | None = None
+    unclaimed_leases: int | None = None
+    worker_leases: int = 0
+    worker_leases_max: int = 0
+    leases: tuple[LeaseSample, ...] = ()
     leases_elsewhere: int = 0
     leases_free: int = 0
     ended_total: int = 0
     records_departed: int = 0
+    outages: tuple[Outage, ...] = ()
+    launcher_away_s: float | None = None
+    host_short_s: float | None = None
+    host_runs: int = 0
+    host_reason: str = ""
     is_draining: bool = False
+    draining_s: float | None = None
+    native_mode: str | None = None
+    unpublished_total: int = 0
     has_leases: bool = True
     doing: str = ""
     leases_command: str | None = LEASES_COMMAND
@@ -90,6 +127,18 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return max(
             (lease.lag_ms for lease in self.leases if lease.lag_ms is not None), default=None
         )
+
+    @property
+    def of_fleet(self) -> dict[str, int]:
+        """The metrics that do not belong to a single lease, as far as they are known."""
+        values = {
+            "total_leases": self.total_leases,
+            "total_shards": self.total_shards,
+            "unclaimed_leases": self.unclaimed_leases,
+            "worker_leases": self.worker_leases,
+            "halted_leases": sum(lease.state == "halted" for lease in self.leases),
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class ShardReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,1 +1,0 @@
-"""Shows the lag of each shard."""
