@@ -426,7 +426,7 @@ sys.exit(status or os.waitpid(child, 0)[1])
 def test_a_lease_process_needs_no_botocore() -> None:
     script = """
 import sys
-import kclrun.aws.kinesis, kclrun.aws.lease_table, tests.support.retry, kclrun.aws.wire
+import kclrun.aws.kinesis, kclrun.aws.lease_table, kclrun.aws.wire
 sys.exit(any(name.split(".")[0] in {"boto3", "botocore", "s3transfer"} for name in sys.modules))
 """
     assert subprocess.run([sys.executable, "-c", script], timeout=HUNG_S).returncode == 0
