@@ -13,28 +13,14 @@ from typing import Final, Protocol
 
 import msgspec
 
+from kclrun.errors import ServiceError
 from kclrun.model.instance import InstanceIdentity, InstanceLook, LifecycleAction
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.record import IteratorType, Measurement, PutEntry, PutResult, Record
-from kclrun.model.shard import ChildShard, Shard
+from kclrun.model.reading import RECORDS_A_CALL, FetchedPage, PageCursor
+from kclrun.model.record import IteratorType, Measurement, PutEntry, PutResult, StartPoint
+from kclrun.model.shard import Shard
 from kclrun.model.time import WallTime
 from kclrun.protocol.writes import LeaseChange, Outcome
-
-
-class FetchedPage(msgspec.Struct, frozen=True):
-    """One GetRecords answer, aggregates not yet opened.
-
-    `next_iterator` None means the end of a closed shard; `children` then names its children
-    (possibly none with services that leave them out). `body_bytes` is the size on the wire;
-    `served_at` the service's own time, to the second, None if it gave none.
-    """
-
-    records: Sequence[Record]
-    next_iterator: str | None
-    millis_behind_latest: int | None
-    children: tuple[ChildShard, ...] = ()
-    body_bytes: int = 0
-    served_at: WallTime | None = None
 
 
 class ShardReader(Protocol):
@@ -54,6 +40,32 @@ class ShardReader(Protocol):
     def fetch(self, iterator: str, limit: int) -> FetchedPage:
         """One GetRecords. Raises: ExpiredIterator, Throttled, Unavailable, NotFound, …"""
         ...
+
+
+def open_iterator(reader: ShardReader, shard_id: str, start: StartPoint) -> str:
+    """An iterator at this start. Raises: as `ShardReader.iterator`."""
+    return reader.iterator(
+        shard_id, start.kind, sequence_number=start.sequence_number, timestamp=start.timestamp
+    )
+
+
+def next_page(
+    reader: ShardReader, shard_id: str, cursor: PageCursor, limit: int = RECORDS_A_CALL
+) -> FetchedPage:
+    """The cursor's next page, by one call, or by two where it needs an iterator first.
+
+    Raises: a ServiceError leaf, RecordError; the cursor has noted the error and can go on.
+    """
+    try:
+        if cursor.iterator is None:
+            cursor.opened(open_iterator(reader, shard_id, cursor.start))
+        assert cursor.iterator is not None, "it has just been opened"
+        page = reader.fetch(cursor.iterator, limit)
+    except ServiceError as error:
+        cursor.failed(error)
+        raise
+    cursor.took(page)
+    return page
 
 
 class StreamSummary(msgspec.Struct, frozen=True):

@@ -23,10 +23,11 @@ from kclrun.aws.operations import (
 from kclrun.aws.wire import WireClient
 from kclrun.codec.get_records import decode_get_records
 from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Unavailable
+from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import HashRange, Shard
 from kclrun.model.time import WallTime
-from kclrun.ports import FetchedPage, ShardFilter, StreamSummary
+from kclrun.ports import ShardFilter, StreamSummary
 
 T = TypeVar("T")
 

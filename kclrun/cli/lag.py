@@ -34,12 +34,13 @@ from kclrun.errors import (
     Unavailable,
 )
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.reading import FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import Shard, ShardGraph
 from kclrun.model.stream import StreamKey, called, qualified_shards, shard_id_of, stream_of
 from kclrun.model.time import WallTime, backoff_s
-from kclrun.ports import FetchedPage, ShardReader
+from kclrun.ports import ShardReader, next_page, open_iterator
 
 if TYPE_CHECKING:
     from kclrun.cli.streams import OpenStream
@@ -172,28 +173,23 @@ def measure(
 def _lag_from(
     reader: ShardReader, shard: str, start: StartPoint, position: ExtendedSequenceNumber
 ) -> Lag:
-    iterator: str | None = _patiently(
-        lambda: reader.iterator(
-            shard, start.kind, sequence_number=start.sequence_number, timestamp=start.timestamp
-        )
-    )
+    cursor = PageCursor(start)
+    cursor.opened(_patiently(partial(open_iterator, reader, shard, start)))
     is_trimmed = False
     page: FetchedPage | None = None
     for number in range(_PAGES_MAX):
-        if iterator is None:
-            break
         if number:
             time.sleep(_PAGE_PAUSE_S)
-        page = _patiently(partial(reader.fetch, iterator, _RECORDS_A_CALL))
+        page = _patiently(partial(next_page, reader, shard, cursor, _RECORDS_A_CALL))
         if page.records and not is_trimmed:
             is_trimmed = _lacks(page.records[0], start, position)
         unread = drop_until(open_aggregates(page.records), position)
         if unread:
             return _behind(unread[0], page, is_trimmed=is_trimmed)
-        if not page.records and not page.millis_behind_latest:
+        if page.is_empty_tip or page.next_iterator is None:
             break
-        iterator = page.next_iterator
-    behind_ms = page.millis_behind_latest if page is not None and iterator is not None else 0
+    assert page is not None, "at least one page is read"
+    behind_ms = 0 if page.next_iterator is None else page.millis_behind_latest
     note = "no record found so near; what the service says" if behind_ms else ""
     return Lag((behind_ms or 0) / 1000, is_trimmed=is_trimmed, note=note)
 

@@ -74,13 +74,6 @@ def first_start(row: Lease, start_at: WallTime | None, now_at: WallTime) -> Star
             return StartPoint(IteratorType.AT_SEQUENCE_NUMBER, sequence_number=number)
 
 
-def resumed_start(last_received: str | None, first: StartPoint) -> StartPoint:
-    """The start after an iterator expired or failed."""
-    if last_received is None:
-        return first
-    return StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, sequence_number=last_received)
-
-
 def _instant_of(row: Lease, start_at: WallTime | None) -> WallTime:
     # kcl-rust keeps the instant, in milliseconds, in the field of the sub-sequence number.
     if row.checkpoint.sub_sequence_number:

@@ -1,8 +1,4 @@
-"""The sample processors, as `kclrun.samples.flights:DelayByCarrier` and the like.
-
-Their source is the folder `processors/` of a checkout, and a wheel carries it in this place. A
-package `processors` is never installed: that name belongs to the user's own code.
-"""
+"""The sample processors, as `kclrun.samples.flights:DelayByCarrier` and the like."""
 
 from __future__ import annotations
 
@@ -10,6 +6,8 @@ from pathlib import Path
 
 __all__: list[str] = []
 
+# Their source is the folder `processors/` of a checkout, and a wheel carries it in this place. A
+# package `processors` is never installed: that name belongs to the user's own code.
 _CHECKOUT = Path(__file__).resolve().parents[2]
 # In an installation that folder is site-packages, whose `processors` would be another's.
 if (_CHECKOUT / "pyproject.toml").is_file():

@@ -6,6 +6,7 @@ process that lives as long as the query.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -15,23 +16,187 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from kclrun.errors import InvariantViolation, ServiceError, Throttled, Unavailable
+from kclrun.errors import (
+    InvariantViolation,
+    NotFound,
+    OffsetRefused,
+    ServiceError,
+    SettingsError,
+    Throttled,
+    Unavailable,
+)
+from kclrun.model.lease import Lease
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import ShardGraph
 from kclrun.model.time import WallTime, backoff_s
-from kclrun.ports import LeaseTable, ShardFilter, ShardReader, StreamAdmin
-from kclrun.spark.identity import identities, of_these_streams, refuse_recreated
-from kclrun.spark.leased_start import leases_of, tell_unleased
-from kclrun.spark.offsets import Hint, Offset
+from kclrun.ports import LeaseTable, ShardFilter, ShardReader, StreamAdmin, StreamSummary
+from kclrun.spark.offsets import Hint, Offset, StreamIs, together
 from kclrun.spark.options import SourceSettings, StartKind
 from kclrun.spark.planning.batch_bounds import Bounding, Seeker
 from kclrun.spark.planning.batch_planner import BatchPlanner, joined
-from kclrun.spark.planning.beginnings import beginnings, time_of
-from kclrun.spark.planning.lease_beginnings import lease_beginnings, needs_time
+from kclrun.spark.planning.beginnings import (
+    beginnings,
+    lease_beginnings,
+    lease_owners,
+    needs_time,
+    time_of,
+)
 from kclrun.spark.planning.shard_cursor import Gone, Refused
 from kclrun.spark.positions import Position
 from kclrun.spark.requests import Asking
-from kclrun.spark.stream_set import Streams, of_streams_in, parted, summaries_of
+from kclrun.spark.stream_set import (
+    Streams,
+    first_keys,
+    moved,
+    of_streams_in,
+    parted,
+    shard_name,
+    summaries_of,
+)
+
+
+# Checks that a checkpoint belongs to the query's streams, by ARN and time of creation. Pure.
+#
+# A stream may be added to those of a checkpoint. A stream that is left out is refused, because no
+# query would read its remaining rows.
+def identities(streams: Streams) -> Mapping[str, StreamIs]:
+    """The identity of each stream, as an offset stores it."""
+    return {stream: _identity(summary) for stream, summary in streams.items()}
+
+
+def of_these_streams(offset: Offset, streams: Streams) -> Offset:
+    """The offset as one of these streams, or of some of them. The offset of a single stream becomes
+    a part of an offset of several. Raises: OffsetRefused for others, also of a re-created stream.
+    """
+    if "" in offset.streams and "" not in streams:
+        arn = offset.streams[""].arn
+        (named,) = [each for each, summary in streams.items() if summary.arn == arn] or [""]
+        if named:
+            offset = together({named: offset}, offset.aligned_ms)
+    unread = [which for each, which in offset.streams.items() if _is_another(which, streams, each)]
+    if unread:
+        arns = ", ".join(summary.arn for summary in streams.values())
+        raise OffsetRefused(
+            f"the checkpoint is of {unread[0].arn}, the query reads {arns}: {_advice(offset)}"
+        )
+    refuse_recreated(offset.streams, streams)
+    return offset
+
+
+def refuse_recreated(known: Mapping[str, StreamIs], streams: Streams) -> None:
+    """Raises: OffsetRefused for a stream that was made again since; the message names it."""
+    for stream, which in known.items():
+        if which.created_ms != _identity(streams[stream]).created_ms:
+            raise OffsetRefused(
+                f"{streams[stream].name} was deleted and re-created since the checkpoint was begun:"
+                " what the checkpoint says of its shards is about records that are gone\n"
+                "To go on: a new checkpoint location"
+            )
+
+
+def _is_another(which: StreamIs, streams: Streams, stream: str) -> bool:
+    return stream not in streams or streams[stream].arn != which.arn
+
+
+def _advice(offset: Offset) -> str:
+    if "" in offset.streams:
+        return "another stream\nTo go on: name that stream, or use a new checkpoint location"
+    return (
+        "streams may be added to a checkpoint, and none left out\n"
+        f"To go on: name {','.join(sorted(offset.streams))} in streamName, and others as you like,"
+        " or use a new checkpoint location"
+    )
+
+
+def _identity(summary: StreamSummary) -> StreamIs:
+    return StreamIs(summary.arn, round(summary.created_at * 1000))
+
+
+# Reads a lease table for a query that starts at its checkpoints.
+#
+# It only reads: no row is changed. If owners still have leases, it only logs a warning: a query
+# beside a running fleet, from the fleet's current checkpoints, is a legitimate use.
+# `planning/beginnings.py` decides the positions.
+_log = logging.getLogger(__name__)
+
+
+def leases_of(table: LeaseTable, name: str, streams: Streams) -> Mapping[str, Lease]:
+    """The rows of these streams by the source's shard names, of one complete consistent scan.
+
+    Raises: NotFound without a table; SettingsError for one without leases, or with rows that
+    cannot be read; a ServiceError leaf.
+    """
+    rows: dict[str, Lease] = {}
+    first = first_keys(streams)
+    broken: list[str] = []
+    try:
+        for page in table.scan():
+            for lease in page.leases:
+                if (shard := _shard_of(lease.key, streams)) is not None:
+                    rows[shard] = _placed(lease, shard, first)
+            broken += page.broken
+    except NotFound as error:
+        raise NotFound(
+            f"startingLeases: there is no lease table {name} in this region: name the application"
+            " as its configuration does, or its table where leases.table names one",
+            operation=error.operation,
+            code=error.code,
+        ) from None
+    if broken:
+        raise SettingsError(
+            f"startingLeases: of table {name}, {len(broken)} rows cannot be read as leases, such as"
+            f" {broken[0][:60]!r}: their shards would be read from elsewhere\nTo go on: mend them,"
+            " or give positions in startingOffsets"
+        )
+    leased = {parted(shard)[0] for shard in rows}
+    if without := [each.name for of, each in sorted(streams.items()) if of not in leased]:
+        raise SettingsError(
+            f"startingLeases: table {name} holds no lease of {', '.join(without)}: that"
+            " application has read nothing of it yet\nTo go on: say where to begin with"
+            " startingOffsets"
+        )
+    if owners := lease_owners(rows.values()):
+        _log.warning(
+            "leases of %s still have owners (%s): what those process after their checkpoints of"
+            " this moment, this query reads as well. To move an application, stop them first",
+            *(name, ", ".join(owners[:5]) + (", …" if len(owners) > 5 else "")),
+        )
+    return rows
+
+
+def _shard_of(key: str, streams: Streams) -> str | None:
+    """A key is a shard id, or in a table of several streams `account:stream:created:shard`, as the
+    Java KCL's `StreamIdentifier` writes it; None for another stream. With several streams, a bare
+    shard id does not name one of them, so it is None, too."""
+    *of_stream, shard_id = key.split(":")
+    for stream, summary in streams.items():
+        account = summary.arn.split(":")[4]
+        ours = [account, summary.name, str(int(summary.created_at))]
+        if of_stream == ours or not (of_stream or stream):
+            return shard_name(stream, shard_id)
+    return None
+
+
+def _placed(lease: Lease, shard: str, first: Mapping[str, int]) -> Lease:
+    """The row with its keys and parents as the source names them among several streams."""
+    stream, _ = parted(shard)
+    if not stream:
+        return lease
+    keys = lease.hash_range
+    return msgspec.structs.replace(
+        lease,
+        hash_range=None if keys is None else moved(keys, first[stream]),
+        parents=frozenset(shard_name(stream, parted(each)[1]) for each in lease.parents),
+    )
+
+
+def tell_unleased(name: str, shard_ids: tuple[str, ...]) -> None:
+    """Log which shards begin at the oldest record because the table has no row about them."""
+    if shard_ids:
+        _log.warning(
+            "table %s says nothing of %s: read from the oldest record", name, ", ".join(shard_ids)
+        )
+
 
 T = TypeVar("T")
 

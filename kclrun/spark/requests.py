@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.wire import WireClient
 from kclrun.errors import (
+    AccessDenied,
     ExpiredIterator,
     InvalidRequest,
     NotFound,
@@ -30,7 +32,7 @@ from kclrun.errors import (
 )
 from kclrun.model.stream import is_loopback, why_no_endpoint
 from kclrun.model.wire import WireEndpoint
-from kclrun.ports import ShardReader, StreamAdmin
+from kclrun.ports import ShardReader, StreamAdmin, StreamSummary, open_iterator
 from kclrun.spark.options import LeasesAt, Reached
 from kclrun.spark.planning.shard_cursor import (
     Answer,
@@ -47,6 +49,56 @@ from kclrun.spark.planning.shard_cursor import (
     Slowed,
 )
 from kclrun.spark.stream_set import StreamsAdmin, StreamsReader
+
+# Checks before a query starts that its stream can be read: one DescribeStreamSummary.
+#
+# A throttled or broken answer is tried again for some seconds. An error that does not pass is
+# raised at once. The message names the stream, its place and the action that the user can take.
+
+# A load balancer changes hosts within seconds; a user waits at the terminal for this answer.
+_WAIT_MAX_S: Final = 10.0
+_PAUSE_S: Final = 0.5
+
+
+def require_stream(
+    admin: StreamAdmin,
+    reached: Reached,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], None] = time.sleep,
+) -> StreamSummary:
+    """The stream's own summary, after ten seconds of trying and one more try at most.
+
+    Raises: NotFound, AccessDenied, Unavailable, Throttled, InvalidRequest.
+    """
+    give_up_at = clock() + _WAIT_MAX_S
+    where = reached.endpoint_url or reached.region or "the region of this environment"
+    while True:
+        try:
+            return admin.summary()
+        except NotFound as error:
+            raise NotFound(
+                f"there is no stream {reached.name} at {where}: {error}\n"
+                "Check streamName, region and endpointUrl; kclrun does not create streams",
+                operation=error.operation,
+                code=error.code,
+            ) from None
+        except AccessDenied as error:
+            raise AccessDenied(
+                f"the stream {reached.name} at {where} may not be read: {error}",
+                operation=error.operation,
+                code=error.code,
+            ) from None
+        except (Throttled, Unavailable) as error:
+            if clock() >= give_up_at:
+                raise type(error)(
+                    f"the stream {reached.name} cannot be reached at {where}, tried for"
+                    f" {_WAIT_MAX_S:.0f} s: {error}\nCheck endpointUrl, region and the network",
+                    operation=error.operation,
+                    code=error.code,
+                ) from None
+            wait(_PAUSE_S)
+
 
 # The clients of this process, by the place of their stream: on the driver and on executors.
 #
@@ -250,12 +302,7 @@ class Asking:
         try:
             if token is None:
                 assert opening is not None
-                token = self._reader.iterator(
-                    ask.shard_id,
-                    opening.kind,
-                    sequence_number=opening.sequence_number,
-                    timestamp=opening.timestamp,
-                )
+                token = open_iterator(self._reader, ask.shard_id, opening)
             asked_at = self._clock()
             page = self._reader.fetch(token, ask.read.limit)
         except ExpiredIterator:

@@ -11,11 +11,12 @@ from typing import Final, TypeVar
 import msgspec
 
 from kclrun.errors import InvariantViolation, NotFound
+from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange, Shard, ShardGraph
 from kclrun.model.stream import StreamKey, qualified, qualified_child, qualified_shards
 from kclrun.model.time import WallTime
-from kclrun.ports import FetchedPage, ShardFilter, ShardReader, StreamAdmin, StreamSummary
+from kclrun.ports import ShardFilter, ShardReader, StreamAdmin, StreamSummary
 
 T = TypeVar("T")
 

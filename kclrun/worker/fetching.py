@@ -13,24 +13,24 @@ from typing import Final, TypeVar
 import msgspec
 
 from kclrun.codec.kpl import KplRange, drop_until, open_in_parts
-from kclrun.consuming.policy import Pacing, resumed_start
+from kclrun.consuming.policy import Pacing
 from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.errors import (
     ExpiredIterator,
-    InvalidRequest,
     NotFound,
     RecordError,
     ServiceError,
     Throttled,
     Unavailable,
 )
+from kclrun.model.reading import FetchedPage, PageCursor
 from kclrun.model.record import Record, StartPoint
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.stream import ONLY_STREAM, StreamKey, qualified_child
 from kclrun.model.time import Instant
 from kclrun.model.wire import WireEndpoint
-from kclrun.ports import FetchedPage, ShardReader, StreamAdmin
+from kclrun.ports import ShardReader, StreamAdmin, next_page
 from kclrun.worker.delivery_queue import DeliveryQueue, Page
 
 # The next try repairs a dropped connection or a single 5xx; if it fails too, it is an outage.
@@ -109,10 +109,6 @@ class FetchWatch:
         )
 
 
-# GetRecords returns at most 10,000 records or 10 MiB, so we request that: a smaller limit only
-# costs more of the five calls a second.
-RECORDS_A_CALL: Final = 10_000
-
 Answer = TypeVar("Answer")
 
 
@@ -177,8 +173,7 @@ class FetchThread:
         self._now = now
         self._broke = broke
         self._outage = Outage("reading the shard", now, warn)
-        self._iterator: str | None = None
-        self._last_received: str | None = None
+        self._cursor = PageCursor(plan.start)
         self._is_above_checkpoint = False
 
     def start(self) -> None:
@@ -227,23 +222,12 @@ class FetchThread:
             self.view = msgspec.structs.replace(self.view, asking_since_instant=Instant(0.0))
 
     def _fetch(self) -> FetchedPage:
-        if self._iterator is None:
-            start = resumed_start(self._last_received, self._plan.start)
-            self._iterator = self._reader.iterator(
-                self._plan.shard_id,
-                start.kind,
-                sequence_number=start.sequence_number,
-                timestamp=start.timestamp,
-            )
-        page = self._reader.fetch(self._iterator, RECORDS_A_CALL)
-        self._iterator = page.next_iterator
-        return page
+        return next_page(self._reader, self._plan.shard_id, self._cursor)
 
     def _lay_down(self, page: FetchedPage) -> bool:
         """Open the page and put it on the queue; False once the queue is closed."""
         fetched = self.view.fetched
         if page.records:
-            self._last_received = page.records[-1].sequence_number
             for laid in self._parts(page):
                 fetched = laid.last
                 if not self._queue.put(laid):
@@ -252,7 +236,7 @@ class FetchThread:
             last_fetch_instant=self._now(),
             fetched=fetched,
             millis_behind_latest=page.millis_behind_latest,
-            at_tip=not page.records and not page.millis_behind_latest,
+            at_tip=page.is_empty_tip,
         )
         return True
 
@@ -315,13 +299,10 @@ class FetchThread:
     def _pause_after(self, error: ServiceError | RecordError, asked: Instant) -> float:
         chance = random.random()
         if isinstance(error, ExpiredIterator):
-            self._iterator = None
             return 0.0
         if isinstance(error, Throttled):
             # Other applications share the five reads a second: throttling is normal, not an outage.
             return self._pacing.after_throttle(chance)
-        if isinstance(error, InvalidRequest | NotFound):
-            self._iterator = None
         self._outage.note(str(error), asked)
         return self._pacing.after_error(chance)
 

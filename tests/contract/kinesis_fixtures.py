@@ -27,10 +27,11 @@ from kclrun.local.iterators import ShardQuery
 from kclrun.local.server import start_embedded
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
+from kclrun.model.reading import FetchedPage
 from kclrun.model.record import Record
 from kclrun.model.shard import ChildShard, HashRange, Shard
 from kclrun.model.time import WallTime
-from kclrun.ports import FetchedPage, ShardFilter, StreamSummary
+from kclrun.ports import ShardFilter, StreamSummary
 from tests.patience import HUNG_S
 from tests.support.stream_ports import ModelStream
 

@@ -21,8 +21,8 @@ import pytest
 from kclrun.errors import Throttled, Unavailable
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
+from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType
-from kclrun.ports import FetchedPage
 from kclrun.spark.offset_planner import OffsetPlanner
 from kclrun.spark.offsets import decode_offset, encode_offset, pack, ranges_between
 from kclrun.spark.options import Reached, SourceSettings, Start, StartKind

@@ -8,7 +8,7 @@ import pytest
 from kclrun.errors import ProcessorError
 from kclrun.lifecycle.stopping import StopPlan
 from kclrun.model.time import Instant
-from kclrun.spark.running.watching import Ending, Watch
+from kclrun.spark.running.runtime import Ending, Watch
 from tests.patience import HUNG_S
 
 

@@ -13,10 +13,11 @@ from kclrun.local import stream as puts
 from kclrun.local.iterators import ShardQuery
 from kclrun.local.service import Kinesis
 from kclrun.local.stream import StoredRecord, Stream
+from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, PutEntry, PutResult, Record
 from kclrun.model.shard import Shard
 from kclrun.model.time import WallTime
-from kclrun.ports import FetchedPage, ShardFilter, StreamSummary
+from kclrun.ports import ShardFilter, StreamSummary
 
 _HOUR_S: Final = 3600
 # MaxResults of ListShards; the account's shard limit is twenty pages of it.

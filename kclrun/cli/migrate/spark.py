@@ -36,20 +36,25 @@ from kclrun.protocol.writes import (
     Release,
     Take,
 )
-from kclrun.spark.export.checkpoint_files import (
+from kclrun.spark.export import (
     CommittedBatch,
+    Create,
+    Keep,
+    LeaseCheckpoint,
+    Move,
+    Step,
+    checkpoint_for,
     local_folder,
     offset_of_stream,
+    plan_rows,
     read_committed,
 )
-from kclrun.spark.export.checkpoints import LeaseCheckpoint, checkpoint_for
-from kclrun.spark.export.plan import Create, Keep, Move, Step, plan_rows
 from kclrun.spark.offsets import Offset
 
 if TYPE_CHECKING:
     from kclrun.config.schema import Settings
+    from kclrun.model.reading import FetchedPage
     from kclrun.model.record import IteratorType
-    from kclrun.ports import FetchedPage
 
 T = TypeVar("T")
 Rows = Mapping[str, Lease]

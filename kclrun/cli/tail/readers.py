@@ -16,7 +16,7 @@ import msgspec
 
 from kclrun.cli.messages import some_of
 from kclrun.config.units import Duration, parse_start
-from kclrun.consuming.policy import Pacing, resumed_start
+from kclrun.consuming.policy import Pacing
 from kclrun.errors import (
     AccessDenied,
     ExpiredIterator,
@@ -28,10 +28,11 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
+from kclrun.model.reading import FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import Shard
 from kclrun.model.time import WallTime
-from kclrun.ports import FetchedPage, ShardFilter, ShardReader, StreamAdmin
+from kclrun.ports import ShardFilter, ShardReader, StreamAdmin, next_page, open_iterator
 
 
 class TailLineage:
@@ -87,8 +88,6 @@ class TailLineage:
 _FLOOR_S: Final = 0.4
 # The pause at the tip, as an application's default `fetch.idle`.
 _IDLE_S: Final = 1.0
-# GetRecords returns at most 10,000 records or 10 MiB.
-_RECORDS_A_CALL: Final = 10_000
 
 
 class ShardTail:
@@ -102,15 +101,13 @@ class ShardTail:
     def __init__(self, shard_id: str, start: StartPoint, reader: ShardReader) -> None:
         self.shard_id = shard_id
         self.is_begun = False
-        self._start = start
         self._reader = reader
         self._pacing = Pacing(_IDLE_S, _FLOOR_S)
-        self._iterator: str | None = None
-        self._last_received: str | None = None
+        self._cursor = PageCursor(start)
 
     def begin(self) -> None:
         """Request the first iterator. Raises: a ServiceError leaf; then call it again."""
-        self._require_iterator()
+        self._cursor.opened(open_iterator(self._reader, self.shard_id, self._cursor.start))
         self.is_begun = True
 
     def fetch(self) -> FetchedPage:
@@ -118,15 +115,7 @@ class ShardTail:
 
         Raises: a ServiceError leaf, RecordError; wait for `pause_after` then.
         """
-        page = self._reader.fetch(self._require_iterator(), _RECORDS_A_CALL)
-        self._iterator = page.next_iterator
-        if page.records:
-            self._last_received = page.records[-1].sequence_number
-        elif self._start.kind is IteratorType.LATEST and page.served_at is not None:
-            # A second iterator for LATEST would skip the records put in between. The time of an
-            # answer without records does not: it is rounded down to the second.
-            self._start = StartPoint(IteratorType.AT_TIMESTAMP, timestamp=page.served_at)
-        return page
+        return next_page(self._reader, self.shard_id, self._cursor)
 
     def pause_s(self, page: FetchedPage) -> float:
         """The time from the start of a fetch to the start of the next one."""
@@ -135,22 +124,10 @@ class ShardTail:
     def pause_after(self, error: ServiceError | RecordError) -> float:
         """The pause after a failure. An expired iterator is replaced at once."""
         if isinstance(error, ExpiredIterator):
-            self._iterator = None
             return 0.0
         if isinstance(error, Throttled):
             return self._pacing.after_throttle(random.random())
         return self._pacing.after_error(random.random())
-
-    def _require_iterator(self) -> str:
-        if self._iterator is None:
-            start = resumed_start(self._last_received, self._start)
-            self._iterator = self._reader.iterator(
-                self.shard_id,
-                start.kind,
-                sequence_number=start.sequence_number,
-                timestamp=start.timestamp,
-            )
-        return self._iterator
 
 
 _NUMBER: Final = re.compile(r"(?:0|[1-9][0-9]{0,128})\Z")

@@ -1,6 +1,6 @@
 """Decides how one range of a shard is read: the next request, and which records belong to it [A6].
 
-Pure: time is an argument; requests are values that `shard_reading.py` performs.
+Pure: time is an argument; requests are values that `reading.py` performs.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import DataLoss, InvariantViolation
+from kclrun.model.reading import RECORDS_A_CALL, Fetch, FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.time import Instant, WallTime
-from kclrun.ports import FetchedPage
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import SHARD_END, Place, Position, after
 
@@ -39,8 +39,6 @@ class ReadPace:
         return max(0.0, -self._tokens / self._rate)
 
 
-# GetRecords gives at most 10,000 records a call.
-RECORDS_A_CALL: Final = 10_000
 # Tokens live five minutes; one minute is left for the way to the executor and its clock.
 TOKEN_AGE_MAX_S: Final = 240.0
 # The driver's estimate is a density: a tenth more costs little and often saves a second call.
@@ -53,13 +51,6 @@ _BEYOND_MIN: Final = 250
 # front ends of the service may lag, but not by a minute.
 SILENCE_S_MAX: Final = 60.0
 _HOUR_S: Final = 3600.0
-
-
-class Fetch(msgspec.Struct, frozen=True):
-    """GetRecords with this iterator and limit."""
-
-    iterator: str
-    limit: int
 
 
 class AskRetention(msgspec.Struct, frozen=True):
@@ -102,7 +93,8 @@ class RangeCursor:
         self._stream = stream
         self._tolerates_loss = tolerates_loss
         self._position = wanted.begin
-        self._iterator = hint.iterator if is_fresh else None
+        token = hint.iterator if is_fresh else None
+        self._pages = PageCursor(_start_of(wanted.begin), iterator=token)
         self._is_hinted = is_fresh
         self._anchor = _first_of(wanted.begin) if is_fresh else None
         self._held: tuple[FetchedPage, Instant] | None = None
@@ -118,13 +110,11 @@ class RangeCursor:
             return None
         if self._held is not None:
             return AskRetention()
-        if self._iterator is None:
-            return _start_of(self._position)
-        return Fetch(self._iterator, self._limit())
+        return self._pages.request(self._limit())
 
     def opened(self, iterator: str) -> None:
         """The requested iterator. If it is AT a record, that record must come first."""
-        self._iterator = iterator
+        self._pages.opened(iterator)
         self._anchor = self._position.number or None
 
     @property
@@ -134,7 +124,8 @@ class RangeCursor:
 
     def reopen(self) -> None:
         """The iterator has expired or was refused: continue from the position by its number."""
-        self._iterator = self._anchor = None
+        self._pages.reopen(_start_of(self._position))
+        self._anchor = None
         self._is_hinted = False
 
     def missing(self, told: str) -> None:
@@ -151,7 +142,7 @@ class RangeCursor:
             self.reopen()
             return ()
         self._is_hinted = self._is_hinted and not page.records
-        self._iterator = page.next_iterator
+        self._pages.took(page)
         if not self._saw_anchor(page, now):
             return ()
         return self._taken_of(page, now)
@@ -280,7 +271,7 @@ class RangeCursor:
 
     def _is_silent(self, page: FetchedPage, now: Instant) -> bool:
         """Whether no record came at the tip for so long that none can be on its way."""
-        if page.records or page.millis_behind_latest:
+        if not page.is_empty_tip:
             self._silent_since = None
             return False
         if self._silent_since is None:

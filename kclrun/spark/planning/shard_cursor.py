@@ -1,6 +1,6 @@
 """The driver's facts about one shard since the bound of the last batch. Pure.
 
-It decides nothing about when to read: `walk.py` does.
+It decides nothing about when to read: `shard_search.py` does.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import ServiceError
+from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import Shard
 from kclrun.model.time import WallTime
-from kclrun.ports import FetchedPage
 from kclrun.spark.offsets import Hint
 from kclrun.spark.positions import SHARD_END, Place, Position, after, before
 

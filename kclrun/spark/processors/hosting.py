@@ -5,12 +5,13 @@ It does not know Spark. `range_progress.py` and the error policy make the decisi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,8 +34,20 @@ from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.observe.failures import FRAMES_MAX, describe, is_ours
 from kclrun.processor import Checkpointer, Context, RecordProcessor, call_method
 from kclrun.sinks.emitted_rows import ROW_BYTES_MAX, encode_row
+from kclrun.spark.executor.reading import ReadPage
 from kclrun.spark.offsets import ShardRange
-from kclrun.spark.processors.range_progress import RangeProgress, RangeReport
+from kclrun.spark.positions import Place
+from kclrun.spark.processors.range_progress import (
+    Absent,
+    Found,
+    Key,
+    ProcessorCache,
+    RangeProgress,
+    RangeReport,
+    Stale,
+    begins_at,
+    cut,
+)
 from kclrun.spark.stream_set import parted
 
 # Emitted rows on their way into the DataFrame: JSON lines, then Arrow batches.
@@ -67,7 +80,7 @@ BATCH_BYTES_MAX: Final = 8 * 2**20
 CALL_BYTES_MAX: Final = 16 * ROW_BYTES_MAX
 
 
-class EmittedRows:
+class EmittedBatches:
     """The rows of one shard that have not left yet.
 
     Around each call of user code call `begin_batch`, then `end_batch` or `take_back_batch`; call
@@ -253,7 +266,7 @@ class ProcessorHost:
         self._token = token
         self._wait = wait
         self._clock = clock
-        self._rows = EmittedRows(self._shard_id, self._stream)
+        self._rows = EmittedBatches(self._shard_id, self._stream)
         self._progress = RangeProgress(begin, job.uncheckpointed_max)
         self._progress_lock = threading.Lock()  # user code may checkpoint from any of its threads
         self._checkpointer = Checkpointer(self._checkpoint)
@@ -262,7 +275,7 @@ class ProcessorHost:
         self._attempt("initialize", lambda: self._initialize(user_code, begin))
 
     @property
-    def rows(self) -> EmittedRows:
+    def rows(self) -> EmittedBatches:
         return self._rows
 
     @property
@@ -384,3 +397,114 @@ class ProcessorHost:
             "The range is given again from its beginning if Spark runs the task again\n"
             + "".join(traceback.format_list(frames[-FRAMES_MAX:]))
         ).rstrip()
+
+
+# One task of a micro-batch: the ranges of some shards, each through its processor instance.
+Pages = Generator[ReadPage, None, None]
+Instances = ProcessorCache[ProcessorHost]
+
+# Belongs to this Python process: Spark gives one worker process one task at a time.
+KEPT: Final[Instances] = ProcessorCache()
+
+
+class ProcessorTask:
+    """Runs once. `token` is greater than that of every attempt started before.
+
+    An instance is kept only when the whole task succeeded. If the task fails, its instances are
+    dropped without a call, as after a crash.
+    """
+
+    def __init__(
+        self,
+        job: ProcessorJob,
+        token: int,
+        *,
+        kept: Instances = KEPT,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._job = job
+        self._token = token
+        self._kept = kept
+        self._wait = wait
+        self._hosts: dict[str, ProcessorHost] = {}
+        # The positions of released instances, until another instance continues behind them.
+        self._released: dict[str, ExtendedSequenceNumber] = {}
+        self._finished: list[tuple[ShardRange, ProcessorHost]] = []
+        self._accounts: dict[str, RangeReport] = {}
+
+    def run(self, pages: Pages) -> Iterator[pa.RecordBatch]:
+        """The emitted rows, in order within a shard, then an account of each range.
+
+        All records of a range are processed, then, if it ends with its shard, `shard_ended` is
+        called. Raises: ProcessorError, ProcessorLoadError, and the errors of reading.
+        """
+        with contextlib.closing(pages):
+            for page in pages:
+                for batch in cut(page.records, self._job.batch_max):
+                    yield from self._process(page.range, batch)
+                if page.is_last:
+                    yield from self._finish(page.range)
+        self._keep_instances()
+        for account in self._accounts.values():
+            yield report_batch(account)
+
+    def _process(
+        self, shard_range: ShardRange, records: Sequence[Record]
+    ) -> Iterator[pa.RecordBatch]:
+        host = self._instance(shard_range)
+        host.process(records)
+        if not host.is_released:
+            yield from host.rows.batches()
+            return
+        # No other worker takes the shard over: a new instance continues behind this one.
+        host.give_up()
+        del self._hosts[shard_range.shard_id]
+        self._released[shard_range.shard_id] = host.position
+        yield from self._settle(shard_range, host)
+
+    def _finish(self, shard_range: ShardRange) -> Iterator[pa.RecordBatch]:
+        ends_shard = shard_range.end.place is Place.SHARD_END
+        if shard_range.shard_id in self._released and not ends_shard:
+            return
+        host = self._instance(shard_range)
+        if ends_shard:
+            host.end_shard()
+        else:
+            self._finished.append((shard_range, host))
+        yield from self._settle(shard_range, host)
+
+    def _settle(self, shard_range: ShardRange, host: ProcessorHost) -> Iterator[pa.RecordBatch]:
+        yield from host.rows.batches(all_of_them=True)
+        account = host.report(shard_range)
+        former = self._accounts.get(shard_range.shard_id)
+        self._accounts[shard_range.shard_id] = former.then(account) if former else account
+
+    def _instance(self, shard_range: ShardRange) -> ProcessorHost:
+        shard_id = shard_range.shard_id
+        if shard_id in self._released:
+            self._hosts[shard_id] = self._host(shard_id, self._released.pop(shard_id))
+        elif shard_id not in self._hosts:
+            self._hosts[shard_id] = self._first_instance(shard_range)
+        return self._hosts[shard_id]
+
+    def _first_instance(self, shard_range: ShardRange) -> ProcessorHost:
+        match self._kept.take(self._key(shard_range.shard_id), shard_range.begin):
+            case Found(host):
+                host.go_on(self._token)
+                return host
+            case Stale(host):
+                host.lose()
+            case Absent():
+                pass
+        return self._host(shard_range.shard_id, begins_at(shard_range.begin))
+
+    def _host(self, shard_id: str, begin: ExtendedSequenceNumber) -> ProcessorHost:
+        return ProcessorHost(self._job, shard_id, begin, self._token, wait=self._wait)
+
+    def _keep_instances(self) -> None:
+        for shard_range, host in self._finished:
+            for dropped in self._kept.keep(self._key(shard_range.shard_id), shard_range.end, host):
+                dropped.lose()
+
+    def _key(self, shard_id: str) -> Key:
+        return Key(self._job.run, self._job.application, self._job.stream, shard_id)

@@ -21,9 +21,8 @@ from kclrun.loading import load_processor
 from kclrun.spark.executor.reading import ReadPage, read_ranges
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.options import SourceSettings, Use, read_source_options
-from kclrun.spark.processors.hosting import ACK, ROW, SCHEMA, ProcessorJob
+from kclrun.spark.processors.hosting import ACK, ROW, SCHEMA, ProcessorJob, ProcessorTask
 from kclrun.spark.processors.range_progress import fencing_token
-from kclrun.spark.processors.task import ProcessorTask
 from kclrun.spark.source import KclrunDataSource, ShardsPartition, StreamReader
 
 if TYPE_CHECKING:

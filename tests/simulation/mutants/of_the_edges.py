@@ -24,6 +24,15 @@ OF_THE_EDGES = (
         layer="tests/unit/worker/test_worker_fetching.py",
     ),
     Mutant(
+        name="place-in-the-shard-forgotten",
+        file="kclrun/model/reading.py",
+        old="            self._last_received = page.records[-1].sequence_number",
+        new="            self._last_received = page.records[0].sequence_number",
+        breaks="records of a page come again after its iterator has expired",
+        source="D1",
+        layer="tests/unit/model/test_reading.py",
+    ),
+    Mutant(
         name="server-error-taken-for-nothing-happened",
         file="kclrun/ports.py",
         old="    if unclear and is_write and was_sent:",

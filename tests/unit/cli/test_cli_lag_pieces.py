@@ -19,6 +19,7 @@ from kclrun.config.units import StartPosition
 from kclrun.errors import AccessDenied, Throttled
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.sequence import (
     AT_TIMESTAMP,
@@ -30,7 +31,6 @@ from kclrun.model.sequence import (
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import WallTime
-from kclrun.ports import FetchedPage
 from tests.support.stream_ports import ModelStream
 
 KEY = LeaseKey("shardId-000000000000")

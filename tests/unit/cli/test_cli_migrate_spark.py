@@ -23,7 +23,7 @@ from kclrun.model.record import IteratorType, PutEntry
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.protocol.writes import Applied, ConditionFailed, CreateLease, Renew, Take
-from kclrun.spark.export.plan import Move
+from kclrun.spark.export import Move
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.positions import SHARD_END, Position, after, at_timestamp, before
 

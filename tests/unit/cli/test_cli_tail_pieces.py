@@ -2,6 +2,7 @@ import base64
 import functools
 import json
 import unicodedata
+from typing import cast
 
 import msgspec
 import pytest
@@ -11,12 +12,13 @@ from hypothesis import strategies as st
 from kclrun.cli.tail.command import for_people, json_line
 from kclrun.cli.tail.readers import ShardTail, TailLineage, first_listing, parse_from, shard_starts
 from kclrun.errors import ExpiredIterator, NotFound, SettingsError, Throttled, Unavailable
+from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import spelled_out
 from kclrun.model.text import escaped, escaped_in_json, harmless
 from kclrun.model.time import WallTime
-from kclrun.ports import FetchedPage
+from kclrun.ports import ShardReader
 
 NOW = WallTime(1_800_000_000.0)
 ALL = HashRange(0, HASH_KEY_MAX)
@@ -176,68 +178,22 @@ def test_in_any_order_of_ends_each_shard_begins_once_and_after_its_parents(
     assert sorted(ended) == sorted(graph)
 
 
-# One shard
+# One shard: the pauses between its pages
 
 
-class Shelf:
-    """A shard in memory: iterators are positions, some calls fail as told."""
-
-    def __init__(self, *numbers: int) -> None:
-        self.numbers = numbers
-        self.failures: list[Exception] = []
-        self.asked: list[StartPoint] = []
-
-    def iterator(
-        self,
-        shard_id: str,
-        kind: IteratorType,
-        *,
-        sequence_number: str | None = None,
-        timestamp: WallTime | None = None,
-    ) -> str:
-        self.asked.append(StartPoint(kind, sequence_number, timestamp))
-        return str(int(sequence_number or 0) + 1)
-
-    def fetch(self, iterator: str, limit: int) -> FetchedPage:
-        if self.failures:
-            raise self.failures.pop()
-        found = [n for n in self.numbers if n >= int(iterator)][:2]
-        records = [record(b"x", sequence_number=str(n)) for n in found]
-        following = str(found[-1] + 1) if found else iterator
-        return FetchedPage(records, following, 0, served_at=NOW)
+def tail_of_a_shard() -> ShardTail:
+    return ShardTail("s", StartPoint(IteratorType.LATEST), cast("ShardReader", None))
 
 
-def test_an_expired_iterator_goes_on_after_the_last_record_received() -> None:
-    shelf = Shelf(1, 2, 3)
-    tail = ShardTail("s", StartPoint(IteratorType.TRIM_HORIZON), shelf)
-    first = tail.fetch()
-    shelf.failures = [ExpiredIterator("old")]
+def test_an_expired_iterator_is_replaced_at_once() -> None:
+    tail = tail_of_a_shard()
 
-    with pytest.raises(ExpiredIterator) as raised:
-        tail.fetch()
-    pause_s = tail.pause_after(raised.value)
-
-    numbers = [each.sequence_number for each in (*first.records, *tail.fetch().records)]
-    assert numbers == ["1", "2", "3"]
-    assert pause_s == 0
-    assert shelf.asked[-1] == StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, "2")
-
-
-def test_a_latest_that_expires_before_any_record_came_goes_on_from_its_last_answer() -> None:
-    shelf = Shelf()
-    tail = ShardTail("s", StartPoint(IteratorType.LATEST), shelf)
-    tail.fetch()
-
-    tail.pause_after(ExpiredIterator("old"))
-    tail.fetch()
-
-    assert [start.kind.value for start in shelf.asked] == ["LATEST", "AT_TIMESTAMP"]
-    assert shelf.asked[-1].timestamp == NOW
+    assert tail.pause_after(ExpiredIterator("old")) == 0
 
 
 def test_a_tail_takes_half_of_a_shards_reads_and_a_fifth_at_the_tip() -> None:
     """Five a second is the service's limit for all readers of a shard together."""
-    tail = ShardTail("s", StartPoint(IteratorType.LATEST), Shelf())
+    tail = tail_of_a_shard()
 
     assert tail.pause_s(FetchedPage([record(b"x")], "i", 0)) == 0.4
     assert tail.pause_s(FetchedPage([], "i", 5_000)) == 0.4
@@ -245,7 +201,7 @@ def test_a_tail_takes_half_of_a_shards_reads_and_a_fifth_at_the_tip() -> None:
 
 
 def test_failures_in_a_row_are_asked_again_more_and_more_slowly() -> None:
-    tail = ShardTail("s", StartPoint(IteratorType.LATEST), Shelf())
+    tail = tail_of_a_shard()
 
     throttled = [tail.pause_after(Throttled("slow down")) for _ in range(8)]
     away = tail.pause_after(Unavailable("away"))

@@ -8,7 +8,7 @@ from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import AnswerCheckpoint, CheckpointAnswer
 from kclrun.consuming.delivery import ErrorPolicy, GiveUp, RetryAfter, host_fault
 from kclrun.consuming.lease_writer import holds_after_giving_up
-from kclrun.consuming.policy import FLOOR_S, Pacing, first_start, resumed_start
+from kclrun.consuming.policy import FLOOR_S, Pacing, first_start
 from kclrun.consuming.state_machine import DeliveryPermit
 from kclrun.errors import (
     HostFailed,
@@ -281,15 +281,6 @@ def test_reading_begins_where_the_row_says(lease, start):
 def test_an_instant_that_nobody_knows_is_a_setting_to_mend():
     with pytest.raises(SettingsError, match="lease s0 is to be read from an instant"):
         first_start(row(AT_TIMESTAMP), start_at=None, now_at=77.0)
-
-
-def test_reading_goes_on_after_what_was_received_or_repeats_its_start():
-    first = StartPoint(IteratorType.AT_TIMESTAMP, timestamp=55.0)
-
-    assert resumed_start(None, first) == first
-    assert resumed_start("42", first) == StartPoint(
-        IteratorType.AFTER_SEQUENCE_NUMBER, sequence_number="42"
-    )
 
 
 # What the host lacks

@@ -4,10 +4,9 @@ import threading
 
 from kclrun.errors import ExpiredIterator, Throttled, Unavailable
 from kclrun.local.service import Kinesis, KinesisSettings
+from kclrun.model.reading import FetchedPage
 from kclrun.model.time import WallTime
-from kclrun.ports import FetchedPage
-from kclrun.spark.executor.reading import read_ranges
-from kclrun.spark.executor.shard_reading import Clocks
+from kclrun.spark.executor.reading import Clocks, read_ranges
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.options import Reached, SourceSettings
 from tests.support.stream_ports import ModelStream

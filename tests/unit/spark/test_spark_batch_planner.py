@@ -15,9 +15,9 @@ from kclrun.errors import (
 )
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
+from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record
 from kclrun.model.shard import ShardGraph
-from kclrun.ports import FetchedPage
 from kclrun.spark.offset_planner import OffsetPlanner
 from kclrun.spark.offsets import decode_offset, encode_offset, ranges_between
 from kclrun.spark.options import Reached, SourceSettings, Start, StartKind

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from kclrun.model.record import Record
-from kclrun.spark.filtering import Narrowing, narrowing_of
 from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
+from kclrun.spark.source import Narrowing, narrowing_of
 
 datasource = pytest.importorskip("pyspark.sql.datasource")
 NOW_MS = 1_700_000_000_000

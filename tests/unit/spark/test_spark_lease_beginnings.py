@@ -14,7 +14,7 @@ from kclrun.model.sequence import (
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph
 from kclrun.spark import positions
 from kclrun.spark.lineage import children_ready
-from kclrun.spark.planning.lease_beginnings import lease_beginnings, lease_owners, needs_time
+from kclrun.spark.planning.beginnings import lease_beginnings, lease_owners, needs_time
 from kclrun.spark.positions import after, at_timestamp, parse_position
 
 QUARTER = (HASH_KEY_MAX + 1) // 4

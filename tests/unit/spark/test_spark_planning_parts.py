@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.errors import Unavailable
+from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record
-from kclrun.ports import FetchedPage
 from kclrun.spark.options import Reached, SourceSettings
 from kclrun.spark.planning.batch_target import Admission, ServiceTime, Window
 from kclrun.spark.planning.bound_search import BatchTarget, find_bound

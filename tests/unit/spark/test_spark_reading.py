@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from kclrun.codec.aggregator import build_aggregate
 from kclrun.errors import AccessDenied, DataLoss, InvalidRequest, InvariantViolation, Unavailable
 from kclrun.local.limits import AWS_LIMITS
+from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType
 from kclrun.model.time import Instant
-from kclrun.ports import FetchedPage
 from kclrun.spark.executor.range_cursor import ReadPace
-from kclrun.spark.executor.shard_reading import Clocks
+from kclrun.spark.executor.reading import Clocks
 from kclrun.spark.offsets import Hint, Offset, ShardRange, StreamIs, ranges_between
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
 from tests.patience import HUNG_S

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from kclrun.spark.executor.shard_reading import BYTES_MAX, Closed, ReadAhead
+from kclrun.spark.executor.reading import BYTES_MAX, Closed, ReadAhead
 from tests.patience import HUNG_S
 
 MIB = 2**20

@@ -7,10 +7,10 @@ from kclrun.errors import AccessDenied, NotFound, Throttled, Unavailable
 from kclrun.model.record import Record
 from kclrun.model.time import WallTime
 from kclrun.ports import StreamSummary
-from kclrun.spark.checking import require_stream
 from kclrun.spark.offsets import Hint, Offset, ShardRange, StreamIs
 from kclrun.spark.options import Reached, SourceSettings
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON
+from kclrun.spark.requests import require_stream
 from kclrun.spark.source import ShardsPartition, StreamReader
 
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/flights"

@@ -6,9 +6,9 @@ from collections import deque
 from kclrun.local.iterators import ShardQuery
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
+from kclrun.model.reading import FetchedPage
 from kclrun.model.record import Record, StartPoint
 from kclrun.model.time import WallTime
-from kclrun.ports import FetchedPage
 
 FIRST = "shardId-000000000000"
 

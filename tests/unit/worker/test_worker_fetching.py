@@ -17,11 +17,11 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
+from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
-from kclrun.ports import FetchedPage
 from kclrun.worker.delivery_queue import Batch, DeliveryQueue, Exhausted, QueueClosed, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread
 from tests.patience import HUNG_S

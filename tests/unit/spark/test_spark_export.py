@@ -13,13 +13,17 @@ from kclrun.model.record import IteratorType
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph
 from kclrun.spark import positions
-from kclrun.spark.export.checkpoint_files import (
+from kclrun.spark.export import (
+    Create,
+    Keep,
+    LeaseCheckpoint,
+    Move,
+    checkpoint_for,
     local_folder,
     offset_of_stream,
+    plan_rows,
     read_committed,
 )
-from kclrun.spark.export.checkpoints import LeaseCheckpoint, checkpoint_for
-from kclrun.spark.export.plan import Create, Keep, Move, plan_rows
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.positions import after, at_timestamp, before
 from tests.unit.spark.reading_world import HOUR_S, World
