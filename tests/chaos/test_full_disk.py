@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from kclrun.consuming.leaving import OUTPUT_WAIT_S
+from kclrun.consuming.shard_end import OUTPUT_WAIT_S
 from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import until
 from tests.processes.ledger_rig.deliveries import judge
