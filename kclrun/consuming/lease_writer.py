@@ -17,25 +17,9 @@ from kclrun.consuming import events
 from kclrun.errors import InvariantViolation
 from kclrun.model.lease import WRITTEN_AGAIN_AHEAD, Lease, LeaseKey, OwnerId
 from kclrun.model.time import Instant, backoff_s
+from kclrun.protocol import writes
 from kclrun.protocol.fence import FailoverTerms
 from kclrun.protocol.in_flight import Change, Fate, GivingAway, InFlight
-from kclrun.protocol.writes import (
-    Applied,
-    Checkpoint,
-    Claim,
-    ConditionFailed,
-    CreateChildren,
-    CreateLease,
-    End,
-    HandOver,
-    NameChildren,
-    Outcome,
-    OutcomeUnknown,
-    Refused,
-    Renew,
-    Throttled,
-    Unavailable,
-)
 
 # One attempt a back-off, and no back-off is below 25 ms: 400 fill a failover of 10 s.
 ATTEMPTS_MAX: Final = 1000
@@ -150,32 +134,32 @@ class LeaseWriter:
         at = Instant(now + (pause_s if verdict.slower else 0.0))
         return msgspec.structs.replace(verdict, not_before=at)
 
-    def resolve(self, outcome: Outcome, sent: Instant) -> Verdict:
+    def resolve(self, outcome: writes.Outcome, sent: Instant) -> Verdict:
         """Take in the outcome of one send of the change in flight."""
         if len(self.in_flight.unresolved) >= ATTEMPTS_MAX:
             return self._lost("its row could not be written for too long")
         match outcome:
-            case Applied(row):
+            case writes.Applied(row):
                 return self._applied(row, sent)
-            case _ if isinstance(self.in_flight.change, CreateChildren):
+            case _ if isinstance(self.in_flight.change, writes.CreateChildren):
                 return self._abandon_children(outcome)
-            case ConditionFailed(row):
+            case writes.ConditionFailed(row):
                 return self._judge(row, answered=True)
-            case OutcomeUnknown(message):
+            case writes.OutcomeUnknown(message):
                 self.in_flight.unresolved.append(sent)
                 self.trouble = message
                 return Verdict(VerdictKind.READ_BACK, reason=message)
-            case Throttled(message) | Unavailable(message):
+            case writes.Throttled(message) | writes.Unavailable(message):
                 return self._again(message)
-            case Refused(code, message):
+            case writes.Refused(code, message):
                 return self._again(f"{code}: {message}")
 
     def _applied(self, row: Lease | None, sent: Instant) -> Verdict:
         change = self.in_flight.required()
-        if isinstance(change, CreateChildren):
+        if isinstance(change, writes.CreateChildren):
             return self._settle(change)
-        if isinstance(change, CreateLease):  # a creation returns no row: it stands as it was sent
-            row = change.lease
+        if isinstance(change, writes.CreateLease):
+            row = change.lease  # a creation returns no row: it stands as it was sent
         if row is None:
             raise InvariantViolation(f"lease {self.key}: an applied {type(change)} without a row")
         self._confirm(row, self.in_flight.earliest(sent))
@@ -187,9 +171,9 @@ class LeaseWriter:
         if row is None:
             return self._write_again(change)
         fate = self.in_flight.judge(row, self.me, self.counter)
-        if isinstance(change, CreateLease):
+        if isinstance(change, writes.CreateLease):
             return self._judge_written_again(change, row, fate)
-        if fate is Fate.APPLIED and isinstance(change, End | GivingAway):
+        if fate is Fate.APPLIED and isinstance(change, writes.End | GivingAway):
             self.row = row
             return self._settle(change)
         if fate is Fate.LOST:
@@ -200,7 +184,7 @@ class LeaseWriter:
             return self._unmoved(change, row, answered=answered)
         if fate is Fate.OTHER_WRITER:
             return self._lost(f"its counter is {row.counter}, {self.counter} was confirmed")
-        if isinstance(change, Claim):  # a row that was read does not claim: claim again [P4]
+        if isinstance(change, writes.Claim):  # a row that was read does not claim: claim again [P4]
             self.counter = row.counter
             self.in_flight.unresolved.clear()
             return Verdict(VerdictKind.AGAIN, self.in_flight.rebase(row))
@@ -229,22 +213,21 @@ class LeaseWriter:
         another owner, so nothing is written. Because of 4 the creation is sent again only if it
         surely did not apply.
         """
-        flight = self.in_flight
+        flight, stays = self.in_flight, writes.Renew | writes.Checkpoint | writes.NameChildren
         is_barred = self._was_written_again or self.next_owner is not None
-        has_gone_on = flight.unresolved and not isinstance(
-            change, Renew | Checkpoint | NameChildren
-        )
+        has_gone_on = bool(flight.unresolved) and not isinstance(change, stays)
         if self.row is None or is_barred or has_gone_on:
             self.is_gone = True
             return self._lost("its row is gone from the table")
         counter = self.counter + WRITTEN_AGAIN_AHEAD
-        creation = CreateLease(msgspec.structs.replace(self.row, owner=self.me, counter=counter))
+        row = msgspec.structs.replace(self.row, owner=self.me, counter=counter)
         self._was_written_again = True
         flight.end()
+        creation = writes.CreateLease(row)
         flight.begin(creation)
         return Verdict(VerdictKind.AGAIN, creation)
 
-    def _judge_written_again(self, change: CreateLease, row: Lease, fate: Fate) -> Verdict:
+    def _judge_written_again(self, change: writes.CreateLease, row: Lease, fate: Fate) -> Verdict:
         """A row exists where ours had vanished: ours if the reply was lost, else another's."""
         if fate is Fate.APPLIED and self.in_flight.unresolved:
             self._confirm(row, min(self.in_flight.unresolved))
@@ -267,14 +250,14 @@ class LeaseWriter:
             self._confirm(row, min(self.in_flight.unresolved))
         self.row = row
         self.next_owner = row.owner
-        if isinstance(change, HandOver):
+        if isinstance(change, writes.HandOver):
             return self._rebase(change, row)
         self.in_flight.end()
         return Verdict(VerdictKind.HANDED_OVER, reason=f"a KCL 3 leader gives it to {row.owner}")
 
     def _unmoved(self, change: Change, row: Lease, *, answered: bool) -> Verdict:
         """The counter is unchanged: no send has applied so far, but one may still arrive [P6]."""
-        if isinstance(change, Claim) or self.row is None:
+        if isinstance(change, writes.Claim) or self.row is None:
             return self._again("the claim did not apply")
         if answered:
             # Owner and counter hold, so only the position part failed: a late checkpoint of a
@@ -287,14 +270,18 @@ class LeaseWriter:
         now_sent = self.in_flight.rebase(row)
         return Verdict(VerdictKind.AGAIN, now_sent, slower=now_sent == change)
 
-    def _abandon_children(self, outcome: Outcome) -> Verdict:
+    def _abandon_children(self, outcome: writes.Outcome) -> Verdict:
         """Give up creating children. The creation leaves this row as it is and is conditional on
         its counter, so a send that still arrives later is harmless. Begin again from fresh reads
         [P12]. Meanwhile the lease is renewed, also where the service refuses (a permission is
         missing)."""
         self.in_flight.change = None
         self._retries += 1
-        message = "" if isinstance(outcome, Applied | ConditionFailed) else outcome.message
+        message = (
+            ""
+            if isinstance(outcome, writes.Applied | writes.ConditionFailed)
+            else (outcome.message)
+        )
         reason = message and f"the children cannot be created: {message}"
         return Verdict(VerdictKind.REDO, slower=True, reason=reason)
 
@@ -310,7 +297,7 @@ class LeaseWriter:
         return backoff_s(attempt, self._chance(), max_s=max_s)
 
     def _settle(self, change: Change) -> Verdict:
-        self._was_written_again = isinstance(change, CreateLease)
+        self._was_written_again = isinstance(change, writes.CreateLease)
         self._retries = 0
         self.trouble = ""
         self.in_flight.end()

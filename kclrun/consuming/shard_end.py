@@ -13,13 +13,7 @@ from typing import Final
 import msgspec
 
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
-from kclrun.consuming.commands import (
-    ListShards,
-    ReadRows,
-    Report,
-    ReportKind,
-    SendLateCheckpoint,
-)
+from kclrun.consuming.commands import ListShards, ReadRows, Report, ReportKind, SendLateCheckpoint
 from kclrun.consuming.lease_writer import LeaseWriter
 from kclrun.consuming.states import ANSWERS_ASKS, State
 from kclrun.model.lease import (
@@ -35,20 +29,8 @@ from kclrun.model.lease import (
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import ChildShard, HashRange, Shard, is_too_new_for
 from kclrun.model.time import Instant, backoff_s
+from kclrun.protocol import writes
 from kclrun.protocol.in_flight import GivingAway
-from kclrun.protocol.writes import (
-    Applied,
-    CreateChildren,
-    ExistingParent,
-    HandOver,
-    HeldParent,
-    LateCheckpoint,
-    Offer,
-    Outcome,
-    Release,
-    Throttled,
-    Unavailable,
-)
 
 # The other parent gets its lease when its own chain of parents reaches it: minutes, seldom. One
 # look a second costs one GetItem.
@@ -102,7 +84,7 @@ class ShardEnd:
 
     def next_step(
         self, own: Lease, now: Instant, failover_s: float
-    ) -> CreateChildren | ChildrenExist | ReadRows | ListShards | Deferred | None:
+    ) -> writes.CreateChildren | ChildrenExist | ReadRows | ListShards | Deferred | None:
         """The next step now; None while an answer is awaited, or until the next look is due."""
         if now < self.not_before:
             return None
@@ -117,7 +99,7 @@ class ShardEnd:
         self.is_looking = True
         return question
 
-    def creation(self, own: Lease) -> CreateChildren | ChildrenExist | Deferred | None:
+    def creation(self, own: Lease) -> writes.CreateChildren | ChildrenExist | Deferred | None:
         """The write; or why it must wait; or None while a look-up is under way."""
         if self.is_looking:
             return None
@@ -135,10 +117,10 @@ class ShardEnd:
         if missing and self._is_listing_old(own):
             return Deferred(f"ListShards shows neither the children yet, nor {missing[0]}")
         assert own.owner is not None, "the row at a shard's end is ours"
-        held = HeldParent(own.key, own.owner, own.counter)
-        others = tuple(ExistingParent(key) for key in rows if key not in missing)
+        held = writes.HeldParent(own.key, own.owner, own.counter)
+        others = tuple(writes.ExistingParent(key) for key in rows if key not in missing)
         children = tuple(_lease(child, own) for child in self.children)
-        return CreateChildren(children, (held, *others))
+        return writes.CreateChildren(children, (held, *others))
 
     def tells_lost_children(self, own: Lease) -> bool:
         """Whether to report that children of this shard were trimmed like it. True once."""
@@ -384,24 +366,26 @@ class GracefulRelease:
         own, row = self._own, self._own.confirmed
         position = max(self._requests.final_position(ledger), row.checkpoint)
         if own.next_owner is not None:
-            return HandOver(own.key, own.me, own.next_owner, own.counter, position, row.checkpoint)
+            return writes.HandOver(
+                own.key, own.me, own.next_owner, own.counter, position, row.checkpoint
+            )
         asker = self.asker(now)
         if asker is None and not self.others_in_sight:
-            return Release(own.key, own.me, own.counter, position, row.checkpoint)
+            return writes.Release(own.key, own.me, own.counter, position, row.checkpoint)
         to = None if asker == ANYBODY else asker
-        return Offer(own.key, own.me, own.counter, position, row.checkpoint, to)
+        return writes.Offer(own.key, own.me, own.counter, position, row.checkpoint, to)
 
 
 def given_away(change: GivingAway) -> Report:
     """The report that the last write applied, with the receiver of the lease in words."""
     match change:
-        case HandOver(next_owner=next_owner):
+        case writes.HandOver(next_owner=next_owner):
             receiver = f"handed over to {next_owner}, as a KCL 3 leader asked"
-        case Offer(offered_to=str(to)):
+        case writes.Offer(offered_to=str(to)):
             receiver = f"offered to {to}, who asked for it"
-        case Offer():
+        case writes.Offer():
             receiver = "offered to any owner"
-        case Release():
+        case writes.Release():
             receiver = "released: no other owner is in sight"
     return Report(ReportKind.RELEASED, position=change.position, text=receiver)
 
@@ -425,7 +409,7 @@ class LateWriting:
     owner, the shard has ended, or the position is passed already.
     """
 
-    def __init__(self, change: LateCheckpoint, now: Instant) -> None:
+    def __init__(self, change: writes.LateCheckpoint, now: Instant) -> None:
         assert change.position != SHARD_END, "a late checkpoint never ends a shard (trace N6)"
         self.change = change
         self.until = Instant(now + LATE_CHECKPOINT_S)
@@ -434,16 +418,16 @@ class LateWriting:
         self._attempts = 1
 
     def resolve(
-        self, outcome: Outcome, now: Instant, chance: float
+        self, outcome: writes.Outcome, now: Instant, chance: float
     ) -> tuple[SendLateCheckpoint, ...]:
         """Take in the outcome; return the command to send again, if needed."""
         pause_s = backoff_s(self._attempts, chance, max_s=LATE_CHECKPOINT_S)
-        is_unsent = isinstance(outcome, Throttled | Unavailable)
+        is_unsent = isinstance(outcome, writes.Throttled | writes.Unavailable)
         if is_unsent and now + pause_s < self.until:
             self._attempts += 1
             return (SendLateCheckpoint(self.change, Instant(now + pause_s)),)
         self.is_resolved = True
-        self.has_applied = isinstance(outcome, Applied)
+        self.has_applied = isinstance(outcome, writes.Applied)
         return ()
 
 
@@ -462,7 +446,7 @@ class LostLease:
         self.late: LateWriting | None = None
         self._let_go_instant = let_go_instant
 
-    def save_late(self, change: LateCheckpoint, now: Instant) -> SendLateCheckpoint:
+    def save_late(self, change: writes.LateCheckpoint, now: Instant) -> SendLateCheckpoint:
         """User code is idle: write its processed position once."""
         self.late = LateWriting(change, now)
         return SendLateCheckpoint(change)

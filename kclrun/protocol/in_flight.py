@@ -189,22 +189,13 @@ def rebased(change: Change, row: Lease) -> Change:
     A take and a creation stand for the row as it was seen, so they stay as they are.
     """
     match change:
-        case Checkpoint(position=position) | Release(position=position) | Offer(position=position):
-            return msgspec.structs.replace(
-                change,
-                seen_counter=row.counter,
-                last=row.checkpoint,
-                position=max(position, row.checkpoint),
-            )
-        case HandOver(position=position):
-            return msgspec.structs.replace(
-                change,
-                seen_counter=row.counter,
-                last=row.checkpoint,
-                position=max(position, row.checkpoint),
-                next_owner=row.owner or change.next_owner,
-            )
-        case End():
+        case Checkpoint() | Release() | Offer() | HandOver() | End():
+            if not isinstance(change, End):
+                position = max(change.position, row.checkpoint)
+                change = msgspec.structs.replace(change, position=position)
+            if isinstance(change, HandOver):
+                next_owner = row.owner or change.next_owner
+                change = msgspec.structs.replace(change, next_owner=next_owner)
             return msgspec.structs.replace(change, seen_counter=row.counter, last=row.checkpoint)
         case Renew() | NameChildren() | Claim() | HaltLease():
             return msgspec.structs.replace(change, seen_counter=row.counter)

@@ -124,7 +124,7 @@ OF_LEASE_PROCESSES = (
         file="kclrun/consuming/lease_writer.py",
         old="            return self._unmoved(change, row, answered=answered)",
         new=(
-            "            is_first = isinstance(change, Claim)\n"
+            "            is_first = isinstance(change, writes.Claim)\n"
             "            return self._again('') if is_first else self._settle(change)"
         ),
         breaks="an outcome that is still unknown is taken for a success",
@@ -154,24 +154,8 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="rebased-to-a-lower-position",
         file="kclrun/protocol/in_flight.py",
-        old=(
-            "        case Checkpoint(position=position) | Release(position=position)"
-            " | Offer(position=position):\n"
-            "            return msgspec.structs.replace(\n"
-            "                change,\n"
-            "                seen_counter=row.counter,\n"
-            "                last=row.checkpoint,\n"
-            "                position=max(position, row.checkpoint),"
-        ),
-        new=(
-            "        case Checkpoint(position=position) | Release(position=position)"
-            " | Offer(position=position):\n"
-            "            return msgspec.structs.replace(\n"
-            "                change,\n"
-            "                seen_counter=row.counter,\n"
-            "                last=row.checkpoint,\n"
-            "                position=position,"
-        ),
+        old="position = max(change.position, row.checkpoint)",
+        new="position = change.position",
         breaks="the position of a late checkpoint is adopted, and a lower one written over it",
         source="trace N1",
         layer="rough storms",
