@@ -68,8 +68,9 @@ class CheckpointLedger:
         if last < self.processed:
             raise InvariantViolation(f"processed moved back from {self.processed} to {last}")
         self.processed = last
-        self.delivered = max(self.delivered, last)
-        self.has_unsaved = last > self.checkpointed
+        if last != self.delivered:
+            self.delivered = max(self.delivered, last)
+        self.has_unsaved = self.has_unsaved or last > self.checkpointed
 
     def confirm(self, position: ExtendedSequenceNumber) -> None:
         """The row's checkpoint is `position` now, by our write or by another owner's late one."""
@@ -106,25 +107,21 @@ class CheckpointLedger:
             )
         return wanted
 
-    def check(self) -> None:
-        """The invariants of the ledger."""
-        assert self.processed <= self.delivered, "processed beyond delivered [I2b]"
-        assert self.checkpointed_total <= self.delivered_total, "counts out of step"
-
 
 class CheckpointRequests:
-    """The waiting requests. Several threads may ask; one write answers all requests it covers."""
+    """The waiting requests. Several threads may ask; one write answers all requests it covers.
 
-    def __init__(self) -> None:
+    `is_manual`: only the processor moves the checkpoint. `highest` is the position that one write
+    must reach to answer all requests; None without requests.
+    """
+
+    def __init__(self, *, is_manual: bool) -> None:
+        self.highest: ExtendedSequenceNumber | None = None
+        self._is_manual = is_manual
         self._waiting: dict[int, ExtendedSequenceNumber] = {}
         # The furthest position with a waiting request when checkpoints became impossible.
-        self.refused: ExtendedSequenceNumber | None = None
+        self._refused: ExtendedSequenceNumber | None = None
         self._closed_because: str | None = None
-
-    @property
-    def highest(self) -> ExtendedSequenceNumber | None:
-        """The position that one write must reach to answer all requests."""
-        return max(self._waiting.values()) if self._waiting else None
 
     def admit(
         self, request: int, position: ExtendedSequenceNumber | None, ledger: CheckpointLedger
@@ -139,6 +136,7 @@ class CheckpointRequests:
         if wanted == ledger.checkpointed:
             return (AnswerCheckpoint(request, CheckpointAnswer.DURABLE),)
         self._waiting[request] = wanted
+        self.highest = wanted if self.highest is None else max(self.highest, wanted)
         return ()
 
     def answer(self, durable: ExtendedSequenceNumber) -> tuple[AnswerCheckpoint, ...]:
@@ -146,6 +144,7 @@ class CheckpointRequests:
         covered = [request for request, wanted in self._waiting.items() if wanted <= durable]
         for request in covered:
             del self._waiting[request]
+        self.highest = max(self._waiting.values(), default=None)
         return tuple(AnswerCheckpoint(request, CheckpointAnswer.DURABLE) for request in covered)
 
     def refuse_all(self, reason: str) -> tuple[AnswerCheckpoint, ...]:
@@ -154,7 +153,28 @@ class CheckpointRequests:
         The first reason stays: later ones are its consequences.
         """
         self._closed_because = self._closed_because or reason
-        self.refused = self.highest or self.refused
+        self._refused = self.highest or self._refused
+        self.highest = None
         waiting = tuple(self._waiting)
         self._waiting.clear()
         return tuple(AnswerCheckpoint(each, CheckpointAnswer.LOST, reason) for each in waiting)
+
+    def final_position(self, ledger: CheckpointLedger) -> ExtendedSequenceNumber:
+        """The last write's position: all processed records, or the one user code asked for."""
+        if self._is_manual:
+            return self.highest or self.unacknowledged(ledger)
+        return max(ledger.processed, self.highest or ledger.processed)
+
+    def unacknowledged(self, ledger: CheckpointLedger) -> ExtendedSequenceNumber:
+        """The furthest position that may still be written for a lease that took no more writes.
+
+        With automatic checkpoints it covers all processed records. With manual ones it is the
+        position that user code waited for when the writing ended, but only if its batch then
+        returned all the same. A batch that raised on the refusal has taken its rows back.
+        """
+        if not self._is_manual:
+            return ledger.processed
+        refused = self._refused
+        if refused is None or refused > ledger.processed:
+            return ledger.checkpointed
+        return max(refused, ledger.checkpointed)

@@ -1,4 +1,9 @@
-"""Which leases the end of a shard creates, and which facts must be known before [P12]."""
+"""How a lease leaves its process: its shard ends [P12, P13], it is given away in good order
+[P16, P17, R8], or it is lost [P19].
+
+Must not know: when user code is idle; `state_machine.py` decides that. A lost lease never writes as
+owner.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,25 @@ from typing import Final
 
 import msgspec
 
-from kclrun.consuming.commands import ListShards, ReadRows
-from kclrun.model.lease import Lease, LeaseKey, are_children_lost
-from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
+from kclrun.consuming.commands import ListShards, ReadRows, Report, ReportKind, SendLateCheckpoint
+from kclrun.consuming.lease_writer import LeaseWriter
+from kclrun.consuming.states import ANSWERS_ASKS, State
+from kclrun.model.lease import (
+    ANYBODY,
+    ASK_STALE_AFTER_S,
+    CHILDREN_EXPIRED,
+    Handoff,
+    Lease,
+    LeaseKey,
+    OwnerId,
+    are_children_lost,
+)
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import ChildShard, HashRange, Shard, is_too_new_for
-from kclrun.model.time import Instant
-from kclrun.protocol.writes import CreateChildren, ExistingParent, HeldParent
+from kclrun.model.time import Instant, backoff_s
+from kclrun.protocol import writes
+from kclrun.protocol.in_flight import GivingAway
 
 # The other parent gets its lease when its own chain of parents reaches it: minutes, seldom. One
 # look a second costs one GetItem.
@@ -66,7 +84,7 @@ class ShardEnd:
 
     def next_step(
         self, own: Lease, now: Instant, failover_s: float
-    ) -> CreateChildren | ChildrenExist | ReadRows | ListShards | Deferred | None:
+    ) -> writes.CreateChildren | ChildrenExist | ReadRows | ListShards | Deferred | None:
         """The next step now; None while an answer is awaited, or until the next look is due."""
         if now < self.not_before:
             return None
@@ -81,7 +99,7 @@ class ShardEnd:
         self.is_looking = True
         return question
 
-    def creation(self, own: Lease) -> CreateChildren | ChildrenExist | Deferred | None:
+    def creation(self, own: Lease) -> writes.CreateChildren | ChildrenExist | Deferred | None:
         """The write; or why it must wait; or None while a look-up is under way."""
         if self.is_looking:
             return None
@@ -99,10 +117,10 @@ class ShardEnd:
         if missing and self._is_listing_old(own):
             return Deferred(f"ListShards shows neither the children yet, nor {missing[0]}")
         assert own.owner is not None, "the row at a shard's end is ours"
-        held = HeldParent(own.key, own.owner, own.counter)
-        others = tuple(ExistingParent(key) for key in rows if key not in missing)
+        held = writes.HeldParent(own.key, own.owner, own.counter)
+        others = tuple(writes.ExistingParent(key) for key in rows if key not in missing)
         children = tuple(_lease(child, own) for child in self.children)
-        return CreateChildren(children, (held, *others))
+        return writes.CreateChildren(children, (held, *others))
 
     def tells_lost_children(self, own: Lease) -> bool:
         """Whether to report that children of this shard were trimmed like it. True once."""
@@ -195,6 +213,25 @@ def _lease(child: ChildShard, own: Lease) -> Lease:
     )
 
 
+def records_expired(row: Lease) -> Report:
+    """The shard was trimmed while its lease was held [P13]. The processed position is on its way to
+    the row, if it is not there yet, so the loss begins behind `row`'s position at the earliest."""
+    return Report(
+        ReportKind.RECORDS_EXPIRED,
+        position=row.checkpoint,
+        text="the stream's retention passed before this shard was read to its end, and Kinesis has"
+        f" deleted it: what it held after checkpoint {row.checkpoint} and was not processed is"
+        " lost. The lease ends, and its children are read. To get the records back, replay them"
+        " from their source; to prevent it, raise the retention above the longest time that a"
+        " lease may be halted or behind",
+    )
+
+
+def children_expired(row: Lease) -> Report:
+    """Children of the trimmed shard were trimmed, too, before they had a lease [P13]."""
+    return Report(ReportKind.RECORDS_EXPIRED, position=row.checkpoint, text=CHILDREN_EXPIRED)
+
+
 class ExpiryWatch:
     """The proof that the shard of this lease was trimmed: its records have expired [P13].
 
@@ -278,3 +315,194 @@ class ExpiryWatch:
         if any(self._shard_id in shard.parents for shard in shards):
             return True
         return bool(heirs) and all(shard.parents for shard in heirs)
+
+
+class GracefulRelease:
+    """Gives the lease away in good order [P16, P17, R8]: watches asks on the own row and makes the
+    last write.
+
+    The age of an ask is counted by this process: the same ask for 30 s by its own clock.
+    `handoffAt` is another host's wall clock, and a wrong one must not stop balancing.
+    """
+
+    def __init__(
+        self, own: LeaseWriter, requests: CheckpointRequests, *, others_in_sight: bool
+    ) -> None:
+        self.others_in_sight = others_in_sight
+        self.ask: Handoff | None = None
+        self._own = own
+        self._requests = requests
+        self._asked_since = Instant(0.0)
+
+    def is_asked_for(self, state: State, now: Instant) -> bool:
+        """Whether to give the lease up because of an ask on the row as last confirmed.
+
+        An ask that the claim sees is answered at once, before any user code is called. At the end
+        of a shard, and while the lease is halting, an ask is left to grow old.
+        """
+        found = None if self._own.row is None else self._own.row.handoff
+        if found != self.ask:
+            self.ask, self._asked_since = found, now
+        return found is not None and state in ANSWERS_ASKS and self.asker(now) is not None
+
+    def asker(self, now: Instant) -> OwnerId | None:
+        """The asker to answer, if any (ANYBODY if an operator asked for any owner)."""
+        ask = self.ask
+        return None if ask is None or self.drops_ask(now) else ask.to
+
+    def drops_ask(self, now: Instant) -> bool:
+        """Whether the next renewal removes the ask: it is too old, or our own."""
+        ask = self.ask
+        if ask is None:
+            return False
+        return ask.to == self._own.me or now - self._asked_since >= ASK_STALE_AFTER_S
+
+    def last_write(self, ledger: CheckpointLedger, now: Instant) -> GivingAway:
+        """The final checkpoint and the end of our ownership, in one write.
+
+        A handover if a KCL 3 leader has named the next owner. An offer if another owner asked, or
+        another owner is in sight. Else a release: the next owner finds it by a scan.
+        """
+        own, row = self._own, self._own.confirmed
+        position = max(self._requests.final_position(ledger), row.checkpoint)
+        if own.next_owner is not None:
+            return writes.HandOver(
+                own.key, own.me, own.next_owner, own.counter, position, row.checkpoint
+            )
+        asker = self.asker(now)
+        if asker is None and not self.others_in_sight:
+            return writes.Release(own.key, own.me, own.counter, position, row.checkpoint)
+        to = None if asker == ANYBODY else asker
+        return writes.Offer(own.key, own.me, own.counter, position, row.checkpoint, to)
+
+
+def given_away(change: GivingAway) -> Report:
+    """The report that the last write applied, with the receiver of the lease in words."""
+    match change:
+        case writes.HandOver(next_owner=next_owner):
+            receiver = f"handed over to {next_owner}, as a KCL 3 leader asked"
+        case writes.Offer(offered_to=str(to)):
+            receiver = f"offered to {to}, who asked for it"
+        case writes.Offer():
+            receiver = "offered to any owner"
+        case writes.Release():
+            receiver = "released: no other owner is in sight"
+    return Report(ReportKind.RELEASED, position=change.position, text=receiver)
+
+
+# How long a lost lease waits for the batch under way. Then the process ends, even if the batch is
+# still running. Its results do not count any more; half a minute lets most work reach a clean end.
+LOST_GRACE_S: Final = 30.0
+# The next owner begins within a second or two of its take, and a late checkpoint after its first
+# own one saves no work. A throttled table gets some four tries in this time.
+LATE_CHECKPOINT_S: Final = 3.0
+# A burst of temporary files is over by then. It is well below the usual `stall`, after which user
+# code that waits for a checkpoint would be taken for the cause.
+OUTPUT_WAIT_S: Final = 30.0
+
+
+class LateWriting:
+    """One late checkpoint: sent once, and again only while it surely was not applied [P19].
+
+    An unknown outcome is left unknown: only the new owner's row could show it, and neither answer
+    would change the next step. A failed condition is an answer, too: the owner is not a kclrun
+    owner, the shard has ended, or the position is passed already.
+    """
+
+    def __init__(self, change: writes.LateCheckpoint, now: Instant) -> None:
+        assert change.position != SHARD_END, "a late checkpoint never ends a shard (trace N6)"
+        self.change = change
+        self.until = Instant(now + LATE_CHECKPOINT_S)
+        self.is_resolved = False
+        self.has_applied = False
+        self._attempts = 1
+
+    def resolve(
+        self, outcome: writes.Outcome, now: Instant, chance: float
+    ) -> tuple[SendLateCheckpoint, ...]:
+        """Take in the outcome; return the command to send again, if needed."""
+        pause_s = backoff_s(self._attempts, chance, max_s=LATE_CHECKPOINT_S)
+        is_unsent = isinstance(outcome, writes.Throttled | writes.Unavailable)
+        if is_unsent and now + pause_s < self.until:
+            self._attempts += 1
+            return (SendLateCheckpoint(self.change, Instant(now + pause_s)),)
+        self.is_resolved = True
+        self.has_applied = isinstance(outcome, writes.Applied)
+        return ()
+
+
+class LostLease:
+    """Why the lease was lost, and what the process still waits for before it ends.
+
+    `is_host_fault`: the row is still ours, but this process cannot serve it.
+    """
+
+    def __init__(
+        self, reason: str, let_go_instant: Instant, *, is_host_fault: bool = False
+    ) -> None:
+        self.reason = reason
+        self.is_host_fault = is_host_fault
+        self.user_code_is_done = False
+        self.late: LateWriting | None = None
+        self._let_go_instant = let_go_instant
+
+    def save_late(self, change: writes.LateCheckpoint, now: Instant) -> SendLateCheckpoint:
+        """User code is idle: write its processed position once."""
+        self.late = LateWriting(change, now)
+        return SendLateCheckpoint(change)
+
+    @property
+    def deadline(self) -> Instant:
+        """When to stop waiting at the latest."""
+        late = self.late
+        if self.user_code_is_done and late is not None:
+            return min(late.until, self._let_go_instant)
+        return self._let_go_instant
+
+    def is_over(self, now: Instant) -> bool:
+        """Whether the waiting is over."""
+        is_writing = self.late is not None and not self.late.is_resolved
+        return now >= self.deadline or (self.user_code_is_done and not is_writing)
+
+    @property
+    def words(self) -> str:
+        """The reason, and the effect of the late checkpoint on the row."""
+        if self.late is None or not self.late.has_applied:
+            return self.reason
+        position = self.late.change.position
+        return f"{self.reason}; what it had processed was checkpointed late, at {position}"
+
+
+class OutputWatch:
+    """Since when the output keeps no rows, and when the host should leave the lease to another one.
+
+    Emitted rows are made durable before the checkpoint that covers them. While that fails (a full
+    disk, a broken file), the process reads ahead as far as it may and then stands still, and renews
+    its lease. Most disks are cleared, so it waits for that, but not for long while another host
+    could read the shard. Then it gives the lease up as if it were lost.
+    """
+
+    def __init__(self) -> None:
+        self._failing_since: Instant | None = None
+        self._message = ""
+
+    def failed(self, message: str, now: Instant) -> None:
+        """Rows could not be made durable."""
+        self._message = message
+        if self._failing_since is None:
+            self._failing_since = now
+
+    def kept(self) -> None:
+        """The rows were made durable, or there were none."""
+        self._failing_since = None
+
+    @property
+    def give_up_instant(self) -> Instant | None:
+        """When to leave the lease to another host, if there is one; None while rows are kept."""
+        since = self._failing_since
+        return None if since is None else Instant(since + OUTPUT_WAIT_S)
+
+    @property
+    def words(self) -> str:
+        """Why the lease leaves this host."""
+        return f"the output kept no rows for {OUTPUT_WAIT_S:g} s: {self._message}"

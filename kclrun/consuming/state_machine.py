@@ -9,24 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from kclrun.consuming import commands as do
-from kclrun.consuming import events as on
+from kclrun.consuming import commands, events
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
-from kclrun.consuming.commands import AllowDelivery, Report, ReportKind, StopDelivery
+from kclrun.consuming.commands import AllowDelivery, ExitCause, Report, ReportKind, StopDelivery
 from kclrun.consuming.events import ProcessorFailed
-from kclrun.consuming.lease_writer import (
-    GivingAway,
-    LeaseWriter,
-    OwnChange,
-    RowWriting,
-    Verdict,
-    VerdictKind,
-    WriteScheduler,
-)
-from kclrun.consuming.leaving import LOST_GRACE_S, GracefulRelease, LostLease, OutputWatch, words_of
+from kclrun.consuming.lease_writer import Answer, LeaseWriter, Verdict, VerdictKind
 from kclrun.consuming.policy import LifePolicy
-from kclrun.consuming.shard_end import CHILDREN_RETRY_S, ChildrenExist, Deferred, ShardEnd
+from kclrun.consuming.shard_end import (
+    CHILDREN_RETRY_S,
+    LOST_GRACE_S,
+    ChildrenExist,
+    Deferred,
+    GracefulRelease,
+    LostLease,
+    OutputWatch,
+    ShardEnd,
+    children_expired,
+    given_away,
+    records_expired,
+)
 from kclrun.consuming.states import (
+    EXPECTED,
     FINAL,
     GIVEN_UP_WHOLE,
     MAY_PUT_OFF,
@@ -35,19 +38,562 @@ from kclrun.consuming.states import (
     TRANSITIONS,
     State,
     Step,
-    is_expected,
+    require_late,
 )
 from kclrun.errors import InvariantViolation
-from kclrun.model.lease import CHILDREN_EXPIRED, Lease
-from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.lease import Lease
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import Instant
-from kclrun.protocol import writes as changes
+from kclrun.protocol import writes
 from kclrun.protocol.fence import renew_interval_s
-from kclrun.protocol.writes import Unavailable
+from kclrun.protocol.in_flight import Change
+
+# A checkpoint at half of `uncheckpointed_max`, due or not, so that the cap does not stop
+# deliveries.
+EARLY_SHARE: Final = 0.5
+# The Java KCL 3 smooths `throughputKBps` by half and keeps six decimals.
+THROUGHPUT_ALPHA: Final = 0.5
+THROUGHPUT_DECIMALS: Final = 6
+
+UNSAVED_END: Final = ProcessorFailed(
+    "shard_ended",
+    "returned without checkpointer.checkpoint(), which checkpoint: manual asks for",
+    attempts=1,
+)
+
+Commands = tuple[commands.Command, ...]
+
+
+class LeaseStateMachine:
+    """The core: `handle` takes in events and returns commands; `check` holds the invariants."""
+
+    def __init__(self, policy: LifePolicy, chance: Callable[[], float]) -> None:
+        self.policy = policy
+        self.state = State.CLAIMING
+        self.own = LeaseWriter(
+            policy.key, policy.me, policy.seen_counter, policy.failover_s, chance
+        )
+        self.ledger = CheckpointLedger(TRIM_HORIZON, policy.uncheckpointed_max)
+        self._chance = chance
+        self._is_manual = policy.is_manual
+        self._requests = CheckpointRequests(is_manual=policy.is_manual)
+        self._graceful = GracefulRelease(
+            self.own, self._requests, others_in_sight=policy.others_in_sight
+        )
+        self._shard_end = ShardEnd(policy.key, ())
+        self._is_withdrawn = False
+        self._manager_gone = False
+        self._permit = DeliveryPermit(one_batch_a_checkpoint=policy.checkpoint_mode == "batch")
+        self._throughput = Throughput()
+        self._saved_instant = Instant(0.0)
+        self._put_off_until = Instant(0.0)  # the last checkpoint failed: no other before this
+        self._is_initialized = False
+        self._failure: ProcessorFailed | None = None
+        self._is_saved_at_end = False
+        self._lost: LostLease | None = None
+        self._output = OutputWatch()
+        self._warned = ""
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state in FINAL
+
+    @property
+    def has_undone(self) -> bool:
+        """Whether user code got records that no checkpoint covers: they are delivered again.
+
+        With manual checkpoints, processed records count only where user code asked for a
+        checkpoint.
+        """
+        late = self._lost.late if self._lost is not None else None
+        if self.state in GIVEN_UP_WHOLE or (late is not None and late.has_applied):
+            return False
+        ledger = self.ledger
+        is_asked_for = self._requests.highest is not None
+        is_unsaved = self._requests.unacknowledged(ledger) > ledger.checkpointed
+        return is_asked_for or is_unsaved or not ledger.is_idle
+
+    def handle(self, event: events.Event, now: Instant) -> Commands:
+        """Take in an event and return the commands that follow. Raises: InvariantViolation."""
+        result: Commands = ()
+        if self.state in EXPECTED[type(event)]:
+            result = self._take_in(event, now)
+        else:
+            require_late(event, self.state)
+        if self.state not in FINAL:
+            if self._is_asked_for(now):
+                result += self._withdraw()
+            result += self._watch_time(now)
+            if self._is_manual:
+                self._watch_cap()
+            if self.own.in_flight.change is None and self.state not in SILENT:
+                result += self._write_what_is_due(now)
+            if self.state is State.PROCESSING and self.own.fence is not None:
+                result += self._permit.allow(self.own.fence, self.ledger)
+        self.check()
+        if result and self.own.in_flight.change is None:
+            # A write that was given up within this call (the fence has passed) is not sent.
+            return tuple(each for each in result if type(each) is not commands.SendWrite)
+        return result
+
+    def next_deadline(self, now: Instant) -> Instant:
+        """When the next Ticked is due, at the latest."""
+        if self.state is State.CLAIMING:
+            return self.policy.expires_instant
+        if self._lost is not None:
+            return max(self._lost.deadline, now)
+        deadline = Instant(now + renew_interval_s(self.own.failover_s))
+        if self.own.fence is not None:
+            deadline = min(deadline, self.own.fence)
+            if self._must_leave_by is not None:
+                deadline = min(deadline, self._must_leave_by)
+            if self.own.in_flight.change is None:  # else nothing is due before its outcome
+                due = self._due_instant()
+                deadline = deadline if due is None else min(deadline, due)
+                if self.state is State.CREATING and not self._shard_end.is_looking:
+                    deadline = min(deadline, self._shard_end.not_before)
+        return max(deadline, now)
+
+    def check(self) -> None:
+        """The invariants that this core can see."""
+        ledger, row = self.ledger, self.own.row
+        assert ledger.checkpointed_total <= ledger.delivered_total, "counts out of step"
+        # Equal is the usual case, and compared in C.
+        assert ledger.processed == ledger.delivered or ledger.processed < ledger.delivered, (
+            "processed beyond delivered [I2b]"
+        )
+        if row is not None:
+            assert ledger.checkpointed == row.checkpoint or ledger.checkpointed < row.checkpoint, (
+                "ledger ahead of its row"
+            )
+        elif self.state not in {State.CLAIMING, State.UNCLAIMED}:
+            raise InvariantViolation(f"state {self.state.value} without a claim [P4]")
+
+    def _take_in(  # noqa: C901, PLR0912 - one case an event
+        self, event: events.Event, now: Instant
+    ) -> Commands:
+        match event:
+            case events.BatchDelivered(last, records, payload_bytes):
+                self.ledger.deliver(last, records)
+                self._throughput.payload_bytes += payload_bytes
+            case events.BatchProcessed(last):
+                self.ledger.process(last)
+            case events.RowsNotKept(change, message):
+                # The shell sent nothing: handled as if the table had not been reached.
+                self._output.failed(message, now)
+                unsent = events.WriteResolved(change, writes.Unavailable(message), now)
+                return self._take_in(unsent, now)
+            case events.WriteResolved(writes.LateCheckpoint(), outcome):
+                if self._lost is not None and self._lost.late is not None:
+                    return self._lost.late.resolve(outcome, now, self._chance())
+            case events.WriteResolved() | events.OwnRowRead() | events.ReadFailed():
+                return self._take_in_answer(event, now)
+            case events.Started() if now < self.policy.expires_instant:
+                own = self.own  # the claim expects the counter of the manager's take [P4]
+                return self._send(
+                    writes.Claim(own.key, own.me, own.counter, self.policy.has_waited)
+                )
+            case events.RowsRead(rows):
+                self._shard_end.read(rows)
+            case events.ShardsListed(shards):
+                self._shard_end.list(shards)
+            case events.LookUpFailed(message):
+                return self._put_children_off(message, now)
+            case events.ShardExhausted(children, is_expired):
+                self._shard_end = ShardEnd(self.policy.key, children, is_expired=is_expired)
+                self._move(Step.EXHAUSTED)
+                if is_expired:
+                    return (records_expired(self.own.confirmed),)
+            case events.CheckpointRequested(request, position):
+                if self.state is State.CLOSING and position in {None, self.ledger.delivered}:
+                    self._is_saved_at_end = True
+                return self._requests.admit(request, position, self.ledger)
+            case events.CallReturned() | ProcessorFailed() | events.DeliveryStopped():
+                return self._take_in_user_code(event, now)
+            case events.DrainRequested() | events.ReleaseRequested() | events.ManagerGone():
+                self._manager_gone |= isinstance(event, events.ManagerGone)
+                return self._withdraw()
+            case events.OthersInSight(others):
+                self._graceful.others_in_sight = others
+            case events.FailoverChanged(failover_s):
+                self.own.set_failover(failover_s, now)
+            case events.ThreadStalled(stalled_s, in_user_code):
+                return (stalled(stalled_s, in_user_code=in_user_code),)
+        return ()  # due work follows every event, and is all that follows Ticked
+
+    def _take_in_answer(self, answer: Answer, now: Instant) -> Commands:
+        verdict = self.own.take_in(answer, now)
+        if verdict is None:
+            return ()
+        match verdict.kind:
+            case VerdictKind.LOST:
+                return self._lose(verdict.reason, now)
+            case VerdictKind.CONFIRMED:
+                assert verdict.change is not None, "a confirmation names its change"
+                result = self._confirmed(verdict.change, now)
+            case VerdictKind.AGAIN:
+                result = self._send_again(verdict, now)
+            case VerdictKind.READ_BACK:
+                result = (commands.ReadOwnRow(verdict.not_before),)
+            case VerdictKind.HANDED_OVER:
+                result = self._hand_over(verdict.reason, now)
+            case VerdictKind.REDO:
+                self._shard_end.begin_again(Instant(now + CHILDREN_RETRY_S))
+                result = ()
+        return result + self._warn_once(verdict.reason)
+
+    def _send_again(self, verdict: Verdict, now: Instant) -> Commands:
+        """Send the change again after its pause. A renewal may go before a checkpoint that fails,
+        where the state allows it: a full disk costs no lease."""
+        assert verdict.change is not None, "a repetition names its change"
+        assert verdict.not_before is not None, "a repetition names its instant"
+        at = verdict.not_before
+        # A process that leaves because of its host does not wait for its last checkpoint.
+        is_leaving = self._failure is not None and self._failure.is_host_fault
+        may_put_off = self.state in MAY_PUT_OFF or is_leaving
+        is_checkpoint = isinstance(verdict.change, writes.Checkpoint)
+        if at > now and is_checkpoint and may_put_off and self.own.in_flight.withdraw():
+            self._put_off_until = at
+            return ()
+        return (commands.SendWrite(verdict.change, at),)
+
+    def _confirmed(self, change: Change, now: Instant) -> Commands:
+        match change:
+            case writes.Claim():
+                return self._claimed(now)
+            case writes.CreateLease(row):
+                return (written_again(row),)
+            case writes.Checkpoint():
+                return self._saved(now)
+            case writes.CreateChildren() if self.state is State.CREATING:  # not withdrawn
+                self._move(Step.CHILDREN_CREATED)
+            case writes.NameChildren():
+                self._move(Step.CHILDREN_NAMED)
+                return (commands.CallShardEnded(),)
+            case writes.End():
+                report = Report(ReportKind.SHARD_ENDED, children=self._shard_end.child_ids)
+                answers = self._requests.answer(SHARD_END)
+                return answers + self._finish(Step.SHARD_END_WRITTEN, report, ExitCause.DONE)
+            case writes.Release() | writes.Offer() | writes.HandOver():
+                saved = self._saved(now)
+                report = given_away(change)
+                return saved + self._finish(Step.RELEASE_WRITTEN, report, ExitCause.DONE)
+        return ()
+
+    def _claimed(self, now: Instant) -> Commands:
+        row = self.own.confirmed
+        if (reason := why_not_begun(row, has_waited=self.policy.has_waited)) is not None:
+            return self._refuse(reason)
+        self.ledger = CheckpointLedger(row.checkpoint, self.policy.uncheckpointed_max)
+        self._saved_instant = now
+        self._throughput.since = now
+        claimed = Report(ReportKind.CLAIMED, position=row.checkpoint, counter=row.counter)
+        if self._is_withdrawn or self._is_asked_for(now):
+            self._move(Step.WITHDRAWN)
+            return (claimed,)
+        self._move(Step.CLAIMED)
+        return (claimed, commands.CallInitialize(row))
+
+    def _saved(self, now: Instant) -> Commands:
+        """A position is durable on the row: ours, or a greater one that was there [P2]."""
+        row = self.own.confirmed
+        self._output.kept()
+        self.ledger.confirm(row.checkpoint)
+        self._saved_instant = now
+        # Reported first: if user code gets its answer and then raises, these records do not come
+        # again.
+        saved = Report(ReportKind.CHECKPOINTED, position=row.checkpoint, counter=row.counter)
+        return (saved, *self._requests.answer(row.checkpoint))
+
+    def _take_in_user_code(
+        self, event: events.CallReturned | ProcessorFailed | events.DeliveryStopped, now: Instant
+    ) -> Commands:
+        match self.state, event:
+            case ((State.STOPPING | State.LOSING), events.DeliveryStopped()):
+                # Asked for twice (drained, then lost), it is answered twice.
+                if not self._permit.is_stopped:
+                    self._permit.is_stopped = True
+                    return self._say_goodbye(now)
+            case ((State.STOPPING | State.LOSING), _) if not self._permit.is_stopped:
+                # `initialize` or `shard_ended` returned after the lease was withdrawn or lost.
+                self._is_initialized |= isinstance(event, events.CallReturned)
+            case ((State.STOPPING | State.LOSING), _):
+                self._part()
+                if isinstance(event, ProcessorFailed):
+                    return self._warn_once(f"{event.where} raised {event.error}")
+            case State.INITIALIZING, events.CallReturned():
+                self._is_initialized = True
+                self._saved_instant = now
+                self._move(Step.READY)
+            case State.CLOSING, events.CallReturned():
+                if self._is_manual and not self._is_saved_at_end:
+                    self._fail(UNSAVED_END)
+                else:
+                    self._move(Step.CLOSED)
+            case _, ProcessorFailed():
+                self._fail(event)
+        return ()
+
+    def _say_goodbye(self, now: Instant) -> Commands:
+        """User code is idle: make its last call, if it ever began; then write for a lost lease."""
+        last_call: Commands = ()
+        if not self._is_initialized:
+            self._part()
+        elif self.state is State.STOPPING:
+            last_call = (commands.CallShutdownRequested(),)
+        else:
+            last_call = (commands.CallLeaseLost(),)
+        if self._lost is None or self._failure is not None:
+            return last_call
+        late = self._late_checkpoint()
+        return last_call if late is None else (*last_call, self._lost.save_late(late, now))
+
+    def _part(self) -> None:
+        """User code has finished."""
+        if self._lost is not None:
+            self._lost.user_code_is_done = True
+        else:
+            self._move(Step.STOPPED)
+
+    def _late_checkpoint(self) -> writes.LateCheckpoint | None:
+        """The late checkpoint that a lost lease leaves for the next owner, if there is one [P19].
+
+        None with keyed state, whose snapshot belongs to each position, and none if the row is gone.
+        The lower bound is the last position acknowledged to us: below it an operator has reset the
+        lease on purpose.
+        """
+        own, ledger = self.own, self.ledger
+        position = self._requests.unacknowledged(ledger)
+        if self.policy.has_keyed_state or own.is_gone or position <= ledger.checkpointed:
+            return None
+        return writes.LateCheckpoint(own.key, own.me, ledger.checkpointed, position)
+
+    def _move(self, step: Step) -> None:
+        try:
+            self.state = TRANSITIONS[self.state][step]
+        except KeyError:
+            raise InvariantViolation(
+                f"lease {self.policy.key}: {step.value} in state {self.state.value}"
+            ) from None
+
+    def _is_asked_for(self, now: Instant) -> bool:
+        """Whether a handoff request on the row is to be answered; nearly always there is none."""
+        row = self.own.row
+        if (row is None or row.handoff is None) and self._graceful.ask is None:
+            return False
+        return self._graceful.is_asked_for(self.state, now)
+
+    def _withdraw(self) -> Commands:
+        """Give the lease up in good order, from every state that allows it.
+
+        A claim under way is waited for. A shard whose children exist is ended: that takes less
+        time.
+        """
+        self._is_withdrawn = True
+        if self.state not in MAY_WITHDRAW:
+            return ()
+        self._move(Step.WITHDRAWN)
+        return self._permit.stop()
+
+    def _hand_over(self, reason: str, now: Instant) -> Commands:
+        """The row names the next owner already [R8]: finish the batch within the current fence.
+
+        From here on only the handover can be written, not even a checkpoint that user code waits
+        for. So an end under way, or a halt, is left to the next owner.
+        """
+        stopped = self._withdraw()
+        if self.state not in {State.STOPPING, State.RELEASING}:
+            return stopped + self._lose(reason, now)
+        return stopped + self._requests.refuse_all(reason)
+
+    def _fail(self, failure: ProcessorFailed) -> None:
+        self._failure = failure
+        self._move(Step.FAILED)
+
+    def _lose(self, reason: str, now: Instant, *, is_host_fault: bool = False) -> Commands:
+        if self.state is State.CLAIMING:
+            return self._refuse(reason)
+        self._move(Step.LOST)
+        self.own.in_flight.end()
+        let_go_instant = now if self._manager_gone else Instant(now + LOST_GRACE_S)
+        self._lost = LostLease(reason, let_go_instant, is_host_fault=is_host_fault)
+        return self._requests.refuse_all(reason) + self._permit.stop()
+
+    def _refuse(self, reason: str) -> Commands:
+        self.own.in_flight.end()
+        report = Report(ReportKind.UNCLAIMED, text=reason)
+        return self._finish(Step.REFUSED, report, ExitCause.UNCLAIMED)
+
+    def _finish(self, step: Step, report: Report, cause: ExitCause) -> Commands:
+        self._move(step)
+        answers = self._requests.refuse_all(f"the lease is {self.state.value}")
+        return (*answers, report, commands.Exit(cause))
+
+    def _watch_time(self, now: Instant) -> Commands:
+        own = self.own
+        if self.state is State.CLAIMING:
+            if now >= self.policy.expires_instant:
+                return self._refuse("its start command expired before the claim succeeded [P4]")
+        elif self._lost is not None:
+            if self._lost.is_over(now):
+                return self._let_go(self._lost)
+        elif self._must_leave_by is not None and now >= self._must_leave_by:
+            return self._lose(self._output.words, now, is_host_fault=True)
+        elif own.fence is not None and now >= own.fence:
+            # After a standstill of the host or the process its length explains much, so it is
+            # reported.
+            ago_s = now - own.fence
+            trouble = own.trouble  # of a row that is not written, or of its output
+            what = f"could not be written in time ({trouble})" if trouble else "was not renewed"
+            return self._lose(f"its row {what}: its fence passed {ago_s:.1f} s ago [P7]", now)
+        return ()
+
+    def _let_go(self, lost_lease: LostLease) -> Commands:
+        """Stop waiting. The report says whether the lease or the host is the cause."""
+        is_host_fault = lost_lease.is_host_fault
+        kind = ReportKind.BROKE if is_host_fault else ReportKind.LOST
+        cause = ExitCause.HOST if is_host_fault else ExitCause.LOST
+        return self._finish(Step.LET_GO, Report(kind, text=lost_lease.words), cause)
+
+    @property
+    def _must_leave_by(self) -> Instant | None:
+        """When another host should get the lease, because the output of ours keeps no rows."""
+        is_wanted = self.state is State.PROCESSING and self._graceful.others_in_sight
+        return self._output.give_up_instant if is_wanted else None
+
+    def _watch_cap(self) -> None:
+        """With manual checkpoints only the processor can lift the cap: fail instead of hanging."""
+        is_stuck = self.ledger.is_full and self.ledger.is_idle and self._requests.highest is None
+        if self.state is State.PROCESSING and is_stuck:
+            self._fail(stuck_at_cap(self.ledger))
+
+    def _warn_once(self, reason: str) -> Commands:
+        """Report a new trouble once, however often it repeats in a row."""
+        if not reason or reason == self._warned:
+            return ()
+        self._warned = reason
+        return (Report(ReportKind.WARNED, text=reason),)
+
+    def _write_what_is_due(self, now: Instant) -> Commands:
+        """Send the next write. None is in flight, and a claimed row is ours to write."""
+        own = self.own
+        if own.row is None:
+            return ()
+        if self.state is State.CREATING:
+            creation = self._create_children(now)
+            if own.in_flight.change is not None or self.state is not State.CREATING:
+                return creation
+            return creation + self._save_or_renew(now)
+        change = None if self.state is State.PROCESSING else self._change_of_state(now)
+        return self._save_or_renew(now) if change is None else self._send(change)
+
+    def _save_or_renew(self, now: Instant) -> Commands:
+        """Send the checkpoint or the renewal that is due; after its last one a halt is over."""
+        own = self.own
+        if own.next_owner is not None:
+            return ()
+        change: Change | None = self._due_checkpoint(now)
+        if change is None and self.state is State.FAILING:
+            assert self._failure is not None, "failing without a failure"
+            is_host_fault = self._failure.is_host_fault
+            cause = ExitCause.HOST if is_host_fault else ExitCause.FAILED
+            return self._finish(Step.SETTLED, failed(self._failure), cause)
+        if change is None and not self._manager_gone:
+            assert own.renewal_instant is not None, "no renewal before the claim"
+            if now >= own.renewal_instant:
+                # The heartbeat. It also removes an ask that is not answered [P16].
+                kbps = self._throughput.measure(now)
+                drops_ask = self._graceful.drops_ask(now)
+                change = writes.Renew(own.key, own.me, own.counter, kbps, drops_ask)
+        return () if change is None else self._send(change)
+
+    def _change_of_state(self, now: Instant) -> Change | None:
+        """The write that the current state waits for."""
+        own = self.own
+        match self.state:
+            case State.NAMING:
+                children = frozenset(self._shard_end.child_ids)
+                return writes.NameChildren(own.key, own.me, own.counter, children)
+            case State.ENDING:
+                return writes.End(own.key, own.me, own.counter, own.confirmed.checkpoint)
+            case State.RELEASING:
+                return self._graceful.last_write(self.ledger, now)
+            case _:
+                return None
+
+    def _create_children(self, now: Instant) -> Commands:
+        own, shard_end = self.own, self._shard_end
+        step = shard_end.next_step(own.confirmed, now, own.failover_s)
+        result: Commands = ()
+        if isinstance(step, writes.CreateChildren | ChildrenExist) and (
+            shard_end.tells_lost_children(own.confirmed)
+        ):
+            result = (children_expired(own.confirmed),)
+        match step:
+            case writes.CreateChildren():
+                return result + self._send(step)
+            case ChildrenExist():
+                self._move(Step.CHILDREN_CREATED)
+                if shard_end.child_ids:
+                    return result + self._write_what_is_due(now)
+                self._move(Step.CHILDREN_NAMED)  # the children were trimmed, too: none to name
+                return (*result, commands.CallShardEnded(), *self._save_or_renew(now))
+            case Deferred(reason):
+                return self._put_children_off(reason, now)
+            case commands.ReadRows() | commands.ListShards() as question:
+                return (question,)
+        return ()
+
+    def _put_children_off(self, reason: str, now: Instant) -> Commands:
+        self._shard_end.begin_again(Instant(now + CHILDREN_RETRY_S))
+        return self._warn_once(reason)
+
+    def _send(self, change: Change) -> Commands:
+        self.own.in_flight.begin(change)
+        return (commands.SendWrite(change),)
+
+    def _due_checkpoint(self, now: Instant) -> writes.Checkpoint | None:
+        """The checkpoint that is due: asked for, by time, by number, or before a halt."""
+        wanted, ledger = self._requests.highest, self.ledger
+        if wanted is None and not ledger.has_unsaved:
+            return None
+        if self._must_save(now):
+            wanted = ledger.processed if wanted is None else max(wanted, ledger.processed)
+        if wanted is None or wanted <= ledger.checkpointed or now < self._put_off_until:
+            return None
+        own, row = self.own, self.own.confirmed
+        # A renewal may have shown a late checkpoint of a former owner: never write a lower one
+        # (N1).
+        position = max(wanted, row.checkpoint)
+        return writes.Checkpoint(own.key, own.me, own.counter, position, row.checkpoint)
+
+    def _must_save(self, now: Instant) -> bool:
+        policy, ledger = self.policy, self.ledger
+        if self._is_manual or not ledger.has_unsaved:
+            return False
+        if self.state is State.FAILING:
+            return True
+        if policy.checkpoint_mode == "batch" and ledger.has_uncounted:
+            return True
+        uncheckpointed = ledger.delivered_total - ledger.checkpointed_total
+        if uncheckpointed >= policy.uncheckpointed_max * EARLY_SHARE:
+            return True
+        return now >= self._saved_instant + policy.checkpoint_every_s
+
+    def _due_instant(self) -> Instant | None:
+        """When the next write may be due, while none is in flight."""
+        if self.own.next_owner is not None:
+            return None  # no write before the batch has ended
+        renewing = None if self._manager_gone else self.own.renewal_instant
+        if self.policy.checkpoint_mode != "auto" or not self.ledger.has_unsaved:
+            return renewing
+        due = Instant(self._saved_instant + self.policy.checkpoint_every_s)
+        saving = max(due, self._put_off_until)
+        return saving if renewing is None else min(renewing, saving)
 
 
 class DeliveryPermit:
-    """Permission to deliver, as the shell was last told: only changes become commands."""
+    """Permission to deliver, as the shell last got it: only changes become commands."""
 
     def __init__(self, *, one_batch_a_checkpoint: bool) -> None:
         self._one_batch_a_checkpoint = one_batch_a_checkpoint
@@ -76,19 +622,24 @@ class DeliveryPermit:
         return (StopDelivery(),)
 
 
-UNSAVED_END: Final = ProcessorFailed(
-    "shard_ended",
-    "returned without checkpointer.checkpoint(), which checkpoint: manual asks for",
-    attempts=1,
-)
+class Throughput:
+    """The payload that was delivered, in KiB/s, smoothed as the Java KCL 3 does."""
 
+    def __init__(self) -> None:
+        self.payload_bytes = 0
+        self.since = Instant(0.0)
+        self._kbps = 0.0
 
-def claimed(row: Lease) -> Report:
-    return Report(ReportKind.CLAIMED, position=row.checkpoint, counter=row.counter)
-
-
-def saved(row: Lease) -> Report:
-    return Report(ReportKind.CHECKPOINTED, position=row.checkpoint, counter=row.counter)
+    def measure(self, now: Instant) -> float:
+        """The rate up to now; the next one counts from here."""
+        elapsed_s = now - self.since
+        if elapsed_s > 0:
+            rate_kbps = self.payload_bytes / 1024 / elapsed_s
+            smoothed = THROUGHPUT_ALPHA * rate_kbps + (1 - THROUGHPUT_ALPHA) * self._kbps
+            self._kbps = round(smoothed, THROUGHPUT_DECIMALS)
+            self.payload_bytes = 0
+            self.since = now
+        return self._kbps
 
 
 def why_not_begun(row: Lease, *, has_waited: bool) -> str | None:
@@ -103,35 +654,12 @@ def why_not_begun(row: Lease, *, has_waited: bool) -> str | None:
     return None
 
 
-def given_away(change: GivingAway) -> Report:
-    return Report(ReportKind.RELEASED, position=change.position, text=words_of(change))
-
-
 def written_again(row: Lease) -> Report:
     return Report(
         ReportKind.WARNED,
         text="its row had vanished from the table and was written again, at"
         f" {row.checkpoint}: see who deletes rows of a running application",
     )
-
-
-def records_expired(row: Lease) -> Report:
-    """The shard was trimmed while its lease was held [P13]. The processed position is on its way to
-    the row, if it is not there yet, so the loss begins behind `row`'s position at the earliest."""
-    return Report(
-        ReportKind.RECORDS_EXPIRED,
-        position=row.checkpoint,
-        text="the stream's retention passed before this shard was read to its end, and Kinesis has"
-        f" deleted it: what it held after checkpoint {row.checkpoint} and was not processed is"
-        " lost. The lease ends, and its children are read. To get the records back, replay them"
-        " from their source; to prevent it, raise the retention above the longest time that a"
-        " lease may be halted or behind",
-    )
-
-
-def children_expired(row: Lease) -> Report:
-    """Children of the trimmed shard were trimmed, too, before they had a lease [P13]."""
-    return Report(ReportKind.RECORDS_EXPIRED, position=row.checkpoint, text=CHILDREN_EXPIRED)
 
 
 def failed(failure: ProcessorFailed) -> Report:
@@ -146,18 +674,6 @@ def failed(failure: ProcessorFailed) -> Report:
         record=failure.record,
         is_host_fault=failure.is_host_fault,
     )
-
-
-def broke(reason: str) -> Report:
-    return Report(ReportKind.BROKE, text=reason)
-
-
-def lost(reason: str) -> Report:
-    return Report(ReportKind.LOST, text=reason)
-
-
-def unclaimed(reason: str) -> Report:
-    return Report(ReportKind.UNCLAIMED, text=reason)
 
 
 def stuck_at_cap(ledger: CheckpointLedger) -> ProcessorFailed:
@@ -177,447 +693,3 @@ def stalled(stalled_s: float, *, in_user_code: bool) -> Report:
     if in_user_code:
         return Report(ReportKind.GIL_HELD, text="gil_held", seconds=stalled_s)
     return Report(ReportKind.WARNED, text="the process stood still", seconds=stalled_s)
-
-
-class Warnings:
-    """Reports each new trouble once, however often it repeats in a row."""
-
-    def __init__(self) -> None:
-        self._told = ""
-
-    def once(self, reason: str) -> tuple[Report, ...]:
-        if not reason or reason == self._told:
-            return ()
-        self._told = reason
-        return (Report(ReportKind.WARNED, text=reason),)
-
-
-Commands = list[do.Command]
-
-
-class LeaseStateMachine:
-    """The core: `handle` takes in events and returns commands; `check` holds the invariants."""
-
-    def __init__(self, policy: LifePolicy, chance: Callable[[], float]) -> None:
-        self.policy = policy
-        self.state = State.CLAIMING
-        self.own = LeaseWriter(policy.key, policy.me, policy.seen_counter, policy.failover_s)
-        self.ledger = CheckpointLedger(TRIM_HORIZON, policy.uncheckpointed_max)
-        self._chance = chance
-        self._requests = CheckpointRequests()
-        self._scheduler = WriteScheduler(policy, self.own, self._requests)
-        self._writing = RowWriting(self.own, self._scheduler, chance)
-        self._graceful = GracefulRelease(
-            self.own, self._scheduler, others_in_sight=policy.others_in_sight
-        )
-        self._shard_end = ShardEnd(policy.key, ())
-        self._is_withdrawn = False
-        self._manager_gone = False
-        self._permit = DeliveryPermit(one_batch_a_checkpoint=policy.checkpoint_mode == "batch")
-        self._is_initialized = False
-        self._failure: on.ProcessorFailed | None = None
-        self._is_saved_at_end = False
-        self._lost: LostLease | None = None
-        self._output = OutputWatch()
-        self._warnings = Warnings()
-
-    @property
-    def is_finished(self) -> bool:
-        return self.state in FINAL
-
-    @property
-    def has_undone(self) -> bool:
-        """Whether user code got records that no checkpoint covers: they are delivered again.
-
-        With manual checkpoints, processed records count only where user code asked for a
-        checkpoint.
-        """
-        late = self._lost.late if self._lost is not None else None
-        if self.state in GIVEN_UP_WHOLE or (late is not None and late.has_applied):
-            return False
-        ledger = self.ledger
-        is_asked_for = self._requests.highest is not None
-        is_unsaved = self._scheduler.unacknowledged(ledger) > ledger.checkpointed
-        return is_asked_for or is_unsaved or not ledger.is_idle
-
-    def handle(self, event: on.Event, now: Instant) -> tuple[do.Command, ...]:
-        """Take in an event and return the commands that follow. Raises: InvariantViolation."""
-        out: Commands = []
-        if is_expected(event, self.state):
-            self._take_in(event, now, out)
-        if self.state not in FINAL:
-            if self._graceful.is_asked_for(self.state, now):
-                self._withdraw(out)
-            self._watch_time(now, out)
-            if self.policy.is_manual:
-                self._watch_cap()
-            if self.own.pending is None and self.state not in SILENT:
-                self._write_what_is_due(now, out)
-            if self.state is State.PROCESSING and self.own.fence is not None:
-                out.extend(self._permit.allow(self.own.fence, self.ledger))
-        self.check()
-        if out and self.own.pending is None:
-            # A write that was given up within this call (the fence has passed) is not sent.
-            out = [each for each in out if type(each) is not do.SendWrite]
-        return tuple(out)
-
-    def next_deadline(self, now: Instant) -> Instant:
-        """When the next Ticked is due, at the latest."""
-        if self.state is State.CLAIMING:
-            return self.policy.expires_instant
-        if self._lost is not None:
-            return max(self._lost.deadline, now)
-        deadline = Instant(now + renew_interval_s(self.own.failover_s))
-        if self.own.fence is not None:
-            deadline = min(deadline, self.own.fence)
-            if self._must_leave_by is not None:
-                deadline = min(deadline, self._must_leave_by)
-            if self.own.pending is None:  # else nothing is due before its outcome
-                due = self._scheduler.due_instant(self.ledger, renews=not self._manager_gone)
-                deadline = deadline if due is None else min(deadline, due)
-                if self.state is State.CREATING and not self._shard_end.is_looking:
-                    deadline = min(deadline, self._shard_end.not_before)
-        return max(deadline, now)
-
-    def check(self) -> None:
-        """The invariants that this core can see."""
-        self.ledger.check()
-        if self.own.row is not None:
-            assert self.ledger.checkpointed <= self.own.row.checkpoint, "ledger ahead of its row"
-        elif self.state not in {State.CLAIMING, State.UNCLAIMED}:
-            raise InvariantViolation(f"state {self.state.value} without a claim [P4]")
-
-    def _take_in(  # noqa: C901, PLR0912 - one case an event
-        self, event: on.Event, now: Instant, out: Commands
-    ) -> None:
-        match event:
-            case on.Ticked():
-                pass  # due work follows every event
-            case on.BatchDelivered(last, records, payload_bytes):
-                self.ledger.deliver(last, records)
-                self._scheduler.note_bytes(payload_bytes)
-            case on.BatchProcessed(last):
-                self.ledger.process(last)
-            case on.RowsNotKept(change, message):
-                # The shell sent nothing: handled as if the table had not been reached.
-                self._output.failed(message, now)
-                self._take_in(on.WriteResolved(change, Unavailable(message), now), now, out)
-            case on.WriteResolved(changes.LateCheckpoint(), outcome):
-                if self._lost is not None and self._lost.late is not None:
-                    out.extend(self._lost.late.resolve(outcome, now, self._chance()))
-            case on.WriteResolved() | on.OwnRowRead() | on.ReadFailed():
-                self._take_in_answer(event, now, out)
-            case on.Started() if now < self.policy.expires_instant:
-                self._send(self._scheduler.claim(), out)
-            case on.RowsRead(rows):
-                self._shard_end.read(rows)
-            case on.ShardsListed(shards):
-                self._shard_end.list(shards)
-            case on.LookUpFailed(message):
-                self._put_children_off(message, now, out)
-            case on.ShardExhausted(children, is_expired):
-                if is_expired:
-                    out.append(records_expired(self.own.confirmed))
-                self._shard_end = ShardEnd(self.policy.key, children, is_expired=is_expired)
-                self._move(Step.EXHAUSTED)
-            case on.CheckpointRequested(request, position):
-                self._take_in_request(request, position, out)
-            case on.CallReturned() | on.ProcessorFailed() | on.DeliveryStopped():
-                self._take_in_user_code(event, now, out)
-            case on.DrainRequested() | on.ReleaseRequested() | on.ManagerGone():
-                self._manager_gone |= isinstance(event, on.ManagerGone)
-                self._withdraw(out)
-            case on.OthersInSight(others):
-                self._graceful.others_in_sight = others
-            case on.FailoverChanged(failover_s):
-                self.own.set_failover(failover_s, now)
-            case on.ThreadStalled(stalled_s, in_user_code):
-                out.append(stalled(stalled_s, in_user_code=in_user_code))
-
-    def _take_in_answer(
-        self, event: on.WriteResolved | on.OwnRowRead | on.ReadFailed, now: Instant, out: Commands
-    ) -> None:
-        # A process that leaves because of its host does not wait for its last checkpoint.
-        is_leaving = self._failure is not None and self._failure.is_host_fault
-        may_put_off = self.state in MAY_PUT_OFF or is_leaving
-        verdict, commands = self._writing.take_in(event, now, may_put_off=may_put_off)
-        out.extend(commands)
-        if verdict is not None:
-            self._follow(verdict, now, out)
-
-    def _follow(self, verdict: Verdict, now: Instant, out: Commands) -> None:
-        match verdict.kind:
-            case VerdictKind.LOST:
-                self._lose(verdict.reason, now, out)
-                return
-            case VerdictKind.HANDED_OVER:
-                self._hand_over(verdict.reason, now, out)
-            case VerdictKind.CONFIRMED:
-                assert verdict.change is not None, "a confirmation names its change"
-                self._confirmed(verdict.change, now, out)
-            case VerdictKind.REDO:
-                self._shard_end.begin_again(Instant(now + CHILDREN_RETRY_S))
-        out.extend(self._warnings.once(verdict.reason))
-
-    def _confirmed(self, change: OwnChange, now: Instant, out: Commands) -> None:
-        match change:
-            case changes.Claim():
-                self._claimed(now, out)
-            case changes.Renew():
-                pass
-            case changes.CreateLease(row):
-                out.append(written_again(row))
-            case changes.Checkpoint():
-                self._saved(now, out)
-            case changes.CreateChildren() if self.state is State.CREATING:  # not withdrawn
-                self._move(Step.CHILDREN_CREATED)
-            case changes.NameChildren():
-                self._move(Step.CHILDREN_NAMED)
-                out.append(do.CallShardEnded())
-            case changes.End():
-                out.extend(self._requests.answer(SHARD_END))
-                report = do.Report(do.ReportKind.SHARD_ENDED, children=self._shard_end.child_ids)
-                self._finish(Step.SHARD_END_WRITTEN, report, do.ExitCause.DONE, out)
-            case changes.Release() | changes.Offer() | changes.HandOver():
-                self._saved(now, out)
-                report = given_away(change)
-                self._finish(Step.RELEASE_WRITTEN, report, do.ExitCause.DONE, out)
-
-    def _claimed(self, now: Instant, out: Commands) -> None:
-        row = self.own.confirmed
-        if (reason := why_not_begun(row, has_waited=self.policy.has_waited)) is not None:
-            self._refuse(reason, out)
-            return
-        self.ledger = CheckpointLedger(row.checkpoint, self.policy.uncheckpointed_max)
-        self._scheduler.begin(now)
-        out.append(claimed(row))
-        if self._is_withdrawn or self._graceful.is_asked_for(self.state, now):
-            self._move(Step.WITHDRAWN)
-            return
-        self._move(Step.CLAIMED)
-        out.append(do.CallInitialize(row))
-
-    def _saved(self, now: Instant, out: Commands) -> None:
-        """A position is durable on the row: ours, or a greater one that was there [P2]."""
-        row = self.own.confirmed
-        self._output.kept()
-        self.ledger.confirm(row.checkpoint)
-        self._scheduler.note_saved(now)
-        # Reported first: if user code gets its answer and then raises, these records do not come
-        # again.
-        out.append(saved(row))
-        out.extend(self._requests.answer(row.checkpoint))
-
-    def _take_in_user_code(
-        self,
-        event: on.CallReturned | on.ProcessorFailed | on.DeliveryStopped,
-        now: Instant,
-        out: Commands,
-    ) -> None:
-        match self.state, event:
-            case ((State.STOPPING | State.LOSING), on.DeliveryStopped()):
-                # Asked for twice (drained, then lost), it is answered twice.
-                if not self._permit.is_stopped:
-                    self._permit.is_stopped = True
-                    self._say_goodbye(now, out)
-            case ((State.STOPPING | State.LOSING), _) if not self._permit.is_stopped:
-                # `initialize` or `shard_ended` returned after the lease was withdrawn or lost.
-                self._is_initialized |= isinstance(event, on.CallReturned)
-            case ((State.STOPPING | State.LOSING), _):
-                if isinstance(event, on.ProcessorFailed):
-                    out.extend(self._warnings.once(f"{event.where} raised {event.error}"))
-                self._part()
-            case State.INITIALIZING, on.CallReturned():
-                self._is_initialized = True
-                self._scheduler.note_saved(now)
-                self._move(Step.READY)
-            case State.CLOSING, on.CallReturned():
-                self._close()
-            case _, on.ProcessorFailed():
-                self._fail(event)
-
-    def _close(self) -> None:
-        if self.policy.is_manual and not self._is_saved_at_end:
-            self._fail(UNSAVED_END)
-        else:
-            self._move(Step.CLOSED)
-
-    def _say_goodbye(self, now: Instant, out: Commands) -> None:
-        """User code is idle: make its last call, if it ever began; then write for a lost lease."""
-        if not self._is_initialized:
-            self._part()
-        else:
-            is_orderly = self.state is State.STOPPING
-            out.append(do.CallShutdownRequested() if is_orderly else do.CallLeaseLost())
-        if self._lost is not None and self._failure is None:
-            late = self._scheduler.late_checkpoint(self.ledger)
-            out += [self._lost.save_late(late, now)] if late is not None else []
-
-    def _part(self) -> None:
-        """User code has finished."""
-        if self._lost is not None:
-            self._lost.user_code_is_done = True
-        else:
-            self._move(Step.STOPPED)
-
-    def _take_in_request(
-        self, request: int, position: ExtendedSequenceNumber | None, out: Commands
-    ) -> None:
-        if self.state is State.CLOSING and position in {None, self.ledger.delivered}:
-            self._is_saved_at_end = True
-        out.extend(self._requests.admit(request, position, self.ledger))
-
-    def _move(self, step: Step) -> None:
-        try:
-            self.state = TRANSITIONS[self.state][step]
-        except KeyError:
-            raise InvariantViolation(
-                f"lease {self.policy.key}: {step.value} in state {self.state.value}"
-            ) from None
-
-    def _withdraw(self, out: Commands) -> None:
-        """Give the lease up in good order, from every state that allows it.
-
-        A claim under way is waited for. A shard whose children exist is ended: that takes less
-        time.
-        """
-        self._is_withdrawn = True
-        if self.state in MAY_WITHDRAW:
-            self._move(Step.WITHDRAWN)
-            out.extend(self._permit.stop())
-
-    def _hand_over(self, reason: str, now: Instant, out: Commands) -> None:
-        """The row names the next owner already [R8]: finish the batch within the current fence.
-
-        From here on only the handover can be written, not even a checkpoint that user code waits
-        for. So an end under way, or a halt, is left to the next owner.
-        """
-        self._withdraw(out)
-        if self.state not in {State.STOPPING, State.RELEASING}:
-            self._lose(reason, now, out)
-            return
-        out.extend(self._requests.refuse_all(reason))
-
-    def _fail(self, failure: on.ProcessorFailed) -> None:
-        self._failure = failure
-        self._move(Step.FAILED)
-
-    def _lose(
-        self, reason: str, now: Instant, out: Commands, *, is_host_fault: bool = False
-    ) -> None:
-        if self.state is State.CLAIMING:
-            self._refuse(reason, out)
-            return
-        self._move(Step.LOST)
-        self.own.give_up()
-        let_go_instant = now if self._manager_gone else Instant(now + LOST_GRACE_S)
-        self._lost = LostLease(reason, let_go_instant, is_host_fault=is_host_fault)
-        out.extend(self._requests.refuse_all(reason))
-        out.extend(self._permit.stop())
-
-    def _refuse(self, reason: str, out: Commands) -> None:
-        self.own.give_up()
-        self._finish(Step.REFUSED, unclaimed(reason), do.ExitCause.UNCLAIMED, out)
-
-    def _finish(self, step: Step, report: do.Report, cause: do.ExitCause, out: Commands) -> None:
-        self._move(step)
-        out.extend(self._requests.refuse_all(f"the lease is {self.state.value}"))
-        out += [report, do.Exit(cause)]
-
-    def _watch_time(self, now: Instant, out: Commands) -> None:
-        if self.state is State.CLAIMING:
-            if now >= self.policy.expires_instant:
-                self._refuse("its start command expired before the claim succeeded [P4]", out)
-        elif self._lost is not None:
-            if self._lost.is_over(now):
-                self._let_go(self._lost, out)
-        elif self._must_leave_by is not None and now >= self._must_leave_by:
-            self._lose(self._output.words, now, out, is_host_fault=True)
-        elif self.own.fence is not None and now >= self.own.fence:
-            # After a standstill of the host or the process its length explains much, so it is
-            # reported.
-            ago_s = now - self.own.fence
-            trouble = self.own.trouble  # of a row that is not written, or of its output
-            what = f"could not be written in time ({trouble})" if trouble else "was not renewed"
-            self._lose(f"its row {what}: its fence passed {ago_s:.1f} s ago [P7]", now, out)
-
-    def _let_go(self, lost_lease: LostLease, out: Commands) -> None:
-        """Stop waiting. The report says whether the lease or the host is the cause."""
-        if lost_lease.is_host_fault:
-            self._finish(Step.LET_GO, broke(lost_lease.words), do.ExitCause.HOST, out)
-        else:
-            self._finish(Step.LET_GO, lost(lost_lease.words), do.ExitCause.LOST, out)
-
-    @property
-    def _must_leave_by(self) -> Instant | None:
-        """When another host should get the lease, because the output of ours keeps no rows."""
-        is_wanted = self.state is State.PROCESSING and self._graceful.others_in_sight
-        return self._output.give_up_instant if is_wanted else None
-
-    def _watch_cap(self) -> None:
-        """With manual checkpoints only the processor can lift the cap: fail instead of hanging."""
-        is_stuck = self.ledger.is_full and self.ledger.is_idle and self._requests.highest is None
-        if self.state is State.PROCESSING and is_stuck:
-            self._fail(stuck_at_cap(self.ledger))
-
-    def _write_what_is_due(self, now: Instant, out: Commands) -> None:
-        """Send the next write. None is under way, and a claimed row is ours to write."""
-        if self.own.row is None:
-            return
-        change = None if self.state is State.PROCESSING else self._change_of_state(now, out)
-        if change is None and self.own.next_owner is not None:
-            return
-        if change is None:
-            change = self._scheduler.checkpoint(self.state, self.ledger, now)
-        if change is None and self.state is State.FAILING:
-            assert self._failure is not None, "failing without a failure"
-            is_host_fault = self._failure.is_host_fault
-            cause = do.ExitCause.HOST if is_host_fault else do.ExitCause.FAILED
-            self._finish(Step.SETTLED, failed(self._failure), cause, out)
-            return
-        if change is None and not self._manager_gone and self._scheduler.is_renewal_due(now):
-            change = self._scheduler.renewal(now, drops_ask=self._graceful.drops_ask(now))
-        if change is not None:
-            self._send(change, out)
-
-    def _change_of_state(self, now: Instant, out: Commands) -> OwnChange | None:
-        """The write that the current state waits for."""
-        match self.state:
-            case State.CREATING:
-                return self._creation(now, out)
-            case State.NAMING:
-                return self._scheduler.naming(self._shard_end.child_ids)
-            case State.ENDING:
-                return self._scheduler.end()
-            case State.RELEASING:
-                return self._graceful.last_write(self.ledger, now)
-            case _:
-                return None
-
-    def _creation(self, now: Instant, out: Commands) -> OwnChange | None:
-        step = self._shard_end.next_step(self.own.confirmed, now, self.own.failover_s)
-        if isinstance(step, changes.CreateChildren | ChildrenExist) and (
-            self._shard_end.tells_lost_children(self.own.confirmed)
-        ):
-            out.append(children_expired(self.own.confirmed))
-        match step:
-            case changes.CreateChildren() as creation:
-                return creation
-            case ChildrenExist():
-                self._move(Step.CHILDREN_CREATED)
-                if self._shard_end.child_ids:
-                    return self._scheduler.naming(self._shard_end.child_ids)
-                self._move(Step.CHILDREN_NAMED)  # the children were trimmed, too: none to name
-                out.append(do.CallShardEnded())
-            case Deferred(reason):
-                self._put_children_off(reason, now, out)
-            case do.ReadRows() | do.ListShards() as question:
-                out.append(question)
-        return None
-
-    def _put_children_off(self, reason: str, now: Instant, out: Commands) -> None:
-        out.extend(self._warnings.once(reason))
-        self._shard_end.begin_again(Instant(now + CHILDREN_RETRY_S))
-
-    def _send(self, change: OwnChange, out: Commands) -> None:
-        out.append(do.SendWrite(self.own.begin(change)))

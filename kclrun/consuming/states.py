@@ -29,7 +29,7 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-from kclrun.consuming import events as on
+from kclrun.consuming import events
 from kclrun.errors import InvariantViolation
 
 
@@ -136,64 +136,63 @@ _ALIVE: Final = _ALL - FINAL
 _DELIVERING: Final = frozenset({State.PROCESSING, State.STOPPING, State.LOSING})
 _LEAVING: Final = frozenset({State.STOPPING, State.RELEASING, State.FAILING, State.LOSING}) | FINAL
 
-EXPECTED: Final[Mapping[type[on.Event], frozenset[State]]] = {
-    on.Started: frozenset({State.CLAIMING}),
-    on.Ticked: _ALIVE,
-    on.WriteResolved: _ALIVE,
-    on.RowsNotKept: _ALIVE,
-    on.OwnRowRead: _ALIVE,
-    on.ReadFailed: _ALIVE,
-    on.RowsRead: frozenset({State.CREATING}),
-    on.ShardsListed: frozenset({State.CREATING}),
-    on.LookUpFailed: frozenset({State.CREATING}),
-    on.BatchDelivered: _DELIVERING,
-    on.BatchProcessed: _DELIVERING,
-    on.ShardExhausted: frozenset({State.PROCESSING}),
-    on.CheckpointRequested: _ALL,
-    on.CallReturned: frozenset({State.INITIALIZING, State.CLOSING, State.STOPPING, State.LOSING}),
-    on.ProcessorFailed: frozenset(
+EXPECTED: Final[Mapping[type[events.Event], frozenset[State]]] = {
+    events.Started: frozenset({State.CLAIMING}),
+    events.Ticked: _ALIVE,
+    events.WriteResolved: _ALIVE,
+    events.RowsNotKept: _ALIVE,
+    events.OwnRowRead: _ALIVE,
+    events.ReadFailed: _ALIVE,
+    events.RowsRead: frozenset({State.CREATING}),
+    events.ShardsListed: frozenset({State.CREATING}),
+    events.LookUpFailed: frozenset({State.CREATING}),
+    events.BatchDelivered: _DELIVERING,
+    events.BatchProcessed: _DELIVERING,
+    events.ShardExhausted: frozenset({State.PROCESSING}),
+    events.CheckpointRequested: _ALL,
+    events.CallReturned: frozenset(
+        {State.INITIALIZING, State.CLOSING, State.STOPPING, State.LOSING}
+    ),
+    events.ProcessorFailed: frozenset(
         {State.INITIALIZING, State.PROCESSING, State.CLOSING, State.STOPPING, State.LOSING}
     ),
-    on.DeliveryStopped: frozenset({State.STOPPING, State.LOSING}),
-    on.DrainRequested: _ALIVE,
-    on.ReleaseRequested: _ALIVE,
-    on.ManagerGone: _ALIVE,
-    on.FailoverChanged: _ALIVE,
-    on.OthersInSight: _ALIVE,
-    on.ThreadStalled: _ALIVE,
+    events.DeliveryStopped: frozenset({State.STOPPING, State.LOSING}),
+    events.DrainRequested: _ALIVE,
+    events.ReleaseRequested: _ALIVE,
+    events.ManagerGone: _ALIVE,
+    events.FailoverChanged: _ALIVE,
+    events.OthersInSight: _ALIVE,
+    events.ThreadStalled: _ALIVE,
 }
 
 # Results that were under way when the lease moved on: answers and calls that are not awaited any
 # more.
-LATE: Final[Mapping[type[on.Event], frozenset[State]]] = {
-    on.Ticked: FINAL,
-    on.WriteResolved: FINAL,
-    on.RowsNotKept: FINAL,
-    on.OwnRowRead: FINAL,
-    on.ReadFailed: FINAL,
-    on.RowsRead: _LEAVING,
-    on.ShardsListed: _LEAVING,
-    on.LookUpFailed: _LEAVING,
+LATE: Final[Mapping[type[events.Event], frozenset[State]]] = {
+    events.Ticked: FINAL,
+    events.WriteResolved: FINAL,
+    events.RowsNotKept: FINAL,
+    events.OwnRowRead: FINAL,
+    events.ReadFailed: FINAL,
+    events.RowsRead: _LEAVING,
+    events.ShardsListed: _LEAVING,
+    events.LookUpFailed: _LEAVING,
     # A batch behind the one that failed must not move the position past it [I9].
-    on.BatchDelivered: FINAL | {State.FAILING},
-    on.BatchProcessed: FINAL | {State.FAILING},
-    on.ShardExhausted: _LEAVING,
-    on.CallReturned: FINAL,
-    on.ProcessorFailed: FINAL,
-    on.DeliveryStopped: FINAL | {State.RELEASING, State.FAILING},
-    on.DrainRequested: FINAL,
-    on.ReleaseRequested: FINAL,
-    on.ManagerGone: FINAL,
-    on.FailoverChanged: FINAL,
-    on.OthersInSight: FINAL,
-    on.ThreadStalled: FINAL,
+    events.BatchDelivered: FINAL | {State.FAILING},
+    events.BatchProcessed: FINAL | {State.FAILING},
+    events.ShardExhausted: _LEAVING,
+    events.CallReturned: FINAL,
+    events.ProcessorFailed: FINAL,
+    events.DeliveryStopped: FINAL | {State.RELEASING, State.FAILING},
+    events.DrainRequested: FINAL,
+    events.ReleaseRequested: FINAL,
+    events.ManagerGone: FINAL,
+    events.FailoverChanged: FINAL,
+    events.OthersInSight: FINAL,
+    events.ThreadStalled: FINAL,
 }
 
 
-def is_expected(event: on.Event, state: State) -> bool:
-    """Whether to act on the event; False if it is late. Raises: InvariantViolation for others."""
-    if state in EXPECTED[type(event)]:
-        return True
-    if state in LATE.get(type(event), frozenset()):
-        return False
-    raise InvariantViolation(f"{type(event).__name__} in state {state.value}")
+def require_late(event: events.Event, state: State) -> None:
+    """Raises: InvariantViolation if the event, which is not expected, is not late either."""
+    if state not in LATE.get(type(event), frozenset()):
+        raise InvariantViolation(f"{type(event).__name__} in state {state.value}")

@@ -1,6 +1,6 @@
 """Steps of the two cores that are traced: prepared up to the first `yield`, then taken."""
 
-from kclrun.consuming import events as on
+from kclrun.consuming import events
 from kclrun.protocol import writes as changes
 from tests.unit.consuming.lease_driver import Driver, p
 from tests.unit.leases.manager_life import ManagerLife, row
@@ -9,21 +9,22 @@ from tests.unit.leases.manager_life import ManagerLife, row
 def _claim():
     driver = Driver()
     yield
-    driver.happen(on.Started())
+    driver.happen(events.Started())
 
 
 def _batch():
     driver = Driver().begin()
-    driver.happen(on.BatchDelivered(p(20), 1, 100))
+    driver.happen(events.BatchDelivered(p(20), 1, 100))
     yield
-    driver.life.handle(on.BatchProcessed(p(20)), driver.now)
+    driver.life.handle(events.BatchProcessed(p(20)), driver.now)
 
 
 def _checkpoint():
-    driver = Driver().begin()
+    driver = Driver(every_s=1.0).begin()
     driver.batch(20)
     yield
-    driver.tick(60.0)
+    driver.tick(1.0)  # within the fence
+    assert driver.life.ledger.checkpointed == p(20)
 
 
 def _scan():

@@ -3,7 +3,7 @@
 from kclrun.aws.expressions import CREATE, Texts
 from kclrun.compat.kclpy.property_table import PROPERTIES
 from kclrun.config.convert import json_schema
-from kclrun.consuming import leaving as loss
+from kclrun.consuming import shard_end as loss
 from kclrun.leases import assignment, manager, offers, policy
 from kclrun.leases import held_lease as capacity
 from kclrun.leases import policy as pacing

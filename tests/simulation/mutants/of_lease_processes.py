@@ -7,7 +7,7 @@ from tests.simulation.mutants.mutant import Mutant
 OF_LEASE_PROCESSES = (
     Mutant(
         name="checkpoint-before-process",
-        file="kclrun/consuming/lease_writer.py",
+        file="kclrun/consuming/state_machine.py",
         old="wanted = ledger.processed if wanted is None else max(wanted, ledger.processed)",
         new="wanted = ledger.delivered if wanted is None else max(wanted, ledger.delivered)",
         breaks="a checkpoint covers records that user code has not returned from",
@@ -25,8 +25,8 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="offer-without-its-checkpoint",
-        file="kclrun/consuming/leaving.py",
-        old="position = max(self._scheduler.final_position(ledger), row.checkpoint)",
+        file="kclrun/consuming/shard_end.py",
+        old="position = max(self._requests.final_position(ledger), row.checkpoint)",
         new="position = row.checkpoint",
         breaks="what was processed since the last checkpoint comes again after a planned move",
         source='I8; KCL 3 "doesn\'t completely eliminate" it',
@@ -34,18 +34,18 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="final-position-is-delivered",
-        file="kclrun/consuming/lease_writer.py",
-        old="return max(ledger.processed, self._requests.highest or ledger.processed)",
-        new="return max(ledger.delivered, self._requests.highest or ledger.processed)",
+        file="kclrun/consuming/checkpoints.py",
+        old="return max(ledger.processed, self.highest or ledger.processed)",
+        new="return max(ledger.delivered, self.highest or ledger.processed)",
         breaks="a drain checkpoints a batch that user code raised on",
         source="I2b, I9",
         found_at=21,
     ),
     Mutant(
         name="late-checkpoint-of-delivered",
-        file="kclrun/consuming/lease_writer.py",
-        old="if not self._policy.is_manual:\n            return ledger.processed\n        refused",
-        new="if not self._policy.is_manual:\n            return ledger.delivered\n        refused",
+        file="kclrun/consuming/checkpoints.py",
+        old="if not self._is_manual:\n            return ledger.processed\n        refused",
+        new="if not self._is_manual:\n            return ledger.delivered\n        refused",
         breaks="a late checkpoint covers a batch that was never processed",
         source="P19: for what was fully processed",
         layer="dense storms",
@@ -92,7 +92,8 @@ OF_LEASE_PROCESSES = (
         file="kclrun/consuming/lease_writer.py",
         old="                return self._judge(row, answered=True)",
         new=(
-            "                self._unresolved = [sent] if self._unresolved else []\n"
+            "                if self.in_flight.unresolved:\n"
+            "                    self.in_flight.unresolved = [sent]\n"
             "                return self._judge(row, answered=True)"
         ),
         breaks="permission counts from the send that failed, and an earlier one had applied",
@@ -123,7 +124,7 @@ OF_LEASE_PROCESSES = (
         file="kclrun/consuming/lease_writer.py",
         old="            return self._unmoved(change, row, answered=answered)",
         new=(
-            "            is_first = isinstance(change, Claim)\n"
+            "            is_first = isinstance(change, writes.Claim)\n"
             "            return self._again('') if is_first else self._settle(change)"
         ),
         breaks="an outcome that is still unknown is taken for a success",
@@ -133,8 +134,8 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="unknown-outcome-taken-as-not-applied",
         file="kclrun/consuming/lease_writer.py",
-        old="                self._unresolved.append(sent)\n",
-        new="                self.put_off()\n                return self._lost('no answer')\n",
+        old="                self.in_flight.unresolved.append(sent)\n",
+        new="                return self._lost('no answer')\n",
         breaks="a write without an answer is taken for one that failed, and the lease for lost",
         source="P6; a2: no read-back",
         # A lease that is given up too early is a loss of time, and no rule is broken.
@@ -142,9 +143,9 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="any-write-of-mine-taken-for-this-one",
-        file="kclrun/consuming/lease_writer.py",
-        old="        if holds(change, row):\n            return self._settle(change)",
-        new="        if row.owner == self.me:\n            return self._settle(change)",
+        file="kclrun/protocol/in_flight.py",
+        old="return Fate.APPLIED if was_applied(change, row) else Fate.MISSING",
+        new="return Fate.APPLIED",
         breaks="an earlier checkpoint that applied is taken for the end of the shard",
         source="trace H5",
         # In a fleet all that is unresolved at one time is the same write [P5]: a second net.
@@ -152,25 +153,9 @@ OF_LEASE_PROCESSES = (
     ),
     Mutant(
         name="rebased-to-a-lower-position",
-        file="kclrun/consuming/lease_writer.py",
-        old=(
-            "        case Checkpoint(position=position) | Release(position=position)"
-            " | Offer(position=position):\n"
-            "            return msgspec.structs.replace(\n"
-            "                change,\n"
-            "                seen_counter=row.counter,\n"
-            "                last=row.checkpoint,\n"
-            "                position=max(position, row.checkpoint),"
-        ),
-        new=(
-            "        case Checkpoint(position=position) | Release(position=position)"
-            " | Offer(position=position):\n"
-            "            return msgspec.structs.replace(\n"
-            "                change,\n"
-            "                seen_counter=row.counter,\n"
-            "                last=row.checkpoint,\n"
-            "                position=position,"
-        ),
+        file="kclrun/protocol/in_flight.py",
+        old="position = max(change.position, row.checkpoint)",
+        new="position = change.position",
         breaks="the position of a late checkpoint is adopted, and a lower one written over it",
         source="trace N1",
         layer="rough storms",
@@ -217,12 +202,12 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="claim-believed-from-a-read",
         file="kclrun/consuming/lease_writer.py",
-        old="        if isinstance(change, Claim):\n            self.counter = row.counter",
+        old="            self.counter = row.counter\n            self.in_flight",
         new=(
-            "        if isinstance(change, Claim) and self._unresolved:\n"
-            "            self._confirm(row, min(self._unresolved))\n"
-            "            return self._settle(change)\n"
-            "        if isinstance(change, Claim):\n            self.counter = row.counter"
+            "            if self.in_flight.unresolved:\n"
+            "                self._confirm(row, min(self.in_flight.unresolved))\n"
+            "                return self._settle(change)\n"
+            "            self.counter = row.counter\n            self.in_flight"
         ),
         breaks="a claim counts as made though what moved the row may be another's renewal",
         source="P4, trace H1c",
@@ -286,8 +271,8 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="expired-shard-ended-without-a-word",
         file="kclrun/consuming/state_machine.py",
-        old="                    out.append(records_expired(self.own.confirmed))\n",
-        new="                    pass\n",
+        old="return (records_expired(self.own.confirmed),)\n",
+        new="return ()\n",
         breaks="records are lost to the retention and nothing says so",
         source="P13",
         layer="expiring storms",

@@ -19,6 +19,7 @@ from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.leases import held_leases, table_view
 from kclrun.leases.table_view import Observation
 from kclrun.local import lease_rows
+from kclrun.protocol.in_flight import InFlight
 from kclrun.protocol.writes import Claim, ConditionFailed, Take
 
 
@@ -49,15 +50,17 @@ def _takes_without_counter() -> Iterator[None]:
 
 @contextmanager
 def _claims_from_a_hint() -> Iterator[None]:
-    moved = LeaseWriter._moved
+    judge = LeaseWriter._judge
 
-    def hopeful(self, change, row):
-        if isinstance(change, Claim):
-            self._confirm(row, min(self._unresolved))
-            return self._settle(change)
-        return moved(self, change, row)
+    def hopeful(self, row, *, answered):
+        flight = self.in_flight
+        is_mine = row is not None and (row.owner, row.counter) == (self.me, self.counter + 1)
+        if isinstance(flight.change, Claim) and is_mine and flight.unresolved:
+            self._confirm(row, min(flight.unresolved))
+            return self._settle(flight.change)
+        return judge(self, row, answered=answered)
 
-    with mock.patch.object(LeaseWriter, "_moved", hopeful):
+    with mock.patch.object(LeaseWriter, "_judge", hopeful):
         yield
 
 
@@ -79,8 +82,8 @@ def _fences_from_the_last_send() -> Iterator[None]:
     resolve = LeaseWriter.resolve
 
     def generous(self, outcome, sent):
-        if isinstance(outcome, ConditionFailed) and self._unresolved:
-            self._unresolved = [sent]
+        if isinstance(outcome, ConditionFailed) and self.in_flight.unresolved:
+            self.in_flight.unresolved = [sent]
         return resolve(self, outcome, sent)
 
     with mock.patch.object(LeaseWriter, "resolve", generous):
@@ -90,10 +93,10 @@ def _fences_from_the_last_send() -> Iterator[None]:
 @contextmanager
 def _writes_while_one_is_unresolved() -> Iterator[None]:
     def hasty(self):
-        self.pending = None
+        self.change = None
         return True
 
-    with mock.patch.object(LeaseWriter, "put_off", hasty):
+    with mock.patch.object(InFlight, "withdraw", hasty):
         yield
 
 

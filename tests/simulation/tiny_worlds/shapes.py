@@ -266,17 +266,17 @@ class Shapes:
 
     def _shape_of_life(self, sheet: Sheet, life):
         own, ledger, late = life.own, life.ledger, life._lost and life._lost.late
-        scheduler, graceful, permit = life._scheduler, life._graceful, life._permit
+        flight, graceful, permit = own.in_flight, life._graceful, life._permit
         if life.state is LifeState.CLAIMING:
             sheet.at(life.policy.expires_instant)
         sheet.at(own._permitted_since, FRESH)
-        sheet.at(min(own._unresolved, default=None), FRESH)
-        sheet.at(scheduler._saved_instant, 2.0)
-        sheet.at(scheduler._put_off_until)
+        sheet.at(min(flight.unresolved, default=None), FRESH)
+        sheet.at(life._saved_instant, 2.0)
+        sheet.at(life._put_off_until)
         sheet.at(life._shard_end.not_before)
         sheet.at(life._shard_end._waits_since, FRESH)
-        if graceful._seen is not None:
-            sheet.at(graceful._seen_since, ASK_AGE)
+        if graceful.ask is not None:
+            sheet.at(graceful._asked_since, ASK_AGE)
         if permit._told is not None:
             sheet.at(permit._told.fence)
         if life._lost is not None:
@@ -293,8 +293,8 @@ class Shapes:
             life._failure is None,
             life.policy.has_waited,
             sheet.lease(own.row),
-            own.pending and sheet.change(own.pending),
-            bool(own._unresolved),
+            flight.change and sheet.change(flight.change),
+            bool(flight.unresolved),
             own.is_gone,
             own._was_written_again,
             ledger.checkpointed.sequence_number,
@@ -303,7 +303,7 @@ class Shapes:
             ledger.delivered_total,
             ledger.checkpointed_total,
             graceful.others_in_sight,
-            graceful._seen and sheet.handoff(graceful._seen),
+            graceful.ask and sheet.handoff(graceful.ask),
             len(shard_end.children),
             shard_end._listed is None,
             shard_end.is_looking,

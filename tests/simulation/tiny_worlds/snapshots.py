@@ -169,14 +169,12 @@ _PARTS_OF_LIFE = (
     ("own", {}),
     ("ledger", {}),
     ("_requests", {}),
-    ("_scheduler", {"_own": "own", "_requests": "_requests"}),
-    ("_writing", {"_own": "own", "_scheduler": "_scheduler"}),
-    ("_graceful", {"_own": "own", "_scheduler": "_scheduler"}),
+    ("_graceful", {"_own": "own", "_requests": "_requests"}),
     ("_shard_end", {}),
     ("_permit", {}),
     ("_lost", {}),
     ("_output", {}),
-    ("_warnings", {}),
+    ("_throughput", {}),
 )
 _LIFE_ITSELF = {
     "policy",
@@ -187,6 +185,10 @@ _LIFE_ITSELF = {
     "_is_initialized",
     "_failure",
     "_is_saved_at_end",
+    "_is_manual",
+    "_saved_instant",
+    "_put_off_until",
+    "_warned",
 }
 LIFE_NAMES = frozenset({name for name, _ in _PARTS_OF_LIFE} | _LIFE_ITSELF)
 
@@ -207,7 +209,8 @@ def copy_of_life(life: LeaseStateMachine) -> LeaseStateMachine:
         for attribute, other in known.items():
             inside[attribute] = attributes[other]
     own, ledger = attributes["own"].__dict__, attributes["ledger"].__dict__
-    own["_unresolved"] = own["_unresolved"].copy()
+    own["in_flight"] = copy.copy(own["in_flight"])
+    own["in_flight"].unresolved = own["in_flight"].unresolved.copy()
     own["_terms"] = copy.copy(own["_terms"])
     ledger["_open"] = deque(ledger["_open"])
     requests = attributes["_requests"].__dict__

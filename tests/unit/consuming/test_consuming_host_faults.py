@@ -5,7 +5,7 @@ import pytest
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
-from kclrun.consuming.leaving import OUTPUT_WAIT_S
+from kclrun.consuming.shard_end import OUTPUT_WAIT_S
 from kclrun.consuming.states import State
 from kclrun.protocol import writes as changes
 from tests.unit.consuming.lease_driver import ME, NOT_KEPT, Driver, p

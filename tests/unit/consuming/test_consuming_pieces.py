@@ -7,7 +7,6 @@ import pytest
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import AnswerCheckpoint, CheckpointAnswer
 from kclrun.consuming.delivery import ErrorPolicy, GiveUp, RetryAfter, host_fault
-from kclrun.consuming.lease_writer import holds_after_giving_up
 from kclrun.consuming.policy import FLOOR_S, Pacing, first_start
 from kclrun.consuming.state_machine import DeliveryPermit
 from kclrun.errors import (
@@ -26,7 +25,9 @@ from kclrun.model.sequence import (
     ExtendedSequenceNumber,
 )
 from kclrun.protocol.fence import fence_instant, renew_interval_s
+from kclrun.protocol.in_flight import has_ended_ownership
 from kclrun.protocol.writes import HandOver
+from tests.unit.consuming.lease_driver import Driver
 
 DURABLE, LOST, STALE = CheckpointAnswer.DURABLE, CheckpointAnswer.LOST, CheckpointAnswer.STALE
 
@@ -58,7 +59,7 @@ def test_a_hand_over_has_applied_once_the_row_is_the_next_owners_at_our_position
     change = HandOver("s0", "me", "java", 6, position=p(20), last=p(10))
     now = Lease(**{"key": "s0", "checkpoint": p(20), "owner": "java", "counter": 7} | row_now)
 
-    assert holds_after_giving_up(change, now, 6) is applied
+    assert has_ended_ownership(change, now, 6) is applied
 
 
 # Ledger
@@ -81,7 +82,6 @@ def test_delivered_processed_checkpointed_follow_each_other():
     assert not ledger.has_unsaved
     assert not ledger.has_uncounted
     assert (ledger.checkpointed_total, ledger.delivered_max) == (3, 103)
-    ledger.check()
 
 
 def test_a_batch_given_again_is_counted_once():
@@ -152,21 +152,24 @@ def test_records_below_a_row_that_is_ahead_are_covered_as_they_come():
         ledger.admit(p(91))
 
 
-def test_the_ledger_checks_its_counts():
-    ledger = CheckpointLedger(p(10), 5)
-    ledger.checkpointed_total = 1
-    with pytest.raises(AssertionError, match="out of step"):
-        ledger.check()
-    ledger.processed = p(11)
+def test_the_core_checks_the_positions_and_counts_of_its_ledger():
+    life = Driver().begin().life
+    life.ledger.checkpointed = p(11)
+    with pytest.raises(AssertionError, match="ahead of its row"):
+        life.check()
+    life.ledger.processed = p(11)
     with pytest.raises(AssertionError, match="beyond delivered"):
-        ledger.check()
+        life.check()
+    life.ledger.checkpointed_total = 1
+    with pytest.raises(AssertionError, match="out of step"):
+        life.check()
 
 
 # Requests
 
 
 def test_requests_wait_until_a_position_covers_them():
-    ledger, requests = CheckpointLedger(p(10), 100), CheckpointRequests()
+    ledger, requests = CheckpointLedger(p(10), 100), CheckpointRequests(is_manual=False)
     ledger.deliver(p(30), 3)
     assert requests.highest is None
     assert requests.admit(1, p(20), ledger) == ()
@@ -179,7 +182,7 @@ def test_requests_wait_until_a_position_covers_them():
 
 
 def test_requests_that_need_no_write_are_answered_at_once():
-    ledger, requests = CheckpointLedger(p(10), 100), CheckpointRequests()
+    ledger, requests = CheckpointLedger(p(10), 100), CheckpointRequests(is_manual=False)
 
     assert requests.admit(1, p(10), ledger) == (AnswerCheckpoint(1, DURABLE),)
     (refused,) = requests.admit(2, p(9), ledger)

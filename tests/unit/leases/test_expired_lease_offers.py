@@ -128,12 +128,12 @@ def test_an_offer_needs_an_owner_in_whose_name_it_is_made_and_an_outcome_needs_a
 
 def test_an_owner_that_lives_after_all_does_not_take_such_an_offer_for_its_own_checkpoint():
     """Its own last write carried a later position than the offer left on the row [P6]."""
-    from kclrun.consuming.lease_writer import holds_after_giving_up
+    from kclrun.protocol.in_flight import has_ended_ownership
 
     left = row("d0", OFFERED, 10, checkpoint=AT, offered_by=DEAD)
     later = ExtendedSequenceNumber("18")
 
-    assert not holds_after_giving_up(ch.Offer("d0", DEAD, 9, later, AT), left, 9)
+    assert not has_ended_ownership(ch.Offer("d0", DEAD, 9, later, AT), left, 9)
     assert judge(ch.Renew("d0", DEAD, 9), left, DEAD) is Fate.LOST
 
 

@@ -287,7 +287,7 @@ def test_the_manager_says_that_others_are_in_sight_and_the_lease_is_offered(stag
 def test_a_late_checkpoint_keeps_the_rows_it_covers_first_and_is_no_owners_send(stage):
     stage.rows = Rows()
     stage.rows.is_full = False
-    stage.life._scheduler.put_off(boottime() + 60.0)
+    stage.life._put_off_until = boottime() + 60.0
     stage.batch(20)
     row = stage.table.read("s0")
     taken = changes.Take("s0", "kclrun::host:b", ME, row.counter, 1.5, "LATEST")
