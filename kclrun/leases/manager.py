@@ -358,8 +358,9 @@ class LeaseManager:
 
     def _on_write(self, event: WriteResolved, now: Instant) -> list[Command]:
         change = event.change
-        is_of_another = isinstance(change, Offer) and change.owner != self._policy.me
-        if is_of_another or isinstance(change, Ask | Withdraw | Decline):
+        if isinstance(change, Ask | Withdraw | Decline) or (
+            isinstance(change, Offer) and change.owner != self._policy.me
+        ):
             return self._balancer.on_write(change, event.outcome, now)
         held_lease = self._held.held_leases.get(keys_of(change)[0])
         if held_lease is not None:
