@@ -23,8 +23,22 @@ from kclrun.protocol import writes as ch
 from tests.unit.leases.manager_life import JAVA, ME, OTHER, ManagerLife, replace, row
 
 TABLE = yaml.safe_load(Path(__file__).with_name("held_lease.yaml").read_text())
-CELLS = {(on, s): cell for on, cells in TABLE.items() for cell, ss in cells.items() for s in ss}
+del TABLE["groups"]
 HALT = Halt("it stood still", 1.0, 1.0)
+
+
+def named(situations):
+    """The situations of a cell, those of its groups one by one."""
+    for each in situations:
+        yield from named(each) if isinstance(each, list) else (each,)
+
+
+CELLS = {
+    (event, situation): cell
+    for event, cells in TABLE.items()
+    for cell, situations in cells.items()
+    for situation in named(situations)
+}
 
 
 def written(life):
