@@ -180,6 +180,11 @@ class UnresolvedWrite(msgspec.Struct):
     attempts: int = 1
     may_have_applied: bool = False
 
+    @property
+    def key(self) -> LeaseKey:
+        change = self.change
+        return change.lease.key if isinstance(change, CreateLease) else change.key
+
 
 def judge(change: HeldLeaseChange, row: Lease, me: OwnerId) -> Fate:
     """Compare a row, read consistently, with a change whose outcome is not known."""
@@ -558,7 +563,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
                 raise self._broken("was started without a confirmed write")
             if not self.are_parents_over:
                 raise self._broken("was started before its parents ended")
-        elif self.unresolved is not None and self.unresolved.change.key != self.key:
+        elif self.unresolved is not None and self.unresolved.key != self.key:
             raise self._broken("has another lease's write")
 
     def _broken(self, complaint: str) -> InvariantViolation:

@@ -66,10 +66,6 @@ class CreateLease(msgspec.Struct, frozen=True, tag=True):
 
     lease: Lease
 
-    @property
-    def key(self) -> LeaseKey:
-        return self.lease.key
-
 
 class HeldParent(msgspec.Struct, frozen=True, tag=True):
     """The parent's row exists, with this owner and counter: its owner is ending it."""
@@ -343,6 +339,8 @@ LeaseChange = CreateLease | CreateChildren | RowChange
 
 def keys_of(change: LeaseChange) -> tuple[LeaseKey, ...]:
     """The rows that a change writes; conditions on other rows do not count."""
+    if isinstance(change, CreateLease):
+        return (change.lease.key,)
     if isinstance(change, CreateChildren):
         return tuple(child.key for child in change.children)
     return (change.key,)
