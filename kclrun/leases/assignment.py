@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.leases.held_lease import STRETCH
+from kclrun.leases.capacity import STRETCH
 from kclrun.leases.policy import ManagerPolicy, Pace, owner_hash
 from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import ANYBODY, OFFERED, OWNER_PREFIX, Lease, LeaseKey, Owner, OwnerId
@@ -26,8 +26,8 @@ class LocalHoldings(msgspec.Struct, frozen=True, kw_only=True):
     """The leases of this manager. `held` fill places, including takes under way. `asked` are our
     asks under way. `unanswered` are rows that were asked for in vain; they are not asked for again
     for now. `children` belong to shards that ended here. `gone` are owners that are proven gone.
-    `is_busy` says that a row is held or has a write of ours under way. `places`: how many leases we
-    may hold; None means `leases_max`.
+    `busy` are rows that we hold, or that have a write of ours under way. `places`: how many leases
+    we may hold; None means `leases_max`.
     """
 
     held: Collection[LeaseKey] = ()
@@ -35,7 +35,7 @@ class LocalHoldings(msgspec.Struct, frozen=True, kw_only=True):
     unanswered: Collection[LeaseKey] = ()
     children: Collection[LeaseKey] = ()
     gone: Set[OwnerId] = frozenset()
-    is_busy: Callable[[LeaseKey], bool] = lambda _: False
+    busy: Collection[LeaseKey] = frozenset()
     places: int | None = None
 
 
@@ -74,7 +74,8 @@ class OwnerLoads:
         self.free: list[Lease] = []
         self.offered: list[Lease] = []
         self.counts: Counter[OwnerId] = Counter()
-        self._leaving: set[OwnerId] = set(left & view.owners_of_ended)
+        # Owners that offered leases without naming a taker.
+        self.leaving: set[OwnerId] = set(left & view.owners_of_ended)
         self._joining: set[OwnerId] = set()
         self._promised: set[LeaseKey] = set()  # offered to us or asked for by us, not ours yet
         self._asked_away: set[LeaseKey] = set()  # ours; another owner has asked for them
@@ -116,14 +117,9 @@ class OwnerLoads:
             for lease in offers
             if lease.offered_to is None and lease.offered_by is not None
         }
-        if not leaving <= self._leaving:
-            self._leaving |= leaving
+        if not leaving <= self.leaving:
+            self.leaving |= leaving
             self._settle_owners()
-
-    @property
-    def leaving(self) -> Set[OwnerId]:
-        """Owners that offered leases without naming a taker. They do not count for the target."""
-        return self._leaving
 
     def target(self, leases_max: int) -> int:
         return target_of(self.work, len(self.owners), leases_max)
@@ -141,11 +137,6 @@ class OwnerLoads:
                     self._owned.setdefault(holder, []).append(lease)
         return tuple(self._owned.get(owner, ()))
 
-    @property
-    def unclaimed(self) -> tuple[Lease, ...]:
-        """The work without an owner: free or on offer."""
-        return (*self.free, *self.offered)
-
     def fewest_and_most(self) -> tuple[int, int]:
         """The smallest and the largest count of the owners."""
         counts = [self.counts[owner] for owner in self.owners]
@@ -160,7 +151,7 @@ class OwnerLoads:
     def _count_offer(self, lease: Lease, to: OwnerId | None) -> None:
         if to is None or to in self.view.silent:
             if to is None and lease.offered_by is not None:
-                self._leaving.add(lease.offered_by)
+                self.leaving.add(lease.offered_by)
         elif to == self.me:
             self._promised.add(lease.key)
         else:
@@ -186,16 +177,11 @@ class OwnerLoads:
         return not is_handed_over or self._observation.has_expired(lease, self.view.seen_instant)
 
     def _settle_owners(self) -> None:
-        self.owners = self.view.owners
-        if self._joining or self._leaving:
+        self.owners, self.kclrun_owners = self.view.owners, self.view.kclrun_owners
+        if self._joining or self.leaving:
             joining = self._joining - self.view.silent
-            self.owners = (self.owners | joining) - (self._leaving - {self.me})
-
-    @property
-    def kclrun_owners(self) -> frozenset[OwnerId]:
-        if self.owners is self.view.owners:
-            return self.view.kclrun_owners  # the usual case: no owner joins or leaves
-        return frozenset(owner for owner in self.owners if is_ours_kind(owner))
+            self.owners = (self.owners | joining) - (self.leaving - {self.me})
+            self.kclrun_owners = frozenset(filter(is_ours_kind, self.owners))
 
 
 def target_of(work: int, owners: int, leases_max: int) -> int:
@@ -417,7 +403,7 @@ class _Planning:
         ranked = [
             (self._rank(lease), self._chance(), lease.key, lease)
             for lease in self._loads.free
-            if lease.owner != self._policy.me and not self._holdings.is_busy(lease.key)
+            if lease.owner != self._policy.me and lease.key not in self._holdings.busy
         ]
         for rank, _, _, lease in sorted(ranked):
             if self._room > 0 and (rank == _CHILD or self._mine < self._target):
@@ -489,7 +475,7 @@ class _Planning:
             if lease.owner == owner
             and lease.key not in self._loads.view.expired
             and lease.checkpoint_owner is None
-            and not self._holdings.is_busy(lease.key)
+            and lease.key not in self._holdings.busy
         ]
         if rows:
             why = f"it has {most}, we have {self._mine}, target {target}"
@@ -565,7 +551,7 @@ class _Planning:
             and lease.checkpoint_owner is None
             and lease.key not in self._holdings.unanswered
             and lease.key not in self._holdings.asked
-            and not self._holdings.is_busy(lease.key)
+            and lease.key not in self._holdings.busy
         ]
         return [lease for *_, lease in sorted(rows)]
 
@@ -586,16 +572,13 @@ class _Planning:
 
 
 def left_unread(
-    loads: OwnerLoads,
-    observation: Observation,
-    policy: ManagerPolicy,
-    is_busy: Callable[[LeaseKey], bool],
+    loads: OwnerLoads, observation: Observation, policy: ManagerPolicy, held: Collection[LeaseKey]
 ) -> tuple[LeaseKey, ...]:
     """The work that stood free for three failovers and that we do not take either. It is not read,
     because every owner is full or cannot see it. A shard must not stand still unnoticed."""
-    now = loads.view.seen_instant
+    now, overdue_after_s = loads.view.seen_instant, policy.overdue_after_s
     return tuple(
         lease.key
-        for lease in loads.unclaimed
-        if observation.unchanged_s(lease, now) >= policy.overdue_after_s and not is_busy(lease.key)
+        for lease in (*loads.free, *loads.offered)
+        if observation.unchanged_s(lease, now) >= overdue_after_s and lease.key not in held
     )

@@ -7,7 +7,7 @@ harmless to repeat. A write that does not apply is decided again after the next 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Final
@@ -17,7 +17,6 @@ import msgspec
 from kclrun.errors import InvariantViolation
 from kclrun.leases.commands import Command, DescribeStream, Note, WriteRow
 from kclrun.leases.events import LeasesScanned, ShardsListed, StreamDescribed, WriteResolved
-from kclrun.leases.explaining import ConfigDrift
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.shard_sync import (
     EndWatch,
@@ -27,7 +26,6 @@ from kclrun.leases.shard_sync import (
     TableTotals,
     TrimWatch,
     children_to_create,
-    ended_rows,
     sum_totals,
     sync_empty_table,
     sync_table,
@@ -221,7 +219,7 @@ class Auditor:
     """Creates and deletes the rows of one stream. One instance for each stream; it knows the rows
     of its own stream alone. `Audits` holds the instances.
 
-    `is_held` says whether this manager holds a row. The auditor does not write such a row.
+    `held` are the leases that this manager holds. The auditor does not write their rows.
 
     Java workers beside us elect the leader of their shard sync by a shuffle of *all* owners, ours
     included. When it falls on one of ours, none of them syncs [R6]. So every manager does all that
@@ -234,24 +232,19 @@ class Auditor:
     """
 
     def __init__(
-        self,
-        policy: ManagerPolicy,
-        out: list[Command],
-        is_held: Callable[[LeaseKey], bool],
-        stream: StreamKey = ONLY_STREAM,
+        self, policy: ManagerPolicy, held: Collection[LeaseKey], stream: StreamKey = ONLY_STREAM
     ) -> None:
         self.listing: Listing | None = None
         self.under_way: dict[LeaseKey, LeaseChange] = {}
         self.should_list_soon = False
         self._policy = policy
-        self._out = out
-        self._is_held = is_held
+        self._held = held
         self._stream = stream
         self._trims = TrimWatch(policy.failover_s)
         self._ends = EndWatch(max(policy.failover_s, policy.ended_rows_stay_s))
         self._told_expired: set[LeaseKey] = set()
         self._created_at = policy.created.get(stream)
-        self._stream_watch = StreamWatch(stream, self._created_at, policy.described_instant)
+        self.stream_watch = StreamWatch(stream, self._created_at, policy.described_instant)
         self._recent = RecentRows(policy.failover_s)
         self._has_seen_rows = False
         self._noted: dict[str, object] = {}
@@ -264,70 +257,64 @@ class Auditor:
             or view.has_hole(lambda key: self.listing.range_of(key) if self.listing else None)
         )
 
-    def why_refused(self, view: TableView) -> str | None:
-        """Why these rows belong to another stream under this name, or None [P13]."""
-        return self._stream_watch.why_rows_are_refused(view.rows.values())
-
-    def why_stream_is_refused(self, created_at: WallTime) -> str | None:
-        """The service reported this creation time: why it is another stream now, or None."""
-        return self._stream_watch.why_stream_is_refused(created_at)
-
-    def after_scan(self, view: TableView) -> None:
+    def after_scan(self, view: TableView) -> list[Command]:
         """Log rows that cannot be read; delete ended rows that are not needed [P8, P13]."""
         self._has_seen_rows = self._has_seen_rows or not view.is_empty
         self._recent.update(view)
         broken = ", ".join(sorted(view.broken)[:10])
-        self._note_change("rows_broken", len(view.broken), level="error", keys=broken)
+        commands = self._note_change("rows_broken", len(view.broken), level="error", keys=broken)
         if self._policy.cleanup:
-            self._ends.update(view)
-            ended = ended_rows(view, self.listing)
-            self._write(row for row in ended if self._ends.may_go(row.key, view.seen_instant))
+            commands += self._write(self._ends.deletable(view, self.listing))
+        return commands
 
-    def after_listing(self, event: ShardsListed, view: TableView, now: Instant) -> None:
+    def after_listing(self, event: ShardsListed, view: TableView, now: Instant) -> list[Command]:
         """Create missing rows; delete the rows of trimmed shards. `view` is the scan before."""
         before = self.listing
         if before is not None and before.shards and not event.shards:
             # A stream always has shards, but a new one under the same name may look empty for a
             # moment. Compared with an empty listing, the new shards would contradict nothing [P13].
-            return
+            return []
         if before is not None and before.shards == event.shards:
             listing = before.seen_again(event.listed_at, now)
         else:
             listing = Listing(event.shards, event.listed_at, now)
-        is_doubted = self._stream_watch.doubts(before, listing)
-        if is_doubted or self._stream_watch.asks_at_first(before, listing):
-            self._out.append(DescribeStream(self._stream))
+        is_doubted = self.stream_watch.doubts(before, listing)
+        commands: list[Command] = []
+        if is_doubted or self.stream_watch.asks_at_first(before, listing):
+            commands.append(DescribeStream(self._stream))
         if is_doubted:
-            return
+            return commands
         self.listing = listing
-        misfits = self._stream_watch.misfits(view.rows.values(), listing)
-        self._note_change("stream_recreation_suspected", "; ".join(misfits) or 0, level="error")
+        misfits = self.stream_watch.misfits(view.rows.values(), listing)
+        suspected = "; ".join(misfits) or 0
+        commands += self._note_change("stream_recreation_suspected", suspected, level="error")
         plan = self._plan(event, view, listing)
         is_first_sync = event.at_start is not None and not self._has_seen_rows
         self.should_list_soon = is_first_sync and not plan.leases
-        self._note_change("shard_sync_refused", plan.problem or 0, level="warning")
+        commands += self._note_change("shard_sync_refused", plan.problem or 0, level="warning")
         # Children of shards with a row first: they are read from their beginning, whatever
         # `start` says.
         for created in children_to_create(view, listing):
             children = tuple(map(self._of_this_stream, created.children))
-            self._write((CreateChildren(children, created.parents),))
-        self._write(CreateLease(self._of_this_stream(lease)) for lease in plan.leases)
+            commands += self._write((CreateChildren(children, created.parents),))
+        commands += self._write(CreateLease(self._of_this_stream(lease)) for lease in plan.leases)
         self._trims.update(view, listing)
         if self._policy.cleanup:
             # One sync period: the expected time between two listings of this manager [P10].
             period_s = self._policy.scan_every_s * max(1.0, len(view.kclrun_owners) / 2)
             trimmed = self._trims.trimmed_rows(
-                view, listing, two_periods_s=2 * period_s, is_ours=self._is_held
+                view, listing, two_periods_s=2 * period_s, held=self._held
             )
             self._told_expired.intersection_update(view.rows)
             for change in trimmed:
                 # Before the write: its answer may be lost, or this manager may end before it
                 # comes.
-                self._tell_expired(view.rows[change.key])
-                self._write((change,))
+                commands += self._tell_expired(view.rows[change.key])
+                commands += self._write((change,))
+        return commands
 
-    def resolved(self, event: WriteResolved) -> bool:
-        """Take in an outcome. Returns True once all rows that were being created can be taken.
+    def resolved(self, event: WriteResolved) -> tuple[list[Command], bool]:
+        """Take in an outcome. Also returns True once all rows that were being created can be taken.
 
         A creation that was refused or put off is decided again with the next scan. It does not
         cause a scan of its own: with a missing permission we would scan four times a second.
@@ -338,14 +325,16 @@ class Auditor:
         for key in keys_of(event.change):
             if self.under_way.pop(key, None) != event.change:
                 raise InvariantViolation(f"lease {key}: an outcome of no write under way")
+        commands: list[Command] = []
         if isinstance(event.outcome, Applied):
-            self._note_write(event.change)
-        if isinstance(event.outcome, Refused):
+            commands = self._note_write(event.change)
+        elif isinstance(event.outcome, Refused):
             code, message = event.outcome.code, event.outcome.message
-            self._note_change("audit_refused", code, level="error", message=message)
+            commands = self._note_change("audit_refused", code, level="error", message=message)
         if isinstance(event.outcome, Refused | Throttled | Unavailable):
-            return False
-        return isinstance(event.change, CreateLease | CreateChildren) and not self.is_creating
+            return commands, False
+        has_created = isinstance(event.change, CreateLease | CreateChildren)
+        return commands, has_created and not self.is_creating
 
     def _of_this_stream(self, lease: Lease) -> Lease:
         """A new row, with the stream's creation time on it [P13]."""
@@ -380,45 +369,47 @@ class Auditor:
         name = stream_name_of(self._stream)
         return f"rows of stream {name}" if name else "its rows"
 
-    def _write(self, changes: Iterable[LeaseChange]) -> None:
+    def _write(self, changes: Iterable[LeaseChange]) -> list[Command]:
         """Send the changes of rows that are not held here and have no write under way."""
+        commands: list[Command] = []
         for change in changes:
             keys = keys_of(change)
-            if any(key in self.under_way or self._is_held(key) for key in keys):
+            if any(key in self.under_way or key in self._held for key in keys):
                 continue
             self.under_way.update(dict.fromkeys(keys, change))
-            self._out.append(WriteRow(change))
+            commands.append(WriteRow(change))
+        return commands
 
-    def _note_write(self, change: LeaseChange) -> None:
+    def _note_write(self, change: LeaseChange) -> list[Command]:
         """Log creations and trims: they are rare. Deletions of ended rows are not logged."""
         keys = keys_of(change)
         if isinstance(change, CreateLease):
             position = str(change.lease.checkpoint)
-            self._out.append(Note("lease_created", key=keys[0], fields={"position": position}))
-        elif isinstance(change, CreateChildren):
+            return [Note("lease_created", key=keys[0], fields={"position": position})]
+        if isinstance(change, CreateChildren):
             parent, children = change.parents[0].key, ", ".join(keys)
-            self._out.append(Note("children_healed", "warning", parent, {"children": children}))
-        elif isinstance(change, DeleteTrimmed):
-            self._out.append(Note("trimmed_row_deleted", "warning", keys[0]))
+            return [Note("children_healed", "warning", parent, {"children": children})]
+        if isinstance(change, DeleteTrimmed):
+            return [Note("trimmed_row_deleted", "warning", keys[0])]
+        return []
 
-    def _tell_expired(self, row: Lease) -> None:
+    def _tell_expired(self, row: Lease) -> list[Command]:
         """Log the loss of records: the shard of an unended row is gone and the lease had no owner.
         A lease process would log the same. Logged once for each manager [P13]."""
-        if not row.is_ended and row.key not in self._told_expired:
-            self._told_expired.add(row.key)
-            position = str(row.checkpoint)
-            detail = (
-                "nobody held the lease, the stream's retention passed, and Kinesis has deleted the"
-                f" shard: what it held after checkpoint {position} is lost, unless it was read to"
-                " its end. Its row is deleted, and its children are read. To get the records back,"
-                " replay them from their source"
-            )
-            if self._has_lost_children(row):
-                detail = f"{detail}. {CHILDREN_EXPIRED}"
-            lost = Note(
-                "records_expired", "error", row.key, {"position": position, "detail": detail}
-            )
-            self._out.append(lost)
+        if row.is_ended or row.key in self._told_expired:
+            return []
+        self._told_expired.add(row.key)
+        position = str(row.checkpoint)
+        detail = (
+            "nobody held the lease, the stream's retention passed, and Kinesis has deleted the"
+            f" shard: what it held after checkpoint {position} is lost, unless it was read to"
+            " its end. Its row is deleted, and its children are read. To get the records back,"
+            " replay them from their source"
+        )
+        if self._has_lost_children(row):
+            detail = f"{detail}. {CHILDREN_EXPIRED}"
+        fields = {"position": position, "detail": detail}
+        return [Note("records_expired", "error", row.key, {**fields})]
 
     def _has_lost_children(self, row: Lease) -> bool:
         listing = self.listing
@@ -429,96 +420,158 @@ class Auditor:
 
     def _note_change(
         self, event: str, value: str | int, *, level: str, **fields: str | float
-    ) -> None:
+    ) -> list[Command]:
         """Log once for each change of `value`. 0 is the healthy state, which is not logged."""
         if self._noted.get(event, 0) == value:
-            return
+            return []
         self._noted[event] = value
         if self._stream:
             fields["stream"] = stream_name_of(self._stream)
-        if value:
-            self._out.append(Note(event, level, fields={"what": value, **fields}))
+        return [Note(event, level, fields={"what": value, **fields})] if value else []
+
+
+class ConfigDrift:
+    """Logs where the settings of this manager and the rows disagree: once, until it changes.
+
+    Live owners must have one `failover` [P9] and, for each stream, one `start`. Rows of streams
+    that this application does not read are the work of another application: they are left alone.
+    They are named once, because a stream that was taken out of the configuration may have left them
+    behind.
+    """
+
+    def __init__(self, policy: ManagerPolicy) -> None:
+        self._policy = policy
+        self._told: dict[str, object] = {}
+
+    def after_scan(self, view: TableView) -> list[Command]:
+        """Compare what live owners have published with ours [P9]."""
+        others = view.kclrun_owners - {self._policy.me}
+        expired, are_many = view.expired, len(self._policy.streams) > 1
+        published = {
+            (lease.failover_s, lease.start, stream_of(lease.key) if are_many else ONLY_STREAM)
+            for lease in view.unended
+            if lease.owner in others and lease.key not in expired
+        }
+        failovers = {failover_s for failover_s, _, _ in published if failover_s}
+        failovers -= {self._policy.failover_s}
+        starts = set()
+        for _, theirs, stream in published:
+            ours = self._policy.of_stream(stream if are_many else self._policy.streams[0])
+            if theirs is not None and theirs != ours.start_text:
+                starts.add((ours.start_text, theirs))
+        drifted = self._tell(
+            "failover_differs",
+            sorted(failovers),
+            ours_s=self._policy.failover_s,
+            theirs_s=", ".join(f"{failover_s:g}" for failover_s in sorted(failovers)),
+        )
+        return drifted + self._tell(
+            "start_differs",
+            sorted({theirs for _, theirs in starts}),
+            ours=", ".join(sorted({ours for ours, _ in starts})),
+            theirs=", ".join(sorted({theirs for _, theirs in starts})),
+        )
+
+    def strangers(self, keys: Iterable[str]) -> list[Command]:
+        """Rows of streams that are not ours to read."""
+        strange = sorted(keys)
+        names = sorted({stream_name_of(stream_of(key)) or "(none)" for key in strange})
+        return self._tell(
+            "rows_of_other_streams",
+            names,
+            stream=", ".join(names),
+            keys=", ".join(strange[:_KEYS_SHOWN_MAX]),
+        )
+
+    def _tell(
+        self,
+        event: str,
+        what: list[float] | list[str],
+        **fields: str | float,
+    ) -> list[Command]:
+        """Log once for each change. An empty value is the healthy state, which is not logged."""
+        if self._told.get(event, []) == what:
+            return []
+        self._told[event] = what
+        return [Note(event, "warning", fields={"what": str(what), **fields})] if what else []
 
 
 class Audits:
     """The `Auditor` of each stream of the application, and their results together. One instance for
-    each manager. `is_held` says whether this manager holds a row.
+    each manager. `held` are the leases that this manager holds.
 
     Each auditor sees the rows of its own stream alone. An empty table, a hole, a waiting merge and
     trimmed shards concern one stream, and a stream that is added to a running application begins
     like one with an empty table.
     """
 
-    def __init__(
-        self,
-        policy: ManagerPolicy,
-        out: list[Command],
-        is_held: Callable[[LeaseKey], bool],
-    ) -> None:
+    def __init__(self, policy: ManagerPolicy, held: Collection[LeaseKey]) -> None:
         self._auditors: Mapping[StreamKey, Auditor] = {
-            stream: Auditor(policy.of_stream(stream), out, is_held, stream)
-            for stream in policy.streams
+            stream: Auditor(policy.of_stream(stream), held, stream) for stream in policy.streams
         }
-        self._is_held = is_held
+        self._held = held
         self._views: Mapping[StreamKey, TableView] = {}
         self._synced: set[StreamKey] = set()
-        self._config_drift = ConfigDrift(policy, out)
+        self._config_drift = ConfigDrift(policy)
 
-    def of_ours(self, event: LeasesScanned) -> LeasesScanned:
+    def of_ours(self, event: LeasesScanned) -> tuple[LeasesScanned, list[Command]]:
         """The scan without the rows of streams that we do not read."""
         auditors = self._auditors
         leases = tuple([each for each in event.leases if stream_of(each.key) in auditors])
         broken = tuple(key for key in event.broken if self.is_ours(key))
         if len(leases) == len(event.leases) and len(broken) == len(event.broken):
-            self._config_drift.strangers(())
-            return event
+            return event, self._config_drift.strangers(())
         known = {lease.key for lease in leases} | set(broken)
         every = {lease.key for lease in event.leases} | set(event.broken)
-        self._config_drift.strangers(every - known)
-        return LeasesScanned(leases, broken, event.foreign, event.kcl3_mode)
+        ours = LeasesScanned(leases, broken, event.foreign, event.kcl3_mode)
+        return ours, self._config_drift.strangers(every - known)
 
     def is_ours(self, key: str) -> bool:
         """Whether this lease is of a stream that we read."""
         return stream_of(key) in self._auditors
 
-    def why_refused(self) -> str | None:
-        """Why the rows of the last scan are of another stream under the same name [P13]."""
-        judged = (auditor.why_refused(self._views[key]) for key, auditor in self._auditors.items())
+    def see(self, view: TableView) -> str | None:
+        """Keep the view for the clean-up, the listings and the counts that follow. Returns why its
+        rows are of another stream under the same name [P13]."""
+        self._views = view.by_stream(self._auditors.keys())
+        judged = (
+            auditor.stream_watch.why_rows_are_refused(self._views[stream].rows.values())
+            for stream, auditor in self._auditors.items()
+        )
         return next((why for why in judged if why is not None), None)
 
     def why_stream_is_refused(self, event: StreamDescribed) -> str | None:
         """Why a stream is not the one that it was at our start [P13]."""
-        return self._auditors[event.stream].why_stream_is_refused(event.created_at)
+        return self._auditors[event.stream].stream_watch.why_stream_is_refused(event.created_at)
 
-    def after_scan(self, view: TableView) -> None:
+    def after_scan(self, view: TableView) -> list[Command]:
         """Clean up, stream by stream; compare settings with rows. Call after `see`."""
+        commands: list[Command] = []
         for stream, auditor in self._auditors.items():
-            auditor.after_scan(self._views[stream])
-        self._config_drift.after_scan(view)
+            commands += auditor.after_scan(self._views[stream])
+        return commands + self._config_drift.after_scan(view)
 
-    def see(self, view: TableView) -> None:
-        """Keep the last view for the clean-up, the listings and the counts that follow."""
-        self._views = view.by_stream(self._auditors.keys())
-
-    def view_of(self, stream: StreamKey) -> TableView:
-        """The rows of one stream at the last scan."""
-        return self._views[stream]
+    def empty_streams(self) -> frozenset[StreamKey]:
+        """The streams of which the last scan showed no row."""
+        return frozenset(stream for stream, view in self._views.items() if view.is_empty)
 
     def needs_listing(self, stream: StreamKey) -> bool:
         """Whether the last scan calls for a listing of this stream now [P10]."""
         return self._auditors[stream].needs_listing(self._views[stream])
 
-    def after_listing(self, event: ShardsListed, now: Instant) -> bool:
-        """Create missing rows, delete trimmed ones. Returns True to list again soon."""
+    def after_listing(self, event: ShardsListed, now: Instant) -> tuple[list[Command], bool]:
+        """Create missing rows, delete trimmed ones. Also returns True to list again soon."""
         auditor = self._auditors[event.stream]
-        auditor.after_listing(event, self._views[event.stream], now)
+        commands = auditor.after_listing(event, self._views[event.stream], now)
         self._synced.add(event.stream)
-        return auditor.should_list_soon
+        return commands, auditor.should_list_soon
 
-    def resolved(self, event: WriteResolved) -> bool:
-        """Take in an outcome. Returns True once all rows that were being created can be taken."""
+    def resolved(self, event: WriteResolved) -> tuple[list[Command], bool]:
+        """Take in an outcome. Also returns True once all rows that were being created can be
+        taken."""
         stream = stream_of(keys_of(event.change)[0])
-        return self._auditors[stream].resolved(event) and not self.is_creating
+        commands, has_created = self._auditors[stream].resolved(event)
+        return commands, has_created and not self.is_creating
 
     def is_writing(self, key: LeaseKey) -> bool:
         """Whether a write of ours to this row is under way."""
@@ -545,6 +598,6 @@ class Audits:
     def totals(self) -> TableTotals:
         """The counts of the last scan and the last listings, over all streams."""
         return sum_totals(
-            table_totals(self._views[stream], auditor.listing, self._is_held)
+            table_totals(self._views[stream], auditor.listing, self._held)
             for stream, auditor in self._auditors.items()
         )

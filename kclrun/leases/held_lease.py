@@ -1,62 +1,34 @@
-"""One lease that this manager holds: its states, and every step from one state to the next.
+"""One lease that this manager holds: its states, every step from one state to the next, and what
+the reports of its process mean.
 
-Holds data and the table of steps; `held_leases.py` decides. Rules: a step that the table does not
-name is a bug of ours and raises; only states without a process may write the row [P5].
-
-    taking ──taken──► waiting
-    taking ──found halted──► halted
-    taking ──not ours──► gone
-    examining ──still ours──► backing off
-    examining ──found halted──► halted
-    examining ──to be halted──► halting
-    examining ──not ours──► gone
-    backing off ──pause over──► waiting
-    backing off ──to be released──► releasing
-    backing off ──not ours──► gone
-    waiting ──parents over──► renewing before start
-    waiting ──to be released──► releasing
-    waiting ──not ours──► gone
-    renewing before start ──started──► starting
-    renewing before start ──to quarantine──► quarantined
-    renewing before start ──to be released──► releasing
-    renewing before start ──not ours──► gone
-    quarantined ──quarantine over──► renewing before start
-    quarantined ──found halted──► halted
-    quarantined ──to be released──► releasing
-    quarantined ──not ours──► gone
-    starting ──claimed──► running
-    starting ──told to drain──► draining
-    starting ──not started──► backing off
-    starting ──reported end──► exiting
-    starting ──died──► examining
-    running ──told to drain──► draining
-    running ──reported end──► exiting
-    running ──died──► examining
-    draining ──not started──► backing off
-    draining ──reported end──► exiting
-    draining ──died──► examining
-    exiting ──died──► examining
-    exiting ──given up──► gone
-    halting ──halted──► halted
-    halting ──not ours──► gone
-    halted ──resumed──► waiting
-    halted ──to be released──► releasing
-    halted ──not ours──► gone
-    releasing ──released──► gone
-    releasing ──not ours──► gone
+`held_leases.py` decides. Rules: a step that the table does not name is a bug of ours and raises;
+only states without a process may write the row [P5].
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases.commands import Command, Note
-from kclrun.leases.policy import ManagerPolicy
+from kclrun.leases.events import (
+    LeaseClaimed,
+    LeaseLost,
+    LeaseReleased,
+    PositionMoved,
+    ProcessBroke,
+    ProcessExited,
+    ProcessorFailed,
+    ProcessReport,
+    ProcessStarted,
+    ShardEnded,
+    StartFailed,
+    StartUnclaimed,
+)
 from kclrun.leases.table_view import is_nobody
 from kclrun.model.lease import OFFERED, Lease, LeaseKey, OwnerId
 from kclrun.model.time import Instant, WallTime
@@ -67,7 +39,6 @@ from kclrun.protocol.writes import (
     Release,
     Renew,
     Take,
-    keys_of,
 )
 
 # L7 allows five restarts of a crash loop; the fifth death in a row is the last one that counts.
@@ -117,11 +88,8 @@ class Restarts(msgspec.Struct):
 
     deaths: int = 0
     failed_starts: int = 0
+    started_instant: Instant | None = None  # of the running process; None if none runs
     _stops: int = 0
-    _started_instant: Instant | None = None
-
-    def started(self, now: Instant) -> None:
-        self._started_instant = now
 
     def progressed(self) -> None:
         """The checkpoint moved, or an operator resumed the lease: all counts are reset."""
@@ -151,20 +119,15 @@ class Restarts(msgspec.Struct):
 
     def stopped(self, now: Instant) -> None:
         """Its claim was refused, or it lost the lease: only delays the next start."""
-        if self._started_instant is not None and now - self._started_instant >= _LONG_LIFE_S:
+        if self.started_instant is not None and now - self.started_instant >= _LONG_LIFE_S:
             self.progressed()
-        self._started_instant = None
+        self.started_instant = None
         self._stops += 1
 
     @property
     def has_tripped(self) -> bool:
         """Whether there were too many deaths for an accident."""
         return self.deaths >= DEATHS_MAX
-
-    @property
-    def started_instant(self) -> Instant | None:
-        """When the running process was started; None if none runs."""
-        return self._started_instant
 
     def verdict(self, *, slot: str, failed_slot: str | None, are_others: bool) -> Verdict:
         """The conclusion for our host `slot`. `failed_slot` is the host that the row names as the
@@ -184,155 +147,6 @@ class Restarts(msgspec.Struct):
         if self._stops <= 1:
             return 0.0
         return min(_PAUSE_MAX_S, _PAUSE_FIRST_S * 2.0 ** min(self._stops - 2, 16))
-
-
-# One scan may show leases that another manager is taking at that moment; three in a row do not.
-_SCANS_IN_A_ROW: Final = 3
-_KEYS_NAMED_MAX: Final = 10
-# A full disk or a burst of processes lasts at least half a minute. Each try that fails costs one
-# lease a few seconds of reading, so a host that stays sick tries every 8 minutes.
-_FEWER_FIRST_S: Final = 30.0
-_FEWER_MAX_S: Final = 480.0
-# From the last failure until a host may hold all of `leases.max` again: the longest pause, and ten
-# more steps (1, 2, 4 ... 512) for 1,024 leases.
-RECOVERY_MAX_S: Final = _FEWER_MAX_S + 10 * _FEWER_FIRST_S
-# Leases that stood free for three failovers are tried by a host that failed, too, as many at a
-# time as a manager takes at its start. No other owner has room for them, so nothing is lost.
-STRETCH: Final = 8
-
-
-class Places:
-    """How many leases our host proves able to run: `leases_max` until it fails.
-
-    `leases.max` bounds the leases that we hold, and so does this number. Without it, a manager that
-    cannot start processes, or cannot keep them alive, would hold its share of the fleet's leases
-    and read none of them. Other owners take the leases that it gave away; it gets back to its share
-    step by step [L1].
-
-    After a failure the number is the count of running leases. After a pause it rises by one, and
-    while nothing fails by two, four and so on, each after half a minute, or at once when a lease
-    that was tried since the last rise moved its checkpoint. A try that fails doubles the pause.
-    Times are those of `now`.
-    """
-
-    def __init__(self, leases_max: int, out: list[Command]) -> None:
-        self._leases_max = leases_max
-        self._out = out
-        self.count = leases_max
-        # The leases that ran at the last failure, or were proven to run since; and the failure's
-        # reason.
-        self.proven = leases_max
-        self.reason = ""
-        self.short_since: Instant | None = None
-        self._expired_starts = 0
-        self._step = 1
-        self._pause_s = _FEWER_FIRST_S
-        self._raised_instant: Instant | None = None
-        self._raise_instant: Instant | None = None
-
-    @property
-    def is_short(self) -> bool:
-        """Whether our host proved able to run fewer leases than we may hold."""
-        return self._raise_instant is not None
-
-    def failed(self, running: int, reason: str, now: Instant) -> None:
-        """A lease is given away because its process could not be started or kept alive here."""
-        if self._raised_instant is not None:
-            self._pause_s = min(_FEWER_MAX_S, self._pause_s * 2)
-            self._raised_instant = None
-        if not self.is_short:
-            note = Note("capacity_short", "warning")
-            note.fields.update(leases=running, leases_max=self._leases_max, reason=reason)
-            self._out.append(note)
-            self.short_since = now
-        self.count = self.proven = min(self.count, running)
-        self.reason, self._step = reason, 1
-        self._raise_instant = Instant(now + self._pause_s)
-
-    def start_expired(self, running: int, reason: str, now: Instant) -> None:
-        """A start command expired unclaimed. By then another owner has taken the lease, so a single
-        lease of ours never counts to three. Therefore the count is over all leases of the host,
-        until one is claimed."""
-        self._expired_starts += 1
-        if self._expired_starts >= FAILED_STARTS_MAX:
-            self.failed(running, reason, now)
-
-    def claimed(self) -> None:
-        """A process claimed its lease in time."""
-        self._expired_starts = 0
-
-    def moved(self, started_instant: Instant | None, now: Instant) -> None:
-        """A lease moved its checkpoint; its process was started at that instant."""
-        since, started = self._raised_instant, started_instant
-        if since is not None and started is not None and started >= since:
-            self.proven = self.count
-            self._raise(now)
-
-    def tick(self, now: Instant) -> None:
-        """Time passed: raise the number if that is due."""
-        if self._raise_instant is not None and now >= self._raise_instant:
-            self._raise(now)
-
-    def _raise(self, now: Instant) -> None:
-        self.count += self._step
-        self._step *= 2
-        self._raised_instant = now
-        self._raise_instant = Instant(now + _FEWER_FIRST_S)
-        if self.count >= self._leases_max:
-            self.count = self.proven = self._leases_max
-            self.reason, self.short_since = "", None
-            self._pause_s = _FEWER_FIRST_S
-            self._raised_instant = self._raise_instant = None
-            self._out.append(Note("capacity_enough"))
-
-
-class CapacityWatch:
-    """Logs leases that are not taken [L1]. It sees scan after scan.
-
-    Two states need an operator: `capacity_short`, this manager is full while leases are unclaimed;
-    and `leases_left_unread`, some lease stood free for three failovers and no manager took it.
-    Rule: one line for each change, none in between.
-    """
-
-    def __init__(self, policy: ManagerPolicy, out: list[Command]) -> None:
-        self._leases_max = policy.leases_max
-        self._out = out
-        self._short_scans = 0
-        self._left_unread = 0
-
-    def after_scan(
-        self, unread: Sequence[LeaseKey], unclaimed: int, *, held: int, is_short: bool
-    ) -> None:
-        """`unread` are the leases that were not taken in time; `unclaimed` counts the leases that
-        are free now. `is_short`: `Places` has logged that our host can run no more leases."""
-        self._note_left_unread(unread, held)
-        if is_short:
-            return
-        if unclaimed > 0 and held >= self._leases_max:
-            self._short_scans += 1
-            if self._short_scans == _SCANS_IN_A_ROW:
-                self._note("capacity_short", free=unclaimed, leases_max=self._leases_max)
-        else:
-            if self._short_scans >= _SCANS_IN_A_ROW:
-                self._out.append(Note("capacity_enough"))
-            self._short_scans = 0
-
-    def _note_left_unread(self, keys: Sequence[LeaseKey], held: int) -> None:
-        if len(keys) == self._left_unread:
-            return
-        self._left_unread = len(keys)
-        if keys:
-            named = ", ".join(sorted(keys)[:_KEYS_NAMED_MAX])
-            self._note(
-                "leases_left_unread",
-                what=len(keys),
-                keys=named,
-                leases=held,
-                leases_max=self._leases_max,
-            )
-
-    def _note(self, event: str, **fields: str | int) -> None:
-        self._out.append(Note(event, "warning", fields={**fields}))
 
 
 # The writes of a manager to a row that it holds. All name an owner and the counter seen, except
@@ -365,6 +179,11 @@ class UnresolvedWrite(msgspec.Struct):
     sent_instant: Instant
     attempts: int = 1
     may_have_applied: bool = False
+
+    @property
+    def key(self) -> LeaseKey:
+        change = self.change
+        return change.lease.key if isinstance(change, CreateLease) else change.key
 
 
 def judge(change: HeldLeaseChange, row: Lease, me: OwnerId) -> Fate:
@@ -450,6 +269,7 @@ class Step(enum.Enum):
     HALTED = "halted"
     RESUMED = "resumed"
     TO_BE_RELEASED = "to be released"
+    TO_LEAVE_HOST = "to leave this host"
     RELEASED = "released"
     NOT_OURS = "not ours"
 
@@ -471,6 +291,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = {
     State.BACKING_OFF: {
         Step.PAUSE_OVER: State.WAITING,
         Step.TO_BE_RELEASED: State.RELEASING,
+        Step.TO_LEAVE_HOST: State.RELEASING,
         Step.NOT_OURS: State.GONE,
     },
     State.WAITING: {
@@ -576,14 +397,158 @@ class HeldLease(msgspec.Struct, kw_only=True):
             raise InvariantViolation(f"lease {self.key} cannot be {step.value}: {self.state.value}")
         self.state = following
 
-    @property
-    def has_process(self) -> bool:
-        return self.state in WITH_PROCESS
+    def note(self, event: str, level: str = "info", **fields: str | int | None) -> Note:
+        """A line for the log about this lease."""
+        return Note(event, level, self.key, dict(fields))
 
-    @property
-    def counts_as_held(self) -> bool:
-        """Whether it fills one of our places: not once it has ended, was given up or was lost."""
-        return self.state is not State.GONE and not self.is_over
+    def on_report(self, event: ProcessReport, now: Instant, failover_s: float) -> list[Command]:
+        """Take in a report of its live process, or of the end of that process.
+
+        A process that reported its end stopped in good order; one that ended without a report
+        crashed. `Restarts` decides about several crashes, and about a process that broke.
+        """
+        match event:
+            case ProcessExited():
+                return self._died(event, now)
+            case StartFailed():
+                self.restarts.failed(now)
+                self.trouble = event.reason
+                self.rest_until = Instant(now + self.restarts.pause_s)
+                self.step(Step.NOT_STARTED)
+                return [self.note("start_failed", "error", reason=event.reason)]
+            case LeaseClaimed():
+                if self.state is State.STARTING:
+                    self.step(Step.CLAIMED)
+            case PositionMoved():
+                self.restarts.progressed()
+                self.waiting_since = None
+            case ProcessStarted():
+                pass  # only the shell needs its pid
+            case _:
+                return self._reported_end(event, now, failover_s)
+        return []
+
+    def _reported_end(
+        self,
+        event: ShardEnded
+        | LeaseReleased
+        | ProcessorFailed
+        | LeaseLost
+        | ProcessBroke
+        | StartUnclaimed,
+        now: Instant,
+        failover_s: float,
+    ) -> list[Command]:
+        notes: list[Command] = []
+        match event:
+            case ShardEnded() | LeaseReleased():
+                self.is_over = True
+            case ProcessorFailed():
+                self.failure = event.reason
+            case LeaseLost():
+                notes.append(self.note("process_lost_lease", "warning", reason=event.reason))
+            case ProcessBroke():
+                self.has_broken, self.has_starved = True, event.at_records
+                self.trouble = event.reason
+            case StartUnclaimed():
+                notes.append(self.note("start_unclaimed", "warning", reason=event.reason))
+                # A start command is valid for a failover, and before it a write of ours came
+                # through: if the process claimed nothing in that time, its host is too slow [P4].
+                if now >= self.confirmed_instant + failover_s:
+                    self.has_broken = True
+                    self.trouble = event.reason
+        if self.state is not State.EXITING:
+            self.step(Step.REPORTED_END)
+        return notes
+
+    def _died(self, event: ProcessExited, now: Instant) -> list[Command]:
+        """The process is proven to have ended. If it had not reported its end, it crashed."""
+        self.waiting_since = event.waiting_since or self.waiting_since
+        if self.is_over:
+            self.step(Step.GIVEN_UP)
+            return []
+        is_death = False
+        notes: list[Command] = []
+        if self.has_broken:
+            self.has_broken, is_death = False, self.has_starved
+            self.restarts.broke(now, at_records=self.has_starved)
+            if not is_death:
+                notes.append(self.note("start_failed", "error", reason=self.trouble))
+        elif self.state is State.EXITING:
+            self.restarts.stopped(now)
+        else:
+            self.restarts.crashed(now)
+            self.trouble, is_death = event.reason, True
+        if is_death:
+            deaths = self.restarts.deaths
+            died = self.note("process_died", "warning", reason=self.trouble, deaths=deaths)
+            notes.append(died)
+        self.is_proven = False
+        self.step(Step.DIED)
+        return notes
+
+    def on_applied(
+        self,
+        write: UnresolvedWrite,
+        row: Lease,
+        now: Instant,
+        renew_every_s: float,
+        *,
+        by_reply: bool,
+    ) -> list[Command]:
+        """A write of ours applied. A reply (or a take) proves that a zombie did not write it."""
+        change, sent_instant = write.change, write.sent_instant
+        self.unresolved = None
+        self.misses = 0 if by_reply else self.misses + 1
+        if row.is_ended:
+            self.step(Step.NOT_OURS)  # the last write of an ended process ended it [H1]
+            return []
+        self.row = row
+        self.renew_instant = Instant(sent_instant + renew_every_s)
+        if by_reply or isinstance(change, Take):
+            self.is_proven = True
+            self.confirmed_instant = sent_instant
+        match change:
+            case Take():
+                self.ours_instant = now
+                return self._taken(change, row)
+            case CreateLease():
+                return [self.note("row_restored", "warning", position=str(row.checkpoint))]
+            case HaltLease(halt=halt):
+                self.step(Step.HALTED)
+                return [self.note("lease_halted", "error", reason=halt.reason)]
+            case Release(position=at):
+                self.step(Step.RELEASED)
+                return [self.note("lease_released", position=str(at))]
+            case Offer(position=at, offered_to=target):
+                self.step(Step.RELEASED)
+                return [self.note("lease_offered", position=str(at), target=target)]
+            case Renew():
+                if self.state is not State.HALTED or row.halt is not None:
+                    return []
+                self.failure = None
+                self.restarts.progressed()
+                self.step(Step.RESUMED)
+                return [self.note("lease_resumed")]
+
+    def _taken(self, change: Take, row: Lease) -> list[Command]:
+        taken = self.note("lease_taken", position=str(row.checkpoint), former=change.seen_owner)
+        if row.halt is None:
+            self.step(Step.TAKEN)
+            return [taken]
+        self.step(Step.FOUND_HALTED)
+        return [taken, self.note("lease_still_halted", "warning", reason=row.halt.reason)]
+
+    def lose(self, row: Lease | None) -> list[Command]:
+        """The row is not ours any more. Losing a race for a take or an adoption is not logged."""
+        was_ours = self.row is not None
+        was_given = self.state is State.RELEASING  # and taken, before its outcome arrived
+        self.step(Step.NOT_OURS)
+        if row is None:
+            return [self.note("row_vanished", "error")] if was_ours else []
+        if was_ours and not row.is_ended and not was_given:
+            return [self.note("lease_lost", "warning", owner=row.owner)]
+        return []
 
     def check(self) -> None:
         """The invariants of one held lease. Raises: InvariantViolation."""
@@ -598,7 +563,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
                 raise self._broken("was started without a confirmed write")
             if not self.are_parents_over:
                 raise self._broken("was started before its parents ended")
-        elif self.unresolved is not None and keys_of(self.unresolved.change) != (self.key,):
+        elif self.unresolved is not None and self.unresolved.key != self.key:
             raise self._broken("has another lease's write")
 
     def _broken(self, complaint: str) -> InvariantViolation:

@@ -7,13 +7,22 @@ Must not know: clocks, chance, threads, DynamoDB, pids; `now` and `chance` are a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, get_args
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases.auditing import Audits
 from kclrun.leases.balancing import Balancer
-from kclrun.leases.commands import Command, Finish, ListShards, Note, ScanTable, StopRefused
+from kclrun.leases.capacity import Places
+from kclrun.leases.commands import (
+    Command,
+    Finish,
+    ListShards,
+    Note,
+    ReadKcl3Mode,
+    ScanTable,
+    StopRefused,
+)
 from kclrun.leases.events import (
     DrainRequested,
     Event,
@@ -33,13 +42,19 @@ from kclrun.leases.events import (
     Ticked,
     WriteResolved,
 )
-from kclrun.leases.explaining import ModeWatch
-from kclrun.leases.held_lease import HeldLease, Places, State
-from kclrun.leases.held_leases import HeldLeases, blockers
-from kclrun.leases.policy import ManagerPolicy, Pace, is_seldom, lists_shards, scan_delay_s
+from kclrun.leases.held_lease import HeldLease, State
+from kclrun.leases.held_leases import HeldLeases
+from kclrun.leases.policy import (
+    ManagerPolicy,
+    Pace,
+    is_seldom,
+    kcl3_mode_every_s,
+    lists_shards,
+    scan_delay_s,
+)
 from kclrun.leases.shard_sync import TableTotals
-from kclrun.leases.table_view import Observation, TableView
-from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.leases.table_view import Observation, TableView, is_nobody
+from kclrun.model.lease import Lease, LeaseKey, OwnerId, is_native, mode_advice
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol.writes import Ask, Decline, Offer, Withdraw, keys_of
@@ -57,6 +72,72 @@ _EMPTY_TABLE_WAIT_MAX_S: Final = 0.3
 _HASTY_SCANS_MAX: Final = 8
 
 
+class ModeWatch:
+    """The mode of a KCL 3 fleet beside us [P8], from both places that may hold one: the lease
+    table, which each scan shows, and the table of the early versions, which the fleet as a whole
+    reads once a minute. A mode in the lease table counts before the other, as at the start."""
+
+    def __init__(self, policy: ManagerPolicy, chance: Callable[[], float]) -> None:
+        self._policy = policy
+        self._chance = chance
+        self._in_table: str | None = None
+        self._elsewhere: str | None = None
+        self._told: str | None = None
+        self._reads = policy.reads_kcl3_mode
+        self._is_reading = False
+        self._read_instant: Instant | None = None
+
+    @property
+    def native(self) -> str | None:
+        """The state in which a KCL 3 leader assigns the leases, where it does."""
+        mode = self._in_table if self._in_table is not None else self._elsewhere
+        return mode if is_native(mode) else None
+
+    def scanned(self, mode: str | None) -> list[Command]:
+        """Take in the mode in the lease table, as the scan shows it."""
+        self._in_table = mode
+        return self._tell()
+
+    def on_read(self, event: Kcl3ModeRead, _: Instant) -> list[Command]:
+        """Take in the mode in the other table."""
+        self._is_reading = False
+        self._elsewhere = event.mode
+        return self._tell()
+
+    def on_unreadable(self, event: Kcl3ModeUnreadable, _: Instant) -> list[Command]:
+        """We may not read the other table: logged once, and never read again."""
+        self._reads = False
+        return [Note("kcl3_mode_unreadable", fields={"reason": event.reason})]
+
+    def read_when_due(self, owners: Collection[OwnerId], now: Instant) -> list[Command]:
+        """Request a read if it is due. Called after a scan that shows these live kclrun owners. The
+        start has just read the mode, so the first read is a random part of the interval later:
+        managers that start together take turns.
+        """
+        if not self._reads or self._is_reading or is_seldom(self._policy, owners):
+            return []
+        every_s = kcl3_mode_every_s(owners)
+        if self._read_instant is None:
+            self._read_instant = Instant(now + every_s * self._chance())
+        elif now >= self._read_instant:
+            self._read_instant = Instant(now + every_s)
+            self._is_reading = True
+            return [ReadKcl3Mode()]
+        return []
+
+    def _tell(self) -> list[Command]:
+        """Log once for each change. In a native mode our leases stay ours while we renew them, Java
+        workers get nothing, and the next kclrun to start is refused."""
+        native = self.native
+        if native == self._told:
+            return []
+        self._told = native
+        if native is None:
+            return []
+        fields = {"what": str([native]), "reason": mode_advice(native)}
+        return [Note("kcl3_native", "error", fields={**fields})]
+
+
 class LeaseManager:
     """All decisions of one manager. `chance` gives numbers in [0, 1), as `random.random` does.
 
@@ -72,27 +153,22 @@ class LeaseManager:
     def __init__(self, policy: ManagerPolicy, chance: Callable[[], float]) -> None:
         self._policy = policy
         self._chance = chance
-        self._out: list[Command] = []
         self._observation = Observation(policy.failover_s)
-        is_stale = self._observation.is_ask_stale
-        self._held = HeldLeases(policy, chance, self._out, self.wall_time, is_stale)
-        self._audits = Audits(policy, self._out, self._held.held_leases.__contains__)
-        self._view: TableView | None = None
-        self._gone: frozenset[OwnerId] = frozenset()
-        self._gone_before_scan: frozenset[OwnerId] = frozenset()
+        self._held = HeldLeases(policy, chance, self._observation)
+        self._audits = Audits(policy, self._held.held_leases)
         self._children_of_mine: dict[LeaseKey, Instant] = {}  # the value: when their parent ended
         self._balancer = Balancer(
             policy,
-            self._out,
+            chance,
             self._held,
+            self._audits,
             self._observation,
-            chance=chance,
-            wall=self.wall_time,
-            is_free=self._is_free,
             children=self._children_of_mine.keys(),
         )
-        self._wall_offset_s = 0.0
-        self._modes = ModeWatch(policy, self._out, chance)
+        self._modes = ModeWatch(policy, chance)
+        self._view: TableView | None = None
+        self._gone: frozenset[OwnerId] = frozenset()
+        self._gone_before_scan: frozenset[OwnerId] = frozenset()
         self._scan_instant: Instant | None = None
         self._scanned_instant = Instant(float("-inf"))  # when the last scan began
         self._viewed_instant = self._changed_instant = self._scanned_instant
@@ -101,14 +177,14 @@ class LeaseManager:
         self._may_be_old = False  # whether the next scan may be eventually consistent
         self._hasty_scans = 0
         self._listing: set[StreamKey] = set()
-        self._handlers: Mapping[type[Event], Callable[[Any, Instant], None]] = {
+        self._handlers: Mapping[type[Event], Callable[[Any, Instant], list[Command]]] = {
             Started: self._on_started,
             Ticked: lambda _, now: self._held.tick(now),
             LeasesScanned: self._on_scanned,
             ShardsListed: self._on_listed,
             StreamDescribed: self._on_described,
-            Kcl3ModeRead: lambda event, _: self._modes.read(event),
-            Kcl3ModeUnreadable: lambda event, _: self._modes.unreadable(event),
+            Kcl3ModeRead: self._modes.on_read,
+            Kcl3ModeUnreadable: self._modes.on_unreadable,
             WriteResolved: self._on_write,
             RowRead: self._held.on_row,
             RowUnreadable: self._held.on_unreadable,
@@ -128,13 +204,11 @@ class LeaseManager:
         """
         if self._is_finished:
             return ()
-        self._handlers[type(event)](event, now)
-        self._balancer.tick(now)
-        self._scan_when_due(now)
-        self._finish_when_empty()
-        commands = tuple(self._out)
-        self._out.clear()
-        return commands
+        commands = self._handlers[type(event)](event, now)
+        commands += self._balancer.tick(now)
+        commands += self._scan_when_due(now)
+        commands += self._finish_when_empty()
+        return tuple(commands)
 
     def next_deadline(self, now: Instant) -> Instant:
         """When `Ticked` is due at the latest. An earlier one does no harm."""
@@ -220,15 +294,16 @@ class LeaseManager:
 
     # Events, in the order of a manager's life.
 
-    def _on_started(self, event: Started, now: Instant) -> None:
-        self._wall_offset_s = event.started_at - now
+    def _on_started(self, event: Started, now: Instant) -> list[Command]:
+        self._observation.wall_offset_s = event.started_at - now
         self._ask_scan(now)
+        return []
 
-    def _on_scanned(self, event: LeasesScanned, now: Instant) -> None:
+    def _on_scanned(self, event: LeasesScanned, now: Instant) -> list[Command]:
         self._is_scanning = False
         self._viewed_instant = self._scanned_instant
-        ours = self._audits.of_ours(event)
-        self._modes.scanned(event.kcl3_mode)
+        ours, commands = self._audits.of_ours(event)
+        commands += self._modes.scanned(event.kcl3_mode)
         self._observation.update(ours.leases, now)
         view = self._view = TableView(
             ours.leases,
@@ -238,102 +313,103 @@ class LeaseManager:
             gone=self._gone_before_scan,
             now=now,
         )
-        self._audits.see(view)
-        if self._is_refusing(self._audits.why_refused()):
-            return
-        self._adopt_strays(view, now)
-        self._held.hint_parents(view.rows, view.broken, now)
+        commands += self._refuse(self._audits.see(view))
+        if self._is_refused and not self.is_draining:
+            return commands
+        commands += self._adopt_strays(view, now)
+        commands += self._held.hint_parents(view, now)
         if self.is_draining:
-            return
-        pace = self._balancer.after_scan(view, self._scanned_instant, self._gone_before_scan)
+            return commands
+        assigned, pace = self._balancer.after_scan(
+            view, self._scanned_instant, self._gone_before_scan
+        )
+        commands += assigned
         self._plan_next_scan(view, pace, now)
         self._forget_children(view)
-        self._audits.after_scan(view)
-        self._list_when_due(view, now)
-        self._modes.read_when_due(view.kclrun_owners, now)
+        commands += self._audits.after_scan(view)
+        commands += self._list_when_due(view, now)
+        commands += self._modes.read_when_due(view.kclrun_owners, now)
         self.check()
+        return commands
 
-    def _on_listed(self, event: ShardsListed, now: Instant) -> None:
+    def _on_listed(self, event: ShardsListed, now: Instant) -> list[Command]:
         self._listing.discard(event.stream)
-        self._wall_offset_s = event.listed_at - now
+        self._observation.wall_offset_s = event.listed_at - now
         if self.is_draining or self._is_refused or self._view is None:
-            return
-        if self._audits.after_listing(event, now):
+            return []
+        commands, should_list_soon = self._audits.after_listing(event, now)
+        if should_list_soon:
             self._ask_scan(Instant(now + 1.0))  # the Java KCL's pause between its three tries
+        return commands
 
-    def _on_described(self, event: StreamDescribed, _: Instant) -> None:
-        if not self.is_draining:
-            self._is_refusing(self._audits.why_stream_is_refused(event))
+    def _on_described(self, event: StreamDescribed, _: Instant) -> list[Command]:
+        if self.is_draining:
+            return []
+        return self._refuse(self._audits.why_stream_is_refused(event))
 
-    def _is_refusing(self, why: str | None) -> bool:
-        """Whether reading stops because the stream is not the one that the rows belong to [P13].
-        Logged once. The drain that follows gives up our leases."""
-        if why is not None and not self._is_refused and not self.is_draining:
-            self._is_refused = True
-            self._out.append(Note("stream_recreated", "error", fields={"detail": why}))
-            self._out.append(StopRefused("the stream was deleted and made again"))
-        return self._is_refused and not self.is_draining
+    def _refuse(self, why: str | None) -> list[Command]:
+        """Stop reading, because the stream is not the one that the rows belong to [P13]. Logged
+        once. The drain that follows gives up our leases."""
+        if why is None or self._is_refused or self.is_draining:
+            return []
+        self._is_refused = True
+        note = Note("stream_recreated", "error", fields={"detail": why})
+        return [note, StopRefused("the stream was deleted and made again")]
 
-    def _on_write(self, event: WriteResolved, now: Instant) -> None:
+    def _on_write(self, event: WriteResolved, now: Instant) -> list[Command]:
         change = event.change
-        if isinstance(change, Ask):
-            self._balancer.on_ask(change, event, now)
-            return
-        if isinstance(change, Withdraw | Decline):
-            self._balancer.on_ask_ended(change, event)
-            return
-        if isinstance(change, Offer) and change.owner != self._policy.me:
-            self._balancer.on_passed_on(change, event)
-            return
+        if isinstance(change, Ask | Withdraw | Decline) or (
+            isinstance(change, Offer) and change.owner != self._policy.me
+        ):
+            return self._balancer.on_write(change, event.outcome, now)
         held_lease = self._held.held_leases.get(keys_of(change)[0])
         if held_lease is not None:
-            self._held.on_write(event, held_lease, now)
-        elif self._audits.resolved(event):
+            return self._held.on_write(event, held_lease, now)
+        commands, has_created = self._audits.resolved(event)
+        if has_created:
             self._changed_instant = now
             self._ask_scan(now)
+        return commands
 
-    def _on_offers(self, event: OffersFound, now: Instant) -> None:
-        if self._balancer.on_offers(event, now):
+    def _on_offers(self, event: OffersFound, now: Instant) -> list[Command]:
+        commands, is_scan_too_old = self._balancer.on_offers(event, now)
+        if is_scan_too_old:
             self._ask_scan(now)
+        return commands
 
-    def _on_proven_gone(self, event: FormerOwnersProvenGone, now: Instant) -> None:
+    def _on_proven_gone(self, event: FormerOwnersProvenGone, now: Instant) -> list[Command]:
         """Former owners are proven gone. Only a scan that begins after the proof counts [N5]."""
         self._gone |= event.owners
         self._ask_scan(now)
+        return []
 
-    def _on_shard_ended(self, event: ShardEnded, now: Instant) -> None:
-        self._held.on_report(event, now)
-        self._held.hint_ended(event.key, now)
+    def _on_shard_ended(self, event: ShardEnded, now: Instant) -> list[Command]:
+        commands = self._held.on_report(event, now) + self._held.hint_ended(event.key, now)
         self._children_of_mine.update((LeaseKey(child), now) for child in event.children)
         self._forget_children(None)
         self._changed_instant = now
         self._ask_scan(now)
+        return commands
 
-    def _on_drain(self, event: DrainRequested, now: Instant) -> None:
-        if not self.is_draining:
-            self._out.append(Note("draining", fields={"reason": event.reason}))
-            self._balancer.drain()
-            self._held.drain(event.reason, now)
+    def _on_drain(self, event: DrainRequested, now: Instant) -> list[Command]:
+        if self.is_draining:
+            return []
+        note = Note("draining", fields={"reason": event.reason})
+        return [note, *self._balancer.drain(), *self._held.drain(event.reason, now)]
 
     # Consequences of the events.
 
-    def _adopt_strays(self, view: TableView, now: Instant) -> None:
+    def _adopt_strays(self, view: TableView, now: Instant) -> list[Command]:
         """Adopt rows that name us as owner and that we do not hold. A row that a KCL 3 leader gave
         us, and that its former owner still works on, waits until that owner has stopped renewing
         [R8]."""
-        me = self._policy.me
+        me, commands = self._policy.me, list[Command]()
         for lease in view.unended:
-            if lease.owner == me and self._is_free(lease.key):
+            if lease.owner == me and self._balancer.is_free(lease.key):
                 is_free = lease.checkpoint_owner is None
                 if is_free or self._observation.has_expired(lease, now):
-                    self._held.adopt(lease.key, now)
-
-    def _is_free(self, key: LeaseKey) -> bool:
-        """Whether the row is not held, not being written, and of a stream that we read. The owner
-        index covers the whole table."""
-        if key in self._held.held_leases or not self._audits.is_ours(key):
-            return False
-        return not (self._audits.is_writing(key) or self._balancer.is_writing(key))
+                    commands += self._held.adopt(lease.key, now)
+        return commands
 
     def _forget_children(self, view: TableView | None) -> None:
         """Drop children that we hold, that another owner holds, or that have ended: they need no
@@ -348,15 +424,15 @@ class LeaseManager:
             if key in self._held.held_leases or (is_known and is_over):
                 del self._children_of_mine[key]
 
-    def _list_when_due(self, view: TableView, now: Instant) -> None:
-        streams = self._policy.streams
-        empty = {stream for stream in streams if self._audits.view_of(stream).is_empty}
+    def _list_when_due(self, view: TableView, now: Instant) -> list[Command]:
+        empty = self._audits.empty_streams()
         is_first = not self._has_waited
         self._has_waited = True
         if empty and is_first:
             self._scan_instant = Instant(now + _EMPTY_TABLE_WAIT_MAX_S * self._chance())
-            return
-        for stream in streams:
+            return []
+        commands: list[Command] = []
+        for stream in self._policy.streams:
             if stream in self._listing:
                 continue
             is_needed = self._audits.needs_listing(stream)
@@ -364,7 +440,8 @@ class LeaseManager:
             is_our_turn = lists_shards(self._policy, owners, chance, is_needed=is_needed)
             if is_our_turn:
                 self._listing.add(stream)
-                self._out.append(ListShards(with_start=stream in empty, stream=stream))
+                commands.append(ListShards(with_start=stream in empty, stream=stream))
+        return commands
 
     def _plan_next_scan(self, view: TableView, pace: Pace, now: Instant) -> None:
         """Plan the next scan: a fixed delay after each scan. The first scan that is not hasty is
@@ -394,23 +471,54 @@ class LeaseManager:
         asked = self._scan_instant
         self._scan_instant = earliest if asked is None else min(asked, earliest)
 
-    def _scan_when_due(self, now: Instant) -> None:
+    def _scan_when_due(self, now: Instant) -> list[Command]:
         if self._is_scanning or self.is_draining or self._scan_instant is None:
-            return
-        if now >= self._scan_instant:
-            self._is_scanning = True
-            self._scan_instant = None
-            self._scanned_instant = now
-            self._gone_before_scan = self._gone
-            self._out.append(ScanTable(consistent=not self._may_be_old))
+            return []
+        if now < self._scan_instant:
+            return []
+        self._is_scanning = True
+        self._scan_instant = None
+        self._scanned_instant = now
+        self._gone_before_scan = self._gone
+        return [ScanTable(consistent=not self._may_be_old)]
 
-    def _finish_when_empty(self) -> None:
+    def _finish_when_empty(self) -> list[Command]:
         if not self.is_draining or self._held.held_leases:
-            return
-        if not (self._audits.has_writes_under_way or self._balancer.has_writes_under_way):
-            self._is_finished = True
-            self._out.append(Finish())
+            return []
+        if self._audits.has_writes_under_way or self._balancer.has_writes_under_way:
+            return []
+        self._is_finished = True
+        return [Finish()]
 
     def wall_time(self, now: Instant) -> WallTime:
         """The service's clock as of the last listing: for `halted_at`, and for ages."""
-        return WallTime(now + self._wall_offset_s)
+        return self._observation.wall_time(now)
+
+
+_SETTLED: Final = frozenset({State.RUNNING, State.HALTED})
+
+
+def blockers(
+    view: TableView, held_leases: Mapping[LeaseKey, HeldLease], me: OwnerId
+) -> tuple[str, ...]:
+    """What separates this manager from "caught up", as far as leases say: one line for each lease
+    that is not running here, not ended, and not another owner's. A lease process knows whether it
+    is at the tip of its shard.
+
+    A halted lease blocks nothing: it stands still by decision, and in a job that only waits for the
+    end an operator does not resume it. The end reports it (`LeaseManager.halted`).
+    """
+    lines = []
+    for lease in view.unended:
+        held_lease = held_leases.get(lease.key)
+        if held_lease is not None:
+            if held_lease.state not in _SETTLED and not held_lease.is_over:
+                lines.append(f"{lease.key} is {held_lease.state.value}")
+        elif lease.owner == me or is_nobody(lease.owner) or lease.key in view.expired:
+            lines.append(f"{lease.key} is not being read by anybody")
+    for lease in view.rows.values():
+        if lease.is_ended:
+            missing = sorted(child for child in lease.children if not view.has_row(child))
+            lines += [f"{child}, a child of {lease.key}, has no lease" for child in missing]
+    lines += [f"{key} has a row that cannot be read" for key in sorted(view.broken)]
+    return tuple(lines)

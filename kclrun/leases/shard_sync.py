@@ -415,14 +415,12 @@ class EndWatch:
         self._stays_s = stays_s
         self._since: dict[LeaseKey, Instant] = {}
 
-    def update(self, view: TableView) -> None:
-        """Take in a whole scan."""
+    def deletable(self, view: TableView, listing: Listing | None) -> tuple[DeleteEnded, ...]:
+        """Take in a whole scan, and return the ended rows that may be deleted now."""
         before, now = self._since, view.seen_instant
         self._since = {row.key: before.get(row.key, now) for row in view.ended}
-
-    def may_go(self, key: LeaseKey, now: Instant) -> bool:
-        since = self._since.get(key)
-        return since is not None and now - since >= self._stays_s
+        ended = ended_rows(view, listing)
+        return tuple(row for row in ended if now - self._since[row.key] >= self._stays_s)
 
 
 class TrimWatch:
@@ -458,7 +456,7 @@ class TrimWatch:
         listing: Listing,
         *,
         two_periods_s: float,
-        is_ours: Callable[[LeaseKey], bool],
+        held: Collection[LeaseKey],
     ) -> Iterable[DeleteTrimmed]:
         """The rows of shards absent from two listings at least two sync periods apart.
 
@@ -470,7 +468,7 @@ class TrimWatch:
         """
         for key, since in self._absent_since.items():
             row = view.rows.get(key)
-            if row is None or is_ours(key) or self._is_alive(row, listing.seen_instant):
+            if row is None or key in held or self._is_alive(row, listing.seen_instant):
                 continue
             is_new = is_too_new_for(listing.shards, key, row.hash_range, row.parents)
             lag_s = _LAG_MAX_S if is_new else 0.0
@@ -518,14 +516,14 @@ class TableTotals(msgspec.Struct, frozen=True):
 
 
 def table_totals(
-    view: TableView, listing: Listing | None, is_ours: Callable[[LeaseKey], bool]
+    view: TableView, listing: Listing | None, held: Collection[LeaseKey]
 ) -> TableTotals:
-    """Count the leases of one scan and one listing. `is_ours` are the leases that we hold."""
+    """Count the leases of one scan and one listing. `held` are the leases that we hold."""
     return TableTotals(
         leases=len(view.rows),
         shards=_shards_to_lease(listing, view) if listing is not None else None,
         unclaimed=sum(
-            (is_nobody(lease.owner) or lease.key in view.expired) and not is_ours(lease.key)
+            (is_nobody(lease.owner) or lease.key in view.expired) and lease.key not in held
             for lease in view.work
         ),
     )

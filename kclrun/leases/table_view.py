@@ -22,7 +22,7 @@ from kclrun.model.lease import (
 from kclrun.model.sequence import SHARD_END
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.stream import StreamKey, stream_of
-from kclrun.model.time import Instant
+from kclrun.model.time import Instant, WallTime
 
 
 def parent_keys(lease: Lease) -> tuple[LeaseKey, ...]:
@@ -64,6 +64,7 @@ def is_nobody(owner: OwnerId | None) -> bool:
 
 class Observation:
     """When the counter of each lease was last seen to move. Expiry is observed, never stored [P9].
+    Also the service's clock, as of the last listing.
 
     Rule: a row that is new to us counts as renewed just now, however old it may be. So a live lease
     never counts as expired.
@@ -72,6 +73,7 @@ class Observation:
     """
 
     def __init__(self, failover_s: float) -> None:
+        self.wall_offset_s = 0.0  # between `now` and the service's clock
         self._failover_s = failover_s
         self._since: dict[LeaseKey, tuple[int, OwnerId | None, Instant, bool]] = {}
         self._asks: dict[LeaseKey, tuple[Handoff, Instant]] = {}
@@ -98,6 +100,10 @@ class Observation:
                 asks[key] = asked
         self._since = since
         self._asks = asks
+
+    def wall_time(self, now: Instant) -> WallTime:
+        """The service's clock: for `halted_at`, and for ages."""
+        return WallTime(now + self.wall_offset_s)
 
     def unchanged_s(self, lease: Lease, now: Instant) -> float:
         """How long we have seen this owner and this counter on the row."""

@@ -144,7 +144,7 @@ class Fleet:
         """One of the writes that a manager's scan and listing call for."""
         view, listing = self.view(), self.listing()
         self.trims.update(view, listing)
-        trimmed = self.trims.trimmed_rows(view, listing, two_periods_s=3, is_ours=lambda _: False)
+        trimmed = self.trims.trimmed_rows(view, listing, two_periods_s=3, held=())
         planned = [
             *map(CreateLease, sync_table(listing, view.has_row, self.start).leases),
             *children_to_create(view, listing),

@@ -82,7 +82,7 @@ class Fleet:
         view = TableView(seen, (), observation, me=me, gone=frozenset(), now=self.now)
         held = self.held[me]
         asked = self.asked[me]
-        holdings = LocalHoldings(held=held, asked=asked, is_busy=held.__contains__)
+        holdings = LocalHoldings(held=held, asked=asked, busy=held)
         loads = OwnerLoads(view, observation, holdings, me=me)
         policy = ManagerPolicy(me=me, leases_max=len(held) if me in self.full else 10_000)
         decided = plan(loads, observation, policy, holdings, self.random.random).decisions

@@ -70,13 +70,12 @@ def planned(rows, shards, start, *, at_start=None):
 
 
 def newly_planned(rows, shards, start, at_start):
-    out = []
     policy = ManagerPolicy(me=ME, start=start, start_text=str(start), start_at=50.0)
-    auditor = Auditor(policy, out, lambda _: False)
+    auditor = Auditor(policy, held=())
     view = view_of(rows)
-    auditor.after_listing(ShardsListed(shards, 100.0, at_start), view, 0.0)
-    auditor.after_scan(view)
-    return tuple(command.change for command in out if isinstance(command, WriteRow))
+    commands = auditor.after_listing(ShardsListed(shards, 100.0, at_start), view, 0.0)
+    commands += auditor.after_scan(view)
+    return tuple(command.change for command in commands if isinstance(command, WriteRow))
 
 
 def created(change):

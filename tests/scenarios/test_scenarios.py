@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from kclrun.leases.assignment import Action, LocalHoldings, OwnerLoads, plan
+from kclrun.leases.balancing import delay_s
 from kclrun.leases.held_lease import Restarts
-from kclrun.leases.offers import delay_s
 from kclrun.leases.policy import ManagerPolicy, Pace
 from kclrun.leases.shard_sync import (
     Listing,
@@ -181,7 +181,7 @@ def test_assignment(row):
         unanswered=row.get("unanswered", ()),
         children=row.get("children", ()),
         gone=frozenset(map(who, row.get("gone", ()))),
-        is_busy=lambda key: key in row.get("busy", ()),
+        busy=row.get("busy", ()),
     )
     left = frozenset(map(who, row.get("left", ())))
     loads = OwnerLoads(view, observation, holdings, me=who("me"), left=left)
@@ -234,10 +234,11 @@ def test_cleanup(row):
     for at, shards in row.get("listings", ()):
         listing = Listing(shards_of(shards), LISTED_AT, float(at))
         watch.update(view, listing)
-        is_ours = row.get("ours", ()).__contains__
         deletes |= {
             change.key
-            for change in watch.trimmed_rows(view, listing, two_periods_s=10.0, is_ours=is_ours)
+            for change in watch.trimmed_rows(
+                view, listing, two_periods_s=10.0, held=row.get("ours", ())
+            )
         }
 
     assert sorted(deletes) == sorted(row["deletes"])
@@ -249,7 +250,7 @@ def test_restarts(row):
     now = 0.0
     for event in row["events"]:
         what, _, lived = event.partition(" after ")
-        restarts.started(now)
+        restarts.started_instant = now
         now += float(lived or 1)
         if what == "crash":
             restarts.crashed(now)

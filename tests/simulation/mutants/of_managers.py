@@ -35,14 +35,14 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="take-not-read-back",
-        file="kclrun/leases/row_writer.py",
+        file="kclrun/leases/held_leases.py",
         old=(
             "                write.may_have_applied = True\n               "
             " held_lease.is_reading = True"
         ),
         new=(
             "                if isinstance(write.change, Take):\n"
-            "                    return self._judged(held_lease, write, None)\n"
+            "                    return self._judged(held_lease, write, None, now)\n"
             "                write.may_have_applied = True\n"
             "                held_lease.is_reading = True"
         ),
@@ -54,8 +54,8 @@ OF_MANAGERS = (
     Mutant(
         name="strays-left-alone",
         file="kclrun/leases/manager.py",
-        old="            if lease.owner == me and self._is_free(lease.key):",
-        new="            if lease.is_ended and self._is_free(lease.key):",
+        old="            if lease.owner == me and self._balancer.is_free(lease.key):",
+        new="            if lease.is_ended and self._balancer.is_free(lease.key):",
         breaks="rows that say us and are in nobody's hands are never picked up",
         source="a2, a9: any error leaves the row owned",
         # In a fleet every take is read back before it is given up: strays are seldom.
@@ -84,8 +84,8 @@ OF_MANAGERS = (
     Mutant(
         name="drained-manager-keeps-idle-rows",
         file="kclrun/leases/held_leases.py",
-        old="held_lease.state in _IDLE and (self.is_draining or self._is_asked_for(row, now)):",
-        new="held_lease.state in _IDLE and self._is_asked_for(row, now):",
+        old="        if self.is_draining or self._is_asked_for(row, now):",
+        new="        if self._is_asked_for(row, now):",
         breaks="a draining manager keeps rows that have no process, and never finishes",
         source="trace N8",
         # In a fleet a drain has an end by time, and what it left behind expires: time is lost.
@@ -169,7 +169,7 @@ OF_MANAGERS = (
     Mutant(
         name="latest-of-others-not-pinned",
         file="kclrun/leases/balancing.py",
-        old="            latest_pinned_at=self._wall(now) if _lacks_pin(lease) else None,\n",
+        old="            latest_pinned_at=pinned_at,\n",
         new="",
         breaks="each start of a lease that a Java worker made at LATEST skips what came before it",
         source="P14; trial: 20 of 20 records lost by a halt and a resume",
@@ -187,8 +187,8 @@ OF_MANAGERS = (
     Mutant(
         name="drain-waits-for-broken-rows",
         file="kclrun/leases/held_leases.py",
-        old="        if not self.is_draining:\n            self._out.append(ReadRow(event.key,",
-        new="        if True:\n            self._out.append(ReadRow(event.key,",
+        old="        if not self.is_draining:\n            return [ReadRow(event.key,",
+        new="        if True:\n            return [ReadRow(event.key,",
         breaks="a row that a person mistyped costs every stop its whole grace and exit code 75",
         source="P8; trial: 68.5 s and exit 75",
         layer="tests/unit/leases/test_lease_manager.py",
@@ -249,7 +249,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="places-not-capped",
-        file="kclrun/leases/held_lease.py",
+        file="kclrun/leases/capacity.py",
         old="        self.count = self.proven = min(self.count, running)",
         new="        self.proven = min(self.count, running)",
         breaks="a sick host takes back at once what it gave away: nobody reads the lease",
@@ -258,7 +258,7 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="places-never-come-back",
-        file="kclrun/leases/held_lease.py",
+        file="kclrun/leases/capacity.py",
         old="        self.count += self._step\n",
         new="",
         breaks="a host that was short of memory for a minute holds less than its share for ever",
@@ -276,16 +276,16 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="expired-starts-tried-for-ever",
-        file="kclrun/leases/held_leases.py",
-        old="    if now >= held_lease.confirmed_instant + failover_s:\n",
-        new="    if False:\n",
+        file="kclrun/leases/held_lease.py",
+        old="                if now >= self.confirmed_instant + failover_s:\n",
+        new="                if False:\n",
         breaks="a host so slow that start commands expire keeps its leases and reads none of them",
         source="P17: what fails because of the host leaves the host",
         layer=SICK_HOST,
     ),
     Mutant(
         name="expired-starts-cost-no-place",
-        file="kclrun/leases/held_lease.py",
+        file="kclrun/leases/capacity.py",
         old="        if self._expired_starts >= FAILED_STARTS_MAX:\n",
         new="        if False:\n",
         breaks="others take what expired with its start, and the slow host asks for more, for ever",
@@ -313,8 +313,8 @@ OF_MANAGERS = (
     Mutant(
         name="recreated-stream-not-refused",
         file="kclrun/leases/manager.py",
-        old="        if why is not None and not self._is_refused and not self.is_draining:\n",
-        new="        if False:\n",
+        old="        if why is None or self._is_refused or self.is_draining:\n",
+        new="        if True:\n",
         breaks="leases of a stream that was made again are renewed and not read, for ever",
         source="found by trying the product out; P13",
         layer="tests/unit/simulation/test_recreated_stream.py",
@@ -331,7 +331,7 @@ OF_MANAGERS = (
     Mutant(
         name="rows-made-by-a-listing-of-another-stream",
         file="kclrun/leases/auditing.py",
-        old="        if is_doubted:\n            return\n",
+        old="        if is_doubted:\n            return commands\n",
         new="",
         breaks="rows are made for shards of the new stream, with the old creation time",
         source="the simulator",
@@ -340,7 +340,10 @@ OF_MANAGERS = (
     Mutant(
         name="drain-leaves-its-asks",
         file="kclrun/leases/balancing.py",
-        old="            if not self.is_writing(key):\n                self._withdraw(key)",
+        old=(
+            "            if not self.is_writing(key):\n                commands +="
+            " self._withdraw(key)"
+        ),
         new="            if self._is_draining:\n                continue",
         breaks="an owner offers a lease to a manager that is gone: nobody reads it for seconds",
         source="P17: four managers that drain at once",

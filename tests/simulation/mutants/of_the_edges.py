@@ -126,8 +126,8 @@ OF_THE_EDGES = (
     ),
     Mutant(
         name="early-kcl3-not-read",
-        file="kclrun/leases/explaining.py",
-        old="            self._out.append(ReadKcl3Mode())\n",
+        file="kclrun/leases/manager.py",
+        old="            return [ReadKcl3Mode()]\n",
         new="",
         breaks="an early KCL 3 that assigns the leases itself is noticed at the next start only",
         source="P8",
@@ -135,7 +135,7 @@ OF_THE_EDGES = (
     ),
     Mutant(
         name="kcl3-native-in-silence",
-        file="kclrun/leases/explaining.py",
+        file="kclrun/leases/manager.py",
         old="        if native == self._told:\n",
         new="        if native is None or self._policy.me:\n",
         breaks="a fleet that is about to be locked out of its table hears nothing of it",
@@ -144,7 +144,7 @@ OF_THE_EDGES = (
     ),
     Mutant(
         name="kcl3-mode-read-by-all",
-        file="kclrun/leases/explaining.py",
+        file="kclrun/leases/manager.py",
         old="        if not self._reads or self._is_reading or is_seldom(self._policy, owners):\n",
         new="        if not self._reads or self._is_reading:\n",
         breaks="1,000 managers read the mode of a KCL 3 fleet sixty times a minute",

@@ -174,7 +174,7 @@ class Shapes:
             tuple(sheet.lease(each.lease) for each in waiting.values()),
             listing is not None,
             tuple(map(sheet.change, of("Auditor", "under_way").values())),
-            tuple(sorted(of("ExpiredLeaseOffers", "_under_way"))),
+            tuple(sorted(of("ExpiredLeaseOffers", "under_way"))),
             tuple(sorted(of("Asker", "_ending"))),
             tuple(scanned_for),
             of("Auditor", "_has_seen_rows"),
@@ -189,7 +189,7 @@ class Shapes:
     def _shape_of_loads(self, names, saved):
         if saved is None:
             return None
-        loads, leaving, owners = saved
+        loads, leaving, owners, _ = saved
         view = loads.view
         return (
             frozenset(view.rows),

@@ -22,7 +22,6 @@ STATE = {
         "_gone_before_scan",
         "_children_of_mine",
         "_view",
-        "_wall_offset_s",
         "_scan_instant",
         "_scanned_instant",
         "_viewed_instant",
@@ -36,13 +35,12 @@ STATE = {
         "_hasty_scans",
         "_listing",
     ),
-    "Observation": ("_since", "_asks"),
-    "HeldLeases": ("held_leases", "is_draining", "are_others_in_sight"),
+    "Observation": ("wall_offset_s", "_since", "_asks"),
+    "HeldLeases": ("held_leases", "is_draining", "are_others_in_sight", "_refusals"),
     "Places": (
-        *("count", "proven", "reason", "short_since"),
+        *("count", "proven", "reason", "is_short", "short_since"),
         *("_step", "_pause_s", "_raised_instant", "_raise_instant", "_expired_starts"),
     ),
-    "RowWriter": ("_refusals", "is_draining"),
     "Audits": ("_views", "_synced"),
     "Auditor": ("listing", "under_way", "should_list_soon", "_has_seen_rows"),
     "TrimWatch": ("_absent_since", "_still_since"),
@@ -52,7 +50,7 @@ STATE = {
     "Balancer": ("_loads", "_holdings_at_look", "_scanned_for"),
     "Asker": ("_asks", "_unanswered", "_is_draining", "_ending", "_refusal"),
     "OfferWatch": ("_waiting", "_find_instant", "_turn_instant"),
-    "ExpiredLeaseOffers": ("_under_way", "_refusal"),
+    "ExpiredLeaseOffers": ("under_way", "_refusal"),
     "ConfigDrift": (),
     "ModeWatch": (),
     "CapacityWatch": (),
@@ -73,7 +71,7 @@ _SHARED = {
 }
 _WIRING = (FunctionType, MethodType, BuiltinFunctionType, str, list)
 _WIRED_NAMES = {
-    *("_policy", "_handlers", "_children", "_auditors", "_stream"),
+    *("_policy", "_handlers", "_children", "_auditors", "_stream", "_held", "_renew_every_s"),
     *("_leases_max", "_failover_s", "_stays_s", "_created_at", "_described_instant"),
 }
 
@@ -114,7 +112,7 @@ class CoreOfHost:
 
 def _saved(name, value, is_shared):
     if name == "_loads" and value is not None:
-        return (value, frozenset(value._leaving), value.owners)
+        return (value, frozenset(value.leaving), value.owners, value.kclrun_owners)
     return value.copy() if is_shared else value
 
 
@@ -123,9 +121,9 @@ def _loaded(name, value):
     if name == "held_leases":
         return {key: _copy_of_held_lease(held_lease) for key, held_lease in value.items()}
     if name == "_loads" and value is not None:
-        loads, leaving, owners = value
-        loads._leaving = set(leaving)
-        loads.owners = owners
+        loads, leaving, owners, kclrun_owners = value
+        loads.leaving = set(leaving)
+        loads.owners, loads.kclrun_owners = owners, kclrun_owners
         return loads
     if kind is dict:
         if value and name == "_asks" and hasattr(next(iter(value.values())), "since_instant"):

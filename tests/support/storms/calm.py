@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from kclrun.consuming.policy import ERROR_MAX_S, batch_records_max
-from kclrun.leases.held_lease import RECOVERY_MAX_S
+from kclrun.leases.capacity import RECOVERY_MAX_S
 from kclrun.local.stream import ShardLog
 from kclrun.model.lease import ASK_STALE_AFTER_S, Lease, LeaseKey
 from kclrun.protocol.writes import ResumeLease

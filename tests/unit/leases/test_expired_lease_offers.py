@@ -10,8 +10,8 @@ import pytest
 from kclrun.errors import InvariantViolation
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
+from kclrun.leases.balancing import ExpiredLeaseOffers
 from kclrun.leases.held_lease import Fate, judge
-from kclrun.leases.offers import ExpiredLeaseOffers
 from kclrun.leases.policy import ManagerPolicy, Pace, scan_delay_s
 from kclrun.model.lease import OFFERED
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -118,7 +118,7 @@ def test_a_drain_waits_for_the_offers_under_way():
 
 
 def test_an_offer_needs_an_owner_in_whose_name_it_is_made_and_an_outcome_needs_an_offer():
-    expired_offers = ExpiredLeaseOffers([])
+    expired_offers = ExpiredLeaseOffers()
 
     with pytest.raises(InvariantViolation, match="nobody owns it"):
         expired_offers.offer(row())

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from kclrun.errors import InvariantViolation
-from kclrun.leases import held_lease as module
 from kclrun.leases.held_lease import (
     TRANSITIONS,
     WITH_PROCESS,
@@ -19,17 +16,6 @@ from kclrun.leases.held_lease import (
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol.writes import Renew
-
-
-def test_the_drawing_in_the_docstring_is_the_table():
-    drawn = set(re.findall(r"^ +([a-z ]+) ──([a-z ]+)──► ([a-z ]+)$", module.__doc__, re.MULTILINE))
-
-    table = {
-        (state.value, step.value, target.value)
-        for state, steps in TRANSITIONS.items()
-        for step, target in steps.items()
-    }
-    assert drawn == table
 
 
 def test_every_state_can_be_reached_and_every_one_leads_to_gone():

@@ -7,7 +7,7 @@ import pytest
 from kclrun.errors import InvariantViolation
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
-from kclrun.leases.offers import delay_s, find_every_s
+from kclrun.leases.balancing import delay_s, find_every_s
 from kclrun.model.lease import OFFERED, Handoff
 from kclrun.model.sequence import SHARD_END
 from kclrun.protocol import writes as ch

@@ -9,8 +9,8 @@ import pytest
 
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
+from kclrun.leases.balancing import find_every_s
 from kclrun.leases.manager import LeaseManager
-from kclrun.leases.offers import find_every_s
 from kclrun.leases.policy import (
     ManagerPolicy,
     is_seldom,

@@ -261,14 +261,6 @@ def test_a_take_that_was_answered_late_is_renewed_before_the_start():
 # Takes that do not simply apply.
 
 
-def test_a_take_that_came_second_is_dropped_without_a_word():
-    life = Life()
-    life.begin(row())
-
-    assert life.resolve(life.writes()[0], ConditionFailed(row(owner=OTHER, counter=1))) == ()
-    assert life.core.held() == ()
-
-
 def test_a_take_with_an_unknown_outcome_is_read_back_and_found_applied():
     life = Life()
     life.begin(row())
@@ -339,25 +331,6 @@ def test_a_refused_write_is_one_error_line_and_slow_repetition():
     assert life.asked(c.WriteRow) == [c.WriteRow(first, life.now + 10.0)]
     life.resolve(second, Refused("AccessDeniedException", "not authorized"))
     assert life.notes() == []
-
-
-def test_a_take_of_a_vanished_row_is_dropped():
-    life = Life()
-    life.begin(row())
-
-    life.resolve(life.writes()[0], ConditionFailed(None))
-
-    assert life.notes() == [], "it never was ours: others ended the shard and cleaned up"
-    assert life.state() is None
-
-
-def test_a_lease_that_ended_in_the_meantime_is_not_kept():
-    life = Life()
-    life.begin(row())
-
-    life.resolve(life.writes()[0], Applied(row(owner=ME, counter=1, checkpoint=SHARD_END)))
-
-    assert life.state() is None
 
 
 # Parents first.
@@ -453,37 +426,6 @@ def test_a_renewal_known_only_from_the_row_may_be_the_zombies_so_another_is_sent
     assert life.writes() == [ch.Renew("s0", ME, moved.counter)]
 
 
-def test_a_dead_process_whose_lease_somebody_took_is_not_started_again():
-    life = Life()
-    image = running(life)
-    crash(life)
-
-    life.say(e.RowRead("s0", replace(image, owner=OTHER, counter=9)))
-
-    assert life.notes() == ["lease_lost"]
-    assert life.core.held() == ()
-
-
-def test_a_dead_process_whose_row_is_gone_is_not_started_again():
-    life = Life()
-    running(life)
-    crash(life)
-
-    life.say(e.RowRead("s0", None))
-
-    assert life.notes() == ["row_vanished"]
-    assert life.core.held() == ()
-
-
-def test_a_dead_process_that_had_ended_the_shard_is_not_started_again():
-    life = Life()
-    image = running(life)
-    crash(life)
-
-    assert life.say(e.RowRead("s0", replace(image, checkpoint=SHARD_END))) == ()
-    assert life.core.held() == ()
-
-
 def test_between_two_starts_the_manager_renews():
     life = Life()
     image = running(life)
@@ -530,16 +472,6 @@ def test_progress_between_deaths_keeps_the_lease_going():
     assert life.state() == "starting"
 
 
-def test_a_start_that_failed_is_tried_again_and_the_row_is_kept():
-    life = Life()
-    taken(life, row())
-
-    life.say(e.StartFailed("s0", "cannot fork"))
-
-    assert life.notes() == ["start_failed"]
-    assert life.asked(c.StartProcess)
-
-
 def test_a_process_that_gave_up_unclaimed_is_followed_by_a_look_at_the_row():
     life = Life()
     mine = taken(life, row())
@@ -551,17 +483,6 @@ def test_a_process_that_gave_up_unclaimed_is_followed_by_a_look_at_the_row():
     assert life.asked(c.ReadRow)
 
     restarted(life, mine)
-    assert life.state() == "starting"
-
-
-def test_a_process_that_lost_its_fence_is_started_again_if_the_row_is_still_ours():
-    life = Life()
-    image = running(life)
-
-    life.say(e.LeaseLost("s0", "the fence passed"))
-    crash(life)
-
-    restarted(life, image)
     assert life.state() == "starting"
 
 
@@ -588,15 +509,6 @@ def test_what_a_dead_process_left_in_its_ring_is_ignored_but_for_the_reason_of_a
     life.say(e.RowRead("s0", image))
 
     assert life.writes(ch.HaltLease)[0].halt.reason == "KeyError"
-
-
-def test_a_second_farewell_changes_nothing():
-    life = Life()
-    running(life)
-    life.say(e.ProcessorFailed("s0", "KeyError"))
-
-    assert life.say(e.LeaseLost("s0", "fence"))[0].event == "process_lost_lease"
-    assert life.state() == "exiting"
 
 
 @pytest.mark.parametrize(
@@ -720,17 +632,6 @@ def test_a_halted_row_that_was_ours_all_along_stays_halted():
 
     assert life.state() == "halted"
     assert life.writes() == [ch.Renew("s0", ME, 4)]
-
-
-def test_a_halted_lease_that_somebody_took_is_lost():
-    life = Life()
-    halted = row(halt=Halt("poison", 1.0))
-    mine = taken(life, halted)
-    life.say(e.Ticked(), after=3.5)
-
-    life.resolve(life.writes()[0], ConditionFailed(replace(mine, owner=OTHER, counter=7)))
-
-    assert life.notes() == ["lease_lost"]
 
 
 # Renewals that do not simply apply.
@@ -1127,27 +1028,6 @@ def test_a_drain_tells_processes_releases_idle_rows_and_finishes_when_all_is_set
     assert life.say(e.LeasesScanned((row(),))) == ()
 
 
-def test_a_process_that_is_starting_is_drained_too():
-    life = Life()
-    taken(life, row())
-
-    life.say(e.DrainRequested("SIGTERM"))
-
-    assert life.asked(c.DrainProcess)
-    assert life.say(e.LeaseClaimed("s0", 2, TRIM_HORIZON)) == ()
-    assert life.state() == "draining"
-
-
-def test_a_start_that_fails_in_a_drain_is_followed_by_the_release():
-    life = Life()
-    taken(life, row())
-    life.say(e.DrainRequested("SIGTERM"))
-
-    life.say(e.StartFailed("s0", "draining"))
-
-    assert life.writes(ch.Release)
-
-
 def test_a_process_that_dies_in_a_drain_leaves_its_row_to_be_released():
     life = Life()
     image = running(life)
@@ -1195,17 +1075,6 @@ def test_a_broken_row_found_before_the_drain_holds_it_up_until_the_next_look_alo
     assert life.asked(c.ReadRow) == []
     life.say(e.RowUnreadable("s0", "checkpoint: TRIM_HORIZN"), after=1.0)
 
-    assert life.core.is_finished
-
-
-def test_a_release_refused_by_a_broken_row_ends_the_drain():
-    life = Life()
-    taken(life, row(parents=frozenset({"p"})), parents_over=False)
-    life.say(e.DrainRequested("SIGTERM"))
-
-    life.resolve(life.writes(ch.Release)[0], Refused("BrokenRow", "checkpoint: TRIM_HORIZN"))
-
-    assert life.notes() == ["write_refused"]
     assert life.core.is_finished
 
 
@@ -1268,14 +1137,6 @@ def test_a_release_whose_position_somebody_moved_is_issued_again_from_the_row():
     life.resolve(life.writes()[0], ConditionFailed(row(owner=ME, counter=1, checkpoint=late)))
 
     assert life.writes() == [ch.Release("s0", ME, 1, late, late)]
-
-
-def test_a_second_drain_request_changes_nothing():
-    life = Life()
-    running(life)
-    life.say(e.DrainRequested("SIGTERM"))
-
-    assert life.say(e.DrainRequested("SIGINT")) == ()
 
 
 def test_a_drain_waits_for_creations_under_way():

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kclrun.leases.held_lease import Fate, judge
-from kclrun.leases.held_leases import blockers
+from kclrun.leases.manager import blockers
 from kclrun.leases.policy import ManagerPolicy, lists_shards, scan_delay_s, write_pause_s
 from kclrun.leases.shard_sync import Listing
 from kclrun.leases.table_view import (

@@ -4,7 +4,7 @@ import pytest
 
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
-from kclrun.leases.held_lease import Places
+from kclrun.leases.capacity import Places
 from kclrun.model.lease import OFFERED, DiedOn
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol import writes as ch
@@ -274,25 +274,19 @@ def test_a_record_that_needs_more_than_two_hosts_have_halts_its_lease_with_the_r
     )
 
 
-def places(leases_max=64):
-    out = []
-    return Places(leases_max, out), out
-
-
 def test_places_come_back_in_steps_that_double():
-    held, out = places()
-    held.failed(5, "no memory", 100.0)
-    counts = []
+    held, counts = Places(64), []
+    notes = held.failed(5, "no memory", 100.0)
     for instant in (129.0, 130.0, 160.0, 190.0, 220.0, 250.0, 280.0):
-        held.tick(instant)
+        notes += held.tick(instant)
         counts.append(held.count)
 
     assert counts == [5, 6, 8, 12, 20, 36, 64]
-    assert [note.event for note in out] == ["capacity_short", "capacity_enough"]
+    assert [note.event for note in notes] == ["capacity_short", "capacity_enough"]
 
 
 def test_a_checkpoint_of_a_lease_tried_since_brings_the_next_step_at_once():
-    held, _ = places()
+    held = Places(64)
     held.failed(5, "no memory", 100.0)
     held.moved(90.0, 110.0)
     held.tick(130.0)
@@ -306,7 +300,7 @@ def test_a_checkpoint_of_a_lease_tried_since_brings_the_next_step_at_once():
 
 @pytest.mark.parametrize("rounds", [1, 3, 9])
 def test_each_try_that_fails_doubles_the_pause_up_to_eight_minutes(rounds):
-    held, _ = places()
+    held = Places(64)
     now = 0.0
     for number in range(rounds):
         held.failed(0, "no memory", now)
@@ -319,11 +313,11 @@ def test_each_try_that_fails_doubles_the_pause_up_to_eight_minutes(rounds):
 
 
 def test_many_leases_that_fail_at_one_time_are_one_failure():
-    held, out = places()
+    held, notes = Places(64), []
     for instant in (100.0, 100.1, 100.2):
-        held.failed(3, "no memory", instant)
+        notes += held.failed(3, "no memory", instant)
 
     held.tick(131.0)
 
     assert held.count == 4
-    assert len(out) == 1
+    assert len(notes) == 1

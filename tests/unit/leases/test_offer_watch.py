@@ -2,7 +2,7 @@
 
 import pytest
 
-from kclrun.leases.offers import LEFT_LYING_S, OfferWatch
+from kclrun.leases.balancing import LEFT_LYING_S, OfferWatch
 from kclrun.model.lease import OFFERED, Lease
 from kclrun.model.sequence import TRIM_HORIZON
 

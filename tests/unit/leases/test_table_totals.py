@@ -25,7 +25,7 @@ def totals(leases, shards=None, *, broken=(), now=0.0, ours=()):
     observation.update(leases, 0.0)
     view = TableView(leases, broken, observation, me="me", gone=frozenset(), now=now)
     listing = Listing(shards, 0.0, 0.0) if shards is not None else None
-    return table_totals(view, listing, set(ours).__contains__)
+    return table_totals(view, listing, set(ours))
 
 
 def test_before_the_first_listing_nobody_knows_how_many_shards_there_are():

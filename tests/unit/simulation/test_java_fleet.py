@@ -105,16 +105,19 @@ def test_what_a_dead_kclrun_host_had_is_read_again_beside_java_workers():
     fleet.require_all_read(PATIENCE_S)
 
 
+_NEXT_STEP = HeldLeases._next_step
+
+
 class HastyHolder(HeldLeases):
     """Begins at once on what it took by force."""
 
-    def _quarantines(self, held_lease, row, now):
+    def _next_step(self, held_lease, now):
         held_lease.has_waited = True
-        return False
+        return _NEXT_STEP(self, held_lease, now)
 
 
 def test_a_manager_that_does_not_wait_after_a_take_by_force_is_caught(monkeypatch):
-    monkeypatch.setattr(HeldLeases, "_quarantines", HastyHolder._quarantines)
+    monkeypatch.setattr(HeldLeases, "_next_step", HastyHolder._next_step)
     fleet = mixed_fleet(4, java=1, shards=4)
     fleet.run_for(120)
     fleet.add_host("a", "h0")

@@ -11,7 +11,7 @@ import pytest
 
 from kclrun.consuming.commands import AllowDelivery
 from kclrun.consuming.events import ProcessorFailed
-from kclrun.leases.held_lease import RECOVERY_MAX_S
+from kclrun.leases.capacity import RECOVERY_MAX_S
 from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.world import FleetSettings
