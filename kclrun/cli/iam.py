@@ -78,9 +78,9 @@ def _sink(settings: Settings, site: Site) -> Sink | None:
     if settings.engine != "spark" or output is None or output.format != "kclrun":
         return None
     from kclrun.aws.policies import Sink
-    from kclrun.spark.sink.columns import sink_settings
+    from kclrun.spark.options import sink_settings
 
-    reached = sink_settings({name: str(value) for name, value in output.options.items()}).reached
+    reached = sink_settings(output.options).reached
     there = msgspec.structs.replace(site, region=reached.region or site.region)
     return Sink(there.stream(reached.stream), reached.role_arn)
 

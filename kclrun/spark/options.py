@@ -1,193 +1,44 @@
-"""Reads the options of the source, as texts, into `SourceSettings`; refuses wrong ones. Pure.
+"""The options of source and sink, and the settings that they become; wrong ones are refused. Pure.
 
-`SourceSettings` lists the options. Other connectors' names are understood: startingPosition,
-initialPosition, maxOffsetsPerTrigger; `from` and `to` are the two timestamps.
+The fields declare the options. Other connectors' names are understood: startingPosition,
+initialPosition, maxOffsetsPerTrigger; `from` and `to` are the two timestamps. A secret has no field
+here: these values appear in plans.
 """
 
 from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
 from kclrun.config.convert import hint
-from kclrun.config.units import ByteSize, Duration
-from kclrun.errors import OffsetRefused, SettingsError
+from kclrun.errors import OffsetRefused
 from kclrun.model.stream import why_no_endpoint
+from kclrun.spark.option_table import (
+    SWITCH,
+    Given,
+    Option,
+    OptionReader,
+    by_hand,
+    choice,
+    duration,
+    number,
+    option,
+    options_of,
+    size,
+    text_of,
+    texts_of,
+    whole,
+)
 from kclrun.spark.positions import TRIM_HORIZON, Position, parse_position
 from kclrun.spark.stream_set import parted
 
-T = TypeVar("T")
-N = TypeVar("N", int, int | None)
 
-_SHOWN_MAX: Final = 60
-_SWITCHES: Final = {"true": True, "false": False}
-# Parts of the names that other connectors give to credentials (awsAccessKeyId, sessionToken, …).
-_CREDENTIALS: Final = ("accesskey", "secret", "sessiontoken", "password", "credential")
-_PREFIX: Final = "kinesis."
-
-
-class OptionReader:
-    """The options of a Spark reader or writer; read each one, then call `settle`.
-
-    Options are texts by name; here they become types, and all problems are reported together.
-    Spark passes option names lower-cased; the reader restores their own spelling. The value of an
-    option that is unknown, or that looks like a credential, is never repeated.
-
-    `what` names the reader or writer, such as "the kclrun source". `known` are the option names in
-    the order of the documentation, `aliases` other spellings, `absent` the advice for options of
-    other connectors that have no counterpart. A method that reads a wrong option notes the
-    problem, under the name that the user gave, and returns the default.
-    """
-
-    def __init__(
-        self,
-        what: str,
-        options: Mapping[str, str],
-        known: Sequence[str],
-        aliases: Mapping[str, str] | None = None,
-        absent: Mapping[str, str] | None = None,
-    ) -> None:
-        self._what = what
-        self._problems: list[str] = []
-        names = {name.lower(): name for name in known}
-        names |= {alias.lower(): name for alias, name in (aliases or {}).items()}
-        spellings = {each.lower(): each for each in (*known, *(aliases or {}))}
-        self._absent = {name.lower(): (name, why) for name, why in (absent or {}).items()}
-        self._called: dict[str, str] = {}
-        self._given: dict[str, str] = {}
-        for key in sorted(options):
-            name = names.get(key.lower())
-            if name is None:
-                self._note_unknown(key, known)
-            elif name in self._given:
-                self.refuse(name, f"is given twice: {key} says the same")
-            else:
-                self._given[name] = options[key]
-                self._called[name] = spellings[key.lower()]
-
-    def text(self, name: str) -> str | None:
-        """The option's text; None if the option was not given."""
-        return self._given.get(name)
-
-    def refuse(self, name: str, why: str) -> None:
-        """Note a problem of an option."""
-        self._problems.append(f"{self._called.get(name, name)}: {why}")
-
-    def choice(self, name: str, words: Mapping[str, T], default: T) -> T:
-        """One of some words, in any case."""
-        *others, last = words
-        expected = f"{', '.join(others)} or {last}" if others else last
-        by_word = {word.lower(): value for word, value in words.items()}
-
-        def read(text: str) -> T:
-            if text.lower() not in by_word:
-                raise ValueError(f"expected {expected}")
-            return by_word[text.lower()]
-
-        return self.read(name, read, default)
-
-    def switch(self, name: str, *, default: bool) -> bool:
-        """true or false."""
-        return self.choice(name, _SWITCHES, default)
-
-    def duration_s(self, name: str, default: float, least: str, most: str) -> float:
-        """A duration between two others, all in the usual notation: `250ms`, `1m30s`."""
-
-        def read(text: str) -> float:
-            value = Duration.parse(text.strip())
-            if not Duration.parse(least) <= value <= Duration.parse(most):
-                raise ValueError(f"expected {least} to {most}")
-            return float(value)
-
-        return self.read(name, read, default)
-
-    def size_bytes(self, name: str, default: N, least: int, most: int) -> N:
-        """A size such as `64MiB`, between two others in bytes."""
-
-        def read(text: str) -> int:
-            value = ByteSize.parse(text.strip())
-            if not least <= value <= most:
-                raise ValueError(f"expected {ByteSize(least).text} to {ByteSize(most).text}")
-            return int(value)
-
-        return self.read(name, read, default)
-
-    def whole(self, name: str, default: N, least: int, most: int) -> N:
-        """A whole number between two others."""
-
-        def read(text: str) -> int:
-            if not text.strip().isdecimal() or not least <= int(text) <= most:
-                raise ValueError(f"expected a whole number from {least} to {most}")
-            return int(text)
-
-        return self.read(name, read, default)
-
-    def number(self, name: str, default: float, least: float, most: float) -> float:
-        """A number between two others."""
-        expected = f"expected a number from {least:g} to {most:g}"
-
-        def read(text: str) -> float:
-            try:
-                value = float(text)
-            except ValueError:
-                raise ValueError(expected) from None
-            if not least <= value <= most:  # also refuses nan
-                raise ValueError(expected)
-            return value
-
-        return self.read(name, read, default)
-
-    def read(self, name: str, reading: Callable[[str], T], default: T) -> T:
-        """The option through `reading`; its ValueError or SettingsError becomes a problem."""
-        text = self._given.get(name)
-        if text is None:
-            return default
-        try:
-            return reading(text)
-        except (ValueError, SettingsError) as error:
-            told = str(error)
-            got = "" if "got " in told else f", got {_shown(text)}"
-            self.refuse(name, f"{told}{got}")
-            return default
-
-    def settle(self) -> None:
-        """Raises: SettingsError with all problems, one a line."""
-        if len(self._problems) == 1:
-            raise SettingsError(f"{self._what} cannot be used: {self._problems[0]}")
-        if self._problems:
-            told = "\n  ".join(self._problems)
-            raise SettingsError(f"{self._what} cannot be used:\n  {told}")
-
-    def _note_unknown(self, key: str, known: Sequence[str]) -> None:
-        flat = key.lower().replace("_", "").replace("-", "").replace(".", "")
-        if any(word in flat for word in _CREDENTIALS):
-            self.refuse(
-                key,
-                "credentials are no options, they would stand in query plans; leave it out and"
-                " give them to the processes (environment, profile, instance or pod role), or"
-                " name a role in roleArn",
-            )
-        elif key.lower() in self._absent:
-            self.refuse(*self._absent[key.lower()])
-        elif key.lower() == "path":
-            self.refuse(key, "a stream has none: name the stream in streamName, and load nothing")
-        else:
-            self.refuse(key, f"no such option{hint(key.lower().removeprefix(_PREFIX), known)}")
-
-
-def _shown(text: str) -> str:
-    return repr(text) if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]!r}…"
-
-
-# The typed options of source and sink.
-#
-# Pure values; texts become these values here (source) and in `sink/columns.py` (sink). A secret has
-# no field here: these values appear in plans.
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
     """A stream, or several, and how to reach it; each process takes credentials from its own chain.
 
@@ -251,85 +102,208 @@ class Start(msgspec.Struct, frozen=True):
     leases: LeasesAt | None = None
 
 
-class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """All options of the source, in types; units last.
+# One batch is planned in memory, one position a shard: far more than a day of the largest stream.
+_RECORDS_MAX: Final = 10**12
+_BYTES_MAX: Final = 2**50
+# The limit of the rows that travel with a batch's plan, for all shards together (measured: a
+# trigger takes 83 ms longer at 8 MB than at 2 MB).
+_INLINE_MAX: Final = 4 * 2**20
+# A task opens eight shards at once; with more shards than this they wait for each other too long.
+_SHARDS_A_TASK_MAX: Final = 1_000
+_PARTITIONS_MAX: Final = 100_000
+_ATTEMPTS_MAX: Final = 1_000_000
+# The service serves five GetRecords a second and shard, for all applications together.
+_READS_MAX: Final = 5.0
+_READS_MIN: Final = 0.1
+# A record's data and key: 1 MiB by default; UpdateMaxRecordSize raises a stream's limit to 10 MiB.
+_RECORD_BYTES_MAX: Final = 10 * 2**20
 
-        streamName or streamARN                        required; names with commas are several
-                                                       streams, the ARN names the region
-        region, endpointUrl                            from the ARN, else the AWS chain
-        roleArn, roleExternalId, roleSessionName       a role to assume
-        startingOffsets                                latest, earliest or JSON: position by shard
-        startingTimestamp                              an ISO-8601 instant, or milliseconds
-        startingLeases                                 an application of the fleet (its lease table)
-        startingLeasesEndpointUrl                      DynamoDB, where it is not AWS's own
-        endingOffsets, endingTimestamp                 the same for the end of a batch read
-        failOnDataLoss                                 true
-        maxRecordsPerTrigger, maxBytesPerTrigger       none, 64MiB for each shard read at once
-        targetBatchDuration, pollInterval              30s, 1s
-        maxReadsPerSecondPerShard                      2.5
-        shardsPerTask, maxPartitions                   8, none
-        inlineMaxBytes                                 512KiB
-        alignShards, deaggregate                       true
-        shardListInterval                              10s
-        retryAttempts, retryBackoffMax                 without end, 3s
-        consumerMode                                   polling
 
-    `bytes_per_trigger_max` None is 64 MiB for every shard that is read.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceSettings:
+    """The settings of the source; units last.
+
+    `bytes_per_trigger_max` None is 64 MiB for every shard that is read at once.
     """
 
     reached: Reached
-    start: Start = Start(StartKind.LATEST)
-    end: Start = Start(StartKind.LATEST)
-    fails_on_data_loss: bool = True
-    records_per_trigger_max: int | None = None
-    bytes_per_trigger_max: int | None = None
-    target_batch_s: float = 30.0
-    poll_interval_s: float = 1.0
-    reads_per_second_max: float = 2.5
-    shards_per_task: int = 8
-    partitions_max: int | None = None
-    inline_bytes_max: int = 512 * 1024
-    aligns_shards: bool = True
-    opens_aggregates: bool = True
-    shard_list_interval_s: float = 10.0
-    retry_attempts: int | None = None
-    retry_backoff_max_s: float = 3.0
+    start: Start = field(
+        default=Start(StartKind.LATEST),
+        metadata=by_hand(
+            Option(
+                "startingOffsets",
+                'or JSON: `{"shardId-000000000000": "4959…", "*": "TRIM_HORIZON"}`, after that'
+                " record; `@4959…` before it; of several streams `orders:shardId-…`",
+                shown="`latest`; a batch: `earliest`",
+            ),
+            Option("startingTimestamp", "an ISO-8601 instant with its zone, or milliseconds"),
+            Option(
+                "startingLeases",
+                "an application of the fleet, or its lease table where that has another name: begin"
+                " at its checkpoints",
+            ),
+            Option(
+                "startingLeasesEndpointUrl",
+                "where DynamoDB answers for that table",
+                shown="AWS; on an emulator of this machine `endpointUrl`",
+            ),
+        ),
+    )
+    end: Start = field(
+        default=Start(StartKind.LATEST),
+        metadata=by_hand(
+            Option("endingOffsets", "the end of a batch read", shown="`latest`"),
+            Option("endingTimestamp", "the same, as a time"),
+        ),
+    )
+    fails_on_data_loss: bool = option(
+        "failOnDataLoss",
+        SWITCH,
+        "records that expired unread end the query; `false`: a warning",
+        default=True,
+    )
+    records_per_trigger_max: int | None = option(
+        "maxRecordsPerTrigger",
+        whole(1, _RECORDS_MAX),
+        "soft, in Kinesis records",
+        default=None,
+        shown="none",
+    )
+    bytes_per_trigger_max: int | None = option(
+        "maxBytesPerTrigger",
+        size(1, _BYTES_MAX),
+        "soft, in bytes of Kinesis records",
+        default=None,
+        shown="64MiB a shard",
+    )
+    target_batch_s: float = option(
+        "targetBatchDuration",
+        duration("100ms", "1h"),
+        "behind the tip, batches grow and shrink towards this",
+        default=30.0,
+    )
+    # Kept iterators live five minutes; the service allows five reads a second.
+    poll_interval_s: float = option(
+        "pollInterval",
+        duration("200ms", "1m"),
+        "how often the tip is looked for; 200ms or more",
+        default=1.0,
+    )
+    reads_per_second_max: float = option(
+        "maxReadsPerSecondPerShard",
+        number(_READS_MIN, _READS_MAX),
+        "of the five that all readers of a shard share",
+        default=2.5,
+    )
+    shards_per_task: int = option(
+        "shardsPerTask",
+        whole(1, _SHARDS_A_TASK_MAX),
+        "how many shards one task reads, at once",
+        default=8,
+    )
+    partitions_max: int | None = option(
+        "maxPartitions",
+        whole(1, _PARTITIONS_MAX),
+        "the most tasks of a batch",
+        default=None,
+        shown="none",
+    )
+    inline_bytes_max: int = option(
+        "inlineMaxBytes",
+        size(0, _INLINE_MAX),
+        "rows that the driver has read anyway travel with the plan; `0`: none",
+        default=512 * 1024,
+    )
+    aligns_shards: bool = option(
+        "alignShards",
+        SWITCH,
+        "behind the tip, all shards are read up to the same arrival time",
+        default=True,
+    )
+    opens_aggregates: bool = option(
+        "deaggregate", SWITCH, "KPL aggregates come as their user records", default=True
+    )
+    shard_list_interval_s: float = option(
+        "shardListInterval", duration("1s", "10m"), "how often the shards are listed", default=10.0
+    )
+    retry_attempts: int | None = option(
+        "retryAttempts",
+        whole(1, _ATTEMPTS_MAX),
+        "attempts of one request, then the task fails",
+        default=None,
+        shown="without end",
+    )
+    retry_backoff_max_s: float = option(
+        "retryBackoffMax",
+        duration("100ms", "5m"),
+        "the longest pause between attempts",
+        default=3.0,
+    )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SinkSettings:
+    """The settings of the sink; units last.
+
+    `keeps_order`: a request holds one record of a key. `give_up_after_s`: the time for which a
+    shard, or the service, may accept nothing before a task fails; Spark then tries it again. Two
+    minutes are twelve of the flow control's longest pauses: the tasks of a query compete for a
+    throttled shard.
+    """
+
+    reached: Reached
+    keeps_order: bool = option(
+        "ordering",
+        choice({"key": True, "none": False}),
+        "records of a key never overtake each other; `none`: a refused record may be overtaken",
+        default=True,
+    )
+    aggregates: bool = option(
+        "aggregate",
+        SWITCH,
+        "`true` packs the records of a key into KPL aggregates: for few keys with many records",
+        default=False,
+    )
+    record_bytes_max: int = option(
+        "maxRecordBytes",
+        size(1024, _RECORD_BYTES_MAX),
+        "up to 10MiB where the stream allows it",
+        default=2**20,
+    )
+    # A throttled shard gets a request at least every 10 s: a shorter limit would give it up.
+    give_up_after_s: float = option(
+        "giveUpAfter",
+        duration("15s", "1h"),
+        "a task fails when a shard takes nothing for so long",
+        default=120.0,
+    )
+
+
+_CONSUMER_MODE: Final = Option("consumerMode", "the only one so far", shown="`polling`")
 # The options that source and sink share: the stream and how to reach it.
-REACHED_NAMES: Final = (
-    "streamName",
-    "streamARN",
-    "region",
-    "endpointUrl",
-    "roleArn",
-    "roleExternalId",
-    "roleSessionName",
+STREAM_OPTIONS: Final = (
+    Option(
+        "streamName",
+        "the stream; it or `streamARN` is needed. `orders,returns` are several streams of one"
+        " account and region",
+    ),
+    Option("streamARN", "the stream, with its region"),
+    Option("region", "where the stream is", shown="the ARN's, or the AWS chain"),
+    Option("endpointUrl", "where Kinesis answers", shown="AWS"),
+    Option(
+        "roleArn",
+        "a role to assume. Keys are not options: they would stand in the plan",
+        shown="the AWS chain",
+    ),
+    Option(
+        "roleExternalId",
+        "of that role. It stands in the plan, unless `spark.sql.redaction.options.regex` matches it"
+        " (`(?i)url|externalid` in sessions that kclrun opens)",
+    ),
+    Option("roleSessionName", "of that role"),
 )
-NAMES: Final = (
-    *REACHED_NAMES,
-    "startingOffsets",
-    "startingTimestamp",
-    "startingLeases",
-    "startingLeasesEndpointUrl",
-    "endingOffsets",
-    "endingTimestamp",
-    "failOnDataLoss",
-    "maxRecordsPerTrigger",
-    "maxBytesPerTrigger",
-    "targetBatchDuration",
-    "pollInterval",
-    "maxReadsPerSecondPerShard",
-    "shardsPerTask",
-    "maxPartitions",
-    "inlineMaxBytes",
-    "alignShards",
-    "deaggregate",
-    "shardListInterval",
-    "retryAttempts",
-    "retryBackoffMax",
-    "consumerMode",
-)
+SOURCE_OPTIONS: Final = (*STREAM_OPTIONS, *options_of(SourceSettings), _CONSUMER_MODE)
+SINK_OPTIONS: Final = (*STREAM_OPTIONS, *options_of(SinkSettings))
 ALIASES: Final = {
     "startingPosition": "startingOffsets",
     "initialPosition": "startingOffsets",
@@ -360,19 +334,6 @@ _WORDS: Final = {
     "earliest": StartKind.EARLIEST,
     "trim_horizon": StartKind.EARLIEST,
 }
-# One batch is planned in memory, one position a shard: far more than a day of the largest stream.
-_RECORDS_MAX: Final = 10**12
-_BYTES_MAX: Final = 2**50
-# The limit of the rows that travel with a batch's plan, for all shards together (measured: a
-# trigger takes 83 ms longer at 8 MB than at 2 MB).
-_INLINE_MAX: Final = 4 * 2**20
-# A task opens eight shards at once; with more shards than this they wait for each other too long.
-_SHARDS_A_TASK_MAX: Final = 1_000
-_PARTITIONS_MAX: Final = 100_000
-_ATTEMPTS_MAX: Final = 1_000_000
-# The service serves five GetRecords a second and shard, for all applications together.
-_READS_MAX: Final = 5.0
-_READS_MIN: Final = 0.1
 # 9999-12-31T23:59:59Z: the last second of `datetime`.
 _TIMESTAMP_MS_MAX: Final = 253_402_300_799_000
 
@@ -385,39 +346,65 @@ class Use(enum.Enum):
     EITHER = "reading"
 
 
-def read_source_options(options: Mapping[str, str], use: Use) -> SourceSettings:
-    """The settings from the options; names in any case.
+def read_source_options(options: Given, use: Use) -> SourceSettings:
+    """The settings from the options; names in any case. A `Start` or `Duration` is taken as it is.
 
     Raises: SettingsError naming every option that is unknown, missing, wrong or not for this use.
     """
-    given = OptionReader("the kclrun source", options, NAMES, ALIASES, _ABSENT)
+    names = [each.name for each in SOURCE_OPTIONS]
+    given = OptionReader("the kclrun source", options, names, ALIASES, _ABSENT)
     _refuse_what_is_not_there_yet(given)
     reached = read_reached(given, takes_several=True)
     start, end = _start(given, use), _end(given, use)
-    for option, place in (("startingOffsets", start), ("endingOffsets", end)):
-        _check_names(given, option, place, reached)
-    settings = SourceSettings(
-        reached=reached,
-        start=start,
-        end=end,
-        fails_on_data_loss=given.switch("failOnDataLoss", default=True),
-        records_per_trigger_max=given.whole("maxRecordsPerTrigger", None, 1, _RECORDS_MAX),
-        bytes_per_trigger_max=given.size_bytes("maxBytesPerTrigger", None, 1, _BYTES_MAX),
-        target_batch_s=given.duration_s("targetBatchDuration", 30.0, "100ms", "1h"),
-        # Kept iterators live five minutes; the service allows five reads a second.
-        poll_interval_s=given.duration_s("pollInterval", 1.0, "200ms", "1m"),
-        reads_per_second_max=given.number("maxReadsPerSecondPerShard", 2.5, _READS_MIN, _READS_MAX),
-        shards_per_task=given.whole("shardsPerTask", 8, 1, _SHARDS_A_TASK_MAX),
-        partitions_max=given.whole("maxPartitions", None, 1, _PARTITIONS_MAX),
-        inline_bytes_max=given.size_bytes("inlineMaxBytes", 512 * 1024, 0, _INLINE_MAX),
-        aligns_shards=given.switch("alignShards", default=True),
-        opens_aggregates=given.switch("deaggregate", default=True),
-        shard_list_interval_s=given.duration_s("shardListInterval", 10.0, "1s", "10m"),
-        retry_attempts=given.whole("retryAttempts", None, 1, _ATTEMPTS_MAX),
-        retry_backoff_max_s=given.duration_s("retryBackoffMax", 3.0, "100ms", "5m"),
-    )
+    for name, place in (("startingOffsets", start), ("endingOffsets", end)):
+        _check_names(given, name, place, reached)
+    more = given.values(SourceSettings)
     given.settle()
-    return settings
+    return SourceSettings(reached=reached, start=start, end=end, **more)
+
+
+def source_texts(settings: SourceSettings) -> dict[str, str]:
+    """The options, as Spark takes them, that `read_source_options` reads as a stream's settings."""
+    reached, start = settings.reached, settings.start
+    named = "streamARN" if reached.stream.startswith("arn:") else "streamName"
+    texts = {
+        named: reached.stream,
+        "region": reached.region,
+        "endpointUrl": reached.endpoint_url,
+        "roleArn": reached.role_arn,
+        "roleExternalId": reached.role_external_id,
+        "roleSessionName": reached.role_session_name,
+    }
+    match start.kind:
+        case StartKind.LATEST | StartKind.EARLIEST:
+            texts["startingOffsets"] = start.kind.value
+        case StartKind.TIMESTAMP:
+            texts["startingTimestamp"] = str(start.timestamp_ms)
+        case StartKind.POSITIONS:
+            by_shard = {shard: str(position) for shard, position in start.positions.items()}
+            texts["startingOffsets"] = msgspec.json.encode(by_shard).decode()
+        case StartKind.LEASES:
+            assert start.leases is not None, "the kind needs it"
+            texts["startingLeases"] = start.leases.table
+            texts["startingLeasesEndpointUrl"] = start.leases.endpoint_url
+    return {name: text for name, text in texts.items() if text is not None} | texts_of(settings)
+
+
+# Options that Spark adds to a streaming sink's options by itself.
+_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
+
+
+def sink_settings(options: Given) -> SinkSettings:
+    """The settings from the options; names in any case.
+
+    Raises: SettingsError naming every option that is unknown, missing or wrong.
+    """
+    named = {key: value for key, value in options.items() if key.lower() not in _SPARKS_OWN}
+    given = OptionReader("the kclrun sink", named, [each.name for each in SINK_OPTIONS])
+    reached = read_reached(given)
+    more = given.values(SinkSettings)
+    given.settle()
+    return SinkSettings(reached=reached, **more)
 
 
 def read_reached(given: OptionReader, *, takes_several: bool = False) -> Reached:
@@ -539,11 +526,14 @@ def _place(given: OptionReader, which: str, usual: Start) -> Start:
     offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
     if given.text(offsets) is not None and given.text(timestamp) is not None:
         given.refuse(offsets, f"and {timestamp} say the same thing: give one of them")
-    placed = given.read(offsets, lambda text: _offsets(text, timestamp), usual)
+    placed = given.read(offsets, lambda value: _offsets(value, timestamp), usual)
     return given.read(timestamp, _timestamp, placed)
 
 
-def _offsets(text: str, timestamp: str) -> Start:
+def _offsets(given: object, timestamp: str) -> Start:
+    if isinstance(given, Start):
+        return given
+    text = text_of(given)
     if text.lstrip().startswith("{"):
         return Start(StartKind.POSITIONS, positions=_positions(text))
     kind = _WORDS.get(text.strip().lower())
@@ -572,17 +562,17 @@ def _positions(text: str) -> dict[str, Position]:
     return {shard_id: _position(shard_id, place) for shard_id, place in plain.items()}
 
 
-def _check_names(given: OptionReader, option: str, place: Start, reached: Reached) -> None:
+def _check_names(given: OptionReader, name: str, place: Start, reached: Reached) -> None:
     """Notes shards whose names do not fit the source, for one stream or several."""
     streams = set(reached.several) or {""}
     unknown = [each for each in place.positions if each != "*" and parted(each)[0] not in streams]
     if unknown and reached.several:
         example = f"{reached.several[0]}:{parted(unknown[0])[1]}"
         given.refuse(
-            option, f"of several streams, a shard is named with its own: {example!r}, for example"
+            name, f"of several streams, a shard is named with its own: {example!r}, for example"
         )
     elif unknown:
-        given.refuse(option, f'expected shard ids and "*", not {unknown[0][:40]!r}')
+        given.refuse(name, f'expected shard ids and "*", not {unknown[0][:40]!r}')
 
 
 def _position(shard_id: str, text: str) -> Position:
@@ -594,8 +584,8 @@ def _position(shard_id: str, text: str) -> Position:
         raise ValueError(f"{shard_id}: {error}") from None
 
 
-def _timestamp(text: str) -> Start:
-    stripped = text.strip()
+def _timestamp(given: object) -> Start:
+    stripped = text_of(given).strip()
     at_ms = int(stripped) if stripped.isdecimal() else _instant_ms(stripped)
     if not 0 <= at_ms <= _TIMESTAMP_MS_MAX:
         raise ValueError("expected a time between the years 1970 and 9999")

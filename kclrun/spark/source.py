@@ -8,6 +8,7 @@ earlier ones the reader remembers it.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -90,7 +91,7 @@ class Narrowing(msgspec.Struct, frozen=True):
             is_earlier = end.kind is StartKind.LATEST or at_ms < end.timestamp_ms
             if oldest_ms < at_ms < now_ms - _MARGIN_MS and is_earlier:
                 end = Start(StartKind.TIMESTAMP, at_ms)
-        return msgspec.structs.replace(settings, start=start, end=end)
+        return dataclasses.replace(settings, start=start, end=end)
 
     def reads(self, stream: str, shard_id: str) -> bool:
         """Whether rows of this shard of this stream can match."""

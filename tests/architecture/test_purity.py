@@ -32,6 +32,7 @@ PURE_FILES += [
             "lineage",
             "offsets",
             "options",
+            "option_table",
             "positions",
         ),
         "spark/executor": ("range_cursor",),

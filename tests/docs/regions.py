@@ -13,6 +13,14 @@ from kclrun.observe import events
 from kclrun.observe.metrics import METRICS
 from kclrun.protocol import fence
 from kclrun.protocol.conditions import WRITES, When
+from kclrun.spark.option_table import default_texts
+from kclrun.spark.options import (
+    SINK_OPTIONS,
+    SOURCE_OPTIONS,
+    STREAM_OPTIONS,
+    SinkSettings,
+    SourceSettings,
+)
 from tests.support.lease_writes import ALL
 
 CROWD = [f"kclrun:g:h{number}:n" for number in range(1000)]
@@ -201,6 +209,29 @@ def properties_without():
     return table(("without a counterpart", "because"), rows)
 
 
+def source_options():
+    return _options(SourceSettings, SOURCE_OPTIONS)
+
+
+def sink_options():
+    return _options(SinkSettings, SINK_OPTIONS[len(STREAM_OPTIONS) :])
+
+
+def _options(settings, options):
+    defaults = default_texts(settings)
+    return table(
+        ("option", "default", "meaning"),
+        (
+            (
+                f"`{each.name}`",
+                each.shown or (f"`{defaults[each.name]}`" if each.name in defaults else ""),
+                escaped(each.doc),
+            )
+            for each in options
+        ),
+    )
+
+
 def timers():
     """When the fleet does what, computed by the functions that the managers use."""
     return table(("what", "when, with F = 10 s"), [*_renewal_timers(), *_lease_timers()])
@@ -315,6 +346,8 @@ REGIONS = {
     "findings": findings,
     "expressions": expressions,
     "expression-forms": expression_forms,
+    "source-options": source_options,
+    "sink-options": sink_options,
     "properties": properties,
     "properties-without": properties_without,
     "timers": timers,

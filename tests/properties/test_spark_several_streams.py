@@ -4,12 +4,12 @@ resharded on its own, their shards have the same ids, and streams are added whil
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import os
 import random
 
-import msgspec
 import pytest
 
 from kclrun.errors import OffsetRefused
@@ -142,9 +142,7 @@ def add(query, names):
     if len(world.several) == 1:
         query.batch_of = {f"{only}:{shard}": found for shard, found in query.batch_of.items()}
     world.read(names)
-    query.settings = msgspec.structs.replace(
-        query.settings, reached=Reached(stream=",".join(names))
-    )
+    query.settings = dataclasses.replace(query.settings, reached=Reached(stream=",".join(names)))
     query.open()
     if not query.logged:
         return
@@ -166,7 +164,7 @@ def test_a_stream_that_is_left_out_is_refused_by_name():
     world, query = storm(3)
     start = query.start_of(query.committed)
     world.read(world.several[1:])
-    query.settings = msgspec.structs.replace(
+    query.settings = dataclasses.replace(
         query.settings, reached=Reached(stream=",".join(world.several))
     )
     query.open()

@@ -11,6 +11,7 @@ from kclrun.config.schema import Settings
 from kclrun.local.filling import Filler, FillOrder, Reshard
 from kclrun.model.wire import WireEndpoint
 from kclrun.samples import flights
+from kclrun.spark.options import Use, read_source_options
 from kclrun.spark.processors.source import processor_stream
 from kclrun.testing import run_processor
 from tests.patience import HUNG_S, TEST_S
@@ -44,7 +45,9 @@ def merged_on_spark(spark, stream_of, tmp_path):
         filler = threading.Thread(target=Filler(order).fill, args=(lambda: iter(records),))
 
         def start(trigger):
-            rows = processor_stream(spark, settings, source, [ROOT])
+            rows = processor_stream(
+                spark, settings, read_source_options(source, Use.STREAM), [ROOT]
+            )
             writer = rows.writeStream.format("parquet").trigger(**trigger)
             writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
             return writer.start(str(tmp_path / "rows"))

@@ -12,6 +12,7 @@ import kclrun.spark
 from kclrun.config.schema import FetchSettings, OnErrorSettings, Settings
 from kclrun.config.units import Duration
 from kclrun.errors import SettingsError
+from kclrun.spark.options import Use, read_source_options
 from kclrun.spark.processors.source import OBSERVED, processor_stream
 from kclrun.spark.running.progress import read_progress
 from tests.patience import HUNG_S
@@ -85,7 +86,9 @@ class Rig:
             "startingOffsets": "earliest",
             "pollInterval": "200ms",
         }
-        return processor_stream(self.spark, settings, source, [self.folder])
+        return processor_stream(
+            self.spark, settings, read_source_options(source, Use.STREAM), [self.folder]
+        )
 
     def start(self, *, trigger=None, **application):
         rows = self.frame(**application)

@@ -20,7 +20,7 @@ from kclrun.errors import SettingsError
 from kclrun.loading import load_processor
 from kclrun.spark.executor.reading import ReadPage, read_ranges
 from kclrun.spark.offsets import ShardRange
-from kclrun.spark.options import SourceSettings, Use, read_source_options
+from kclrun.spark.options import SourceSettings, Use, read_source_options, source_texts
 from kclrun.spark.processors.hosting import ACK, ROW, SCHEMA, ProcessorJob, ProcessorTask
 from kclrun.spark.processors.range_progress import fencing_token
 from kclrun.spark.source import KclrunDataSource, ShardsPartition, StreamReader
@@ -43,7 +43,7 @@ _ACK_SCHEMA: Final = (
 def processor_stream(
     spark: SparkSession,
     settings: Settings,
-    source_options: Mapping[str, str],
+    source: SourceSettings,
     paths: Sequence[Path],
 ) -> DataFrame:
     """The rows that `settings.processor` emits, as a streaming DataFrame.
@@ -51,7 +51,7 @@ def processor_stream(
     Columns: `shardId`; `sequenceNumber` and `subSequenceNumber` of the last record given when the
     row was emitted (SHARD_END from `shard_ended`); `row`, a JSON object. Rows of one shard and one
     micro-batch are in the order of the calls, in one partition.
-    `source_options` are those of `format("kclrun")`. The processor is imported on the executors:
+    `source` is the stream and how it is read. The processor is imported on the executors:
     from `paths` where they exist there, else from `--py-files`, a wheel or an archive of the job.
     The query's progress has the observed metric `kclrun`: `records`, `bytes`, `rows`, and
     `by_shard` with item, count, bytes, rows, position, checkpoint and processingS.
@@ -63,10 +63,9 @@ def processor_stream(
     on every attempt: those of `on_error` within a task, then Spark's attempts at the task.
     """
     assert settings.processor is not None, "the rules of the settings see to it"
-    stream = read_source_options(source_options, Use.STREAM).reached.name
     job = ProcessorJob(
         application=settings.application,
-        stream=stream,
+        stream=source.reached.name,
         processor=settings.processor,
         paths=tuple(str(path) for path in paths),
         options=settings.options,
@@ -75,7 +74,7 @@ def processor_stream(
         on_error=ErrorPolicy(settings.on_error.retries, float(settings.on_error.backoff)),
         run=uuid.uuid4().hex,
     )
-    return _emitted(spark, job, source_options)
+    return _emitted(spark, job, source_texts(source))
 
 
 def process(

@@ -16,6 +16,15 @@ from kclrun.loading import load_pipeline
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
 from kclrun.model.time import WallTime
 from kclrun.spark.engine.versions import Capabilities
+from kclrun.spark.option_table import text_of
+from kclrun.spark.options import (
+    SourceSettings,
+    Start,
+    StartKind,
+    Use,
+    read_source_options,
+    source_texts,
+)
 from kclrun.spark.running.failures import failure_of, own_failure_in
 from kclrun.spark.running.progress import OBSERVED
 
@@ -38,14 +47,15 @@ def told_as_ours() -> Iterator[None]:
         raise failure_of(str(error) or f"the JVM is gone ({type(error).__name__})") from error
 
 
-# Translates `stream`, `start`, `aws`, `fetch` and `spark.source` into options of the source. Pure.
+# The settings of the source, from `stream`, `start`, `aws`, `fetch` and `spark.source`. Pure.
 #
 # A value that is set elsewhere in the file is not repeated in `spark.source`
-# (`config/engine_rules.py` refuses it), so the two cannot contradict each other.
-def source_options(settings: Settings, now: WallTime) -> dict[str, str]:
-    """The options of `format("kclrun")` for this application; `now` judges `start`.
+# (`config/rules.py` refuses it), so the two cannot contradict each other.
+def source_settings(settings: Settings, now: WallTime) -> SourceSettings:
+    """The source of this application; `now` judges `start`.
 
-    Raises: SettingsError for a `start` that lies in the future of `now`.
+    Raises: SettingsError for a `start` that lies in the future of `now`, and as the source for its
+    options.
     """
     aws = settings.aws
     stream = "streamARN" if settings.only_stream.startswith("arn:") else "streamName"
@@ -55,33 +65,29 @@ def source_options(settings: Settings, now: WallTime) -> dict[str, str]:
         "region": aws.region if stream == "streamName" else None,
         "endpointUrl": aws.endpoints.get("kinesis", aws.endpoint),
         "roleArn": aws.role_arn,
-        "pollInterval": settings.fetch.idle.text,
+        "pollInterval": settings.fetch.idle,
+        **_start(settings, now),
+        **settings.spark.source,
     }
-    return (
-        {name: value for name, value in given.items() if value is not None}
-        | _start(settings, now)
-        | as_option_texts(settings.spark.source)
-    )
+    present = {name: value for name, value in given.items() if value is not None}
+    return read_source_options(present, Use.STREAM)
 
 
 def as_option_texts(options: Mapping[str, str | int | float | bool]) -> dict[str, str]:
-    """Options in the form that Spark takes: switches are `true` and `false`."""
-    return {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in options.items()
-    }
+    """Options in the form that Spark takes."""
+    return {name: text_of(value) for name, value in options.items()}
 
 
-def _start(settings: Settings, now: WallTime) -> dict[str, str]:
+def _start(settings: Settings, now: WallTime) -> dict[str, object]:
     if isinstance(settings.start, StartAtLeases):
-        leases = {"startingLeases": settings.start.leases}
         url = settings.aws.endpoints.get("dynamodb", settings.aws.endpoint)
-        return leases if url is None else leases | {"startingLeasesEndpointUrl": url}
+        return {"startingLeases": settings.start.leases, "startingLeasesEndpointUrl": url}
     start = parse_start(settings.start, now)
     if start.at is not None:
-        return {"startingTimestamp": str(round(start.at * 1000))}
-    words = {TRIM_HORIZON: "earliest", LATEST: "latest"}
-    return {"startingOffsets": words[start.sentinel]}
+        at_ms = round(start.at * 1000)
+        return {"startingOffsets": Start(StartKind.TIMESTAMP, timestamp_ms=at_ms)}
+    kinds = {TRIM_HORIZON: StartKind.EARLIEST, LATEST: StartKind.LATEST}
+    return {"startingOffsets": Start(kinds[start.sentinel])}
 
 
 # The query of one application: its records, the result of user code, and the output.
@@ -95,7 +101,7 @@ _ASAP: Final = "asap"
 
 
 def records_of(
-    spark: SparkSession, options: Mapping[str, str], capabilities: Capabilities
+    spark: SparkSession, source: SourceSettings, capabilities: Capabilities
 ) -> DataFrame:
     """The records of the stream, counted on their way for the report.
 
@@ -111,7 +117,7 @@ def records_of(
     if capabilities.counts_by_value:
         top = f"approx_top_k(shardId, {_SHARDS_COUNTED_MAX}, {_SHARDS_COUNTED_MAX})"
         metrics.append(F.expr(top).alias("by_shard"))
-    records = spark.readStream.format("kclrun").options(**options).load()
+    records = spark.readStream.format("kclrun").options(**source_texts(source)).load()
     return records.observe(OBSERVED, *metrics)
 
 
@@ -216,16 +222,16 @@ def made_query(
 
     Raises: ProcessorLoadError, SettingsError; and PySpark's errors for the source's options.
     """
-    options = source_options(settings, WallTime(time.time()))
+    source = source_settings(settings, WallTime(time.time()))
     if settings.pipeline is not None:
         pipeline = load_pipeline(settings.pipeline, paths)
-        records = records_of(spark, options, capabilities)
+        records = records_of(spark, source, capabilities)
         made = pipeline_result(pipeline, settings.pipeline, records, settings.options)
         return Query(settings, made, is_emitted=False)
     from kclrun.spark.processors.source import processor_stream
 
     output = settings.output
-    rows = processor_stream(spark, settings, options, paths)
+    rows = processor_stream(spark, settings, source, paths)
     frame = emitted_rows(rows, output.schema if output is not None else None)
     return Query(settings, frame, is_emitted=True)
 

@@ -26,10 +26,9 @@ from kclrun.observe.logs import EventLog
 from kclrun.observe.sample import ManagerSample
 from kclrun.sinks.durable_files import write_report
 from kclrun.spark.engine.versions import Capabilities, installed
-from kclrun.spark.options import Use, read_source_options
 from kclrun.spark.running.failures import failure_of
 from kclrun.spark.running.progress import RunCounts, read_lags, read_progress
-from kclrun.spark.running.query import Query, made_query, source_options, told_as_ours
+from kclrun.spark.running.query import Query, made_query, source_settings, told_as_ours
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -200,7 +199,7 @@ def require_runnable(settings: Settings, now: WallTime) -> Capabilities:
     Raises: SettingsError naming the cause: PySpark, an option of the source, a trigger.
     """
     found = installed()
-    read_source_options(source_options(settings, now), Use.STREAM)
+    source_settings(settings, now)
     return found
 
 

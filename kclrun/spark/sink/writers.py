@@ -21,9 +21,9 @@ from kclrun.errors import SettingsError
 from kclrun.model.shard import Shard
 from kclrun.sinks.flow_control import Flow, ProducerSettings
 from kclrun.sinks.kinesis_producer import KinesisProducer
-from kclrun.spark.options import Reached
+from kclrun.spark.options import Reached, SinkSettings, sink_settings
 from kclrun.spark.requests import connected
-from kclrun.spark.sink.columns import SinkSettings, check_columns, sink_settings
+from kclrun.spark.sink.columns import check_columns
 from kclrun.spark.sink.report import (
     BatchReport,
     TaskReport,

@@ -20,12 +20,12 @@ from pyspark.sql.types import StringType
 from kclrun.codec.kpl import parse_hash_key
 from kclrun.errors import LimitExceeded, SettingsError, SinkError
 from kclrun.model.record import PutEntry
+from kclrun.spark.options import sink_settings
 from kclrun.spark.sink.columns import (
     DATA,
     EXPLICIT_HASH_KEY,
     PARTITION_KEY,
     check_columns,
-    sink_settings,
 )
 from kclrun.spark.sink.shards import open_shards
 

@@ -1,9 +1,9 @@
 """Filters of a batch read spare reading, and never a row that Spark would have kept."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from msgspec.structs import replace
 
 from kclrun.model.record import Record
 from kclrun.spark.options import Reached, SourceSettings, Start, StartKind

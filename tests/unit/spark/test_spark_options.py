@@ -6,7 +6,7 @@ from kclrun.config.convert import hint
 from kclrun.errors import SettingsError
 from kclrun.spark.options import (
     ALIASES,
-    NAMES,
+    SOURCE_OPTIONS,
     LeasesAt,
     Reached,
     SourceSettings,
@@ -14,9 +14,11 @@ from kclrun.spark.options import (
     StartKind,
     Use,
     read_source_options,
+    source_texts,
 )
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, before
 
+NAMES = tuple(option.name for option in SOURCE_OPTIONS)
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/flights"
 FIRST = "shardId-000000000000"
 
@@ -91,6 +93,7 @@ def test_every_option_finds_its_setting_in_any_case():
 
     assert read_source_options(options, Use.STREAM) == expected
     assert read_source_options(lower, Use.STREAM) == expected
+    assert read_source_options(source_texts(expected), Use.STREAM) == expected
 
 
 @pytest.mark.parametrize(
@@ -129,7 +132,9 @@ def test_positions_are_given_by_shard():
         f'{{"{FIRST}": "4959", "shardId-000000000001": "@4960", '
         '"shardId-000000000002": "SHARD_END", "*": "earliest"}'
     )
-    assert read(startingOffsets=text).start == Start(
+    settings = read(startingOffsets=text)
+    assert read_source_options(source_texts(settings), Use.STREAM) == settings
+    assert settings.start == Start(
         StartKind.POSITIONS,
         positions={
             FIRST: after("4959"),

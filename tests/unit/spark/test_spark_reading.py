@@ -737,18 +737,6 @@ def test_iterators_that_always_expire_are_bounded_too():
     assert world.calls.count("fetch") == 4
 
 
-def test_an_iterator_that_expires_between_pages_loses_and_doubles_nothing():
-    world = World(page_max=10)
-    n = world.put(100)
-    found = []
-
-    for page in world.pages(world.range(before(n[0]), after(n[99]))):
-        found += [each.sequence_number for each in page.records]
-        world.now += 301
-
-    assert found == n
-
-
 def test_what_no_attempt_would_mend_is_raised_at_once_and_says_what_may():
     world = World()
     n = world.put(2)

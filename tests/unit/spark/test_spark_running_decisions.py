@@ -3,65 +3,91 @@ import signal
 import pytest
 
 from kclrun.config.load import settings_of
+from kclrun.errors import SettingsError
 from kclrun.lifecycle.stopping import Stage, StopPlan
 from kclrun.model.time import Instant, WallTime
-from kclrun.spark.options import LeasesAt, StartKind, Use, read_source_options
+from kclrun.spark.options import (
+    LeasesAt,
+    Reached,
+    SourceSettings,
+    Start,
+    StartKind,
+    Use,
+    read_source_options,
+    source_texts,
+)
 from kclrun.spark.running.failures import level_of_line
-from kclrun.spark.running.query import as_option_texts, source_options
+from kclrun.spark.running.query import as_option_texts, source_settings
 
 NOW = WallTime(1_780_000_000.0)
 
 
-def options(more: str, stream: str = "orders") -> dict[str, str]:
+def source(more: str, stream: str = "orders") -> SourceSettings:
+    """The source of these settings; Spark is given texts that mean the same."""
     text = f"application: orders\nstream: {stream}\nengine: spark\n{more}"
     if "spark:" not in more.replace("engine: spark", ""):
         text += "\nspark: {checkpoint: /c}"
-    return source_options(settings_of(text, environment={}, now=NOW), NOW)
+    found = source_settings(settings_of(text, environment={}, now=NOW), NOW)
+    assert read_source_options(source_texts(found), Use.STREAM) == found
+    return found
 
 
-def test_the_settings_of_the_file_are_options_that_the_source_takes() -> None:
-    given = options(
+def test_the_settings_of_the_file_are_those_of_the_source() -> None:
+    assert source(
         "aws: {region: eu-west-1, role_arn: 'arn:aws:iam::1:role/r', endpoint: 'https://k.x'}\n"
         "fetch: {idle: 500ms}\n"
-        "spark: {checkpoint: /c, source: {maxRecordsPerTrigger: 1000, failOnDataLoss: false}}"
+        "spark: {checkpoint: /c, source: {maxRecordsPerTrigger: 1000, failOnDataLoss: false,"
+        " maxBytesPerTrigger: 1048576, retryBackoffMax: 10s, maxReadsPerSecondPerShard: 2}}"
+    ) == SourceSettings(
+        reached=Reached(
+            stream="orders",
+            region="eu-west-1",
+            endpoint_url="https://k.x",
+            role_arn="arn:aws:iam::1:role/r",
+        ),
+        start=Start(StartKind.EARLIEST),
+        poll_interval_s=0.5,
+        records_per_trigger_max=1000,
+        bytes_per_trigger_max=2**20,
+        retry_backoff_max_s=10.0,
+        reads_per_second_max=2.0,
+        fails_on_data_loss=False,
     )
 
-    read = read_source_options(given, Use.STREAM)
 
-    assert read.reached.stream == "orders"
-    assert read.reached.region == "eu-west-1"
-    assert read.reached.role_arn == "arn:aws:iam::1:role/r"
-    assert read.reached.endpoint_url == "https://k.x"
-    assert (read.poll_interval_s, read.records_per_trigger_max) == (0.5, 1000)
-    assert not read.fails_on_data_loss
-    assert read.start.kind is StartKind.EARLIEST
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("fetch: {idle: 2m}", "pollInterval: expected 200ms to 1m, got '2m'"),
+        ("spark: {checkpoint: /c, source: {failOnDataLoss: 1}}", "expected true or false, got '1'"),
+        ("spark: {checkpoint: /c, source: {targetBatchDuration: 30}}", "a duration such as 10s"),
+    ],
+)
+def test_a_setting_that_the_source_refuses_is_named_as_its_option(more: str, told: str) -> None:
+    with pytest.raises(SettingsError, match="the kclrun source cannot be used") as raised:
+        source(more)
+    assert told in str(raised.value)
 
 
 def test_one_service_elsewhere_is_where_the_source_goes() -> None:
-    given = options("aws: {endpoint: 'https://a.x', endpoints: {kinesis: 'https://k.x'}}")
+    given = source("aws: {endpoint: 'https://a.x', endpoints: {kinesis: 'https://k.x'}}")
 
-    assert given["endpointUrl"] == "https://k.x"
+    assert given.reached.endpoint_url == "https://k.x"
 
 
-def test_a_start_at_leases_is_an_option_and_dynamodb_is_found_where_the_file_says() -> None:
-    given = options("start: {leases: shop}")
-    elsewhere = options(
+def test_a_start_at_leases_finds_dynamodb_where_the_file_says() -> None:
+    elsewhere = source(
         "start: {leases: shop}\naws: {endpoint: 'https://a.x', endpoints: {dynamodb: 'https://d.x'}}"
     )
 
-    assert read_source_options(given, Use.STREAM).start.leases == LeasesAt("shop")
-    assert read_source_options(elsewhere, Use.STREAM).start.leases == LeasesAt(
-        "shop", "https://d.x"
-    )
+    assert source("start: {leases: shop}").start.leases == LeasesAt("shop")
+    assert elsewhere.start.leases == LeasesAt("shop", "https://d.x")
 
 
 def test_an_arn_says_its_region_itself() -> None:
     arn = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
-    given = options("aws: {region: us-east-1}", arn)
 
-    assert given["streamARN"] == arn
-    assert "region" not in given
-    assert read_source_options(given, Use.STREAM).reached.name == "orders"
+    assert source("aws: {region: us-east-1}", arn).reached == Reached(stream=arn)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +101,7 @@ def test_an_arn_says_its_region_itself() -> None:
 def test_start_says_where_a_query_without_a_checkpoint_begins(
     start: str, kind: StartKind, timestamp_ms: int
 ) -> None:
-    read = read_source_options(options(f"start: {start}"), Use.STREAM)
-
-    assert (read.start.kind, read.start.timestamp_ms) == (kind, timestamp_ms)
+    assert source(f"start: {start}").start == Start(kind, timestamp_ms)
 
 
 def test_options_are_texts_as_spark_reads_them() -> None:

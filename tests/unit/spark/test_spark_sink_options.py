@@ -7,8 +7,8 @@ from kclrun.errors import NotFound, SettingsError, SinkError, Throttled, Unavail
 from kclrun.model.record import PutEntry
 from kclrun.model.shard import HashRange, Shard
 from kclrun.sinks.flow_control import ProducerMetrics, ShardMetrics
-from kclrun.spark.options import Reached
-from kclrun.spark.sink.columns import SinkSettings, check_columns, sink_settings
+from kclrun.spark.options import Reached, SinkSettings, sink_settings
+from kclrun.spark.sink.columns import check_columns
 from kclrun.spark.sink.report import batch_report, slowdown_line, task_report
 from kclrun.spark.sink.shards import OpenShards
 from kclrun.spark.sink.writing import put_entries, write

@@ -8,9 +8,8 @@ import pytest
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.model.record import IteratorType
 from kclrun.model.time import WallTime
-from kclrun.spark.options import Reached
+from kclrun.spark.options import Reached, SinkSettings
 from kclrun.spark.sink import writers as task
-from kclrun.spark.sink.columns import SinkSettings
 from tests.support.stream_ports import ModelStream
 
 

@@ -11,7 +11,6 @@ from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.errors import (
     AccessDenied,
     ExpiredIterator,
-    InvalidRequest,
     MalformedBody,
     NotFound,
     Throttled,
@@ -21,7 +20,6 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
-from kclrun.model.time import WallTime
 from kclrun.worker.delivery_queue import Batch, DeliveryQueue, Exhausted, QueueClosed, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread
 from tests.patience import HUNG_S
@@ -133,29 +131,6 @@ def test_an_expired_iterator_goes_on_after_the_last_record_received(shard):
     assert fetching.warnings == []
 
 
-def test_an_iterator_that_expires_while_records_come_loses_none(shard):
-    start = StartPoint(IteratorType.AT_TIMESTAMP, timestamp=WallTime(time.time() - 0.01))
-    with Fetching(shard, start=start) as fetching:
-        until(lambda: len(shard.fetched_at) > 2)
-        shard.put(b"meanwhile")
-        shard.trouble.append(EXPIRED)
-        assert fetching.payloads(1) == [b"meanwhile"]
-        until(lambda: len(shard.starts) == 2)
-
-    assert shard.starts[0] == start
-
-
-def test_a_latest_that_expires_skips_nothing(shard):
-    start = StartPoint(IteratorType.AT_TIMESTAMP, timestamp=WallTime(time.time() - 0.01))
-    shard.trouble += [EXPIRED]
-    shard.put(b"between the two iterators")
-
-    with Fetching(shard, start=start) as fetching:
-        assert fetching.payloads(1) == [b"between the two iterators"]
-
-    assert shard.starts == [start, start]
-
-
 def test_empty_pages_while_behind_do_not_idle(shard):
     shard.behind = 60_000
     with Fetching(shard, pacing=Pacing(30.0, floor_s=0.001)):
@@ -232,16 +207,6 @@ def test_errors_are_waited_out_with_one_warning_for_the_outage_and_one_for_its_e
     assert "reading the shard fails and is tried again" in fetching.warnings[0]
     assert "works again after" in fetching.warnings[1]
     assert len(shard.starts) == 1
-
-
-def test_an_iterator_that_is_called_invalid_is_replaced(shard):
-    shard.trouble.append(InvalidRequest("what is this"))
-    shard.put(b"a")
-
-    with Fetching(shard) as fetching:
-        assert fetching.payloads(1) == [b"a"]
-
-    assert len(shard.starts) == 2
 
 
 def test_a_checkpoint_inside_an_aggregate_reads_on_inside_it(shard):
