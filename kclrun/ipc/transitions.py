@@ -137,8 +137,9 @@ class GilHeld(_Transition, frozen=True):
 
 
 class RecordsExpired(_Transition, frozen=True):
-    """The shard was trimmed before it was read to its end: records after this checkpoint that were
-    not processed are lost [P13]. The lease ends; `detail` says, in words, what an operator can do.
+    """Records after this position expired before they were read, and are lost: those of a shard
+    that was trimmed, whose lease ends [P13], or those at the head of an open one. `detail` says,
+    in words, what an operator can do.
     """
 
     position: ExtendedSequenceNumber

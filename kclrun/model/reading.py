@@ -1,4 +1,5 @@
-"""Reads one shard page by page: the next request, and where reading goes on after a failure.
+"""Reads one shard page by page: the next request, where reading goes on after a failure, and
+whether records expired before they were read.
 
 Pure, and the same for every reader: the lease process, the tasks of Spark, `tail`, `lag` and the
 move of a query to the fleet. It knows no pauses: each reader keeps its own share of the five calls
@@ -8,6 +9,7 @@ a second that Kinesis allows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -103,3 +105,110 @@ class PageCursor:
     def reopen(self, start: StartPoint) -> None:
         """Go on at `start`, with a new iterator."""
         self.iterator, self._start, self._last_received = None, start, None
+
+
+# Kinesis keeps records for 24 hours at least, so a reader that is nearer to the tip loses none.
+RETENTION_MIN_S: Final = 24 * 3600.0
+# A reader that stays at the end of the retention loses records again and again: an error an hour.
+# The retention may change meanwhile, so it is asked for as often.
+LOSS_TOLD_EVERY_S: Final = 3600.0
+# DescribeStreamSummary has 20 calls a second for the whole account: a failed one is left for later.
+RETENTION_ASKED_EVERY_S: Final = 60.0
+
+
+class HeadWatch:
+    """Detects that records of an open shard expired before they were read.
+
+    Kinesis trims such records without an error: the iterator goes on at the oldest record that is
+    left. Two things show it, by the service's own time, which it sends with each page:
+
+    - The record of the checkpoint, which reading starts AT, is missing, and the oldest record that
+      is left has waited for at least half the retention. A shard without traffic loses the record
+      of its checkpoint, too, but its next record is read while it is young.
+    - Everything up to some time had been read; that time is longer ago than the retention; and the
+      next record arrived after it, within the retention.
+
+    A sparse shard may have had no record in such a gap, so the text says "may". A gap at a start
+    that ends in the younger half of the retention is not detected.
+
+    For each page: `took`; if it returns True, `know` with the stream's retention; then `loss`.
+    """
+
+    __slots__ = (
+        *("_anchor", "_asked_at", "_known_at", "_read_until"),
+        *("_retention_s", "_suspicion", "_told_at"),
+    )
+
+    def __init__(self, start: StartPoint) -> None:
+        is_at_record = start.kind is IteratorType.AT_SEQUENCE_NUMBER
+        self._anchor = start.sequence_number if is_at_record else None
+        self._read_until: float | None = None
+        # Read until when, the arrival of the oldest record left, and when the service said so.
+        self._suspicion: tuple[float | None, float, float] | None = None
+        self._retention_s = 0.0
+        self._asked_at = self._known_at = self._told_at = float("-inf")
+
+    def took(self, page: FetchedPage) -> bool:
+        """A page came. Whether to ask for the retention now."""
+        served = page.served_at
+        if served is None:
+            return False
+        if page.records:
+            first = page.records[0]
+            is_gone = self._anchor is not None and first.sequence_number != self._anchor
+            self._anchor = None
+            self._suspect(first.approximate_arrival_timestamp, served, is_gone=is_gone)
+            self._read_until = page.records[-1].approximate_arrival_timestamp
+        elif page.millis_behind_latest is not None and self._anchor is None:
+            self._read_until = served - page.millis_behind_latest / 1000
+        if self._suspicion is None or self._is_known():
+            return False
+        is_due = served - self._asked_at >= RETENTION_ASKED_EVERY_S
+        self._asked_at = served if is_due else self._asked_at
+        return is_due
+
+    def know(self, retention_s: float) -> None:
+        """The stream's retention, as the service says it now."""
+        assert self._suspicion is not None, "asked for only where `took` said so"
+        self._retention_s, self._known_at = retention_s, self._suspicion[2]
+
+    def loss(self) -> str | None:
+        """What may have been lost, for the log; None if nothing was. Once an hour at most."""
+        if self._suspicion is None or not self._is_known():
+            return None
+        (before, oldest_left, served), self._suspicion = self._suspicion, None
+        kept_from = served - self._retention_s
+        if before is None:
+            is_lost = oldest_left <= served - self._retention_s / 2
+        else:
+            is_lost = before < kept_from <= oldest_left
+        if not is_lost:
+            return None
+        self._told_at = served
+        place = "the record of its checkpoint" if before is None else _utc(before)
+        return (
+            f"records may have expired before they were read: the shard was read up to {place},"
+            f" which the stream, that keeps records for {self._retention_s / 3600:g} h, has no"
+            f" more; the oldest record left arrived at {_utc(oldest_left)}\nTo go on: replay what"
+            " was lost from its source; to prevent it, raise the retention above the longest time"
+            " that this application lags or stands"
+        )
+
+    def _is_known(self) -> bool:
+        suspicion = self._suspicion
+        return suspicion is not None and suspicion[2] - self._known_at < LOSS_TOLD_EVERY_S
+
+    def _suspect(self, oldest_left: float, served: float, *, is_gone: bool) -> None:
+        before = self._read_until
+        if self._suspicion is not None or served - self._told_at < LOSS_TOLD_EVERY_S:
+            return
+        if before is None:
+            is_suspicious = is_gone and served - oldest_left >= RETENTION_MIN_S / 2
+        else:
+            is_suspicious = before < served - RETENTION_MIN_S
+        if is_suspicious:
+            self._suspicion = (before, oldest_left, served)
+
+
+def _utc(timestamp: float) -> str:
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="seconds")

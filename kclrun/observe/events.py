@@ -108,7 +108,9 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "audit_refused": EventKind("the lease table refused a creation or deletion", "error"),
     "write_refused": EventKind("the lease table refused a write for good", "error"),
     "records_expired": EventKind(
-        "a shard was trimmed before it was read to its end: what was not processed is lost", "error"
+        "records expired before they were read, of a shard that was trimmed or at the head of an"
+        " open one: what was not processed is lost",
+        "error",
     ),
     "shard_ended": EventKind("a shard was processed to its end"),
     "failover_differs": EventKind("the fleet does not agree on `failover`", "warning"),

@@ -23,7 +23,7 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
-from kclrun.model.reading import FetchedPage, PageCursor
+from kclrun.model.reading import FetchedPage, HeadWatch, PageCursor
 from kclrun.model.record import Record, StartPoint
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
@@ -147,6 +147,7 @@ class FetchThread:
 
     It has a thread and is not a subclass of one.
 
+    `lost` gets the last position and a sentence where records expired before they were read.
     `broke` gets an error that is not from the service: our bug. A lease that is renewed and not
     read would stall in silence.
     """
@@ -161,6 +162,7 @@ class FetchThread:
         *,
         now: Callable[[], Instant],
         warn: Callable[[str], None],
+        lost: Callable[[ExtendedSequenceNumber, str], None],
         broke: Callable[[BaseException], None],
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="fetch", daemon=True)
@@ -174,6 +176,8 @@ class FetchThread:
         self._broke = broke
         self._outage = Outage("reading the shard", now, warn)
         self._cursor = PageCursor(plan.start)
+        self._head = HeadWatch(plan.start)
+        self._lost = lost
         self._is_above_checkpoint = False
 
     def start(self) -> None:
@@ -199,6 +203,7 @@ class FetchThread:
             asked = self._now()
             try:
                 page = self._awaited(self._fetch)
+                self._check_head(page)
                 if not self._lay_down(page):
                     return
                 if page.next_iterator is None and self._finish(page):
@@ -223,6 +228,17 @@ class FetchThread:
 
     def _fetch(self) -> FetchedPage:
         return next_page(self._reader, self._plan.shard_id, self._cursor)
+
+    def _check_head(self, page: FetchedPage) -> None:
+        """Report records that expired before this page. Without the retention: at a later page."""
+        if self._head.took(page):
+            try:
+                summary = self._awaited(self._admin.summary)
+            except ServiceError:
+                return
+            self._head.know(summary.retention_hours * 3600.0)
+        if text := self._head.loss():
+            self._lost(self.view.fetched or self._plan.checkpoint, text)
 
     def _lay_down(self, page: FetchedPage) -> bool:
         """Open the page and put it on the queue; False once the queue is closed."""

@@ -144,6 +144,10 @@ class Reporter:
         """A warning for the log; the lease continues. Any thread may call it."""
         self.tell(told.Warned("lease_process_warned", text))
 
+    def records_lost(self, position: ExtendedSequenceNumber, text: str) -> None:
+        """Records above `position` may have expired unread; the lease continues. Any thread."""
+        self.tell(told.RecordsExpired(position, text))
+
     def note_send(self, instant: Instant) -> None:
         """A write of the row is about to be sent [P5]."""
         self._slot.note_send(instant)

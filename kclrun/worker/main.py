@@ -340,6 +340,7 @@ class LeaseProcess:
             pacing(spec),
             now=boottime,
             warn=self._reporter.warn,
+            lost=self._reporter.records_lost,
             broke=self._lease_thread.break_off,
         )
         self._fetching.start()

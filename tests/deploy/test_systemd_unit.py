@@ -112,4 +112,4 @@ def test_a_start_is_given_the_time_that_the_settings_give_it():
 def test_the_watchdog_waits_for_several_looks():
     assert setting("Type") == ["notify"]
     assert setting("WatchdogSec") == ["30s"]
-    assert metering._LOOK_EVERY_S * 5 < 30
+    assert metering.SAMPLE_EVERY_S * 5 < 30

@@ -4,8 +4,7 @@ from kclrun.aws.expressions import CREATE, Texts
 from kclrun.compat.kclpy.property_table import PROPERTIES
 from kclrun.config.convert import json_schema
 from kclrun.consuming import shard_end as loss
-from kclrun.leases import assignment, manager, offers, policy
-from kclrun.leases import held_lease as capacity
+from kclrun.leases import assignment, balancing, capacity, manager, policy
 from kclrun.leases import policy as pacing
 from kclrun.leases.doctor.findings import Kind
 from kclrun.model.lease import ASK_STALE_AFTER_S
@@ -301,22 +300,22 @@ def _lease_timers():
         (
             "offered rows are looked for",
             (
-                f"every {offers.find_every_s(1):g} s; with more than"
-                f" {offers._FLEET_QUERIES_PER_S // 2} owners, {offers._FLEET_QUERIES_PER_S} times a"
-                " second by all together"
+                f"every {balancing.find_every_s(1):g} s; with more than"
+                f" {balancing._FLEET_QUERIES_PER_S // 2} owners,"
+                f" {balancing._FLEET_QUERIES_PER_S} times a second by all together"
             ),
         ),
         (
             "who may take an offered row",
             (
-                f"whom it is meant for at once, others within {offers._SPREAD_S:g} s,"
-                f" {offers._AFTER_ASKER_S:g} s later where it is meant for another, the giver after"
-                f" {offers._GIVER_WAITS_S:g} s"
+                f"whom it is meant for at once, others within {balancing._SPREAD_S:g} s,"
+                f" {balancing._AFTER_ASKER_S:g} s later where it is meant for another, the giver"
+                f" after {balancing._GIVER_WAITS_S:g} s"
             ),
         ),
         (
             "an offered row is taken beyond the target",
-            f"when it was left for {offers.LEFT_LYING_S:g} s",
+            f"when it was left for {balancing.LEFT_LYING_S:g} s",
         ),
         (
             "a manager scans again when it sees an offered lease that its takers left",

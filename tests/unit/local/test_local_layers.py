@@ -17,7 +17,6 @@ PURE = (
     "iterators",
     "limits",
     "operations",
-    "requests",
     "service",
     "signatures",
     "stream",

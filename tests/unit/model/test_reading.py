@@ -13,7 +13,7 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
-from kclrun.model.reading import Fetch, FetchedPage, PageCursor
+from kclrun.model.reading import Fetch, FetchedPage, HeadWatch, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.ports import next_page
 
@@ -108,3 +108,113 @@ def test_the_tip_is_an_empty_page_without_lag(records, behind_ms, is_tip):
     page = FetchedPage([Record(b"x", "k", "10")] * records, "next", behind_ms)
 
     assert page.is_empty_tip is is_tip
+
+
+DAY_S = 24 * 3600.0
+NOW = 1_000_000_000.0
+
+
+def page_of(*arrivals, served=NOW, behind_ms=0, first=1):
+    records = tuple(
+        Record(
+            partition_key="p",
+            sequence_number=str(number),
+            sub_sequence_number=0,
+            data=b"",
+            approximate_arrival_timestamp=arrived,
+        )
+        for number, arrived in enumerate(arrivals, first)
+    )
+    return FetchedPage(records, "next", behind_ms, served_at=served)
+
+
+def at_the_end(seconds):
+    """Pages of a reader that gets each record when it is the oldest that is left."""
+    return [page_of(NOW + s - DAY_S, served=NOW + s) for s in range(0, seconds + 1, 10)]
+
+
+AT_ONE = StartPoint(IteratorType.AT_SEQUENCE_NUMBER, "1")
+OLDEST = StartPoint(IteratorType.TRIM_HORIZON)
+# The pages of a shard of a stream that keeps records for a day, and how often a loss is reported.
+HEADS = {
+    "the checkpoint's record is there": (AT_ONE, [page_of(NOW - 0.9 * DAY_S)], 0),
+    "it is gone, the oldest record left is old": (
+        AT_ONE,
+        [page_of(behind_ms=9), page_of(NOW - 0.5 * DAY_S, first=7)],
+        1,
+    ),
+    "it is gone, of a shard without traffic": (
+        AT_ONE,
+        [page_of(NOW - 0.5 * DAY_S + 1, first=7)],
+        0,
+    ),
+    "from the oldest record on": (OLDEST, [page_of(NOW - 0.9 * DAY_S, first=7)], 0),
+    "read on within the retention": (
+        OLDEST,
+        [page_of(NOW - DAY_S), page_of(NOW - 0.9 * DAY_S)],
+        0,
+    ),
+    "the reader stood still behind the retention": (
+        OLDEST,
+        [page_of(NOW - DAY_S), page_of(NOW + 1, served=NOW + DAY_S)],
+        1,
+    ),
+    "behind it, but the service still has the records": (
+        OLDEST,
+        [page_of(NOW - DAY_S), page_of(NOW - 0.9 * DAY_S, served=NOW + 0.5 * DAY_S)],
+        0,
+    ),
+    "behind it at an empty page": (
+        OLDEST,
+        [page_of(behind_ms=DAY_S * 1000), page_of(NOW, served=NOW + 1)],
+        1,
+    ),
+    "at the tip of a shard without traffic": (
+        OLDEST,
+        [page_of(), page_of(served=NOW + 2 * DAY_S), page_of(NOW, served=NOW + 2 * DAY_S + 1)],
+        0,
+    ),
+    "at the end of the retention for an hour": (OLDEST, at_the_end(3600), 1),
+    "at the end of the retention for three hours": (OLDEST, at_the_end(3 * 3600), 3),
+}
+
+
+def losses(start, pages, retention_s=DAY_S):
+    watch, found, asked = HeadWatch(start), [], 0
+    for page in pages:
+        if watch.took(page):
+            asked += 1
+            watch.know(retention_s)
+        found.append(watch.loss())
+    return [text for text in found if text], asked
+
+
+@pytest.mark.parametrize("what", HEADS)
+def test_records_that_expired_unread_are_reported_and_nothing_else_is(what):
+    start, pages, reported = HEADS[what]
+
+    assert len(losses(start, pages)[0]) == reported
+
+
+def test_a_stream_that_keeps_records_longer_is_asked_about_once_an_hour():
+    pages = [page_of(NOW - 3 * DAY_S + s, served=NOW + s) for s in range(0, 7200, 60)]
+
+    assert losses(OLDEST, pages, retention_s=7 * DAY_S) == ([], 2)
+
+
+def test_without_the_retention_it_is_asked_for_again_after_a_minute_and_the_loss_is_not_forgotten():
+    watch = HeadWatch(AT_ONE)
+    asked = [
+        watch.took(page_of(NOW - 0.9 * DAY_S + s, served=NOW + s, first=7)) for s in (0, 30, 60)
+    ]
+    assert asked == [True, False, True]
+    assert watch.loss() is None
+
+    watch.know(DAY_S)
+
+    assert "the record of its checkpoint" in watch.loss()
+    assert watch.loss() is None
+
+
+def test_a_service_that_sends_no_time_is_not_watched():
+    assert losses(AT_ONE, [page_of(NOW - DAY_S, served=None, first=7)]) == ([], 0)

@@ -75,8 +75,8 @@ def test_in_a_storm_every_manager_notices_and_those_that_come_later_do(seed):
 class Deaf(LeaseManager):
     """Never believes that the stream is another."""
 
-    def _is_refusing(self, _):
-        return False
+    def _refuse(self, _):
+        return []
 
 
 def test_who_goes_on_over_a_stream_that_was_made_again_breaks_a_promise():

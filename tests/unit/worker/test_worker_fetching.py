@@ -16,13 +16,16 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
+from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.model.reading import FetchedPage
-from kclrun.model.record import IteratorType, StartPoint
+from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from kclrun.model.time import WallTime
 from kclrun.worker.delivery_queue import Batch, DeliveryQueue, Exhausted, QueueClosed, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread
 from tests.patience import HUNG_S
+from tests.support.stream_ports import ModelStream
 from tests.unit.worker.one_shard import FIRST, Shard
 
 WHOLE = HashRange(0, HASH_KEY_MAX)
@@ -62,7 +65,7 @@ class Fetching:
         self.queue = DeliveryQueue(
             QueueLimits(buffer_bytes=2**20, batch_max=10_000), time.monotonic
         )
-        self.warnings, self.broken = [], []
+        self.warnings, self.lost, self.broken = [], [], []
         self.thread = FetchThread(
             FetchPlan(
                 shard_id=FIRST,
@@ -77,6 +80,7 @@ class Fetching:
             pacing or Quick(),
             now=now,
             warn=self.warnings.append,
+            lost=lambda position, text: self.lost.append((position, text)),
             broke=self._break,
         )
 
@@ -307,6 +311,29 @@ def test_what_was_fetched_before_the_shard_was_trimmed_is_given_before_its_end(s
         shard.expire()
         assert fetching.payloads(1) == [b"a"]
         assert fetching.task().is_expired
+
+
+def test_records_that_expired_before_a_start_are_reported_and_reading_goes_on():
+    hour_s, clock = 3600, [WallTime(1_000_000_000.0)]
+    kinesis = Kinesis(KinesisSettings(), b"head".ljust(32))
+    kinesis.create_stream("s", 1, clock[0])
+    clock[0] += 60
+    stream = ModelStream(kinesis, "s", lambda: clock[0])
+    numbers = []
+    for data in (b"processed", b"expired", b"left"):
+        [put] = stream.put([PutEntry(data, "k")])
+        numbers.append(put.sequence_number)
+        clock[0] += 6 * hour_s
+    clock[0] += 13 * hour_s  # 31, 25 and 19 hours ago: the first two are gone
+    start = StartPoint(IteratorType.AT_SEQUENCE_NUMBER, numbers[0])
+    position = ExtendedSequenceNumber(numbers[0])
+
+    with Fetching(stream, start=start, checkpoint=position) as fetching:
+        assert fetching.payloads(1) == [b"left"]
+
+    [(last, text)] = fetching.lost
+    assert last == position
+    assert "keeps records for 24 h" in text
 
 
 def test_a_listing_that_fails_is_no_evidence_and_is_made_again(shard):
