@@ -26,6 +26,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kclrun.samples import flight_pipelines, flights, late_chains
 
+pytestmark = pytest.mark.slow
+
 Pairs = list[tuple[str, bytes]]
 Pipeline = Callable[[DataFrame, Mapping[str, Any]], DataFrame]
 

@@ -17,6 +17,8 @@ from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import Application
 from tests.spark.source_rig import REGION, in_order_of_each_key
 
+pytestmark = pytest.mark.slow
+
 PROCESSOR = """
 import json
 import os

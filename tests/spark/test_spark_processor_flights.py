@@ -17,6 +17,8 @@ from kclrun.testing import run_processor
 from tests.patience import HUNG_S, TEST_S
 from tests.spark.source_rig import REGION
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 RESHARDS = (Reshard(0.3, split=0), Reshard(0.6, merge=1))
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.patience import HUNG_S
 
+pytestmark = pytest.mark.slow
+
 PIPELINES = """
 import time
 from pathlib import Path

@@ -11,6 +11,8 @@ from kclrun.model.time import Instant
 from kclrun.spark.running.runtime import Ending, Watch
 from tests.patience import HUNG_S
 
+pytestmark = pytest.mark.slow
+
 
 class Seen:
     """A watch with a grace, and what it was given."""

@@ -11,6 +11,8 @@ import kclrun.spark
 from tests.patience import HUNG_S
 from tests.spark.source_rig import in_order_of_each_key
 
+pytestmark = pytest.mark.slow
+
 PROCESSOR = """
 from kclrun import RecordProcessor
 

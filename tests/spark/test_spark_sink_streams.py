@@ -18,6 +18,8 @@ from kclrun.spark.sink.writing import write
 from tests.processes.bad_input_rig.denying import DenyingEndpoint
 from tests.spark.sink_rig import Feed, Kinesis, numbered, numbers_by_key, records
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def kinesis(embedded: Embedded) -> Kinesis:

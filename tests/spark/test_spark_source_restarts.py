@@ -9,6 +9,8 @@ from pyspark.errors import StreamingQueryException
 from tests.patience import HUNG_S
 from tests.spark.source_rig import ACCESS_KEY, SECRET_KEY, in_order_of_each_key, until
 
+pytestmark = pytest.mark.slow
+
 
 def keys_of(rows):
     return [(row.shardId, row.sequenceNumber, row.subSequenceNumber) for row in rows]

@@ -20,6 +20,8 @@ from kclrun.model.time import WallTime
 from tests.patience import HUNG_S
 from tests.spark.source_rig import REGION
 
+pytestmark = pytest.mark.slow
+
 SECRET = b"watermark".ljust(32)
 BACKLOG_S = 900
 DENSE, SPARSE = 0, 1
