@@ -71,7 +71,7 @@ class LeaseWriter:
     ) -> None:
         self.key = key
         self.me = me
-        self.in_flight = InFlight(key)
+        self.in_flight = InFlight()
         self.row: Lease | None = None
         self.counter = seen_counter
         # Why the write in flight has not succeeded yet, in words; empty once a write has.

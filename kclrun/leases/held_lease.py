@@ -30,8 +30,9 @@ from kclrun.leases.events import (
     StartUnclaimed,
 )
 from kclrun.leases.table_view import is_nobody
-from kclrun.model.lease import OFFERED, Lease, LeaseKey, OwnerId
+from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.time import Instant, WallTime
+from kclrun.protocol.in_flight import InFlight
 from kclrun.protocol.writes import (
     CreateLease,
     HaltLease,
@@ -39,6 +40,7 @@ from kclrun.protocol.writes import (
     Release,
     Renew,
     Take,
+    keys_of,
 )
 
 # L7 allows five restarts of a crash loop; the fifth death in a row is the last one that counts.
@@ -147,80 +149,6 @@ class Restarts(msgspec.Struct):
         if self._stops <= 1:
             return 0.0
         return min(_PAUSE_MAX_S, _PAUSE_FIRST_S * 2.0 ** min(self._stops - 2, 16))
-
-
-# The writes of a manager to a row that it holds. All name an owner and the counter seen, except
-# the creation, which writes a row again that vanished while we held it.
-HeldLeaseChange = Take | Renew | HaltLease | Release | Offer | CreateLease
-
-
-class Fate(enum.Enum):
-    """The conclusion from a row that was read after a write [P6].
-
-    An unchanged counter means *still unknown*, because the write may yet arrive. The write can no
-    longer apply only once the counter has moved. So a resend keeps its expected counter and applies
-    at most once.
-    """
-
-    APPLIED = "it applied"
-    UNMOVED = "the row is as it was: the write may still arrive"
-    MISSING = "the row is ours, but what we wrote is not on it: issue it again, from this row"
-    LOST = "the row belongs to somebody else, or to nobody"
-
-
-class UnresolvedWrite(msgspec.Struct):
-    """One change that was sent and not settled.
-
-    `sent_instant` is that of the *earliest* attempt: any attempt may be the one that applies, and a
-    permission counted from a later one would be too long [P7].
-    """
-
-    change: HeldLeaseChange
-    sent_instant: Instant
-    attempts: int = 1
-    may_have_applied: bool = False
-
-    @property
-    def key(self) -> LeaseKey:
-        change = self.change
-        return change.lease.key if isinstance(change, CreateLease) else change.key
-
-
-def judge(change: HeldLeaseChange, row: Lease, me: OwnerId) -> Fate:
-    """Compare a row, read consistently, with a change whose outcome is not known."""
-    if isinstance(change, Take):
-        return _judge_take(change, row, me)
-    if isinstance(change, CreateLease):
-        return _judge_creation(change, row, me)
-    if row.owner != me:
-        return Fate.APPLIED if _was_given(change, row, me) else Fate.LOST
-    if row.counter == change.seen_counter:
-        return Fate.UNMOVED
-    if isinstance(change, Renew):
-        return Fate.APPLIED
-    has_contents = isinstance(change, HaltLease) and row.halt == change.halt
-    return Fate.APPLIED if has_contents else Fate.MISSING
-
-
-def _judge_take(change: Take, row: Lease, me: OwnerId) -> Fate:
-    if row.owner == me:
-        return Fate.APPLIED
-    is_as_seen = row.owner == change.seen_owner and row.counter == change.seen_counter
-    return Fate.UNMOVED if is_as_seen else Fate.LOST
-
-
-def _judge_creation(change: CreateLease, row: Lease, me: OwnerId) -> Fate:
-    """Judge a creation: any row that is there makes a later arrival fail, so it is settled."""
-    if row.owner != me:
-        return Fate.LOST
-    return Fate.APPLIED if row.counter == change.lease.counter else Fate.MISSING
-
-
-def _was_given(change: HeldLeaseChange, row: Lease, me: OwnerId) -> bool:
-    """Whether the row has no owner because of this very release or offer."""
-    if isinstance(change, Offer):
-        return row.owner == OFFERED and row.offered_by == me
-    return isinstance(change, Release) and is_nobody(row.owner)
 
 
 class State(enum.Enum):
@@ -355,7 +283,8 @@ class HeldLease(msgspec.Struct, kw_only=True):
     `row` is the row as last confirmed (None until the take applied). `is_proven`: a write of ours
     succeeded since the last process of this lease was proven to have ended, so a write that the
     process left in flight can no longer apply [P5]. `confirmed_instant` is when that write was
-    sent. `misses` counts writes in a row that no success reply settled: the next ones are sent
+    sent. `attempts` counts the sends of the change in flight, and `sent_instant` is the last of
+    them. `misses` counts writes in a row that no success reply settled: the next ones are sent
     slower.
     `is_over`: the process ended or released the lease, acknowledged. `failure`: why the lease
     halts. `has_broken`: the process ends for a fault that is not the processor's; `has_starved`:
@@ -369,7 +298,9 @@ class HeldLease(msgspec.Struct, kw_only=True):
     key: LeaseKey
     state: State
     row: Lease | None = None
-    unresolved: UnresolvedWrite | None = None
+    in_flight: InFlight = msgspec.field(default_factory=InFlight)
+    attempts: int = 0
+    sent_instant: Instant = Instant(0.0)
     is_reading: bool = False
     misses: int = 0
     is_proven: bool = False
@@ -389,6 +320,11 @@ class HeldLease(msgspec.Struct, kw_only=True):
     has_broken: bool = False
     has_starved: bool = False
     trouble: str = ""
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no write and no read of its row is under way."""
+        return self.in_flight.change is None and not self.is_reading
 
     def step(self, step: Step) -> None:
         """Move on. Raises: InvariantViolation if the table does not name the step here."""
@@ -488,17 +424,12 @@ class HeldLease(msgspec.Struct, kw_only=True):
         return notes
 
     def on_applied(
-        self,
-        write: UnresolvedWrite,
-        row: Lease,
-        now: Instant,
-        renew_every_s: float,
-        *,
-        by_reply: bool,
+        self, row: Lease, now: Instant, renew_every_s: float, *, by_reply: bool
     ) -> list[Command]:
         """A write of ours applied. A reply (or a take) proves that a zombie did not write it."""
-        change, sent_instant = write.change, write.sent_instant
-        self.unresolved = None
+        change = self.in_flight.required()
+        sent_instant = self.in_flight.earliest(self.sent_instant)
+        self.in_flight.end()
         self.misses = 0 if by_reply else self.misses + 1
         if row.is_ended:
             self.step(Step.NOT_OURS)  # the last write of an ended process ended it [H1]
@@ -517,19 +448,23 @@ class HeldLease(msgspec.Struct, kw_only=True):
             case HaltLease(halt=halt):
                 self.step(Step.HALTED)
                 return [self.note("lease_halted", "error", reason=halt.reason)]
-            case Release(position=at):
+            case Release() | Offer():
                 self.step(Step.RELEASED)
-                return [self.note("lease_released", position=str(at))]
-            case Offer(position=at, offered_to=target):
-                self.step(Step.RELEASED)
-                return [self.note("lease_offered", position=str(at), target=target)]
-            case Renew():
-                if self.state is not State.HALTED or row.halt is not None:
-                    return []
+                return self._given(change, row)
+            case Renew() if self.state is State.HALTED and row.halt is None:
                 self.failure = None
                 self.restarts.progressed()
                 self.step(Step.RESUMED)
                 return [self.note("lease_resumed")]
+        return []
+
+    def _given(self, change: Release | Offer, row: Lease) -> list[Command]:
+        if not is_nobody(row.owner):  # taken before the outcome arrived: its new owner logs that
+            return []
+        at = str(change.position)
+        if isinstance(change, Release):
+            return [self.note("lease_released", position=at)]
+        return [self.note("lease_offered", position=at, target=change.offered_to)]
 
     def _taken(self, change: Take, row: Lease) -> list[Command]:
         taken = self.note("lease_taken", position=str(row.checkpoint), former=change.seen_owner)
@@ -542,18 +477,17 @@ class HeldLease(msgspec.Struct, kw_only=True):
     def lose(self, row: Lease | None) -> list[Command]:
         """The row is not ours any more. Losing a race for a take or an adoption is not logged."""
         was_ours = self.row is not None
-        was_given = self.state is State.RELEASING  # and taken, before its outcome arrived
         self.step(Step.NOT_OURS)
         if row is None:
             return [self.note("row_vanished", "error")] if was_ours else []
-        if was_ours and not row.is_ended and not was_given:
+        if was_ours and not row.is_ended:
             return [self.note("lease_lost", "warning", owner=row.owner)]
         return []
 
     def check(self) -> None:
         """The invariants of one held lease. Raises: InvariantViolation."""
         if self.state in WITH_PROCESS:
-            if self.unresolved is not None:
+            if self.in_flight.change is not None:
                 raise self._broken("has a write of ours under way")
             if self.is_reading:
                 raise self._broken("has a read of ours under way")
@@ -563,7 +497,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
                 raise self._broken("was started without a confirmed write")
             if not self.are_parents_over:
                 raise self._broken("was started before its parents ended")
-        elif self.unresolved is not None and self.unresolved.key != self.key:
+        elif (change := self.in_flight.change) and self.key not in keys_of(change):
             raise self._broken("has another lease's write")
 
     def _broken(self, complaint: str) -> InvariantViolation:

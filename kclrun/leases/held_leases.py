@@ -39,14 +39,10 @@ from kclrun.leases.events import (
 )
 from kclrun.leases.held_lease import (
     WITH_PROCESS,
-    Fate,
     HeldLease,
-    HeldLeaseChange,
     State,
     Step,
-    UnresolvedWrite,
     Verdict,
-    judge,
 )
 from kclrun.leases.policy import (
     TAKE_ATTEMPTS_MAX,
@@ -65,6 +61,7 @@ from kclrun.model.lease import (
     Owner,
 )
 from kclrun.model.time import Instant
+from kclrun.protocol.in_flight import Change, Fate
 from kclrun.protocol.writes import (
     BROKEN_ROW,
     Applied,
@@ -156,8 +153,7 @@ class HeldLeases:
         lease with a write or a read under way for its outcome."""
         commands: list[Command] = []
         for held_lease in tuple(self.held_leases.values()):
-            waits = held_lease.unresolved is not None or held_lease.is_reading
-            if held_lease.state not in WITH_PROCESS and not waits:
+            if held_lease.state not in WITH_PROCESS and held_lease.is_at_rest:
                 commands += self._settle(held_lease, now)
         return commands
 
@@ -184,7 +180,7 @@ class HeldLeases:
         self, count: int, is_work: Callable[[LeaseKey], bool], now: Instant
     ) -> list[Command]:
         """Release up to `count` leases that wait for their parents: work needs their places."""
-        waiting = [c for c in self._waiting() if not is_work(c.key) and c.unresolved is None]
+        waiting = [c for c in self._waiting() if not is_work(c.key) and c.in_flight.change is None]
         commands: list[Command] = []
         for held_lease in sorted(waiting, key=lambda each: each.key)[:count]:
             held_lease.step(Step.TO_BE_RELEASED)
@@ -194,18 +190,17 @@ class HeldLeases:
     # What became of reads, writes and processes.
 
     def on_write(self, event: WriteResolved, held_lease: HeldLease, now: Instant) -> list[Command]:
-        write = held_lease.unresolved
-        if write is None or write.change != event.change:
+        change = held_lease.in_flight.change
+        if change is None or change != event.change:
             raise InvariantViolation(f"lease {held_lease.key}: an outcome of no write under way")
-        commands = self._resolve(held_lease, write, event.outcome, now)
+        commands = self._resolve(held_lease, change, event.outcome, now)
         return commands + self._settle(held_lease, now)
 
     def on_row(self, event: RowRead, now: Instant) -> list[Command]:
         held_lease = self._reading(event.key)
         held_lease.is_reading = False
-        write = held_lease.unresolved
-        if write is not None:
-            commands = self._read_back(held_lease, write, event.row, now)
+        if held_lease.in_flight.change is not None:
+            commands = self._judged(held_lease, event.row, now, answered=False)
         else:
             commands = self._examined(held_lease, event.row, now)
         return commands + self._settle(held_lease, now)
@@ -217,8 +212,7 @@ class HeldLeases:
         if not self.is_draining:
             return [ReadRow(event.key, Instant(now + UNREADABLE_PAUSE_S))]
         held_lease.is_reading = False
-        held_lease.unresolved = None
-        held_lease.step(Step.NOT_OURS)
+        self._abandon(held_lease)
         note = held_lease.note("broken_row_left", "warning", reason=event.reason)
         return [note, *self._settle(held_lease, now)]
 
@@ -253,7 +247,7 @@ class HeldLeases:
         for held_lease in self.held_leases.values():
             if held_lease.state not in _IDLE:
                 continue
-            if held_lease.unresolved is None and not held_lease.is_reading:
+            if held_lease.is_at_rest:
                 due.append(held_lease.renew_instant)
                 if held_lease.state is State.BACKING_OFF:
                     due.append(held_lease.rest_until)
@@ -283,84 +277,68 @@ class HeldLeases:
 
     # One write at a time, and its outcome.
 
-    def _write(self, held_lease: HeldLease, change: HeldLeaseChange, now: Instant) -> WriteRow:
+    def _write(self, held_lease: HeldLease, change: Change, now: Instant) -> WriteRow:
         """Send a first attempt; after failed ones slower and slower."""
-        has_process = held_lease.state in WITH_PROCESS
-        if held_lease.unresolved is not None or held_lease.is_reading or has_process:
+        if not held_lease.is_at_rest or held_lease.state in WITH_PROCESS:
             raise InvariantViolation(
                 f"lease {held_lease.key}: a second writer, {held_lease.state.value}"
             )
         not_before = None
         if held_lease.misses > 1:
             not_before = Instant(now + write_pause_s(held_lease.misses, self._chance()))
-        held_lease.unresolved = UnresolvedWrite(change, not_before or now)
+        held_lease.in_flight.begin(change)
+        held_lease.attempts, held_lease.sent_instant = 1, not_before or now
         return WriteRow(change, not_before)
 
     def _resolve(
-        self, held_lease: HeldLease, write: UnresolvedWrite, outcome: Outcome, now: Instant
+        self, held_lease: HeldLease, change: Change, outcome: Outcome, now: Instant
     ) -> list[Command]:
         match outcome:
             case Applied(row):
-                if isinstance(write.change, CreateLease):
-                    row = write.change.lease
+                if isinstance(change, CreateLease):
+                    row = change.lease
                 if row is None:
                     raise InvariantViolation(f"lease {held_lease.key}: a success without the row")
                 self._refusals.clear()
-                return held_lease.on_applied(write, row, now, self._renew_every_s, by_reply=True)
+                return held_lease.on_applied(row, now, self._renew_every_s, by_reply=True)
             case ConditionFailed(row):
-                return self._judged(held_lease, write, row, now)
+                return self._judged(held_lease, row, now, answered=True)
             case OutcomeUnknown():
-                write.may_have_applied = True
+                if not held_lease.in_flight.unresolved:  # only the earliest counts
+                    held_lease.in_flight.unresolved.append(held_lease.sent_instant)
                 held_lease.is_reading = True
                 return [ReadRow(held_lease.key)]
             case Throttled() | Unavailable():
-                return self._again(held_lease, write, now)
+                return self._again(held_lease, now)
             case Refused(code) if code == BROKEN_ROW:
                 notes = self._note_refusal(outcome)
                 if self.is_draining:  # a drain does not wait until the row is repaired
-                    return notes + self._abandon(held_lease)
-                return notes + self._again(held_lease, write, now, UNREADABLE_PAUSE_S)
+                    self._abandon(held_lease)
+                    return notes
+                return notes + self._again(held_lease, now, UNREADABLE_PAUSE_S)
             case Refused():
                 notes = self._note_refusal(outcome)
-                return notes + self._again(held_lease, write, now, self._policy.refused_pause_s)
-
-    def _read_back(
-        self, held_lease: HeldLease, write: UnresolvedWrite, row: Lease | None, now: Instant
-    ) -> list[Command]:
-        """Take in the row, read consistently after an unknown outcome."""
-        if row is None:
-            is_unmoved = isinstance(write.change, CreateLease)
-        else:
-            is_unmoved = judge(write.change, row, self._policy.me) is Fate.UNMOVED
-        if is_unmoved:
-            return self._again(held_lease, write, now)
-        return self._judged(held_lease, write, row, now)
+                return notes + self._again(held_lease, now, self._policy.refused_pause_s)
 
     def _again(
-        self,
-        held_lease: HeldLease,
-        write: UnresolvedWrite,
-        now: Instant,
-        pause_s: float | None = None,
+        self, held_lease: HeldLease, now: Instant, pause_s: float | None = None
     ) -> list[Command]:
         """Send the same change with the same expected counter, or give up a take unsent."""
         if pause_s is None:
-            pause_s = write_pause_s(write.attempts + 1, self._chance())
-        is_unsent_take = isinstance(write.change, Take) and not write.may_have_applied
-        if is_unsent_take and (self.is_draining or write.attempts >= TAKE_ATTEMPTS_MAX):
-            return self._abandon(held_lease)
-        not_before = Instant(now + pause_s)
-        if not write.may_have_applied:
-            write.sent_instant = not_before
-        write.attempts += 1
-        return [WriteRow(write.change, not_before)]
+            pause_s = write_pause_s(held_lease.attempts + 1, self._chance())
+        change = held_lease.in_flight.required()
+        is_late = self.is_draining or held_lease.attempts >= TAKE_ATTEMPTS_MAX
+        if isinstance(change, Take) and is_late and held_lease.in_flight.withdraw():
+            held_lease.step(Step.NOT_OURS)
+            return []
+        held_lease.sent_instant = Instant(now + pause_s)
+        held_lease.attempts += 1
+        return [WriteRow(change, held_lease.sent_instant)]
 
-    def _abandon(self, held_lease: HeldLease) -> list[Command]:
-        """Left to the next scan: a take that never reached the table or, in a drain, a broken
-        row."""
-        held_lease.unresolved = None
+    def _abandon(self, held_lease: HeldLease) -> None:
+        """In a drain, leave a broken row to its repair."""
+        held_lease.in_flight.end()
         held_lease.step(Step.NOT_OURS)
-        return []
 
     def _note_refusal(self, refused: Refused) -> list[Command]:
         """Log once for each code until a write succeeds: a missing permission fails all writes."""
@@ -371,16 +349,26 @@ class HeldLeases:
         return [Note("write_refused", "error", fields={**fields})]
 
     def _judged(
-        self, held_lease: HeldLease, write: UnresolvedWrite, row: Lease | None, now: Instant
+        self, held_lease: HeldLease, row: Lease | None, now: Instant, *, answered: bool
     ) -> list[Command]:
-        """The write can no longer apply, or has applied: decide which, from the row."""
-        fate = Fate.LOST if row is None else judge(write.change, row, self._policy.me)
-        if row is not None and fate is Fate.APPLIED:
-            return held_lease.on_applied(write, row, now, self._renew_every_s, by_reply=False)
-        held_lease.unresolved = None
+        """Decide from the row what became of the write. `answered`: a failed condition returned it,
+        so this send did not apply; else it was read because the outcome was unknown."""
+        flight, change = held_lease.in_flight, held_lease.in_flight.required()
+        if row is None:
+            fate = Fate.UNMOVED if isinstance(change, CreateLease) else Fate.LOST
+        else:
+            seen_counter = held_lease.row.counter if held_lease.row is not None else 0
+            fate = flight.judge(row, self._policy.me, seen_counter)
+        if fate is Fate.UNMOVED and not answered:
+            return self._again(held_lease, now)
+        # A late write of our ended process renewed the row as well [P5].
+        is_renewed = fate is Fate.OTHER_WRITER and isinstance(change, Renew)
+        if row is not None and (fate is Fate.APPLIED or is_renewed):
+            return held_lease.on_applied(row, now, self._renew_every_s, by_reply=False)
+        flight.end()
         if row is None and held_lease.row is not None and self._may_restore(held_lease, now):
             return self._restore(held_lease, held_lease.row, now)
-        if row is None or fate is Fate.LOST or isinstance(write.change, Take):
+        if row is None or fate is Fate.LOST or isinstance(change, Take):
             return held_lease.lose(row)
         # The write never applied, but the row is ours: decide again from this row.
         held_lease.misses += 1
@@ -436,7 +424,7 @@ class HeldLeases:
         """Make every step that this lease can make now, then what its state asks for; drop it once
         it is gone."""
         commands: list[Command] = []
-        if held_lease.unresolved is None and not held_lease.is_reading:
+        if held_lease.is_at_rest:
             while (step := self._next_step(held_lease, now)) is not None:
                 held_lease.step(step)
                 if step is Step.TO_LEAVE_HOST:

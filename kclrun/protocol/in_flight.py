@@ -11,7 +11,7 @@ import enum
 import msgspec
 
 from kclrun.errors import InvariantViolation
-from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.lease import Lease, OwnerId
 from kclrun.model.time import Instant
 from kclrun.protocol.writes import (
     Checkpoint,
@@ -26,6 +26,7 @@ from kclrun.protocol.writes import (
     Release,
     Renew,
     Take,
+    keys_of,
 )
 
 # The last writes, which give the lease to others.
@@ -66,15 +67,14 @@ class InFlight:
     known: each of these sends may have applied, or may still arrive.
     """
 
-    def __init__(self, key: LeaseKey) -> None:
+    def __init__(self) -> None:
         self.change: Change | None = None
         self.unresolved: list[Instant] = []
-        self._key = key
 
     def begin(self, change: Change) -> None:
         """Make this the one change in flight. Raises: InvariantViolation if there is one [P5]."""
         if self.change is not None:
-            raise InvariantViolation(f"lease {self._key}: two writes at once [P5]")
+            raise InvariantViolation(f"lease {keys_of(change)[0]}: two writes at once [P5]")
         self.change = change
 
     def end(self) -> None:
@@ -100,15 +100,15 @@ class InFlight:
     def required(self) -> Change:
         """The change in flight. Raises: InvariantViolation if there is none."""
         if self.change is None:
-            raise InvariantViolation(f"lease {self._key}: an outcome without a write under way")
+            raise InvariantViolation("an outcome without a write under way")
         return self.change
 
     def judge(self, row: Lease, me: OwnerId, seen_counter: int) -> Fate:
         """Compare the row, read consistently or returned by a failed condition, with the change.
 
         `seen_counter` is the counter that was last confirmed. Only an unresolved write can have
-        moved it; without one, the writer is another process of this owner (trace N3). Only a claim
-        may follow a write of that process.
+        moved it; without one, the writer is another process of this owner (trace N3). A claim may
+        follow a write of that process, and so may its manager, once that process has ended [P5].
         """
         change = self.required()
         if isinstance(change, Take):
@@ -168,7 +168,8 @@ def has_ended_ownership(change: Change, row: Lease, seen_counter: int) -> bool:
     """Whether a change that ends our ownership has applied, by the state of the row.
 
     The row is offered, unowned, or owned by the next owner already. Then the counter is further on,
-    and only the applied write can have moved the position to ours.
+    and only the applied write can have moved the position to ours. If the position was not to move,
+    the row may also have been taken first: it makes no difference then.
     """
     if row.counter <= seen_counter:
         return False

@@ -36,15 +36,11 @@ OF_MANAGERS = (
     Mutant(
         name="take-not-read-back",
         file="kclrun/leases/held_leases.py",
-        old=(
-            "                write.may_have_applied = True\n               "
-            " held_lease.is_reading = True"
-        ),
+        old=("                if not held_lease.in_flight.unresolved:"),
         new=(
-            "                if isinstance(write.change, Take):\n"
-            "                    return self._judged(held_lease, write, None, now)\n"
-            "                write.may_have_applied = True\n"
-            "                held_lease.is_reading = True"
+            "                if isinstance(change, Take):\n"
+            "                    return self._judged(held_lease, None, now, answered=True)\n"
+            "                if not held_lease.in_flight.unresolved:"
         ),
         breaks="a take that applied without an answer is given up: the row says us, nobody reads",
         source="a2",

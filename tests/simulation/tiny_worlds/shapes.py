@@ -203,18 +203,19 @@ class Shapes:
         )
 
     def _shape_of_held_lease(self, sheet: Sheet, held_lease):
-        write = held_lease.unresolved
+        flight = held_lease.in_flight
         sheet.at(held_lease.confirmed_instant, FRESH)
         sheet.at(held_lease.renew_instant)
         sheet.at(held_lease.rest_until)
         sheet.at(held_lease.ours_instant, FRESH)
-        if write is not None:
-            sheet.at(write.sent_instant, FRESH)
+        if flight.change is not None:
+            sheet.at(flight.earliest(held_lease.sent_instant), FRESH)
         return (
             held_lease.key,
             held_lease.state.value,
             sheet.lease(held_lease.row),
-            write and (sheet.change(write.change), min(write.attempts, 8), write.may_have_applied),
+            flight.change and sheet.change(flight.change),
+            flight.change and (min(held_lease.attempts, 8), bool(flight.unresolved)),
             held_lease.is_reading,
             min(held_lease.misses, 8),
             held_lease.is_proven,

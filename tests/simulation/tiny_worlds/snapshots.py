@@ -132,10 +132,16 @@ def _loaded(name, value):
     return value.copy() if kind in (set, deque) else value
 
 
+def _copy_of_in_flight(in_flight):
+    in_flight = copy.copy(in_flight)
+    in_flight.unresolved = in_flight.unresolved.copy()
+    return in_flight
+
+
 def _copy_of_held_lease(held_lease):
     held_lease = copy.copy(held_lease)
     held_lease.restarts = copy.copy(held_lease.restarts)
-    held_lease.unresolved = copy.copy(held_lease.unresolved)
+    held_lease.in_flight = _copy_of_in_flight(held_lease.in_flight)
     return held_lease
 
 
@@ -207,8 +213,7 @@ def copy_of_life(life: LeaseStateMachine) -> LeaseStateMachine:
         for attribute, other in known.items():
             inside[attribute] = attributes[other]
     own, ledger = attributes["own"].__dict__, attributes["ledger"].__dict__
-    own["in_flight"] = copy.copy(own["in_flight"])
-    own["in_flight"].unresolved = own["in_flight"].unresolved.copy()
+    own["in_flight"] = _copy_of_in_flight(own["in_flight"])
     own["_terms"] = copy.copy(own["_terms"])
     ledger["_open"] = deque(ledger["_open"])
     requests = attributes["_requests"].__dict__

@@ -11,11 +11,11 @@ from kclrun.errors import InvariantViolation
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.leases.balancing import ExpiredLeaseOffers
-from kclrun.leases.held_lease import Fate, judge
 from kclrun.leases.policy import ManagerPolicy, Pace, scan_delay_s
 from kclrun.model.lease import OFFERED
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol import writes as ch
+from kclrun.protocol.in_flight import Fate, InFlight, has_ended_ownership
 from kclrun.protocol.writes import (
     ConditionFailed,
     OutcomeUnknown,
@@ -128,13 +128,13 @@ def test_an_offer_needs_an_owner_in_whose_name_it_is_made_and_an_outcome_needs_a
 
 def test_an_owner_that_lives_after_all_does_not_take_such_an_offer_for_its_own_checkpoint():
     """Its own last write carried a later position than the offer left on the row [P6]."""
-    from kclrun.protocol.in_flight import has_ended_ownership
-
     left = row("d0", OFFERED, 10, checkpoint=AT, offered_by=DEAD)
     later = ExtendedSequenceNumber("18")
 
     assert not has_ended_ownership(ch.Offer("d0", DEAD, 9, later, AT), left, 9)
-    assert judge(ch.Renew("d0", DEAD, 9), left, DEAD) is Fate.LOST
+    renewal = InFlight()
+    renewal.begin(ch.Renew("d0", DEAD, 9))
+    assert renewal.judge(left, DEAD, 9) is Fate.LOST
 
 
 # How soon we look again.

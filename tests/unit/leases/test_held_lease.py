@@ -11,10 +11,10 @@ from kclrun.leases.held_lease import (
     HeldLease,
     State,
     Step,
-    UnresolvedWrite,
 )
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.protocol.in_flight import InFlight
 from kclrun.protocol.writes import Renew
 
 
@@ -50,6 +50,12 @@ def test_a_step_that_the_table_does_not_name_is_our_bug():
         held_lease.step(Step.CLAIMED)
 
 
+def sent(change):
+    in_flight = InFlight()
+    in_flight.begin(change)
+    return in_flight
+
+
 def running(**changed):
     fields = {
         "row": Lease(key="s0", checkpoint=TRIM_HORIZON),
@@ -62,7 +68,7 @@ def running(**changed):
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"unresolved": UnresolvedWrite(Renew("s0", "me", 1), 0.0)}, "a write of ours under way"),
+        ({"in_flight": sent(Renew("s0", "me", 1))}, "a write of ours under way"),
         ({"is_reading": True}, "a read of ours under way"),
         ({"row": None}, "without a row"),
         ({"is_proven": False}, "without a confirmed write"),
@@ -78,7 +84,7 @@ def test_a_lease_with_a_process_that_breaks_a_rule_is_found_out(changed, complai
 
 def test_a_write_of_another_lease_is_found_out():
     held_lease = HeldLease(key="s0", state=State.BACKING_OFF)
-    held_lease.unresolved = UnresolvedWrite(Renew("s1", "me", 1), 0.0)
+    held_lease.in_flight.begin(Renew("s1", "me", 1))
 
     with pytest.raises(InvariantViolation, match="another lease's write"):
         held_lease.check()

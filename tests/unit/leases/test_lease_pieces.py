@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from kclrun.leases.held_lease import Fate, judge
 from kclrun.leases.manager import blockers
 from kclrun.leases.policy import ManagerPolicy, lists_shards, scan_delay_s, write_pause_s
 from kclrun.leases.shard_sync import Listing
@@ -23,6 +22,7 @@ from kclrun.model.lease import Halt, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.protocol import writes as ch
+from kclrun.protocol.in_flight import Fate, InFlight
 
 HALF = (HASH_KEY_MAX + 1) // 2
 
@@ -189,6 +189,11 @@ HALT = Halt("poison", 1.0)
         (
             ch.Release("s0", "me", 4, TRIM_HORIZON, TRIM_HORIZON),
             lease(owner="them", counter=6),
+            Fate.APPLIED,  # and taken since
+        ),
+        (
+            ch.Release("s0", "me", 4, TRIM_HORIZON, TRIM_HORIZON),
+            lease(owner="them", counter=4),
             Fate.LOST,
         ),
         (
@@ -199,7 +204,12 @@ HALT = Halt("poison", 1.0)
     ],
 )
 def test_the_fate_of_a_write_is_read_from_the_row(change, row, verdict):
-    assert judge(change, row, "me") is (Fate[verdict] if isinstance(verdict, str) else verdict)
+    in_flight = InFlight()
+    in_flight.begin(change)
+    in_flight.unresolved.append(0.0)
+
+    fate = in_flight.judge(row, "me", 4)
+    assert fate is (Fate[verdict] if isinstance(verdict, str) else verdict)
 
 
 def test_the_keys_of_a_change_are_those_it_writes_and_not_those_it_checks():
