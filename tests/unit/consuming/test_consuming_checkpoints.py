@@ -320,3 +320,20 @@ def test_a_checkpoint_that_may_still_land_is_not_put_off():
     assert len(driver.sent(changes.Checkpoint)) == 3
     assert driver.sent(changes.Renew) == []
     assert driver.stored.checkpoint == p(20)
+
+
+@pytest.mark.parametrize("fate", ["reply lost", "dropped"])
+def test_n1_what_is_issued_again_after_an_unknown_outcome_is_never_below_the_row(fate):
+    driver = Driver("batch").begin()
+    driver.faults.append(fate)
+    driver.tell(events.BatchDelivered(p(20), 1, 1))
+    driver.tell(events.BatchProcessed(p(20)))
+    driver._perform(driver.queue.popleft())
+    while driver.faults:
+        driver._perform(driver.queue.popleft())
+    driver.table.write(changes.LateCheckpoint(KEY, "kclrun::host:gone", p(10), p(25)))
+
+    driver.settle()
+
+    assert driver.stored.checkpoint == p(25)
+    assert driver.state is State.PROCESSING

@@ -398,17 +398,6 @@ def test_while_a_lease_is_being_lost_or_a_write_is_under_way_nothing_spins():
     assert driver.life.next_deadline(driver.now) == driver.now + 30.0
 
 
-def test_without_a_manager_no_renewal_is_due():
-    driver = Driver().begin()
-    driver.user_returns = False
-    driver.happen(events.ManagerGone())
-    driver.now += 4.0
-    driver.tell(events.Ticked())
-
-    assert driver.sent(changes.Renew) == []
-    assert driver.life.next_deadline(driver.now) > driver.now
-
-
 def test_a_first_send_that_lands_after_a_second_one_sets_the_fence():
     driver = Driver().begin()
     driver.faults += ["in flight", "dropped"]

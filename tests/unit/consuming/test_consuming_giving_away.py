@@ -258,14 +258,18 @@ def test_an_offer_or_release_whose_reply_was_lost_is_known_by_the_row(others, ow
         counter = driver.stored.counter
         driver.table.write(changes.Claim(KEY, OTHER, counter))
         driver.table.write(changes.Checkpoint(KEY, OTHER, counter + 1, p(30), p(20)))
+    stored = driver.stored
 
     driver.tell(events.WriteResolved(change, LOST_REPLY, driver.now))
     driver.settle()
+    driver.table.write(change)  # trace H13: its first send was only slow
 
     assert driver.state is State.RELEASED
+    assert driver.stored == stored
     assert len(driver.sent(type(change))) == 1
     assert driver.reports(KIND.RELEASED)[0].position == p(20)
     assert driver.of(commands.CallLeaseLost) == []
+    assert len(driver.of(commands.AllowDelivery)) == 1
 
 
 @others_or_alone

@@ -46,26 +46,26 @@ def test_a_request_of_the_last_moment_goes_with_the_release():
     assert driver.answers() == {1: commands.CheckpointAnswer.DURABLE}
 
 
-def test_a_drain_while_initializing_waits_for_it():
+@pytest.mark.parametrize(
+    ("meanwhile", "goodbyes"),
+    [
+        ([events.CallReturned()], 1),
+        ([events.ProcessorFailed("initialize", "E", 1)], 0),
+        ([], 0),
+    ],
+)
+def test_a_drain_while_initializing_asks_to_shut_down_only_what_began(meanwhile, goodbyes):
     driver = Driver()
     driver.user_returns = False
     driver.happen(events.Started(), DRAIN)
     assert driver.state is State.STOPPING
 
-    driver.happen(events.CallReturned(), events.DeliveryStopped(), events.CallReturned())
+    driver.happen(*meanwhile, events.DeliveryStopped())
+    if goodbyes:
+        driver.happen(events.CallReturned())
 
     assert driver.state is State.RELEASED
-    assert len(driver.of(commands.CallShutdownRequested)) == 1
-
-
-@pytest.mark.parametrize("meanwhile", [(), (events.ProcessorFailed("initialize", "E", 1),)])
-def test_a_processor_that_never_began_is_not_asked_to_shut_down(meanwhile):
-    driver = Driver()
-    driver.user_returns = False
-    driver.happen(events.Started(), DRAIN, *meanwhile, events.DeliveryStopped())
-
-    assert driver.state is State.RELEASED
-    assert driver.of(commands.CallShutdownRequested) == []
+    assert len(driver.of(commands.CallShutdownRequested)) == goodbyes
 
 
 def test_a_release_that_never_applied_before_another_took_the_row_is_a_loss():
@@ -86,19 +86,22 @@ def test_a_release_that_never_applied_before_another_took_the_row_is_a_loss():
 
 
 def test_without_a_manager_the_lease_drains_renews_no_more_and_ends_at_the_fence():
-    driver = Driver().begin()
+    driver = Driver(every_s=1000.0).begin()
+    driver.batch(20)
     driver.user_returns = False
-    driver.happen(events.BatchDelivered(p(20), 1, 1), events.ManagerGone())
+    driver.happen(events.BatchDelivered(p(30), 1, 1), events.ManagerGone())
     assert driver.state is State.STOPPING
 
     driver.tick(5.0)
     assert driver.sent(changes.Renew) == []
+    assert driver.life.next_deadline(driver.now) > driver.now
     driver.now = driver.life.own.fence
     driver.tick()
     driver.tick()
 
     assert driver.state is State.LOST
     assert driver.stored.owner == ME
+    assert driver.sent(changes.LateCheckpoint) == []
 
 
 # Failures

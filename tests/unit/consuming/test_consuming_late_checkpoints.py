@@ -126,20 +126,6 @@ def test_it_never_ends_a_shard():
     assert driver.stored.checkpoint != SHARD_END
 
 
-def test_without_a_manager_and_past_the_fence_nothing_is_waited_for():
-    driver = Driver(every_s=1000.0).begin()
-    driver.user_returns = False
-    driver.batch(20)
-    driver.happen(events.ManagerGone())
-    driver.now = driver.life.own.fence
-
-    driver.tick()
-    driver.tick()
-
-    assert driver.state is State.LOST
-    assert driver.sent(changes.LateCheckpoint) == []
-
-
 # Its outcome
 
 

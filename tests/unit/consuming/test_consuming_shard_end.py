@@ -62,17 +62,7 @@ def test_children_begin_at_the_trim_horizon_with_their_parents_and_range():
     assert (created.parents, created.hash_range) == ({"s0"}, HashRange(0, 9))
 
 
-def test_children_that_the_answer_leaves_out_come_from_the_listing():
-    driver = Driver().begin()
-    driver.shards = (shard("s0"), shard("s1", "s0"), shard("s9", "s8"))
-
-    driver.exhaust()
-
-    assert driver.state is State.ENDED
-    assert driver.stored.children == {"s1"}
-
-
-def test_while_nobody_names_the_children_the_lease_is_renewed_and_not_ended():
+def test_children_that_the_answer_leaves_out_come_from_the_listing_and_are_waited_for():
     driver = Driver().begin()
 
     driver.exhaust()
@@ -81,19 +71,29 @@ def test_while_nobody_names_the_children_the_lease_is_renewed_and_not_ended():
     assert driver.state is State.CREATING
     assert len(driver.sent(changes.Renew)) == 1
     assert "names no children" in driver.reports(KIND.WARNED)[0].text
-    driver.shards = (shard("s1", "s0"),)
+    driver.shards = (shard("s0"), shard("s1", "s0"), shard("s9", "s8"))
     driver.tick(1.0)
     assert driver.state is State.ENDED
+    assert driver.stored.children == {"s1"}
 
 
-def test_a_merge_with_the_other_parents_row_is_conditional_on_it():
+@pytest.mark.parametrize(
+    ("has_row", "condition"),
+    [(True, (changes.ExistingParent("s1"),)), (False, ())],
+    ids=["it has a row", "it is gone from the listing"],
+)
+def test_a_merge_is_conditional_on_the_other_parents_row_unless_that_shard_is_gone(
+    has_row, condition
+):
     driver = Driver().begin()
-    other_parent(driver)
+    if has_row:
+        other_parent(driver)
+    driver.shards = (shard("s0"), shard("s2", "s0", "s1"))
 
     driver.exhaust(child("s2", "s0", "s1"))
 
     (write,) = driver.sent(changes.CreateChildren)
-    assert write.parents == (changes.HeldParent(KEY, ME, 6), changes.ExistingParent("s1"))
+    assert write.parents == (changes.HeldParent(KEY, ME, 6), *condition)
     assert driver.state is State.ENDED
     assert driver.table.read("s2").parents == {"s0", "s1"}
 
@@ -146,17 +146,6 @@ def test_a_merge_waits_for_ever_while_neither_the_other_parent_nor_the_child_has
         driver.tick(1.0)
 
     assert driver.state is State.CREATING
-
-
-def test_a_merge_whose_other_parent_is_gone_from_the_listing_goes_on():
-    driver = Driver().begin()
-    driver.shards = (shard("s0"), shard("s2", "s0", "s1"))
-
-    driver.exhaust(child("s2", "s0", "s1"))
-
-    (write,) = driver.sent(changes.CreateChildren)
-    assert write.parents == (changes.HeldParent(KEY, ME, 6),)
-    assert driver.state is State.ENDED
 
 
 @pytest.mark.parametrize("fault", ["dropped", "reply lost", "refused", "throttled", "unavailable"])
@@ -370,3 +359,48 @@ def test_children_created_while_the_lease_is_withdrawn_are_left_to_the_next_owne
     assert driver.state is State.RELEASED
     assert driver.table.read("s1") is not None
     assert not driver.stored.is_ended
+
+
+@pytest.mark.parametrize(
+    ("listed", "parents", "is_created"),
+    [
+        pytest.param(["s0"], (), False, id="older than the child: it says nothing of s1"),
+        pytest.param(["s0", "s2"], (), True, id="the child and not s1: s1 is gone"),
+        pytest.param(["z"], (), True, id="the shard itself was trimmed meanwhile"),
+        pytest.param(["z"], ("z",), False, id="too old for the shard itself: it shows its parent"),
+    ],
+)
+def test_a_listing_says_that_the_other_parent_is_gone_unless_it_may_lag(
+    listed, parents, is_created
+):
+    end = ShardEnd("s0", (child("s2", "s0", "s1"),))
+    end.look_up()
+    end.read([("s1", None)])
+    end.look_up()
+    end.list(map(shard, listed))
+
+    creation = end.creation(Driver(parents=frozenset(parents)).row)
+
+    assert isinstance(creation, changes.CreateChildren if is_created else Deferred)
+    if listed == ["s0"]:
+        assert "neither the children yet, nor s1" in creation.reason
+
+
+@pytest.mark.parametrize("fate", ["reply lost", "in flight"])
+def test_h5_a_checkpoint_that_lands_late_is_not_taken_for_the_end_of_the_shard(fate):
+    driver = Driver("batch").begin()
+    driver.faults.append(fate)
+    driver.tell(events.BatchDelivered(p(20), 1, 1))
+    driver.tell(events.BatchProcessed(p(20)))
+    while driver.faults:
+        driver._perform(driver.queue.popleft())
+    driver.tell(events.ShardExhausted((child("s1"),)))
+    if driver.in_flight:
+        driver._perform(driver.queue.popleft())  # the read back: unmoved
+        driver.land()
+
+    driver.settle()
+
+    assert driver.state is State.ENDED
+    assert driver.stored.is_ended
+    assert len(driver.sent(changes.End)) == 1
