@@ -1,6 +1,7 @@
 """Claiming, renewing, the fence, and what unknown outcomes mean [P4, P5, P6, P7]."""
 
 import pytest
+from msgspec.structs import replace
 
 from kclrun.consuming import commands, events
 from kclrun.consuming.states import State
@@ -61,16 +62,16 @@ def test_a_write_of_the_former_process_is_followed_by_another_claim_whose_send_s
     [
         ({"owner": OTHER}, "belongs to kclrun::host:b"),
         ({"owner": None}, "belongs to nobody"),
+        ({"owner": "java-worker", "checkpoint_owner": ME}, "belongs to java-worker"),
         ({"counter": 7}, "its counter is 7"),
         ({"counter": 3}, "its counter is 3"),
         ({"position": SHARD_END}, "ended"),
-        (None, ""),
+        # Its manager has to wait.
+        ({"taken_from": "java-worker"}, "taken by force from java-worker"),
     ],
 )
 def test_a_row_that_is_not_as_the_manager_said_is_not_claimed(fields, words):
-    driver = Driver(**fields or {})
-    if fields is None:
-        driver.vanish()
+    driver = Driver(**fields)
 
     driver.happen(events.Started())
 
@@ -78,6 +79,16 @@ def test_a_row_that_is_not_as_the_manager_said_is_not_claimed(fields, words):
     assert words in driver.reports(KIND.UNCLAIMED)[0].text
     assert not driver.of(commands.CallInitialize)
     assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.UNCLAIMED)]
+    assert replace(driver.stored, counter=0) == replace(driver.row, counter=0)
+
+
+def test_a_row_that_is_gone_is_not_claimed():
+    driver = Driver()
+    driver.vanish()
+
+    driver.happen(events.Started())
+
+    assert driver.state is State.UNCLAIMED
 
 
 def test_an_expired_start_command_claims_nothing():
@@ -175,25 +186,24 @@ def test_a_read_back_that_fails_is_asked_again():
     assert driver.life.own.pending is None
 
 
-def test_a_moved_counter_with_no_unresolved_write_of_mine_is_another_process_of_mine():
+@pytest.mark.parametrize(
+    ("moved", "words"),
+    [
+        (lambda driver: driver.steal(), OTHER),
+        # By a second process of this owner (N3).
+        (lambda driver: driver.table.write(changes.Renew(KEY, ME, 6)), ""),
+    ],
+)
+def test_a_row_that_moved_by_no_unresolved_write_of_mine_is_lost_with_the_next_write(moved, words):
     driver = Driver().begin()
-    driver.table.write(changes.Renew(KEY, ME, 6))  # by a second process of this owner (N3)
-
-    driver.tick(3.0)
-
-    assert driver.state is State.LOST
-    assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.LOST)]
-
-
-def test_a_stolen_lease_is_noticed_by_the_next_write():
-    driver = Driver().begin()
-    driver.steal()
+    moved(driver)
 
     driver.tick(3.0)
 
     assert driver.state is State.LOST
     assert len(driver.of(commands.CallLeaseLost)) == 1
-    assert OTHER in driver.reports(KIND.LOST)[0].text
+    assert words in driver.reports(KIND.LOST)[0].text
+    assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.LOST)]
 
 
 def test_past_the_fence_the_lease_is_lost_and_nothing_is_written():

@@ -335,18 +335,6 @@ def test_an_ask_that_comes_between_two_sends_of_an_offer_changes_nothing():
 # Forced takes
 
 
-def test_a_row_taken_by_force_is_given_back_to_its_manager_to_wait():
-    driver = Driver(taken_from="java-worker")
-
-    driver.happen(events.Started())
-
-    assert driver.state is State.UNCLAIMED
-    report = driver.reports(KIND.UNCLAIMED)[0]
-    assert "taken by force from java-worker" in report.text
-    assert driver.of(commands.CallInitialize) == []
-    assert driver.stored.taken_from == "java-worker"
-
-
 def test_who_has_waited_removes_the_mark_with_the_claim_and_begins():
     driver = Driver(taken_from="java-worker", has_waited=True)
 

@@ -39,27 +39,23 @@ def test_what_was_processed_is_checkpointed_once_after_the_loss():
     assert driver.reports(KIND.LOST)[0].text.endswith("checkpointed late, at 20")
 
 
-def test_it_waits_for_the_batch_under_way_and_covers_it():
-    driver = losing(started := Driver(every_s=1000.0).begin())
-    started.happen(events.BatchDelivered(p(20), 1, 1))
-    assert driver.sent(changes.LateCheckpoint) == []
-
-    driver.happen(events.BatchProcessed(p(20)), events.DeliveryStopped())
-
-    assert driver.stored.checkpoint == p(20)
-
-
-def test_a_batch_that_was_not_finished_is_not_covered():
+@pytest.mark.parametrize(
+    ("ending", "stored"),
+    [
+        (events.BatchProcessed(p(30)), p(30)),
+        (events.ProcessorFailed("process_records", "LeaseLost", 1, p(30)), p(20)),
+    ],
+)
+def test_it_waits_for_the_batch_under_way_and_covers_it_if_it_was_finished(ending, stored):
     driver = Driver(every_s=1000.0).begin()
     driver.batch(20)
     driver.happen(events.BatchDelivered(p(30), 1, 1))
     losing(driver)
+    assert driver.sent(changes.LateCheckpoint) == []
 
-    driver.happen(
-        events.ProcessorFailed("process_records", "LeaseLost", 1, p(30)), events.DeliveryStopped()
-    )
+    driver.happen(ending, events.DeliveryStopped())
 
-    assert driver.stored.checkpoint == p(20)
+    assert driver.stored.checkpoint == stored
 
 
 @pytest.mark.parametrize(
@@ -129,17 +125,27 @@ def test_it_never_ends_a_shard():
 # Its outcome
 
 
-@pytest.mark.parametrize("fault", ["throttled", "unavailable"])
-def test_it_is_sent_again_where_it_surely_did_not_apply(fault):
+@pytest.mark.parametrize(
+    ("faults", "sends", "stored"),
+    [
+        (["throttled", "throttled"], 3, p(20)),
+        (["unavailable", "unavailable"], 3, p(20)),
+        (["refused"], 1, p(10)),
+        (["dropped"], 1, p(10)),
+        (["reply lost"], 1, p(20)),
+    ],
+)
+def test_it_is_sent_again_only_where_it_surely_did_not_apply(faults, sends, stored):
     driver = Driver(every_s=1000.0).begin()
     driver.batch(20)
     losing(driver)
-    driver.faults += [fault, fault]
+    driver.faults += faults
 
     driver.happen(events.DeliveryStopped(), events.CallReturned())
 
-    assert len(driver.sent(changes.LateCheckpoint)) == 3
-    assert driver.stored.checkpoint == p(20)
+    assert len(driver.sent(changes.LateCheckpoint)) == sends
+    assert driver.of(commands.ReadOwnRow) == []
+    assert driver.stored.checkpoint == stored
     assert driver.state is State.LOST
 
 
@@ -155,20 +161,6 @@ def test_a_table_that_stays_away_is_waited_for_3_s_at_most():
     assert driver.state is State.LOST
     assert driver.now - lost_at <= 3.0
     assert len(driver.faults) > 90
-
-
-@pytest.mark.parametrize("fault", ["refused", "dropped", "reply lost"])
-def test_after_any_other_outcome_the_process_lets_go(fault):
-    driver = Driver(every_s=1000.0).begin()
-    driver.batch(20)
-    losing(driver)
-    driver.faults.append(fault)
-
-    driver.happen(events.DeliveryStopped(), events.CallReturned())
-
-    assert len(driver.sent(changes.LateCheckpoint)) == 1
-    assert driver.of(commands.ReadOwnRow) == []
-    assert driver.state is State.LOST
 
 
 def test_an_outcome_that_does_not_come_is_not_waited_for_longer_than_3_s():

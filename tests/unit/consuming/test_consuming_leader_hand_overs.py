@@ -112,31 +112,28 @@ def test_a_hand_over_whose_reply_was_lost_is_known_by_the_row(next_owner):
     assert len(driver.sent(changes.HandOver)) == 1
 
 
-def test_a_hand_over_is_not_known_by_a_position_that_stood_there_before():
+@pytest.mark.parametrize(
+    ("fault", "position"),
+    [
+        ("throttled", p(20)),
+        ("dropped", p(20)),
+        ("in flight", p(20)),
+        # It is not known by a position that stood there before.
+        ("dropped", p(10)),
+    ],
+)
+def test_a_hand_over_that_did_not_apply_is_sent_again_with_its_counter(fault, position):
     driver = led_away(Driver().begin())
-    driver.happen(events.DeliveryStopped())
-    driver.tell(events.CallReturned())
-    change = driver.queue.popleft().change
-    assert change.position == driver.stored.checkpoint
-
-    driver.happen(events.WriteResolved(change, LOST_REPLY, driver.now))
-
-    assert [each.seen_counter for each in driver.sent(changes.HandOver)] == [6, 6]
-    assert driver.stored.owner == JAVA
-    assert driver.stored.checkpoint_owner is None
-    assert driver.state is State.RELEASED
-
-
-@pytest.mark.parametrize("fault", ["throttled", "dropped", "in flight"])
-def test_a_hand_over_that_did_not_apply_is_sent_again_with_its_counter(fault):
-    driver = led_away(Driver().begin())
-    driver.batch(20)
+    if position != p(10):
+        driver.batch(20)
     driver.faults.append(fault)
 
     driver.happen(events.DeliveryStopped(), events.CallReturned())
 
-    assert [each.seen_counter for each in driver.sent(changes.HandOver)] == [6, 6]
-    assert driver.stored.owner == JAVA
+    assert [(each.seen_counter, each.position) for each in driver.sent(changes.HandOver)] == [
+        (6, position)
+    ] * 2
+    assert (driver.stored.owner, driver.stored.checkpoint_owner) == (JAVA, None)
     assert driver.state is State.RELEASED
 
 
@@ -174,38 +171,25 @@ def test_a_late_checkpoint_that_landed_before_the_leaders_write_is_handed_over_a
     assert (driver.stored.owner, driver.stored.checkpoint) == (JAVA, p(15))
 
 
-def test_a_renewal_that_landed_before_the_leaders_write_is_adopted():
+@pytest.mark.parametrize("faults", [["reply lost"], ["dropped", "reply lost"]])
+def test_a_renewal_that_landed_before_the_leaders_write_is_adopted_with_its_first_send(faults):
     driver = Driver().begin()
     driver.user_returns = False
-    driver.faults += ["reply lost"]
-    driver.now += 3.0
-    driver.tell(events.Ticked())
-    driver._perform(driver.queue.popleft())
-    driver.lead_away()
-    driver.settle()
-    assert driver.life.own.counter == 7
-
-    driver.happen(events.DeliveryStopped(), events.CallReturned())
-
-    assert driver.stored.owner == JAVA
-
-
-def test_the_fence_of_a_renewal_that_landed_before_the_leaders_write_is_that_of_its_first_send():
-    driver = Driver().begin()
-    driver.user_returns = False
-    driver.faults += ["dropped", "reply lost"]
+    driver.faults += faults
     driver.now += 3.0
     first_send = driver.now
     driver.tell(events.Ticked())
     while driver.stored.counter == 6:
         driver._perform(driver.queue.popleft())
-    assert driver.now > first_send
-
+    assert (driver.now > first_send) is (len(faults) > 1)
     driver.lead_away()
     driver.settle()
-
     assert driver.life.own.counter == 7
     assert driver.life.own.fence == fence_instant(first_send, driver.policy.failover_s)
+
+    driver.happen(events.DeliveryStopped(), events.CallReturned())
+
+    assert driver.stored.owner == JAVA
 
 
 @pytest.mark.parametrize("state", [State.NAMING, State.CLOSING, State.ENDING])
@@ -224,15 +208,6 @@ def test_while_a_shard_ends_it_is_a_loss_and_the_next_owner_ends_it(state):
 
     assert driver.state is State.LOSING
     assert not driver.stored.is_ended
-
-
-def test_a_claim_of_a_row_that_is_led_away_claims_nothing():
-    driver = Driver(owner=JAVA, checkpoint_owner=ME)
-
-    driver.happen(events.Started())
-
-    assert driver.state is State.UNCLAIMED
-    assert driver.stored.checkpoint_owner == ME
 
 
 def test_somebody_elses_hand_over_is_a_plain_loss():
