@@ -55,7 +55,11 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
     "cli": ("tests/processes/test_cli_lease_verbs.py", "tests/processes/test_cli_tail.py"),
     "codec": ("tests/properties", "tests/fuzz"),
     "compat": ("tests/properties/test_compat_kclpy.py",),
-    "consuming": ("tests/simulation/test_storms.py", "tests/simulation/test_tiny_worlds.py"),
+    "consuming": (
+        "tests/scenarios/test_consuming_table.py",
+        "tests/simulation/test_storms.py",
+        "tests/simulation/test_tiny_worlds.py",
+    ),
     "ipc": ("tests/properties/test_ipc.py", "tests/processes/test_ledger_kills.py"),
     "leases": (
         "tests/scenarios",

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from kclrun.consuming import commands as do
-from kclrun.consuming import events as on
+from kclrun.consuming import commands, events
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import State
@@ -84,35 +83,35 @@ class Driver:
     # What the tests say
 
     def tell(self, event):
-        commands = self.life.handle(event, Instant(self.now))
-        self.log += commands
-        self.queue += commands
-        return list(commands)
+        follow = self.life.handle(event, Instant(self.now))
+        self.log += follow
+        self.queue += follow
+        return list(follow)
 
     def settle(self):
         while self.queue:
             self._perform(self.queue.popleft())
 
-    def happen(self, *events):
-        for event in events:
+    def happen(self, *told):
+        for event in told:
             self.tell(event)
             self.settle()
 
     def tick(self, after_s=0.0):
         self.now += after_s
-        self.happen(on.Ticked())
+        self.happen(events.Ticked())
 
     def begin(self):
         """Claimed, initialized, processing."""
-        self.happen(on.Started())
+        self.happen(events.Started())
         assert self.state is State.PROCESSING
         return self
 
     def batch(self, last, records=1):
-        self.happen(on.BatchDelivered(p(last), records, 100), on.BatchProcessed(p(last)))
+        self.happen(events.BatchDelivered(p(last), records, 100), events.BatchProcessed(p(last)))
 
     def exhaust(self, *children):
-        self.happen(on.ShardExhausted(children))
+        self.happen(events.ShardExhausted(children))
 
     def steal(self):
         """Another owner takes the row, as by expiry."""
@@ -159,39 +158,41 @@ class Driver:
         return [each for each in self.log if isinstance(each, kind)]
 
     def sent(self, kind):
-        sends = self.of(do.SendWrite | do.SendLateCheckpoint)
+        sends = self.of(commands.SendWrite | commands.SendLateCheckpoint)
         return [each.change for each in sends if isinstance(each.change, kind)]
 
     def reports(self, kind):
-        return [each for each in self.of(do.Report) if each.kind is kind]
+        return [each for each in self.of(commands.Report) if each.kind is kind]
 
     def answers(self):
-        return {each.request: each.answer for each in self.of(do.AnswerCheckpoint)}
+        return {each.request: each.answer for each in self.of(commands.AnswerCheckpoint)}
 
     # What the world does
 
     def _perform(self, command):
         match command:
-            case do.SendWrite(change, not_before) | do.SendLateCheckpoint(change, not_before):
+            case commands.SendWrite(change, not_before) | commands.SendLateCheckpoint(
+                change, not_before
+            ):
                 self.now = max(self.now, not_before or 0.0)
                 self._write(change)
-            case do.ReadOwnRow(not_before):
+            case commands.ReadOwnRow(not_before):
                 self.now = max(self.now, not_before or 0.0)
                 if self.faults and self.faults[0] == "unreadable":
                     self.faults.popleft()
-                    self.tell(on.ReadFailed("no route"))
+                    self.tell(events.ReadFailed("no route"))
                 else:
-                    self.tell(on.OwnRowRead(self.stored))
-            case do.ReadRows(keys):
-                self.tell(on.RowsRead(tuple((key, self.table.read(key)) for key in keys)))
-            case do.ListShards():
-                self.tell(on.ShardsListed(tuple(self.shards)))
-            case do.CallInitialize() | do.CallShardEnded() if self.user_returns:
-                self.tell(on.CallReturned())
-            case do.CallShutdownRequested() | do.CallLeaseLost() if self.user_returns:
-                self.tell(on.CallReturned())
-            case do.StopDelivery() if self.user_returns:
-                self.tell(on.DeliveryStopped())
+                    self.tell(events.OwnRowRead(self.stored))
+            case commands.ReadRows(keys):
+                self.tell(events.RowsRead(tuple((key, self.table.read(key)) for key in keys)))
+            case commands.ListShards():
+                self.tell(events.ShardsListed(tuple(self.shards)))
+            case commands.CallInitialize() | commands.CallShardEnded() if self.user_returns:
+                self.tell(events.CallReturned())
+            case commands.CallShutdownRequested() | commands.CallLeaseLost() if self.user_returns:
+                self.tell(events.CallReturned())
+            case commands.StopDelivery() if self.user_returns:
+                self.tell(events.DeliveryStopped())
             case _:
                 pass
 
@@ -201,7 +202,7 @@ class Driver:
         else:
             fault = self.faults.popleft() if self.faults else None
         if fault == "not kept":
-            self.tell(on.RowsNotKept(change, NOT_KEPT))
+            self.tell(events.RowsNotKept(change, NOT_KEPT))
             return
         sent = Instant(self.now)
         if fault == "reply lost":
@@ -214,4 +215,4 @@ class Driver:
             outcome = NOT_APPLIED[fault]
         else:
             outcome = self.table.write(change)
-        self.tell(on.WriteResolved(change, outcome, sent))
+        self.tell(events.WriteResolved(change, outcome, sent))

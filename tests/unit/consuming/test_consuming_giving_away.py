@@ -2,27 +2,27 @@
 
 import pytest
 
-from kclrun.consuming import commands as do
-from kclrun.consuming import events as on
+from kclrun.consuming import commands, events
 from kclrun.consuming.states import State
 from kclrun.model.lease import ANYBODY, OFFERED, Handoff
 from kclrun.protocol import writes as changes
 from kclrun.protocol.writes import Take
 from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, START, Driver, p
 
-KIND = do.ReportKind
-DRAIN = on.DrainRequested("the host drains")
+KIND = commands.ReportKind
+DRAIN = events.DrainRequested("the host drains")
 LOST_REPLY = NOT_APPLIED["dropped"]
+others_or_alone = pytest.mark.parametrize(("others", "owner"), [(True, OFFERED), (False, None)])
 
 
-def offering(driver):
-    """Withdrawn, and the offer is the next write in the queue."""
+def giving_away(driver):
+    """Withdrawn, and the offer or release is the next write in the queue."""
     driver.user_returns = False
-    driver.happen(DRAIN, on.DeliveryStopped())
-    driver.tell(on.CallReturned())
-    offer = driver.queue.popleft().change
-    assert isinstance(offer, changes.Offer)
-    return offer
+    driver.happen(DRAIN, events.DeliveryStopped())
+    driver.tell(events.CallReturned())
+    change = driver.queue.popleft().change
+    assert isinstance(change, changes.Offer | changes.Release)
+    return change
 
 
 # Asks
@@ -31,22 +31,22 @@ def offering(driver):
 def test_an_ask_seen_by_a_renewal_is_answered_with_an_offer_after_the_batch():
     driver = Driver().begin()
     driver.user_returns = False
-    driver.happen(on.BatchDelivered(p(20), 1, 1))
+    driver.happen(events.BatchDelivered(p(20), 1, 1))
     driver.ask()
     driver.tick(3.0)
     assert driver.state is State.STOPPING
-    assert len(driver.of(do.StopDelivery)) == 1
+    assert len(driver.of(commands.StopDelivery)) == 1
 
-    driver.happen(on.BatchProcessed(p(20)), on.DeliveryStopped(), on.CallReturned())
+    driver.happen(events.BatchProcessed(p(20)), events.DeliveryStopped(), events.CallReturned())
 
     assert driver.state is State.RELEASED
     row = driver.stored
     assert (row.owner, row.offered_to, row.offered_by) == (OFFERED, OTHER, ME)
     assert (row.checkpoint, row.handoff) == (p(20), None)
-    assert len(driver.of(do.CallShutdownRequested)) == 1
+    assert len(driver.of(commands.CallShutdownRequested)) == 1
     report = driver.reports(KIND.RELEASED)[0]
     assert (report.position, report.text) == (p(20), f"offered to {OTHER}, who asked for it")
-    assert driver.of(do.Exit) == [do.Exit(do.ExitCause.DONE)]
+    assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.DONE)]
 
 
 def test_an_ask_seen_by_a_checkpoint_is_answered_too():
@@ -71,10 +71,10 @@ def test_an_ask_on_behalf_of_anybody_is_answered_with_an_offer_to_nobody_in_part
 def test_an_ask_seen_by_the_claim_is_answered_before_any_user_code():
     driver = Driver(handoff=Handoff(OTHER, 7.0))
 
-    driver.happen(on.Started())
+    driver.happen(events.Started())
 
     assert driver.state is State.RELEASED
-    assert driver.of(do.CallInitialize) == []
+    assert driver.of(commands.CallInitialize) == []
     assert (driver.stored.owner, driver.stored.offered_to) == (OFFERED, OTHER)
     assert driver.stored.checkpoint == p(10)
 
@@ -82,12 +82,12 @@ def test_an_ask_seen_by_the_claim_is_answered_before_any_user_code():
 def test_an_ask_while_initializing_waits_for_that_and_is_answered():
     driver = Driver()
     driver.user_returns = False
-    driver.happen(on.Started())
+    driver.happen(events.Started())
     driver.ask()
     driver.tick(3.0)
     assert driver.state is State.STOPPING
 
-    driver.happen(on.CallReturned(), on.DeliveryStopped(), on.CallReturned())
+    driver.happen(events.CallReturned(), events.DeliveryStopped(), events.CallReturned())
 
     assert driver.stored.offered_to == OTHER
 
@@ -145,15 +145,17 @@ def test_the_age_of_an_ask_is_what_was_seen_of_it_and_not_what_it_says():
 def test_an_ask_that_grew_old_during_a_long_batch_is_not_answered_to_its_asker():
     driver = Driver().begin()
     driver.user_returns = False
-    driver.happen(on.BatchDelivered(p(20), 1, 1))
+    driver.happen(events.BatchDelivered(p(20), 1, 1))
     driver.ask()
     for _ in range(40):
         driver.tick(1.0)
     assert driver.state is State.STOPPING
     assert driver.stored.handoff is None
 
-    driver.happen(on.OthersInSight(True), on.BatchProcessed(p(20)), on.DeliveryStopped())
-    driver.happen(on.CallReturned())
+    driver.happen(
+        events.OthersInSight(True), events.BatchProcessed(p(20)), events.DeliveryStopped()
+    )
+    driver.happen(events.CallReturned())
 
     assert (driver.stored.owner, driver.stored.offered_to) == (OFFERED, None)
 
@@ -163,7 +165,7 @@ def test_a_halted_lease_answers_no_ask():
     driver.batch(20)
     driver.ask()
 
-    driver.happen(on.ProcessorFailed("process_records", "E", 1, p(30)))
+    driver.happen(events.ProcessorFailed("process_records", "E", 1, p(30)))
 
     assert driver.state is State.FAILED
     assert driver.stored.owner == ME
@@ -178,7 +180,7 @@ def test_what_the_former_owner_was_asked_for_is_not_obeyed_after_a_take():
     driver.table.write(Take(KEY, ME, OTHER, 5, 10.0, "LATEST"))
     driver.life.own.counter = driver.stored.counter
 
-    driver.happen(on.Started())
+    driver.happen(events.Started())
 
     assert driver.state is State.PROCESSING
 
@@ -186,7 +188,7 @@ def test_what_the_former_owner_was_asked_for_is_not_obeyed_after_a_take():
 # Offers
 
 
-@pytest.mark.parametrize("event", [DRAIN, on.ReleaseRequested(), on.ManagerGone()])
+@pytest.mark.parametrize("event", [DRAIN, events.ReleaseRequested(), events.ManagerGone()])
 def test_with_others_in_sight_the_lease_is_offered_and_alone_it_is_released(event):
     for others, owner in ((True, OFFERED), (False, None)):
         driver = Driver(others_in_sight=others).begin()
@@ -203,7 +205,7 @@ def test_what_is_in_sight_changes_with_the_managers_word():
     for first, then, owner in ((False, True, OFFERED), (True, False, None)):
         driver = Driver(others_in_sight=first).begin()
 
-        driver.happen(on.OthersInSight(then), DRAIN)
+        driver.happen(events.OthersInSight(then), DRAIN)
 
         assert driver.stored.owner == owner
 
@@ -215,131 +217,122 @@ def test_a_drain_with_an_ask_on_the_row_offers_to_the_asker():
     driver.ask()
     driver.tick(3.0)
 
-    driver.happen(on.DeliveryStopped(), on.CallReturned())
+    driver.happen(events.DeliveryStopped(), events.CallReturned())
 
     assert driver.stored.offered_to == OTHER
 
 
-def test_a_drain_while_claiming_offers_without_any_user_code():
-    driver = Driver(others_in_sight=True)
-    driver.tell(on.Started())
+@others_or_alone
+def test_a_drain_while_claiming_gives_the_lease_away_without_any_user_code(others, owner):
+    driver = Driver(others_in_sight=others)
+    driver.tell(events.Started())
     driver.tell(DRAIN)
 
     driver.settle()
 
-    assert driver.stored.owner == OFFERED
-    assert driver.of(do.CallInitialize) == []
+    assert driver.state is State.RELEASED
+    assert driver.stored.owner == owner
+    assert driver.of(commands.CallInitialize) == []
 
 
-def test_the_processors_release_ends_in_an_offer_after_its_batch():
-    driver = Driver(others_in_sight=True).begin()
-    driver.user_returns = False
-    driver.happen(on.BatchDelivered(p(20), 1, 1), on.ReleaseRequested())
-    assert driver.sent(changes.Offer) == []
-
-    driver.happen(on.BatchProcessed(p(20)), on.DeliveryStopped(), on.CallReturned())
-
-    assert (driver.stored.owner, driver.stored.checkpoint) == (OFFERED, p(20))
-    assert len(driver.of(do.CallShutdownRequested)) == 1
-
-
-def test_a_manual_lease_is_offered_at_what_user_code_checkpointed():
-    driver = Driver("manual", others_in_sight=True).begin()
+@others_or_alone
+def test_a_manual_lease_is_given_away_at_what_user_code_checkpointed(others, owner):
+    driver = Driver("manual", others_in_sight=others).begin()
     driver.batch(20)
-    driver.happen(on.CheckpointRequested(1, p(15)), DRAIN)
+    driver.happen(events.CheckpointRequested(1, p(15)), DRAIN)
 
-    assert driver.stored.checkpoint == p(15)
+    assert (driver.stored.owner, driver.stored.checkpoint) == (owner, p(15))
 
 
-@pytest.mark.parametrize("meanwhile", ["offered", "taken", "claimed and moved on"])
-def test_an_offer_whose_reply_was_lost_is_known_by_the_row(meanwhile):
-    driver = Driver(others_in_sight=True).begin()
+@others_or_alone
+@pytest.mark.parametrize("meanwhile", ["given", "taken", "claimed and moved on"])
+def test_an_offer_or_release_whose_reply_was_lost_is_known_by_the_row(others, owner, meanwhile):
+    driver = Driver(others_in_sight=others).begin()
     driver.batch(20)
-    offer = offering(driver)
-    driver.table.write(offer)
-    if meanwhile != "offered":
+    change = giving_away(driver)
+    driver.table.write(change)
+    assert driver.stored.owner == owner
+    if meanwhile != "given":
         driver.steal()
     if meanwhile == "claimed and moved on":
         counter = driver.stored.counter
         driver.table.write(changes.Claim(KEY, OTHER, counter))
         driver.table.write(changes.Checkpoint(KEY, OTHER, counter + 1, p(30), p(20)))
+    stored = driver.stored
 
-    driver.tell(on.WriteResolved(offer, LOST_REPLY, driver.now))
+    driver.tell(events.WriteResolved(change, LOST_REPLY, driver.now))
     driver.settle()
+    driver.table.write(change)  # trace H13: its first send was only slow
 
     assert driver.state is State.RELEASED
-    assert len(driver.sent(changes.Offer)) == 1
-    assert driver.of(do.CallLeaseLost) == []
+    assert driver.stored == stored
+    assert len(driver.sent(type(change))) == 1
+    assert driver.reports(KIND.RELEASED)[0].position == p(20)
+    assert driver.of(commands.CallLeaseLost) == []
+    assert len(driver.of(commands.AllowDelivery)) == 1
 
 
-def test_an_offer_in_flight_starts_no_batch_and_is_sent_again_with_its_counter():
+@others_or_alone
+def test_an_offer_or_release_in_flight_starts_no_batch_and_is_sent_again_with_its_counter(
+    others, owner
+):
     # Trace H4: the read back shows the old counter, and then the offer lands.
-    driver = Driver(others_in_sight=True).begin()
+    driver = Driver(others_in_sight=others).begin()
     driver.batch(20)
     driver.faults += ["in flight"]
     driver.tell(DRAIN)
     while not driver.in_flight:
         driver._perform(driver.queue.popleft())
-    permits = len(driver.of(do.AllowDelivery))
-    driver.tell(on.OwnRowRead(driver.stored))
+    permits = len(driver.of(commands.AllowDelivery))
+    driver.tell(events.OwnRowRead(driver.stored))
     driver.queue.popleft()  # the second send waits its turn
     assert driver.state is State.RELEASING
     driver.land()
 
     driver.settle()
 
-    assert len(driver.of(do.AllowDelivery)) == permits
-    assert driver.state is State.RELEASED
-    assert [each.seen_counter for each in driver.sent(changes.Offer)] == [6, 6]
+    assert len(driver.of(commands.AllowDelivery)) == permits
+    assert (driver.state, driver.stored.owner) == (State.RELEASED, owner)
+    sent = driver.sent(changes.Offer | changes.Release)
+    assert [each.seen_counter for each in sent] == [6, 6]
 
 
 def test_an_offer_that_did_not_apply_before_the_fence_is_a_loss_and_no_batch_starts():
     driver = Driver(others_in_sight=True).begin()
     driver.batch(20)
-    offer = offering(driver)
+    offer = giving_away(driver)
     driver.now = driver.life.own.fence
 
-    driver.happen(on.WriteResolved(offer, NOT_APPLIED["throttled"], driver.now))
+    driver.happen(events.WriteResolved(offer, NOT_APPLIED["throttled"], driver.now))
 
     assert driver.state is State.LOSING
-    assert len(driver.of(do.AllowDelivery)) == 1
+    assert len(driver.of(commands.AllowDelivery)) == 1
 
 
-def test_a_late_checkpoint_before_the_offer_is_kept():
+@others_or_alone
+def test_a_late_checkpoint_before_the_offer_or_release_is_kept(others, owner):
     # Trace N1: the final checkpoint is never below what stands there.
-    driver = Driver(others_in_sight=True).begin()
+    driver = Driver(others_in_sight=others).begin()
     driver.batch(20)
     driver.move_row(p(25))
 
     driver.happen(DRAIN)
 
-    assert (driver.stored.owner, driver.stored.checkpoint) == (OFFERED, p(25))
+    assert (driver.stored.owner, driver.stored.checkpoint) == (owner, p(25))
 
 
 def test_an_ask_that_comes_between_two_sends_of_an_offer_changes_nothing():
     driver = Driver(others_in_sight=True).begin()
     driver.batch(20)
-    offer = offering(driver)
+    offer = giving_away(driver)
     driver.ask()
 
-    driver.happen(on.WriteResolved(offer, NOT_APPLIED["throttled"], driver.now))
+    driver.happen(events.WriteResolved(offer, NOT_APPLIED["throttled"], driver.now))
 
     assert (driver.stored.owner, driver.stored.handoff) == (OFFERED, None)
 
 
 # Forced takes
-
-
-def test_a_row_taken_by_force_is_given_back_to_its_manager_to_wait():
-    driver = Driver(taken_from="java-worker")
-
-    driver.happen(on.Started())
-
-    assert driver.state is State.UNCLAIMED
-    report = driver.reports(KIND.UNCLAIMED)[0]
-    assert "taken by force from java-worker" in report.text
-    assert driver.of(do.CallInitialize) == []
-    assert driver.stored.taken_from == "java-worker"
 
 
 def test_who_has_waited_removes_the_mark_with_the_claim_and_begins():

@@ -1,17 +1,15 @@
 """What a process does that lacks something of its host: another host may have it."""
 
-import msgspec
 import pytest
 
-from kclrun.consuming import commands as do
-from kclrun.consuming import events as on
+from kclrun.consuming import commands, events
 from kclrun.consuming.shard_end import OUTPUT_WAIT_S
 from kclrun.consuming.states import State
 from kclrun.protocol import writes as changes
 from tests.unit.consuming.lease_driver import ME, NOT_KEPT, Driver, p
 
-KIND = do.ReportKind
-STARVED = on.ProcessorFailed(
+KIND = commands.ReportKind
+STARVED = events.ProcessorFailed(
     "process_records", "MemoryError", 3, p(30), "Traceback", is_host_fault=True
 )
 
@@ -23,23 +21,13 @@ def test_what_the_host_lacks_at_records_ends_the_process_with_what_was_processed
     driver = Driver(every_s=1000.0).begin()
     driver.batch(20)
 
-    driver.happen(on.BatchDelivered(p(30), 1, 1), STARVED)
+    driver.happen(events.BatchDelivered(p(30), 1, 1), STARVED)
 
     assert (driver.stored.owner, driver.stored.checkpoint) == (ME, p(20))
     (report,) = driver.reports(KIND.FAILED)
     assert report.is_host_fault
     assert (report.where, report.text, report.position) == ("process_records", "MemoryError", p(30))
-    assert driver.of(do.Exit) == [do.Exit(do.ExitCause.HOST)]
-
-
-def test_another_failure_is_none_of_the_host():
-    driver = Driver().begin()
-
-    driver.happen(msgspec.structs.replace(STARVED, is_host_fault=False))
-
-    (report,) = driver.reports(KIND.FAILED)
-    assert not report.is_host_fault
-    assert driver.of(do.Exit) == [do.Exit(do.ExitCause.FAILED)]
+    assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.HOST)]
 
 
 def test_a_process_that_leaves_its_host_does_not_wait_for_rows_that_cannot_be_kept():
@@ -70,7 +58,7 @@ def held_up(*, seconds, others=True, every_s=1.0):
         assert due > driver.now, "it would spin"
         # Only checkpoints have rows.
         driver.now = min(due, until)
-        driver.happen(on.Ticked())
+        driver.happen(events.Ticked())
     return driver
 
 
@@ -81,8 +69,8 @@ def test_an_output_that_keeps_no_rows_for_half_a_minute_leaves_the_lease_to_anot
     (report,) = driver.reports(KIND.BROKE)
     assert report.text == f"the output kept no rows for 30 s: {NOT_KEPT}"
     assert driver.reports(KIND.LOST) == []
-    assert driver.of(do.Exit) == [do.Exit(do.ExitCause.HOST)]
-    assert len(driver.of(do.CallLeaseLost)) == 1, "user code hears that it is over"
+    assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.HOST)]
+    assert len(driver.of(commands.CallLeaseLost)) == 1, "user code hears that it is over"
     # Its manager gives it away: the row is as it was.
     assert (driver.stored.owner, driver.stored.checkpoint) == (ME, p(10))
 
@@ -101,7 +89,7 @@ def test_while_nobody_else_is_there_it_is_waited_for_without_end():
     driver = held_up(seconds=10 * OUTPUT_WAIT_S, others=False)
     assert driver.state is State.PROCESSING
 
-    driver.happen(on.OthersInSight(True))
+    driver.happen(events.OthersInSight(True))
 
     assert driver.reports(KIND.BROKE)
 
@@ -120,7 +108,7 @@ def test_room_in_between_begins_the_wait_anew():
     assert driver.state is State.PROCESSING
 
 
-@pytest.mark.parametrize("event", [on.DrainRequested("SIGTERM"), on.ManagerGone()])
+@pytest.mark.parametrize("event", [events.DrainRequested("SIGTERM"), events.ManagerGone()])
 def test_a_lease_that_is_given_up_anyway_is_no_matter_of_the_output(event):
     driver = Driver(every_s=1.0, others_in_sight=True).begin()
     driver.batch(20)

@@ -7,7 +7,7 @@ import pytest
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import AnswerCheckpoint, CheckpointAnswer
 from kclrun.consuming.delivery import ErrorPolicy, GiveUp, RetryAfter, host_fault
-from kclrun.consuming.policy import FLOOR_S, Pacing, first_start
+from kclrun.consuming.policy import FLOOR_S, Pacing, batch_records_max, first_start
 from kclrun.consuming.state_machine import DeliveryPermit
 from kclrun.errors import (
     HostFailed,
@@ -18,22 +18,13 @@ from kclrun.errors import (
 )
 from kclrun.model.lease import Lease
 from kclrun.model.record import IteratorType, StartPoint
-from kclrun.model.sequence import (
-    AT_TIMESTAMP,
-    LATEST,
-    TRIM_HORIZON,
-    ExtendedSequenceNumber,
-)
+from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
 from kclrun.protocol.fence import fence_instant, renew_interval_s
 from kclrun.protocol.in_flight import has_ended_ownership
 from kclrun.protocol.writes import HandOver
-from tests.unit.consuming.lease_driver import Driver
+from tests.unit.consuming.lease_driver import Driver, p
 
 DURABLE, LOST, STALE = CheckpointAnswer.DURABLE, CheckpointAnswer.LOST, CheckpointAnswer.STALE
-
-
-def p(number, sub=0):
-    return ExtendedSequenceNumber(str(number), sub)
 
 
 def row(position, **fields):
@@ -137,6 +128,24 @@ def test_a_full_ledger_says_so():
     ledger.deliver(p(30), 1)
 
     assert ledger.is_full
+
+
+@pytest.mark.parametrize("cap", [2, 3, 40, 101])
+def test_checkpoints_in_the_middle_of_every_batch_never_fill_the_cap(cap):
+    ledger = CheckpointLedger(TRIM_HORIZON, cap)
+    size = batch_records_max(cap)
+
+    for batch in range(1, 20):
+        assert ledger.delivered_max - ledger.delivered_total >= size
+        last = batch * size
+        ledger.deliver(p(last), size)
+        ledger.confirm(p(last - 1 if size > 1 else last))
+        ledger.process(p(last))
+        assert not ledger.is_full
+
+
+def test_a_batch_is_never_empty():
+    assert batch_records_max(1) == 1
 
 
 def test_records_below_a_row_that_is_ahead_are_covered_as_they_come():
@@ -271,7 +280,7 @@ def test_the_pause_is_bounded_and_no_retries_are_none():
         (row(LATEST, latest_pinned_at=55.0), StartPoint(IteratorType.AT_TIMESTAMP, timestamp=55.0)),
         (row(AT_TIMESTAMP), StartPoint(IteratorType.AT_TIMESTAMP, timestamp=33.0)),
         (
-            row(ExtendedSequenceNumber("AT_TIMESTAMP", 44_000)),
+            row(p("AT_TIMESTAMP", 44_000)),
             StartPoint(IteratorType.AT_TIMESTAMP, timestamp=44.0),
         ),
         (row(p(12, 3)), StartPoint(IteratorType.AT_SEQUENCE_NUMBER, sequence_number="12")),

@@ -2,8 +2,7 @@
 
 import pytest
 
-from kclrun.consuming import commands as do
-from kclrun.consuming import events as on
+from kclrun.consuming import commands, events
 from kclrun.consuming.shard_end import Deferred, ShardEnd
 from kclrun.consuming.states import State
 from kclrun.model.lease import Lease
@@ -12,7 +11,7 @@ from kclrun.model.shard import HashRange, Shard
 from kclrun.protocol import writes as changes
 from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, Driver, child, p
 
-KIND = do.ReportKind
+KIND = commands.ReportKind
 
 
 def shard(shard_id, *parents):
@@ -32,46 +31,31 @@ def test_the_end_of_a_shard_goes_in_order():
     driver.exhaust(child("s1"), child("s2"))
 
     steps = [
-        type(each.change) if isinstance(each, do.SendWrite) else type(each)
+        type(each.change) if isinstance(each, commands.SendWrite) else type(each)
         for each in driver.log
-        if isinstance(each, do.SendWrite | do.CallShardEnded | do.Exit)
+        if isinstance(each, commands.SendWrite | commands.CallShardEnded | commands.Exit)
     ]
     assert steps == [
         changes.Claim,
         changes.CreateChildren,
         changes.NameChildren,
-        do.CallShardEnded,
+        commands.CallShardEnded,
         changes.End,
-        do.Exit,
+        commands.Exit,
     ]
     assert driver.state is State.ENDED
-    assert driver.reports(KIND.SHARD_ENDED) == [do.Report(KIND.SHARD_ENDED, children=("s1", "s2"))]
-    assert driver.of(do.Exit) == [do.Exit(do.ExitCause.DONE)]
+    assert driver.reports(KIND.SHARD_ENDED) == [
+        commands.Report(KIND.SHARD_ENDED, children=("s1", "s2"))
+    ]
+    assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.DONE)]
     row = driver.stored
     assert (row.checkpoint, row.children, row.owner) == (SHARD_END, {"s1", "s2"}, ME)
-
-
-def test_children_begin_at_the_trim_horizon_with_their_parents_and_range():
-    driver = Driver().begin()
-
-    driver.exhaust(child("s1"))
-
     created = driver.table.read("s1")
     assert (created.checkpoint, created.owner, created.counter) == (TRIM_HORIZON, None, 0)
     assert (created.parents, created.hash_range) == ({"s0"}, HashRange(0, 9))
 
 
-def test_children_that_the_answer_leaves_out_come_from_the_listing():
-    driver = Driver().begin()
-    driver.shards = (shard("s0"), shard("s1", "s0"), shard("s9", "s8"))
-
-    driver.exhaust()
-
-    assert driver.state is State.ENDED
-    assert driver.stored.children == {"s1"}
-
-
-def test_while_nobody_names_the_children_the_lease_is_renewed_and_not_ended():
+def test_children_that_the_answer_leaves_out_come_from_the_listing_and_are_waited_for():
     driver = Driver().begin()
 
     driver.exhaust()
@@ -80,19 +64,29 @@ def test_while_nobody_names_the_children_the_lease_is_renewed_and_not_ended():
     assert driver.state is State.CREATING
     assert len(driver.sent(changes.Renew)) == 1
     assert "names no children" in driver.reports(KIND.WARNED)[0].text
-    driver.shards = (shard("s1", "s0"),)
+    driver.shards = (shard("s0"), shard("s1", "s0"), shard("s9", "s8"))
     driver.tick(1.0)
     assert driver.state is State.ENDED
+    assert driver.stored.children == {"s1"}
 
 
-def test_a_merge_with_the_other_parents_row_is_conditional_on_it():
+@pytest.mark.parametrize(
+    ("has_row", "condition"),
+    [(True, (changes.ExistingParent("s1"),)), (False, ())],
+    ids=["it has a row", "it is gone from the listing"],
+)
+def test_a_merge_is_conditional_on_the_other_parents_row_unless_that_shard_is_gone(
+    has_row, condition
+):
     driver = Driver().begin()
-    other_parent(driver)
+    if has_row:
+        other_parent(driver)
+    driver.shards = (shard("s0"), shard("s2", "s0", "s1"))
 
     driver.exhaust(child("s2", "s0", "s1"))
 
     (write,) = driver.sent(changes.CreateChildren)
-    assert write.parents == (changes.HeldParent(KEY, ME, 6), changes.ExistingParent("s1"))
+    assert write.parents == (changes.HeldParent(KEY, ME, 6), *condition)
     assert driver.state is State.ENDED
     assert driver.table.read("s2").parents == {"s0", "s1"}
 
@@ -105,11 +99,11 @@ def test_a_merge_whose_other_parent_is_listed_and_has_no_row_waits_and_looks_aga
     assert driver.state is State.CREATING
     assert driver.life.next_deadline(driver.now) == driver.now + 1.0
     driver.tick(0.5)
-    assert len(driver.of(do.ReadRows)) == 1
+    assert len(driver.of(commands.ReadRows)) == 1
     driver.tick(3.0)
 
     assert driver.state is State.CREATING
-    assert len(driver.of(do.ReadRows)) == 2
+    assert len(driver.of(commands.ReadRows)) == 2
     assert len(driver.sent(changes.Renew)) == 1
     assert [each.text for each in driver.reports(KIND.WARNED)] == [
         "the other parent s1 has no lease yet"
@@ -119,50 +113,30 @@ def test_a_merge_whose_other_parent_is_listed_and_has_no_row_waits_and_looks_aga
     assert driver.state is State.ENDED
 
 
-def test_a_merge_whose_other_parents_row_somebody_deleted_ends_where_the_child_has_its_row():
+@pytest.mark.parametrize("has_child", [True, False])
+def test_a_merge_whose_other_parents_row_was_deleted_ends_if_the_child_has_its_row(has_child):
     """Ended rows look like litter; without this the child would wait until the shard is trimmed."""
     driver = Driver(failover_s=9.0).begin()
     driver.shards = (shard("s0"), shard("s1"), shard("s2", "s0", "s1"))
-    driver.table.write(changes.CreateLease(Lease(key="s2", checkpoint=TRIM_HORIZON)))
+    if has_child:
+        driver.table.write(changes.CreateLease(Lease(key="s2", checkpoint=TRIM_HORIZON)))
 
     driver.exhaust(child("s2", "s0", "s1"))
-    for _ in range(8):
+    for _ in range(8 if has_child else 30):
         driver.tick(1.0)
     assert driver.state is State.CREATING, "a live owner may write its row again for a failover"
     driver.tick(1.0)
 
-    assert driver.state is State.ENDED
-    assert driver.stored.children == {"s2"}
+    assert driver.state is (State.ENDED if has_child else State.CREATING)
+    assert driver.stored.children == ({"s2"} if has_child else set())
     assert driver.sent(changes.CreateChildren) == []
-
-
-def test_a_merge_waits_for_ever_while_neither_the_other_parent_nor_the_child_has_a_row():
-    driver = Driver(failover_s=9.0).begin()
-    driver.shards = (shard("s0"), shard("s1"), shard("s2", "s0", "s1"))
-
-    driver.exhaust(child("s2", "s0", "s1"))
-    for _ in range(30):
-        driver.tick(1.0)
-
-    assert driver.state is State.CREATING
-
-
-def test_a_merge_whose_other_parent_is_gone_from_the_listing_goes_on():
-    driver = Driver().begin()
-    driver.shards = (shard("s0"), shard("s2", "s0", "s1"))
-
-    driver.exhaust(child("s2", "s0", "s1"))
-
-    (write,) = driver.sent(changes.CreateChildren)
-    assert write.parents == (changes.HeldParent(KEY, ME, 6),)
-    assert driver.state is State.ENDED
 
 
 @pytest.mark.parametrize("fault", ["dropped", "reply lost", "refused", "throttled", "unavailable"])
 def test_children_that_were_not_created_for_sure_are_done_again_from_fresh_reads(fault):
     driver = Driver().begin()
     other_parent(driver)
-    driver.tell(on.ShardExhausted((child("s2", "s0", "s1"),)))
+    driver.tell(events.ShardExhausted((child("s2", "s0", "s1"),)))
     driver.faults.append(fault)
     driver.settle()
     assert driver.state is State.CREATING
@@ -170,14 +144,14 @@ def test_children_that_were_not_created_for_sure_are_done_again_from_fresh_reads
     driver.tick(1.0)
 
     assert driver.state is State.ENDED
-    assert len(driver.of(do.ReadRows)) == 2
-    assert driver.of(do.ReadOwnRow) == []
+    assert len(driver.of(commands.ReadRows)) == 2
+    assert driver.of(commands.ReadOwnRow) == []
 
 
 def test_children_whose_other_parent_vanished_in_between_are_done_again():
     driver = Driver().begin()
     other_parent(driver)
-    driver.tell(on.ShardExhausted((child("s2", "s0", "s1"),)))
+    driver.tell(events.ShardExhausted((child("s2", "s0", "s1"),)))
     driver._perform(driver.queue.popleft())  # ReadRows: it is there
     driver.table._forget("s1")
 
@@ -191,20 +165,20 @@ def test_children_whose_other_parent_vanished_in_between_are_done_again():
 
 def test_a_service_that_refuses_the_children_costs_no_lease():
     driver = Driver().begin()
-    driver.tell(on.ShardExhausted((child("s1"),)))
+    driver.tell(events.ShardExhausted((child("s1"),)))
     for _ in range(30):
         for command in list(driver.queue):
             driver.queue.remove(command)
-            is_creation = isinstance(command, do.SendWrite) and isinstance(
+            is_creation = isinstance(command, commands.SendWrite) and isinstance(
                 command.change, changes.CreateChildren
             )
             if is_creation:
                 refused = NOT_APPLIED["refused"]
-                driver.tell(on.WriteResolved(command.change, refused, driver.now))
+                driver.tell(events.WriteResolved(command.change, refused, driver.now))
             else:
                 driver._perform(command)
         driver.now += 1.0
-        driver.tell(on.Ticked())
+        driver.tell(events.Ticked())
 
     assert driver.state is State.CREATING
     assert "the children cannot be created" in driver.reports(KIND.WARNED)[0].text
@@ -214,10 +188,10 @@ def test_a_service_that_refuses_the_children_costs_no_lease():
 def test_a_look_up_that_fails_is_asked_again():
     driver = Driver().begin()
     other_parent(driver)
-    driver.tell(on.ShardExhausted((child("s2", "s0", "s1"),)))
-    assert isinstance(driver.queue.popleft(), do.ReadRows)
+    driver.tell(events.ShardExhausted((child("s2", "s0", "s1"),)))
+    assert isinstance(driver.queue.popleft(), commands.ReadRows)
 
-    driver.happen(on.LookUpFailed("no route"))
+    driver.happen(events.LookUpFailed("no route"))
     assert driver.state is State.CREATING
     driver.tick(1.0)
 
@@ -227,24 +201,24 @@ def test_a_look_up_that_fails_is_asked_again():
 
 def test_a_look_up_that_is_under_way_is_not_asked_twice():
     driver = Driver().begin()
-    driver.tell(on.ShardExhausted((child("s2", "s0", "s1"),)))
+    driver.tell(events.ShardExhausted((child("s2", "s0", "s1"),)))
     driver.queue.clear()
 
     driver.tick(3.0)
 
-    assert len(driver.of(do.ReadRows)) == 1
+    assert len(driver.of(commands.ReadRows)) == 1
     assert len(driver.sent(changes.Renew)) == 1
     assert driver.life.next_deadline(driver.now) > driver.now
 
 
 def test_a_failed_read_back_while_children_are_created_is_the_own_rows():
     driver = Driver().begin()
-    driver.tell(on.ShardExhausted((child("s2", "s0", "s1"),)))
+    driver.tell(events.ShardExhausted((child("s2", "s0", "s1"),)))
     driver.queue.clear()
     driver.faults += ["reply lost", "unreadable"]
     driver.tick(3.0)
 
-    assert len(driver.of(do.ReadOwnRow)) == 2
+    assert len(driver.of(commands.ReadOwnRow)) == 2
     assert driver.life.own.pending is None
     assert driver.state is State.CREATING
 
@@ -253,7 +227,7 @@ def test_a_failed_read_back_while_children_are_created_is_the_own_rows():
 @pytest.mark.parametrize("fault", ["reply lost", "dropped", "throttled"])
 def test_the_writes_of_the_end_survive_faults(kind, fault):
     driver = Driver().begin()
-    driver.tell(on.ShardExhausted((child("s1"),)))
+    driver.tell(events.ShardExhausted((child("s1"),)))
     while not any(isinstance(getattr(each, "change", None), kind) for each in driver.queue):
         driver._perform(driver.queue.popleft())
     driver.faults.append(fault)
@@ -263,39 +237,19 @@ def test_the_writes_of_the_end_survive_faults(kind, fault):
     assert driver.state is State.ENDED
     assert driver.stored.is_ended
     assert driver.stored.children == {"s1"}
-    assert len(driver.of(do.CallShardEnded)) == 1
-
-
-def test_a_checkpoint_in_flight_that_lands_is_not_taken_for_the_end():
-    driver = Driver("batch").begin()
-    driver.user_returns = False
-    driver.faults += ["in flight"]
-    driver.tell(on.BatchDelivered(p(20), 1, 1))
-    driver.tell(on.BatchProcessed(p(20)))
-    driver.tell(on.ShardExhausted((child("s1"),)))
-    driver._perform(next(each for each in driver.queue if isinstance(each, do.SendWrite)))
-    driver.land()
-
-    driver.queue.popleft()
-    driver.settle()
-    assert driver.stored.checkpoint == p(20)
-    assert not driver.stored.is_ended
-    driver.happen(on.CallReturned())
-
-    assert driver.state is State.ENDED
-    assert driver.stored.is_ended
+    assert len(driver.of(commands.CallShardEnded)) == 1
 
 
 def test_an_end_after_which_the_row_was_taken_is_known_by_its_position():
     driver = Driver().begin()
     driver.user_returns = False
     driver.exhaust(child("s1"))
-    driver.tell(on.CallReturned())
+    driver.tell(events.CallReturned())
     end = driver.queue.popleft().change
     driver.table.write(end)
     driver.steal()
 
-    driver.happen(on.WriteResolved(end, NOT_APPLIED["dropped"], driver.now))
+    driver.happen(events.WriteResolved(end, NOT_APPLIED["dropped"], driver.now))
 
     assert driver.state is State.ENDED
 
@@ -306,7 +260,7 @@ def test_the_end_is_written_over_a_late_checkpoint():
     driver.exhaust(child("s1"))
     driver.move_row(p(15))
 
-    driver.happen(on.CallReturned())
+    driver.happen(events.CallReturned())
 
     assert driver.state is State.ENDED
     assert driver.stored.is_ended
@@ -317,21 +271,24 @@ def test_shard_ended_may_checkpoint_and_others_who_wait_are_answered_by_the_end(
     driver.user_returns = False
     driver.batch(20)
     driver.exhaust(child("s1"))
-    driver.happen(on.CheckpointRequested(1, None))
+    driver.happen(events.CheckpointRequested(1, None))
     assert driver.stored.checkpoint == p(20)
-    driver.tell(on.CallReturned())
-    driver.tell(on.CheckpointRequested(2, p(20)))
+    driver.tell(events.CallReturned())
+    driver.tell(events.CheckpointRequested(2, p(20)))
 
     driver.settle()
 
     assert driver.state is State.ENDED
-    assert driver.answers() == {1: do.CheckpointAnswer.DURABLE, 2: do.CheckpointAnswer.DURABLE}
+    assert driver.answers() == {
+        1: commands.CheckpointAnswer.DURABLE,
+        2: commands.CheckpointAnswer.DURABLE,
+    }
 
 
 def test_manual_without_a_checkpoint_in_shard_ended_is_a_failure():
     driver = Driver("manual").begin()
     driver.batch(20)
-    driver.happen(on.CheckpointRequested(1, None))
+    driver.happen(events.CheckpointRequested(1, None))
 
     driver.exhaust(child("s1"))
 
@@ -340,39 +297,19 @@ def test_manual_without_a_checkpoint_in_shard_ended_is_a_failure():
     assert not driver.stored.is_ended
 
 
-def test_shard_ended_that_raises_fails_the_lease_and_leaves_the_shard_open():
-    driver = Driver().begin()
-    driver.user_returns = False
-    driver.exhaust(child("s1"))
-
-    driver.happen(on.ProcessorFailed("shard_ended", "E", 6, SHARD_END))
-
-    assert driver.state is State.FAILED
-    assert not driver.stored.is_ended
-
-
-@pytest.mark.parametrize(
-    "state", [State.CREATING, State.NAMING, State.CLOSING, State.ENDING, State.RELEASING]
-)
-def test_a_lease_can_be_lost_in_every_state_that_writes(state):
+@pytest.mark.parametrize("state", [State.CREATING, State.CLOSING])
+def test_a_lease_that_ends_its_shard_and_only_renews_can_be_lost(state):
     driver = Driver().begin()
     driver.batch(20)
     driver.user_returns = state is not State.CLOSING
     driver.shards = (shard("s1"),)
-    children = (child("s2", "s0", "s1"),) if state is State.CREATING else (child("s2"),)
-    driver.tell(on.DrainRequested("x") if state is State.RELEASING else on.ShardExhausted(children))
-    while driver.state is not state:
-        driver._perform(driver.queue.popleft())
+    driver.exhaust(child("s2", "s0", "s1") if state is State.CREATING else child("s2"))
+    assert driver.state is state
     driver.steal()
     driver.user_returns = True
 
-    driver.settle()
     driver.tick(3.0)
-    driver.settle()
 
-    # CLOSING waits for user code with delivery allowed: the test answers for it.
-    if driver.state is State.LOSING:
-        driver.happen(on.DeliveryStopped())
     assert driver.state is State.LOST
     assert driver.stored.owner == OTHER
 
@@ -381,28 +318,73 @@ def test_a_shard_end_says_what_it_waits_for():
     end = ShardEnd("s0", (child("s2", "s0", "s1"),))
     own = Driver().row
 
-    assert end.look_up() == do.ReadRows(("s1",))
+    assert end.look_up() == commands.ReadRows(("s1",))
     assert end.look_up() is None
     assert end.creation(own) is None
     end.read([("s1", None)])
     assert end.creation(own) == Deferred("the other parent s1 has no lease yet")
-    assert end.look_up() == do.ListShards()
+    assert end.look_up() == commands.ListShards()
     end.list([])
     assert end.look_up() is None
     assert end.creation(own).parents == (changes.HeldParent(KEY, ME, 5),)
     end.begin_again(5.0)
     assert end.not_before == 5.0
-    assert end.look_up() == do.ReadRows(("s1",))
+    assert end.look_up() == commands.ReadRows(("s1",))
 
 
 def test_children_created_while_the_lease_is_withdrawn_are_left_to_the_next_owner():
     driver = Driver().begin()
-    driver.tell(on.ShardExhausted((child("s1"),)))
+    driver.tell(events.ShardExhausted((child("s1"),)))
     creation = driver.queue.popleft().change
-    driver.tell(on.ReleaseRequested())
+    driver.tell(events.ReleaseRequested())
 
-    driver.happen(on.WriteResolved(creation, driver.table.write(creation), driver.now))
+    driver.happen(events.WriteResolved(creation, driver.table.write(creation), driver.now))
 
     assert driver.state is State.RELEASED
     assert driver.table.read("s1") is not None
     assert not driver.stored.is_ended
+
+
+@pytest.mark.parametrize(
+    ("listed", "parents", "is_created"),
+    [
+        pytest.param(["s0"], (), False, id="older than the child: it says nothing of s1"),
+        pytest.param(["s0", "s2"], (), True, id="the child and not s1: s1 is gone"),
+        pytest.param(["z"], (), True, id="the shard itself was trimmed meanwhile"),
+        pytest.param(["z"], ("z",), False, id="too old for the shard itself: it shows its parent"),
+    ],
+)
+def test_a_listing_says_that_the_other_parent_is_gone_unless_it_may_lag(
+    listed, parents, is_created
+):
+    end = ShardEnd("s0", (child("s2", "s0", "s1"),))
+    end.look_up()
+    end.read([("s1", None)])
+    end.look_up()
+    end.list(map(shard, listed))
+
+    creation = end.creation(Driver(parents=frozenset(parents)).row)
+
+    assert isinstance(creation, changes.CreateChildren if is_created else Deferred)
+    if listed == ["s0"]:
+        assert "neither the children yet, nor s1" in creation.reason
+
+
+@pytest.mark.parametrize("fate", ["reply lost", "in flight"])
+def test_h5_a_checkpoint_that_lands_late_is_not_taken_for_the_end_of_the_shard(fate):
+    driver = Driver("batch").begin()
+    driver.faults.append(fate)
+    driver.tell(events.BatchDelivered(p(20), 1, 1))
+    driver.tell(events.BatchProcessed(p(20)))
+    while driver.faults:
+        driver._perform(driver.queue.popleft())
+    driver.tell(events.ShardExhausted((child("s1"),)))
+    if driver.in_flight:
+        driver._perform(driver.queue.popleft())  # the read back: unmoved
+        driver.land()
+
+    driver.settle()
+
+    assert driver.state is State.ENDED
+    assert driver.stored.is_ended
+    assert len(driver.sent(changes.End)) == 1

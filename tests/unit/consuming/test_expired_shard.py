@@ -3,8 +3,7 @@
 import msgspec
 import pytest
 
-from kclrun.consuming import commands as do
-from kclrun.consuming import events as on
+from kclrun.consuming import commands, events
 from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.consuming.states import State
 from kclrun.model.lease import CHILDREN_EXPIRED
@@ -43,31 +42,29 @@ def proofs(watching, *looks):
 CHILDREN = (listed(5, 3), listed(6, 3))
 
 
-def test_two_listings_without_the_shard_and_with_its_child_prove_that_it_was_trimmed():
-    assert proofs(watch(), (0.0, CHILDREN), (10.0, CHILDREN)) == [False, True]
+HEIRS = (listed(9, 5), listed(10, 6, hash_range=HIGH))
+BACK = (*CHILDREN, listed(3, end="9"))
 
 
-def test_two_listings_in_quick_succession_prove_nothing():
-    assert proofs(watch(), (0.0, CHILDREN), (9.9, CHILDREN)) == [False, False]
-
-
-def test_a_page_between_the_listings_begins_the_proof_anew():
-    looks = [(0.0, CHILDREN), (5.0, None), (10.0, CHILDREN), (20.0, CHILDREN)]
-
-    assert proofs(watch(), *looks) == [False, False, True]
-
-
-def test_a_listing_with_the_shard_between_two_without_it_begins_the_proof_anew():
-    back = (*CHILDREN, listed(3, end="9"))
-    looks = [(0.0, CHILDREN), (10.0, back), (20.0, CHILDREN), (30.0, CHILDREN)]
-
-    assert proofs(watch(), *looks) == [False, False, False, True]
-
-
-def test_a_shard_whose_children_were_trimmed_too_is_known_by_its_hash_keys():
-    heirs = (listed(9, 5), listed(10, 6, hash_range=HIGH))
-
-    assert proofs(watch(), (0.0, heirs), (10.0, heirs)) == [False, True]
+@pytest.mark.parametrize(
+    ("looks", "proven"),
+    [
+        ([(0.0, CHILDREN), (10.0, CHILDREN)], [False, True]),
+        ([(0.0, CHILDREN), (9.9, CHILDREN)], [False, False]),
+        # Its children were trimmed too: it is known by its hash keys.
+        ([(0.0, HEIRS), (10.0, HEIRS)], [False, True]),
+        # A page, or a listing with the shard, begins the proof anew.
+        ([(0.0, CHILDREN), (5.0, None), (10.0, CHILDREN), (20.0, CHILDREN)], [False, False, True]),
+        (
+            [(0.0, CHILDREN), (10.0, BACK), (20.0, CHILDREN), (30.0, CHILDREN)],
+            [False, False, False, True],
+        ),
+    ],
+)
+def test_two_listings_without_the_shard_and_with_an_heir_of_it_prove_that_it_was_trimmed(
+    looks, proven
+):
+    assert proofs(watch(), *looks) == proven
 
 
 @pytest.mark.parametrize(
@@ -109,7 +106,7 @@ def test_shards_are_listed_at_the_first_not_found_and_then_once_in_two_sync_peri
 
 
 def expire(driver):
-    driver.happen(on.ShardExhausted((), is_expired=True))
+    driver.happen(events.ShardExhausted((), is_expired=True))
 
 
 def test_an_expired_shard_says_what_is_lost_and_ends_with_its_children_made():
@@ -123,7 +120,7 @@ def test_an_expired_shard_says_what_is_lost_and_ends_with_its_children_made():
 
     expire(driver)
 
-    (report,) = driver.reports(do.ReportKind.RECORDS_EXPIRED)
+    (report,) = driver.reports(commands.ReportKind.RECORDS_EXPIRED)
     assert report.position == p(10)
     assert "after checkpoint 10" in report.text
     assert driver.state is State.ENDED
@@ -140,13 +137,13 @@ def test_an_expired_shard_whose_children_expired_too_ends_without_any_and_tells_
 
     expire(driver)
 
-    own_loss, childrens_loss = driver.reports(do.ReportKind.RECORDS_EXPIRED)
+    own_loss, childrens_loss = driver.reports(commands.ReportKind.RECORDS_EXPIRED)
     assert "after checkpoint 10" in own_loss.text
     assert childrens_loss.text == CHILDREN_EXPIRED
 
     assert driver.state is State.ENDED
     assert (driver.stored.checkpoint, driver.stored.children) == (SHARD_END, frozenset())
-    assert len(driver.of(do.CallShardEnded)) == 1
+    assert len(driver.of(commands.CallShardEnded)) == 1
     assert driver.sent(changes.NameChildren) == []
 
 

@@ -215,26 +215,20 @@ def test_a_drain_withdraws_the_asks_that_stand_and_ends_when_that_is_settled():
     assert life.rows[ask.key].handoff is None
 
 
-def test_an_ask_under_way_at_a_drain_is_withdrawn_once_it_may_have_applied():
+@pytest.mark.parametrize(
+    ("outcome", "is_withdrawn"),
+    [(OutcomeUnknown("timed out"), True), (ConditionFailed(None), False)],
+)
+def test_an_ask_under_way_at_a_drain_is_withdrawn_if_it_may_have_applied(outcome, is_withdrawn):
     life = ManagerLife(*rows_of(OTHER, 2, "o"))
     ask = life.writes(ch.Ask)[0]
     life.say(e.DrainRequested("SIGTERM"))
     assert life.writes() == []
 
-    life.resolve(ask, OutcomeUnknown("timed out"))
+    life.resolve(ask, outcome)
 
-    assert life.writes() == [ch.Withdraw(ask.key, ME)]
-
-
-def test_an_ask_under_way_at_a_drain_that_did_not_apply_is_not_withdrawn():
-    life = ManagerLife(*rows_of(OTHER, 2, "o"))
-    ask = life.writes(ch.Ask)[0]
-    life.say(e.DrainRequested("SIGTERM"))
-
-    life.resolve(ask, ConditionFailed(None))
-
-    assert life.writes() == []
-    assert life.asked(c.Finish)
+    assert life.writes() == ([ch.Withdraw(ask.key, ME)] if is_withdrawn else [])
+    assert bool(life.asked(c.Finish)) is not is_withdrawn
 
 
 def test_what_was_offered_to_us_already_a_drain_offers_to_whoever_comes():

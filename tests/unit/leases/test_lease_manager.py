@@ -158,6 +158,7 @@ def test_an_empty_table_is_filled_and_then_scanned_at_once():
     shards = (shard("a", HALVES[0]), shard("b", HALVES[1]))
     life.say(e.ShardsListed(shards, 777.0, shards), after=1.0)
     creates = life.writes(ch.CreateLease)
+    # Trace R2: LATEST is pinned as the row is created, by the service's clock.
     assert [(x.lease.key, x.lease.latest_pinned_at) for x in creates] == [
         ("a", 777.0),
         ("b", 777.0),
@@ -343,7 +344,7 @@ def test_a_child_is_started_only_on_the_word_of_consistent_reads():
 
     life.resolve(life.writes(ch.Take)[0], Applied(replace(child, owner=ME, counter=1)))
     assert life.asked(c.ReadParents) == [c.ReadParents("c", ("p", "q"))]
-    assert life.asked(c.StartProcess) == []
+    assert life.asked(c.StartProcess) == []  # trace C2: the scan's rows start no child
     life.say(e.ParentsRead("c", (row("p", checkpoint=SHARD_END), row("q"))))
     assert life.asked(c.StartProcess) == []
     assert life.state("c") == "waiting"
@@ -395,35 +396,6 @@ def test_an_answer_about_parents_that_nobody_waits_for_changes_nothing():
 
 
 # A process dies.
-
-
-def test_a_crashed_process_is_started_again_at_once_after_a_renewal_that_applied():
-    life = Life()
-    image = running(life)
-
-    assert c.ReadRow("s0") in crash(life)
-    life.say(e.RowRead("s0", image))
-    renewal = life.writes()[0]
-    assert renewal == ch.Renew("s0", ME, image.counter)
-    assert life.asked(c.StartProcess) == []
-    life.resolve(renewal, Applied(replace(image, counter=image.counter + 1)))
-
-    assert life.asked(c.StartProcess)[0].counter == image.counter + 1
-
-
-def test_a_renewal_known_only_from_the_row_may_be_the_zombies_so_another_is_sent():
-    life = Life()
-    image = running(life)
-    crash(life)
-    life.say(e.RowRead("s0", image))
-    renewal = life.writes()[0]
-    life.resolve(renewal, OutcomeUnknown("reset"))
-
-    moved = replace(image, counter=image.counter + 1)
-    life.say(e.RowRead("s0", moved))
-
-    assert life.asked(c.StartProcess) == []
-    assert life.writes() == [ch.Renew("s0", ME, moved.counter)]
 
 
 def test_between_two_starts_the_manager_renews():
@@ -607,21 +579,6 @@ def test_a_halt_with_an_unknown_outcome_that_did_not_land_is_written_again():
     assert life.writes()[0].seen_counter == moved.counter
 
 
-def test_a_resumed_lease_is_started_again():
-    life = Life()
-    halted = row(owner=None, halt=Halt("poison", 1.0))
-    life.begin(halted)
-    life.resolve(life.writes()[0], Applied(replace(halted, owner=ME, counter=1)))
-    assert life.state() == "halted"
-    assert "lease_still_halted" in life.notes()
-
-    life.say(e.Ticked(), after=3.5)
-    life.resolve(life.writes()[0], Applied(row(owner=ME, counter=2)))
-
-    assert "lease_resumed" in life.notes()
-    assert life.asked(c.StartProcess)[0].counter == 2
-
-
 def test_a_halted_row_that_was_ours_all_along_stays_halted():
     life = Life()
     halted = row(owner=ME, counter=4, halt=Halt("poison", 1.0))
@@ -694,21 +651,6 @@ def test_a_row_that_said_me_in_a_stale_scan_only_is_dropped_without_a_word():
 
     assert life.say(e.RowRead("s0", row(counter=5))) == ()
     assert life.state() is None
-
-
-def test_former_owners_rows_are_taken_from_a_scan_that_began_after_the_proof():
-    life = Life()
-    life.say(e.Started())
-    life.say(e.FormerOwnersProvenGone(frozenset({"kclrun:a:host:old"})))
-    before = row(owner="kclrun:a:host:old", counter=7)
-
-    life.say(e.LeasesScanned((before,)), after=0.1)
-    assert life.writes() == []
-    life.say(e.Ticked(), after=0.2)
-    assert life.asked(c.ScanTable)
-    life.say(e.LeasesScanned((before,)))
-
-    assert life.writes() == [ch.Take("s0", ME, "kclrun:a:host:old", 7, 10.0, "TRIM_HORIZON")]
 
 
 def test_live_owners_with_other_settings_are_one_warning_each():
@@ -826,7 +768,7 @@ def test_a_missing_child_of_an_ended_parent_is_created_under_its_condition():
 
     healing = life.writes(ch.CreateChildren)[0]
     assert [child.key for child in healing.children] == ["a", "b"]
-    assert healing.parents == (ch.EndedParent("p"),)
+    assert healing.parents == (ch.EndedParent("p"),)  # trace C4: while it still stands
     assert life.resolve(healing, OutcomeUnknown("reset"), after=1.0) == (c.ScanTable(),)
     assert life.notes() == [], "nobody knows yet that it was done"
 

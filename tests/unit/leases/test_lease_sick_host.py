@@ -27,57 +27,53 @@ def wait(life, seconds):
         life.said = before + life.say(e.LeasesScanned(tuple(life.rows.values())))
 
 
+def await_start(life):
+    """Time passes until its process is to be started; renewals apply."""
+    for _ in range(600):
+        if life.asked(c.StartProcess):
+            return
+        renewals = life.writes(ch.Renew)
+        if renewals:
+            life.apply(renewals[0])
+        else:
+            wait(life, 0.2)
+    raise AssertionError("no start")
+
+
 def fail_starts(life, count):
     """So many starts in a row fail; what was said after the last."""
     for _ in range(count):
-        for _ in range(200):
-            if life.asked(c.StartProcess):
-                break
-            renewals = life.writes(ch.Renew)
-            if renewals:
-                life.apply(renewals[0])
-            else:
-                wait(life, 0.5)
+        await_start(life)
         life.say(e.StartFailed("s0", WORDS))
 
 
-def die(life, count):
-    """Its process is started and dies, so many times; nothing moves the checkpoint."""
+def die(life, count, *reports, claims=True, after_s=0.0):
+    """Its process is started, reports this and dies, so many times; nothing moves the checkpoint.
+    What was noted until the last death."""
+    notes = []
     for number in range(count):
-        for _ in range(200):
-            if life.asked(c.StartProcess):
-                break
-            renewals = life.writes(ch.Renew)
-            if renewals:
-                life.apply(renewals[0])
-            else:
-                wait(life, 0.2)
+        await_start(life)
         life.say(e.ProcessStarted("s0", number))
-        life.say(e.LeaseClaimed("s0", 2, TRIM_HORIZON))
-        life.say(e.ProcessExited("s0", number, "killed by SIGKILL"))
+        if claims:
+            life.say(e.LeaseClaimed("s0", 2, TRIM_HORIZON))
+        life.now += after_s
+        for report in (*reports, e.ProcessExited("s0", number, "killed by SIGKILL")):
+            life.say(report)
+            notes += life.asked(c.Note)
         life.say(e.RowRead("s0", life.rows["s0"]))
+    return notes
 
 
 def leave_unclaimed(life, count, after_s):
-    """So many processes in a row give up unclaimed, each so long after it was started; what they
-    had noted."""
-    notes = []
-    for number in range(count):
-        for _ in range(400):
-            if life.asked(c.StartProcess):
-                break
-            renewals = life.writes(ch.Renew)
-            if renewals:
-                life.apply(renewals[0])
-            else:
-                wait(life, 0.2)
-        assert life.asked(c.StartProcess), f"start {number}"
-        life.say(e.ProcessStarted("s0", number))
-        life.say(e.StartUnclaimed("s0", "it did not claim"), after=after_s)
-        notes += life.asked(c.Note)
-        life.say(e.ProcessExited("s0", number, "exit code 3"))
-        life.say(e.RowRead("s0", life.rows["s0"]))
-    return notes
+    """So many processes in a row give up unclaimed, each so long after it was started."""
+    unclaimed = e.StartUnclaimed("s0", "it did not claim")
+    return die(life, count, unclaimed, claims=False, after_s=after_s)
+
+
+def starve(life, count):
+    """Its host has too little for a record, so many times."""
+    broke = e.ProcessBroke("s0", "process_records failed: MemoryError", at_records=True)
+    return die(life, count, broke)
 
 
 def test_start_commands_that_expire_are_failed_starts_and_the_third_gives_the_lease_away():
@@ -218,42 +214,17 @@ def test_a_lease_that_came_back_without_progress_halts_after_two_deaths_more():
 
 def test_a_process_that_its_host_or_a_bug_ended_is_a_failed_start_and_never_halts():
     life = shared_fleet()
-    for number in range(3):
-        while not life.asked(c.StartProcess):
-            renewals = life.writes(ch.Renew)
-            life.apply(renewals[0]) if renewals else wait(life, 0.1)
-        life.say(e.ProcessStarted("s0", number))
-        life.say(e.LeaseClaimed("s0", 2, TRIM_HORIZON))
-        life.say(e.ProcessBroke("s0", "s0.jsonl is locked by another process"))
-        life.say(e.ProcessExited("s0", number, "exit code 71"))
-        assert "start_failed" in life.notes()
-        life.say(e.RowRead("s0", life.rows["s0"]))
 
+    notes = die(life, 3, e.ProcessBroke("s0", "s0.jsonl is locked by another process"))
+
+    assert [note.event for note in notes].count("start_failed") == 3
     assert life.writes(ch.Offer)[0].died_on is None
-
-
-def starve(life, count):
-    """Its host has too little for a record, so many times; what was noted after the last."""
-    notes = []
-    for number in range(count):
-        for _ in range(400):
-            if life.asked(c.StartProcess):
-                break
-            renewals = life.writes(ch.Renew)
-            life.apply(renewals[0]) if renewals else wait(life, 0.1)
-        life.say(e.ProcessStarted("s0", number))
-        life.say(e.LeaseClaimed("s0", 2, TRIM_HORIZON))
-        life.say(e.ProcessBroke("s0", "process_records failed: MemoryError", at_records=True))
-        life.say(e.ProcessExited("s0", number, "exit code 71"))
-        notes = life.asked(c.Note)
-        life.say(e.RowRead("s0", life.rows["s0"]))
-    return notes
 
 
 def test_what_a_host_lacks_at_records_is_left_to_another_host_after_five_tries():
     life = shared_fleet()
 
-    (died,) = starve(life, 4)
+    died = starve(life, 4)[-1]
     assert (died.event, died.fields["deaths"]) == ("process_died", 4)
     assert died.fields["reason"] == "process_records failed: MemoryError"
     assert not life.writes(ch.Offer)
