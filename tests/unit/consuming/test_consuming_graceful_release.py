@@ -124,6 +124,17 @@ def test_a_failing_lease_saves_what_was_processed_before_it_exits():
     assert kinds.index(commands.Exit) == len(kinds) - 1
 
 
+def test_failing_with_a_throttled_table_saves_all_the_same():
+    driver = Driver(every_s=1000.0).begin()
+    driver.batch(20)
+    driver.faults += ["throttled", "unavailable", "reply lost"]
+
+    driver.happen(FAILED)
+
+    assert driver.state is State.FAILED
+    assert driver.stored.checkpoint == p(20)
+
+
 def test_a_manual_lease_that_fails_saves_nothing_by_itself():
     driver = Driver("manual").begin()
     driver.batch(20)
