@@ -32,7 +32,7 @@ from kclrun.leases.events import (
 from kclrun.leases.table_view import is_nobody
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.time import Instant, WallTime
-from kclrun.protocol.in_flight import InFlight
+from kclrun.protocol.in_flight import Change, InFlight
 from kclrun.protocol.writes import (
     CreateLease,
     HaltLease,
@@ -40,7 +40,6 @@ from kclrun.protocol.writes import (
     Release,
     Renew,
     Take,
-    keys_of,
 )
 
 # L7 allows five restarts of a crash loop; the fifth death in a row is the last one that counts.
@@ -283,9 +282,9 @@ class HeldLease(msgspec.Struct, kw_only=True):
     `row` is the row as last confirmed (None until the take applied). `is_proven`: a write of ours
     succeeded since the last process of this lease was proven to have ended, so a write that the
     process left in flight can no longer apply [P5]. `confirmed_instant` is when that write was
-    sent. `attempts` counts the sends of the change in flight, and `sent_instant` is the last of
-    them. `misses` counts writes in a row that no success reply settled: the next ones are sent
-    slower.
+    sent. `attempts` counts the sends of the change in flight; `sent_instant` is the earliest that
+    may have applied [P7]. `misses` counts writes in a row that no success reply settled: the next
+    ones are sent slower.
     `is_over`: the process ended or released the lease, acknowledged. `failure`: why the lease
     halts. `has_broken`: the process ends for a fault that is not the processor's; `has_starved`:
     that happened while user code was at records. `trouble`: the last error.
@@ -320,11 +319,6 @@ class HeldLease(msgspec.Struct, kw_only=True):
     has_broken: bool = False
     has_starved: bool = False
     trouble: str = ""
-
-    @property
-    def is_at_rest(self) -> bool:
-        """Whether no write and no read of its row is under way."""
-        return self.in_flight.change is None and not self.is_reading
 
     def step(self, step: Step) -> None:
         """Move on. Raises: InvariantViolation if the table does not name the step here."""
@@ -424,11 +418,10 @@ class HeldLease(msgspec.Struct, kw_only=True):
         return notes
 
     def on_applied(
-        self, row: Lease, now: Instant, renew_every_s: float, *, by_reply: bool
+        self, change: Change, row: Lease, now: Instant, renew_every_s: float, *, by_reply: bool
     ) -> list[Command]:
         """A write of ours applied. A reply (or a take) proves that a zombie did not write it."""
-        change = self.in_flight.required()
-        sent_instant = self.in_flight.earliest(self.sent_instant)
+        sent_instant = self.sent_instant
         self.in_flight.end()
         self.misses = 0 if by_reply else self.misses + 1
         if row.is_ended:
@@ -497,8 +490,10 @@ class HeldLease(msgspec.Struct, kw_only=True):
                 raise self._broken("was started without a confirmed write")
             if not self.are_parents_over:
                 raise self._broken("was started before its parents ended")
-        elif (change := self.in_flight.change) and self.key not in keys_of(change):
-            raise self._broken("has another lease's write")
+        elif (change := self.in_flight.change) is not None:
+            written = change.lease if isinstance(change, CreateLease) else change
+            if getattr(written, "key", None) != self.key:
+                raise self._broken("has another lease's write")
 
     def _broken(self, complaint: str) -> InvariantViolation:
         return InvariantViolation(f"lease {self.key}, {self.state.value}, {complaint}")

@@ -153,7 +153,8 @@ class HeldLeases:
         lease with a write or a read under way for its outcome."""
         commands: list[Command] = []
         for held_lease in tuple(self.held_leases.values()):
-            if held_lease.state not in WITH_PROCESS and held_lease.is_at_rest:
+            waits = held_lease.in_flight.change is not None or held_lease.is_reading
+            if held_lease.state not in WITH_PROCESS and not waits:
                 commands += self._settle(held_lease, now)
         return commands
 
@@ -247,7 +248,7 @@ class HeldLeases:
         for held_lease in self.held_leases.values():
             if held_lease.state not in _IDLE:
                 continue
-            if held_lease.is_at_rest:
+            if held_lease.in_flight.change is None and not held_lease.is_reading:
                 due.append(held_lease.renew_instant)
                 if held_lease.state is State.BACKING_OFF:
                     due.append(held_lease.rest_until)
@@ -279,14 +280,15 @@ class HeldLeases:
 
     def _write(self, held_lease: HeldLease, change: Change, now: Instant) -> WriteRow:
         """Send a first attempt; after failed ones slower and slower."""
-        if not held_lease.is_at_rest or held_lease.state in WITH_PROCESS:
+        flight, has_process = held_lease.in_flight, held_lease.state in WITH_PROCESS
+        if flight.change is not None or held_lease.is_reading or has_process:
             raise InvariantViolation(
                 f"lease {held_lease.key}: a second writer, {held_lease.state.value}"
             )
         not_before = None
         if held_lease.misses > 1:
             not_before = Instant(now + write_pause_s(held_lease.misses, self._chance()))
-        held_lease.in_flight.begin(change)
+        flight.begin(change)
         held_lease.attempts, held_lease.sent_instant = 1, not_before or now
         return WriteRow(change, not_before)
 
@@ -300,7 +302,7 @@ class HeldLeases:
                 if row is None:
                     raise InvariantViolation(f"lease {held_lease.key}: a success without the row")
                 self._refusals.clear()
-                return held_lease.on_applied(row, now, self._renew_every_s, by_reply=True)
+                return held_lease.on_applied(change, row, now, self._renew_every_s, by_reply=True)
             case ConditionFailed(row):
                 return self._judged(held_lease, row, now, answered=True)
             case OutcomeUnknown():
@@ -331,9 +333,11 @@ class HeldLeases:
         if isinstance(change, Take) and is_late and held_lease.in_flight.withdraw():
             held_lease.step(Step.NOT_OURS)
             return []
-        held_lease.sent_instant = Instant(now + pause_s)
+        not_before = Instant(now + pause_s)
+        if not held_lease.in_flight.unresolved:
+            held_lease.sent_instant = not_before
         held_lease.attempts += 1
-        return [WriteRow(change, held_lease.sent_instant)]
+        return [WriteRow(change, not_before)]
 
     def _abandon(self, held_lease: HeldLease) -> None:
         """In a drain, leave a broken row to its repair."""
@@ -364,7 +368,7 @@ class HeldLeases:
         # A late write of our ended process renewed the row as well [P5].
         is_renewed = fate is Fate.OTHER_WRITER and isinstance(change, Renew)
         if row is not None and (fate is Fate.APPLIED or is_renewed):
-            return held_lease.on_applied(row, now, self._renew_every_s, by_reply=False)
+            return held_lease.on_applied(change, row, now, self._renew_every_s, by_reply=False)
         flight.end()
         if row is None and held_lease.row is not None and self._may_restore(held_lease, now):
             return self._restore(held_lease, held_lease.row, now)
@@ -424,7 +428,7 @@ class HeldLeases:
         """Make every step that this lease can make now, then what its state asks for; drop it once
         it is gone."""
         commands: list[Command] = []
-        if held_lease.is_at_rest:
+        if held_lease.in_flight.change is None and not held_lease.is_reading:
             while (step := self._next_step(held_lease, now)) is not None:
                 held_lease.step(step)
                 if step is Step.TO_LEAVE_HOST:

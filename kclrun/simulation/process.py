@@ -344,7 +344,7 @@ class LeaseProcess:
     def _report(self, report: do.Report) -> None:
         if report.kind is do.ReportKind.CHECKPOINTED and report.position is not None:
             self.queue.note_durable(report.position)
-        event = self._as_heard(report)
+        event = as_heard(self.key, report)
         if event is not None:
             self._say(event)
         self._oracles.coverage.reported(report)
@@ -357,26 +357,28 @@ class LeaseProcess:
         self.ring.append(event)
         self._rung(self)
 
-    def _as_heard(self, report: do.Report) -> heard.Event | None:
-        key, position = self.key, report.position
-        match report.kind:
-            case do.ReportKind.CLAIMED if position is not None:
-                return heard.LeaseClaimed(key, report.counter, position)
-            case do.ReportKind.CHECKPOINTED if position is not None:
-                return heard.PositionMoved(key, position)
-            case do.ReportKind.RELEASED if position is not None:
-                return heard.LeaseReleased(key, position)
-            case do.ReportKind.SHARD_ENDED:
-                return heard.ShardEnded(key, report.children)
-            case do.ReportKind.LOST:
-                return heard.LeaseLost(key, report.text)
-            case do.ReportKind.FAILED if report.is_host_fault:
-                return heard.ProcessBroke(key, report.text, at_records=True)
-            case do.ReportKind.BROKE:
-                return heard.ProcessBroke(key, report.text)
-            case do.ReportKind.FAILED:
-                return heard.ProcessorFailed(key, report.text)
-            case do.ReportKind.UNCLAIMED:
-                return heard.StartUnclaimed(key, report.text)
-            case _:
-                return None
+
+def as_heard(key: LeaseKey, report: do.Report) -> heard.Event | None:
+    """The event in which the manager hears of the report; None if it is only logged."""
+    position = report.position
+    match report.kind:
+        case do.ReportKind.CLAIMED if position is not None:
+            return heard.LeaseClaimed(key, report.counter, position)
+        case do.ReportKind.CHECKPOINTED if position is not None:
+            return heard.PositionMoved(key, position)
+        case do.ReportKind.RELEASED if position is not None:
+            return heard.LeaseReleased(key, position)
+        case do.ReportKind.SHARD_ENDED:
+            return heard.ShardEnded(key, report.children)
+        case do.ReportKind.LOST:
+            return heard.LeaseLost(key, report.text)
+        case do.ReportKind.FAILED if report.is_host_fault:
+            return heard.ProcessBroke(key, report.text, at_records=True)
+        case do.ReportKind.BROKE:
+            return heard.ProcessBroke(key, report.text)
+        case do.ReportKind.FAILED:
+            return heard.ProcessorFailed(key, report.text)
+        case do.ReportKind.UNCLAIMED:
+            return heard.StartUnclaimed(key, report.text)
+        case _:
+            return None

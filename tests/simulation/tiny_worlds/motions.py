@@ -20,6 +20,7 @@ from kclrun.leases import events as on
 from kclrun.model.lease import LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol.writes import Applied
+from kclrun.simulation.process import as_heard
 from tests.simulation.tiny_worlds import rules
 from tests.simulation.tiny_worlds.shells import Shells, chance
 from tests.simulation.tiny_worlds.snapshots import copy_of_life
@@ -372,27 +373,6 @@ class Motion:
             host.reaps = (*host.reaps, (process.key, process.number, reason))
 
     def _report(self, index: int, process: LiveProcess, report: worker_do.Report) -> None:
-        event = _as_heard(process.key, report)
+        event = as_heard(process.key, report)
         if event is not None:
             self.feed(index, event)
-
-
-def _as_heard(key: str, report: worker_do.Report):
-    kinds = worker_do.ReportKind
-    match report.kind:
-        case kinds.CLAIMED:
-            return on.LeaseClaimed(key, report.counter, report.position)
-        case kinds.CHECKPOINTED:
-            return on.PositionMoved(key, report.position)
-        case kinds.RELEASED:
-            return on.LeaseReleased(key, report.position)
-        case kinds.SHARD_ENDED:
-            return on.ShardEnded(key, report.children)
-        case kinds.LOST:
-            return on.LeaseLost(key, report.text)
-        case kinds.FAILED:
-            return on.ProcessorFailed(key, report.text)
-        case kinds.UNCLAIMED:
-            return on.StartUnclaimed(key, report.text)
-        case _:
-            return None

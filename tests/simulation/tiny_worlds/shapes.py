@@ -209,7 +209,7 @@ class Shapes:
         sheet.at(held_lease.rest_until)
         sheet.at(held_lease.ours_instant, FRESH)
         if flight.change is not None:
-            sheet.at(flight.earliest(held_lease.sent_instant), FRESH)
+            sheet.at(held_lease.sent_instant, FRESH)
         return (
             held_lease.key,
             held_lease.state.value,
