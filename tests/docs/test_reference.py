@@ -36,6 +36,15 @@ def test_the_generated_tables_of_a_page_are_those_of_the_code(path):
     assert pages.rewritten(text) == text, "run bin/docs"
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(pages.DOCS)))
+def test_every_file_of_the_code_that_a_page_names_is_there(path):
+    root = pages.DOCS.parent
+    named = re.findall(r"`([\w/.-]+/[\w.-]+\.py)`", path.read_text())
+
+    homes = [root, root / "kclrun", root / "tests"]
+    assert [name for name in named if not any((home / name).is_file() for home in homes)] == []
+
+
 def test_every_generated_table_stands_on_one_page():
     used = [name for path in PAGES for name, _ in pages.regions_of(path.read_text())]
 
