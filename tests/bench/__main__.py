@@ -129,6 +129,12 @@ ROWS: Final = {
             10,
         ),
         Row(
+            "spark-reshard",
+            "a look after every shard was split: ≤ 300 ms of CPU at 1,000 shards, ≤ 3 s at 10,000",
+            "bench.spark_reshard:resharded",
+            3,
+        ),
+        Row(
             "spark-lag",
             "from putting a record to having its row, polls of 1 s and 0.5 s",
             "bench.spark_lag:lag",
