@@ -3,6 +3,8 @@
 import functools
 import gc
 import os
+import signal
+import threading
 from pathlib import Path
 
 import botocore.loaders
@@ -13,6 +15,14 @@ from tests.examples import GATE
 from tests.patience import TEST_S
 
 settings.load_profile(GATE)
+
+# A shell without job control starts what is in its background with SIGINT ignored, and what a test
+# starts inherits this: an interrupt that a test sends would be lost.
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    and threading.current_thread() is threading.main_thread()
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A JVM of a test lives for seconds: the first compiler only, and one thread for garbage, start and
 # run it in four fifths of the time. `java` reads this, so Spark and the Java KCL have it.
@@ -80,4 +90,5 @@ def pytest_sessionstart(session):
     plugins = session.config.pluginmanager
     reporter = plugins.get_plugin("terminalreporter")
     if reporter is not None and not hasattr(session.config, "workerinput"):  # xdist's own workers
-        plugins.register(ToldAtOnce(reporter, os.environ.get("KCLRUN_TEST_FAILURES")))
+        # Tests that run pytest themselves, over planted bugs, have failures that are not ours.
+        plugins.register(ToldAtOnce(reporter, os.environ.pop("KCLRUN_TEST_FAILURES", None)))

@@ -20,11 +20,12 @@ SECOND_TRIES_MAX = 3
 
 def run(arguments: list[str]) -> int:
     """pytest's exit code; 0 if all that failed at first passed the second time."""
-    outer = os.environ.get("KCLRUN_TEST_FAILURES")
+    outer = os.environ.pop("KCLRUN_TEST_FAILURES", None)
     with tempfile.TemporaryDirectory(prefix="kclrun-tests-") as folder:
         notes = Path(folder) / "failures"
         notes.touch()
-        os.environ["KCLRUN_TEST_FAILURES"] = str(notes)
+        noting = {"KCLRUN_TEST_FAILURES": str(notes)}
+        os.environ.update(noting)
         arguments = [*arguments, "-o", f"cache_dir={folder}/cache"]
         code = int(pytest.main(arguments))
         failures = notes.read_text().splitlines()
@@ -33,7 +34,9 @@ def run(arguments: list[str]) -> int:
             notes.write_text("")
             again = [*arguments, "--last-failed", "--last-failed-no-failures=none", "-n", "0"]
             # A process of its own: modules and plugins of the first run are in this one.
-            code = subprocess.run([sys.executable, "-m", "pytest", *again], check=False).returncode
+            code = subprocess.run(
+                [sys.executable, "-m", "pytest", *again], env={**os.environ, **noting}, check=False
+            ).returncode
             print(f"\n{len(failures)} given a second try, a defect each; mend it:")
             print("\n".join(f"  {each}" for each in failures), flush=True)
         if outer:
