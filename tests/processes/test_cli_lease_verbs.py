@@ -165,7 +165,7 @@ def test_an_ask_that_nobody_answers_is_given_up_and_said_so(table):
     ("answer", "code", "said"),
     [
         ("release", 0, "released; it has no owner"),
-        ("drop", 1, "still has it: it dropped the request, or nobody else took the lease"),
+        ("drop", 1, "still has it: it dropped the request, or no other owner took the lease"),
         ("ends", 0, "the shard ended meanwhile"),
     ],
 )
@@ -205,7 +205,7 @@ def test_what_cannot_be_asked_for_is_refused_in_words(table):
         f"{key(0)}: has no owner: the next manager with room takes it by itself\n",
     )
     code, _, told = leases(table, "move", key(1), "--to", A)
-    assert (code, "java-worker, which is no kclrun manager" in told) == (1, True)
+    assert (code, "java-worker, which is not a kclrun manager" in told) == (1, True)
     code, _, told = leases(table, "move", key(2), "--to", JAVA, "--yes")
     assert (code, f"{A}  (leases: 1)" in told) == (64, True)
     code, _, told = leases(table, "release", key(9))

@@ -432,7 +432,7 @@ def plan_ask(lease: Lease, target: OwnerId | None, now: WallTime) -> Ask | Canno
     """The handoff request to write, if this lease can be requested. Pure."""
     owner = lease.owner
     if lease.is_ended:
-        return CannotAsk("has ended: everything in the shard was processed, nobody holds it")
+        return CannotAsk("has ended: everything in the shard was processed, it has no owner")
     if owner is None:
         return CannotAsk("has no owner: the next manager with room takes it by itself")
     if owner == OFFERED:
@@ -440,7 +440,7 @@ def plan_ask(lease: Lease, target: OwnerId | None, now: WallTime) -> Ask | Canno
         return CannotAsk(f"was given away already{meant}, and waits for its taker")
     if Owner.parse(owner) is None:
         return CannotAsk(
-            f"belongs to {owner}, which is no kclrun manager and cannot be asked\n"
+            f"belongs to {owner}, which is not a kclrun manager and cannot be asked\n"
             "kclrun managers take from it by themselves while it has more than its share"
         )
     if owner == target:
@@ -468,7 +468,7 @@ def find_owner(named: str, leases: Iterable[Lease]) -> OwnerId:
     alike = [owner for owner in held if named.removeprefix(OWNER_PREFIX) in owner]
     if len(alike) == 1:
         return alike[0]
-    problem = "is a part of several owners" if alike else "is no kclrun owner in the table"
+    problem = "is a part of several owners" if alike else "is not a kclrun owner in the table"
     shown = sorted(alike or held)
     lines = [f"{owner}  (leases: {held[owner]})" for owner in shown[:_NAMED_MAX]]
     more = [f"… {len(shown)} in all"] if len(shown) > _NAMED_MAX else []
@@ -502,7 +502,7 @@ def _ask(aws: Aws, ask: Ask, wait_s: float) -> int:
             click.echo(f"{ask.key}: asked {ask.asked}")
             return _await_taker(aws, ask, wait_s)
         case ConditionFailed(row=row):
-            holder = row.owner if row is not None else "nobody: the row is gone"
+            holder = row.owner if row is not None else "no owner: the row is gone"
             click.echo(f"{ask.key}: changed hands or was asked for just now ({holder})", err=True)
             return exit_codes.UNMET
         case _:
@@ -538,7 +538,7 @@ def _verdict(lease: Lease, ask: Ask) -> int | None:
             return None
         # An offer that stands for 2 s goes back to its giver (DESIGN P17); between two looks at the
         # row that reads the same as a request that was dropped.
-        why = "it dropped the request, or nobody else took the lease within 2 s"
+        why = "it dropped the request, or no other owner took the lease within 2 s"
         click.echo(f"{lease.key}: {ask.asked} still has it: {why}", err=True)
         return exit_codes.UNMET
     if lease.owner is None:
@@ -550,7 +550,7 @@ def _verdict(lease: Lease, ask: Ask) -> int | None:
 
 def _gave_up(lease: Lease, ask: Ask, wait_s: float) -> int:
     if lease.owner == OFFERED:
-        told = "given away, and nobody has taken it yet; see  kclrun leases --age"
+        told = "given away, and not taken yet; see  kclrun leases --age"
     else:
         told = (
             f"still with {ask.asked} after {wait_s:g} s: it is in a long batch, or dead\n"

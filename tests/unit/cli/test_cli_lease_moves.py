@@ -41,7 +41,7 @@ def test_a_move_is_an_ask_on_behalf_of_the_new_owner() -> None:
         (lease(checkpoint=SHARD_END), "has ended"),
         (lease(OFFERED), "given away already, and waits"),
         (lease(OFFERED, offered_to=B), f"meant for {B}"),
-        (lease("java-worker-17"), "no kclrun manager and cannot be asked"),
+        (lease("java-worker-17"), "not a kclrun manager and cannot be asked"),
         (lease(B), f"is with {B} already"),
         (lease(handoff=Handoff(B, NOW)), f"asked for by {B} already"),
         (lease(handoff=Handoff(ANYBODY, NOW)), "asked for by an operator already"),
