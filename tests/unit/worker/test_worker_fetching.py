@@ -213,6 +213,23 @@ def test_errors_are_waited_out_with_one_warning_for_the_outage_and_one_for_its_e
     assert len(shard.starts) == 1
 
 
+class Patient(Quick):
+    """Waits long after an error."""
+
+    def after_error(self, chance):
+        return HUNG_S
+
+
+def test_after_a_failed_request_no_answer_is_awaited(shard):
+    shard.trouble.append(KMS)
+
+    with Fetching(shard, pacing=Patient()) as fetching:
+        until(lambda: not shard.trouble)
+        until(lambda: fetching.thread.view.asking_since_instant == 0.0)
+
+        assert len(shard.fetched_at) == 1
+
+
 def test_a_checkpoint_inside_an_aggregate_reads_on_inside_it(shard):
     users = [(f"k{n}", b"%d" % n, None) for n in range(4)]
     number = shard.put(build_aggregate(users))
