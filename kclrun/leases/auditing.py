@@ -401,7 +401,7 @@ class Auditor:
         self._told_expired.add(row.key)
         position = str(row.checkpoint)
         detail = (
-            "nobody held the lease, the stream's retention passed, and Kinesis has deleted the"
+            "no owner held the lease, the stream's retention passed, and Kinesis has deleted the"
             f" shard: what it held after checkpoint {position} is lost, unless it was read to"
             " its end. Its row is deleted, and its children are read. To get the records back,"
             " replay them from their source"

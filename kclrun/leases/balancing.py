@@ -382,7 +382,7 @@ class ExpiredLeaseOffers:
     def offer(self, lease: Lease) -> list[Command]:
         """Offer an expired lease in its owner's name. Raises: InvariantViolation without one."""
         if lease.owner is None:
-            raise InvariantViolation(f"lease {lease.key}: nobody owns it, in whose name to offer?")
+            raise InvariantViolation(f"lease {lease.key}: no owner in whose name to offer it")
         at = lease.checkpoint
         self.under_way.add(lease.key)
         return [WriteRow(Offer(lease.key, lease.owner, lease.counter, at, at))]

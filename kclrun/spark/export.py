@@ -130,7 +130,7 @@ def _batches(folder: Path, name: str) -> frozenset[int]:
         entries = [each.name for each in (folder / name).iterdir()]
     except OSError as error:
         raise SettingsError(
-            f"{folder} is no checkpoint of Structured Streaming: {name}/ cannot be read"
+            f"{folder} is not a checkpoint of Structured Streaming: {name}/ cannot be read"
             f" ({error.strerror})"
         ) from None
     return frozenset(int(entry) for entry in entries if _BATCH.match(entry))

@@ -120,7 +120,7 @@ def test_a_drain_waits_for_the_offers_under_way():
 def test_an_offer_needs_an_owner_in_whose_name_it_is_made_and_an_outcome_needs_an_offer():
     expired_offers = ExpiredLeaseOffers()
 
-    with pytest.raises(InvariantViolation, match="nobody owns it"):
+    with pytest.raises(InvariantViolation, match="no owner in whose name"):
         expired_offers.offer(row())
     with pytest.raises(InvariantViolation, match="no offer under way"):
         expired_offers.resolved(ch.Offer("s0", DEAD, 9, AT, AT), OutcomeUnknown("reset"))

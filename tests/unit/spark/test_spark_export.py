@@ -296,7 +296,7 @@ def test_the_last_committed_batch_counts_and_one_that_was_only_begun_is_told(tmp
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
-    with pytest.raises(SettingsError, match="no checkpoint of Structured Streaming"):
+    with pytest.raises(SettingsError, match="is not a checkpoint of Structured Streaming"):
         read_committed(tmp_path)
 
 
