@@ -330,8 +330,14 @@ def _summary(settings: Settings) -> Iterator[Problem]:
         yield Problem(("summary",), "needs output.path: it is called with that folder")
 
 
+# What botocore takes for one; the places where regions are used would not say which line is wrong.
+_REGION: Final = re.compile(r"(?![0-9]+\Z)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
+
+
 def _addresses(settings: Settings) -> Iterator[Problem]:
-    endpoint = settings.aws.endpoint
+    region, endpoint = settings.aws.region, settings.aws.endpoint
+    if region is not None and not _REGION.fullmatch(region):
+        yield Problem(("aws", "region"), "expected a region such as eu-west-1")
     if endpoint is not None and endpoint != EMBEDDED:
         wrong = why_no_endpoint(endpoint)
         if wrong:

@@ -1,5 +1,6 @@
 import hashlib
 import io
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -74,6 +75,28 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
     next(rows)
 
     assert source.tell() == 2
+
+
+@pytest.mark.parametrize(
+    ("types", "looks", "said"),
+    [
+        (True, True, "Reading rows from standard input, a row a line; Ctrl-D ends them\n"),
+        (False, True, "Reading rows from standard input, a row a line\n"),
+        (False, False, ""),
+    ],
+)
+def test_a_person_is_told_that_rows_are_read_from_standard_input(
+    monkeypatch: pytest.MonkeyPatch, types: bool, looks: bool, said: str
+) -> None:
+    source, told = io.BytesIO(b"a\n"), io.StringIO()
+    monkeypatch.setattr(told, "isatty", lambda: looks)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=source, isatty=lambda: types))
+    monkeypatch.setattr(sys, "stderr", told)
+
+    with put._opened("-") as opened:
+        assert opened is source
+
+    assert told.getvalue() == said
 
 
 def test_a_put_that_fails_says_how_many_rows_are_in_the_stream(

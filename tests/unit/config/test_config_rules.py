@@ -14,6 +14,7 @@ FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
     [
         ("start: 2030-01-01T00:00:00Z", "start: 2030-01-01T00:00:00Z is in the future"),
         ("embedded: {shards: 2}", "embedded: is for aws.endpoint: embedded"),
+        ("aws: {region: EU West}", "aws.region: expected a region such as eu-west-1 (the"),
         ("aws: {endpoint: somewhere}", "aws.endpoint: expected embedded or a URL: this is not a"),
         ("aws: {endpoint: embeded}", "did you mean embedded?"),
         ("aws: {endpoint: '127.0.0.1:4567'}", "URL: write http://127.0.0.1:4567 (the file line"),

@@ -26,12 +26,17 @@ from tests.unit.manager.children_rig import StandIn
 from tests.unit.manager.manager_rig import QuickLoop
 
 # Told a number on its channel, it exits with it; asked about the collector, with 1 if all that the
-# launcher loaded is out of its reach.
+# launcher loaded is out of its reach. Told to, it first starts a program and answers with its pid.
 ENTRY = """
-import gc, socket, sys
+import gc, socket, subprocess, sys
 
 def run(segment_fd, doorbell_fd, channel_fd):
-    told = socket.socket(fileno=channel_fd).recv(16)
+    channel = socket.socket(fileno=channel_fd)
+    told = channel.recv(16)
+    if told == b"program":
+        program = subprocess.Popen(["sleep", "600"])
+        channel.send(b"%d" % program.pid)
+        told = channel.recv(16)
     if told == b"collector":
         return not any(each is sys.modules for each in gc.get_objects())
     return int(told)
@@ -209,6 +214,28 @@ def test_the_collector_of_a_lease_process_leaves_alone_what_the_launcher_loaded(
     assert os.waitstatus_to_exitcode(exited.status) == 1
     os.close(process.pidfd)
     ours.close()
+
+
+@pytest.mark.parametrize("dead", ["lease process", "launcher"])
+def test_a_program_of_user_code_ends_with_its_lease_process_though_no_manager_ends_it(
+    launcher, dead
+):
+    """By the launcher before it reaps the process; without a launcher by the process itself."""
+    ours, process = forked(launcher, 1)
+    ours.send(b"program")
+    program = os.pidfd_open(int(ours.recv(16)))
+
+    if dead == "launcher":
+        os.kill(launcher.pid, signal.SIGKILL)
+        heard_until(launcher, LauncherGone)
+        ours.send(b"0")
+    else:
+        os.kill(process.pid, signal.SIGKILL)
+
+    await_readable(program)
+    ours.close()
+    os.close(program)
+    os.close(process.pidfd)
 
 
 def test_the_death_of_a_launcher_answers_what_it_was_asked_for_and_another_can_be_started(launcher):

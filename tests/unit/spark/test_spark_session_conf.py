@@ -1,6 +1,7 @@
 """What a session is made with follows from the master and what the user set, which wins."""
 
 import os
+import re
 from urllib.parse import unquote
 
 import pytest
@@ -51,6 +52,14 @@ def test_a_cluster_keeps_its_addresses_its_page_and_its_logging():
         "spark.ui.showConsoleProgress",
     ]
     assert conf["spark.sql.session.timeZone"] == "UTC"
+
+
+@pytest.mark.parametrize("option", ["roleExternalId", "roleexternalid", "endpointUrl"])
+def test_the_plan_shows_neither_external_ids_nor_urls(option):
+    withheld = settled_conf({}, cores=None, warehouse=None)["spark.sql.redaction.options.regex"]
+
+    assert re.search(withheld, option)
+    assert not re.search(withheld, "streamName")
 
 
 def test_what_the_user_set_wins():
