@@ -3,6 +3,8 @@
 Unclean is a SIGKILL or a SIGSTOP of the process itself, or a table that did not answer this lease's
 requests properly while the process had records to checkpoint. Nothing else is: not the death of a
 manager or a launcher, not a failing read, not a write that arrives once more later.
+
+And which reports may be missing from the log: those that a killed manager had no time to read.
 """
 
 import itertools
@@ -66,6 +68,26 @@ def excuses(lives, signals, hits, failover_s):
             found[life.pid] |= _signals_in(life, signals_of[life.pid])
             found[life.pid] |= _hits_in(life, hits_of[life.shard, life.machine], failover_s)
     return {pid: words for pid, words in found.items() if words}
+
+
+def died_before_it_logged(at, pid, signals):
+    """Whether the manager `pid` was killed before it had a second to log what happened at `at`.
+
+    What a lease process reports is logged by its manager. A frozen one reads its reports later; one
+    that is killed takes along what it has not read.
+    """
+    mine = [each for each in signals if each.pid == pid]
+    killed_at = min(
+        (each.at for each in mine if each.name == "KILL" and each.at >= at), default=None
+    )
+    if killed_at is None:
+        return False
+    frozen_s = sum(
+        max(0.0, min(each.until, killed_at) - max(each.at, at))
+        for each in mine
+        if each.name == "STOP"
+    )
+    return killed_at - at - frozen_s < _SLACK_S
 
 
 def _signals_in(life, signals):

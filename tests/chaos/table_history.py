@@ -22,6 +22,8 @@ class History:
     takes: int = 0
     takes_by_expiry: int = 0
     keys: set[str] = field(default_factory=set)
+    # When each shard was ended on its row, and by which owner.
+    ended: dict[str, tuple[float, str]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
 
@@ -40,6 +42,8 @@ def judge_history(path, table, failover_s, trimmed=frozenset()):
                 history.writes += 1
                 history.keys.add(key)
                 before = rows.get(key)
+                if row is not None and row["checkpoint"] == "SHARD_END":
+                    history.ended.setdefault(key, (noted["at"], noted["me"]))
                 if before is not None and (row is not None or key not in trimmed):
                     still_s = noted["at"] - moved_at[key]
                     _judge_write(history, key, before, row, noted["me"], still_s, failover_s)

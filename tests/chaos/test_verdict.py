@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.chaos.excuses import excuses, lives_of
+from tests.chaos.excuses import died_before_it_logged, excuses, lives_of
 from tests.chaos.faults import KINDS
 from tests.chaos.nemesis import WEIGHTS, Nemesis, Signal
 from tests.chaos.samples import Sample, Sampler
@@ -264,6 +264,26 @@ def row(owner, counter, checkpoint="100", sub="0", **more):
     return found | ({"leaseOwner": owner} if owner else {})
 
 
+@pytest.mark.parametrize(
+    ("signals", "is_excused"),
+    [
+        ([], False),
+        ([signalled("KILL", 10.9, 7)], True),
+        ([signalled("KILL", 11.1, 7)], False),
+        ([signalled("KILL", 9.9, 7)], False),
+        ([signalled("KILL", 10.9, 8)], False),
+        ([signalled("TERM", 10.1, 7)], False),
+        ([signalled("STOP", 5.0, 7, 30.0), signalled("KILL", 20.0, 7)], True),
+        ([signalled("STOP", 10.5, 7, 30.0), signalled("KILL", 20.0, 7)], True),
+        ([signalled("STOP", 5.0, 7, 18.0), signalled("KILL", 20.0, 7)], False),
+        ([signalled("STOP", 12.0, 7, 30.0), signalled("KILL", 20.0, 7)], False),
+        ([signalled("STOP", 5.0, 8, 30.0), signalled("KILL", 20.0, 7)], False),
+    ],
+)
+def test_a_report_is_excused_only_if_its_manager_died_before_it_ran_a_second(signals, is_excused):
+    assert died_before_it_logged(10.0, 7, signals) is is_excused
+
+
 def history(tmp_path, *writes, trimmed=()):
     """Each write: (at, who, the row it left)."""
     path = tmp_path / "requests"
@@ -281,6 +301,12 @@ def history(tmp_path, *writes, trimmed=()):
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return judge_history(path, "t", FAILOVER_S, trimmed)
+
+
+def test_the_end_of_a_shard_is_noted_once_with_its_writer(tmp_path):
+    end = row(A, 2, "SHARD_END")
+
+    assert history(tmp_path, (0, A, row(A, 1)), (1, A, end), (2, B, end)).ended == {"s": (1, A)}
 
 
 def test_the_row_of_a_trimmed_shard_may_go_before_its_end(tmp_path):

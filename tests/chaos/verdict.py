@@ -4,7 +4,7 @@ import json
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 
-from tests.chaos.excuses import excuses, lives_of
+from tests.chaos.excuses import died_before_it_logged, excuses, lives_of
 from tests.chaos.table_history import judge_history
 from tests.chaos.trims import unnamed_shards, untrue_expiries
 from tests.processes.ledger_rig.deliveries import judge
@@ -102,6 +102,7 @@ def judged(report, world, nemesis, sampler, failover_s, cap):
     report.violations += judge_lineage(ledger, world.parents, nemesis.signals, world.trims.shards)
     history = judge_history(world.aws.notes_path, world.table, failover_s, world.trims.shards)
     unnamed = unnamed_shards(world.trims.shards, told, world.parents)
+    unnamed -= _untold(history.ended, world.apps, nemesis.signals)
     report.violations += [
         f"{shard}: it had a lease and was trimmed, and no event names its loss [P13]"
         for shard in sorted(unnamed & history.keys)
@@ -113,6 +114,18 @@ def judged(report, world, nemesis, sampler, failover_s, cap):
     report.violations += nemesis.surprises
     _judge_growth(report, world, sampler)
     return report
+
+
+def _untold(ended, apps, signals):
+    """Shards whose end was never logged, for the manager that was to log it was killed."""
+    pids = {
+        line["owner"]: line["pid"] for app in apps.values() for line in app.of("manager_started")
+    }
+    return {
+        key
+        for key, (at, owner) in ended.items()
+        if owner in pids and died_before_it_logged(at, pids[owner], signals)
+    }
 
 
 def bugs_in(lines):
