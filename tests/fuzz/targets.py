@@ -33,6 +33,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.stream import called, shard_id_of, stream_of
 from kclrun.model.time import Instant, WallTime
+from kclrun.protocol import reports
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.spark.offsets import decode_offset
 
@@ -271,12 +272,12 @@ FRAMES = tuple(
 TRANSITIONS = tuple(
     transitions.encode(each)
     for each in (
-        transitions.Started(77),
-        transitions.Checkpointed(LEASE.checkpoint, 54),
-        transitions.Warned("printed", "it is late"),
-        transitions.Failed("process_records", "ValueError: 5", LEASE.checkpoint, "frames", 2),
-        transitions.ShardEnded(("shardId-000000000005",)),
-        transitions.Drained(),
+        reports.GilHeld(77.0),
+        reports.Checkpointed(LEASE.checkpoint, 54),
+        reports.ProcessWarned("it is late"),
+        reports.ProcessorFailed("process_records", "ValueError: 5", 2, LEASE.checkpoint, "frames"),
+        reports.ShardEnded(("shardId-000000000005",)),
+        reports.StartUnclaimed("late"),
     )
 )
 

@@ -10,11 +10,11 @@ from kclrun.errors import MalformedFrame
 from kclrun.ipc.transitions import (
     ERROR_BYTES_MAX,
     TRACEBACK_BYTES_MAX,
-    Failed,
     decode,
     encode,
 )
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.protocol import reports
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from tests.examples import examples
 from tests.unit.ipc.test_event_ring import HEADER, SMALL, ring
@@ -159,7 +159,7 @@ def test_every_status_is_read_as_it_was_published(status):
 
 @given(st.text(st.characters(), max_size=4000))
 def test_any_text_of_user_code_travels_and_is_bounded(text):
-    failed = decode(encode(Failed("w", text, None, text * 3, 1)))
+    failed = decode(encode(reports.ProcessorFailed("w", text, 1, None, text * 3)))
     assert len(failed.error.encode()) <= ERROR_BYTES_MAX
     assert len(failed.traceback_text.encode()) <= TRACEBACK_BYTES_MAX
 

@@ -4,53 +4,34 @@ import msgspec
 import pytest
 
 from kclrun.errors import MalformedFrame
-from kclrun.ipc import transitions
 from kclrun.ipc.ring import ENTRY_BYTES_MAX
-from kclrun.ipc.transitions import (
-    TRACEBACK_BYTES_MAX,
-    Broke,
-    Checkpointed,
-    Claimed,
-    Drained,
-    Failed,
-    GilHeld,
-    Lost,
-    Raised,
-    RecordsExpired,
-    Recovered,
-    Released,
-    ShardEnded,
-    Started,
-    Unclaimed,
-    Warned,
-    decode,
-    encode,
-)
+from kclrun.ipc.transitions import TRACEBACK_BYTES_MAX, decode, encode
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
+from kclrun.protocol import reports
 
 AT = ExtendedSequenceNumber("49671" * 11, 7)
 LONGEST = ExtendedSequenceNumber("9" * 129, 2**63 - 1)
 
 EACH = [
-    Started(4711),
-    Claimed(12, AT),
-    Unclaimed("somebody else was faster"),
-    Checkpointed(SHARD_END, 13),
-    ShardEnded(("shardId-000000000001", "shardId-000000000002")),
-    Released(AT),
-    Lost("another owner"),
-    Broke("the disk is full"),
-    Failed("process_records", "ValueError: no", AT, "Traceback …", 2),
-    Failed("process_records", "MemoryError", AT, "Traceback …", 2, is_host_fault=True),
-    Failed("initialize", "ValueError: no", None, "Traceback …", 1),
-    Raised(
+    reports.LeaseClaimed(12, AT),
+    reports.StartUnclaimed("somebody else was faster"),
+    reports.Checkpointed(SHARD_END, 13),
+    reports.ShardEnded(("shardId-000000000001", "shardId-000000000002")),
+    reports.LeaseReleased(AT),
+    reports.LeaseLost("another owner"),
+    reports.ProcessBroke("the disk is full"),
+    reports.ProcessorFailed("process_records", "ValueError: no", 2, AT, "Traceback …"),
+    reports.ProcessorFailed(
+        "process_records", "MemoryError", 2, AT, "Traceback …", is_host_fault=True
+    ),
+    reports.ProcessorFailed("initialize", "ValueError: no", 1, None, "Traceback …"),
+    reports.ProcessorRaised(
         "process_records", "ValueError: no", "orders.py:7 in f", "1 of 2", "Traceback …", 2, 4.0
     ),
-    Recovered("process_records", 3),
-    Drained(),
-    GilHeld(12.5),
-    RecordsExpired(AT, "replay what was lost"),
-    Warned("iterator_expired", "asked for a new one"),
+    reports.ProcessorRecovered("process_records", 3),
+    reports.GilHeld(12.5),
+    reports.RecordsExpired(AT, "replay what was lost"),
+    reports.ProcessWarned("asked for a new one"),
 ]
 
 
@@ -60,17 +41,20 @@ def test_a_transition_is_read_as_it_was_written(transition):
 
 
 def test_every_kind_of_transition_is_among_those_tried():
-    assert {type(transition) for transition in EACH} == set(transitions.Transition.__args__)
+    assert {type(transition) for transition in EACH} == set(reports.AnyReport.__args__)
 
 
 def test_the_largest_failure_fits_an_entry():
-    failed = Failed("w" * 9999, "é" * 9999, LONGEST, "↯" * 99999, 2**63, "é" * 999, "é" * 999)
+    texts = ("↯" * 99999, "é" * 999, "é" * 999)
+    failed = reports.ProcessorFailed("w" * 9999, "é" * 9999, 2**63, LONGEST, *texts)
     assert len(encode(failed)) <= ENTRY_BYTES_MAX
-    assert decode(encode(failed)) == failed
+    once = decode(encode(failed))
+    assert decode(encode(once)) == once
 
 
 def test_an_error_keeps_its_beginning_and_a_traceback_its_end():
-    failed = Failed("w", "E" + "x" * 5000, None, "x" * 20000 + "ValueError: no", 1)
+    texts = ("E" + "x" * 5000, "x" * 20000 + "ValueError: no")
+    failed = decode(encode(reports.ProcessorFailed("w", texts[0], 1, None, texts[1])))
     assert failed.error.startswith("Ex")
     assert failed.error.endswith("…")
     assert failed.traceback_text.startswith("…x")
@@ -79,7 +63,7 @@ def test_an_error_keeps_its_beginning_and_a_traceback_its_end():
 
 
 def test_undecodable_file_names_in_an_error_travel():
-    lost = decode(encode(Lost("no such file: 'a\udcffb'")))
+    lost = decode(encode(reports.LeaseLost("no such file: 'a\udcffb'")))
     assert lost.reason == r"no such file: 'a\udcffb'"
 
 
@@ -87,11 +71,11 @@ def test_undecodable_file_names_in_an_error_travel():
     "payload",
     [
         b"",
-        msgspec.msgpack.encode(["Claimed", 1, ["not a number", 0]]),
-        msgspec.msgpack.encode(["Claimed", 1, ["123", -1]]),
+        msgspec.msgpack.encode(["LeaseClaimed", 1, ["not a number", 0]]),
+        msgspec.msgpack.encode(["LeaseClaimed", 1, ["123", -1]]),
         msgspec.msgpack.encode(["Nonsense"]),
         msgspec.msgpack.encode(["ShardEnded", ["s"] * 17]),
-        msgspec.msgpack.encode(["Started", "secret-token"]),
+        msgspec.msgpack.encode(["GilHeld", "secret-token"]),
         b"\x91" * 100_000,
     ],
 )

@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 
-from kclrun.ipc import transitions as said
+from kclrun.ipc import transitions
 from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, Segment, StartSpec
 from kclrun.ipc.channel import Doorbell, PeerGone
 from kclrun.ipc.messages import Exited, channel_of_worker
@@ -54,10 +54,10 @@ class Process:
         self.spec = message.spec
         return self.spec, fds
 
-    def say(self, *transitions):
+    def say(self, *said):
         ring = self._segment.ring(self.spec.place)
-        for one in transitions:
-            ring.put(one if isinstance(one, bytes) else said.encode(one))
+        for one in said:
+            ring.put(one if isinstance(one, bytes) else transitions.encode(one))
         self._doorbell.press()
 
     def publish(self, **fields):
@@ -214,6 +214,10 @@ class ChildrenRig:
 
     def of(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
+
+    def kinds(self):
+        """Of the events, and of the reports that they bring."""
+        return [type(getattr(event, "report", event)) for event in self.events]
 
     def child(self, key="s0"):
         return next(child for child in self.processes.living() if child.key == key)
