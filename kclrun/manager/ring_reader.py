@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kclrun.errors import MalformedFrame
-from kclrun.ipc import transitions
 from kclrun.ipc.board import StatusSlot
 from kclrun.ipc.channel import Channel
 from kclrun.ipc.exit_codes import FAILED, LOST, NAMES, UNCLAIMED
-from kclrun.ipc.messages import NoAnswer, ToWorker
+from kclrun.ipc.messages import NoAnswer, ToWorker, decode_report
 from kclrun.ipc.ring import EventRing
 from kclrun.leases.commands import StartProcess
 from kclrun.leases.events import ProcessReported
@@ -134,7 +133,7 @@ class RingReader:
         """
         events: list[ProcessReported] = []
         for payload in child.ring.drain():
-            report = transitions.decode(payload)
+            report = decode_report(payload)
             self._note(child, report)
             child.has_reported_end |= isinstance(report, EndReport)
             if isinstance(report, CoreReport):

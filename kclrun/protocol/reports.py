@@ -1,5 +1,5 @@
 """The reports of a lease process to its manager, from its core through its ring to the manager's
-core. Pure. `ipc/transitions.py` encodes them and bounds their texts.
+core. Pure. `ipc/messages.py` encodes them and bounds their texts.
 
 It does not know how either side reacts to them.
 """

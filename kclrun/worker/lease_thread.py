@@ -21,7 +21,6 @@ from kclrun.consuming import events as on
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import State
 from kclrun.errors import ServiceError, SinkError
-from kclrun.ipc import transitions
 from kclrun.ipc.board import StatusSlot
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
 from kclrun.ipc.messages import (
@@ -33,6 +32,7 @@ from kclrun.ipc.messages import (
     OthersInSight,
     RenewCredentials,
     ToWorker,
+    encode_report,
 )
 from kclrun.ipc.ring import EventRing
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
@@ -137,7 +137,7 @@ class Reporter:
 
     def report(self, report: Report) -> None:
         """Put a report on the ring. A full ring drops it, and the manager reads the row."""
-        self._ring.put(transitions.encode(report))
+        self._ring.put(encode_report(report))
         self._doorbell.press()
 
     def warn(self, text: str) -> None:

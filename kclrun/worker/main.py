@@ -30,10 +30,10 @@ from kclrun.consuming.policy import LifePolicy, Pacing, batch_records_max, first
 from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.errors import HostFailed, SettingsError
-from kclrun.ipc import exit_codes, transitions
+from kclrun.ipc import exit_codes
 from kclrun.ipc.board import Segment, StartSpec
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
-from kclrun.ipc.messages import Begin, NoAnswer, ToWorker, channel_of_worker
+from kclrun.ipc.messages import Begin, NoAnswer, ToWorker, channel_of_worker, encode_report
 from kclrun.ipc.ring import EventRing
 from kclrun.loading import load_processor
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
@@ -177,7 +177,7 @@ def _broke(error: BaseException, ring: EventRing, doorbell: Doorbell) -> int:
     if fault is None:
         traceback.print_exception(error)
     words = fault or f"a bug in kclrun: {type(error).__name__}: {error}"
-    ring.put(transitions.encode(ProcessBroke(words)))
+    ring.put(encode_report(ProcessBroke(words)))
     doorbell.press()
     return exit_codes.BUG if fault is None else exit_codes.HOST
 

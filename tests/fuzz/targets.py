@@ -22,9 +22,10 @@ from kclrun.errors import (
     SegmentRefused,
     SettingsError,
 )
-from kclrun.ipc import messages, transitions
+from kclrun.ipc import messages
 from kclrun.ipc.board import SLOT_BYTES, StatusSlot
 from kclrun.ipc.channel import decoded
+from kclrun.ipc.messages import decode_report, encode_report
 from kclrun.ipc.ring import EventRing
 from kclrun.local import stream as sequence_numbers
 from kclrun.model.lease import Handoff, Lease, LeaseKey, Owner, OwnerId, PendingCheckpoint
@@ -270,7 +271,7 @@ FRAMES = tuple(
     )
 )
 TRANSITIONS = tuple(
-    transitions.encode(each)
+    encode_report(each)
     for each in (
         reports.GilHeld(77.0),
         reports.Checkpointed(LEASE.checkpoint, 54),
@@ -355,9 +356,7 @@ TARGETS = {
             FRAMES,
             (b"\x81", b"\xa4type", b"\xc1", b"\xdf\xff\xff\xff\xff"),
         ),
-        Target(
-            "transition", transitions.decode, (MalformedFrame,), TRANSITIONS, (b"\xc1", b"\xdd")
-        ),
+        Target("transition", decode_report, (MalformedFrame,), TRANSITIONS, (b"\xc1", b"\xdd")),
         Target(
             "spark-offset",
             read_offset,

@@ -18,10 +18,10 @@ from botocore.config import Config
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.rows import encode_row
 from kclrun.aws.wire import WireClient
-from kclrun.ipc import exit_codes, transitions
+from kclrun.ipc import exit_codes
 from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, Segment, StartSpec
 from kclrun.ipc.channel import Channel, Doorbell
-from kclrun.ipc.messages import Begin, Drain, OthersInSight, channel_to_worker
+from kclrun.ipc.messages import Begin, Drain, OthersInSight, channel_to_worker, decode_report
 from kclrun.local.server import start_embedded
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey
 from kclrun.model.sequence import TRIM_HORIZON
@@ -201,7 +201,7 @@ class Stage:
         self.channel.send(Begin(spec), settings.get("fds", ()))
 
     def told(self, kind):
-        self.transitions += [transitions.decode(each) for each in self.ring.drain()]
+        self.transitions += [decode_report(each) for each in self.ring.drain()]
         return [each for each in self.transitions if isinstance(each, kind)]
 
     def drain(self):

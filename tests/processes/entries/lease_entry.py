@@ -13,11 +13,10 @@ import threading
 import time
 from pathlib import Path
 
-from kclrun.ipc import transitions
 from kclrun.ipc.board import Segment
 from kclrun.ipc.channel import Doorbell, PeerGone, Quiet
 from kclrun.ipc.exit_codes import DONE, FAILED, LOST, UNCLAIMED
-from kclrun.ipc.messages import Drain, channel_of_worker
+from kclrun.ipc.messages import Drain, channel_of_worker, encode_report
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol import reports
 from kclrun.protocol.status import LeaseStatus, WorkerState
@@ -38,7 +37,7 @@ def run(segment_fd, doorbell_fd, channel_fd):
     doorbell = Doorbell.at_door(doorbell_fd)
 
     def tell(transition):
-        ring.put(transitions.encode(transition))
+        ring.put(encode_report(transition))
         doorbell.press()
 
     def publish(**more):

@@ -13,10 +13,9 @@ import select
 import signal
 import socket
 
-from kclrun.ipc import transitions
 from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, Segment, StartSpec
 from kclrun.ipc.channel import Doorbell, PeerGone
-from kclrun.ipc.messages import Exited, channel_of_worker
+from kclrun.ipc.messages import Exited, channel_of_worker, encode_report
 from kclrun.leases.commands import StartProcess
 from kclrun.manager.children import LeaseProcesses
 from kclrun.manager.forks import ForkRefused, LauncherGone, ProcessForked
@@ -57,7 +56,7 @@ class Process:
     def say(self, *said):
         ring = self._segment.ring(self.spec.place)
         for one in said:
-            ring.put(one if isinstance(one, bytes) else transitions.encode(one))
+            ring.put(one if isinstance(one, bytes) else encode_report(one))
         self._doorbell.press()
 
     def publish(self, **fields):

@@ -6,8 +6,8 @@ import os
 import msgspec
 import pytest
 
-from kclrun.ipc import transitions
 from kclrun.ipc.board import Segment
+from kclrun.ipc.messages import encode_report
 from kclrun.leases.commands import StartProcess
 from kclrun.leases.events import ProcessReported
 from kclrun.manager.ring_reader import Child, RingReader
@@ -45,7 +45,7 @@ class Heard:
     def hear(self, *written):
         ring = self._segment.ring(0)
         for report in written:
-            ring.put(transitions.encode(report))
+            ring.put(encode_report(report))
         return self._ring_reader.read(self.child)
 
     def lines(self):

@@ -11,10 +11,15 @@ from kclrun.consuming import events as on
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.errors import SinkError, Unavailable
-from kclrun.ipc import transitions
 from kclrun.ipc.board import Segment
 from kclrun.ipc.channel import Channel, Doorbell
-from kclrun.ipc.messages import Drain, OthersInSight, channel_of_worker, channel_to_worker
+from kclrun.ipc.messages import (
+    Drain,
+    OthersInSight,
+    channel_of_worker,
+    channel_to_worker,
+    decode_report,
+)
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import OFFERED, Lease
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -144,7 +149,7 @@ class Stage:
         self.inbox.post(on.BatchProcessed(p(last)))
 
     def told(self, kind):
-        self.transitions += [transitions.decode(each) for each in self.ring.drain()]
+        self.transitions += [decode_report(each) for each in self.ring.drain()]
         return [each for each in self.transitions if isinstance(each, kind)]
 
     def close(self):

@@ -10,10 +10,10 @@ import pytest
 
 from kclrun.aws.signing import HeldCredentials
 from kclrun.errors import HostFailed, LeaseLost, SettingsError
-from kclrun.ipc import exit_codes, transitions
+from kclrun.ipc import exit_codes
 from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, Segment, StartSpec
 from kclrun.ipc.channel import Channel, Doorbell
-from kclrun.ipc.messages import Begin, Drain, channel_of_worker, channel_to_worker
+from kclrun.ipc.messages import Begin, Drain, channel_of_worker, channel_to_worker, decode_report
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, OwnerId
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
@@ -137,7 +137,7 @@ class Stage:
         return self.codes[-1]
 
     def told(self, kind):
-        self.transitions += [transitions.decode(each) for each in self.ring.drain()]
+        self.transitions += [decode_report(each) for each in self.ring.drain()]
         return [each for each in self.transitions if isinstance(each, kind)]
 
     def status(self):

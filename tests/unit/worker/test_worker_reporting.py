@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from kclrun.consuming import events as on
-from kclrun.ipc import transitions
 from kclrun.ipc.board import Segment
 from kclrun.ipc.channel import Doorbell
+from kclrun.ipc.messages import decode_report
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol import reports
 from kclrun.protocol.status import WorkerState
@@ -40,7 +40,7 @@ class Slot:
     def told(self, report):
         self.reporter.report(report)
         (entry,) = self.ring.drain()
-        return transitions.decode(entry)
+        return decode_report(entry)
 
     def close(self):
         self.doorbell.close()

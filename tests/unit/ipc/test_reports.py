@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from kclrun.errors import MalformedFrame
+from kclrun.ipc.messages import TRACEBACK_BYTES_MAX, decode_report, encode_report
 from kclrun.ipc.ring import ENTRY_BYTES_MAX
-from kclrun.ipc.transitions import TRACEBACK_BYTES_MAX, decode, encode
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.protocol import reports
 
@@ -37,7 +37,7 @@ EACH = [
 
 @pytest.mark.parametrize("transition", EACH, ids=lambda transition: type(transition).__name__)
 def test_a_transition_is_read_as_it_was_written(transition):
-    assert decode(encode(transition)) == transition
+    assert decode_report(encode_report(transition)) == transition
 
 
 def test_every_kind_of_transition_is_among_those_tried():
@@ -47,14 +47,14 @@ def test_every_kind_of_transition_is_among_those_tried():
 def test_the_largest_failure_fits_an_entry():
     texts = ("↯" * 99999, "é" * 999, "é" * 999)
     failed = reports.ProcessorFailed("w" * 9999, "é" * 9999, 2**63, LONGEST, *texts)
-    assert len(encode(failed)) <= ENTRY_BYTES_MAX
-    once = decode(encode(failed))
-    assert decode(encode(once)) == once
+    assert len(encode_report(failed)) <= ENTRY_BYTES_MAX
+    once = decode_report(encode_report(failed))
+    assert decode_report(encode_report(once)) == once
 
 
 def test_an_error_keeps_its_beginning_and_a_traceback_its_end():
     texts = ("E" + "x" * 5000, "x" * 20000 + "ValueError: no")
-    failed = decode(encode(reports.ProcessorFailed("w", texts[0], 1, None, texts[1])))
+    failed = decode_report(encode_report(reports.ProcessorFailed("w", texts[0], 1, None, texts[1])))
     assert failed.error.startswith("Ex")
     assert failed.error.endswith("…")
     assert failed.traceback_text.startswith("…x")
@@ -63,7 +63,7 @@ def test_an_error_keeps_its_beginning_and_a_traceback_its_end():
 
 
 def test_undecodable_file_names_in_an_error_travel():
-    lost = decode(encode(reports.LeaseLost("no such file: 'a\udcffb'")))
+    lost = decode_report(encode_report(reports.LeaseLost("no such file: 'a\udcffb'")))
     assert lost.reason == r"no such file: 'a\udcffb'"
 
 
@@ -81,6 +81,6 @@ def test_undecodable_file_names_in_an_error_travel():
 )
 def test_hostile_bytes_raise_one_error_that_shows_none_of_them(payload):
     with pytest.raises(MalformedFrame) as caught:
-        decode(payload)
+        decode_report(payload)
     assert "secret" not in str(caught.value)
     assert len(str(caught.value)) < 200
