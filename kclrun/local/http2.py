@@ -315,6 +315,8 @@ class _Exchange:
         self._scope = scope
         self._chunks: deque[bytes] = deque()
         self._is_disconnected = False
+        # Whether the application has the whole request.
+        self._is_taken = False
         self._has_begun = False
         self._changed = asyncio.Event()
 
@@ -348,7 +350,10 @@ class _Exchange:
         self._changed.set()
 
     async def _receive(self) -> MutableMapping[str, Any]:
-        while not (self._chunks or self.is_read or self._is_disconnected):
+        # After the end of the request there is only the client's leaving to wait for.
+        while not (self._chunks or self._is_disconnected or self.is_answered):
+            if self.is_read and not self._is_taken:
+                break
             await self._wait()
         if self._is_disconnected or self.is_answered:
             return {"type": "http.disconnect"}
@@ -356,6 +361,7 @@ class _Exchange:
         self._chunks.clear()
         size_bytes, self.unread_bytes = self.unread_bytes, 0
         self._connection.acknowledge(size_bytes, self.stream_id)
+        self._is_taken = self.is_read
         return {"type": "http.request", "body": body, "more_body": not self.is_read}
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
@@ -368,6 +374,7 @@ class _Exchange:
             if not (message.get("more_body", False) or self._is_disconnected):
                 self._connection.h2.end_stream(self.stream_id)
                 self.is_answered = True
+                self.wake()
         except ProtocolError:
             self._is_disconnected = True  # The stream, or the connection, ended during the answer.
         finally:

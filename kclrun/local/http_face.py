@@ -22,6 +22,7 @@ from xml.sax.saxutils import escape
 
 import httptools
 
+from kclrun.codec.event_stream import CONTENT_TYPE
 from kclrun.local.asgi import (
     App,
     BodyTooLarge,
@@ -33,7 +34,16 @@ from kclrun.local.asgi import (
     read_body,
     respond,
 )
-from kclrun.local.operations import Answer, Encoding, answer, error_answer
+from kclrun.local.consumers import Subscription, SubscriptionEnd, SubscriptionEvent
+from kclrun.local.operations import (
+    Answer,
+    Encoding,
+    answer,
+    error_answer,
+    event_message,
+    exception_message,
+    initial_response,
+)
 from kclrun.local.service import REGION, Kinesis
 from kclrun.local.signatures import Credentials, SignatureRefused, SignedRequest, verify
 from kclrun.model.time import WallTime
@@ -377,6 +387,7 @@ class HttpFace:
             return
         region = REGION if scope_match is None else scope_match[1].decode("ascii")
         encoding = Encoding.of(headers.get(b"content-type", b""))
+        given: Answer | Subscription
         try:
             body = await read_body(receive, _BODY_BYTES_MAX)
         except ClientGone:
@@ -388,13 +399,18 @@ class HttpFace:
             operation = target.removeprefix(_TARGET_PREFIX).decode("latin-1")
             given = self._answer(scope, operation, body, region, encoding)
         request_id = (b"x-amzn-requestid", str(uuid.uuid4()).encode())
+        if isinstance(given, Subscription):
+            start = [(b"content-type", CONTENT_TYPE), request_id, date_header()]
+            await send({"type": "http.response.start", "status": 200, "headers": start})
+            await _push(given, encoding, receive, send)
+            return
         await respond(
             send, given.status, ((b"content-type", encoding.value), request_id), given.body
         )
 
     def _answer(
         self, scope: Scope, operation: str, body: bytes, region: str, encoding: Encoding
-    ) -> Answer:
+    ) -> Answer | Subscription:
         now = time.time()
         if self._credentials is not None:
             try:
@@ -402,3 +418,43 @@ class HttpFace:
             except SignatureRefused as refusal:
                 return error_answer(refusal.status, refusal.code, str(refusal), encoding)
         return answer(self._kinesis, operation, body, WallTime(now), region, encoding=encoding)
+
+
+async def _push(
+    subscription: Subscription, encoding: Encoding, receive: Receive, send: Send
+) -> None:
+    """Send the events of a subscription until its end, or until its client has gone. A client that
+    does not read stops the sending: `send` waits for it."""
+    loop = asyncio.get_running_loop()
+    changed = asyncio.Event()
+    subscription.changed = changed.set
+    gone = loop.create_task(_until_gone(receive, changed))
+    try:
+        await _send_part(send, initial_response(encoding))
+        while not gone.done():
+            changed.clear()
+            event = subscription.next_event(WallTime(time.time()))
+            if isinstance(event, SubscriptionEvent):
+                await _send_part(send, event_message(event, encoding))
+            elif isinstance(event, SubscriptionEnd):
+                if event.error is not None:
+                    await _send_part(send, exception_message(event.error, encoding))
+                await send({"type": "http.response.body", "body": b""})
+                return
+            else:
+                timer = loop.call_later(subscription.due_at() - time.time(), changed.set)
+                await changed.wait()
+                timer.cancel()
+    finally:
+        subscription.end()
+        gone.cancel()
+
+
+async def _until_gone(receive: Receive, changed: asyncio.Event) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    changed.set()
+
+
+async def _send_part(send: Send, part: bytes) -> None:
+    await send({"type": "http.response.body", "body": part, "more_body": True})

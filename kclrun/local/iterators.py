@@ -13,12 +13,12 @@ from typing import Final
 
 import msgspec
 
+from kclrun.local.sequence_numbers import parse
 from kclrun.local.stream import (
     ShardLog,
     expired_iterator,
     expired_token,
     invalid_argument,
-    parse,
     validation,
 )
 from kclrun.model.record import IteratorType

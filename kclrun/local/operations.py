@@ -8,14 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Annotated, Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
 from kclrun.codec.cbor import MalformedCbor, decode_cbor, encode_cbor
+from kclrun.codec.event_stream import encode_message
 from kclrun.errors import ServiceError
+from kclrun.local.consumers import Consumer, StreamConsumers, Subscription, SubscriptionEvent
 from kclrun.local.iterators import ShardQuery
-from kclrun.local.service import REGION, Kinesis, ReadPage
+from kclrun.local.requests import (
+    CreateStream,
+    DeleteStream,
+    DescribeLimits,
+    Encryption,
+    GetRecords,
+    GetShardIterator,
+    ListConsumers,
+    ListShards,
+    ListStreams,
+    ListTags,
+    MaxRecordSize,
+    MergeShards,
+    Monitoring,
+    OfConsumer,
+    OfStream,
+    PagedStream,
+    PutRecord,
+    PutRecords,
+    RegisterConsumer,
+    Retention,
+    ShardMetric,
+    SplitShard,
+    SubscribeToShard,
+    Tagging,
+    UpdateShardCount,
+    UpdateStreamMode,
+)
+from kclrun.local.service import REGION, SHARDS_MAX, Kinesis, ReadPage
 from kclrun.local.stream import (
     PutEntry,
     ShardLog,
@@ -28,169 +58,6 @@ from kclrun.model.record import IteratorType
 from kclrun.model.shard import ChildShard, HashRange
 from kclrun.model.time import WallTime
 
-_ABBREVIATIONS: Final = {"Arn": "ARN", "InKib": "InKiB"}
-
-Name = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]+$", min_length=1, max_length=128)]
-Count = Annotated[int, msgspec.Meta(ge=1)]
-PageSize = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
-HashKey = Annotated[str, msgspec.Meta(pattern=r"^(0|[1-9]\d{0,38})$")]
-Number = Annotated[str, msgspec.Meta(pattern=r"^(0|[1-9]\d{0,128})$")]
-Tags = Annotated[
-    dict[
-        Annotated[str, msgspec.Meta(min_length=1, max_length=128)],
-        Annotated[str, msgspec.Meta(max_length=256)],
-    ],
-    msgspec.Meta(max_length=200),
-]
-RecordSizeKib = Annotated[int, msgspec.Meta(ge=1024, le=10_240)]
-TagPage = Annotated[int, msgspec.Meta(ge=1, le=50)]
-
-
-def _wire_name(field: str) -> str:
-    name = "".join(word.capitalize() for word in field.split("_"))
-    for ours, theirs in _ABBREVIATIONS.items():
-        name = name.replace(ours, theirs)
-    return name
-
-
-class _Request(msgspec.Struct, frozen=True, kw_only=True, rename=_wire_name):
-    pass
-
-
-class OfStream(_Request, frozen=True, kw_only=True):
-    """A request about one stream, by name or ARN."""
-
-    stream_name: Name | None = None
-    stream_arn: str | None = None
-
-
-class CreateStream(_Request, frozen=True, kw_only=True):
-    """CreateStream."""
-
-    stream_name: Name
-    shard_count: Count | None = None
-    max_record_size_in_kib: RecordSizeKib | None = None
-    tags: Tags | None = None
-
-
-class ListStreams(_Request, frozen=True, kw_only=True):
-    """ListStreams: by page, or after a name."""
-
-    limit: PageSize = 100
-    exclusive_start_stream_name: str | None = None
-    next_token: str | None = None
-
-
-class PagedStream(OfStream, frozen=True, kw_only=True):
-    """DescribeStream: its shards by page."""
-
-    limit: PageSize = 100
-    exclusive_start_shard_id: str | None = None
-
-
-class ShardFilterField(_Request, frozen=True, kw_only=True):
-    """The filter of ListShards."""
-
-    type: str
-    shard_id: str | None = None
-    timestamp: float | None = None
-
-    def query(self, after: str | None) -> ShardQuery:
-        timestamp = None if self.timestamp is None else WallTime(self.timestamp)
-        return ShardQuery(self.type, timestamp, self.shard_id, after)
-
-
-class ListShards(OfStream, frozen=True, kw_only=True):
-    """ListShards: a first page, or the next one by token alone."""
-
-    next_token: str | None = None
-    exclusive_start_shard_id: str | None = None
-    max_results: PageSize = 1000
-    stream_creation_timestamp: float | None = None
-    shard_filter: ShardFilterField | None = None
-
-
-class PutRecord(OfStream, frozen=True, kw_only=True):
-    """PutRecord."""
-
-    data: bytes
-    partition_key: str | None = None
-    explicit_hash_key: str | None = None
-    sequence_number_for_ordering: str | None = None
-
-
-class PutRecords(OfStream, frozen=True, kw_only=True):
-    """PutRecords: up to 500 entries."""
-
-    records: Annotated[list[PutEntry], msgspec.Meta(min_length=1, max_length=500)]
-
-
-class GetShardIterator(OfStream, frozen=True, kw_only=True):
-    """GetShardIterator: one of the five types."""
-
-    shard_id: Name
-    shard_iterator_type: str
-    starting_sequence_number: Number | None = None
-    timestamp: float | None = None
-
-
-class GetRecords(_Request, frozen=True, kw_only=True):
-    """GetRecords: by iterator."""
-
-    shard_iterator: str
-    limit: int = 10_000
-    stream_arn: str | None = None
-
-
-class SplitShard(OfStream, frozen=True, kw_only=True):
-    """SplitShard: the child above begins at the hash key."""
-
-    shard_to_split: Name
-    new_starting_hash_key: HashKey
-
-
-class MergeShards(OfStream, frozen=True, kw_only=True):
-    """MergeShards: two neighbours."""
-
-    shard_to_merge: Name
-    adjacent_shard_to_merge: Name
-
-
-class UpdateShardCount(OfStream, frozen=True, kw_only=True):
-    """UpdateShardCount: uniform scaling."""
-
-    target_shard_count: Count
-    scaling_type: str
-
-
-class Retention(OfStream, frozen=True, kw_only=True):
-    """Increase- and DecreaseStreamRetentionPeriod."""
-
-    retention_period_hours: int
-
-
-class MaxRecordSize(OfStream, frozen=True, kw_only=True):
-    """UpdateMaxRecordSize."""
-
-    max_record_size_in_kib: RecordSizeKib
-
-
-class Tagging(OfStream, frozen=True, kw_only=True):
-    """Adding (`tags`) and removing (`tag_keys`), by the old names and the new."""
-
-    resource_arn: str | None = None
-    tags: Tags | None = None
-    tag_keys: list[str] | None = None
-
-
-class ListTags(OfStream, frozen=True, kw_only=True):
-    """ListTagsForStream: by page."""
-
-    resource_arn: str | None = None
-    exclusive_start_tag_key: str | None = None
-    limit: TagPage = 50
-
-
 # Streams and shards as JSON objects of Kinesis's answers.
 Json = dict[str, Any]
 _HOUR_S: Final = 3600
@@ -202,7 +69,7 @@ def summary_json(stream: Stream, now: WallTime) -> Json:
         "StreamName": stream.name,
         "StreamARN": stream.arn,
         "StreamStatus": stream.status(now),
-        "StreamModeDetails": {"StreamMode": "PROVISIONED"},
+        "StreamModeDetails": {"StreamMode": stream.mode},
         "StreamCreationTimestamp": stream.created_at,
     }
 
@@ -211,9 +78,14 @@ def described_json(stream: Stream, now: WallTime) -> Json:
     """The common part of the answers of DescribeStream and DescribeStreamSummary."""
     return summary_json(stream, now) | {
         "RetentionPeriodHours": int(stream.retention_s) // _HOUR_S,
-        "EnhancedMonitoring": [{"ShardLevelMetrics": []}],
-        "EncryptionType": "NONE",
+        "EnhancedMonitoring": [{"ShardLevelMetrics": sorted(stream.shard_metrics)}],
+        **_encryption_json(stream),
     }
+
+
+def _encryption_json(stream: Stream) -> Json:
+    key = stream.encryption_key
+    return {"EncryptionType": "NONE"} if key is None else {"EncryptionType": "KMS", "KeyId": key}
 
 
 def shard_json(log: ShardLog) -> Json:
@@ -246,6 +118,9 @@ def child_json(child: ChildShard) -> Json:
 
 
 _KIB: Final = 1024
+# "50 on-demand streams" an account in the largest regions.
+_ON_DEMAND_STREAMS_MAX: Final = 50
+_ALL_METRICS: Final = frozenset(get_args(ShardMetric)) - {"ALL"}
 # PutRecords: "up to 10 MiB, including partition keys" a request.
 _PUT_BYTES_MAX: Final = 10 * 1024 * _KIB
 _ENCODE: Final = msgspec.json.Encoder().encode
@@ -289,7 +164,7 @@ def answer(
     region: str = REGION,
     *,
     encoding: Encoding = Encoding.JSON,
-) -> Answer:
+) -> Answer | Subscription:
     """Execute one operation. Never raises because of the request's content."""
     try:
         entry = OPERATIONS.get(operation)
@@ -303,6 +178,8 @@ def answer(
         return error_answer(400, "SerializationException", message, encoding)
     except ServiceError as refusal:
         return refusal_answer(refusal, encoding)
+    if isinstance(given, Subscription):
+        return given
     return Answer(200, b"" if given is None else _encoded(given, encoding))
 
 
@@ -332,7 +209,7 @@ def _encoded(given: Json, encoding: Encoding) -> bytes:
 
 def _create_stream(call: _Call, request: CreateStream) -> None:
     # Without a count the service makes an on-demand stream, which begins with four shards.
-    call.kinesis.create_stream(
+    stream = call.kinesis.create_stream(
         request.stream_name,
         request.shard_count or 4,
         call.now,
@@ -340,17 +217,20 @@ def _create_stream(call: _Call, request: CreateStream) -> None:
         record_bytes_max=(request.max_record_size_in_kib or _KIB) * _KIB,
         tags=request.tags,
     )
+    if request.stream_mode_details is not None:
+        stream.mode = request.stream_mode_details.stream_mode
 
 
-def _delete_stream(call: _Call, request: OfStream) -> None:
-    call.kinesis.delete_stream(call.stream(request), call.now)
+def _delete_stream(call: _Call, request: DeleteStream) -> None:
+    stream = call.stream(request)
+    call.kinesis.delete_stream(stream, call.now, with_consumers=request.enforce_consumer_deletion)
 
 
 def _describe_summary(call: _Call, request: OfStream) -> Json:
     stream = call.stream(request)
     body = described_json(stream, call.now)
     body["OpenShardCount"] = len(stream.open_shards())
-    body["ConsumerCount"] = 0
+    body["ConsumerCount"] = len(call.kinesis.consumers_of(stream))
     body["MaxRecordSizeInKiB"] = stream.record_bytes_max // _KIB
     return {"StreamDescriptionSummary": body}
 
@@ -517,16 +397,156 @@ def _list_tags(call: _Call, request: ListTags) -> Json:
     return {"Tags": rest[: request.limit], "HasMoreTags": len(rest) > request.limit}
 
 
+def _describe_limits(call: _Call, _request: DescribeLimits) -> Json:
+    streams = call.kinesis.streams(call.now)
+    return {
+        "ShardLimit": SHARDS_MAX,
+        "OpenShardCount": call.kinesis.open_shard_count,
+        "OnDemandStreamCount": sum(stream.mode == "ON_DEMAND" for stream in streams),
+        "OnDemandStreamCountLimit": _ON_DEMAND_STREAMS_MAX,
+    }
+
+
+def _update_mode(call: _Call, request: UpdateStreamMode) -> None:
+    call.stream(request).change_mode(request.stream_mode_details.stream_mode, call.now)
+
+
+def _start_encryption(call: _Call, request: Encryption) -> None:
+    call.stream(request).encrypt(request.key_id, call.now)
+
+
+def _stop_encryption(call: _Call, request: Encryption) -> None:
+    call.stream(request).encrypt(None, call.now)
+
+
+def _enable_monitoring(call: _Call, request: Monitoring) -> Json:
+    return _monitor(call, request, lambda now, named: now | named)
+
+
+def _disable_monitoring(call: _Call, request: Monitoring) -> Json:
+    return _monitor(call, request, lambda now, named: now - named)
+
+
+def _monitor(
+    call: _Call,
+    request: Monitoring,
+    change: Callable[[frozenset[str], frozenset[str]], frozenset[str]],
+) -> Json:
+    stream = call.stream(request)
+    named = frozenset(request.shard_level_metrics)
+    before = stream.shard_metrics
+    stream.shard_metrics = change(before, _ALL_METRICS if "ALL" in named else named)
+    return {
+        "StreamName": stream.name,
+        "StreamARN": stream.arn,
+        "CurrentShardLevelMetrics": sorted(before),
+        "DesiredShardLevelMetrics": sorted(stream.shard_metrics),
+    }
+
+
+def _consumer_json(consumer: Consumer, now: WallTime) -> Json:
+    return {
+        "ConsumerName": consumer.name,
+        "ConsumerARN": consumer.arn,
+        "ConsumerStatus": consumer.status(now),
+        "ConsumerCreationTimestamp": consumer.created_at,
+    }
+
+
+def _register_consumer(call: _Call, request: RegisterConsumer) -> Json:
+    stream = call.kinesis.stream(None, request.stream_arn, call.now)
+    consumer = call.kinesis.consumers_of(stream).register(request.consumer_name, call.now)
+    return {"Consumer": _consumer_json(consumer, call.now)}
+
+
+def _named_consumer(call: _Call, request: OfConsumer) -> tuple[StreamConsumers, Consumer]:
+    """Raises: NotFound, InvalidRequest (neither the consumer's ARN nor the stream's and a name)."""
+    if request.consumer_arn is not None:
+        consumers = call.kinesis.consumers_by_arn(request.consumer_arn, call.now)
+    elif request.stream_arn is not None and request.consumer_name is not None:
+        stream = call.kinesis.stream(None, request.stream_arn, call.now)
+        consumers = call.kinesis.consumers_of(stream)
+    else:
+        raise invalid_argument("Either ConsumerARN, or StreamARN and ConsumerName, must be given.")
+    return consumers, consumers.consumer(request.consumer_name, request.consumer_arn)
+
+
+def _describe_consumer(call: _Call, request: OfConsumer) -> Json:
+    _, consumer = _named_consumer(call, request)
+    body = _consumer_json(consumer, call.now)
+    body["StreamARN"] = consumer.arn.partition("/consumer/")[0]
+    return {"ConsumerDescription": body}
+
+
+def _deregister_consumer(call: _Call, request: OfConsumer) -> None:
+    consumers, consumer = _named_consumer(call, request)
+    consumers.deregister(consumer)
+
+
+def _list_consumers(call: _Call, request: ListConsumers) -> Json:
+    stream = call.kinesis.stream(None, request.stream_arn, call.now)
+    after = request.next_token or ""
+    rest = [each for each in call.kinesis.consumers_of(stream).listed() if each.name > after]
+    page = rest[: request.max_results]
+    body: Json = {"Consumers": [_consumer_json(each, call.now) for each in page]}
+    if len(rest) > len(page):
+        # Names are not secret, as with ListStreams.
+        body["NextToken"] = page[-1].name
+    return body
+
+
+def _subscribe(call: _Call, request: SubscribeToShard) -> Subscription:
+    consumers = call.kinesis.consumers_by_arn(request.consumer_arn, call.now)
+    start = request.starting_position
+    return consumers.subscribe(
+        consumers.consumer(None, request.consumer_arn),
+        request.shard_id,
+        start.type,
+        call.now,
+        sequence_number=start.sequence_number,
+        timestamp=None if start.timestamp is None else WallTime(start.timestamp),
+    )
+
+
+def initial_response(encoding: Encoding) -> bytes:
+    """The first message of every answer to SubscribeToShard: the answer without its events."""
+    return _message("event", "initial-response", encoding, {})
+
+
+def event_message(event: SubscriptionEvent, encoding: Encoding) -> bytes:
+    """An event as a message of the event stream."""
+    body: Json = {"Records": event.records, "MillisBehindLatest": event.millis_behind_latest}
+    if event.continuation is not None:
+        body["ContinuationSequenceNumber"] = event.continuation
+    if event.children:
+        body["ChildShards"] = [child_json(child) for child in event.children]
+    return _message("event", "SubscribeToShardEvent", encoding, body)
+
+
+def exception_message(error: ServiceError, encoding: Encoding) -> bytes:
+    """The message by which a subscription fails after it began."""
+    return _message("exception", error.code, encoding, {"message": str(error)})
+
+
+def _message(kind: str, name: str, encoding: Encoding, body: Json) -> bytes:
+    headers = {
+        f":{kind}-type": name,
+        ":content-type": encoding.value.decode(),
+        ":message-type": kind,
+    }
+    return encode_message(headers, _encoded(body, encoding))
+
+
 class _Operation(msgspec.Struct, frozen=True):
     """One row of the table: the type of a request and the function that executes it."""
 
     request: type[msgspec.Struct]
     decode_json: Callable[[bytes], Any]
-    carry_out: Callable[[_Call, Any], Json | None]
+    carry_out: Callable[[_Call, Any], Json | Subscription | None]
 
 
 def _of(
-    request: type[msgspec.Struct], carry_out: Callable[[_Call, Any], Json | None]
+    request: type[msgspec.Struct], carry_out: Callable[[_Call, Any], Json | Subscription | None]
 ) -> _Operation:
     return _Operation(request, msgspec.json.Decoder(request).decode, carry_out)
 
@@ -535,23 +555,34 @@ OPERATIONS: Final[dict[str, _Operation]] = {
     "AddTagsToStream": _of(Tagging, _add_tags),
     "CreateStream": _of(CreateStream, _create_stream),
     "DecreaseStreamRetentionPeriod": _of(Retention, _shorten_retention),
-    "DeleteStream": _of(OfStream, _delete_stream),
+    "DeleteStream": _of(DeleteStream, _delete_stream),
+    "DeregisterStreamConsumer": _of(OfConsumer, _deregister_consumer),
+    "DescribeLimits": _of(DescribeLimits, _describe_limits),
     "DescribeStream": _of(PagedStream, _describe_stream),
+    "DescribeStreamConsumer": _of(OfConsumer, _describe_consumer),
     "DescribeStreamSummary": _of(OfStream, _describe_summary),
+    "DisableEnhancedMonitoring": _of(Monitoring, _disable_monitoring),
+    "EnableEnhancedMonitoring": _of(Monitoring, _enable_monitoring),
     "GetRecords": _of(GetRecords, _get_records),
     "GetShardIterator": _of(GetShardIterator, _get_shard_iterator),
     "IncreaseStreamRetentionPeriod": _of(Retention, _lengthen_retention),
     "ListShards": _of(ListShards, _list_shards),
+    "ListStreamConsumers": _of(ListConsumers, _list_consumers),
     "ListStreams": _of(ListStreams, _list_streams),
     "ListTagsForResource": _of(ListTags, _list_tags),
     "ListTagsForStream": _of(ListTags, _list_tags),
     "MergeShards": _of(MergeShards, _merge_shards),
     "PutRecord": _of(PutRecord, _put_record),
     "PutRecords": _of(PutRecords, _put_records),
+    "RegisterStreamConsumer": _of(RegisterConsumer, _register_consumer),
     "RemoveTagsFromStream": _of(Tagging, _remove_tags),
     "SplitShard": _of(SplitShard, _split_shard),
+    "StartStreamEncryption": _of(Encryption, _start_encryption),
+    "StopStreamEncryption": _of(Encryption, _stop_encryption),
+    "SubscribeToShard": _of(SubscribeToShard, _subscribe),
     "TagResource": _of(Tagging, _add_tags),
     "UntagResource": _of(Tagging, _remove_tags),
     "UpdateMaxRecordSize": _of(MaxRecordSize, _set_record_size),
     "UpdateShardCount": _of(UpdateShardCount, _update_shard_count),
+    "UpdateStreamMode": _of(UpdateStreamMode, _update_mode),
 }

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import Throttled
+from kclrun.local.consumers import StreamConsumers
 from kclrun.local.iterators import (
     PageToken,
     Place,
@@ -53,7 +54,7 @@ REGION: Final = "us-east-1"
 _RETENTION_HOURS_MIN: Final = 24
 _RETENTION_HOURS_MAX: Final = 8760
 # A shard costs a few kB here; AWS's default quota in its largest regions is 20,000 an account.
-_SHARDS_MAX: Final = 20_000
+SHARDS_MAX: Final = 20_000
 _HOUR_S: Final = 3600.0
 _PUT_COUNT_MAX: Final = 500
 # A key of 256 characters is at most 1024 bytes of UTF-8.
@@ -96,6 +97,7 @@ class Kinesis:
         self._secret = secret
         self._streams: dict[str, Stream] = {}
         self._by_id: dict[int, Stream] = {}
+        self._consumers: dict[int, StreamConsumers] = {}
 
     # Streams
 
@@ -137,9 +139,21 @@ class Kinesis:
         stream.tags.update(tags or {})
         self._streams[name] = stream
         self._by_id[stream.stream_id] = stream
+        self._consumers[stream.stream_id] = StreamConsumers(
+            stream, self.settings.settle_s, self.settings.limits
+        )
         return stream
 
-    def delete_stream(self, stream: Stream, now: WallTime) -> None:
+    def delete_stream(self, stream: Stream, now: WallTime, *, with_consumers: bool = False) -> None:
+        """Raises: Unavailable (ResourceInUse: it has consumers and may not lose them)."""
+        consumers = self.consumers_of(stream)
+        if len(consumers) and not with_consumers:
+            raise resource_in_use(
+                f"Stream {stream.name} under account {self.settings.account_id} has"
+                f" {len(consumers)} registered consumers. Deregister them, or delete it with"
+                " EnforceConsumerDeletion."
+            )
+        consumers.end_all()
         stream.delete(now)
         self._forget_deleted(now)
 
@@ -190,6 +204,22 @@ class Kinesis:
         stream.trim(now)
         stream.retention_s = hours * _HOUR_S
         stream.trim(now)
+
+    @property
+    def open_shard_count(self) -> int:
+        return sum(len(stream.open_shards()) for stream in self._streams.values())
+
+    # Consumers with enhanced fan-out
+
+    def consumers_of(self, stream: Stream) -> StreamConsumers:
+        return self._consumers[stream.stream_id]
+
+    def consumers_by_arn(self, arn: str, now: WallTime) -> StreamConsumers:
+        """The consumers of the stream that the ARN of a consumer names. Raises: NotFound."""
+        stream_arn, mark, _ = arn.partition("/consumer/")
+        if not mark:
+            raise invalid_argument("ConsumerARN must be the ARN of a consumer.")
+        return self.consumers_of(self.stream(None, stream_arn, now))
 
     # Records
 
@@ -299,6 +329,7 @@ class Kinesis:
     def _forget_deleted(self, now: WallTime) -> None:
         for stream in [stream for stream in self._streams.values() if stream.is_gone(now)]:
             del self._streams[stream.name], self._by_id[stream.stream_id]
+            del self._consumers[stream.stream_id]
 
     def _require_writable(self, stream: Stream, now: WallTime) -> None:
         if stream.status(now) in ("CREATING", "DELETING"):
@@ -307,12 +338,12 @@ class Kinesis:
             )
 
     def _require_shards_left(self, more: int) -> None:
-        used = sum(len(stream.open_shards()) for stream in self._streams.values())
-        if used + more > _SHARDS_MAX:
+        used = self.open_shard_count
+        if used + more > SHARDS_MAX:
             raise limit_exceeded(
                 f"This request would exceed the shard limit for the account"
                 f" {self.settings.account_id}. Current shard count for the account: {used}."
-                f" Limit: {_SHARDS_MAX}. Number of additional shards that would have resulted from"
+                f" Limit: {SHARDS_MAX}. Number of additional shards that would have resulted from"
                 f" this request: {more}."
             )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import md5
 from itertools import pairwise
 from typing import Final
@@ -18,6 +18,7 @@ import msgspec
 
 from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound, Throttled, Unavailable
 from kclrun.local.limits import MIB, ShardLimits, ShardMeter, Storage
+from kclrun.local.sequence_numbers import COUNTER_END, Numbering, ParsedNumber
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange, Shard
 from kclrun.model.time import WallTime
 
@@ -63,75 +64,6 @@ def expired_iterator(message: str) -> ExpiredIterator:
 
 def expired_token(message: str) -> InvalidRequest:
     return InvalidRequest(message, code="ExpiredNextTokenException")
-
-
-# Sequence numbers in AWS's format: 56 digits, increasing in a shard and from parent to child.
-#
-# Observed on the service, not documented: 188 bits, from the top
-#
-# 4 version (2) | 36 generation | 4 shard | 64 counter | 8 zero | 36 second | 32 shard | 4 version
-#
-# The generation is the second of the shard's creation. Here it is at least one above its parents',
-# so every number of a child is above every number of its parents. The counter orders a shard's
-# records. A closed shard ends at counter 2**63 - 1, like the ranges in the examples of the AWS
-# documentation. Only this module parses such a number.
-COUNTER_END: Final = 2**63 - 1
-_VERSION: Final = 2
-_VERSION_SHIFT: Final = 184
-_GENERATION_SHIFT: Final = 148
-_NIBBLE_SHIFT: Final = 144
-_COUNTER_SHIFT: Final = 80
-_SECOND_SHIFT: Final = 36
-_SHARD_SHIFT: Final = 4
-_BITS_36: Final = 2**36 - 1
-_BITS_32: Final = 2**32 - 1
-# 188 bits have at most 57 digits. A longer text is not one of our numbers and is not parsed.
-_DIGITS_MAX: Final = 57
-
-
-class ParsedNumber(msgspec.Struct, frozen=True):
-    """A parsed sequence number."""
-
-    value: int
-    generation: int
-    counter: int
-    shard: int
-
-
-class Numbering:
-    """Makes the sequence numbers of one shard."""
-
-    __slots__ = ("_high", "_low", "generation", "shard")
-
-    def __init__(self, generation: int, shard: int) -> None:
-        self.generation = generation
-        self.shard = shard
-        self._high = (
-            (_VERSION << _VERSION_SHIFT)
-            | (generation << _GENERATION_SHIFT)
-            | ((shard & 15) << _NIBBLE_SHIFT)
-        )
-        self._low = (shard << _SHARD_SHIFT) | _VERSION
-
-    def number(self, counter: int, second: int) -> int:
-        """The number of record `counter` (from 1) that arrived in `second`; counter 0 is the start
-        of the shard."""
-        return self._high | (counter << _COUNTER_SHIFT) | (second << _SECOND_SHIFT) | self._low
-
-
-def parse(text: str) -> ParsedNumber | None:
-    """The parts of a number made by `Numbering`, or None for any other text."""
-    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
-        return None
-    value = int(text)
-    if value >> _VERSION_SHIFT != _VERSION or value & 15 != _VERSION:
-        return None
-    return ParsedNumber(
-        value=value,
-        generation=(value >> _GENERATION_SHIFT) & _BITS_36,
-        counter=(value >> _COUNTER_SHIFT) & (2**64 - 1),
-        shard=(value >> _SHARD_SHIFT) & _BITS_32,
-    )
 
 
 # The arithmetic of hash ranges: equal ranges, and the steps from one set of ranges to another.
@@ -305,6 +237,8 @@ class ShardLog:
         self._size_total = 0
         self._size_trimmed = 0
         self._size_dropped = 0
+        # Called after each record, and after the close.
+        self.watchers: set[Callable[[], None]] = set()
 
     @property
     def start(self) -> int:
@@ -332,12 +266,20 @@ class ShardLog:
         self._arrivals.append(arrived_at)
         self._sizes.append(self._size_total)
         storage.used_bytes += size_bytes + RECORD_OVERHEAD_BYTES
+        self._notify()
         return record
 
     def close(self, now: WallTime) -> None:
         """Stop writes. The records stay readable until they are trimmed."""
         self.closed_at = now
         self.ending_number = str(self.numbering.number(COUNTER_END, int(now)))
+        self._notify()
+
+    def number_at(self, position: int, now: WallTime) -> str:
+        """A number between the record before a position and the record at it: reading after it
+        begins at the position."""
+        second = int(max(now, self._last_arrival))
+        return str(self.numbering.number(position, second))
 
     def trim(self, horizon: WallTime, storage: Storage) -> None:
         """Remove the records that arrived before `horizon`."""
@@ -407,6 +349,10 @@ class ShardLog:
             adjacent_parent_shard_id=parents[1],
         )
 
+    def _notify(self) -> None:
+        for watcher in self.watchers:
+            watcher()
+
     def free(self, storage: Storage) -> None:
         """Release the storage of all records, because the stream is deleted."""
         count = self.end - self._trimmed
@@ -462,6 +408,10 @@ class Stream:
         self.retention_s = RETENTION_DEFAULT_S
         self.record_bytes_max = record_bytes_max
         self.tags: dict[str, str] = {}
+        # Remembered for the descriptions; nothing here depends on them.
+        self.mode = "PROVISIONED"
+        self.encryption_key: str | None = None
+        self.shard_metrics: frozenset[str] = frozenset()
         self._account_id = account_id
         self._storage = storage
         self._limits = limits
@@ -610,6 +560,18 @@ class Stream:
         ranges = [shard.hash_range for shard in self._open_shards]
         for step in steps_to(ranges, even_ranges(count)):
             self._apply(step, now)
+        self._enter("UPDATING", now)
+
+    def change_mode(self, mode: str, now: WallTime) -> None:
+        """Raises: Unavailable (in use)."""
+        self._require_active(now)
+        self.mode = mode
+        self._enter("UPDATING", now)
+
+    def encrypt(self, key: str | None, now: WallTime) -> None:
+        """Remember the key of encryption at rest, None for none. Raises: Unavailable (in use)."""
+        self._require_active(now)
+        self.encryption_key = key
         self._enter("UPDATING", now)
 
     def _apply(self, step: Split | Merge, now: WallTime) -> None:

@@ -12,7 +12,8 @@ from typing import Final, Literal
 import msgspec
 
 from kclrun.local.limits import STORED_BYTES_MAX, Storage
-from kclrun.local.stream import ShardLog, Stream, parse
+from kclrun.local.sequence_numbers import parse
+from kclrun.local.stream import ShardLog, Stream
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, Shard
 from kclrun.model.time import WallTime

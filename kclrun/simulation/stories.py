@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kclrun.local.stream import parse
+from kclrun.local.sequence_numbers import parse
 from kclrun.model.sequence import ExtendedSequenceNumber
 
 

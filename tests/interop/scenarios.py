@@ -1,4 +1,4 @@
-"""What is claimed of kclrun beside the real KCL. Each scenario asserts, and gives its figures.
+"""What is claimed of kclrun beside, and under, the real KCL. Each scenario asserts, and gives its figures.
 
 All but one take a version of the KCL. Times in figures are measured, not judged: limits only mean
 that something hangs. Where a claim is about time itself ("no move for a minute") it says so.
@@ -290,6 +290,31 @@ def kclpy_daemon(folder, version):
         return [*figures, str(rig.verdict())]
 
 
+def fan_out(folder, version):
+    """Java reads the embedded Kinesis by enhanced fan-out, its default, through splits and a merge
+    and a change of owner."""
+    with Rig(folder, shards=4) as rig, _producing(rig, every_s=0.1) as producer:
+        java = rig.java(version, "java-1", fanOut="true")
+        first_s = rig.until(lambda: rig.ledger.given_to("java-1"), "Java reads")
+        assert rig.stream.consumer_count() == 1, "the KCL registers one consumer"
+        with producer.paused():
+            rig.stream.split(0)
+            rig.stream.split(4)
+            rig.stream.merge(2)
+        figures = [
+            f"Java's first record {first_s:.1f} s after its start",
+            f"two splits and a merge: children read after {_until_read(rig):.1f} s",
+        ]
+        rig.java(version, "java-2", fanOut="true")
+        shared_s = rig.until(lambda: "java-2" in rig.stream.shares(), "the second has a lease")
+        java.stop()
+        moved_s = rig.until(lambda: rig.stream.shares().keys() == {"java-2"}, "it has all")
+        producer.stop()
+        rig.until_all_given()
+        figures.append(f"shared after {shared_s:.0f} s, moved {moved_s:.0f} s after a SIGTERM")
+        return [*figures, str(rig.verdict())]
+
+
 KCLPY = "3.1.3"
 
 # What each is run with. The long ones last ten minutes and more.
@@ -303,6 +328,7 @@ SCENARIOS = {
     "native-arrives": (native_arrives, ("3.5.1", KCLPY)),
     "compat-alone": (compat_alone, ("3.5.1",)),
     "compat-beside": (compat_beside, ("3.5.1",)),
+    "fan-out": (fan_out, ("2.7.2", "3.5.1")),
     "kclpy": (kclpy_daemon, (KCLPY,)),
 }
 # What `.ci/run` does: claims that hold however slow the machine is. A JVM that stands still for a

@@ -211,6 +211,11 @@ class Stream:
 
     # The lease table.
 
+    def consumer_count(self):
+        """The consumers that are registered for enhanced fan-out."""
+        summary = self.world.kinesis.describe_stream_summary(StreamName=self.name)
+        return summary["StreamDescriptionSummary"]["ConsumerCount"]
+
     def client_version(self):
         """The mode of KCL 3: 3.5 keeps it in the lease table, earlier ones beside it. Or ''."""
         for table in (self.table, f"{self.table}-CoordinatorState"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
@@ -22,9 +24,10 @@ import h2.events
 import psutil
 import pytest
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, EventStreamError
 
 from kclrun.codec.cbor import decode_cbor, encode_cbor
+from kclrun.codec.event_stream import MessageDecoder
 from kclrun.errors import SettingsError
 from kclrun.local import server
 from kclrun.local.server import start_embedded
@@ -122,7 +125,7 @@ def test_errors_carry_the_names_and_codes_of_aws(embedded, client):
         "InvalidArgumentException",
         400,
     )
-    assert code_of(kinesis.list_stream_consumers, StreamARN="arn:aws:kinesis:r:0:stream/x") == (
+    assert code_of(kinesis.get_resource_policy, ResourceARN="arn:aws:kinesis:r:0:stream/x") == (
         "UnknownOperationException",
         400,
     )
@@ -208,6 +211,117 @@ def test_http_2_without_tls_reaches_kinesis_and_what_is_behind_it(embedded):
 
     assert "StreamNames" in json.loads(answers[1])
     assert "ResourceNotFoundException" in json.loads(answers[3])["__type"]
+
+
+@contextlib.contextmanager
+def subscribed(kinesis, name):
+    """A stream of one shard with a consumer: its ARN, and the events of a subscription to it."""
+    kinesis.create_stream(StreamName=name, ShardCount=1)
+    summary = kinesis.describe_stream_summary(StreamName=name)["StreamDescriptionSummary"]
+    made = kinesis.register_stream_consumer(StreamARN=summary["StreamARN"], ConsumerName="c")
+    wanted = {"ConsumerARN": made["Consumer"]["ConsumerARN"], "ShardId": FIRST}
+    answer = kinesis.subscribe_to_shard(**wanted, StartingPosition={"Type": "TRIM_HORIZON"})
+    with contextlib.closing(answer["EventStream"]) as events:
+        yield wanted, events
+
+
+def test_boto3_reads_a_shard_by_fan_out_to_its_end(embedded, client):
+    kinesis = client("kinesis", embedded.endpoint)
+    wanted = []
+
+    def produce():
+        for number in range(300):
+            record = {"Data": b"%d" % number, "PartitionKey": "k"}
+            put = kinesis.put_record(StreamName="fan-out", **record)
+            wanted.append((put["SequenceNumber"], record["Data"]))
+        kinesis.split_shard(
+            StreamName="fan-out", ShardToSplit=FIRST, NewStartingHashKey=str(2**127)
+        )
+
+    with subscribed(kinesis, "fan-out") as (_, events):
+        producer = threading.Thread(target=produce)
+        producer.start()
+        parts = [event["SubscribeToShardEvent"] for event in events]
+        producer.join()
+
+    records = [record for part in parts for record in part["Records"]]
+    assert [(each["SequenceNumber"], each["Data"]) for each in records] == wanted
+    assert [child["ShardId"][-1] for child in parts[-1]["ChildShards"]] == ["1", "2"]
+    assert "ContinuationSequenceNumber" not in parts[-1]
+    assert all(part["ContinuationSequenceNumber"] for part in parts[:-1])
+
+
+def test_a_subscription_whose_consumer_is_deregistered_ends_with_an_error(embedded, client):
+    kinesis = client("kinesis", embedded.endpoint)
+    with subscribed(kinesis, "deregistered") as (wanted, events):
+        arriving = iter(events)
+        next(arriving)
+
+        kinesis.deregister_stream_consumer(ConsumerARN=wanted["ConsumerARN"])
+
+        with pytest.raises(EventStreamError) as refusal:
+            next(arriving)
+    assert refusal.value.response["Error"]["Code"] == "ResourceNotFoundException"
+
+
+def test_a_refused_subscription_is_an_answer_as_any_other(embedded, client):
+    kinesis = client("kinesis", embedded.endpoint)
+    with subscribed(kinesis, "refused") as (wanted, _):
+        assert code_of(
+            kinesis.subscribe_to_shard, **wanted, StartingPosition={"Type": "LATEST"}
+        ) == ("ResourceInUseException", 400)
+
+
+class Http2:
+    """A connection of HTTP/2: `ask` an operation, `take` what arrives."""
+
+    def __init__(self, connection, host):
+        self.connection, self.host = connection, host
+        self.h2 = h2.connection.H2Connection()
+        self.h2.initiate_connection()
+        self.data, self.ended = defaultdict(bytes), set()
+
+    def ask(self, stream, operation, request):
+        head = [(":method", "POST"), (":path", "/"), (":scheme", "http")]
+        head += [(":authority", self.host), ("x-amz-target", f"Kinesis_20131202.{operation}")]
+        self.h2.send_headers(stream, head)
+        self.h2.send_data(stream, json.dumps(request).encode(), end_stream=True)
+        self.connection.sendall(self.h2.data_to_send())
+
+    def take(self):
+        for event in self.h2.receive_data(self.connection.recv(65_536)):
+            if isinstance(event, h2.events.DataReceived):
+                self.data[event.stream_id] += event.data
+            elif isinstance(event, h2.events.StreamEnded):
+                self.ended.add(event.stream_id)
+
+
+def test_a_client_of_http_2_ends_its_subscription_and_its_connection_goes_on(embedded, client):
+    kinesis = client("kinesis", embedded.endpoint)
+    with subscribed(kinesis, "by-h2") as (wanted, _):
+        stream_arn = wanted["ConsumerARN"].partition("/consumer/")[0]
+    made = kinesis.register_stream_consumer(StreamARN=stream_arn, ConsumerName="second")
+    kinesis.put_record(StreamName="by-h2", Data=b"x", PartitionKey="k")
+    wanted["ConsumerARN"] = made["Consumer"]["ConsumerARN"]
+    wanted["StartingPosition"] = {"Type": "TRIM_HORIZON"}
+    where = urlsplit(embedded.endpoint)
+
+    with socket.create_connection((where.hostname, where.port), HUNG_S) as connection:
+        by_h2 = Http2(connection, where.netloc)
+        # Its events arrive while its own side of the HTTP/2 stream is closed.
+        by_h2.ask(1, "SubscribeToShard", wanted)
+        while b'"Data":"eA=="' not in by_h2.data[1]:
+            by_h2.take()
+        by_h2.h2.reset_stream(1)
+        by_h2.ask(3, "ListStreams", {})
+        while 3 not in by_h2.ended:
+            by_h2.take()
+
+    first, second = MessageDecoder().feed(by_h2.data[1])[:2]
+    assert first.headers[":event-type"] == "initial-response"
+    assert second.headers[":event-type"] == "SubscribeToShardEvent"
+    assert "StreamNames" in json.loads(by_h2.data[3])
+    assert 1 not in by_h2.ended
 
 
 def test_a_body_above_its_bound_is_refused(embedded):

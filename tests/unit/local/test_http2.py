@@ -237,32 +237,48 @@ def test_a_client_sends_no_more_than_the_window_ahead_of_the_reader():
     serving(scenario, reads_nothing)
 
 
-def test_a_reader_that_asks_again_gives_no_byte_back_that_another_has_not_read():
-    is_full = asyncio.Event()
+@pytest.mark.parametrize("leaves", ["reset", "close"])
+def test_a_reader_that_has_the_whole_request_waits_for_its_client_to_leave(leaves):
+    has_request, has_left = asyncio.Event(), asyncio.Event()
 
     async def serves(scope, receive, send):
-        if scope["path"] == "/unread":
-            await asyncio.Event().wait()
-        if scope["path"] == "/asks-again":
-            await is_full.wait()
-        # More often than a full window gives back bytes at a time.
-        for _ in range(5000):
-            await receive()
-        await respond(send, 200, [], b"")
+        assert await read_body(receive, WINDOW_BYTES) == b"all of it"
+        has_request.set()
+        message = await receive()
+        assert message["type"] == "http.disconnect"
+        has_left.set()
 
     async def scenario(port, _state):
         client = await connect(port)
-        await client.until(lambda: client.h2.outbound_flow_control_window == WINDOW_BYTES)
-        asks_again = await client.ask("/asks-again")
-        await client.ask("/unread", b"x" * WINDOW_BYTES, ends=False)
-        # What was sent before this request has arrived when it is answered.
-        await client.answer(await client.ask("/arrives-last"))
-        is_full.set()
-        await client.answer(asks_again)
-
-        assert client.h2.outbound_flow_control_window == 0
+        stream = await client.ask("/", b"all of it")
+        await has_request.wait()
+        assert not has_left.is_set()
+        if leaves == "reset":
+            client.h2.reset_stream(stream)
+            await client.flush()
+        else:
+            client.writer.close()
+        await asyncio.wait_for(has_left.wait(), HUNG_S)
 
     serving(scenario, serves)
+
+
+def test_a_reader_hears_that_its_answer_is_complete():
+    heard = []
+
+    async def serves(scope, receive, send):
+        await read_body(receive, WINDOW_BYTES)
+        hears = asyncio.create_task(receive())
+        await asyncio.sleep(0)
+        await respond(send, 200, [], b"")
+        heard.append((await hears)["type"])
+
+    async def scenario(port, _state):
+        client = await connect(port)
+        await client.answer(await client.ask())
+
+    serving(scenario, serves)
+    assert heard == ["http.disconnect"]
 
 
 def test_an_application_waits_until_its_client_took_what_it_sent():

@@ -14,9 +14,12 @@ from kclrun.ports import ShardReader, StreamAdmin
 
 ROOM = Path(kclrun.local.__file__).parent
 PURE = (
+    "consumers",
     "iterators",
     "limits",
     "operations",
+    "requests",
+    "sequence_numbers",
     "service",
     "signatures",
     "stream",

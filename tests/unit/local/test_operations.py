@@ -8,9 +8,16 @@ import cbor2
 import pytest
 
 from kclrun.codec.cbor import encode_cbor
-from kclrun.local.operations import Encoding, answer
+from kclrun.codec.event_stream import MessageDecoder
+from kclrun.local.operations import (
+    Encoding,
+    answer,
+    event_message,
+    exception_message,
+    initial_response,
+)
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.local.stream import PutEntry
+from kclrun.local.stream import PutEntry, resource_not_found
 
 NOW = 1_700_000_000.0
 CANARY = "canary-in-the-data"
@@ -119,3 +126,190 @@ def test_a_request_above_ten_mebibytes_is_refused_whole():
 
     assert json.loads(refusal.body)["__type"] == "InvalidArgumentException"
     assert kinesis.storage.used_bytes < 1000
+
+
+ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/s"
+CONSUMER = f"{ARN}/consumer/c:{int(NOW)}"
+
+
+def by_json(kinesis, operation, now=NOW, **request):
+    """The body of an answer, or of a refusal."""
+    given = answer(kinesis, operation, json.dumps(request).encode(), now)
+    return json.loads(given.body or b"{}")
+
+
+def with_consumer(name="c"):
+    kinesis = service()
+    by_json(kinesis, "RegisterStreamConsumer", StreamARN=ARN, ConsumerName=name)
+    return kinesis
+
+
+def test_a_consumer_is_registered_described_counted_and_deregistered():
+    kinesis = service()
+    consumer = {
+        "ConsumerName": "c",
+        "ConsumerARN": CONSUMER,
+        "ConsumerStatus": "ACTIVE",
+        "ConsumerCreationTimestamp": NOW,
+    }
+
+    made = by_json(kinesis, "RegisterStreamConsumer", StreamARN=ARN, ConsumerName="c")
+
+    assert made == {"Consumer": consumer}
+    assert by_json(kinesis, "DescribeStreamConsumer", ConsumerARN=CONSUMER) == {
+        "ConsumerDescription": consumer | {"StreamARN": ARN}
+    }
+    summary = by_json(kinesis, "DescribeStreamSummary", StreamName="s")
+    assert summary["StreamDescriptionSummary"]["ConsumerCount"] == 1
+    named = {"StreamARN": ARN, "ConsumerName": "c"}
+    assert by_json(kinesis, "DeregisterStreamConsumer", **named) == {}
+    assert by_json(kinesis, "ListStreamConsumers", StreamARN=ARN) == {"Consumers": []}
+
+
+def test_consumers_are_listed_in_pages():
+    kinesis = with_consumer()
+    for name in ("b", "a"):
+        by_json(kinesis, "RegisterStreamConsumer", StreamARN=ARN, ConsumerName=name)
+    pages, more = [], {}
+
+    while len(pages) < 2:
+        page = by_json(kinesis, "ListStreamConsumers", StreamARN=ARN, MaxResults=2, **more)
+        pages.append([each["ConsumerName"] for each in page["Consumers"]])
+        more = {"NextToken": page.get("NextToken")}
+
+    assert (pages, more) == ([["a", "b"], ["c"]], {"NextToken": None})
+
+
+@pytest.mark.parametrize(
+    ("named", "code"),
+    [
+        ({}, "InvalidArgumentException"),
+        ({"StreamARN": ARN}, "InvalidArgumentException"),
+        ({"ConsumerName": "c"}, "InvalidArgumentException"),
+        ({"ConsumerARN": ARN}, "InvalidArgumentException"),
+        ({"ConsumerARN": f"{ARN}/consumer/c:1"}, "ResourceNotFoundException"),
+        ({"ConsumerARN": f"{ARN}2/consumer/c:1"}, "ResourceNotFoundException"),
+        ({"StreamARN": ARN, "ConsumerName": "d"}, "ResourceNotFoundException"),
+    ],
+)
+def test_a_consumer_that_is_not_named_well_is_refused(named, code):
+    refusal = by_json(with_consumer(), "DescribeStreamConsumer", **named)
+
+    assert refusal["__type"] == code
+
+
+@pytest.mark.parametrize("encoding", Encoding)
+def test_a_subscriptions_messages_are_in_the_encoding_of_its_request(encoding):
+    kinesis = with_consumer()
+    request = {
+        "ConsumerARN": CONSUMER,
+        "ShardId": "shardId-000000000000",
+        "StartingPosition": {"Type": "TRIM_HORIZON"},
+    }
+    encode = encode_cbor if encoding is Encoding.CBOR else lambda value: json.dumps(value).encode()
+    decode = cbor2.loads if encoding is Encoding.CBOR else json.loads
+
+    subscription = answer(kinesis, "SubscribeToShard", encode(request), NOW, encoding=encoding)
+    event = subscription.next_event(NOW)
+
+    data = initial_response(encoding) + event_message(event, encoding)
+    data += exception_message(resource_not_found("gone"), encoding)
+    first, second, third = MessageDecoder().feed(data)
+    content_type = {":content-type": encoding.value.decode()}
+    of_event = {":message-type": "event"} | content_type
+    assert first.headers == {":event-type": "initial-response"} | of_event
+    assert decode(first.payload) == {}
+    assert second.headers == {":event-type": "SubscribeToShardEvent"} | of_event
+    body = decode(second.payload)
+    assert (body["Records"], body["MillisBehindLatest"]) == ([], 0)
+    assert body["ContinuationSequenceNumber"].isdigit()
+    assert (
+        third.headers
+        == {
+            ":exception-type": "ResourceNotFoundException",
+            ":message-type": "exception",
+        }
+        | content_type
+    )
+    assert decode(third.payload) == {"message": "gone"}
+
+
+def test_the_last_event_of_a_shard_has_its_children_and_no_continuation():
+    kinesis = with_consumer()
+    stream = kinesis.stream("s", None, NOW)
+    kinesis.split_shard(stream, "shardId-000000000000", 2**126, NOW)
+    start = {"Type": "AT_TIMESTAMP", "Timestamp": NOW}
+    body = {"ConsumerARN": CONSUMER, "ShardId": "shardId-000000000000", "StartingPosition": start}
+    subscription = answer(kinesis, "SubscribeToShard", json.dumps(body).encode(), NOW)
+
+    (message,) = MessageDecoder().feed(event_message(subscription.next_event(NOW), Encoding.JSON))
+
+    last = json.loads(message.payload)
+    assert [child["ShardId"][-1] for child in last["ChildShards"]] == ["2", "3"]
+    assert "ContinuationSequenceNumber" not in last
+
+
+def test_a_stream_with_consumers_is_deleted_with_a_word_only():
+    kinesis = with_consumer()
+
+    refusal = by_json(kinesis, "DeleteStream", StreamName="s")
+
+    assert refusal["__type"] == "ResourceInUseException"
+    assert by_json(kinesis, "DeleteStream", StreamName="s", EnforceConsumerDeletion=True) == {}
+    assert by_json(kinesis, "ListStreams")["StreamNames"] == []
+
+
+def test_the_limits_of_the_account_are_described():
+    kinesis = service()
+    on_demand = {"StreamMode": "ON_DEMAND"}
+    by_json(kinesis, "CreateStream", StreamName="t", StreamModeDetails=on_demand)
+
+    assert by_json(kinesis, "DescribeLimits") == {
+        "ShardLimit": 20_000,
+        "OpenShardCount": 6,
+        "OnDemandStreamCount": 1,
+        "OnDemandStreamCountLimit": 50,
+    }
+
+
+def test_mode_encryption_and_monitoring_are_remembered():
+    kinesis = service()
+
+    def described():
+        body = by_json(kinesis, "DescribeStreamSummary", StreamName="s")["StreamDescriptionSummary"]
+        metrics = body["EnhancedMonitoring"][0]["ShardLevelMetrics"]
+        mode = body["StreamModeDetails"]["StreamMode"]
+        return mode, body["EncryptionType"], body.get("KeyId"), metrics
+
+    key = {"StreamName": "s", "EncryptionType": "KMS", "KeyId": "alias/aws/kinesis"}
+    some = {"StreamName": "s", "ShardLevelMetrics": ["OutgoingBytes", "IncomingBytes"]}
+    both = ["IncomingBytes", "OutgoingBytes"]
+    assert described() == ("PROVISIONED", "NONE", None, [])
+    assert by_json(kinesis, "StartStreamEncryption", **key) == {}
+    changed = by_json(kinesis, "EnableEnhancedMonitoring", **some)
+    assert (changed["CurrentShardLevelMetrics"], changed["DesiredShardLevelMetrics"]) == ([], both)
+    mode = {"StreamMode": "ON_DEMAND"}
+    assert by_json(kinesis, "UpdateStreamMode", StreamARN=ARN, StreamModeDetails=mode) == {}
+    assert described() == ("ON_DEMAND", "KMS", "alias/aws/kinesis", both)
+    assert by_json(kinesis, "StopStreamEncryption", **key) == {}
+    by_json(kinesis, "EnableEnhancedMonitoring", StreamName="s", ShardLevelMetrics=["ALL"])
+    left = by_json(kinesis, "DisableEnhancedMonitoring", **some)["DesiredShardLevelMetrics"]
+    assert len(left) == 5
+    assert described() == ("ON_DEMAND", "NONE", None, left)
+
+
+@pytest.mark.parametrize("operation", ["StartStreamEncryption", "UpdateStreamMode"])
+def test_a_stream_that_is_being_changed_is_not_changed_again(operation):
+    kinesis = Kinesis(KinesisSettings(settle_s=2.0), b"s" * 32)
+    kinesis.create_stream("s", 1, NOW)
+    more = {
+        "StartStreamEncryption": {"EncryptionType": "KMS", "KeyId": "k"},
+        "UpdateStreamMode": {"StreamModeDetails": {"StreamMode": "ON_DEMAND"}},
+    }[operation]
+
+    def code(now):
+        return by_json(kinesis, operation, now, StreamARN=ARN, **more).get("__type")
+
+    assert [code(NOW + after) for after in (1.0, 2.0, 3.0, 4.0)] == [
+        *("ResourceInUseException", None, "ResourceInUseException", None)
+    ]

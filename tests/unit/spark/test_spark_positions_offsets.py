@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.errors import InvariantViolation, OffsetRefused
-from kclrun.local.stream import Numbering
+from kclrun.local.sequence_numbers import Numbering
 from kclrun.spark.offsets import (
     PLAIN_SHARDS_MAX,
     VERSION,

@@ -35,10 +35,12 @@ import software.amazon.kinesis.processor.RecordProcessorCheckpointer;
 import software.amazon.kinesis.processor.ShardRecordProcessor;
 import software.amazon.kinesis.processor.SingleStreamTracker;
 import software.amazon.kinesis.retrieval.KinesisClientRecord;
+import software.amazon.kinesis.retrieval.RetrievalConfig;
 import software.amazon.kinesis.retrieval.polling.PollingConfig;
 
 /**
- * A consumer as the KCL's guide has it: the client of KinesisClientUtil (HTTP/2, CBOR), polling.
+ * A consumer as the KCL's guide has it: the client of KinesisClientUtil (HTTP/2, CBOR), polling, or
+ * by enhanced fan-out with -DfanOut=true.
  * It writes each record it is given to a ledger that all workers share. Settings are properties:
  * who, stream, table, kinesis, dynamodb, ledger; compatible (the version that a KCL 3 is to be
  * compatible with); holdAfter (checkpoint after so many records of a shard, and then no more);
@@ -92,13 +94,21 @@ public final class LedgerConsumer {
                 configs.lifecycleConfig(),
                 configs.metricsConfig().metricsFactory(new NullMetricsFactory()),
                 configs.processorConfig(),
-                configs.retrievalConfig().retrievalSpecificConfig(
-                        new PollingConfig(stream, kinesis).idleTimeBetweenReadsInMillis(500)));
+                retrieval(configs, stream, kinesis));
         Thread running = new Thread(scheduler, "scheduler");
         Runtime.getRuntime().addShutdownHook(new Thread(() -> stop(scheduler)));
         running.start();
         write("started", null, "");
         running.join();
+    }
+
+    /** The KCL's default is enhanced fan-out, with a consumer named as the application. */
+    private static RetrievalConfig retrieval(ConfigsBuilder configs, String stream, KinesisAsyncClient kinesis) {
+        RetrievalConfig config = configs.retrievalConfig();
+        return Boolean.getBoolean("fanOut")
+                ? config
+                : config.retrievalSpecificConfig(
+                        new PollingConfig(stream, kinesis).idleTimeBetweenReadsInMillis(500));
     }
 
     private static void stop(Scheduler scheduler) {
