@@ -48,6 +48,14 @@ def test_a_drain_takes_at_most_what_it_was_asked_for():
     assert reader.drain(2) == [b"3"]
 
 
+def test_one_drain_takes_256_entries_so_that_one_busy_ring_does_not_fill_a_turn():
+    size = 64 * 1024
+    buffer = fresh(size)
+    assert sum(ring(buffer, size).put(b"") for _ in range(300)) == 300
+    reader = ring(buffer, size)
+    assert [len(reader.drain()) for _ in range(3)] == [256, 44, 0]
+
+
 def test_a_full_ring_refuses_and_the_reader_learns_how_many_it_missed():
     buffer = fresh()
     writer, reader = ring(buffer), ring(buffer)
@@ -155,6 +163,28 @@ def test_an_announced_entry_that_was_destroyed_is_given_up_and_counted():
     assert reader.drain() == [b"four"]
 
 
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_drains_that_found_nothing_to_take_do_not_shorten_the_patience_with_a_late_store(
+    stoppable, killed_after, is_counted
+):
+    buffer = stoppable(fresh())
+    writer, reader = ring(buffer), ring(buffer)
+    # Whole, and counted by the mark or not yet: the reader is then past the writer's mark.
+    killed_after(buffer, HEADER + 3 + 200 * is_counted, lambda: writer.put(b"one"))
+    assert reader.drain() == [b"one"]
+    assert [reader.drain() for _ in range(7)] == [[]] * 7
+    writer = ring(buffer)
+    writer.put(b"two")
+    at = EventRing.size_bytes(SMALL) - SMALL + 32 + 5
+    buffer[at] ^= 0xFF
+
+    assert [reader.drain() for _ in range(7)] == [[]] * 7
+    buffer[at] ^= 0xFF  # its last store becomes visible
+
+    assert reader.drain() == [b"two"]
+    assert reader.gap() == 0
+
+
 def test_a_destroyed_mark_is_refused_by_the_next_writer_and_heals_with_a_clear():
     buffer = fresh()
     ring(buffer).put(b"one")
@@ -190,6 +220,26 @@ def test_a_cleared_ring_forgets_every_entry_counted_or_not(stoppable, killed_aft
 
     assert not any(buffer)
     assert ring(buffer).drain() == []
+
+
+def test_an_end_that_cleared_its_ring_begins_as_a_new_one():
+    buffer = fresh()
+    both = ring(buffer)
+    kept = fill(both)
+    buffer[EventRing.size_bytes(SMALL) - SMALL + 5] ^= 0xFF
+    for _ in range(8):
+        both.drain()
+    assert both.gap() == kept + 1
+    both.put(b"damaged too")
+    buffer[-SMALL + 5] ^= 0xFF
+    both.drain(0)
+
+    both.clear()
+
+    assert not any(buffer)
+    assert fill(both) == kept
+    assert both.gap() == 1
+    assert len(both.drain()) == kept
 
 
 def test_threads_of_one_process_may_put_at_the_same_time():

@@ -69,6 +69,46 @@ def test_the_largest_failure_fits_an_entry():
     assert decode(encode(failed)) == failed
 
 
+LIMITS_BYTES = {
+    "where": 512,
+    "reason": 512,
+    "how": 512,
+    "event": 512,
+    "raised_at": 512,
+    "record": 512,
+    "error": 2048,
+    "detail": 2048,
+    "traceback_text": 8192,
+}
+
+
+@pytest.mark.parametrize("transition", EACH, ids=lambda transition: type(transition).__name__)
+def test_each_text_of_a_transition_has_its_limit_and_reaches_it(transition):
+    texts = [name for name in transition.__struct_fields__ if name in LIMITS_BYTES]
+    fits = {name: "x" * LIMITS_BYTES[name] for name in texts}
+    too_long = {name: text + "x" for name, text in fits.items()}
+
+    assert msgspec.structs.asdict(msgspec.structs.replace(transition, **fits)).items() >= fits.items()
+    cut = msgspec.structs.asdict(msgspec.structs.replace(transition, **too_long))
+    assert {name: len(cut[name].encode()) for name in texts} == {n: LIMITS_BYTES[n] for n in texts}
+    assert all("…" in cut[name] for name in texts)
+
+
+def test_every_text_that_a_transition_has_is_among_those_limited():
+    texts = {
+        name
+        for kind in transitions.Transition.__args__
+        for name, annotation in kind.__annotations__.items()
+        if annotation == "str"
+    }
+    assert texts == LIMITS_BYTES.keys()
+
+
+def test_an_end_may_have_sixteen_children():
+    ended = ShardEnded(("s",) * 16)
+    assert decode(encode(ended)) == ended
+
+
 def test_an_error_keeps_its_beginning_and_a_traceback_its_end():
     failed = Failed("w", "E" + "x" * 5000, None, "x" * 20000 + "ValueError: no", 1)
     assert failed.error.startswith("Ex")
@@ -81,6 +121,7 @@ def test_an_error_keeps_its_beginning_and_a_traceback_its_end():
 def test_undecodable_file_names_in_an_error_travel():
     lost = decode(encode(Lost("no such file: 'a\udcffb'")))
     assert lost.reason == r"no such file: 'a\udcffb'"
+    assert Lost("é" * 256).reason == "é" * 256
 
 
 @pytest.mark.parametrize(
