@@ -146,7 +146,8 @@ def test_a_reader_killed_at_any_byte_of_its_mark_only_delays_the_room(stoppable,
             break
 
 
-def test_an_announced_entry_that_was_destroyed_is_given_up_and_counted():
+@pytest.mark.parametrize("entries_max", [1, 256])
+def test_an_announced_entry_that_was_destroyed_is_given_up_and_counted(entries_max):
     buffer = fresh()
     writer, reader = ring(buffer), ring(buffer)
     for payload in (b"one", b"two", b"three"):
@@ -155,7 +156,8 @@ def test_an_announced_entry_that_was_destroyed_is_given_up_and_counted():
     offset = EventRing.size_bytes(SMALL) - SMALL
     buffer[offset + 32 + 5] ^= 0xFF  # in the header of "two"
 
-    drains = [reader.drain() for _ in range(8)]
+    assert [reader.drain(0) for _ in range(9)] == [[]] * 9, "it did not look"
+    drains = [reader.drain(entries_max) for _ in range(8)]
 
     assert drains == [[]] * 8
     assert reader.gap() == 2
@@ -199,6 +201,17 @@ def test_a_destroyed_mark_is_refused_by_the_next_writer_and_heals_with_a_clear()
 
     assert ring(buffer).put(b"four")
     assert ring(buffer).drain() == [b"four"]
+
+
+def test_a_reader_whose_own_mark_was_destroyed_begins_where_the_ring_begins():
+    buffer = fresh()
+    ring(buffer).put(b"one")
+    ring(buffer).drain()
+    ring(buffer).put(b"two")
+    for at in range(SeqlockCell.size_bytes(24), 2 * SeqlockCell.size_bytes(24)):
+        buffer[at] ^= 0x55
+
+    assert ring(buffer).drain() == [b"one", b"two"]
 
 
 def test_a_mark_beyond_every_stream_does_not_move_the_reader():

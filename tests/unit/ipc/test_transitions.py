@@ -88,7 +88,9 @@ def test_each_text_of_a_transition_has_its_limit_and_reaches_it(transition):
     fits = {name: "x" * LIMITS_BYTES[name] for name in texts}
     too_long = {name: text + "x" for name, text in fits.items()}
 
-    assert msgspec.structs.asdict(msgspec.structs.replace(transition, **fits)).items() >= fits.items()
+    assert (
+        msgspec.structs.asdict(msgspec.structs.replace(transition, **fits)).items() >= fits.items()
+    )
     cut = msgspec.structs.asdict(msgspec.structs.replace(transition, **too_long))
     assert {name: len(cut[name].encode()) for name in texts} == {n: LIMITS_BYTES[n] for n in texts}
     assert all("…" in cut[name] for name in texts)

@@ -1,4 +1,4 @@
-"""The small pure decisions of the parent: the fleet's failover, its report, what a child inherits."""
+"""Small pure decisions of the parent: the fleet's failover, a report, what a child inherits."""
 
 import signal
 from types import SimpleNamespace

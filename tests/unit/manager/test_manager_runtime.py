@@ -29,7 +29,6 @@ from kclrun.model.lease import Lease, Owner
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.wire import WireCredentials
-from kclrun.observe.logs import log_of
 from kclrun.ports import ScanPage, ShardFilter
 from tests.support.descriptors import open_descriptors
 from tests.unit.manager.children_rig import StandIn
@@ -138,19 +137,6 @@ def test_shards_are_listed_from_where_a_stream_begins(start, shown):
     starts = _starts(world, 1_000.0)
 
     assert _start_filter(starts[ONLY_STREAM]) == shown
-
-
-@pytest.mark.parametrize(
-    ("wanted", "is_terminal", "as_json"),
-    [("json", True, True), ("text", False, False), ("auto", True, False), ("auto", False, True)],
-)
-def test_the_log_is_json_for_machines_and_words_for_a_terminal_unless_asked(
-    monkeypatch, wanted, is_terminal, as_json
-):
-    settings = Settings(application="orders", stream="orders", log=LogSettings(format=wanted))
-    monkeypatch.setattr("kclrun.observe.logs.sys.stderr.isatty", lambda: is_terminal)
-
-    assert log_of(settings, "me", None).as_json == as_json
 
 
 # A scan, page by page.

@@ -122,6 +122,27 @@ def test_what_is_no_request_is_a_400(endpoint, request_bytes):
     assert ask(endpoint, "/metrics")[0] == 200
 
 
+@pytest.mark.parametrize(("size", "status"), [(8192, b"200"), (8193, b"400")])
+def test_a_request_may_have_eight_kibibytes(endpoint, size, status):
+    begun = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nCookie: "
+
+    answer = said(endpoint, begun.ljust(size - 4, b"x") + b"\r\n\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 " + status)
+
+
+def test_four_clients_are_served_at_once_each_within_seconds(endpoint):
+    assert len(endpoint._threads) == 4
+    assert all(thread.daemon for thread in endpoint._threads)
+    assert (module._REQUEST_S_MAX, module._ANSWER_S_MAX) == (2.0, 5.0)
+
+
+def test_the_host_is_read_from_its_own_field_whatever_its_case_and_port(endpoint):
+    for head in (b"x-host: evil.example\r\nHOST:localhost", b"host:  127.0.0.1:80 "):
+        request = b"GET /metrics HTTP/1.0\r\n" + head + b"\r\n\r\n"
+        assert said(endpoint, request).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 def test_a_request_in_pieces_is_put_together(endpoint):
     with socket.create_connection(address(endpoint), timeout=HUNG_S) as connection:
         for piece in (b"GET /metr", b"ics HTTP/1.1\r\nHost: local", b"host\r\n\r", b"\n"):

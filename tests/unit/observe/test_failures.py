@@ -4,6 +4,7 @@ import itertools
 import json
 import sys
 
+import msgspec
 import pytest
 
 from kclrun.codec.kpl import drop_until
@@ -68,6 +69,23 @@ def in_a_handler(given):
             raise ValueError("no amount") from error
 
 
+def one_by_keyword(before, *, record):
+    return before + json.loads(record.data)["amount"]
+
+
+def in_a_function_that_takes_it_by_keyword(given):
+    total = 0
+    for one in given:
+        total = one_by_keyword(total, record=one)
+
+
+def in_a_while_loop(given):
+    left = list(given)
+    while left:
+        record = left.pop(0)
+        json.loads(record.data)["amount"]
+
+
 def in_a_slice(given):
     first = given[0]
     for record in given[1:]:
@@ -89,6 +107,8 @@ def deep_in_a_library(given):
         in_a_function_that_is_mapped,
         by_index,
         in_a_handler,
+        in_a_function_that_takes_it_by_keyword,
+        in_a_while_loop,
         in_a_slice,
     ],
     ids=lambda call: call.__name__,
@@ -127,6 +147,11 @@ def left_behind_and_read_in_another_loop(given):
         raise ValueError(len(record.data) + number)
 
 
+def by_hand(given):
+    record = given[0]
+    json.loads(record.data)["total"]
+
+
 def without_any(given):
     rows = [json.loads(record.data) for record in given]
     for row in rows:
@@ -135,7 +160,7 @@ def without_any(given):
 
 @pytest.mark.parametrize(
     "call",
-    [after_the_loop, of_two_records, left_behind_and_read_in_another_loop, without_any],
+    [after_the_loop, of_two_records, left_behind_and_read_in_another_loop, by_hand, without_any],
     ids=lambda call: call.__name__,
 )
 def test_no_record_is_named_that_may_not_be_the_one(call):
@@ -166,6 +191,31 @@ def test_the_line_named_is_that_of_user_code_and_not_of_the_library_it_called():
     assert failure.raised_at.endswith(f"test_failures.py:{line} in deep_in_a_library")
     assert not failure.raised_at.startswith("/"), "it is relative to where it was imported from"
     assert "JSONDecodeError" in failure.error
+
+
+def one(depth):
+    return other(depth - 1) if depth else json.loads("{")
+
+
+def other(depth):
+    return one(depth - 1) if depth else json.loads("{")
+
+
+def test_the_innermost_thirty_frames_are_told():
+    failure = failure_of(lambda _: one(60), batch(GOOD))
+
+    assert failure.traceback_text.count("  File ") == 30
+    assert "raw_decode" in failure.traceback_text or "decode" in failure.traceback_text
+    assert "failure_of" not in failure.traceback_text
+
+
+def test_a_repetition_has_the_same_error_place_and_record():
+    first, again = (failure_of(in_a_loop, batch(GOOD, POISON)) for _ in range(2))
+
+    assert first.is_as(again)
+    for changed in ({"error": "x"}, {"raised_at": "x"}, {"record": "x"}):
+        assert not first.is_as(msgspec.structs.replace(again, **changed))
+    assert first.is_as(msgspec.structs.replace(again, traceback_text=""))
 
 
 class Script:
