@@ -122,6 +122,29 @@ def shard():
     return Shard()
 
 
+@pytest.mark.parametrize(
+    ("error", "pause"),
+    [
+        (EXPIRED, 0.0),
+        (THROTTLED, "after throttle"),
+        (KMS, "after error"),
+        (MalformedBody("cut off"), "after error"),
+    ],
+)
+def test_what_follows_a_failed_request_is_a_pause_by_its_kind(shard, error, pause):
+    class Named(Pacing):
+        def after_throttle(self, chance):
+            return "after throttle"
+
+        def after_error(self, chance):
+            return "after error"
+
+    thread = Fetching(shard, pacing=Named(1.0)).thread
+
+    assert thread._pause_after(error, time.monotonic()) == pause
+    assert (thread._outage._since is not None) == (pause == "after error")
+
+
 def test_an_expired_iterator_goes_on_after_the_last_record_received(shard):
     last = [shard.put(b"a"), shard.put(b"b")][-1]
     with Fetching(shard) as fetching:
