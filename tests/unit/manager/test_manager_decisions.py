@@ -126,6 +126,11 @@ def test_an_end_is_said_in_words():
     assert "memory" in exit_words(signal.SIGKILL)
     assert "nobody" in exit_words(None)
     assert (exit_code_of(3 << 8), exit_code_of(9), exit_code_of(None)) == (3, None, None)
+    assert exit_words(signal.SIGKILL, [signal.SIGKILL]) == "killed by SIGKILL", "by us"
+    assert exit_words(signal.SIGTERM) == "killed by SIGTERM"
+    assert exit_words(70) == "killed by 70", "a signal without a name"
+    assert exit_words(3 << 8) == "exit code 3 (unclaimed)"
+    assert exit_words(3 << 8, is_vouched=False) == "exit code 3", "user code may have chosen it"
 
 
 ENVIRONMENT = {

@@ -79,6 +79,54 @@ def test_timers_run_in_their_order_and_cancelled_ones_never(loop):
     assert ran == ["first", "second"]
 
 
+def test_a_turn_runs_256_timers_and_256_posted_calls_and_the_next_turn_the_rest(loop):
+    ran = []
+    for number in range(300):
+        loop.at(loop.now(), lambda number=number: ran.append(number))
+        loop.post(lambda number=number: ran.append(-number))
+
+    loop.turn()
+    assert sorted(ran) == sorted([*range(256), *(-number for number in range(256))])
+    loop.turn()
+    assert len(ran) == 600
+    loop.turn(loop.now())
+    assert len(ran) == 600
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "timer_s", "is_posted", "wait_s"),
+    [
+        (None, None, False, 1.0),
+        (0.5, None, False, 0.5),
+        (0.5, 0.25, False, 0.25),
+        (0.25, 0.5, False, 0.25),
+        (5.0, 5.0, False, 1.0),
+        (-1.0, None, False, 0.0),
+        (0.5, 0.5, True, 0.0),
+    ],
+)
+def test_a_turn_waits_for_what_comes_first_and_a_second_at_most(
+    loop, monkeypatch, deadline_s, timer_s, is_posted, wait_s
+):
+    monkeypatch.setattr(loop, "now", lambda: 100.0)
+    loop.at(100.1, None).cancel()
+    if timer_s is not None:
+        loop.at(100.0 + timer_s, lambda: None)
+    if is_posted:
+        loop.post(lambda: None)
+
+    assert loop._wait_s(None if deadline_s is None else 100.0 + deadline_s) == wait_s
+
+
+def test_a_word_to_a_closed_loop_is_not_an_error_and_never_run():
+    closed, ran = Loop(), []
+    closed.close()
+
+    closed.post(lambda: ran.append("late"))
+
+    assert ran == []
+
+
 def test_a_word_from_another_thread_wakes_the_loop(loop, monkeypatch):
     # It looks up by itself once a second otherwise.
     monkeypatch.setattr("kclrun.manager.loop._WAIT_S_MAX", 2 * HUNG_S)

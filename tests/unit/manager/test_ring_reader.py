@@ -13,6 +13,7 @@ from kclrun.leases.commands import StartProcess
 from kclrun.manager.ring_reader import Child, RingReader
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.observe.logs import EventLog, LineSink
+from kclrun.protocol.status import LeaseStatus, WorkerState
 
 PLACE = ("orders.py:42 in price", "3 of 302, at 7")
 FIRST = said.Raised("process_records", "KeyError: 1", *PLACE, "Traceback …", 1, 1.0)
@@ -44,6 +45,9 @@ class Heard:
         for transition in transitions:
             ring.put(said.encode(transition))
         return self._ring_reader.hear(self.child)
+
+    def hear_last(self):
+        return self._ring_reader.hear_last(self.child)
 
     def lines(self):
         return [json.loads(line) for line in self._path.read_text().splitlines()]
@@ -106,5 +110,117 @@ def test_what_the_host_lacked_at_records_is_no_failure_of_the_processor(told):
 def test_a_long_error_is_cut_in_the_reason_which_every_renewal_pays_for(told):
     (event,) = told.hear(said.Failed("initialize", "x" * 2000, None, "", 1))
 
-    assert len(event.reason) < 400
+    assert event.reason == "initialize failed once: " + "x" * 300 + "…"
     assert len(told.lines()[0]["error"]) == 2000
+
+
+@pytest.mark.parametrize(
+    ("failed", "words"),
+    [
+        (said.Failed("initialize", "x" * 300, None, "", 1), "initialize failed once: " + "x" * 300),
+        (said.Failed("", "E", None, "", 2), "failed: E"),
+        (said.Failed("f", "E", None, "", 2, "a.py:1"), "f failed 2 times: E (a.py:1)"),
+        (said.Failed("f", "E", None, "", 2, "", "1 of 2"), "f failed 2 times: E (record 1 of 2)"),
+    ],
+)
+def test_the_words_of_a_failure_leave_out_what_is_not_known(told, failed, words):
+    assert told.hear(failed) == [heard.ProcessorFailed("s0", words)]
+
+
+AT = ExtendedSequenceNumber("7")
+
+
+@pytest.mark.parametrize(
+    ("transition", "event", "line", "is_end"),
+    [
+        (said.Claimed(3, AT), heard.LeaseClaimed("s0", 3, AT), "lease_claimed", False),
+        (said.Checkpointed(AT, 4), heard.PositionMoved("s0", AT), None, False),
+        (said.ShardEnded(("a", "b")), heard.ShardEnded("s0", ("a", "b")), "shard_ended", True),
+        (said.Released(AT, "x"), heard.LeaseReleased("s0", AT), "lease_released", True),
+        (said.Unclaimed("late"), heard.StartUnclaimed("s0", "late"), None, True),
+        (said.Lost("taken"), heard.LeaseLost("s0", "taken"), None, True),
+        (said.Broke("no disk"), heard.ProcessBroke("s0", "no disk"), None, True),
+        (LAST, None, "processor_failed", True),
+        (said.GilHeld(12.5), None, "gil_held", False),
+        (said.RecordsExpired(AT, "replay"), None, "records_expired", False),
+        (said.Warned("lease_lost", "x"), None, "lease_lost", False),
+        (said.Warned("unheard of", "x"), None, "lease_process_warned", False),
+        (said.Started(1), None, None, False),
+        (said.Drained(), None, None, False),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, msgspec.Struct) else "",
+)
+def test_each_transition_is_the_event_and_the_line_that_it_stands_for(
+    told, transition, event, line, is_end
+):
+    events = told.hear(transition)
+
+    assert [each for each in events if transition is not LAST] == ([event] if event else [])
+    lines = told.lines() if told._path.exists() else []
+    assert [each["event"] for each in lines] == ([line] if line else [])
+    assert all(each["shard"] == "s0" for each in lines)
+    assert told.child.has_reported_end == is_end
+
+
+def test_a_warning_is_one_whatever_its_event_is_and_a_name_of_no_event_is_a_field(told):
+    told.hear(said.Warned("lease_claimed", "detail 1"), said.Warned("unheard of", "detail 2"))
+
+    known, unknown = told.lines()
+    assert (known["level"], known["detail"]) == ("warning", "detail 1")
+    assert (unknown["warning"], unknown["detail"]) == ("unheard of", "detail 2")
+
+
+EXITED = {code: code << 8 for code in (0, 3, 4, 5, 70)}
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_status", "kind"),
+    [
+        (WorkerState.LOST, EXITED[3], heard.StartUnclaimed),
+        (WorkerState.LOST, EXITED[4], heard.LeaseLost),
+        (WorkerState.HALTED, EXITED[5], heard.ProcessorFailed),
+        (WorkerState.LOST, EXITED[5], None),
+        (WorkerState.HALTED, EXITED[3], None),
+        (WorkerState.PROCESSING, EXITED[4], None),
+        (WorkerState.FINISHED, EXITED[0], None),
+        (WorkerState.LOST, 9, None),
+        (None, EXITED[4], None),
+    ],
+)
+def test_a_last_report_that_was_lost_is_believed_where_slot_and_exit_code_agree(
+    told, state, exit_status, kind
+):
+    if state is not None:
+        told.child.slot.publish(LeaseStatus(pid=1, incarnation=1, state=state))
+    told.child.status = exit_status
+
+    events = told.hear_last()
+
+    assert [type(each) for each in events] == ([kind] if kind else [])
+    assert all("its report was lost" in each.reason for each in events)
+
+
+def test_a_report_that_found_no_room_is_made_up_from_the_slot(told):
+    ring = told._segment.ring(0)
+    while ring.put(b"x" * 8000):
+        pass
+    ring = told.child.ring
+    ring.drain()
+    moved = LeaseStatus(pid=1, incarnation=1, state=WorkerState.PROCESSING, checkpointed=AT)
+
+    assert told._ring_reader.hear(told.child) == []
+    told._segment.ring(0).put(b"y" * 16000)
+    while told._segment.ring(0).put(b"x" * 16000):
+        pass
+    ring.drain()
+    told.child.slot.publish(moved)
+
+    assert told._ring_reader.hear(told.child) == [heard.PositionMoved("s0", AT)]
+    assert [each["event"] for each in told.lines()] == ["transitions_missed"] * 2
+
+
+def test_what_an_exited_process_wrote_that_is_no_transition_ends_the_listening(told):
+    told._segment.ring(0).put(b"nonsense")
+
+    assert told.hear_last() == []
+    assert [each["event"] for each in told.lines()] == ["process_condemned"]
