@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import socket
+import threading
 from urllib.parse import urlsplit
 
 import pytest
@@ -188,6 +190,34 @@ def test_an_address_that_is_taken_is_an_error_that_says_what_to_do(endpoint):
 def test_an_address_of_another_machine_is_an_error():
     with pytest.raises(SettingsError, match=r"observe\.listen: cannot listen on 192\.0\.2\.1:0"):
         HttpEndpoint("192.0.2.1", 0, ROUTES)
+
+
+def test_a_host_without_a_descriptor_for_a_client_is_asked_again_after_a_pause(monkeypatch):
+    made, pauses = [], []
+
+    class Starved:
+        refused = 0
+
+        def accept(self):
+            self.refused += 1
+            if self.refused >= 8:
+                made[0]._is_closed.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    class Closing(threading.Event):
+        def wait(self, timeout=None):
+            pauses.append(timeout)
+            return self.is_set()
+
+    starved = Starved()
+    monkeypatch.setattr(module.socket, "create_server", lambda *_, **__: starved)
+    monkeypatch.setattr(module, "_THREADS", 0)
+    made.append(HttpEndpoint("127.0.0.1", 0, ROUTES))
+    made[0]._is_closed = Closing()
+
+    made[0]._serve()
+
+    assert (starved.refused, pauses) == (8, [0.1] * 8)
 
 
 def test_after_the_close_the_port_is_free_and_no_thread_is_left():

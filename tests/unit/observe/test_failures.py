@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import linecache
 import sys
 
 import msgspec
@@ -259,6 +260,24 @@ def test_an_exception_that_was_raised_nowhere_and_one_that_hides_itself_are_told
 
     assert describe(ValueError("x")).raised_at == ""
     assert describe(Hiding()).error == "Hiding"
+
+
+@pytest.mark.parametrize(
+    ("lines", "record"),
+    [(20_000, "2 of 2, at 101"), (20_001, "not known: one of 2, from 100 to 101")],
+)
+def test_a_source_of_more_than_20000_lines_is_not_looked_into(monkeypatch, lines, record):
+    source = "def call(given):\n    for record in given:\n        record.data[5:][99]\n"
+    written = source.splitlines(keepends=True)
+    written += ["\n"] * (lines - len(written))
+    monkeypatch.setitem(linecache.cache, "/generated.py", (1, None, written, "/generated.py"))
+    names = {}
+    exec(compile(source.replace("[5:][99]", "[7:][0]"), "/generated.py", "exec"), names)
+
+    failure = failure_of(names["call"], batch(b"0123456789", b"01234"))
+
+    assert failure.raised_at == "/generated.py:3 in call"
+    assert failure.record == record
 
 
 def test_code_without_a_source_still_has_its_place():

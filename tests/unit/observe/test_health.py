@@ -209,12 +209,18 @@ def test_secrets_in_an_exception_of_user_code_are_cut_out_of_the_body():
 
 
 def test_words_of_user_code_and_of_the_table_are_short_on_a_page_for_others():
-    shown = sample(lease("a", "failing", 0.0, "x " * 500), native_mode="y " * 500)
+    shown = sample(
+        lease("a", "failing", 0.0, "x-" * 200 + "x"),
+        native_mode="y-" * 32 + "y",
+        host_short_s=1.0,
+        host_reason="z-" * 200 + "z",
+    )
 
-    mode, note = (reason.text for reason in verdict(shown).reasons)
+    mode, host, note = (reason.text for reason in verdict(shown).reasons)
 
     assert len(note) == len("failing: ") + 400
-    assert mode.count("y") == 32
+    assert len(host.partition(" s: ")[2]) == 400
+    assert len(mode.partition("(")[2].partition(")")[0]) == 64
     assert len(health_body(shown, verdict(shown))["leases"][0]["note"]) == 400
 
 

@@ -180,6 +180,12 @@ def test_records_behind_a_page_without_any_wait_since_the_first_of_them_arrived(
     assert queue.view().unprocessed_since == 1_002.0
 
 
+def test_records_without_an_arrival_time_wait_since_an_unknown_time(queue):
+    queue.put(page(1))
+
+    assert queue.view().unprocessed_since is None
+
+
 def test_a_page_that_fits_is_handed_on_as_it_is(queue):
     queue.allow_delivery(permit())
     whole = page(1, 2)
