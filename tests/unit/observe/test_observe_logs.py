@@ -140,13 +140,17 @@ def test_a_text_is_cut_in_its_middle_to_the_size_it_may_have():
 
 
 @pytest.mark.parametrize(
-    ("fields", "characters"), [(1, 2048), (2, 800), (4, 800), (5, 200), (16, 200), (19, 60)]
+    ("fields", "characters"),
+    [(1, 2048), (3, 800), (4, 800), (8, 200), (16, 200), (25, 60), (70, 20)],
 )
 def test_a_line_that_is_too_long_for_a_pipe_keeps_as_much_of_each_field_as_fits(
     lines, fields, characters
 ):
     names = sorted(FIELDS, key=lambda name: (len(name), name))[:fields]
-    lines.log().write("logged", dict.fromkeys(names, "x " * 5000))
+    texts = dict.fromkeys(names, "x-" * 5000)
+    # One character too many is cut as any other text is.
+    texts[names[0]] = "x-" * (characters // 2) + "x"
+    lines.log().write("logged", texts)
 
     assert LINE_BYTES_MAX == 4096  # PIPE_BUF
     [line] = lines.read()
