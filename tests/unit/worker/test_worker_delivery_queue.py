@@ -1,5 +1,6 @@
 """The queue: slicing, limits, and permits that come and go while the main thread is anywhere."""
 
+import select
 import threading
 import time
 
@@ -451,11 +452,18 @@ def test_an_answer_that_no_thread_waits_for_is_not_kept():
 
 def test_an_inbox_gives_what_was_posted_once_in_order_and_never_waits():
     inbox = Inbox()
+
+    def is_readable():
+        return select.select([inbox], [], [], 0.0)[0] == [inbox]
+
+    assert not is_readable()
     assert inbox.take() == []
     for event in ("a", "b", "c"):
         inbox.post(event)
 
+    assert is_readable()
     assert inbox.take() == ["a", "b", "c"]
+    assert not is_readable()
     assert inbox.take() == []
     inbox.close()
 
