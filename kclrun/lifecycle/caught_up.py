@@ -41,7 +41,7 @@ class CaughtUp:
 
     def __init__(self) -> None:
         self._since: Instant | None = None
-        self._records = -1
+        self._records: int | None = None
 
     def look(
         self,

@@ -146,7 +146,6 @@ class SignalPipe:
             signal.signal(number, signal.SIG_DFL if former is None else former)
         if self._former:
             signal.set_wakeup_fd(self._former_wakeup_fd)
-        self._former.clear()
         os.close(self._read_fd)
         os.close(self._write_fd)
 

@@ -67,6 +67,7 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/properties/test_doctor_healthy.py",
         "tests/simulation/test_storms.py",
     ),
+    "lifecycle": ("tests/properties/test_instance_storms.py", "tests/unit/manager"),
     "local": (
         "tests/properties/test_local_operations.py",
         "tests/properties/test_local_stream.py",
@@ -91,8 +92,8 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 PACKAGES: Final = (
-    "aws", "cli", "codec", "compat", "config", "consuming", "ipc", "leases", "local", "manager",
-    "model", "observe", "simulation", "sinks", "spark", "testing", "worker",
+    "aws", "cli", "codec", "compat", "config", "consuming", "ipc", "leases", "lifecycle", "local",
+    "manager", "model", "observe", "simulation", "sinks", "spark", "testing", "worker",
 )  # fmt: skip
 KEPT: Final = ROOT / "build" / "mutants"
 # Far above what a package's unit tests take (the slowest, spark, 100 s on two cores). A bug that

@@ -1,6 +1,8 @@
 """The control channel over real sockets: each way a send or a receipt can end."""
 
+import errno
 import os
+import select
 import signal
 import socket
 import time
@@ -105,6 +107,61 @@ def test_a_full_socket_is_a_value_and_nothing_is_sent(pair):
     assert ours.send(Count(-1)) == Sent()
 
 
+def test_a_send_waits_twice_five_ms_for_a_peer_that_does_not_read(pair, monkeypatch):
+    ours, _ = pair
+    while ours.send(Count(0)) == Sent():
+        pass
+    waits = []
+    monkeypatch.setattr(ours, "_poll", lambda event, timeout_ms: waits.append((event, timeout_ms)))
+
+    assert ours.send(Count(1)) == NotSent()
+    assert waits == [(select.POLLOUT, 5)] * 2
+
+
+class Refusing:
+    def __init__(self, number):
+        self.number, self.asked = number, 0
+
+    def sendmsg(self, *_):
+        self.asked += 1
+        raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS])
+def test_a_kernel_without_room_for_a_message_is_a_value_and_not_asked_again(pair, number):
+    ours, _ = pair
+    sock, ours._sock = ours._sock, Refusing(number)
+
+    assert ours.send(Count(1)) == NotSent()
+    assert ours._sock.asked == 1
+    ours._sock = sock
+
+
+def test_any_other_refusal_of_the_kernel_is_raised(pair):
+    ours, _ = pair
+    sock, ours._sock = ours._sock, Refusing(errno.EBADF)
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        ours.send(Count(1))
+    ours._sock = sock
+
+
+def test_a_receipt_waits_as_long_as_it_was_given_and_not_at_all_without(pair, monkeypatch):
+    ours, _ = pair
+    waits = []
+    monkeypatch.setattr(ours, "_poll", lambda event, timeout_ms: waits.append((event, timeout_ms)))
+
+    assert [ours.receive(), ours.receive(0.05), ours.receive(2.0)] == [Quiet()] * 3
+    assert waits == [(select.POLLIN, 50), (select.POLLIN, 2000)]
+
+
+def test_a_socket_has_room_for_two_of_the_largest_frames(raw_pair):
+    ours, _ = raw_pair
+    Channel(ours, DECODER)
+    # The kernel doubles what it was asked for.
+    assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * 2 * 64 * 1024
+
+
 def test_the_largest_frame_passes_and_one_byte_more_is_refused(pair):
     ours, theirs = pair
     largest = Say("x" * (FRAME_BYTES_MAX - OVERHEAD))
@@ -166,6 +223,13 @@ def test_descriptors_nobody_asked_for_are_closed(raw_pair):
 
 
 def test_more_descriptors_than_a_message_may_carry_are_refused(pair):
-    ours, _ = pair
+    ours, theirs = pair
+    assert DESCRIPTORS_MAX == 4
+    assert ours.send(Count(1), [0] * 4) == Sent()
     with pytest.raises(LimitExceeded, match="descriptors"):
-        ours.send(Count(1), [0] * (DESCRIPTORS_MAX + 1))
+        ours.send(Count(1), [0] * 5)
+    _, fds = theirs.receive_with_fds()
+    assert len(fds) == 4
+    for fd in fds:
+        os.close(fd)
+    assert theirs.receive() == Quiet()

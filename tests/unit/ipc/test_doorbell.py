@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 from kclrun.ipc.channel import Doorbell
 
 
@@ -26,3 +28,15 @@ def test_pressing_never_waits_and_never_fails():
     bell.close()
     door.press()  # nobody is there any more
     door.close()
+
+
+def test_both_ends_are_closed_once():
+    bell = Doorbell.create()
+    ends = (bell.fileno(), bell.write_fd)
+    assert [os.get_inheritable(end) for end in ends] == [False, False]
+    bell.close()
+    bell.close()
+    assert (bell.fileno(), bell.write_fd) == (-1, -1)
+    for end in ends:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(end)

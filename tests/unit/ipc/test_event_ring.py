@@ -48,6 +48,14 @@ def test_a_drain_takes_at_most_what_it_was_asked_for():
     assert reader.drain(2) == [b"3"]
 
 
+def test_one_drain_takes_256_entries_so_that_one_busy_ring_does_not_fill_a_turn():
+    size = 64 * 1024
+    buffer = fresh(size)
+    assert sum(ring(buffer, size).put(b"") for _ in range(300)) == 300
+    reader = ring(buffer, size)
+    assert [len(reader.drain()) for _ in range(3)] == [256, 44, 0]
+
+
 def test_a_full_ring_refuses_and_the_reader_learns_how_many_it_missed():
     buffer = fresh()
     writer, reader = ring(buffer), ring(buffer)
@@ -138,7 +146,8 @@ def test_a_reader_killed_at_any_byte_of_its_mark_only_delays_the_room(stoppable,
             break
 
 
-def test_an_announced_entry_that_was_destroyed_is_given_up_and_counted():
+@pytest.mark.parametrize("entries_max", [1, 256])
+def test_an_announced_entry_that_was_destroyed_is_given_up_and_counted(entries_max):
     buffer = fresh()
     writer, reader = ring(buffer), ring(buffer)
     for payload in (b"one", b"two", b"three"):
@@ -147,12 +156,35 @@ def test_an_announced_entry_that_was_destroyed_is_given_up_and_counted():
     offset = EventRing.size_bytes(SMALL) - SMALL
     buffer[offset + 32 + 5] ^= 0xFF  # in the header of "two"
 
-    drains = [reader.drain() for _ in range(8)]
+    assert [reader.drain(0) for _ in range(9)] == [[]] * 9, "it did not look"
+    drains = [reader.drain(entries_max) for _ in range(8)]
 
     assert drains == [[]] * 8
     assert reader.gap() == 2
     writer.put(b"four")
     assert reader.drain() == [b"four"]
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_drains_that_found_nothing_to_take_do_not_shorten_the_patience_with_a_late_store(
+    stoppable, killed_after, is_counted
+):
+    buffer = stoppable(fresh())
+    writer, reader = ring(buffer), ring(buffer)
+    # Whole, and counted by the mark or not yet: the reader is then past the writer's mark.
+    killed_after(buffer, HEADER + 3 + 200 * is_counted, lambda: writer.put(b"one"))
+    assert reader.drain() == [b"one"]
+    assert [reader.drain() for _ in range(7)] == [[]] * 7
+    writer = ring(buffer)
+    writer.put(b"two")
+    at = EventRing.size_bytes(SMALL) - SMALL + 32 + 5
+    buffer[at] ^= 0xFF
+
+    assert [reader.drain() for _ in range(7)] == [[]] * 7
+    buffer[at] ^= 0xFF  # its last store becomes visible
+
+    assert reader.drain() == [b"two"]
+    assert reader.gap() == 0
 
 
 def test_a_destroyed_mark_is_refused_by_the_next_writer_and_heals_with_a_clear():
@@ -169,6 +201,17 @@ def test_a_destroyed_mark_is_refused_by_the_next_writer_and_heals_with_a_clear()
 
     assert ring(buffer).put(b"four")
     assert ring(buffer).drain() == [b"four"]
+
+
+def test_a_reader_whose_own_mark_was_destroyed_begins_where_the_ring_begins():
+    buffer = fresh()
+    ring(buffer).put(b"one")
+    ring(buffer).drain()
+    ring(buffer).put(b"two")
+    for at in range(SeqlockCell.size_bytes(24), 2 * SeqlockCell.size_bytes(24)):
+        buffer[at] ^= 0x55
+
+    assert ring(buffer).drain() == [b"one", b"two"]
 
 
 def test_a_mark_beyond_every_stream_does_not_move_the_reader():
@@ -190,6 +233,26 @@ def test_a_cleared_ring_forgets_every_entry_counted_or_not(stoppable, killed_aft
 
     assert not any(buffer)
     assert ring(buffer).drain() == []
+
+
+def test_an_end_that_cleared_its_ring_begins_as_a_new_one():
+    buffer = fresh()
+    both = ring(buffer)
+    kept = fill(both)
+    buffer[EventRing.size_bytes(SMALL) - SMALL + 5] ^= 0xFF
+    for _ in range(8):
+        both.drain()
+    assert both.gap() == kept + 1
+    both.put(b"damaged too")
+    buffer[-SMALL + 5] ^= 0xFF
+    both.drain(0)
+
+    both.clear()
+
+    assert not any(buffer)
+    assert fill(both) == kept
+    assert both.gap() == 1
+    assert len(both.drain()) == kept
 
 
 def test_threads_of_one_process_may_put_at_the_same_time():

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from kclrun.errors import SettingsError
+from kclrun.ipc import exit_codes
 from kclrun.ipc.board import (
     CheckpointSpec,
     FetchSpec,
@@ -147,6 +148,42 @@ def test_a_start_command_that_fits_is_checked_without_a_word():
 def test_options_too_large_are_the_operators_to_mend():
     with pytest.raises(SettingsError, match=rf"options:.*at most {FRAME_BYTES_MAX}.*file"):
         check_begin(begin(table="x" * FRAME_BYTES_MAX))
+
+
+def test_options_may_fill_the_frame_to_its_last_byte(sockets):
+    manager, worker = channel_to_worker(sockets[0]), channel_of_worker(sockets[1])
+    rest = FRAME_BYTES_MAX - len(msgspec.msgpack.encode(begin(table="x" * 40_000)))
+    largest = begin(table="x" * (40_000 + rest))
+
+    check_begin(largest)
+    assert manager.send(largest) == Sent()
+    assert worker.receive(1) == largest
+    with pytest.raises(SettingsError, match=r"takes 65537 bytes, \d+ of them for the options"):
+        check_begin(begin(table="x" * (40_000 + rest + 1)))
+    worker.close()
+
+
+def test_a_start_command_that_says_no_more_than_it_must_is_of_a_lease_taken_in_peace():
+    spec = begin().spec
+    optional = ("has_waited", "others_in_sight", "options", "nice", "import_paths")
+    fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
+    bare = type(spec)(**{name: fields[name] for name in fields if name not in optional})
+
+    assert [getattr(bare, name) for name in optional] == [False, False, {}, 0, ()]
+    # Kinesis allows five reads a second.
+    assert bare.fetch.floor_s == 0.2
+    assert ForkFailed(1, "no").errno == 0
+
+
+def test_the_exit_codes_of_a_lease_process_stay_as_operators_know_them():
+    assert exit_codes.NAMES == {
+        0: "done",
+        3: "unclaimed",
+        4: "lost",
+        5: "failed",
+        70: "bug",
+        71: "host",
+    }
 
 
 @pytest.mark.parametrize("value", [object(), 2**70, "\ud800"], ids=["object", "big", "surrogate"])

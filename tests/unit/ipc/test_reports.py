@@ -52,6 +52,55 @@ def test_the_largest_failure_fits_an_entry():
     assert decode_report(encode_report(once)) == once
 
 
+LIMITS_BYTES = {
+    "where": 512,
+    "reason": 512,
+    "how": 512,
+    "raised_at": 512,
+    "record": 512,
+    "error": 2048,
+    "detail": 2048,
+    "traceback_text": 8192,
+}
+
+
+@pytest.mark.parametrize("report", EACH, ids=lambda report: type(report).__name__)
+def test_each_text_of_a_report_has_its_limit_and_reaches_it(report):
+    texts = [name for name in report.__struct_fields__ if name in LIMITS_BYTES]
+    fits = {name: "x" * LIMITS_BYTES[name] for name in texts}
+    too_long = {name: text + "x" for name, text in fits.items()}
+
+    def travelled(values):
+        sent = msgspec.structs.replace(report, **values)
+        return msgspec.structs.asdict(decode_report(encode_report(sent)))
+
+    assert travelled(fits).items() >= fits.items()
+    cut = travelled(too_long)
+    assert {name: len(cut[name].encode()) for name in texts} == {n: LIMITS_BYTES[n] for n in texts}
+    assert all("…" in cut[name] for name in texts)
+
+
+def test_every_text_that_a_report_has_is_among_those_limited():
+    texts = {
+        name
+        for kind in reports.AnyReport.__args__
+        for name, annotation in kind.__annotations__.items()
+        if annotation == "str"
+    }
+    assert texts == LIMITS_BYTES.keys()
+
+
+def test_a_text_that_was_not_cut_by_its_writer_is_cut_by_its_reader():
+    written = msgspec.msgpack.encode(reports.LeaseLost("x" * 600))
+
+    assert len(decode_report(written).reason.encode()) == 512
+
+
+def test_an_end_may_have_sixteen_children():
+    ended = reports.ShardEnded(("s",) * 16)
+    assert decode_report(encode_report(ended)) == ended
+
+
 def test_an_error_keeps_its_beginning_and_a_traceback_its_end():
     texts = ("E" + "x" * 5000, "x" * 20000 + "ValueError: no")
     failed = decode_report(encode_report(reports.ProcessorFailed("w", texts[0], 1, None, texts[1])))
@@ -65,6 +114,8 @@ def test_an_error_keeps_its_beginning_and_a_traceback_its_end():
 def test_undecodable_file_names_in_an_error_travel():
     lost = decode_report(encode_report(reports.LeaseLost("no such file: 'a\udcffb'")))
     assert lost.reason == r"no such file: 'a\udcffb'"
+    accents = reports.LeaseLost("é" * 256)
+    assert decode_report(encode_report(accents)) == accents
 
 
 @pytest.mark.parametrize(

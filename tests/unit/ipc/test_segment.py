@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import struct
 import tempfile
 
 import msgspec
@@ -10,7 +11,8 @@ import pytest
 
 from kclrun.config.convert import json_schema
 from kclrun.errors import HostFailed, HostRefused, LimitExceeded, SegmentRefused
-from kclrun.ipc.board import PLACES_MAX, Segment
+from kclrun.ipc import board
+from kclrun.ipc.board import PLACES_MAX, SLOT_BYTES, Segment
 from kclrun.ipc.ring import RING_BYTES
 from kclrun.ipc.seqlock import NoValue
 from kclrun.manager.runtime import SPARE_PLACES
@@ -95,7 +97,24 @@ def test_the_most_leases_that_a_file_may_ask_for_have_places_and_some_to_spare()
     leases = json_schema()["properties"]["leases"]
     most = leases["properties"]["max"]["maximum"]
 
+    assert most + SPARE_PLACES == PLACES_MAX
     Segment.create(most + SPARE_PLACES).close()
+
+
+def test_a_change_of_the_layout_needs_a_new_version(segment):
+    """A lease process of another version would read other bytes."""
+    segment.slot(0).note_send(1.0)
+    segment.slot(0).publish(STATUS)
+    segment.ring(0).put(b"x")
+    size = os.fstat(segment.fd).st_size
+    page, ring_at = 4096, 4096 + SLOT_BYTES
+    written = [at for at in range(0, size, 64) if any(os.pread(segment.fd, 64, at))]
+
+    assert board.LAYOUT_VERSION == 3
+    assert (SLOT_BYTES, RING_BYTES, size) == (1536, 65536, page + 3 * 17 * page)
+    # The send, copy 1 of the status, the writer's mark, the first entry.
+    assert {page, ring_at, ring_at + 256} <= set(written)
+    assert os.pread(segment.fd, 24, 0) == b"kclrun\0\0" + struct.pack("<4I", 3, 3, 1536, 65536)
 
 
 def test_nobody_can_change_the_size_of_the_segment(segment):
@@ -106,6 +125,27 @@ def test_nobody_can_change_the_size_of_the_segment(segment):
 
 def test_the_descriptor_is_not_inherited_over_exec(segment):
     assert not os.get_inheritable(segment.fd)
+
+
+def test_a_segment_of_no_place_is_refused_though_it_is_whole_and_sealed():
+    fd = os.memfd_create("other", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 4096)
+    os.pwrite(fd, board._header(0), 0)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    with pytest.raises(SegmentRefused, match="damaged"):
+        Segment.attach(fd)
+    os.close(fd)
+
+
+def test_a_closed_segment_has_no_descriptor_and_may_be_closed_again():
+    made = Segment.create(1)
+    assert Segment.attach(made.fd).fd == -1
+    descriptor = made.fd
+    made.close()
+    made.close()
+    assert made.fd == -1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 @pytest.mark.parametrize("at", [0, 8, 12, 16, 20, 24])

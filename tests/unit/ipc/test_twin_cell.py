@@ -43,6 +43,25 @@ class InterruptedReader(SeqlockCell):
         return super()._copy(index)
 
 
+class TornReader(SeqlockCell):
+    """A writer is inside both copies at each of its looks."""
+
+    looks = 0
+
+    def _copy(self, index):
+        self.looks += index == 1
+        return b"\xff" + super()._copy(index)[1:]
+
+
+def test_a_reader_that_meets_the_writer_in_both_copies_gives_up_after_eight_tries():
+    buffer = fresh()
+    cell(buffer).store(VALUES[0])
+    reader = TornReader(buffer, 0, SIZE)
+
+    assert reader.load() is NoValue.UNREADABLE
+    assert reader.looks == 8
+
+
 @pytest.mark.parametrize("stores", [1, 2, 3, 4])
 def test_a_reader_that_is_overtaken_by_stores_sees_none_older_than_the_last_before(
     stores, stoppable, killed_after

@@ -276,14 +276,17 @@ class Asked:
         self.launcher = StandIn()
         self.answers = []
         self.on_refusal = lambda: None
-        self.forks = Forks(
+        self.forks = self.another(10.0)
+
+    def another(self, answer_wait_s):
+        return Forks(
             self.launcher,
             loop=self.loop,
             log=EventLog(self._sink, app="a", owner="o", level="debug"),
             forked=self.answers.append,
             refused=self._refused,
             exited=self.answers.append,
-            answer_wait_s=10.0,
+            answer_wait_s=answer_wait_s,
         )
 
     def _refused(self, answer):
@@ -366,13 +369,43 @@ def test_a_launcher_that_is_silent_for_a_failover_is_killed_and_is_none_to_start
     assert asked.launcher.kills == 1, "nothing is awaited of it"
 
 
+@pytest.mark.parametrize(("failover_s", "wait_s"), [(1.0, 5.0), (5.5, 5.5)])
+def test_a_busy_host_has_five_seconds_for_a_fork_however_short_the_failover(
+    asked, failover_s, wait_s
+):
+    asked.forks._answer_wait_s = asked.another(failover_s)._answer_wait_s
+    asked.forks.open()
+    asked.launcher.ignores = True
+    began = asked.loop.now()
+    asked.ask(1)
+
+    asked.loop.run_to(began + wait_s - 0.05)
+    assert asked.launcher.kills == 0
+    asked.loop.run_to(began + wait_s + 0.05)
+
+    assert asked.launcher.kills == 1
+    assert f'"waited_s":{wait_s}' in asked.path.read_text()
+
+
+def test_one_that_loads_for_longer_than_a_minute_is_killed(asked):
+    asked.launcher.is_ready = False
+    asked.forks.open()
+    asked.launcher.ignores = True
+    began = asked.loop.now()
+    asked.ask(1)
+
+    asked.loop.run_to(began + 60.1)
+
+    assert asked.launcher.kills == 1
+
+
 def test_one_that_loads_has_a_minute_and_each_answer_begins_the_wait_anew(asked):
     asked.launcher.is_ready = False
     asked.forks.open()
     asked.launcher.ignores = True
     began = asked.loop.now()
     asked.ask(1, 2)
-    asked.loop.run_to(began + 59.0)
+    asked.loop.run_to(began + 59.9)
     assert asked.launcher.kills == 0
 
     asked.launcher.is_ready = True
@@ -387,7 +420,7 @@ def test_one_that_loads_has_a_minute_and_each_answer_begins_the_wait_anew(asked)
 
 
 def test_a_launcher_that_cannot_be_started_is_tried_again_ever_more_slowly(asked):
-    asked.launcher.fails_to_start = 4
+    asked.launcher.fails_to_start = 9
     began = asked.loop.now()
 
     asked.forks.open()
@@ -400,11 +433,11 @@ def test_a_launcher_that_cannot_be_started_is_tried_again_ever_more_slowly(asked
         start()
 
     asked.launcher.start = counted
-    asked.loop.run_to(began + 10.0)
+    asked.loop.run_to(began + 100.0)
 
-    assert tries == [0.0, 0.5, 1.5, 3.5]
+    assert tries == [0.0, 0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 61.5, 91.5]
     assert asked.forks.has_launcher
-    assert (asked.told("launcher_not_started"), asked.told("launcher_started")) == (4, 1)
+    assert (asked.told("launcher_not_started"), asked.told("launcher_started")) == (9, 1)
 
 
 def test_after_its_close_nothing_is_started_again(asked):

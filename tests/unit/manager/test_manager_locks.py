@@ -12,6 +12,7 @@ from kclrun.errors import HostRefused, SettingsError
 from kclrun.manager import locks as identities
 from kclrun.manager.locks import establish, host_slot
 from kclrun.model.lease import Owner
+from tests.support.descriptors import open_descriptors
 
 
 @pytest.fixture
@@ -34,6 +35,13 @@ def lease_process_of(identity):
     return fd
 
 
+def raising(error):
+    def call(*_):
+        raise error
+
+    return call
+
+
 def die(identity):
     """What the kernel does when a manager is killed: its descriptors go, its file stays."""
     os.close(identity.lock._fd)
@@ -46,6 +54,7 @@ def test_each_start_has_the_same_slot_and_a_new_nonce(manager):
     assert first.owner.slot == second.owner.slot
     assert first.owner.nonce != second.owner.nonce
     assert Owner.parse(first.id) == first.owner
+    assert len(first.owner.nonce) == 16
 
 
 def test_a_living_manager_of_the_same_host_is_not_proven_gone(manager):
@@ -161,6 +170,79 @@ def test_a_retired_manager_leaves_no_file_unless_a_lease_process_still_holds_it(
     os.close(child)
 
 
+def test_the_file_of_a_manager_whose_rows_may_still_name_it_stays_for_its_successor(manager):
+    named = manager()
+
+    named.retire(is_named=True)
+
+    assert manager().seize_former() == {named.id}
+
+
+def test_a_retired_lock_is_missed_by_no_look_and_may_be_retired_again(manager):
+    former = manager()
+    assert former.lock.is_in_place
+
+    former.retire()
+    former.retire()
+
+    assert former.lock.fileno() == -1
+    assert former.lock.is_in_place
+
+
+def test_a_retired_manager_lets_the_files_of_former_owners_go_to_its_successor(manager):
+    former = manager()
+    die(former)
+    between = manager()
+    assert between.seize_former() == {former.id}
+    descriptors = [fd for _, fd in between.folder._held.values()]
+
+    between.retire()
+
+    assert between.folder.held == frozenset()
+    for fd in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+    assert manager().seize_former() == {former.id}
+
+
+@pytest.mark.parametrize("refusal", [BlockingIOError, FileExistsError])
+def test_another_nonce_is_tried_four_times_where_one_is_taken_by_chance(manager, refusal):
+    folder, nonces, before = manager().folder, [], open_descriptors()
+
+    def named():
+        nonces.append(f"{len(nonces):016x}")
+        path = folder.folder / f"{nonces[-1]}.lock"
+        if refusal is FileExistsError:
+            path.touch()
+        return Owner("g", "slot", nonces[-1])
+
+    with pytest.MonkeyPatch.context() as patched:
+        if refusal is BlockingIOError:
+            patched.setattr(identities.fcntl, "flock", raising(BlockingIOError()))
+        with pytest.raises(SettingsError, match="no lock file of ours survives"):
+            folder.hold(named)
+
+    assert len(nonces) == 5
+    assert open_descriptors() == before
+
+
+def test_a_file_that_a_search_removed_before_it_was_locked_is_not_the_one_held(manager):
+    folder, nonces = manager().folder, iter(["a" * 16, "b" * 16])
+    flock = fcntl.flock
+
+    def removed(fd, how):
+        flock(fd, how)
+        (folder.folder / f"{'a' * 16}.lock").unlink(missing_ok=True)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(identities.fcntl, "flock", removed)
+        owner, lock = folder.hold(lambda: Owner("g", "slot", next(nonces)))
+
+    assert owner.nonce == "b" * 16
+    assert lock.path.read_text() == owner.id
+    lock.retire()
+
+
 def test_the_folder_is_for_its_owner_only(manager):
     folder = manager().folder.folder
 
@@ -210,6 +292,13 @@ def test_a_slot_is_safe_in_an_owner_id_whatever_the_host_is_called(name):
 
     assert Owner.parse(Owner("g", slot, "n").id) == Owner("g", slot, "n")
     assert len(slot) <= 80
+    host, _, digest = slot.rpartition("-")
+    assert host == host.strip("-.") != ""
+    assert len(digest) == 10
+
+
+def test_a_long_host_name_is_cut_at_63_characters():
+    assert len(host_slot("x" * 300, "boot", "1:2")) == 63 + 1 + 10
 
 
 def test_another_boot_or_another_folder_is_another_slot():

@@ -79,6 +79,54 @@ def test_timers_run_in_their_order_and_cancelled_ones_never(loop):
     assert ran == ["first", "second"]
 
 
+def test_a_turn_runs_256_timers_and_256_posted_calls_and_the_next_turn_the_rest(loop):
+    ran = []
+    for number in range(300):
+        loop.at(loop.now(), lambda number=number: ran.append(number))
+        loop.post(lambda number=number: ran.append(-number))
+
+    loop.turn()
+    assert sorted(ran) == sorted([*range(256), *(-number for number in range(256))])
+    loop.turn()
+    assert len(ran) == 600
+    loop.turn(loop.now())
+    assert len(ran) == 600
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "timer_s", "is_posted", "wait_s"),
+    [
+        (None, None, False, 1.0),
+        (0.5, None, False, 0.5),
+        (0.5, 0.25, False, 0.25),
+        (0.25, 0.5, False, 0.25),
+        (5.0, 5.0, False, 1.0),
+        (-1.0, None, False, 0.0),
+        (0.5, 0.5, True, 0.0),
+    ],
+)
+def test_a_turn_waits_for_what_comes_first_and_a_second_at_most(
+    loop, monkeypatch, deadline_s, timer_s, is_posted, wait_s
+):
+    monkeypatch.setattr(loop, "now", lambda: 100.0)
+    loop.at(100.1, None).cancel()
+    if timer_s is not None:
+        loop.at(100.0 + timer_s, lambda: None)
+    if is_posted:
+        loop.post(lambda: None)
+
+    assert loop._wait_s(None if deadline_s is None else 100.0 + deadline_s) == wait_s
+
+
+def test_a_word_to_a_closed_loop_is_not_an_error_and_never_run():
+    closed, ran = Loop(), []
+    closed.close()
+
+    closed.post(lambda: ran.append("late"))
+
+    assert ran == []
+
+
 def test_a_word_from_another_thread_wakes_the_loop(loop, monkeypatch):
     # It looks up by itself once a second otherwise.
     monkeypatch.setattr("kclrun.manager.loop._WAIT_S_MAX", 2 * HUNG_S)
@@ -410,6 +458,32 @@ class Vanishing(LeaseRows):
         return super().scan()
 
 
+def test_after_an_outage_the_next_one_is_told_anew_with_its_length(performing, loop, tmp_path):
+    service_calls, _, _ = performing(Table())
+    outages = service_calls.outages
+    for _ in range(2):
+        outages.failed("read", Unavailable("a", operation="GetItem", code="500"), loop.now() - 5.0)
+        outages.failed("read", Unavailable("b", operation="GetItem", code="503"), loop.now())
+        [(operation, (since, code))] = outages.items()
+        assert (operation, code) == ("read", "500")
+        assert 5.0 <= loop.now() - since < HUNG_S
+        outages.worked("read")
+        outages.worked("read")
+        assert list(outages.items()) == []
+
+    lines = [msgspec.json.decode(line) for line in (tmp_path / "log").read_bytes().splitlines()]
+    assert [line["event"] for line in lines] == ["service_unreachable", "service_back"] * 2
+    assert all(5.0 <= line["outage_s"] < HUNG_S for line in lines[1::2])
+
+
+def test_an_outage_without_a_code_is_called_by_its_kind(performing):
+    outages = performing(Table())[0].outages
+
+    outages.failed("read", Unavailable("no route"), 1.0)
+
+    assert list(outages.items()) == [("read", (1.0, "Unavailable"))]
+
+
 def test_only_a_second_scan_proves_that_the_table_is_gone(performing, loop, tmp_path):
     gone = []
     once, events, _ = performing(Vanishing(missing=1), gone)
@@ -426,7 +500,9 @@ def test_only_a_second_scan_proves_that_the_table_is_gone(performing, loop, tmp_
     assert "service_unreachable" not in (tmp_path / "log").read_text()
 
 
-def test_new_credentials_are_handed_over_once_and_a_failure_keeps_the_old(loop, pool, log):
+def test_new_credentials_are_handed_over_once_and_a_failure_keeps_the_old(
+    loop, pool, log, tmp_path
+):
     class Source:
         keys = WireCredentials("a", "b")
 
@@ -450,8 +526,19 @@ def test_new_credentials_are_handed_over_once_and_a_failure_keeps_the_old(loop, 
     source.keys = Unavailable("no metadata")
     look()
 
-    assert handed == [WireCredentials("c", "d")]
-    assert handing.held == WireCredentials("c", "d")
+    look()
+    source.keys = WireCredentials("e", "f")
+    look()
+    source.keys = Unavailable("again")
+    look()
+
+    assert handed == [WireCredentials("c", "d"), WireCredentials("e", "f")]
+    assert handing.held == WireCredentials("e", "f")
+    told = (tmp_path / "log").read_text()
+    assert told.count("credentials_not_renewed") == 2, "once an outage"
+    assert "no metadata" not in told
+    apart = [round(instant - loop.now()) for instant, _, _ in loop._timers]
+    assert set(apart) == {30}
 
 
 def test_a_sample_before_anything_happened_is_empty_and_whole():
@@ -569,6 +656,24 @@ def test_a_gauge_reads_this_process_and_forgets_a_dead_one():
     assert cpu is not None
     assert memory > 2**20
     assert gauged[2**22 + 1] == (None, None)
+
+
+def test_a_gauge_reads_the_memory_of_eight_processes_a_look_in_turn(monkeypatch):
+    gauge, read = Gauge(), []
+    monkeypatch.setattr(gauge, "_cpu_percent", lambda _: 1.0)
+    monkeypatch.setattr(gauge, "_own_bytes", lambda pid: read.append(pid) or pid)
+    pids = range(1, 21)
+
+    looks = []
+    for _ in range(5):
+        gauged = gauge.look(pids)
+        looks.append(list(read))
+        read.clear()
+
+    assert [len(look) for look in looks] == [8] * 5
+    assert sorted([*looks[0], *looks[1], *looks[2][:4]]) == list(pids)
+    assert [*looks[2][4:], *looks[3], *looks[4]] == [*looks[0], *looks[1], *looks[2][:4]]
+    assert gauged == {pid: (1.0, pid) for pid in pids}
 
 
 def test_a_gauge_shows_nothing_where_there_is_no_descriptor_to_read_it_with():

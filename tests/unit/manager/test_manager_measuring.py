@@ -546,5 +546,7 @@ def test_a_lease_process_is_shown_with_its_memory_and_from_the_second_look_on_it
 
     assert (first.pid, first.cpu_percent, first.memory_bytes > 0) == (os.getpid(), None, True)
     assert second.cpu_percent >= 0.0
+    unmeasured, _ = sampler_of_core(core, lambda: children).take(3.0).leases
+    assert (unmeasured.pid, unmeasured.memory_bytes) == (os.getpid(), None)
     for waiting in (first_waiting, second_waiting):
         assert (waiting.pid, waiting.cpu_percent, waiting.memory_bytes) == (None, None, None)

@@ -20,7 +20,6 @@ from kclrun.config.schema import (
 )
 from kclrun.config.units import Duration
 from kclrun.errors import ServiceError
-from kclrun.lifecycle.stall import StallWatch, stalled
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager.locks import LockFolder, state_folder
 from kclrun.manager.runtime import _policy, _start_filter, _starts, run_fleet
@@ -30,9 +29,7 @@ from kclrun.model.lease import Lease, Owner
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.wire import WireCredentials
-from kclrun.observe.logs import log_of
 from kclrun.ports import ScanPage, ShardFilter
-from kclrun.protocol.status import LeaseStatus, WorkerState
 from tests.support.descriptors import open_descriptors
 from tests.unit.manager.children_rig import StandIn
 from tests.unit.manager.manager_rig import ENDPOINT, Stream
@@ -142,19 +139,6 @@ def test_shards_are_listed_from_where_a_stream_begins(start, shown):
     assert _start_filter(starts[ONLY_STREAM]) == shown
 
 
-@pytest.mark.parametrize(
-    ("wanted", "is_terminal", "as_json"),
-    [("json", True, True), ("text", False, False), ("auto", True, False), ("auto", False, True)],
-)
-def test_the_log_is_json_for_machines_and_words_for_a_terminal_unless_asked(
-    monkeypatch, wanted, is_terminal, as_json
-):
-    settings = Settings(application="orders", stream="orders", log=LogSettings(format=wanted))
-    monkeypatch.setattr("kclrun.observe.logs.sys.stderr.isatty", lambda: is_terminal)
-
-    assert log_of(settings, "me", None).as_json == as_json
-
-
 # A scan, page by page.
 
 
@@ -214,44 +198,6 @@ def test_a_table_of_more_leases_than_a_manager_serves_is_refused(monkeypatch):
     assert len(scanned(ScanPage(rows("a", "b"), (), 0, None)).leases) == 2
     with pytest.raises(ServiceError, match="more than 2 leases"):
         scanned(ScanPage(rows("a", "b"), (), 0, None), ScanPage(rows("c"), (), 0, None))
-
-
-# Stalls, to the second.
-
-
-def status(**fields):
-    return LeaseStatus(pid=1, incarnation=1, state=WorkerState.PROCESSING, **fields)
-
-
-@pytest.mark.parametrize(
-    ("silent_s", "is_stalled"),
-    [(0.5, True), (2.9, True), (3.0, False), (19.9, False), (20.0, True)],
-)
-def test_what_a_process_said_last_counts_for_three_seconds_and_its_silence_from_twenty(
-    silent_s, is_stalled
-):
-    seen = status(processing_since_instant=10.0, published_instant=100.0 - silent_s)
-
-    stall = stalled(seen, began_instant=1.0, stall_s=60.0, failover_s=10.0, now=100.0)
-
-    assert (stall is not None) == is_stalled
-    assert stall is None or stall.is_silent == (silent_s >= 20.0)
-
-
-@pytest.mark.parametrize(("gap_s", "is_in_doubt"), [(2.0, False), (2.1, True)])
-def test_after_a_gap_between_two_looks_nothing_is_judged_for_two_seconds(gap_s, is_in_doubt):
-    watch = StallWatch(5.0)
-    old = status(processing_since_instant=1.0)
-
-    def judged(now):
-        watch.look([1], now)
-        return watch.judge(1, old, failover_s=10.0, now=now)
-
-    assert judged(100.0) is not None, "the first look"
-    after = 100.0 + gap_s
-    assert (judged(after) is None) == is_in_doubt
-    assert (judged(after + 1.9) is None) == is_in_doubt
-    assert judged(after + 2.0) is not None
 
 
 # Locks and rights.

@@ -14,6 +14,7 @@ from kclrun.manager.ring_reader import Child, RingReader
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.observe.logs import EventLog, LineSink
 from kclrun.protocol import reports
+from kclrun.protocol.status import LeaseStatus, WorkerState
 
 PLACE = ("orders.py:42 in price", "3 of 302, at 7")
 FIRST = reports.ProcessorRaised("process_records", "KeyError: 1", *PLACE, "Traceback …", 1, 1.0)
@@ -47,6 +48,14 @@ class Heard:
         for report in written:
             ring.put(encode_report(report))
         return self._ring_reader.read(self.child)
+
+    def hear_last(self):
+        return self._ring_reader.read_last(self.child)
+
+    def fill(self, payload):
+        """Until the child's ring has no room for it."""
+        while self._segment.ring(0).put(payload):
+            pass
 
     def lines(self):
         return [json.loads(line) for line in self._path.read_text().splitlines()]
@@ -107,5 +116,105 @@ def test_what_the_host_lacked_at_records_is_no_failure_of_the_processor(told):
 def test_a_long_error_is_cut_in_the_reason_which_every_renewal_pays_for(told):
     (event,) = told.hear(reports.ProcessorFailed("initialize", "x" * 2000, 1))
 
-    assert len(reports.reason_of(event.report)) < 400
+    assert reports.reason_of(event.report) == "initialize failed once: " + "x" * 300 + "…"
     assert len(told.lines()[0]["error"]) == 2000
+
+
+def failed(where, error, attempts, *texts):
+    return reports.ProcessorFailed(where, error, attempts, None, "", *texts)
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (failed("initialize", "x" * 300, 1), "initialize failed once: " + "x" * 300),
+        (failed("", "E", 2), "the processor failed: E"),
+        (failed("f", "E", 2, "a.py:1"), "f failed 2 times: E (a.py:1)"),
+        (failed("f", "E", 2, "", "1 of 2"), "f failed 2 times: E (record 1 of 2)"),
+    ],
+)
+def test_the_words_of_a_failure_leave_out_what_is_not_known(failure, words):
+    assert reports.reason_of(failure) == words
+
+
+AT = ExtendedSequenceNumber("7")
+
+
+@pytest.mark.parametrize(
+    ("report", "is_event", "line", "is_end"),
+    [
+        (reports.LeaseClaimed(3, AT), True, "lease_claimed", False),
+        (reports.Checkpointed(AT, 4), True, None, False),
+        (reports.ShardEnded(("a", "b")), True, "shard_ended", True),
+        (reports.LeaseReleased(AT, "x"), True, "lease_released", True),
+        (reports.StartUnclaimed("late"), True, None, True),
+        (reports.LeaseLost("taken"), True, None, True),
+        (reports.ProcessBroke("no disk"), True, None, True),
+        (LAST, True, "processor_failed", True),
+        (FIRST, False, "processor_raised", False),
+        (reports.ProcessorRecovered("f", 2), False, "processor_recovered", False),
+        (reports.GilHeld(12.5), False, "gil_held", False),
+        (reports.RecordsExpired(AT, "replay"), False, "records_expired", False),
+        (reports.ProcessWarned("x"), False, "lease_process_warned", False),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, msgspec.Struct) else "",
+)
+def test_each_report_is_the_event_and_the_line_that_it_stands_for(
+    told, report, is_event, line, is_end
+):
+    assert told.hear(report) == ([ProcessReported("s0", report)] if is_event else [])
+
+    assert [each["event"] for each in told.lines()] == ([line] if line else [])
+    assert all(each["shard"] == "s0" for each in told.lines())
+    assert told.child.has_reported_end == is_end
+
+
+EXITED = {code: code << 8 for code in (0, 3, 4, 5, 70)}
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_status", "kind"),
+    [
+        (WorkerState.LOST, EXITED[3], reports.StartUnclaimed),
+        (WorkerState.LOST, EXITED[4], reports.LeaseLost),
+        (WorkerState.HALTED, EXITED[5], reports.ProcessorFailed),
+        (WorkerState.LOST, EXITED[5], None),
+        (WorkerState.HALTED, EXITED[3], None),
+        (WorkerState.PROCESSING, EXITED[4], None),
+        (WorkerState.FINISHED, EXITED[0], None),
+        (WorkerState.LOST, 9, None),
+        (None, EXITED[4], None),
+    ],
+)
+def test_a_last_report_that_was_lost_is_believed_where_slot_and_exit_code_agree(
+    told, state, exit_status, kind
+):
+    if state is not None:
+        told.child.slot.publish(LeaseStatus(pid=1, incarnation=1, state=state))
+    told.child.status = exit_status
+
+    found = [each.report for each in told.hear_last()]
+
+    assert [type(each) for each in found] == ([kind] if kind else [])
+    assert all("its report was lost" in msgspec.json.encode(each).decode() for each in found)
+
+
+def test_a_report_that_found_no_room_is_made_up_from_the_slot(told):
+    told.fill(b"x" * 8000)
+    told.child.ring.drain()
+    assert told.hear() == []
+    told.fill(b"x" * 16000)
+    told.child.ring.drain()
+    told.child.slot.publish(
+        LeaseStatus(pid=1, incarnation=1, state=WorkerState.PROCESSING, checkpointed=AT, counter=5)
+    )
+
+    assert told.hear() == [ProcessReported("s0", reports.Checkpointed(AT, 5))]
+    assert [each["event"] for each in told.lines()] == ["transitions_missed"] * 2
+
+
+def test_what_an_exited_process_wrote_that_is_no_report_ends_the_listening(told):
+    told.fill(b"nonsense")
+
+    assert told.hear_last() == []
+    assert [each["event"] for each in told.lines()] == ["process_condemned"]

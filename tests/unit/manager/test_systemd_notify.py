@@ -152,13 +152,13 @@ def test_a_watchdog_that_is_too_quick_for_us_is_refused_at_the_start(systemd):
 
 def test_a_watched_process_leaves_its_stacks_when_it_is_ended(systemd, monkeypatch):
     enabled = []
-    monkeypatch.setattr(faulthandler, "enable", lambda *args, **more: enabled.append(args))
+    monkeypatch.setattr(faulthandler, "enable", lambda *args, **more: enabled.append((args, more)))
 
     announcer = open_announcer(
         {"NOTIFY_SOCKET": str(systemd.path), "WATCHDOG_USEC": "30000000"}, systemd.log
     )
 
-    assert enabled == [(2,)]
+    assert enabled == [((2,), {"all_threads": True})]
     announcer.close()
 
 

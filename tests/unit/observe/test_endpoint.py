@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import socket
+import threading
 from urllib.parse import urlsplit
 
 import pytest
@@ -122,6 +124,27 @@ def test_what_is_no_request_is_a_400(endpoint, request_bytes):
     assert ask(endpoint, "/metrics")[0] == 200
 
 
+@pytest.mark.parametrize(("size", "status"), [(8192, b"200"), (8193, b"400")])
+def test_a_request_may_have_eight_kibibytes(endpoint, size, status):
+    begun = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nCookie: "
+
+    answer = said(endpoint, begun.ljust(size - 4, b"x") + b"\r\n\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 " + status)
+
+
+def test_four_clients_are_served_at_once_each_within_seconds(endpoint):
+    assert len(endpoint._threads) == 4
+    assert all(thread.daemon for thread in endpoint._threads)
+    assert (module._REQUEST_S_MAX, module._ANSWER_S_MAX) == (2.0, 5.0)
+
+
+def test_the_host_is_read_from_its_own_field_whatever_its_case_and_port(endpoint):
+    for head in (b"x-host: evil.example\r\nHOST:localhost", b"host:  127.0.0.1:80 "):
+        request = b"GET /metrics HTTP/1.0\r\n" + head + b"\r\n\r\n"
+        assert said(endpoint, request).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 def test_a_request_in_pieces_is_put_together(endpoint):
     with socket.create_connection(address(endpoint), timeout=HUNG_S) as connection:
         for piece in (b"GET /metr", b"ics HTTP/1.1\r\nHost: local", b"host\r\n\r", b"\n"):
@@ -167,6 +190,34 @@ def test_an_address_that_is_taken_is_an_error_that_says_what_to_do(endpoint):
 def test_an_address_of_another_machine_is_an_error():
     with pytest.raises(SettingsError, match=r"observe\.listen: cannot listen on 192\.0\.2\.1:0"):
         HttpEndpoint("192.0.2.1", 0, ROUTES)
+
+
+def test_a_host_without_a_descriptor_for_a_client_is_asked_again_after_a_pause(monkeypatch):
+    made, pauses = [], []
+
+    class Starved:
+        refused = 0
+
+        def accept(self):
+            self.refused += 1
+            if self.refused >= 8:
+                made[0]._is_closed.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    class Closing(threading.Event):
+        def wait(self, timeout=None):
+            pauses.append(timeout)
+            return self.is_set()
+
+    starved = Starved()
+    monkeypatch.setattr(module.socket, "create_server", lambda *_, **__: starved)
+    monkeypatch.setattr(module, "_THREADS", 0)
+    made.append(HttpEndpoint("127.0.0.1", 0, ROUTES))
+    made[0]._is_closed = Closing()
+
+    made[0]._serve()
+
+    assert (starved.refused, pauses) == (8, [0.1] * 8)
 
 
 def test_after_the_close_the_port_is_free_and_no_thread_is_left():

@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import linecache
 import sys
 
+import msgspec
 import pytest
 
 from kclrun.codec.kpl import drop_until
@@ -68,6 +70,23 @@ def in_a_handler(given):
             raise ValueError("no amount") from error
 
 
+def one_by_keyword(before, *, record):
+    return before + json.loads(record.data)["amount"]
+
+
+def in_a_function_that_takes_it_by_keyword(given):
+    total = 0
+    for one in given:
+        total = one_by_keyword(total, record=one)
+
+
+def in_a_while_loop(given):
+    left = list(given)
+    while left:
+        record = left.pop(0)
+        json.loads(record.data)["amount"]
+
+
 def in_a_slice(given):
     first = given[0]
     for record in given[1:]:
@@ -89,6 +108,8 @@ def deep_in_a_library(given):
         in_a_function_that_is_mapped,
         by_index,
         in_a_handler,
+        in_a_function_that_takes_it_by_keyword,
+        in_a_while_loop,
         in_a_slice,
     ],
     ids=lambda call: call.__name__,
@@ -127,6 +148,11 @@ def left_behind_and_read_in_another_loop(given):
         raise ValueError(len(record.data) + number)
 
 
+def by_hand(given):
+    record = given[0]
+    json.loads(record.data)["total"]
+
+
 def without_any(given):
     rows = [json.loads(record.data) for record in given]
     for row in rows:
@@ -135,7 +161,7 @@ def without_any(given):
 
 @pytest.mark.parametrize(
     "call",
-    [after_the_loop, of_two_records, left_behind_and_read_in_another_loop, without_any],
+    [after_the_loop, of_two_records, left_behind_and_read_in_another_loop, by_hand, without_any],
     ids=lambda call: call.__name__,
 )
 def test_no_record_is_named_that_may_not_be_the_one(call):
@@ -166,6 +192,31 @@ def test_the_line_named_is_that_of_user_code_and_not_of_the_library_it_called():
     assert failure.raised_at.endswith(f"test_failures.py:{line} in deep_in_a_library")
     assert not failure.raised_at.startswith("/"), "it is relative to where it was imported from"
     assert "JSONDecodeError" in failure.error
+
+
+def one(depth):
+    return other(depth - 1) if depth else json.loads("{")
+
+
+def other(depth):
+    return one(depth - 1) if depth else json.loads("{")
+
+
+def test_the_innermost_thirty_frames_are_told():
+    failure = failure_of(lambda _: one(60), batch(GOOD))
+
+    assert failure.traceback_text.count("  File ") == 30
+    assert "raw_decode" in failure.traceback_text or "decode" in failure.traceback_text
+    assert "failure_of" not in failure.traceback_text
+
+
+def test_a_repetition_has_the_same_error_place_and_record():
+    first, again = (failure_of(in_a_loop, batch(GOOD, POISON)) for _ in range(2))
+
+    assert first.is_as(again)
+    for changed in ({"error": "x"}, {"raised_at": "x"}, {"record": "x"}):
+        assert not first.is_as(msgspec.structs.replace(again, **changed))
+    assert first.is_as(msgspec.structs.replace(again, traceback_text=""))
 
 
 class Script:
@@ -209,6 +260,24 @@ def test_an_exception_that_was_raised_nowhere_and_one_that_hides_itself_are_told
 
     assert describe(ValueError("x")).raised_at == ""
     assert describe(Hiding()).error == "Hiding"
+
+
+@pytest.mark.parametrize(
+    ("lines", "record"),
+    [(20_000, "2 of 2, at 101"), (20_001, "not known: one of 2, from 100 to 101")],
+)
+def test_a_source_of_more_than_20000_lines_is_not_looked_into(monkeypatch, lines, record):
+    source = "def call(given):\n    for record in given:\n        record.data[5:][99]\n"
+    written = source.splitlines(keepends=True)
+    written += ["\n"] * (lines - len(written))
+    monkeypatch.setitem(linecache.cache, "/generated.py", (1, None, written, "/generated.py"))
+    names = {}
+    exec(compile(source.replace("[5:][99]", "[7:][0]"), "/generated.py", "exec"), names)
+
+    failure = failure_of(names["call"], batch(b"0123456789", b"01234"))
+
+    assert failure.raised_at == "/generated.py:3 in call"
+    assert failure.record == record
 
 
 def test_code_without_a_source_still_has_its_place():

@@ -57,6 +57,14 @@ SCENARIOS = [
         "degraded",
         "running, and no progress for 9000 s",
     ),
+    ("one that stands still for `stall`", sample(lease(still_s=120.0)), "degraded", "for 120 s"),
+    ("one that stands still for less", sample(lease(still_s=119.9)), "ok", ""),
+    (
+        "user code raised, and is called again",
+        sample(lease("a", "failing", 3.0, "KeyError: x"), lease("b")),
+        "degraded",
+        "failing: KeyError: x",
+    ),
     (
         "the only lease that stands still may be, too",
         sample(lease(still_s=9000.0)),
@@ -101,9 +109,9 @@ SCENARIOS = [
     ),
     (
         "the table cannot be scanned for so long that others have our leases",
-        sample(outages=(Outage("scan the lease table", "HTTP 500", 121.0),)),
+        sample(outages=(Outage("scan the lease table", "HTTP 500", 120.0),)),
         "failing",
-        "failing for 121 s",
+        "failing for 120 s",
     ),
     (
         "what only speeds moves up fails for ever: nothing stands still for it",
@@ -114,9 +122,21 @@ SCENARIOS = [
     ("the launcher is away", sample(lease(), launcher_away_s=5.0), "degraded", "lease process"),
     (
         "its host runs some leases only",
-        sample(lease(), host_short_s=500.0, host_runs=3, host_reason="fork: no memory"),
+        sample(
+            lease(),
+            host_short_s=500.0,
+            host_runs=3,
+            host_reason="fork: no memory",
+            worker_leases_max=64,
+        ),
         "degraded",
-        "runs 3 leases",
+        "this host runs 3 leases, of 64 at most, and has given others away for 500 s: fork: no",
+    ),
+    (
+        "its host runs none since a moment ago",
+        sample(host_short_s=119.9, host_reason="fork: no memory"),
+        "degraded",
+        "runs 0 leases",
     ),
     (
         "its host runs none",
@@ -147,7 +167,9 @@ def test_a_manager_that_does_not_look_any_more_is_failing_whatever_it_last_showe
 
 def test_a_manager_that_has_not_looked_yet_is_starting_but_not_for_ever():
     assert verdict(None, age_s=30.0).status == "starting"
+    assert verdict(None, age_s=119.9).status == "starting"
     assert verdict(None, age_s=120.0).status == "failing"
+    assert "has not looked after its leases for 120 s" in words(verdict(None, age_s=120.0))
 
 
 def test_what_makes_it_fail_is_said_first():
@@ -157,15 +179,22 @@ def test_what_makes_it_fail_is_said_first():
 
 
 def test_the_body_names_the_shard_of_a_reason_and_the_state_of_each_lease():
-    shown = sample(lease("a", "halted", None, "boom"), lease("b"))
+    shown = sample(lease("a", "halted", None, "boom"), lease("b", still_s=0.5678), uptime_s=500.09)
 
     body = health_body(shown, verdict(shown))
 
     assert body["status"] == "degraded"
     remedy = "mend the cause, then: kclrun leases --config FILE resume a --yes"
     assert body["reasons"] == [{"text": f"halted: boom; {remedy}", "shard": "a"}]
-    assert [one["state"] for one in body["leases"]] == ["halted", "running"]
-    assert body["leases"][1]["still_s"] == 0.5
+    assert {name: body[name] for name in ("application", "stream", "owner", "uptime_s")} == {
+        "application": "orders",
+        "stream": "orders",
+        "owner": "me",
+        "uptime_s": 500.1,
+    }
+    still = {"shard": "a", "state": "halted", "still_s": None, "note": "boom"}
+    moving = {"shard": "b", "state": "running", "still_s": 0.6, "note": ""}
+    assert body["leases"] == [each | {"lag_ms": None, "restarts": 0} for each in (still, moving)]
 
 
 def test_secrets_in_an_exception_of_user_code_are_cut_out_of_the_body():
@@ -177,6 +206,22 @@ def test_secrets_in_an_exception_of_user_code_are_cut_out_of_the_body():
     assert key not in text
     assert "KeyError: [withheld]" in text
     assert "\r" not in text
+
+
+def test_words_of_user_code_and_of_the_table_are_short_on_a_page_for_others():
+    shown = sample(
+        lease("a", "failing", 0.0, "x-" * 200 + "x"),
+        native_mode="y-" * 32 + "y",
+        host_short_s=1.0,
+        host_reason="z-" * 200 + "z",
+    )
+
+    mode, host, note = (reason.text for reason in verdict(shown).reasons)
+
+    assert len(note) == len("failing: ") + 400
+    assert len(host.partition(" s: ")[2]) == 400
+    assert len(mode.partition("(")[2].partition(")")[0]) == 64
+    assert len(health_body(shown, verdict(shown))["leases"][0]["note"]) == 400
 
 
 def test_before_the_first_look_the_body_says_no_more_than_that():

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from kclrun.model.record import Statistics
-from kclrun.observe.metrics import METRICS, MetricWindow
-from kclrun.observe.sample import LeaseSample, ManagerSample
+from kclrun.observe.metrics import FLEET_EVERY_S, LEASE_EVERY_S, METRICS, MetricWindow
+from kclrun.observe.sample import (
+    LeaseSample,
+    ManagerSample,
+    Outage,
+    ShardReport,
+    how_to_resume,
+)
 
 APPLICATION = (("Application", "orders"),)
 
@@ -22,7 +29,62 @@ def lease(shard, records=0, size=0, lag_ms=None):
 
 
 def closed(window):
-    return {(one.name, one.dimensions): one.statistics for one in window.close(60.0)}
+    measurements = window.close(60.0)
+    assert {one.measured_at for one in measurements} <= {60.0}
+    return {(one.name, one.dimensions): one.statistics for one in measurements}
+
+
+def test_what_was_never_said_of_a_manager_a_lease_or_a_run_is_not_known_or_none_of_it():
+    told = msgspec.structs.asdict(sample())
+    not_known = ("total_leases", "total_shards", "unclaimed_leases", "launcher_away_s")
+    not_known += ("host_short_s", "draining_s", "native_mode")
+    none_of_it = {"leases": (), "outages": (), "host_reason": "", "is_draining": False, "doing": ""}
+
+    assert {name: told[name] for name in not_known} == dict.fromkeys(not_known)
+    assert {name: told[name] for name in none_of_it} == none_of_it
+    assert told["has_leases"] is True
+    assert Outage("scan", "no", 1.0).is_vital
+    zeros = [*told, *msgspec.structs.asdict(LeaseSample(shard="a", state="x")).items()]
+    assert {name for name, value in told.items() if value == 0 and value is not False} == {
+        "worker_leases", "worker_leases_max", "leases_elsewhere", "leases_free", "ended_total",
+        "records_departed", "host_runs", "unpublished_total",
+    }  # fmt: skip
+    assert zeros[len(told) :] == [
+        *[("shard", "a"), ("state", "x"), ("records_total", 0), ("bytes_total", 0)],
+        *[("records_per_s", 0.0), ("lag_ms", None), ("still_s", None), ("restarts", 0)],
+        *[("pid", None), ("cpu_percent", None), ("memory_bytes", None), ("note", "")],
+    ]
+    report = msgspec.structs.asdict(ShardReport())
+    assert list(report.values()) == [0, 0, 0, 0.0, None, None, None, 0, False, msgspec.UNSET]
+
+
+def test_a_sample_sums_its_leases_with_those_that_left_and_shows_the_greatest_lag():
+    shown = sample(
+        leases=(
+            LeaseSample(shard="a", state="halted", records_total=5, records_per_s=1.5, lag_ms=7),
+            LeaseSample(shard="b", state="running", records_total=2, records_per_s=2.0, lag_ms=9),
+            lease("c"),
+        ),
+        records_departed=100,
+        worker_leases=3,
+    )
+
+    assert (shown.records_total, shown.records_per_s, shown.lag_ms_max) == (107, 3.5, 9)
+    assert sample(leases=(lease("c"),)).lag_ms_max is None
+    assert shown.of_fleet == {"worker_leases": 3, "halted_leases": 1}
+
+
+def test_the_table_is_measured_three_times_a_minute_and_a_lease_six_times():
+    assert (FLEET_EVERY_S, LEASE_EVERY_S) == (20.0, 10.0)
+    of_leases = {name for name, kind in METRICS.items() if kind.is_of_lease}
+    assert of_leases == {"millis_behind_latest", "bytes", "records"}
+
+
+def test_a_halted_shard_is_resumed_by_a_command_only_where_the_table_outlives_the_run():
+    assert how_to_resume("kclrun leases -c x", "s") == (
+        "mend the cause, then: kclrun leases -c x resume s --yes"
+    )
+    assert how_to_resume(None, "s") == "mend the cause, then run the application again"
 
 
 def test_values_are_folded_into_count_sum_smallest_and_greatest():

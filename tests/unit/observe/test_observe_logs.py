@@ -9,12 +9,14 @@ import re
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 
 import kclrun
-from kclrun.observe.events import CATALOGUE, FIELDS, INNER_FIELDS, LEVELS, STEPS
+from kclrun.config.schema import LogSettings, Settings
+from kclrun.observe.events import CATALOGUE, FIELDS, INNER_FIELDS, LEVELS, STEPS, level_of
 from kclrun.observe.logs import (
     LINE_BYTES_MAX,
     EventLog,
@@ -22,7 +24,9 @@ from kclrun.observe.logs import (
     RateLimit,
     clean_text,
     configure_lease_logging,
+    log_of,
 )
+from tests.support.descriptors import open_descriptors
 
 CANARIES = {
     "secret key": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
@@ -128,6 +132,93 @@ def test_no_secret_survives_in_a_text(lines, name, as_json):
     assert CANARIES[name][:30] not in lines.path.read_text()
 
 
+def test_a_text_is_cut_in_its_middle_to_the_size_it_may_have():
+    assert clean_text("abcdefghij", 10) == "abcdefghij"
+    assert clean_text("abcdefghijk", 10) == "abcd…ghijk"
+    assert clean_text("x " * 1024) == "x " * 1024
+    assert len(clean_text("x " * 1024 + "x")) == 2048
+
+
+@pytest.mark.parametrize(
+    ("fields", "characters"),
+    [(1, 2048), (3, 800), (4, 800), (8, 200), (16, 200), (25, 60), (70, 20)],
+)
+def test_a_line_that_is_too_long_for_a_pipe_keeps_as_much_of_each_field_as_fits(
+    lines, fields, characters
+):
+    names = sorted(FIELDS, key=lambda name: (len(name), name))[:fields]
+    texts = dict.fromkeys(names, "x-" * 5000)
+    # One character too many is cut as any other text is.
+    texts[names[0]] = "x-" * (characters // 2) + "x"
+    lines.log().write("logged", texts)
+
+    assert LINE_BYTES_MAX == 4096  # PIPE_BUF
+    [line] = lines.read()
+    assert {len(line[name]) for name in names} == {characters}
+
+
+def test_a_line_of_too_many_fields_is_cut_at_its_end_and_still_one_line(lines):
+    lines.log().write("logged", dict.fromkeys(FIELDS, "\u2028" * 300))
+
+    raw = lines.path.read_bytes()
+    assert len(raw) == LINE_BYTES_MAX
+    assert raw.index(b"\n") == LINE_BYTES_MAX - 1
+
+
+def test_numbers_have_three_places_and_a_time_its_milliseconds(lines):
+    lines.log(clock=lambda: 1.0459).note("lease_lost", seconds=1.23456, attempts=7)
+    lines.log(as_json=False).note("lease_lost", seconds=0.0004, status=True)
+
+    as_json, text = lines.raw()
+    told = json.loads(as_json)
+    assert (told["ts"], told["seconds"], told["attempts"]) == ("1970-01-01T00:00:01.045Z", 1.235, 7)
+    assert text == "00:00:01 warning lease_lost seconds=0.0 status=True"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("1" * 20, "1" * 20),
+        ("1" * 21, "11111…111111"),
+        ("a" * 21, "a" * 21),
+        ("two words", '"two words"'),
+        ("", '""'),
+        (7, "7"),
+    ],
+)
+def test_a_value_as_text_is_quoted_where_it_must_be_and_a_position_is_short(lines, value, shown):
+    lines.log(as_json=False).note("lease_lost", reason=value)
+
+    assert lines.raw() == [f"00:00:01 warning lease_lost reason={shown}"]
+
+
+@pytest.mark.parametrize(
+    ("event", "level"),
+    [("lease_lost", "warning"), ("start_failed", "error"), ("printed", "info"), ("none", "info")],
+)
+def test_the_level_is_that_of_the_catalogue_unless_the_line_has_one(lines, event, level):
+    log = lines.log()
+    log.note(event)
+    log.note(event, level="error")
+    log.note(event, level="no such level")
+
+    assert level_of(event) == level
+    assert [line["level"] for line in lines.read()] == [level, "error", level]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_terminal", "as_json"),
+    [("json", True, True), ("text", False, False), ("auto", True, False), ("auto", False, True)],
+)
+def test_the_log_is_json_for_machines_and_words_for_a_terminal_unless_asked(
+    monkeypatch, wanted, is_terminal, as_json
+):
+    settings = Settings(application="orders", stream="orders", log=LogSettings(format=wanted))
+    monkeypatch.setattr("kclrun.observe.logs.sys.stderr.isatty", lambda: is_terminal)
+
+    assert log_of(settings, "me", None).as_json == as_json
+
+
 def test_what_has_to_be_read_is_not_taken_for_a_secret():
     text = (
         "shardId-000000000001 at 49590338271490256608559692538361571095921575989136588898 in"
@@ -144,6 +235,8 @@ def test_a_field_that_the_catalogue_does_not_name_is_withheld(lines):
     (line,) = lines.read()
     assert "the payload" not in json.dumps(line)
     assert line["withheld"] == "payload"
+    lines.log().write("lease_claimed", {"é" * 150: 1, "ü" * 150: 2})
+    assert lines.read()[1]["withheld"] == "é" * 150 + "," + "ü" * 49
     assert not {"payload", "data", "partition_key", "iterator", "token", "secret"} & FIELDS
 
 
@@ -204,7 +297,25 @@ def test_the_limit_remembers_a_bounded_number_of_sources():
     for number in range(5000):
         limit.admit(f"shard-{number}", 0.0)
 
-    assert len(limit._sources) <= 1024
+    assert len(limit._sources) == 1024
+    # The one that was silent the longest is forgotten: it may speak again.
+    assert limit.admit("shard-0", 0.0) == 0
+    assert limit.admit("shard-4999", 0.0) is None
+
+
+def test_a_source_may_burst_fifty_lines_and_then_write_ten_a_second():
+    limit = RateLimit()
+
+    def admitted(now):
+        count = 0
+        while limit.admit("s", now) is not None:
+            count += 1
+        return count
+
+    assert [admitted(now) for now in (100.0, 100.09, 101.0, 500.0)] == [50, 0, 10, 50]
+    # A clock that was set back takes nothing away and gives nothing.
+    assert limit.admit("s", 400.0) is None
+    assert limit.admit("s", 400.1) == 2
 
 
 def test_a_full_pipe_costs_lines_and_never_waits():
@@ -235,10 +346,52 @@ def test_a_closed_reader_is_survived():
     os.close(read_fd)
 
     assert not sink.write(b"x\n")
+    assert not sink.write(b"x\n")
+    assert sink.dropped == 2
     sink.close()
     os.close(write_fd)
     # Nor is a descriptor that is not there at all an error.
     assert not LineSink(write_fd).write(b"x\n")
+
+
+def test_a_closed_sink_has_no_descriptor_left_and_writes_nowhere():
+    before = open_descriptors()
+    read_fd, write_fd = os.pipe()
+    sink = LineSink(write_fd)
+    assert sink.write(b"x\n")
+
+    sink.close()
+    sink.close()
+
+    assert not sink.write(b"y\n")
+    assert os.read(read_fd, 10) == b"x\n"
+    os.close(read_fd)
+    os.close(write_fd)
+    assert open_descriptors() <= before
+
+
+def test_a_pipe_that_cannot_be_opened_again_is_written_while_it_has_room(monkeypatch):
+    """Another user's, as under sudo."""
+
+    def refused(*_):
+        raise PermissionError
+
+    read_fd, write_fd = os.pipe()
+    monkeypatch.setattr(os, "open", refused)
+    sink = LineSink(write_fd)
+
+    assert sink.write(b"x\n")
+    assert os.read(read_fd, 10) == b"x\n"
+    while sink.write(b"y" * LINE_BYTES_MAX):
+        pass
+    assert sink.dropped == 1
+    os.read(read_fd, LINE_BYTES_MAX)
+    assert sink.write(b"z\n")
+    os.close(read_fd)
+    assert not sink.write(b"z\n")
+    sink.close()
+    os.fstat(write_fd)  # the caller's descriptor stays
+    os.close(write_fd)
 
 
 def test_lines_of_many_writers_do_not_mix():
@@ -266,11 +419,11 @@ def test_lines_of_many_writers_do_not_mix():
 
 
 @contextlib.contextmanager
-def user_code(lines):
+def user_code(lines, **how):
     """A lease process's print and logging, put back at the end."""
     root = logging.getLogger()
     saved = sys.stdout, sys.stderr, root.handlers[:], root.level
-    log = lines.log(shard="shard-1")
+    log = lines.log(shard="shard-1", **how)
     configure_lease_logging(log)
     try:
         yield
@@ -288,7 +441,55 @@ def test_a_print_of_user_code_carries_the_shard(lines):
 
     read = lines.read()
     assert [line["text"] for line in read] == ["one", "two 3", "problem"]
+    assert [line["resource"] for line in read] == ["stdout", "stdout", "stderr"]
     assert {line["shard"] for line in read} == {"shard-1"}
+
+
+def test_a_line_that_never_ends_is_written_in_pieces_and_an_empty_one_is_not(lines):
+    with user_code(lines):
+        assert sys.stdout.write("x" * 2048) == 2048
+        assert lines.raw() == []
+        assert sys.stdout.write("y" * 2050) == 2050
+        assert sys.stdout.write("\n\n") == 2
+
+    assert [line["text"] for line in lines.read()] == ["x" * 2048, "y" * 2048, "yy"]
+
+
+def test_code_that_bypasses_python_gets_the_descriptors_of_the_streams(lines):
+    with user_code(lines):
+        assert (sys.stdout.fileno(), sys.stderr.fileno()) == (1, 2)
+        assert sys.stdout.writable()
+        assert sys.stdout.encoding == "utf-8"
+
+
+@pytest.mark.parametrize(
+    ("number", "level"),
+    [(50, "error"), (40, "error"), (39, "warning"), (30, "warning"), (29, "info"), (20, "info"),
+     (19, "debug"), (1, None)],
+)  # fmt: skip
+def test_a_level_of_logging_is_the_next_lower_of_ours(lines, number, level):
+    with user_code(lines, level="debug"):
+        logging.getLogger("orders").log(number, "said")
+
+    assert [line["level"] for line in lines.read()] == ([level] if level else [])
+
+
+def test_debug_lines_of_user_code_need_the_level_and_warnings_are_lines(lines):
+    with user_code(lines):
+        logging.getLogger("orders").debug("not told")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            # pytest has put a function of its own there.
+            logging.captureWarnings(capture=False)
+            logging.captureWarnings(capture=True)
+            warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
+    with user_code(lines, level="debug"):
+        logging.getLogger("orders").debug("told")
+
+    warned, told = lines.read()
+    assert (warned["level"], warned["logger"]) == ("warning", "py.warnings")
+    assert "DeprecationWarning: deprecated" in warned["message"]
+    assert (told["level"], told["message"]) == ("debug", "told")
 
 
 def test_logging_of_user_code_carries_shard_level_and_exception(lines):
@@ -308,13 +509,17 @@ def test_logging_of_user_code_carries_shard_level_and_exception(lines):
 
 
 def test_botocore_never_logs_its_debug_lines(lines):
-    with user_code(lines):
+    with user_code(lines, level="debug"):
+        for name in ("botocore", "boto3", "urllib3", "s3transfer"):
+            assert logging.getLogger(name).level == logging.INFO
         logger = logging.getLogger("botocore.auth")
         logging.getLogger("botocore").setLevel(logging.DEBUG)
         logger.debug("x-amz-security-token: canary")
         logger.info("told")
+        logging.getLogger("orders.botocore").debug("another's")
+    logging.getLogger("botocore").setLevel(logging.INFO)
 
-    assert [line["message"] for line in lines.read()] == ["told"]
+    assert [line["message"] for line in lines.read()] == ["told", "another's"]
 
 
 def test_every_event_and_field_that_the_code_logs_is_in_the_catalogue():

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kclrun.observe.health import Reason, Verdict
 from kclrun.observe.metrics import METRICS
 from kclrun.observe.prometheus import Exposition
-from kclrun.observe.sample import LeaseSample, ManagerSample
+from kclrun.observe.sample import LeaseSample, ManagerSample, Outage
 
 OK = Verdict("ok")
 
@@ -69,6 +69,20 @@ def test_counts_are_read_as_they_are_and_lag_in_seconds():
     assert value(series, "kclrun_still_seconds", shard="a") == 0.5
 
 
+def test_restarts_outages_and_points_that_were_lost_are_counted():
+    shown = sample(
+        lease("a", restarts=3),
+        outages=(Outage("scan", "no", 1.0), Outage("list", "no", 1.0)),
+        unpublished_total=5,
+    )
+
+    series = read(shown)
+
+    assert value(series, "kclrun_restarts_total", shard="a") == 3
+    assert value(series, "kclrun_outages") == 2
+    assert value(series, "kclrun_metrics_unpublished_total") == 5
+
+
 def test_every_metric_of_the_table_has_its_series():
     series = read(
         sample(lease("a"), total_leases=1, total_shards=1, unclaimed_leases=0, worker_leases=1)
@@ -115,3 +129,10 @@ def test_who_it_is_stands_on_one_series_and_on_no_other():
 
     carrying = [name for name, labels in series if "owner" in dict(labels)]
     assert carrying == ["kclrun_info"]
+    [labels] = [dict(labels) for name, labels in series if name == "kclrun_info"]
+    assert labels == {
+        "application": "orders",
+        "stream": "flights",
+        "owner": "kclrun::h:n",
+        "version": "0.1.0",
+    }

@@ -11,6 +11,7 @@ import pytest
 
 from kclrun.errors import AccessDenied, OutcomeUnknown, Throttled, Unavailable
 from kclrun.model.record import Measurement, Statistics
+from kclrun.observe import publishing
 from kclrun.observe.logs import EventLog, LineSink
 from kclrun.observe.publishing import Publisher
 from tests.patience import HUNG_S
@@ -90,6 +91,26 @@ def test_a_request_that_had_no_effect_is_sent_again(rig, error):
     assert outlet.asked == [["a"], ["a"]]
 
 
+@pytest.mark.parametrize(("failures", "requests", "dropped"), [(2, 3, 0), (3, 3, 1)])
+def test_a_batch_is_tried_three_times_with_a_pause_between(
+    rig, monkeypatch, failures, requests, dropped
+):
+    paused = []
+    monkeypatch.setattr(publishing, "_pause_s", lambda attempt: paused.append(attempt) or 0.0)
+    outlet = Outlet(*[Throttled("slow")] * failures)
+
+    assert rig.publish(outlet, "a") == dropped
+    assert outlet.asked == [["a"]] * requests
+    assert paused == [1, 2]
+
+
+@pytest.mark.parametrize(("attempt", "at_most_s"), [(1, 1.0), (2, 2.0)])
+def test_a_pause_is_a_second_and_then_two_at_most(monkeypatch, attempt, at_most_s):
+    monkeypatch.setattr(publishing.random, "random", lambda: 1.0)
+
+    assert publishing._pause_s(attempt) == at_most_s
+
+
 @pytest.mark.parametrize("error", [OutcomeUnknown("?"), AccessDenied("no"), ValueError("bug")])
 def test_a_request_that_may_have_counted_or_never_will_is_not_sent_again(rig, error):
     outlet = Outlet(error)
@@ -110,6 +131,42 @@ def test_an_outage_is_one_warning_and_its_end_says_what_it_cost(rig):
         "AccessDenied",
     )
     assert (second, told["dropped"]) == ("metrics_published_again", 2)
+    assert 0.0 <= told["outage_s"] < HUNG_S
+
+
+def test_each_outage_has_its_own_warning_and_counts_its_own_losses(rig):
+    outlet = Outlet(ValueError("a bug"), None, AccessDenied("no"), AccessDenied("no"), None)
+    publisher = Publisher(outlet, rig.log)
+    publisher.offer([measurement(name) for name in "abcde"])
+    publisher.close(HUNG_S)
+
+    assert publisher.dropped_total == 3
+    assert [(event, line.get("dropped")) for event, line in rig.events()] == [
+        ("metrics_not_published", None),
+        ("metrics_published_again", 1),
+        ("metrics_not_published", None),
+        ("metrics_published_again", 2),
+    ]
+
+
+def test_an_error_that_is_ours_is_told_by_its_kind(rig):
+    assert rig.publish(Outlet(ValueError("with a value")), "a") == 1
+
+    [(_, warned)] = rig.events()
+    assert (warned["error"], warned["code"]) == ("unexpected: ValueError", "")
+
+
+def test_a_close_does_not_wait_for_the_pause_of_a_service_that_is_away(rig, monkeypatch):
+    monkeypatch.setattr(publishing, "_pause_s", lambda _: HUNG_S)
+    outlet = Outlet(Throttled("slow"))
+    publisher = Publisher(outlet, rig.log)
+    publisher.offer([measurement()])
+    assert outlet.entered.wait(HUNG_S)
+
+    publisher.close(0.0)
+
+    publisher._thread.join(HUNG_S / 2)
+    assert not publisher._thread.is_alive()
 
 
 def test_who_offers_never_waits_and_what_finds_no_room_is_dropped(rig):

@@ -4,10 +4,22 @@ import msgspec
 import pytest
 
 from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, StartSpec
+from kclrun.model.lease import Lease
+from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.worker import main
 from kclrun.worker.delivery_queue import QueueLimits
-from kclrun.worker.main import hash_range, life_policy, queue_limits, table_endpoint
+from kclrun.worker.main import (
+    error_policy,
+    expiry_watch,
+    hash_range,
+    life_policy,
+    pacing,
+    queue_limits,
+    services,
+    table_endpoint,
+)
 
 ENDPOINT = WireEndpoint("http://127.0.0.1:9", "x", "x", connect_timeout_s=2.0, read_timeout_s=8.0)
 SPEC = StartSpec(
@@ -46,6 +58,41 @@ def test_no_wait_for_the_table_is_longer_than_a_quarter_of_the_failover_nor_than
 
     assert endpoint.connect_timeout_s == connect_timeout_s
     assert endpoint.read_timeout_s == read_timeout_s
+
+
+@pytest.mark.parametrize(
+    ("arn", "reference"),
+    [
+        (None, {"StreamName": "s"}),
+        ("arn:aws:kinesis:x:1:stream/t", {"StreamARN": "arn:aws:kinesis:x:1:stream/t"}),
+    ],
+)
+def test_the_clients_ask_for_the_stream_by_its_arn_where_that_is_known(arn, reference):
+    made = services(msgspec.structs.replace(SPEC, stream_arn=arn))
+
+    assert made.reader._reference == made.admin._reference == reference
+
+
+def test_waits_of_a_lease_process_that_no_setting_changes():
+    # A failover of the default, in which the manager's take holds; and a moment for user code.
+    assert (main.BEGIN_WAIT_S, main.USER_CODE_WAIT_S) == (10.0, 1.0)
+
+
+def test_reading_and_repeating_follow_the_settings():
+    spec = msgspec.structs.replace(
+        SPEC,
+        fetch=msgspec.structs.replace(SPEC.fetch, idle_s=3.0, floor_s=0.5),
+        on_error=OnErrorSpec(retries=4, backoff_s=2.5),
+        failover_s=7.0,
+    )
+    row = Lease(key="s0", checkpoint=TRIM_HORIZON, parents=("s9",), hash_range=HashRange(0, 9))
+    watch = expiry_watch(spec, row)
+
+    assert (pacing(spec).after_page(0, 0), pacing(spec).after_page(1, 0)) == (3.0, 0.5)
+    assert (error_policy(spec).retries, error_policy(spec).backoff_s) == (4, 2.5)
+    assert watch.is_listing_due(100.0)
+    watch.listing_failed(100.0)
+    assert [watch.is_listing_due(now) for now in (106.9, 107.0)] == [False, True]
 
 
 @pytest.mark.parametrize(("start", "end"), [(None, None), ("0", None), (None, "9")])

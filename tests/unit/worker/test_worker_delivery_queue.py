@@ -1,5 +1,6 @@
 """The queue: slicing, limits, and permits that come and go while the main thread is anywhere."""
 
+import select
 import threading
 import time
 
@@ -7,9 +8,11 @@ import pytest
 
 from kclrun.consuming.commands import (
     AllowDelivery,
+    AnswerCheckpoint,
     CallLeaseLost,
     CallShardEnded,
     CallShutdownRequested,
+    CheckpointAnswer,
 )
 from kclrun.consuming.delivery import ConfirmStop
 from kclrun.model.record import Record
@@ -17,8 +20,10 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.worker.delivery_queue import (
     RECORD_OVERHEAD_BYTES,
     Batch,
+    CheckpointCalls,
     DeliveryQueue,
     Exhausted,
+    Inbox,
     Page,
     QueueClosed,
     QueueLimits,
@@ -62,9 +67,11 @@ class WatchedCondition(threading.Condition):
     def __init__(self):
         super().__init__()
         self.waiting = 0
+        self.timeouts = []
 
     def wait(self, timeout=None):
         self.waiting += 1
+        self.timeouts.append(timeout)
         try:
             return super().wait(timeout)
         finally:
@@ -136,6 +143,8 @@ def test_the_totals_count_a_batch_once_user_code_has_returned_for_it(queue):
     queue.note_returned(first)
     queue.note_returned(second)
 
+    queue.note_returned(Batch((), ExtendedSequenceNumber("9"), 0, 7))
+
     view = queue.view()
     assert (view.records_total, view.batches_total, view.bytes_total) == (5, 2, 25)
 
@@ -170,6 +179,12 @@ def test_records_behind_a_page_without_any_wait_since_the_first_of_them_arrived(
     queue.put(Page(records, ExtendedSequenceNumber("3"), 0, 0))
 
     assert queue.view().unprocessed_since == 1_002.0
+
+
+def test_records_without_an_arrival_time_wait_since_an_unknown_time(queue):
+    queue.put(page(1))
+
+    assert queue.view().unprocessed_since is None
 
 
 def test_a_page_that_fits_is_handed_on_as_it_is(queue):
@@ -230,6 +245,54 @@ def test_a_full_queue_makes_the_fetcher_wait_until_a_page_is_taken(queue):
     assert fetcher.result() is True
 
 
+def test_a_page_counts_with_its_payload_and_with_200_bytes_for_each_record():
+    assert page(1, 2, 3).bytes_held == 15 + 3 * 200
+    assert page(last=1).bytes_held == 0
+
+
+@pytest.mark.parametrize(
+    ("batch_max", "records", "is_full"),
+    [(3, 29_999, False), (3, 30_000, True), (40_000, 39_999, False), (40_000, 40_000, True)],
+)
+def test_a_queue_is_full_at_30000_records_or_at_a_whole_batch(clock, batch_max, records, is_full):
+    queue = DeliveryQueue(QueueLimits(buffer_bytes=10**9, batch_max=batch_max), clock)
+    record = Record(b"", "k", "1")
+    queue.put(Page([record] * records, ExtendedSequenceNumber("1"), 0, 7))
+
+    assert queue.records_ahead_max == max(30_000, batch_max)
+    assert queue._is_full() == is_full
+
+
+@pytest.mark.parametrize(("buffer_bytes", "is_full"), [(411, False), (410, True)])
+def test_a_queue_is_full_at_its_bytes_and_takes_one_page_of_any_size(clock, buffer_bytes, is_full):
+    queue = DeliveryQueue(QueueLimits(buffer_bytes=buffer_bytes, batch_max=3), clock)
+    assert not queue._is_full()
+    queue.put(page(1, 2))  # 2 x 205 bytes
+
+    assert queue._is_full() == is_full
+
+
+@pytest.mark.parametrize(
+    ("happens", "task"),
+    [
+        (lambda queue: queue.put(page(1)), Batch),
+        (lambda queue: queue.finish((), is_expired=True), Exhausted),
+        (lambda queue: queue.call(CallLeaseLost()), CallLeaseLost),
+        (lambda queue: queue.stop_delivery(), ConfirmStop),
+        (lambda queue: queue.close(), QueueClosed),
+    ],
+    ids=["a page", "the end", "a call", "a stop", "the close"],
+)
+def test_whatever_the_main_thread_waits_for_wakes_it(queue, happens, task):
+    queue.allow_delivery(permit())
+    main = Taking(queue.next_task)
+    assert main.waits_for(queue)
+
+    happens(queue)
+
+    assert isinstance(main.result(), task)
+
+
 def test_empty_records_fill_a_queue_too(clock):
     queue = DeliveryQueue(QueueLimits(buffer_bytes=1000, batch_max=3), clock)
     empty = [Record(b"", "k", str(number)) for number in range(5)]
@@ -247,6 +310,15 @@ def test_a_closed_queue_takes_no_page_and_pauses_no_longer(queue):
     assert queue.is_closed
     assert queue.put(page(1)) is False
     assert queue.pause(60.0) is False
+
+
+def test_a_pause_ends_with_the_close(queue):
+    fetcher = Taking(lambda: queue.pause(HUNG_S))
+    assert fetcher.waits_for(queue)
+
+    queue.close()
+
+    assert fetcher.result() is False
 
 
 def test_a_pause_lasts_as_long_as_it_says(queue):
@@ -344,6 +416,56 @@ def test_a_retry_is_called_off_when_delivery_is_stopped(queue, stop, is_batch):
 
 def test_a_call_may_be_repeated_without_a_permit(queue):
     assert queue.may_try_again(0.0, is_batch=False) is True
+
+
+def calls(is_over=lambda: False):
+    made = CheckpointCalls(lambda request: None, lambda position: None, is_over)
+    made._answered = WatchedCondition()
+    return made
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_checkpoint_is_answered_at_once_and_looks_twice_a_second_whether_the_process_ends(number):
+    made = calls()
+    asking = [Taking(made.checkpointer.checkpoint) for _ in range(number)]
+    until(lambda: made._answered.waiting == number)
+    # Only the answer wakes them now.
+    assert set(made._answered.timeouts) == {0.5}
+    with made._answered:
+        waits = threading.Condition.wait
+        made._answered.wait = lambda timeout=None: waits(made._answered, HUNG_S)
+
+    for request in range(1, number + 1):
+        made.answer(AnswerCheckpoint(request, CheckpointAnswer.DURABLE))
+
+    assert [each.result() for each in asking] == [None] * number
+    assert (made._answers, made._waiting) == ({}, set())
+
+
+def test_an_answer_that_no_thread_waits_for_is_not_kept():
+    made = calls()
+
+    made.answer(AnswerCheckpoint(1, CheckpointAnswer.DURABLE))
+
+    assert made._answers == {}
+
+
+def test_an_inbox_gives_what_was_posted_once_in_order_and_never_waits():
+    inbox = Inbox()
+
+    def is_readable():
+        return select.select([inbox], [], [], 0.0)[0] == [inbox]
+
+    assert not is_readable()
+    assert inbox.take() == []
+    for event in ("a", "b", "c"):
+        inbox.post(event)
+
+    assert is_readable()
+    assert inbox.take() == ["a", "b", "c"]
+    assert not is_readable()
+    assert inbox.take() == []
+    inbox.close()
 
 
 def test_the_time_in_user_code_is_counted(queue, clock):

@@ -1,7 +1,9 @@
 """The fetch thread over the embedded Kinesis model: the pitfalls D1 to D6, each a test."""
 
 import time
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from kclrun.codec.aggregator import build_aggregate
@@ -120,6 +122,29 @@ def until(condition, most_s=HUNG_S):
 @pytest.fixture
 def shard():
     return Shard()
+
+
+@pytest.mark.parametrize(
+    ("error", "pause"),
+    [
+        (EXPIRED, 0.0),
+        (THROTTLED, "after throttle"),
+        (KMS, "after error"),
+        (MalformedBody("cut off"), "after error"),
+    ],
+)
+def test_what_follows_a_failed_request_is_a_pause_by_its_kind(shard, error, pause):
+    class Named(Pacing):
+        def after_throttle(self, chance):
+            return "after throttle"
+
+        def after_error(self, chance):
+            return "after error"
+
+    thread = Fetching(shard, pacing=Named(1.0)).thread
+
+    assert thread._pause_after(error, time.monotonic()) == pause
+    assert (thread._outage._since is not None) == (pause == "after error")
 
 
 def test_an_expired_iterator_goes_on_after_the_last_record_received(shard):
@@ -351,6 +376,19 @@ def test_records_that_expired_before_a_start_are_reported_and_reading_goes_on():
     [(last, text)] = fetching.lost
     assert last == position
     assert "keeps records for 24 h" in text
+
+
+def test_records_are_lost_after_what_was_fetched_last_or_else_after_the_checkpoint(shard):
+    at, fetched = ExtendedSequenceNumber("5"), ExtendedSequenceNumber("7")
+    fetching = Fetching(shard, checkpoint=at)
+    thread = fetching.thread
+    thread._head = SimpleNamespace(took=lambda page: False, loss=lambda: "gone")
+
+    thread._check_head(None)
+    thread.view = msgspec.structs.replace(thread.view, fetched=fetched)
+    thread._check_head(None)
+
+    assert fetching.lost == [(at, "gone"), (fetched, "gone")]
 
 
 def test_a_listing_that_fails_is_no_evidence_and_is_made_again(shard):

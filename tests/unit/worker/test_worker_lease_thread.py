@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,6 +28,7 @@ from kclrun.model.shard import ChildShard, HashRange, Shard
 from kclrun.model.wire import WireEndpoint
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
+from kclrun.protocol.status import WorkerState
 from kclrun.protocol.writes import Applied, Throttled
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
@@ -248,6 +250,7 @@ def test_a_manager_that_drains_and_one_that_is_gone(stage):
     assert stage.table.read("s0").checkpoint == p(20)
     assert stage.told(reports.LeaseReleased)[0].position == p(20)
     assert stage.queue.is_closed
+    assert stage.segment.slot(0).read().state is WorkerState.FINISHED
 
 
 def test_a_thread_that_broke_ends_the_lease_thread_and_is_its_failure(stage):
@@ -346,6 +349,141 @@ class Stalls:
         return list(self.thread._events)
 
 
+class Waits(Stalls):
+    """The same thread, its waits recorded: each takes as long as it may, and `late_s` more."""
+
+    def __init__(self, monkeypatch, deadline):
+        super().__init__()
+        self.asked_s, self.late_s = [], 0.0
+        self.thread._life = SimpleNamespace(next_deadline=lambda _: deadline)
+        self.thread._inbox = Inbox()
+        self.thread._line = SimpleNamespace(filenos=lambda: (), hear=list)
+        monkeypatch.setattr("kclrun.worker.lease_thread.select.select", self._select)
+
+    def _select(self, readable, _, __, timeout_s):
+        assert readable == [self.thread._inbox.fileno()]
+        self.asked_s.append(timeout_s)
+        self.now += timeout_s + self.late_s
+
+    def wait(self):
+        self.thread._wait()
+        return [each for each in self.thread._events if isinstance(each, on.ThreadStalled)]
+
+
+@pytest.mark.parametrize(
+    ("deadline", "later", "wait_s"),
+    [
+        (1e9, None, 1.0),
+        (100.25, None, 0.25),
+        (1e9, 100.5, 0.5),
+        (1e9, 109.0, 1.0),
+        (99.0, None, 0.0),
+    ],
+)
+def test_a_wait_ends_at_the_next_deadline_and_after_a_second_at_the_latest(
+    monkeypatch, deadline, later, wait_s
+):
+    waits = Waits(monkeypatch, deadline)
+    if later is not None:
+        waits.thread._later.append((later, 0, None))
+
+    waits.wait()
+    waits.thread._inbox.close()
+
+    assert waits.asked_s == [wait_s]
+
+
+@pytest.mark.parametrize(
+    ("worked_s", "asking_s", "late_s", "stalled"),
+    [
+        (0.0, 0.0, 0.9, []),
+        (0.0, 0.0, 1.5, [1.5]),
+        (3.0, 0.0, 0.0, [3.0]),
+        # A slow service is no stall.
+        (3.0, 2.5, 0.0, []),
+        (3.0, 1.0, 1.25, [2.0, 1.25]),
+    ],
+)
+def test_work_that_is_not_a_request_and_a_late_wake_up_are_stalls(
+    monkeypatch, worked_s, asking_s, late_s, stalled
+):
+    waits = Waits(monkeypatch, 1e9)
+    waits.wait()
+    waits.now += worked_s
+    waits.thread._asking_s = asking_s
+    waits.late_s = late_s
+
+    told_of = waits.wait()
+    waits.thread._inbox.close()
+
+    assert [each.stalled_s for each in told_of] == stalled
+    assert waits.thread._asking_s == 0.0
+
+
+def test_a_write_and_a_look_up_count_as_asking_and_work_does_not():
+    stalls = Stalls()
+    thread = stalls.thread
+
+    def write(_change):
+        stalls.now += 2.0
+        return Applied(None)
+
+    thread._rows = lambda: None
+    thread._reporter = SimpleNamespace(note_send=lambda _: None)
+    thread._table = SimpleNamespace(write=write)
+    thread._send(changes.Renew("s0", ME, 5))
+    assert thread._asking_s == 2.0
+
+    def fails():
+        stalls.now += 3.0
+        raise Unavailable("503")
+
+    thread._ask(fails, on.LookUpFailed)
+    assert thread._asking_s == 5.0
+    assert thread._events[-1] == on.LookUpFailed("503")
+
+
+def test_a_thread_that_broke_wakes_the_lease_thread():
+    thread = Stalls().thread
+    thread._inbox = Inbox()
+
+    thread.break_off(ZeroDivisionError())
+
+    assert thread._inbox.take() == [on.Ticked()]
+    thread._inbox.close()
+
+
+def test_a_write_that_the_core_no_longer_wants_is_not_sent_and_a_late_checkpoint_always():
+    thread, sent = Stalls().thread, []
+    renew, late = changes.Renew("s0", ME, 5), changes.LateCheckpoint("s0", ME, p(10), p(20))
+    thread._life = SimpleNamespace(own=SimpleNamespace(pending=None))
+    thread._send = sent.append
+
+    thread._perform(do.SendWrite(renew))
+    thread._perform(do.SendLateCheckpoint(late))
+    thread._life.own.pending = renew
+    thread._perform(do.SendWrite(renew))
+
+    assert sent == [late, renew]
+
+
+def test_writes_are_sent_in_the_order_of_their_times_and_none_before():
+    stalls = Stalls()
+    thread, sent = stalls.thread, []
+    thread._perform_now = sent.append
+    commands = [do.SendWrite(None, not_before) for not_before in (102.0, 101.0, 100.0, None)]
+    for command in commands:
+        thread._perform(command)
+    assert sent == commands[2:]
+
+    for now in (100.9, 101.0, 102.0):
+        stalls.now = now
+        thread._do_what_waited()
+
+    assert sent == [*commands[2:], commands[1], commands[0]]
+    assert thread._later == []
+
+
 def test_a_second_late_is_told_and_less_is_not():
     stalls = Stalls()
 
@@ -428,6 +566,8 @@ def test_a_lease_thread_that_stood_still_itself_does_not_count_that_time():
 
     assert watch.look(1600.0) is None
     assert watch.look(1600.0 + LOOK_S_MAX) is None
+    # Looks that are far apart count two seconds each.
+    assert [watch.look(1700.0 + 100 * n) is None for n in range(3)] == [True, True, False]
 
 
 def test_the_silence_allowed_follows_the_time_outs():

@@ -179,6 +179,21 @@ def test_each_report_of_the_core_reaches_the_ring_and_rings(slot, report):
     assert slot.doorbell.answer()
 
 
+@pytest.mark.parametrize(
+    ("tell", "transition"),
+    [
+        (lambda to: to.warn("slow"), reports.ProcessWarned("slow")),
+        (lambda to: to.records_lost(p(20), "gone"), reports.RecordsExpired(p(20), "gone")),
+    ],
+)
+def test_what_other_threads_tell_reaches_the_ring_and_rings_too(slot, tell, transition):
+    tell(slot.reporter)
+
+    (entry,) = slot.ring.drain()
+    assert decode_report(entry) == transition
+    assert slot.doorbell.answer()
+
+
 # An outage
 
 

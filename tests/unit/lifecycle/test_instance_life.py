@@ -3,7 +3,6 @@
 import pytest
 
 from kclrun.lifecycle.instance import (
-    HEARTBEAT_EVERY_S,
     BecameReady,
     Complete,
     CompletionAnswered,
@@ -82,7 +81,9 @@ def test_each_notice_drains_once_and_says_so_once(look, notice):
     second = one.handle(look, 6.0)
 
     assert [each.notice for each in acts(first)] == [notice]
-    assert notes(first) == ["instance_notice"]
+    [note] = [each for each in first if isinstance(each, Note)]
+    said = {"action": "terminate", "deadline_s": 120.0} if look == interrupted() else {}
+    assert note == Note("instance_notice", {"reason": notice.value, **said})
     assert second == ()
 
 
@@ -209,7 +210,8 @@ def test_a_group_that_is_away_for_an_hour_is_asked_no_more():
             now += 0.5
 
     assert told == ["lifecycle_not_completed"]
-    assert 3_500.0 < now <= 3_600.0
+    # Every 8 s at the end; 3,599 s is the last time within the hour.
+    assert now == 3_599.0
 
 
 def test_hooks_without_a_known_group_are_one_warning():
@@ -217,7 +219,13 @@ def test_hooks_without_a_known_group_are_one_warning():
 
     first = one.handle(Identified(ME), 0.0)
 
-    assert notes(first) == ["instance_watched", "lifecycle_not_completed"]
+    watched, warned = first
+    me = {"instance": ME.instance_id, "zone": ME.zone, "hook": "ready, drained"}
+    assert watched == Note("instance_watched", me)
+    assert (warned.event, warned.fields["hook"]) == ("lifecycle_not_completed", "ready, drained")
+    assert "InstanceMetadataTags" in warned.fields["action"]
+    assert not InstanceLife(InstancePolicy()).is_identified
+    assert one.is_identified
     assert acts(one.handle(BecameReady(), 1.0)) == []
     one.handle(ENDED, 2.0)
     assert acts(one.handle(Drained(), 3.0)) == []
@@ -231,6 +239,9 @@ def test_the_group_may_be_known_from_the_tag_and_the_settings_go_first():
     for one in (by_tag, by_settings):
         one.handle(Identified(tagged), 0.0)
 
+    [watched] = InstanceLife(InstancePolicy()).handle(Identified(tagged), 0.0)
+    assert watched.fields["group"] == "by-tag"
+    assert "hook" not in watched.fields
     [asked] = acts(by_tag.handle(BecameReady(), 1.0))
     [set_] = acts(by_settings.handle(BecameReady(), 1.0))
 
@@ -246,8 +257,10 @@ def test_the_termination_hook_is_completed_after_the_last_lease_and_never_before
 
     first = acts(one.handle(ENDED, 0.0))
     draining = acts(one.handle(Ticked(), 0.5))
-    drained = acts(one.handle(Drained(), 1.0))
+    said = one.handle(Drained(), 1.0)
+    drained = acts(said)
 
+    assert notes(said) == [], "the group waits for us, not we for the group"
     assert first == [Drain(NoticeKind.GROUP_TERMINATES), Heartbeat(TERMINATION)]
     assert draining == []
     assert drained == [Complete(TERMINATION)]
@@ -271,7 +284,7 @@ def test_a_drain_that_takes_long_asks_for_more_time_again_and_again():
         if half_seconds == 1:
             one.handle(HeartbeatAnswered(TERMINATION, LATER), now)
 
-    assert [at for at, _ in beats] == [HEARTBEAT_EVERY_S * each for each in range(1, 7)]
+    assert [at for at, _ in beats] == [10.0 * each for each in range(1, 7)]
 
 
 def test_one_heartbeat_is_under_way_at_a_time_and_none_after_the_drain():
@@ -287,12 +300,33 @@ def test_one_heartbeat_is_under_way_at_a_time_and_none_after_the_drain():
 def test_a_refused_heartbeat_is_told_once():
     one = life()
     one.handle(ENDED, 0.0)
-    told = []
+    said = []
     for now in (1.0, 12.0, 23.0):
-        told += notes(one.handle(HeartbeatAnswered(TERMINATION, REFUSED), now))
-        one.handle(Ticked(), now + 10.0)
+        said += one.handle(HeartbeatAnswered(TERMINATION, REFUSED), now)
+        assert acts(one.handle(Ticked(), now + 10.0)) == [Heartbeat(TERMINATION)]
 
-    assert told == ["lifecycle_not_completed"]
+    fields = {"hook": "drained", "group": "orders", "reason": "no heartbeat"}
+    fields |= {"code": "AccessDenied", "error": "no"}
+    assert said == [Note("lifecycle_not_completed", fields)]
+
+
+@pytest.mark.parametrize("answer", [LATER, UNKNOWN, GONE])
+def test_a_heartbeat_that_had_no_effect_is_repeated_and_not_worth_a_line(answer):
+    one = life()
+    one.handle(ENDED, 0.0)
+
+    assert one.handle(HeartbeatAnswered(TERMINATION, answer), 1.0) == ()
+    assert acts(one.handle(Ticked(), 9.9)) == []
+    assert acts(one.handle(Ticked(), 10.0)) == [Heartbeat(TERMINATION)]
+
+
+def test_a_heartbeat_that_the_group_took_is_a_line():
+    one = life()
+    one.handle(ENDED, 0.0)
+
+    said = one.handle(HeartbeatAnswered(TERMINATION, DONE), 1.0)
+
+    assert said == (Note("lifecycle_heartbeat", {"hook": "drained", "group": "orders"}),)
 
 
 def test_who_was_drained_by_a_notice_stays_until_the_group_ends_the_machine():
@@ -301,7 +335,7 @@ def test_who_was_drained_by_a_notice_stays_until_the_group_ends_the_machine():
 
     drained = one.handle(Drained(), 1.0)
 
-    assert notes(drained) == ["lifecycle_awaited"]
+    assert drained == (Note("lifecycle_awaited", {"hook": "drained", "group": "orders"}),)
     assert one.stays
     assert acts(one.handle(ENDED, 600.0)) == [
         Drain(NoticeKind.GROUP_TERMINATES),
@@ -338,6 +372,16 @@ def test_whoever_was_asked_to_stop_before_the_notice_does_not_stay():
     assert not one.stays
 
 
+@pytest.mark.parametrize("notices", [(RECOMMENDED, interrupted("stop")), (interrupted(),)])
+def test_a_machine_that_is_replaced_stays_whatever_notice_follows(notices):
+    one = life()
+    for notice in notices:
+        one.handle(notice, 0.0)
+    one.handle(Drained(), 1.0)
+
+    assert one.stays
+
+
 def test_who_was_noticed_before_it_was_asked_to_stop_stays_for_its_machine():
     one = life()
     one.handle(RECOMMENDED, 0.0)
@@ -371,22 +415,22 @@ def completing():
     one = life()
     one.handle(ENDED, 0.0)
     one.handle(HeartbeatAnswered(TERMINATION, DONE), 0.0)
-    assert acts(one.handle(Drained(), 0.0)) == [Complete(TERMINATION)]
+    assert acts(one.handle(Drained(), 1.0)) == [Complete(TERMINATION)]
     return one
 
 
 def answered(one, answers):
-    """Give these answers, each as soon as it was asked for; (events told, when they were)."""
-    now = 0.0
+    """Give these answers, each as soon as it was asked for; (events told, after how long)."""
+    now = 1.0
     for answer in answers:
         told = notes(one.handle(CompletionAnswered(TERMINATION, answer), now))
         if told:
-            return told, now
+            return told, now - 1.0
         began = now
         while not acts(one.handle(Ticked(), now)):
             now += 0.5
             assert now < began + 60.0, "it is never asked again"
-    return [], now
+    return [], now - 1.0
 
 
 def test_a_throttled_completion_is_asked_again_slower_each_time():
@@ -396,11 +440,29 @@ def test_a_throttled_completion_is_asked_again_slower_each_time():
 def test_a_group_that_never_answers_holds_the_stop_up_for_half_a_minute_and_no_longer():
     one = completing()
 
-    told, now = answered(one, [LATER] * 100)
-
-    assert told == ["lifecycle_not_completed"]
-    assert 15.0 <= now <= 30.0
+    # 1 + 2 + 4 + 8 + 8 s; eight more would be above 30.
+    assert answered(one, [LATER] * 100) == (["lifecycle_not_completed"], 23.0)
     assert not one.stays
+
+
+def test_the_line_of_an_end_says_which_hook_how_often_it_was_asked_for_and_what_came_last():
+    one = completing()
+    one.handle(CompletionAnswered(TERMINATION, LATER), 2.0)
+    assert acts(one.handle(Ticked(), 3.0)) == [Complete(TERMINATION)]
+
+    [note] = one.handle(CompletionAnswered(TERMINATION, REFUSED), 5.5)
+
+    assert note == Note(
+        "lifecycle_not_completed",
+        {
+            "hook": "drained",
+            "group": "orders",
+            "attempts": 2,
+            "seconds": 5.5 - 1.0,
+            "code": "AccessDenied",
+            "error": "no",
+        },
+    )
 
 
 def test_a_hook_that_is_gone_is_asked_for_thrice_because_the_wait_may_begin_late():
