@@ -160,7 +160,7 @@ def test_a_change_outside_of_functions_may_be_met_by_any_test():
 def test_a_test_file_is_recorded_anew_once_what_it_rests_on_has_changed(tmp_path):
     tests = tmp_path / "tests"
     tests.mkdir()
-    for name in ("test_a.py", "test_b.py", "test_slow.py", "rig.py"):
+    for name in ("test_a.py", "test_b.py", "test_slow.py", "rig.py", "table.yaml"):
         (tests / name).touch()
     (tmp_path / "product.py").touch()
     asked = []
@@ -175,7 +175,7 @@ def test_a_test_file_is_recorded_anew_once_what_it_rests_on_has_changed(tmp_path
         if changed is not None:
             changed.write_text(changed.read_text() + "#")
         asked.clear()
-        assert set(recorded(tmp_path, tests, tmp_path / "kept.json", record)) == {
+        assert set(recorded(tmp_path, ("tests",), tmp_path / "kept.json", record)) == {
             "tests/test_a.py",
             "tests/test_b.py",
             "tests/test_slow.py",
@@ -186,7 +186,8 @@ def test_a_test_file_is_recorded_anew_once_what_it_rests_on_has_changed(tmp_path
     assert after() == []
     assert after(tests / "test_a.py") == [["tests/test_a.py"]]
     assert after(tmp_path / "product.py") == [["tests/test_b.py"]]
-    assert after(tests / "rig.py") == [["tests/test_a.py", "tests/test_b.py"]]
+    for shared in ("rig.py", "table.yaml"):
+        assert after(tests / shared) == [["tests/test_a.py", "tests/test_b.py"]]
 
 
 TESTS = """

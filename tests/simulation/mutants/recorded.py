@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -30,18 +30,27 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 def recorded(
-    root: Path, tests: Path, kept: Path, record: Callable[[list[str]], list[Meeting] | str]
+    root: Path,
+    folders: Sequence[str],
+    kept: Path,
+    record: Callable[[list[str]], list[Meeting] | str],
 ) -> Mapping[str, Recorded] | str:
-    """By test file below `tests`. `record` runs the stale ones, and says so if they fail."""
+    """By test file below `folders`. `record` runs the stale ones, and says so if they fail."""
     known = _read(kept)
-    files = [str(file.relative_to(root)) for file in sorted(tests.rglob("test_*.py"))]
+    there = [
+        str(file.relative_to(root))
+        for folder in folders
+        for suffix in ("py", "yaml")
+        for file in sorted((root / folder).rglob(f"*.{suffix}"))
+    ]
+    files = [each for each in there if Path(each).match("test_*.py")]
     stale = [file for file in files if file not in known or not _is_fresh(root, known[file])]
     if stale:
         meetings = record(stale)
         if isinstance(meetings, str):
             return meetings
         without = {file: Recorded({file: _digest(root / file)}, ()) for file in stale}
-        known = {**known, **without, **_by_file(root, tests, meetings)}
+        known = {**known, **without, **_by_file(root, sorted({*there}.difference(files)), meetings)}
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_bytes(msgspec.json.encode(known))
     return {file: known[file] for file in files}
@@ -73,9 +82,7 @@ def files_for(
     return files, Order(tuple(one.test for at in ranked for one in meeting[at]), hung_after_s)
 
 
-def _by_file(root: Path, tests: Path, meetings: list[Meeting]) -> dict[str, Recorded]:
-    shared = [str(each.relative_to(root)) for each in tests.rglob("*.py")]
-    shared = [each for each in shared if not Path(each).name.startswith("test_")]
+def _by_file(root: Path, shared: list[str], meetings: list[Meeting]) -> dict[str, Recorded]:
     found = {}
     for file, group in groupby(sorted(meetings, key=lambda each: each.test), key=_file_of):
         own = tuple(group)
