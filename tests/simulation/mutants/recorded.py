@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.simulation.mutants.meeting import Meeting, Order
+from tests.simulation.mutants.meeting import IMPORT, Meeting, Order
 
 # A test hangs once it takes ten times what it took without the bug, and a minute more: the load of
 # the machine may come meanwhile.
@@ -62,9 +62,12 @@ def files_for(
     """The test files that can notice a change of `line` of `file`, and the order of their tests.
 
     Those that meet it, the quickest first; then those that start processes, which may meet it, and
-    for what stands outside of functions all others: a constant is met by who imports it.
+    for what makes constants, in a function or outside of one, all others: any test may use them.
     """
     function = _function_at(source, line)
+    every = [one for each in records.values() for one in each.meetings]
+    if any(one.test.endswith(IMPORT) and (file, function) in one.met for one in every):
+        function = None
     meeting, maybe = {}, []
     for tests, each in records.items():
         there = [one for one in each.meetings if _meets(one, file, function)]

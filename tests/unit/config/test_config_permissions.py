@@ -77,6 +77,8 @@ ACCESS_KEY = "AKIA" + "IOSFODNN7EXAMPLE"
         {"options": {"Password": "abc"}},
         {"spark": {"conf": {"spark.hadoop.fs.s3a.secret.key": "abc"}}},
         {"spark": {"conf": {"spark.hadoop.fs.s3a.access.key": "abc"}}},
+        {"options": {"password": 5}},
+        {"options": {"password": "x${DB_PASSWORD}"}},
     ],
 )
 def test_what_looks_like_a_credential_is_refused_and_not_repeated(tree: object) -> None:
@@ -86,8 +88,9 @@ def test_what_looks_like_a_credential_is_refused_and_not_repeated(tree: object) 
     assert ACCESS_KEY not in str(caught.value)
 
 
-def test_a_secret_from_the_environment_may_be_named() -> None:
+def test_a_secret_from_the_environment_may_be_named_and_a_name_that_ends_like_one() -> None:
     refuse_secrets({"options": {"password": "${DB_PASSWORD}", "key_column": "id"}})
+    refuse_secrets({"options": {"ask_password": "never", "sort.column": "id", "password": {}}})
 
 
 def test_a_file_that_its_owners_private_group_may_write_is_trusted(tmp_path):

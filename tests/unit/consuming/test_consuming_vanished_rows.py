@@ -106,12 +106,14 @@ def test_past_the_fence_nothing_is_written_again():
     assert driver.queue == type(driver.queue)()
 
 
-def test_a_row_that_somebody_else_created_meanwhile_is_not_ours():
+@pytest.mark.parametrize("faults", [[], ["dropped"]])
+def test_a_row_that_somebody_else_created_meanwhile_is_not_ours(faults):
     driver = Driver().begin()
     driver.vanish()
     driver.now += 3.0
     driver.tell(events.Ticked())
     driver._perform(driver.queue.popleft())
+    driver.faults += faults  # of our creation
     driver.table.write(changes.CreateLease(Lease(key=KEY, checkpoint=TRIM_HORIZON)))
 
     driver.settle()

@@ -236,6 +236,7 @@ def test_the_sync_of_a_year_of_generations_needs_no_deep_recursion():
     assert [created.key for created in plan.leases] == ["s0"]
 
 
+@pytest.mark.alone
 def test_a_scan_of_ten_thousand_leases_of_a_thousand_owners_is_planned_in_time():
     from kclrun.leases import events as e
     from kclrun.leases.manager import LeaseManager

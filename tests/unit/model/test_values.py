@@ -108,6 +108,7 @@ def test_the_slot_of_an_owner_is_its_host_and_that_of_another_is_itself():
 def test_the_bounds_of_a_lease_are_those_that_are_documented():
     assert (FAILOVER_MIN_S, FAILOVER_MAX_S) == (1.0, 900.0)
     assert ASK_STALE_AFTER_S == 30.0
+    assert WRITTEN_AGAIN_AHEAD == 5_000
 
 
 def test_a_row_written_again_is_ahead_of_whatever_a_java_worker_can_have_counted():
@@ -239,6 +240,7 @@ def test_each_mode_has_an_advice_of_its_own_and_an_unknown_one_says_so():
 
 def test_an_endpoint_is_verified_and_reached_without_a_proxy_unless_it_says_else():
     endpoint = WireEndpoint("https://kinesis.example", "eu-west-1", "eu-west-1")
+    assert (endpoint.connect_timeout_s, endpoint.read_timeout_s) == (5.0, 10.0)
 
     assert (endpoint.verify, endpoint.ca_bundle, endpoint.proxies) == (True, None, {})
 
