@@ -603,6 +603,24 @@ def test_a_full_disk_can_be_waited_for(tmp_path: Path):
     assert numbers_in(tmp_path) == list(range(5))
 
 
+def test_of_a_row_that_failed_half_way_and_that_user_code_does_without_no_byte_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        batch(rows, 1)
+        rows.make_durable(at(1))
+        rows.begin_batch()
+        rows.emit({"n": 2})
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", Fault(1).wrap("pwrite", os.pwrite))
+            with pytest.raises(SinkError, match="pwrite"):
+                rows.emit({"n": 3, "pad": "x" * emitted_rows.BUFFER_BYTES_MAX})
+        rows.end_batch(at(3))
+        rows.make_durable(at(3))
+
+        assert numbers_in(tmp_path) == [1, 2]
+
+
 def test_after_a_failed_sync_nothing_is_promised_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -85,7 +85,7 @@ def test_without_arguments_a_run_is_as_an_application_that_sets_nothing():
 
     assert defaults["batch_max"] == settings.fetch.batch_max
     assert defaults["uncheckpointed_max"] == settings.checkpoint.uncheckpointed_max
-    assert defaults["checkpoint"] == settings.checkpoint.every == "auto"
+    assert (defaults["checkpoint"], defaults["retries"]) == ("auto", 0)
     (processor,) = run.processors
     context = processor.context
     assert context.uncheckpointed_max == settings.checkpoint.uncheckpointed_max
