@@ -44,14 +44,15 @@ COPIED: Final = (
     "pyproject.toml",
     "README.md",
 )
-# Where a package's quick tests are, beside its own folder of tests/unit.
+# Folders and files of a package's quick tests, beside its own folder of tests/unit.
 QUICK: Final[Mapping[str, tuple[str, ...]]] = {
     "consuming": ("tests/scenarios",),
     "leases": ("tests/scenarios",),
     "protocol": (
-        "tests/unit/aws",
+        "tests/unit/aws/test_aws_expressions.py",
+        "tests/unit/aws/test_aws_rows.py",
         "tests/unit/consuming",
-        "tests/unit/leases",
+        "tests/unit/leases/test_lease_writing.py",
         "tests/scenarios",
     ),
 }

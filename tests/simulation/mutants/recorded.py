@@ -31,17 +31,18 @@ class Recorded(msgspec.Struct, frozen=True):
 
 def recorded(
     root: Path,
-    folders: Sequence[str],
+    places: Sequence[str],
     kept: Path,
     record: Callable[[list[str]], list[Meeting] | str],
 ) -> Mapping[str, Recorded] | str:
-    """By test file below `folders`. `record` runs the stale ones, and says so if they fail."""
+    """By test file of `places` (folders and files). `record` runs the stale ones, and says so if
+    they fail."""
     known = _read(kept)
     there = [
         str(file.relative_to(root))
-        for folder in folders
-        for suffix in ("py", "yaml")
-        for file in sorted((root / folder).rglob(f"*.{suffix}"))
+        for place in places
+        for file in sorted([root / place, *(root / place).rglob("*")])
+        if file.suffix in {".py", ".yaml"}
     ]
     files = [each for each in there if Path(each).match("test_*.py")]
     stale = [file for file in files if file not in known or not _is_fresh(root, known[file])]

@@ -196,6 +196,24 @@ def test_records_that_expired_unread_are_reported_and_nothing_else_is(what):
     assert len(losses(start, pages)[0]) == reported
 
 
+@pytest.mark.parametrize(
+    ("start", "pages", "is_asked"),
+    [
+        # The least retention is a day; a checkpoint is younger than half of it as a rule.
+        (AT_ONE, [page_of(NOW - DAY_S / 2, first=7)], True),
+        (AT_ONE, [page_of(NOW - DAY_S / 2 + 1, first=7)], False),
+        (AT_ONE, [page_of(NOW - DAY_S)], False),
+        (OLDEST, [page_of(NOW - DAY_S, first=7)], False),
+        (OLDEST, [page_of(NOW - DAY_S), page_of(NOW)], False),
+        (OLDEST, [page_of(NOW - DAY_S - 1), page_of(NOW)], True),
+    ],
+)
+def test_only_what_may_be_a_loss_costs_a_call_for_the_retention(start, pages, is_asked):
+    watch = HeadWatch(start)
+
+    assert [watch.took(page) for page in pages] == [False] * (len(pages) - 1) + [is_asked]
+
+
 def test_a_stream_that_keeps_records_longer_is_asked_about_once_an_hour():
     pages = [page_of(NOW - 3 * DAY_S + s, served=NOW + s) for s in range(0, 7200, 60)]
 

@@ -276,8 +276,11 @@ def test_what_is_no_number_of_a_shard_is_left_as_it_is(name):
     assert spelled_out(name) == short_name(name) == name
 
 
-def test_a_number_that_is_no_shard_id_keeps_its_zeros():
-    assert short_name("007") == "007"
+@pytest.mark.parametrize(
+    "name", ["007", "shardId-", "shardId-0x2", "shardId-٣", "orders:shardId-a"]
+)
+def test_what_is_no_shard_id_is_not_made_shorter(name):
+    assert short_name(name) == name
 
 
 def test_text_of_others_moves_no_cursor_and_stays_on_its_line_unless_lines_are_kept():

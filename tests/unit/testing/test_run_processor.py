@@ -342,6 +342,9 @@ def test_user_records_of_an_aggregate_share_a_number():
     run = run_processor(Echo, [*records, make_record("c", ordinal=4)], batch_max=1)
 
     assert [r.sub_sequence_number for r in records] == [0, 1]
+    single = make_record(ordinal=3)
+    assert records[1].sequence_number == single.sequence_number
+    assert records[1].approximate_arrival_timestamp == single.approximate_arrival_timestamp
     assert all(r.aggregated and r.sequence_number == records[0].sequence_number for r in records)
     assert texts(run.rows) == "abc"
 
