@@ -107,10 +107,12 @@ def test_the_life_after_a_crash_has_the_next_fencing_token():
     class Notes(Echo):
         def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
             tokens.append((self.context.fencing_token, batch.fencing_token))
+            assert batch.millis_behind_latest == 0
 
-    replay(Notes, "ab", crash_after=1)
+    run = replay(Notes, "ab", crash_after=1)
 
     assert tokens == [(1, 1), (2, 2)]
+    assert run.delivered == 3, "one of them twice"
 
 
 def test_a_row_is_refused_after_a_call_that_raised():
@@ -230,6 +232,20 @@ def test_shard_ended_is_called_again_when_it_raised():
 
     assert texts(run.rows) == "ab."
     assert [call.name for call in run.calls].count("shard_ended") == 2
+
+
+def test_records_given_again_do_not_put_the_crash_off():
+    failures = [OSError("gone for a moment")]
+
+    class Stumbles(Echo):
+        def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+            if failures:
+                raise failures.pop()
+
+    run = run_processor(Stumbles, "abcdef", retries=1, batch_max=2, crash_after=3)
+
+    assert run.crashed
+    assert [call.records for call in run.calls[1:]] == [2, 2, 1]
 
 
 def test_initialize_is_called_again_on_an_instance_of_its_own():
