@@ -7,6 +7,7 @@ import pytest
 
 from kclrun.config.file_permissions import read_trusted, refuse_secrets
 from kclrun.errors import SettingsError
+from tests.support.descriptors import open_descriptors
 
 
 @pytest.fixture
@@ -42,6 +43,17 @@ def test_a_file_of_another_user_is_refused(file: Path) -> None:
 
     with pytest.raises(SettingsError, match="belongs to user 12345"):
         read_trusted(file)
+
+
+def test_a_file_is_read_up_to_a_million_bytes_and_left_closed(file: Path) -> None:
+    before = open_descriptors()
+    file.write_text("#" * 1_000_000)
+    assert len(read_trusted(file)) == 1_000_000
+
+    file.write_text("#" * 1_000_001)
+    with pytest.raises(SettingsError, match="longer than 1,000,000 bytes"):
+        read_trusted(file)
+    assert open_descriptors() <= before
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
