@@ -52,7 +52,9 @@ QUICK: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/unit/aws/test_aws_expressions.py",
         "tests/unit/aws/test_aws_rows.py",
         "tests/unit/consuming",
+        "tests/unit/leases/test_lease_pieces.py",
         "tests/unit/leases/test_lease_writing.py",
+        "tests/unit/model/test_values.py",
         "tests/scenarios",
     ),
 }

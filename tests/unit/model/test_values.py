@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from kclrun.errors import InvariantViolation
 from kclrun.model.instance import InstanceLook
 from kclrun.model.lease import (
     ASK_STALE_AFTER_S,
@@ -33,6 +34,8 @@ from kclrun.model.text import escaped, escaped_in_json, harmless
 from kclrun.model.time import backoff_s
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.protocol import writes as changes
+from kclrun.protocol.conditions import WRITES
+from kclrun.protocol.status import LeaseStatus, WorkerState
 
 KEY, ME, YOU = LeaseKey("s"), "kclrun::here:a", "kclrun::there:b"
 READS_SINCE = 5 * FAILOVER_MAX_S
@@ -138,6 +141,48 @@ def test_a_change_writes_its_own_row_or_those_that_it_creates():
     assert changes.keys_of(changes.CreateLease(rows[1])) == ("b",)
     assert changes.keys_of(changes.CreateChildren(rows, (changes.EndedParent(KEY),))) == ("a", "b")
     assert changes.keys_of(changes.Claim(KEY, ME, 3)) == (KEY,)
+
+
+DIED = DiedOn("host", at(1))
+
+
+@pytest.mark.parametrize(
+    ("change", "mistake"),
+    [
+        (changes.Take(KEY, ME, "java", 3, 10.0, "LATEST", forced=True), None),
+        (changes.Take(KEY, ME, YOU, 3, 10.0, "LATEST"), None),
+        (changes.Take(KEY, ME, YOU, 3, 10.0, "LATEST", forced=True), "by force, not kclrun::there"),
+        (changes.Take(KEY, ME, None, 3, 10.0, "LATEST", forced=True), "by force, not None"),
+        (changes.Offer(KEY, ME, 3, at(1), at(1), died_on=DIED), None),
+        (changes.Offer(KEY, ME, 3, at(2), at(1), YOU), None),
+        (changes.Offer(KEY, ME, 3, at(2), at(1), died_on=DIED), "has no position or receiver"),
+        (changes.Offer(KEY, ME, 3, at(1), at(1), YOU, DIED), "has no position or receiver"),
+        (changes.LateCheckpoint(KEY, ME, at(1), at(2)), None),
+        (changes.LateCheckpoint(KEY, ME, at(1), SHARD_END), "never SHARD_END"),
+        (changes.LateCheckpoint(KEY, ME, TRIM_HORIZON, LATEST), "never LATEST"),
+        (changes.NameChildren(KEY, ME, 3, frozenset({"c"})), None),
+        (changes.NameChildren(KEY, ME, 3, frozenset()), "children"),
+        (changes.Renew(KEY, ME, 3), None),
+    ],
+)
+def test_a_write_that_no_condition_could_stop_is_not_sent(change, mistake):
+    write = WRITES[type(change)]
+    if mistake is None:
+        write.refuse_mistake(change)
+        return
+    with pytest.raises(InvariantViolation, match=mistake):
+        write.refuse_mistake(change)
+
+
+def test_the_status_of_a_process_says_nothing_that_it_was_not_given_and_its_states_are_stored():
+    status = LeaseStatus(pid=1, incarnation=1, state=WorkerState.STARTING)
+
+    said = {name: getattr(status, name) for name in status.__struct_fields__[3:]}
+    assert {name: value for name, value in said.items() if value} == {"millis_behind_latest": -1}
+    assert " ".join(state.name for state in sorted(WorkerState)) == (
+        "STARTING CLAIMING PROCESSING ENDING OFFERING HALTED LOST FINISHED"
+    )
+    assert sorted(WorkerState) == [*range(1, 9)]
 
 
 # Records.
