@@ -320,6 +320,9 @@ def test_where_the_renewal_fails_the_fence_is_a_shorter_failover_after_it_was_he
         pytest.param(
             1.0, [(0.0, 2.0), (1.5, 1.5)], fence_instant(START + 1.0, 2.0), id="each bounds it"
         ),
+        pytest.param(
+            1.0, [(0.0, 30.0), (0.5, 12.0)], fence_instant(START + 1.5, 12.0), id="longer before"
+        ),
     ],
 )
 def test_the_fence_before_a_renewal_under_the_failovers_that_were_heard_of(after_s, heard, fence):
