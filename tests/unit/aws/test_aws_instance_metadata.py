@@ -12,6 +12,7 @@ from kclrun.errors import SettingsError, Unavailable
 from kclrun.model.instance import InstanceIdentity, InstanceLook, Interruption, TargetState
 from kclrun.model.time import WallTime
 from tests.patience import HUNG_S
+from tests.processes.instance_rig import metadata
 from tests.processes.instance_rig.metadata import INSTANCE_ID, FakeMetadata
 
 
@@ -124,6 +125,14 @@ def test_a_service_without_sessions_is_no_ec2(service, imds, status):
     service.status = status
 
     with pytest.raises(Unavailable):
+        imds.identify()
+
+
+@pytest.mark.parametrize("token", ["", "a\nb", "é", "x" * 5000])
+def test_a_session_that_cannot_be_a_header_is_no_ec2(service, imds, monkeypatch, token):
+    monkeypatch.setattr(metadata.secrets, "token_urlsafe", lambda _: token)
+
+    with pytest.raises(Unavailable, match="no session"):
         imds.identify()
 
 
