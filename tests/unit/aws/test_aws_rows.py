@@ -247,7 +247,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 def test_a_broken_row_is_named_as_one(name: str) -> None:
     row = {key: value for key, value in (MINIMAL | BROKEN[name]).items() if value is not None}
 
-    with pytest.raises(BrokenRow):
+    with pytest.raises(BrokenRow, match=r"^row '.*': \S"):
         decode_row(row)
 
 
