@@ -128,6 +128,15 @@ def test_a_service_without_sessions_is_no_ec2(service, imds, status):
         imds.identify()
 
 
+@pytest.mark.parametrize("status", [400, 403, 500, 503])
+def test_an_item_that_cannot_be_had_now_is_not_taken_for_an_absent_one(service, imds, status):
+    assert imds.look() == InstanceLook()
+    service.status = status
+
+    with pytest.raises(Unavailable, match=f"HTTP {status}"):
+        imds.look()
+
+
 @pytest.mark.parametrize("token", ["", "a\nb", "é", "x" * 5000])
 def test_a_session_that_cannot_be_a_header_is_no_ec2(service, imds, monkeypatch, token):
     monkeypatch.setattr(metadata.secrets, "token_urlsafe", lambda _: token)
