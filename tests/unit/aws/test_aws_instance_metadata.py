@@ -36,6 +36,13 @@ def test_an_instance_says_who_it_is(service, imds):
     assert imds.identify().group == "orders"
 
 
+@pytest.mark.parametrize(("length", "is_name"), [(0, False), (1, True), (255, True), (256, False)])
+def test_a_group_has_a_name_that_auto_scaling_allows(service, imds, length, is_name):
+    service.items["tags/instance/aws:autoscaling:groupName"] = "g" * length
+
+    assert imds.identify().group == ("g" * length if is_name else None)
+
+
 def test_nothing_awaits_an_instance_as_a_rule(service, imds):
     assert imds.look() == InstanceLook()
 
