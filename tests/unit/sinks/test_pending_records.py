@@ -232,6 +232,21 @@ def test_a_slowed_shard_whose_only_request_failed_is_sent_it_again():
         core.fail(slowed, Unavailable("no", operation="PutRecords"), now=now, chance=0.5)
 
 
+@pytest.mark.parametrize("order", [(low, high), (high, low)])
+def test_a_request_with_records_of_a_slowed_shard_is_not_sent_at_full_speed(order):
+    core = pending()
+    core.add(low(0))
+    core.settle(request := core.take(now=0.0, hurried=True), refused(request), now=0.0)
+    assert request.is_full_speed
+    for number, of_shard in enumerate(order, 1):
+        core.add(of_shard(number))
+
+    together = core.take(now=core.due_at(0.0, hurried=True) + 1.0, hurried=True)
+
+    assert {shard_of(put) for put in together.entries} == {LOW, HIGH}
+    assert not together.is_full_speed
+
+
 def test_a_refusing_shard_slows_down_by_itself():
     core = pending()
     for number in range(300):
