@@ -106,6 +106,14 @@ def test_a_session_that_is_always_refused_is_no_loop(service, imds):
     assert len(service.asked) < 10
 
 
+def test_a_session_that_was_given_and_is_refused_is_replaced_once(service, imds, monkeypatch):
+    monkeypatch.setattr(service, "_begin_session", lambda *_: (200, {}, b"another's"))
+
+    with pytest.raises(Unavailable, match="the session is refused"):
+        imds.look()
+    assert [method for method, _ in service.asked] == ["PUT", "GET", "PUT", "GET"]
+
+
 def test_a_service_that_hangs_costs_one_short_wait(service):
     imds = Imds(service.url, timeout_s=0.3)
     service.hang()

@@ -90,6 +90,13 @@ def test_a_number_of_the_environment_is_read_as_long_as_a_line_shows_it() -> Non
     assert "got what ${N} stands for" in refusal("leases: {max: '${N}'}", N=least(61))
 
 
+@pytest.mark.parametrize(
+    "more", ["fetch: {idle: 200ms}", "leases: {failover: 1s}", "leases: {failover: 15m}\nstall: 1h"]
+)
+def test_the_bounds_of_a_duration_belong_to_it(more: str) -> None:
+    assert settings(more) != settings()
+
+
 def test_everything_wrong_is_told_at_once() -> None:
     told = refusal("leases: {max: 0, hop: 1}\nstall: x").splitlines()
 

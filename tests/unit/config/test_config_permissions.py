@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kclrun.config.file_permissions import read_trusted, refuse_secrets
+from kclrun.config.file_permissions import read_trusted, refuse_secrets, write_new
 from kclrun.errors import SettingsError
 from tests.support.descriptors import open_descriptors
 
@@ -54,6 +54,19 @@ def test_a_file_is_read_up_to_a_million_bytes_and_left_closed(file: Path) -> Non
     with pytest.raises(SettingsError, match="longer than 1,000,000 bytes"):
         read_trusted(file)
     assert open_descriptors() <= before
+
+
+def test_a_new_file_is_trusted_whatever_the_umask_is(tmp_path: Path) -> None:
+    path, former = tmp_path / "new" / "app.yaml", os.umask(0)
+    try:
+        write_new(path, "é")
+    finally:
+        os.umask(former)
+
+    assert path.stat().st_mode & 0o7777 == 0o644
+    assert read_trusted(path) == "é"
+    with pytest.raises(FileExistsError):
+        write_new(path, "")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
