@@ -256,7 +256,7 @@ def open_aggregates(
     """
     if not records:
         return _as_list(records)
-    no_part_is_full = (USER_RECORDS_MAX + 1) * len(records)
+    no_part_is_full = USER_RECORDS_MAX * len(records)  # before the last record
     ((opened, _),) = open_in_parts(
         records, no_part_is_full, kpl_range=kpl_range, hash_range=hash_range
     )

@@ -63,7 +63,7 @@ def documented(text: str, **constraints: Any) -> msgspec.Meta:
 SHARDS_MAX: Final = 500
 
 
-class FillSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FillSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The data that is put into an embedded stream while the application runs."""
 
     source: Annotated[FunctionRef, documented("module:function that yields (key, data) pairs")]
@@ -75,7 +75,7 @@ class FillSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
 
 
-class ReshardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReshardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One split or merge of an embedded stream during the fill."""
 
     after: Annotated[float, documented("share of the fill after which it happens", ge=0, le=1)]
@@ -87,7 +87,7 @@ class ReshardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = None
 
 
-class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The content of the embedded AWS."""
 
     shards: Annotated[
@@ -112,7 +112,7 @@ _HookName = Annotated[
 ]
 
 
-class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The reaction to the life cycle of the EC2 instance that this runs on."""
 
     watch: Annotated[
@@ -153,7 +153,7 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return self.rebalance == "drain"
 
 
-class StreamSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One of several streams of an application, and its own settings."""
 
     name: Annotated[StreamName, documented("stream name or ARN")]
@@ -181,7 +181,7 @@ def stream_name(stream: str) -> str:
     return stream.rpartition("/")[2]
 
 
-class AwsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AwsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The address of AWS, and the identity to use there."""
 
     region: Annotated[
@@ -202,7 +202,7 @@ class AwsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = Duration(60)
 
 
-class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How leases are taken, kept and cleaned up."""
 
     max: Annotated[int, documented("most leases this machine takes", ge=1, le=1024)] = 64
@@ -228,7 +228,7 @@ class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tags: Annotated[dict[str, str], documented("tags of a table created by kclrun")] = {}
 
 
-class EnvironmentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EnvironmentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which environment variables lease processes get: those of kclrun, unless narrowed."""
 
     only: Annotated[
@@ -240,7 +240,7 @@ class EnvironmentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     ] = None
 
 
-class FetchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FetchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How records are read."""
 
     mode: Annotated[Literal["polling"], documented("how records are read")] = "polling"
@@ -257,7 +257,7 @@ class FetchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = "keep"
 
 
-class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True):
     """When progress is made durable."""
 
     every: Annotated[
@@ -270,7 +270,7 @@ class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     ] = 100_000
 
 
-class OnErrorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OnErrorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The reaction when the processor raises."""
 
     retries: Annotated[
@@ -281,7 +281,7 @@ class OnErrorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = Duration(1)
 
 
-class OutputSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where emitted rows, or on Spark the rows of the pipeline's DataFrame, go."""
 
     path: Annotated[
@@ -303,7 +303,7 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
 
 
-class SparkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How it runs with engine: spark."""
 
     master: Annotated[
@@ -324,7 +324,7 @@ class SparkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = {}
 
 
-class ShutdownSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ShutdownSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a stop proceeds."""
 
     grace: Annotated[
@@ -332,7 +332,7 @@ class ShutdownSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = Duration(60)
 
 
-class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The content and format of the log."""
 
     level: Annotated[
@@ -343,7 +343,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = "auto"
 
 
-class CloudWatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CloudWatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Metrics to CloudWatch, which bills each metric by the month, and each request."""
 
     namespace: Annotated[
@@ -363,7 +363,7 @@ class CloudWatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     ] = "application"
 
 
-class ObserveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ObserveSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The view of this machine from outside: metrics and health."""
 
     listen: Annotated[
@@ -378,7 +378,7 @@ class ObserveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = None
 
 
-class StartAtLeases(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StartAtLeases(msgspec.Struct, frozen=True, kw_only=True):
     """The position of a fleet's application, for a query that goes on from there."""
 
     leases: Annotated[
@@ -390,7 +390,7 @@ class StartAtLeases(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return f"the leases of {self.leases}"
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """One application, whole."""
 
     application: Annotated[TableName, documented("names the lease table and the owner's files")]

@@ -69,9 +69,8 @@ class Ledger:
         self._covered = len(self.rows)
 
     def crash(self) -> None:
-        """The process crashed: rows and deliveries that no checkpoint covers are undone."""
+        """The process crashed: rows that no checkpoint covers are undone."""
         del self.rows[self._covered :]
-        self.delivered = self.position
 
 
 Mode = Literal["auto", "batch", "manual"]

@@ -1,4 +1,6 @@
-"""What is claimed of kclrun beside, and under, the real KCL. Each scenario asserts, and gives its figures.
+"""What is claimed of kclrun beside the real KCL, and of the embedded Kinesis under it.
+
+Each scenario asserts, and gives its figures.
 
 All but one take a version of the KCL. Times in figures are measured, not judged: limits only mean
 that something hangs. Where a claim is about time itself ("no move for a minute") it says so.

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from kclrun.consuming import commands, events
+from kclrun.consuming.states import FINAL, State
 from kclrun.consuming.states import LATE as LATE_IN
-from kclrun.consuming.states import State
 from kclrun.errors import InvariantViolation
 from kclrun.protocol import reports, writes
 from tests.unit.consuming.lease_driver import KEY, ME, OTHER, Driver, child, p
@@ -199,6 +199,27 @@ def test_the_table_has_a_cell_for_each_state_and_event_and_no_other():
     assert {state: list(row) for state, row in _table().items()} == {
         state.value: list(EVENTS) for state in State
     }
+
+
+# After how many seconds the next tick is due. `failover` is 9 s: the claim expires with it, and
+# renewals go out every 2.975 s. A loss waits 30 s for the batch under way.
+TICKS_AFTER_S = {State.CLAIMING: 9.0, State.LOSING: 30.0}
+# Where user code has got no records, or a checkpoint covers them all.
+HAS_NOTHING_UNDONE = {
+    *(State.CLAIMING, State.INITIALIZING, State.UNCLAIMED),
+    *(State.ENDED, State.RELEASED, State.FAILED),
+}
+
+
+@pytest.mark.parametrize("state", State, ids=lambda each: each.value)
+def test_a_state_says_when_it_ticks_and_whether_records_come_again(state):
+    driver = REACHED[state]()
+    life, now = driver.life, driver.now
+
+    assert life.has_undone == (state not in HAS_NOTHING_UNDONE)
+    assert life.is_finished == (state in FINAL)
+    if state not in FINAL:
+        assert life.next_deadline(now) - now == pytest.approx(TICKS_AFTER_S.get(state, 2.975))
 
 
 @pytest.mark.parametrize("state", State, ids=lambda each: each.value)

@@ -150,20 +150,28 @@ def test_only_tests_that_can_notice_a_change_are_run_the_quickest_first():
     assert chosen_for(6, *MEETINGS) == (("b.py", "d.py"), ("b.py::quick",))
 
 
-def test_a_change_outside_of_functions_may_be_met_by_any_test():
-    files, first = chosen_for(1, *MEETINGS)
+@pytest.mark.parametrize(
+    ("line", "meetings"),
+    [
+        pytest.param(1, MEETINGS, id="outside of functions"),
+        pytest.param(6, (*MEETINGS, met("c.py::", 0.1, INNER)), id="called as a file is imported"),
+    ],
+)
+def test_a_change_of_what_makes_constants_may_be_met_by_any_test(line, meetings):
+    files, first = chosen_for(line, *meetings)
 
-    assert files == ("a.py", "b.py", "c.py", "d.py")
-    assert first == chosen_for(7, *MEETINGS)[1]
+    assert set(files) == {"a.py", "b.py", "c.py", "d.py"}
+    assert tuple(each for each in first if each != "c.py::") == chosen_for(7, *MEETINGS)[1]
 
 
 def test_a_test_file_is_recorded_anew_once_what_it_rests_on_has_changed(tmp_path):
     tests = tmp_path / "tests"
     tests.mkdir()
-    for name in ("test_a.py", "test_b.py", "test_slow.py", "rig.py"):
+    for name in ("test_a.py", "test_b.py", "rig.py", "table.yaml"):
         (tests / name).touch()
+    (tmp_path / "test_slow.py").touch()
     (tmp_path / "product.py").touch()
-    asked = []
+    places, asked = ("tests", "test_slow.py"), []
 
     def record(files):
         asked.append(files)
@@ -175,24 +183,27 @@ def test_a_test_file_is_recorded_anew_once_what_it_rests_on_has_changed(tmp_path
         if changed is not None:
             changed.write_text(changed.read_text() + "#")
         asked.clear()
-        assert set(recorded(tmp_path, tests, tmp_path / "kept.json", record)) == {
+        assert set(recorded(tmp_path, places, tmp_path / "kept.json", record)) == {
             "tests/test_a.py",
             "tests/test_b.py",
-            "tests/test_slow.py",
+            "test_slow.py",
         }
         return asked
 
-    assert after() == [["tests/test_a.py", "tests/test_b.py", "tests/test_slow.py"]]
+    assert after() == [["tests/test_a.py", "tests/test_b.py", "test_slow.py"]]
     assert after() == []
     assert after(tests / "test_a.py") == [["tests/test_a.py"]]
     assert after(tmp_path / "product.py") == [["tests/test_b.py"]]
-    assert after(tests / "rig.py") == [["tests/test_a.py", "tests/test_b.py"]]
+    for shared in ("rig.py", "table.yaml"):
+        assert after(tests / shared) == [["tests/test_a.py", "tests/test_b.py"]]
 
 
 TESTS = """
 import os, runpy, subprocess, threading, time
 
-called = runpy.run_path(os.path.abspath("kclrun/some.py"))["called"]
+some = runpy.run_path(os.path.abspath("kclrun/some.py"))
+called = some["called"]
+MADE = some["made"]()
 
 def test_far(): pass
 def test_near():
@@ -208,7 +219,7 @@ def test_that_starts_one(): subprocess.run(["true"])
 def played(tmp_path):
     """Plays the tests of a checkout of their own, some of them by name."""
     (tmp_path / "kclrun").mkdir()
-    (tmp_path / "kclrun" / "some.py").write_text("\ndef called(): pass\n")
+    (tmp_path / "kclrun" / "some.py").write_text("\ndef called(): pass\ndef made(): pass\n")
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "pytest.ini").touch()
 
@@ -232,6 +243,7 @@ def test_what_a_test_calls_is_recorded_in_threads_too_and_for_that_test_alone(pl
     assert done.returncode == 0, done.stdout + done.stderr
     meetings = msgspec.json.decode(record.read_bytes(), type=list[Meeting])
     assert [(each.test, set(each.met), each.starts_processes) for each in meetings] == [
+        ("test_some.py::", {("kclrun/some.py", 3)}, False),
         ("test_some.py::test_far", set(), False),
         ("test_some.py::test_near", {("kclrun/some.py", 2)}, False),
         ("test_some.py::test_that_starts_one", set(), True),

@@ -3,8 +3,8 @@
 Unlike the planted bugs, nobody chose these. Each run copies the checkout, changes one spot in the
 copy, and runs the tests that are named for the package there: real processes see the bug too,
 because PYTHONPATH puts the copy before the installed package. The checkout is never written.
-Of a package's unit tests only those are run that call the changed function, and the files of tests
-that start processes, without slow ones: they come with the wider tests.
+Of a package's unit tests and tables only those are run that call the changed function, and the
+files of tests that start processes, without slow ones: they come with the wider tests.
 
 Left out is what no run can tell apart: annotations, messages of errors, and whether a struct is
 frozen, made by keywords, or looked at by the garbage collector. mypy holds the first two of those.
@@ -44,7 +44,21 @@ COPIED: Final = (
     "pyproject.toml",
     "README.md",
 )
-# Tests beside the package's own unit tests, for what those let live. Cheap first.
+# Folders and files of a package's quick tests, beside its own folder of tests/unit.
+QUICK: Final[Mapping[str, tuple[str, ...]]] = {
+    "consuming": ("tests/scenarios",),
+    "leases": ("tests/scenarios",),
+    "protocol": (
+        "tests/unit/aws/test_aws_expressions.py",
+        "tests/unit/aws/test_aws_rows.py",
+        "tests/unit/consuming",
+        "tests/unit/leases/test_lease_pieces.py",
+        "tests/unit/leases/test_lease_writing.py",
+        "tests/unit/model/test_values.py",
+        "tests/scenarios",
+    ),
+}
+# Tests for what the quick ones let live. Cheap first.
 WIDER: Final[Mapping[str, tuple[str, ...]]] = {
     "aws": (
         "tests/contract",
@@ -56,13 +70,11 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
     "codec": ("tests/properties", "tests/fuzz"),
     "compat": ("tests/properties/test_compat_kclpy.py",),
     "consuming": (
-        "tests/scenarios/test_consuming_table.py",
         "tests/simulation/test_storms.py",
         "tests/simulation/test_tiny_worlds.py",
     ),
     "ipc": ("tests/properties/test_ipc.py", "tests/processes/test_ledger_kills.py"),
     "leases": (
-        "tests/scenarios",
         "tests/properties/test_leases_balance.py",
         "tests/properties/test_doctor_healthy.py",
         "tests/simulation/test_storms.py",
@@ -80,6 +92,7 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/processes/test_application_stops.py",
         "tests/processes/test_application_stalls.py",
     ),
+    "protocol": ("tests/contract", "tests/simulation/test_tiny_worlds.py"),
     "simulation": ("tests/simulation/test_storms.py",),
     "sinks": (
         "tests/properties/test_sinks_emitted_rows.py",
@@ -93,7 +106,7 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
 }
 PACKAGES: Final = (
     "aws", "cli", "codec", "compat", "config", "consuming", "ipc", "leases", "lifecycle", "local",
-    "manager", "model", "observe", "simulation", "sinks", "spark", "testing", "worker",
+    "manager", "model", "observe", "protocol", "simulation", "sinks", "spark", "testing", "worker",
 )  # fmt: skip
 KEPT: Final = ROOT / "build" / "mutants"
 # Far above what a package's unit tests take (the slowest, spark, 100 s on two cores). A bug that
@@ -313,7 +326,11 @@ def _recorded(copy: Path, package: str) -> Mapping[str, Recorded] | str:
             return f"{verdict}: {failures.read_text().strip()}" if failures.exists() else verdict
         return msgspec.json.decode(into.read_bytes(), type=list[Meeting])
 
-    return recorded(copy, copy / "tests" / "unit" / package, KEPT / f"{package}.json", record)
+    return recorded(copy, _quick_tests(package), KEPT / f"{package}.json", record)
+
+
+def _quick_tests(package: str) -> tuple[str, ...]:
+    return (f"tests/unit/{package}", *QUICK.get(package, ()))
 
 
 def _outcome(
@@ -335,7 +352,7 @@ def _outcome(
 
 
 def _judged_wider(copy: Path, package: str) -> Outcome:
-    for tests in (f"tests/unit/{package}", *WIDER.get(package, ())):
+    for tests in (*_quick_tests(package), *WIDER.get(package, ())):
         if _tried(copy, (tests,), WIDER_TESTS_MAX_S, {}, marked=None) is not None:
             return "killed by wider tests"
     return "survived"

@@ -6,6 +6,7 @@ does in processes of its own is not recorded, but that it starts some is.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
@@ -13,7 +14,7 @@ import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import pytest
@@ -24,14 +25,21 @@ ORDER: Final = "KCLRUN_TESTS_ORDER"
 # The exit code of a run that ended at a test that hangs.
 HUNG: Final = 124
 
+T = TypeVar("T")
+
 _STARTS: Final = frozenset({"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system"})
 
 # (file from the root, first line) of a function, as its code object has them.
 Function = tuple[str, int]
+# Ends the name of what is called while a test file is imported: its name, and no test of it.
+IMPORT: Final = "::"
 
 
 class Meeting(msgspec.Struct, frozen=True):
-    """One test of the run without a bug: how long it took, and the functions that it called."""
+    """One test of the run without a bug: how long it took, and the functions that it called.
+
+    Or the import of one test file: what makes its constants, or those of the product.
+    """
 
     test: str
     took_s: float
@@ -57,7 +65,18 @@ class _Recorder:
         sys.addaudithook(self._happened)
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        if not isinstance(collector, pytest.Module):
+            return (yield)
+        return (yield from self._recorded(f"{collector.nodeid}{IMPORT}"))
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        return (yield from self._recorded(item.nodeid))
+
+    def _recorded(self, name: str) -> Generator[None, T, T]:
         self._met.clear()
         self._starts_processes = False
         began = time.monotonic()
@@ -69,9 +88,8 @@ class _Recorder:
             sys.setprofile(None)
             threading.setprofile(None)
             took_s = time.monotonic() - began
-            self._meetings.append(
-                Meeting(item.nodeid, took_s, self._of_the_product(), self._starts_processes)
-            )
+            met = self._of_the_product()
+            self._meetings.append(Meeting(name, took_s, met, self._starts_processes))
 
     def pytest_sessionfinish(self) -> None:
         self._into.write_bytes(msgspec.json.encode(self._meetings))
@@ -88,7 +106,8 @@ class _Recorder:
             self._starts_processes = True
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
-        if event == "call":
+        # Bodies of modules and classes are not functions: their locals are not optimized.
+        if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             self._met.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
 
 

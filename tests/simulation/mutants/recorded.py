@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
 import msgspec
 
-from tests.simulation.mutants.meeting import Meeting, Order
+from tests.simulation.mutants.meeting import IMPORT, Meeting, Order
 
 # A test hangs once it takes ten times what it took without the bug, and a minute more: the load of
 # the machine may come meanwhile.
@@ -30,18 +30,28 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 def recorded(
-    root: Path, tests: Path, kept: Path, record: Callable[[list[str]], list[Meeting] | str]
+    root: Path,
+    places: Sequence[str],
+    kept: Path,
+    record: Callable[[list[str]], list[Meeting] | str],
 ) -> Mapping[str, Recorded] | str:
-    """By test file below `tests`. `record` runs the stale ones, and says so if they fail."""
+    """By test file of `places` (folders and files). `record` runs the stale ones, and says so if
+    they fail."""
     known = _read(kept)
-    files = [str(file.relative_to(root)) for file in sorted(tests.rglob("test_*.py"))]
+    there = [
+        str(file.relative_to(root))
+        for place in places
+        for file in sorted([root / place, *(root / place).rglob("*")])
+        if file.suffix in {".py", ".yaml"}
+    ]
+    files = [each for each in there if Path(each).match("test_*.py")]
     stale = [file for file in files if file not in known or not _is_fresh(root, known[file])]
     if stale:
         meetings = record(stale)
         if isinstance(meetings, str):
             return meetings
         without = {file: Recorded({file: _digest(root / file)}, ()) for file in stale}
-        known = {**known, **without, **_by_file(root, tests, meetings)}
+        known = {**known, **without, **_by_file(root, sorted({*there}.difference(files)), meetings)}
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_bytes(msgspec.json.encode(known))
     return {file: known[file] for file in files}
@@ -53,9 +63,12 @@ def files_for(
     """The test files that can notice a change of `line` of `file`, and the order of their tests.
 
     Those that meet it, the quickest first; then those that start processes, which may meet it, and
-    for what stands outside of functions all others: a constant is met by who imports it.
+    for what makes constants, in a function or outside of one, all others: any test may use them.
     """
     function = _function_at(source, line)
+    every = [one for each in records.values() for one in each.meetings]
+    if any(one.test.endswith(IMPORT) and (file, function) in one.met for one in every):
+        function = None
     meeting, maybe = {}, []
     for tests, each in records.items():
         there = [one for one in each.meetings if _meets(one, file, function)]
@@ -73,9 +86,7 @@ def files_for(
     return files, Order(tuple(one.test for at in ranked for one in meeting[at]), hung_after_s)
 
 
-def _by_file(root: Path, tests: Path, meetings: list[Meeting]) -> dict[str, Recorded]:
-    shared = [str(each.relative_to(root)) for each in tests.rglob("*.py")]
-    shared = [each for each in shared if not Path(each).name.startswith("test_")]
+def _by_file(root: Path, shared: list[str], meetings: list[Meeting]) -> dict[str, Recorded]:
     found = {}
     for file, group in groupby(sorted(meetings, key=lambda each: each.test), key=_file_of):
         own = tuple(group)

@@ -15,7 +15,7 @@ from botocore.exceptions import BotoCoreError
 
 from kclrun.aws.credentials import LOOPBACK_CREDENTIALS, CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session
-from kclrun.errors import AccessDenied, Unavailable
+from kclrun.errors import AccessDenied, SettingsError, Unavailable
 from kclrun.model.wire import WireCredentials
 
 
@@ -49,6 +49,15 @@ def test_without_keys_nothing_is_called_anonymously() -> None:
         CredentialSource(session()).current()
     with pytest.raises(AccessDenied, match="no AWS credentials"):
         CredentialSource(session(), endpoint_url="https://kinesis.example").current()
+
+
+@pytest.mark.parametrize("keys", [("", "secret"), ("key", "")])
+def test_keys_of_which_one_is_empty_are_refused(keys: tuple[str, str]) -> None:
+    found = session()
+    found.set_credentials(*keys)
+
+    with pytest.raises(SettingsError, match="are empty"):
+        CredentialSource(found).current()
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:4567", "http://localhost:1", "http://[::1]:1"])

@@ -170,6 +170,8 @@ def test_a_ca_bundle_comes_from_the_environment_and_must_exist(
     assert Path(default).exists()
     bundle = tmp_path / "bundle.pem"
     bundle.write_text("")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(bundle))
+    assert resolved().ca_bundle == str(bundle)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "other.pem"))
     monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
     assert resolved().ca_bundle == str(bundle)

@@ -102,6 +102,43 @@ def test_an_answer_to_a_request_that_was_cut_off_is_read_and_the_connection_is_n
 # Whole answers
 
 
+class Cut:
+    """Our end of a connection that has the pieces of an answer, one at a time."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = [piece for piece in pieces if piece]
+
+    def sendall(self, data: bytes, /) -> None: ...
+
+    def recv(self, size: int, /) -> bytes:
+        return self._pieces.pop(0) if self._pieces else b""
+
+    def recv_into(self, place: memoryview, /) -> int:
+        piece = self.recv(0)
+        taken = min(len(piece), len(place))
+        place[:taken] = piece[:taken]
+        if piece[taken:]:
+            self._pieces.insert(0, piece[taken:])
+        return taken
+
+
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@pytest.mark.parametrize("answer", [SMALL, CHUNKED, INTERIM + SMALL, INTERIM + CHUNKED])
+def test_an_answer_is_the_same_wherever_it_was_cut_on_its_way(answer: bytes) -> None:
+    cuts = [[answer[:at], answer[at:]] for at in range(len(answer))]
+    cuts += [[answer[at : at + size] for at in range(0, len(answer), size)] for size in range(1, 9)]
+
+    for pieces in cuts:
+        found, is_kept = exchange(Cut(*pieces), HEAD, b"{}", 100)
+        assert (found.status, bytes(found.body), is_kept) == (200, b"hello", True), pieces
+
+
+def test_the_bounds_of_an_answers_head_are_those_that_are_explained() -> None:
+    assert (http.HEAD_BYTES_MAX, http.INTERIM_MAX) == (65_536, 8)
+
+
 @pytest.mark.parametrize(
     ("answer", "is_kept"), [(SMALL, True), (CHUNKED, True), (UNTIL_CLOSED, False)]
 )

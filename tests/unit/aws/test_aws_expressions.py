@@ -13,6 +13,7 @@ from kclrun.model.sequence import SENTINELS, TRIM_HORIZON, ExtendedSequenceNumbe
 from kclrun.protocol.conditions import WRITES, When
 from kclrun.protocol.writes import (
     Ask,
+    Checkpoint,
     CreateChildren,
     LateCheckpoint,
     LeaseChange,
@@ -54,6 +55,17 @@ def test_every_owners_update_adds_one_to_the_counter_it_names(
     assert "leaseCounter = :next" in bound.expression.update
     assert "leaseCounter = :seen" in bound.expression.condition
     assert int(bound.values[":next"]["N"]) == int(bound.values[":seen"]["N"]) + 1
+
+
+@pytest.mark.parametrize(("sub", "may_be_absent"), [(0, True), (5, False)])
+def test_only_a_position_of_a_whole_record_is_found_without_its_sub_sequence_number(
+    sub: int, *, may_be_absent: bool
+) -> None:
+    last = ExtendedSequenceNumber("20", sub)
+    bound = bind(Checkpoint(KEY, ME, 3, ExtendedSequenceNumber("30"), last))
+
+    absent = "attribute_not_exists(checkpointSubSequenceNumber)"
+    assert (absent in bound.expression.condition) == may_be_absent
 
 
 @updates

@@ -12,6 +12,7 @@ from kclrun.errors import SettingsError, Unavailable
 from kclrun.model.instance import InstanceIdentity, InstanceLook, Interruption, TargetState
 from kclrun.model.time import WallTime
 from tests.patience import HUNG_S
+from tests.processes.instance_rig import metadata
 from tests.processes.instance_rig.metadata import INSTANCE_ID, FakeMetadata
 
 
@@ -33,6 +34,13 @@ def test_an_instance_says_who_it_is(service, imds):
     service.name_group("orders")
 
     assert imds.identify().group == "orders"
+
+
+@pytest.mark.parametrize(("length", "is_name"), [(0, False), (1, True), (255, True), (256, False)])
+def test_a_group_has_a_name_that_auto_scaling_allows(service, imds, length, is_name):
+    service.items["tags/instance/aws:autoscaling:groupName"] = "g" * length
+
+    assert imds.identify().group == ("g" * length if is_name else None)
 
 
 def test_nothing_awaits_an_instance_as_a_rule(service, imds):
@@ -98,6 +106,14 @@ def test_a_session_that_is_always_refused_is_no_loop(service, imds):
     assert len(service.asked) < 10
 
 
+def test_a_session_that_was_given_and_is_refused_is_replaced_once(service, imds, monkeypatch):
+    monkeypatch.setattr(service, "_begin_session", lambda *_: (200, {}, b"another's"))
+
+    with pytest.raises(Unavailable, match="the session is refused"):
+        imds.look()
+    assert [method for method, _ in service.asked] == ["PUT", "GET", "PUT", "GET"]
+
+
 def test_a_service_that_hangs_costs_one_short_wait(service):
     imds = Imds(service.url, timeout_s=0.3)
     service.hang()
@@ -124,6 +140,23 @@ def test_a_service_without_sessions_is_no_ec2(service, imds, status):
     service.status = status
 
     with pytest.raises(Unavailable):
+        imds.identify()
+
+
+@pytest.mark.parametrize("status", [400, 403, 500, 503])
+def test_an_item_that_cannot_be_had_now_is_not_taken_for_an_absent_one(service, imds, status):
+    assert imds.look() == InstanceLook()
+    service.status = status
+
+    with pytest.raises(Unavailable, match=f"HTTP {status}"):
+        imds.look()
+
+
+@pytest.mark.parametrize("token", ["", "a\nb", "é", "x" * 5000])
+def test_a_session_that_cannot_be_a_header_is_no_ec2(service, imds, monkeypatch, token):
+    monkeypatch.setattr(metadata.secrets, "token_urlsafe", lambda _: token)
+
+    with pytest.raises(Unavailable, match="no session"):
         imds.identify()
 
 

@@ -31,6 +31,24 @@ def test_a_block_is_sent_when_it_is_full() -> None:
     assert packer.flush() == []
 
 
+def test_only_records_of_one_open_shard_share_an_aggregate_the_lowest_hash_key_included() -> None:
+    packer = ShardPacker(SHARDS, 1.0)
+    hash_keys = (0, HALF - 1, HALF, HASH_KEY_MAX)
+    for hash_key in hash_keys:
+        assert packer.add(PutEntry(b"%d" % hash_key, "k", str(hash_key))) == ()
+
+    found = [[int(data) for _, data in opened(entry)] for entry in packer.flush()]
+
+    assert found == [[*hash_keys[:2]], [*hash_keys[2:]]]
+
+
+def test_a_hash_key_below_every_listed_range_goes_to_the_first() -> None:
+    packer = ShardPacker(SHARDS[1:2], 1.0)
+    packer.add(PutEntry(b"x", "k", "0"))
+
+    assert [opened(entry) for entry in packer.flush()] == [[("k", b"x")]]
+
+
 def test_a_record_too_large_for_an_aggregate_goes_as_it_is() -> None:
     packer = ShardPacker(SHARDS, 1.0)
     large = PutEntry(b"x" * (2**20 - 8), "k")

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from kclrun.aws.expressions import bind
 from kclrun.aws.rows import ATTRIBUTES_MAX, BrokenRow, decode_page, decode_row, encode_row
-from kclrun.model.lease import Handoff, Lease, LeaseKey, OwnerId, PendingCheckpoint
+from kclrun.model.lease import (
+    DiedOn,
+    Halt,
+    Handoff,
+    Lease,
+    LeaseKey,
+    OwnerId,
+    PendingCheckpoint,
+)
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
 from kclrun.ports import ScanPage
 from kclrun.protocol.writes import NameChildren
 
+PENDING = ExtendedSequenceNumber("21")
 MINIMAL: dict[str, Any] = {
     "leaseKey": {"S": "shardId-0"},
     "leaseCounter": {"N": "3"},
@@ -61,6 +71,87 @@ def test_a_row_of_the_java_kcl_is_understood_whole() -> None:
         throughput_kbps=0.0001,
         checkpoint_owner=OwnerId("ip-10-0-0-2:77aa"),
     )
+
+
+# A row with each attribute that we write, as one that is owned, halted, offered and asked for.
+OWN_ROW: dict[str, Any] = {
+    "leaseKey": {"S": "shardId-000000000003"},
+    "leaseOwner": {"S": "kclrun:a:h:1"},
+    "leaseCounter": {"N": "7"},
+    "ownerSwitchesSinceCheckpoint": {"N": "0"},
+    "checkpoint": {"S": "20"},
+    "checkpointSubSequenceNumber": {"N": "0"},
+    "failoverMs": {"N": "10500"},
+    "startPosition": {"S": "LATEST"},
+    "streamCreatedAt": {"N": "1700000000000"},
+    "latestPinnedAt": {"N": "1700000001500"},
+    "haltReason": {"S": "why"},
+    "haltedAt": {"N": "1700000002000"},
+    "haltWaitingSince": {"N": "1700000003000"},
+    "handoffTo": {"S": "kclrun:a:h:2"},
+    "handoffAt": {"N": "1700000004000"},
+    "offeredTo": {"S": "kclrun:a:h:3"},
+    "offeredBy": {"S": "kclrun:a:h:4"},
+    "takenFrom": {"S": "java"},
+    "diedOn": {"S": "h 20 5"},
+}
+OWN_LEASE = Lease(
+    key=LeaseKey("shardId-000000000003"),
+    owner=OwnerId("kclrun:a:h:1"),
+    counter=7,
+    checkpoint=ExtendedSequenceNumber("20"),
+    failover_s=10.5,
+    start="LATEST",
+    stream_created_at=WallTime(1_700_000_000.0),
+    latest_pinned_at=WallTime(1_700_000_001.5),
+    halt=Halt("why", WallTime(1_700_000_002.0), WallTime(1_700_000_003.0)),
+    handoff=Handoff(OwnerId("kclrun:a:h:2"), WallTime(1_700_000_004.0)),
+    offered_to=OwnerId("kclrun:a:h:3"),
+    offered_by=OwnerId("kclrun:a:h:4"),
+    taken_from=OwnerId("java"),
+    died_on=DiedOn("h", ExtendedSequenceNumber("20", 5)),
+)
+
+
+def test_a_row_of_ours_has_an_attribute_for_each_field_and_is_understood_whole() -> None:
+    assert decode_row(OWN_ROW) == OWN_LEASE
+    assert encode_row(OWN_LEASE) == OWN_ROW
+
+
+@pytest.mark.parametrize(
+    ("attributes", "fields"),
+    [
+        ({"streamCreatedAt": {"N": "0"}}, {"stream_created_at": None}),
+        ({"haltedAt": None, "haltWaitingSince": None}, {"halt": Halt("why", WallTime(0.0))}),
+        ({"haltReason": None}, {"halt": None}),
+        ({"diedOn": {"S": "h 20"}}, {"died_on": None}),
+        ({"diedOn": {"N": "5"}}, {"died_on": None}),
+        ({"failoverMs": {"N": "1000"}}, {"failover_s": 1.0}),
+        ({"failoverMs": {"N": "900000"}}, {"failover_s": 900.0}),
+        ({"startingHashKey": {"S": "5"}}, {"hash_range": None}),
+        ({"endingHashKey": {"S": "5"}}, {"hash_range": None}),
+        (
+            {"startingHashKey": {"S": "5"}, "endingHashKey": {"S": "5"}},
+            {"hash_range": HashRange(5, 5)},
+        ),
+        ({"pendingCheckpoint": {"S": "21"}}, {"pending": PendingCheckpoint(PENDING)}),
+        ({"startPosition": {"S": "x" * 2048}}, {"start": "x" * 2048}),
+        ({"leaseKey": {"S": "k" * 2048}}, {"key": "k" * 2048}),
+        ({"leaseOwner": {"NULL": True}}, {"owner": None}),
+        ({"childShardIds": {"NULL": True}}, {"children": frozenset()}),
+        (
+            {"childShardIds": {"SS": ["c" * 128, *map(str, range(63))]}},
+            {"children": frozenset(["c" * 128, *map(str, range(63))])},
+        ),
+        ({f"x{n}": {"S": "y"} for n in range(ATTRIBUTES_MAX - len(OWN_ROW))}, {}),
+    ],
+)
+def test_an_attribute_that_is_absent_or_at_its_limit_is_understood(
+    attributes: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    row = {name: value for name, value in (OWN_ROW | attributes).items() if value is not None}
+
+    assert decode_row(row) == msgspec.structs.replace(OWN_LEASE, **fields)
 
 
 def test_a_minimal_row_is_a_lease() -> None:
@@ -127,10 +218,14 @@ BROKEN: dict[str, dict[str, Any]] = {
     "checkpoint is padded": {"checkpoint": {"S": "007"}},
     "owner is empty": {"leaseOwner": {"S": ""}},
     "owner is a list": {"leaseOwner": {"L": []}},
-    "owner is endless": {"leaseOwner": {"S": "x" * 5000}},
+    "owner is endless": {"leaseOwner": {"S": "x" * 2049}},
+    "key is endless": {"leaseKey": {"S": "k" * 2049}},
+    "key is empty": {"leaseKey": {"S": ""}},
     "parents are text": {"parentShardId": {"S": "shardId-1"}},
     "parents hold numbers": {"parentShardId": {"SS": [1]}},
-    "too many parents": {"parentShardId": {"SS": [str(n) for n in range(100)]}},
+    "too many parents": {"parentShardId": {"SS": [str(n) for n in range(65)]}},
+    "a parent is endless": {"parentShardId": {"SS": ["p" * 129]}},
+    "no set of parents": {"parentShardId": {"SS": "shardId-1"}},
     "hash key is no number": {"startingHashKey": {"S": "a"}, "endingHashKey": {"S": "1"}},
     "hash range is empty": {"startingHashKey": {"S": "2"}, "endingHashKey": {"S": "1"}},
     "hash range is too large": {"startingHashKey": {"S": "0"}, "endingHashKey": {"S": str(2**128)}},
@@ -144,7 +239,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "giver is a list": {"offeredBy": {"L": []}},
     "throughput is a word": {"throughputKBps": {"N": "NaN"}},
     "an attribute is no map": {"leaseOwner": "me"},
-    "too many attributes": {f"x{n}": {"S": "y"} for n in range(ATTRIBUTES_MAX)},
+    "too many attributes": {f"x{n}": {"S": "y"} for n in range(ATTRIBUTES_MAX - 2)},
 }
 
 
@@ -152,7 +247,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 def test_a_broken_row_is_named_as_one(name: str) -> None:
     row = {key: value for key, value in (MINIMAL | BROKEN[name]).items() if value is not None}
 
-    with pytest.raises(BrokenRow):
+    with pytest.raises(BrokenRow, match=r"^row '.*': \S"):
         decode_row(row)
 
 

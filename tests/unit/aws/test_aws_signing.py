@@ -20,6 +20,15 @@ def test_the_signing_key_follows_the_day_and_the_secret() -> None:
     assert authorization("one", 0.0) == first
 
 
+def test_the_signing_key_is_derived_once_a_day() -> None:
+    signer = Signer(host="h", path="/", service="kinesis", region="r")
+
+    key = signer._signing_key("one", "19700101")
+
+    assert signer._signing_key("one", "19700101") is key
+    assert signer._signing_key("one", "19700102") is not key
+
+
 def test_held_credentials_are_replaced_whole_and_shown_never() -> None:
     held = HeldCredentials(WireCredentials("AKIDCANARY", "SECRETCANARY", "TOKENCANARY"))
 

@@ -229,6 +229,7 @@ def test_ten_mebibytes_of_data_in_full_pages_stay_below_the_limit() -> None:
     base64_bytes = 4 * -(-10 * 1024 * 1024 // 3) + RECORDS_MAX * 4
 
     assert base64_bytes + RECORDS_MAX * (len(widest) + 2) < BODY_BYTES_MAX
+    assert BODY_BYTES_MAX == 49_847_680, "47.5 MiB"
 
 
 def test_a_body_above_the_limit_is_refused_before_it_is_parsed(

@@ -2,6 +2,7 @@
 
 import base64
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,20 @@ def test_a_processor_gets_its_shard_its_records_and_its_end(interfaces, version)
     assert story[3][0] == "checkpointed"
     assert story[4] == ENDS[version]
     assert [str(each) for each in done.checkpoints] == [f"{NUMBER[:-1]}1", "SHARD_END"]
+
+
+def test_a_processor_may_import_the_package_as_late_as_when_it_is_made(interfaces):
+    class Late(interfaces[3]):
+        def __init__(self):
+            super().__init__()
+            self.interface = importlib.import_module("amazon_kclpy.v3.processor")
+
+    for name in [each for each in sys.modules if each.startswith("amazon_kclpy")]:
+        del sys.modules[name]
+
+    made = run(Late).processors[-1]._processor_of_user
+
+    assert made.interface.RecordProcessorBase in interfaces[3].mro()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import pytest
 
 from kclrun.compat.kclpy.app_yaml import Script, app_yaml
+from kclrun.compat.kclpy.conversions import convert
 from kclrun.compat.kclpy.property_table import PROPERTIES, read_properties
 from kclrun.config.convert import field_types, members, plain_type
 from kclrun.config.load import settings_of
@@ -45,12 +46,12 @@ def settings(script=SCRIPT, **properties):
         ("a\\=b = 1", {"a=b": "1"}),
         ("a", {"a": ""}),
         ("a = 1\r\nb = 2\rc = 3", {"a": "1", "b": "2", "c": "3"}),
-        ("a = 1\na = 2", {"a": "2"}),
+        ("a = 1\nb = 2\na = 3", {"b": "2", "a": "3"}),
         ("a = 1\\", {"a": "1"}),
     ],
 )
 def test_properties_are_read_as_java_reads_them(text, expected):
-    assert read_properties(text) == expected
+    assert list(read_properties(text).items()) == list(expected.items())
 
 
 def test_a_broken_escape_is_told():
@@ -122,6 +123,114 @@ def test_a_property_becomes_its_setting(properties, path, expected):
         found = getattr(found, step)
 
     assert found == expected
+
+
+BESIDE = "fetch.mode: polling  # the KCL reads these shards by enhanced fan-out"
+NEW = "for shards without a lease; checkpoints in the table go on"
+ARN = "arn:aws:kinesis:eu-central-1:123456789012:stream/orders"
+ROLE = "arn:aws:iam::123456789012:role/reader"
+OTHERS = "of the credentials provider; the other providers are left to the usual chain"
+SAME = "the same on all machines, those of amazon_kclpy included"
+
+
+@pytest.mark.parametrize(
+    ("properties", "settings"),
+    [
+        ({}, [f"start: LATEST  # the default of the KCL, {NEW}", BESIDE]),
+        ({"initialPositionInStream": "LATEST"}, [f"start: LATEST  # {NEW}"]),
+        ({"initialPositionInStreamExtended": "0"}, [f"start: 1970-01-01T00:00:00Z  # {NEW}"]),
+        (
+            {"initialPositionInStreamExtended": "253402300799"},
+            [f"start: 9999-12-31T23:59:59Z  # {NEW}"],
+        ),
+        ({}, ["stream: orders  # ", "aws.region: us-east-1  # the default of amazon_kclpy"]),
+        ({"regionName": "us-west-2"}, ["aws.region: us-west-2  # "]),
+        ({"streamArn": ARN}, [f"stream: {ARN}  # comes before", "aws.region: eu-central-1  # "]),
+        ({"streamArn": ARN, "streamName": ""}, [f"stream: {ARN}  # "]),
+        ({"streamArn": ARN, "regionName": "eu-central-1"}, ["aws.region: eu-central-1  # "]),
+        (
+            {"streamArn": ARN, "regionName": "us-east-1"},
+            ["aws.region: us-east-1  # the stream's ARN says eu-central-1"],
+        ),
+        (
+            {"awsCredentialsProvider": f"S|{ROLE}"},
+            [f"aws.role_arn: {ROLE}  # of the credentials provider"],
+        ),
+        (
+            {"awsCredentialsProvider": f"S|{ROLE}|externalId=3,D"},
+            [f"aws.role_arn: {ROLE}  # {OTHERS}; its externalId has no setting: write"],
+        ),
+        ({"awsCredentialsProvider": "ProfileX|etl,D"}, [f"aws.profile: etl  # {OTHERS}"]),
+        ({"awsCredentialsProvider": "ProfileX"}, ["aws.profile"]),
+        ({"awsCredentialsProvider": "Other|etl"}, ["aws.profile", "aws.role_arn"]),
+        (
+            {"failoverTimeMillis": "999"},
+            [f"leases.failover: 1s  # 999 ms is outside 1s to 15m; {SAME}"],
+        ),
+        ({"failoverTimeMillis": "1000"}, [f"leases.failover: 1s  # {SAME}"]),
+        ({"failoverTimeMillis": "900000"}, [f"leases.failover: 15m  # {SAME}"]),
+        (
+            {"failoverTimeMillis": "900001"},
+            [f"leases.failover: 15m  # 900001 ms is outside 1s to 15m; {SAME}"],
+        ),
+        ({}, ["leases.max: 1024  # the KCL takes any number"]),
+        ({"maxLeasesForWorker": "0"}, ["leases.max: 1  # "]),
+        ({"maxLeasesForWorker": "1025"}, ["leases.max: 1024  # "]),
+        ({"maxLeasesToStealAtOneTime": "0"}, ["leases.moves_per_cycle: 1  # leases are asked for"]),
+        (
+            {"retrievalMode": "FANOUT", "maxRecords": "0"},
+            [BESIDE, "fetch.batch_max: 1  # the most in one call"],
+        ),
+        ({"retrievalMode": "default"}, [BESIDE]),
+        ({"retrievalMode": "POLLING"}, ["fetch.mode"]),
+        ({"maxRecords": "5"}, ["fetch.mode", "fetch.batch_max: 5"]),
+        ({"idleTimeBetweenReadsInMillis": "200"}, ["fetch.mode", "fetch.idle: 200ms"]),
+        ({"metricsLevel": "NONE"}, ["observe.cloudwatch.namespace", "observe.cloudwatch.detail"]),
+        ({"maxRecords": "100001"}, ["fetch.batch_max: 100000  # the most in one call"]),
+        ({"idleTimeBetweenReadsInMillis": "199"}, ["fetch.idle: 200ms  # at the tip only"]),
+        ({"taskBackoffTimeMillis": "-1"}, ["on_error.backoff: 0s  # before the same records"]),
+        (
+            {"timeoutInSeconds": "10"},
+            ["stall: 2m  # 10 s is not more than a move of a lease may take"],
+        ),
+        ({"timeoutInSeconds": "11"}, ["stall: 11s  # the one shard that stands still"]),
+        (
+            {"timeoutInSeconds": "900", "failoverTimeMillis": "2000000"},
+            ["stall: 2m  # 900 s is not"],
+        ),
+        (
+            {"timeoutInSeconds": "901", "failoverTimeMillis": "2000000"},
+            ["stall: 901s  # the one shard"],
+        ),
+        ({"shutdownGraceMillis": "0"}, ["shutdown.grace"]),
+        ({"shutdownGraceMillis": "5000"}, ["shutdown.grace: 5s  # "]),
+        (
+            {"metricsLevel": "SUMMARY"},
+            [
+                "observe.cloudwatch.namespace: orders-app  # other metrics",
+                "observe.cloudwatch.detail",
+            ],
+        ),
+        (
+            {"metricsLevel": "DETAILED"},
+            [
+                "observe.cloudwatch.namespace: orders-app  # other metrics",
+                "observe.cloudwatch.detail: shard  # CloudWatch bills",
+            ],
+        ),
+    ],
+)
+def test_a_setting_says_how_it_differs_from_its_property(properties, settings):
+    given = {name.lower(): value for name, value in (BASE | properties).items() if value}
+
+    found = [f"{setting}: {value}  # {comment}" for setting, value, comment in convert(given)]
+
+    for expected in settings:
+        name, _, value = expected.partition(": ")
+        told = [each for each in found if each.startswith(f"{name}: ")]
+        assert len(told) == bool(value)
+        for line in told:
+            assert line == expected if expected.endswith("# ") else line.startswith(expected)
 
 
 def test_an_arn_comes_before_a_name_and_says_the_region():

@@ -43,6 +43,24 @@ def test_the_schema_has_every_setting_that_the_loader_takes() -> None:
     assert set(names(Settings)) <= in_schema
 
 
+def test_the_schema_refuses_unknown_settings_and_asks_for_those_without_a_default() -> None:
+    structs = {"": json_schema()} | {
+        path: each
+        for path, told in properties(json_schema())
+        for each in (told, told.get("items", {}))
+        if "properties" in each
+    }
+
+    assert len(structs) > 15
+    assert {path for path, each in structs.items() if each["additionalProperties"]} == set()
+    assert {path: each["required"] for path, each in structs.items() if each["required"]} == {
+        "": ["application"],
+        "embedded.fill": ["source"],
+        "embedded.reshard": ["after"],
+        "streams": ["name"],
+    }
+
+
 def test_the_schema_shows_defaults_as_people_write_them() -> None:
     told = dict(properties(json_schema()))
 

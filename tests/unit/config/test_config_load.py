@@ -63,6 +63,11 @@ def test_a_section_with_everything_commented_out_has_its_defaults() -> None:
         ("log: {level: loud}", "expected debug, info, warning or error, got 'loud'"),
         ("aws: {region: off}", "aws.region: expected a text, got a switch (on or off); put it in"),
         ("leases: [1]", "leases: expected settings, got a list"),
+        ("stall: {a: 1}", "stall: expected a duration such as 10s, 250ms or 1m30s, got a mapping"),
+        ("options: [1]", "options: expected settings, one a line, got a list"),
+        ("embedded: {reshard: 5}", "embedded.reshard: expected a list, got 5"),
+        ("embedded: {reshard: {a: 1}}", "embedded.reshard: expected a list, got a mapping"),
+        ("leases: {moves_per_cycle: 0}", "moves_per_cycle: expected a whole number of at least 1"),
         (
             "processor: processors/hello.py",
             "processor: expected a text like module:Class, or kclpy:script.py, got",
@@ -75,6 +80,21 @@ def test_a_section_with_everything_commented_out_has_its_defaults() -> None:
 )
 def test_what_is_wrong_is_told_with_path_and_line(more: str, said: str) -> None:
     assert said in refusal(more)
+
+
+def test_a_number_of_the_environment_is_read_as_long_as_a_line_shows_it() -> None:
+    def least(digits: int) -> str:
+        return "0b" + "1".zfill(digits - 2)
+
+    assert settings("leases: {max: '${N}'}", N=least(60)).leases.max == 1
+    assert "got what ${N} stands for" in refusal("leases: {max: '${N}'}", N=least(61))
+
+
+@pytest.mark.parametrize(
+    "more", ["fetch: {idle: 200ms}", "leases: {failover: 1s}", "leases: {failover: 15m}\nstall: 1h"]
+)
+def test_the_bounds_of_a_duration_belong_to_it(more: str) -> None:
+    assert settings(more) != settings()
 
 
 def test_everything_wrong_is_told_at_once() -> None:

@@ -10,6 +10,7 @@ from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
 
 NOW = WallTime(1_780_000_000.0)
+DIMENSIONS = "observe.cloudwatch.dimensions"
 LEAST = "application: orders\nstream: orders\n"
 
 
@@ -66,31 +67,20 @@ def test_what_is_no_address_is_refused(listen: str | int) -> None:
             "observe.cloudwatch.namespace: expected a text of at most 255",
         ),
         ("observe: {cloudwatch: {detail: owner}}", "observe.cloudwatch.detail: expected"),
-        (
-            "observe: {cloudwatch: {dimensions: {Shard: x}}}",
-            "observe.cloudwatch.dimensions.Shard: is set by kclrun",
-        ),
-        (
-            "observe: {cloudwatch: {dimensions: {':a': x}}}",
-            "observe.cloudwatch.dimensions.:a: is no name",
-        ),
-        (
-            'observe: {cloudwatch: {dimensions: {a: "x\\ty"}}}',
-            "observe.cloudwatch.dimensions.a: expected a value of plain text",
-        ),
-        (
-            "observe: {cloudwatch: {dimensions: {a: Köln}}}",
-            "observe.cloudwatch.dimensions.a: expected a value of plain text",
-        ),
-        (
-            "observe: {cloudwatch: {dimensions: {a: ''}}}",
-            "observe.cloudwatch.dimensions.a: expected a value",
-        ),
-        (
-            "observe: {cloudwatch: {dimensions: {"
-            + ", ".join(f"d{number}: x" for number in range(29))
-            + "}}}",
-            "observe.cloudwatch.dimensions: expected at most 28",
+        *(
+            (f"observe: {{cloudwatch: {{dimensions: {dimensions}}}}}", f"{DIMENSIONS}{said}")
+            for dimensions, said in (
+                ("{Shard: x}", ".Shard: is set by kclrun"),
+                ("{':a': x}", ".:a: is no name"),
+                ("{Köln: x}", ".Köln: is no name"),
+                ("{' ': x}", ". : is no name"),
+                (f"{{{'n' * 256}: x}}", f".{'n' * 256}: is no name"),
+                ('{a: "x\\ty"}', ".a: expected a value of plain text"),
+                ("{a: Köln}", ".a: expected a value of plain text"),
+                ("{a: ''}", ".a: expected a value"),
+                (f"{{a: {'v' * 1025}}}", ".a: expected a value"),
+                (str({f"d{number}": "x" for number in range(29)}), ": expected at most 28"),
+            )
         ),
     ],
 )
@@ -99,6 +89,14 @@ def test_what_would_fail_later_is_refused_now(more: str, said: str) -> None:
         loaded(more)
 
     assert said in str(caught.value)
+
+
+def test_dimensions_up_to_the_limits_of_cloudwatch_are_taken() -> None:
+    dimensions = {f"d{number}": "x" for number in range(27)} | {"n" * 255: "v" * 1024}
+
+    observe = loaded(f"observe: {{cloudwatch: {{dimensions: {dimensions}}}}}").observe
+
+    assert observe.cloudwatch == CloudWatchSettings(dimensions=dimensions)
 
 
 def test_on_spark_it_means_nothing_and_is_named() -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kclrun.config.file_permissions import read_trusted, refuse_secrets
+from kclrun.config.file_permissions import read_trusted, refuse_secrets, write_new
 from kclrun.errors import SettingsError
+from tests.support.descriptors import open_descriptors
 
 
 @pytest.fixture
@@ -44,6 +45,30 @@ def test_a_file_of_another_user_is_refused(file: Path) -> None:
         read_trusted(file)
 
 
+def test_a_file_is_read_up_to_a_million_bytes_and_left_closed(file: Path) -> None:
+    before = open_descriptors()
+    file.write_text("#" * 1_000_000)
+    assert len(read_trusted(file)) == 1_000_000
+
+    file.write_text("#" * 1_000_001)
+    with pytest.raises(SettingsError, match="longer than 1,000,000 bytes"):
+        read_trusted(file)
+    assert open_descriptors() <= before
+
+
+def test_a_new_file_is_trusted_whatever_the_umask_is(tmp_path: Path) -> None:
+    path, former = tmp_path / "new" / "app.yaml", os.umask(0)
+    try:
+        write_new(path, "é")
+    finally:
+        os.umask(former)
+
+    assert path.stat().st_mode & 0o7777 == 0o644
+    assert read_trusted(path) == "é"
+    with pytest.raises(FileExistsError):
+        write_new(path, "")
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"cannot read .*none.yaml: No such file"):
         read_trusted(tmp_path / "none.yaml")
@@ -77,6 +102,8 @@ ACCESS_KEY = "AKIA" + "IOSFODNN7EXAMPLE"
         {"options": {"Password": "abc"}},
         {"spark": {"conf": {"spark.hadoop.fs.s3a.secret.key": "abc"}}},
         {"spark": {"conf": {"spark.hadoop.fs.s3a.access.key": "abc"}}},
+        {"options": {"password": 5}},
+        {"options": {"password": "x${DB_PASSWORD}"}},
     ],
 )
 def test_what_looks_like_a_credential_is_refused_and_not_repeated(tree: object) -> None:
@@ -86,8 +113,9 @@ def test_what_looks_like_a_credential_is_refused_and_not_repeated(tree: object) 
     assert ACCESS_KEY not in str(caught.value)
 
 
-def test_a_secret_from_the_environment_may_be_named() -> None:
+def test_a_secret_from_the_environment_may_be_named_and_a_name_that_ends_like_one() -> None:
     refuse_secrets({"options": {"password": "${DB_PASSWORD}", "key_column": "id"}})
+    refuse_secrets({"options": {"ask_password": "never", "sort.column": "id", "password": {}}})
 
 
 def test_a_file_that_its_owners_private_group_may_write_is_trusted(tmp_path):

@@ -163,6 +163,7 @@ def test_manual_at_the_cap_without_a_request_fails_with_the_reason():
     assert driver.state is State.FAILED
     failure = driver.reports(reports.ProcessorFailed)[0]
     assert "10 records were processed and none checkpointed" in failure.error
+    assert failure.attempts == 1
     assert failure.position == p(20)
     assert positions(driver) == []
 

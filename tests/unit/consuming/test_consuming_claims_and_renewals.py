@@ -319,6 +319,9 @@ def test_where_the_renewal_fails_the_fence_is_a_shorter_failover_after_it_was_he
         pytest.param(
             1.0, [(0.0, 2.0), (1.5, 1.5)], fence_instant(START + 1.0, 2.0), id="each bounds it"
         ),
+        pytest.param(
+            1.0, [(0.0, 30.0), (0.5, 12.0)], fence_instant(START + 1.5, 12.0), id="longer before"
+        ),
     ],
 )
 def test_the_fence_before_a_renewal_under_the_failovers_that_were_heard_of(after_s, heard, fence):
@@ -490,10 +493,40 @@ def test_the_next_deadline_is_the_renewals_or_the_checkpoints_whichever_comes_fi
     driver = Driver(every_s=1.0).begin()
     renewal = driver.life.own.renewal_instant
     driver.now += 0.5
+    manual = Driver("manual", every_s=1.0).begin()
+    manual.batch(20)
+
+    assert manual.life.next_deadline(manual.now) == renewal
 
     assert driver.life.next_deadline(driver.now) == renewal > START + 1.0
     driver.batch(20)
     assert driver.life.next_deadline(driver.now) == START + 1.0
+
+
+@pytest.mark.parametrize(("failover_s", "longest_s"), [(9.0, 9.0 / 8), (60.0, 3.0)])
+def test_a_write_waits_longer_each_time_up_to_an_eighth_of_failover_and_anew_after_a_success(
+    failover_s, longest_s
+):
+    driver = Driver(failover_s=failover_s).begin()
+
+    def pauses(tries):
+        driver.now = driver.life.own.renewal_instant
+        (send,) = driver.tell(events.Ticked())
+        found = []
+        for _ in range(tries):
+            slow = events.WriteResolved(send.change, NOT_APPLIED["throttled"], driver.now)
+            again = [each for each in driver.tell(slow) if isinstance(each, commands.SendWrite)]
+            found.append(again[0].not_before - driver.now)
+        applied = driver.table.write(send.change)
+        driver.tell(events.WriteResolved(send.change, applied, driver.now))
+        return found
+
+    first = pauses(12)
+
+    assert first == sorted(first)
+    assert longest_s / 2 <= first[-1] <= longest_s
+    assert pauses(2) == pytest.approx(first[:2])
+    assert first[1] > first[0]
 
 
 def test_reads_of_the_own_row_that_fail_wait_longer_each_time_and_anew_after_one_that_came():

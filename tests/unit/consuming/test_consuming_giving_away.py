@@ -118,6 +118,21 @@ def test_at_the_end_of_a_shard_an_ask_is_left_and_after_30_s_of_it_removed():
     assert [renew.drops_ask for renew in driver.sent(changes.Renew)].count(True) == 1
 
 
+def test_an_ask_that_its_asker_took_back_is_not_answered():
+    driver = Driver().begin()
+    driver.ask()
+    driver.exhaust()
+    driver.tick(3.0)
+    assert driver.life.own.row.handoff is not None
+    driver.move_row(driver.stored.checkpoint, handoff=None)
+    driver.tick(3.0)
+
+    driver.happen(events.DrainRequested("x"))
+
+    assert driver.state is State.RELEASED
+    assert len(driver.sent(changes.Release)) == 1
+
+
 def test_an_ask_that_is_replaced_is_a_new_one():
     driver = Driver().begin()
     driver.ask()

@@ -7,7 +7,7 @@ from kclrun.consuming.shard_end import OUTPUT_WAIT_S
 from kclrun.consuming.states import State
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
-from tests.unit.consuming.lease_driver import ME, NOT_KEPT, Driver, p
+from tests.unit.consuming.lease_driver import ME, NOT_KEPT, START, Driver, p
 
 STARVED = reports.ProcessorFailed(
     "process_records", "MemoryError", 3, p(30), "Traceback", is_host_fault=True
@@ -87,6 +87,20 @@ def test_before_that_it_is_waited_for():
     driver.faults.clear()
     driver.tick(3.0)
     assert driver.stored.checkpoint == p(20)
+
+
+def test_a_write_under_way_does_not_put_the_end_of_the_wait_off():
+    driver = held_up(seconds=OUTPUT_WAIT_S - 1.0)
+    while driver.life.own.pending is None:
+        driver.now = driver.life.next_deadline(driver.now)
+        driver.tell(events.Ticked())
+        assert driver.state is State.PROCESSING
+
+    driver.now = driver.life.next_deadline(driver.now)
+    driver.tell(events.Ticked())
+
+    assert driver.state is State.LOSING
+    assert driver.now == pytest.approx(START + 1.0 + OUTPUT_WAIT_S)
 
 
 def test_while_nobody_else_is_there_it_is_waited_for_without_end():

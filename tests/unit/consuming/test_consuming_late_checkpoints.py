@@ -3,12 +3,14 @@
 import pytest
 
 from kclrun.consuming import commands, events
+from kclrun.consuming.shard_end import LateWriting
 from kclrun.consuming.states import State
 from kclrun.model.sequence import SHARD_END
+from kclrun.model.time import backoff_s
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from kclrun.protocol.writes import OutcomeUnknown
-from tests.unit.consuming.lease_driver import KEY, ME, OTHER, Driver, child, p
+from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, START, Driver, child, p
 
 
 def losing(driver):
@@ -143,9 +145,21 @@ def test_it_is_sent_again_only_where_it_surely_did_not_apply(faults, sends, stor
     driver.happen(events.DeliveryStopped(), events.CallReturned())
 
     assert len(driver.sent(changes.LateCheckpoint)) == sends
+    assert driver.life.has_undone == (stored != p(20) or faults == ["reply lost"])
     assert driver.of(commands.ReadOwnRow) == []
     assert driver.stored.checkpoint == stored
     assert driver.state is State.LOST
+
+
+def test_until_its_first_answer_it_has_not_applied_and_its_pauses_begin_with_the_shortest():
+    late = LateWriting(changes.LateCheckpoint(KEY, ME, p(10), p(20)), START)
+
+    (again,) = late.resolve(NOT_APPLIED["throttled"], START, 0.5)
+
+    assert (late.is_resolved, late.has_applied) == (False, False)
+    assert again.not_before == START + backoff_s(1, 0.5)
+    assert late.resolve(NOT_APPLIED["throttled"], late.until - backoff_s(2, 0.5), 0.5) == ()
+    assert (late.is_resolved, late.has_applied) == (True, False)
 
 
 def test_a_table_that_stays_away_is_waited_for_3_s_at_most():

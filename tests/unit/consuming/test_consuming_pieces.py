@@ -8,7 +8,7 @@ from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import AnswerCheckpoint, CheckpointAnswer
 from kclrun.consuming.delivery import ErrorPolicy, GiveUp, RetryAfter, host_fault
 from kclrun.consuming.policy import FLOOR_S, Pacing, batch_records_max, first_start
-from kclrun.consuming.state_machine import DeliveryPermit
+from kclrun.consuming.state_machine import THROUGHPUT_ALPHA, DeliveryPermit, Throughput
 from kclrun.errors import (
     HostFailed,
     InvariantViolation,
@@ -19,6 +19,7 @@ from kclrun.errors import (
 from kclrun.model.lease import Lease
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
+from kclrun.model.time import Instant
 from kclrun.protocol.fence import fence_instant, renew_interval_s
 from kclrun.protocol.in_flight import has_ended_ownership
 from kclrun.protocol.writes import HandOver
@@ -29,6 +30,18 @@ DURABLE, LOST, STALE = CheckpointAnswer.DURABLE, CheckpointAnswer.LOST, Checkpoi
 
 def row(position, **fields):
     return Lease(key="s0", checkpoint=position, **fields)
+
+
+@pytest.mark.parametrize("elapsed_s", [0.5, 1.0, 4.0])
+def test_the_throughput_is_what_was_delivered_since_it_was_last_measured(elapsed_s):
+    throughput = Throughput()
+    throughput.payload_bytes = 2048
+
+    first = throughput.measure(Instant(elapsed_s))
+
+    assert first == pytest.approx(THROUGHPUT_ALPHA * 2 / elapsed_s, abs=0.01)
+    assert throughput.measure(Instant(elapsed_s)) == first, "at the same instant: as before"
+    assert throughput.measure(Instant(elapsed_s + 1.0)) < first
 
 
 # What a row says of a write whose reply was lost
@@ -73,6 +86,14 @@ def test_delivered_processed_checkpointed_follow_each_other():
     assert not ledger.has_unsaved
     assert not ledger.has_uncounted
     assert (ledger.checkpointed_total, ledger.delivered_max) == (3, 103)
+
+
+def test_what_the_row_has_already_is_not_unsaved():
+    ledger = CheckpointLedger(p(10), 100)
+
+    ledger.process(p(10))
+
+    assert not ledger.has_unsaved
 
 
 def test_a_batch_given_again_is_counted_once():

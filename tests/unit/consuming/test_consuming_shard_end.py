@@ -282,16 +282,27 @@ def test_shard_ended_may_checkpoint_and_others_who_wait_are_answered_by_the_end(
     }
 
 
-def test_manual_without_a_checkpoint_in_shard_ended_is_a_failure():
+@pytest.mark.parametrize(
+    ("in_shard_ended", "state"),
+    [((), State.FAILED), ((p(15),), State.FAILED), ((p(20),), State.ENDED), ((None,), State.ENDED)],
+)
+def test_manual_without_a_checkpoint_of_all_records_in_shard_ended_is_a_failure(
+    in_shard_ended, state
+):
     driver = Driver("manual").begin()
     driver.batch(20)
-    driver.happen(events.CheckpointRequested(1, None))
+    driver.happen(events.CheckpointRequested(1, p(12)))
+    driver.user_returns = False
 
     driver.exhaust(child("s1"))
+    driver.happen(*(events.CheckpointRequested(2, position) for position in in_shard_ended))
+    driver.user_returns = True
+    driver.happen(events.CallReturned())
 
-    assert driver.state is State.FAILED
-    assert driver.reports(reports.ProcessorFailed)[0].where == "shard_ended"
-    assert not driver.stored.is_ended
+    assert driver.state is state
+    assert driver.stored.is_ended == (state is State.ENDED)
+    failed = [(each.where, each.attempts) for each in driver.reports(reports.ProcessorFailed)]
+    assert failed == [("shard_ended", 1)] * (state is State.FAILED)
 
 
 @pytest.mark.parametrize("state", [State.CREATING, State.CLOSING])

@@ -106,12 +106,30 @@ def test_past_the_fence_nothing_is_written_again():
     assert driver.queue == type(driver.queue)()
 
 
-def test_a_row_that_somebody_else_created_meanwhile_is_not_ours():
+def test_it_is_written_again_at_the_position_to_which_a_late_checkpoint_had_moved_it():
+    driver = Driver("batch").begin()
+    driver.tell(events.BatchDelivered(p(20), 1, 1))
+    driver.tell(events.BatchProcessed(p(20)))
+    driver.move_row(p(15))
+    while not isinstance(driver.queue[0], commands.SendWrite):
+        driver.queue.popleft()
+    driver._perform(driver.queue.popleft())  # shows the position, and is sent again
+    driver.vanish()
+
+    driver.settle()
+
+    assert [change.lease.checkpoint for change in driver.sent(changes.CreateLease)] == [p(15)]
+    assert driver.stored.checkpoint == p(20)
+
+
+@pytest.mark.parametrize("faults", [[], ["dropped"]])
+def test_a_row_that_somebody_else_created_meanwhile_is_not_ours(faults):
     driver = Driver().begin()
     driver.vanish()
     driver.now += 3.0
     driver.tell(events.Ticked())
     driver._perform(driver.queue.popleft())
+    driver.faults += faults  # of our creation
     driver.table.write(changes.CreateLease(Lease(key=KEY, checkpoint=TRIM_HORIZON)))
 
     driver.settle()

@@ -134,7 +134,25 @@ def test_a_parent_that_the_row_does_not_name_is_told_even_if_its_own_row_is_unre
 
     findings = diagnose(seen, seen, circumstances())
 
-    assert [f.keys for f in findings if f.kind is Kind.PARENTS_WRONG] == [("B",)]
+    told = "the row names as parents: none; the service: A"
+    assert [(f.keys, f.evidence) for f in findings if f.kind is Kind.PARENTS_WRONG] == [
+        (("B",), told)
+    ]
+
+
+def test_parents_that_the_service_does_not_name_are_told():
+    others = [Lease(key=key, checkpoint=AT_1500, hash_range=WHOLE) for key in "AC"]
+    child = Lease(key="B", checkpoint=AT_1500, hash_range=WHOLE, parents=frozenset("CAZ"))
+    shards = (A, replace(A, shard_id="C"), Shard("B", WHOLE, "2000"))
+    seen = look(child, *others, shards=shards)
+
+    (found,) = [f for f in diagnose(seen, seen, circumstances()) if f.kind is Kind.PARENTS_WRONG]
+    over = look(
+        Lease(key="B", checkpoint=AT_1500, hash_range=WHOLE, parents=frozenset("Z")), shards=shards
+    )
+    assert Kind.PARENTS_WRONG not in kinds(diagnose(over, over, circumstances()))
+
+    assert found.evidence == "the row names as parents: A, C, Z; the service: none"
 
 
 def test_a_mend_stops_at_the_write_that_does_not_apply_and_the_others_go_on():

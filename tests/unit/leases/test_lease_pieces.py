@@ -236,6 +236,40 @@ def test_the_sync_of_a_year_of_generations_needs_no_deep_recursion():
     assert [created.key for created in plan.leases] == ["s0"]
 
 
+LOW, HIGH = HashRange(0, 49), HashRange(50, 99)
+
+
+@pytest.mark.parametrize(
+    ("number", "hash_range", "heirs"),
+    [
+        pytest.param(5, LOW, [7], id="listed: its children by name"),
+        pytest.param(6, LOW, [8], id="trimmed, with children that name it"),
+        pytest.param(1, LOW, [5], id="trimmed with its children: the eldest of its keys"),
+        pytest.param(1, HIGH, [8], id="of the other keys"),
+        pytest.param(1, HashRange(0, 99), [5, 8], id="of both"),
+        pytest.param(1, None, [], id="its keys are not known"),
+        pytest.param(9, LOW, [], id="newer than the eldest"),
+    ],
+)
+def test_the_heirs_of_a_shard_are_its_children_or_the_eldest_of_its_hash_keys(
+    number, hash_range, heirs
+):
+    def name(at):
+        return f"shardId-{at:012d}"
+
+    shards = [  # 5 and 8 have lost their parents; 0 is of the stream's beginning
+        Shard(name(0), HashRange(0, 99), "1"),
+        Shard(name(5), LOW, "1", "2", name(3)),
+        Shard(name(7), LOW, "3", None, name(5)),
+        Shard(name(8), HIGH, "3", None, name(4), name(6)),
+    ]
+
+    found = Listing(shards, 0.0, 0.0).heirs_of(lease(name(number), hash_range=hash_range))
+
+    assert [*found] == [name(each) for each in heirs]
+
+
+@pytest.mark.alone
 def test_a_scan_of_ten_thousand_leases_of_a_thousand_owners_is_planned_in_time():
     from kclrun.leases import events as e
     from kclrun.leases.manager import LeaseManager

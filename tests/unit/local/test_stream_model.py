@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound, ServiceError, Unavailable
+from kclrun.local import service as service_module
 from kclrun.local.iterators import ShardQuery
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.local.stream import PutEntry, hash_key_of
+from kclrun.local.stream import Numbering, ParsedNumber, PutEntry, hash_key_of, parse
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import HASH_KEY_MAX
 
@@ -132,6 +133,12 @@ def test_trimming_bit_by_bit_keeps_positions_and_order():
         now = START + DAY + trimmed
         page = read(kinesis, from_start(kinesis, stream, now), now, limit=2)
         assert data_of(page) == [b"%d" % i for i in range(trimmed, min(trimmed + 2, 3000))]
+        for at, first in ((trimmed - 1, trimmed), (trimmed + 1, trimmed + 1), (2999.5, 3000)):
+            timed = kinesis.iterator(
+                stream, FIRST, IteratorType.AT_TIMESTAMP, now, timestamp=START + at
+            )
+            expected = [b"%d" % i for i in range(first, min(first + 1, 3000))]
+            assert data_of(read(kinesis, timed, now, limit=1)) == expected
 
 
 def test_the_byte_bound_of_a_page_holds_after_trimming():
@@ -382,13 +389,40 @@ def test_an_iterator_begins_at_a_record_or_behind_it_and_takes_no_number_of_anot
         from_number(IteratorType.AT_SEQUENCE_NUMBER, theirs)
 
 
-def test_an_account_has_a_shard_limit():
+def test_an_account_has_a_shard_limit_over_all_its_streams(monkeypatch):
+    monkeypatch.setattr(service_module, "_SHARDS_MAX", 4)
     kinesis = service()
+    stream = made(kinesis, shards=2)
+    kinesis.create_stream("other", 1, START)
+    lower, upper = (shard.shard_id for shard in stream_shards(kinesis, stream, START))
 
-    with pytest.raises(ServiceError) as refusal:
-        made(kinesis, shards=20_001)
+    def refused(change):
+        with pytest.raises(ServiceError) as refusal:
+            change()
+        return refusal.value.code == "LimitExceededException"
 
-    assert refusal.value.code == "LimitExceededException"
+    assert refused(lambda: kinesis.create_stream("third", 2, START))
+    assert refused(lambda: kinesis.update_shard_count(stream, 4, START))
+    kinesis.split_shard(stream, lower, 2**126, START)
+    assert refused(lambda: kinesis.split_shard(stream, upper, 3 * 2**126, START))
+
+
+@pytest.mark.parametrize(("shard", "nibble"), [(0, 0), (5, 5), (37, 5)])
+def test_a_sequence_number_has_the_bits_of_aws(shard, nibble):
+    # version, generation, shard, counter, zeros, second, shard, version: most significant first.
+    parts = [(2, 4), (1_700_000_000, 36), (nibble, 4), (9, 64), (0, 8), (1_700_000_001, 36)]
+    bits = "".join(f"{value:0{width}b}" for value, width in [*parts, (shard, 32), (2, 4)])
+
+    number = Numbering(1_700_000_000, shard).number(9, 1_700_000_001)
+
+    assert number == int(bits, 2)
+    assert len(str(number)) == 56
+    assert parse(str(number)) == ParsedNumber(number, 1_700_000_000, 9, shard)
+
+
+@pytest.mark.parametrize("text", ["", "1", "x", "٣", "9" * 58, str(2**188), str((3 << 184) | 2)])
+def test_a_text_of_others_is_no_sequence_number(text):
+    assert parse(text) is None
 
 
 def test_the_token_of_a_listing_lives_for_five_minutes():

@@ -169,6 +169,11 @@ HEADS = {
         [page_of(behind_ms=DAY_S * 1000), page_of(NOW, served=NOW + 1)],
         1,
     ),
+    "behind it, with a page that does not say how far": (
+        OLDEST,
+        [page_of(NOW - DAY_S), page_of(behind_ms=None), page_of(NOW + 1, served=NOW + DAY_S)],
+        1,
+    ),
     "at the tip of a shard without traffic": (
         OLDEST,
         [page_of(), page_of(served=NOW + 2 * DAY_S), page_of(NOW, served=NOW + 2 * DAY_S + 1)],
@@ -196,10 +201,37 @@ def test_records_that_expired_unread_are_reported_and_nothing_else_is(what):
     assert len(losses(start, pages)[0]) == reported
 
 
+@pytest.mark.parametrize(
+    ("start", "pages", "is_asked"),
+    [
+        # The least retention is a day; a checkpoint is younger than half of it as a rule.
+        (AT_ONE, [page_of(NOW - DAY_S / 2, first=7)], True),
+        (AT_ONE, [page_of(NOW - DAY_S / 2 + 1, first=7)], False),
+        (AT_ONE, [page_of(NOW - DAY_S)], False),
+        (OLDEST, [page_of(NOW - DAY_S, first=7)], False),
+        (OLDEST, [page_of(NOW - DAY_S), page_of(NOW)], False),
+        (OLDEST, [page_of(NOW - DAY_S - 1), page_of(NOW)], True),
+    ],
+)
+def test_only_what_may_be_a_loss_costs_a_call_for_the_retention(start, pages, is_asked):
+    watch = HeadWatch(start)
+
+    assert [watch.took(page) for page in pages] == [False] * (len(pages) - 1) + [is_asked]
+
+
 def test_a_stream_that_keeps_records_longer_is_asked_about_once_an_hour():
     pages = [page_of(NOW - 3 * DAY_S + s, served=NOW + s) for s in range(0, 7200, 60)]
 
     assert losses(OLDEST, pages, retention_s=7 * DAY_S) == ([], 2)
+    exactly = [pages[minute] for minute in (0, 1, 61)]
+    assert losses(OLDEST, exactly, retention_s=7 * DAY_S) == ([], 2)
+
+
+@pytest.mark.parametrize(("younger_s", "reported"), [(0, 1), (1, 0)])
+def test_a_checkpoint_is_behind_where_half_the_retention_has_passed(younger_s, reported):
+    pages = [page_of(NOW - DAY_S + younger_s, first=7)]
+
+    assert len(losses(AT_ONE, pages, retention_s=2 * DAY_S)[0]) == reported
 
 
 def test_without_the_retention_it_is_asked_for_again_after_a_minute_and_the_loss_is_not_forgotten():

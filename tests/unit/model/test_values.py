@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from kclrun.errors import InvariantViolation
 from kclrun.model.instance import InstanceLook
 from kclrun.model.lease import (
     ASK_STALE_AFTER_S,
@@ -33,6 +34,8 @@ from kclrun.model.text import escaped, escaped_in_json, harmless
 from kclrun.model.time import backoff_s
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.protocol import writes as changes
+from kclrun.protocol.conditions import WRITES
+from kclrun.protocol.status import LeaseStatus, WorkerState
 
 KEY, ME, YOU = LeaseKey("s"), "kclrun::here:a", "kclrun::there:b"
 READS_SINCE = 5 * FAILOVER_MAX_S
@@ -108,6 +111,7 @@ def test_the_slot_of_an_owner_is_its_host_and_that_of_another_is_itself():
 def test_the_bounds_of_a_lease_are_those_that_are_documented():
     assert (FAILOVER_MIN_S, FAILOVER_MAX_S) == (1.0, 900.0)
     assert ASK_STALE_AFTER_S == 30.0
+    assert WRITTEN_AGAIN_AHEAD == 5_000
 
 
 def test_a_row_written_again_is_ahead_of_whatever_a_java_worker_can_have_counted():
@@ -137,6 +141,48 @@ def test_a_change_writes_its_own_row_or_those_that_it_creates():
     assert changes.keys_of(changes.CreateLease(rows[1])) == ("b",)
     assert changes.keys_of(changes.CreateChildren(rows, (changes.EndedParent(KEY),))) == ("a", "b")
     assert changes.keys_of(changes.Claim(KEY, ME, 3)) == (KEY,)
+
+
+DIED = DiedOn("host", at(1))
+
+
+@pytest.mark.parametrize(
+    ("change", "mistake"),
+    [
+        (changes.Take(KEY, ME, "java", 3, 10.0, "LATEST", forced=True), None),
+        (changes.Take(KEY, ME, YOU, 3, 10.0, "LATEST"), None),
+        (changes.Take(KEY, ME, YOU, 3, 10.0, "LATEST", forced=True), "by force, not kclrun::there"),
+        (changes.Take(KEY, ME, None, 3, 10.0, "LATEST", forced=True), "by force, not None"),
+        (changes.Offer(KEY, ME, 3, at(1), at(1), died_on=DIED), None),
+        (changes.Offer(KEY, ME, 3, at(2), at(1), YOU), None),
+        (changes.Offer(KEY, ME, 3, at(2), at(1), died_on=DIED), "has no position or receiver"),
+        (changes.Offer(KEY, ME, 3, at(1), at(1), YOU, DIED), "has no position or receiver"),
+        (changes.LateCheckpoint(KEY, ME, at(1), at(2)), None),
+        (changes.LateCheckpoint(KEY, ME, at(1), SHARD_END), "never SHARD_END"),
+        (changes.LateCheckpoint(KEY, ME, TRIM_HORIZON, LATEST), "never LATEST"),
+        (changes.NameChildren(KEY, ME, 3, frozenset({"c"})), None),
+        (changes.NameChildren(KEY, ME, 3, frozenset()), "children"),
+        (changes.Renew(KEY, ME, 3), None),
+    ],
+)
+def test_a_write_that_no_condition_could_stop_is_not_sent(change, mistake):
+    write = WRITES[type(change)]
+    if mistake is None:
+        write.refuse_mistake(change)
+        return
+    with pytest.raises(InvariantViolation, match=mistake):
+        write.refuse_mistake(change)
+
+
+def test_the_status_of_a_process_says_nothing_that_it_was_not_given_and_its_states_are_stored():
+    status = LeaseStatus(pid=1, incarnation=1, state=WorkerState.STARTING)
+
+    said = {name: getattr(status, name) for name in status.__struct_fields__[3:]}
+    assert {name: value for name, value in said.items() if value} == {"millis_behind_latest": -1}
+    assert " ".join(state.name for state in sorted(WorkerState)) == (
+        "STARTING CLAIMING PROCESSING ENDING OFFERING HALTED LOST FINISHED"
+    )
+    assert sorted(WorkerState) == [*range(1, 9)]
 
 
 # Records.
@@ -239,6 +285,7 @@ def test_each_mode_has_an_advice_of_its_own_and_an_unknown_one_says_so():
 
 def test_an_endpoint_is_verified_and_reached_without_a_proxy_unless_it_says_else():
     endpoint = WireEndpoint("https://kinesis.example", "eu-west-1", "eu-west-1")
+    assert (endpoint.connect_timeout_s, endpoint.read_timeout_s) == (5.0, 10.0)
 
     assert (endpoint.verify, endpoint.ca_bundle, endpoint.proxies) == (True, None, {})
 
@@ -274,8 +321,11 @@ def test_what_is_no_number_of_a_shard_is_left_as_it_is(name):
     assert spelled_out(name) == short_name(name) == name
 
 
-def test_a_number_that_is_no_shard_id_keeps_its_zeros():
-    assert short_name("007") == "007"
+@pytest.mark.parametrize(
+    "name", ["007", "shardId-", "shardId-0x2", "shardId-٣", "orders:shardId-a"]
+)
+def test_what_is_no_shard_id_is_not_made_shorter(name):
+    assert short_name(name) == name
 
 
 def test_text_of_others_moves_no_cursor_and_stays_on_its_line_unless_lines_are_kept():

@@ -198,6 +198,22 @@ def test_a_checkpoint_after_a_batch_was_taken_back_covers_the_batches_before_it(
         assert numbers_in(tmp_path) == [1]
 
 
+def test_a_checkpoint_at_the_end_of_the_batch_before_keeps_that_batch_when_its_own_is_taken_back(
+    tmp_path: Path,
+):
+    rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
+    batch(rows, 1, 2)
+    rows.begin_batch()
+    rows.emit({"n": 3})
+    rows.cover(at(2))
+    rows.take_back_batch()
+    rows.make_durable(at(2))
+    crash(rows)
+
+    with EmittedRows.open(tmp_path, SHARD, at(2)):
+        assert numbers_in(tmp_path) == [1, 2]
+
+
 def test_a_retry_that_emits_less_is_covered_as_it_is_and_not_as_the_first_try_was(tmp_path: Path):
     rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
     rows.begin_batch()
@@ -389,6 +405,19 @@ def test_rows_without_any_mark_are_set_aside(tmp_path: Path):
 
     assert numbers_in(tmp_path) == []
     assert (tmp_path / f"{SHARD}.jsonl.old-1").read_text() == '{"n":1}\n'
+
+
+def test_marks_that_are_written_anew_leave_no_descriptor_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(marks, "MARKS_MAX", 4)
+    monkeypatch.setattr(marks, "MARKS_KEPT", 2)
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        before = open_descriptors()
+        for number in range(1, 12):
+            batch(rows, number)
+            rows.make_durable(at(number))
+        assert len(open_descriptors() - before) <= 1, "the marks' own, and none of each writing"
 
 
 def test_the_marks_file_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -601,6 +630,24 @@ def test_a_full_disk_can_be_waited_for(tmp_path: Path):
         signal.signal(signal.SIGXFSZ, handler)
 
     assert numbers_in(tmp_path) == list(range(5))
+
+
+def test_of_a_row_that_failed_half_way_and_that_user_code_does_without_no_byte_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        batch(rows, 1)
+        rows.make_durable(at(1))
+        rows.begin_batch()
+        rows.emit({"n": 2})
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", Fault(1).wrap("pwrite", os.pwrite))
+            with pytest.raises(SinkError, match="pwrite"):
+                rows.emit({"n": 3, "pad": "x" * emitted_rows.BUFFER_BYTES_MAX})
+        rows.end_batch(at(3))
+        rows.make_durable(at(3))
+
+        assert numbers_in(tmp_path) == [1, 2]
 
 
 def test_after_a_failed_sync_nothing_is_promised_any_more(

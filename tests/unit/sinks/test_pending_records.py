@@ -206,6 +206,47 @@ def test_requests_keep_the_bytes_of_the_service():
     assert sum(len(size) for size in sizes) == 9
 
 
+@pytest.mark.parametrize(("more", "requests"), [(0, [2]), (1, [1, 1])])
+def test_a_request_is_filled_to_the_last_byte(more, requests):
+    core = pending(record_bytes_max=10 * 2**20)
+    for key, extra in (("a", 0), ("b", more)):
+        core.add(PutEntry(b"x" * (5 * 2**19 - 1 + extra), key))
+
+    taken_now = []
+    while (request := core.take(now=0.0, hurried=True)) is not None:
+        taken_now.append(len(request.entries))
+
+    assert taken_now == requests
+
+
+def test_a_slowed_shard_whose_only_request_failed_is_sent_it_again():
+    core = pending()
+    core.add(low(0))
+    core.settle(request := core.take(now=0.0, hurried=True), refused(request), now=0.0)
+    now = 0.0
+    for _ in range(3):
+        now = core.due_at(now, hurried=True)
+        slowed = core.take(now, hurried=True)
+        assert numbers(slowed) == [0]
+        assert core.take(now, hurried=True) is None
+        core.fail(slowed, Unavailable("no", operation="PutRecords"), now=now, chance=0.5)
+
+
+@pytest.mark.parametrize("order", [(low, high), (high, low)])
+def test_a_request_with_records_of_a_slowed_shard_is_not_sent_at_full_speed(order):
+    core = pending()
+    core.add(low(0))
+    core.settle(request := core.take(now=0.0, hurried=True), refused(request), now=0.0)
+    assert request.is_full_speed
+    for number, of_shard in enumerate(order, 1):
+        core.add(of_shard(number))
+
+    together = core.take(now=core.due_at(0.0, hurried=True) + 1.0, hurried=True)
+
+    assert {shard_of(put) for put in together.entries} == {LOW, HIGH}
+    assert not together.is_full_speed
+
+
 def test_a_refusing_shard_slows_down_by_itself():
     core = pending()
     for number in range(300):

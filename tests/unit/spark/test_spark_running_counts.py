@@ -150,4 +150,5 @@ def test_before_the_first_batch_a_person_is_told_what_is_waited_for() -> None:
     running = run_of_three_batches().sample(**place, now=Instant(105.0))
 
     assert "Spark is starting" in waiting.doing
+    assert (waiting.uptime_s, waiting.has_leases, waiting.is_draining) == (1.0, False, False)
     assert running.doing == ""

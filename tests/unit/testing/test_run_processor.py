@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
 from kclrun import Checkpointer, Context, ExtendedSequenceNumber, RecordBatch, RecordProcessor
+from kclrun.config.schema import Settings
 from kclrun.errors import (
     ProcessorError,
     ProcessorLoadError,
@@ -23,6 +25,7 @@ from kclrun.testing import (
     run_processor,
 )
 
+TRIM_HORIZON = ExtendedSequenceNumber("TRIM_HORIZON")
 SHARD_END = ExtendedSequenceNumber("SHARD_END")
 
 
@@ -73,6 +76,74 @@ def test_a_lease_given_up_is_told_and_not_ended():
     assert run.position == position_of(2)
 
 
+def test_without_arguments_a_run_is_as_an_application_that_sets_nothing():
+    settings = Settings(application="orders", stream="orders")
+    run = run_processor(Echo, "ab")
+    defaults = {
+        name: each.default for name, each in inspect.signature(run_processor).parameters.items()
+    }
+
+    assert defaults["batch_max"] == settings.fetch.batch_max
+    assert defaults["uncheckpointed_max"] == settings.checkpoint.uncheckpointed_max
+    assert (defaults["checkpoint"], defaults["retries"]) == ("auto", 0)
+    (processor,) = run.processors
+    context = processor.context
+    assert context.uncheckpointed_max == settings.checkpoint.uncheckpointed_max
+    assert (context.fencing_token, context.position, context.options) == (1, TRIM_HORIZON, {})
+    assert (context.shard_id, context.lease_key) == ("shardId-000000000000",) * 2
+    assert (run.crashed, run.released, run.delivered) == (False, False, 2)
+
+
+@pytest.mark.parametrize("wrong", ["batch_max", "uncheckpointed_max"])
+def test_a_limit_below_one_is_refused(wrong: str):
+    with pytest.raises(ValueError, match="at least 1"):
+        run_processor(Echo, "ab", **{wrong: 0})
+    assert texts(run_processor(Echo, "ab", **{wrong: 1}).rows) == "ab"
+
+
+def test_the_life_after_a_crash_has_the_next_fencing_token():
+    tokens = []
+
+    class Notes(Echo):
+        def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+            tokens.append((self.context.fencing_token, batch.fencing_token))
+            assert batch.millis_behind_latest == 0
+
+    run = replay(Notes, "ab", crash_after=1)
+
+    assert tokens == [(1, 1), (2, 2)]
+    assert run.delivered == 3, "one of them twice"
+
+
+def test_a_row_is_refused_after_a_call_that_raised():
+    class Fails(Echo):
+        def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+            raise OSError("gone")
+
+    processor = Fails()
+
+    with pytest.raises(OSError, match="gone"):
+        run_processor(processor, "a")
+    with pytest.raises(SinkError, match="while they run"):
+        processor.context.emit({"text": "too late"})
+
+
+def test_a_record_is_numbered_by_its_place_and_is_the_first_of_its_number():
+    record = make_record("a", ordinal=3)
+
+    assert (record.sub_sequence_number, record.partition_key, record.aggregated) == (
+        0,
+        "key",
+        False,
+    )
+    assert int(record.sequence_number) == int(make_record().sequence_number) + 3
+    assert make_record().sequence_number == "49" + 54 * "0"
+    arrived = record.approximate_arrival_timestamp
+    assert arrived == make_record().approximate_arrival_timestamp + 3
+    assert make_record(arrived_at_s=0.0).approximate_arrival_timestamp == 0.0
+    assert bytes(make_record(b"\xff").data) == b"\xff"
+
+
 def test_batch_checkpoints_after_every_batch():
     run = run_processor(Echo, "abcd", batch_max=2, checkpoint="batch")
 
@@ -80,10 +151,10 @@ def test_batch_checkpoints_after_every_batch():
 
 
 def test_auto_checkpoints_before_the_cap_stops_the_shard():
-    run = run_processor(Echo, "abcde", batch_max=2, uncheckpointed_max=3, end_of_shard=False)
+    run = run_processor(Echo, "abcdefgh", batch_max=2, uncheckpointed_max=3, end_of_shard=False)
 
-    assert [call.records for call in run.calls[1:-1]] == [2, 1, 2]
-    assert run.checkpoints == [position_of(2), position_of(4)]
+    assert [call.records for call in run.calls[1:-1]] == [2, 1, 2, 1, 2]
+    assert run.checkpoints == [position_of(2), position_of(5), position_of(7)]
 
 
 def test_a_manual_processor_that_never_checkpoints_stands_still_at_the_cap():
@@ -161,6 +232,20 @@ def test_shard_ended_is_called_again_when_it_raised():
 
     assert texts(run.rows) == "ab."
     assert [call.name for call in run.calls].count("shard_ended") == 2
+
+
+def test_records_given_again_do_not_put_the_crash_off():
+    failures = [OSError("gone for a moment")]
+
+    class Stumbles(Echo):
+        def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+            if failures:
+                raise failures.pop()
+
+    run = run_processor(Stumbles, "abcdef", retries=1, batch_max=2, crash_after=3)
+
+    assert run.crashed
+    assert [call.records for call in run.calls[1:]] == [2, 2, 1]
 
 
 def test_initialize_is_called_again_on_an_instance_of_its_own():
@@ -273,6 +358,10 @@ def test_user_records_of_an_aggregate_share_a_number():
     run = run_processor(Echo, [*records, make_record("c", ordinal=4)], batch_max=1)
 
     assert [r.sub_sequence_number for r in records] == [0, 1]
+    single = make_record(ordinal=3)
+    assert make_aggregate(["a"])[0].position == make_record().position
+    assert records[1].sequence_number == single.sequence_number
+    assert records[1].approximate_arrival_timestamp == single.approximate_arrival_timestamp
     assert all(r.aggregated and r.sequence_number == records[0].sequence_number for r in records)
     assert texts(run.rows) == "abc"
 
