@@ -64,6 +64,30 @@ def test_what_is_right_is_told_so(project: Project, capsys: pytest.CaptureFixtur
         (LEAST.replace("mine:Mine", "mine:Half"), "mine:Half does not define process_records"),
         (LEAST.replace("processor: mine:Mine\n", ""), "processor: is missing"),
         (LEAST.replace("stream: orders\n", ""), "stream: is missing"),
+        (LEAST + "leases: {failovr: 3s}", "leases.failovr: no such setting; did you mean failover"),
+        (LEAST + "start: 2999-01-01T00:00:00Z", "start: 2999-01-01T00:00:00Z is in the future"),
+        (
+            LEAST + "start: 2999-01-01T00:00:00Z",
+            "line 5)\n  Records that are yet to come are read with start: LATEST",
+        ),
+        (
+            LEAST + "start: yesterday",
+            "start: expected TRIM_HORIZON, LATEST or an instant such as",
+        ),
+        (
+            LEAST.replace("embedded", "'http://127.0.0.1:9'") + "engine: spark",
+            "spark.checkpoint: is missing",
+        ),
+        (LEAST.replace("mine:Mine", "theirs:Mine"), "Set `path:`"),
+        (
+            LEAST.replace("mine:Mine", "mine"),
+            "processor: expected a text like module:Class, or kclpy:script.py, got 'mine'",
+        ),
+        (
+            LEAST.replace("embedded", "'http://kinesis.example'"),
+            "plain http is for this machine only",
+        ),
+        (LEAST + "options: {secret_access_key: x}", "options.secret_access_key: looks like a cred"),
     ],
 )
 def test_a_wrong_configuration_is_78(
@@ -74,6 +98,21 @@ def test_a_wrong_configuration_is_78(
     assert said in told
     assert told.startswith("Check failed: ")
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("leases.max", "--set leases.max: expected a.b=value, such as leases.max=8"),
+        ("leases.max=[[", "--set leases.max: line 1: not readable as YAML"),
+        ("stream.name=x", "--set stream.name: stream holds no settings of its own"),
+    ],
+)
+def test_a_wrong_override_is_78_and_named(
+    project: Project, override: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(project(), "--set", override) == 78
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
