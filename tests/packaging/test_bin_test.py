@@ -123,17 +123,20 @@ def test_when_all_groups_pass_the_end_says_so_and_the_exit_code_is_0(checkout):
 
 def test_groups_that_fail_end_no_run_and_are_named_with_their_tests_at_the_end(checkout):
     checkout.group_ends(1, 1, "tests/unit/test_a.py::test_x (call): assert 1 == 2")
+    checkout.group_ends(2, 5)  # without a failed test
     checkout.group_ends(3, 4, "tests/spark/test_b.py::test_y (setup): OSError: no Java")
 
     ran = checkout.run()
 
     assert ran.returncode == 1
     assert len(checkout.calls()) == 3
-    first, second, *tests = summary(ran)
+    first, second, third, *tests = summary(ran)
     assert first.startswith("  quick tests (")
     assert first.endswith(" s, pytest ended with 1)")
-    assert second.startswith("  Spark (")
-    assert second.endswith(" s, pytest ended with 4)")
+    assert second.startswith("  real processes (")
+    assert second.endswith(" s, pytest ended with 5)")
+    assert third.startswith("  Spark (")
+    assert third.endswith(" s, pytest ended with 4)")
     assert tests == [
         "    tests/unit/test_a.py::test_x (call): assert 1 == 2",
         "    tests/spark/test_b.py::test_y (setup): OSError: no Java",
@@ -151,17 +154,6 @@ def test_a_time_limit_among_the_failures_is_explained(checkout):
         "    tests/chaos/test_c.py::test_z (call): time limit: Failed: Timeout",
         BUSY,
     ]
-
-
-def test_a_group_that_fails_without_a_failed_test_is_named(checkout):
-    checkout.group_ends(2, 5)
-
-    ran = checkout.run()
-
-    assert ran.returncode == 1
-    [group] = summary(ran)
-    assert group.startswith("  real processes (")
-    assert group.endswith("pytest ended with 5)")
 
 
 def test_an_interrupt_ends_the_run_and_the_end_still_names_what_failed(checkout):
@@ -182,15 +174,6 @@ def test_quick_runs_one_group_with_few_examples(checkout):
     assert ran.returncode == 0
     assert "--hypothesis-profile quick" in call
     assert "tests/spark" not in call
-
-
-def test_quick_fails_as_its_group_does(checkout):
-    checkout.group_ends(1, 1, "tests/unit/test_a.py::test_x (call): assert 1 == 2")
-
-    ran = checkout.run("--quick")
-
-    assert ran.returncode == 1
-    assert "test_x" in summary(ran)[1]
 
 
 def test_other_arguments_go_to_pytest_whose_exit_code_is_the_answer(checkout):

@@ -12,7 +12,7 @@ def project(tmp_path):
     return Project(tmp_path)
 
 
-# Each message is in tests/unit/cli/test_cli_bad_inputs.py, without a process.
+# What is said of each setting is in tests/unit/config and tests/unit/cli, without a process.
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

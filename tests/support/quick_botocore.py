@@ -1,7 +1,7 @@
-"""Sessions of botocore that cost the tests little.
+"""Sessions of botocore that cost little.
 
-For each session botocore lists the folders of all services, reads the same descriptions again and
-inspects the signature of each of its handlers: 0.2 s of CPU, and the tests make hundreds.
+For each, botocore lists the folders of all services, reads the same descriptions again and inspects
+the signature of each handler: 0.2 s of CPU, and the tests make hundreds.
 """
 
 import functools
