@@ -1,20 +1,20 @@
 """What all tests share: fixed examples, limits that only mean "hung", failures told at once."""
 
-import functools
 import gc
 import os
 import signal
 import threading
 from pathlib import Path
 
-import botocore.loaders
 import pytest
 from hypothesis import settings
 
 from tests.examples import GATE
 from tests.patience import TEST_S
+from tests.support.quick_botocore import make_quick
 
 settings.load_profile(GATE)
+make_quick()
 
 # A shell without job control starts what is in its background with SIGINT ignored, and what a test
 # starts inherits this: an interrupt that a test sends would be lost.
@@ -27,18 +27,6 @@ if (
 # A JVM of a test lives for seconds: the first compiler only, and one thread for garbage, start and
 # run it in four fifths of the time. `java` reads this, so Spark and the Java KCL have it.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-
-# botocore reads the same descriptions of services for each session, 0.2 s of CPU; the tests make
-# hundreds. Its own loader shares what it has read between clients, too.
-_READ_FILE = botocore.loaders.JSONFileLoader.load_file
-
-
-@functools.cache
-def _read_once(path):
-    return _READ_FILE(botocore.loaders.JSONFileLoader(), path)
-
-
-botocore.loaders.JSONFileLoader.load_file = lambda _, path: _read_once(path)
 
 
 @pytest.hookimpl(wrapper=True)

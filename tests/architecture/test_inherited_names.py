@@ -5,6 +5,7 @@ Such names come with any release of Python or of a library: `threading.Thread` o
 """
 
 import ast
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -38,6 +39,7 @@ def names_set_on_self(cls):
     }
 
 
+@functools.cache
 def private_names(cls):
     on_class = {name for name in vars(cls) if is_private(name)} - SET_ON_CLASSES
     return on_class | names_set_on_self(cls)

@@ -110,6 +110,7 @@ def test_a_stop_drains_and_ends_with_0(embedded_aws, container, producer):
     assert len(app.ledger.read().delivered) == 2_000
 
 
+@pytest.mark.slow
 def test_what_user_code_leaves_behind_is_adopted_and_reaped(
     embedded_aws, container, producer, tmp_path
 ):

@@ -144,6 +144,7 @@ def test_leases_go_on_without_their_launcher_and_a_later_crash_is_repaired(
     assert len(app.of("launcher_died")) == 1
 
 
+@pytest.mark.slow
 def test_a_launcher_and_a_lease_process_killed_together_are_both_replaced(
     embedded_aws, application, producer
 ):

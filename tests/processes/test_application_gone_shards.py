@@ -79,6 +79,7 @@ def make_again(aws, stream):
     aws.kinesis.create_stream(StreamName=stream, ShardCount=2)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_stream_that_is_made_again_stops_the_fleet_and_refuses_the_next_start(
     forgetful_aws, start

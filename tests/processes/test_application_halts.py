@@ -78,6 +78,7 @@ def test_a_poison_record_halts_its_shard_until_it_is_resumed_and_nothing_is_skip
     assert verdict.duplicates == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_job_that_runs_until_caught_up_ends_with_its_own_code_when_a_shard_is_halted(
     embedded_aws, application, producer
@@ -101,6 +102,7 @@ def test_a_job_that_runs_until_caught_up_ends_with_its_own_code_when_a_shard_is_
     assert "haltReason" in embedded_aws.rows(app.table)[shard], "it stays halted for the next run"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_halt_outlives_its_manager(embedded_aws, application, producer):
     stream = embedded_aws.stream(shards=2)

@@ -150,13 +150,6 @@ def test_an_absent_table_that_must_not_be_made_is_78(project, endpoints, stream,
     assert "CreateTable" not in dynamodb.calls
 
 
-def test_aws_that_is_away_longer_than_start_timeout_is_69(project):
-    ended = project.settings(aws={"start_timeout": "1s"}).run()
-
-    assert ended.code == 69
-    assert ended.has_told("AWS has not answered for 1 s (aws.start_timeout)", "127.0.0.1:9")
-
-
 def test_a_table_that_is_throttled_longer_than_start_timeout_is_69(
     project, endpoints, stream, table, dynamodb
 ):

@@ -107,6 +107,7 @@ def test_a_group_that_ends_the_instance_waits_for_the_batch_and_is_asked_for_tim
     assert all("leaseOwner" not in row for row in embedded_aws.rows(app.table).values())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_a_grace_shorter_than_a_batch_cuts_it_short_and_lets_the_instance_go(
     embedded_aws, on_instance, group, producer
@@ -125,6 +126,7 @@ def test_a_grace_shorter_than_a_batch_cuts_it_short_and_lets_the_instance_go(
     assert group.state == "Terminated"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_a_spot_instance_leaves_before_its_end_whatever_the_grace(
     embedded_aws, on_instance, metadata, group, producer
@@ -148,6 +150,7 @@ def test_a_spot_instance_leaves_before_its_end_whatever_the_grace(
     assert group.asked == [], "no hook was named"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_throttled_calls_are_repeated_and_a_lost_answer_is_no_failure(
     embedded_aws, on_instance, group
@@ -165,6 +168,7 @@ def test_throttled_calls_are_repeated_and_a_lost_answer_is_no_failure(
     assert app.stop() == 0
 
 
+@pytest.mark.slow
 def test_hooks_that_are_gone_hold_nothing_up(embedded_aws, on_instance, group):
     stream = embedded_aws.stream(shards=1)
     app = on_instance(
@@ -180,6 +184,7 @@ def test_hooks_that_are_gone_hold_nothing_up(embedded_aws, on_instance, group):
     assert [line["hook"] for line in app.of("lifecycle_gone")] == ["none", "none-either"]
 
 
+@pytest.mark.slow
 def test_whoever_stays_for_the_group_is_well_and_leaves_at_a_signal(
     embedded_aws, on_instance, metadata
 ):
@@ -200,6 +205,7 @@ def _status(url):
         return json.load(answer)["status"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_metadata_that_hangs_is_told_and_when_it_is_back_its_notice_counts(
     embedded_aws, on_instance, metadata, group
@@ -252,6 +258,7 @@ def costs_nothing(took):
     return min(took["auto"]) < min(took[False]) + 0.9
 
 
+@pytest.mark.slow
 def test_a_machine_that_must_be_watched_and_has_no_metadata_says_so_and_works(
     embedded_aws, on_instance, metadata
 ):

@@ -176,7 +176,7 @@ def cell(state, event):
 
 @functools.cache
 def _table():
-    return yaml.safe_load(TABLE.read_text())
+    return yaml.load(TABLE.read_text(), Loader=yaml.CSafeLoader)
 
 
 def write_table():

@@ -36,7 +36,7 @@ replace = msgspec.structs.replace
 
 
 def scenarios(name):
-    rows = yaml.safe_load((Path(__file__).parent / f"{name}.yaml").read_text())
+    rows = yaml.load((Path(__file__).parent / f"{name}.yaml").read_text(), Loader=yaml.CSafeLoader)
     return pytest.mark.parametrize("row", rows, ids=[row["it"] for row in rows])
 
 

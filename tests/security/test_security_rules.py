@@ -286,7 +286,8 @@ def test_no_module_names_a_place_that_everybody_can_write():
     offending = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sorted((ROOT / "kclrun").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        if re.search(r"/tmp|/dev/shm|temp", text := path.read_text())
+        for node in ast.walk(ast.parse(text))
         if (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)

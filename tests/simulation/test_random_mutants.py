@@ -69,6 +69,7 @@ def test_offsets_count_bytes_so_that_letters_beyond_ascii_move_nothing(spots):
     assert spot.patched(source.encode()).decode() == "x = ('§', (a <= b))\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_each_package_has_spots_that_parse_and_change_something(package):
     asked = AskedRandom(number=5, seed=1, packages=(package,), is_wider=False, processes=1)

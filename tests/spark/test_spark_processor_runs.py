@@ -189,6 +189,7 @@ def test_rows_of_a_shard_are_in_the_order_of_the_calls_and_positions_only_grow(r
     assert rows[0].asDict().keys() == {"shardId", "sequenceNumber", "subSequenceNumber", "row"}
 
 
+@pytest.mark.slow
 def test_the_progress_tells_what_was_processed_by_shard(rig_of):
     rig = rig_of(2)
     rig.put(30)
@@ -244,6 +245,7 @@ def test_a_processor_that_raises_every_time_ends_the_query_and_says_where(rig_of
     assert sum(entry["call"] == "initialize" for entry in rig.entries()) == 4
 
 
+@pytest.mark.slow
 def test_a_processor_that_is_not_there_ends_the_query_and_says_what_was_searched(rig_of):
     rig = rig_of(1)
     rig.put(10)
@@ -272,6 +274,7 @@ def test_a_restarted_query_goes_on_with_new_instances_behind_the_commit(rig_of):
     assert instances[0][0]["token"] < instances[-1][-1]["token"]
 
 
+@pytest.mark.slow
 def test_options_of_the_processor_stand_in_no_plan(rig_of):
     rig = rig_of(1)
     rig.put(5)

@@ -53,6 +53,7 @@ def test_a_first_batch_that_failed_is_read_again_as_it_was(collected, stream):
     assert as_put(run.rows) == in_order_of_each_key(stream.put_records)
 
 
+@pytest.mark.slow
 def test_a_range_is_read_as_a_batch(spark, stream_of):
     stream = stream_of(2)
     stream.put(40)
@@ -65,6 +66,7 @@ def test_a_range_is_read_as_a_batch(spark, stream_of):
     }
 
 
+@pytest.mark.slow
 def test_options_that_are_wrong_are_told_at_load(spark, stream):
     with pytest.raises(AnalysisException, match="did you mean startingOffsets"):
         spark.readStream.format("kclrun").options(**stream.options, startingOfsets="x").load()

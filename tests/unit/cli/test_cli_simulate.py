@@ -126,6 +126,7 @@ def test_the_series_has_a_value_for_each_look_and_ends_with_the_figures(said_of_
     assert len(owners) == 10
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn_of_the_kind_that_its_name_says_and_the_same_each_time(tmp_path, capsys):
     def drawn(asked, name):
         assert run_program([*asked, "--plot", str(tmp_path / name)]) == 0

@@ -1,6 +1,5 @@
 """Log lines: what stands on them, what never does, and that they block nobody."""
 
-import ast
 import contextlib
 import json
 import logging
@@ -10,11 +9,9 @@ import sys
 import threading
 import time
 import warnings
-from pathlib import Path
 
 import pytest
 
-import kclrun
 from kclrun.config.schema import LogSettings, Settings
 from kclrun.observe.events import CATALOGUE, FIELDS, INNER_FIELDS, LEVELS, STEPS, level_of
 from kclrun.observe.logs import (
@@ -520,34 +517,6 @@ def test_botocore_never_logs_its_debug_lines(lines):
     logging.getLogger("botocore").setLevel(logging.INFO)
 
     assert [line["message"] for line in lines.read()] == ["told", "another's"]
-
-
-def test_every_event_and_field_that_the_code_logs_is_in_the_catalogue():
-    """So that no line of ours is written as unknown, and no field of ours withheld."""
-    unknown = []
-    for path in sorted(Path(kclrun.__file__).parent.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call):
-                unknown += [f"{path.name}: {name}" for name in unknown_names(node)]
-
-    assert unknown == []
-
-
-def unknown_names(call):
-    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-    if name not in {"note", "Note", "_note", "_note_change"} or not call.args:
-        return
-    event = call.args[0]
-    if not isinstance(event, ast.Constant) or not isinstance(event.value, str):
-        return
-    if event.value not in CATALOGUE:
-        yield event.value
-    for keyword in call.keywords:
-        if keyword.arg == "fields" and isinstance(keyword.value, ast.Dict):
-            keys = [key.value for key in keyword.value.keys if isinstance(key, ast.Constant)]
-            yield from (key for key in keys if key not in FIELDS and key != "owner")
-        elif keyword.arg not in {"level", "shard", "key", "fields", "owner", None} | FIELDS:
-            yield keyword.arg
 
 
 def test_the_catalogue_is_well_formed():
