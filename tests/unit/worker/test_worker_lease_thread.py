@@ -328,6 +328,8 @@ class Stalls:
             ["table", "admin", "checkpoints", "rows", "line", "reporter", "fetch_watch", "on_over"]
         )
         self.thread = LeaseThread(None, None, self.queue, now=self, **nothing)
+        self.posted = []
+        self.thread._pump.post = self.posted.append
         self.thread._tell_stall(0.0)
 
     def __call__(self):
@@ -335,9 +337,9 @@ class Stalls:
 
     def late(self, stalled_s):
         self.now += stalled_s
-        self.thread._events.clear()
+        self.posted.clear()
         self.thread._tell_stall(stalled_s)
-        return list(self.thread._events)
+        return list(self.posted)
 
 
 def test_a_second_late_is_told_and_less_is_not():
