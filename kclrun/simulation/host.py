@@ -1,14 +1,14 @@
 """One start of a manager on a machine: the real `LeaseManager`, and its commands performed.
 
-As in the manager's shell, events are taken one after another, each with all its commands. The
-module does not know other hosts.
+The order of events, commands and requests is the one of the manager's shell. The module does not
+know other hosts.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from kclrun.consuming import events as worker_events
 from kclrun.consuming.events import OthersInSight
@@ -48,23 +48,10 @@ _LOOK_SELDOM_S: Final = 15.0
 _REAP_S: Final = 0.003
 
 
-class Parent(Protocol):
-    """A manager, as the parent of its lease processes. New ones are sent `others_in_sight`."""
-
-    world: World
-    machine: Machine
-    os: OsProcess
-    name: str
-    owner: OwnerId
-    others_in_sight: bool
-
-    def feed(self, event: on.Event) -> None: ...
-
-
 class Children:
-    """`process_kind` is for planted bugs."""
+    """New ones are sent the parent's `others_in_sight`. `process_kind` is for planted bugs."""
 
-    def __init__(self, parent: Parent, process_kind: type[LeaseProcess]) -> None:
+    def __init__(self, parent: Host, process_kind: type[LeaseProcess]) -> None:
         self.by_key: dict[LeaseKey, LeaseProcess] = {}
         self._parent = parent
         self._process_kind = process_kind
