@@ -7,8 +7,8 @@ import enum
 import msgspec
 
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
+from kclrun.protocol.reports import Report
 from kclrun.protocol.writes import LateCheckpoint, LeaseChange
 
 
@@ -94,39 +94,6 @@ class AnswerCheckpoint(msgspec.Struct, frozen=True):
     request: int
     answer: CheckpointAnswer
     detail: str = ""
-
-
-class ReportKind(enum.Enum):
-    """The kind of a report to the manager; the shell turns it into a transition on the ring."""
-
-    CLAIMED = "claimed"
-    CHECKPOINTED = "checkpointed"
-    SHARD_ENDED = "shard_ended"
-    RELEASED = "released"
-    LOST = "lost"
-    FAILED = "failed"
-    BROKE = "broke"
-    UNCLAIMED = "unclaimed"
-    WARNED = "warned"
-    GIL_HELD = "gil_held"
-    RECORDS_EXPIRED = "records_expired"
-
-
-class Report(msgspec.Struct, frozen=True):
-    """Report to the manager. The kind decides which fields are set."""
-
-    kind: ReportKind
-    position: ExtendedSequenceNumber | None = None
-    counter: int = 0
-    children: tuple[str, ...] = ()
-    text: str = ""
-    where: str = ""
-    attempts: int = 0
-    traceback_text: str = ""
-    raised_at: str = ""
-    record: str = ""
-    is_host_fault: bool = False
-    seconds: float = 0.0
 
 
 class ExitCause(enum.Enum):

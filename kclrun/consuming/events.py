@@ -8,6 +8,7 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, Shard
 from kclrun.model.time import Instant
+from kclrun.protocol.reports import ProcessorFailed
 from kclrun.protocol.writes import LeaseChange, Outcome
 
 
@@ -101,25 +102,6 @@ class CheckpointRequested(msgspec.Struct, frozen=True):
 
 class CallReturned(msgspec.Struct, frozen=True):
     """A call that the core asked for (initialize, shard_ended, …) returned normally."""
-
-
-class ProcessorFailed(msgspec.Struct, frozen=True):
-    """User code raised and the error policy gave up. Texts are bounded and hold no payload.
-
-    `raised_at` is the file, line and function of user code. `record` is the place of the record
-    within its batch, as far as known; `position` is its position, or None if not known.
-    `is_host_fault`: the host had no memory, descriptor or disk left for the call; another host may
-    have it.
-    """
-
-    where: str
-    error: str
-    attempts: int
-    position: ExtendedSequenceNumber | None = None
-    traceback_text: str = ""
-    raised_at: str = ""
-    record: str = ""
-    is_host_fault: bool = False
 
 
 class DeliveryStopped(msgspec.Struct, frozen=True):

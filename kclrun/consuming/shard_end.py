@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
-from kclrun.consuming.commands import ListShards, ReadRows, Report, ReportKind, SendLateCheckpoint
+from kclrun.consuming.commands import ListShards, ReadRows, SendLateCheckpoint
 from kclrun.consuming.lease_writer import LeaseWriter
 from kclrun.consuming.states import ANSWERS_ASKS, State
 from kclrun.model.lease import (
@@ -31,6 +31,7 @@ from kclrun.model.shard import ChildShard, HashRange, Shard, is_too_new_for
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import writes
 from kclrun.protocol.in_flight import GivingAway
+from kclrun.protocol.reports import LeaseReleased, RecordsExpired
 
 # The other parent gets its lease when its own chain of parents reaches it: minutes, seldom. One
 # look a second costs one GetItem.
@@ -213,13 +214,12 @@ def _lease(child: ChildShard, own: Lease) -> Lease:
     )
 
 
-def records_expired(row: Lease) -> Report:
+def records_expired(row: Lease) -> RecordsExpired:
     """The shard was trimmed while its lease was held [P13]. The processed position is on its way to
     the row, if it is not there yet, so the loss begins behind `row`'s position at the earliest."""
-    return Report(
-        ReportKind.RECORDS_EXPIRED,
-        position=row.checkpoint,
-        text="the stream's retention passed before this shard was read to its end, and Kinesis has"
+    return RecordsExpired(
+        row.checkpoint,
+        "the stream's retention passed before this shard was read to its end, and Kinesis has"
         f" deleted it: what it held after checkpoint {row.checkpoint} and was not processed is"
         " lost. The lease ends, and its children are read. To get the records back, replay them"
         " from their source; to prevent it, raise the retention above the longest time that a"
@@ -227,9 +227,9 @@ def records_expired(row: Lease) -> Report:
     )
 
 
-def children_expired(row: Lease) -> Report:
+def children_expired(row: Lease) -> RecordsExpired:
     """Children of the trimmed shard were trimmed, too, before they had a lease [P13]."""
-    return Report(ReportKind.RECORDS_EXPIRED, position=row.checkpoint, text=CHILDREN_EXPIRED)
+    return RecordsExpired(row.checkpoint, CHILDREN_EXPIRED)
 
 
 class ExpiryWatch:
@@ -376,7 +376,7 @@ class GracefulRelease:
         return writes.Offer(own.key, own.me, own.counter, position, row.checkpoint, to)
 
 
-def given_away(change: GivingAway) -> Report:
+def given_away(change: GivingAway) -> LeaseReleased:
     """The report that the last write applied, with the receiver of the lease in words."""
     match change:
         case writes.HandOver(next_owner=next_owner):
@@ -387,7 +387,7 @@ def given_away(change: GivingAway) -> Report:
             receiver = "offered to any owner"
         case writes.Release():
             receiver = "released: no other owner is in sight"
-    return Report(ReportKind.RELEASED, position=change.position, text=receiver)
+    return LeaseReleased(change.position, receiver)
 
 
 # How long a lost lease waits for the batch under way. Then the process ends, even if the batch is

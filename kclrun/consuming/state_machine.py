@@ -11,8 +11,7 @@ from typing import Final
 
 from kclrun.consuming import commands, events
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
-from kclrun.consuming.commands import AllowDelivery, ExitCause, Report, ReportKind, StopDelivery
-from kclrun.consuming.events import ProcessorFailed
+from kclrun.consuming.commands import AllowDelivery, ExitCause, StopDelivery
 from kclrun.consuming.lease_writer import Answer, LeaseWriter, Verdict, VerdictKind
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.shard_end import (
@@ -44,9 +43,10 @@ from kclrun.errors import InvariantViolation
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import Instant
-from kclrun.protocol import writes
+from kclrun.protocol import reports, writes
 from kclrun.protocol.fence import renew_interval_s
 from kclrun.protocol.in_flight import Change
+from kclrun.protocol.reports import ProcessorFailed, Report
 
 # A checkpoint at half of `uncheckpointed_max`, due or not, so that the cap does not stop
 # deliveries.
@@ -271,13 +271,13 @@ class LeaseStateMachine:
                 self._move(Step.CHILDREN_NAMED)
                 return (commands.CallShardEnded(),)
             case writes.End():
-                report = Report(ReportKind.SHARD_ENDED, children=self._shard_end.child_ids)
+                ended = reports.ShardEnded(self._shard_end.child_ids)
                 answers = self._requests.answer(SHARD_END)
-                return answers + self._finish(Step.SHARD_END_WRITTEN, report, ExitCause.DONE)
+                return answers + self._finish(Step.SHARD_END_WRITTEN, ended, ExitCause.DONE)
             case writes.Release() | writes.Offer() | writes.HandOver():
                 saved = self._saved(now)
-                report = given_away(change)
-                return saved + self._finish(Step.RELEASE_WRITTEN, report, ExitCause.DONE)
+                released = given_away(change)
+                return saved + self._finish(Step.RELEASE_WRITTEN, released, ExitCause.DONE)
         return ()
 
     def _claimed(self, now: Instant) -> Commands:
@@ -287,7 +287,7 @@ class LeaseStateMachine:
         self.ledger = CheckpointLedger(row.checkpoint, self.policy.uncheckpointed_max)
         self._saved_instant = now
         self._throughput.since = now
-        claimed = Report(ReportKind.CLAIMED, position=row.checkpoint, counter=row.counter)
+        claimed = reports.LeaseClaimed(row.counter, row.checkpoint)
         if self._is_withdrawn or self._is_asked_for(now):
             self._move(Step.WITHDRAWN)
             return (claimed,)
@@ -302,7 +302,7 @@ class LeaseStateMachine:
         self._saved_instant = now
         # Reported first: if user code gets its answer and then raises, these records do not come
         # again.
-        saved = Report(ReportKind.CHECKPOINTED, position=row.checkpoint, counter=row.counter)
+        saved = reports.Checkpointed(row.checkpoint, row.counter)
         return (saved, *self._requests.answer(row.checkpoint))
 
     def _take_in_user_code(
@@ -421,7 +421,7 @@ class LeaseStateMachine:
 
     def _refuse(self, reason: str) -> Commands:
         self.own.in_flight.end()
-        report = Report(ReportKind.UNCLAIMED, text=reason)
+        report = reports.StartUnclaimed(reason)
         return self._finish(Step.REFUSED, report, ExitCause.UNCLAIMED)
 
     def _finish(self, step: Step, report: Report, cause: ExitCause) -> Commands:
@@ -450,10 +450,10 @@ class LeaseStateMachine:
 
     def _let_go(self, lost_lease: LostLease) -> Commands:
         """Stop waiting. The report says whether the lease or the host is the cause."""
-        is_host_fault = lost_lease.is_host_fault
-        kind = ReportKind.BROKE if is_host_fault else ReportKind.LOST
-        cause = ExitCause.HOST if is_host_fault else ExitCause.LOST
-        return self._finish(Step.LET_GO, Report(kind, text=lost_lease.words), cause)
+        reason = lost_lease.words
+        if lost_lease.is_host_fault:
+            return self._finish(Step.LET_GO, reports.ProcessBroke(reason), ExitCause.HOST)
+        return self._finish(Step.LET_GO, reports.LeaseLost(reason), ExitCause.LOST)
 
     @property
     def _must_leave_by(self) -> Instant | None:
@@ -472,7 +472,7 @@ class LeaseStateMachine:
         if not reason or reason == self._warned:
             return ()
         self._warned = reason
-        return (Report(ReportKind.WARNED, text=reason),)
+        return (reports.ProcessWarned(reason),)
 
     def _write_what_is_due(self, now: Instant) -> Commands:
         """Send the next write. None is in flight, and a claimed row is ours to write."""
@@ -497,7 +497,7 @@ class LeaseStateMachine:
             assert self._failure is not None, "failing without a failure"
             is_host_fault = self._failure.is_host_fault
             cause = ExitCause.HOST if is_host_fault else ExitCause.FAILED
-            return self._finish(Step.SETTLED, failed(self._failure), cause)
+            return self._finish(Step.SETTLED, self._failure, cause)
         if change is None and not self._manager_gone:
             assert own.renewal_instant is not None, "no renewal before the claim"
             if now >= own.renewal_instant:
@@ -655,24 +655,9 @@ def why_not_begun(row: Lease, *, has_waited: bool) -> str | None:
 
 
 def written_again(row: Lease) -> Report:
-    return Report(
-        ReportKind.WARNED,
-        text="its row had vanished from the table and was written again, at"
+    return reports.ProcessWarned(
+        "its row had vanished from the table and was written again, at"
         f" {row.checkpoint}: see who deletes rows of a running application",
-    )
-
-
-def failed(failure: ProcessorFailed) -> Report:
-    return Report(
-        ReportKind.FAILED,
-        position=failure.position,
-        text=failure.error,
-        where=failure.where,
-        attempts=failure.attempts,
-        traceback_text=failure.traceback_text,
-        raised_at=failure.raised_at,
-        record=failure.record,
-        is_host_fault=failure.is_host_fault,
     )
 
 
@@ -691,5 +676,5 @@ def stuck_at_cap(ledger: CheckpointLedger) -> ProcessorFailed:
 def stalled(stalled_s: float, *, in_user_code: bool) -> Report:
     """The lease thread stood still: user code held the GIL, or the whole process stood still."""
     if in_user_code:
-        return Report(ReportKind.GIL_HELD, text="gil_held", seconds=stalled_s)
-    return Report(ReportKind.WARNED, text="the process stood still", seconds=stalled_s)
+        return reports.GilHeld(stalled_s)
+    return reports.ProcessWarned(f"the process stood still for {stalled_s:.1f} s")

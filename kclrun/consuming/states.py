@@ -31,6 +31,7 @@ from typing import Final
 
 from kclrun.consuming import events
 from kclrun.errors import InvariantViolation
+from kclrun.protocol.reports import ProcessorFailed
 from kclrun.protocol.status import WorkerState
 
 
@@ -154,7 +155,7 @@ EXPECTED: Final[Mapping[type[events.Event], frozenset[State]]] = {
     events.CallReturned: frozenset(
         {State.INITIALIZING, State.CLOSING, State.STOPPING, State.LOSING}
     ),
-    events.ProcessorFailed: frozenset(
+    ProcessorFailed: frozenset(
         {State.INITIALIZING, State.PROCESSING, State.CLOSING, State.STOPPING, State.LOSING}
     ),
     events.DeliveryStopped: frozenset({State.STOPPING, State.LOSING}),
@@ -182,7 +183,7 @@ LATE: Final[Mapping[type[events.Event], frozenset[State]]] = {
     events.BatchProcessed: FINAL | {State.FAILING},
     events.ShardExhausted: _LEAVING,
     events.CallReturned: FINAL,
-    events.ProcessorFailed: FINAL,
+    ProcessorFailed: FINAL,
     events.DeliveryStopped: FINAL | {State.RELEASING, State.FAILING},
     events.DrainRequested: FINAL,
     events.ReleaseRequested: FINAL,

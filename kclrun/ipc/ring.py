@@ -1,6 +1,6 @@
 """A ring of events from one lease process to its manager, in shared memory.
 
-It does not know the meaning of the entries (`transitions.py`) or which thread they wake.
+It does not know the meaning of the entries (`messages.py`) or which thread they wake.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MARK: Final = struct.Struct("<QQQ")
 _MARK_BYTES: Final = SeqlockCell.size_bytes(_MARK.size)
 _MARK_MAX: Final = 2**63
 _ALIGNMENT_BYTES: Final = 8
-# A failure with its bounded texts takes at most 12 KiB (`transitions.py`).
+# A failure with its bounded texts takes at most 12 KiB (`messages.py`).
 ENTRY_BYTES_MAX: Final = 16 * 1024
 # A checkpoint takes about 150 bytes. A lease that checkpoints each of 100 batches a second, beside
 # a manager that does not look for four seconds, writes 60 kB; four failures fit as well.
@@ -127,7 +127,7 @@ class EventRing:
     def gap(self) -> int:
         """The number of entries lost since the last call: they found no room, or were destroyed.
 
-        A caller that gets more than 0 has missed transitions and reads the row or the status slot
+        A caller that gets more than 0 has missed reports and reads the row or the status slot
         instead.
         """
         head = self._loaded(self._head_cell)

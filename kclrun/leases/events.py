@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
-from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
 from kclrun.model.stream import ONLY_STREAM, StreamKey
 from kclrun.model.time import WallTime
+from kclrun.protocol.reports import CoreReport
 from kclrun.protocol.writes import LeaseChange, Outcome
 
 
@@ -133,64 +133,11 @@ class StartFailed(msgspec.Struct, frozen=True):
     reason: str
 
 
-class LeaseClaimed(msgspec.Struct, frozen=True):
-    """The lease process's own claim succeeded [P4]; from now on only it writes the row."""
+class ProcessReported(msgspec.Struct, frozen=True):
+    """A lease process reported about its lease."""
 
     key: LeaseKey
-    counter: int
-    position: ExtendedSequenceNumber
-
-
-class StartUnclaimed(msgspec.Struct, frozen=True):
-    """The process gave up before claiming (its start expired, or the row belongs to another)."""
-
-    key: LeaseKey
-    reason: str
-
-
-class PositionMoved(msgspec.Struct, frozen=True):
-    """A checkpoint of the lease process was acknowledged: progress, for the crash-loop breaker."""
-
-    key: LeaseKey
-    position: ExtendedSequenceNumber
-
-
-class ShardEnded(msgspec.Struct, frozen=True):
-    """SHARD_END is acknowledged on the row; these children have rows and may be taken first."""
-
-    key: LeaseKey
-    children: tuple[str, ...]
-
-
-class LeaseReleased(msgspec.Struct, frozen=True):
-    """The lease process gave the lease up, position and release acknowledged."""
-
-    key: LeaseKey
-    position: ExtendedSequenceNumber
-
-
-class LeaseLost(msgspec.Struct, frozen=True):
-    """Another owner has the row, the row is gone, or the fence has passed."""
-
-    key: LeaseKey
-    reason: str
-
-
-class ProcessorFailed(msgspec.Struct, frozen=True):
-    """User code failed for good (retries spent, import or initialize failed): halt the lease."""
-
-    key: LeaseKey
-    reason: str
-
-
-class ProcessBroke(msgspec.Struct, frozen=True):
-    """The process ends for a reason that is not the processor's: its host has no descriptor, memory
-    or disk for it, another process has its data file, or kclrun has a bug. `at_records`: it
-    happened while user code was at records, and one of them may need more than any host has."""
-
-    key: LeaseKey
-    reason: str
-    at_records: bool = False
+    report: CoreReport
 
 
 class ProcessExited(msgspec.Struct, frozen=True):
@@ -206,21 +153,8 @@ class ProcessExited(msgspec.Struct, frozen=True):
     waiting_since: WallTime | None = None
 
 
-# The reports on a lease process: its own, and those of the manager that starts it and sees it
-# exit.
-ProcessReport = (
-    ProcessStarted
-    | StartFailed
-    | LeaseClaimed
-    | StartUnclaimed
-    | PositionMoved
-    | ShardEnded
-    | LeaseReleased
-    | LeaseLost
-    | ProcessorFailed
-    | ProcessBroke
-    | ProcessExited
-)
+# The events of a lease process: its reports, and what the manager sees that starts and reaps it.
+ProcessEvent = ProcessStarted | StartFailed | ProcessReported | ProcessExited
 
 Event = (
     Started
@@ -237,5 +171,5 @@ Event = (
     | OffersFound
     | FormerOwnersProvenGone
     | DrainRequested
-    | ProcessReport
+    | ProcessEvent
 )

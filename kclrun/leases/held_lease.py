@@ -16,23 +16,28 @@ import msgspec
 from kclrun.errors import InvariantViolation
 from kclrun.leases.commands import Command, Note
 from kclrun.leases.events import (
-    LeaseClaimed,
-    LeaseLost,
-    LeaseReleased,
-    PositionMoved,
-    ProcessBroke,
+    ProcessEvent,
     ProcessExited,
-    ProcessorFailed,
-    ProcessReport,
+    ProcessReported,
     ProcessStarted,
-    ShardEnded,
     StartFailed,
-    StartUnclaimed,
 )
 from kclrun.leases.table_view import is_nobody
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol.in_flight import Change, InFlight
+from kclrun.protocol.reports import (
+    Checkpointed,
+    CoreReport,
+    LeaseClaimed,
+    LeaseLost,
+    LeaseReleased,
+    ProcessBroke,
+    ProcessorFailed,
+    ShardEnded,
+    StartUnclaimed,
+    reason_of,
+)
 from kclrun.protocol.writes import (
     CreateLease,
     HaltLease,
@@ -331,7 +336,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
         """A line for the log about this lease."""
         return Note(event, level, self.key, dict(fields))
 
-    def on_report(self, event: ProcessReport, now: Instant, failover_s: float) -> list[Command]:
+    def on_report(self, event: ProcessEvent, now: Instant, failover_s: float) -> list[Command]:
         """Take in a report of its live process, or of the end of that process.
 
         A process that reported its end stopped in good order; one that ended without a report
@@ -346,47 +351,41 @@ class HeldLease(msgspec.Struct, kw_only=True):
                 self.rest_until = Instant(now + self.restarts.pause_s)
                 self.step(Step.NOT_STARTED)
                 return [self.note("start_failed", "error", reason=event.reason)]
+            case ProcessReported(_, report):
+                return self._on_reported(report, now, failover_s)
+            case ProcessStarted():
+                return []  # only the shell needs its pid
+
+    def _on_reported(self, report: CoreReport, now: Instant, failover_s: float) -> list[Command]:
+        notes: list[Command] = []
+        match report:
             case LeaseClaimed():
                 if self.state is State.STARTING:
                     self.step(Step.CLAIMED)
-            case PositionMoved():
+                return []
+            case Checkpointed():
                 self.restarts.progressed()
                 self.waiting_since = None
-            case ProcessStarted():
-                pass  # only the shell needs its pid
-            case _:
-                return self._reported_end(event, now, failover_s)
-        return []
-
-    def _reported_end(
-        self,
-        event: ShardEnded
-        | LeaseReleased
-        | ProcessorFailed
-        | LeaseLost
-        | ProcessBroke
-        | StartUnclaimed,
-        now: Instant,
-        failover_s: float,
-    ) -> list[Command]:
-        notes: list[Command] = []
-        match event:
+                return []
             case ShardEnded() | LeaseReleased():
                 self.is_over = True
+            case ProcessorFailed(is_host_fault=True):
+                self.has_broken, self.has_starved = True, True
+                self.trouble = reason_of(report)
             case ProcessorFailed():
-                self.failure = event.reason
+                self.failure = reason_of(report)
             case LeaseLost():
-                notes.append(self.note("process_lost_lease", "warning", reason=event.reason))
+                notes.append(self.note("process_lost_lease", "warning", reason=report.reason))
             case ProcessBroke():
-                self.has_broken, self.has_starved = True, event.at_records
-                self.trouble = event.reason
+                self.has_broken, self.has_starved = True, False
+                self.trouble = report.reason
             case StartUnclaimed():
-                notes.append(self.note("start_unclaimed", "warning", reason=event.reason))
+                notes.append(self.note("start_unclaimed", "warning", reason=report.reason))
                 # A start command is valid for a failover, and before it a write of ours came
                 # through: if the process claimed nothing in that time, its host is too slow [P4].
                 if now >= self.confirmed_instant + failover_s:
                     self.has_broken = True
-                    self.trouble = event.reason
+                    self.trouble = report.reason
         if self.state is not State.EXITING:
             self.step(Step.REPORTED_END)
         return notes

@@ -24,17 +24,11 @@ from kclrun.leases.commands import (
     WriteRow,
 )
 from kclrun.leases.events import (
-    LeaseClaimed,
     ParentsRead,
-    PositionMoved,
-    ProcessExited,
-    ProcessorFailed,
-    ProcessReport,
-    ProcessStarted,
+    ProcessEvent,
+    ProcessReported,
     RowRead,
     RowUnreadable,
-    StartFailed,
-    StartUnclaimed,
     WriteResolved,
 )
 from kclrun.leases.held_lease import (
@@ -62,6 +56,13 @@ from kclrun.model.lease import (
 )
 from kclrun.model.time import Instant
 from kclrun.protocol.in_flight import Change, Fate
+from kclrun.protocol.reports import (
+    Checkpointed,
+    LeaseClaimed,
+    ProcessorFailed,
+    StartUnclaimed,
+    reason_of,
+)
 from kclrun.protocol.writes import (
     BROKEN_ROW,
     Applied,
@@ -226,18 +227,19 @@ class HeldLeases:
         held_lease.are_parents_over = have_ended(event.parents)
         return self._settle(held_lease, now)
 
-    def on_report(self, event: ProcessReport, now: Instant) -> list[Command]:
+    def on_report(self, event: ProcessEvent, now: Instant) -> list[Command]:
         held_lease = self.held_leases.get(event.key)
         if held_lease is None or held_lease.state not in WITH_PROCESS:
             self._take_in_late(event, held_lease)
             return []
         commands: list[Command] = []
-        if isinstance(event, PositionMoved):
+        report = event.report if isinstance(event, ProcessReported) else None
+        if isinstance(report, Checkpointed):
             commands += self.host_places.moved(held_lease.restarts.started_instant, now)
-        elif isinstance(event, LeaseClaimed):
+        elif isinstance(report, LeaseClaimed):
             self.host_places.claimed()
         commands += held_lease.on_report(event, now, self._policy.failover_s)
-        has_expired = isinstance(event, StartUnclaimed) and held_lease.has_broken
+        has_expired = isinstance(report, StartUnclaimed) and held_lease.has_broken
         if has_expired and self.are_others_in_sight:
             commands += self.host_places.start_expired(self._running(), held_lease.trouble, now)
         return commands + self._settle(held_lease, now)
@@ -256,13 +258,14 @@ class HeldLeases:
                     due.append(self._quarantined_until(held_lease.ours_instant))
         return Instant(max(now, min(due))) if due else None
 
-    def _take_in_late(self, event: ProcessReport, held_lease: HeldLease | None) -> None:
+    def _take_in_late(self, event: ProcessEvent, held_lease: HeldLease | None) -> None:
         """Ignore reports that an ended process left in its ring, except the reason of a halt."""
-        if isinstance(event, ProcessStarted | StartFailed | ProcessExited):
+        if not isinstance(event, ProcessReported):
             raise InvariantViolation(f"lease {event.key}: {type(event).__name__}, and no process")
         is_examining = held_lease is not None and held_lease.state is State.EXAMINING
-        if held_lease is not None and is_examining and isinstance(event, ProcessorFailed):
-            held_lease.failure = event.reason
+        report = event.report
+        if held_lease is not None and is_examining and isinstance(report, ProcessorFailed):
+            held_lease.failure = held_lease.failure if report.is_host_fault else reason_of(report)
 
     def _reading(self, key: LeaseKey) -> HeldLease:
         held_lease = self.held_leases.get(key)

@@ -32,10 +32,10 @@ from kclrun.leases.events import (
     LeasesScanned,
     OffersFound,
     ParentsRead,
-    ProcessReport,
+    ProcessEvent,
+    ProcessReported,
     RowRead,
     RowUnreadable,
-    ShardEnded,
     ShardsListed,
     Started,
     StreamDescribed,
@@ -57,6 +57,7 @@ from kclrun.leases.table_view import Observation, TableView, is_nobody
 from kclrun.model.lease import Lease, LeaseKey, OwnerId, is_native, mode_advice
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant, WallTime
+from kclrun.protocol.reports import ShardEnded
 from kclrun.protocol.writes import Ask, Decline, Offer, Withdraw, keys_of
 
 # Shard ends, creations and similar events request a scan at once, but at most four a second: a
@@ -192,8 +193,8 @@ class LeaseManager:
             OffersFound: self._on_offers,
             FormerOwnersProvenGone: self._on_proven_gone,
             DrainRequested: self._on_drain,
-            **dict.fromkeys(get_args(ProcessReport), self._held.on_report),
-            ShardEnded: self._on_shard_ended,
+            **dict.fromkeys(get_args(ProcessEvent), self._held.on_report),
+            ProcessReported: self._on_reported,
         }
 
     def handle(self, event: Event, now: Instant) -> tuple[Command, ...]:
@@ -383,9 +384,13 @@ class LeaseManager:
         self._ask_scan(now)
         return []
 
-    def _on_shard_ended(self, event: ShardEnded, now: Instant) -> list[Command]:
-        commands = self._held.on_report(event, now) + self._held.hint_ended(event.key, now)
-        self._children_of_mine.update((LeaseKey(child), now) for child in event.children)
+    def _on_reported(self, event: ProcessReported, now: Instant) -> list[Command]:
+        commands = self._held.on_report(event, now)
+        if not isinstance(event.report, ShardEnded):
+            return commands
+        commands += self._held.hint_ended(event.key, now)
+        children = event.report.children
+        self._children_of_mine.update((LeaseKey(child), now) for child in children)
         self._forget_children(None)
         self._changed_instant = now
         self._ask_scan(now)

@@ -346,7 +346,7 @@ class LeaseProcesses:
 
     def _hear(self, child: Child) -> None:
         try:
-            events = self._ring_reader.hear(child)
+            events = self._ring_reader.read(child)
         except MalformedFrame as error:
             self._log.note("process_condemned", shard=child.key, error=str(error))
             child.send_signal(signal.SIGKILL)
@@ -391,7 +391,7 @@ class LeaseProcesses:
             return
         assert child.pidfd is not None, "only a process whose pidfd we held is buried"
         assert child.pid is not None, "a pidfd comes with its pid"
-        for event in self._ring_reader.hear_last(child):
+        for event in self._ring_reader.read_last(child):
             if not child.is_written_off:  # another process has its lease by now
                 self._deliver(event)
         child.look()

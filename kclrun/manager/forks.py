@@ -161,7 +161,6 @@ _PRELOADED: Final = (
     "urllib3",
     "kclrun.ipc.messages",
     "kclrun.ipc.board",
-    "kclrun.ipc.transitions",
     "kclrun.processor",
 )
 # One message for each fork and each exit of up to 1024 lease processes; more wait for the next

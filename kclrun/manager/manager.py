@@ -19,8 +19,8 @@ from kclrun.leases.events import (
     Event,
     FormerOwnersProvenGone,
     LeasesScanned,
+    ProcessReported,
     ProcessStarted,
-    ShardEnded,
     Started,
     Ticked,
 )
@@ -40,6 +40,7 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.observe.logs import EventLog
 from kclrun.observe.sample import LEASES_COMMAND, Report, ShardReport, Totals, how_to_resume
 from kclrun.protocol.pump import Pump
+from kclrun.protocol.reports import ShardEnded
 from kclrun.protocol.status import LeaseStatus
 
 
@@ -265,7 +266,7 @@ class Manager:
         match event:
             case ProcessStarted(key):
                 self._report.started(key)
-            case ShardEnded(key):
+            case ProcessReported(key, ShardEnded()):
                 self._report.ended(key)
             case DrainRequested():
                 self.stop_begins()

@@ -1,4 +1,4 @@
-"""Turns the transitions in a process's ring into events for the core and lines for the log."""
+"""Turns the reports in a process's ring into events for the core and lines for the log."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kclrun.errors import MalformedFrame
-from kclrun.ipc import transitions as said
 from kclrun.ipc.board import StatusSlot
 from kclrun.ipc.channel import Channel
 from kclrun.ipc.exit_codes import FAILED, LOST, NAMES, UNCLAIMED
-from kclrun.ipc.messages import NoAnswer, ToWorker
+from kclrun.ipc.messages import NoAnswer, ToWorker, decode_report
 from kclrun.ipc.ring import EventRing
-from kclrun.leases import events as heard
 from kclrun.leases.commands import StartProcess
+from kclrun.leases.events import ProcessReported
 from kclrun.model.lease import LeaseKey
 from kclrun.model.time import Instant, WallTime
-from kclrun.observe.events import CATALOGUE
 from kclrun.observe.logs import EventLog
+from kclrun.protocol import reports
+from kclrun.protocol.reports import AnyReport, CoreReport, EndReport, reason_of
 from kclrun.protocol.status import LeaseStatus, WorkerState
 
 # Some year after 5000: user code shares the memory with the slot, and may have written any value.
@@ -112,19 +112,13 @@ def exit_words(
 
 # A ring holds 64 KiB of entries of 40 bytes and more; the ring of an exited process is emptied.
 _DRAINS_MAX: Final = 16
-# Of an error, in the reason of a halt: every renewal of the row pays for it; the log has it in
-# full.
-_REASON_CHARACTERS_MAX: Final = 300
-_END_REPORTS: Final = (
-    *(said.Unclaimed, said.ShardEnded, said.Released, said.Lost, said.Failed, said.Broke),
-)
 
 
 class RingReader:
-    """Turns transitions into events, and logs those that the core does not log itself.
+    """Turns reports into events, and logs those that the core does not log itself.
 
     A lease process runs user code, so its reports are checked like input from a stranger: bytes
-    that are not a transition make the manager kill the process. A report that found no room in the
+    that are not a report make the manager kill the process. A report that found no room in the
     ring is replaced from the slot, which holds the last state under a checksum. The exit code alone
     is never used for this, because user code can choose it (`os._exit(3)`).
     """
@@ -132,67 +126,63 @@ class RingReader:
     def __init__(self, log: EventLog) -> None:
         self._log = log
 
-    def hear(self, child: Child) -> list[heard.Event]:
+    def read(self, child: Child) -> list[ProcessReported]:
         """The events from the child's ring now.
 
-        Raises: MalformedFrame if it wrote bytes that are not a transition; end the process.
+        Raises: MalformedFrame if it wrote bytes that are not a report; end the process.
         """
-        events: list[heard.Event] = []
+        events: list[ProcessReported] = []
         for payload in child.ring.drain():
-            events += self._heard(child, said.decode(payload))
+            report = decode_report(payload)
+            self._note(child, report)
+            child.has_reported_end |= isinstance(report, EndReport)
+            if isinstance(report, CoreReport):
+                events.append(ProcessReported(child.key, report))
         if child.ring.gap():
             events += self._made_up_position(child)
         return events
 
-    def hear_last(self, child: Child) -> list[heard.Event]:
+    def read_last(self, child: Child) -> list[ProcessReported]:
         """All events that an exited child left. A missing last report is made up from its slot."""
-        events: list[heard.Event] = []
+        events: list[ProcessReported] = []
         try:
             for _ in range(_DRAINS_MAX):
-                events += self.hear(child)
+                events += self.read(child)
         except MalformedFrame as error:
             self._log.note("process_condemned", shard=child.key, error=str(error))
-        if not child.has_reported_end:
-            events += _assumed_end_report(child)
+        if not child.has_reported_end and (report := _assumed_end_report(child)) is not None:
+            events.append(ProcessReported(child.key, report))
         return events
 
-    def _heard(self, child: Child, transition: said.Transition) -> list[heard.Event]:
+    def _note(self, child: Child, report: AnyReport) -> None:
+        """Log the report. An exception of user code is its lease's trouble until a call returns."""
         key = child.key
-        if isinstance(transition, _END_REPORTS):
-            child.has_reported_end = True
-        match transition:
-            case said.Claimed(counter, position):
+        match report:
+            case reports.LeaseClaimed(counter, position):
                 self._log.note("lease_claimed", shard=key, counter=counter, position=str(position))
-                return [heard.LeaseClaimed(key, counter, position)]
-            case said.Checkpointed(position):
-                return [heard.PositionMoved(key, position)]
-            case said.ShardEnded(children):
+            case reports.ShardEnded(children):
                 self._log.note("shard_ended", shard=key, children=", ".join(children))
-                return [heard.ShardEnded(key, children)]
-            case said.Released(position):
+            case reports.LeaseReleased(position):
                 self._log.note("lease_released", shard=key, position=str(position))
-                return [heard.LeaseReleased(key, position)]
-            case said.Unclaimed(reason):
-                return [heard.StartUnclaimed(key, reason)]
-            case said.Lost(reason):
-                return [heard.LeaseLost(key, reason)]
-            case said.Broke(reason):
-                return [heard.ProcessBroke(key, reason)]
-            case said.Failed():
-                return [self._failed(key, transition)]
-            case said.Raised():
-                child.trouble = _words_of(transition)
-                self._note_raised(key, transition)
-                return []
-            case said.Recovered(where, attempts):
+            case reports.ProcessorFailed():
+                self._note_failed(key, report)
+            case reports.ProcessorRaised():
+                child.trouble = reason_of(report)
+                self._note_raised(key, report)
+            case reports.ProcessorRecovered(where, attempts):
                 child.trouble = ""
                 self._log.note("processor_recovered", shard=key, where=where, attempts=attempts)
-                return []
+            case reports.GilHeld(seconds):
+                self._log.note("gil_held", shard=key, seconds=seconds)
+            case reports.RecordsExpired(position, detail):
+                expired = str(position)
+                self._log.note("records_expired", shard=key, position=expired, detail=detail)
+            case reports.ProcessWarned(detail):
+                self._log.note("lease_process_warned", shard=key, detail=detail)
             case _:
-                self._note_only(key, transition)
-                return []
+                pass  # The core logs it, or it is progress.
 
-    def _failed(self, key: LeaseKey, failed: said.Failed) -> heard.Event:
+    def _note_failed(self, key: LeaseKey, failed: reports.ProcessorFailed) -> None:
         fields = {
             "raised_at": failed.raised_at,
             "record": failed.record,
@@ -207,12 +197,8 @@ class RingReader:
             error=failed.error,
             **{name: text for name, text in fields.items() if text},
         )
-        words = _words_of(failed)
-        if failed.is_host_fault:
-            return heard.ProcessBroke(key, words, at_records=True)
-        return heard.ProcessorFailed(key, words)
 
-    def _note_raised(self, key: LeaseKey, raised: said.Raised) -> None:
+    def _note_raised(self, key: LeaseKey, raised: reports.ProcessorRaised) -> None:
         """The first time in full; a repetition in brief."""
         fields = {
             "raised_at": raised.raised_at,
@@ -229,51 +215,26 @@ class RingReader:
             **{name: text for name, text in fields.items() if text and raised.traceback_text},
         )
 
-    def _note_only(self, key: LeaseKey, transition: said.Transition) -> None:
-        match transition:
-            case said.GilHeld(seconds):
-                self._log.note("gil_held", shard=key, seconds=seconds)
-            case said.RecordsExpired(position, detail):
-                expired = str(position)
-                self._log.note("records_expired", shard=key, position=expired, detail=detail)
-            case said.Warned(event, detail) if event in CATALOGUE:
-                self._log.note(event, level="warning", shard=key, detail=detail)
-            case said.Warned(event, detail):
-                self._log.note("lease_process_warned", shard=key, warning=event, detail=detail)
-            case _:
-                pass  # Started and Drained: the pidfd says when it began and when it ended.
-
-    def _made_up_position(self, child: Child) -> list[heard.Event]:
+    def _made_up_position(self, child: Child) -> list[ProcessReported]:
         self._log.note("transitions_missed", shard=child.key)
         status = child.look()
         if status is None or status.checkpointed is None:
             return []
-        return [heard.PositionMoved(child.key, status.checkpointed)]
+        made_up = reports.Checkpointed(status.checkpointed, status.counter)
+        return [ProcessReported(child.key, made_up)]
 
 
-def _words_of(failure: said.Raised | said.Failed) -> str:
-    """For the lease's row, the live table and /health: the error, its place, and its record."""
-    times = "once" if failure.attempts == 1 else f"{failure.attempts} times"
-    where = f"{failure.where} failed {times}" if failure.where else "failed"
-    error = failure.error
-    if len(error) > _REASON_CHARACTERS_MAX:
-        error = f"{error[:_REASON_CHARACTERS_MAX]}…"
-    record = f"record {failure.record}" if failure.record else ""
-    at = "; ".join(part for part in (failure.raised_at, record) if part)
-    return f"{where}: {error} ({at})" if at else f"{where}: {error}"
-
-
-def _assumed_end_report(child: Child) -> list[heard.Event]:
+def _assumed_end_report(child: Child) -> EndReport | None:
     """The last report, if the last state in the slot and the exit code agree. Not for DONE: the
     core reads from the row whether the lease was ended or released."""
     status = child.look()
     reason = "its report was lost; by its status"
     match exit_code_of(child.status), status.state if status is not None else None:
         case code, WorkerState.LOST if code == UNCLAIMED:
-            return [heard.StartUnclaimed(child.key, reason)]
+            return reports.StartUnclaimed(reason)
         case code, WorkerState.LOST if code == LOST:
-            return [heard.LeaseLost(child.key, reason)]
+            return reports.LeaseLost(reason)
         case code, WorkerState.HALTED if code == FAILED:
-            return [heard.ProcessorFailed(child.key, f"the processor failed; {reason}")]
+            return reports.ProcessorFailed("", reason, attempts=1)
         case _:
-            return []
+            return None

@@ -34,6 +34,7 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
 from kclrun.model.time import Instant
+from kclrun.protocol.reports import ProcessorFailed
 from kclrun.simulation.oracles import Oracles, Reader
 from kclrun.simulation.shards import RECORD_BYTES, FetchFate, ShardStream
 from kclrun.simulation.user_code import Attempt, BatchUserCode
@@ -349,9 +350,7 @@ class SimulatedDeliveryQueue:
                 self._batch = None
                 self._delivery.halt()
                 words = error_words(error)
-                self._post(
-                    on.ProcessorFailed(attempts.where, words, attempts.failed, batch.position)
-                )
+                self._post(ProcessorFailed(attempts.where, words, attempts.failed, batch.position))
             case RetryAfter(pause_s):
                 self._after(pause_s, lambda: self._pause_over(batch))
 

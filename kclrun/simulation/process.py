@@ -17,10 +17,11 @@ from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import WORKER_STATES
 from kclrun.leases import commands as manager_commands
-from kclrun.leases import events as heard
+from kclrun.leases.events import ProcessReported
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.shard import Shard
 from kclrun.model.time import Instant
+from kclrun.protocol import reports
 from kclrun.protocol.pump import Pump
 from kclrun.protocol.status import LeaseStatus
 from kclrun.protocol.writes import LateCheckpoint, LeaseChange, Outcome
@@ -67,7 +68,7 @@ class LeaseProcess:
         self.is_over = False
         # The manager's view: messages that it has not taken yet, and how the process is forced to
         # end.
-        self.ring: deque[heard.Event] = deque()
+        self.ring: deque[ProcessReported] = deque()
         self.force_instant: Instant | None = None
         self.forced: list[signal.Signals] = []
         self.machine = host.machine
@@ -132,7 +133,7 @@ class LeaseProcess:
     def _lock(self) -> None:
         """Nothing starts before the lock of its owner's nonce [P3]."""
         if not self.machine.locks.share(self._owner, self.os):
-            self._say(heard.StartUnclaimed(self.key, "another manager of this host holds its lock"))
+            self._say(reports.StartUnclaimed("another manager of this host holds its lock"))
             self._exit(do.ExitCause.UNCLAIMED)
             return
         self._has_begun = True
@@ -224,7 +225,7 @@ class LeaseProcess:
                 self.queue.stop_delivery()
             case do.AnswerCheckpoint():
                 self.queue.answer(command)
-            case do.Report():
+            case reports.Report():
                 self._report(command)
             case do.Exit(cause):
                 self._exit(cause)
@@ -325,44 +326,17 @@ class LeaseProcess:
 
     # Reports.
 
-    def _report(self, report: do.Report) -> None:
-        if report.kind is do.ReportKind.CHECKPOINTED and report.position is not None:
+    def _report(self, report: reports.Report) -> None:
+        if isinstance(report, reports.Checkpointed):
             self.queue.note_durable(report.position)
-        event = as_heard(self.key, report)
-        if event is not None:
-            self._say(event)
+        if isinstance(report, reports.CoreReport):
+            self._say(report)
         self._oracles.coverage.reported(report)
-        if report.kind is do.ReportKind.RECORDS_EXPIRED:
+        if isinstance(report, reports.RecordsExpired):
             self._oracles.shard_expired(self)
-        if report.kind is not do.ReportKind.CHECKPOINTED:
-            self._oracles.process_noted(self, f"reports {report.kind.value}", report.text)
+        if not isinstance(report, reports.Checkpointed):
+            self._oracles.process_noted(self, "reports", report)
 
-    def _say(self, event: heard.Event) -> None:
-        self.ring.append(event)
+    def _say(self, report: reports.CoreReport) -> None:
+        self.ring.append(ProcessReported(self.key, report))
         self._rung(self)
-
-
-def as_heard(key: LeaseKey, report: do.Report) -> heard.Event | None:
-    """The event in which the manager hears of the report; None if it is only logged."""
-    position = report.position
-    match report.kind:
-        case do.ReportKind.CLAIMED if position is not None:
-            return heard.LeaseClaimed(key, report.counter, position)
-        case do.ReportKind.CHECKPOINTED if position is not None:
-            return heard.PositionMoved(key, position)
-        case do.ReportKind.RELEASED if position is not None:
-            return heard.LeaseReleased(key, position)
-        case do.ReportKind.SHARD_ENDED:
-            return heard.ShardEnded(key, report.children)
-        case do.ReportKind.LOST:
-            return heard.LeaseLost(key, report.text)
-        case do.ReportKind.FAILED if report.is_host_fault:
-            return heard.ProcessBroke(key, report.text, at_records=True)
-        case do.ReportKind.BROKE:
-            return heard.ProcessBroke(key, report.text)
-        case do.ReportKind.FAILED:
-            return heard.ProcessorFailed(key, report.text)
-        case do.ReportKind.UNCLAIMED:
-            return heard.StartUnclaimed(key, report.text)
-        case _:
-            return None

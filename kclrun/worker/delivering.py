@@ -29,12 +29,12 @@ from kclrun.consuming.delivery import (
     host_fault,
 )
 from kclrun.errors import HostFailed
-from kclrun.ipc import transitions as told
 from kclrun.model.lease import Lease
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.observe.failures import Failure, describe
 from kclrun.processor import RecordProcessor, call_method
+from kclrun.protocol.reports import ProcessorFailed, ProcessorRaised, ProcessorRecovered, Report
 from kclrun.worker.delivery_queue import (
     Batch,
     CheckpointCalls,
@@ -66,7 +66,7 @@ class Deliverer:
         *,
         prepare: Callable[[Lease], tuple[RecordProcessor, RowScope | None]],
         checkpoints: CheckpointCalls,
-        tell: Callable[[told.Transition], None],
+        report: Callable[[Report], None],
         broke: Callable[[BaseException], None],
     ) -> None:
         self._queue = queue
@@ -74,7 +74,7 @@ class Deliverer:
         self._policy = policy
         self._prepare = prepare
         self._checkpoints = checkpoints
-        self._tell = tell
+        self._report = report
         self._broke = broke
         self._processor: RecordProcessor | None = None
         self._rows: RowScope | None = None
@@ -174,7 +174,7 @@ class Deliverer:
                 last = failure
             else:
                 if attempts is not None:
-                    self._tell(told.Recovered(where, attempts.failed + 1))
+                    self._report(ProcessorRecovered(where, attempts.failed + 1))
                 return True
 
     def _durable(self) -> ExtendedSequenceNumber | None:
@@ -195,7 +195,7 @@ class Deliverer:
                 self._post(_given_up(attempts, failure, is_host_fault=fault is not None))
                 return False
             case RetryAfter(pause_s):
-                raised = told.Raised(
+                raised = ProcessorRaised(
                     where,
                     failure.error,
                     failure.raised_at,
@@ -204,12 +204,12 @@ class Deliverer:
                     attempts.failed,
                     pause_s,
                 )
-                self._tell(raised)
+                self._report(raised)
                 return self._queue.may_try_again(pause_s, is_batch=where == "process_records")
 
 
-def _given_up(attempts: Attempts, failure: Failure, *, is_host_fault: bool) -> on.ProcessorFailed:
-    return on.ProcessorFailed(
+def _given_up(attempts: Attempts, failure: Failure, *, is_host_fault: bool) -> ProcessorFailed:
+    return ProcessorFailed(
         attempts.where,
         failure.error,
         attempts.failed,

@@ -17,11 +17,9 @@ from typing import Final, Protocol
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
-from kclrun.consuming.commands import Report, ReportKind
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import WORKER_STATES
 from kclrun.errors import ServiceError, SinkError
-from kclrun.ipc import transitions as told
 from kclrun.ipc.board import StatusSlot
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
 from kclrun.ipc.messages import (
@@ -33,6 +31,7 @@ from kclrun.ipc.messages import (
     OthersInSight,
     RenewCredentials,
     ToWorker,
+    encode_report,
 )
 from kclrun.ipc.ring import EventRing
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
@@ -41,6 +40,7 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.ports import LeaseTable, StreamAdmin
 from kclrun.protocol.pump import Pump
+from kclrun.protocol.reports import Checkpointed, ProcessWarned, RecordsExpired, Report
 from kclrun.protocol.status import LeaseStatus
 from kclrun.protocol.writes import (
     Checkpoint,
@@ -115,25 +115,22 @@ class Reporter:
         self._fetch_view = fetch_view
         self._pid = os.getpid()
 
-    def tell(self, transition: told.Transition) -> None:
-        """Put a transition on the ring. A full ring drops it, and the manager reads the row."""
-        self._ring.put(told.encode(transition))
+    def report(self, report: Report) -> None:
+        """Put a report on the ring. A full ring drops it, and the manager reads the row."""
+        self._ring.put(encode_report(report))
         self._doorbell.press()
 
     def warn(self, text: str) -> None:
         """A warning for the log; the lease continues. Any thread may call it."""
-        self.tell(told.Warned("lease_process_warned", text))
+        self.report(ProcessWarned(text))
 
     def records_lost(self, position: ExtendedSequenceNumber, text: str) -> None:
         """Records above `position` may have expired unread; the lease continues. Any thread."""
-        self.tell(told.RecordsExpired(position, text))
+        self.report(RecordsExpired(position, text))
 
     def note_send(self, instant: Instant) -> None:
         """A write of the row is about to be sent [P5]."""
         self._slot.note_send(instant)
-
-    def report(self, report: Report) -> None:
-        self.tell(_transition(report))
 
     def publish(self, life: LeaseStateMachine, queue: QueueView) -> None:
         """Refresh the status slot."""
@@ -176,42 +173,6 @@ def _number(position: ExtendedSequenceNumber | None) -> ExtendedSequenceNumber |
 
 def _or_unknown(millis_behind_latest: int | None) -> int:
     return -1 if millis_behind_latest is None else millis_behind_latest
-
-
-def _transition(report: Report) -> told.Transition:
-    position = report.position
-    match report.kind:
-        case ReportKind.CLAIMED if position is not None:
-            return told.Claimed(report.counter, position)
-        case ReportKind.CHECKPOINTED if position is not None:
-            return told.Checkpointed(position, report.counter)
-        case ReportKind.RELEASED if position is not None:
-            return told.Released(position, report.text)
-        case ReportKind.SHARD_ENDED:
-            return told.ShardEnded(report.children)
-        case ReportKind.LOST:
-            return told.Lost(report.text)
-        case ReportKind.FAILED:
-            return told.Failed(
-                report.where,
-                report.text,
-                position,
-                report.traceback_text,
-                report.attempts,
-                report.raised_at,
-                report.record,
-                report.is_host_fault,
-            )
-        case ReportKind.BROKE:
-            return told.Broke(report.text)
-        case ReportKind.UNCLAIMED:
-            return told.Unclaimed(report.text)
-        case ReportKind.RECORDS_EXPIRED if position is not None:
-            return told.RecordsExpired(position, report.text)
-        case ReportKind.GIL_HELD:
-            return told.GilHeld(report.seconds)
-        case _:
-            return told.Warned("lease_process_warned", report.text)
 
 
 # The manager looks at the status slot once a second; every event (a batch, a write, a message)
@@ -379,7 +340,7 @@ class LeaseThread:
                 self._queue.stop_delivery()
             case do.AnswerCheckpoint():
                 self._checkpoints.answer(command)
-            case do.Report():
+            case Report():
                 self._report(command)
             case do.Exit(cause):
                 self._reporter.publish(self._life, self._queue.view())
@@ -392,8 +353,8 @@ class LeaseThread:
         stream = stream_of(self._life.own.key)
         return on.ShardsListed(qualified_shards(stream, self._admin.list_shards()))
 
-    def _report(self, report: do.Report) -> None:
-        if report.kind is do.ReportKind.CHECKPOINTED and report.position is not None:
+    def _report(self, report: Report) -> None:
+        if isinstance(report, Checkpointed):
             self._checkpoints.note_durable(report.position)
         self._reporter.report(report)
 

@@ -31,10 +31,9 @@ from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.errors import HostFailed, SettingsError
 from kclrun.ipc import exit_codes
-from kclrun.ipc import transitions as told
 from kclrun.ipc.board import Segment, StartSpec
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
-from kclrun.ipc.messages import Begin, NoAnswer, ToWorker, channel_of_worker
+from kclrun.ipc.messages import Begin, NoAnswer, ToWorker, channel_of_worker, encode_report
 from kclrun.ipc.ring import EventRing
 from kclrun.loading import load_processor
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
@@ -46,6 +45,7 @@ from kclrun.model.wire import WireEndpoint
 from kclrun.observe.logs import EventLog, LineSink, configure_lease_logging
 from kclrun.ports import LeaseTable, ShardReader, StreamAdmin
 from kclrun.processor import Context, RecordProcessor, Row, call_method
+from kclrun.protocol.reports import ProcessBroke, StartUnclaimed
 from kclrun.sinks.durable_files import keep_from_children
 from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker.clock import boottime
@@ -177,7 +177,7 @@ def _broke(error: BaseException, ring: EventRing, doorbell: Doorbell) -> int:
     if fault is None:
         traceback.print_exception(error)
     words = fault or f"a bug in kclrun: {type(error).__name__}: {error}"
-    ring.put(told.encode(told.Broke(words)))
+    ring.put(encode_report(ProcessBroke(words)))
     doorbell.press()
     return exit_codes.BUG if fault is None else exit_codes.HOST
 
@@ -243,7 +243,7 @@ class LeaseProcess:
             error_policy(spec),
             prepare=self._prepare,
             checkpoints=self._checkpoints,
-            tell=self._reporter.tell,
+            report=self._reporter.report,
             broke=self._lease_thread.break_off,
         )
 
@@ -253,12 +253,12 @@ class LeaseProcess:
 
         Raises: HostFailed if the lock file cannot be opened.
         """
-        self._reporter.tell(told.Started(os.getpid()))
         is_locked = _holds_lock(lock_path)
         for fd in fds:
             os.close(fd)
         if not is_locked:
-            self._reporter.tell(told.Unclaimed("another manager of this host holds its lock [P3]"))
+            reason = "another manager of this host holds its lock [P3]"
+            self._reporter.report(StartUnclaimed(reason))
             return exit_codes.UNCLAIMED
         if self._spec.nice:
             os.nice(self._spec.nice)

@@ -22,9 +22,10 @@ from kclrun.errors import (
     SegmentRefused,
     SettingsError,
 )
-from kclrun.ipc import messages, transitions
+from kclrun.ipc import messages
 from kclrun.ipc.board import SLOT_BYTES, StatusSlot
 from kclrun.ipc.channel import decoded
+from kclrun.ipc.messages import decode_report, encode_report
 from kclrun.ipc.ring import EventRing
 from kclrun.local import stream as sequence_numbers
 from kclrun.model.lease import Handoff, Lease, LeaseKey, Owner, OwnerId, PendingCheckpoint
@@ -33,6 +34,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.stream import called, shard_id_of, stream_of
 from kclrun.model.time import Instant, WallTime
+from kclrun.protocol import reports
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.spark.offsets import decode_offset
 
@@ -269,14 +271,14 @@ FRAMES = tuple(
     )
 )
 TRANSITIONS = tuple(
-    transitions.encode(each)
+    encode_report(each)
     for each in (
-        transitions.Started(77),
-        transitions.Checkpointed(LEASE.checkpoint, 54),
-        transitions.Warned("printed", "it is late"),
-        transitions.Failed("process_records", "ValueError: 5", LEASE.checkpoint, "frames", 2),
-        transitions.ShardEnded(("shardId-000000000005",)),
-        transitions.Drained(),
+        reports.GilHeld(77.0),
+        reports.Checkpointed(LEASE.checkpoint, 54),
+        reports.ProcessWarned("it is late"),
+        reports.ProcessorFailed("process_records", "ValueError: 5", 2, LEASE.checkpoint, "frames"),
+        reports.ShardEnded(("shardId-000000000005",)),
+        reports.StartUnclaimed("late"),
     )
 )
 
@@ -354,9 +356,7 @@ TARGETS = {
             FRAMES,
             (b"\x81", b"\xa4type", b"\xc1", b"\xdf\xff\xff\xff\xff"),
         ),
-        Target(
-            "transition", transitions.decode, (MalformedFrame,), TRANSITIONS, (b"\xc1", b"\xdd")
-        ),
+        Target("transition", decode_report, (MalformedFrame,), TRANSITIONS, (b"\xc1", b"\xdd")),
         Target(
             "spark-offset",
             read_offset,

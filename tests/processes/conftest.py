@@ -99,7 +99,12 @@ class Rig:
         return self.of(kind)[-1]
 
     def of(self, kind):
-        return [event for event in self.events if isinstance(event, kind)]
+        """The events of this kind, or that bring a report of this kind."""
+        return [each for each in self.events if isinstance(getattr(each, "report", each), kind)]
+
+    def kinds(self):
+        """Of the events, and of the reports that they bring."""
+        return [type(getattr(event, "report", event)) for event in self.events]
 
     def child(self, key="shard-1"):
         return next(child for child in self.processes.living() if child.key == key)

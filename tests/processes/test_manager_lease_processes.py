@@ -13,18 +13,20 @@ from kclrun.ipc.channel import Channel, Quiet
 from kclrun.ipc.exit_codes import BUG, FAILED, HOST, LOST, UNCLAIMED
 from kclrun.ipc.messages import Exited, Forked, channel_of_launcher, channel_to_launcher
 from kclrun.leases.events import (
-    LeaseClaimed,
-    LeaseLost,
-    LeaseReleased,
-    PositionMoved,
     ProcessExited,
-    ProcessorFailed,
     ProcessStarted,
     StartFailed,
-    StartUnclaimed,
 )
 from kclrun.manager.children import reap_adopted
 from kclrun.manager.launcher import Outbox
+from kclrun.protocol.reports import (
+    Checkpointed,
+    LeaseClaimed,
+    LeaseLost,
+    LeaseReleased,
+    ProcessorFailed,
+    StartUnclaimed,
+)
 from tests.patience import HUNG_S
 
 pytestmark = pytest.mark.slow
@@ -44,8 +46,8 @@ def test_a_started_process_claims_drains_and_its_death_is_proven_last(rig):
     rig.processes.drain(claimed.key, "test", rig.loop.now() + 10)
     exited = rig.until_seen(ProcessExited)
 
-    assert claimed.counter == 8
-    kinds = [type(event).__name__ for event in rig.events]
+    assert claimed.report.counter == 8
+    kinds = [kind.__name__ for kind in rig.kinds()]
     assert kinds == ["ProcessStarted", "LeaseClaimed", "LeaseReleased", "ProcessExited"]
     assert exited.reason == "exit code 0 (done)"
     assert not len(rig.processes)
@@ -66,7 +68,7 @@ def test_what_a_killed_process_wrote_to_its_ring_comes_before_its_exit(rig):
 
     exited = rig.until_seen(ProcessExited)
 
-    assert len(rig.of(PositionMoved)) == 100
+    assert len(rig.of(Checkpointed)) == 100
     assert rig.events[-1] is exited
     assert "SIGKILL" in exited.reason
     assert rig.departed[0].last_status.records_total == 7

@@ -1,4 +1,4 @@
-"""What lease processes and their manager share: rings, cells, slots and transitions, whatever
+"""What lease processes and their manager share: rings, cells, slots and reports, whatever
 bytes arrive and in whatever order."""
 
 import itertools
@@ -7,20 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.errors import MalformedFrame
-from kclrun.ipc.transitions import (
+from kclrun.ipc.messages import (
     ERROR_BYTES_MAX,
     TRACEBACK_BYTES_MAX,
-    Failed,
-    decode,
-    encode,
+    decode_report,
+    encode_report,
 )
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.protocol import reports
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from tests.examples import examples
 from tests.unit.ipc.test_event_ring import HEADER, SMALL, ring
 from tests.unit.ipc.test_event_ring import fresh as fresh_ring
+from tests.unit.ipc.test_reports import EACH
 from tests.unit.ipc.test_status_slot import new_slot
-from tests.unit.ipc.test_transitions import EACH
 from tests.unit.ipc.test_twin_cell import SIZE, VALUES, cell
 from tests.unit.ipc.test_twin_cell import fresh as fresh_cell
 
@@ -159,7 +159,7 @@ def test_every_status_is_read_as_it_was_published(status):
 
 @given(st.text(st.characters(), max_size=4000))
 def test_any_text_of_user_code_travels_and_is_bounded(text):
-    failed = decode(encode(Failed("w", text, None, text * 3, 1)))
+    failed = decode_report(encode_report(reports.ProcessorFailed("w", text, 1, None, text * 3)))
     assert len(failed.error.encode()) <= ERROR_BYTES_MAX
     assert len(failed.traceback_text.encode()) <= TRACEBACK_BYTES_MAX
 
@@ -167,10 +167,10 @@ def test_any_text_of_user_code_travels_and_is_bounded(text):
 def is_one_or_malformed(payload):
     """A transition that travels on as it is, or a MalformedFrame. By its words: NaN is not NaN."""
     try:
-        found = decode(payload)
+        found = decode_report(payload)
     except MalformedFrame:
         return True
-    return repr(decode(encode(found))) == repr(found)
+    return repr(decode_report(encode_report(found))) == repr(found)
 
 
 @given(st.binary(max_size=300))
@@ -182,7 +182,7 @@ def test_any_bytes_are_a_transition_or_a_malformed_frame(payload):
 def test_a_transition_with_one_byte_changed_is_another_one_or_a_malformed_frame(
     transition, at, byte
 ):
-    payload = bytearray(encode(transition))
+    payload = bytearray(encode_report(transition))
     payload[at % len(payload)] = byte
 
     assert is_one_or_malformed(bytes(payload))

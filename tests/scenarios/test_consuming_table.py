@@ -16,7 +16,7 @@ from kclrun.consuming import commands, events
 from kclrun.consuming.states import LATE as LATE_IN
 from kclrun.consuming.states import State
 from kclrun.errors import InvariantViolation
-from kclrun.protocol import writes
+from kclrun.protocol import reports, writes
 from tests.unit.consuming.lease_driver import KEY, ME, OTHER, Driver, child, p
 
 TABLE = Path(__file__).with_name("consuming.yaml")
@@ -52,8 +52,8 @@ EVENTS = {
     "ShardExhausted, expired": events.ShardExhausted((), is_expired=True),
     "CheckpointRequested": lambda d: events.CheckpointRequested(1, d.life.ledger.delivered),
     "CallReturned": events.CallReturned(),
-    "ProcessorFailed": events.ProcessorFailed("process_records", "E", 1),
-    "ProcessorFailed, host": events.ProcessorFailed("initialize", "E", 1, is_host_fault=True),
+    "ProcessorFailed": reports.ProcessorFailed("process_records", "E", 1),
+    "ProcessorFailed, host": reports.ProcessorFailed("initialize", "E", 1, is_host_fault=True),
     "DeliveryStopped": events.DeliveryStopped(),
     "DrainRequested": events.DrainRequested("a deploy"),
     "ReleaseRequested": events.ReleaseRequested(),
@@ -146,8 +146,8 @@ def _said(command):
         case commands.SendWrite(change) | commands.SendLateCheckpoint(change):
             place = getattr(change, "position", None)
             return f"{type(change).__name__}{'' if place is None else f' at {place}'}"
-        case commands.Report(kind):
-            return f"report {kind.value}"
+        case reports.Report():
+            return f"report {type(command).__name__}"
         case commands.AnswerCheckpoint(_, answer):
             return f"answer {answer.name.lower()}"
         case commands.Exit(cause):

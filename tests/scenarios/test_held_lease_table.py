@@ -19,6 +19,7 @@ from kclrun.leases.held_lease import TRANSITIONS, HeldLease, State
 from kclrun.local.lease_rows import change_row
 from kclrun.model.lease import Halt, Handoff
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
+from kclrun.protocol import reports
 from kclrun.protocol import writes as ch
 from tests.unit.leases.manager_life import JAVA, ME, OTHER, ManagerLife, replace, row
 
@@ -58,7 +59,7 @@ def starting():
 def running():
     life = starting()
     life.say(e.ProcessStarted("s0", 7))
-    life.say(e.LeaseClaimed("s0", 2, TRIM_HORIZON))
+    life.say(e.ProcessReported("s0", reports.LeaseClaimed(2, TRIM_HORIZON)))
     return life
 
 
@@ -90,7 +91,11 @@ def adopted(**fields):
 
 
 def halting():
-    life = after(running, e.ProcessorFailed("s0", "bad record"), e.ProcessExited("s0", 7, "ended"))
+    life = after(
+        running,
+        e.ProcessReported("s0", reports.ProcessorFailed("process_records", "bad record", 1)),
+        e.ProcessExited("s0", 7, "ended"),
+    )
     life.say(e.RowRead("s0", life.rows["s0"]))
     return life
 
@@ -158,8 +163,8 @@ SITUATIONS = {
     "starting (two starts failed)": failing,
     "running": running,
     "draining": lambda: after(running, e.DrainRequested("SIGTERM")),
-    "exiting": lambda: after(running, e.LeaseLost("s0", "fence")),
-    "exiting (ended)": lambda: after(running, e.ShardEnded("s0", ())),
+    "exiting": lambda: after(running, e.ProcessReported("s0", reports.LeaseLost("fence"))),
+    "exiting (ended)": lambda: after(running, e.ProcessReported("s0", reports.ShardEnded(()))),
     "halting": halting,
     "halted": halted,
     "halted (renewing)": lambda: renewed_late(halted),
@@ -199,15 +204,19 @@ def read(**fields):
 EVENTS = {
     "process started": lambda _: e.ProcessStarted("s0", 7),
     "start failed": lambda _: e.StartFailed("s0", "fork"),
-    "lease claimed": lambda _: e.LeaseClaimed("s0", 2, TRIM_HORIZON),
-    "start unclaimed": lambda _: e.StartUnclaimed("s0", "expired"),
-    "position moved": lambda _: e.PositionMoved("s0", TRIM_HORIZON),
-    "shard ended": lambda _: e.ShardEnded("s0", ()),
-    "lease released": lambda _: e.LeaseReleased("s0", TRIM_HORIZON),
-    "lease lost": lambda _: e.LeaseLost("s0", "fence"),
-    "processor failed": lambda _: e.ProcessorFailed("s0", "bad record"),
-    "process broke": lambda _: e.ProcessBroke("s0", "no memory"),
-    "process broke at records": lambda _: e.ProcessBroke("s0", "no memory", at_records=True),
+    "lease claimed": lambda _: e.ProcessReported("s0", reports.LeaseClaimed(2, TRIM_HORIZON)),
+    "start unclaimed": lambda _: e.ProcessReported("s0", reports.StartUnclaimed("expired")),
+    "checkpointed": lambda _: e.ProcessReported("s0", reports.Checkpointed(TRIM_HORIZON, 3)),
+    "shard ended": lambda _: e.ProcessReported("s0", reports.ShardEnded(())),
+    "lease released": lambda _: e.ProcessReported("s0", reports.LeaseReleased(TRIM_HORIZON)),
+    "lease lost": lambda _: e.ProcessReported("s0", reports.LeaseLost("fence")),
+    "processor failed": lambda _: e.ProcessReported(
+        "s0", reports.ProcessorFailed("process_records", "bad record", 1)
+    ),
+    "process broke": lambda _: e.ProcessReported("s0", reports.ProcessBroke("no memory")),
+    "process broke at records": lambda _: e.ProcessReported(
+        "s0", reports.ProcessorFailed("process_records", "no memory", 1, is_host_fault=True)
+    ),
     "process exited": lambda _: e.ProcessExited("s0", 7, "killed"),
     "write applied": applied(),
     "write applied, asked for": applied(handoff=Handoff(OTHER, 1.0)),

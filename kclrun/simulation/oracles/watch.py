@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from kclrun.consuming.commands import ExitCause, Report
+from kclrun.consuming.commands import ExitCause
 from kclrun.model.lease import OFFERED, Lease, LeaseKey
+from kclrun.protocol.reports import Report
 from kclrun.protocol.writes import Applied, Claim, LateCheckpoint, Outcome, Take
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 from kclrun.simulation.oracles.cost import CostWatch

@@ -13,12 +13,12 @@ import threading
 import time
 from pathlib import Path
 
-from kclrun.ipc import transitions as say
 from kclrun.ipc.board import Segment
 from kclrun.ipc.channel import Doorbell, PeerGone, Quiet
 from kclrun.ipc.exit_codes import DONE, FAILED, LOST, UNCLAIMED
-from kclrun.ipc.messages import Drain, channel_of_worker
+from kclrun.ipc.messages import Drain, channel_of_worker, encode_report
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.protocol import reports
 from kclrun.protocol.status import LeaseStatus, WorkerState
 
 ENDS = {"unclaimed": UNCLAIMED, "silently failed": FAILED, "silently lost": LOST}
@@ -37,7 +37,7 @@ def run(segment_fd, doorbell_fd, channel_fd):
     doorbell = Doorbell.at_door(doorbell_fd)
 
     def tell(transition):
-        ring.put(say.encode(transition))
+        ring.put(encode_report(transition))
         doorbell.press()
 
     def publish(**more):
@@ -53,7 +53,6 @@ def run(segment_fd, doorbell_fd, channel_fd):
     if facts:
         write_facts(Path(facts), (segment_fd, doorbell_fd, channel_fd))
     publish(at_tip=True)
-    tell(say.Started(os.getpid()))
     behaviour = spec.options.get("behaviour", "obedient")
     if "exit_note" in spec.options:
         atexit.register(leave_note, Path(spec.options["exit_note"]), **spec.options["exit_hook"])
@@ -62,14 +61,14 @@ def run(segment_fd, doorbell_fd, channel_fd):
     if behaviour == "raise":
         raise RuntimeError("a bug of the worker")
     if behaviour == "unclaimed":
-        tell(say.Unclaimed("somebody else has it"))
+        tell(reports.StartUnclaimed("somebody else has it"))
     if behaviour.startswith("exits with "):
         os._exit(int(behaviour.rpartition(" ")[2]))
     if behaviour in STATES:
         publish(state=STATES[behaviour])
     if behaviour in ENDS:
         return ENDS[behaviour]
-    tell(say.Claimed(spec.seen_counter + 1, TRIM_HORIZON))
+    tell(reports.LeaseClaimed(spec.seen_counter + 1, TRIM_HORIZON))
     return work(
         behaviour, ring=ring, tell=tell, publish=publish, doorbell=doorbell, channel=channel
     )
@@ -97,7 +96,7 @@ def start_programs(path):
 def work(behaviour, *, ring, tell, publish, doorbell, channel):
     if behaviour == "crash":
         for number in range(100):
-            tell(say.Checkpointed(ExtendedSequenceNumber(str(number + 1)), number))
+            tell(reports.Checkpointed(ExtendedSequenceNumber(str(number + 1)), number))
         publish(records_total=7, bytes_total=70)
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "garbage":
@@ -122,8 +121,7 @@ def obey(channel, tell, behaviour):
         if isinstance(got, PeerGone):
             return DONE
         if isinstance(got, Drain) and behaviour != "stuck":
-            tell(say.Released(TRIM_HORIZON))
-            tell(say.Drained())
+            tell(reports.LeaseReleased(TRIM_HORIZON))
             return DONE
 
 

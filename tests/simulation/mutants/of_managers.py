@@ -384,11 +384,11 @@ OF_MANAGERS = (
     ),
     Mutant(
         name="starved-at-records-halts-at-once",
-        file="kclrun/manager/ring_reader.py",
-        old="        if failed.is_host_fault:\n",
-        new="        if False:\n",
+        file="kclrun/leases/held_lease.py",
+        old="            case ProcessorFailed(is_host_fault=True):\n",
+        new="            case ProcessorFailed(is_host_fault=None):\n",
         breaks="a host without memory, descriptors or disk halts its share of the leases for all",
         source="L7: the troubles of one host stay there",
-        layer="tests/unit/manager/test_ring_reader.py",
+        layer="tests/unit/leases/test_lease_sick_host.py",
     ),
 )

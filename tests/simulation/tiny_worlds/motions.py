@@ -19,8 +19,8 @@ from kclrun.leases import commands as do
 from kclrun.leases import events as on
 from kclrun.model.lease import LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.protocol.reports import CoreReport, Report
 from kclrun.protocol.writes import Applied
-from kclrun.simulation.process import as_heard
 from tests.simulation.tiny_worlds import rules
 from tests.simulation.tiny_worlds.shells import Shells, chance
 from tests.simulation.tiny_worlds.snapshots import copy_of_life
@@ -283,7 +283,7 @@ class Motion:
                 | worker_do.CallLeaseLost()
             ):
                 process.delivery.call(command)
-            case worker_do.Report():
+            case Report():
                 self._report(index, process, command)
             case worker_do.Exit(cause):
                 if cause is worker_do.ExitCause.LOST:
@@ -369,7 +369,6 @@ class Motion:
         if host.has_manager:
             host.reaps = (*host.reaps, (process.key, process.number, reason))
 
-    def _report(self, index: int, process: LiveProcess, report: worker_do.Report) -> None:
-        event = as_heard(process.key, report)
-        if event is not None:
-            self.feed(index, event)
+    def _report(self, index: int, process: LiveProcess, report: Report) -> None:
+        if isinstance(report, CoreReport):
+            self.feed(index, on.ProcessReported(process.key, report))

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from math import ceil, inf
 
-from kclrun.consuming.commands import Report, ReportKind
 from kclrun.consuming.states import State as LifeState
 from kclrun.model.lease import ANYBODY, OFFERED
+from kclrun.protocol.reports import GilHeld, ProcessWarned
 from tests.simulation.tiny_worlds.sheets import AGE, ASK_AGE, ASKED, FRESH, Sheet
 from tests.simulation.tiny_worlds.shells import Shells
 from tests.simulation.tiny_worlds.states import State
@@ -319,7 +319,7 @@ class Shapes:
 
 
 def _is_for_the_log(command) -> bool:
-    return isinstance(command, Report) and command.kind in (ReportKind.WARNED, ReportKind.GIL_HELD)
+    return isinstance(command, ProcessWarned | GilHeld)
 
 
 def _in_order(host):

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kclrun.consuming.commands import ExitCause, Report, ReportKind
+from kclrun.consuming.commands import ExitCause
 from kclrun.errors import InvariantViolation
 from kclrun.model.lease import ANYBODY, OFFERED, OWNER_PREFIX, Lease, Owner
+from kclrun.protocol.reports import ProcessWarned, Report
 from kclrun.protocol.writes import (
     Ask,
     Checkpoint,
@@ -257,7 +258,7 @@ class FleetCoverage(Coverage):
 
     def reported(self, report: Report) -> None:
         """A process sent a report to its manager."""
-        if report.kind is ReportKind.WARNED and "has no lease yet" in report.text:
+        if isinstance(report, ProcessWarned) and "has no lease yet" in report.detail:
             self._seen("end_put_off")
 
     # Writes that apply, and refusals.

@@ -162,7 +162,7 @@ class Driver:
         return [each.change for each in sends if isinstance(each.change, kind)]
 
     def reports(self, kind):
-        return [each for each in self.of(commands.Report) if each.kind is kind]
+        return self.of(kind)
 
     def answers(self):
         return {each.request: each.answer for each in self.of(commands.AnswerCheckpoint)}

@@ -5,11 +5,11 @@ import pytest
 from kclrun.consuming import commands, events
 from kclrun.consuming.states import State
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, START, Driver, p
 
 DURABLE, STALE = commands.CheckpointAnswer.DURABLE, commands.CheckpointAnswer.STALE
-KIND = commands.ReportKind
 SENTINELS = ("LATEST", "AT_TIMESTAMP", "SHARD_END")
 
 
@@ -30,9 +30,7 @@ def test_auto_checkpoints_what_was_processed_once_its_time_has_come(under_way):
 
     assert positions(driver) == [p(20)]
     assert driver.stored.checkpoint == p(20)
-    assert driver.reports(KIND.CHECKPOINTED) == [
-        commands.Report(KIND.CHECKPOINTED, position=p(20), counter=7)
-    ]
+    assert driver.reports(reports.Checkpointed) == [reports.Checkpointed(p(20), 7)]
 
 
 def test_half_of_the_cap_is_checkpointed_before_its_time():
@@ -129,10 +127,10 @@ def test_the_manager_is_told_of_a_checkpoint_before_user_code_is_answered():
     kinds = [
         type(each)
         for each in driver.log
-        if isinstance(each, commands.Report | commands.AnswerCheckpoint)
+        if isinstance(each, reports.Report | commands.AnswerCheckpoint)
     ]
 
-    assert kinds[-2:] == [commands.Report, commands.AnswerCheckpoint]
+    assert kinds[-2:] == [reports.Checkpointed, commands.AnswerCheckpoint]
 
 
 # The cap
@@ -163,8 +161,8 @@ def test_manual_at_the_cap_without_a_request_fails_with_the_reason():
     driver.batch(20, records=10)
 
     assert driver.state is State.FAILED
-    failure = driver.reports(KIND.FAILED)[0]
-    assert "10 records were processed and none checkpointed" in failure.text
+    failure = driver.reports(reports.ProcessorFailed)[0]
+    assert "10 records were processed and none checkpointed" in failure.error
     assert failure.position == p(20)
     assert positions(driver) == []
 

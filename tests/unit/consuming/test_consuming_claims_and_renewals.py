@@ -7,12 +7,11 @@ from kclrun.consuming import commands, events
 from kclrun.consuming.states import State
 from kclrun.errors import InvariantViolation
 from kclrun.model.sequence import SHARD_END
+from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from kclrun.protocol.fence import fence_instant, renew_interval_s
 from kclrun.protocol.writes import Applied, ConditionFailed
 from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, START, Driver, child, p
-
-KIND = commands.ReportKind
 
 
 def test_a_claim_that_succeeds_begins_at_the_position_of_its_image():
@@ -25,9 +24,7 @@ def test_a_claim_that_succeeds_begins_at_the_position_of_its_image():
     assert driver.state is State.PROCESSING
     assert driver.stored.counter == 6
     assert driver.life.own.fence == START + 9.0 * 0.99 - 0.1
-    assert driver.reports(KIND.CLAIMED) == [
-        commands.Report(KIND.CLAIMED, position=p(10), counter=6)
-    ]
+    assert driver.reports(reports.LeaseClaimed) == [reports.LeaseClaimed(6, p(10))]
     assert driver.of(commands.CallInitialize)[0].row.checkpoint == p(10)
 
 
@@ -76,7 +73,7 @@ def test_a_row_that_is_not_as_the_manager_said_is_not_claimed(fields, words):
     driver.happen(events.Started())
 
     assert driver.state is State.UNCLAIMED
-    assert words in driver.reports(KIND.UNCLAIMED)[0].text
+    assert words in driver.reports(reports.StartUnclaimed)[0].reason
     assert not driver.of(commands.CallInitialize)
     assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.UNCLAIMED)]
     assert replace(driver.stored, counter=0) == replace(driver.row, counter=0)
@@ -110,7 +107,7 @@ def test_a_claim_that_does_not_come_through_expires():
 
     assert driver.state is State.UNCLAIMED
     assert driver.now >= driver.policy.expires_instant
-    assert "expired" in driver.reports(KIND.UNCLAIMED)[0].text
+    assert "expired" in driver.reports(reports.StartUnclaimed)[0].reason
 
 
 def test_renewals_go_out_every_third_of_failover_less_25_ms():
@@ -202,7 +199,7 @@ def test_a_row_that_moved_by_no_unresolved_write_of_mine_is_lost_with_the_next_w
 
     assert driver.state is State.LOST
     assert len(driver.of(commands.CallLeaseLost)) == 1
-    assert words in driver.reports(KIND.LOST)[0].text
+    assert words in driver.reports(reports.LeaseLost)[0].reason
     assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.LOST)]
 
 
@@ -218,7 +215,7 @@ def test_past_the_fence_the_lease_is_lost_and_nothing_is_written():
 
     assert driver.state is State.LOST
     assert len(driver.of(commands.SendWrite)) == sends
-    assert "fence" in driver.reports(KIND.LOST)[0].text
+    assert "fence" in driver.reports(reports.LeaseLost)[0].reason
 
 
 def test_a_write_given_up_in_the_same_breath_is_not_sent():
@@ -257,7 +254,9 @@ def test_a_refused_write_is_told_once_and_tried_until_the_fence():
     driver.tick()
 
     assert driver.state is State.LOST
-    assert [each.text for each in driver.reports(KIND.WARNED)] == ["AccessDenied: no permission"]
+    assert [each.detail for each in driver.reports(reports.ProcessWarned)] == [
+        "AccessDenied: no permission"
+    ]
 
 
 def test_more_unresolved_sends_than_a_failover_can_hold_end_the_lease():
@@ -267,7 +266,7 @@ def test_more_unresolved_sends_than_a_failover_can_hold_end_the_lease():
     driver.tick(5e8)
 
     assert driver.state is State.LOST
-    assert "too long" in driver.reports(KIND.LOST)[0].text
+    assert "too long" in driver.reports(reports.LeaseLost)[0].reason
 
 
 def shortened(*, after_s, to_s=3.0, is_answered=True):
@@ -483,8 +482,8 @@ def test_a_process_that_stood_still_says_for_how_long_its_fence_was_over():
 
     assert driver.state is State.LOSING
     driver.happen(events.DeliveryStopped(), events.CallReturned())
-    (lost,) = [each for each in driver.of(commands.Report) if each.kind is commands.ReportKind.LOST]
-    assert "its fence passed 18.2 s ago" in lost.text
+    (lost,) = driver.reports(reports.LeaseLost)
+    assert "its fence passed 18.2 s ago" in lost.reason
 
 
 def test_the_next_deadline_is_the_renewals_or_the_checkpoints_whichever_comes_first():

@@ -5,11 +5,11 @@ import pytest
 from kclrun.consuming import commands, events
 from kclrun.consuming.states import State
 from kclrun.model.lease import ANYBODY, OFFERED, Handoff
+from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from kclrun.protocol.writes import Take
 from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, START, Driver, p
 
-KIND = commands.ReportKind
 DRAIN = events.DrainRequested("the host drains")
 LOST_REPLY = NOT_APPLIED["dropped"]
 others_or_alone = pytest.mark.parametrize(("others", "owner"), [(True, OFFERED), (False, None)])
@@ -44,8 +44,8 @@ def test_an_ask_seen_by_a_renewal_is_answered_with_an_offer_after_the_batch():
     assert (row.owner, row.offered_to, row.offered_by) == (OFFERED, OTHER, ME)
     assert (row.checkpoint, row.handoff) == (p(20), None)
     assert len(driver.of(commands.CallShutdownRequested)) == 1
-    report = driver.reports(KIND.RELEASED)[0]
-    assert (report.position, report.text) == (p(20), f"offered to {OTHER}, who asked for it")
+    report = driver.reports(reports.LeaseReleased)[0]
+    assert (report.position, report.how) == (p(20), f"offered to {OTHER}, who asked for it")
     assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.DONE)]
 
 
@@ -65,7 +65,7 @@ def test_an_ask_on_behalf_of_anybody_is_answered_with_an_offer_to_nobody_in_part
     driver.tick(3.0)
 
     assert (driver.stored.owner, driver.stored.offered_to) == (OFFERED, None)
-    assert "offered to any owner" in driver.reports(KIND.RELEASED)[0].text
+    assert "offered to any owner" in driver.reports(reports.LeaseReleased)[0].how
 
 
 def test_an_ask_seen_by_the_claim_is_answered_before_any_user_code():
@@ -165,7 +165,7 @@ def test_a_halted_lease_answers_no_ask():
     driver.batch(20)
     driver.ask()
 
-    driver.happen(events.ProcessorFailed("process_records", "E", 1, p(30)))
+    driver.happen(reports.ProcessorFailed("process_records", "E", 1, p(30)))
 
     assert driver.state is State.FAILED
     assert driver.stored.owner == ME
@@ -267,7 +267,7 @@ def test_an_offer_or_release_whose_reply_was_lost_is_known_by_the_row(others, ow
     assert driver.state is State.RELEASED
     assert driver.stored == stored
     assert len(driver.sent(type(change))) == 1
-    assert driver.reports(KIND.RELEASED)[0].position == p(20)
+    assert driver.reports(reports.LeaseReleased)[0].position == p(20)
     assert driver.of(commands.CallLeaseLost) == []
     assert len(driver.of(commands.AllowDelivery)) == 1
 

@@ -4,12 +4,12 @@ import pytest
 
 from kclrun.consuming import commands, events
 from kclrun.consuming.states import State
+from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from tests.unit.consuming.lease_driver import ME, NOT_APPLIED, OTHER, Driver, p
 
-KIND = commands.ReportKind
 DRAIN = events.DrainRequested("the host drains")
-FAILED = events.ProcessorFailed("process_records", "ValueError: x", 3, p(30), "Traceback")
+FAILED = reports.ProcessorFailed("process_records", "ValueError: x", 3, p(30), "Traceback")
 
 
 def test_a_drain_finishes_the_batch_says_goodbye_and_releases_in_one_write():
@@ -27,9 +27,7 @@ def test_a_drain_finishes_the_batch_says_goodbye_and_releases_in_one_write():
     assert (driver.stored.owner, driver.stored.checkpoint) == (None, p(20))
     assert driver.sent(changes.Checkpoint) == []
     alone = "released: no other owner is in sight"
-    assert driver.reports(KIND.RELEASED) == [
-        commands.Report(KIND.RELEASED, position=p(20), text=alone)
-    ]
+    assert driver.reports(reports.LeaseReleased) == [reports.LeaseReleased(p(20), alone)]
     assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.DONE)]
 
 
@@ -50,7 +48,7 @@ def test_a_request_of_the_last_moment_goes_with_the_release():
     ("meanwhile", "goodbyes"),
     [
         ([events.CallReturned()], 1),
-        ([events.ProcessorFailed("initialize", "E", 1)], 0),
+        ([reports.ProcessorFailed("initialize", "E", 1)], 0),
         ([], 0),
     ],
 )
@@ -115,8 +113,8 @@ def test_a_failing_lease_saves_what_was_processed_before_it_exits():
     assert driver.state is State.FAILED
     assert driver.stored.checkpoint == p(20)
     assert driver.stored.owner == ME
-    report = driver.reports(KIND.FAILED)[0]
-    assert (report.where, report.text, report.attempts) == ("process_records", "ValueError: x", 3)
+    report = driver.reports(reports.ProcessorFailed)[0]
+    assert (report.where, report.error, report.attempts) == ("process_records", "ValueError: x", 3)
     assert (report.position, report.traceback_text) == (p(30), "Traceback")
     assert not report.is_host_fault
     assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.FAILED)]
@@ -149,17 +147,17 @@ def test_trouble_in_shutdown_requested_is_a_warning_and_the_lease_is_released():
     driver.user_returns = False
     driver.happen(DRAIN, events.DeliveryStopped())
 
-    driver.happen(events.ProcessorFailed("shutdown_requested", "E: x", 1))
+    driver.happen(reports.ProcessorFailed("shutdown_requested", "E: x", 1))
 
     assert driver.state is State.RELEASED
-    assert "shutdown_requested raised E: x" in driver.reports(KIND.WARNED)[0].text
+    assert "shutdown_requested raised E: x" in driver.reports(reports.ProcessWarned)[0].detail
 
 
 # Losses
 
 
 @pytest.mark.parametrize(
-    "ending", [events.CallReturned(), events.ProcessorFailed("lease_lost", "E", 1)]
+    "ending", [events.CallReturned(), reports.ProcessorFailed("lease_lost", "E", 1)]
 )
 def test_a_lost_lease_waits_for_user_code_and_calls_lease_lost_once(ending):
     driver = Driver().begin()
@@ -195,7 +193,7 @@ def test_a_lost_lease_lets_go_after_30_s_of_user_code():
 def test_a_lease_lost_while_initializing_calls_lease_lost_only_if_it_began():
     for event, calls in (
         (events.CallReturned(), 1),
-        (events.ProcessorFailed("initialize", "E", 1), 0),
+        (reports.ProcessorFailed("initialize", "E", 1), 0),
     ):
         driver = Driver()
         driver.user_returns = False
@@ -246,8 +244,8 @@ def test_a_thread_that_stood_still_is_told():
     driver.happen(events.ThreadStalled(2.5, in_user_code=True))
     driver.happen(events.ThreadStalled(3.5, in_user_code=False))
 
-    assert driver.reports(KIND.GIL_HELD)[0].seconds == 2.5
-    assert driver.reports(KIND.WARNED)[0].seconds == 3.5
+    assert driver.reports(reports.GilHeld)[0].seconds == 2.5
+    assert "for 3.5 s" in driver.reports(reports.ProcessWarned)[0].detail
 
 
 def test_a_lease_that_lets_go_with_something_unsaved_writes_nothing():
@@ -327,6 +325,8 @@ def test_a_lease_that_passed_its_fence_says_why_its_row_was_not_written():
     driver = Driver(every_s=1000.0).begin()
     driver.batch(20)
 
-    (lost,) = given_up(driver).reports(KIND.LOST)
+    (lost,) = given_up(driver).reports(reports.LeaseLost)
 
-    assert lost.text.startswith("its row could not be written in time (no route): its fence passed")
+    assert lost.reason.startswith(
+        "its row could not be written in time (no route): its fence passed"
+    )

@@ -5,11 +5,11 @@ import pytest
 from kclrun.consuming import commands, events
 from kclrun.consuming.shard_end import OUTPUT_WAIT_S
 from kclrun.consuming.states import State
+from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from tests.unit.consuming.lease_driver import ME, NOT_KEPT, Driver, p
 
-KIND = commands.ReportKind
-STARVED = events.ProcessorFailed(
+STARVED = reports.ProcessorFailed(
     "process_records", "MemoryError", 3, p(30), "Traceback", is_host_fault=True
 )
 
@@ -24,9 +24,13 @@ def test_what_the_host_lacks_at_records_ends_the_process_with_what_was_processed
     driver.happen(events.BatchDelivered(p(30), 1, 1), STARVED)
 
     assert (driver.stored.owner, driver.stored.checkpoint) == (ME, p(20))
-    (report,) = driver.reports(KIND.FAILED)
+    (report,) = driver.reports(reports.ProcessorFailed)
     assert report.is_host_fault
-    assert (report.where, report.text, report.position) == ("process_records", "MemoryError", p(30))
+    assert (report.where, report.error, report.position) == (
+        "process_records",
+        "MemoryError",
+        p(30),
+    )
     assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.HOST)]
 
 
@@ -66,9 +70,9 @@ def test_an_output_that_keeps_no_rows_for_half_a_minute_leaves_the_lease_to_anot
     driver = held_up(seconds=OUTPUT_WAIT_S + 5.0)
 
     assert driver.state is State.LOST
-    (report,) = driver.reports(KIND.BROKE)
-    assert report.text == f"the output kept no rows for 30 s: {NOT_KEPT}"
-    assert driver.reports(KIND.LOST) == []
+    (report,) = driver.reports(reports.ProcessBroke)
+    assert report.reason == f"the output kept no rows for 30 s: {NOT_KEPT}"
+    assert driver.reports(reports.LeaseLost) == []
     assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.HOST)]
     assert len(driver.of(commands.CallLeaseLost)) == 1, "user code hears that it is over"
     # Its manager gives it away: the row is as it was.
@@ -91,7 +95,7 @@ def test_while_nobody_else_is_there_it_is_waited_for_without_end():
 
     driver.happen(events.OthersInSight(True))
 
-    assert driver.reports(KIND.BROKE)
+    assert driver.reports(reports.ProcessBroke)
 
 
 def test_room_in_between_begins_the_wait_anew():
@@ -119,4 +123,4 @@ def test_a_lease_that_is_given_up_anyway_is_no_matter_of_the_output(event):
     driver.happen(event)
     driver.tick(OUTPUT_WAIT_S + 1.0)
 
-    assert driver.reports(KIND.BROKE) == []
+    assert driver.reports(reports.ProcessBroke) == []

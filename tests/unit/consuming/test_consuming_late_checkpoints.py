@@ -5,11 +5,10 @@ import pytest
 from kclrun.consuming import commands, events
 from kclrun.consuming.states import State
 from kclrun.model.sequence import SHARD_END
+from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from kclrun.protocol.writes import OutcomeUnknown
 from tests.unit.consuming.lease_driver import KEY, ME, OTHER, Driver, child, p
-
-KIND = commands.ReportKind
 
 
 def losing(driver):
@@ -36,14 +35,14 @@ def test_what_was_processed_is_checkpointed_once_after_the_loss():
     assert (driver.stored.checkpoint, driver.stored.owner) == (p(20), OTHER)
     assert driver.stored.counter == 7  # only the take has moved it
     assert driver.state is State.LOST
-    assert driver.reports(KIND.LOST)[0].text.endswith("checkpointed late, at 20")
+    assert driver.reports(reports.LeaseLost)[0].reason.endswith("checkpointed late, at 20")
 
 
 @pytest.mark.parametrize(
     ("ending", "stored"),
     [
         (events.BatchProcessed(p(30)), p(30)),
-        (events.ProcessorFailed("process_records", "LeaseLost", 1, p(30)), p(20)),
+        (reports.ProcessorFailed("process_records", "LeaseLost", 1, p(30)), p(20)),
     ],
 )
 def test_it_waits_for_the_batch_under_way_and_covers_it_if_it_was_finished(ending, stored):
@@ -97,7 +96,7 @@ def test_there_is_none_past_a_batch_that_failed():
     driver.batch(20)
     driver.steal()
     driver.user_returns = False
-    driver.happen(events.ProcessorFailed("process_records", "E", 3, p(30)))
+    driver.happen(reports.ProcessorFailed("process_records", "E", 3, p(30)))
     assert driver.state is State.LOSING
 
     driver.happen(
@@ -211,14 +210,14 @@ def test_a_row_that_moved_meanwhile_is_left_alone(position, fields):
 
     assert driver.stored.checkpoint == position
     assert driver.state is State.LOST
-    assert "late" not in driver.reports(KIND.LOST)[0].text
+    assert "late" not in driver.reports(reports.LeaseLost)[0].reason
 
 
 # With manual checkpoints only what user code asked for
 
 
 RETURNED = events.BatchProcessed(p(20))
-RAISED = events.ProcessorFailed("process_records", "LeaseLost", 1, p(20))
+RAISED = reports.ProcessorFailed("process_records", "LeaseLost", 1, p(20))
 
 
 @pytest.mark.parametrize(

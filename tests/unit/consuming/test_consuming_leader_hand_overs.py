@@ -4,11 +4,11 @@ import pytest
 
 from kclrun.consuming import commands, events
 from kclrun.consuming.states import State
+from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from kclrun.protocol.fence import fence_instant
 from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, Driver, child, p
 
-KIND = commands.ReportKind
 JAVA = "java-worker"
 LOST_REPLY = NOT_APPLIED["dropped"]
 
@@ -34,7 +34,7 @@ def test_the_batch_is_finished_and_the_lease_handed_over_with_the_final_position
     assert (row.owner, row.checkpoint_owner, row.checkpoint) == (JAVA, None, p(20))
     assert row.counter == 7
     assert len(driver.of(commands.CallShutdownRequested)) == 1
-    assert f"handed over to {JAVA}" in driver.reports(KIND.RELEASED)[0].text
+    assert f"handed over to {JAVA}" in driver.reports(reports.LeaseReleased)[0].how
 
 
 def test_nothing_else_is_written_and_nothing_spins_before_the_batch_has_ended():

@@ -8,10 +8,9 @@ from kclrun.consuming.states import State
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HashRange, Shard
+from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, Driver, child, p
-
-KIND = commands.ReportKind
 
 
 def shard(shard_id, *parents):
@@ -44,9 +43,7 @@ def test_the_end_of_a_shard_goes_in_order():
         commands.Exit,
     ]
     assert driver.state is State.ENDED
-    assert driver.reports(KIND.SHARD_ENDED) == [
-        commands.Report(KIND.SHARD_ENDED, children=("s1", "s2"))
-    ]
+    assert driver.reports(reports.ShardEnded) == [reports.ShardEnded(("s1", "s2"))]
     assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.DONE)]
     row = driver.stored
     assert (row.checkpoint, row.children, row.owner) == (SHARD_END, {"s1", "s2"}, ME)
@@ -63,7 +60,7 @@ def test_children_that_the_answer_leaves_out_come_from_the_listing_and_are_waite
 
     assert driver.state is State.CREATING
     assert len(driver.sent(changes.Renew)) == 1
-    assert "names no children" in driver.reports(KIND.WARNED)[0].text
+    assert "names no children" in driver.reports(reports.ProcessWarned)[0].detail
     driver.shards = (shard("s0"), shard("s1", "s0"), shard("s9", "s8"))
     driver.tick(1.0)
     assert driver.state is State.ENDED
@@ -105,7 +102,7 @@ def test_a_merge_whose_other_parent_is_listed_and_has_no_row_waits_and_looks_aga
     assert driver.state is State.CREATING
     assert len(driver.of(commands.ReadRows)) == 2
     assert len(driver.sent(changes.Renew)) == 1
-    assert [each.text for each in driver.reports(KIND.WARNED)] == [
+    assert [each.detail for each in driver.reports(reports.ProcessWarned)] == [
         "the other parent s1 has no lease yet"
     ]
     other_parent(driver)
@@ -181,8 +178,8 @@ def test_a_service_that_refuses_the_children_costs_no_lease():
         driver.tell(events.Ticked())
 
     assert driver.state is State.CREATING
-    assert "the children cannot be created" in driver.reports(KIND.WARNED)[0].text
-    assert len(driver.reports(KIND.WARNED)) == 1
+    assert "the children cannot be created" in driver.reports(reports.ProcessWarned)[0].detail
+    assert len(driver.reports(reports.ProcessWarned)) == 1
 
 
 def test_a_look_up_that_fails_is_asked_again():
@@ -196,7 +193,7 @@ def test_a_look_up_that_fails_is_asked_again():
     driver.tick(1.0)
 
     assert driver.state is State.ENDED
-    assert driver.reports(KIND.WARNED)[0].text == "no route"
+    assert driver.reports(reports.ProcessWarned)[0].detail == "no route"
 
 
 def test_a_look_up_that_is_under_way_is_not_asked_twice():
@@ -293,7 +290,7 @@ def test_manual_without_a_checkpoint_in_shard_ended_is_a_failure():
     driver.exhaust(child("s1"))
 
     assert driver.state is State.FAILED
-    assert driver.reports(KIND.FAILED)[0].where == "shard_ended"
+    assert driver.reports(reports.ProcessorFailed)[0].where == "shard_ended"
     assert not driver.stored.is_ended
 
 

@@ -6,11 +6,11 @@ from kclrun.consuming import commands, events
 from kclrun.consuming.states import State
 from kclrun.model.lease import FAILOVER_MAX_S, WRITTEN_AGAIN_AHEAD, Lease
 from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from kclrun.protocol.fence import fence_instant
 from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, Driver, child, p
 
-KIND = commands.ReportKind
 LOST_REPLY = NOT_APPLIED["dropped"]
 
 
@@ -27,8 +27,8 @@ def test_a_live_owner_writes_its_row_again_from_what_was_last_confirmed():
     assert (row.parents, row.throughput_kbps) == (frozenset({"p0"}), 3.0)
     assert driver.state is State.PROCESSING
     assert driver.life.own.fence == fence_instant(driver.now, 9.0)
-    (warned,) = driver.reports(KIND.WARNED)
-    assert "had vanished from the table and was written again, at 20" in warned.text
+    (warned,) = driver.reports(reports.ProcessWarned)
+    assert "had vanished from the table and was written again, at 20" in warned.detail
 
 
 def test_it_goes_on_as_owner():
@@ -76,7 +76,7 @@ def test_once_in_a_row_and_then_the_lease_is_lost():
 
     assert driver.state is State.LOST
     assert driver.stored is None
-    assert "gone from the table" in driver.reports(KIND.LOST)[0].text
+    assert "gone from the table" in driver.reports(reports.LeaseLost)[0].reason
 
 
 def test_a_renewal_in_between_makes_it_another_time():
@@ -117,7 +117,7 @@ def test_a_row_that_somebody_else_created_meanwhile_is_not_ours():
     driver.settle()
 
     assert driver.state is State.LOST
-    reason = driver.reports(KIND.LOST)[0].text
+    reason = driver.reports(reports.LeaseLost)[0].reason
     assert "the one that stands there belongs to nobody, at TRIM_HORIZON" in reason
     assert driver.stored.owner is None
 

@@ -9,6 +9,7 @@ from kclrun.consuming.states import State
 from kclrun.model.lease import CHILDREN_EXPIRED
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from tests.unit.consuming.lease_driver import ME, Driver, p
 
@@ -120,9 +121,9 @@ def test_an_expired_shard_says_what_is_lost_and_ends_with_its_children_made():
 
     expire(driver)
 
-    (report,) = driver.reports(commands.ReportKind.RECORDS_EXPIRED)
+    (report,) = driver.reports(reports.RecordsExpired)
     assert report.position == p(10)
-    assert "after checkpoint 10" in report.text
+    assert "after checkpoint 10" in report.detail
     assert driver.state is State.ENDED
     assert driver.stored.checkpoint == SHARD_END
     assert driver.stored.children == {"s1", "s2"}
@@ -137,9 +138,9 @@ def test_an_expired_shard_whose_children_expired_too_ends_without_any_and_tells_
 
     expire(driver)
 
-    own_loss, childrens_loss = driver.reports(commands.ReportKind.RECORDS_EXPIRED)
-    assert "after checkpoint 10" in own_loss.text
-    assert childrens_loss.text == CHILDREN_EXPIRED
+    own_loss, childrens_loss = driver.reports(reports.RecordsExpired)
+    assert "after checkpoint 10" in own_loss.detail
+    assert childrens_loss.detail == CHILDREN_EXPIRED
 
     assert driver.state is State.ENDED
     assert (driver.stored.checkpoint, driver.stored.children) == (SHARD_END, frozenset())

@@ -16,6 +16,7 @@ from kclrun.local.lease_rows import change_row
 from kclrun.model.lease import OFFERED, Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from kclrun.protocol import reports
 from kclrun.protocol import writes as ch
 from kclrun.protocol.writes import Applied
 
@@ -112,7 +113,9 @@ class ManagerLife(Answers):
             if self.asked(c.StartProcess):
                 key = self.asked(c.StartProcess)[0].key
                 self.say(e.ProcessStarted(key, 7))
-                self.say(e.StartUnclaimed(key, "its start command expired"))
+                self.say(
+                    e.ProcessReported(key, reports.StartUnclaimed("its start command expired"))
+                )
                 self.say(e.ProcessExited(key, 7, "exit code 3"))
                 self.say(e.RowRead(key, self.rows[key]))
             elif self.writes(ch.Renew):

@@ -10,6 +10,7 @@ from kclrun.leases import events as e
 from kclrun.leases.balancing import delay_s, find_every_s
 from kclrun.model.lease import OFFERED, Handoff
 from kclrun.model.sequence import SHARD_END
+from kclrun.protocol import reports
 from kclrun.protocol import writes as ch
 from kclrun.protocol.writes import (
     ConditionFailed,
@@ -318,10 +319,10 @@ def test_a_manager_without_room_does_not_look_and_begins_when_there_is_room():
     life = ManagerLife(row(), leases_max=1)
     life.take()
     life.say(e.ProcessStarted("s0", 1))
-    life.say(e.LeaseClaimed("s0", 2, life.rows["s0"].checkpoint))
+    life.say(e.ProcessReported("s0", reports.LeaseClaimed(2, life.rows["s0"].checkpoint)))
     assert not life.asked(c.FindOffers)
 
-    life.say(e.ShardEnded("s0", ()))
+    life.say(e.ProcessReported("s0", reports.ShardEnded(())))
 
     assert life.asked(c.FindOffers) == [c.FindOffers(1)]
 

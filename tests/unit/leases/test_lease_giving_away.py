@@ -8,6 +8,7 @@ from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.model.lease import ANYBODY, WRITTEN_AGAIN_AHEAD, Halt, Handoff
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
+from kclrun.protocol import reports
 from kclrun.protocol import writes as ch
 from kclrun.protocol.writes import Applied, ConditionFailed, OutcomeUnknown
 from tests.unit.leases.manager_life import (
@@ -159,7 +160,7 @@ def test_h8_an_ask_that_stood_there_for_thirty_seconds_is_removed_and_not_obeyed
     life = ManagerLife(row(), row("o", OTHER), row("t", THIRD))
     life.take()
     life.say(e.ProcessStarted("s0", 1))
-    life.say(e.LeaseClaimed("s0", 2, TRIM_HORIZON))
+    life.say(e.ProcessReported("s0", reports.LeaseClaimed(2, TRIM_HORIZON)))
     life.rows["s0"] = replace(life.rows["s0"], counter=2, handoff=ASK)
     began = life.now
     while life.now < began + 36:

@@ -13,6 +13,7 @@ from kclrun.leases.policy import ENDED_ROWS_STAY_S, ManagerPolicy
 from kclrun.model.lease import Halt, Lease
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.protocol import reports
 from kclrun.protocol import writes as ch
 from kclrun.protocol.writes import (
     Applied,
@@ -105,7 +106,9 @@ def running(life, before=None):
     """A lease whose process has claimed."""
     after = taken(life, before or row())
     life.say(e.ProcessStarted(after.key, 7))
-    life.say(e.LeaseClaimed(after.key, after.counter + 1, after.checkpoint))
+    life.say(
+        e.ProcessReported(after.key, reports.LeaseClaimed(after.counter + 1, after.checkpoint))
+    )
     assert life.state(after.key) == "running"
     return replace(after, counter=after.counter + 1)
 
@@ -379,10 +382,10 @@ def test_a_child_that_waits_here_asks_as_soon_as_its_parent_ends_here():
     parent = life.writes(ch.Take)[0]
     life.renew(life.say(e.RowRead("c", rows[1])))
     life.resolve(parent, Applied(row("p", owner=ME, counter=1)))
-    life.say(e.LeaseClaimed("p", 2, TRIM_HORIZON))
+    life.say(e.ProcessReported("p", reports.LeaseClaimed(2, TRIM_HORIZON)))
     life.say(e.ParentsRead("c", (row("p", owner=ME, counter=2),)))
 
-    life.say(e.ShardEnded("p", ("c",)), after=1.0)
+    life.say(e.ProcessReported("p", reports.ShardEnded(("c",))), after=1.0)
 
     assert life.asked(c.ReadParents) == [c.ReadParents("c", ("p",))]
     assert life.asked(c.ScanTable)
@@ -437,7 +440,7 @@ def test_progress_between_deaths_keeps_the_lease_going():
     life = Life()
     image = running(life)
     for _ in range(7):
-        life.say(e.PositionMoved("s0", ExtendedSequenceNumber("5")))
+        life.say(e.ProcessReported("s0", reports.Checkpointed(ExtendedSequenceNumber("5"), 3)))
         crash(life)
         image = restarted(life, image)
 
@@ -449,7 +452,7 @@ def test_a_process_that_gave_up_unclaimed_is_followed_by_a_look_at_the_row():
     mine = taken(life, row())
     life.say(e.ProcessStarted("s0", 7))
 
-    life.say(e.StartUnclaimed("s0", "the start command expired"))
+    life.say(e.ProcessReported("s0", reports.StartUnclaimed("the start command expired")))
     assert life.state() == "exiting"
     life.say(e.ProcessExited("s0", 7, "exit status 0"))
     assert life.asked(c.ReadRow)
@@ -459,7 +462,10 @@ def test_a_process_that_gave_up_unclaimed_is_followed_by_a_look_at_the_row():
 
 
 def test_a_released_or_ended_lease_is_over_with_the_exit_of_its_process():
-    for report in (e.LeaseReleased("s0", TRIM_HORIZON), e.ShardEnded("s0", ())):
+    for report in (
+        e.ProcessReported("s0", reports.LeaseReleased(TRIM_HORIZON)),
+        e.ProcessReported("s0", reports.ShardEnded(())),
+    ):
         life = Life()
         running(life)
 
@@ -476,11 +482,14 @@ def test_what_a_dead_process_left_in_its_ring_is_ignored_but_for_the_reason_of_a
     image = running(life)
     crash(life)
 
-    assert life.say(e.PositionMoved("s0", TRIM_HORIZON)) == ()
-    assert life.say(e.ProcessorFailed("s0", "KeyError")) == ()
+    assert life.say(e.ProcessReported("s0", reports.Checkpointed(TRIM_HORIZON, 3))) == ()
+    assert (
+        life.say(e.ProcessReported("s0", reports.ProcessorFailed("process_records", "KeyError", 1)))
+        == ()
+    )
     life.say(e.RowRead("s0", image))
 
-    assert life.writes(ch.HaltLease)[0].halt.reason == "KeyError"
+    assert life.writes(ch.HaltLease)[0].halt.reason == "process_records failed once: KeyError"
 
 
 @pytest.mark.parametrize(
@@ -524,12 +533,12 @@ def test_a_success_without_the_row_is_our_bug():
 def test_a_failed_processor_halts_its_lease_and_the_halt_is_renewed():
     life = Life()
     image = running(life)
-    life.say(e.ProcessorFailed("s0", "KeyError in process_records"))
+    life.say(e.ProcessReported("s0", reports.ProcessorFailed("process_records", "KeyError", 1)))
     crash(life)
     life.say(e.RowRead("s0", image))
     halting = life.writes()[0]
     assert halting == ch.HaltLease("s0", ME, image.counter, halting.halt)
-    assert halting.halt.reason == "KeyError in process_records"
+    assert halting.halt.reason == "process_records failed once: KeyError"
     image = replace(image, counter=image.counter + 1, halt=halting.halt)
     life.resolve(halting, Applied(image))
 
@@ -543,7 +552,7 @@ def test_a_halt_carries_since_when_its_records_wait_or_else_the_instant_of_the_h
     told, silent = Life(), Life()
     for life, since in ((told, 900.5), (silent, None)):
         image = running(life)
-        life.say(e.ProcessorFailed("s0", "KeyError"))
+        life.say(e.ProcessReported("s0", reports.ProcessorFailed("process_records", "KeyError", 1)))
         life.say(e.ProcessExited("s0", 7, "x", since))
         life.say(e.RowRead("s0", image))
 
@@ -557,7 +566,7 @@ def test_a_checkpoint_forgets_since_when_records_waited_and_a_silent_death_does_
     running(life)
     held_lease = life.core.held_lease("s0")
     held_lease.waiting_since = 900.5
-    life.say(e.PositionMoved("s0", TRIM_HORIZON))
+    life.say(e.ProcessReported("s0", reports.Checkpointed(TRIM_HORIZON, 3)))
     assert held_lease.waiting_since is None
 
     held_lease.waiting_since = 901.5
@@ -568,7 +577,7 @@ def test_a_checkpoint_forgets_since_when_records_waited_and_a_silent_death_does_
 def test_a_halt_with_an_unknown_outcome_that_did_not_land_is_written_again():
     life = Life()
     image = running(life)
-    life.say(e.ProcessorFailed("s0", "KeyError"))
+    life.say(e.ProcessReported("s0", reports.ProcessorFailed("process_records", "KeyError", 1)))
     crash(life)
     life.say(e.RowRead("s0", image))
     life.resolve(life.writes()[0], OutcomeUnknown("reset"))
@@ -841,7 +850,7 @@ def test_ended_rows_are_deleted_once_and_only_if_cleanup_is_on():
 def test_the_ended_row_of_a_process_that_still_lives_is_not_deleted():
     life = Life()
     mine = running(life)
-    life.say(e.ShardEnded("s0", ("a",)))
+    life.say(e.ProcessReported("s0", reports.ShardEnded(("a",))))
     rows = (
         replace(mine, checkpoint=SHARD_END, children=frozenset({"a"})),
         row("a", checkpoint=ExtendedSequenceNumber("5"), owner=OTHER),
@@ -902,7 +911,7 @@ def test_a_listing_before_any_scan_or_during_a_drain_creates_nothing():
 def test_after_a_shard_end_the_children_are_taken_first_and_without_waiting_for_a_scan():
     life = Life(leases_max=1)
     running(life)
-    life.say(e.ShardEnded("s0", ("a", "b")), after=1.0)
+    life.say(e.ProcessReported("s0", reports.ShardEnded(("a", "b"))), after=1.0)
     assert life.asked(c.ScanTable)
     assert life.core.caught_up_blockers()
 
@@ -916,7 +925,7 @@ def test_after_a_shard_end_the_children_are_taken_first_and_without_waiting_for_
 def test_shard_ends_in_quick_succession_do_not_scan_more_than_four_times_a_second():
     life = Life()
     running(life)
-    life.say(e.ShardEnded("s0", ("a",)), after=1.0)
+    life.say(e.ProcessReported("s0", reports.ShardEnded(("a",))), after=1.0)
     life.say(e.LeasesScanned(()), after=0.01)
     crash_free = life.say(e.FormerOwnersProvenGone(frozenset()), after=0.01)
 
@@ -931,7 +940,7 @@ def test_a_scan_that_began_before_the_end_does_not_make_us_forget_the_children()
     running(life)
     life.say(e.Ticked(), after=10.0)
     assert life.asked(c.ScanTable)
-    life.say(e.ShardEnded("s0", ("zz",)), after=1.0)
+    life.say(e.ProcessReported("s0", reports.ShardEnded(("zz",))), after=1.0)
 
     life.say(e.LeasesScanned((row("s0", owner=ME, counter=9),)))
     life.say(e.Ticked(), after=0.3)
@@ -952,7 +961,7 @@ def test_a_drain_tells_processes_releases_idle_rows_and_finishes_when_all_is_set
     life.begin(*before)
     for take in life.writes(ch.Take):
         life.resolve(take, Applied(replace(life.core.leases[take.key], owner=ME, counter=1)))
-    life.say(e.LeaseClaimed("a", 2, TRIM_HORIZON))
+    life.say(e.ProcessReported("a", reports.LeaseClaimed(2, TRIM_HORIZON)))
 
     life.say(e.DrainRequested("SIGTERM"))
     assert life.asked(c.DrainProcess) == [c.DrainProcess("a", "SIGTERM")]
@@ -961,7 +970,7 @@ def test_a_drain_tells_processes_releases_idle_rows_and_finishes_when_all_is_set
     assert life.core.is_draining
     life.resolve(release, Applied(row("b", counter=2)))
     assert life.notes() == ["lease_released"]
-    life.say(e.LeaseReleased("a", TRIM_HORIZON))
+    life.say(e.ProcessReported("a", reports.LeaseReleased(TRIM_HORIZON)))
     assert life.asked(c.Finish) == []
     crash(life, "a")
 
@@ -1115,7 +1124,7 @@ def test_children_that_nobody_took_yet_stand_in_the_way():
     life = Life(leases_max=1)
     running(life)
     life.say(e.ShardsListed((shard(),), 1.0))
-    life.say(e.ShardEnded("s0", ("a", "b")), after=1.0)
+    life.say(e.ProcessReported("s0", reports.ShardEnded(("a", "b"))), after=1.0)
     crash(life)
     parent = row("s0", owner=ME, counter=9, checkpoint=SHARD_END)
     life.say(e.LeasesScanned((parent, row("a", parents=frozenset({"s0"})), row("b"))))

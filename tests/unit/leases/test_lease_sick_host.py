@@ -7,6 +7,7 @@ from kclrun.leases import events as e
 from kclrun.leases.capacity import Places
 from kclrun.model.lease import OFFERED, DiedOn
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.protocol import reports
 from kclrun.protocol import writes as ch
 from tests.unit.leases.manager_life import OTHER, THIRD, ManagerLife, row, rows_of
 
@@ -47,7 +48,7 @@ def fail_starts(life, count):
         life.say(e.StartFailed("s0", WORDS))
 
 
-def die(life, count, *reports, claims=True, after_s=0.0):
+def die(life, count, *last_events, claims=True, after_s=0.0):
     """Its process is started, reports this and dies, so many times; nothing moves the checkpoint.
     What was noted until the last death."""
     notes = []
@@ -55,10 +56,10 @@ def die(life, count, *reports, claims=True, after_s=0.0):
         await_start(life)
         life.say(e.ProcessStarted("s0", number))
         if claims:
-            life.say(e.LeaseClaimed("s0", 2, TRIM_HORIZON))
+            life.say(e.ProcessReported("s0", reports.LeaseClaimed(2, TRIM_HORIZON)))
         life.now += after_s
-        for report in (*reports, e.ProcessExited("s0", number, "killed by SIGKILL")):
-            life.say(report)
+        for event in (*last_events, e.ProcessExited("s0", number, "killed by SIGKILL")):
+            life.say(event)
             notes += life.asked(c.Note)
         life.say(e.RowRead("s0", life.rows["s0"]))
     return notes
@@ -66,13 +67,15 @@ def die(life, count, *reports, claims=True, after_s=0.0):
 
 def leave_unclaimed(life, count, after_s):
     """So many processes in a row give up unclaimed, each so long after it was started."""
-    unclaimed = e.StartUnclaimed("s0", "it did not claim")
+    unclaimed = e.ProcessReported("s0", reports.StartUnclaimed("it did not claim"))
     return die(life, count, unclaimed, claims=False, after_s=after_s)
 
 
 def starve(life, count):
     """Its host has too little for a record, so many times."""
-    broke = e.ProcessBroke("s0", "process_records failed: MemoryError", at_records=True)
+    broke = e.ProcessReported(
+        "s0", reports.ProcessorFailed("process_records", "MemoryError", 1, is_host_fault=True)
+    )
     return die(life, count, broke)
 
 
@@ -215,7 +218,11 @@ def test_a_lease_that_came_back_without_progress_halts_after_two_deaths_more():
 def test_a_process_that_its_host_or_a_bug_ended_is_a_failed_start_and_never_halts():
     life = shared_fleet()
 
-    notes = die(life, 3, e.ProcessBroke("s0", "s0.jsonl is locked by another process"))
+    notes = die(
+        life,
+        3,
+        e.ProcessReported("s0", reports.ProcessBroke("s0.jsonl is locked by another process")),
+    )
 
     assert [note.event for note in notes].count("start_failed") == 3
     assert life.writes(ch.Offer)[0].died_on is None
@@ -226,7 +233,7 @@ def test_what_a_host_lacks_at_records_is_left_to_another_host_after_five_tries()
 
     died = starve(life, 4)[-1]
     assert (died.event, died.fields["deaths"]) == ("process_died", 4)
-    assert died.fields["reason"] == "process_records failed: MemoryError"
+    assert died.fields["reason"] == "process_records failed once: MemoryError"
     assert not life.writes(ch.Offer)
     starve(life, 1)
 
@@ -241,7 +248,7 @@ def test_a_record_that_needs_more_than_two_hosts_have_halts_its_lease_with_the_r
 
     reason = life.writes(ch.HaltLease)[0].halt.reason
     assert reason.endswith(
-        "on host other before; the last time: process_records failed: MemoryError"
+        "on host other before; the last time: process_records failed once: MemoryError"
     )
 
 

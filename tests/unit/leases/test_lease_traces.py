@@ -19,6 +19,7 @@ from kclrun.model.lease import Lease
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
+from kclrun.protocol import reports
 from kclrun.protocol import writes as ch
 from kclrun.protocol.writes import Applied, ConditionFailed, OutcomeUnknown
 
@@ -57,7 +58,7 @@ def died():
     manager = Manager(row())
     manager.say(e.WriteResolved(manager.written()[0], Applied(row(counter=1, owner=ME))))
     manager.say(e.ProcessStarted("s0", 1))
-    manager.say(e.LeaseClaimed("s0", 2, TRIM_HORIZON))
+    manager.say(e.ProcessReported("s0", reports.LeaseClaimed(2, TRIM_HORIZON)))
     manager.say(e.ProcessExited("s0", 1, "signal 9"))
     manager.say(e.RowRead("s0", row(counter=2, owner=ME)))
     return manager
@@ -115,8 +116,8 @@ def test_h2_no_second_process_while_the_death_of_the_first_is_not_proven():
     manager = Manager(row())
     manager.say(e.WriteResolved(manager.written()[0], Applied(row(counter=1, owner=ME))))
     manager.say(e.ProcessStarted("s0", 1))
-    manager.say(e.LeaseClaimed("s0", 2, TRIM_HORIZON))
-    manager.say(e.LeaseLost("s0", "the fence passed"))
+    manager.say(e.ProcessReported("s0", reports.LeaseClaimed(2, TRIM_HORIZON)))
+    manager.say(e.ProcessReported("s0", reports.LeaseLost("the fence passed")))
 
     for _ in range(100):
         manager.say(e.Ticked(), after=5.0)

@@ -13,10 +13,9 @@ import select
 import signal
 import socket
 
-from kclrun.ipc import transitions as said
 from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, Segment, StartSpec
 from kclrun.ipc.channel import Doorbell, PeerGone
-from kclrun.ipc.messages import Exited, channel_of_worker
+from kclrun.ipc.messages import Exited, channel_of_worker, encode_report
 from kclrun.leases.commands import StartProcess
 from kclrun.manager.children import LeaseProcesses
 from kclrun.manager.forks import ForkRefused, LauncherGone, ProcessForked
@@ -54,10 +53,10 @@ class Process:
         self.spec = message.spec
         return self.spec, fds
 
-    def say(self, *transitions):
+    def say(self, *said):
         ring = self._segment.ring(self.spec.place)
-        for one in transitions:
-            ring.put(one if isinstance(one, bytes) else said.encode(one))
+        for one in said:
+            ring.put(one if isinstance(one, bytes) else encode_report(one))
         self._doorbell.press()
 
     def publish(self, **fields):
@@ -214,6 +213,10 @@ class ChildrenRig:
 
     def of(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
+
+    def kinds(self):
+        """Of the events, and of the reports that they bring."""
+        return [type(getattr(event, "report", event)) for event in self.events]
 
     def child(self, key="s0"):
         return next(child for child in self.processes.living() if child.key == key)

@@ -29,6 +29,7 @@ from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.wire import WireEndpoint
 from kclrun.observe.logs import EventLog, LineSink
 from kclrun.ports import ShardFilter, StreamSummary
+from kclrun.protocol import reports
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.protocol.writes import Applied, Claim, Release
 
@@ -160,7 +161,9 @@ class Processes:
         assert isinstance(self._table.write(claim), Applied)
         self._counters[key] += 1
         self._manager.deliver(on.ProcessStarted(key, 7))
-        self._manager.deliver(on.LeaseClaimed(key, self._counters[key], TRIM_HORIZON))
+        self._manager.deliver(
+            on.ProcessReported(key, reports.LeaseClaimed(self._counters[key], TRIM_HORIZON))
+        )
 
     def drain(self, key, reason, force_instant):
         self.said.append(("drain", key, reason, force_instant))
@@ -172,7 +175,7 @@ class Processes:
         if counter is None:
             return
         self._table.write(Release(key, self._owner, counter, TRIM_HORIZON, TRIM_HORIZON))
-        self._manager.deliver(on.LeaseReleased(key, TRIM_HORIZON))
+        self._manager.deliver(on.ProcessReported(key, reports.LeaseReleased(TRIM_HORIZON)))
         self._die(key, "exit code 0 (done)")
 
     def _die(self, key, reason):

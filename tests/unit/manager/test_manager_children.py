@@ -10,21 +10,19 @@ import time
 import psutil
 import pytest
 
-from kclrun.ipc import transitions as said
 from kclrun.ipc.channel import Quiet
 from kclrun.ipc.exit_codes import LOST
 from kclrun.ipc.messages import Drain, DumpStacks, Exited, FailoverChanged, OthersInSight
 from kclrun.leases.commands import StartProcess
 from kclrun.leases.events import (
-    LeaseClaimed,
-    LeaseLost,
-    LeaseReleased,
     ProcessExited,
+    ProcessReported,
     ProcessStarted,
     StartFailed,
 )
 from kclrun.manager.forks import LauncherGone
 from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.protocol import reports
 from kclrun.protocol.status import WorkerState
 from tests.patience import HUNG_S
 from tests.support.descriptors import open_descriptors
@@ -221,21 +219,21 @@ def test_a_message_to_a_process_that_does_not_read_is_sent_again_until_it_reads(
 
 def test_what_a_process_says_is_an_event_and_what_it_said_before_its_death_comes_before_that(rig):
     process = rig.start("s0")
-    process.say(said.Claimed(8, TRIM_HORIZON))
+    process.say(reports.LeaseClaimed(8, TRIM_HORIZON))
     rig.turn()
-    assert rig.events[1:] == [LeaseClaimed("s0", 8, TRIM_HORIZON)]
+    assert rig.events[1:] == [ProcessReported("s0", reports.LeaseClaimed(8, TRIM_HORIZON))]
 
-    process.say(said.Released(TRIM_HORIZON))
+    process.say(reports.LeaseReleased(TRIM_HORIZON))
     process.die()
     rig.launcher.reap(process)
     rig.turn()
 
-    assert [type(event) for event in rig.events[2:]] == [LeaseReleased, ProcessExited]
+    assert rig.kinds()[2:] == [reports.LeaseReleased, ProcessExited]
 
 
 def test_a_process_that_said_its_farewell_and_stays_is_forced_once_its_patience_is_over(rig):
     process = rig.start("s0")
-    process.say(said.Released(TRIM_HORIZON))
+    process.say(reports.LeaseReleased(TRIM_HORIZON))
     rig.turn()
 
     assert rig.child().force_instant == pytest.approx(rig.loop.now() + 20.0)
@@ -251,7 +249,7 @@ def test_a_process_that_said_its_farewell_and_stays_is_forced_once_its_patience_
 def test_a_farewell_does_not_lengthen_the_patience_of_a_drain(rig):
     process = rig.start("s0")
     rig.processes.drain("s0", "SIGTERM", rig.loop.now() + 5.0)
-    process.say(said.Released(TRIM_HORIZON))
+    process.say(reports.LeaseReleased(TRIM_HORIZON))
     rig.turn()
 
     assert rig.child().force_instant == pytest.approx(rig.loop.now() + 5.0)
@@ -389,7 +387,7 @@ def test_what_dies_after_it_was_written_off_is_not_reported_again(rig, unkillabl
     rig.loop.run_to(now + 15.0)
     before = list(rig.events)
 
-    unkillable.say(said.Released(TRIM_HORIZON))
+    unkillable.say(reports.LeaseReleased(TRIM_HORIZON))
     rig.turn()
     assert rig.events == before
     os.kill(unkillable.pid, KILL)
@@ -489,7 +487,7 @@ def test_a_code_that_its_status_vouches_for_is_the_farewell_that_its_ring_lacks(
     rig.launcher.report(Exited(process.pid, LOST << 8))
     rig.turn()
 
-    assert [type(event) for event in rig.events[1:]] == [LeaseLost, ProcessExited]
+    assert rig.kinds()[1:] == [reports.LeaseLost, ProcessExited]
 
 
 def test_a_former_process_of_the_place_is_not_taken_for_the_one_that_is_there(rig):

@@ -29,6 +29,7 @@ from kclrun.manager.sampling import Sampler, Watch, note_of, state_of
 from kclrun.manager.world import ExitReason
 from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.protocol import reports
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.protocol.writes import CreateLease, ResumeLease
 from tests.unit.manager.manager_rig import BEGAN, ManagerRig, sampler_of_core
@@ -205,7 +206,9 @@ def test_a_lease_that_waits_for_a_person_does_not_stand_still_and_starts_over_af
     run = rig(shards=1)
 
     def fail():
-        run.manager.deliver(on.ProcessorFailed("s0", "KeyError: 1"))
+        run.manager.deliver(
+            on.ProcessReported("s0", reports.ProcessorFailed("process_records", "KeyError: 1", 1))
+        )
         run.processes._die("s0", "exit code 5 (failed)")
 
     run.at(15.0, fail)
@@ -216,7 +219,11 @@ def test_a_lease_that_waits_for_a_person_does_not_stand_still_and_starts_over_af
     )
 
     assert (running.still_s, halted.still_s, later.still_s) == (0.0, None, None)
-    assert (halted.state, halted.note, resumed.state) == ("halted", "KeyError: 1", "running")
+    assert (halted.state, halted.note, resumed.state) == (
+        "halted",
+        "process_records failed once: KeyError: 1",
+        "running",
+    )
     assert resumed.still_s == 14.0, "since it was last seen halted"
 
 
@@ -420,7 +427,9 @@ def test_a_run_with_a_halted_shard_ends_once_the_others_are_read_and_says_so(rig
     run.processes.statuses.update(s0={"at_tip": True}, s1={"at_tip": True})
 
     def fail():
-        run.manager.deliver(on.ProcessorFailed("s1", "KeyError: 1"))
+        run.manager.deliver(
+            on.ProcessReported("s1", reports.ProcessorFailed("process_records", "KeyError: 1", 1))
+        )
         run.processes._die("s1", "exit code 5 (failed)")
 
     run.at(5.0, fail)

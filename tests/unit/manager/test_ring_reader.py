@@ -6,18 +6,21 @@ import os
 import msgspec
 import pytest
 
-from kclrun.ipc import transitions as said
 from kclrun.ipc.board import Segment
-from kclrun.leases import events as heard
+from kclrun.ipc.messages import encode_report
 from kclrun.leases.commands import StartProcess
+from kclrun.leases.events import ProcessReported
 from kclrun.manager.ring_reader import Child, RingReader
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.observe.logs import EventLog, LineSink
+from kclrun.protocol import reports
 
 PLACE = ("orders.py:42 in price", "3 of 302, at 7")
-FIRST = said.Raised("process_records", "KeyError: 1", *PLACE, "Traceback …", 1, 1.0)
-AGAIN = said.Raised("process_records", "KeyError: 1", *PLACE, "", 2, 2.0)
-LAST = said.Failed("process_records", "KeyError: 1", ExtendedSequenceNumber("7"), "", 3, *PLACE)
+FIRST = reports.ProcessorRaised("process_records", "KeyError: 1", *PLACE, "Traceback …", 1, 1.0)
+AGAIN = reports.ProcessorRaised("process_records", "KeyError: 1", *PLACE, "", 2, 2.0)
+LAST = reports.ProcessorFailed(
+    "process_records", "KeyError: 1", 3, ExtendedSequenceNumber("7"), "", *PLACE
+)
 WORDS = "KeyError: 1 (orders.py:42 in price; record 3 of 302, at 7)"
 
 
@@ -39,11 +42,11 @@ class Heard:
             channel=None,
         )
 
-    def hear(self, *transitions):
+    def hear(self, *written):
         ring = self._segment.ring(0)
-        for transition in transitions:
-            ring.put(said.encode(transition))
-        return self._ring_reader.hear(self.child)
+        for report in written:
+            ring.put(encode_report(report))
+        return self._ring_reader.read(self.child)
 
     def lines(self):
         return [json.loads(line) for line in self._path.read_text().splitlines()]
@@ -76,16 +79,15 @@ def test_what_is_raised_is_the_lease_s_trouble_until_user_code_returns(told):
     told.hear(FIRST, AGAIN)
     assert told.child.trouble == f"process_records failed 2 times: {WORDS}"
 
-    told.hear(said.Recovered("process_records", 3))
+    told.hear(reports.ProcessorRecovered("process_records", 3))
 
     assert told.child.trouble == ""
     assert told.lines()[-1]["event"] == "processor_recovered"
 
 
 def test_the_reason_of_a_halt_names_place_and_record(told):
-    assert told.hear(LAST) == [
-        heard.ProcessorFailed("s0", f"process_records failed 3 times: {WORDS}")
-    ]
+    assert told.hear(LAST) == [ProcessReported("s0", LAST)]
+    assert reports.reason_of(LAST) == f"process_records failed 3 times: {WORDS}"
 
     (line,) = told.lines()
     assert (line["event"], line["level"]) == ("processor_failed", "error")
@@ -98,13 +100,12 @@ def test_what_the_host_lacked_at_records_is_no_failure_of_the_processor(told):
 
     (event,) = told.hear(starved)
 
-    words = f"process_records failed 3 times: {WORDS}"
-    assert event == heard.ProcessBroke("s0", words, at_records=True)
+    assert event == ProcessReported("s0", starved)
     assert told.lines()[0]["event"] == "processor_failed"
 
 
 def test_a_long_error_is_cut_in_the_reason_which_every_renewal_pays_for(told):
-    (event,) = told.hear(said.Failed("initialize", "x" * 2000, None, "", 1))
+    (event,) = told.hear(reports.ProcessorFailed("initialize", "x" * 2000, 1))
 
-    assert len(event.reason) < 400
+    assert len(reports.reason_of(event.report)) < 400
     assert len(told.lines()[0]["error"]) == 2000

@@ -10,8 +10,8 @@ from typing import ClassVar
 import pytest
 
 from kclrun.consuming.commands import AllowDelivery
-from kclrun.consuming.events import ProcessorFailed
 from kclrun.leases.capacity import RECOVERY_MAX_S
+from kclrun.protocol.reports import ProcessorFailed
 from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.world import FleetSettings

@@ -11,6 +11,7 @@ from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.protocol.reports import ProcessorFailed
 from kclrun.simulation.clocks import Scheduler
 from kclrun.simulation.delivery_queue import QueueTimes, SimulatedDeliveryQueue
 from kclrun.simulation.user_code import BatchUserCode, UserCode
@@ -129,7 +130,7 @@ def test_a_poisoned_batch_is_given_up_after_six_calls_and_nothing_follows_it():
 
     at.run(100)
 
-    [failed] = at.of(on.ProcessorFailed)
+    [failed] = at.of(ProcessorFailed)
     assert (failed.where, failed.attempts) == ("process_records", 6)
     assert len(at.of(on.BatchDelivered)) == 1
 

@@ -17,11 +17,11 @@ from kclrun.errors import (
     SinkError,
     StaleCheckpoint,
 )
-from kclrun.ipc.transitions import Raised, Recovered
 from kclrun.model.lease import Lease
 from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.processor import RecordProcessor
+from kclrun.protocol.reports import ProcessorFailed, ProcessorRaised, ProcessorRecovered
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Page, QueueLimits
 from tests.patience import HUNG_S
@@ -103,7 +103,7 @@ class Main:
             ErrorPolicy(retries, 0.0),
             prepare=self.prepare,
             checkpoints=self.checkpoints,
-            tell=self.told.append,
+            report=self.told.append,
             broke=self.post,
         )
         self.thread = threading.Thread(target=self.deliverer.serve, daemon=True)
@@ -183,14 +183,14 @@ def test_what_raises_is_given_again_and_its_rows_taken_back(start, error):
     assert (raised.where, raised.attempts, raised.pause_s) == ("process_records", 1, 0.0)
     assert raised.raised_at.endswith(" in _step")
     assert raised.record == "not known: one of 2, from 11 to 12"
-    assert recovered == Recovered("process_records", 2)
+    assert recovered == ProcessorRecovered("process_records", 2)
     assert len(main.of(on.BatchDelivered)) == 1
 
 
 def test_after_its_retries_the_batch_is_given_up_and_nothing_after_it_starts(start):
     main = start(*[ValueError("x")] * 9, retries=2).begin(page(11), page(12))
 
-    failure = main.wait_for(on.ProcessorFailed)
+    failure = main.wait_for(ProcessorFailed)
     main.queue.allow_delivery(do.AllowDelivery(time.monotonic() + 60, 10**6, 10**6))
     main.queue.stop_delivery()
     main.wait_for(on.DeliveryStopped)
@@ -209,7 +209,7 @@ def test_the_same_failure_is_told_in_full_once_and_another_one_again(start):
     errors = [ValueError("x"), ValueError("x"), KeyError("y"), KeyError("y")]
     main = start(*errors, retries=3).begin(page(11))
 
-    failure = main.wait_for(on.ProcessorFailed)
+    failure = main.wait_for(ProcessorFailed)
 
     assert [(each.error, bool(each.traceback_text)) for each in main.told] == [
         ("ValueError: x", True),
@@ -224,13 +224,13 @@ def test_the_same_failure_is_told_in_full_once_and_another_one_again(start):
 def test_a_failure_that_is_given_up_at_once_brings_its_traceback(start):
     main = start(ValueError("x"), retries=0).begin(page(11))
 
-    assert "ValueError: x" in main.wait_for(on.ProcessorFailed).traceback_text
+    assert "ValueError: x" in main.wait_for(ProcessorFailed).traceback_text
 
 
 def test_a_setting_that_user_code_needs_is_not_waited_for(start):
     main = start(*[SettingsError("emit() needs output.path")] * 9).begin(page(11))
 
-    assert main.wait_for(on.ProcessorFailed).attempts == 1
+    assert main.wait_for(ProcessorFailed).attempts == 1
     assert main.told == []
 
 
@@ -245,7 +245,7 @@ def test_records_count_as_processed_once_their_batch_has_returned(start):
 def test_records_of_a_batch_that_is_given_up_do_not_count(start):
     main = start(*[ValueError("x")] * 9, retries=2).begin(page(11, 12))
 
-    main.wait_for(on.ProcessorFailed)
+    main.wait_for(ProcessorFailed)
 
     assert main.queue.view().records_total == 0
 
@@ -290,7 +290,7 @@ def test_an_error_that_cannot_even_be_printed_is_told_by_its_name(start):
 
     main = start(Unspeakable(), retries=0).begin(page(11))
 
-    assert main.wait_for(on.ProcessorFailed).error == "Unspeakable"
+    assert main.wait_for(ProcessorFailed).error == "Unspeakable"
 
 
 def test_initialize_is_tried_again_with_a_fresh_processor(start):
@@ -298,15 +298,15 @@ def test_initialize_is_tried_again_with_a_fresh_processor(start):
 
     main.begin()
 
-    assert isinstance(main.told[0], Raised)
-    assert main.of(on.ProcessorFailed) == []
+    assert isinstance(main.told[0], ProcessorRaised)
+    assert main.of(ProcessorFailed) == []
 
 
 def test_a_setting_that_is_wrong_is_not_tried_again(start):
     main = start(initialize=[SettingsError("mend it")] * 9)
     main.queue.call(do.CallInitialize(ROW))
 
-    assert main.wait_for(on.ProcessorFailed).attempts == 1
+    assert main.wait_for(ProcessorFailed).attempts == 1
 
 
 async def work():
@@ -317,7 +317,7 @@ def test_a_method_that_returns_a_coroutine_halts_at_once_and_its_batch_does_not_
     """Nothing of it has run: a checkpoint that passed it would drop the batch silently."""
     main = start(lambda *_: work()).begin(page(11), page(12))
 
-    failure = main.wait_for(on.ProcessorFailed)
+    failure = main.wait_for(ProcessorFailed)
 
     assert (failure.where, failure.attempts) == ("process_records", 1)
     assert "process_records returned a coroutine, and nothing of it has run" in failure.error
@@ -339,7 +339,7 @@ def test_the_other_methods_that_return_something_fail_too(start, call, name):
 
     main.queue.call(call)
 
-    assert main.wait_for(on.ProcessorFailed).where == name
+    assert main.wait_for(ProcessorFailed).where == name
 
 
 def test_shard_ended_is_repeated_and_its_rows_belong_to_the_end(start):
@@ -360,7 +360,7 @@ def test_the_last_calls_are_made_once(start, call, name):
     main = start(ValueError("x")).begin()
     main.queue.call(call)
 
-    assert main.wait_for(on.ProcessorFailed).where == name
+    assert main.wait_for(ProcessorFailed).where == name
     main.queue.call(call)
     main.wait_for(on.CallReturned, 2)
 
@@ -475,14 +475,14 @@ def test_what_the_host_lacks_at_the_start_ends_the_process_and_never_halts_the_l
 
     assert "initialize failed: " in str(main.wait_for(HostFailed))
     assert main.told == []
-    assert main.of(on.ProcessorFailed) == []
+    assert main.of(ProcessorFailed) == []
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError()])
 def test_what_the_host_lacks_at_records_is_told_as_what_another_host_may_have(start, error):
     main = start(error, error, retries=1).begin(page(11), page(12))
 
-    failure = main.wait_for(on.ProcessorFailed)
+    failure = main.wait_for(ProcessorFailed)
 
     assert (failure.where, failure.attempts, failure.is_host_fault) == ("process_records", 2, True)
     assert main.processor.batches == [[11]] * 2
@@ -492,7 +492,7 @@ def test_what_the_host_lacks_at_records_is_told_as_what_another_host_may_have(st
 def test_what_user_code_raises_of_its_own_is_none_of_the_host(start):
     main = start(ValueError("x"), retries=0).begin(page(11))
 
-    assert not main.wait_for(on.ProcessorFailed).is_host_fault
+    assert not main.wait_for(ProcessorFailed).is_host_fault
 
 
 def test_the_cause_of_an_error_counts_as_the_error_does(start):

@@ -11,15 +11,21 @@ from kclrun.consuming import events as on
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.errors import SinkError, Unavailable
-from kclrun.ipc import transitions as told
 from kclrun.ipc.board import Segment
 from kclrun.ipc.channel import Channel, Doorbell
-from kclrun.ipc.messages import Drain, OthersInSight, channel_of_worker, channel_to_worker
+from kclrun.ipc.messages import (
+    Drain,
+    OthersInSight,
+    channel_of_worker,
+    channel_to_worker,
+    decode_report,
+)
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import OFFERED, Lease
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, HashRange, Shard
 from kclrun.model.wire import WireEndpoint
+from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from kclrun.protocol.writes import Applied, Throttled
 from kclrun.worker.clock import boottime
@@ -143,7 +149,7 @@ class Stage:
         self.inbox.post(on.BatchProcessed(p(last)))
 
     def told(self, kind):
-        self.transitions += [told.decode(each) for each in self.ring.drain()]
+        self.transitions += [decode_report(each) for each in self.ring.drain()]
         return [each for each in self.transitions if isinstance(each, kind)]
 
     def close(self):
@@ -167,14 +173,14 @@ def stage():
 def test_a_full_disk_holds_the_checkpoint_and_costs_no_lease(stage):
     stage.rows = Rows()
     stage.batch(20)
-    until(lambda: any("disk is full" in each.detail for each in stage.told(told.Warned)))
+    until(lambda: any("disk is full" in each.detail for each in stage.told(reports.ProcessWarned)))
     time_over = time.monotonic() + 2 * 1.5
     until(lambda: time.monotonic() > time_over)
 
     assert stage.table.written.count(changes.Renew) >= 3
     assert changes.Checkpoint not in stage.table.written
     stage.rows.is_full = False
-    until(lambda: stage.told(told.Checkpointed))
+    until(lambda: stage.told(reports.Checkpointed))
     assert stage.rows.durable == [p(20)]
     assert stage.table.read("s0").checkpoint == p(20)
 
@@ -240,7 +246,7 @@ def test_a_manager_that_drains_and_one_that_is_gone(stage):
     assert stage.over.wait(HUNG_S)
     assert stage.thread.cause is do.ExitCause.DONE
     assert stage.table.read("s0").checkpoint == p(20)
-    assert stage.told(told.Released)[0].position == p(20)
+    assert stage.told(reports.LeaseReleased)[0].position == p(20)
     assert stage.queue.is_closed
 
 
@@ -281,7 +287,7 @@ def test_the_manager_says_that_others_are_in_sight_and_the_lease_is_offered(stag
     row = stage.table.read("s0")
     assert (row.owner, row.offered_by, row.checkpoint) == (OFFERED, ME, p(20))
     assert stage.rows.durable[-1] == p(20)
-    assert stage.told(told.Released)[0].how == "offered to any owner"
+    assert stage.told(reports.LeaseReleased)[0].how == "offered to any owner"
 
 
 def test_a_late_checkpoint_keeps_the_rows_it_covers_first_and_is_no_owners_send(stage):
@@ -384,7 +390,7 @@ def test_a_request_for_records_that_never_comes_back_ends_the_lease_thread_with_
     assert stage.over.wait(HUNG_S)
 
     assert "has not come back" in str(stage.thread.failure)
-    assert any("begins anew" in each.detail for each in stage.told(told.Warned))
+    assert any("begins anew" in each.detail for each in stage.told(reports.ProcessWarned))
     assert stage.table.read("s0").owner == ME
 
 

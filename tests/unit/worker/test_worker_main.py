@@ -11,14 +11,14 @@ import pytest
 from kclrun.aws.signing import HeldCredentials
 from kclrun.errors import HostFailed, LeaseLost, SettingsError
 from kclrun.ipc import exit_codes
-from kclrun.ipc import transitions as told
 from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, Segment, StartSpec
 from kclrun.ipc.channel import Channel, Doorbell
-from kclrun.ipc.messages import Begin, Drain, channel_of_worker, channel_to_worker
+from kclrun.ipc.messages import Begin, Drain, channel_of_worker, channel_to_worker, decode_report
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, OwnerId
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from kclrun.worker import lease_thread, main
 from kclrun.worker import main as assembly
@@ -137,7 +137,7 @@ class Stage:
         return self.codes[-1]
 
     def told(self, kind):
-        self.transitions += [told.decode(each) for each in self.ring.drain()]
+        self.transitions += [decode_report(each) for each in self.ring.drain()]
         return [each for each in self.transitions if isinstance(each, kind)]
 
     def status(self):
@@ -180,9 +180,8 @@ def test_a_lease_is_read_and_checkpointed_and_drained_and_its_process_ends_as_do
     assert row.owner == ME
     assert stage.script.drained
     assert stage.table.read(FIRST).owner != ME
-    assert stage.told(told.Started)[0].pid == os.getpid()
-    assert stage.told(told.Claimed)[0].position == TRIM_HORIZON
-    assert stage.told(told.Released)[-1].position == ExtendedSequenceNumber(last)
+    assert stage.told(reports.LeaseClaimed)[0].position == TRIM_HORIZON
+    assert stage.told(reports.LeaseReleased)[-1].position == ExtendedSequenceNumber(last)
 
 
 def test_user_code_learns_which_lease_it_serves_and_with_which_fencing_token(stage):
@@ -254,7 +253,7 @@ def test_a_checkpoint_of_a_lease_that_is_over_is_answered_with_lease_lost(stage)
     assert isinstance(stage.script.outcomes[0], LeaseLost)
     assert "the process ends" in str(stage.script.outcomes[0])
     assert stage.codes == [exit_codes.HOST]
-    assert stage.told(told.Broke)[0].reason == "HostFailed: the test ends it"
+    assert stage.told(reports.ProcessBroke)[0].reason == "HostFailed: the test ends it"
 
 
 def test_release_gives_the_lease_away_after_the_batch_at_hand_and_no_other_begins(stage):
@@ -271,7 +270,10 @@ def test_release_gives_the_lease_away_after_the_batch_at_hand_and_no_other_begin
     assert stage.codes == [exit_codes.DONE]
     assert stage.script.batches == [[b"a"]]
     assert stage.table.read(FIRST).owner != ME
-    assert stage.told(told.Released)[0].position in (ExtendedSequenceNumber(first), TRIM_HORIZON)
+    assert stage.told(reports.LeaseReleased)[0].position in (
+        ExtendedSequenceNumber(first),
+        TRIM_HORIZON,
+    )
 
 
 def test_rows_need_a_place_and_the_error_names_the_setting(stage):
@@ -327,7 +329,7 @@ def test_user_code_that_fails_for_good_ends_the_process_as_failed(stage):
     stage.thread.join(HUNG_S)
 
     assert stage.codes == [exit_codes.FAILED]
-    assert stage.told(told.Failed)[0].error == "ValueError: cannot take it"
+    assert stage.told(reports.ProcessorFailed)[0].error == "ValueError: cannot take it"
 
 
 def test_a_bug_ends_the_process_as_one_and_is_told_to_the_manager(stage, capsys):
@@ -337,7 +339,7 @@ def test_a_bug_ends_the_process_as_one_and_is_told_to_the_manager(stage, capsys)
     stage.thread.join(HUNG_S)
 
     assert stage.codes == [exit_codes.BUG]
-    (broke,) = stage.told(told.Broke)
+    (broke,) = stage.told(reports.ProcessBroke)
     assert broke.reason == "a bug in kclrun: ZeroDivisionError: in the fetch thread"
     assert stage.doorbell.answer()
     assert "ZeroDivisionError" in capsys.readouterr().err
@@ -351,7 +353,7 @@ def test_a_process_whose_lock_is_anothers_reads_nothing_and_closes_what_it_was_p
         code = stage.process().serve(str(stage.lock_path), (passed,))
 
     assert code == exit_codes.UNCLAIMED
-    assert "holds its lock" in stage.told(told.Unclaimed)[0].reason
+    assert "holds its lock" in stage.told(reports.StartUnclaimed)[0].reason
     assert stage.table.read(FIRST).counter == 5
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(passed)
@@ -440,6 +442,6 @@ def test_a_fault_of_the_host_at_the_start_is_told_and_is_not_called_a_bug(stage,
     door.manager.send(Begin(msgspec.structs.replace(stage.spec, options={}, lock_path=missing)))
 
     assert door.run() == exit_codes.HOST
-    (broke,) = stage.told(told.Broke)
+    (broke,) = stage.told(reports.ProcessBroke)
     assert missing in broke.reason
     assert not broke.reason.startswith("a bug")

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from kclrun.consuming import events as on
-from kclrun.consuming.commands import Report, ReportKind
-from kclrun.ipc import transitions as told
 from kclrun.ipc.board import Segment
 from kclrun.ipc.channel import Doorbell
+from kclrun.ipc.messages import decode_report
 from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.protocol import reports
 from kclrun.protocol.status import WorkerState
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import DeliveryQueue, QueueLimits
@@ -40,7 +40,7 @@ class Slot:
     def told(self, report):
         self.reporter.report(report)
         (entry,) = self.ring.drain()
-        return told.decode(entry)
+        return decode_report(entry)
 
     def close(self):
         self.doorbell.close()
@@ -155,51 +155,27 @@ def test_records_that_no_checkpoint_covers_are_shown_as_undone(slot):
 
 
 @pytest.mark.parametrize(
-    ("report", "transition"),
+    "report",
     [
-        (Report(ReportKind.CLAIMED, p(10), 6), told.Claimed(6, p(10))),
-        (Report(ReportKind.CHECKPOINTED, p(20), 7), told.Checkpointed(p(20), 7)),
-        (Report(ReportKind.RELEASED, p(20), text="offered"), told.Released(p(20), "offered")),
-        (Report(ReportKind.SHARD_ENDED, children=("s1",)), told.ShardEnded(("s1",))),
-        (Report(ReportKind.LOST, text="taken"), told.Lost("taken")),
-        (Report(ReportKind.UNCLAIMED, text="late"), told.Unclaimed("late")),
-        (Report(ReportKind.GIL_HELD, seconds=3.0), told.GilHeld(3.0)),
-        (
-            Report(ReportKind.RECORDS_EXPIRED, p(20), text="trimmed"),
-            told.RecordsExpired(p(20), "trimmed"),
-        ),
-        (Report(ReportKind.WARNED, text="slow"), told.Warned("lease_process_warned", "slow")),
-        (Report(ReportKind.BROKE, text="no room"), told.Broke("no room")),
-        (
-            Report(ReportKind.FAILED, p(20), text="MemoryError", is_host_fault=True),
-            told.Failed("", "MemoryError", p(20), "", 0, is_host_fault=True),
-        ),
-        (
-            Report(
-                ReportKind.FAILED,
-                p(20),
-                text="ValueError: x",
-                where="process_records",
-                attempts=3,
-                traceback_text="tb",
-                raised_at="a.py:1 in f",
-                record="1 of 1, at 20",
-            ),
-            told.Failed(
-                where="process_records",
-                error="ValueError: x",
-                position=p(20),
-                traceback_text="tb",
-                attempts=3,
-                raised_at="a.py:1 in f",
-                record="1 of 1, at 20",
-            ),
+        reports.LeaseClaimed(6, p(10)),
+        reports.Checkpointed(p(20), 7),
+        reports.LeaseReleased(p(20), "offered"),
+        reports.ShardEnded(("s1",)),
+        reports.LeaseLost("taken"),
+        reports.StartUnclaimed("late"),
+        reports.GilHeld(3.0),
+        reports.RecordsExpired(p(20), "trimmed"),
+        reports.ProcessWarned("slow"),
+        reports.ProcessBroke("no room"),
+        reports.ProcessorFailed("initialize", "MemoryError", 1, is_host_fault=True),
+        reports.ProcessorFailed(
+            "process_records", "ValueError: x", 3, p(20), "tb", "a.py:1 in f", "1 of 1, at 20"
         ),
     ],
-    ids=lambda each: each.kind.value if isinstance(each, Report) else "",
+    ids=lambda each: type(each).__name__,
 )
-def test_each_report_of_the_core_reaches_the_ring_and_rings(slot, report, transition):
-    assert slot.told(report) == transition
+def test_each_report_of_the_core_reaches_the_ring_and_rings(slot, report):
+    assert slot.told(report) == report
     assert slot.doorbell.answer()
 
 
