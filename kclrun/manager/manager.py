@@ -39,7 +39,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.logs import EventLog
 from kclrun.observe.sample import LEASES_COMMAND, Report, ShardReport, Totals, how_to_resume
-from kclrun.protocol.pump import Pump
+from kclrun.ports import Pump
 from kclrun.protocol.reports import ShardEnded
 from kclrun.protocol.status import LeaseStatus
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from kclrun.errors import AccessDenied, InvalidRequest, NotFound, ServiceError, Unavailable
 from kclrun.leases import commands as do
+from kclrun.leases.commands import Request, ServiceRequests
 from kclrun.leases.events import (
     Event,
     Kcl3ModeRead,
@@ -23,7 +24,6 @@ from kclrun.leases.events import (
     ShardsListed,
     StreamDescribed,
 )
-from kclrun.leases.requests import Request, ServiceRequests
 from kclrun.manager.loop import IoPool, Loop
 from kclrun.manager.world import CredentialSource, World
 from kclrun.model.lease import Lease, LeaseKey

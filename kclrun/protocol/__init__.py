@@ -1,3 +1,3 @@
 """The lease row: the writes of P1 to P19 as values, their outcomes, and the fence; the status and
-the reports of a lease process; and the order in which a shell drives a core. Pure.
+the reports of a lease process. Pure.
 """

@@ -14,15 +14,15 @@ from kclrun.consuming import events as worker_events
 from kclrun.consuming.events import OthersInSight
 from kclrun.leases import commands as do
 from kclrun.leases import events as on
+from kclrun.leases.commands import Request, ServiceRequests
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.leases.requests import Request, ServiceRequests
 from kclrun.lifecycle.stall import STALL_PATIENCE_S, StallWatch
 from kclrun.lifecycle.stopping import StopPlan, leave_at, next_force
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.time import Instant, WallTime
-from kclrun.protocol.pump import Pump
+from kclrun.ports import Pump
 from kclrun.protocol.writes import LeaseChange, Outcome
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 from kclrun.simulation.machine import Machine, OsProcess

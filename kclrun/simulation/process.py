@@ -21,8 +21,8 @@ from kclrun.leases.events import ProcessReported
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.shard import Shard
 from kclrun.model.time import Instant
+from kclrun.ports import Pump
 from kclrun.protocol import reports
-from kclrun.protocol.pump import Pump
 from kclrun.protocol.status import LeaseStatus
 from kclrun.protocol.writes import LateCheckpoint, LeaseChange, Outcome
 from kclrun.simulation.delivery_queue import QueueTimes, SimulatedDeliveryQueue

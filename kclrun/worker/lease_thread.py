@@ -38,8 +38,7 @@ from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.stream import qualified_shards, stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
-from kclrun.ports import LeaseTable, StreamAdmin
-from kclrun.protocol.pump import Pump
+from kclrun.ports import LeaseTable, Pump, StreamAdmin
 from kclrun.protocol.reports import Checkpointed, ProcessWarned, RecordsExpired, Report
 from kclrun.protocol.status import LeaseStatus
 from kclrun.protocol.writes import (

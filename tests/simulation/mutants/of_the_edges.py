@@ -180,7 +180,7 @@ OF_THE_EDGES = (
     ),
     Mutant(
         name="two-writes-of-a-key-at-once",
-        file="kclrun/leases/requests.py",
+        file="kclrun/leases/commands.py",
         old="        if key in self._writes:\n",
         new="        if False:\n",
         breaks="a manager's writes of one row overtake each other",
@@ -190,11 +190,11 @@ OF_THE_EDGES = (
     ),
     Mutant(
         name="answer-behind-what-happened-meanwhile",
-        file="kclrun/protocol/pump.py",
+        file="kclrun/ports.py",
         old="(self._answers or self._events).popleft()",
         new="(self._events or self._answers).popleft()",
         breaks="a core decides on an event while the answer that it waits for is there already",
         source="the lease thread, which the simulator did not run",
-        layer="tests/unit/protocol/test_pump.py",
+        layer="tests/unit/test_pump.py",
     ),
 )

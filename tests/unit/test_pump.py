@@ -2,7 +2,7 @@
 
 import pytest
 
-from kclrun.protocol.pump import Pump
+from kclrun.ports import Pump
 
 
 class Shell:
