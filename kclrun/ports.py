@@ -1,4 +1,5 @@
-"""The needs of the shells, as small Protocols; and the pure retry classification.
+"""The needs of the shells, as small Protocols; the pure retry classification; and the pump, which
+drives a core.
 
 May know: the model and the errors. Must not know: how they are implemented. Implementations: `aws/`
 (the service), `local/` (in memory, the embedded model). One contract suite for each port runs over
@@ -8,8 +9,9 @@ all of them (`tests/contract/`).
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -264,3 +266,58 @@ def classify(code: str, status: int | None, *, is_write: bool, was_sent: bool) -
     if unclear or code in _TRANSIENT:
         return Retry.AGAIN
     return Retry.GIVE_UP
+
+
+# The order in which a shell drives a core: events, the commands that follow, answers of requests.
+# The simulator uses it, too, and so proves the order of the code that runs.
+EventT = TypeVar("EventT")
+CommandT = TypeVar("CommandT")
+
+
+class Pump(Generic[EventT, CommandT]):
+    """Gives a core its events one after another, and performs all commands of one before the next.
+
+    So a core never sees the consequence of a command before the command was performed. The answer
+    of a request that holds the shell comes before the events that happened meanwhile. While
+    `is_held`, nothing is handled: a request is under way, or the core has come to its end.
+    """
+
+    def __init__(
+        self,
+        handle: Callable[[EventT], Iterable[CommandT]],
+        perform: Callable[[CommandT], None],
+    ) -> None:
+        self.is_held = False
+        self._handle = handle
+        self._perform = perform
+        self._commands: deque[CommandT] = deque()
+        self._answers: deque[EventT] = deque()
+        self._events: deque[EventT] = deque()
+        self._is_running = False
+
+    def post(self, event: EventT) -> None:
+        """An event happened; it is handled after the earlier ones, by `run`."""
+        self._events.append(event)
+
+    def answer(self, event: EventT) -> None:
+        """A request was answered; the answer is handled first, by `run`."""
+        self.is_held = False
+        self._answers.append(event)
+
+    def run(self) -> bool:
+        """Handle everything that has happened. False from within a command: the outer call does."""
+        if self._is_running:
+            return False
+        self._is_running = True
+        try:
+            while not self.is_held:
+                if self._commands:
+                    self._perform(self._commands.popleft())
+                elif self._answers or self._events:
+                    event = (self._answers or self._events).popleft()
+                    self._commands.extend(self._handle(event))
+                else:
+                    break
+        finally:
+            self._is_running = False
+        return True

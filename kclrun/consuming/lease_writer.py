@@ -98,8 +98,13 @@ class LeaseWriter:
 
     @property
     def pending(self) -> Change | None:
-        """The change in flight, for the shells: a command that was given up is not performed."""
+        """The change in flight."""
         return self.in_flight.change
+
+    def sends(self, change: writes.LeaseChange) -> bool:
+        """Whether a shell still sends a change that has waited for its time: one that was given up
+        meanwhile is not sent."""
+        return isinstance(change, writes.LateCheckpoint) or change == self.pending
 
     @property
     def confirmed(self) -> Lease:

@@ -32,6 +32,7 @@ from typing import Final
 from kclrun.consuming import events
 from kclrun.errors import InvariantViolation
 from kclrun.protocol.reports import ProcessorFailed
+from kclrun.protocol.status import WorkerState
 
 
 class State(enum.Enum):
@@ -197,3 +198,24 @@ def require_late(event: events.Event, state: State) -> None:
     """Raises: InvariantViolation if the event, which is not expected, is not late either."""
     if state not in LATE.get(type(event), frozenset()):
         raise InvariantViolation(f"{type(event).__name__} in state {state.value}")
+
+
+# As the status slot shows them to the manager.
+WORKER_STATES: Final[Mapping[State, WorkerState]] = {
+    State.CLAIMING: WorkerState.CLAIMING,
+    State.INITIALIZING: WorkerState.STARTING,
+    State.PROCESSING: WorkerState.PROCESSING,
+    State.CREATING: WorkerState.ENDING,
+    State.NAMING: WorkerState.ENDING,
+    State.CLOSING: WorkerState.ENDING,
+    State.ENDING: WorkerState.ENDING,
+    State.STOPPING: WorkerState.OFFERING,
+    State.RELEASING: WorkerState.OFFERING,
+    State.FAILING: WorkerState.HALTED,
+    State.FAILED: WorkerState.HALTED,
+    State.LOSING: WorkerState.LOST,
+    State.LOST: WorkerState.LOST,
+    State.UNCLAIMED: WorkerState.LOST,
+    State.ENDED: WorkerState.FINISHED,
+    State.RELEASED: WorkerState.FINISHED,
+}

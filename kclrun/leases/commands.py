@@ -1,13 +1,18 @@
-"""The commands of the lease manager's core: imperative, one shell function each."""
+"""The commands of the lease manager's core: imperative, one shell function each; and the order in
+which its shell and the simulator send those that are requests to a service."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+
 import msgspec
 
+from kclrun.leases.events import Event, WriteResolved
 from kclrun.model.lease import LeaseKey
 from kclrun.model.stream import ONLY_STREAM, StreamKey
-from kclrun.model.time import Instant
-from kclrun.protocol.writes import LeaseChange
+from kclrun.model.time import Instant, backoff_s
+from kclrun.protocol.writes import LeaseChange, Outcome, keys_of
 
 
 class ScanTable(msgspec.Struct, frozen=True):
@@ -112,7 +117,7 @@ class Finish(msgspec.Struct, frozen=True):
     """No lease is ours any more and no write is under way: the manager may exit."""
 
 
-Command = (
+Request = (
     ScanTable
     | ListShards
     | DescribeStream
@@ -121,10 +126,74 @@ Command = (
     | ReadParents
     | FindOffers
     | WriteRow
-    | StartProcess
-    | DrainProcess
-    | TellOthersInSight
-    | Note
-    | StopRefused
-    | Finish
 )
+
+Command = Request | StartProcess | DrainProcess | TellOthersInSight | Note | StopRefused | Finish
+
+
+class ServiceRequests:
+    """Performs the core's requests. Each ends in an event for `deliver`.
+
+    Reads and listings are repeated until they succeed; a write, and a look for offers, is sent
+    once. For each key, one write is under way at a time [P5]; children that are created count under
+    the key of the first.
+
+    A shell sends: `_send_write` must end in one call of `_resolved`, and `_send` in one of
+    `deliver` or `_failed`.
+    """
+
+    def __init__(
+        self,
+        *,
+        now: Callable[[], Instant],
+        at: Callable[[Instant, Callable[[], None]], object],
+        after: Callable[[float, Callable[[], None]], object],
+        chance: Callable[[], float],
+        deliver: Callable[[Event], None],
+    ) -> None:
+        self._now = now
+        self._at = at
+        self._after = after
+        self._chance = chance
+        self._deliver = deliver
+        # The keys with a write under way, and the changes that wait for it.
+        self._writes: dict[LeaseKey, deque[LeaseChange]] = {}
+
+    def perform(self, request: Request) -> None:
+        """Send the request once it is due."""
+        due = request.not_before if isinstance(request, ReadRow | WriteRow) else None
+        if due is not None and due > self._now():
+            self._at(due, lambda: self._begin(request))
+        else:
+            self._begin(request)
+
+    def _begin(self, request: Request) -> None:
+        if not isinstance(request, WriteRow):
+            self._send(request, 1)
+            return
+        key = keys_of(request.change)[0]
+        if key in self._writes:
+            self._writes[key].append(request.change)
+        else:
+            self._writes[key] = deque()
+            self._send_write(key, request.change)
+
+    def _resolved(self, key: LeaseKey, change: LeaseChange, outcome: Outcome) -> None:
+        waiting = self._writes[key]
+        if waiting:
+            self._send_write(key, waiting.popleft())
+        else:
+            del self._writes[key]
+        self._deliver(WriteResolved(change, outcome))
+
+    def _failed(self, request: Request, attempt: int) -> None:
+        """The read is sent again after a pause, which grows."""
+        pause_s = backoff_s(attempt, self._chance())
+        self._after(pause_s, lambda: self._send(request, attempt + 1))
+
+    def _send(self, request: Request, attempt: int) -> None:
+        """Send a request that is not a write. `attempt` counts from 1."""
+        raise NotImplementedError
+
+    def _send_write(self, key: LeaseKey, change: LeaseChange) -> None:
+        raise NotImplementedError

@@ -5,7 +5,6 @@ It also runs the stop. It does not know how a process is made or how a row is wr
 
 from __future__ import annotations
 
-import collections
 import signal
 from collections.abc import Callable, Container, Mapping
 from typing import Final
@@ -40,6 +39,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.logs import EventLog
 from kclrun.observe.sample import LEASES_COMMAND, Report, ShardReport, Totals, how_to_resume
+from kclrun.ports import Pump
 from kclrun.protocol.reports import ShardEnded
 from kclrun.protocol.status import LeaseStatus
 
@@ -173,8 +173,6 @@ _REAP_AGAIN_S: Final = 1.0
 class Manager:
     """One run of one manager, in one thread. `performer` and `processes` are set before `run`.
 
-    Events are handled one after another, each with all its commands, so the core never sees the
-    consequence of a command before the command was performed.
     `stop_begins` is called once, when a stop was requested.
     """
 
@@ -200,8 +198,7 @@ class Manager:
         self.leases_command = leases_command
         self._stop = StopPlan(grace_s)
         self._signals = SignalPipe()
-        self._events: collections.deque[Event] = collections.deque()
-        self._is_pumping = False
+        self._pump: Pump[Event, do.Command] = Pump(self._handle, self._perform)
         self._broken: Exception | None = None
         # No lease is taken before a trial process was forked: results of scans wait for it.
         self._trials_failed = 0
@@ -258,21 +255,14 @@ class Manager:
             self._take_in(event)
 
     def _take_in(self, event: Event) -> None:
-        self._events.append(event)
-        if self._is_pumping:
-            return
-        self._is_pumping = True
-        try:
-            while self._events:
-                self._pump(self._events.popleft())
-        finally:
-            self._is_pumping = False
+        self._pump.post(event)
+        self._pump.run()
 
     def broke(self, error: Exception) -> None:
         """A job failed with an unexpected error: the next turn ends the run with that error."""
         self._broken = self._broken or error
 
-    def _pump(self, event: Event) -> None:
+    def _handle(self, event: Event) -> tuple[do.Command, ...]:
         match event:
             case ProcessStarted(key):
                 self._report.started(key)
@@ -285,26 +275,10 @@ class Manager:
                 self._forget_former({lease.owner for lease in leases})
             case _:
                 pass
-        for command in self.core.handle(event, self._loop.now()):
-            self._perform(command)
+        return self.core.handle(event, self._loop.now())
 
-    def _perform(self, command: do.Command) -> None:  # noqa: C901 - one case a command
+    def _perform(self, command: do.Command) -> None:
         match command:
-            case do.ScanTable(consistent):
-                self._held_at_scan = self._identity.folder.held
-                self.service_calls.scan_table(consistent=consistent)
-            case do.ListShards() | do.DescribeStream() | do.ReadKcl3Mode():
-                self._ask_beside(command)
-            case do.StopRefused(reason):
-                self.drain(reason, at_its_end=ExitReason.STREAM_RECREATED)
-            case do.ReadRow(key, not_before):
-                self.service_calls.read_row(key, not_before)
-            case do.ReadParents(key, parents):
-                self.service_calls.read_parents(key, parents)
-            case do.FindOffers(rows_max):
-                self.service_calls.find_offers(rows_max)
-            case do.WriteRow(change, not_before):
-                self.service_calls.write_row(change, not_before)
             case do.StartProcess():
                 self.processes.start(command)
             case do.DrainProcess(key, reason):
@@ -312,26 +286,22 @@ class Manager:
             case do.TellOthersInSight(others):
                 self.others_in_sight = others
                 self.processes.broadcast(OthersInSight(others))
+            case do.StopRefused(reason):
+                self.drain(reason, at_its_end=ExitReason.STREAM_RECREATED)
             case do.Note():
                 self._note(command)
             case do.Finish():
                 self._is_finished = True
+            case request:
+                if isinstance(request, do.ScanTable):
+                    self._held_at_scan = self._identity.folder.held
+                self.service_calls.perform(request)
 
     def _note(self, note: do.Note) -> None:
         fields = note.fields
         if note.event in _HALTS and note.key is not None:
             fields = {**fields, "action": how_to_resume(self.leases_command, note.key)}
         self._log.write(note.event, fields, level=note.level, shard=note.key)
-
-    def _ask_beside(self, command: do.ListShards | do.DescribeStream | do.ReadKcl3Mode) -> None:
-        """Requests that do not concern the lease table."""
-        match command:
-            case do.ListShards(with_start, stream):
-                self.service_calls.list_shards(stream, with_start=with_start)
-            case do.DescribeStream(stream):
-                self.service_calls.describe_stream(stream)
-            case do.ReadKcl3Mode():
-                self.service_calls.read_kcl3_mode()
 
     def _turn(self) -> None:
         # Without the lease table the core has no deadline: only timers and exits are left.

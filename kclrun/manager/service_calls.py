@@ -5,13 +5,13 @@ It does not know why a command was given.
 
 from __future__ import annotations
 
-import collections
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from kclrun.errors import AccessDenied, InvalidRequest, NotFound, ServiceError, Unavailable
+from kclrun.leases import commands as do
+from kclrun.leases.commands import Request, ServiceRequests
 from kclrun.leases.events import (
     Event,
     Kcl3ModeRead,
@@ -23,17 +23,16 @@ from kclrun.leases.events import (
     RowUnreadable,
     ShardsListed,
     StreamDescribed,
-    WriteResolved,
 )
 from kclrun.manager.loop import IoPool, Loop
 from kclrun.manager.world import CredentialSource, World
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.stream import StreamKey, qualified_shards, stream_name_of
-from kclrun.model.time import Instant, backoff_s
+from kclrun.model.time import Instant
 from kclrun.model.wire import WireCredentials
 from kclrun.observe.logs import EventLog
 from kclrun.ports import ShardFilter
-from kclrun.protocol.writes import BROKEN_ROW, LeaseChange, OutcomeUnknown, keys_of
+from kclrun.protocol.writes import BROKEN_ROW, LeaseChange, Outcome, OutcomeUnknown
 
 # botocore renews 15 minutes before expiry at the earliest and 10 at the latest, instance metadata
 # five: every half minute leaves ten tries even for the last.
@@ -129,21 +128,9 @@ class Outages:
             self._log.note("service_back", operation=operation, outage_s=self._now() - since)
 
 
-@dataclass
-class _Read:
-    """A read that is repeated until it succeeds."""
+class ServiceCalls(ServiceRequests):
+    """Performs the requests of one manager. All calls, and `deliver`, in the loop's thread.
 
-    name: str
-    job: Callable[[], Event]
-    attempt: int = 1
-    is_scan: bool = False
-
-
-class ServiceCalls:
-    """Performs commands for one manager. All calls, and `deliver`, in the loop's thread.
-
-    Reads and listings are repeated without end. A write is sent once. For each key, one write is
-    under way at a time [P5].
     `table_gone` is called, once, when a scan has proven that the lease table was deleted.
     """
 
@@ -159,156 +146,92 @@ class ServiceCalls:
         broke: Callable[[Exception], None],
         table_gone: Callable[[ServiceError], None],
     ) -> None:
+        super().__init__(
+            now=loop.now, at=loop.at, after=loop.after, chance=random.random, deliver=deliver
+        )
         self._world = world
         self._start_filter_of = start_filter_of
-        self._loop = loop
         self._pool = pool
-        self._deliver = deliver
         self._broke = broke
         self._table_gone = table_gone
         self._log = log
         self.outages = Outages(log, loop.now)
         self._is_unindexed_told = False
-        self._writes: dict[LeaseKey, collections.deque[LeaseChange]] = {}
 
-    def scan_table(self, *, consistent: bool = True) -> None:
-        def job() -> Event:
-            return _scanned(self._world, consistent=consistent)
-
-        self._read(_Read("scan the lease table", job, is_scan=True))
-
-    def list_shards(self, stream: StreamKey, *, with_start: bool) -> None:
-        start = self._start_filter_of(stream) if with_start else None
-        name = stream_name_of(stream)
-        operation = f"list the shards of {name}" if name else "list the shards"
-        self._read(_Read(operation, lambda: _listed(self._world, stream, start)))
-
-    def describe_stream(self, stream: StreamKey) -> None:
-        admin = self._world.streams[stream].admin
-
-        def job() -> Event:
-            return StreamDescribed(admin.summary().created_at, stream)
-
-        self._read(_Read("describe the stream", job))
-
-    def read_kcl3_mode(self) -> None:
-        """Read the mode. A refusal is an answer: most policies written by users do not grant it."""
-        coordinator = self._world.coordinator
-        assert coordinator is not None, "the core reads a mode that nobody keeps"
-
-        def job() -> Event:
-            try:
-                return Kcl3ModeRead(coordinator.mode())
-            except (AccessDenied, InvalidRequest) as error:
-                return Kcl3ModeUnreadable(str(error))
-
-        self._read(_Read(READ_KCL3_MODE, job))
-
-    def read_row(self, key: LeaseKey, not_before: Instant | None = None) -> None:
-        """Read the row, when it is due. A broken row is an answer; the core decides about it."""
-        if not_before is not None and not_before > self._loop.now():
-            self._loop.at(not_before, lambda: self.read_row(key))
-            return
-        table = self._world.table
-
-        def job() -> Event:
-            try:
-                return RowRead(key, table.read(key))
-            except InvalidRequest as error:
-                if error.code != BROKEN_ROW:
-                    raise
-                return RowUnreadable(key, str(error))
-
-        self._read(_Read("read a lease", job))
-
-    def read_parents(self, key: LeaseKey, parents: tuple[LeaseKey, ...]) -> None:
-        table = self._world.table
-
-        def job() -> Event:
-            return ParentsRead(key, tuple(table.read(parent) for parent in parents))
-
-        self._read(_Read("read the parents of a lease", job))
-
-    def find_offers(self, rows_max: int) -> None:
-        """Query the index once: the next query is soon, and scans find offers as well [P17]."""
-        operation = LOOK_FOR_OFFERS
-        asked = self._loop.now()
-
-        def found(event: OffersFound) -> None:
-            self.outages.worked(operation)
-            self._deliver(event)
-
-        def failed(error: Exception) -> None:
-            match error:
-                case NotFound():
-                    self._tell_unindexed(error)
-                case ServiceError():
-                    self.outages.failed(operation, error, asked)
-                case _:
-                    self._broke(error)
-                    return
-            self._deliver(OffersFound(None))
-
-        self._pool.run(lambda: OffersFound(self._world.table.offered(rows_max)), found, failed)
-
-    def write_row(self, change: LeaseChange, not_before: Instant | None) -> None:
-        """Send `change` once, when it is due and no other write of its key is under way. A creation
-        of children counts as a write of the first child's key."""
-        if not_before is not None and not_before > self._loop.now():
-            self._loop.at(not_before, lambda: self.write_row(change, None))
-            return
-        key = keys_of(change)[0]
-        if key in self._writes:
-            self._writes[key].append(change)
-            return
-        self._writes[key] = collections.deque()
-        self._send(key, change)
-
-    def _send(self, key: LeaseKey, change: LeaseChange) -> None:
-        def job() -> WriteResolved:
-            return WriteResolved(change, self._world.table.write(change))
-
-        def resolved(event: WriteResolved) -> None:
-            self._next_write(key)
-            self._deliver(event)
-
-        def failed(error: Exception) -> None:
-            # Failures of the table are outcomes. This failure is the host's, anywhere in the call.
-            if isinstance(error, Unavailable):
-                resolved(WriteResolved(change, OutcomeUnknown(str(error))))
-            else:
-                self._broke(error)
-
-        self._pool.run(job, resolved, failed)
-
-    def _next_write(self, key: LeaseKey) -> None:
-        waiting = self._writes[key]
-        if waiting:
-            self._send(key, waiting.popleft())
-        else:
-            del self._writes[key]
-
-    def _read(self, read: _Read) -> None:
-        asked = self._loop.now()
+    def _send(self, request: Request, attempt: int) -> None:
+        name, job = self._job(request)
+        asked = self._now()
 
         def succeeded(event: Event) -> None:
-            self.outages.worked(read.name)
+            self.outages.worked(name)
             self._deliver(event)
 
         def failed(error: Exception) -> None:
             if not isinstance(error, ServiceError):
                 self._broke(error)
-                return
-            is_table_gone = read.is_scan and isinstance(error, NotFound)
-            if is_table_gone and read.attempt >= _SCANS_TO_PROVE_GONE:
-                self._table_gone(error)
-                return
-            if not is_table_gone:
-                self.outages.failed(read.name, error, asked)
-            read.attempt += 1
-            self._loop.after(backoff_s(read.attempt, random.random()), lambda: self._read(read))
+            elif isinstance(request, do.FindOffers):
+                self._offers_failed(error, asked)
+            elif isinstance(request, do.ScanTable) and isinstance(error, NotFound):
+                if attempt >= _SCANS_TO_PROVE_GONE:
+                    self._table_gone(error)
+                else:
+                    self._failed(request, attempt)
+            else:
+                self.outages.failed(name, error, asked)
+                self._failed(request, attempt)
 
-        self._pool.run(read.job, succeeded, failed)
+        self._pool.run(job, succeeded, failed)
+
+    def _job(self, request: Request) -> tuple[str, Callable[[], Event]]:
+        """The name of the operation for the log, and its work on a thread of the pool."""
+        world = self._world
+        match request:
+            case do.ScanTable(consistent):
+                return "scan the lease table", lambda: _scanned(world, consistent=consistent)
+            case do.ListShards(with_start, stream):
+                start = self._start_filter_of(stream) if with_start else None
+                of_stream = f" of {name}" if (name := stream_name_of(stream)) else ""
+                return f"list the shards{of_stream}", lambda: _listed(world, stream, start)
+            case do.DescribeStream(stream):
+                admin = world.streams[stream].admin
+                return (
+                    "describe the stream",
+                    lambda: StreamDescribed(admin.summary().created_at, stream),
+                )
+            case do.ReadKcl3Mode():
+                return READ_KCL3_MODE, lambda: _kcl3_mode(world)
+            case do.ReadRow(key):
+                return "read a lease", lambda: _row(world, key)
+            case do.ReadParents(key, parents):
+                return (
+                    "read the parents of a lease",
+                    lambda: ParentsRead(key, tuple(map(world.table.read, parents))),
+                )
+            case do.FindOffers(rows_max):
+                return LOOK_FOR_OFFERS, lambda: OffersFound(world.table.offered(rows_max))
+            case do.WriteRow():
+                raise AssertionError("a write is sent by `_send_write`")
+
+    def _offers_failed(self, error: ServiceError, asked: Instant) -> None:
+        """The next look is soon, and scans find offers as well [P17]."""
+        if isinstance(error, NotFound):
+            self._tell_unindexed(error)
+        else:
+            self.outages.failed(LOOK_FOR_OFFERS, error, asked)
+        self._deliver(OffersFound(None))
+
+    def _send_write(self, key: LeaseKey, change: LeaseChange) -> None:
+        def resolved(outcome: Outcome) -> None:
+            self._resolved(key, change, outcome)
+
+        def failed(error: Exception) -> None:
+            # Failures of the table are outcomes. This failure is the host's, anywhere in the call.
+            if isinstance(error, Unavailable):
+                resolved(OutcomeUnknown(str(error)))
+            else:
+                self._broke(error)
+
+        self._pool.run(lambda: self._world.table.write(change), resolved, failed)
 
     def _tell_unindexed(self, error: ServiceError) -> None:
         if not self._is_unindexed_told:
@@ -331,6 +254,25 @@ def _scanned(world: World, *, consistent: bool) -> LeasesScanned:
                 f"the lease table has more than {_ROWS_MAX} leases", operation="Scan"
             )
     return LeasesScanned(tuple(leases), tuple(broken[:_BROKEN_SHOWN_MAX]), foreign, kcl3_mode)
+
+
+def _row(world: World, key: LeaseKey) -> RowRead | RowUnreadable:
+    """A broken row is an answer; the core decides about it."""
+    try:
+        return RowRead(key, world.table.read(key))
+    except InvalidRequest as error:
+        if error.code != BROKEN_ROW:
+            raise
+        return RowUnreadable(key, str(error))
+
+
+def _kcl3_mode(world: World) -> Kcl3ModeRead | Kcl3ModeUnreadable:
+    """A refusal is an answer: most policies written by users do not grant it."""
+    assert world.coordinator is not None, "the core reads a mode that has no reader"
+    try:
+        return Kcl3ModeRead(world.coordinator.mode())
+    except (AccessDenied, InvalidRequest) as error:
+        return Kcl3ModeUnreadable(str(error))
 
 
 def _listed(world: World, stream: StreamKey, start: ShardFilter | None) -> ShardsListed:

@@ -1,28 +1,29 @@
 """One start of a manager on a machine: the real `LeaseManager`, and its commands performed.
 
-As in the manager's shell, events are taken one after another, each with all its commands. The
-module does not know other hosts.
+The order of events, commands and requests is the one of the manager's shell. The module does not
+know other hosts.
 """
 
 from __future__ import annotations
 
 import signal
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 from kclrun.consuming import events as worker_events
 from kclrun.consuming.events import OthersInSight
 from kclrun.leases import commands as do
 from kclrun.leases import events as on
+from kclrun.leases.commands import Request, ServiceRequests
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.lifecycle.stall import STALL_PATIENCE_S, StallWatch
 from kclrun.lifecycle.stopping import StopPlan, leave_at, next_force
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.stream import ONLY_STREAM
-from kclrun.model.time import Instant, WallTime, backoff_s
-from kclrun.protocol.writes import LeaseChange, Outcome, keys_of
+from kclrun.model.time import Instant, WallTime
+from kclrun.ports import Pump
+from kclrun.protocol.writes import LeaseChange, Outcome
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 from kclrun.simulation.machine import Machine, OsProcess
 from kclrun.simulation.process import LeaseProcess
@@ -47,23 +48,10 @@ _LOOK_SELDOM_S: Final = 15.0
 _REAP_S: Final = 0.003
 
 
-class Parent(Protocol):
-    """A manager, as the parent of its lease processes. New ones are sent `others_in_sight`."""
-
-    world: World
-    machine: Machine
-    os: OsProcess
-    name: str
-    owner: OwnerId
-    others_in_sight: bool
-
-    def feed(self, event: on.Event) -> None: ...
-
-
 class Children:
-    """`process_kind` is for planted bugs."""
+    """New ones are sent the parent's `others_in_sight`. `process_kind` is for planted bugs."""
 
-    def __init__(self, parent: Parent, process_kind: type[LeaseProcess]) -> None:
+    def __init__(self, parent: Host, process_kind: type[LeaseProcess]) -> None:
         self.by_key: dict[LeaseKey, LeaseProcess] = {}
         self._parent = parent
         self._process_kind = process_kind
@@ -189,18 +177,11 @@ class Children:
         self._parent.os.after(_REAP_S, reaped)
 
 
-# A manager's requests to the services, as in its shell: each ends in an event.
-#
-# Reads are repeated until they succeed; writes are sent once. For each key, one write is under way
-# at a time.
-Answer = TypeVar("Answer")
-
 # A round trip to Kinesis' control plane.
 _DESCRIBED_AFTER_S: Final = 0.05
-Ask = Callable[[Callable[[Answer], None], Failed], None]
 
 
-class ServiceCalls:
+class ServiceCalls(ServiceRequests):
     """Performs the requests of one manager, in its process. `check_write` may refuse a write."""
 
     def __init__(
@@ -213,15 +194,21 @@ class ServiceCalls:
         chance: Callable[[], float],
         check_write: Callable[[LeaseKey], None],
     ) -> None:
+        machine = os.machine
+        super().__init__(
+            now=machine.instant,
+            at=lambda instant, action: os.after(
+                machine.clock.time_of(instant) - world.scheduler.now, action
+            ),
+            after=os.after,
+            chance=chance,
+            deliver=feed,
+        )
         self._name = name
         self._world = world
         self._os = os
-        self._uplink: Uplink = os.machine.uplink
-        self._feed = feed
-        self._chance = chance
+        self._uplink: Uplink = machine.uplink
         self._check_write = check_write
-        # The keys with a write under way, and the changes that wait for it.
-        self._writes: dict[LeaseKey, deque[LeaseChange]] = {}
         self._offer_polls = OfferPolls(
             self._uplink,
             now=world.scheduler.clock,
@@ -237,105 +224,73 @@ class ServiceCalls:
         """The process has died: stop its polls."""
         self._uplink.idle_no_more(self._offer_polls)
 
-    def scan_table(self, *, consistent: bool = True) -> None:
-        def read(reply: Callable[[tuple[Lease, ...]], None], failed: Failed) -> None:
-            self._uplink.scan(reply, failed, consistent=consistent)
+    def _send(self, request: Request, attempt: int) -> None:
+        uplink, cost, now = self._uplink, self._world.oracles.cost, self._world.scheduler.now
 
-        self._read(read, on.LeasesScanned)
+        def came(event: on.Event) -> None:
+            self._os.act(lambda: self._deliver(event))
 
-    def list_shards(self, *, with_start: bool) -> None:
-        world = self._world
+        def failed(_: str) -> None:
+            self._failed(request, attempt)
 
-        def ask() -> on.ShardsListed:
-            now = world.scheduler.now
-            at_start = world.stream.at_trim_horizon(now) if with_start else None
-            return on.ShardsListed(
-                world.stream.listing(now), WallTime(WORLD_BEGAN_AT + now), at_start
-            )
+        match request:
+            case do.ScanTable(consistent):
+                if attempt == 1:
+                    cost.scanned(self._name, now)
+                uplink.scan(
+                    lambda leases: came(on.LeasesScanned(leases)), failed, consistent=consistent
+                )
+            case do.ListShards(with_start):
+                if attempt == 1:
+                    cost.listed(self._name, now)
+                uplink.ask_kinesis(lambda: self._listed(with_start=with_start), came, failed)
+            case do.ReadRow(key):
+                uplink.read(key, lambda row: came(on.RowRead(key, row)), failed)
+            case do.ReadParents():
+                self._read_parents(request, (), failed)
+            case do.FindOffers(rows_max):
+                cost.queried(self._name, now)
+                self._offer_polls.look(rows_max)
+            case do.DescribeStream():
+                self._os.after(_DESCRIBED_AFTER_S, lambda: self._described(request))
+            case do.ReadKcl3Mode() | do.WriteRow():
+                raise AssertionError("not asked by this core, or sent by `_send_write`")
 
-        self._read(
-            lambda reply, failed: self._uplink.ask_kinesis(ask, reply, failed), lambda event: event
-        )
+    def _listed(self, *, with_start: bool) -> on.ShardsListed:
+        stream, now = self._world.stream, self._world.scheduler.now
+        at_start = stream.at_trim_horizon(now) if with_start else None
+        return on.ShardsListed(stream.listing(now), WallTime(WORLD_BEGAN_AT + now), at_start)
 
-    def describe_stream(self) -> None:
+    def _described(self, request: do.DescribeStream) -> None:
         """Rare, and a part only of promise P13: the answer comes at once, or after a repetition."""
+        if self._os.machine.is_cut:
+            self._send(request, 2)
+        else:
+            self._deliver(on.StreamDescribed(self._world.stream.created_at))
 
-        def answer() -> None:
-            if self._os.machine.is_cut:
-                self.describe_stream()
-            else:
-                self._feed(on.StreamDescribed(self._world.stream.created_at))
-
-        self._os.after(_DESCRIBED_AFTER_S, answer)
-
-    def read_row(self, key: LeaseKey) -> None:
-        def read(reply: Callable[[Lease | None], None], failed: Failed) -> None:
-            self._uplink.read(key, reply, failed)
-
-        self._read(read, lambda row: on.RowRead(key, row))
-
-    def read_parents(
+    def _read_parents(
         self,
-        key: LeaseKey,
-        parents: tuple[LeaseKey, ...],
-        found: tuple[Lease | None, ...] = (),
+        request: do.ReadParents,
+        found: tuple[Lease | None, ...],
+        failed: Failed,
     ) -> None:
-        if len(found) == len(parents):
-            self._feed(on.ParentsRead(key, found))
+        """One after the other; after a failure, all again."""
+        if len(found) == len(request.parents):
+            self._deliver(on.ParentsRead(request.key, found))
             return
-        parent = parents[len(found)]
 
-        def read(reply: Callable[[Lease | None], None], failed: Failed) -> None:
-            self._uplink.read(parent, reply, failed)
+        def read(row: Lease | None) -> None:
+            self._os.act(lambda: self._read_parents(request, (*found, row), failed))
 
-        self._read_until(read, lambda row: self.read_parents(key, parents, (*found, row)))
+        self._uplink.read(request.parents[len(found)], read, failed)
 
-    def find_offers(self, rows_max: int) -> None:
-        """Looks once: the next look is soon."""
-        self._offer_polls.look(rows_max)
-
-    def write_row(self, change: LeaseChange, not_before: Instant | None) -> None:
-        """Send once, when the write is due; children are queued under the key of the first."""
-        machine = self._os.machine
-        if not_before is not None and not_before > machine.instant():
-            due_s = machine.clock.time_of(not_before)
-            self._os.after(due_s - self._world.scheduler.now, lambda: self.write_row(change, None))
-            return
-        key = keys_of(change)[0]
-        if key in self._writes:
-            self._writes[key].append(change)
-            return
-        self._writes[key] = deque()
-        self._send(key, change)
-
-    def _send(self, key: LeaseKey, change: LeaseChange) -> None:
+    def _send_write(self, key: LeaseKey, change: LeaseChange) -> None:
         self._check_write(key)
 
-        def resolved(outcome: Outcome) -> None:
-            waiting = self._writes[key]
-            if waiting:
-                self._send(key, waiting.popleft())
-            else:
-                del self._writes[key]
-            self._feed(on.WriteResolved(change, outcome))
+        def answered(outcome: Outcome) -> None:
+            self._os.act(lambda: self._resolved(key, change, outcome))
 
-        self._uplink.write(
-            self._name, change, lambda outcome: self._os.act(lambda: resolved(outcome))
-        )
-
-    def _read(self, ask: Ask[Answer], as_event: Callable[[Answer], on.Event]) -> None:
-        self._read_until(ask, lambda answer: self._feed(as_event(answer)))
-
-    def _read_until(
-        self, ask: Ask[Answer], succeeded: Callable[[Answer], None], attempt: int = 1
-    ) -> None:
-        """Repeat after a pause until it succeeds."""
-
-        def again(_: str) -> None:
-            pause_s = backoff_s(attempt, self._chance())
-            self._os.after(pause_s, lambda: self._read_until(ask, succeeded, attempt + 1))
-
-        ask(lambda answer: self._os.act(lambda: succeeded(answer)), again)
+        self._uplink.write(self._name, change, answered)
 
 
 # As the manager's shell in its first minute; later it looks once a second, which finds no more.
@@ -377,8 +332,8 @@ class Host:
         chance = world.scheduler.chance(name).random
         self.core = core_kind(policy, chance)
         self._stop = StopPlan(settings.grace_s)
-        self._events: deque[on.Event] = deque()
-        self._is_pumping = self._is_seizing = False
+        self._pump: Pump[on.Event, do.Command] = Pump(self._handle, self._perform)
+        self._is_seizing = False
         self._held_at_scan: frozenset[OwnerId] = frozenset()
         self.is_refused = False  # because the stream under its name is another one
         self._children = Children(self, process_kind)
@@ -487,52 +442,24 @@ class Host:
 
     def feed(self, event: on.Event) -> None:
         """Give an event to the core, after the events that already wait."""
-        self._events.append(event)
-        if self._is_pumping:
+        self._pump.post(event)
+        if not self._pump.run():
             return
-        self._is_pumping = True
-        try:
-            while self._events:
-                self._pump(self._events.popleft())
-        finally:
-            self._is_pumping = False
         if self.core.is_finished and not len(self._children):
             self._leave()
         else:
             self._alarm.set()
 
-    def _pump(self, event: on.Event) -> None:
+    def _handle(self, event: on.Event) -> tuple[do.Command, ...]:
         if self._held_at_scan and isinstance(event, on.LeasesScanned):
             named = {lease.owner for lease in event.leases}
             self.machine.locks.forget(self._held_at_scan - named)
-        for command in self.core.handle(event, self.machine.instant()):
-            self._perform(command)
+        commands = self.core.handle(event, self.machine.instant())
         self.core.check()
+        return commands
 
-    def _perform(self, command: do.Command) -> None:  # noqa: C901 - one case a command
+    def _perform(self, command: do.Command) -> None:
         match command:
-            case do.ScanTable(consistent):
-                self.world.oracles.cost.scanned(self.name, self.world.scheduler.now)
-                self._held_at_scan = self.machine.locks.seized_by(self.os)
-                self._service_calls.scan_table(consistent=consistent)
-            case do.ListShards(with_start):
-                self.world.oracles.cost.listed(self.name, self.world.scheduler.now)
-                self._service_calls.list_shards(with_start=with_start)
-            case do.DescribeStream():
-                self._service_calls.describe_stream()
-            case do.StopRefused():
-                self.is_refused = True
-                self.world.oracles.coverage.seen("stream_recreated")
-                self._drain()
-            case do.ReadRow(key):
-                self._service_calls.read_row(key)
-            case do.ReadParents(key, parents):
-                self._service_calls.read_parents(key, parents)
-            case do.FindOffers(rows_max):
-                self.world.oracles.cost.queried(self.name, self.world.scheduler.now)
-                self._service_calls.find_offers(rows_max)
-            case do.WriteRow(change, not_before):
-                self._service_calls.write_row(change, not_before)
             case do.StartProcess():
                 self._children.start(command)
             case do.DrainProcess(key, reason):
@@ -541,8 +468,16 @@ class Host:
             case do.TellOthersInSight(others):
                 self.others_in_sight = others
                 self._children.tell(OthersInSight(others))
+            case do.StopRefused():
+                self.is_refused = True
+                self.world.oracles.coverage.seen("stream_recreated")
+                self._drain()
             case do.Note() | do.Finish() | do.ReadKcl3Mode():
                 pass
+            case request:
+                if isinstance(request, do.ScanTable):
+                    self._held_at_scan = self.machine.locks.seized_by(self.os)
+                self._service_calls.perform(request)
 
     def _check_write(self, key: LeaseKey) -> None:
         if key in self.processes:

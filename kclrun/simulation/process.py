@@ -15,14 +15,15 @@ from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.state_machine import LeaseStateMachine
-from kclrun.consuming.states import State
+from kclrun.consuming.states import WORKER_STATES
 from kclrun.leases import commands as manager_commands
 from kclrun.leases.events import ProcessReported
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.shard import Shard
 from kclrun.model.time import Instant
+from kclrun.ports import Pump
 from kclrun.protocol import reports
-from kclrun.protocol.status import LeaseStatus, WorkerState
+from kclrun.protocol.status import LeaseStatus
 from kclrun.protocol.writes import LateCheckpoint, LeaseChange, Outcome
 from kclrun.simulation.delivery_queue import QueueTimes, SimulatedDeliveryQueue
 from kclrun.simulation.machine import Machine
@@ -107,10 +108,11 @@ class LeaseProcess:
             failover_s=settings.failover_s,
         )
         self._channel: deque[on.Event] = deque()
-        self._events: deque[on.Event] = deque()
-        self._commands: deque[do.Command] = deque()
+        self._pump: Pump[on.Event, do.Command] = Pump(
+            lambda event: self.life.handle(event, self.machine.instant()), self._perform
+        )
         self._still_since = Instant(0.0)
-        self._has_begun = self._is_asking = self._is_turning = self._is_orphan = False
+        self._has_begun = self._is_orphan = False
         self._alarm = self.os.alarm(self.life.next_deadline, lambda: self.post(on.Ticked()))
 
     # Start and end.
@@ -152,10 +154,11 @@ class LeaseProcess:
                 self._owner,
                 self.key,
                 has_claimed=self.life.own.row is not None,
-                is_writing=self._is_asking and self.life.own.pending is not None,
+                is_writing=self._pump.is_held and self.life.own.pending is not None,
                 in_user_code=self.queue.is_inside_user_code,
             )
             self._oracles.ended_uncleanly(self)
+            self._pump.is_held = True
 
     def _stands_still(self) -> None:
         self._still_since = self.machine.instant()
@@ -174,11 +177,10 @@ class LeaseProcess:
     def status(self) -> LeaseStatus:
         """Its status slot: written once a second, unless it stands still."""
         is_still = self.os.is_stopped or self.machine.is_frozen
-        is_claiming = self.life.state is State.CLAIMING
         return LeaseStatus(
             pid=self.incarnation,
             incarnation=self.incarnation,
-            state=WorkerState.CLAIMING if is_claiming else WorkerState.PROCESSING,
+            state=WORKER_STATES[self.life.state],
             processing_since_instant=self.queue.busy_since,
             published_instant=self._still_since if is_still else self.machine.instant(),
         )
@@ -199,36 +201,19 @@ class LeaseProcess:
     def post(self, event: on.Event) -> None:
         """An event happened; it is taken in after earlier events."""
         if not self.is_over:
-            self._events.append(event)
+            self._pump.post(event)
             self._turn()
 
     def _turn(self) -> None:
-        if self._is_turning:
-            return
-        self._is_turning = True
-        try:
-            self._take_turns()
-        finally:
-            self._is_turning = False
-        if not self.is_over and not self._is_asking:
+        if self._pump.run() and not self._pump.is_held:
             self._alarm.set()
-
-    def _take_turns(self) -> None:
-        while not self._is_asking and not self.is_over:
-            if self._commands:
-                self._perform(self._commands.popleft())
-            elif self._events:
-                event = self._events.popleft()
-                self._commands.extend(self.life.handle(event, self.machine.instant()))
-            else:
-                return
 
     def _perform(self, command: do.Command) -> None:
         match command:
             case do.SendWrite() | do.SendLateCheckpoint() | do.ReadOwnRow():
                 self._perform_in_time(command)
             case do.ReadRows(keys):
-                self._is_asking = True
+                self._pump.is_held = True
                 self._read_rows(keys, ())
             case do.ListShards():
                 self._ask_kinesis()
@@ -249,7 +234,7 @@ class LeaseProcess:
 
     def _exit(self, cause: do.ExitCause) -> None:
         self._oracles.process_noted(self, "exits:", cause.value)
-        self.is_over = True
+        self.is_over = self._pump.is_held = True
         self._oracles.coverage.exited(cause, is_orphan=self._is_orphan)
         if cause is do.ExitCause.LOST:
             self._oracles.ended_uncleanly(self, "losing it")
@@ -280,8 +265,8 @@ class LeaseProcess:
         self.os.after(due_s - self._scheduler.now, lambda: self._perform_late(command))
 
     def _perform_late(self, command: Timed) -> None:
-        """Its time has come; but a current request or event is finished first."""
-        if self._is_asking or self._is_turning:
+        """Its time has come; but a current request is finished first."""
+        if self._pump.is_held:
             self.os.after(0.001, lambda: self._perform_late(command))
             return
         self._perform_now(command)
@@ -289,13 +274,13 @@ class LeaseProcess:
 
     def _perform_now(self, command: Timed) -> None:
         if isinstance(command, do.ReadOwnRow):
-            self._is_asking = True
+            self._pump.is_held = True
             self._uplink.read(
                 self.key,
                 lambda row: self._answered(on.OwnRowRead(row)),
                 lambda words: self._answered(on.ReadFailed(words)),
             )
-        elif isinstance(command, do.SendLateCheckpoint) or self.life.own.pending == command.change:
+        elif self.life.own.sends(command.change):
             self._send(command.change)
 
     def _send(self, change: LeaseChange) -> None:
@@ -306,7 +291,7 @@ class LeaseProcess:
 
         if isinstance(change, LateCheckpoint):
             self._oracles.process_noted(self, "checkpoints late", change)
-        self._is_asking = True
+        self._pump.is_held = True
         self._uplink.write(self.who, change, resolved)
 
     def _read_rows(
@@ -322,7 +307,7 @@ class LeaseProcess:
         )
 
     def _ask_kinesis(self) -> None:
-        self._is_asking = True
+        self._pump.is_held = True
         now = self._scheduler.now
         self._uplink.ask_kinesis(
             lambda: self._stream.listing(now),
@@ -334,8 +319,7 @@ class LeaseProcess:
         def take_in() -> None:
             if self.is_over:
                 return
-            self._is_asking = False
-            self._events.appendleft(event)
+            self._pump.answer(event)
             self._turn()
 
         self.os.act(take_in)

@@ -12,14 +12,13 @@ import itertools
 import os
 import select
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
 from kclrun.consuming.state_machine import LeaseStateMachine
-from kclrun.consuming.states import State
+from kclrun.consuming.states import WORKER_STATES
 from kclrun.errors import ServiceError, SinkError
 from kclrun.ipc.board import StatusSlot
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
@@ -39,9 +38,9 @@ from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.stream import qualified_shards, stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
-from kclrun.ports import LeaseTable, StreamAdmin
+from kclrun.ports import LeaseTable, Pump, StreamAdmin
 from kclrun.protocol.reports import Checkpointed, ProcessWarned, RecordsExpired, Report
-from kclrun.protocol.status import LeaseStatus, WorkerState
+from kclrun.protocol.status import LeaseStatus
 from kclrun.protocol.writes import (
     Checkpoint,
     End,
@@ -97,26 +96,6 @@ class ManagerLine:
         return events
 
 
-_STATES: Final = {
-    State.CLAIMING: WorkerState.CLAIMING,
-    State.INITIALIZING: WorkerState.STARTING,
-    State.PROCESSING: WorkerState.PROCESSING,
-    State.CREATING: WorkerState.ENDING,
-    State.NAMING: WorkerState.ENDING,
-    State.CLOSING: WorkerState.ENDING,
-    State.ENDING: WorkerState.ENDING,
-    State.STOPPING: WorkerState.OFFERING,
-    State.RELEASING: WorkerState.OFFERING,
-    State.FAILING: WorkerState.HALTED,
-    State.FAILED: WorkerState.HALTED,
-    State.LOSING: WorkerState.LOST,
-    State.LOST: WorkerState.LOST,
-    State.UNCLAIMED: WorkerState.LOST,
-    State.ENDED: WorkerState.FINISHED,
-    State.RELEASED: WorkerState.FINISHED,
-}
-
-
 class Reporter:
     """Writes slot and ring of one place, and presses the doorbell."""
 
@@ -162,7 +141,7 @@ class Reporter:
             LeaseStatus(
                 pid=self._pid,
                 incarnation=self._incarnation,
-                state=_STATES[life.state],
+                state=WORKER_STATES[life.state],
                 fence_instant=life.own.fence or Instant(0.0),
                 counter=life.own.counter,
                 records_total=queue.records_total,
@@ -257,7 +236,10 @@ class LeaseThread:
         self._fetch_watch = fetch_watch
         self._now = now
         self._on_over = on_over
-        self._events: deque[on.Event] = deque([on.Started()])
+        self._pump: Pump[on.Event, do.Command] = Pump(
+            lambda event: life.handle(event, now()), self._perform
+        )
+        self._pump.post(on.Started())
         self._later: list[Later] = []
         self._order = itertools.count()
         self._awake_since = now()
@@ -291,15 +273,14 @@ class LeaseThread:
 
     def _turn(self) -> None:
         """Handle everything that has happened, then wait for more."""
-        while self._events and self.cause is None:
-            self._handle(self._events.popleft())
+        self._pump.run()
         if self.cause is not None:
             return
         self._reporter.publish(self._life, self._queue.view())
         self._watch_fetching()
         self._wait()
         self._do_what_waited()
-        self._events.append(on.Ticked())
+        self._pump.post(on.Ticked())
 
     def _watch_fetching(self) -> None:
         """A lease that is renewed and not read stalls in silence: end the process instead."""
@@ -307,10 +288,6 @@ class LeaseThread:
         if hung is not None:
             self._reporter.warn(f"{hung}; the lease process ends and begins anew")
             self.break_off(hung)
-
-    def _handle(self, event: on.Event) -> None:
-        for command in self._life.handle(event, self._now()):
-            self._perform(command)
 
     def _wait(self) -> None:
         before = self._now()
@@ -324,15 +301,15 @@ class LeaseThread:
         select.select(readable, [], [], max(0.0, deadline - before))
         self._awake_since, self._asking_s = self._now(), 0.0
         self._tell_stall(self._awake_since - max(deadline, before))
-        self._events.extend(self._line.hear())
-        self._events.extend(self._inbox.take())
+        for event in (*self._line.hear(), *self._inbox.take()):
+            self._pump.post(event)
 
     def _tell_stall(self, stalled_s: float) -> None:
         """Report a late wake-up, or long work that is not a request to a service."""
         if stalled_s >= STALL_TOLD_S:
             # User code may have returned by now: the longest waiter does not run first.
             in_user_code = self._user_code_s() - self._user_code_before_s >= STALL_TOLD_S
-            self._events.append(on.ThreadStalled(stalled_s, in_user_code))
+            self._pump.post(on.ThreadStalled(stalled_s, in_user_code))
         self._user_code_before_s = self._user_code_s()
 
     def _user_code_s(self) -> float:
@@ -367,6 +344,7 @@ class LeaseThread:
             case do.Exit(cause):
                 self._reporter.publish(self._life, self._queue.view())
                 self.cause = cause
+                self._pump.is_held = True
             case call:
                 self._queue.call(call)
 
@@ -388,9 +366,7 @@ class LeaseThread:
     def _perform_now(self, command: Timed) -> None:
         if isinstance(command, do.ReadOwnRow):
             self._ask(lambda: on.OwnRowRead(self._table.read(self._life.own.key)), on.ReadFailed)
-            return
-        is_late = isinstance(command, do.SendLateCheckpoint)
-        if is_late or self._life.own.pending == command.change:
+        elif self._life.own.sends(command.change):
             self._send(command.change)
 
     def _send(self, change: LeaseChange) -> None:
@@ -398,14 +374,14 @@ class LeaseThread:
             self._make_rows_durable(change)
         except SinkError as error:
             # Nothing was sent: the checkpoint waits until its rows can be stored.
-            self._events.append(on.RowsNotKept(change, str(error)))
+            self._pump.answer(on.RowsNotKept(change, str(error)))
             return
         sent = self._now()
         if not isinstance(change, LateCheckpoint):  # not a write as owner: no fence follows from it
             self._reporter.note_send(sent)
         outcome = self._table.write(change)
         self._asking_s += self._now() - sent
-        self._events.append(on.WriteResolved(change, outcome, sent))
+        self._pump.answer(on.WriteResolved(change, outcome, sent))
 
     def _make_rows_durable(self, change: LeaseChange) -> None:
         rows = self._rows()
@@ -424,7 +400,7 @@ class LeaseThread:
     ) -> None:
         asked = self._now()
         try:
-            self._events.append(ask())
+            self._pump.answer(ask())
         except ServiceError as error:
-            self._events.append(failed(str(error)))
+            self._pump.answer(failed(str(error)))
         self._asking_s += self._now() - asked

@@ -5,7 +5,9 @@ The settings, the user's code, the stream and the table are checked before the f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from kclrun.local.filling import Filling, FillReport
     from kclrun.manager.forks import Launcher
     from kclrun.manager.world import World
+    from kclrun.observe.sample import ManagerSample
+
+OnSample = Callable[["ManagerSample"], None]
 
 _UNTIL_HELP: Final = "End when every shard is read, or halted (65)."
 
@@ -108,6 +113,27 @@ def _run_embedded(configuration: Configuration, report: Path | None) -> int:
     return code
 
 
+@contextmanager
+def watched(
+    settings: Settings, filling: Callable[[], Filling | None] = lambda: None
+) -> Iterator[tuple[Settings, OnSample | None]]:
+    """The live table of a run, with the log lines as text above it: the settings for the run, and
+    the function that takes its samples (None without a terminal).
+
+    `filling` returns the progress of the fill of an embedded stream.
+    """
+    if not (settings.log.format == "auto" and sys.stdout.isatty() and sys.stderr.isatty()):
+        yield settings, None
+        return
+    from kclrun.cli.run.live_table import Bars, LiveDisplay
+
+    # Log lines go through the display as text, because their descriptor is not a terminal then.
+    log = msgspec.structs.replace(settings.log, format="text")
+    bars = Bars(filling, is_until=settings.until is not None)
+    with LiveDisplay(bars) as display:
+        yield msgspec.structs.replace(settings, log=log), display.show
+
+
 def _run_fleet(
     configuration: Configuration,
     report: Path | None,
@@ -120,7 +146,6 @@ def _run_fleet(
 
     `outlives_run`: the lease table still exists after the run, for `kclrun leases`.
     """
-    from kclrun.cli.run.watched import watched
     from kclrun.manager.runtime import run_fleet
 
     settings = with_absolute_output(configuration)

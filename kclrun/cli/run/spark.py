@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kclrun.cli.config_options import Configuration
-from kclrun.cli.run.watched import OnSample, watched
+from kclrun.cli.run.command import OnSample, watched
 from kclrun.cli.user_code import with_absolute_output
 from kclrun.cli.world import require_stream
 from kclrun.config.rules import EMBEDDED

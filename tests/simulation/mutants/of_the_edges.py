@@ -178,4 +178,23 @@ OF_THE_EDGES = (
         source="P13, as it was first",
         layer="tests/unit/cli/test_cli_start_patience.py",
     ),
+    Mutant(
+        name="two-writes-of-a-key-at-once",
+        file="kclrun/leases/commands.py",
+        old="        if key in self._writes:\n",
+        new="        if False:\n",
+        breaks="a manager's writes of one row overtake each other",
+        source="P5: one unresolved write at a time",
+        layer="tests/unit/manager/test_manager_loop.py::"
+        "test_one_write_of_a_key_is_under_way_at_a_time_and_their_order_holds",
+    ),
+    Mutant(
+        name="answer-behind-what-happened-meanwhile",
+        file="kclrun/ports.py",
+        old="(self._answers or self._events).popleft()",
+        new="(self._events or self._answers).popleft()",
+        breaks="a core decides on an event while the answer that it waits for is there already",
+        source="the lease thread, which the simulator did not run",
+        layer="tests/unit/test_pump.py",
+    ),
 )

@@ -298,10 +298,7 @@ class Motion:
         now = self.instant(index)
         if isinstance(command, worker_do.ReadOwnRow):
             process.request = Request("row", process.key, now)
-        elif (
-            isinstance(command, worker_do.SendLateCheckpoint)
-            or process.life.own.pending == command.change
-        ):
+        elif process.life.own.sends(command.change):
             process.request = Request("write", command.change, now)
             rules.check_one_write(self, index, process)
 

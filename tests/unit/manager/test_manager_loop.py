@@ -11,6 +11,7 @@ import pytest
 
 from kclrun.config.schema import StreamSettings
 from kclrun.errors import AccessDenied, HostRefused, InvalidRequest, NotFound, Unavailable
+from kclrun.leases import commands as do
 from kclrun.leases import events as on
 from kclrun.leases.held_lease import HeldLease, State
 from kclrun.leases.manager import LeaseManager
@@ -253,7 +254,7 @@ def test_a_read_is_repeated_until_it_succeeds_with_one_warning_an_outage(
 ):
     service_calls, events, _ = performing(Table(failures=3))
 
-    service_calls.read_row("k")
+    service_calls.perform(do.ReadRow("k"))
     turn_until(loop, lambda: events)
 
     assert events == [on.RowRead("k", None)]
@@ -268,7 +269,7 @@ def test_a_broken_row_is_an_answer_and_not_an_outage(performing, loop, tmp_path)
     service_calls, events, _ = performing(table)
     begun = loop.now()
 
-    service_calls.read_row("k", begun + 0.1)
+    service_calls.perform(do.ReadRow("k", begun + 0.1))
     turn_until(loop, lambda: events)
 
     (told,) = events
@@ -303,7 +304,7 @@ class Coordinator:
 def test_a_refusal_to_show_the_mode_of_a_kcl_3_fleet_is_an_answer(performing, loop, answers, event):
     service_calls, events, _ = performing(Table(), coordinator=Coordinator(*answers))
 
-    service_calls.read_kcl3_mode()
+    service_calls.perform(do.ReadKcl3Mode())
     turn_until(loop, lambda: events)
 
     assert events == [event]
@@ -314,10 +315,10 @@ def test_one_write_of_a_key_is_under_way_at_a_time_and_their_order_holds(perform
     service_calls, events, _ = performing(table)
     row = Lease(key="k", checkpoint=TRIM_HORIZON)
 
-    service_calls.write_row(CreateLease(row), None)
-    service_calls.write_row(Take("k", "kclrun:g:s:n", None, 0, 10.0, "TRIM_HORIZON"), None)
-    service_calls.write_row(Renew("k", "kclrun:g:s:n", 1), None)
-    service_calls.write_row(CreateLease(Lease(key="other", checkpoint=TRIM_HORIZON)), None)
+    service_calls.perform(do.WriteRow(CreateLease(row)))
+    service_calls.perform(do.WriteRow(Take("k", "kclrun:g:s:n", None, 0, 10.0, "TRIM_HORIZON")))
+    service_calls.perform(do.WriteRow(Renew("k", "kclrun:g:s:n", 1)))
+    service_calls.perform(do.WriteRow(CreateLease(Lease(key="other", checkpoint=TRIM_HORIZON))))
     turn_until(loop, lambda: len(events) == 4)
 
     mine = [event for event in events if getattr(event.change, "key", "") == "k"]
@@ -330,7 +331,7 @@ def test_a_write_waits_for_its_instant(performing, loop):
     service_calls, events, _ = performing(Table())
     begun = loop.now()
 
-    service_calls.write_row(Renew("k", "o", 1), begun + 0.2)
+    service_calls.perform(do.WriteRow(Renew("k", "o", 1), begun + 0.2))
     turn_until(loop, lambda: events)
 
     assert loop.now() - begun >= 0.2
@@ -339,9 +340,9 @@ def test_a_write_waits_for_its_instant(performing, loop):
 def test_shards_are_listed_with_the_start_filter_only_when_asked(performing, loop):
     service_calls, events, _ = performing(Table())
 
-    service_calls.list_shards(ONLY_STREAM, with_start=False)
+    service_calls.perform(do.ListShards(with_start=False))
     turn_until(loop, lambda: len(events) == 1)
-    service_calls.list_shards(ONLY_STREAM, with_start=True)
+    service_calls.perform(do.ListShards(with_start=True))
     turn_until(loop, lambda: len(events) == 2)
 
     assert events == [on.ShardsListed((), 5.0, None), on.ShardsListed((), 5.0, ("filtered",))]
@@ -350,7 +351,7 @@ def test_shards_are_listed_with_the_start_filter_only_when_asked(performing, loo
 def test_a_failure_that_nobody_expects_is_carried_to_the_loop(performing, loop):
     service_calls, _, broken = performing(None)
 
-    service_calls.scan_table()
+    service_calls.perform(do.ScanTable())
     turn_until(loop, lambda: broken)
 
     assert isinstance(broken[0], AttributeError)
@@ -377,7 +378,7 @@ SHORTAGES = (OSError(errno.EMFILE, "Too many open files"), MemoryError("of the t
 def test_a_read_that_this_host_has_no_room_for_is_repeated(performing, loop, tmp_path, error):
     service_calls, events, broken = performing(OnAFullHost(error))
 
-    service_calls.read_row("k")
+    service_calls.perform(do.ReadRow("k"))
     turn_until(loop, lambda: events or broken)
 
     assert (events, broken) == ([on.RowRead("k", None)], [])
@@ -389,7 +390,7 @@ def test_a_write_that_this_host_had_no_room_for_may_have_happened(performing, lo
     service_calls, events, broken = performing(OnAFullHost(error))
     take = Take("k", "me", None, 3, 10.0, "TRIM_HORIZON")
 
-    service_calls.write_row(take, None)
+    service_calls.perform(do.WriteRow(take))
     turn_until(loop, lambda: events or broken)
 
     assert broken == []
@@ -420,7 +421,7 @@ def test_offers_are_looked_for_once_and_an_outage_is_one_warning(performing, loo
     service_calls, events, _ = performing(index)
 
     for count in (1, 2, 3):
-        service_calls.find_offers(7)
+        service_calls.perform(do.FindOffers(7))
         turn_until(loop, lambda count=count: len(events) == count)
 
     assert events == [on.OffersFound(None), on.OffersFound(None), on.OffersFound((row,))]
@@ -435,7 +436,7 @@ def test_a_table_without_the_index_is_told_once_and_is_no_outage(performing, loo
     service_calls, events, _ = performing(Index(missing, missing))
 
     for count in (1, 2):
-        service_calls.find_offers(1)
+        service_calls.perform(do.FindOffers(1))
         turn_until(loop, lambda count=count: len(events) == count)
 
     assert events == [on.OffersFound(None)] * 2
@@ -487,12 +488,12 @@ def test_an_outage_without_a_code_is_called_by_its_kind(performing):
 def test_only_a_second_scan_proves_that_the_table_is_gone(performing, loop, tmp_path):
     gone = []
     once, events, _ = performing(Vanishing(missing=1), gone)
-    once.scan_table()
+    once.perform(do.ScanTable())
     turn_until(loop, lambda: events)
     assert gone == []
 
     twice, events, _ = performing(Vanishing(missing=2), gone)
-    twice.scan_table()
+    twice.perform(do.ScanTable())
     turn_until(loop, lambda: gone)
 
     assert events == []

@@ -291,7 +291,7 @@ def test_a_table_is_gone_once_and_the_core_decides_nothing_any_more(rig):
         run.manager.deliver(on.FormerOwnersProvenGone(frozenset({"kclrun:g:s:n"})))
 
     scans = []
-    run.manager.service_calls.scan_table = lambda *, consistent: scans.append(run.seconds)
+    run.manager.service_calls.perform = lambda request: scans.append(run.seconds)
     run.at(3.0, vanish)
 
     assert run.run() is ExitReason.TABLE_GONE

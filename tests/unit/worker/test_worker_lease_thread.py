@@ -9,6 +9,7 @@ import pytest
 
 from kclrun.consuming import commands as do
 from kclrun.consuming import events as on
+from kclrun.consuming.lease_writer import LeaseWriter
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.errors import SinkError, Unavailable
@@ -337,6 +338,9 @@ class Stalls:
             ["table", "admin", "checkpoints", "rows", "line", "reporter", "fetch_watch", "on_over"]
         )
         self.thread = LeaseThread(None, None, self.queue, now=self, **nothing)
+        self.posted, self.answered = [], []
+        self.thread._pump.post = self.posted.append
+        self.thread._pump.answer = self.answered.append
         self.thread._tell_stall(0.0)
 
     def __call__(self):
@@ -344,9 +348,9 @@ class Stalls:
 
     def late(self, stalled_s):
         self.now += stalled_s
-        self.thread._events.clear()
+        self.posted.clear()
         self.thread._tell_stall(stalled_s)
-        return list(self.thread._events)
+        return list(self.posted)
 
 
 class Waits(Stalls):
@@ -367,7 +371,7 @@ class Waits(Stalls):
 
     def wait(self):
         self.thread._wait()
-        return [each for each in self.thread._events if isinstance(each, on.ThreadStalled)]
+        return [each for each in self.posted if isinstance(each, on.ThreadStalled)]
 
 
 @pytest.mark.parametrize(
@@ -440,7 +444,7 @@ def test_a_write_and_a_look_up_count_as_asking_and_work_does_not():
 
     thread._ask(fails, on.LookUpFailed)
     assert thread._asking_s == 5.0
-    assert thread._events[-1] == on.LookUpFailed("503")
+    assert stalls.answered[-1] == on.LookUpFailed("503")
 
 
 def test_a_thread_that_broke_wakes_the_lease_thread():
@@ -456,12 +460,13 @@ def test_a_thread_that_broke_wakes_the_lease_thread():
 def test_a_write_that_the_core_no_longer_wants_is_not_sent_and_a_late_checkpoint_always():
     thread, sent = Stalls().thread, []
     renew, late = changes.Renew("s0", ME, 5), changes.LateCheckpoint("s0", ME, p(10), p(20))
-    thread._life = SimpleNamespace(own=SimpleNamespace(pending=None))
+    own = LeaseWriter("s0", ME, 5, 1.5, lambda: 0.5)
+    thread._life = SimpleNamespace(own=own)
     thread._send = sent.append
 
     thread._perform(do.SendWrite(renew))
     thread._perform(do.SendLateCheckpoint(late))
-    thread._life.own.pending = renew
+    own.in_flight.change = renew
     thread._perform(do.SendWrite(renew))
 
     assert sent == [late, renew]
