@@ -27,7 +27,7 @@ from kclrun.ipc.board import SLOT_BYTES, StatusSlot
 from kclrun.ipc.channel import decoded
 from kclrun.ipc.messages import decode_report, encode_report
 from kclrun.ipc.ring import EventRing
-from kclrun.local import stream as sequence_numbers
+from kclrun.local import sequence_numbers
 from kclrun.model.lease import Handoff, Lease, LeaseKey, Owner, OwnerId, PendingCheckpoint
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber

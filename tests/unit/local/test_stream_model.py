@@ -7,8 +7,9 @@ import pytest
 from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound, ServiceError, Unavailable
 from kclrun.local import service as service_module
 from kclrun.local.iterators import ShardQuery
+from kclrun.local.sequence_numbers import Numbering, ParsedNumber, parse
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.local.stream import Numbering, ParsedNumber, PutEntry, hash_key_of, parse
+from kclrun.local.stream import PutEntry, hash_key_of
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import HASH_KEY_MAX
 
@@ -390,7 +391,7 @@ def test_an_iterator_begins_at_a_record_or_behind_it_and_takes_no_number_of_anot
 
 
 def test_an_account_has_a_shard_limit_over_all_its_streams(monkeypatch):
-    monkeypatch.setattr(service_module, "_SHARDS_MAX", 4)
+    monkeypatch.setattr(service_module, "SHARDS_MAX", 4)
     kinesis = service()
     stream = made(kinesis, shards=2)
     kinesis.create_stream("other", 1, START)
