@@ -196,7 +196,7 @@ def test_a_broken_promise_ends_with_70_the_story_and_a_line_that_replays_it(caps
     told = capsys.readouterr().err
     assert "I1: planted" in told
     assert "seed 3: at 00:03:0" in told
-    assert "reports claimed" in told
+    assert "reports LeaseClaimed(" in told
     replay = next(line for line in told.splitlines() if "replay: " in line).split("replay: ")[1]
     words = shlex.split(replay)
     assert words[:2] == ["kclrun", "simulate"]
