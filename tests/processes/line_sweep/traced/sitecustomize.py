@@ -33,7 +33,7 @@ class Tracer:
         self.target = None
         self.taken = None
         self.windows = 0
-        self.has_begun = self.is_open = False
+        self.has_begun = self.is_open = self.is_durable = False
 
     def trace(self, frame, event, arg):
         """For each call on each thread; what it returns is told of each line."""
@@ -51,13 +51,16 @@ class Tracer:
         if event == "line":
             if self.is_open:
                 self.meet(frame.f_code.co_filename, frame.f_lineno)
-        elif event == "return" and not self.is_at_end and self.is_handling(frame.f_code):
-            self.note_handled(frame.f_locals["event"])
+        elif event == "return" and not self.is_at_end:
+            if self.is_handling(frame.f_code):
+                self.is_durable |= is_durable_checkpoint(frame.f_locals["event"])
+            elif self.is_durable and frame.f_code.co_qualname == "Pump.run":
+                self.close_window()
         return self.follow
 
     def is_handling(self, code):
-        """The lease thread gives an event to the core, and performs what the core says."""
-        return code.co_qualname == "LeaseThread._handle"
+        """The lease thread gives an event to the core."""
+        return code.co_qualname == "LeaseStateMachine.handle"
 
     def meet(self, path, number):
         place = f"{path[len(self.root) :]}:{number}"
@@ -71,19 +74,17 @@ class Tracer:
             self.move("killed")
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def note_end(self, event, lease_thread):
+    def note_end(self, event, state_machine):
         if type(event).__name__ == "ShardExhausted" and not self.is_open:
-            key = lease_thread._life.own.key
+            key = state_machine.own.key
             deaths = len(tuple((self.folder / "killed").glob(f"*-{key}")))
             if deaths < DEATHS_AT_AN_END_MAX:
                 self.take(key)
             self.is_open = True
 
-    def note_handled(self, event):
-        """The window ends once the core knows that its checkpoint is durable."""
-        outcome = type(getattr(event, "outcome", None)).__name__
-        if outcome != "Applied" or type(event.change).__name__ != "Checkpoint":
-            return
+    def close_window(self):
+        """The core knows that its checkpoint is durable, and the commands that follow are done."""
+        self.is_durable = False
         self.has_begun, self.is_open = True, False
         self.windows += 1
         if self.target is not None and self.windows > WINDOWS_MAX:
@@ -105,6 +106,11 @@ class Tracer:
 
     def move(self, to):
         self.taken.rename(self.folder / to / self.taken.name)
+
+
+def is_durable_checkpoint(event):
+    outcome = type(getattr(event, "outcome", None)).__name__
+    return outcome == "Applied" and type(event.change).__name__ == "Checkpoint"
 
 
 def trace_this_fork():
