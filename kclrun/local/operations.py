@@ -420,11 +420,11 @@ def _stop_encryption(call: _Call, request: Encryption) -> None:
 
 
 def _enable_monitoring(call: _Call, request: Monitoring) -> Json:
-    return _monitor(call, request, lambda now, named: now | named)
+    return _monitor(call, request, frozenset[str].union)
 
 
 def _disable_monitoring(call: _Call, request: Monitoring) -> Json:
-    return _monitor(call, request, lambda now, named: now - named)
+    return _monitor(call, request, frozenset[str].difference)
 
 
 def _monitor(

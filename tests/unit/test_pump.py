@@ -22,6 +22,9 @@ class Shell:
         self.done.append(command)
         self.does.get(command, lambda: None)()
 
+    def hold(self):
+        self.pump.is_held = True
+
     def post_and_run(self, event):
         self.pump.post(event)
         return self.pump.run()
@@ -49,11 +52,7 @@ def test_a_core_sees_the_consequence_of_a_command_only_after_its_other_commands(
 
 def test_the_answer_of_a_request_comes_before_the_events_that_happened_meanwhile():
     shell = Shell(e1=("request", "c2"))
-
-    def hold():
-        shell.pump.is_held = True
-
-    shell.does["request"] = hold
+    shell.does["request"] = shell.hold
     shell.post_and_run("e1")
     shell.post_and_run("e2")
     assert shell.done == ["e1", "request"]
@@ -75,11 +74,7 @@ def test_answers_of_two_requests_keep_their_order():
 
 def test_nothing_is_handled_after_a_command_that_ends_the_run():
     shell = Shell(e1=("end", "c2"))
-
-    def end():
-        shell.pump.is_held = True
-
-    shell.does["end"] = end
+    shell.does["end"] = shell.hold
     shell.post_and_run("e1")
     shell.post_and_run("e2")
 
