@@ -141,7 +141,7 @@ def cases(
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(cases(), st.booleans())
 @example((LATEST, TRIM_HORIZON, AT_5), False)
