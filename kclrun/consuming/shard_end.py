@@ -71,7 +71,8 @@ class ShardEnd:
         self._is_expired = is_expired
         self.children = tuple(children)
         self.not_before = Instant(0.0)
-        self._listed: Mapping[str, Shard] | None = None
+        self._listed: frozenset[str] | None = None
+        self._is_trimmed = self._is_listing_old = False
         self._rows: Mapping[LeaseKey, Lease | None] | None = None
         self._child_rows: Mapping[LeaseKey, Lease | None] | None = None
         self._waits_since: Instant | None = None
@@ -104,7 +105,7 @@ class ShardEnd:
         """The write; or why it must wait; or None while a look-up is under way."""
         if self.is_looking:
             return None
-        if not self.children and self._is_expired and self._listed and self.key not in self._listed:
+        if not self.children and self._is_expired and self._is_trimmed:
             return ChildrenExist()
         if not self.children:
             return Deferred("the service names no children of the closed shard yet")
@@ -115,7 +116,7 @@ class ShardEnd:
             return ChildrenExist()
         if waiting:
             return Deferred(f"the other parent {waiting[0]} has no lease yet")
-        if missing and self._is_listing_old(own):
+        if missing and self._is_listing_old:
             return Deferred(f"ListShards shows neither the children yet, nor {missing[0]}")
         assert own.owner is not None, "the row at a shard's end is ours"
         held = writes.HeldParent(own.key, own.owner, own.counter)
@@ -131,17 +132,26 @@ class ShardEnd:
         self._is_loss_told = self._is_loss_told or is_news
         return is_news
 
-    def list(self, shards: Iterable[Shard]) -> None:
-        """Take in a complete listing."""
-        shards = tuple(shards)
+    def list(self, shards: Collection[Shard], own: Lease) -> None:
+        """Take in a complete listing. Of a stream of thousands of shards only the relatives of this
+        one are kept."""
         self.is_looking = False
-        self._listed = {shard.shard_id: shard for shard in shards}
         if not self.children:
             self.children = tuple(
                 ChildShard(shard.shard_id, shard.parents, shard.hash_range)
                 for shard in shards
                 if self.key in shard.parents
             )
+        listed = frozenset(shard.shard_id for shard in shards)
+        self._listed = listed & {self.key, *self.child_ids, *self._other_parents()}
+        self._is_trimmed = bool(shards) and self.key not in listed
+        # A listing that lags does not show the children. Then a parent that it does not show may be
+        # too new for it and not gone; so may this shard, if it was split soon after it was made. An
+        # early end would have the child read too early.
+        shows_children = all(child in listed for child in self.child_ids)
+        self._is_listing_old = not shows_children and (
+            self.key in listed or is_too_new_for(shards, self.key, own.hash_range, own.parents)
+        )
 
     def read(self, rows: Iterable[tuple[LeaseKey, Lease | None]]) -> None:
         """Take in the other parents' rows; then, if they were requested, the children's."""
@@ -155,8 +165,8 @@ class ShardEnd:
         """The answers are old: read and list again, not before this instant."""
         self.not_before = not_before
         self.is_looking = False
-        self._listed = None
-        self._rows = self._child_rows = None
+        self._listed = self._rows = self._child_rows = None
+        self._is_trimmed = self._is_listing_old = False
 
     def _count_waiting(self, now: Instant, failover_s: float) -> None:
         """Count how long every look has found a listed parent without a row."""
@@ -185,17 +195,6 @@ class ShardEnd:
             return ListShards()
         asks_for_children = self._has_waited and self._waiting() and self._child_rows is None
         return ReadRows(tuple(map(LeaseKey, self.child_ids))) if asks_for_children else None
-
-    def _is_listing_old(self, own: Lease) -> bool:
-        """Whether the listing lags and does not show the children. Then a parent that it does not
-        show may be too new for it and not gone; so may this shard, if it was split soon after it
-        was made. An early end would have the child read too early."""
-        listed = self._listed
-        if listed is None or all(child.shard_id in listed for child in self.children):
-            return False
-        return self.key in listed or is_too_new_for(
-            listed.values(), self.key, own.hash_range, own.parents
-        )
 
     def _other_parents(self) -> tuple[LeaseKey, ...]:
         named = {parent for child in self.children for parent in child.parents}

@@ -196,7 +196,7 @@ class LeaseStateMachine:
             case events.RowsRead(rows):
                 self._shard_end.read(rows)
             case events.ShardsListed(shards):
-                self._shard_end.list(shards)
+                self._shard_end.list(shards, self.own.confirmed)
             case events.LookUpFailed(message):
                 return self._put_children_off(message, now)
             case events.ShardExhausted(children, is_expired):

@@ -163,7 +163,7 @@ def _creation(rows: Rows, row: Lease, shards: tuple[Shard, ...]) -> CreateChildr
             case ReadRows(keys):
                 end.read((key, rows.get(key)) for key in keys)
             case ListShards():
-                end.list(shards)
+                end.list(shards, row)
             case CreateChildren():
                 return step
             case _:

@@ -332,11 +332,24 @@ def test_a_shard_end_says_what_it_waits_for():
     end.read([("s1", None)])
     assert end.creation(own) == Deferred("the other parent s1 has no lease yet")
     assert end.look_up() == commands.ListShards()
-    end.list([])
+    end.list([], own)
     assert end.look_up() is None
     assert end.creation(own).parents == (changes.HeldParent(KEY, ME, 5),)
     end.begin_again(5.0)
     assert end.not_before == 5.0
+    assert end.look_up() == commands.ReadRows(("s1",))
+
+
+def test_of_a_listing_of_thousands_only_the_relatives_of_the_shard_are_kept():
+    end = ShardEnd("s0", ())
+    own = Driver().row
+    assert end.look_up() == commands.ListShards()
+
+    others = [shard(f"o{number}") for number in range(5_000)]
+    end.list([*others, shard("s0"), shard("s1"), shard("s2", "s0", "s1")], own)
+
+    assert end.children == (child("s2", "s0", "s1"),)
+    assert end._listed == {"s0", "s1", "s2"}
     assert end.look_up() == commands.ReadRows(("s1",))
 
 
@@ -369,9 +382,10 @@ def test_a_listing_says_that_the_other_parent_is_gone_unless_it_may_lag(
     end.look_up()
     end.read([("s1", None)])
     end.look_up()
-    end.list(map(shard, listed))
+    own = Driver(parents=frozenset(parents)).row
+    end.list([shard(each) for each in listed], own)
 
-    creation = end.creation(Driver(parents=frozenset(parents)).row)
+    creation = end.creation(own)
 
     assert isinstance(creation, changes.CreateChildren if is_created else Deferred)
     if listed == ["s0"]:
