@@ -44,6 +44,35 @@ class ShardReader(Protocol):
         ...
 
 
+class Subscription(Protocol):
+    """One subscription to one shard (enhanced fan-out). Used by one thread."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the service has ended it: after five minutes, or with the shard."""
+        ...
+
+    def next_page(self, timeout_s: float) -> FetchedPage | None:
+        """The next event; None if none came in that time, or none will (`is_over`).
+
+        Raises: a ServiceError leaf, RecordError; then close it.
+        """
+        ...
+
+    def close(self) -> None:
+        """The service sends no more to it."""
+        ...
+
+
+class ShardSubscriber(Protocol):
+    """Reading shards by subscriptions of one registered consumer."""
+
+    def subscribe(self, shard_id: str, start: StartPoint) -> Subscription:
+        """Sent once. Raises: Unavailable (the consumer is not ACTIVE yet, or subscribed to this
+        shard less than five seconds ago), Throttled, NotFound, AccessDenied, InvalidRequest."""
+        ...
+
+
 def open_iterator(reader: ShardReader, shard_id: str, start: StartPoint) -> str:
     """An iterator at this start. Raises: as `ShardReader.iterator`."""
     return reader.iterator(

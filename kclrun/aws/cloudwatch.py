@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from kclrun.aws.boto_errors import BOTO_FAILURES, from_botocore
-from kclrun.aws.control import Client, ControlPlane
+from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, from_botocore
 from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.operations import PUT_METRIC_DATA
 from kclrun.model.record import Measurement

@@ -1,7 +1,8 @@
 """The control plane over botocore's own clients: for the manager's start and the command line.
 
 These calls are few and need not be fast, so botocore's clients are used; only reads are retried
-(mode `standard`). Calls of every second go through the wire client instead.
+(mode `standard`). Calls of every second go through the wire client instead. Only this module
+inspects botocore's errors.
 """
 
 from __future__ import annotations
@@ -10,12 +11,21 @@ from typing import Any, Final
 
 import botocore.session
 from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    ProxyConnectionError,
+)
+from botocore.parsers import ResponseParserError
 
-from kclrun.aws.boto_errors import BOTO_FAILURES, from_botocore
 from kclrun.aws.endpoints import EndpointSettings
+from kclrun.aws.errors import ErrorReply, service_error
 from kclrun.aws.kinesis import stream_reference
-from kclrun.aws.operations import DESCRIBE_STREAM_SUMMARY, LIST_SHARDS
-from kclrun.errors import InvalidRequest
+from kclrun.aws.operations import DESCRIBE_STREAM_SUMMARY, LIST_SHARDS, Operation
+from kclrun.errors import AccessDenied, InvalidRequest, ServiceError
 from kclrun.model.shard import HashRange, Shard
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials
@@ -27,6 +37,44 @@ Client = Any
 # Three repetitions within a few seconds. The caller handles longer outages.
 READ_ATTEMPTS_MAX: Final = 4
 _PAGES_MAX: Final = 1_000
+
+NO_CREDENTIALS: Final = "NoCredentials"
+
+# The exceptions of a client call and of the first use of its answer. http.client accepts an answer
+# that was cut off inside its head as complete. botocore then fails on it: a checksum cannot be
+# parsed (ValueError), or a member is missing that every answer has (KeyError).
+BOTO_FAILURES: Final = (ClientError, BotoCoreError, ResponseParserError, ValueError, KeyError)
+
+# botocore's code for a 400 whose body names no error. The services always name one. http.client
+# takes an answer that was cut off inside its head for a complete answer without a body.
+_NAMELESS: Final = "400"
+
+_NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
+
+
+def from_botocore(operation: Operation, error: Exception) -> ServiceError:
+    """Our error for one of `BOTO_FAILURES`, by the same rules as in the wire client."""
+    if isinstance(error, ClientError):
+        response: dict[str, Any] = dict(error.response)
+        named = response.get("Error", {})
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        code = str(named.get("Code", ""))
+        if code == _NAMELESS and status == int(_NAMELESS):
+            silent = ErrorReply(message="an error without a name: the answer was cut short")
+            return service_error(operation, silent, None)
+        return service_error(
+            operation, ErrorReply(code=code, message=named.get("Message", "")), status
+        )
+    if isinstance(error, NoCredentialsError):
+        return AccessDenied(
+            f"{operation.name}: no AWS credentials", operation=operation.name, code=NO_CREDENTIALS
+        )
+    return service_error(
+        operation,
+        ErrorReply(message=type(error).__name__),
+        None,
+        was_sent=not isinstance(error, _NOT_SENT),
+    )
 
 
 class ControlPlane:

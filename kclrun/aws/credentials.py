@@ -16,7 +16,7 @@ import botocore.session
 from botocore.credentials import Credentials, RefreshableCredentials
 from botocore.exceptions import BotoCoreError, ClientError
 
-from kclrun.aws.boto_errors import NO_CREDENTIALS, from_botocore
+from kclrun.aws.control import NO_CREDENTIALS, from_botocore
 from kclrun.aws.operations import ASSUME_ROLE
 from kclrun.errors import AccessDenied, SettingsError, Unavailable
 from kclrun.model.stream import is_loopback

@@ -179,17 +179,20 @@ def exchange(stream: Stream, head: bytes, body: bytes, body_max: int) -> tuple[A
     """
     is_sent = _send(stream, head, body)
     incoming = _Incoming(stream)
+    parsed = _final_head(incoming)
+    received = _body(incoming, parsed, body_max)
+    is_reusable = is_sent and parsed.keeps_alive and incoming.is_spent
+    return Answer(parsed.status, parsed.headers, received), is_reusable
+
+
+def _final_head(incoming: _Incoming) -> Head:
     for _ in range(INTERIM_MAX):
         parsed = parse_head(incoming.until(_HEAD_END, HEAD_BYTES_MAX))
         if parsed.status == _SWITCHING:
             raise BrokenAnswer("the answer switches to another protocol")
         if parsed.status not in _INTERIM:
-            break
-    else:
-        raise BrokenAnswer(f"more than {INTERIM_MAX} interim answers")
-    received = _body(incoming, parsed, body_max)
-    is_reusable = is_sent and parsed.keeps_alive and incoming.is_spent
-    return Answer(parsed.status, parsed.headers, received), is_reusable
+            return parsed
+    raise BrokenAnswer(f"more than {INTERIM_MAX} interim answers")
 
 
 def _send(stream: Stream, head: bytes, body: bytes) -> bool:
@@ -217,23 +220,53 @@ def _body(incoming: _Incoming, head: Head, body_max: int) -> bytes | bytearray:
 
 
 def _chunks(incoming: _Incoming, body_max: int) -> bytearray:
-    body = bytearray()
-    while True:
-        line = _CHUNK_LINE.fullmatch(incoming.until(b"\r\n", _CHUNK_LINE_BYTES_MAX))
+    body, chunks = bytearray(), _Chunks(incoming)
+    while piece := chunks.piece():
+        body += piece
+        if len(body) + chunks.left > body_max:
+            raise _too_long(body_max)
+    return body
+
+
+class _Chunks:
+    """A chunked body, piece by piece. `left` is the rest of the present chunk, in bytes."""
+
+    def __init__(self, incoming: _Incoming) -> None:
+        self._incoming = incoming
+        self._has_chunk = False
+        self._has_ended = False
+        self.left = 0
+
+    def piece(self) -> bytes:
+        """The next bytes; none at the end. A TimeoutError changes nothing: call it again."""
+        while not self.left:
+            if not self._has_ended:
+                self._next_chunk()
+            if self._has_ended:
+                self._skip_trailers()
+                return b""
+        piece = self._incoming.some(self.left)
+        self.left -= len(piece)
+        return piece
+
+    def _next_chunk(self) -> None:
+        if self._has_chunk:
+            if self._incoming.until(b"\r\n", _CHUNK_LINE_BYTES_MAX):
+                raise BrokenAnswer("a chunk of the answer is longer than its size")
+            self._has_chunk = False
+        line = _CHUNK_LINE.fullmatch(self._incoming.until(b"\r\n", _CHUNK_LINE_BYTES_MAX))
         if line is None:
             raise BrokenAnswer("a chunk of the answer has no size")
-        size = int(line[1], 16)
-        if size == 0:
-            break
-        if len(body) + size > body_max:
-            raise _too_long(body_max)
-        body += incoming.exactly(size)
-        if incoming.exactly(2) != b"\r\n":
-            raise BrokenAnswer("a chunk of the answer is longer than its size")
-    for _ in range(HEADERS_MAX):  # trailers: we use nothing of them
-        if not incoming.until(b"\r\n", HEAD_BYTES_MAX):
-            return body
-    raise BrokenAnswer(f"the answer ends with more than {HEADERS_MAX} trailers")
+        self.left = int(line[1], 16)
+        self._has_chunk = self.left > 0
+        self._has_ended = not self._has_chunk
+
+    def _skip_trailers(self) -> None:
+        """We use no trailer."""
+        for _ in range(HEADERS_MAX):
+            if not self._incoming.until(b"\r\n", HEAD_BYTES_MAX):
+                return
+        raise BrokenAnswer(f"the answer ends with more than {HEADERS_MAX} trailers")
 
 
 class _Incoming:
@@ -278,6 +311,14 @@ class _Incoming:
                     raise BrokenAnswer(f"the answer was cut short ({filled} of {count} bytes)")
                 filled += received
         return whole
+
+    def some(self, most: int) -> bytes:
+        """At least one byte, at most `most`. Raises: BrokenAnswer at the end of the stream."""
+        if self._used == len(self._ahead):
+            self._receive_more()
+        found = self._ahead[self._used : self._used + most]
+        self._used += len(found)
+        return found
 
     def to_the_end(self, most: int) -> bytearray:
         """Everything until the peer closes."""
@@ -335,6 +376,11 @@ class Connection:
     def is_silent(self) -> bool:
         """Whether the connection is open and nothing was received: idle ones should be silent."""
         return not self._poll.poll(0)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """How long one call of the stream waits for bytes."""
+        assert self._opened.sock is not None, "it is open"
+        self._opened.sock.settimeout(timeout_s)
 
     def close(self) -> None:
         self._opened.close()
@@ -477,6 +523,37 @@ class TransportFailure(Exception):
         self.timed_out = timed_out
 
 
+class StreamedAnswer:
+    """A 200 whose body comes over minutes, on a connection of its own. Used by one thread."""
+
+    def __init__(self, connection: Connection, incoming: _Incoming, head: Head) -> None:
+        self.headers = head.headers
+        self._connection = connection
+        if not head.is_chunked:
+            raise BrokenAnswer("the answer should come in chunks")
+        self._chunks = _Chunks(incoming)
+
+    def piece(self, timeout_s: float) -> bytes | None:
+        """The next bytes; none at the end; None if nothing came in that time.
+
+        Raises: TransportFailure where the connection broke.
+        """
+        self._connection.set_timeout(timeout_s)
+        try:
+            return self._chunks.piece()
+        except TimeoutError:
+            return None
+        except (BrokenAnswer, OSError) as error:
+            text = describe(error) if isinstance(error, OSError) else str(error)
+            raise TransportFailure(
+                text, was_sent=True, on_reused_connection=False, timed_out=False
+            ) from None
+
+    def close(self) -> None:
+        """Also tells the peer to send no more."""
+        self._connection.close()
+
+
 class Transport:
     """At most `connections_max` connections to one endpoint, kept open between requests.
 
@@ -508,6 +585,33 @@ class Transport:
             return self._exchange(kept or self._opened(), head, body, is_reused=kept is not None)
         finally:
             self._permits.release()
+
+    def post_for_stream(self, headers: dict[str, str], body: bytes) -> Answer | StreamedAnswer:
+        """Send once, on a new connection; an answer other than 200 is read whole.
+
+        Such a connection does not count among `connections_max`. Raises: TransportFailure.
+        """
+        head = encode_request(self._connector.target, headers | self._connector.proxy_headers, body)
+        connection = self._opened()
+        streamed = None
+        try:
+            _send(connection.stream, head, body)
+            incoming = _Incoming(connection.stream)
+            parsed = _final_head(incoming)
+            if parsed.status == 200:
+                streamed = StreamedAnswer(connection, incoming, parsed)
+                return streamed
+            return Answer(parsed.status, parsed.headers, _body(incoming, parsed, BODY_BYTES_MAX))
+        except (BrokenAnswer, OSError) as error:
+            raise TransportFailure(
+                self._described(error),
+                was_sent=True,
+                on_reused_connection=False,
+                timed_out=isinstance(error, TimeoutError),
+            ) from None
+        finally:
+            if streamed is None:
+                connection.close()
 
     def close(self) -> None:
         """Close every idle connection."""

@@ -126,7 +126,9 @@ class PollingReader:
             request["StartingSequenceNumber"] = sequence_number
         if timestamp is not None:
             request["Timestamp"] = round(timestamp, 3)  # the service keeps milliseconds
-        return _call(self._client, GET_SHARD_ITERATOR, request, _ITERATOR_DECODER).shard_iterator
+        return call_json(
+            self._client, GET_SHARD_ITERATOR, request, _ITERATOR_DECODER
+        ).shard_iterator
 
     def fetch(self, iterator: str, limit: int) -> FetchedPage:
         """One GetRecords. `limit` is 1 to 10,000 records.
@@ -160,7 +162,7 @@ class WireStreamAdmin:
 
     def summary(self) -> StreamSummary:
         """DescribeStreamSummary. Raises: NotFound, Throttled, Unavailable, AccessDenied."""
-        parsed = _call(self._client, DESCRIBE_STREAM_SUMMARY, self._reference, _SUMMARY_DECODER)
+        parsed = call_json(self._client, DESCRIBE_STREAM_SUMMARY, self._reference, _SUMMARY_DECODER)
         summary = parsed.summary
         return StreamSummary(
             name=summary.stream_name,
@@ -193,7 +195,7 @@ class WireStreamAdmin:
 
     def _page(self, request: dict[str, Any]) -> _ShardPage:
         try:
-            return _call(self._client, LIST_SHARDS, request, _SHARDS_DECODER)
+            return call_json(self._client, LIST_SHARDS, request, _SHARDS_DECODER)
         except ServiceError as error:
             if error.code == "ExpiredNextTokenException":
                 raise Unavailable(str(error), operation=error.operation, code=error.code) from None
@@ -219,7 +221,7 @@ def stream_names(client: WireClient) -> tuple[str, ...]:
 
     Raises: a ServiceError; usually AccessDenied, because none of our policies grants the call.
     """
-    return tuple(_call(client, LIST_STREAMS, {}, _NAMES_DECODER).stream_names)
+    return tuple(call_json(client, LIST_STREAMS, {}, _NAMES_DECODER).stream_names)
 
 
 def _filter(shard_filter: ShardFilter) -> dict[str, Any]:
@@ -246,12 +248,13 @@ def _shard(shard: _Shard) -> Shard:
     )
 
 
-def _call(
+def call_json(
     client: WireClient,
     operation: Operation,
     request: dict[str, Any],
     decoder: msgspec.json.Decoder[T],
 ) -> T:
+    """One request and its decoded answer. Raises: a ServiceError leaf."""
     body = client.call(operation, _encode(request)).body
     try:
         return decoder.decode(body)

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kclrun.aws.boto_errors import BOTO_FAILURES, NO_CREDENTIALS, from_botocore
-from kclrun.aws.control import Client, ControlPlane
+from kclrun.aws.control import BOTO_FAILURES, NO_CREDENTIALS, Client, ControlPlane, from_botocore
 from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.operations import (

@@ -22,6 +22,9 @@ class Grant(enum.Enum):
     """The purpose of an operation: one statement of a policy. The value is its name there."""
 
     READ = "ReadStream"
+    # With fan-out: on the consumer, and on the stream.
+    FAN_OUT = "SubscribeToShards"
+    CONSUMERS = "FindOrRegisterTheConsumer"
     LEASES = "LeaseTable"
     OFFERS = "FindOfferedLeases"
     KCL3 = "SeeTheModeOfAnEarlyKcl3Fleet"
@@ -66,6 +69,20 @@ DESCRIBE_STREAM_SUMMARY: Final = Operation("kinesis", "DescribeStreamSummary", g
 LIST_SHARDS: Final = Operation("kinesis", "ListShards", grants=(Grant.READ, Grant.WRITE))
 GET_SHARD_ITERATOR: Final = Operation("kinesis", "GetShardIterator", grants=(Grant.READ,))
 GET_RECORDS: Final = Operation("kinesis", "GetRecords", grants=(Grant.READ,))
+# Only with `fetch.mode: fan-out`.
+SUBSCRIBE_TO_SHARD: Final = Operation("kinesis", "SubscribeToShard", grants=(Grant.FAN_OUT,))
+DESCRIBE_STREAM_CONSUMER: Final = Operation(
+    "kinesis", "DescribeStreamConsumer", grants=(Grant.FAN_OUT, Grant.CONSUMERS)
+)
+# A second request for the same name is refused, so a repeated one does no harm.
+REGISTER_STREAM_CONSUMER: Final = Operation(
+    "kinesis", "RegisterStreamConsumer", is_write=True, grants=(Grant.CONSUMERS,)
+)
+# For `kclrun consumers`; an operator's own permissions, none of our policies'.
+LIST_STREAM_CONSUMERS: Final = Operation("kinesis", "ListStreamConsumers", grants=())
+DEREGISTER_STREAM_CONSUMER: Final = Operation(
+    "kinesis", "DeregisterStreamConsumer", is_write=True, grants=()
+)
 # Only `kclrun put` and the sinks write to a stream; a consumer's policy leaves it out.
 PUT_RECORDS: Final = Operation("kinesis", "PutRecords", is_write=True, grants=(Grant.WRITE,))
 # None of our policies grants these two. Streams are created on an emulator only. Stream names are
@@ -118,6 +135,11 @@ OPERATIONS: Final = (
     LIST_SHARDS,
     GET_SHARD_ITERATOR,
     GET_RECORDS,
+    SUBSCRIBE_TO_SHARD,
+    DESCRIBE_STREAM_CONSUMER,
+    REGISTER_STREAM_CONSUMER,
+    LIST_STREAM_CONSUMERS,
+    DEREGISTER_STREAM_CONSUMER,
     PUT_RECORDS,
     CREATE_STREAM,
     LIST_STREAMS,

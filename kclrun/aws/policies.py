@@ -33,6 +33,12 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         """The ARN of a stream given by its name, or as an ARN."""
         return named if named.startswith("arn:") else self._arn("kinesis", f"stream/{named}")
 
+    def consumer(self, stream: str, named: str) -> str:
+        """The ARN of a consumer; `*` stands for its time of registration, unless it is given."""
+        if named.startswith("arn:"):
+            return named
+        return f"{self.stream(stream)}/consumer/{named}:*"
+
     def table(self, name: str) -> str:
         """The ARN of a table of this account."""
         return self._arn("dynamodb", f"table/{name}")
@@ -95,6 +101,12 @@ def caller_policy(role_arn: str, settings: Settings, site: Site) -> Policy:
 def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
     table = [site.table(settings.table)]
     yield _allow(Grant.READ, _streams(settings, site))
+    if settings.fetch.mode == "fan-out":
+        consumer = settings.fetch.consumer or settings.application
+        consumers = [site.consumer(source.name, consumer) for source in settings.sources]
+        yield _allow(Grant.FAN_OUT, consumers)
+        # By name, these two are checked on the stream: a consumer's ARN is not known before.
+        yield _allow(Grant.CONSUMERS, _streams(settings, site))
     yield _allow(Grant.LEASES, table)
     yield _allow(Grant.OFFERS, [site.index(settings.table, OWNER_INDEX)])
     yield _allow(Grant.KCL3, [site.table(coordinator_table(settings.application))])

@@ -13,8 +13,7 @@ from typing import Any, Final
 import msgspec
 from botocore.exceptions import ClientError
 
-from kclrun.aws.boto_errors import BOTO_FAILURES, from_botocore
-from kclrun.aws.control import Client, ControlPlane
+from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, from_botocore
 from kclrun.aws.lease_table import INDEX_KEYS, OWNER_INDEX
 from kclrun.aws.operations import (
     CREATE_TABLE,

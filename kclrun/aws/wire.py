@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,7 +24,13 @@ from kclrun.aws.errors import (
     parse_error_reply,
     service_error,
 )
-from kclrun.aws.http import CONNECTIONS_MAX, Answer, Transport, TransportFailure
+from kclrun.aws.http import (
+    CONNECTIONS_MAX,
+    Answer,
+    StreamedAnswer,
+    Transport,
+    TransportFailure,
+)
 from kclrun.aws.operations import Operation
 from kclrun.aws.signing import Signer
 from kclrun.errors import InvariantViolation, SettingsError
@@ -34,6 +40,7 @@ from kclrun.model.wire import WireCredentials, WireEndpoint
 # The services accept a date that is up to five minutes off. A code that may have other causes
 # counts as a wrong clock only from four minutes on. All AWS SDKs use this figure.
 SKEW_BELIEVED_S: Final = 240.0
+AnswerT = TypeVar("AnswerT", bound=Answer | StreamedAnswer)
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -115,18 +122,35 @@ class WireClient:
 
         Raises: Unavailable or OutcomeUnknown where no complete answer came.
         """
+        answer = self._answered(lambda: self._send(operation, body))
+        return answer if isinstance(answer, RefusedReply) else self._reply(answer)
+
+    def open_stream(self, operation: Operation, body: bytes) -> StreamedAnswer:
+        """Send one request whose answer comes over minutes. The caller closes it.
+
+        Raises: as `call`.
+        """
+        try:
+            answer = self._answered(
+                lambda: self._transport.post_for_stream(self._headers(operation, body), body)
+            )
+        except TransportFailure as failure:
+            raise self._unanswered(operation, failure) from None
+        if isinstance(answer, RefusedReply):
+            raise service_error(operation, answer.error, answer.status)
+        assert isinstance(answer, StreamedAnswer), "as the transport gives for a 200"
+        return answer
+
+    def _answered(self, send: Callable[[], AnswerT]) -> AnswerT | RefusedReply:
+        """The answer to a request; sent again if the service refused only its date."""
         self._refuse_other_process()
-        answer = self._send(operation, body)
-        if answer.status == 200:
-            return self._reply(answer)
+        answer = send()
         refused = _refusal(answer)
-        if self._corrects_clock(refused.error.code, _date_of(answer)):
-            # The service only checked the date: a second send is safe, also for a write.
-            answer = self._send(operation, body)
-            if answer.status == 200:
-                return self._reply(answer)
+        # The service only checked the date: a second send is safe, also for a write.
+        if refused is not None and self._corrects_clock(refused.error.code, _date_of(answer)):
+            answer = send()
             refused = _refusal(answer)
-        return refused
+        return refused or answer
 
     def service_time(self) -> WallTime:
         """The service's clock: this host's clock plus the difference shown by the last success.
@@ -162,6 +186,9 @@ class WireClient:
             raise self._unanswered(operation, failure) from None
 
     def _send_once(self, operation: Operation, body: bytes) -> Answer:
+        return self._transport.post(self._headers(operation, body), body)
+
+    def _headers(self, operation: Operation, body: bytes) -> dict[str, str]:
         headers = self._signer.headers(
             body,
             target=operation.target,
@@ -170,7 +197,7 @@ class WireClient:
             at=self._clock() + self._skew_s,
         )
         headers["User-Agent"] = "kclrun"
-        return self._transport.post(headers, body)
+        return headers
 
     def _unanswered(self, operation: Operation, failure: TransportFailure) -> Exception:
         reached = "after it was sent" if failure.was_sent else "before anything was sent"
@@ -198,12 +225,15 @@ class WireClient:
         return f"WireClient({self._service} at {self._host})"
 
 
-def _refusal(answer: Answer) -> RefusedReply:
+def _refusal(answer: Answer | StreamedAnswer) -> RefusedReply | None:
+    """None for a success."""
+    if isinstance(answer, StreamedAnswer) or answer.status == 200:
+        return None
     named = answer.headers.get("x-amzn-errortype")
     return RefusedReply(answer.status, parse_error_reply(answer.body, named))
 
 
-def _date_of(answer: Answer) -> WallTime | None:
+def _date_of(answer: Answer | StreamedAnswer) -> WallTime | None:
     header = answer.headers.get("date")
     return None if header is None else _parsed_date(header)
 

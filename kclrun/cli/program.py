@@ -29,6 +29,7 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "put": "Put records from a file or a pipe into a stream.",
         "tail": "Print the records of a stream as they arrive.",
         "lag": "Show how far each shard is behind; answer a monitor.",
+        "consumers": "Show and remove the consumers of enhanced fan-out.",
         "leases": "Show who has which shard, and how far; move, release, resume them.",
     },
     "Find what is wrong": {

@@ -20,6 +20,7 @@ from kclrun.aws.cloudwatch import CloudWatchOutlet
 from kclrun.aws.control import ControlPlane
 from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
+from kclrun.aws.fan_out import Consumer, StreamConsumers, consumer_name
 from kclrun.aws.instance_metadata import Imds, open_imds
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoCoordinatorState, DynamoLeaseTable
@@ -115,6 +116,9 @@ class Aws:
     def reader_of(self, stream: str) -> PollingReader:
         return PollingReader(self.kinesis_client, stream)
 
+    def consumers_of(self, stream_arn: str) -> StreamConsumers:
+        return StreamConsumers(self.kinesis_client, stream_arn)
+
     @property
     def metrics(self) -> CloudWatchOutlet | None:
         """The outlet for metrics of `observe.cloudwatch`, if it is set."""
@@ -192,10 +196,16 @@ def open_world(settings: Settings) -> World:
         patiently(stream.admin.list_shards, deadline, patience_s)
     created = {key: stream.summary.created_at for key, stream in opened.items()}
     patiently(lambda: refuse_other_kind(aws, created), deadline, patience_s)
+    consumers: Mapping[StreamKey, str] = {}
+    if settings.fetch.mode == "fan-out":
+        consumers = {
+            key: registered_consumer(aws, stream.summary, deadline, patience_s)
+            for key, stream in opened.items()
+        }
     return World(
         table=aws.table,
         streams={
-            key: SourceStream(stream.admin, stream.summary, stream.settings)
+            key: SourceStream(stream.admin, stream.summary, stream.settings, consumers.get(key))
             for key, stream in opened.items()
         },
         credentials=aws.credentials,
@@ -207,6 +217,55 @@ def open_world(settings: Settings) -> World:
         coordinator=aws.coordinator,
         described_instant=described_instant,
     )
+
+
+# "You can register up to 20 consumers per data stream." Some accounts have a higher quota.
+CONSUMERS_MAX: Final = 20
+
+
+def registered_consumer(
+    aws: Aws, summary: StreamSummary, deadline: Instant, patience_s: float
+) -> str:
+    """The ARN of the application's consumer of this stream, registered if it is not there yet.
+
+    It waits until the consumer is ACTIVE. A consumer is never deregistered by a run: other machines
+    may read by it, and a new one costs a minute without a subscription.
+    Raises: SettingsError if the stream has as many consumers as it can have, or the configured ARN
+    is not of this stream; as `patiently`.
+    """
+    consumers = aws.consumers_of(summary.arn)
+    name = aws.settings.fetch.consumer or aws.settings.application
+    if name.startswith("arn:") and not name.startswith(f"{summary.arn}/consumer/"):
+        raise SettingsError(
+            f"fetch.consumer: {name} is not a consumer of stream {summary.name}\n"
+            "Give its name instead: each stream has a consumer of its own"
+        )
+    wanted = consumer_name(name)
+
+    def active() -> str:
+        found = consumers.find(wanted) or _register(consumers, wanted, summary)
+        if found.status != "ACTIVE":
+            raise Unavailable(f"consumer {wanted} of stream {summary.name} is {found.status}")
+        return found.arn
+
+    return patiently(active, deadline, patience_s)
+
+
+def _register(consumers: StreamConsumers, name: str, summary: StreamSummary) -> Consumer:
+    try:
+        return consumers.register(name)
+    except Throttled as error:
+        if error.code != "LimitExceededException":
+            raise
+        count = len(consumers.listed())
+        if count < CONSUMERS_MAX:
+            raise  # too many requests or registrations at one time
+        raise SettingsError(
+            f"stream {summary.name} has {count} registered consumers, and no more can be added\n"
+            "Show them:  kclrun consumers list\n"
+            "Remove one that is not used:  kclrun consumers remove NAME --yes\n"
+            "or read by polling:  fetch.mode: polling"
+        ) from None
 
 
 def _described(

@@ -1,4 +1,4 @@
-"""GetRecords bodies (JSON protocol 1.1), decoded straight into records.
+"""GetRecords bodies and SubscribeToShard events (JSON 1.1), decoded straight into records.
 
 The decoder and its limits. Must not know: HTTP, ports, the meaning of iterators. Rule: one pass in
 C makes the records (base64 included); Python only looks at a page's edges. `aws/` turns the result
@@ -7,7 +7,7 @@ into a `FetchedPage`.
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -46,13 +46,15 @@ class GetRecordsBody(msgspec.Struct, frozen=True):
 
     `records` are in ascending order of their sequence numbers. `next_iterator` is None at the end
     of a closed shard; `children` are then the shard's children, where the service names them.
-    `millis_behind_latest` is None where the service left it out.
+    `millis_behind_latest` is None where the service left it out. An event of a subscription has
+    `continuation` instead of an iterator.
     """
 
     records: list[Record]
     next_iterator: str | None
     millis_behind_latest: int | None
     children: tuple[ChildShard, ...]
+    continuation: str | None = None
 
     def __repr__(self) -> str:
         """Without the iterator: representations end up in logs."""
@@ -79,7 +81,14 @@ class _WireBody(msgspec.Struct, rename="pascal"):
     child_shards: list[_WireChild] | None = None
 
 
+class _WireEvent(_WireBody, rename="pascal"):
+    continuation_sequence_number: (
+        Annotated[str, msgspec.Meta(min_length=1, max_length=SEQUENCE_DIGITS_MAX)] | None
+    ) = None
+
+
 _DECODER: Final = msgspec.json.Decoder(_WireBody)
+_EVENT_DECODER: Final = msgspec.json.Decoder(_WireEvent)
 
 
 def decode_get_records(body: bytes | bytearray) -> GetRecordsBody:
@@ -95,20 +104,39 @@ def decode_get_records(body: bytes | bytearray) -> GetRecordsBody:
         raise LimitExceeded(
             f"a GetRecords body of {len(body)} bytes is above the limit of {BODY_BYTES_MAX}"
         )
-    wire = _parse(body)
+    wire = _parse(_DECODER, body)
+    return _checked(wire, next_iterator=wire.next_shard_iterator, continuation=None)
+
+
+def decode_subscription_event(payload: bytes) -> GetRecordsBody:
+    """Decode the payload of a SubscribeToShardEvent; `codec/event_stream.py` bounds its size.
+
+    Guaranteed, and raises: as `decode_get_records`.
+    """
+    wire = _parse(_EVENT_DECODER, payload)
+    return _checked(wire, next_iterator=None, continuation=wire.continuation_sequence_number)
+
+
+def _checked(
+    wire: _WireBody, *, next_iterator: str | None, continuation: str | None
+) -> GetRecordsBody:
     _check_count("records", len(wire.records), RECORDS_MAX)
     _check_sequence(wire.records)
     return GetRecordsBody(
         records=wire.records,
-        next_iterator=wire.next_shard_iterator,
+        next_iterator=next_iterator,
         millis_behind_latest=wire.millis_behind_latest,
         children=_children(wire.child_shards or []),
+        continuation=continuation,
     )
 
 
-def _parse(body: bytes | bytearray) -> _WireBody:
+_BodyT = TypeVar("_BodyT", bound=_WireBody)
+
+
+def _parse(decoder: msgspec.json.Decoder[_BodyT], body: bytes | bytearray) -> _BodyT:
     try:
-        return _DECODER.decode(body)
+        return decoder.decode(body)
     except UnicodeDecodeError:
         # Never chained: the exception carries the bytes, and with them payloads.
         raise MalformedBody("a GetRecords body holds text that is not UTF-8") from None

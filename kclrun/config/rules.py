@@ -226,6 +226,8 @@ def _spark(settings: Settings) -> Iterator[Problem]:
             "is for engine: fleet; Spark's Python workers have the environment that Spark gives"
             " them",
         )
+    if settings.fetch.mode == "fan-out":
+        yield Problem(("fetch", "mode"), "fan-out is for engine: fleet; Spark reads by polling")
     if settings.fetch.kpl_range == "drop":
         yield Problem(("fetch", "kpl_range"), "drop is for engine: fleet; on Spark all are kept")
     yield from _checkpoint(settings)

@@ -38,6 +38,13 @@ StreamName = Annotated[
         extra={"words": " that is a stream's name or ARN"},
     ),
 ]
+ConsumerName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^([A-Za-z0-9_.-]{1,128}|arn:[a-z0-9-]+:kinesis:[a-z0-9-]+:\d{12}:stream/[A-Za-z0-9_.-]{1,128}/consumer/[A-Za-z0-9_.-]{1,128}:\d+)$",
+        extra={"words": " that is a consumer's name or ARN"},
+    ),
+]
 FunctionRef = Annotated[
     str,
     msgspec.Meta(pattern=r"^[A-Za-z_]\w*(\.\w+)*:\w+$", extra={"words": " like module:function"}),
@@ -243,7 +250,20 @@ class EnvironmentSettings(msgspec.Struct, frozen=True, kw_only=True):
 class FetchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How records are read."""
 
-    mode: Annotated[Literal["polling"], documented("how records are read")] = "polling"
+    mode: Annotated[
+        Literal["polling", "fan-out"],
+        documented(
+            "`polling` shares five reads and 2 MB a second and shard with other applications;"
+            " `fan-out` has 2 MB/s of its own, is pushed records at once, and is billed apart"
+        ),
+    ] = "polling"
+    consumer: Annotated[
+        ConsumerName | None,
+        documented(
+            "with fan-out: name of the registered consumer, if not the application's, or its ARN;"
+            " it is registered on first use and never removed by a run"
+        ),
+    ] = None
     idle: Annotated[Duration, documented("pause between reads at the tip of a shard")] = Duration(1)
     buffer: Annotated[ByteSize, documented("payload bytes fetched ahead per lease")] = ByteSize(
         16 * 2**20

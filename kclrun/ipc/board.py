@@ -31,7 +31,6 @@ class FetchSpec(msgspec.Struct, frozen=True, kw_only=True):
     `floor_s` is the least time between two GetRecords: the service allows 5 a second and shard.
     """
 
-    mode: Literal["polling"]
     idle_s: float
     floor_s: float = 0.2
     buffer_bytes: int
@@ -71,6 +70,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     `expires_instant` is when the command lapses, on CLOCK_BOOTTIME: exit unclaimed after it.
     `failover_s` is the smallest of the fleet [P7]. `start_timestamp` is where AT_TIMESTAMP, or a
     pinned LATEST [P14], begins. `hash_range_start` and `_end` are decimal: they have 128 bits.
+    With `consumer_arn` the shard is read by enhanced fan-out, else by polling.
     `options` are values of the YAML types. `has_waited`: a failover has passed since a forced take
     [P18]; `others_in_sight`: another kclrun owner could take an offered lease [P17].
     """
@@ -78,6 +78,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     application: str
     stream_name: str
     stream_arn: str | None = None
+    consumer_arn: str | None = None
     lease_key: str
     shard_id: str
     owner: str

@@ -93,6 +93,7 @@ class StartCommands:
             application=settings.application,
             stream_name=source.summary.name,
             stream_arn=source.summary.arn or None,
+            consumer_arn=source.consumer_arn,
             lease_key=start.key,
             shard_id=shard_id_of(start.key),
             owner=self._owner,
@@ -135,7 +136,6 @@ class StartCommands:
 def _fetch(settings: Settings) -> ipc.FetchSpec:
     fetch = settings.fetch
     return ipc.FetchSpec(
-        mode=fetch.mode,
         idle_s=float(fetch.idle),
         buffer_bytes=int(fetch.buffer),
         batch_max=fetch.batch_max,

@@ -45,11 +45,13 @@ def _host_time() -> WallTime:
 
 @dataclass(frozen=True)
 class SourceStream:
-    """One stream of the application, found and described. `settings` are this stream's settings."""
+    """One stream of the application, found and described. `settings` are this stream's settings.
+    `consumer_arn` is its registered consumer for enhanced fan-out; None where shards are polled."""
 
     admin: StreamAdmin
     summary: StreamSummary
     settings: StreamSettings
+    consumer_arn: str | None = None
 
 
 @dataclass(frozen=True)

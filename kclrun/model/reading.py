@@ -25,11 +25,13 @@ RECORDS_A_CALL: Final = 10_000
 
 
 class FetchedPage(msgspec.Struct, frozen=True):
-    """One GetRecords answer, aggregates not yet opened.
+    """One GetRecords answer, or one event of a subscription, aggregates not yet opened.
 
-    `next_iterator` None means the end of a closed shard; `children` then names its children
-    (possibly none with services that leave them out). `body_bytes` is the size on the wire;
-    `served_at` the service's own time, to the second, None if it gave none.
+    An answer has `next_iterator`, an event `continuation`: a sequence number after which a later
+    subscription goes on, though no record may have it. Without either it is the end of a closed
+    shard; `children` then names its children (possibly none with services that leave them out).
+    `body_bytes` is the size on the wire; `served_at` the service's own time, to the second, None if
+    it gave none.
     """
 
     records: Sequence[Record]
@@ -38,6 +40,12 @@ class FetchedPage(msgspec.Struct, frozen=True):
     children: tuple[ChildShard, ...] = ()
     body_bytes: int = 0
     served_at: WallTime | None = None
+    continuation: str | None = None
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the shard ends here, unless the service lost its position [D3]."""
+        return self.next_iterator is None and self.continuation is None
 
     @property
     def is_empty_tip(self) -> bool:
@@ -63,13 +71,16 @@ class PageCursor:
 
     An iterator that is lost is replaced by one after the last received record, so no record is
     skipped or comes twice. A reader that checks its place by a record reopens AT that record.
+
+    Events of a subscription are taken as pages. `subscription_start` is where the next one begins.
     """
 
-    __slots__ = ("_last_received", "_start", "iterator")
+    __slots__ = ("_continuation", "_last_received", "_start", "iterator")
 
     def __init__(self, start: StartPoint, *, iterator: str | None = None) -> None:
         self._start = start
         self._last_received: str | None = None
+        self._continuation: str | None = None
         self.iterator = iterator
 
     @property
@@ -78,6 +89,18 @@ class PageCursor:
         if self._last_received is None:
             return self._start
         return StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, self._last_received)
+
+    @property
+    def subscription_start(self) -> StartPoint | None:
+        """Where a subscription begins without a gap; None while only an iterator knows the place.
+
+        A continuation is used for subscriptions alone: GetShardIterator is documented for numbers
+        of records.
+        """
+        if self._continuation is not None:
+            return StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, self._continuation)
+        start = self.start
+        return None if start.kind is IteratorType.LATEST else start
 
     def request(self, limit: int = RECORDS_A_CALL) -> StartPoint | Fetch:
         """The next request: an iterator at a place, or a page."""
@@ -89,6 +112,8 @@ class PageCursor:
     def took(self, page: FetchedPage) -> None:
         """The page that `request` asked for has come."""
         self.iterator = page.next_iterator
+        if page.records or page.continuation is not None:
+            self._continuation = page.continuation
         if page.records:
             self._last_received = page.records[-1].sequence_number
         elif self._start.kind is IteratorType.LATEST and page.served_at is not None:
@@ -104,7 +129,8 @@ class PageCursor:
 
     def reopen(self, start: StartPoint) -> None:
         """Go on at `start`, with a new iterator."""
-        self.iterator, self._start, self._last_received = None, start, None
+        self.iterator, self._start = None, start
+        self._last_received = self._continuation = None
 
 
 # Kinesis keeps records for 24 hours at least, so a reader that is nearer to the tip loses none.

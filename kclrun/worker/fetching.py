@@ -15,6 +15,7 @@ import msgspec
 from kclrun.codec.kpl import KplRange, drop_until, open_in_parts
 from kclrun.consuming.policy import Pacing
 from kclrun.consuming.shard_end import ExpiryWatch
+from kclrun.consuming.subscribing import SILENCE_MAX_S, SubscriptionPlan
 from kclrun.errors import (
     ExpiredIterator,
     NotFound,
@@ -30,7 +31,7 @@ from kclrun.model.shard import HashRange
 from kclrun.model.stream import ONLY_STREAM, StreamKey, qualified_child
 from kclrun.model.time import Instant
 from kclrun.model.wire import WireEndpoint
-from kclrun.ports import ShardReader, StreamAdmin, next_page
+from kclrun.ports import ShardReader, ShardSubscriber, StreamAdmin, Subscription, next_page
 from kclrun.worker.delivery_queue import DeliveryQueue, Page
 
 # The next try repairs a dropped connection or a single 5xx; if it fails too, it is an outage.
@@ -38,12 +39,20 @@ NOTICED_S: Final = 1.0
 
 
 class Outage:
-    """The outage of one kind of work in one thread. Warns once at its beginning and at its end."""
+    """The outage of one kind of work in one thread. Warns once at its beginning, when it has lasted
+    for `noticed_s`, and at its end."""
 
-    def __init__(self, work: str, now: Callable[[], Instant], warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        work: str,
+        now: Callable[[], Instant],
+        warn: Callable[[str], None],
+        noticed_s: float = NOTICED_S,
+    ) -> None:
         self._work = work
         self._now = now
         self._warn = warn
+        self._noticed_s = noticed_s
         self._since: Instant | None = None
         self._is_told = False
 
@@ -51,7 +60,7 @@ class Outage:
         """A try that began at `asked` failed: the outage of a hanging service begins then."""
         if self._since is None:
             self._since = asked
-        if not self._is_told and self._now() - self._since >= NOTICED_S:
+        if not self._is_told and self._now() - self._since >= self._noticed_s:
             self._is_told = True
             self._warn(f"{self._work} fails and is tried again: {message}")
 
@@ -109,6 +118,99 @@ class FetchWatch:
         )
 
 
+# A handoff, a consumer that is being created and a renewal that meets another one's limit settle
+# within two of the service's five seconds: a longer pause is worth a line in the log.
+POLLING_NOTICED_S: Final = 10.0
+# How often a subscribed thread looks whether the queue was closed.
+EVENT_WAIT_S: Final = 0.5
+
+
+class FanOut:
+    """The subscription of one lease process to its shard, if it has one now.
+
+    `SubscriptionPlan` decides when to subscribe. A failure never ends the reading: the thread polls
+    meanwhile, and the log says so. `awaited` publishes that an answer is awaited.
+    """
+
+    def __init__(
+        self,
+        subscriber: ShardSubscriber,
+        shard_id: str,
+        *,
+        now: Callable[[], Instant],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._subscriber = subscriber
+        self._shard_id = shard_id
+        self._now = now
+        self._plan = SubscriptionPlan()
+        self._subscription: Subscription | None = None
+        self._outage = Outage(
+            "subscribing to the shard (records come by polling meanwhile)",
+            now,
+            warn,
+            POLLING_NOTICED_S,
+        )
+
+    def polled(self) -> None:
+        """A page was polled: from now on a subscription can take over."""
+        self._plan.polled(self._now())
+
+    def is_subscribed(self, start: StartPoint | None) -> bool:
+        """Whether to take the next page here; subscribes at `start` if that is due."""
+        now = self._now()
+        if self._subscription is not None and self._plan.is_renewal_due(now):
+            self._end()
+        if self._subscription is None and start is not None and self._plan.is_due(now):
+            try:
+                self._subscription = self._subscriber.subscribe(self._shard_id, start)
+            except ServiceError as error:
+                self._fail(error, now)
+            else:
+                self._plan.began(self._now(), random.random())
+        return self._subscription is not None
+
+    def next_page(self) -> FetchedPage | None:
+        """The next event, as a page; None if none came in a moment, or the subscription ended."""
+        subscription, asked = self._subscription, self._now()
+        assert subscription is not None, "asked only while it is subscribed"
+        try:
+            page = subscription.next_page(EVENT_WAIT_S)
+        except (ServiceError, RecordError) as error:
+            self._fail(error, asked)
+            return None
+        if page is not None:
+            self._plan.event_came()
+            self._outage.end()
+        elif subscription.is_over:
+            self._end()
+        elif self._plan.is_silent(self._now() - asked):
+            self._fail(Unavailable(f"the subscription was silent for {SILENCE_MAX_S:g} s"), asked)
+        return page
+
+    def pause_s(self, polling_s: float) -> float:
+        """The pause before the next page, if polling would pause for `polling_s`."""
+        if self._subscription is not None:
+            return 0.0
+        due_in = self._plan.due_in_s(self._now())
+        return polling_s if due_in is None else min(polling_s, due_in)
+
+    def close(self) -> None:
+        """The reading ends: the service should send no more."""
+        if self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
+
+    def _end(self) -> None:
+        self.close()
+        self._plan.ended(self._now(), random.random())
+
+    def _fail(self, error: Exception, asked: Instant) -> None:
+        self.close()
+        self._outage.note(str(error), asked)
+        self._plan.failed(error, self._now(), random.random())
+
+
 Answer = TypeVar("Answer")
 
 
@@ -149,7 +251,7 @@ class FetchThread:
 
     `lost` gets the last position and a sentence where records expired before they were read.
     `broke` gets an error that is not from the service: our bug. A lease that is renewed and not
-    read would stall in silence.
+    read would stall in silence. With `subscriber` it reads by enhanced fan-out when it can.
     """
 
     def __init__(
@@ -164,6 +266,7 @@ class FetchThread:
         warn: Callable[[str], None],
         lost: Callable[[ExtendedSequenceNumber, str], None],
         broke: Callable[[BaseException], None],
+        subscriber: ShardSubscriber | None = None,
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="fetch", daemon=True)
         self.view = FetchView(fetched=plan.checkpoint)
@@ -175,6 +278,9 @@ class FetchThread:
         self._now = now
         self._broke = broke
         self._outage = Outage("reading the shard", now, warn)
+        self._fan_out = (
+            FanOut(subscriber, plan.shard_id, now=now, warn=warn) if subscriber else None
+        )
         self._cursor = PageCursor(plan.start)
         self._head = HeadWatch(plan.start)
         self._lost = lost
@@ -195,6 +301,9 @@ class FetchThread:
             self._read()
         except BaseException as error:  # noqa: BLE001 - the thread's edge: it ends the process
             self._broke(error)
+        finally:
+            if self._fan_out is not None:
+                self._fan_out.close()
 
     def _read(self) -> None:
         asked = self._now()
@@ -203,10 +312,13 @@ class FetchThread:
             asked = self._now()
             try:
                 page = self._awaited(self._fetch)
+                if page is None:
+                    pause_s = 0.0
+                    continue
                 self._check_head(page)
                 if not self._lay_down(page):
                     return
-                if page.next_iterator is None and self._finish(page):
+                if page.is_end and self._finish(page):
                     return
             except (ServiceError, RecordError) as error:
                 if isinstance(error, NotFound) and self._was_trimmed():
@@ -216,7 +328,7 @@ class FetchThread:
             else:
                 self._plan.expiry.page_came()
                 self._outage.end()
-                pause_s = self._pacing.after_page(len(page.records), page.millis_behind_latest)
+                pause_s = self._pause_after_page(page)
 
     def _awaited(self, ask: Callable[[], Answer]) -> Answer:
         """Publish since when an answer is awaited; lease thread and manager check this value."""
@@ -226,8 +338,26 @@ class FetchThread:
         finally:
             self.view = msgspec.structs.replace(self.view, asking_since_instant=Instant(0.0))
 
-    def _fetch(self) -> FetchedPage:
-        return next_page(self._reader, self._plan.shard_id, self._cursor)
+    def _fetch(self) -> FetchedPage | None:
+        """The next page; None if a subscription has none yet."""
+        fan_out, cursor = self._fan_out, self._cursor
+        if fan_out is None:
+            return next_page(self._reader, self._plan.shard_id, cursor)
+        if fan_out.is_subscribed(cursor.subscription_start):
+            page = fan_out.next_page()
+            if page is not None:
+                cursor.took(page)
+            return page
+        page = next_page(self._reader, self._plan.shard_id, cursor)
+        fan_out.polled()
+        return page
+
+    def _pause_after_page(self, page: FetchedPage) -> float:
+        """An event needs no pause; nor does polling that can be replaced by a subscription."""
+        pause_s = self._pacing.after_page(len(page.records), page.millis_behind_latest)
+        if self._fan_out is None:
+            return pause_s
+        return self._fan_out.pause_s(pause_s)
 
     def _check_head(self, page: FetchedPage) -> None:
         """Report records that expired before this page. Without the retention: at a later page."""

@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from kclrun.aws.fan_out import FanOutReader
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.signing import HeldCredentials
@@ -43,7 +44,7 @@ from kclrun.model.stream import shard_id_of, stream_of
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireEndpoint
 from kclrun.observe.logs import EventLog, LineSink, configure_lease_logging
-from kclrun.ports import LeaseTable, ShardReader, StreamAdmin
+from kclrun.ports import LeaseTable, ShardReader, ShardSubscriber, StreamAdmin
 from kclrun.processor import Context, RecordProcessor, Row, call_method
 from kclrun.protocol.reports import ProcessBroke, StartUnclaimed
 from kclrun.sinks.durable_files import keep_from_children
@@ -66,6 +67,7 @@ class Services(msgspec.Struct, frozen=True):
     admin: StreamAdmin
     table: LeaseTable
     credentials: HeldCredentials
+    subscriber: ShardSubscriber | None = None
 
 
 def services(spec: StartSpec) -> Services:
@@ -76,6 +78,7 @@ def services(spec: StartSpec) -> Services:
     stream = spec.stream_arn or spec.stream_name
     return Services(
         reader=PollingReader(kinesis, stream),
+        subscriber=FanOutReader(kinesis, spec.consumer_arn) if spec.consumer_arn else None,
         admin=WireStreamAdmin(kinesis, stream),
         table=DynamoLeaseTable(dynamodb, spec.table_name),
         credentials=credentials,
@@ -342,6 +345,7 @@ class LeaseProcess:
             warn=self._reporter.warn,
             lost=self._reporter.records_lost,
             broke=self._lease_thread.break_off,
+            subscriber=self._services.subscriber,
         )
         self._fetching.start()
 

@@ -234,7 +234,6 @@ class LeaseRig:
             processor="bench.processors:NoOp",
             import_paths=(str(Path(__file__).parents[1]),),
             fetch=FetchSpec(
-                mode="polling",
                 idle_s=1.0,
                 buffer_bytes=16 * 2**20,
                 batch_max=10_000,

@@ -16,7 +16,6 @@ _WINDOW_S: Final = 1.5
 _WARM_UP_RECORDS: Final = 500_000
 # No pause between two GetRecords: with the service's five a second both sides would only wait.
 _UNPACED: Final = FetchSpec(
-    mode="polling",
     idle_s=0.0,
     floor_s=0.0,
     buffer_bytes=16 * 2**20,

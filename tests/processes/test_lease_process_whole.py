@@ -170,7 +170,6 @@ class Stage:
             import_paths=(str(self.tmp_path),),
             options={"notes": str(self.notes_path)},
             fetch=FetchSpec(
-                mode="polling",
                 idle_s=0.05,
                 floor_s=0.02,
                 buffer_bytes=2**20,

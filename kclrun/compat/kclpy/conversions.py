@@ -157,11 +157,11 @@ def _fetch(known: Known) -> Iterator[Converted]:
     mode = known.get("retrievalmode", "DEFAULT").upper()
     polls = {"maxrecords", "idletimebetweenreadsinmillis"} & known.keys()
     if mode == "FANOUT" or (mode == "DEFAULT" and not polls):
-        comment = (
-            "the KCL reads these shards by enhanced fan-out, which kclrun cannot yet: all who poll"
-            " a shard share five reads and 2 MB a second"
-        )
-        yield "fetch.mode", "polling", comment
+        comment = "as the KCL reads these shards; polling costs less and adds fetch.idle of latency"
+        yield "fetch.mode", "fan-out", comment
+        consumer = known.get("fanoutconfig.consumerarn") or known.get("fanoutconfig.consumername")
+        if consumer is not None:
+            yield "fetch.consumer", consumer, "the consumer of the KCL is used further"
     idle_ms = _number(known, "idleTimeBetweenReadsInMillis")
     if idle_ms is not None:
         idle = _duration(max(idle_ms / 1000, _IDLE_MIN_S))

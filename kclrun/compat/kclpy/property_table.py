@@ -84,7 +84,7 @@ _KCL3_MODE: Final = (
 )
 _METRICS: Final = "kclrun publishes once a minute"
 _TABLE: Final = "the lease table exists; one that kclrun makes is billed on demand"
-_FANOUT: Final = "of enhanced fan-out; kclrun polls"
+_FANOUT: Final = "kclrun repeats a failed call while it starts; aws.start_timeout bounds it"
 _TUNING: Final = "tunes the inside of the KCL"
 
 _WITH_SETTING: Final = (
@@ -129,7 +129,15 @@ _WITH_SETTING: Final = (
         "at the tip only, 200ms or more; behind, kclrun reads five times a second",
     ),
     Property("maxRecords", "fetch.batch_max", "the most in one call, aggregates opened"),
-    Property("retrievalMode", "fetch.mode", "polling: there is no enhanced fan-out yet"),
+    Property(
+        "retrievalMode", "fetch.mode", "as the KCL decides: polling if a property of polling is set"
+    ),
+    Property("fanoutConfig.consumerArn", "fetch.consumer", "comes before consumerName"),
+    Property(
+        "fanoutConfig.consumerName",
+        "fetch.consumer",
+        "left out, it is the application's name, as in the KCL",
+    ),
     Property(
         "taskBackoffTimeMillis",
         "on_error.backoff",
@@ -182,8 +190,6 @@ _WITHOUT: Final = (
     ("leaseTableDeletionProtectionEnabled", _TABLE),
     ("leaseTablePitrEnabled", _TABLE),
     ("leaseTableTags", "leases.tags, for a table that kclrun makes"),
-    ("fanoutConfig.consumerArn", _FANOUT),
-    ("fanoutConfig.consumerName", _FANOUT),
     ("fanoutConfig.maxDescribeStreamConsumerRetries", _FANOUT),
     ("fanoutConfig.maxDescribeStreamSummaryRetries", _FANOUT),
     ("fanoutConfig.registerStreamConsumerRetries", _FANOUT),

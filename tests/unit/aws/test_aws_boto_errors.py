@@ -3,7 +3,7 @@
 import pytest
 from botocore.exceptions import ClientError
 
-from kclrun.aws.boto_errors import from_botocore
+from kclrun.aws.control import from_botocore
 from kclrun.aws.operations import CREATE_TABLE, GET_ITEM
 from kclrun.errors import AccessDenied, InvalidRequest, NotFound, OutcomeUnknown, Unavailable
 

@@ -102,7 +102,11 @@ def test_the_least_there_can_be_is_an_application_that_goes_on():
         ({"metricsLevel": "SUMMARY"}, "observe.cloudwatch.namespace", "orders-app"),
         ({"metricsLevel": "detailed"}, "observe.cloudwatch.detail", "shard"),
         ({"metricsLevel": "NONE"}, "observe.cloudwatch", None),
-        ({"retrievalMode": "FANOUT"}, "fetch.mode", "polling"),
+        ({"retrievalMode": "FANOUT"}, "fetch.mode", "fan-out"),
+        ({}, "fetch.mode", "fan-out"),
+        ({"maxRecords": "500"}, "fetch.mode", "polling"),
+        ({"retrievalMode": "POLLING"}, "fetch.mode", "polling"),
+        ({"retrievalMode": "FANOUT", "fanoutConfig.consumerName": "etl"}, "fetch.consumer", "etl"),
         ({"awsCredentialsProvider": "ProfileCredentialsProvider|etl"}, "aws.profile", "etl"),
         (
             {
@@ -125,7 +129,7 @@ def test_a_property_becomes_its_setting(properties, path, expected):
     assert found == expected
 
 
-BESIDE = "fetch.mode: polling  # the KCL reads these shards by enhanced fan-out"
+BESIDE = "fetch.mode: fan-out  # as the KCL reads these shards"
 NEW = "for shards without a lease; checkpoints in the table go on"
 ARN = "arn:aws:kinesis:eu-central-1:123456789012:stream/orders"
 ROLE = "arn:aws:iam::123456789012:role/reader"

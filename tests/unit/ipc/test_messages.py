@@ -68,9 +68,7 @@ def begin(**options):
             processor="processors.flights:DelayByCarrier",
             import_paths=("/srv/app",),
             options=options,
-            fetch=FetchSpec(
-                mode="polling", idle_s=1.0, buffer_bytes=2**24, batch_max=10_000, kpl_range="keep"
-            ),
+            fetch=FetchSpec(idle_s=1.0, buffer_bytes=2**24, batch_max=10_000, kpl_range="keep"),
             checkpoint=CheckpointSpec(mode="auto", every_s=10.0, uncheckpointed_max=100_000),
             on_error=OnErrorSpec(retries=5, backoff_s=1.0),
             output_path="out/",

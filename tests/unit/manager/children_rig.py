@@ -251,7 +251,7 @@ def _specified(start, place, incarnation):
         expires_instant=start.expires_instant,
         failover_s=10.0,
         processor="m:C",
-        fetch=FetchSpec(mode="polling", idle_s=1.0, buffer_bytes=1, batch_max=1, kpl_range="keep"),
+        fetch=FetchSpec(idle_s=1.0, buffer_bytes=1, batch_max=1, kpl_range="keep"),
         checkpoint=CheckpointSpec(mode="auto", every_s=10.0, uncheckpointed_max=1),
         on_error=OnErrorSpec(retries=0, backoff_s=1.0),
         table_name="t",

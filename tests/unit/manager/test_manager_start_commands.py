@@ -86,9 +86,7 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
         processor="own:Class",
         import_paths=("/app",),
         options={"a": 1},
-        fetch=ipc.FetchSpec(
-            mode="polling", idle_s=2.0, buffer_bytes=4096, batch_max=50, kpl_range="drop"
-        ),
+        fetch=ipc.FetchSpec(idle_s=2.0, buffer_bytes=4096, batch_max=50, kpl_range="drop"),
         checkpoint=ipc.CheckpointSpec(mode="auto", every_s=20.0, uncheckpointed_max=500),
         on_error=ipc.OnErrorSpec(retries=2, backoff_s=3.0),
         output_path="/out",

@@ -35,7 +35,7 @@ SPEC = StartSpec(
     failover_s=10.0,
     processor="m:C",
     options={},
-    fetch=FetchSpec(mode="polling", idle_s=1.0, buffer_bytes=1, batch_max=1, kpl_range="keep"),
+    fetch=FetchSpec(idle_s=1.0, buffer_bytes=1, batch_max=1, kpl_range="keep"),
     checkpoint=CheckpointSpec(mode="auto", every_s=10.0, uncheckpointed_max=1),
     on_error=OnErrorSpec(retries=0, backoff_s=1.0),
     table_name="t",

@@ -82,7 +82,6 @@ class Stage:
             processor="tests.unit.worker.directed:Directed",
             options={"script": self.script},
             fetch=FetchSpec(
-                mode="polling",
                 idle_s=0.01,
                 floor_s=0.005,
                 buffer_bytes=1000,

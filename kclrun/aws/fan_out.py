@@ -1,0 +1,212 @@
+"""Enhanced fan-out over the signed wire client: subscriptions to shards, and a stream's consumers.
+
+Implements `ports.ShardSubscriber`. A subscription is one SubscribeToShard request over HTTP/1.1,
+whose answer is an event stream of up to five minutes. The live service accepts that, although its
+guide speaks of HTTP/2: boto3 does the same. `consuming/subscribing.py` decides when to subscribe.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from kclrun.aws.errors import parse_error_reply, service_error
+from kclrun.aws.http import StreamedAnswer, TransportFailure
+from kclrun.aws.kinesis import PAGES_MAX, call_json
+from kclrun.aws.operations import (
+    DEREGISTER_STREAM_CONSUMER,
+    DESCRIBE_STREAM_CONSUMER,
+    LIST_STREAM_CONSUMERS,
+    REGISTER_STREAM_CONSUMER,
+    SUBSCRIBE_TO_SHARD,
+)
+from kclrun.aws.wire import WireClient
+from kclrun.codec.event_stream import MalformedEventStream, Message, MessageDecoder
+from kclrun.codec.get_records import decode_subscription_event
+from kclrun.errors import InvalidRequest, MalformedBody, NotFound, Unavailable
+from kclrun.model.reading import FetchedPage
+from kclrun.model.record import StartPoint
+from kclrun.model.time import WallTime
+from kclrun.ports import Subscription
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Consumer(msgspec.Struct, frozen=True):
+    """A registered consumer of a stream. `status` is CREATING, ACTIVE or DELETING."""
+
+    name: str
+    arn: str
+    status: str
+    created_at: WallTime
+
+
+def consumer_name(named: str) -> str:
+    """The name of a consumer that is given by its name or its ARN."""
+    return named.rpartition("/consumer/")[2].partition(":")[0]
+
+
+class _Consumer(msgspec.Struct):
+    name: str = msgspec.field(name="ConsumerName")
+    arn: str = msgspec.field(name="ConsumerARN")
+    status: str = msgspec.field(name="ConsumerStatus")
+    created_at: float = msgspec.field(name="ConsumerCreationTimestamp", default=0.0)
+
+
+class _Described(msgspec.Struct):
+    consumer: _Consumer = msgspec.field(name="ConsumerDescription")
+
+
+class _Registered(msgspec.Struct):
+    consumer: _Consumer = msgspec.field(name="Consumer")
+
+
+class _ConsumerPage(msgspec.Struct):
+    consumers: list[_Consumer] = msgspec.field(name="Consumers")
+    next_token: str | None = msgspec.field(name="NextToken", default=None)
+
+
+_DESCRIBED: Final = msgspec.json.Decoder(_Described)
+_REGISTERED: Final = msgspec.json.Decoder(_Registered)
+_CONSUMERS: Final = msgspec.json.Decoder(_ConsumerPage)
+
+
+class StreamConsumers:
+    """The consumers of one stream, given by its ARN. Raises: ServiceError leaves."""
+
+    def __init__(self, client: WireClient, stream_arn: str) -> None:
+        self._client = client
+        self._reference = {"StreamARN": stream_arn}
+
+    def find(self, name: str) -> Consumer | None:
+        """The consumer of this name; None if there is none."""
+        request = {**self._reference, "ConsumerName": name}
+        try:
+            found = call_json(self._client, DESCRIBE_STREAM_CONSUMER, request, _DESCRIBED)
+        except NotFound:
+            return None
+        return _consumer(found.consumer)
+
+    def register(self, name: str) -> Consumer:
+        """Register it; it is CREATING when this returns.
+
+        Raises: Unavailable (it exists), Throttled (the stream has 20, or too many are CREATING).
+        """
+        request = {**self._reference, "ConsumerName": name}
+        made = call_json(self._client, REGISTER_STREAM_CONSUMER, request, _REGISTERED)
+        return _consumer(made.consumer)
+
+    def listed(self) -> tuple[Consumer, ...]:
+        """All consumers of the stream."""
+        request: dict[str, Any] = dict(self._reference)
+        found: list[Consumer] = []
+        for _ in range(PAGES_MAX):
+            page = call_json(self._client, LIST_STREAM_CONSUMERS, request, _CONSUMERS)
+            found.extend(map(_consumer, page.consumers))
+            if page.next_token is None:
+                return tuple(found)
+            request = {**self._reference, "NextToken": page.next_token}
+        raise InvalidRequest(
+            f"{LIST_STREAM_CONSUMERS.name}: more than {PAGES_MAX} pages",
+            operation=LIST_STREAM_CONSUMERS.name,
+        )
+
+    def deregister(self, arn: str) -> None:
+        """Remove the consumer; its subscriptions end."""
+        self._client.call(DEREGISTER_STREAM_CONSUMER, _encode({"ConsumerARN": arn}))
+
+
+def _consumer(wire: _Consumer) -> Consumer:
+    return Consumer(wire.name, wire.arn, wire.status, WallTime(wire.created_at))
+
+
+class FanOutReader:
+    """Implements `ports.ShardSubscriber` for one consumer, given by its ARN."""
+
+    def __init__(self, client: WireClient, consumer_arn: str) -> None:
+        self._client = client
+        self._consumer_arn = consumer_arn
+
+    def subscribe(self, shard_id: str, start: StartPoint) -> Subscription:
+        """One SubscribeToShard. Raises: as `ports.ShardSubscriber.subscribe`."""
+        position: dict[str, Any] = {"Type": start.kind.value}
+        if start.sequence_number is not None:
+            position["SequenceNumber"] = start.sequence_number
+        if start.timestamp is not None:
+            position["Timestamp"] = round(start.timestamp, 3)  # the service keeps milliseconds
+        request = {
+            "ConsumerARN": self._consumer_arn,
+            "ShardId": shard_id,
+            "StartingPosition": position,
+        }
+        answer = self._client.open_stream(SUBSCRIBE_TO_SHARD, _encode(request))
+        return EventStreamSubscription(answer, self._client.service_time)
+
+
+class EventStreamSubscription:
+    """Implements `ports.Subscription` over the event stream of one SubscribeToShard answer.
+
+    `service_time` is for `FetchedPage.served_at`: events have no date.
+    """
+
+    def __init__(self, answer: StreamedAnswer, service_time: Callable[[], WallTime]) -> None:
+        self._answer = answer
+        self._service_time = service_time
+        self._decoder = MessageDecoder()
+        # The messages of one piece of the answer: of 64 KiB at most.
+        self._messages: deque[Message] = deque()
+        self.is_over = False
+
+    def next_page(self, timeout_s: float) -> FetchedPage | None:
+        """The next event. Raises: Unavailable for a broken stream, else what the service named."""
+        while not self.is_over:
+            while self._messages:
+                page = self._opened(self._messages.popleft())
+                if page is not None:
+                    return page
+            try:
+                piece = self._answer.piece(timeout_s)
+                if piece is None:
+                    return None
+                if not piece:
+                    self.is_over = True
+                    self._decoder.close()
+                self._messages.extend(self._decoder.feed(piece))
+            except (TransportFailure, MalformedEventStream) as error:
+                raise _broken(str(error)) from None
+        return None
+
+    def close(self) -> None:
+        self._answer.close()
+
+    def _opened(self, message: Message) -> FetchedPage | None:
+        """The page of an event; None for a message of another kind."""
+        headers = message.headers
+        if headers.get(":message-type") in {"exception", "error"}:
+            named = headers.get(":exception-type") or headers.get(":error-code")
+            reply = parse_error_reply(message.payload, named)
+            # A status of its own: the answer began with 200.
+            raise service_error(SUBSCRIBE_TO_SHARD, reply, 400)
+        if headers.get(":event-type") != "SubscribeToShardEvent":
+            return None
+        try:
+            event = decode_subscription_event(message.payload)
+        except MalformedBody as error:
+            raise _broken(str(error)) from None
+        return FetchedPage(
+            records=event.records,
+            next_iterator=None,
+            millis_behind_latest=event.millis_behind_latest,
+            children=event.children,
+            body_bytes=len(message.payload),
+            served_at=self._service_time(),
+            continuation=event.continuation,
+        )
+
+
+def _broken(text: str) -> Unavailable:
+    name = SUBSCRIBE_TO_SHARD.name
+    return Unavailable(f"{name}: {text}", operation=name, code="BrokenStream")

@@ -1,0 +1,106 @@
+"""When a lease process subscribes to its shard, and when it reads by polling instead. Pure.
+
+With `fetch.mode: fan-out` the first page is polled: it shows whether records expired, and a
+handoff has no gap although Kinesis refuses a second subscription within five seconds. Then the
+process subscribes where polling stands, and polls on while it has no subscription:
+
+    polling ──began──► subscribed ──ended, an error, silence──► polling
+       ▲ │                  │
+       └─┘ refused          └── renewal due ──► subscribes again at once, where the old one stands
+
+Source: SubscribeToShard in the Kinesis API reference; `reference/kcl-protocol.md` D.7.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kclrun.errors import ServiceError, Throttled, Unavailable
+from kclrun.model.time import Instant, backoff_s
+
+# The service ends a subscription after five minutes. A subscription made a little earlier replaces
+# it at a moment of our choice; the chance spreads a fleet that began in the same second.
+RENEWED_AFTER_S: Final = 285.0
+RENEWED_SPREAD_S: Final = 30.0
+# The service sends an event every five seconds, also without records: two are missing.
+SILENCE_MAX_S: Final = 10.0
+# Within five seconds of a subscription the service refuses another one of the same consumer. A
+# subscription that ended earlier was broken off, and trying at once would meet the refusal.
+SETTLED_AFTER_S: Final = 5.0
+# Another owner's subscription, or a consumer that is being created, ends within seconds.
+RETRY_S: Final = 1.0
+RETRY_MAX_S: Final = 30.0
+# A deregistered consumer and a missing permission wait for an operator.
+REFUSED_FOR_GOOD_S: Final = 60.0
+
+
+class SubscriptionPlan:
+    """Decides when to subscribe. Times are instants of one clock; `chance` is in [0, 1)."""
+
+    def __init__(self) -> None:
+        self._next_try: Instant | None = None
+        self._began: Instant | None = None
+        self._renew_at = Instant(0.0)
+        self._failures = 0
+        self._silent_s = 0.0
+
+    def is_due(self, now: Instant) -> bool:
+        """Whether to subscribe now: none stands, and the first page was polled."""
+        return self.due_in_s(now) == 0.0
+
+    def due_in_s(self, now: Instant) -> float | None:
+        """How long until it is due; None while a subscription stands or nothing was polled."""
+        if self._began is not None or self._next_try is None:
+            return None
+        return max(0.0, self._next_try - now)
+
+    def polled(self, now: Instant) -> None:
+        """A page was polled."""
+        if self._next_try is None:
+            self._next_try = now
+
+    def began(self, now: Instant, chance: float) -> None:
+        """The service accepted the subscription."""
+        self._began = now
+        self._silent_s = 0.0
+        self._renew_at = Instant(now + RENEWED_AFTER_S - chance * RENEWED_SPREAD_S)
+
+    def event_came(self) -> None:
+        """The subscription works."""
+        self._failures = 0
+        self._silent_s = 0.0
+
+    def is_silent(self, waited_s: float) -> bool:
+        """Nothing came while the thread waited so long. Whether the subscription is dead.
+
+        Only waiting counts, and not the time in which the queue had no room.
+        """
+        self._silent_s += waited_s
+        return self._silent_s >= SILENCE_MAX_S
+
+    def is_renewal_due(self, now: Instant) -> bool:
+        """Whether to replace the subscription before the service ends it."""
+        return self._began is not None and now >= self._renew_at
+
+    def ended(self, now: Instant, chance: float) -> None:
+        """The subscription is over, in good order: five minutes, or by `is_renewal_due`."""
+        began, self._began = self._began, None
+        is_settled = began is not None and now - began >= SETTLED_AFTER_S
+        self._next_try = now if is_settled else self._retry_at(now, chance)
+
+    def failed(self, error: Exception, now: Instant, chance: float) -> None:
+        """The subscription was refused, or broke."""
+        self._began = None
+        is_for_good = isinstance(error, ServiceError) and not isinstance(
+            error, Throttled | Unavailable
+        )
+        if is_for_good:
+            pause_s = REFUSED_FOR_GOOD_S * (0.5 + chance / 2)
+            self._next_try = Instant(now + pause_s)
+        else:
+            self._next_try = self._retry_at(now, chance)
+
+    def _retry_at(self, now: Instant, chance: float) -> Instant:
+        self._failures += 1
+        pause_s = backoff_s(self._failures, chance, base_s=RETRY_S, max_s=RETRY_MAX_S)
+        return Instant(now + pause_s)
