@@ -1,6 +1,7 @@
 """What `bin/chaos` runs: one storm as long as asked for, a line every ten seconds, and a report.
 
-    bin/chaos --minutes 60 [--seed 7] [--rate 900] [--weight BLOW=N] [--keep FOLDER]
+    bin/chaos --minutes 60 [--seed 7] [--rate 900] [--fetch fan-out] [--weight BLOW=N]
+              [--keep FOLDER]
 
 Exit code 1 if a promise was broken: ledgers, logs and the servers' notes stay where it says. Ctrl-C
 ends the storm early, and the calm and the verdict follow; a second one, or SIGTERM, ends everything
@@ -36,10 +37,12 @@ def main(arguments=None):
         metavar="BLOW=N",
         help=f"how often a blow falls beside the others: {', '.join(WEIGHTS)}",
     )
+    parser.add_argument("--fetch", choices=["polling", "fan-out"], default="polling")
     parser.add_argument("--keep", type=Path, help="write all files there, and keep them")
     given = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
     replay = f"bin/chaos --minutes {given.minutes:g} --seed {seed} --rate {given.rate}"
+    replay += f" --fetch {given.fetch}"
     replay += "".join(f" --weight {blow}={weight}" for blow, weight in given.weight)
     folder = given.keep or Path(tempfile.mkdtemp(prefix="kclrun-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,6 +66,7 @@ def _blown(folder, seed, given):
         storm_s=given.minutes * 60,
         rate=given.rate,
         weights=dict(given.weight),
+        fetch=given.fetch,
         say=_say,
     )
 

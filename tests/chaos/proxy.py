@@ -28,6 +28,11 @@ _ECHOES_MAX = 1_000
 _RESET = struct.pack("ii", 1, 0)
 
 
+# The operation whose answer comes over minutes, and the faults that hit its request.
+STREAMED = "SubscribeToShard"
+_BEFORE_A_STREAM = ("throttle", "fail", "cut_before", "stall")
+
+
 class Door(msgspec.Struct, frozen=True):
     """`port` is where the service listens."""
 
@@ -126,7 +131,9 @@ class FaultProxy:
     async def _answer(self, door, request, service, writer):
         operation = request.target.rpartition(".")[2]
         fault = self._fault_for(door, operation)
-        if fault is None:
+        if operation == STREAMED and (fault is None or fault.kind not in _BEFORE_A_STREAM):
+            await self._stream(door, request, service, writer)
+        elif fault is None:
             self.passed += 1
             writer.write((await service.ask(request)).whole)
         else:
@@ -137,6 +144,24 @@ class FaultProxy:
             else:
                 writer.write(answer)
         await writer.drain()
+
+    async def _stream(self, door, request, service, writer):
+        """Pass on an answer that lasts for minutes; a fault hits a piece of it. Raises: _Cut, at
+        the latest when the answer ends."""
+        await service.begin(request)
+        while piece := await service.piece():
+            fault = self._fault_for(door, STREAMED)
+            if fault is not None:
+                self._note(door, STREAMED, fault, request)
+                if fault.kind in ("delay", "slice", "stall"):
+                    await asyncio.sleep(fault.seconds)
+                if fault.kind == "cut_amid":
+                    raise _Cut(piece[: len(piece) // 2])
+                if fault.kind not in ("delay", "slice"):
+                    raise _Cut
+            writer.write(piece)
+            await writer.drain()
+        raise _Cut
 
     def _fault_for(self, door, operation):
         """Of several, the one that began last."""
@@ -206,6 +231,18 @@ class _Service:
         if answer is None:
             raise ConnectionResetError("the service ended the connection")
         return answer
+
+    async def begin(self, request):
+        """Ask for an answer that comes in `piece`s. The connection is of no more use after it."""
+        self._reader, self._writer = await asyncio.open_connection(
+            "127.0.0.1", self.port, limit=_LIMIT_BYTES
+        )
+        self._writer.write(request.whole)
+        await self._writer.drain()
+
+    async def piece(self):
+        """The next bytes of the answer; none at its end."""
+        return await self._reader.read(_LIMIT_BYTES)
 
     def close(self):
         if self._writer is not None:

@@ -28,12 +28,15 @@ _CUT_SHORT_EVENTS = ("checkpoint_missed", "process_killed", "stop_incomplete")
 class Storm:
     """`run` returns a Report. `folder` then holds the ledger, the logs and the servers' notes."""
 
-    def __init__(self, folder, *, seed, storm_s, rate=RATE, weights=None, say=print):
+    def __init__(
+        self, folder, *, seed, storm_s, rate=RATE, weights=None, fetch="polling", say=print
+    ):
         self._folder = folder
         self._seed = seed
         self._storm_s = storm_s
         self._rate = rate
         self._weights = weights
+        self._fetch = fetch
         self._say = say
         self._is_over = False
         self._sampler = Sampler(folder / "samples")
@@ -45,7 +48,13 @@ class Storm:
 
     def run(self):
         began = time.monotonic()
-        world = World(self._folder, seed=self._seed, rate=self._rate, storm_s=self._storm_s)
+        world = World(
+            self._folder,
+            seed=self._seed,
+            rate=self._rate,
+            storm_s=self._storm_s,
+            fetch=self._fetch,
+        )
         try:
             world.start()
             nemesis = Nemesis(

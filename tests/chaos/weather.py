@@ -6,7 +6,7 @@ from tests.chaos.faults import Fault
 
 _WRITES = ("UpdateItem", "PutItem", "TransactWriteItems", "DeleteItem")
 _TABLE_READS = ("GetItem", "BatchGetItem", "Query", "Scan")
-_STREAM_READS = ("GetRecords", "GetShardIterator")
+_STREAM_READS = ("GetRecords", "GetShardIterator", "SubscribeToShard")
 _LISTINGS = ("ListShards", "Scan", "DescribeStreamSummary")
 _OPERATIONS = (_WRITES, _WRITES, _TABLE_READS, _STREAM_READS, _LISTINGS, ())
 _WEIGHTS = {

@@ -32,8 +32,9 @@ _CHILDREN_TOO = "deleted children of this shard as well"
 class World:
     """All of it, running; `close` ends all of it."""
 
-    def __init__(self, folder, *, seed, rate, storm_s):
+    def __init__(self, folder, *, seed, rate, storm_s, fetch="polling"):
         self.folder = folder
+        self._fetch = fetch
         self._closing = []
         # The records that are gone without having been read, and rightly so.
         self.expired = set()
@@ -94,7 +95,7 @@ class World:
             machine=name,
             aws={"endpoints": urls},
             leases={"failover": f"{FAILOVER_S:g}s"},
-            fetch={"idle": "250ms"},
+            fetch={"idle": "250ms", "mode": self._fetch},
             checkpoint={"every": "1s", "uncheckpointed_max": CAP},
             shutdown={"grace": "20s"},
             log={"level": "info"},
@@ -145,7 +146,7 @@ class World:
     def make_stream_again(self):
         """Under its name, with records in it."""
         kinesis, name = self.aws.kinesis, {"StreamName": self.stream}
-        kinesis.delete_stream(**name)
+        kinesis.delete_stream(**name, EnforceConsumerDeletion=True)
         kinesis.get_waiter("stream_not_exists").wait(
             **name, WaiterConfig={"Delay": 1, "MaxAttempts": 20}
         )

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kclrun.local import consumers
 from kclrun.local import stream as puts
 from kclrun.local.iterators import ShardQuery
 from kclrun.local.service import Kinesis
 from kclrun.local.stream import StoredRecord, Stream
 from kclrun.model.reading import FetchedPage
-from kclrun.model.record import IteratorType, PutEntry, PutResult, Record
+from kclrun.model.record import IteratorType, PutEntry, PutResult, Record, StartPoint
 from kclrun.model.shard import Shard
 from kclrun.model.time import WallTime
 from kclrun.ports import ShardFilter, StreamSummary
@@ -102,6 +103,63 @@ class ModelStream:
 
     def _stream(self, now: WallTime) -> Stream:
         return self._kinesis.stream(self._name, None, now)
+
+
+class ModelSubscriber:
+    """A `ShardSubscriber` of one consumer of a stream of the model, which it registers.
+
+    Nothing waits: a subscription without an event says so at once, and its caller lets time pass.
+    """
+
+    def __init__(
+        self, kinesis: Kinesis, name: str, now: Callable[[], WallTime], consumer: str = "test"
+    ) -> None:
+        self._now = now
+        self._consumers = kinesis.consumers_of(kinesis.stream(name, None, now()))
+        self._arn = self._consumers.register(consumer, now()).arn
+
+    def subscribe(self, shard_id: str, start: StartPoint) -> ModelSubscription:
+        """As `ShardSubscriber.subscribe`."""
+        events = self._consumers.subscribe(
+            self._consumers.consumer(None, self._arn),
+            shard_id,
+            start.kind,
+            self._now(),
+            sequence_number=start.sequence_number,
+            timestamp=start.timestamp,
+        )
+        return ModelSubscription(events, self._now)
+
+
+class ModelSubscription:
+    """A `Subscription` of the model. A failure in the stream is raised."""
+
+    def __init__(self, events: consumers.Subscription, now: Callable[[], WallTime]) -> None:
+        self._events = events
+        self._now = now
+        self.is_over = False
+
+    def next_page(self, timeout_s: float) -> FetchedPage | None:
+        """As `Subscription.next_page`."""
+        event = self._events.next_event(self._now())
+        if isinstance(event, consumers.SubscriptionEnd):
+            self.is_over = True
+            if event.error is not None:
+                raise event.error
+        if not isinstance(event, consumers.SubscriptionEvent):
+            return None
+        return FetchedPage(
+            records=[_record(stored) for stored in event.records],
+            next_iterator=None,
+            millis_behind_latest=event.millis_behind_latest,
+            children=event.children,
+            served_at=self._now(),
+            continuation=event.continuation,
+        )
+
+    def close(self) -> None:
+        """As `Subscription.close`."""
+        self._events.end()
 
 
 def _record(stored: StoredRecord) -> Record:

@@ -250,3 +250,86 @@ def test_without_the_retention_it_is_asked_for_again_after_a_minute_and_the_loss
 
 def test_a_service_that_sends_no_time_is_not_watched():
     assert losses(AT_ONE, [page_of(NOW - DAY_S, served=None, first=7)]) == ([], 0)
+
+
+def event(*numbers, continuation):
+    records = [Record(b"x", "k", str(number)) for number in numbers]
+    return FetchedPage(records, None, 0, continuation=continuation)
+
+
+AFTER = IteratorType.AFTER_SEQUENCE_NUMBER
+
+
+@pytest.mark.parametrize(
+    ("start", "pages", "subscribes_at", "polls_at"),
+    [
+        pytest.param(BEGINNING, [], BEGINNING, BEGINNING, id="nothing came yet"),
+        pytest.param(LATEST, [], None, LATEST, id="only an iterator knows where the tip was"),
+        pytest.param(
+            LATEST,
+            [FetchedPage([], "i", 0, served_at=7.0)],
+            StartPoint(IteratorType.AT_TIMESTAMP, timestamp=7.0),
+            StartPoint(IteratorType.AT_TIMESTAMP, timestamp=7.0),
+            id="the tip, and the time of the answer",
+        ),
+        pytest.param(
+            BEGINNING,
+            [FetchedPage([Record(b"x", "k", "10")], "i", 0)],
+            StartPoint(AFTER, "10"),
+            StartPoint(AFTER, "10"),
+            id="after what was polled",
+        ),
+        pytest.param(
+            BEGINNING,
+            [event(10, continuation="10")],
+            StartPoint(AFTER, "10"),
+            StartPoint(AFTER, "10"),
+            id="after the last record of an event",
+        ),
+        pytest.param(
+            BEGINNING,
+            [event(10, continuation="10"), event(continuation="15")],
+            StartPoint(AFTER, "15"),
+            StartPoint(AFTER, "10"),
+            id="a continuation without a record is for subscriptions",
+        ),
+        pytest.param(
+            BEGINNING,
+            [event(continuation="15"), FetchedPage([], "i", 0)],
+            StartPoint(AFTER, "15"),
+            BEGINNING,
+            id="an empty page moves nothing",
+        ),
+        pytest.param(
+            BEGINNING,
+            [event(continuation="15"), FetchedPage([Record(b"x", "k", "20")], "i", 0)],
+            StartPoint(AFTER, "20"),
+            StartPoint(AFTER, "20"),
+            id="records that were polled are newer than a continuation",
+        ),
+    ],
+)
+def test_a_subscription_and_an_iterator_begin_after_all_that_came(
+    start, pages, subscribes_at, polls_at
+):
+    cursor = PageCursor(start)
+    for page in pages:
+        cursor.took(page)
+
+    assert cursor.subscription_start == subscribes_at
+    assert cursor.start == polls_at
+
+
+def test_a_cursor_that_reopens_forgets_the_continuation():
+    cursor = PageCursor(BEGINNING)
+    cursor.took(event(continuation="15"))
+
+    cursor.reopen(BEGINNING)
+
+    assert cursor.subscription_start == BEGINNING
+
+
+def test_a_page_is_the_end_of_the_shard_without_iterator_and_continuation():
+    assert not FetchedPage([], "i", 0).is_end
+    assert not event(continuation="15").is_end
+    assert event(continuation=None).is_end

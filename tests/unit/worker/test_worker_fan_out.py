@@ -1,0 +1,339 @@
+"""The fetch thread with a subscription: polling until it stands, and whenever it breaks."""
+
+import threading
+import time
+
+import pytest
+
+from kclrun.consuming.commands import AllowDelivery
+from kclrun.consuming.policy import Pacing
+from kclrun.consuming.shard_end import ExpiryWatch
+from kclrun.consuming.subscribing import SILENCE_MAX_S
+from kclrun.errors import AccessDenied, MalformedBody, NotFound, Unavailable
+from kclrun.model.reading import FetchedPage
+from kclrun.model.record import IteratorType, Record, StartPoint
+from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange
+from kclrun.worker.delivery_queue import DeliveryQueue, Exhausted, QueueLimits
+from kclrun.worker.fetching import POLLING_NOTICED_S, FanOut, FetchPlan, FetchThread
+from tests.patience import HUNG_S
+
+SHARD_ID = "shardId-000000000000"
+BEGINNING = StartPoint(IteratorType.TRIM_HORIZON)
+AFTER = IteratorType.AFTER_SEQUENCE_NUMBER
+IN_USE = Unavailable("another subscription exists")
+END = object()
+
+
+def event(*numbers, continuation=None, children=()):
+    records = [Record(str(number).encode(), "k", str(number)) for number in numbers]
+    after = continuation or (str(numbers[-1]) if numbers and not children else None)
+    return FetchedPage(records, None, 0, children, continuation=after)
+
+
+class Clock:
+    def __init__(self):
+        self.at = 1_000.0
+
+    def __call__(self):
+        return self.at
+
+
+class Subscription:
+    """Gives the events of its script in order; END is the end; an error is raised; a number is so
+    many seconds of silence."""
+
+    def __init__(self, script, clock):
+        self.script = list(script)
+        self.clock = clock
+        self.is_over = self.is_closed = False
+
+    def next_page(self, timeout_s):
+        step = self.script.pop(0) if self.script else 0.0
+        if isinstance(step, Exception):
+            raise step
+        if step is END:
+            self.is_over = True
+            return None
+        if isinstance(step, float):
+            self.clock.at += step
+            return None
+        return step
+
+    def close(self):
+        self.is_closed = True
+
+
+class Subscriber:
+    """The answers to the next subscriptions: a script, or an error."""
+
+    def __init__(self, *answers, clock=None):
+        self.clock = clock or Clock()
+        self.answers = list(answers)
+        self.starts = []
+        self.made = []
+
+    def subscribe(self, shard_id, start):
+        assert shard_id == SHARD_ID
+        self.starts.append(start)
+        answer = self.answers.pop(0) if self.answers else []
+        if isinstance(answer, Exception):
+            raise answer
+        self.made.append(Subscription(answer, self.clock))
+        return self.made[-1]
+
+
+class Reader:
+    """Records 1, 2, … `ready` of a shard by polling; and its admin."""
+
+    def __init__(self, ready=0):
+        self.ready = ready
+        self.polls = 0
+
+    def iterator(self, shard_id, kind, *, sequence_number=None, timestamp=None):
+        return sequence_number or "0"
+
+    def fetch(self, iterator, limit):
+        self.polls += 1
+        numbers = range(int(iterator) + 1, self.ready + 1)
+        records = [Record(str(number).encode(), "k", str(number)) for number in numbers]
+        return FetchedPage(records, str(max(int(iterator), self.ready)), 0)
+
+
+# FanOut, by its own clock.
+
+
+def fan_out(*answers):
+    subscriber = Subscriber(*answers)
+    warnings = []
+    return (
+        FanOut(subscriber, SHARD_ID, now=subscriber.clock, warn=warnings.append),
+        subscriber,
+        warnings,
+    )
+
+
+def test_it_subscribes_where_polling_stands_and_not_before_a_page_was_polled():
+    fan, subscriber, _ = fan_out([event(1)])
+
+    assert not fan.is_subscribed(BEGINNING)
+    fan.polled()
+    assert not fan.is_subscribed(None)
+    assert fan.is_subscribed(BEGINNING)
+    assert fan.is_subscribed(StartPoint(AFTER, "1"))
+    assert subscriber.starts == [BEGINNING]
+    assert fan.next_page() == event(1)
+    assert fan.pause_s(1.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        pytest.param([IN_USE], id="the service broke it off"),
+        pytest.param([MalformedBody("no event")], id="what came is no event"),
+        pytest.param([SILENCE_MAX_S], id="silence"),
+        pytest.param([END], id="it ended at once"),
+        pytest.param(IN_USE, id="it was refused"),
+    ],
+)
+def test_whatever_breaks_a_subscription_polling_goes_on_and_it_is_tried_again(trouble):
+    fan, subscriber, warnings = fan_out(trouble, [event(1)])
+    fan.polled()
+    if fan.is_subscribed(BEGINNING):
+        assert fan.next_page() is None
+        assert subscriber.made[0].is_closed
+
+    assert not fan.is_subscribed(BEGINNING)
+    pause_s = fan.pause_s(60.0)
+    assert 1.0 <= pause_s <= 2.0
+    assert fan.pause_s(0.2) == 0.2
+    subscriber.clock.at += pause_s
+    assert fan.is_subscribed(StartPoint(AFTER, "7"))
+    assert subscriber.starts == [BEGINNING, StartPoint(AFTER, "7")]
+    assert fan.next_page() == event(1)
+    assert bool(warnings) == (trouble == [SILENCE_MAX_S])  # which has lasted long enough to tell
+
+
+def test_a_moment_without_an_event_is_no_silence():
+    fan, _, _ = fan_out([SILENCE_MAX_S / 2, event(1), SILENCE_MAX_S / 2, event(2)])
+    fan.polled()
+
+    found = []
+    for _ in range(4):
+        assert fan.is_subscribed(BEGINNING)
+        found.append(fan.next_page())
+
+    assert found == [None, event(1), None, event(2)]
+
+
+def test_after_five_minutes_it_subscribes_again_at_once_where_it_stands():
+    fan, subscriber, _ = fan_out([event(1), END], [event(2)])
+    fan.polled()
+    assert fan.is_subscribed(BEGINNING)
+    fan.next_page()
+    subscriber.clock.at += 240.0
+    fan.next_page()
+
+    assert fan.is_subscribed(StartPoint(AFTER, "1"))
+    assert subscriber.starts[1] == StartPoint(AFTER, "1")
+    assert subscriber.made[0].is_closed
+
+
+def test_a_subscription_is_replaced_before_the_service_ends_it():
+    fan, subscriber, _ = fan_out([event(1)], [event(2)])
+    fan.polled()
+    assert fan.is_subscribed(BEGINNING)
+    fan.next_page()
+    subscriber.clock.at += 299.0
+
+    assert fan.is_subscribed(StartPoint(AFTER, "1"))
+
+    assert subscriber.made[0].is_closed
+    assert not subscriber.made[1].is_closed
+    assert fan.next_page() == event(2)
+
+
+def test_a_longer_time_of_polling_is_told_once_and_its_end_too():
+    denied = AccessDenied("SubscribeToShard: no permission")
+    fan, subscriber, warnings = fan_out(denied, denied, denied, [event(1)])
+    fan.polled()
+    for _ in range(3):
+        assert not fan.is_subscribed(BEGINNING)
+        subscriber.clock.at += 60.0
+
+    assert len(warnings) == 1
+    assert "records come by polling meanwhile" in warnings[0]
+    assert "no permission" in warnings[0]
+    assert fan.is_subscribed(BEGINNING)
+    fan.next_page()
+    assert len(warnings) == 2
+    assert "works again" in warnings[1]
+
+
+def test_what_settles_within_two_of_the_services_five_seconds_is_not_told():
+    fan, subscriber, warnings = fan_out(IN_USE, IN_USE, [event(1)])
+    fan.polled()
+    began = subscriber.clock.at
+    while not fan.is_subscribed(BEGINNING):
+        subscriber.clock.at += fan.pause_s(60.0)
+
+    fan.next_page()
+
+    assert subscriber.clock.at - began < POLLING_NOTICED_S
+    assert warnings == []
+
+
+def test_closing_ends_the_subscription_and_may_be_repeated():
+    fan, subscriber, _ = fan_out([event(1)])
+    fan.polled()
+    fan.is_subscribed(BEGINNING)
+
+    fan.close()
+    fan.close()
+
+    assert subscriber.made[0].is_closed
+
+
+# The whole thread.
+
+
+class Run:
+    def __init__(self, reader, subscriber):
+        self.queue = DeliveryQueue(QueueLimits(2**20, 10_000), time.monotonic)
+        self.subscriber = subscriber
+        self.broken = []
+        self.thread = FetchThread(
+            FetchPlan(
+                shard_id=SHARD_ID,
+                start=BEGINNING,
+                checkpoint=TRIM_HORIZON,
+                expiry=ExpiryWatch(SHARD_ID, HashRange(0, HASH_KEY_MAX), (), apart_s=1.0),
+            ),
+            reader,
+            reader,
+            self.queue,
+            Pacing(0.2, 0.001),
+            now=time.monotonic,
+            warn=lambda text: None,
+            lost=lambda position, text: None,
+            broke=self.broken.append,
+            subscriber=subscriber,
+        )
+
+    def __enter__(self):
+        self.queue.allow_delivery(AllowDelivery(time.monotonic() + 600, 10**9, 10**9))
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.queue.close()
+        self.thread.join(HUNG_S)
+        assert not self.thread.is_alive()
+        assert self.broken == []
+
+    def payloads(self, count):
+        found = []
+        while len(found) < count:
+            found += [int(record.data) for record in self.queue.next_task().records]
+        return found
+
+
+def test_records_come_once_and_in_order_by_polling_events_and_polling_again():
+    reader = Reader(ready=3)
+    subscriber = Subscriber([event(4, 5), event(6), NotFound("the consumer was removed")], [])
+
+    with Run(reader, subscriber) as run:
+        assert run.payloads(6) == [1, 2, 3, 4, 5, 6]
+        reader.ready = 9
+        assert run.payloads(3) == [7, 8, 9]
+
+    assert subscriber.starts == [StartPoint(AFTER, "3")]
+
+
+def test_a_shard_that_ends_in_its_subscription_ends_with_its_children():
+    child = ChildShard("shardId-000000000001", (SHARD_ID,), HashRange(0, HASH_KEY_MAX))
+    subscriber = Subscriber([event(1), event(2, children=(child,))])
+
+    with Run(Reader(), subscriber) as run:
+        assert run.payloads(2) == [1, 2]
+        end = run.queue.next_task()
+        assert isinstance(end, Exhausted)
+        assert end.children == (child,)
+
+    assert subscriber.made[0].is_closed
+
+
+def test_a_queue_that_closes_ends_the_subscription():
+    subscriber = Subscriber([event(1)])
+    run = Run(Reader(), subscriber)
+
+    with run:
+        run.payloads(1)
+
+    assert subscriber.made[0].is_closed
+
+
+def test_a_full_queue_stops_the_reading_of_events_and_loses_none():
+    """Back-pressure: no event is asked for while there is no room; the peer waits."""
+    big = [Record(bytes(2**19), "k", str(number)) for number in range(1, 9)]
+    pages = [FetchedPage([record], None, 0, continuation=record.sequence_number) for record in big]
+    asked = threading.Semaphore(0)
+
+    class Counting(Subscription):
+        def next_page(self, timeout_s):
+            asked.release()
+            return super().next_page(timeout_s)
+
+    class Counted(Subscriber):
+        def subscribe(self, shard_id, start):
+            return Counting(pages, self.clock)
+
+    with Run(Reader(), Counted()) as run:
+        for _ in range(3):  # the two that have room, and the one that waits for it
+            assert asked.acquire(timeout=HUNG_S)
+        assert not asked.acquire(timeout=0.05)
+        numbers = []
+        while len(numbers) < 8:
+            numbers += [int(each.sequence_number) for each in run.queue.next_task().records]
+
+    assert numbers == list(range(1, 9))
