@@ -105,7 +105,7 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
         consumer = settings.fetch.consumer or settings.application
         consumers = [site.consumer(source.name, consumer) for source in settings.sources]
         yield _allow(Grant.FAN_OUT, consumers)
-        # By name, these two are checked on the stream: a consumer's ARN is not known before.
+        # A consumer is found by its name, before its ARN is known.
         yield _allow(Grant.CONSUMERS, _streams(settings, site))
     yield _allow(Grant.LEASES, table)
     yield _allow(Grant.OFFERS, [site.index(settings.table, OWNER_INDEX)])

@@ -289,6 +289,8 @@ def _changed(one: msgspec.Struct, other: msgspec.Struct) -> list[str]:
     return [name for name in names if getattr(one, name) != getattr(other, name)]
 
 
+# RegisterStreamConsumer: ConsumerName has at most 128 characters.
+_CONSUMER_CHARS_MAX: Final = 128
 # GetRecords may be called five times a second and shard: a shorter pause is throttled.
 _IDLE_MIN_S: Final = 0.2
 
@@ -361,6 +363,16 @@ def _durations(settings: Settings) -> Iterator[Problem]:
         )
     if settings.fetch.buffer <= 0:
         yield Problem(("fetch", "buffer"), "expected more than nothing, such as 16MiB")
+    if (
+        settings.fetch.mode == "fan-out"
+        and settings.fetch.consumer is None
+        and len(settings.application) > _CONSUMER_CHARS_MAX
+    ):
+        yield Problem(
+            ("fetch", "consumer"),
+            f"is needed: the application's name has more than {_CONSUMER_CHARS_MAX} characters,"
+            " the most of a consumer's name",
+        )
     every = settings.checkpoint.every
     if not isinstance(every, str) and every <= 0:
         yield Problem(("checkpoint", "every"), "expected more than 0s; `batch` is after each batch")

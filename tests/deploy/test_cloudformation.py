@@ -230,10 +230,13 @@ def test_a_machine_completes_the_hooks_that_the_group_has(made):
     assert made.launch["MetadataOptions"]["InstanceMetadataTags"] == "enabled"
 
 
-def test_a_machine_may_do_what_kclrun_iam_prints_for_its_settings(made):
+@pytest.mark.parametrize("mode", ["polling", "fan-out"])
+def test_a_machine_may_do_what_kclrun_iam_prints_for_its_settings(moto, mode):
+    made = Made(f"by-{mode}", FetchMode=mode)
     # Of the group's name, the template knows the beginning.
-    known = settings(made, "instance.group=orders-Machines-*")
+    known = settings(made, f"instance.group=by-{mode}-Machines-*")
 
+    assert known.fetch.mode == mode
     assert made.policy == run_policy(known, Site(partition="aws", region=REGION, account=ACCOUNT))
 
 

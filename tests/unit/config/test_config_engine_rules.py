@@ -30,6 +30,7 @@ def loaded(more: str) -> Settings:
         ),
         (SPARK + "processor: a:B\npipeline: a:b", "pipeline: and processor exclude each other"),
         (SPARK + "checkpoint: {every: manual}", "checkpoint.every: manual has no meaning"),
+        (SPARK + "fetch: {mode: fan-out}", "fetch.mode: fan-out is for engine: fleet"),
         (SPARK + "fetch: {kpl_range: drop}", "fetch.kpl_range: drop is for engine: fleet"),
         (
             "engine: spark\nspark: {checkpoint: /c, source: {STREAMNAME: x}}",

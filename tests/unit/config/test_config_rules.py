@@ -31,6 +31,12 @@ FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
         ("aws: {endpoints: {kinesis: 'http://x.com'}}", "aws.endpoints.kinesis: expected"),
         ("leases: {failover: 10ms}", "leases.failover: expected 1s to 15m"),
         ("fetch: {idle: 100ms}", "fetch.idle: expected 200ms or more"),
+        ("fetch: {mode: fanout}", "fetch.mode"),
+        ("fetch: {mode: fan-out, consumer: a b}", "that is a consumer's name or ARN"),
+        (
+            "fetch: {mode: fan-out, consumer: 'arn:aws:kinesis:eu-west-1:123456789012:stream/o'}",
+            "that is a consumer's name or ARN",
+        ),
         ("fetch: {buffer: 0}", "fetch.buffer: expected more than nothing"),
         ("checkpoint: {every: 0s}", "checkpoint.every: expected more than 0s"),
         ("stall: 5s", "stall: expected more than leases.failover"),
@@ -71,3 +77,12 @@ def test_settings_that_contradict_are_refused(more: str, said: str) -> None:
 )
 def test_settings_that_agree_are_taken(more: str) -> None:
     settings_of(LEAST + more, environment={}, now=NOW)
+
+
+def test_a_consumer_is_named_by_itself_where_the_applications_name_is_too_long() -> None:
+    text = f"application: {'a' * 129}\nstream: orders\nfetch: {{mode: fan-out}}"
+
+    with pytest.raises(SettingsError, match=r"fetch\.consumer: is needed"):
+        settings_of(text, environment={}, now=NOW)
+    assert settings_of(text, ["fetch.consumer=short"], environment={}, now=NOW)
+    assert settings_of(text, ["fetch.mode=polling"], environment={}, now=NOW)
