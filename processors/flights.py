@@ -31,7 +31,6 @@ __all__ = [
     "airlines",
     "by_carrier",
     "demo_records",
-    "expected",
     "merge",
     "slowest",
     "summary",
@@ -177,16 +176,6 @@ def demo_records() -> Iterator[tuple[str, bytes]]:
         tail = fields[_TAILNUM]
         key = tail if tail != _MISSING else fields[_CARRIER] + fields[_FLIGHT]
         yield key, line.encode()
-
-
-def expected(window: str = "15m") -> dict[Key, Delay]:
-    """What `merge` must give for all flights, computed straight from the file."""
-    sums: defaultdict[Key, Delay] = defaultdict(Delay)
-    window_s = _seconds(window)
-    for fields in csv.reader(_flight_lines()):
-        key, delay = _read(fields, window_s)
-        sums[key] = sums[key].plus(delay)
-    return dict(sums)
 
 
 def airlines() -> dict[str, str]:

@@ -12,13 +12,12 @@ import re
 import sys
 import tokenize
 from collections import Counter
-from pathlib import Path
 
 from kclrun import spark
 from kclrun.cli import program
+from tests.architecture.sources import ROOT, our_modules
 from tests.architecture.traced_steps import STEPS
 
-ROOT = Path(__file__).parents[2]
 # What is started or imported from outside: programs, verbs, and what users import.
 ENTRIES = (
     "kclrun.__main__",
@@ -51,11 +50,12 @@ PROSE_RULES = {
 class Module:
     """One file of `kclrun/`, read once."""
 
-    def __init__(self, path):
-        self.path = path
-        self.name = _dotted(path)
-        self.text = path.read_text()
-        self.tree = ast.parse(self.text)
+    def __init__(self, source):
+        self.path = ROOT / source.name
+        self.name = _dotted(self.path)
+        self.text = source.text
+        self.tree = source.tree
+        self.nodes = source.nodes
         self.lines = self.text.count("\n")
 
     @property
@@ -68,7 +68,7 @@ class Module:
         """The numbers of the lines that docstrings fill."""
         return {
             line
-            for node in ast.walk(self.tree)
+            for node in self.nodes
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             and ast.get_docstring(node, clean=False) is not None
             for line in range(node.body[0].lineno, node.body[0].end_lineno + 1)
@@ -100,7 +100,7 @@ class Module:
     def function_lines(self):
         return [
             node.end_lineno - node.lineno + 1
-            for node in ast.walk(self.tree)
+            for node in self.nodes
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         ]
 
@@ -108,7 +108,7 @@ class Module:
     def imports(self):
         """The modules of `kclrun` that this one names: imports at any depth, and texts of names."""
         named = set()
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -122,20 +122,15 @@ class Module:
     def prose(self):
         docstrings = [
             ast.get_docstring(node)
-            for node in ast.walk(self.tree)
+            for node in self.nodes
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         ]
         return "\n".join([*filter(None, docstrings), *self.comments.values()])
 
 
 @functools.cache
-def _paths():
-    return tuple(sorted((ROOT / "kclrun").rglob("*.py")))
-
-
-@functools.cache
 def _names():
-    return frozenset(_dotted(path) for path in _paths())
+    return frozenset(_dotted(ROOT / source.name) for source in our_modules())
 
 
 def _dotted(path):
@@ -156,7 +151,7 @@ def _is_header(node):
 @functools.cache
 def modules():
     """Every module of `kclrun/`, sorted by path."""
-    return tuple(Module(path) for path in _paths())
+    return tuple(Module(source) for source in our_modules())
 
 
 def header_share_by_package():

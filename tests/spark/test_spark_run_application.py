@@ -117,6 +117,8 @@ def test_a_pipeline_reads_a_resharding_stream_to_its_end_and_sums_up(application
 
     assert done.returncode == 0, done.stderr
     assert "20000 rows, 20000 distinct, up to 19999" in done.stdout
+    left = {each.name for each in tmp_path.iterdir()} - {"__pycache__"}
+    assert left == {"app.yaml", "out", "pipelines.py", "report.json"}, "Spark leaves nothing here"
     told = json.loads(report.read_bytes())
     assert told["exit_reason"] == "caught up"
     assert told["totals"]["records"] == 20_000

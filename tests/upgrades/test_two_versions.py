@@ -19,7 +19,7 @@ from tests.upgrades.versions import HEAD
 pytest_plugins = ("tests.processes.fleet_rig.fixtures", "tests.upgrades.fixtures")
 pytestmark = pytest.mark.slow
 
-SHARDS = 10
+SHARDS = 6
 FAILOVER_S = 3.0
 CAP = 2000
 # DESIGN 14, on two cores.

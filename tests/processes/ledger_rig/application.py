@@ -234,7 +234,7 @@ class Application:
     def warned(self):
         """What lease processes warned of, but for having stood still: that is a busy machine."""
         lines = self.of("lease_process_warned")
-        return [line for line in lines if line["detail"] != "the process stood still"]
+        return [line for line in lines if not line["detail"].startswith("the process stood still")]
 
     def last_words(self):
         return "The log ends:\n" + "\n".join(
