@@ -44,7 +44,7 @@ def hint(unknown: str, known: Iterable[str]) -> str:
 def nearest(unknown: str, known: Iterable[str]) -> str | None:
     """The known name with the most similar spelling; None if no name is similar."""
     names = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(unknown.lower(), names, n=1)
+    close = difflib.get_close_matches(unknown.lower(), names)
     return names[close[0]] if close else None
 
 
@@ -172,7 +172,7 @@ def _leaf(
     constraints = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
     for choice in choices:
         # A number or a switch may come from the environment: then its text is read like YAML.
-        for candidate in (value, _as_scalar(value), _as_switch(choice, value)):
+        for candidate in (value, _as_scalar(value), _as_switch(value)):
             try:
                 return _converted(choice, constraints, candidate)
             except (ValueError, msgspec.ValidationError):
@@ -208,7 +208,7 @@ def _converted(choice: Any, constraints: tuple[Any, ...], value: Any) -> Any:
     if bare is Any:
         return _without_marks(value)
     plain = str(value) if isinstance(value, str) else value
-    if constraints and get_origin(bare) is not Literal:
+    if constraints:
         choice = Annotated[choice, *constraints]
     return msgspec.convert(plain, choice)
 
@@ -223,11 +223,9 @@ def _as_scalar(value: Any) -> Any:
     return scalar if isinstance(scalar, bool | int | float) else value
 
 
-def _as_switch(choice: Any, value: Any) -> Any:
+def _as_switch(value: Any) -> Any:
     """`"off"` in quotes means the same switch as without quotes."""
-    if plain_type(choice) is not bool or not isinstance(value, str):
-        return value
-    return _SWITCHES.get(value.lower(), value)
+    return _SWITCHES.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def _without_marks(value: Any) -> Any:
@@ -267,14 +265,12 @@ def _kind(bare: Any) -> str:
 def _bounds(metas: list[msgspec.Meta]) -> str:
     words = []
     for meta in metas:
-        if meta.ge is not None and meta.le is not None:
+        if meta.le is not None:  # such a setting has a least value, too
             words.append(f" from {meta.ge} to {meta.le}")
         elif meta.ge is not None:
             words.append(f" of at least {meta.ge}")
-        if meta.min_length is not None:
-            words.append(" that is not empty")
-        if meta.pattern is not None:
-            words.append((meta.extra or {}).get("words", f" that matches {meta.pattern}"))
+        if meta.extra is not None:
+            words.append(meta.extra["words"])
     return "".join(words)
 
 
@@ -366,7 +362,7 @@ def _bare(bare: Any) -> dict[str, Any]:
         key_type, item_type = get_args(bare)
         names = {"propertyNames": _bare(key_type)} if get_origin(key_type) is Literal else {}
         return {"type": "object", "additionalProperties": _annotated(item_type) or True} | names
-    if isinstance(bare, type) and issubclass(bare, msgspec.Struct):
+    if _is_struct(bare):
         return _struct_schema(bare)
     return dict(_KINDS[bare])
 
@@ -384,7 +380,7 @@ def _constraints(meta: msgspec.Meta) -> dict[str, Any]:
 
 def _default(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
     default = field.default
-    if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
+    if field.default_factory is not msgspec.NODEFAULT:
         default = field.default_factory()
     if default is msgspec.NODEFAULT or default is None or isinstance(default, msgspec.Struct):
         return {}

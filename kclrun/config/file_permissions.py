@@ -66,7 +66,6 @@ def write_new(path: Path, text: str) -> None:
     # Exclusive: a file that was created since the caller's check is not overwritten either.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _NEW_MODE)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, _NEW_MODE)
         file.write(text)
 
 

@@ -1,8 +1,8 @@
 """Every setting, its type, its default, and one line about its purpose.
 
 `kclrun check --schema` puts the documentation of each setting into the JSON Schema, so an editor
-shows it. Units are in the types: Duration is seconds, ByteSize bytes. A type with a pattern carries
-the words for it, for messages (`convert.describe`).
+shows it. Units are in the types: Duration is seconds, ByteSize bytes. A type with a pattern or
+a length carries the words for it, for messages (`convert.describe`).
 """
 
 from __future__ import annotations
@@ -141,6 +141,7 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True):
             "autoscaling group of this machine; left out: as its tag in the instance metadata says",
             min_length=1,
             max_length=255,
+            extra={"words": " of 1 to 255 characters"},
         ),
     ] = None
     launch_hook: Annotated[

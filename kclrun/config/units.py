@@ -7,6 +7,7 @@ numbers. Pure: the time is an argument.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 from datetime import UTC, datetime
@@ -41,7 +42,7 @@ class Duration(float):
     def text(self) -> str:
         """The text that people write, in the largest unit that divides it: `2m`, `90s`, `250ms`."""
         for unit in ("d", "h", "m", "s"):
-            if self >= _SECONDS[unit] and self % _SECONDS[unit] == 0:
+            if self and self % _SECONDS[unit] == 0:
                 return f"{int(self / _SECONDS[unit])}{unit}"
         milliseconds = f"{self * 1000:.3f}".rstrip("0").rstrip(".")
         return f"{milliseconds}ms" if self else "0s"
@@ -64,7 +65,7 @@ class ByteSize(int):
     def text(self) -> str:
         """The text that people write: `16MiB`, `512KiB`, `1000B`."""
         for unit in ("GiB", "MiB", "KiB"):
-            if self >= _BYTES[unit] and self % _BYTES[unit] == 0:
+            if self and self % _BYTES[unit] == 0:
                 return f"{self // _BYTES[unit]}{unit}"
         return f"{int(self)}B"
 
@@ -108,6 +109,7 @@ def _shown(now: WallTime) -> str:
 
 
 _LOOPBACK: Final = "127.0.0.1"
+_PORT: Final = re.compile(r"[0-9]+")
 _PORT_MAX: Final = 65535
 
 
@@ -121,11 +123,8 @@ def parse_listen(text: str | int) -> tuple[str, int]:
     host, colon, port = str(text).rpartition(":")
     address = host.removeprefix("[").removesuffix("]") if colon else _LOOPBACK
     address = _LOOPBACK if address == "localhost" else address
-    try:
+    with contextlib.suppress(ValueError):
         ipaddress.ip_address(address)
-        number = int(port) if port.isascii() and port.isdecimal() else -1
-    except ValueError:
-        number = -1
-    if not 0 <= number <= _PORT_MAX:
-        raise ValueError("expected a port of this machine such as 9464, or ADDRESS:PORT")
-    return address, number
+        if _PORT.fullmatch(port) and int(port) <= _PORT_MAX:
+            return address, int(port)
+    raise ValueError("expected a port of this machine such as 9464, or ADDRESS:PORT")

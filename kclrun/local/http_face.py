@@ -132,20 +132,24 @@ _UNAVAILABLE: Final = (
 )
 
 
-class _Head:
+class _Parsing:
     """Collects the parsed parts of one answer."""
 
     def __init__(self) -> None:
+        self.parser = httptools.HttpResponseParser(self)
         self.headers: list[tuple[bytes, bytes]] = []
         self.pieces: deque[bytes] = deque()
         self.has_headers = False
         self.is_complete = False
+        self.is_reusable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self.has_headers = True
+        # Asked here: after the end of the answer the parser says no, whatever the headers were.
+        self.is_reusable = self.parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
         self.pieces.append(body)
@@ -250,24 +254,23 @@ class Forwarder:
 
     async def _relay_answer(self, connection: _Connection, method: str, send: Send) -> bool:
         """Send the answer back. Returns whether the connection may be used again."""
-        head = _Head()
-        parser = httptools.HttpResponseParser(head)
+        answer = _Parsing()
         is_started = False
-        while not head.is_complete:
+        while not answer.is_complete:
             piece = await connection.reader.read(_PIECE_BYTES)
             if not piece:
                 raise asyncio.IncompleteReadError(b"", None)
-            parser.feed_data(piece)
-            if head.has_headers and not is_started:
+            answer.parser.feed_data(piece)
+            if answer.has_headers and not is_started:
                 is_started = True
-                await send(_start(parser.get_status_code(), head.headers))
+                await send(_start(answer.parser.get_status_code(), answer.headers))
                 if method == "HEAD":
                     break  # Its Content-Length is not followed by a body.
-            while head.pieces:
-                body = head.pieces.popleft()
+            while answer.pieces:
+                body = answer.pieces.popleft()
                 await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
-        return parser.should_keep_alive()
+        return answer.is_reusable
 
 
 def _start(status: int, headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:

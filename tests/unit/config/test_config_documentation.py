@@ -1,5 +1,6 @@
 """Every setting is documented, in the schema and in the file that people copy."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +74,15 @@ def test_the_schema_shows_defaults_as_people_write_them() -> None:
         "default": 64,
         "description": "",
     }
+    assert told["processor"]["pattern"].startswith("^")
+    shown = {path: each["default"] for path, each in told.items() if "default" in each}
+    assert shown.items() >= {
+        *(("embedded.shards", 1), ("embedded.limits", False), ("embedded.fill.aggregate", 0.0)),
+        *(("start", "TRIM_HORIZON"), ("instance.watch", "auto")),
+    }
+    assert (shown["output.partition_by"], shown["options"]) == ([], {})
+    assert json.loads(json.dumps(shown)) == shown, "nothing but values of JSON"
+    assert None not in shown.values()
     assert told["aws.endpoints"]["propertyNames"] == {
         "enum": ["kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling"]
     }

@@ -9,6 +9,7 @@ from kclrun.errors import SettingsError
     [
         ("${A}", "1"),
         ("x-${A}-${B:-two}", "x-1-two"),
+        ("${A:-d}", "1"),
         ("${EMPTY:-d}", "d"),
         ("${EMPTY}", ""),
         ("${B:-}", ""),
@@ -48,3 +49,4 @@ def test_what_was_expanded_remembers_what_the_file_said() -> None:
 
 def test_a_path_is_written_as_a_person_would() -> None:
     assert dotted(("embedded", "reshard", 0, "after")) == "embedded.reshard[0].after"
+    assert dotted(()) == "the file"

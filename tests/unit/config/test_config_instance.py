@@ -43,6 +43,7 @@ def test_a_recommendation_drains_whoever_is_surely_replaced_or_asks_for_it(
 def test_one_hook_cannot_be_for_both_ends() -> None:
     with pytest.raises(SettingsError, match="a hook is for one of the two"):
         settings("{launch_hook: one, termination_hook: one}")
+    settings("{launch_hook: one, termination_hook: other}")
 
 
 @pytest.mark.parametrize("name", ["", "a hook", "x" * 256])

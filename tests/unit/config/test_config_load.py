@@ -55,13 +55,26 @@ def test_a_section_with_everything_commented_out_has_its_defaults() -> None:
             "leases: {max: many}",
             "leases.max: expected a whole number from 1 to 1024, got 'many' (app.yaml line 3)",
         ),
-        ("leases: {max: 0}", "leases.max: expected a whole number from 1 to 1024, got 0"),
+        ("leases: {max: 0}", "leases.max: expected a whole number from 1 to 1024, got 0 (app.yaml"),
+        (
+            "leases: {max: 'on'}",
+            "leases.max: expected a whole number from 1 to 1024, got 'on' (app",
+        ),
         ("leases: {cleanup: maybe}", "leases.cleanup: expected on or off, got 'maybe'"),
         ("stall: 10", "stall: expected a duration such as 10s, 250ms or 1m30s, got 10"),
         ("fetch: {buffer: lots}", "fetch.buffer: expected a size such as 16MiB or 512KiB"),
         ("checkpoint: {every: often}", "or batch or manual, got 'often'"),
         ("log: {level: loud}", "expected debug, info, warning or error, got 'loud'"),
         ("aws: {region: off}", "aws.region: expected a text, got a switch (on or off); put it in"),
+        ("aws: {region: [1]}", "aws.region: expected a text, got a list (app.yaml line 3)"),
+        (
+            "aws: {region: }\nstall: ",
+            "stall: expected a duration such as 10s, 250ms or 1m30s, got n",
+        ),
+        ("instance: {group: ''}", "instance.group: expected a text of 1 to 255 characters, got ''"),
+        (f"stall: {'x' * 58}", f", got '{'x' * 58}' (app.yaml line 3)"),
+        (f"stall: {'x' * 59}", f", got '{'x' * 59}… (app.yaml line 3)"),
+        ("embedded: {shards: 501}", "embedded.shards: expected a whole number from 1 to 500, got"),
         ("leases: [1]", "leases: expected settings, got a list"),
         ("stall: {a: 1}", "stall: expected a duration such as 10s, 250ms or 1m30s, got a mapping"),
         ("options: [1]", "options: expected settings, one a line, got a list"),
@@ -127,7 +140,9 @@ def test_a_word_that_is_nearly_one_of_those_allowed_is_answered_with_it() -> Non
     assert "did you mean" not in refusal("log: {level: '${LEVEL}'}", LEVEL="warn")
 
 
-@pytest.mark.parametrize(("text", "switch"), [("off", False), ("On", True), ("false", False)])
+@pytest.mark.parametrize(
+    ("text", "switch"), [("off", False), ("On", True), ("false", False), ("TRUE", True)]
+)
 def test_a_switch_in_quotes_is_a_switch(text: str, switch: bool) -> None:
     assert settings(f"instance: {{watch: '{text}'}}").instance.watch is switch
     assert settings(f"leases: {{cleanup: '{text}'}}").leases.cleanup is switch
@@ -137,7 +152,7 @@ def test_a_switch_is_a_text_where_a_text_is_wanted() -> None:
     assert settings("leases: {group: 'off'}").leases.group == "off"
 
 
-@pytest.mark.parametrize("number", ["0x" + "f" * 6000, "9" * 5000, "9" * 30, "-" + "9" * 30])
+@pytest.mark.parametrize("number", ["0x" + "f" * 6000, "9" * 5000, str(2**64), str(-(2**63) - 1)])
 @pytest.mark.parametrize("place", ["stall", "options"])
 def test_a_number_that_no_process_could_be_given_is_refused_in_words(
     number: str, place: str
@@ -206,13 +221,14 @@ def test_an_override_saves_a_variable_that_is_not_set() -> None:
         ("leases.max", "expected a.b=value"),
         ("=3", "expected a.b=value"),
         ("a..b=3", "expected a.b=value"),
-        ("stream.name=3", "stream holds no settings of its own"),
+        ("stream.name=3", "--set stream.name: stream holds no settings of its own"),
+        ("aws.region.a.b=3", "--set aws.region.a.b: aws.region holds no settings of its own"),
         ("leases.max=[", "--set leases.max: line 1: not readable"),
         ("leases.mox=3", "leases.mox: no such setting; did you mean max?"),
     ],
 )
 def test_a_wrong_override_is_told(override: str, said: str) -> None:
-    assert said in refusal("", override)
+    assert said in refusal("aws: {region: eu-west-1}", override)
 
 
 def test_a_problem_of_an_override_is_not_given_a_line_of_the_file() -> None:

@@ -39,6 +39,7 @@ def test_naming_cloudwatch_is_asking_for_it() -> None:
         (9464, ("127.0.0.1", 9464)),
         ("9464", ("127.0.0.1", 9464)),
         (0, ("127.0.0.1", 0)),
+        (65535, ("127.0.0.1", 65535)),
         ("localhost:1", ("127.0.0.1", 1)),
         ("0.0.0.0:9464", ("0.0.0.0", 9464)),
         ("[::1]:9464", ("::1", 9464)),
@@ -49,7 +50,11 @@ def test_a_port_alone_is_on_loopback(listen: str | int, address: tuple[str, int]
 
 
 @pytest.mark.parametrize(
-    "listen", ["", ":", ":9464", "box.example:9464", "1.2.3.4", 65536, -1, "127.0.0.1:http", "1:²"]
+    "listen",
+    [
+        *("", ":", ":9464", "box.example:9464", "1:9464", "1.2.3.4", 65536, -1),
+        *(f"127.0.0.1:{port}" for port in ("http", "²", "\u0661", "+5", "1_0", " 5", "9" * 5000)),
+    ],
 )
 def test_what_is_no_address_is_refused(listen: str | int) -> None:
     with pytest.raises(ValueError, match="expected a port of this machine"):

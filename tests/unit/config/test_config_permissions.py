@@ -22,14 +22,22 @@ def test_a_file_that_only_we_can_write_is_read(file: Path) -> None:
     assert read_trusted(file) == "stream: s\n"
 
 
-@pytest.mark.parametrize(("mode", "who"), [(0o664, "its group"), (0o646, "everybody")])
+@pytest.mark.parametrize(
+    ("mode", "group", "who"),
+    [
+        (0o664, 100, "its group"),
+        (0o664, 54_321, "its group"),  # a group without a name
+        (0o646, 100, "everybody"),
+        (0o666, 0, "everybody"),
+    ],
+)
 def test_a_file_that_others_can_write_is_refused_with_the_remedy(
-    file: Path, mode: int, who: str
+    file: Path, mode: int, group: int, who: str
 ) -> None:
     file.chmod(mode)
-    # A group that is nobody's own: for root any other, for a user the test needs no change.
+    # A group of several users: for root any other, for a user the test needs no change.
     if os.geteuid() == 0:
-        os.chown(file, -1, 100)
+        os.chown(file, -1, group)
 
     with pytest.raises(SettingsError, match=f"written by {who}") as caught:
         read_trusted(file)
@@ -39,9 +47,9 @@ def test_a_file_that_others_can_write_is_refused_with_the_remedy(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_file_of_another_user_is_refused(file: Path) -> None:
-    os.chown(file, 12345, -1)
+    os.chown(file, 1, -1)
 
-    with pytest.raises(SettingsError, match="belongs to user 12345"):
+    with pytest.raises(SettingsError, match="belongs to user 1,"):
         read_trusted(file)
 
 
@@ -56,17 +64,20 @@ def test_a_file_is_read_up_to_a_million_bytes_and_left_closed(file: Path) -> Non
     assert open_descriptors() <= before
 
 
-def test_a_new_file_is_trusted_whatever_the_umask_is(tmp_path: Path) -> None:
-    path, former = tmp_path / "new" / "app.yaml", os.umask(0)
+@pytest.mark.parametrize(("umask", "mode"), [(0, 0o644), (0o077, 0o600)])
+def test_a_new_file_is_trusted_whatever_the_umask_is(tmp_path: Path, umask: int, mode: int) -> None:
+    path, former = tmp_path / "new" / "folder" / "app.yaml", os.umask(umask)
     try:
         write_new(path, "é")
     finally:
         os.umask(former)
 
-    assert path.stat().st_mode & 0o7777 == 0o644
+    assert path.stat().st_mode & 0o7777 == mode
     assert read_trusted(path) == "é"
     with pytest.raises(FileExistsError):
         write_new(path, "")
+    assert read_trusted(path) == "é"
+    write_new(path.with_name("second.yaml"), "")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -118,13 +129,21 @@ def test_a_secret_from_the_environment_may_be_named_and_a_name_that_ends_like_on
     refuse_secrets({"options": {"ask_password": "never", "sort.column": "id", "password": {}}})
 
 
-def test_a_file_that_its_owners_private_group_may_write_is_trusted(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "members", "is_private"),
+    [("me", [], True), ("me", ["me"], True), ("me", ["me", "you"], False), ("staff", [], False)],
+)
+def test_a_group_may_write_that_is_its_owners_alone(
+    file: Path, monkeypatch: pytest.MonkeyPatch, name: str, members: list[str], is_private: bool
+) -> None:
     """Amazon Linux and Fedora: a umask of 002, and a group of one's own for every user."""
-    file = tmp_path / "app.yaml"
-    file.write_text("application: orders\n")
+    user = pwd.struct_passwd(("me", "x", os.geteuid(), 0, "", "/", "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: user)
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group((name, "x", gid, members)))
     file.chmod(0o664)
-    owner = pwd.getpwuid(os.geteuid())
-    if grp.getgrgid(file.stat().st_gid).gr_name != owner.pw_name:
-        pytest.skip(f"user {owner.pw_name} has no group of its own here")
 
-    assert read_trusted(file) == "application: orders\n"
+    if is_private:
+        assert read_trusted(file) == "stream: s\n"
+    else:
+        with pytest.raises(SettingsError, match="written by its group"):
+            read_trusted(file)

@@ -14,6 +14,10 @@ FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
     [
         ("start: 2030-01-01T00:00:00Z", "start: 2030-01-01T00:00:00Z is in the future"),
         ("embedded: {shards: 2}", "embedded: is for aws.endpoint: embedded"),
+        (
+            "aws: {endpoint: 'https://x.com'}\nembedded: {shards: 2}",
+            "embedded: is for aws.endpoint: embedded",
+        ),
         ("aws: {region: EU West}", "aws.region: expected a region such as eu-west-1 (the"),
         ("aws: {endpoint: somewhere}", "aws.endpoint: expected embedded or a URL: this is not a"),
         ("aws: {endpoint: embeded}", "did you mean embedded?"),
@@ -39,7 +43,12 @@ FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
         ),
         ("fetch: {buffer: 0}", "fetch.buffer: expected more than nothing"),
         ("checkpoint: {every: 0s}", "checkpoint.every: expected more than 0s"),
-        ("stall: 5s", "stall: expected more than leases.failover"),
+        ("stall: 10s", "stall: expected more than leases.failover"),
+        ("processor: 'kclpy:a.py'", "checkpoint.every: is manual for a processor of amazon_kclpy"),
+        (
+            "processor: 'kclpy:a.py'\nengine: spark\nspark: {checkpoint: c}",
+            "processor: kclpy: is for engine: fleet",
+        ),
         ("summary: a:b", "summary: needs output.path"),
         (
             "aws: {endpoint: embedded}\nembedded: {reshard: [{after: 0.1, split: 0}]}",
@@ -73,6 +82,9 @@ def test_settings_that_contradict_are_refused(more: str, said: str) -> None:
         "start: 2020-01-01T00:00:00Z",
         FILLED + "  reshard: [{after: 0.1, split: 0}, {after: 0.5, merge: 0}]",
         "output: {path: out}\nsummary: a:b",
+        "fetch: {buffer: 1}",
+        "stall: 10001ms",
+        "processor: 'kclpy:a.py'\ncheckpoint: {every: manual}",
     ],
 )
 def test_settings_that_agree_are_taken(more: str) -> None:

@@ -50,6 +50,7 @@ def test_one_stream_is_a_source_with_all_that_is_the_applications() -> None:
 def test_settings_are_narrowed_to_one_stream_by_its_name_or_arn(named: str) -> None:
     narrowed = load(TWO).of_stream(named)
 
+    assert load(TWO).of_stream("orders").start == "LATEST", "the application's"
     assert narrowed.only_stream == "arn:aws:kinesis:eu-west-1:123456789012:stream/audits"
     assert (narrowed.processor, narrowed.start, narrowed.streams) == (
         "m:Audit",
@@ -65,6 +66,12 @@ def test_no_stream_is_meant_where_there_are_several_and_none_that_is_not_there()
         _ = settings.only_stream
     with pytest.raises(SettingsError, match="other is no stream of this application: orders, aud"):
         settings.of_stream("other")
+
+
+def test_no_processor_for_all_is_needed_where_each_stream_has_one() -> None:
+    text = TWO.replace("processor: m:Both\n", "").replace("name: orders", "name: o, processor: m:C")
+
+    assert [source.processor for source in load(text).sources] == ["m:C", "m:Audit"]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ def test_what_is_no_duration_is_refused_with_an_example(wrong: object) -> None:
         ("10MB", 10**7),
         ("2GiB", 2**31),
         ("7", 7),
+        ("7B", 7),
         (7, 7),
         ("1.5kB", 1500),
     ],
@@ -41,6 +42,25 @@ def test_sizes_are_read_in_both_kinds_of_units(text: object, size: int) -> None:
 def test_what_is_no_size_is_refused_with_an_example(wrong: object) -> None:
     with pytest.raises(ValueError, match="16MiB or 512KiB"):
         ByteSize.parse(wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((Duration(seconds), text) for seconds, text in (
+            (0, "0s"), (0.0005, "0.5ms"), (0.25, "250ms"), (1, "1s"), (60, "1m"), (90, "90s"),
+            (3600, "1h"), (5400, "90m"), (86400, "1d"),
+        )),
+        *((ByteSize(size), text) for size, text in (
+            (0, "0B"), (1000, "1000B"), (2**10, "1KiB"), (1536, "1536B"), (2**20, "1MiB"),
+            (2**30, "1GiB"), (3 * 2**29, "1536MiB"),
+        )),
+    ],
+)  # fmt: skip
+def test_a_value_is_written_in_the_largest_unit_that_divides_it(
+    value: Duration | ByteSize, text: str
+) -> None:
+    assert value.text == text
 
 
 @given(st.integers(min_value=0, max_value=10**9))
