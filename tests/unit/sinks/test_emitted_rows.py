@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -20,7 +18,7 @@ from typing import Any
 import pytest
 
 from kclrun.consuming.delivery import host_fault
-from kclrun.errors import InvariantViolation, LimitExceeded, OutputLocked, SinkError
+from kclrun.errors import InvariantViolation, LimitExceeded, SinkError
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.sinks import emitted_rows, marks
 from kclrun.sinks.emitted_rows import ROW_BYTES_MAX, EmittedRows, encode_row
@@ -493,38 +491,6 @@ def test_a_child_that_user_code_forks_holds_no_lock_and_writes_nothing(tmp_path:
         os.close(fd)
     assert told == b"refused"
     assert (tmp_path / f"{SHARD}.jsonl").read_bytes() == b""
-
-
-def test_whoever_waits_for_the_lock_gets_the_file_in_place_and_not_the_one_set_aside(
-    tmp_path: Path,
-):
-    path = tmp_path / f"{SHARD}.jsonl"
-    path.write_text('{"n":1}\n')
-    holder = os.open(path, os.O_RDWR)
-    fcntl.flock(holder, fcntl.LOCK_EX)
-    opened: list[EmittedRows] = []
-    waiter = threading.Thread(
-        target=lambda: opened.append(EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON))
-    )
-    waiter.start()
-    path.rename(tmp_path / "aside")
-    os.close(holder)
-    waiter.join(timeout=HUNG_S)
-
-    with opened[0] as rows:
-        batch(rows, 5)
-        rows.make_durable(at(5))
-    assert numbers_in(tmp_path) == [5]
-    assert (tmp_path / "aside").read_text() == '{"n":1}\n'
-
-
-def test_waiting_for_a_lock_in_vain_leaves_no_descriptor_open(tmp_path: Path):
-    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON):
-        before = open_descriptors()
-        with pytest.raises(OutputLocked):
-            EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON, lock_wait_s=0.0)
-
-        assert open_descriptors() <= before
 
 
 @pytest.mark.parametrize("shard_id", ["", "..", "../x", "a/b", "a\n", "x" * 129])
