@@ -1,5 +1,7 @@
 """The parts of the planner that count and estimate: time, calls, windows, what a stretch holds."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from kclrun.errors import Unavailable
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record
 from kclrun.spark.options import Reached, SourceSettings
-from kclrun.spark.planning.batch_target import Admission, ServiceTime, Window
+from kclrun.spark.planning.batch_target import Admission, ServiceTime, TargetSearch, Window
 from kclrun.spark.planning.bound_search import BatchTarget, find_bound
 from kclrun.spark.planning.shard_cursor import (
     Delayed,
@@ -66,15 +68,6 @@ def test_many_answers_tell_the_time_to_a_fraction_of_a_second():
     assert service.surely_ahead_ms(at) - at * 1000 < 100
 
 
-def test_a_time_that_the_service_refused_is_not_sent_again():
-    service = ServiceTime(5.0)
-    first = service.surely_past_ms(10.0)
-    service.was_ahead()
-    service.was_ahead()
-
-    assert service.surely_past_ms(10.0) <= first - 3000
-
-
 def test_a_shards_calls_keep_to_their_rate():
     budget = ReadBudget(2.5, 0.0)
     now, calls = 0.0, 0
@@ -86,54 +79,278 @@ def test_a_shards_calls_keep_to_their_rate():
     assert 2.5 * 20 <= calls <= 2.5 * 20 + 6
 
 
-def test_bytes_that_are_read_twice_keep_to_a_tenth_of_the_shards_rate():
-    budget = ReadBudget(2.5, 0.0)
-    budget.waste(400_000, 0.0)
-
-    assert budget.ready_at(0.0) == 2.0
-    budget.waste(10**9, 0.0)
-    assert budget.ready_at(0.0) == 5.0
+def estimate(service, now=0.0):
+    """The service's time less the local time, from below and from above, in milliseconds."""
+    return service.surely_past_ms(now) - now * 1000, service.surely_ahead_ms(now) - now * 1000
 
 
-def test_a_thousand_shards_are_looked_at_every_two_seconds():
-    assert Tick(1.0).next_s(100) == 1.0
-    assert Tick(1.0).next_s(1000) == 2.0
+def test_before_any_answer_the_hosts_clock_is_the_services_to_a_second():
+    service = ServiceTime(5.0)
+    service.hear(None, 1.0, 2.0)
+
+    assert not service.is_known
+    assert estimate(service) == (4_000, 6_001)
 
 
-def test_ticks_lengthen_by_half_and_shorten_by_a_tenth_of_a_second():
-    tick = Tick(1.0)
-    tick.throttled()
+def test_an_answer_bounds_the_services_time_by_its_second_and_the_way_there_and_back():
+    service = ServiceTime(5.0)
+    service.hear(103.0, sent_at=99.75, received_at=100.5)
 
-    assert [round(tick.next_s(1), 3) for _ in range(4)] == [1.5, 1.4, 1.3, 1.2]
-    for _ in range(20):
-        tick.throttled()
-        longest = tick.next_s(1)
-    assert longest == 5.0
+    assert service.is_known
+    assert estimate(service) == (2_500, 4_251)
+    service.hear(104.0, sent_at=101.0, received_at=101.25)  # both bounds are better
+    assert estimate(service) == (2_750, 4_001)
+    service.hear(103.0, sent_at=102.0, received_at=102.75)  # the upper bound only
+    assert estimate(service) == (2_750, 2_001)
 
 
-def test_a_window_doubles_after_quick_batches_and_halves_after_slow_ones():
+def test_an_answer_counts_for_ten_minutes_and_those_of_five_seconds_count_as_one():
+    service = ServiceTime(0.0)
+    service.hear(110.0, 100.0, 100.0)
+    service.hear(104.0, 104.0, 104.9)  # with the first
+    service.hear(105.0, 105.0, 105.0)
+    assert estimate(service) == (10_000, 1_001)
+    service.hear(700.0, 700.0, 700.0)
+    assert estimate(service) == (10_000, 1_001)
+    service.hear(701.0, 701.0, 701.0)  # the first and the second are forgotten together
+    assert estimate(service) == (0, 1_001)
+
+
+def test_each_time_that_the_service_refuses_makes_the_estimate_more_careful_to_a_minute():
+    service = ServiceTime(0.0)
+    margins = []
+    for _ in range(8):
+        service.was_ahead()
+        margins.append(-1_000 - estimate(service)[0])
+
+    assert margins == [1_000, 3_000, 7_000, 15_000, 31_000, 60_000, 60_000, 60_000]
+    assert estimate(service)[1] == 1_001, "what is surely ahead stays"
+
+
+@pytest.mark.parametrize(
+    ("took_s", "width_s"), [(14.9, 120.0), (15.0, 60.0), (30.0, 60.0), (30.1, 30.0)]
+)
+def test_a_window_doubles_after_a_quick_batch_and_halves_after_a_slow_one(took_s, width_s):
     window = Window(30.0)
-    widths = []
-    for took_s in (1.0, 1.0, 20.0, 40.0):
-        window.took(took_s)
-        widths.append(window.width_s)
+    assert window.until_ms(1_000, 100.0) == 61_000, "the first is a minute"
 
-    assert widths == [120.0, 240.0, 240.0, 120.0]
-    assert window.until_ms(1_000, 5.0) == 6_000
+    window.took(took_s)
+
+    assert window.width_s == width_s
+    assert window.until_ms(1_000, 5.0) == 6_000, "a limit of the trigger is shorter"
+    assert window.until_ms(1_000, 0.0) == 1_001, "it advances always"
 
 
-def test_limits_of_a_trigger_are_times_at_the_shards_density():
+def test_a_window_is_a_millisecond_at_the_least_and_a_year_at_the_most():
+    narrow, wide = Window(30.0), Window(30.0)
+    for _ in range(40):
+        narrow.took(31.0)
+        wide.took(1.0)
+
+    assert (narrow.width_s, wide.width_s) == (0.001, 365 * 86_400)
+
+
+@pytest.mark.parametrize(
+    ("records_max", "bytes_max", "span_s"),
+    [
+        (600, None, 2.0),
+        (None, 3_000.0, 0.1),
+        (600, 3_000.0, 0.1),
+        (None, None, 365 * 86_400.0),
+        (0, None, 0.001),
+    ],
+)
+def test_limits_of_a_trigger_are_times_at_the_density_of_all_shards(records_max, bytes_max, span_s):
     dense = [Density(100.0, 10_000.0, 100.0)] * 3
 
-    assert Admission(600, None).span_s(dense) == 2.0
-    assert Admission(600, 3_000.0).span_s(dense) == pytest.approx(0.1)
-    assert Admission(None, None).span_s(dense) > 1e6
+    assert Admission(records_max, bytes_max).span_s(dense) == pytest.approx(span_s)
+    assert Admission(records_max or 1, bytes_max).span_s([]) == 365 * 86_400.0
 
 
-def test_a_density_needs_two_records_or_a_span():
-    assert density_of([record(1)]) is None
-    assert density_of([record(1, 5.0), record(2, 7.0)]).records_per_second == 0.5
-    assert density_of([record(1, 5.0)], 4.0).records_per_second == 0.25
+@pytest.mark.parametrize(
+    ("arrivals", "span_s", "density"),
+    [
+        ([], None, None),
+        ([5.0], None, None),
+        ([5.0, 7.0], None, Density(0.5, 100.0, 200.0)),
+        ([5.0, 6.0, 9.0], None, Density(0.5, 100.0, 200.0)),
+        ([5.0, 5.0], None, Density(1_000.0, 200_000.0, 200.0)),
+        ([5.0], 4.0, Density(0.25, 50.0, 200.0)),
+        ([5.0, 5.0], 0.0, Density(2_000.0, 400_000.0, 200.0)),
+    ],
+)
+def test_a_density_needs_two_records_or_a_span(arrivals, span_s, density):
+    """A record has 100 bytes of data and 100 around them."""
+    assert density_of([record(n, at) for n, at in enumerate(arrivals)], span_s) == density
+
+
+@pytest.mark.parametrize(
+    ("shards", "throttled", "pauses"),
+    [
+        (1, 0, [1.0, 1.0]),
+        (500, 0, [1.0, 1.0]),
+        (1000, 0, [2.0, 2.0]),
+        (1, 1, [1.5, 1.4, 1.3, 1.2, 1.1, 1.0, 1.0]),
+        (1, 2, [1.5, 2.25, 2.15]),
+        (1000, 1, [3.0, 2.9]),
+        (1, 9, [1.5, 2.25, 3.375, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 4.9]),
+        (5000, 1, [10.0, 10.0]),
+    ],
+)
+def test_ticks_lengthen_by_half_after_throttles_and_shorten_by_a_tenth_of_a_second(
+    shards, throttled, pauses
+):
+    tick, seen = Tick(1.0), []
+    for number in range(len(pauses)):
+        if number < throttled:
+            tick.throttled()
+        seen.append(tick.next_s(shards))
+
+    assert seen == pytest.approx(pauses)
+
+
+def test_a_budget_has_a_burst_of_five_calls_a_debt_of_as_many_and_fills_at_its_rate():
+    budget = ReadBudget(2.0, 10.0)
+    for _ in range(4):
+        budget.spend(10.0)
+        assert budget.ready_at(10.0) == 10.0
+    budget.spend(10.0)
+    assert budget.ready_at(10.0) == 10.5
+    assert budget.ready_at(10.25) == 10.5
+    budget.spend(10.25, calls=99.0)
+    assert budget.ready_at(10.25) == 13.25, "six calls at two a second"
+    assert budget.ready_at(9.0) == 12.0, "a clock that goes back gives no calls"
+    budget.spend(1_000.0, calls=6.0)
+    assert budget.ready_at(1_000.0) == 1_001.0, "not more than a burst was saved"
+
+
+def test_a_shard_rests_for_bytes_read_twice_and_after_failures_whatever_is_longer():
+    budget = ReadBudget(2.5, 0.0)
+    budget.waste(400_000, 0.0)
+    assert budget.ready_at(0.0) == 2.0
+    budget.waste(200_000, 1.0)
+    assert budget.ready_at(1.0) == 3.0, "one after the other"
+    budget.waste(10**9, 1.0)
+    assert budget.ready_at(1.0) == 6.0, "five seconds at the most"
+    budget.rest(5.0)
+    assert budget.ready_at(1.0) == 6.0
+    budget.rest(7.0)
+    assert budget.ready_at(1.0) == 7.0
+    budget.waste(200_000, 8.0)
+    assert budget.ready_at(8.0) == 9.0
+
+
+@pytest.mark.parametrize(
+    ("shards", "inline_bytes_max", "page_bytes"),
+    [
+        (0, 2**30, 4 * 2**20),
+        (1, 2**30, 4 * 2**20),
+        (2, 2**30, 2 * 2**20),
+        (8, 2**30, 512 * 1024),
+        (2, 512 * 1024, 512 * 1024),
+        (2, 0, 64 * 1024),
+        (1_000, 2**30, 64 * 1024),
+    ],
+)
+def test_the_shards_share_what_a_batch_may_inline(shards, inline_bytes_max, page_bytes):
+    search = TargetSearch(replace(SETTINGS, inline_bytes_max=inline_bytes_max))
+
+    assert search.page_bytes(shards) == page_bytes
+
+
+def cursor_at(head_ms=None, *, at_tip=False, shard_id="s"):
+    made = ShardCursor(shard_id, TRIM_HORIZON, 10_000)
+    if head_ms is not None:
+        made.kept.absorb(paged(record(1, head_ms / 1000), behind_ms=5), 0)
+    if at_tip:
+        made.kept.tip_ms = 1
+    return made
+
+
+def known(now_ms):
+    """The service's time of local time 0: surely past is `now_ms` then."""
+    service = ServiceTime(0.0)
+    service.hear(now_ms / 1000, 0.0, 0.0)
+    return service
+
+
+@pytest.mark.parametrize(
+    ("cursors", "aligned_ms", "until_ms", "is_tip"),
+    [
+        # The tip: 200 ms before the time that has surely passed.
+        ([], 0, 9_999_800, True),
+        ([cursor_at(at_tip=True)], 0, 9_999_800, True),
+        # A window of a minute from the first record of all, or from the time all were read to.
+        ([cursor_at(1_000_000), cursor_at(2_000_000)], 0, 1_060_000, False),
+        ([cursor_at(1_000_000), cursor_at(at_tip=True)], 0, 1_060_000, False),
+        ([cursor_at(1_000_000), cursor_at()], 0, 1_060_000, False),
+        ([cursor_at(1_000_000)], 500_000, 1_060_000, False),
+        ([cursor_at(1_000_000), cursor_at()], 500_000, 560_000, False),
+        ([cursor_at(1_000_000)], 3_000_000, 3_060_000, False),
+        ([cursor_at(99_000_000)], 500_000, 9_999_800, True),
+        ([cursor_at(9_939_799)], 0, 9_999_799, False),
+        ([cursor_at(9_939_800)], 0, 9_999_800, True),
+    ],
+)
+def test_the_next_aim_is_a_window_further_or_the_tip(cursors, aligned_ms, until_ms, is_tip):
+    search = TargetSearch(SETTINGS)
+    search.reach(aligned_ms)
+    search.reach(0)
+
+    target = search.next(cursors, known(10_000_000), 0.0, waits=False)
+
+    assert target == BatchTarget(until_ms, search.page_bytes(len(cursors)), is_tip=is_tip)
+
+
+def test_the_first_aim_is_the_head_of_each_shard_where_no_other_time_is_known():
+    for aligned_ms, service in ((0, ServiceTime(0.0)), (0, known(1)), (5, ServiceTime(0.0))):
+        search = TargetSearch(SETTINGS)
+        search.reach(aligned_ms)
+        assert search.heads([], service) == BatchTarget(0, search.page_bytes(0), only_heads=True)
+        assert search.heads([], service) is None, "once"
+    search = TargetSearch(SETTINGS)
+    search.reach(5)
+    assert search.heads([], known(1)) is None
+    assert not search.tip([], known(1), 0.0).takes_all
+    assert search.tip([], known(1), 0.0, takes_all=True).takes_all
+
+
+def test_the_time_stands_still_for_children_as_long_as_a_batch_should_take():
+    search = TargetSearch(SETTINGS)
+    search.reach(1_000_000)
+    behind, service = [cursor_at(1_000_000)], known(10_000_000)
+    seen = [
+        search.next(behind, service, now, waits=waits).until_ms
+        for now, waits in (
+            (0.0, True),
+            (29.9, True),
+            (30.0, True),  # 30 s: as long as a batch should take
+            (31.0, False),
+            (32.0, True),
+            (61.9, True),
+            (62.0, True),
+        )
+    ]
+    held, goes_on = 1_000_000, 1_060_000
+
+    assert seen == [held, held, goes_on, goes_on, held, held, goes_on]
+    assert TargetSearch(SETTINGS).next(behind, service, 0.0, waits=True).until_ms == 1
+    apart = TargetSearch(replace(SETTINGS, aligns_shards=False))
+    assert apart.next(behind, service, 0.0, waits=True).until_ms == goes_on
+
+
+def test_the_limits_of_a_trigger_shorten_the_window_64_mib_a_shard_without_any():
+    dense = cursor_at(1_000_000)
+    dense.density = Density(10.0, 2 * 2**20, 100.0)
+    for limits, cursors, span_ms in (
+        ({}, [dense], 32_000),
+        ({}, [dense, cursor_at(1_000_000)], 60_000),
+        ({"bytes_per_trigger_max": 2**20}, [dense], 500),
+        ({"records_per_trigger_max": 20}, [dense], 2_000),
+    ):
+        search = TargetSearch(replace(SETTINGS, **limits))
+        aim = search.next(cursors, known(10_000_000), 0.0, waits=False)
+        assert aim.until_ms == 1_000_000 + span_ms
 
 
 def test_a_stretch_knows_its_rows_up_to_every_bound_inside():
