@@ -1,14 +1,16 @@
 """The parts of the planner that count and estimate: time, calls, windows, what a stretch holds."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.errors import Unavailable
+from kclrun.errors import NotFound, Throttled, Unavailable
 from kclrun.model.reading import FetchedPage
-from kclrun.model.record import IteratorType, Record
+from kclrun.model.record import IteratorType, Record, StartPoint
+from kclrun.model.time import backoff_s
 from kclrun.spark.options import Reached, SourceSettings
 from kclrun.spark.planning.batch_target import Admission, ServiceTime, TargetSearch, Window
 from kclrun.spark.planning.bound_search import BatchTarget, find_bound
@@ -16,13 +18,17 @@ from kclrun.spark.planning.shard_cursor import (
     Delayed,
     Density,
     Expired,
+    Finding,
+    Gone,
     Paged,
     PageRun,
+    Read,
     ShardCursor,
+    Slowed,
     density_of,
 )
 from kclrun.spark.planning.shard_search import Moment, ReadBudget, ShardSearch, Tick
-from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, before
+from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
 
 SETTINGS = SourceSettings(reached=Reached(stream="s"), retry_attempts=2)
 
@@ -31,8 +37,8 @@ def record(number, at=0.0):
     return Record(b"x" * 100, "k", str(number), at)
 
 
-def paged(*records, following="next", behind_ms=0, token="used"):
-    return Paged(token, FetchedPage(list(records), following, behind_ms), 0.0, 0.0)
+def paged(*records, following="next", behind_ms=0, token="used", at=0.0):
+    return Paged(token, FetchedPage(list(records), following, behind_ms), at, at)
 
 
 @given(
@@ -351,6 +357,271 @@ def test_the_limits_of_a_trigger_shorten_the_window_64_mib_a_shard_without_any()
         search = TargetSearch(replace(SETTINGS, **limits))
         aim = search.next(cursors, known(10_000_000), 0.0, waits=False)
         assert aim.until_ms == 1_000_000 + span_ms
+
+
+def test_an_iterator_is_used_for_four_and_a_half_minutes_and_then_made_anew():
+    page_run = PageRun(TRIM_HORIZON, 10_000, "given", 100.0)
+    assert page_run.read(10, 369.9) == Read(10, "given")
+    assert page_run.read(10, 370.0) == Read(10, None, StartPoint(IteratorType.TRIM_HORIZON))
+    page_run.hold("later", 200.0)
+    assert page_run.read(10, 369.9) == Read(10, "given"), "the first one is still good"
+    page_run.forget_token()
+    page_run.hold(None, 200.0)
+    assert page_run.read(10, 200.0).token is None
+    page_run.hold("made", 200.0)
+    assert page_run.read(10, 469.9) == Read(10, "made")
+    assert page_run.read(10, 470.0).token is None
+
+
+@pytest.mark.parametrize(
+    ("base", "first", "later"),
+    [
+        (TRIM_HORIZON, Read(10, None, StartPoint(IteratorType.TRIM_HORIZON)), 10),
+        (
+            at_timestamp(1_500),
+            Read(10, None, StartPoint(IteratorType.AT_TIMESTAMP, timestamp=1.5)),
+            10,
+        ),
+        (after("7"), Read(11, None, StartPoint(IteratorType.AT_SEQUENCE_NUMBER, "7")), 10),
+        (before("7"), Read(11, None, StartPoint(IteratorType.AT_SEQUENCE_NUMBER, "7")), 10),
+    ],
+)
+def test_an_iterator_is_made_at_the_base_and_later_after_the_last_record(base, first, later):
+    page_run = PageRun(base, 10_000)
+    assert page_run.read(10, 0.0) == page_run.read(10, 0.0) == first
+    assert page_run.read(10_000, 0.0).limit == 10_000, "the service takes no more"
+    page_run.absorb(paged(record(7), record(8)), 5)
+    assert page_run.read(10, 0.0) == Read(10, "next")
+    page_run.forget_token()
+
+    then = StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, "8")
+    assert page_run.read(later, 0.0) == Read(later, None, then)
+
+
+# The pages of a stretch: the records, the iterator after them, the lag. What is known then: the
+# tip, the end, the iterator at the base, the records that are kept.
+@pytest.mark.parametrize(
+    ("base", "pages", "known_then"),
+    [
+        (TRIM_HORIZON, [("", "a", 0)], (7, False, "t0", [])),
+        (TRIM_HORIZON, [("", "a", 5)], (None, False, "t0", [])),
+        (TRIM_HORIZON, [("1 2", "a", None)], (None, False, "t0", [1, 2])),
+        (TRIM_HORIZON, [("1 2", None, 0)], (None, True, "t0", [1, 2])),
+        (TRIM_HORIZON, [("1", "a", 0), ("2", "b", 5)], (None, False, "t0", [1, 2])),
+        (TRIM_HORIZON, [("1", "a", 5), ("2", "b", 0)], (7, False, "t0", [1, 2])),
+        (before("7"), [("7 8", "a", 0)], (7, False, "t0", [7, 8])),
+        (after("7"), [("7 8", "a", 0)], (7, False, None, [8])),
+        (after("7"), [("7", "a", 0)], (7, False, "a", [])),
+        (after("7"), [("7", "a", 5), ("8", "b", 0)], (7, False, "a", [8])),
+        (after("7"), [("", "a", 5), ("7 8", "b", 0)], (7, False, None, [8])),
+        (after("7"), [("7", None, 0)], (None, True, None, [])),
+        (after("7"), [("8", "a", 0)], (7, False, None, None)),
+        (before("7"), [("8", "a", 0)], (7, False, None, None)),
+    ],
+)
+def test_what_the_pages_of_a_stretch_show(base, pages, known_then):
+    page_run = PageRun(base, 10_000)
+    numbers = []
+    for turn, (rows, following, behind_ms) in enumerate(pages):
+        page_run.read(10, 0.0)
+        given = paged(
+            *map(record, rows.split()),
+            following=following,
+            behind_ms=behind_ms,
+            token=f"t{turn}",
+            at=100.0 + turn,
+        )
+        numbers += [int(each.sequence_number) for each in page_run.absorb(given, 7)]
+
+    kept = None if page_run.rows is None else [int(each.sequence_number) for each in page_run.rows]
+    shown = (page_run.tip_ms, page_run.is_ended, page_run.base_token, kept)
+    assert shown == known_then
+    assert page_run.at_tip == (known_then[0] is not None)
+    assert page_run.is_whole == (kept is not None)
+    assert page_run.base_token in {None, "a"} or page_run.base_token_at == 100.0
+    assert (page_run.pages, page_run.count) == (len(pages), len(numbers))
+    assert page_run.size_bytes == 200 * len(numbers)
+    assert page_run.reached == (after(str(numbers[-1])) if numbers else base)
+    if numbers:
+        assert page_run.first.sequence_number == str(numbers[0])
+        page_run.begin_at(before(str(numbers[-1])))
+        at = (page_run.base_token, page_run.base_token_at)
+        assert at == (f"t{len(pages) - 1}", 100.0 + len(pages) - 1)
+
+
+@pytest.mark.parametrize(
+    ("bound", "rows", "token"),
+    [
+        (after("3"), [], "next"),
+        (before("2"), [2, 3], None),
+        (before("3"), [3], None),
+        (before("1"), None, None),  # nothing is left out
+        (after("1"), None, None),  # the record that follows is not named
+        (before("4"), None, None),
+        (SHARD_END, None, None),
+    ],
+)
+def test_the_rest_of_a_stretch_is_known_from_a_record_of_it_on(bound, rows, token):
+    page_run = PageRun(TRIM_HORIZON, 10_000)
+    page_run.absorb(paged(record(1), record(2), record(3), at=40.0), 5)
+    rest = page_run.rest_after(bound)
+
+    if rows is None:
+        assert rest is None
+    else:
+        assert [int(each.sequence_number) for each in rest.rows] == rows
+        assert (rest.base, rest.base_token, rest.tip_ms) == (bound, token, 5)
+        assert rest.reached == (after("3") if rows else bound)
+        assert rest.read(10, 309.9) == Read(10, "next")
+        assert rest.read(10, 310.0).token is None
+    page_run.forget_token()
+    assert page_run.rest_after(bound) is None, "it could not be read on"
+
+
+def test_of_a_stretch_above_its_bytes_only_the_ends_are_known_and_without_their_data():
+    page_run = PageRun(TRIM_HORIZON, 400)
+    page_run.absorb(paged(record(1), record(2)), 5)
+    assert (page_run.size_bytes, len(page_run.rows)) == (400, 2)
+    page_run.absorb(paged(record(3)), 5)
+
+    assert page_run.rows is None
+    assert (page_run.first, page_run.last) == (
+        Record(b"", "k", "1", 0.0),
+        Record(b"", "k", "3", 0.0),
+    )
+    one = PageRun(TRIM_HORIZON, 199)
+    one.absorb(paged(record(1)), 5)
+    assert one.first is one.last
+    assert one.first.data == b""
+
+
+@pytest.mark.parametrize(
+    ("record_bytes", "is_counted", "sample", "pages"),
+    [
+        (None, False, 64, (64, 64, 512, 10_000)),
+        (None, True, 256, (64, 64, 512, 10_000)),
+        (200.0, False, 100, (327, 327, 2_621, 10_000)),
+        (200.0, True, 1_000, (327, 327, 2_621, 10_000)),
+        (655.36, False, 100, (100, 100, 800, 10_000)),
+        (10.0**6, False, 1, (1, 1, 1, 1_073)),
+        (10.0**6, True, 1, (1, 1, 1, 1_073)),
+    ],
+)
+def test_as_many_records_are_wanted_as_have_the_bytes(record_bytes, is_counted, sample, pages):
+    cursor = ShardCursor("s", TRIM_HORIZON, 10_000, is_counted=is_counted)
+    if record_bytes is not None:
+        cursor.density = Density(1.0, record_bytes, record_bytes)
+
+    assert cursor.sample_limit == sample
+    assert tuple(cursor.page_limit(each) for each in (0, 2**16, 2**19, 2**30)) == pages
+
+
+def test_a_later_bound_is_kept_and_of_the_same_one_what_shows_the_tip():
+    cursor = ShardCursor("s", after("5"), 10_000)
+    assert (cursor.bound, cursor.tip_at_bound_ms, cursor.is_short_of_tip) == (
+        after("5"),
+        None,
+        False,
+    )
+    for bound, tip_ms, kept in (
+        (after("4"), 1, None),
+        (after("5"), None, None),
+        (after("5"), 2, Finding(after("5"), None, 2)),
+        (after("7"), None, Finding(after("7"))),
+        (after("7"), 3, Finding(after("7"), None, 3)),
+        (after("7"), None, Finding(after("7"), None, 3)),
+        (after("6"), 4, Finding(after("7"), None, 3)),
+    ):
+        cursor.find(bound, tip_ms=tip_ms)
+        assert cursor.finding == kept
+        assert cursor.is_short_of_tip == (kept is not None and kept.tip_ms is None)
+    cursor.find(before("9"), at=record(9, 1.5))
+    assert cursor.finding == Finding(before("9"), 1_500)
+    cursor.lose()
+    assert (cursor.bound, cursor.began(), cursor.is_lost) == (SHARD_END, SHARD_END, True)
+
+
+@pytest.mark.parametrize(
+    ("density", "until_ms", "expected"),
+    [
+        (None, 3_000, None),
+        (10.0, None, None),
+        (10.0, 1_000, None),
+        (10.0, 1_001, 1),
+        (10.0, 3_000, 20),
+        (10.0, 1_150, 2),
+    ],
+)
+def test_the_number_of_records_is_expected_from_their_density_and_the_time_between(
+    density, until_ms, expected
+):
+    cursor = cursor_at(1_000)
+    cursor.density = None if density is None else Density(density, 1.0, 1.0)
+    cursor.finding = Finding(before("9"), until_ms)
+    assert cursor.hint(0.0, 0.0).records_expected == expected
+    cursor.finding = Finding(SHARD_END, until_ms)
+    assert cursor.hint(0.0, 0.0).records_expected is None
+
+
+def test_a_search_waits_for_its_answer_then_for_its_budget_and_for_ever_if_the_shard_is_gone():
+    shard = running()
+    assert (shard.is_walking, shard.is_held(0.0), shard.wakes_at(0.0)) == (True, False, 0.0)
+    ask = shard.ask(0.0)
+    assert shard.ask(0.0) is None
+    assert (shard.is_held(0.0), shard.wakes_at(0.0)) == (False, inf)
+    shard.begin(BatchTarget(9, 9))
+    assert shard.target == BatchTarget(1, 1_000, is_tip=True), "one search after the other"
+
+    shard.take(ask.turn, Slowed("made", Throttled("slow")), Moment(1.0, 0, 0.5), SETTINGS)
+    assert (shard.throttles, shard.failures) == (1, 1)
+    assert shard.is_held(1.0)
+    assert shard.wakes_at(1.0) == 1.0 + backoff_s(1, 0.5)
+    assert not shard.is_held(1.0 + backoff_s(1, 0.5))
+    again = shard.ask(2.0)
+    assert again.read.token == "made"
+    assert again.turn == ask.turn + 1
+    shard.take(again.turn, Delayed(None, Unavailable("down")), Moment(2.0, 0, 0.5), SETTINGS)
+    assert (shard.throttles, shard.failures) == (1, 2), "a delay is not a throttle"
+
+    ask = shard.ask(9.0)
+    shard.take(ask.turn, Gone(NotFound("gone"), 9.0), Moment(9.0, 0, 0.5), SETTINGS)
+    assert (shard.ready_at(99.0), shard.is_held(99.0), shard.wakes_at(99.0)) == (inf, True, inf)
+    shard.stop()
+    shard.begin(BatchTarget(9, 9))
+    assert (shard.is_walking, shard.target) == (False, None)
+
+
+def test_a_page_ends_the_row_of_failures_and_a_stopped_search_begins_anew():
+    shard = running()
+    shard.failures = 2
+    shard.take(shard.ask(0.0).turn, paged(record(2), behind_ms=5), Moment(0.0, 0, 0.5), SETTINGS)
+    assert shard.failures == 0
+    shard.stop()
+    assert (shard.is_walking, shard.target, shard.ask(9.0)) == (False, None, None)
+    shard.begin(BatchTarget(9, 9))
+    assert shard.is_walking
+    assert shard.ask(9.0) is not None
+
+
+def test_a_shard_reports_its_lag_its_rates_and_whether_its_tip_was_seen():
+    shard = running()
+    assert shard.report() == {
+        "lagMs": None,
+        "recordsPerSecond": None,
+        "bytesPerSecond": None,
+        "throttles": 0,
+        "atTip": False,
+    }
+    rows = [record(n, n / 3) for n in (1, 2, 3)]
+    shard.take(shard.ask(0.0).turn, paged(*rows), Moment(0.0, 7, 0.5), SETTINGS)
+
+    assert shard.report() == {
+        "lagMs": 0,
+        "recordsPerSecond": 3.003,
+        "bytesPerSecond": 600.6,
+        "throttles": 0,
+        "atTip": True,
+    }
 
 
 def test_a_stretch_knows_its_rows_up_to_every_bound_inside():
