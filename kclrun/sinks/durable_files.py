@@ -7,7 +7,6 @@ of the file is unknown (SyncFailed), and the caller must stop using it [S13].
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import secrets
@@ -23,6 +22,8 @@ from kclrun.errors import OutputLocked, SettingsError
 _LOCK_POLL_S: Final = 0.02
 # Descriptors whose file is locked: forked children of user code must not keep the lock.
 _KEPT_FROM_CHILDREN: Final[set[int]] = set()
+# It accepts no bytes. Opened here, because a child at its limit of descriptors could not open it.
+_NOTHING: Final = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 class SyncFailed(OSError):
@@ -62,8 +63,11 @@ def replace_file(path: Path, content: bytes) -> None:
     process writes it, and a crash leaves at most one behind. Raises: OSError (the old file stays),
     SyncFailed.
     """
-    temporary = path.with_name(path.name + ".tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    _replace(path, content, path.with_name(path.name + ".tmp"), os.O_TRUNC | os.O_NOFOLLOW)
+
+
+def _replace(path: Path, content: bytes, temporary: Path, flags: int) -> None:
+    flags |= os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, 0o666)
     try:
         write_at(descriptor, content, 0)
@@ -120,20 +124,8 @@ def _let_go_in_child() -> None:
     """In a forked child: its copies become descriptors that accept no bytes. They are not just
     closed: the number would soon be that of another file, and `emit` in the child would write to
     it."""
-    if not _KEPT_FROM_CHILDREN:
-        return
-    try:
-        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        nothing = -1
     for descriptor in _KEPT_FROM_CHILDREN:
-        with contextlib.suppress(OSError):
-            if nothing >= 0:
-                os.dup2(nothing, descriptor, inheritable=False)
-            else:
-                os.close(descriptor)
-    if nothing >= 0:
-        os.close(nothing)
+        os.dup2(_NOTHING, descriptor, inheritable=False)
     _KEPT_FROM_CHILDREN.clear()
 
 
@@ -155,23 +147,12 @@ def write_report(path: Path, report: msgspec.Struct) -> None:
     Raises: SettingsError with the path.
     """
     data = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, data)
+        try:
+            _replace(path, data, temporary, os.O_EXCL)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise SettingsError(f"cannot write the report {path}: {error.strerror}") from None
-
-
-def _replace(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            sync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)

@@ -98,7 +98,6 @@ class EmittedRows:
         self._noted: list[Mark] = []  # by length; bounded by uncheckpointed_max
         self._written = durable.length
         self._buffer = bytearray()
-        self._tail_torn = False
         self._batch_start: int | None = None
         self._broken: str | None = None
         self._lock = threading.Lock()  # guards the fields above; make_durable syncs without it
@@ -264,12 +263,9 @@ class EmittedRows:
             return
         try:
             write_at(self._descriptor, self._buffer, self._written)
-            if self._tail_torn:
-                os.ftruncate(self._descriptor, self._written + len(self._buffer))
+            os.ftruncate(self._descriptor, self.length)  # a write that failed before was longer
         except OSError as error:
-            self._tail_torn = True
             raise failure(self.path, "write", error) from error
-        self._tail_torn = False
         self._written += len(self._buffer)
         self._buffer.clear()
 
@@ -283,13 +279,9 @@ class EmittedRows:
             if not kept:
                 raise InvariantViolation(f"{self.path}: no mark left at or below {length}")
             self._durable = kept[-1]
-        if length >= self._written and not self._tail_torn:
-            del self._buffer[length - self._written :]
-            return
         del self._buffer[max(0, length - self._written) :]
         self._written = min(self._written, length)
         os.ftruncate(self._descriptor, self._written)
-        self._tail_torn = False
 
     def _check_usable(self) -> None:
         if self._broken:

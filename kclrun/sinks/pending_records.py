@@ -209,12 +209,6 @@ class ShardQueues:
         self._flow = flow
         self._by_id: dict[str, ShardQueue] = {}
         self._in_order: list[ShardQueue] = []
-        self._starts: list[int] = []
-        # The shard queues with ready key queues, in the order of their turns; those that rest.
-        self._ready: dict[ShardQueue, None] = {}
-        self._resting: dict[ShardQueue, None] = {}
-        self._wakes_at = math.inf
-        self.open_weight = 0
         self.remap(shards)
 
     def remap(self, shards: Iterable[Shard]) -> None:
@@ -231,7 +225,8 @@ class ShardQueues:
         self._starts = [start for start, _ in listed]
         self._by_id = {shard_queue.shard_id: shard_queue for shard_queue in self._in_order}
         self._flow.keep(self._by_id)
-        self._ready.clear()
+        # The shard queues with ready key queues, in the order of their turns; those that rest.
+        self._ready: dict[ShardQueue, None] = {}
         self._resting = {
             shard_queue: None for shard_queue in self._in_order if shard_queue.is_resting
         }
@@ -382,18 +377,17 @@ class PendingRecords:
         weight = weight_of(size_bytes)
         key = entry.partition_key if self._is_chained else None
         key_queue = None if key is None else self._key_queues.get(key)
+        is_new = key_queue is None
         if key_queue is None:
             key_queue = KeyQueue(key)
-            key_queue.entries.append((entry, size_bytes))
-            key_queue.weight = weight
             if key is not None:
                 self._key_queues[key] = key_queue
+        key_queue.entries.append((entry, size_bytes))
+        key_queue.weight += weight
+        if is_new:
             self._shard_queues.queue(key_queue)
-        else:
-            key_queue.entries.append((entry, size_bytes))
-            key_queue.weight += weight
-            if key_queue.shard_queue is not None:
-                self._shard_queues.weigh(key_queue.shard_queue, weight)
+        elif key_queue.shard_queue is not None:
+            self._shard_queues.weigh(key_queue.shard_queue, weight)
         self.waiting_records += 1
         self.waiting_bytes += size_bytes
 
@@ -502,12 +496,9 @@ class PendingRecords:
         shard_queues = self._shard_queues.open()
         for shard_queue in shard_queues:
             shard_queue.flow.rest(now)
-        share = max(1, BATCH_RECORDS_MAX // len(shard_queues))
-        has_room = all(self._fill(request, shard_queue, share) for shard_queue in shard_queues)
-        if has_room:
-            for shard_queue in shard_queues:
-                if not self._fill(request, shard_queue, BATCH_RECORDS_MAX):
-                    break
+        for share in (max(1, BATCH_RECORDS_MAX // len(shard_queues)), BATCH_RECORDS_MAX):
+            if not all(self._fill(request, shard_queue, share) for shard_queue in shard_queues):
+                break
         for shard_queue in request.shard_queues:
             self._shard_queues.sent(shard_queue)
             self._shard_queues.end_turn(shard_queue)
@@ -579,14 +570,12 @@ class PendingRecords:
                 operation=_PUT,
                 code=code,
             )
-        fruitless_s = (
-            0.0 if shard_queue.fruitless_since is None else now - shard_queue.fruitless_since
-        )
-        if fruitless_s < self._settings.give_up_after_s:
+        since = shard_queue.fruitless_since
+        if since is None or now - since < self._settings.give_up_after_s:
             return
         leaf = Throttled if retry is Retry.AGAIN_SLOWER else Unavailable
         raise leaf(
-            f"{_PUT}: {shard_queue.shard_id} took no record for {fruitless_s:.0f} s ({code});"
+            f"{_PUT}: {shard_queue.shard_id} took no record for {now - since:.0f} s ({code});"
             f" {self.waiting_records} records are not acknowledged."
             " Add shards, or send it less",
             operation=_PUT,

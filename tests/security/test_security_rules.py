@@ -23,7 +23,7 @@ S9    a lease process gets few rights and few files       processes/test_manager
       … as seen from outside, in a real application       security/test_security_real_application.py
       … and ends with its manager                         processes/test_manager_fleet.py
 S13   the folder of locks is its owner's                  security/test_security_real_application.py
-      … the report is replaced whole, under no known name  security/test_security_rules.py
+      … the report is replaced whole, under no known name  unit/sinks/test_durable_files.py
       … rows survive a kill at any instruction            unit/sinks/test_emitted_rows_killed.py
 """
 
@@ -44,10 +44,7 @@ from kclrun.config.yaml_reader import TEXT_BYTES_MAX
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.loading import load_processor
 from kclrun.manager.locks import state_folder
-from kclrun.manager.manager import ReportWriter
 from kclrun.model.time import WallTime
-from kclrun.sinks import durable_files as reporting
-from kclrun.sinks.durable_files import write_report
 from tests.patience import HUNG_S
 
 ROOT = Path(__file__).parents[2]
@@ -195,67 +192,6 @@ def test_a_link_is_judged_by_the_file_it_leads_to(tmp_path, capsys):
 
 
 # S13: files.
-
-
-@pytest.fixture
-def report():
-    writer = ReportWriter()
-    writer.started("s")
-    return writer.report(application="x", stream="y", owner="z", exit_reason="drained", seconds=1.0)
-
-
-def test_a_report_is_whole_on_disk_before_it_has_its_name(tmp_path, report, monkeypatch):
-    """S13: content synced, then renamed, then the folder synced."""
-    path = tmp_path / "report.json"
-    path.write_text("the one before")
-    steps = []
-
-    def sync(descriptor):
-        content = Path(f"/proc/self/fd/{descriptor}").read_bytes()
-        steps.append(("content", bool(msgspec.json.decode(content)), path.read_text()))
-        os.fsync(descriptor)
-
-    def sync_folder(folder):
-        steps.append(("folder", folder == tmp_path, path.read_text()[:1]))
-
-    monkeypatch.setattr(reporting, "sync", sync)
-    monkeypatch.setattr(reporting, "sync_folder", sync_folder)
-    write_report(path, report)
-
-    assert steps == [("content", True, "the one before"), ("folder", True, "{")]
-
-
-def test_a_report_that_cannot_be_written_leaves_the_former_one(tmp_path, report, monkeypatch):
-    """S13: and nothing beside it."""
-    path = tmp_path / "report.json"
-    path.write_text("the one before")
-
-    def full(_descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(reporting, "sync", full)
-    with pytest.raises(SettingsError, match=r"report.json: No space"):
-        write_report(path, report)
-
-    assert path.read_text() == "the one before"
-    assert [each.name for each in tmp_path.iterdir()] == ["report.json"]
-
-
-def test_the_temporary_name_of_a_report_is_another_each_time(tmp_path, report, monkeypatch):
-    """S13: whoever may write to the folder (/tmp) can put no link in its place."""
-    seen = set()
-
-    def sync(descriptor):
-        synced = Path(f"/proc/self/fd/{descriptor}").readlink()
-        if synced != tmp_path:
-            seen.add(synced)
-
-    monkeypatch.setattr(reporting, "sync", sync)
-    for _ in range(3):
-        write_report(tmp_path / "report.json", report)
-
-    assert len(seen) == 3
-    assert {name.parent for name in seen} == {tmp_path}
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o755, 0o700])

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from kclrun.consuming.delivery import host_fault
-from kclrun.errors import InvariantViolation, LimitExceeded, OutputLocked, SinkError
+from kclrun.errors import InvariantViolation, LimitExceeded, SinkError
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.sinks import emitted_rows, marks
 from kclrun.sinks.emitted_rows import ROW_BYTES_MAX, EmittedRows, encode_row
@@ -495,38 +494,6 @@ def test_a_child_that_user_code_forks_holds_no_lock_and_writes_nothing(tmp_path:
     assert (tmp_path / f"{SHARD}.jsonl").read_bytes() == b""
 
 
-def test_whoever_waits_for_the_lock_gets_the_file_in_place_and_not_the_one_set_aside(
-    tmp_path: Path,
-):
-    path = tmp_path / f"{SHARD}.jsonl"
-    path.write_text('{"n":1}\n')
-    holder = os.open(path, os.O_RDWR)
-    fcntl.flock(holder, fcntl.LOCK_EX)
-    opened: list[EmittedRows] = []
-    waiter = threading.Thread(
-        target=lambda: opened.append(EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON))
-    )
-    waiter.start()
-    path.rename(tmp_path / "aside")
-    os.close(holder)
-    waiter.join(timeout=HUNG_S)
-
-    with opened[0] as rows:
-        batch(rows, 5)
-        rows.make_durable(at(5))
-    assert numbers_in(tmp_path) == [5]
-    assert (tmp_path / "aside").read_text() == '{"n":1}\n'
-
-
-def test_waiting_for_a_lock_in_vain_leaves_no_descriptor_open(tmp_path: Path):
-    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON):
-        before = open_descriptors()
-        with pytest.raises(OutputLocked):
-            EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON, lock_wait_s=0.0)
-
-        assert open_descriptors() <= before
-
-
 @pytest.mark.parametrize("shard_id", ["", "..", "../x", "a/b", "a\n", "x" * 129])
 def test_no_file_is_opened_outside_the_folder(tmp_path: Path, shard_id: str):
     with pytest.raises(SinkError, match="no shard id"):
@@ -581,11 +548,88 @@ def test_what_json_cannot_hold_is_a_type_error_that_shows_no_value(row: Any):
 
 
 def test_a_row_that_is_too_large_leaves_no_byte_behind(tmp_path: Path):
+    largest = "x" * (ROW_BYTES_MAX - len(b'{"n":""}\n'))
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
         rows.begin_batch()
-        with pytest.raises(LimitExceeded):
-            rows.emit({"n": "x" * ROW_BYTES_MAX})
+        with pytest.raises(LimitExceeded, match="of 16777216 bytes; at most 16777216 are taken"):
+            rows.emit({"n": largest + "x"})
         assert rows.length == 0
+        rows.emit({"n": largest})
+        assert rows.length == 16 * 2**20
+
+
+def test_rows_are_written_a_mebibyte_at_a_time(tmp_path: Path):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        rows.begin_batch()
+        rows.emit({"n": "x" * (2**20 - len(b'{"n":""}\n') - len(b"{}\n") - 1)})
+        rows.emit(MappingProxyType({}))
+        assert (rows.length, rows.path.stat().st_size) == (2**20 - 1, 0)
+        rows.take_back_batch()
+        assert rows.length == 0
+
+        rows.begin_batch()
+        rows.emit({"n": "x" * (2**20 - len(b'{"n":""}\n') - len(b"{}\n"))})
+        rows.emit({})
+        assert (rows.length, rows.path.stat().st_size) == (2**20, 2**20)
+
+
+def test_a_batch_is_taken_back_out_of_what_was_written_together_with_the_batch_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(emitted_rows, "BUFFER_BYTES_MAX", 32)  # four rows
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        batch(rows, 1, 2, 3)
+        rows.begin_batch()
+        for number in (4, 5, 6, 7):  # three were written with 4
+            rows.emit({"n": number})
+        rows.take_back_batch()
+        assert rows.length == rows.path.stat().st_size == 24
+        batch(rows, 8)
+        rows.make_durable(at(8))
+
+    assert numbers_in(tmp_path) == [1, 2, 3, 8]
+
+
+def test_what_a_durable_checkpoint_covers_needs_no_note_any_more(tmp_path: Path):
+    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
+        for number in range(1, 20):
+            batch(rows, number)
+            if number > 3:  # by the clock, some batches behind
+                rows.make_durable(at(number - 3))
+            assert len(rows._noted) <= 5
+
+
+@pytest.mark.parametrize("end", ["closed", "unknown until it is opened again"])
+def test_at_its_end_it_takes_nothing_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+):
+    rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
+    batch(rows, 1)
+    rows.make_durable(at(1))
+    batch(rows, 2)
+    rows.begin_batch()
+    if end == "closed":
+        rows.close()
+    else:
+        monkeypatch.setattr(os, "fsync", Fault(1).wrap("fsync", os.fsync))
+        with pytest.raises(SinkError, match=r"cannot sync .*ENOSPC"):
+            rows.make_durable(at(2))
+        monkeypatch.undo()
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+
+    for use in (
+        lambda: rows.emit({}),
+        rows.take_back_batch,
+        lambda: rows.make_durable(at(2)),
+    ):
+        with pytest.raises(SinkError, match=f"takes no rows: .*{end}"):
+            use()
+    rows.close()
+    rows.close()
+
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+    with EmittedRows.open(tmp_path, SHARD, at(1), lock_wait_s=0.0):
+        assert numbers_in(tmp_path) == [1]
 
 
 def test_a_start_on_a_full_disk_fails_before_the_first_record(
@@ -648,27 +692,6 @@ def test_of_a_row_that_failed_half_way_and_that_user_code_does_without_no_byte_i
         rows.make_durable(at(3))
 
         assert numbers_in(tmp_path) == [1, 2]
-
-
-def test_after_a_failed_sync_nothing_is_promised_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
-    batch(rows, 1)
-
-    def failing(_: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(SinkError, match="EIO"):
-        rows.make_durable(at(1))
-    monkeypatch.undo()
-
-    with pytest.raises(SinkError, match="unknown until it is opened again"):
-        rows.make_durable(at(1))
-    rows.close()
-    EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON).close()
-    assert numbers_in(tmp_path) == []
 
 
 class Fault:

@@ -2,16 +2,23 @@
 
 import random
 
+import msgspec
 import pytest
 
 from kclrun.local.limits import AWS_LIMITS, ShardMeter
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.sinks.flow_control import (
+    BATCH_RECORDS_MAX,
     BATCH_RECORDS_MIN,
     PAUSE_MAX_S,
     PAUSE_MIN_S,
     Flow,
+    ProducerSettings,
     ShardFlow,
 )
+from kclrun.sinks.pending_records import PendingRecords
+
+ONE_SHARD = (Shard("shardId-000000000000", HashRange(0, HASH_KEY_MAX), "1"),)
 
 
 def refused(times: int) -> ShardFlow:
@@ -73,23 +80,24 @@ def test_recovery_ends_at_full_speed_and_never_raises_a_pause_on_the_way():
     assert not refused(9).is_off
 
 
-def test_what_was_sent_before_the_last_step_is_no_news():
-    flow = ShardFlow()
-    flow.refused(sent_at=1.0, now=2.0)
-    before = (flow.batch_records, flow.pause_s)
+@pytest.mark.parametrize(("sent_at", "is_news"), [(1.9, False), (2.0, True)])
+def test_what_was_sent_before_the_last_step_is_no_news(sent_at, is_news):
+    for answer, counted in (("refused", (125, 2.2)), ("accepted", (268, 2.1))):
+        flow = ShardFlow()
+        flow.refused(sent_at=1.0, now=2.0)
+        getattr(flow, answer)(sent_at=sent_at, now=2.5)
 
-    flow.refused(sent_at=1.5, now=2.5)
-    flow.accepted(sent_at=1.5, now=2.6)
-
-    assert (flow.batch_records, flow.pause_s) == before
+        assert (flow.batch_records, flow.resume_at) == (counted if is_news else (250, 1.1))
 
 
 def test_pauses_that_pass_unused_count_as_good_replies():
     flow = refused(9)
     early, late = refused(9), refused(9)
 
-    flow.rest(now=17.9)  # the last refusal was at 8, the pause is 10 s
+    flow.rest(now=27.9)  # sent at 8 for the last time, so it may be sent to at 18, and was not
     assert flow.pause_s == early.pause_s
+    flow.rest(now=28.0)
+    assert (flow.pause_s < 10.0, flow.resume_at) == (True, 28.0)
     early.rest(now=60.0)
     late.rest(now=300.0)
 
@@ -127,6 +135,44 @@ def test_the_metrics_tell_of_the_slow_time_and_of_the_recovery():
     assert healthy.recovery_max_s == pytest.approx(20.0)
     flow.refused(sent_at=200.0, now=200.0)
     assert flow.metrics(205.0).slow_s == pytest.approx(21.0 + 5.0)
+
+
+def test_the_longest_recovery_is_told_and_the_largest_pause():
+    flow = ShardFlow()
+    for began, replies_s in ((0.0, 2.0), (100.0, 1.0)):
+        flow.refused(sent_at=began, now=began)
+        for step in range(1, 11):
+            assert not flow.is_off
+            flow.accepted(sent_at=began + step * replies_s, now=began + step * replies_s)
+    told = flow.metrics(200.0)
+
+    assert (told.recovery_max_s, told.slow_s) == (20.0, 30.0)
+    assert (told.refusals, told.pause_max_s, told.pause_s) == (2, 0.1, 0.0)
+
+
+def test_the_defaults_of_a_producer_are_what_they_are_derived_from():
+    told = ProducerSettings()
+
+    assert (told.keeps_order, told.aggregates) == (True, False)
+    assert told.concurrency * BATCH_RECORDS_MAX / 0.040 == 50_000  # records/s at 40 ms a request
+    assert told.linger_s == 0.1  # the KPL's
+    assert told.give_up_after_s == 6 * PAUSE_MAX_S
+    assert told.buffer_records_max == 50 * AWS_LIMITS.write_records
+    assert told.buffer_bytes_max == 64 * 1024 * 1024
+    assert told.record_bytes_max == 1024 * 1024
+    assert told.request_bytes_max == 5 * 1024 * 1024
+
+
+def test_the_metrics_of_a_producer_are_those_of_its_worst_shard():
+    shard = ShardFlow().metrics(0.0)
+    shards = {
+        "a": msgspec.structs.replace(shard, pause_max_s=3.0, recovery_max_s=1.0),
+        "b": msgspec.structs.replace(shard, pause_max_s=2.0, recovery_max_s=7.0),
+    }
+    told = msgspec.structs.replace(PendingRecords(ONE_SHARD, ProducerSettings(), Flow()).metrics(0))
+    told = msgspec.structs.replace(told, shards=shards, requests=4, full_requests=1)
+
+    assert (told.pause_max_s, told.recovery_max_s, told.full_batch_share) == (3.0, 7.0, 0.25)
 
 
 def test_shards_are_controlled_each_by_itself_and_closed_ones_are_forgotten():

@@ -1,8 +1,11 @@
 """The producer over the model of Kinesis, in virtual time: what is flushed is there, in order."""
 
 import itertools
+import queue
 import random
+import threading
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,9 +17,11 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
-from kclrun.model.record import PutEntry
+from kclrun.model.record import PutEntry, PutResult
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.sinks.flow_control import Flow, ProducerSettings
 from kclrun.sinks.kinesis_producer import RELIST_PERIOD_S, KinesisProducer
+from tests.patience import HUNG_S
 
 FIRST = "shardId-000000000000"
 
@@ -346,3 +351,117 @@ def test_the_metrics_count_what_was_done(virtual_stream):
     assert 0.1 <= metrics.pause_max_s <= 10
     assert metrics.recovery_max_s > 0
     assert metrics.shards[FIRST].slow_s >= metrics.recovery_max_s
+
+
+class Held:
+    """A stream of one shard, `shard_id`, whose requests wait until `go` is set; `started` counts
+    those that have begun, `most` is the largest number of them at once."""
+
+    def __init__(self, shard_id=FIRST):
+        self.go = threading.Event()
+        self.started = threading.Semaphore(0)
+        self.most = self._now = 0
+        self._lock = threading.Lock()
+        self._shard_id = shard_id
+
+    def put(self, entries):
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        self.started.release()
+        assert self.go.wait(HUNG_S)
+        with self._lock:
+            self._now -= 1
+        return tuple(PutResult("1", self._shard_id) for _ in entries)
+
+
+class Waits(queue.SimpleQueue):
+    """The answers of a producer; notes how long it would wait for one."""
+
+    def __init__(self, put):
+        super().__init__()
+        self.noted = []
+        self._at_wait = put
+
+    def get(self, block=True, timeout=None):
+        if timeout is not None or self.empty():
+            self.noted.append(timeout)
+            self._at_wait()
+        return super().get(block, timeout)
+
+
+ONE_SHARD = (Shard(FIRST, HashRange(0, HASH_KEY_MAX), "1"),)
+
+
+def test_as_many_requests_as_it_may_are_under_way_at_once_and_close_waits_for_them():
+    held = Held()
+    sending = KinesisProducer(held, ONE_SHARD, ProducerSettings(linger_s=0.0), clock=lambda: 0.0)
+    answers = sending._answers = Waits(held.go.set)
+    for number in range(6):
+        sending.add(PutEntry(b"", f"key{number}"))
+    for _ in range(4):
+        assert held.started.acquire(timeout=HUNG_S)
+
+    sending.flush()
+
+    assert answers.noted[0] is None, "no further request may be sent before an answer"
+    assert (held.most, sending.metrics().records) == (4, 6)
+    held.go.clear()
+    sending.add(PutEntry(b"", "not flushed"))
+    assert any(each.name.startswith("kinesis-producer") for each in threading.enumerate())
+    held.go.set()
+    sending.close()
+    sending.close()
+    assert not any(each.name.startswith("kinesis-producer") for each in threading.enumerate())
+
+
+def test_while_a_request_is_under_way_it_waits_no_longer_than_until_the_next_is_due():
+    held, flow = Held(), Flow()
+    flow.of(FIRST).refused(sent_at=0.0, now=0.0)  # by an earlier producer: rests until 0.1
+    upper = Shard("upper", HashRange(2**127, HASH_KEY_MAX), "1")
+    lower = Shard(FIRST, HashRange(0, 2**127 - 1), "1")
+    sending = KinesisProducer(held, [lower, upper], flow=flow, clock=lambda: 0.0)
+    sending.add(PutEntry(b"", "at rest", "0"))
+    sending.add(PutEntry(b"", "sent", str(HASH_KEY_MAX)))
+    sending._work(hurried=True)
+    assert held.started.acquire(timeout=HUNG_S)  # its answer never comes
+    answers = sending._answers = Waits(lambda: answers.put((None, AccessDenied("enough"))))
+
+    with pytest.raises(AccessDenied, match="enough"):
+        sending.flush()
+
+    assert answers.noted == [0.1]
+    held.go.set()
+    sending.close()
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_what_a_request_raises_in_its_thread_is_raised_by_the_producer(concurrency):
+    def put(_entries):
+        raise NotFound("no such stream", operation="PutRecords")
+
+    putter = SimpleNamespace(put=put)
+    sending = KinesisProducer(putter, ONE_SHARD, ProducerSettings(concurrency=concurrency))
+    sending.add(PutEntry(b"", "a"))
+
+    for _ in range(2):
+        with pytest.raises(NotFound, match="no such stream"):
+            sending.flush()
+    sending.close()
+
+
+def test_while_answers_name_unknown_shards_they_are_listed_each_half_minute():
+    held, now, listed = Held("shardId-000000000009"), 0.0, []
+    held.go.set()
+
+    def relist():
+        listed.append(now)
+        return ONE_SHARD
+
+    settings = ProducerSettings(concurrency=1, linger_s=0.0)
+    sending = KinesisProducer(held, ONE_SHARD, settings, relist=relist, clock=lambda: now)
+    for now in (0.0, 1.0, 29.9, 30.0, 31.0, 59.9, 60.0):  # noqa: B007 - the clock and the list
+        sending.add(PutEntry(b"", "a"))
+        sending.flush()
+
+    assert listed == [0.0, 30.0, 60.0]

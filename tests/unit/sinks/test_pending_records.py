@@ -1,6 +1,7 @@
 """What a producer sends next: order per key, full requests, the service's bounds, no dead end."""
 
 from itertools import pairwise
+from math import inf
 
 import pytest
 
@@ -159,7 +160,7 @@ def test_an_aggregate_stops_at_its_size_and_at_another_hash_key():
         core.settle(request, taken(request), now=0.0)
 
     assert [count for [(count, _)] in sizes] == [2, 1, 1]
-    assert all(size <= AGGREGATE_BYTES_MAX for [(_, size)] in sizes)
+    assert all(size <= AGGREGATE_BYTES_MAX == 51_200 for [(_, size)] in sizes)
 
 
 def test_what_is_an_aggregate_already_is_not_put_into_another():
@@ -343,17 +344,86 @@ def test_a_listing_without_the_lowest_range_does_no_harm():
     assert numbers(core.take(now=1.0, hurried=True)) == [1]
 
 
-def test_every_shard_gets_its_share_of_a_request():
+@pytest.mark.parametrize(
+    ("lows", "highs", "sent"),
+    [
+        (2000, 100, (400, 100)),
+        (100, 2000, (100, 400)),
+        (2000, 2000, (250, 250)),
+        (2000, 0, (500, 0)),
+    ],
+)
+def test_every_shard_gets_its_share_of_a_request(lows, highs, sent):
     core = pending()
-    for number in range(2000):
+    for number in range(lows):
         core.add(low(number, f"low{number}"))
-    for number in range(100):
+    for number in range(highs):
         core.add(high(number, f"high{number}"))
 
-    request = core.take(now=0.0)
+    shards = [shard_of(put) for put in core.take(now=0.0).entries]
 
-    shards = [shard_of(put) for put in request.entries]
-    assert (shards.count(LOW), shards.count(HIGH)) == (400, 100)
+    assert (shards.count(LOW), shards.count(HIGH)) == sent
+
+
+def test_a_key_that_is_under_way_makes_no_request_due_however_it_grows():
+    core = pending()
+    core.add(low(0))
+    request = core.take(now=0.0, hurried=True)
+    for number in range(1, 600):
+        core.add(low(number))
+
+    assert core.due_at(0.0, hurried=True) == inf
+    assert core.take(now=0.0, hurried=True) is None
+    core.settle(request, taken(request), now=0.0)
+    assert core.due_at(0.0, hurried=True) == 0.0
+    assert numbers(core.take(now=0.0)) == [1], "599 records wait, more than a request takes"
+
+
+def test_a_request_is_due_with_the_first_shard_whose_pause_ends():
+    core = pending()
+    core.add(low(0))
+    core.add(high(1))
+    request = core.take(now=0.0, hurried=True)
+    core.settle(request, refused(request), now=0.0)
+    request = core.take(now=0.1, hurried=True)
+    one_each = [
+        THROTTLED if shard_of(put) == LOW else PutResult("1", HIGH) for put in request.entries
+    ]
+    core.settle(request, one_each, now=0.1)
+    core.add(high(2))
+
+    assert core.due_at(0.1, hurried=True) == pytest.approx(0.2)  # LOW pauses for 0.2 s, until 0.3
+    assert numbers(core.take(now=0.2, hurried=True)) == [2]
+    assert core.due_at(0.2, hurried=True) == pytest.approx(0.3)
+
+
+def test_the_pauses_after_failed_requests_begin_anew_after_an_answer():
+    core = pending()
+    core.add(low(0))
+    now, pauses = 0.0, []
+    for outcome in ("failed", "failed", "failed", "refused", "failed"):
+        request = core.take(now, hurried=True)
+        if outcome == "refused":
+            core.settle(request, refused(request), now)
+        else:
+            core.fail(request, Unavailable("no", operation="PutRecords"), now, chance=0.5)
+        pauses.append(round(core.due_at(now, hurried=True) - now, 3))
+        now = core.due_at(now, hurried=True)
+
+    assert pauses == [0.15, 0.3, 0.6, 0.1, 0.15]
+
+
+def test_a_new_listing_moves_what_waits_and_forgets_the_turns_and_weights_of_the_old_one():
+    core = pending()
+    for number in range(600):
+        core.add(low(number, f"low{number}"))
+        core.add(high(number, f"high{number}"))
+    core.remap([Shard("shardId-000000000002", HashRange(0, HASH_KEY_MAX), "2")])
+
+    assert [len(core.take(now=0.0).entries) for _ in range(2)] == [500, 500]
+    assert core.take(now=0.0) is None, "200 wait, which is not a full request"
+    assert len(core.take(now=0.0, hurried=True).entries) == 200
+    assert core.due_at(0.0, hurried=True) == inf
 
 
 def test_of_more_shards_than_a_request_has_room_for_each_gets_one_record():
@@ -546,6 +616,37 @@ def test_an_impossible_record_is_refused_and_not_held(impossible):
 
     assert core.waiting_records == 0
     assert core.take(now=1.0, hurried=True) is None
+
+
+@pytest.mark.parametrize(
+    "possible",
+    [
+        PutEntry(b"", "k"),
+        PutEntry(b"", "k" * 256),
+        PutEntry(b"", "k", "0"),
+        PutEntry(b"", "k", str(HASH_KEY_MAX)),
+        PutEntry(b"x" * (2**20 - 1), "k"),
+    ],
+    ids=["one character", "256 characters", "lowest hash", "highest hash", "a whole mebibyte"],
+)
+def test_the_largest_and_the_smallest_record_that_the_service_takes_is_accepted(possible):
+    core = pending()
+    core.add(possible)
+
+    assert core.take(now=0.0, hurried=True).entries == (possible,)
+
+
+@pytest.mark.parametrize(("size_bytes", "fills"), [(10_485, 500), (20_969, 500), (20_970, 250)])
+def test_a_record_weighs_as_many_records_as_it_takes_the_place_of(size_bytes, fills):
+    """5 MiB are 500 records of 10,485 bytes. A request is due once what waits would fill it."""
+    core = pending()
+    for number in range(fills - 1):
+        core.add(PutEntry(b"x" * (size_bytes - 5), f"{number:05}"))
+    assert core.take(now=0.0) is None
+
+    core.add(PutEntry(b"x" * (size_bytes - 5), "last!"))
+
+    assert core.take(now=0.0) is not None
 
 
 def test_the_buffer_is_full_by_records_and_by_bytes():

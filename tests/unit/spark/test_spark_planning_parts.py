@@ -1,26 +1,34 @@
 """The parts of the planner that count and estimate: time, calls, windows, what a stretch holds."""
 
+from dataclasses import replace
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.errors import Unavailable
+from kclrun.errors import NotFound, Throttled, Unavailable
 from kclrun.model.reading import FetchedPage
-from kclrun.model.record import IteratorType, Record
+from kclrun.model.record import IteratorType, Record, StartPoint
+from kclrun.model.time import backoff_s
 from kclrun.spark.options import Reached, SourceSettings
-from kclrun.spark.planning.batch_target import Admission, ServiceTime, Window
+from kclrun.spark.planning.batch_target import Admission, ServiceTime, TargetSearch, Window
 from kclrun.spark.planning.bound_search import BatchTarget, find_bound
 from kclrun.spark.planning.shard_cursor import (
     Delayed,
     Density,
     Expired,
+    Finding,
+    Gone,
     Paged,
     PageRun,
+    Read,
     ShardCursor,
+    Slowed,
     density_of,
 )
 from kclrun.spark.planning.shard_search import Moment, ReadBudget, ShardSearch, Tick
-from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, before
+from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
 
 SETTINGS = SourceSettings(reached=Reached(stream="s"), retry_attempts=2)
 
@@ -29,8 +37,8 @@ def record(number, at=0.0):
     return Record(b"x" * 100, "k", str(number), at)
 
 
-def paged(*records, following="next", behind_ms=0, token="used"):
-    return Paged(token, FetchedPage(list(records), following, behind_ms), 0.0, 0.0)
+def paged(*records, following="next", behind_ms=0, token="used", at=0.0):
+    return Paged(token, FetchedPage(list(records), following, behind_ms), at, at)
 
 
 @given(
@@ -66,15 +74,6 @@ def test_many_answers_tell_the_time_to_a_fraction_of_a_second():
     assert service.surely_ahead_ms(at) - at * 1000 < 100
 
 
-def test_a_time_that_the_service_refused_is_not_sent_again():
-    service = ServiceTime(5.0)
-    first = service.surely_past_ms(10.0)
-    service.was_ahead()
-    service.was_ahead()
-
-    assert service.surely_past_ms(10.0) <= first - 3000
-
-
 def test_a_shards_calls_keep_to_their_rate():
     budget = ReadBudget(2.5, 0.0)
     now, calls = 0.0, 0
@@ -86,54 +85,543 @@ def test_a_shards_calls_keep_to_their_rate():
     assert 2.5 * 20 <= calls <= 2.5 * 20 + 6
 
 
-def test_bytes_that_are_read_twice_keep_to_a_tenth_of_the_shards_rate():
-    budget = ReadBudget(2.5, 0.0)
-    budget.waste(400_000, 0.0)
-
-    assert budget.ready_at(0.0) == 2.0
-    budget.waste(10**9, 0.0)
-    assert budget.ready_at(0.0) == 5.0
+def estimate(service, now=0.0):
+    """The service's time less the local time, from below and from above, in milliseconds."""
+    return service.surely_past_ms(now) - now * 1000, service.surely_ahead_ms(now) - now * 1000
 
 
-def test_a_thousand_shards_are_looked_at_every_two_seconds():
-    assert Tick(1.0).next_s(100) == 1.0
-    assert Tick(1.0).next_s(1000) == 2.0
+def test_before_any_answer_the_hosts_clock_is_the_services_to_a_second():
+    service = ServiceTime(5.0)
+    service.hear(None, 1.0, 2.0)
+
+    assert not service.is_known
+    assert estimate(service) == (4_000, 6_001)
 
 
-def test_ticks_lengthen_by_half_and_shorten_by_a_tenth_of_a_second():
-    tick = Tick(1.0)
-    tick.throttled()
+def test_an_answer_bounds_the_services_time_by_its_second_and_the_way_there_and_back():
+    service = ServiceTime(5.0)
+    service.hear(103.0, sent_at=99.75, received_at=100.5)
 
-    assert [round(tick.next_s(1), 3) for _ in range(4)] == [1.5, 1.4, 1.3, 1.2]
-    for _ in range(20):
-        tick.throttled()
-        longest = tick.next_s(1)
-    assert longest == 5.0
+    assert service.is_known
+    assert estimate(service) == (2_500, 4_251)
+    service.hear(104.0, sent_at=101.0, received_at=101.25)  # both bounds are better
+    assert estimate(service) == (2_750, 4_001)
+    service.hear(103.0, sent_at=102.0, received_at=102.75)  # the upper bound only
+    assert estimate(service) == (2_750, 2_001)
 
 
-def test_a_window_doubles_after_quick_batches_and_halves_after_slow_ones():
+def test_an_answer_counts_for_ten_minutes_and_those_of_five_seconds_count_as_one():
+    service = ServiceTime(0.0)
+    service.hear(110.0, 100.0, 100.0)
+    service.hear(104.0, 104.0, 104.9)  # with the first
+    service.hear(105.0, 105.0, 105.0)
+    assert estimate(service) == (10_000, 1_001)
+    service.hear(700.0, 700.0, 700.0)
+    assert estimate(service) == (10_000, 1_001)
+    service.hear(701.0, 701.0, 701.0)  # the first and the second are forgotten together
+    assert estimate(service) == (0, 1_001)
+
+
+def test_each_time_that_the_service_refuses_makes_the_estimate_more_careful_to_a_minute():
+    service = ServiceTime(0.0)
+    margins = []
+    for _ in range(8):
+        service.was_ahead()
+        margins.append(-1_000 - estimate(service)[0])
+
+    assert margins == [1_000, 3_000, 7_000, 15_000, 31_000, 60_000, 60_000, 60_000]
+    assert estimate(service)[1] == 1_001, "what is surely ahead stays"
+
+
+@pytest.mark.parametrize(
+    ("took_s", "width_s"), [(14.9, 120.0), (15.0, 60.0), (30.0, 60.0), (30.1, 30.0)]
+)
+def test_a_window_doubles_after_a_quick_batch_and_halves_after_a_slow_one(took_s, width_s):
     window = Window(30.0)
-    widths = []
-    for took_s in (1.0, 1.0, 20.0, 40.0):
-        window.took(took_s)
-        widths.append(window.width_s)
+    assert window.until_ms(1_000, 100.0) == 61_000, "the first is a minute"
 
-    assert widths == [120.0, 240.0, 240.0, 120.0]
-    assert window.until_ms(1_000, 5.0) == 6_000
+    window.took(took_s)
+
+    assert window.width_s == width_s
+    assert window.until_ms(1_000, 5.0) == 6_000, "a limit of the trigger is shorter"
+    assert window.until_ms(1_000, 0.0) == 1_001, "it advances always"
 
 
-def test_limits_of_a_trigger_are_times_at_the_shards_density():
+def test_a_window_is_a_millisecond_at_the_least_and_a_year_at_the_most():
+    narrow, wide = Window(30.0), Window(30.0)
+    for _ in range(40):
+        narrow.took(31.0)
+        wide.took(1.0)
+
+    assert (narrow.width_s, wide.width_s) == (0.001, 365 * 86_400)
+
+
+@pytest.mark.parametrize(
+    ("records_max", "bytes_max", "span_s"),
+    [
+        (600, None, 2.0),
+        (None, 3_000.0, 0.1),
+        (600, 3_000.0, 0.1),
+        (None, None, 365 * 86_400.0),
+        (0, None, 0.001),
+    ],
+)
+def test_limits_of_a_trigger_are_times_at_the_density_of_all_shards(records_max, bytes_max, span_s):
     dense = [Density(100.0, 10_000.0, 100.0)] * 3
 
-    assert Admission(600, None).span_s(dense) == 2.0
-    assert Admission(600, 3_000.0).span_s(dense) == pytest.approx(0.1)
-    assert Admission(None, None).span_s(dense) > 1e6
+    assert Admission(records_max, bytes_max).span_s(dense) == pytest.approx(span_s)
+    assert Admission(records_max or 1, bytes_max).span_s([]) == 365 * 86_400.0
 
 
-def test_a_density_needs_two_records_or_a_span():
-    assert density_of([record(1)]) is None
-    assert density_of([record(1, 5.0), record(2, 7.0)]).records_per_second == 0.5
-    assert density_of([record(1, 5.0)], 4.0).records_per_second == 0.25
+@pytest.mark.parametrize(
+    ("arrivals", "span_s", "density"),
+    [
+        ([], None, None),
+        ([5.0], None, None),
+        ([5.0, 7.0], None, Density(0.5, 100.0, 200.0)),
+        ([5.0, 6.0, 9.0], None, Density(0.5, 100.0, 200.0)),
+        ([5.0, 5.0], None, Density(1_000.0, 200_000.0, 200.0)),
+        ([5.0], 4.0, Density(0.25, 50.0, 200.0)),
+        ([5.0, 5.0], 0.0, Density(2_000.0, 400_000.0, 200.0)),
+    ],
+)
+def test_a_density_needs_two_records_or_a_span(arrivals, span_s, density):
+    """A record has 100 bytes of data and 100 around them."""
+    assert density_of([record(n, at) for n, at in enumerate(arrivals)], span_s) == density
+
+
+@pytest.mark.parametrize(
+    ("shards", "throttled", "pauses"),
+    [
+        (1, 0, [1.0, 1.0]),
+        (500, 0, [1.0, 1.0]),
+        (1000, 0, [2.0, 2.0]),
+        (1, 1, [1.5, 1.4, 1.3, 1.2, 1.1, 1.0, 1.0]),
+        (1, 2, [1.5, 2.25, 2.15]),
+        (1000, 1, [3.0, 2.9]),
+        (1, 9, [1.5, 2.25, 3.375, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 4.9]),
+        (5000, 1, [10.0, 10.0]),
+    ],
+)
+def test_ticks_lengthen_by_half_after_throttles_and_shorten_by_a_tenth_of_a_second(
+    shards, throttled, pauses
+):
+    tick, seen = Tick(1.0), []
+    for number in range(len(pauses)):
+        if number < throttled:
+            tick.throttled()
+        seen.append(tick.next_s(shards))
+
+    assert seen == pytest.approx(pauses)
+
+
+def test_a_budget_has_a_burst_of_five_calls_a_debt_of_as_many_and_fills_at_its_rate():
+    budget = ReadBudget(2.0, 10.0)
+    for _ in range(4):
+        budget.spend(10.0)
+        assert budget.ready_at(10.0) == 10.0
+    budget.spend(10.0)
+    assert budget.ready_at(10.0) == 10.5
+    assert budget.ready_at(10.25) == 10.5
+    budget.spend(10.25, calls=99.0)
+    assert budget.ready_at(10.25) == 13.25, "six calls at two a second"
+    assert budget.ready_at(9.0) == 12.0, "a clock that goes back gives no calls"
+    budget.spend(1_000.0, calls=6.0)
+    assert budget.ready_at(1_000.0) == 1_001.0, "not more than a burst was saved"
+
+
+def test_a_shard_rests_for_bytes_read_twice_and_after_failures_whatever_is_longer():
+    budget = ReadBudget(2.5, 0.0)
+    budget.waste(400_000, 0.0)
+    assert budget.ready_at(0.0) == 2.0
+    budget.waste(200_000, 1.0)
+    assert budget.ready_at(1.0) == 3.0, "one after the other"
+    budget.waste(10**9, 1.0)
+    assert budget.ready_at(1.0) == 6.0, "five seconds at the most"
+    budget.rest(5.0)
+    assert budget.ready_at(1.0) == 6.0
+    budget.rest(7.0)
+    assert budget.ready_at(1.0) == 7.0
+    budget.waste(200_000, 8.0)
+    assert budget.ready_at(8.0) == 9.0
+
+
+@pytest.mark.parametrize(
+    ("shards", "inline_bytes_max", "page_bytes"),
+    [
+        (0, 2**30, 4 * 2**20),
+        (1, 2**30, 4 * 2**20),
+        (2, 2**30, 2 * 2**20),
+        (8, 2**30, 512 * 1024),
+        (2, 512 * 1024, 512 * 1024),
+        (2, 0, 64 * 1024),
+        (1_000, 2**30, 64 * 1024),
+    ],
+)
+def test_the_shards_share_what_a_batch_may_inline(shards, inline_bytes_max, page_bytes):
+    search = TargetSearch(replace(SETTINGS, inline_bytes_max=inline_bytes_max))
+
+    assert search.page_bytes(shards) == page_bytes
+
+
+def cursor_at(head_ms=None, *, at_tip=False, shard_id="s"):
+    made = ShardCursor(shard_id, TRIM_HORIZON, 10_000)
+    if head_ms is not None:
+        made.kept.absorb(paged(record(1, head_ms / 1000), behind_ms=5), 0)
+    if at_tip:
+        made.kept.tip_ms = 1
+    return made
+
+
+def known(now_ms):
+    """The service's time of local time 0: surely past is `now_ms` then."""
+    service = ServiceTime(0.0)
+    service.hear(now_ms / 1000, 0.0, 0.0)
+    return service
+
+
+@pytest.mark.parametrize(
+    ("cursors", "aligned_ms", "until_ms", "is_tip"),
+    [
+        # The tip: 200 ms before the time that has surely passed.
+        ([], 0, 9_999_800, True),
+        ([cursor_at(at_tip=True)], 0, 9_999_800, True),
+        # A window of a minute from the first record of all, or from the time all were read to.
+        ([cursor_at(1_000_000), cursor_at(2_000_000)], 0, 1_060_000, False),
+        ([cursor_at(1_000_000), cursor_at(at_tip=True)], 0, 1_060_000, False),
+        ([cursor_at(1_000_000), cursor_at()], 0, 1_060_000, False),
+        ([cursor_at(1_000_000)], 500_000, 1_060_000, False),
+        ([cursor_at(1_000_000), cursor_at()], 500_000, 560_000, False),
+        ([cursor_at(1_000_000)], 3_000_000, 3_060_000, False),
+        ([cursor_at(99_000_000)], 500_000, 9_999_800, True),
+        ([cursor_at(9_939_799)], 0, 9_999_799, False),
+        ([cursor_at(9_939_800)], 0, 9_999_800, True),
+    ],
+)
+def test_the_next_aim_is_a_window_further_or_the_tip(cursors, aligned_ms, until_ms, is_tip):
+    search = TargetSearch(SETTINGS)
+    search.reach(aligned_ms)
+    search.reach(0)
+
+    target = search.next(cursors, known(10_000_000), 0.0, waits=False)
+
+    assert target == BatchTarget(until_ms, search.page_bytes(len(cursors)), is_tip=is_tip)
+
+
+def test_the_first_aim_is_the_head_of_each_shard_where_no_other_time_is_known():
+    for aligned_ms, service in ((0, ServiceTime(0.0)), (0, known(1)), (5, ServiceTime(0.0))):
+        search = TargetSearch(SETTINGS)
+        search.reach(aligned_ms)
+        assert search.heads([], service) == BatchTarget(0, search.page_bytes(0), only_heads=True)
+        assert search.heads([], service) is None, "once"
+    search = TargetSearch(SETTINGS)
+    search.reach(5)
+    assert search.heads([], known(1)) is None
+    assert not search.tip([], known(1), 0.0).takes_all
+    assert search.tip([], known(1), 0.0, takes_all=True).takes_all
+
+
+def test_the_time_stands_still_for_children_as_long_as_a_batch_should_take():
+    search = TargetSearch(SETTINGS)
+    search.reach(1_000_000)
+    behind, service = [cursor_at(1_000_000)], known(10_000_000)
+    seen = [
+        search.next(behind, service, now, waits=waits).until_ms
+        for now, waits in (
+            (0.0, True),
+            (29.9, True),
+            (30.0, True),  # 30 s: as long as a batch should take
+            (31.0, False),
+            (32.0, True),
+            (61.9, True),
+            (62.0, True),
+        )
+    ]
+    held, goes_on = 1_000_000, 1_060_000
+
+    assert seen == [held, held, goes_on, goes_on, held, held, goes_on]
+    assert TargetSearch(SETTINGS).next(behind, service, 0.0, waits=True).until_ms == 1
+    apart = TargetSearch(replace(SETTINGS, aligns_shards=False))
+    assert apart.next(behind, service, 0.0, waits=True).until_ms == goes_on
+
+
+def test_the_limits_of_a_trigger_shorten_the_window_64_mib_a_shard_without_any():
+    dense = cursor_at(1_000_000)
+    dense.density = Density(10.0, 2 * 2**20, 100.0)
+    for limits, cursors, span_ms in (
+        ({}, [dense], 32_000),
+        ({}, [dense, cursor_at(1_000_000)], 60_000),
+        ({"bytes_per_trigger_max": 2**20}, [dense], 500),
+        ({"records_per_trigger_max": 20}, [dense], 2_000),
+    ):
+        search = TargetSearch(replace(SETTINGS, **limits))
+        aim = search.next(cursors, known(10_000_000), 0.0, waits=False)
+        assert aim.until_ms == 1_000_000 + span_ms
+
+
+def test_an_iterator_is_used_for_four_and_a_half_minutes_and_then_made_anew():
+    page_run = PageRun(TRIM_HORIZON, 10_000, "given", 100.0)
+    assert page_run.read(10, 369.9) == Read(10, "given")
+    assert page_run.read(10, 370.0) == Read(10, None, StartPoint(IteratorType.TRIM_HORIZON))
+    page_run.hold("later", 200.0)
+    assert page_run.read(10, 369.9) == Read(10, "given"), "the first one is still good"
+    page_run.forget_token()
+    page_run.hold(None, 200.0)
+    assert page_run.read(10, 200.0).token is None
+    page_run.hold("made", 200.0)
+    assert page_run.read(10, 469.9) == Read(10, "made")
+    assert page_run.read(10, 470.0).token is None
+
+
+@pytest.mark.parametrize(
+    ("base", "first", "later"),
+    [
+        (TRIM_HORIZON, Read(10, None, StartPoint(IteratorType.TRIM_HORIZON)), 10),
+        (
+            at_timestamp(1_500),
+            Read(10, None, StartPoint(IteratorType.AT_TIMESTAMP, timestamp=1.5)),
+            10,
+        ),
+        (after("7"), Read(11, None, StartPoint(IteratorType.AT_SEQUENCE_NUMBER, "7")), 10),
+        (before("7"), Read(11, None, StartPoint(IteratorType.AT_SEQUENCE_NUMBER, "7")), 10),
+    ],
+)
+def test_an_iterator_is_made_at_the_base_and_later_after_the_last_record(base, first, later):
+    page_run = PageRun(base, 10_000)
+    assert page_run.read(10, 0.0) == page_run.read(10, 0.0) == first
+    assert page_run.read(10_000, 0.0).limit == 10_000, "the service takes no more"
+    page_run.absorb(paged(record(7), record(8)), 5)
+    assert page_run.read(10, 0.0) == Read(10, "next")
+    page_run.forget_token()
+
+    then = StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, "8")
+    assert page_run.read(later, 0.0) == Read(later, None, then)
+
+
+# The pages of a stretch: the records, the iterator after them, the lag. What is known then: the
+# tip, the end, the iterator at the base, the records that are kept.
+@pytest.mark.parametrize(
+    ("base", "pages", "known_then"),
+    [
+        (TRIM_HORIZON, [("", "a", 0)], (7, False, "t0", [])),
+        (TRIM_HORIZON, [("", "a", 5)], (None, False, "t0", [])),
+        (TRIM_HORIZON, [("1 2", "a", None)], (None, False, "t0", [1, 2])),
+        (TRIM_HORIZON, [("1 2", None, 0)], (None, True, "t0", [1, 2])),
+        (TRIM_HORIZON, [("1", "a", 0), ("2", "b", 5)], (None, False, "t0", [1, 2])),
+        (TRIM_HORIZON, [("1", "a", 5), ("2", "b", 0)], (7, False, "t0", [1, 2])),
+        (before("7"), [("7 8", "a", 0)], (7, False, "t0", [7, 8])),
+        (after("7"), [("7 8", "a", 0)], (7, False, None, [8])),
+        (after("7"), [("7", "a", 0)], (7, False, "a", [])),
+        (after("7"), [("7", "a", 5), ("8", "b", 0)], (7, False, "a", [8])),
+        (after("7"), [("", "a", 5), ("7 8", "b", 0)], (7, False, None, [8])),
+        (after("7"), [("7", None, 0)], (None, True, None, [])),
+        (after("7"), [("8", "a", 0)], (7, False, None, None)),
+        (before("7"), [("8", "a", 0)], (7, False, None, None)),
+    ],
+)
+def test_what_the_pages_of_a_stretch_show(base, pages, known_then):
+    page_run = PageRun(base, 10_000)
+    numbers = []
+    for turn, (rows, following, behind_ms) in enumerate(pages):
+        page_run.read(10, 0.0)
+        given = paged(
+            *map(record, rows.split()),
+            following=following,
+            behind_ms=behind_ms,
+            token=f"t{turn}",
+            at=100.0 + turn,
+        )
+        numbers += [int(each.sequence_number) for each in page_run.absorb(given, 7)]
+
+    kept = None if page_run.rows is None else [int(each.sequence_number) for each in page_run.rows]
+    shown = (page_run.tip_ms, page_run.is_ended, page_run.base_token, kept)
+    assert shown == known_then
+    assert page_run.at_tip == (known_then[0] is not None)
+    assert page_run.is_whole == (kept is not None)
+    assert page_run.base_token in {None, "a"} or page_run.base_token_at == 100.0
+    assert (page_run.pages, page_run.count) == (len(pages), len(numbers))
+    assert page_run.size_bytes == 200 * len(numbers)
+    assert page_run.reached == (after(str(numbers[-1])) if numbers else base)
+    if numbers:
+        assert page_run.first.sequence_number == str(numbers[0])
+        page_run.begin_at(before(str(numbers[-1])))
+        at = (page_run.base_token, page_run.base_token_at)
+        assert at == (f"t{len(pages) - 1}", 100.0 + len(pages) - 1)
+
+
+@pytest.mark.parametrize(
+    ("bound", "rows", "token"),
+    [
+        (after("3"), [], "next"),
+        (before("2"), [2, 3], None),
+        (before("3"), [3], None),
+        (before("1"), None, None),  # nothing is left out
+        (after("1"), None, None),  # the record that follows is not named
+        (before("4"), None, None),
+        (SHARD_END, None, None),
+    ],
+)
+def test_the_rest_of_a_stretch_is_known_from_a_record_of_it_on(bound, rows, token):
+    page_run = PageRun(TRIM_HORIZON, 10_000)
+    page_run.absorb(paged(record(1), record(2), record(3), at=40.0), 5)
+    rest = page_run.rest_after(bound)
+
+    if rows is None:
+        assert rest is None
+    else:
+        assert [int(each.sequence_number) for each in rest.rows] == rows
+        assert (rest.base, rest.base_token, rest.tip_ms) == (bound, token, 5)
+        assert rest.reached == (after("3") if rows else bound)
+        assert rest.read(10, 309.9) == Read(10, "next")
+        assert rest.read(10, 310.0).token is None
+    page_run.forget_token()
+    assert page_run.rest_after(bound) is None, "it could not be read on"
+
+
+def test_of_a_stretch_above_its_bytes_only_the_ends_are_known_and_without_their_data():
+    page_run = PageRun(TRIM_HORIZON, 400)
+    page_run.absorb(paged(record(1), record(2)), 5)
+    assert (page_run.size_bytes, len(page_run.rows)) == (400, 2)
+    page_run.absorb(paged(record(3)), 5)
+
+    assert page_run.rows is None
+    assert (page_run.first, page_run.last) == (
+        Record(b"", "k", "1", 0.0),
+        Record(b"", "k", "3", 0.0),
+    )
+    one = PageRun(TRIM_HORIZON, 199)
+    one.absorb(paged(record(1)), 5)
+    assert one.first is one.last
+    assert one.first.data == b""
+
+
+@pytest.mark.parametrize(
+    ("record_bytes", "is_counted", "sample", "pages"),
+    [
+        (None, False, 64, (64, 64, 512, 10_000)),
+        (None, True, 256, (64, 64, 512, 10_000)),
+        (200.0, False, 100, (327, 327, 2_621, 10_000)),
+        (200.0, True, 1_000, (327, 327, 2_621, 10_000)),
+        (655.36, False, 100, (100, 100, 800, 10_000)),
+        (10.0**6, False, 1, (1, 1, 1, 1_073)),
+        (10.0**6, True, 1, (1, 1, 1, 1_073)),
+    ],
+)
+def test_as_many_records_are_wanted_as_have_the_bytes(record_bytes, is_counted, sample, pages):
+    cursor = ShardCursor("s", TRIM_HORIZON, 10_000, is_counted=is_counted)
+    if record_bytes is not None:
+        cursor.density = Density(1.0, record_bytes, record_bytes)
+
+    assert cursor.sample_limit == sample
+    assert tuple(cursor.page_limit(each) for each in (0, 2**16, 2**19, 2**30)) == pages
+
+
+def test_a_later_bound_is_kept_and_of_the_same_one_what_shows_the_tip():
+    cursor = ShardCursor("s", after("5"), 10_000)
+    assert (cursor.bound, cursor.tip_at_bound_ms, cursor.is_short_of_tip) == (
+        after("5"),
+        None,
+        False,
+    )
+    for bound, tip_ms, kept in (
+        (after("4"), 1, None),
+        (after("5"), None, None),
+        (after("5"), 2, Finding(after("5"), None, 2)),
+        (after("7"), None, Finding(after("7"))),
+        (after("7"), 3, Finding(after("7"), None, 3)),
+        (after("7"), None, Finding(after("7"), None, 3)),
+        (after("6"), 4, Finding(after("7"), None, 3)),
+    ):
+        cursor.find(bound, tip_ms=tip_ms)
+        assert cursor.finding == kept
+        assert cursor.is_short_of_tip == (kept is not None and kept.tip_ms is None)
+    cursor.find(before("9"), at=record(9, 1.5))
+    assert cursor.finding == Finding(before("9"), 1_500)
+    cursor.lose()
+    assert (cursor.bound, cursor.began(), cursor.is_lost) == (SHARD_END, SHARD_END, True)
+
+
+@pytest.mark.parametrize(
+    ("density", "until_ms", "expected"),
+    [
+        (None, 3_000, None),
+        (10.0, None, None),
+        (10.0, 1_000, None),
+        (10.0, 1_001, 1),
+        (10.0, 3_000, 20),
+        (10.0, 1_150, 2),
+    ],
+)
+def test_the_number_of_records_is_expected_from_their_density_and_the_time_between(
+    density, until_ms, expected
+):
+    cursor = cursor_at(1_000)
+    cursor.density = None if density is None else Density(density, 1.0, 1.0)
+    cursor.finding = Finding(before("9"), until_ms)
+    assert cursor.hint(0.0, 0.0).records_expected == expected
+    cursor.finding = Finding(SHARD_END, until_ms)
+    assert cursor.hint(0.0, 0.0).records_expected is None
+
+
+def test_a_search_waits_for_its_answer_then_for_its_budget_and_for_ever_if_the_shard_is_gone():
+    shard = running()
+    assert (shard.is_walking, shard.is_held(0.0), shard.wakes_at(0.0)) == (True, False, 0.0)
+    ask = shard.ask(0.0)
+    assert shard.ask(0.0) is None
+    assert (shard.is_held(0.0), shard.wakes_at(0.0)) == (False, inf)
+    shard.begin(BatchTarget(9, 9))
+    assert shard.target == BatchTarget(1, 1_000, is_tip=True), "one search after the other"
+
+    shard.take(ask.turn, Slowed("made", Throttled("slow")), Moment(1.0, 0, 0.5), SETTINGS)
+    assert (shard.throttles, shard.failures) == (1, 1)
+    assert shard.is_held(1.0)
+    assert shard.wakes_at(1.0) == 1.0 + backoff_s(1, 0.5)
+    assert not shard.is_held(1.0 + backoff_s(1, 0.5))
+    again = shard.ask(2.0)
+    assert again.read.token == "made"
+    assert again.turn == ask.turn + 1
+    shard.take(again.turn, Delayed(None, Unavailable("down")), Moment(2.0, 0, 0.5), SETTINGS)
+    assert (shard.throttles, shard.failures) == (1, 2), "a delay is not a throttle"
+
+    ask = shard.ask(9.0)
+    shard.take(ask.turn, Gone(NotFound("gone"), 9.0), Moment(9.0, 0, 0.5), SETTINGS)
+    assert (shard.ready_at(99.0), shard.is_held(99.0), shard.wakes_at(99.0)) == (inf, True, inf)
+    shard.stop()
+    shard.begin(BatchTarget(9, 9))
+    assert (shard.is_walking, shard.target) == (False, None)
+
+
+def test_a_page_ends_the_row_of_failures_and_a_stopped_search_begins_anew():
+    shard = running()
+    shard.failures = 2
+    shard.take(shard.ask(0.0).turn, paged(record(2), behind_ms=5), Moment(0.0, 0, 0.5), SETTINGS)
+    assert shard.failures == 0
+    shard.stop()
+    assert (shard.is_walking, shard.target, shard.ask(9.0)) == (False, None, None)
+    shard.begin(BatchTarget(9, 9))
+    assert shard.is_walking
+    assert shard.ask(9.0) is not None
+
+
+def test_a_shard_reports_its_lag_its_rates_and_whether_its_tip_was_seen():
+    shard = running()
+    assert shard.report() == {
+        "lagMs": None,
+        "recordsPerSecond": None,
+        "bytesPerSecond": None,
+        "throttles": 0,
+        "atTip": False,
+    }
+    rows = [record(n, n / 3) for n in (1, 2, 3)]
+    shard.take(shard.ask(0.0).turn, paged(*rows), Moment(0.0, 7, 0.5), SETTINGS)
+
+    assert shard.report() == {
+        "lagMs": 0,
+        "recordsPerSecond": 3.003,
+        "bytesPerSecond": 600.6,
+        "throttles": 0,
+        "atTip": True,
+    }
 
 
 def test_a_stretch_knows_its_rows_up_to_every_bound_inside():
