@@ -13,6 +13,7 @@ Source: SubscribeToShard in the Kinesis API reference; `reference/kcl-protocol.m
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from kclrun.errors import ServiceError, Throttled, Unavailable
@@ -46,13 +47,14 @@ class SubscriptionPlan:
 
     def is_due(self, now: Instant) -> bool:
         """Whether to subscribe now: none stands, and the first page was polled."""
-        return self.due_in_s(now) == 0.0
+        is_tried = self._next_try is not None and now >= self._next_try
+        return self._began is None and is_tried
 
-    def due_in_s(self, now: Instant) -> float | None:
-        """How long until it is due; None while a subscription stands or nothing was polled."""
-        if self._began is not None or self._next_try is None:
-            return None
-        return max(0.0, self._next_try - now)
+    def next_change_in_s(self, now: Instant) -> float:
+        """How long until a subscription is due, or the renewal of the one that stands."""
+        if self._began is not None:
+            return max(0.0, self._renew_at - now)
+        return math.inf if self._next_try is None else max(0.0, self._next_try - now)
 
     def polled(self, now: Instant) -> None:
         """A page was polled."""
@@ -84,23 +86,27 @@ class SubscriptionPlan:
 
     def ended(self, now: Instant, chance: float) -> None:
         """The subscription is over, in good order: five minutes, or by `is_renewal_due`."""
-        began, self._began = self._began, None
-        is_settled = began is not None and now - began >= SETTLED_AFTER_S
-        self._next_try = now if is_settled else self._retry_at(now, chance)
+        assert self._began is not None, "only a subscription that stands can end"
+        if now - self._began >= SETTLED_AFTER_S:
+            self._began, self._next_try = None, now
+        else:
+            self._retry(now, chance)
 
     def failed(self, error: Exception, now: Instant, chance: float) -> None:
         """The subscription was refused, or broke."""
-        self._began = None
         is_for_good = isinstance(error, ServiceError) and not isinstance(
             error, Throttled | Unavailable
         )
         if is_for_good:
             pause_s = REFUSED_FOR_GOOD_S * (0.5 + chance / 2)
-            self._next_try = Instant(now + pause_s)
+            self._began, self._next_try = None, Instant(now + pause_s)
         else:
-            self._next_try = self._retry_at(now, chance)
+            self._retry(now, chance)
 
-    def _retry_at(self, now: Instant, chance: float) -> Instant:
+    def _retry(self, now: Instant, chance: float) -> None:
+        """After a pause that grows, and not while the service would refuse for the former one."""
         self._failures += 1
         pause_s = backoff_s(self._failures, chance, base_s=RETRY_S, max_s=RETRY_MAX_S)
-        return Instant(now + pause_s)
+        began, self._began = self._began, None
+        refused_until = -math.inf if began is None else began + SETTLED_AFTER_S
+        self._next_try = Instant(max(now + pause_s, refused_until))

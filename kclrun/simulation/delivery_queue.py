@@ -29,7 +29,8 @@ from kclrun.consuming.delivery import (
 )
 from kclrun.consuming.policy import Pacing, batch_records_max
 from kclrun.consuming.shard_end import ExpiryWatch
-from kclrun.errors import LeaseLost
+from kclrun.consuming.subscribing import SubscriptionPlan
+from kclrun.errors import LeaseLost, ServiceError, Unavailable
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
@@ -43,7 +44,7 @@ from kclrun.simulation.user_code import Attempt, BatchUserCode
 _BATCH_MAX: Final = 10_000
 # Create the processor and call `initialize`: most processors do little there.
 _CALL_S: Final = 0.005
-# A round trip to Kinesis.
+# A round trip to Kinesis; an event of a subscription takes as long from the record's arrival.
 _FETCH_S: Final = 0.012
 # `on_error` with its default settings.
 _ERROR_POLICY: Final = ErrorPolicy(retries=5, backoff_s=1.0)
@@ -68,8 +69,9 @@ class _Batch(msgspec.Struct):
 
 
 class SimulatedDeliveryQueue:
-    """A poll each idle interval brings the records that have arrived; user code behaves as
-    `user_code.py` draws. `consuming/delivery.py` decides about its calls, as in a lease process.
+    """A poll each idle interval brings the records that have arrived, or with `fan_out` an event at
+    once; user code behaves as `user_code.py` draws. As in a lease process `consuming/delivery.py`
+    decides about its calls, and `consuming/subscribing.py` about subscriptions.
 
     `post` takes events for the core. `fetch_fault` returns the error of a fetch, or None for a
     page. `chance` is for the pauses after a failed fetch. `list_shards` answers with None where it
@@ -91,6 +93,7 @@ class SimulatedDeliveryQueue:
         fetch_fault: Callable[[], FetchFate | None],
         list_shards: Callable[[Callable[[tuple[Shard, ...] | None], None]], None],
         failover_s: float,
+        fan_out: bool = False,
     ) -> None:
         self._reader = reader
         self._key: LeaseKey = reader.key
@@ -110,6 +113,10 @@ class SimulatedDeliveryQueue:
         self._expiry: ExpiryWatch | None = None
         self._is_expired = self._saw_end = False
         self._pacing = Pacing(poll_s)
+        self._subscribing = SubscriptionPlan() if fan_out else None
+        self._is_subscribed = False
+        self._subscriptions = itertools.count(1)
+        self._subscription = 0
         self._is_failing = self._is_busy = False
         self.busy_since = Instant(0.0)  # as in the status: 0 while user code is not running
         self._batch: _Batch | None = None
@@ -151,19 +158,26 @@ class SimulatedDeliveryQueue:
         self._durable = position
 
     def shard_closed(self) -> None:
-        """The shard was split or merged: the next poll finds its end."""
+        """The shard was split or merged: the next poll, or an event, has its end."""
         if self._fetches:
-            self._fetch_in(self._poll_s)
+            self._fetch_in(_FETCH_S if self._is_subscribed else self._poll_s)
 
     # Fetching.
 
     def _fetch(self) -> None:
-        """A page has arrived, or an error instead of it."""
+        """A page has arrived, or an event, or an error instead of it."""
+        if self._subscribing is not None:
+            self._subscribe_if_due(self._subscribing)
         fault = self._fetch_fault()
         if fault is None and not self._stream.finds(self._key):
             fault = "not_found"
         if fault == "not_found" and self._asks_where_the_shard_is():
             return
+        if self._is_subscribed and fault in {"unreachable", "not_found"}:
+            self._subscription_broke(Unavailable(fault))
+            return
+        if self._is_subscribed:
+            fault = None  # an event is not throttled, and needs no iterator
         if fault is not None:
             self._is_failing = True
             self._fetch_in(self._pause_after(fault))
@@ -176,19 +190,67 @@ class SimulatedDeliveryQueue:
         permit = self._delivery.permit
         if permit is not None and self._now() >= permit.fence:
             self._oracles.coverage.seen("fence_passed_mid_fetch")
+        if self._is_subscribed and self._subscribing is not None:
+            self._subscribing.event_came()
+        elif self._subscribing is not None:
+            self._subscribing.polled(self._now())
         now = self._world_now()
         self._fetched = max(self._fetched, self._stream.arrived(self._key, now))
         self._go_on()
         self._fetch_next(now)
 
     def _fetch_next(self, now: float) -> None:
-        """Fetch the next page at the poll by which new records will have arrived."""
+        """Fetch the next page at the poll by which new records will have arrived, or when an event
+        brings them; or when the next subscription is due, or the renewal of this one."""
         if self._is_fully_fetched():
             return
+        due_in_s = math.inf
+        if self._subscribing is not None:
+            due_in_s = self._subscribing.next_change_in_s(self._now())
         arrives = self._stream.arrival_of(self._key, self._fetched + 1)
-        if math.isfinite(arrives):
-            idle_polls = max(1, math.ceil((arrives - now) / self._poll_s))
-            self._fetch_in(idle_polls * self._poll_s)
+        if self._is_subscribed:
+            pause_s = max(0.0, arrives - now) + _FETCH_S
+        else:
+            pause_s = math.inf
+            if math.isfinite(arrives):
+                pause_s = max(1, math.ceil((arrives - now) / self._poll_s)) * self._poll_s
+        if min(pause_s, due_in_s) < math.inf:
+            self._fetch_in(min(pause_s, due_in_s))
+
+    def _subscribe_if_due(self, plan: SubscriptionPlan) -> None:
+        if self._is_subscribed and plan.is_renewal_due(self._now()):
+            self._is_subscribed = False
+            plan.ended(self._now(), self._chance())
+        if self._is_subscribed or not plan.is_due(self._now()):
+            return
+        fault = self._fetch_fault()
+        if fault is not None or not self._stream.finds(self._key):
+            plan.failed(Unavailable(fault or "not_found"), self._now(), self._chance())
+            return
+        number = next(self._subscriptions)
+        lost = Unavailable("another one took it over")
+
+        def taken_over() -> None:
+            """It arrives as an event of the stream, when this process runs."""
+            self._after(_FETCH_S, lambda: self._subscription_broke(lost, number))
+
+        if self._stream.subscribe(self._key, self._world_now(), taken_over):
+            self._is_subscribed, self._subscription = True, number
+            plan.began(self._now(), self._chance())
+        else:
+            self._oracles.coverage.seen("subscription_refused")
+            plan.failed(Unavailable("in use"), self._now(), self._chance())
+
+    def _subscription_broke(self, error: ServiceError, number: int | None = None) -> None:
+        """Go on by polling. Does nothing for a subscription `number` that has ended."""
+        plan = self._subscribing
+        if plan is None or not self._is_subscribed or number not in {None, self._subscription}:
+            return
+        self._is_subscribed = False
+        named = "subscription_broke" if number is None else "subscription_taken_over"
+        self._oracles.coverage.seen(named)
+        plan.failed(error, self._now(), self._chance())
+        self._fetch_in(_FETCH_S)
 
     def _pause_after(self, fault: FetchFate) -> float:
         match fault:

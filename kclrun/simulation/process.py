@@ -106,6 +106,7 @@ class LeaseProcess:
             fetch_fault=self._fetch_fault,
             list_shards=self._list_shards,
             failover_s=settings.failover_s,
+            fan_out=settings.fan_out,
         )
         self._channel: deque[on.Event] = deque()
         self._pump: Pump[on.Event, do.Command] = Pump(

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
 
+from kclrun.local.consumers import TAKEOVER_AFTER_S
 from kclrun.local.limits import STORED_BYTES_MAX, Storage
 from kclrun.local.sequence_numbers import parse
 from kclrun.local.stream import ShardLog, Stream
@@ -62,6 +64,7 @@ class ShardStream:
         self._rates: dict[str, float] = {}
         self._children: dict[str, list[ShardLog]] = {}
         self._expired: set[str] = set()
+        self._subscriptions: dict[str, tuple[float, Callable[[], None]]] = {}
         self._remember(0.0)
 
     def reshard(self, count: int, now: float) -> None:
@@ -146,6 +149,17 @@ class ShardStream:
         if self._chance.random() < faults.not_found:
             return "not_found"
         return None
+
+    def subscribe(self, shard_id: str, now: float, taken_over: Callable[[], None]) -> bool:
+        """SubscribeToShard by the fleet's consumer. False: refused, because the last subscription
+        began less than five seconds ago. Else that one has been taken over, which it is told."""
+        began, former_taken_over = self._subscriptions.get(shard_id, (-math.inf, None))
+        if now - began < TAKEOVER_AFTER_S:
+            return False
+        self._subscriptions[shard_id] = (now, taken_over)
+        if former_taken_over is not None:
+            former_taken_over()
+        return True
 
     def at_trim_horizon(self, now: float) -> tuple[Shard, ...]:
         """ListShards AT_TRIM_HORIZON: the shards without an existing parent."""

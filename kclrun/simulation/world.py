@@ -20,7 +20,7 @@ _AFTER_FAILOVER_S: Final = 7.0
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The application's settings, the same on every host. `poll_s` is `fetch.idle`,
-    `grace_s` is `shutdown.grace`, `stall_s` is `stall`."""
+    `grace_s` is `shutdown.grace`, `stall_s` is `stall`; `fan_out` is `fetch.mode: fan-out`."""
 
     failover_s: float = 10.0
     checkpoint_every_s: float = 10.0
@@ -29,6 +29,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 60.0
     stall_s: float = 120.0
     uncheckpointed_max: int = 100_000
+    fan_out: bool = False
 
     @property
     def read_again_s(self) -> float:

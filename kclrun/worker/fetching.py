@@ -192,8 +192,7 @@ class FanOut:
         """The pause before the next page, if polling would pause for `polling_s`."""
         if self._subscription is not None:
             return 0.0
-        due_in = self._plan.due_in_s(self._now())
-        return polling_s if due_in is None else min(polling_s, due_in)
+        return min(polling_s, self._plan.next_change_in_s(self._now()))
 
     def close(self) -> None:
         """The reading ends: the service should send no more."""

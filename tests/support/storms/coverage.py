@@ -121,6 +121,9 @@ STORIES: Final[Mapping[str, str]] = {
     "repeated_after_an_unclean_end": "records were given again, for their reader ended uncleanly",
     "iterator_expired": "an iterator expired and was replaced at the position",
     "reads_throttled": "the stream throttled a reader",
+    "subscription_refused": "a subscription was refused, for another one had just begun",
+    "subscription_taken_over": "a subscription ended, for another owner's took it over",
+    "subscription_broke": "a subscription broke, and its reader went on by polling",
 }
 
 SITUATIONS: Final = frozenset(STORIES)

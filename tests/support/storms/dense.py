@@ -63,6 +63,7 @@ def dense_storm(seed, *, minutes=15, **changed):
             checkpoint_every_s=chance.choice([1.0, 10.0, 60.0]),
             leases_max=chance.choice([4, 64]),
             uncheckpointed_max=chance.choice([80, 100_000]),
+            fan_out=seed % 4 == 2,
         ),
         "storm_s": minutes * 60.0,
         "table_faults": FaultRates(throttled=0.02, unreachable=0.02, lost_reply=0.03, late=0.02),
@@ -98,7 +99,10 @@ def expiring_storm(seed, *, minutes=8, **changed):
         "shards": 3,
         "records_per_s": 20.0,
         "settings": FleetSettings(
-            failover_s=chance.choice([3.0, 10.0]), poll_s=1.0, uncheckpointed_max=80
+            failover_s=chance.choice([3.0, 10.0]),
+            poll_s=1.0,
+            uncheckpointed_max=80,
+            fan_out=seed % 4 == 2,
         ),
         "user_code": UserCode(batch_s=0.5, raising=chance.choice([0.0, 0.05])),
         "stream_faults": StreamFaults(

@@ -65,6 +65,7 @@ _AT_BOOT: Final[tuple[StrikeKind, ...]] = (
     "split_shard",
 )
 _MIXED: Final = 0.2
+_FAN_OUT: Final = 0.4
 _JAVA_WORKERS_MAX: Final = 3
 # A cap of so many batches' records. Each batch takes at most half of the records that the cap
 # allows during one call of user code, so that a reader that is behind can catch up.
@@ -93,7 +94,11 @@ def draw_profile(seed: int) -> Profile:
         java_workers=_java_workers(_chance(seed, "java")),
         shards=shards,
         records_per_s=records_per_s,
-        settings=msgspec.structs.replace(settings, uncheckpointed_max=cap),
+        settings=msgspec.structs.replace(
+            settings,
+            uncheckpointed_max=cap,
+            fan_out=_chance(seed, "fan-out").random() < _FAN_OUT,
+        ),
         storm_s=storm_s,
         table_faults=_shares(_chance(seed, "table"), FaultRates),
         scan_page_rows=_now_and_then(_chance(seed, "pages"), 2, 1000),

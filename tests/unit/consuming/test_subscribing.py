@@ -1,5 +1,7 @@
 """When a lease process subscribes, and when it polls: the plan, by its instants."""
 
+import math
+
 import pytest
 
 from kclrun.consuming.subscribing import (
@@ -39,7 +41,7 @@ def test_nothing_is_subscribed_before_the_first_page_was_polled():
     plan = SubscriptionPlan()
 
     assert not plan.is_due(1e9)
-    assert plan.due_in_s(1e9) is None
+    assert plan.next_change_in_s(1e9) == math.inf
     plan.polled(100.0)
     assert plan.is_due(100.0)
 
@@ -47,18 +49,15 @@ def test_nothing_is_subscribed_before_the_first_page_was_polled():
 def test_a_later_page_puts_a_try_neither_off_nor_forward():
     plan = polled()
     plan.failed(BUSY, 100.0, 0.0)
-    due_in = plan.due_in_s(100.0)
+    due_in = plan.next_change_in_s(100.0)
 
     plan.polled(100.5)
 
-    assert plan.due_in_s(100.5) == due_in - 0.5
+    assert plan.next_change_in_s(100.5) == due_in - 0.5
 
 
 def test_while_a_subscription_stands_no_other_one_is_due():
-    plan = subscribed()
-
-    assert plan.due_in_s(1e9) is None
-    assert not plan.is_due(1e9)
+    assert not subscribed().is_due(1e9)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_what_is_refused_is_tried_again_after_a_pause_by_its_kind(error, chance,
     plan, now = polled(), 100.0
     for pause_s in pauses:
         plan.failed(error, now, chance)
-        assert plan.due_in_s(now) == pause_s
+        assert plan.next_change_in_s(now) == pause_s
         now += pause_s
         assert plan.is_due(now)
 
@@ -92,12 +91,12 @@ def test_an_event_ends_the_growth_of_the_pauses():
 
     plan.failed(BUSY, 120.0, 0.0)
 
-    assert plan.due_in_s(120.0) == 1.0
+    assert plan.next_change_in_s(120.0) == 1.0
 
 
 @pytest.mark.parametrize(
     ("lived_s", "due_in_s"),
-    [(300.0, 0.0), (SETTLED_AFTER_S, 0.0), (SETTLED_AFTER_S - 0.1, 1.0), (0.0, 1.0)],
+    [(300.0, 0.0), (SETTLED_AFTER_S, 0.0), (SETTLED_AFTER_S - 0.1, 1.0), (1.0, 4.0)],
 )
 def test_after_a_good_end_the_next_is_due_at_once_where_the_service_would_not_refuse_it(
     lived_s, due_in_s
@@ -106,7 +105,7 @@ def test_after_a_good_end_the_next_is_due_at_once_where_the_service_would_not_re
 
     plan.ended(100.0 + lived_s, 0.0)
 
-    assert plan.due_in_s(100.0 + lived_s) == due_in_s
+    assert plan.next_change_in_s(100.0 + lived_s) == due_in_s
 
 
 def test_subscriptions_that_end_at_once_again_and_again_do_not_spin():
@@ -114,10 +113,10 @@ def test_subscriptions_that_end_at_once_again_and_again_do_not_spin():
     for _ in range(6):
         plan.began(now, 0.0)
         plan.ended(now, 0.0)
-        pauses.append(plan.due_in_s(now))
+        pauses.append(plan.next_change_in_s(now))
         now += pauses[-1]
 
-    assert pauses == [1.0, 2.0, 4.0, 8.0, RETRY_MAX_S / 2, RETRY_MAX_S / 2]
+    assert pauses == [5.0, 5.0, 5.0, 8.0, RETRY_MAX_S / 2, RETRY_MAX_S / 2]
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.5, 0.999])
@@ -126,10 +125,23 @@ def test_a_subscription_is_renewed_before_the_service_ends_it(chance):
     renewed_at = 100.0 + RENEWED_AFTER_S - chance * RENEWED_SPREAD_S
 
     assert renewed_at < 100.0 + 300.0
+    assert plan.next_change_in_s(100.0) == pytest.approx(renewed_at - 100.0)
+    assert plan.next_change_in_s(1e9) == 0.0
     assert not plan.is_renewal_due(renewed_at - 0.1)
     assert plan.is_renewal_due(renewed_at)
     plan.ended(renewed_at, 0.0)
     assert not plan.is_renewal_due(renewed_at)
+
+
+@pytest.mark.parametrize(("lived_s", "due_in_s"), [(0.0, 5.0), (2.0, 3.0), (4.5, 1.0), (9.0, 1.0)])
+def test_a_subscription_that_breaks_early_is_not_replaced_while_the_service_would_refuse(
+    lived_s, due_in_s
+):
+    plan = subscribed(100.0)
+
+    plan.failed(BUSY, 100.0 + lived_s, 0.0)
+
+    assert plan.next_change_in_s(100.0 + lived_s) == due_in_s
 
 
 def test_silence_of_two_heartbeats_is_the_end_and_an_event_between_begins_anew():

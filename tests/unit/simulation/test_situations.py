@@ -22,6 +22,7 @@ KNOWN = (
     ("recreating", 1),
     ("dense", 18),
     ("expiring", 3),
+    ("expiring", 18),
 )
 STORMS = 30
 PLAYED = {

@@ -69,7 +69,7 @@ def test_user_code_that_checkpoints_by_hand_names_all_or_some_of_its_batch():
 class AtQueue:
     """A queue whose core is the test: `said` are its events. Records arrive ten a second."""
 
-    def __init__(self, seed=1, fetch_fault=lambda: None, **kind):
+    def __init__(self, seed=1, fetch_fault=lambda: None, *, fan_out=False, **kind):
         self.world = Watched()
         self.scheduler = Scheduler(seed)
         self.scheduler.run_until(60.0)
@@ -89,6 +89,7 @@ class AtQueue:
             fetch_fault=fetch_fault,
             list_shards=lambda reply: reply(None),
             failover_s=10.0,
+            fan_out=fan_out,
         )
         self.queue.call(do.CallInitialize(Lease(key=self.reader.key, checkpoint=TRIM_HORIZON)))
 
@@ -181,6 +182,54 @@ def test_a_fetch_that_fails_is_made_again_at_the_position_reached(fault, situati
     assert len(firsts) >= 3
     assert at.world.oracles.tally.duplicates == 0
     assert situation in at.world.seen
+
+
+def test_a_subscription_gives_records_when_they_arrive_and_not_at_the_next_poll():
+    at = AtQueue(fan_out=True)
+    at.open()
+    at.run(10)
+    polling = AtQueue()
+    polling.open()
+    polling.run(10)
+
+    # Ten records a second: an event for each, and a page of ten for each poll.
+    assert len(at.of(on.BatchDelivered)) > 80
+    assert len(polling.of(on.BatchDelivered)) < 15
+    assert at.world.oracles.tally.duplicates == 0
+
+
+def test_a_subscription_that_breaks_goes_on_by_polling_and_subscribes_again():
+    faults = iter([None, None, None, "unreachable"])  # polls; subscribes; an event; it breaks
+    at = AtQueue(fetch_fault=lambda: next(faults, None), fan_out=True)
+    at.open()
+    at.run(1.0)
+    assert "subscription_broke" in at.world.seen
+
+    at.run(14.0)
+
+    assert len(at.of(on.BatchDelivered)) > 60
+    assert at.world.oracles.tally.duplicates == 0
+
+
+def test_a_subscription_of_another_owner_takes_over_and_is_refused_before():
+    at = AtQueue(fan_out=True)
+    stream, key, told = at.world.stream, at.reader.key, []
+    assert stream.subscribe(key, at.scheduler.now - 4.0, lambda: told.append("taken over"))
+    at.open()
+    at.run(0.5)
+    assert "subscription_refused" in at.world.seen
+    at.run(4.0)
+    assert told == ["taken over"]
+    at.run(6.0)
+    before = len(at.of(on.BatchDelivered))
+
+    assert stream.subscribe(key, at.scheduler.now, lambda: None)
+    at.run(0.5)
+
+    assert "subscription_taken_over" in at.world.seen
+    at.run(15.0)  # it polls, is refused, and takes over again
+    assert len(at.of(on.BatchDelivered)) > before + 40
+    assert at.world.oracles.tally.duplicates == 0
 
 
 def raises(seed):
