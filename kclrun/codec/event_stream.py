@@ -77,7 +77,8 @@ class MessageDecoder:
             if len(self._buffer) < size:
                 self._wanted = size
                 break
-            found.append(_message(bytes(self._buffer[:size]), headers_size))
+            with memoryview(self._buffer) as buffer, buffer[:size] as frame:
+                found.append(_message(frame, headers_size))
             del self._buffer[:size]
             self._wanted = _PRELUDE_BYTES
         return found
@@ -101,12 +102,14 @@ class MessageDecoder:
         return size, headers_size
 
 
-def _message(frame: bytes, headers_size: int) -> Message:
+def _message(frame: memoryview, headers_size: int) -> Message:
+    """An event is up to 14 MiB: its payload is copied once, and nothing else of it."""
     (checksum,) = _CRC.unpack_from(frame, len(frame) - _CRC.size)
-    if crc32(memoryview(frame)[: -_CRC.size]) != checksum:
-        raise MalformedEventStream("the checksum of a message is wrong")
-    end = _PRELUDE_BYTES + headers_size
-    return Message(_headers(frame[_PRELUDE_BYTES:end]), frame[end : -_CRC.size])
+    with frame[: -_CRC.size] as content:
+        if crc32(content) != checksum:
+            raise MalformedEventStream("the checksum of a message is wrong")
+        end = _PRELUDE_BYTES + headers_size
+        return Message(_headers(bytes(content[_PRELUDE_BYTES:end])), bytes(content[end:]))
 
 
 def _headers(data: bytes) -> dict[str, str]:

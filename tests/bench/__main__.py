@@ -104,6 +104,12 @@ ROWS: Final = {
             60,
         ),
         Row(
+            "latency",
+            "put → process_records: fan-out p50 ≤ 30 ms, p99 ≤ 100 ms; CPU/MB ≤ polling's",
+            "bench.latency:latency",
+            3,
+        ),
+        Row(
             "fleet",
             "planned move: p50 ≤ 0.6 s, p99 ≤ 1.5 s; host lost: p99 ≤ failover + 7 s; requests",
             "bench.fleet:fleet",

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import psutil
 
 from bench.figures import Figure, Target, figure
 from bench.lease_rig import wait_until
-from bench.servers import CREDENTIALS, REGION, stock_client
+from bench.program import program
+from bench.servers import stock_client
 from kclrun.local.server import Embedded, start_embedded
 
 _STREAM: Final = "bench"
@@ -59,7 +55,10 @@ def crash(rounds: int) -> list[Figure]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         embedded = stack.enter_context(start_embedded())
         stack.enter_context(_produced(embedded))
-        marks = stack.enter_context(_fleet(folder, embedded))
+        path = folder / "marks"
+        path.touch()
+        stack.enter_context(program(folder, embedded, _STREAM, "Marking", {"marks": str(path)}))
+        marks = _Marks(path)
         wait_until(lambda: len(marks.lives()) == _SHARDS, "8 first batches", _PATIENCE_S)
         for number in range(rounds):
             life = marks.lives()[f"shardId-{number % _SHARDS:012d}"]
@@ -102,64 +101,6 @@ class _Marks:
         lines = self._path.read_text().splitlines()
         lives = (_Life(shard, int(pid), float(at)) for shard, pid, at in map(str.split, lines))
         return {life.shard: life for life in lives}
-
-
-@contextlib.contextmanager
-def _fleet(folder: Path, embedded: Embedded) -> Iterator[_Marks]:
-    """kclrun, run as a program; told to drain at the end, and its log shown if it did not."""
-    marks = folder / "marks"
-    marks.touch()
-    config = folder / "app.yaml"
-    config.write_text(json.dumps(_settings(embedded, marks)))
-    log = folder / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "kclrun", "--config", str(config)],
-            env=os.environ | _credentials(),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        yield _Marks(marks)
-    except TimeoutError:
-        sys.stderr.write(log.read_text()[-4000:])
-        raise
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _settings(embedded: Embedded, marks: Path) -> dict[str, Any]:
-    return {
-        "application": "bench",
-        "stream": _STREAM,
-        "processor": "bench.processors:Marking",
-        "path": str(Path(__file__).parents[1]),
-        "options": {"marks": str(marks)},
-        "start": "TRIM_HORIZON",
-        "aws": {
-            "region": REGION,
-            "endpoint": embedded.endpoint,
-            "endpoints": {
-                "kinesis": embedded.kinesis_endpoint,
-                "dynamodb": embedded.dynamodb_endpoint,
-            },
-        },
-        "checkpoint": {"every": "1s"},
-        "log": {"format": "json"},
-    }
-
-
-def _credentials() -> dict[str, str]:
-    return {
-        "AWS_ACCESS_KEY_ID": CREDENTIALS.access_key,
-        "AWS_SECRET_ACCESS_KEY": CREDENTIALS.secret_key,
-    }
 
 
 @contextlib.contextmanager

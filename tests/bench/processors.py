@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 from kclrun.model.record import RecordBatch
 from kclrun.processor import Checkpointer, Context, RecordProcessor
@@ -32,3 +33,32 @@ class Marking(RecordProcessor):
         fd = os.open(self._context.options["marks"], os.O_WRONLY | os.O_APPEND)
         os.write(fd, line.encode())
         os.close(fd)
+
+
+class Lags(RecordProcessor):
+    """Appends to a file, in ms, how long each record took since the instant that is its data."""
+
+    def initialize(self, context: Context) -> None:
+        self._path = context.options["marks"]
+
+    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+        now = time.monotonic()
+        lines = "".join(f"{1000 * (now - float(each.data))}\n" for each in batch.records)
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        os.write(fd, lines.encode())
+        os.close(fd)
+
+
+class Cpu(RecordProcessor):
+    """Writes the CPU seconds of this process from `initialize` to the last of so many records."""
+
+    def initialize(self, context: Context) -> None:
+        self._options = context.options
+        self._left = context.options["records"]
+        self._began_s = time.process_time()
+
+    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+        self._left -= len(batch.records)
+        if self._left == 0:
+            taken_s = time.process_time() - self._began_s
+            Path(self._options["marks"]).write_text(f"{taken_s}\n")

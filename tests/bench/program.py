@@ -1,0 +1,84 @@
+"""kclrun as a user runs it (`python -m kclrun --config …`) over an embedded AWS, for a row."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from bench.servers import CREDENTIALS, REGION
+from kclrun.local.server import Embedded
+
+_PATIENCE_S: Final = 60.0
+
+
+@contextlib.contextmanager
+def program(
+    folder: Path,
+    embedded: Embedded,
+    stream: str,
+    processor: str,
+    options: dict[str, Any],
+    **settings: Any,
+) -> Iterator[None]:
+    """A processor of `processors.py` runs; it is told to drain at the end. If something took too
+    long, the log is shown. `settings` come beside those of every row."""
+    config = folder / "app.yaml"
+    config.write_text(json.dumps(_settings(embedded, stream, processor, options) | settings))
+    log = folder / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "kclrun", "--config", str(config)],
+            env=os.environ | _credentials(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield
+    except TimeoutError:
+        sys.stderr.write(log.read_text()[-4000:])
+        raise
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _settings(
+    embedded: Embedded, stream: str, processor: str, options: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "application": "bench",
+        "stream": stream,
+        "processor": f"bench.processors:{processor}",
+        "path": str(Path(__file__).parents[1]),
+        "options": options,
+        "start": "TRIM_HORIZON",
+        "aws": {
+            "region": REGION,
+            "endpoint": embedded.endpoint,
+            "endpoints": {
+                "kinesis": embedded.kinesis_endpoint,
+                "dynamodb": embedded.dynamodb_endpoint,
+            },
+        },
+        "checkpoint": {"every": "1s"},
+        "log": {"format": "json"},
+    }
+
+
+def _credentials() -> dict[str, str]:
+    return {
+        "AWS_ACCESS_KEY_ID": CREDENTIALS.access_key,
+        "AWS_SECRET_ACCESS_KEY": CREDENTIALS.secret_key,
+    }
