@@ -25,6 +25,7 @@ class Grant(enum.Enum):
     # With fan-out: on the consumer, and on the stream.
     FAN_OUT = "SubscribeToShards"
     CONSUMERS = "FindOrRegisterTheConsumer"
+    MANAGE_CONSUMERS = "ManageConsumers"
     LEASES = "LeaseTable"
     OFFERS = "FindOfferedLeases"
     KCL3 = "SeeTheModeOfAnEarlyKcl3Fleet"
@@ -65,23 +66,29 @@ class Operation(msgspec.Struct, frozen=True):
         return self.actions or (f"{self.service}:{self.name}",)
 
 
-DESCRIBE_STREAM_SUMMARY: Final = Operation("kinesis", "DescribeStreamSummary", grants=(Grant.READ,))
+DESCRIBE_STREAM_SUMMARY: Final = Operation(
+    "kinesis", "DescribeStreamSummary", grants=(Grant.READ, Grant.MANAGE_CONSUMERS)
+)
 LIST_SHARDS: Final = Operation("kinesis", "ListShards", grants=(Grant.READ, Grant.WRITE))
 GET_SHARD_ITERATOR: Final = Operation("kinesis", "GetShardIterator", grants=(Grant.READ,))
 GET_RECORDS: Final = Operation("kinesis", "GetRecords", grants=(Grant.READ,))
 # Only with `fetch.mode: fan-out`.
 SUBSCRIBE_TO_SHARD: Final = Operation("kinesis", "SubscribeToShard", grants=(Grant.FAN_OUT,))
 DESCRIBE_STREAM_CONSUMER: Final = Operation(
-    "kinesis", "DescribeStreamConsumer", grants=(Grant.FAN_OUT, Grant.CONSUMERS)
+    "kinesis",
+    "DescribeStreamConsumer",
+    grants=(Grant.FAN_OUT, Grant.CONSUMERS, Grant.MANAGE_CONSUMERS),
 )
 # A second request for the same name is refused, so a repeated one does no harm.
 REGISTER_STREAM_CONSUMER: Final = Operation(
     "kinesis", "RegisterStreamConsumer", is_write=True, grants=(Grant.CONSUMERS,)
 )
-# For `kclrun consumers`; an operator's own permissions, none of our policies'.
-LIST_STREAM_CONSUMERS: Final = Operation("kinesis", "ListStreamConsumers", grants=())
+# For `kclrun consumers` alone: no machine may remove a consumer.
+LIST_STREAM_CONSUMERS: Final = Operation(
+    "kinesis", "ListStreamConsumers", grants=(Grant.MANAGE_CONSUMERS,)
+)
 DEREGISTER_STREAM_CONSUMER: Final = Operation(
-    "kinesis", "DeregisterStreamConsumer", is_write=True, grants=()
+    "kinesis", "DeregisterStreamConsumer", is_write=True, grants=(Grant.MANAGE_CONSUMERS,)
 )
 # Only `kclrun put` and the sinks write to a stream; a consumer's policy leaves it out.
 PUT_RECORDS: Final = Operation("kinesis", "PutRecords", is_write=True, grants=(Grant.WRITE,))

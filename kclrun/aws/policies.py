@@ -91,6 +91,13 @@ def put_policy(settings: Settings, site: Site) -> Policy:
     return _policy([_allow(Grant.WRITE, _streams(settings, site))])
 
 
+def consumers_policy(settings: Settings, site: Site) -> Policy:
+    """To list and to remove the consumers of the application's streams."""
+    streams = _streams(settings, site)
+    consumers = [f"{site.stream(source.name)}/consumer/*" for source in settings.sources]
+    return _policy([_allow(Grant.MANAGE_CONSUMERS, [*streams, *consumers])])
+
+
 def caller_policy(role_arn: str, settings: Settings, site: Site) -> Policy:
     """The policy of the machine itself if `role_arn` has the rest. The machine answers its
     lifecycle hooks with its own role. `site` is the machine's."""

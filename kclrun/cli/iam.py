@@ -26,6 +26,7 @@ _RUN: Final = "run"
 _PROVISION: Final = "provision"
 _PUT: Final = "put"
 _CALLER: Final = "caller"
+_CONSUMERS: Final = "consumers"
 
 
 @click.command(cls=ConfigCommand)
@@ -33,11 +34,11 @@ _CALLER: Final = "caller"
 @click.option(
     "--for",
     "purpose",
-    type=click.Choice([_RUN, _PROVISION, _PUT, _CALLER]),
+    type=click.Choice([_RUN, _PROVISION, _PUT, _CONSUMERS, _CALLER]),
     default=_RUN,
     show_default=True,
     help="run: a machine; provision: who makes or changes the lease table; put: `kclrun put`;"
-    " caller: who assumes aws.role_arn.",
+    " consumers: `kclrun consumers`; caller: who assumes aws.role_arn.",
 )
 @click.option("--account", metavar="NUMBER", help="The account, where no ARN of the file is of it.")
 def iam(config: Path | None, overrides: tuple[str, ...], purpose: str, account: str | None) -> int:
@@ -56,10 +57,18 @@ def iam(config: Path | None, overrides: tuple[str, ...], purpose: str, account: 
 
 
 def _policy(purpose: str, settings: Settings, site: Site) -> Policy:
-    from kclrun.aws.policies import caller_policy, provision_policy, put_policy, run_policy
+    from kclrun.aws.policies import (
+        caller_policy,
+        consumers_policy,
+        provision_policy,
+        put_policy,
+        run_policy,
+    )
 
     if purpose == _PUT:
         return put_policy(settings, site)
+    if purpose == _CONSUMERS:
+        return consumers_policy(settings, site)
     if purpose == _RUN:
         return run_policy(settings, site, sink=_sink(settings, site))
     if purpose == _CALLER:

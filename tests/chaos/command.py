@@ -1,6 +1,6 @@
 """What `bin/chaos` runs: one storm as long as asked for, a line every ten seconds, and a report.
 
-    bin/chaos --minutes 60 [--seed 7] [--rate 900] [--fetch fan-out] [--weight BLOW=N]
+    bin/chaos --minutes 60 [--seed 7] [--rate 900] [--fetch mixed] [--weight BLOW=N]
               [--keep FOLDER]
 
 Exit code 1 if a promise was broken: ledgers, logs and the servers' notes stay where it says. Ctrl-C
@@ -37,7 +37,7 @@ def main(arguments=None):
         metavar="BLOW=N",
         help=f"how often a blow falls beside the others: {', '.join(WEIGHTS)}",
     )
-    parser.add_argument("--fetch", choices=["polling", "fan-out"], default="polling")
+    parser.add_argument("--fetch", choices=["polling", "fan-out", "mixed"], default="mixed")
     parser.add_argument("--keep", type=Path, help="write all files there, and keep them")
     given = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed

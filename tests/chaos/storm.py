@@ -28,9 +28,7 @@ _CUT_SHORT_EVENTS = ("checkpoint_missed", "process_killed", "stop_incomplete")
 class Storm:
     """`run` returns a Report. `folder` then holds the ledger, the logs and the servers' notes."""
 
-    def __init__(
-        self, folder, *, seed, storm_s, rate=RATE, weights=None, fetch="polling", say=print
-    ):
+    def __init__(self, folder, *, seed, storm_s, rate=RATE, weights=None, fetch="mixed", say=print):
         self._folder = folder
         self._seed = seed
         self._storm_s = storm_s

@@ -32,9 +32,11 @@ _CHILDREN_TOO = "deleted children of this shard as well"
 class World:
     """All of it, running; `close` ends all of it."""
 
-    def __init__(self, folder, *, seed, rate, storm_s, fetch="polling"):
+    def __init__(self, folder, *, seed, rate, storm_s, fetch="mixed"):
         self.folder = folder
-        self._fetch = fetch
+        # As during a deploy that changes it: one machine polls, the others subscribe.
+        mixed = dict.fromkeys(MANAGERS, "fan-out") | {MANAGERS[0]: "polling"}
+        self._modes = mixed if fetch == "mixed" else dict.fromkeys(MANAGERS, fetch)
         self._closing = []
         # The records that are gone without having been read, and rightly so.
         self.expired = set()
@@ -95,7 +97,7 @@ class World:
             machine=name,
             aws={"endpoints": urls},
             leases={"failover": f"{FAILOVER_S:g}s"},
-            fetch={"idle": "250ms", "mode": self._fetch},
+            fetch={"idle": "250ms", "mode": self._modes[name]},
             checkpoint={"every": "1s", "uncheckpointed_max": CAP},
             shutdown={"grace": "20s"},
             log={"level": "info"},

@@ -11,7 +11,8 @@ import msgspec
 from kclrun.aws.errors import parse_error_reply
 from kclrun.aws.http import BrokenAnswer, encode_request, exchange, parse_head
 from kclrun.aws.rows import BrokenRow, decode_row, encode_row
-from kclrun.codec.get_records import decode_get_records
+from kclrun.codec.event_stream import MalformedEventStream, MessageDecoder, encode_message
+from kclrun.codec.get_records import decode_get_records, decode_subscription_event
 from kclrun.codec.kpl import MAGIC, open_aggregates
 from kclrun.config.load import settings_of
 from kclrun.errors import (
@@ -50,6 +51,12 @@ class Target:
     corpus: tuple[bytes, ...]
     words: tuple[bytes, ...] = ()
     costs_little: bool = True
+
+
+def read_event_stream(data):
+    decoder = MessageDecoder()
+    decoder.feed(data)
+    decoder.close()
 
 
 def sealed(message):
@@ -228,6 +235,10 @@ BODY = (
     b'[{"ShardId":"shardId-1","ParentShards":["shardId-0"],"HashKeyRange":{"StartingHashKey":"0",'
     b'"EndingHashKey":"5"}}]}'
 )
+EVENT = BODY.replace(b'"NextShardIterator":"AAAA"', b'"ContinuationSequenceNumber":"4959"')
+EVENT_FRAME = encode_message(
+    {":event-type": "SubscribeToShardEvent", ":message-type": "event"}, EVENT
+)
 # Two keys, an explicit hash key, two records, a tag.
 MESSAGE = (
     b"\x0a\x01k\x0a\x02kk\x12\x0212\x1a\x07\x08\x00\x10\x00\x1a\x01a\x1a\x0b\x08\x01\x1a\x01b"
@@ -291,6 +302,20 @@ TARGETS = {
             (MalformedBody, LimitExceeded),
             (BODY, b'{"Records":[]}'),
             (b'"Data":', b'"Records":', b"null", b"[]", b"{}", b'"\\ud800"'),
+        ),
+        Target(
+            "subscription-event",
+            decode_subscription_event,
+            (MalformedBody, LimitExceeded),
+            (EVENT, b'{"Records":[]}'),
+            (b'"ContinuationSequenceNumber":', b'"ChildShards":', b"null", b"[]", b'""'),
+        ),
+        Target(
+            "event-stream",
+            read_event_stream,
+            (MalformedEventStream,),
+            (EVENT_FRAME, EVENT_FRAME * 3, EVENT_FRAME[:-1]),
+            (b"\x00\x00\x00\x10", b"\xff\xff\xff\xff", EVENT_FRAME[:12]),
         ),
         Target("aggregate", read_aggregate, (), (sealed(MESSAGE), MAGIC, b"plain"), (MAGIC,)),
         Target(

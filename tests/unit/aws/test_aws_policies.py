@@ -20,6 +20,7 @@ from kclrun.aws.policies import (
     Sink,
     Site,
     caller_policy,
+    consumers_policy,
     provision_policy,
     put_policy,
     run_policy,
@@ -57,6 +58,7 @@ def fleet(more: str = "") -> Policy:
 HOOKS = "instance: {group: machines, launch_hook: up, termination_hook: down}\n"
 ROLE = "arn:aws:iam::123456789012:role/orders"
 ASSUMING = FLEET + HOOKS + f"aws: {{role_arn: '{ROLE}'}}\n"
+FAN_OUT = "fetch: {mode: fan-out}\n"
 EVERYTHING = FLEET + "observe: {cloudwatch: {namespace: shops}}\n" + HOOKS
 POLICIES: dict[str, Policy] = {
     "a machine": run_policy(settings(EVERYTHING), SITE),
@@ -74,6 +76,8 @@ POLICIES: dict[str, Policy] = {
         settings(SPARK), SITE, sink=Sink(SITE.stream("rows"), ROLE)
     ),
     "who provisions": provision_policy(settings(FLEET), SITE),
+    "by fan-out": fleet(FAN_OUT),
+    "who manages consumers": consumers_policy(settings(FLEET), SITE),
     "who puts": put_policy(settings(FLEET), SITE),
     "a role that is assumed": run_policy(settings(ASSUMING), SITE),
     "who assumes the role": caller_policy(ROLE, settings(ASSUMING), SITE),
@@ -127,6 +131,35 @@ def test_every_operation_that_is_called_is_in_some_policy() -> None:
     assert not everything & {"kinesis:CreateStream", "kinesis:ListStreams"}
 
 
+@pytest.mark.parametrize(
+    ("more", "consumer"),
+    [
+        (FAN_OUT, f"{STREAM}/consumer/shop:*"),
+        ("fetch: {mode: fan-out, consumer: mine}\n", f"{STREAM}/consumer/mine:*"),
+        (
+            f"fetch: {{mode: fan-out, consumer: '{STREAM}/consumer/a:1'}}\n",
+            f"{STREAM}/consumer/a:1",
+        ),
+    ],
+)
+def test_a_machine_subscribes_by_its_consumer_and_finds_it_by_its_stream(
+    more: str, consumer: str
+) -> None:
+    statements = by_sid(fleet(more))
+
+    assert statements["SubscribeToShards"]["Resource"] == consumer
+    assert statements["FindOrRegisterTheConsumer"]["Resource"] == STREAM
+    assert "kinesis:DeregisterStreamConsumer" not in allowed(fleet(more))
+    assert "SubscribeToShards" not in by_sid(fleet())
+
+
+def test_consumers_are_managed_on_the_applications_streams_alone() -> None:
+    [statement] = POLICIES["who manages consumers"]["Statement"]
+
+    assert statement["Resource"] == [STREAM, f"{STREAM}/consumer/*"]
+    assert "kinesis:RegisterStreamConsumer" not in statement["Action"]
+
+
 @pytest.mark.parametrize("who", POLICIES)
 def test_a_policy_has_the_shape_that_iam_takes(who: str) -> None:
     policy = POLICIES[who]
@@ -161,11 +194,15 @@ def test_every_action_is_one_that_botocore_knows(who: str) -> None:
     assert named - WITHOUT_OPERATION <= known
 
 
+# A namespace is no resource; AWS adds a part to the names of groups and consumers.
+NAMED_IN_PART = {Grant.METRICS, Grant.LIFECYCLE, Grant.FAN_OUT, Grant.MANAGE_CONSUMERS}
+
+
 @pytest.mark.parametrize("who", POLICIES)
 def test_every_resource_is_named_whole(who: str) -> None:
     for sid, statement in by_sid(POLICIES[who]).items():
-        if sid in {Grant.METRICS.value, Grant.LIFECYCLE.value}:
-            continue  # the next tests: what can be named of them is
+        if sid in {each.value for each in NAMED_IN_PART}:
+            continue  # other tests: what can be named of them is
         for resource in listed(statement["Resource"]):
             assert "*" not in resource
             assert re.fullmatch(
