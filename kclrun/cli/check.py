@@ -24,6 +24,7 @@ from kclrun.model.time import Instant
 if TYPE_CHECKING:
     from kclrun.cli.world import Aws
     from kclrun.config.schema import Settings
+    from kclrun.ports import StreamSummary
 
 Stage = Callable[[], str]
 
@@ -129,10 +130,24 @@ def _stream(aws: Aws, stream: str) -> str:
     if summary.status == "DELETING":
         raise NotFound(f"stream {summary.name} is being deleted")
     patiently(admin.list_shards, deadline, patience_s)
+    consumer = ""
+    if aws.settings.fetch.mode == "fan-out":
+        consumer = patiently(lambda: _consumer(aws, summary), deadline, patience_s)
     return (
         f"{summary.name} is {summary.status}: {summary.open_shards} open shards,"
-        f" {summary.retention_hours} h of retention"
+        f" {summary.retention_hours} h of retention{consumer}"
     )
+
+
+def _consumer(aws: Aws, summary: StreamSummary) -> str:
+    from kclrun.cli.consumers import own_consumer, require_room
+
+    name, consumers = own_consumer(aws, summary), aws.consumers_of(summary.arn)
+    found = consumers.find(name)
+    if found is not None:
+        return f"; consumer {name} is {found.status}"
+    require_room(consumers, summary)
+    return f"; consumer {name} is registered at the first start"
 
 
 def _table(aws: Aws) -> str:

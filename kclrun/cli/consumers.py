@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from kclrun.aws.fan_out import consumer_name
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigGroup, config_options, load_configuration
-from kclrun.errors import NotFound
+from kclrun.errors import NotFound, SettingsError, Throttled, Unavailable
 from kclrun.model.text import harmless
 
 if TYPE_CHECKING:
     from kclrun.aws.fan_out import Consumer, StreamConsumers
     from kclrun.cli.world import Aws
+    from kclrun.ports import StreamSummary
 
 
 @click.group(cls=ConfigGroup)
@@ -37,10 +39,11 @@ def consumers() -> None:
 def list_consumers(config: Path | None, overrides: tuple[str, ...]) -> int:
     """Show every consumer of the application's streams, its own marked."""
     aws = _aws(config, overrides)
-    own = _own_name(aws)
-    for stream, of_stream in _streams(aws):
+    reads = aws.settings.fetch.mode == "fan-out"
+    for summary, of_stream in _streams(aws):
         found = of_stream.listed()
-        click.echo(f"{stream}: {len(found)} registered consumers")
+        own = own_consumer(aws, summary) if reads else None
+        click.echo(f"{summary.name}: {len(found)} registered consumers")
         for each in found:
             mark = "  (this application's)" if each.name == own else ""
             click.echo(f"  {harmless(each.name):<32} {each.status:<8} {each.arn}{mark}")
@@ -74,28 +77,70 @@ def remove(name: str, config: Path | None, overrides: tuple[str, ...], *, yes: b
     return exit_codes.DRAINED
 
 
+# "You can register up to 20 consumers per data stream." Some accounts have a higher quota.
+CONSUMERS_MAX: Final = 20
+
+
+def own_consumer(aws: Aws, summary: StreamSummary) -> str:
+    """The name of the consumer by which the application reads this stream.
+
+    Raises: SettingsError for the ARN of another stream's consumer.
+    """
+    named = aws.settings.fetch.consumer or aws.settings.application
+    if named.startswith("arn:") and not named.startswith(f"{summary.arn}/consumer/"):
+        raise SettingsError(
+            f"fetch.consumer: {named} is not a consumer of stream {summary.name}\n"
+            "Give its name instead: each stream has a consumer of its own"
+        )
+    return consumer_name(named)
+
+
+def active_consumer(aws: Aws, summary: StreamSummary) -> str:
+    """The ARN of that consumer, which is registered if it is not there.
+
+    A consumer is never deregistered by a run: other machines may read by it, and a new one costs a
+    minute without a subscription.
+    Raises: Unavailable while it is not ACTIVE; SettingsError if the stream can have no more
+    consumers; another ServiceError leaf.
+    """
+    name, consumers = own_consumer(aws, summary), aws.consumers_of(summary.arn)
+    found = consumers.find(name)
+    if found is None:
+        try:
+            found = consumers.register(name)
+        except Throttled as error:
+            if error.code == "LimitExceededException":
+                require_room(consumers, summary)
+            raise  # too many requests, or registrations at one time
+    if found.status != "ACTIVE":
+        raise Unavailable(f"consumer {name} of stream {summary.name} is {found.status}")
+    return found.arn
+
+
+def require_room(consumers: StreamConsumers, summary: StreamSummary) -> None:
+    """Raises: SettingsError if the stream has as many consumers as it can have."""
+    count = len(consumers.listed())
+    if count >= CONSUMERS_MAX:
+        raise SettingsError(
+            f"stream {summary.name} has {count} registered consumers, and no more can be added\n"
+            "Show them:  kclrun consumers list\n"
+            "Remove one that is not used:  kclrun consumers remove NAME --yes\n"
+            "or read by polling:  fetch.mode: polling"
+        )
+
+
 def _named(aws: Aws, name: str) -> Iterator[tuple[str, StreamConsumers, Consumer]]:
-    for stream, of_stream in _streams(aws):
+    for summary, of_stream in _streams(aws):
         consumer = of_stream.find(name)
         if consumer is not None:
-            yield stream, of_stream, consumer
+            yield summary.name, of_stream, consumer
 
 
-def _streams(aws: Aws) -> Iterator[tuple[str, StreamConsumers]]:
+def _streams(aws: Aws) -> Iterator[tuple[StreamSummary, StreamConsumers]]:
     from kclrun.cli.streams import open_streams
 
     for stream in open_streams(aws).values():
-        yield stream.summary.name, aws.consumers_of(stream.summary.arn)
-
-
-def _own_name(aws: Aws) -> str | None:
-    """The consumer by which the application reads, if it reads by one."""
-    from kclrun.aws.fan_out import consumer_name
-
-    settings = aws.settings
-    if settings.fetch.mode != "fan-out":
-        return None
-    return consumer_name(settings.fetch.consumer or settings.application)
+        yield stream.summary, aws.consumers_of(stream.summary.arn)
 
 
 def _aws(config: Path | None, overrides: tuple[str, ...]) -> Aws:

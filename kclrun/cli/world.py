@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -20,7 +20,7 @@ from kclrun.aws.cloudwatch import CloudWatchOutlet
 from kclrun.aws.control import ControlPlane
 from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
-from kclrun.aws.fan_out import Consumer, StreamConsumers, consumer_name
+from kclrun.aws.fan_out import StreamConsumers
 from kclrun.aws.instance_metadata import Imds, open_imds
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoCoordinatorState, DynamoLeaseTable
@@ -28,6 +28,7 @@ from kclrun.aws.lifecycle import BotoLifecycleActions
 from kclrun.aws.table_setup import TableReport, ensure_table
 from kclrun.aws.wire import WireClient
 from kclrun.cli.config_options import load_configuration
+from kclrun.cli.consumers import active_consumer
 from kclrun.cli.streams import (
     OpenStream,
     advising_on_streams,
@@ -199,7 +200,7 @@ def open_world(settings: Settings) -> World:
     consumers: Mapping[StreamKey, str] = {}
     if settings.fetch.mode == "fan-out":
         consumers = {
-            key: registered_consumer(aws, stream.summary, deadline, patience_s)
+            key: patiently(partial(active_consumer, aws, stream.summary), deadline, patience_s)
             for key, stream in opened.items()
         }
     return World(
@@ -217,55 +218,6 @@ def open_world(settings: Settings) -> World:
         coordinator=aws.coordinator,
         described_instant=described_instant,
     )
-
-
-# "You can register up to 20 consumers per data stream." Some accounts have a higher quota.
-CONSUMERS_MAX: Final = 20
-
-
-def registered_consumer(
-    aws: Aws, summary: StreamSummary, deadline: Instant, patience_s: float
-) -> str:
-    """The ARN of the application's consumer of this stream, registered if it is not there yet.
-
-    It waits until the consumer is ACTIVE. A consumer is never deregistered by a run: other machines
-    may read by it, and a new one costs a minute without a subscription.
-    Raises: SettingsError if the stream has as many consumers as it can have, or the configured ARN
-    is not of this stream; as `patiently`.
-    """
-    consumers = aws.consumers_of(summary.arn)
-    name = aws.settings.fetch.consumer or aws.settings.application
-    if name.startswith("arn:") and not name.startswith(f"{summary.arn}/consumer/"):
-        raise SettingsError(
-            f"fetch.consumer: {name} is not a consumer of stream {summary.name}\n"
-            "Give its name instead: each stream has a consumer of its own"
-        )
-    wanted = consumer_name(name)
-
-    def active() -> str:
-        found = consumers.find(wanted) or _register(consumers, wanted, summary)
-        if found.status != "ACTIVE":
-            raise Unavailable(f"consumer {wanted} of stream {summary.name} is {found.status}")
-        return found.arn
-
-    return patiently(active, deadline, patience_s)
-
-
-def _register(consumers: StreamConsumers, name: str, summary: StreamSummary) -> Consumer:
-    try:
-        return consumers.register(name)
-    except Throttled as error:
-        if error.code != "LimitExceededException":
-            raise
-        count = len(consumers.listed())
-        if count < CONSUMERS_MAX:
-            raise  # too many requests or registrations at one time
-        raise SettingsError(
-            f"stream {summary.name} has {count} registered consumers, and no more can be added\n"
-            "Show them:  kclrun consumers list\n"
-            "Remove one that is not used:  kclrun consumers remove NAME --yes\n"
-            "or read by polling:  fetch.mode: polling"
-        ) from None
 
 
 def _described(

@@ -1,14 +1,16 @@
 """The registered consumer of an application: found or made at the start; listed and removed."""
 
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kclrun.aws.kinesis import create_stream
+from kclrun.cli.consumers import CONSUMERS_MAX, active_consumer
 from kclrun.cli.program import run_program
-from kclrun.cli.world import CONSUMERS_MAX, Aws, registered_consumer
+from kclrun.cli.world import Aws, patiently
 from kclrun.config.load import settings_of
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.local.filling import wait_until_active
@@ -17,6 +19,8 @@ from kclrun.model.time import Instant, WallTime
 from tests.patience import HUNG_S
 
 pytestmark = pytest.mark.slow
+REPOSITORY = Path(__file__).parents[3]
+PROCESSOR = ["--set", "processor=processors.hello:Hello", "--set", f"path={REPOSITORY}"]
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +30,10 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-def config(endpoint: str, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+def config(endpoint: str, tmp_path: Path) -> Path:
     """A configuration with a stream of its own, which is there."""
     file = tmp_path / "app.yaml"
-    name = f"s{abs(hash(request.node.name))}"
+    name = f"stream-{uuid.uuid4().hex[:12]}"
     file.write_text(
         f"application: shop\nstream: {name}\nfetch: {{mode: fan-out}}\n"
         f"aws: {{region: us-east-1, endpoint: '{endpoint}', start_timeout: 5s}}\n"
@@ -46,7 +50,7 @@ def aws_of(config: Path, *overrides: str) -> Aws:
 
 def registered(aws: Aws, patience_s: float = HUNG_S) -> str:
     deadline = Instant(time.monotonic() + patience_s)
-    return registered_consumer(aws, aws.stream.summary(), deadline, patience_s)
+    return patiently(lambda: active_consumer(aws, aws.stream.summary()), deadline, patience_s)
 
 
 def names(aws: Aws) -> list[str]:
@@ -78,7 +82,7 @@ def test_the_arn_of_another_streams_consumer_is_refused(config: Path) -> None:
 
 
 def test_a_stream_that_can_have_no_more_consumers_ends_the_start_with_what_to_do(
-    config: Path,
+    config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     aws = aws_of(config)
     consumers = aws.consumers_of(aws.stream.summary().arn)
@@ -91,6 +95,20 @@ def test_a_stream_that_can_have_no_more_consumers_ends_the_start_with_what_to_do
     assert f"has {CONSUMERS_MAX} registered consumers" in str(refused.value)
     assert "kclrun consumers remove NAME --yes" in str(refused.value)
     assert "fetch.mode: polling" in str(refused.value)
+    assert run_program(["check", str(config), *PROCESSOR]) == 78
+    assert f"has {CONSUMERS_MAX} registered consumers" in capsys.readouterr().err
+
+
+def test_a_check_says_whether_the_consumer_is_there_and_registers_none(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_program(["check", str(config), *PROCESSOR])
+    assert "consumer shop is registered at the first start" in capsys.readouterr().out
+    assert names(aws_of(config)) == []
+
+    registered(aws_of(config))
+    run_program(["check", str(config), *PROCESSOR])
+    assert "consumer shop is ACTIVE" in capsys.readouterr().out
 
 
 def test_consumers_are_listed_with_the_applications_own_marked(
