@@ -18,6 +18,7 @@ import msgspec
 
 from kclrun.config.schema import Settings
 from kclrun.config.units import parse_listen
+from kclrun.consuming.subscribing import SILENCE_MAX_S
 from kclrun.errors import SettingsError
 from kclrun.manager.loop import Loop
 from kclrun.manager.sampling import Sampler
@@ -341,9 +342,13 @@ def open_metering(
     observe = settings.observe
     if observe.listen is None and outlet is None and announcer is None:
         return None
+    # An idle shard is read each `fetch.idle`, which may be long; a subscription may be silent for a
+    # while before it is given up. Neither is a stall.
+    idle_s = float(settings.fetch.idle)
+    if settings.fetch.mode == "fan-out":
+        idle_s = max(idle_s, SILENCE_MAX_S)
     limits = HealthLimits(
-        # An idle shard is read each `fetch.idle`, which may be long: this is not a stall.
-        stall_s=float(settings.stall) + float(settings.fetch.idle),
+        stall_s=float(settings.stall) + idle_s,
         look_age_max_s=max(failover_s, _LOOK_AGE_MIN_S),
         drain_max_s=float(settings.shutdown.grace) + _AFTER_GRACE_S,
     )

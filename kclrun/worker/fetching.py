@@ -129,7 +129,7 @@ class FanOut:
     """The subscription of one lease process to its shard, if it has one now.
 
     `SubscriptionPlan` decides when to subscribe. A failure never ends the reading: the thread polls
-    meanwhile, and the log says so. `awaited` publishes that an answer is awaited.
+    meanwhile, and the log says so.
     """
 
     def __init__(
@@ -156,8 +156,8 @@ class FanOut:
         """A page was polled: from now on a subscription can take over."""
         self._plan.polled(self._now())
 
-    def is_subscribed(self, start: StartPoint | None) -> bool:
-        """Whether to take the next page here; subscribes at `start` if that is due."""
+    def takes_over(self, start: StartPoint | None) -> bool:
+        """Whether the next page comes from a subscription; makes one at `start` if that is due."""
         now = self._now()
         if self._subscription is not None and self._plan.is_renewal_due(now):
             self._end()
@@ -342,7 +342,7 @@ class FetchThread:
         fan_out, cursor = self._fan_out, self._cursor
         if fan_out is None:
             return next_page(self._reader, self._plan.shard_id, cursor)
-        if fan_out.is_subscribed(cursor.subscription_start):
+        if fan_out.takes_over(cursor.subscription_start):
             page = fan_out.next_page()
             if page is not None:
                 cursor.took(page)

@@ -76,12 +76,18 @@ class FaultProxy:
         self._present = []
         self._servers = []
         self._echoes = set()
+        self._serving = set()
         self.passed = 0
 
     async def open(self, door):
         """The port that leads to this door."""
 
         async def served(reader, writer):
+            # A task that waits for a stream is referred to by that stream alone, weakly: it would
+            # be collected while a subscription is silent.
+            task = asyncio.current_task()
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
             await self._serve(door, reader, writer)
 
         server = await asyncio.start_server(served, "127.0.0.1", 0, limit=_LIMIT_BYTES)

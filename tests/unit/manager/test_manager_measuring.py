@@ -17,6 +17,7 @@ from kclrun.config.schema import (
     ShutdownSettings,
 )
 from kclrun.config.units import Duration
+from kclrun.consuming.subscribing import SILENCE_MAX_S
 from kclrun.errors import Unavailable
 from kclrun.ipc.messages import FailoverChanged
 from kclrun.leases import events as on
@@ -482,16 +483,23 @@ class Clock:
         pass
 
 
-@pytest.mark.parametrize(("failover_s", "look_age_max_s"), [(3.0, 10.0), (30.0, 30.0)])
+@pytest.mark.parametrize(
+    ("failover_s", "look_age_max_s", "fetch", "stall_s"),
+    [
+        (3.0, 10.0, FetchSettings(idle=Duration(7)), 107.0),
+        (30.0, 30.0, FetchSettings(mode="fan-out", idle=Duration(7)), 100.0 + SILENCE_MAX_S),
+        (30.0, 30.0, FetchSettings(mode="fan-out", idle=Duration(70)), 170.0),
+    ],
+)
 def test_health_is_judged_by_the_settings_and_an_idle_read_is_no_standstill(
-    rig, failover_s, look_age_max_s
+    rig, failover_s, look_age_max_s, fetch, stall_s
 ):
     run = rig()
     settings = Settings(
         application="orders",
         stream="orders",
         stall=Duration(100),
-        fetch=FetchSettings(idle=Duration(7)),
+        fetch=fetch,
         shutdown=ShutdownSettings(grace=Duration(50)),
         leases=LeaseSettings(failover=Duration(failover_s)),
         observe=ObserveSettings(listen=0),
@@ -503,7 +511,7 @@ def test_health_is_judged_by_the_settings_and_an_idle_read_is_no_standstill(
 
     limits = metering._board._limits
     assert msgspec.structs.asdict(limits) == {
-        "stall_s": 107.0,
+        "stall_s": stall_s,
         "look_age_max_s": look_age_max_s,
         "drain_max_s": 60.0,
     }

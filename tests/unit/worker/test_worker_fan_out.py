@@ -116,11 +116,11 @@ def fan_out(*answers):
 def test_it_subscribes_where_polling_stands_and_not_before_a_page_was_polled():
     fan, subscriber, _ = fan_out([event(1)])
 
-    assert not fan.is_subscribed(BEGINNING)
+    assert not fan.takes_over(BEGINNING)
     fan.polled()
-    assert not fan.is_subscribed(None)
-    assert fan.is_subscribed(BEGINNING)
-    assert fan.is_subscribed(StartPoint(AFTER, "1"))
+    assert not fan.takes_over(None)
+    assert fan.takes_over(BEGINNING)
+    assert fan.takes_over(StartPoint(AFTER, "1"))
     assert subscriber.starts == [BEGINNING]
     assert fan.next_page() == event(1)
     assert fan.pause_s(1.0) == 0.0
@@ -139,16 +139,16 @@ def test_it_subscribes_where_polling_stands_and_not_before_a_page_was_polled():
 def test_whatever_breaks_a_subscription_polling_goes_on_and_it_is_tried_again(trouble):
     fan, subscriber, warnings = fan_out(trouble, [event(1)])
     fan.polled()
-    if fan.is_subscribed(BEGINNING):
+    if fan.takes_over(BEGINNING):
         assert fan.next_page() is None
         assert subscriber.made[0].is_closed
 
-    assert not fan.is_subscribed(BEGINNING)
+    assert not fan.takes_over(BEGINNING)
     pause_s = fan.pause_s(60.0)
     assert 1.0 <= pause_s <= 5.0
     assert fan.pause_s(0.2) == 0.2
     subscriber.clock.at += pause_s
-    assert fan.is_subscribed(StartPoint(AFTER, "7"))
+    assert fan.takes_over(StartPoint(AFTER, "7"))
     assert subscriber.starts == [BEGINNING, StartPoint(AFTER, "7")]
     assert fan.next_page() == event(1)
     assert bool(warnings) == (trouble == [SILENCE_MAX_S])  # which has lasted long enough to tell
@@ -160,7 +160,7 @@ def test_a_moment_without_an_event_is_no_silence():
 
     found = []
     for _ in range(4):
-        assert fan.is_subscribed(BEGINNING)
+        assert fan.takes_over(BEGINNING)
         found.append(fan.next_page())
 
     assert found == [None, event(1), None, event(2)]
@@ -169,12 +169,12 @@ def test_a_moment_without_an_event_is_no_silence():
 def test_after_five_minutes_it_subscribes_again_at_once_where_it_stands():
     fan, subscriber, _ = fan_out([event(1), END], [event(2)])
     fan.polled()
-    assert fan.is_subscribed(BEGINNING)
+    assert fan.takes_over(BEGINNING)
     fan.next_page()
     subscriber.clock.at += 240.0
     fan.next_page()
 
-    assert fan.is_subscribed(StartPoint(AFTER, "1"))
+    assert fan.takes_over(StartPoint(AFTER, "1"))
     assert subscriber.starts[1] == StartPoint(AFTER, "1")
     assert subscriber.made[0].is_closed
 
@@ -182,11 +182,11 @@ def test_after_five_minutes_it_subscribes_again_at_once_where_it_stands():
 def test_a_subscription_is_replaced_before_the_service_ends_it():
     fan, subscriber, _ = fan_out([event(1)], [event(2)])
     fan.polled()
-    assert fan.is_subscribed(BEGINNING)
+    assert fan.takes_over(BEGINNING)
     fan.next_page()
     subscriber.clock.at += 299.0
 
-    assert fan.is_subscribed(StartPoint(AFTER, "1"))
+    assert fan.takes_over(StartPoint(AFTER, "1"))
 
     assert subscriber.made[0].is_closed
     assert not subscriber.made[1].is_closed
@@ -198,13 +198,13 @@ def test_a_longer_time_of_polling_is_told_once_and_its_end_too():
     fan, subscriber, warnings = fan_out(denied, denied, denied, [event(1)])
     fan.polled()
     for _ in range(3):
-        assert not fan.is_subscribed(BEGINNING)
+        assert not fan.takes_over(BEGINNING)
         subscriber.clock.at += 60.0
 
     assert len(warnings) == 1
     assert "records come by polling meanwhile" in warnings[0]
     assert "no permission" in warnings[0]
-    assert fan.is_subscribed(BEGINNING)
+    assert fan.takes_over(BEGINNING)
     fan.next_page()
     assert len(warnings) == 2
     assert "works again" in warnings[1]
@@ -214,7 +214,7 @@ def test_what_settles_within_two_of_the_services_five_seconds_is_not_told():
     fan, subscriber, warnings = fan_out(IN_USE, IN_USE, [event(1)])
     fan.polled()
     began = subscriber.clock.at
-    while not fan.is_subscribed(BEGINNING):
+    while not fan.takes_over(BEGINNING):
         subscriber.clock.at += fan.pause_s(60.0)
 
     fan.next_page()
@@ -226,7 +226,7 @@ def test_what_settles_within_two_of_the_services_five_seconds_is_not_told():
 def test_closing_ends_the_subscription_and_may_be_repeated():
     fan, subscriber, _ = fan_out([event(1)])
     fan.polled()
-    fan.is_subscribed(BEGINNING)
+    fan.takes_over(BEGINNING)
 
     fan.close()
     fan.close()
