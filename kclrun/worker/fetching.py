@@ -122,7 +122,7 @@ class FetchWatch:
 # within two of the service's five seconds: a longer pause is worth a line in the log.
 POLLING_NOTICED_S: Final = 10.0
 # How often a subscribed thread looks whether the queue was closed.
-EVENT_WAIT_S: Final = 0.5
+EVENT_WAIT_S: Final = 1.0
 
 
 class FanOut:
