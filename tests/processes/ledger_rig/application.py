@@ -30,7 +30,7 @@ _LAST_LINES = 60
 PROCESSOR_FOLDER = Path(__file__).parent / "processor"
 
 
-def until(condition, timeout_s=30.0, *, every_s=0.02, why=lambda: ""):
+def until(condition, timeout_s=30.0, *, every_s=0.05, why=lambda: ""):
     """Poll until the condition holds, and return what it was; fail after the deadline."""
     deadline = time.monotonic() + max(timeout_s, HUNG_S)
     while True:
