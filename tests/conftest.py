@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import signal
 import threading
 from pathlib import Path
@@ -49,8 +50,19 @@ def _let_hypothesis_find_its_generator(_):
     """At its first test it looks for what refers to `random`, and finds no frozen object."""
 
 
+def pytest_addoption(parser):
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="files and tests in random order")
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        # Files stay together: what a file's tests share is made once.
+        chance = random.Random(seed)
+        places = {item.path: chance.random() for item in items}
+        chance.shuffle(items)
+        items.sort(key=lambda item: places[item.path])
     for item in items:
         limit = item.get_closest_marker("timeout")
         if limit is not None and limit.args and limit.args[0] < TEST_S:

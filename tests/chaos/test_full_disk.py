@@ -127,8 +127,7 @@ def test_what_a_full_disk_holds_up_is_read_by_another_machine_and_nothing_is_los
     disk.clear()
 
     assert full.stop() == other.stop() == 0
-    verdict = judge(source.put, full.ledger.read(), killed=former, cap=500)
-    assert verdict.faults == []
+    full.judged(source, killed=former, cap=500)
     paths = [path for app in (full, other) for path in app.folder.glob("rows/*.jsonl")]
     assert sum(len(path.read_text().splitlines()) for path in paths) == source.total_put
     errors = {line["event"] for app in (full, other) for line in app.lines() if is_error(line)}
@@ -236,8 +235,4 @@ def test_a_full_disk_of_state_stops_starts_and_nothing_that_runs(
 
     app.start()
     until(lambda: len(app.lease_pids()) == 2)
-    source.stop()
-    app.until_all_delivered(source)
-    assert app.stop() == 0
-    verdict = judge(source.put, app.ledger.read(), killed={victim}, cap=2000)
-    assert verdict.faults == []
+    app.finish(source, killed={victim}, cap=2000)

@@ -37,15 +37,10 @@ def test_a_killed_manager_takes_its_processes_along_and_is_back_at_once(
 
     ends_s, back_s = manager_kill_rounds(app, 2)
 
-    source.stop()
-    app.until_all_delivered(source)
-    assert app.stop() == 0
+    # They see the end of their channel, drain and go: nobody is cut off, so nothing comes twice.
+    app.finish(source)
     print(told("manager killed: the others end", ends_s))
     print(told("manager killed: exec to new batch", back_s))
-    verdict = judge(source.put, app.ledger.read(), killed=(), cap=0)
-    print(verdict)
-    # They see the end of their channel, drain and go: nobody is cut off, so nothing comes twice.
-    assert verdict.faults == []
     # How soon: `bin/bench crash`. Here: by the lock files of those gone, not by expiry.
     assert None not in ends_s
     assert len(app.of("former_owners_gone")) == 2
@@ -58,13 +53,8 @@ def test_a_killed_lease_process_is_back_at_once(embedded_aws, application, produ
 
     killed, back_s = lease_kill_rounds(app, 3, random.Random(7))
 
-    source.stop()
-    app.until_all_delivered(source)
-    assert app.stop() == 0
+    app.finish(source, killed=killed, cap=CAP)
     print(told("lease process killed: kill to new batch", back_s))
-    verdict = judge(source.put, app.ledger.read(), killed=killed, cap=CAP)
-    print(verdict)
-    assert verdict.faults == []
 
 
 @pytest.mark.slow
@@ -121,12 +111,7 @@ def test_leases_go_on_without_their_launcher_and_a_later_crash_is_repaired(
     victim = leases[0]
     os.kill(victim, signal.SIGKILL)
     app.until(lambda: len(app.lease_pids()) == 2 and victim not in app.lease_pids())
-    source.stop()
-    app.until_all_delivered(source)
-    assert app.stop() == 0
-    verdict = judge(source.put, app.ledger.read(), killed={victim}, cap=CAP)
-    print(verdict)
-    assert verdict.faults == []
+    app.finish(source, killed={victim}, cap=CAP)
     assert len(app.of("launcher_died")) == 1
 
 
@@ -145,11 +130,7 @@ def test_a_launcher_and_a_lease_process_killed_together_are_both_replaced(
         os.kill(victim, signal.SIGKILL)
 
     app.until(lambda: len(set(app.lease_pids()) - set(victims)) == 2)
-    source.stop()
-    app.until_all_delivered(source)
-    assert app.stop() == 0
-    verdict = judge(source.put, app.ledger.read(), killed=victims, cap=CAP)
-    assert verdict.faults == []
+    app.finish(source, killed=victims, cap=CAP)
 
 
 def survivors(app):

@@ -14,11 +14,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import until
-from tests.processes.ledger_rig.aws import REGION
+from tests.processes.ledger_rig.aws import MOTO, REGION, Aws
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 OBSERVED = {"listen": 0}
+
+
+@pytest.fixture(scope="module")
+def embedded_aws():
+    """One with CloudWatch."""
+    aws = Aws(dynamodb=MOTO)
+    yield aws
+    aws.close()
 
 
 class Watcher:

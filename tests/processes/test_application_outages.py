@@ -8,7 +8,6 @@ import time
 import pytest
 
 from tests.processes.ledger_rig.aws import Aws
-from tests.processes.ledger_rig.deliveries import judge
 from tests.processes.ledger_rig.gate import Gate
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
@@ -62,13 +61,6 @@ def begin(application, producer, stream, seed, failover_s=FAILOVER_S, **endpoint
     return app, source
 
 
-def finish(app, source):
-    source.stop()
-    app.until_all_delivered(source)
-    assert app.stop() == 0
-    return app.ledger.read()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_lease_table_away_for_less_than_failover_costs_nothing(
@@ -83,10 +75,7 @@ def test_a_lease_table_away_for_less_than_failover_costs_nothing(
 
     app.until_delivered(len(app.ledger.delivered) + MORE)
     assert app.lease_pids() == pids, "a lease process was replaced"
-    verdict = judge(source.put, finish(app, source))
-    print(verdict)
-    assert verdict.faults == []
-    assert verdict.duplicates == 0
+    app.finish(source)
     assert app.of("lease_lost") == []
 
 
@@ -107,9 +96,8 @@ def test_a_lease_table_away_for_longer_than_failover_is_waited_for(
         )
 
     app.until_delivered(len(app.ledger.delivered) + MORE, 60.0)
-    verdict = judge(source.put, finish(app, source), killed=before, cap=CAP)
-    print(verdict, told_lengths(app))
-    assert verdict.faults == []
+    app.finish(source, killed=before, cap=CAP)
+    print(told_lengths(app))
     warnings = app.of("service_unreachable")
     assert len(warnings) == len(app.of("service_back")) <= 3, warnings
     # It hung from the start: the next scan after that is half a failover later.
@@ -129,10 +117,7 @@ def test_a_stream_that_answers_nobody_costs_no_lease(embedded_aws, application, 
 
     app.until_delivered(len(app.ledger.delivered) + MORE)
     assert app.lease_pids() == pids, "a lease process was replaced"
-    verdict = judge(source.put, finish(app, source))
-    print(verdict)
-    assert verdict.faults == []
-    assert verdict.duplicates == 0
+    app.finish(source)
 
 
 @pytest.mark.timeout(60)
@@ -148,10 +133,7 @@ def test_a_stream_that_refuses_connections_is_told_once_a_shard_with_its_length(
 
     app.until_delivered(source.total_put)
     assert app.lease_pids() == pids, "a lease process was replaced"
-    verdict = judge(source.put, finish(app, source))
-    print(verdict)
-    assert verdict.faults == []
-    assert verdict.duplicates == 0
+    app.finish(source)
     said = [(line["shard"], line["detail"]) for line in app.warned()]
     for shard in source.put:
         began, ended = [detail for key, detail in said if key == shard]
@@ -177,10 +159,8 @@ def test_a_lease_table_that_refuses_connections_is_told_with_its_length(
     assert app.lease_pids() == pids, "a lease process was replaced"
     # What failed is told to work again, each by itself, with its next try.
     app.until(lambda: len(told_lengths(app)) == len(app.of("service_unreachable")) > 0)
-    verdict = judge(source.put, finish(app, source))
-    print(verdict, told_lengths(app))
-    assert verdict.faults == []
-    assert verdict.duplicates == 0
+    app.finish(source)
+    print(told_lengths(app))
     assert len(app.warned()) == 2, "one a shard"
 
 
@@ -208,7 +188,5 @@ def test_without_its_lease_table_a_shard_is_read_on_up_to_the_cap_and_no_further
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
 
-    verdict = judge(source.put, finish(app, source), killed=killed, cap=cap)
-    print(verdict)
-    assert verdict.faults == []
+    verdict = app.finish(source, killed=killed, cap=cap)
     assert verdict.duplicates_after_one_kill_max > cap / 2

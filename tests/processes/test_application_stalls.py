@@ -5,7 +5,6 @@ import signal
 import time
 
 from tests.patience import HUNG_S
-from tests.processes.ledger_rig.deliveries import judge
 from tests.processes.ledger_rig.gate import Gate
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
@@ -22,15 +21,6 @@ WAYS = ("sleep", "deadlock", "gil")
 
 def wedged(app):
     return {mark["how"]: mark for mark in app.ledger.marks if mark["what"] == "wedged"}
-
-
-def finish(app, source, killed):
-    source.stop()
-    app.until_all_delivered(source)
-    assert app.stop() == 0
-    verdict = judge(source.put, app.ledger.read(), killed=killed, cap=CAP)
-    print(verdict)
-    assert verdict.faults == []
 
 
 def test_user_code_that_stands_still_is_ended_and_each_stall_is_one_story(
@@ -65,7 +55,7 @@ def test_user_code_that_stands_still_is_ended_and_each_stall_is_one_story(
     for function in ("sleep_for_ever", "lock_itself_out", "hold_the_gil"):
         assert function in text
     assert not app.of("process_killed")
-    finish(app, source, victims)
+    app.finish(source, killed=victims, cap=CAP)
     assert len(app.of("process_stalled")) == len(WAYS), "it was cured and stalled again"
 
 
@@ -93,7 +83,7 @@ def test_a_stopped_process_is_ended_and_its_shard_is_read_again(
     assert story["action"].endswith("SIGABRT, SIGKILL")
     assert story["status"] == "killed by SIGKILL"
     assert again[0].pid != victim
-    finish(app, source, {victim})
+    app.finish(source, killed={victim}, cap=CAP)
 
 
 def test_a_request_that_never_comes_back_ends_in_good_order_and_nothing_comes_twice(
@@ -115,7 +105,7 @@ def test_a_request_that_never_comes_back_ends_in_good_order_and_nothing_comes_tw
     # It could still hear: it checkpointed, released and left, so nobody had to kill it.
     assert story["action"].endswith("and to leave")
     gate.cut()
-    finish(app, source, set())
+    app.finish(source)
     gate.shut()
 
 
@@ -140,5 +130,7 @@ def test_a_table_that_vanishes_stops_the_reading_with_66_and_one_word(
     assert not app.lease_pids(with_orphans=True)
     after = app.lines()[app.lines().index(told) + 1 :]
     worse = {line["event"] for line in after if line["level"] in ("warning", "error")}
+    # A lease process may have come upon it by a write of its own, and says so once.
     assert worse <= {"lease_process_warned"}, "one word is enough"
-    assert app.warned() == []
+    assert all("ResourceNotFoundException" in line["detail"] for line in app.warned())
+    assert len(app.warned()) <= 2

@@ -9,7 +9,6 @@ import pytest
 
 from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import wait_for_ends
-from tests.processes.ledger_rig.deliveries import judge
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
@@ -34,14 +33,7 @@ def test_five_stops_and_restarts_in_the_stream_make_no_duplicate(
         assert app.lease_pids() == []
     app.start()
     app.until(lambda: source.total_put > 9_000)
-    source.stop()
-    app.until_all_delivered(source)
-    assert app.stop() == 0
-
-    verdict = judge(source.put, app.ledger.read())
-    print(verdict)
-    assert verdict.faults == []
-    assert verdict.duplicates == 0
+    verdict = app.finish(source)
     assert verdict.records > 9_000
 
 
@@ -62,9 +54,7 @@ def test_ctrl_c_reaches_the_whole_group_and_drains_once(embedded_aws, applicatio
     app.start()
     app.until_all_delivered(source)
     assert app.stop() == 0
-    verdict = judge(source.put, app.ledger.read())
-    assert verdict.faults == []
-    assert verdict.duplicates == 0
+    app.judged(source)
 
 
 @pytest.mark.timeout(60)
@@ -106,9 +96,7 @@ def test_a_stop_in_a_hurry_ends_stuck_user_code_and_its_records_come_again(
     app.start()
     app.until_all_delivered(source)
     assert app.stop() == 0
-    verdict = judge(source.put, app.ledger.read(), killed=pids.values(), cap=2000)
-    print(verdict)
-    assert verdict.faults == []
+    app.judged(source, killed=pids.values(), cap=2000)
 
 
 def _others_done(app, source, stuck):
@@ -138,5 +126,4 @@ def test_after_a_stop_that_was_cut_short_the_next_manager_takes_its_rows_at_once
     app.until(lambda: len(list((app.state / app.table).iterdir())) == 1)
     assert app.stop() == 0
     assert not list((app.state / app.table).iterdir()), "a lock file was left"
-    verdict = judge(source.put, app.ledger.read(), killed=former, cap=2000)
-    assert verdict.faults == []
+    app.judged(source, killed=former, cap=2000)

@@ -6,8 +6,6 @@ import time
 
 import pytest
 
-from tests.processes.ledger_rig.deliveries import judge
-
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 CAP = 2000
@@ -48,13 +46,7 @@ def test_two_managers_share_the_shards_and_one_takes_what_the_other_releases(
     assert first.stop() == 0
 
     second.until(lambda: len(second.of("lease_claimed")) >= 4)
-    source.stop()
-    second.until_all_delivered(source)
-    assert second.stop() == 0
-    verdict = judge(source.put, second.ledger.read())
-    print(verdict)
-    assert verdict.faults == []
-    assert verdict.duplicates == 0
+    second.finish(source)
     assert {batch.manager for batch in second.ledger.batches} == {"a", "b"}
 
 
@@ -73,12 +65,7 @@ def test_the_leases_of_a_machine_that_is_gone_at_one_stroke_are_taken_after_fail
     first.lose_power()
 
     second.until(lambda: len(second.of("lease_claimed")) >= 4)
-    source.stop()
-    second.until_all_delivered(source)
-    assert second.stop() == 0
-    verdict = judge(source.put, second.ledger.read(), killed=victims, cap=CAP)
-    print(verdict)
-    assert verdict.faults == []
+    second.finish(source, killed=victims, cap=CAP)
 
 
 @pytest.mark.slow
@@ -114,10 +101,7 @@ def test_two_managers_stopped_and_started_in_turn_give_no_record_twice(
     first.until_all_delivered(source)
     assert first.stop() == 0
     assert second.stop() == 0
-    verdict = judge(source.put, first.ledger.read())
-    print(verdict)
-    assert verdict.faults == []
-    assert verdict.duplicates == 0
+    first.judged(source)
 
 
 @pytest.mark.slow
@@ -144,6 +128,4 @@ def test_a_machine_that_freezes_beyond_failover_wakes_up_and_touches_nothing(
     second.until_all_delivered(source)
     assert first.stop() == 0
     assert second.stop() == 0
-    verdict = judge(source.put, second.ledger.read(), killed=frozen, cap=CAP)
-    print(verdict)
-    assert verdict.faults == []
+    second.judged(source, killed=frozen, cap=CAP)

@@ -14,7 +14,7 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.protocol.writes import Applied, CreateLease, Offer, Renew, Take
 from tests.patience import HUNG_S
-from tests.processes.cli_rig import Program, Site, ended
+from tests.processes.cli_rig import Program, Site, called
 
 pytestmark = pytest.mark.slow
 NUMBERS = itertools.count()
@@ -62,7 +62,7 @@ def item(site, number):
 
 
 def doctor(site, *arguments):
-    return ended("doctor", "--config", site.config, *arguments)
+    return called("doctor", "--config", site.config, *arguments)
 
 
 def test_a_healthy_table_ends_with_0(site):

@@ -18,7 +18,7 @@ from kclrun.model.record import IteratorType
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol.writes import Applied, CreateLease, End, Offer, Release, Renew, Take
 from tests.patience import HUNG_S
-from tests.processes.cli_rig import Program, Site, ended
+from tests.processes.cli_rig import Program, Site, called
 
 pytestmark = pytest.mark.slow
 NUMBERS = itertools.count()
@@ -106,7 +106,7 @@ def table(endpoint, tmp_path):
 
 
 def leases(table, *arguments):
-    return ended("leases", "--config", table.site.config, *arguments)
+    return called("leases", "--config", table.site.config, *arguments)
 
 
 def test_a_release_shows_its_plan_and_with_yes_waits_for_the_new_owner(table):
@@ -309,7 +309,7 @@ def test_real_managers_hand_over_what_an_operator_moves_or_releases(table, manag
 
 
 def lag(table, *arguments):
-    return ended("lag", "--config", table.site.config, *arguments)
+    return called("lag", "--config", table.site.config, *arguments)
 
 
 def lag_of(table, *arguments):

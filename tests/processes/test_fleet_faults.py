@@ -46,9 +46,7 @@ def test_the_leases_of_a_lost_host_are_read_again_and_nothing_is_lost(watched_aw
         fleet.until_settled(shards)
 
     print(told(f"host lost, failover {FAILOVER_S:g} s: reading again", again_s))
-    verdict = fleet.finish(source, killed=killed, cap=CAP)
-    print(verdict)
-    assert verdict.faults == []
+    fleet.finish(source, killed=killed, cap=CAP)
     judge_times(again_s, p99_max_s=FAILOVER_S + 7)
 
 
@@ -86,9 +84,7 @@ def test_a_lease_process_that_stands_still_and_wakes_up_finds_its_lease_with_ano
     assert taken[0].at < woken_at
     print(f"taken {taken[0].at - stopped_at:.1f} s after the stop")
     fleet.until_settled(shards)
-    verdict = fleet.finish(source, killed={zombie}, cap=CAP)
-    print(verdict)
-    assert verdict.faults == []
+    fleet.finish(source, killed={zombie}, cap=CAP)
     late = [b for b in fleet.ledger.batches if b.pid == zombie and b.at > woken_at]
     assert late == [], "a batch was begun after the fence [I4]"
     # A late checkpoint [P19] names no owner: it touches neither owner nor counter. Of all else
@@ -122,6 +118,4 @@ def test_a_manager_that_stands_still_loses_nothing_and_takes_nothing_when_it_wak
     assert [n for n in fleet.notes.since(stopped_at) if n.is_take] == []
     assert not sleeper.of("process_stalled")
     assert fleet.is_settled(shards)
-    verdict = fleet.finish(source)
-    print(verdict)
-    assert verdict.faults == []
+    fleet.finish(source)

@@ -12,7 +12,6 @@ from tests.patience import HUNG_S
 from tests.processes.fleet_rig.times import MEASURES
 from tests.processes.instance_rig.group import LAUNCH_HOOK, TERMINATION_HOOK
 from tests.processes.ledger_rig.application import until
-from tests.processes.ledger_rig.deliveries import judge
 
 pytest_plugins = (
     "tests.processes.ledger_rig.fixtures",
@@ -69,10 +68,7 @@ def test_an_instance_lives_from_its_launch_hook_to_its_end_and_nothing_is_lost_o
     ]
     assert [line["hook"] for line in a.of("lifecycle_completed")] == [LAUNCH_HOOK, TERMINATION_HOOK]
     assert a.of("manager_stopped")[-1]["reason"] == "drained"
-    verdict = judge(source.put, a.ledger.read())
-    print(verdict)
-    assert verdict.faults == []
-    assert verdict.duplicates == 0
+    a.judged(source)
 
 
 def _seconds_between(app, first, last):

@@ -16,8 +16,8 @@ pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 CAP = 2000
 # So that CI spends half a minute on both.
 SHARES = 24
-# In so many looks, 20 ms apart, without a line that is new, the usual ones have all come.
-QUIET_LOOKS = 100
+# In so many looks, 50 ms apart, without a line that is new, the usual ones have all come.
+QUIET_LOOKS = 40
 
 
 class Gathered:

@@ -1,5 +1,7 @@
 """A stream and a lease table of a test's own on an embedded AWS, and `kclrun` as a process."""
 
+import contextlib
+import io
 import json
 import queue
 import signal
@@ -12,6 +14,7 @@ import msgspec
 
 from kclrun.aws.operations import Operation
 from kclrun.aws.put_records import ShardPacker, batches, send_all
+from kclrun.cli.program import run_program
 from kclrun.cli.world import Aws
 from kclrun.config.load import settings_of
 from kclrun.local.filling import middle, wait_until_active
@@ -19,7 +22,7 @@ from kclrun.model.record import PutEntry
 from kclrun.model.time import WallTime
 from tests.patience import HUNG_S
 
-__all__ = ["Program", "Site", "ended"]
+__all__ = ["Program", "Site", "called", "ended"]
 
 PATIENCE_S = HUNG_S
 
@@ -149,6 +152,16 @@ class Program:
     @property
     def records(self):
         return [json.loads(line) for line in self.lines]
+
+
+def called(*arguments):
+    """What `kclrun …` does, in this process: (exit code, output, what it told)."""
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as told,
+    ):
+        code = run_program([str(each) for each in arguments])
+    return code, out.getvalue(), told.getvalue()
 
 
 def ended(*arguments):

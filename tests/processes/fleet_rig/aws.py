@@ -16,7 +16,6 @@ class WatchedAws(Aws):
         notes_path.touch()
         with (
             mock.patch.object(server, "_KINESIS", kinesis),
-            mock.patch.object(server, "_MOTO", "tests.processes.fleet_rig.watched_dynamodb"),
             mock.patch.dict(os.environ, {NOTES_VARIABLE: str(notes_path)}),
         ):
-            super().__init__()
+            super().__init__(dynamodb="tests.processes.fleet_rig.watched_dynamodb")

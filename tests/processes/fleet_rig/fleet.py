@@ -130,7 +130,7 @@ class Fleet:
         return time.monotonic() - began, dict(self.counts())
 
     def finish(self, source, *, killed=(), cap=0, timeout_s=HUNG_S):
-        """Once all that was put is delivered everybody leaves, in good order; the verdict.
+        """Once all that was put is delivered everybody leaves, in good order; without a fault.
 
         Whose lease process stood still for nearly a failover, for its machine had no time for it,
         is judged like one that was killed: its records may come again.
@@ -144,7 +144,9 @@ class Fleet:
             print(f"stood still for nearly a failover: {sorted(stalled)}")
         # A bound for the stalled is another test's matter: they stand still with the machine.
         cap = max(cap, _STALLED_CAP) if stalled else cap
-        return judge(source.put, self.ledger.read(), killed=stalled.union(killed), cap=cap)
+        verdict = judge(source.put, self.ledger.read(), killed=stalled.union(killed), cap=cap)
+        print(verdict)
+        assert verdict.faults == []
 
     def silences(self, since=0.0):
         """As `gaps.silences`, of what was written from an instant on."""

@@ -1,42 +1,21 @@
-"""A DynamoDB for the rig's lease tables, noting each request: what, on which row, and the answer.
-
-The note is made when the answer is there, a moment before it is sent.
-"""
+"""The DynamoDB of `ledger_rig`, noting each request: what, on which row, and the answer."""
 
 import json
-import zlib
 
-from kclrun.local.asgi import ClientGone, read_body, respond
 from kclrun.local.serving import serve_as_child
 from tests.processes.fleet_rig.noting import Noter
-from tests.processes.fleet_rig.quick_table import QuickTables
+from tests.processes.ledger_rig.quick_dynamodb import TableServer
 
-_BODY_BYTES_MAX = 1 << 20
 _WRITES = ("PutItem", "UpdateItem", "DeleteItem")
 
 
-class WatchedTables:
-    """An ASGI application over `QuickTables`."""
-
+class WatchedTables(TableServer):
     def __init__(self):
-        self._tables = QuickTables()
+        super().__init__()
         self._noter = Noter()
 
-    async def __call__(self, scope, receive, send):
-        try:
-            body = await read_body(receive, _BODY_BYTES_MAX)
-        except ClientGone:
-            return
-        target = dict(scope["headers"]).get(b"x-amz-target", b"").decode()
-        operation = target.rpartition(".")[2]
-        status, answer = self._tables.answer(operation, body)
-        self._note(operation, json.loads(body), status)
-        # botocore checks it.
-        checksum = (b"x-amz-crc32", str(zlib.crc32(answer)).encode())
-        content_type = (b"content-type", b"application/x-amz-json-1.0")
-        await respond(send, status, (content_type, checksum), answer)
-
-    def _note(self, operation, asked, status):
+    def answered(self, operation, body, status):
+        asked = json.loads(body)
         table = asked.get("TableName") or next(iter(asked.get("RequestItems", {})), None)
         self._noter.note(
             "dynamodb",
@@ -56,7 +35,7 @@ class WatchedTables:
             writes = [part["Put"] for part in asked["TransactItems"] if "Put" in part]
         else:
             writes = [asked] if operation in _WRITES else []
-        return [self._tables.row(write) for write in writes]
+        return [self.tables.row(write) for write in writes]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import yaml
 from tests.foreground import heeding_signals
 from tests.patience import HUNG_S
 from tests.processes.ledger_rig.aws import REGION
-from tests.processes.ledger_rig.deliveries import LedgerFile
+from tests.processes.ledger_rig.deliveries import LedgerFile, judge
 from tests.processes.log_events import events_in
 
 _LAST_BYTES = 1 << 20
@@ -30,7 +30,7 @@ _LAST_LINES = 60
 PROCESSOR_FOLDER = Path(__file__).parent / "processor"
 
 
-def until(condition, timeout_s=30.0, *, every_s=0.02, why=lambda: ""):
+def until(condition, timeout_s=30.0, *, every_s=0.05, why=lambda: ""):
     """Poll until the condition holds, and return what it was; fail after the deadline."""
     deadline = time.monotonic() + max(timeout_s, HUNG_S)
     while True:
@@ -269,6 +269,21 @@ class Application:
             lambda: producer.is_done and len(self.ledger.delivered) >= producer.total_put,
             timeout_s,
         )
+
+    def finish(self, source, **excuses):
+        """Stop the source if it runs, wait for all it put, and drain. The verdict, which has no
+        fault: without `killed` among the excuses of `judge`, nothing may have come twice."""
+        source.stop()
+        self.until_all_delivered(source)
+        assert self.stop() == 0
+        return self.judged(source, **excuses)
+
+    def judged(self, source, **excuses):
+        """The verdict on all that the source put."""
+        verdict = judge(source.put, self.ledger.read(), **excuses)
+        print(verdict)
+        assert verdict.faults == []
+        return verdict
 
 
 def _merged(settings, more):

@@ -4,12 +4,15 @@ import contextlib
 import os
 import signal
 import uuid
+from unittest import mock
 
 import boto3
 from botocore.config import Config
 
-from kclrun.local.server import start_embedded
+from kclrun.local import server
 
+QUICK = "tests.processes.ledger_rig.quick_dynamodb"
+MOTO = server._MOTO
 REGION = "us-east-1"
 # Loopback lets every key in. No retries: a put that is sent twice would make the producer lie.
 _CLIENT = {
@@ -23,8 +26,10 @@ _CLIENT = {
 class Aws:
     """One embedded AWS, with new names for each test."""
 
-    def __init__(self):
-        self.embedded = start_embedded()
+    def __init__(self, *, dynamodb=QUICK):
+        """`dynamodb` is the module of its second process: `QUICK`, or `MOTO` with all services."""
+        with mock.patch.object(server, "_MOTO", dynamodb):
+            self.embedded = server.start_embedded()
         self.kinesis = boto3.client(
             "kinesis", endpoint_url=self.embedded.kinesis_endpoint, **_CLIENT
         )
