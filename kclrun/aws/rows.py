@@ -303,7 +303,7 @@ def _digits(item: Item, name: str, pattern: re.Pattern[str]) -> str | None:
     attribute = item.get(name)
     if attribute is None or "NULL" in attribute:
         return None
-    value = attribute.get("N")
+    value: Any = attribute.get("N")
     if not pattern.match(value):
         raise ValueError(f"{name} is not a number in its range")
     return str(value)

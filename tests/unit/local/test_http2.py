@@ -458,6 +458,18 @@ def test_a_ping_is_answered_and_the_end_of_a_server_ends_what_has_not_begun():
     serving(scenario)
 
 
+def test_a_connection_that_its_client_ends_is_closed():
+    async def scenario(port, _state):
+        client = await connect(port)
+        await client.answer(await client.ask())
+        client.h2.close_connection()
+        await client.flush()
+        while not client.is_closed:
+            await client.read()
+
+    serving(scenario)
+
+
 def test_a_request_may_take_longer_than_a_connection_may_be_idle():
     async def slow(scope, receive, send):
         await asyncio.sleep(0.1)
