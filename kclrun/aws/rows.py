@@ -8,7 +8,6 @@ alone (we always update and never put over a row). It bounds every value, becaus
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -352,7 +351,7 @@ def _pending(item: Item) -> PendingCheckpoint | None:
         return PendingCheckpoint(position)
     try:
         state = base64.b64decode(encoded, validate=True)
-    except binascii.Error:
+    except ValueError:
         raise ValueError("pendingCheckpointState is no base64") from None
     if len(state) > _STATE_BYTES_MAX:
         raise ValueError("pendingCheckpointState is too long")

@@ -241,19 +241,19 @@ class _Http2Protocol(asyncio.Protocol):
 
     def _scope(self, event: h2.events.RequestReceived) -> Scope:
         # h2 has checked that the pseudo-headers are there, once each and first (CONNECT, which has
-        # no path, names no operation).
+        # no path, names no operation), or a host in place of the authority.
         headers = [(bytes(name), bytes(value)) for name, value in event.headers or ()]
         pseudo = {name: value for name, value in headers if name.startswith(b":")}
         kept = [header for header in headers if not header[0].startswith(b":")]
-        if b":authority" in pseudo and all(name != b"host" for name, _ in kept):
+        if all(name != b"host" for name, _ in kept):
             kept.insert(0, (b"host", pseudo[b":authority"]))
         path, _, query = pseudo.get(b":path", b"*").partition(b"?")
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "2",
-            "server": self._transport.get_extra_info("sockname")[:2],
-            "client": self._transport.get_extra_info("peername")[:2],
+            "server": self._transport.get_extra_info("sockname"),
+            "client": self._transport.get_extra_info("peername"),
             "scheme": "http",
             "method": pseudo[b":method"].decode("ascii", "replace"),
             "root_path": "",
@@ -310,7 +310,7 @@ class _Exchange:
             await app(self._scope, self._receive, self._send)
         except Exception:  # noqa: BLE001 - a bug of the application is logged; the connection goes on.
             _LOG.exception("Exception in ASGI application")
-            if not self._has_begun and not self._is_disconnected:
+            if not self._has_begun:
                 await self._send({"type": "http.response.start", "status": 500})
                 await self._send({"type": "http.response.body"})
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import struct
@@ -115,7 +114,7 @@ def unseal(secret: bytes, purpose: bytes, token: str) -> bytes | None:
         return None
     try:
         sealed = base64.b64decode(token, validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         return None
     checksum, masked = sealed[:_CHECKSUM_BYTES], sealed[_CHECKSUM_BYTES:]
     payload = _mask(secret, checksum, masked)

@@ -504,6 +504,42 @@ def test_an_application_that_ends_without_an_answer_resets_its_stream(caplog, be
         serving(scenario, ends)
 
 
+def test_a_part_of_a_request_is_given_and_a_head_is_sent_when_it_is_there():
+    waits, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def by_parts(scope, receive, send):
+        waits.set()
+        part = (await receive())["body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await goes_on.wait()
+        await send({"type": "http.response.body", "body": part})
+
+    async def scenario(port, _state):
+        client = await connect(port)
+        stream = await client.ask(ends=False)
+        await waits.wait()
+        client.h2.send_data(stream, b"part")
+        await client.flush()
+        await client.until(lambda: stream in client.heads)
+        goes_on.set()
+        assert await client.answer(stream) == ("200", b"part")
+
+    serving(scenario, by_parts)
+
+
+def test_a_request_without_a_body_and_one_that_names_its_host_otherwise():
+    async def scenario(port, _state):
+        client = await connect(port)
+        stream = client.h2.get_next_available_stream_id()
+        head = [(":method", "GET"), (":path", "/"), (":scheme", "http"), ("host", "there")]
+        client.h2.send_headers(stream, head, end_stream=True)
+        await client.flush()
+        assert await client.answer(stream) == ("200", b"2 GET /?|")
+        assert client.heads[stream]["x-own-host"] == "there"
+
+    serving(scenario)
+
+
 def test_a_head_is_answered_without_a_body():
     async def scenario(port, _state):
         client = await connect(port)

@@ -239,39 +239,6 @@ def test_trimming_gives_all_storage_back():
     assert kinesis.storage.used_bytes == 0
 
 
-def test_trimming_bit_by_bit_keeps_positions_and_order():
-    kinesis = service()
-    stream = made(kinesis)
-    for index in range(3000):
-        put(kinesis, stream, b"%d" % index, at=START + index)
-
-    for trimmed in (1, 5, 1023, 1024, 1025, 2500, 2999):
-        now = START + DAY + trimmed
-        page = read(kinesis, from_start(kinesis, stream, now), now, limit=2)
-        assert data_of(page) == [b"%d" % i for i in range(trimmed, min(trimmed + 2, 3000))]
-        for at, first in ((trimmed - 1, trimmed), (trimmed + 1, trimmed + 1), (2999.5, 3000)):
-            timed = kinesis.iterator(
-                stream, FIRST, IteratorType.AT_TIMESTAMP, now, timestamp=START + at
-            )
-            expected = [b"%d" % i for i in range(first, min(first + 1, 3000))]
-            assert data_of(read(kinesis, timed, now, limit=1)) == expected
-
-
-def test_the_byte_bound_of_a_page_holds_after_trimming():
-    kinesis = service()
-    stream = made(kinesis)
-    kinesis.put_many(stream, [PutEntry(b"x" * 5000, "k")] * 500, START)
-    kinesis.put_many(stream, [PutEntry(b"x" * 5000, "k")] * 500, START)
-    kinesis.put_many(stream, [PutEntry(b"x" * 5000, "k")] * 500, START)
-    for _ in range(11):
-        put(kinesis, stream, b"x" * (MIB - 1), at=START + 60)
-
-    now = START + DAY + 30
-    page = read(kinesis, from_start(kinesis, stream, now), now)
-
-    assert len(page.records) == 10
-
-
 def test_a_deleted_stream_gives_its_storage_back_and_its_iterators_find_nothing():
     kinesis = service()
     stream = made(kinesis)
