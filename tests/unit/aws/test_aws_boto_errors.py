@@ -25,7 +25,6 @@ def refused(status, code, message=""):
         (refused(403, "403"), AccessDenied),
         (refused(404, "404"), InvalidRequest),
         (refused(503, "503"), Unavailable),
-        (refused(503, "400"), Unavailable),
         (refused(401, "SomethingNew"), AccessDenied),
     ],
 )
