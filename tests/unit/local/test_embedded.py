@@ -129,39 +129,3 @@ def test_both_end_when_their_parent_is_killed():
     parent.stdout.close()
 
     eventually(lambda: all(gone(pid) for pid in pids))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_in_the_foreground_it_says_when_it_is_ready_and_ends_with_zero(number):
-    code = (
-        "import sys; from kclrun.local.server import run_local\n"
-        "sys.exit(run_local(0, limits=False, credentials=None))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    line = process.stdout.readline()
-    children = [child.pid for child in psutil.Process(process.pid).children()]
-
-    process.send_signal(number)
-
-    assert process.wait(HUNG_S) == 0
-    assert "http://127.0.0.1:" in line
-    assert process.stdout.read() == ""
-    process.stdout.close()
-    assert len(children) == 2
-    assert all(gone(pid) for pid in children)
-
-
-def test_in_the_foreground_it_ends_when_one_of_its_processes_does():
-    code = (
-        "import sys; from kclrun.local.server import run_local\n"
-        "sys.exit(run_local(0, limits=False, credentials=None))"
-    )
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
-    process.stdout.readline()
-    psutil.Process(process.pid).children()[0].kill()
-
-    _, errors = process.communicate(timeout=HUNG_S)
-
-    assert process.returncode == 69
-    assert "has ended" in errors

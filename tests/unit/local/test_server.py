@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from urllib.parse import urlsplit
 
@@ -168,3 +170,44 @@ def test_it_listens_on_loopback_only(guarded):
             if each.status == psutil.CONN_LISTEN
         ]
         assert listening == ["127.0.0.1"]
+
+
+def in_the_foreground(**pipes):
+    code = (
+        "import sys; from kclrun.local import server; server._MOTO = server._KINESIS\n"
+        "streams = {'orders': 2, 'returns': 1}\n"
+        "sys.exit(server.run_local(0, limits=False, credentials=None, streams=streams))"
+    )
+    return subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_in_the_foreground_it_says_when_it_is_ready_and_ends_with_zero(number, client):
+    process = in_the_foreground(stdout=subprocess.PIPE)
+    line, streams = process.stdout.readline(), process.stdout.readline()
+    children = [child.pid for child in psutil.Process(process.pid).children()]
+    endpoint = line.removeprefix("Kinesis, DynamoDB, CloudWatch, S3 and SQS at ").split()[0]
+    made = client("kinesis", endpoint).describe_stream_summary(StreamName="orders")
+
+    process.send_signal(number)
+
+    assert process.wait(HUNG_S) == 0
+    assert streams == "Streams: orders (shards: 2), returns (shards: 1)\n"
+    assert made["StreamDescriptionSummary"]["OpenShardCount"] == 2
+    assert process.stdout.read() == ""
+    process.stdout.close()
+    assert len(children) == 2
+    assert all(gone(pid) for pid in children)
+
+
+@pytest.mark.slow
+def test_in_the_foreground_it_ends_when_one_of_its_processes_does():
+    process = in_the_foreground(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    psutil.Process(process.pid).children()[0].kill()
+
+    _, errors = process.communicate(timeout=HUNG_S)
+
+    assert process.returncode == 69
+    assert "has ended" in errors
