@@ -31,9 +31,15 @@ def light():
 
 
 @pytest.fixture(scope="module")
-def guarded(light):
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def guarded(light, port):
     with start_embedded(
-        credentials=(KEY, SECRET), limits=True, settle_s=600.0, stored_bytes_max=1_000
+        port=port, credentials=(KEY, SECRET), limits=True, settle_s=600.0, stored_bytes_max=1_000
     ) as running:
         yield running
 
@@ -109,12 +115,8 @@ def test_a_process_finds_this_installation_before_all_others(monkeypatch):
     assert server._python_path() == here
 
 
-def test_a_named_port_is_taken():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-
-    with start_embedded(port=port) as running:
-        assert running.endpoint == f"http://127.0.0.1:{port}"
+def test_a_named_port_is_taken(guarded, port):
+    assert guarded.endpoint == f"http://127.0.0.1:{port}"
 
 
 def test_a_port_that_is_taken_is_a_settings_error():
