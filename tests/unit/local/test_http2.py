@@ -583,6 +583,25 @@ def test_an_answer_before_the_whole_request_ends_the_stream_and_frees_the_window
     serving(scenario, refuses)
 
 
+def test_a_reset_gives_back_the_window_that_was_not_read():
+    async def reads_nothing(scope, receive, send):
+        await asyncio.Event().wait()
+
+    async def scenario(port, _state):
+        client = await connect(port)
+        await client.until(lambda: client.h2.outbound_flow_control_window == WINDOW_BYTES)
+        for _ in range(3):
+            stream = await client.ask("/", b"x" * 400_000, ends=False)
+            client.h2.ping(b"12345678")
+            await client.flush()
+            await client.until(lambda: client.pongs)  # all of it has arrived
+            client.pongs.clear()
+            client.h2.reset_stream(stream)
+            await client.flush()
+
+    serving(scenario, reads_nothing)
+
+
 def test_a_reader_learns_that_its_client_wants_no_answer():
     learned = asyncio.Event()
 

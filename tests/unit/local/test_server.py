@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from urllib.parse import urlsplit
 
@@ -174,42 +172,48 @@ def test_it_listens_on_loopback_only(guarded):
         assert listening == ["127.0.0.1"]
 
 
-def in_the_foreground(**pipes):
-    code = (
-        "import sys; from kclrun.local import server; server._MOTO = server._KINESIS\n"
-        "streams = {'orders': 2, 'returns': 1}\n"
-        "sys.exit(server.run_local(0, limits=False, credentials=None, streams=streams))"
-    )
-    return subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
+@pytest.fixture
+def in_the_foreground(monkeypatch):
+    """`run_local` in this process; `once_started` is called between its start and its wait."""
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    pids = []
+
+    def run(once_started, **given):
+        def start(**settings):
+            running = start_embedded(**settings)
+            pids.extend(running.pids)
+            once_started(running)
+            return running
+
+        monkeypatch.setattr(server, "start_embedded", start)
+        return server.run_local(0, limits=False, credentials=None, **given)
+
+    yield run
+    for number, handler in former.items():
+        signal.signal(number, handler)
+    assert len(pids) == 2
+    assert all(gone(pid) for pid in pids)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_in_the_foreground_it_says_when_it_is_ready_and_ends_with_zero(number, client):
-    process = in_the_foreground(stdout=subprocess.PIPE)
-    line, streams = process.stdout.readline(), process.stdout.readline()
-    children = [child.pid for child in psutil.Process(process.pid).children()]
-    endpoint = line.removeprefix("Kinesis, DynamoDB, CloudWatch, S3 and SQS at ").split()[0]
-    made = client("kinesis", endpoint).describe_stream_summary(StreamName="orders")
+def test_in_the_foreground_it_says_what_is_ready_and_ends_with_zero(
+    in_the_foreground, number, capsys
+):
+    streams = {"orders": 2, "returns": 1} if number == signal.SIGTERM else {}
 
-    process.send_signal(number)
+    assert in_the_foreground(lambda _: os.kill(os.getpid(), number), streams=streams) == 0
 
-    assert process.wait(HUNG_S) == 0
-    assert streams == "Streams: orders (shards: 2), returns (shards: 1)\n"
-    assert made["StreamDescriptionSummary"]["OpenShardCount"] == 2
-    assert process.stdout.read() == ""
-    process.stdout.close()
-    assert len(children) == 2
-    assert all(gone(pid) for pid in children)
+    ready, *more = capsys.readouterr().out.splitlines()
+    assert ready.startswith("Kinesis, DynamoDB, CloudWatch, S3 and SQS at http://127.0.0.1:")
+    assert more == (["Streams: orders (shards: 2), returns (shards: 1)"] if streams else [])
 
 
-@pytest.mark.slow
-def test_in_the_foreground_it_ends_when_one_of_its_processes_does():
-    process = in_the_foreground(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.stdout.readline()
-    psutil.Process(process.pid).children()[0].kill()
+def test_in_the_foreground_it_ends_when_one_of_its_processes_does(in_the_foreground, capsys):
+    def kill(running):
+        os.kill(running.pids[1], signal.SIGKILL)
+        os.waitid(os.P_PID, running.pids[1], os.WEXITED | os.WNOWAIT)
 
-    _, errors = process.communicate(timeout=HUNG_S)
-
-    assert process.returncode == 69
-    assert "has ended" in errors
+    assert in_the_foreground(kill) == 69
+    assert capsys.readouterr().err == (
+        "kclrun.local.kinesis_process has ended; its messages are above.\n"
+    )
