@@ -55,7 +55,7 @@ class CloudWatchOutlet:
         batch_bytes = 0
         for measurement in measurements:
             size = _size_max(measurement)
-            if batch and (len(batch) == _METRICS_MAX or batch_bytes + size > _REQUEST_BYTES_MAX):
+            if len(batch) == _METRICS_MAX or batch_bytes + size > _REQUEST_BYTES_MAX:
                 yield batch
                 batch, batch_bytes = [], 0
             batch.append(measurement)

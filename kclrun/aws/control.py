@@ -59,7 +59,7 @@ def from_botocore(operation: Operation, error: Exception) -> ServiceError:
         named = response.get("Error", {})
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         code = str(named.get("Code", ""))
-        if code == _NAMELESS and status == int(_NAMELESS):
+        if code == _NAMELESS:
             silent = ErrorReply(message="an error without a name: the answer was cut short")
             return service_error(operation, silent, None)
         return service_error(

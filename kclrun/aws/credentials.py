@@ -48,7 +48,7 @@ class CredentialSource:
         sts_endpoint_url: str | None = None,
     ) -> None:
         self._session = session
-        self._on_this_host = endpoint_url is not None and is_loopback(endpoint_url)
+        self._on_this_host = is_loopback(endpoint_url)
         self._role_arn = role_arn
         self._role_session = {"RoleSessionName": role_session_name or _ROLE_SESSION}
         if role_external_id is not None:

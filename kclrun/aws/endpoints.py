@@ -16,7 +16,6 @@ import botocore.session
 import msgspec
 from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, NoRegionError, ProfileNotFound
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
@@ -65,8 +64,7 @@ def open_session(settings: EndpointSettings) -> botocore.session.Session:
             # The other SDKs read this variable, and containers get it; botocore ignores it.
             session.set_config_variable("region", os.environ["AWS_REGION"])
         session.get_scoped_config()
-        on_this_host = settings.endpoint_url is not None and is_loopback(settings.endpoint_url)
-        if on_this_host and session.get_config_variable("region") is None:
+        if is_loopback(settings.endpoint_url) and session.get_config_variable("region") is None:
             session.set_config_variable("region", LOOPBACK_REGION)
     except ProfileNotFound:
         raise SettingsError(
@@ -125,13 +123,12 @@ def _probe(
         endpoint_url=settings.endpoint_url,
         aws_access_key_id="probe",
         aws_secret_access_key="probe",  # noqa: S106 - made up, and never sent
-        config=Config(retries={"total_max_attempts": 1}),
     )
     caught: dict[str, str] = {"region": client.meta.region_name}
 
     def catch(request: Any, **_: Any) -> AWSResponse:
         caught["url"] = request.url
-        scope = _text(request.headers["Authorization"]).split("Credential=", 1)[1].split("/")
+        scope = _text(request.headers["Authorization"]).partition("Credential=")[2].split("/")
         caught["signing_region"] = scope[2]
         return AWSResponse(request.url, 200, HTTPHeaders(), _NoBody())
 
@@ -139,10 +136,7 @@ def _probe(
     # answer, botocore does not send the request.
     events: Any = client.meta.events
     events.register(f"before-send.{service}.{operation.name}", catch)
-    try:
-        getattr(client, _METHODS[operation.name])(**arguments)
-    finally:
-        client.close()
+    getattr(client, _METHODS[operation.name])(**arguments)
     return caught
 
 

@@ -154,6 +154,6 @@ def safe_text(reply: ErrorReply) -> str:
     """
     if reply.code in POSSIBLE_CLOCK_SKEW_CODES:
         return "the signature was refused: wrong secret key, wrong region, or this host's clock"
-    first_line = reply.message.split("\n", 1)[0]
+    first_line = reply.message.partition("\n")[0]
     shown = _LONG_RUN.sub("…", _UNPRINTABLE.sub(" ", first_line))
     return shown[:_TEXT_MAX] or "the service gave no reason"

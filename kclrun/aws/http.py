@@ -464,14 +464,13 @@ def _manager(endpoint: WireEndpoint) -> urllib3.PoolManager:
     context = _tls_context(endpoint) if scheme == "https" else None
     proxy = endpoint.proxies.get(scheme)
     if proxy is None:
-        return urllib3.PoolManager(num_pools=1, ssl_context=context, socket_options=_SOCKET_OPTIONS)
+        return urllib3.PoolManager(ssl_context=context, socket_options=_SOCKET_OPTIONS)
     parts = urlsplit(proxy)
     if parts.scheme not in {"http", "https"}:
         raise SettingsError(f"the proxy for {scheme} is neither http:// nor https://")
     auth = f"{parts.username}:{parts.password or ''}" if parts.username else None
     return urllib3.ProxyManager(
         proxy,
-        num_pools=1,
         ssl_context=context,
         socket_options=_SOCKET_OPTIONS,
         proxy_ssl_context=_tls_context(endpoint) if parts.scheme == "https" else None,

@@ -30,7 +30,7 @@ _ENDPOINT_IPV6: Final = "http://[fd00:ec2::254]"
 _TIMEOUT_S: Final = 1.0
 # The longest lifetime that the service grants. A new token is fetched after half of it.
 _TOKEN_TTL_S: Final = 21_600
-_TOKEN_CHARACTERS_MAX: Final = 1_000
+_TOKEN: Final = re.compile(r"[ -~]{1,1000}")
 # The items that are read here have a few dozen bytes.
 _BODY_BYTES_MAX: Final = 16_384
 
@@ -87,7 +87,7 @@ class Imds:
         self._prefix = parts.path.rstrip("/")
         self._timeout_s = timeout_s
         self._clock = clock
-        self._token = ""
+        self._token: str  # begun with the first request
         self._token_until = float("-inf")
 
     def identify(self) -> InstanceIdentity:
@@ -160,8 +160,7 @@ class _Exchange:
             "PUT", path, {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_TTL_S)}
         )
         # The token becomes a header, so it must not contain a line break.
-        is_token = 0 < len(body) <= _TOKEN_CHARACTERS_MAX and body.isascii() and body.isprintable()
-        if status != 200 or not is_token:
+        if status != 200 or not _TOKEN.fullmatch(body):
             _unavailable(f"no session (HTTP {status})")
         return body
 
@@ -197,7 +196,7 @@ def open_imds(session: botocore.session.Session, environment: Mapping[str, str])
     own = session.get_config_variable("ec2_metadata_service_endpoint")
     if own:
         return Imds(str(own))
-    mode = str(session.get_config_variable("ec2_metadata_service_endpoint_mode") or "").lower()
+    mode = str(session.get_config_variable("ec2_metadata_service_endpoint_mode")).lower()
     is_ipv6 = mode == "ipv6" or bool(session.get_config_variable("imds_use_ipv6"))
     return Imds(_ENDPOINT_IPV6 if is_ipv6 else _ENDPOINT)
 

@@ -20,7 +20,7 @@ from kclrun.aws.operations import (
     RECORD_LIFECYCLE_ACTION_HEARTBEAT,
     Operation,
 )
-from kclrun.errors import AccessDenied, InvalidRequest, NotFound, Unavailable
+from kclrun.errors import AccessDenied, NotFound, Unavailable
 from kclrun.model.instance import LifecycleAction
 from kclrun.model.wire import WireCredentials
 
@@ -72,7 +72,7 @@ class BotoLifecycleActions:
                 call(client, names)
             except BOTO_FAILURES as error:
                 failure = from_botocore(operation, error)
-                if isinstance(failure, InvalidRequest) and failure.code == _NOTHING_WAITS:
+                if failure.code == _NOTHING_WAITS:
                     raise NotFound(
                         str(failure), operation=failure.operation, code=failure.code
                     ) from None

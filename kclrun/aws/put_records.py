@@ -118,7 +118,7 @@ def batches(
             continue
         added = entry.size_bytes
         is_full = len(batch) == BATCH_RECORDS_MAX or size_bytes + added > BATCH_BYTES_MAX
-        if batch and (is_full or (one_a_key and entry.partition_key in keys)):
+        if batch and (is_full or entry.partition_key in keys):
             yield tuple(batch)
             batch, keys, size_bytes = [], set(), 0
         batch.append(entry)
@@ -162,7 +162,7 @@ class ShardPacker:
     def _packed(self, block: list[PutEntry]) -> Sequence[PutEntry]:
         # The rounding error is carried over to the next block, so that the share is exact.
         self._owed += self._share * len(block)
-        count = min(len(block), int(self._owed + 1e-9))
+        count = int(self._owed + 1e-9)
         self._owed -= count
         packed = [*self._aggregates(block[:count]), *block[count:]]
         block.clear()
@@ -230,23 +230,22 @@ def _attempt(
     except (Throttled, Unavailable, OutcomeUnknown) as error:
         return tuple(pending), error
     refused = [
-        (entry, result.error_code)
+        (entry, code)
         for entry, result in zip(pending, results, strict=True)
-        if result.error_code is not None
+        if (code := result.error_code) is not None
     ]
     return tuple(entry for entry, _ in refused), _why({code for _, code in refused})
 
 
-def _why(codes: set[str | None]) -> ServiceError:
+def _why(codes: set[str]) -> ServiceError:
     """The error for a refusal of some records. Raises: InvalidRequest for a permanent refusal."""
-    known = sorted(code for code in codes if code is not None)
-    for code in known:
+    for code in codes:
         if code not in _RECORD_CODES and not code.startswith("KMS"):
             raise InvalidRequest(
                 f"{PUT_RECORDS.name}: a record was refused with {code[:100]}",
                 operation=PUT_RECORDS.name,
                 code=code,
             )
-    leaf = Throttled if "ProvisionedThroughputExceededException" in known else Unavailable
-    code = known[0] if known else ""
-    return leaf(f"{PUT_RECORDS.name}: {code}", operation=PUT_RECORDS.name, code=code)
+    leaf = Throttled if "ProvisionedThroughputExceededException" in codes else Unavailable
+    named = ", ".join(sorted(codes))
+    return leaf(f"{PUT_RECORDS.name}: {named}", operation=PUT_RECORDS.name, code=named)

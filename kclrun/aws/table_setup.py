@@ -162,8 +162,8 @@ def _capacity(described: Any) -> tuple[int, int] | None:
     if described.get("BillingModeSummary", {}).get("BillingMode") == "PAY_PER_REQUEST":
         return None
     units = described.get("ProvisionedThroughput", {})
-    read, write = units.get("ReadCapacityUnits", 0), units.get("WriteCapacityUnits", 0)
-    return (read, write) if read and write else None
+    read = units.get("ReadCapacityUnits")  # 0 on demand, and the other too
+    return (read, units["WriteCapacityUnits"]) if read else None
 
 
 def _refuse_other_index(table: str, index: Any) -> None:

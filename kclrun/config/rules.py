@@ -393,7 +393,7 @@ def _embedded(settings: Settings) -> Iterator[Problem]:
         return
     endpoint = settings.aws.endpoint
     # With an emulator on this host instead, as by --set, the file may stay as it is.
-    if endpoint != EMBEDDED and not is_loopback(endpoint or ""):
+    if endpoint != EMBEDDED and not is_loopback(endpoint):
         yield Problem(("embedded",), "is for aws.endpoint: embedded; remove it, or set that")
     yield from _resharding(embedded)
 

@@ -7,7 +7,6 @@ numbers. Pure: the time is an argument.
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import re
 from datetime import UTC, datetime
@@ -123,8 +122,10 @@ def parse_listen(text: str | int) -> tuple[str, int]:
     host, colon, port = str(text).rpartition(":")
     address = host.removeprefix("[").removesuffix("]") if colon else _LOOPBACK
     address = _LOOPBACK if address == "localhost" else address
-    with contextlib.suppress(ValueError):
+    try:
         ipaddress.ip_address(address)
         if _PORT.fullmatch(port) and int(port) <= _PORT_MAX:
             return address, int(port)
+    except ValueError:
+        pass
     raise ValueError("expected a port of this machine such as 9464, or ADDRESS:PORT")

@@ -120,7 +120,7 @@ class Subscription:
         """The event that is due; None if there is none yet. After the end: None for ever."""
         if self._is_over:
             return None
-        if self._end is None and now >= self.began_at + SUBSCRIPTION_S:
+        if now >= self.began_at + SUBSCRIPTION_S:
             self.end()
         if self._end is not None:
             self._is_over = True
@@ -128,25 +128,25 @@ class Subscription:
         is_sendable = self._has_more() and now >= self._resumes_at
         if not is_sendable and now < self._said_at + HEARTBEAT_S:
             return None
+        # With the heartbeat a record may be sent: the largest, of ten mebibytes, takes as long.
         self._said_at = now
-        return self._next_page(now, count_max=PAGE_RECORDS_MAX if is_sendable else 0)
+        return self._next_page(now)
 
     def _has_more(self) -> bool:
         """Whether records, or the end of the shard, are there to be sent."""
         return self._position < self._shard.end or self._shard.closed_at is not None
 
-    def _next_page(self, now: WallTime, *, count_max: int) -> SubscriptionEvent:
+    def _next_page(self, now: WallTime) -> SubscriptionEvent:
         shard = self._shard
         first = max(self._position, shard.start)
-        records = shard.page(first, count_max, EVENT_BYTES_MAX) if count_max else []
+        records = shard.page(first, PAGE_RECORDS_MAX, EVENT_BYTES_MAX)
         self._position = following = first + len(records)
-        if records and self._bytes_s is not None:
-            sent_s = shard.size_between(first, following) / self._bytes_s
-            self._resumes_at = WallTime(max(self._resumes_at, now) + sent_s)
+        if self._bytes_s is not None:
+            self._resumes_at = WallTime(now + shard.size_between(first, following) / self._bytes_s)
         if following < shard.end:
             behind_ms = max(1, int((now - shard.arrival_of(following)) * 1000))
             return SubscriptionEvent(records, self._continuation(records, now), behind_ms)
-        if shard.closed_at is None or not count_max:
+        if shard.closed_at is None:
             return SubscriptionEvent(records, self._continuation(records, now), 0)
         self.end()
         return SubscriptionEvent(records, None, 0, self._stream.children_of(shard.shard_id))

@@ -61,9 +61,9 @@ class Http1Or2Protocol(asyncio.Protocol):
         self._app_state = app_state
         # uvicorn calls `shutdown` on each member. Its type hint allows only its own protocols.
         self._connections: set[Any] = server_state.connections
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport
+        self._silence_timer: asyncio.TimerHandle
         self._read = b""
-        self._silence_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -75,10 +75,9 @@ class Http1Or2Protocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._read += data
-        if len(self._read) < len(_PREFACE) and _PREFACE.startswith(self._read):
-            return
+        if _PREFACE.startswith(self._read):
+            return  # a SETTINGS frame follows the whole preface at once
         transport = self._transport
-        assert transport is not None
         self._unregister()
         successor: asyncio.Protocol
         if self._read.startswith(_PREFACE):
@@ -94,13 +93,11 @@ class Http1Or2Protocol(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """The server ends before the first request."""
-        if self._transport is not None:
-            self._transport.close()
+        self._transport.close()
 
     def _unregister(self) -> None:
         self._connections.discard(self)
-        if self._silence_timer is not None:
-            self._silence_timer.cancel()
+        self._silence_timer.cancel()
 
 
 class _Http2Protocol(asyncio.Protocol):
@@ -128,14 +125,14 @@ class _Http2Protocol(asyncio.Protocol):
                 SettingCodes.MAX_HEADER_LIST_SIZE: _HEADERS_BYTES_MAX,
             },
         )
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport
+        self._idle: asyncio.TimerHandle
         self._exchanges: dict[int, _Exchange] = {}
         # The tasks of this connection's requests. The task of a reset stream may still run.
         self._running: set[asyncio.Task[None]] = set()
         self._is_ending = False
         # The socket's buffer is full: its client does not read.
         self.is_write_paused = False
-        self._idle: asyncio.TimerHandle | None = None
 
     # Called by asyncio and the server.
 
@@ -145,8 +142,7 @@ class _Http2Protocol(asyncio.Protocol):
         self._connections.add(self)
         self.h2.initiate_connection()
         self.h2.increment_flow_control_window(_WINDOW_BYTES - _WINDOW_BYTES_AT_FIRST)
-        self.flush()
-        self._close_when_idle()
+        self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._end)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -159,21 +155,17 @@ class _Http2Protocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not read. Then its data is not read either, pings included, so that
         answers to it do not accumulate."""
-        assert self._transport is not None
         self.is_write_paused = True
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        assert self._transport is not None
         self.is_write_paused = False
         self._transport.resume_reading()
         self._wake_senders()
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._connections.discard(self)
-        self._transport = None
-        if self._idle is not None:
-            self._idle.cancel()
+        self._idle.cancel()
         for exchange in self._exchanges.values():
             exchange.mark_disconnected()
         self._exchanges.clear()
@@ -188,7 +180,7 @@ class _Http2Protocol(asyncio.Protocol):
     def flush(self) -> None:
         """Write the frames that h2 has queued."""
         data = self.h2.data_to_send()
-        if data and self._transport is not None:
+        if not self._transport.is_closing():
             self._transport.write(data)
 
     def finish(self, exchange: _Exchange) -> None:
@@ -201,14 +193,12 @@ class _Http2Protocol(asyncio.Protocol):
             with contextlib.suppress(ProtocolError):
                 self.h2.reset_stream(exchange.stream_id, code)
         self.acknowledge(exchange.unread_bytes, exchange.stream_id)
-        self.flush()
         self._close_when_idle()
 
     def acknowledge(self, size_bytes: int, stream_id: int) -> None:
         """Bytes of a request have been read: the client may send as many more."""
-        if size_bytes and self._transport is not None:
-            self.h2.acknowledge_received_data(size_bytes, stream_id)
-            self.flush()
+        self.h2.acknowledge_received_data(size_bytes, stream_id)
+        self.flush()
 
     # Internal.
 
@@ -241,8 +231,7 @@ class _Http2Protocol(asyncio.Protocol):
             # A stream that its client reset at once does not count as open, but its task runs.
             self.h2.reset_stream(event.stream_id, _Codes.REFUSED_STREAM)
             return
-        if self._idle is not None:
-            self._idle.cancel()
+        self._idle.cancel()
         exchange = _Exchange(self, event.stream_id, self._scope(event))
         self._exchanges[event.stream_id] = exchange
         task = asyncio.get_running_loop().create_task(exchange.run(self._app))
@@ -251,21 +240,20 @@ class _Http2Protocol(asyncio.Protocol):
             task.add_done_callback(tasks.discard)
 
     def _scope(self, event: h2.events.RequestReceived) -> Scope:
-        assert self._transport is not None
         # h2 has checked that the pseudo-headers are there, once each and first (CONNECT, which has
-        # no path, names no operation).
+        # no path, names no operation), or a host in place of the authority.
         headers = [(bytes(name), bytes(value)) for name, value in event.headers or ()]
         pseudo = {name: value for name, value in headers if name.startswith(b":")}
         kept = [header for header in headers if not header[0].startswith(b":")]
-        if b":authority" in pseudo and all(name != b"host" for name, _ in kept):
+        if all(name != b"host" for name, _ in kept):
             kept.insert(0, (b"host", pseudo[b":authority"]))
         path, _, query = pseudo.get(b":path", b"*").partition(b"?")
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "2",
-            "server": self._transport.get_extra_info("sockname")[:2],
-            "client": self._transport.get_extra_info("peername")[:2],
+            "server": self._transport.get_extra_info("sockname"),
+            "client": self._transport.get_extra_info("peername"),
             "scheme": "http",
             "method": pseudo[b":method"].decode("ascii", "replace"),
             "root_path": "",
@@ -280,21 +268,18 @@ class _Http2Protocol(asyncio.Protocol):
             exchange.wake()
 
     def _end(self) -> None:
-        if self._transport is not None:
-            self.h2.close_connection()
-            self._close()
+        self.h2.close_connection()
+        self._close()
 
     def _close(self) -> None:
         self.flush()
-        if self._transport is not None:
-            self._transport.close()
+        self._transport.close()
 
     def _close_when_idle(self) -> None:
         """Without a request under way, close the connection: now, or when it was idle too long."""
-        if self._exchanges or self._transport is None:
+        if self._exchanges:
             return
-        if self._idle is not None:
-            self._idle.cancel()
+        self._idle.cancel()
         if self._is_ending:
             self._end()
             return
@@ -325,7 +310,7 @@ class _Exchange:
             await app(self._scope, self._receive, self._send)
         except Exception:  # noqa: BLE001 - a bug of the application is logged; the connection goes on.
             _LOG.exception("Exception in ASGI application")
-            if not self._has_begun and not self._is_disconnected:
+            if not self._has_begun:
                 await self._send({"type": "http.response.start", "status": 500})
                 await self._send({"type": "http.response.body"})
         finally:

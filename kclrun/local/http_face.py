@@ -419,7 +419,7 @@ class HttpFace:
             try:
                 verify(SignedRequest.of(scope, body), self._credentials, now)
             except SignatureRefused as refusal:
-                return error_answer(refusal.status, refusal.code, str(refusal), encoding)
+                return error_answer(400, refusal.code, str(refusal), encoding)
         return answer(self._kinesis, operation, body, WallTime(now), region, encoding=encoding)
 
 

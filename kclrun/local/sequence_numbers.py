@@ -26,8 +26,8 @@ _SECOND_SHIFT: Final = 36
 _SHARD_SHIFT: Final = 4
 _BITS_36: Final = 2**36 - 1
 _BITS_32: Final = 2**32 - 1
-# 188 bits have at most 57 digits. A longer text is not one of our numbers and is not parsed.
-_DIGITS_MAX: Final = 57
+# With this version in the uppermost of 188 bits: no text of another length is parsed.
+_DIGITS: Final = 56
 
 
 class ParsedNumber(msgspec.Struct, frozen=True):
@@ -42,11 +42,10 @@ class ParsedNumber(msgspec.Struct, frozen=True):
 class Numbering:
     """Makes the sequence numbers of one shard."""
 
-    __slots__ = ("_high", "_low", "generation", "shard")
+    __slots__ = ("_high", "_low", "generation")
 
     def __init__(self, generation: int, shard: int) -> None:
         self.generation = generation
-        self.shard = shard
         self._high = (
             (_VERSION << _VERSION_SHIFT)
             | (generation << _GENERATION_SHIFT)
@@ -62,7 +61,7 @@ class Numbering:
 
 def parse(text: str) -> ParsedNumber | None:
     """The parts of a number made by `Numbering`, or None for any other text."""
-    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
+    if not (text.isascii() and text.isdigit() and len(text) == _DIGITS):
         return None
     value = int(text)
     if value >> _VERSION_SHIFT != _VERSION or value & 15 != _VERSION:

@@ -214,11 +214,11 @@ def run_local(
             named = ", ".join(f"{name} (shards: {shards})" for name, shards in streams.items())
             sys.stdout.write(f"Streams: {named}\n")
         sys.stdout.flush()
-        while not asked.wait(0.5):
-            if (name := embedded.ended()) is not None:
-                sys.stderr.write(f"{name} has ended; its messages are above.\n")
-                return _UNAVAILABLE
-    return os.EX_OK
+        while (name := embedded.ended()) is None:
+            if asked.wait(0.5):
+                return os.EX_OK
+        sys.stderr.write(f"{name} has ended; its messages are above.\n")
+        return _UNAVAILABLE
 
 
 def _make_streams(

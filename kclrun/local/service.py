@@ -155,7 +155,6 @@ class Kinesis:
             )
         consumers.end_all()
         stream.delete(now)
-        self._forget_deleted(now)
 
     def streams(self, now: WallTime) -> list[Stream]:
         """In the order of their names."""
@@ -165,13 +164,13 @@ class Kinesis:
     def stream(self, name: str | None, arn: str | None, now: WallTime) -> Stream:
         """By name, by ARN, or by both if they agree. Raises: NotFound, InvalidRequest."""
         self._forget_deleted(now)
-        if name is None and arn is None:
+        wanted = name if arn is None else arn.rpartition("/")[2]
+        if wanted is None:
             raise invalid_argument("Either StreamName or StreamARN must be given.")
-        if name is not None and arn is not None and arn.rpartition("/")[2] != name:
+        if name not in (None, wanted):
             raise invalid_argument("StreamName and StreamARN name different streams.")
-        wanted = name if name is not None else (arn or "").rpartition("/")[2]
         stream = self._streams.get(wanted)
-        if stream is None or (arn is not None and stream.arn != arn):
+        if stream is None or arn not in (None, stream.arn):
             raise resource_not_found(
                 f"Stream {wanted} under account {self.settings.account_id} not found."
             )
@@ -201,9 +200,8 @@ class Kinesis:
                 f"Requested retention period ({hours} hours) for stream {stream.name} can not be"
                 f" {word} than existing retention period ({current} hours)."
             )
-        stream.trim(now)
+        stream.trim(now)  # what has expired does not come back with a longer retention
         stream.retention_s = hours * _HOUR_S
-        stream.trim(now)
 
     @property
     def open_shard_count(self) -> int:
@@ -242,13 +240,13 @@ class Kinesis:
         self._require_writable(stream, now)
         if not 1 <= len(entries) <= _PUT_COUNT_MAX:
             raise invalid_argument(f"PutRecords takes 1 to {_PUT_COUNT_MAX} records.")
-        hash_keys = [
-            check_entry(entry, stream.record_bytes_max, f"Records[{index}]")
+        checked = [
+            (entry, check_entry(entry, stream.record_bytes_max, f"Records[{index}]"))
             for index, entry in enumerate(entries)
         ]
         self._make_room(entries, now)
         results = []
-        for entry, hash_key in zip(entries, hash_keys, strict=True):
+        for entry, hash_key in checked:
             try:
                 shard_id, record = stream.put(entry.data, entry.partition_key or "", hash_key, now)
             except Throttled as refusal:
@@ -269,7 +267,6 @@ class Kinesis:
     ) -> str:
         """GetShardIterator. Raises: NotFound (no such shard), InvalidRequest."""
         shard = stream.shard(shard_id, now)
-        shard.trim(stream.horizon(now), self.storage)
         position = position_of(
             shard, kind, now, sequence_number=sequence_number, timestamp=timestamp
         )
@@ -287,7 +284,6 @@ class Kinesis:
         if not 1 <= limit <= PAGE_RECORDS_MAX:
             raise invalid_argument(f"Limit {limit} must be between 1 and {PAGE_RECORDS_MAX}.")
         place = open_iterator(self._secret, token, now)
-        self._forget_deleted(now)
         stream = self._by_id.get(place.stream_id)
         if stream is None:
             raise resource_not_found(
@@ -321,8 +317,9 @@ class Kinesis:
     def list_more_shards(self, token: str, count_max: int, now: WallTime) -> ShardPage:
         """The next page. Raises: InvalidRequest (token expired or not ours), NotFound."""
         opened = open_page_token(self._secret, token, now)
+        self._forget_deleted(now)
         stream = self._by_id.get(opened.stream_id)
-        if stream is None or stream.is_gone(now):
+        if stream is None:
             raise resource_not_found("The stream of this NextToken does not exist any more.")
         return self.list_shards(stream, opened.query, count_max, now)
 

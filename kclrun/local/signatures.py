@@ -44,10 +44,9 @@ class Credentials(msgspec.Struct, frozen=True):
 class SignatureRefused(Exception):
     """The access key is unknown, or the signature does not match the request."""
 
-    def __init__(self, code: str, message: str, status: int = 400) -> None:
+    def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
-        self.status = status
 
     def json_body(self) -> bytes:
         """The error as the JSON protocols send it."""
@@ -199,7 +198,7 @@ def _stamp(at: float) -> str:
 def _check_body(request: SignedRequest, claim: _Claim) -> None:
     """A declared hash of the body must be its hash; only S3 may leave it undeclared."""
     declared = request.header("x-amz-content-sha256")
-    if declared is None or claim.expires_s is not None:
+    if declared is None:
         return
     if _SHA256_HEX.match(declared):
         if not hmac.compare_digest(declared, hashlib.sha256(request.body).hexdigest()):
@@ -250,8 +249,8 @@ def _header_values(request: SignedRequest, name: str) -> str:
 def _canonical_path(path: str, service: str) -> str:
     """For S3 the path as sent; for the other services encoded once more."""
     if service == "s3":
-        return quote(unquote_to_bytes(path), safe="/~") or "/"
-    return quote(path, safe="/~") or "/"
+        return quote(unquote_to_bytes(path), safe="/~")
+    return quote(path, safe="/~")
 
 
 def _query_pairs(query: str) -> Sequence[tuple[str, str]]:

@@ -88,9 +88,8 @@ class Merge(msgspec.Struct, frozen=True):
 def even_ranges(count: int) -> list[HashRange]:
     """The hash space in `count` equal ranges; the last one has the remainder too."""
     width = (HASH_KEY_MAX + 1) // count
-    starts = [index * width for index in range(count)]
-    ends = [start - 1 for start in starts[1:]] + [HASH_KEY_MAX]
-    return [HashRange(start, end) for start, end in zip(starts, ends, strict=True)]
+    edges = [*(index * width for index in range(count)), HASH_KEY_MAX + 1]
+    return [HashRange(low, high - 1) for low, high in pairwise(edges)]
 
 
 def steps_to(current: Sequence[HashRange], target: Sequence[HashRange]) -> Iterator[Split | Merge]:
@@ -215,6 +214,7 @@ class ShardLog:
         hash_range: HashRange,
         parents: tuple[ShardLog, ...],
         now: WallTime,
+        limits: ShardLimits | None = None,
     ) -> None:
         after_parents = [parent.numbering.generation + 1 for parent in parents]
         generation = max([int(now), *after_parents])
@@ -239,6 +239,7 @@ class ShardLog:
         self._size_dropped = 0
         # Called after each record, and after the close.
         self.watchers: set[Callable[[], None]] = set()
+        self.meter = None if limits is None else ShardMeter(limits, now)
 
     @property
     def start(self) -> int:
@@ -419,7 +420,6 @@ class Stream:
         self._phase = "CREATING"
         self._settled_at = WallTime(now + settle_s)
         self._shards: dict[str, ShardLog] = {}
-        self._meters: dict[str, ShardMeter] = {}
         self._next_number = 0
         for hash_range in even_ranges(shard_count):
             self._open(hash_range, (), now)
@@ -472,7 +472,6 @@ class Stream:
                 # If a clock was set back, records may have arrived "after" the shard was closed.
                 shard.free(self._storage)
                 del self._shards[shard.shard_id]
-                self._meters.pop(shard.shard_id, None)
 
     def put(
         self, data: bytes, partition_key: str, hash_key: int | None, now: WallTime
@@ -486,8 +485,7 @@ class Stream:
         key = hash_key_of(partition_key) if hash_key is None else hash_key
         shard = self._open_shards[bisect_right(self._open_starts, key) - 1]
         self._reserve(size_bytes)
-        meter = self._meters.get(shard.shard_id)
-        if meter is not None and not meter.admit_write(size_bytes, now):
+        if shard.meter is not None and not shard.meter.admit_write(size_bytes, now):
             raise self._rate_exceeded(shard)
         return shard.shard_id, shard.append(data, partition_key, size_bytes, now, self._storage)
 
@@ -499,7 +497,7 @@ class Stream:
         """
         shard = self.shard(shard_id_of(shard_number), now)
         shard.trim(self.horizon(now), self._storage)
-        meter = self._meters.get(shard.shard_id)
+        meter = shard.meter
         if meter is not None and not meter.admit_read(now):
             raise self._rate_exceeded(shard)
         first = max(position, shard.start)
@@ -591,11 +589,9 @@ class Stream:
         self._route()
 
     def _open(self, hash_range: HashRange, parents: tuple[ShardLog, ...], now: WallTime) -> None:
-        shard = ShardLog(self._next_number, hash_range, parents, now)
+        shard = ShardLog(self._next_number, hash_range, parents, now, self._limits)
         self._next_number += 1
         self._shards[shard.shard_id] = shard
-        if self._limits is not None:
-            self._meters[shard.shard_id] = ShardMeter(self._limits, now)
 
     def _route(self) -> None:
         """Rebuild the routing table: the open shards by the start of their hash range."""

@@ -33,9 +33,9 @@ def why_no_endpoint(url: str) -> str:
     return ""
 
 
-def is_loopback(url: str) -> bool:
-    """Whether a URL points to this host. Makes no look-up."""
-    return is_loopback_host(_host_of(url))
+def is_loopback(url: str | None) -> bool:
+    """Whether a URL points to this host; None is AWS itself. Makes no look-up."""
+    return url is not None and is_loopback_host(_host_of(url))
 
 
 def _host_of(url: str) -> str:

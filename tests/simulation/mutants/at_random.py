@@ -48,6 +48,11 @@ COPIED: Final = (
 QUICK: Final[Mapping[str, tuple[str, ...]]] = {
     "consuming": ("tests/scenarios",),
     "leases": ("tests/scenarios",),
+    "local": (
+        "tests/contract/test_kinesis_stream.py",
+        "tests/contract/test_lease_table.py",
+        "tests/properties/test_local_stream.py",
+    ),
     "protocol": (
         "tests/unit/aws/test_aws_expressions.py",
         "tests/unit/aws/test_aws_rows.py",

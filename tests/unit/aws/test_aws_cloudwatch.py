@@ -11,12 +11,14 @@ from typing import Any
 import boto3
 import pytest
 
+from kclrun.aws import cloudwatch
 from kclrun.aws.cloudwatch import CloudWatchOutlet
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.errors import AccessDenied, OutcomeUnknown, Throttled
 from kclrun.model.record import Measurement, Statistics
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials
+from tests.patience import HUNG_S
 
 KEYS = WireCredentials("AKIAEXAMPLEEXAMPLE", "secret")
 NOW = datetime.now(UTC).replace(second=0, microsecond=0)
@@ -180,3 +182,23 @@ def test_new_keys_are_used_as_soon_as_there_are_some(server: Any, make_outlet: M
         for request in server.requests
     ]
     assert signed_by == ["AKIAOLDOLDOLDOLD", "AKIAOLDOLDOLDOLD", "AKIANEWNEWNEWNEW"]
+    # The connection of the old keys was kept for them, and closed with them.
+    assert [request.connection for request in server.requests] == [1, 1, 2]
+    former, present = server._threads
+    former.join(HUNG_S)
+    assert (former.is_alive(), present.is_alive()) == (False, True)
+    outlet.close()
+    present.join(HUNG_S)
+    assert not present.is_alive()
+
+
+@pytest.mark.parametrize(("spare", "sizes"), [(0, [3, 3, 1]), (-1, [2, 2, 2, 1])])
+def test_a_batch_is_filled_to_its_last_byte(
+    make_outlet: MakeOutlet, monkeypatch: pytest.MonkeyPatch, spare: int, sizes: list[int]
+) -> None:
+    size = cloudwatch._size_max(measurement())
+    monkeypatch.setattr(cloudwatch, "_REQUEST_BYTES_MAX", 3 * size + spare)
+
+    found = make_outlet("http://127.0.0.1:1").batches([measurement()] * 7)
+
+    assert [len(batch) for batch in found] == sizes

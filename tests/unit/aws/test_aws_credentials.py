@@ -61,8 +61,14 @@ def test_keys_of_which_one_is_empty_are_refused(keys: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:4567", "http://localhost:1", "http://[::1]:1"])
-def test_an_emulator_on_this_host_needs_no_keys(url: str) -> None:
+def test_an_emulator_on_this_host_needs_no_keys_and_is_given_those_that_there_are(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert CredentialSource(session(), endpoint_url=url).current() == LOOPBACK_CREDENTIALS
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "own")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    assert CredentialSource(session(), endpoint_url=url).current().access_key == "own"
 
 
 def _credentials(minutes: float) -> dict[str, str]:

@@ -144,7 +144,8 @@ def test_a_session_for_an_endpoint_on_this_host_has_a_region_for_every_client(
     assert session.get_config_variable("region") == region
 
 
-def test_an_unknown_profile_is_a_settings_error() -> None:
+@pytest.mark.parametrize("region", [None, "eu-west-1"])
+def test_an_unknown_profile_is_a_settings_error(region: str | None) -> None:
     with pytest.raises(SettingsError, match="nobody"):
         resolved(profile="nobody")
 

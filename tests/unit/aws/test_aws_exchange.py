@@ -187,6 +187,56 @@ def test_header_names_are_lower_case_and_repeated_ones_are_joined() -> None:
     assert (head.status, head.headers) == (400, {"x-a": "1, \xe9", "x-b": "two words", "x-c": ""})
 
 
+def test_a_head_has_as_many_headers_as_its_bound_and_an_answer_may_have_no_length() -> None:
+    headers = b"".join(b"\r\nA%d: 1" % number for number in range(HEADERS_MAX))
+    assert len(parse_head(b"HTTP/1.1 200 OK" + headers).headers) == HEADERS_MAX
+
+    found, is_kept = exchange(Cut(UNTIL_CLOSED, b", ", b"world"), HEAD, b"{}", 12)
+    assert (bytes(found.body), is_kept) == (b"hello, world", False)
+
+    sixteen = CHUNKED[: CHUNKED.index(b"3;")] + b"10\r\n" + b"x" * 16 + b"\r\n0\r\n\r\n"
+    assert bytes(answered(sixteen)[0].body) == b"x" * 16
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_a_part_of_a_head_is_read_to_its_bound(monkeypatch: pytest.MonkeyPatch, spare: int) -> None:
+    head = SMALL.partition(b"\r\n\r\n")[0]
+    monkeypatch.setattr(http, "HEAD_BYTES_MAX", len(head) + spare)
+
+    for pieces in ([SMALL], [SMALL[:20], SMALL[20:]]):
+        if spare < 0:
+            with pytest.raises(BrokenAnswer, match="head is longer than"):
+                exchange(Cut(*pieces), HEAD, b"{}", 100)
+        else:
+            assert exchange(Cut(*pieces), HEAD, b"{}", 100)[0].body == b"hello"
+
+
+def caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+def during(error: BaseException, context: BaseException) -> BaseException:
+    error.__context__ = context
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConnectionRefusedError(111, "refused"), "ConnectionRefusedError (refused)"),
+        (OSError("without a number"), "OSError"),
+        (caused(ValueError("secret"), OSError(5, "of the cause")), "ValueError (of the cause)"),
+        (during(ValueError(), OSError(5, "before")), "ValueError (before)"),
+        (ValueError("secret", OSError(5, "inside")), "ValueError (inside)"),
+        (caused(OSError("vague"), OSError(5, "inner")), "OSError (inner)"),
+        (ValueError("secret"), "ValueError"),
+    ],
+)
+def test_a_failure_is_named_by_its_innermost_cause(error: BaseException, said: str) -> None:
+    assert http.describe(error) == said
+
+
 # When a connection is used again
 
 
@@ -238,6 +288,7 @@ MALFORMED = [
     b"HTTP/1.1 200 OK\nDate: x",
     b"HTTP/1.1 200 OK\r\nno colon",
     b"HTTP/1.1 200 OK\r\n: no name",
+    b"HTTP/1.1 200 OK\r\nA: 1\r\nno colon\r\nB: 2",
     b"HTTP/1.1 200 OK\r\nblank : x",
     b"HTTP/1.1 200 OK\r\nA: 1\r\n folded",
     b"HTTP/1.1 200 OK\r\nA: 1\nB: 2",

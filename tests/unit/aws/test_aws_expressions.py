@@ -158,6 +158,21 @@ def test_nobody_but_a_java_owner_is_taken_from_by_force(seen: OwnerId | None) ->
         bind(Take(KEY, ME, seen, 4, 10.0, "LATEST", forced=True))
 
 
+@pytest.mark.parametrize("last_sub", [0, 2])
+@pytest.mark.parametrize("sub", [0, 3])
+def test_a_late_checkpoint_compares_the_parts_of_records_only_where_there_are_some(
+    last_sub: int, sub: int
+) -> None:
+    last, position = ExtendedSequenceNumber("5", last_sub), ExtendedSequenceNumber("9", sub)
+
+    condition = bind(LateCheckpoint(KEY, ME, last, position)).expression.condition
+
+    assert ("checkpointSubSequenceNumber >=" in condition) == (last_sub > 0)
+    lower = "checkpointSubSequenceNumber < "
+    absent = "attribute_not_exists(checkpointSubSequenceNumber)"
+    assert (lower in condition, absent in condition) == (sub > 0, sub > 0)
+
+
 @pytest.mark.parametrize("position", SENTINELS, ids=str)
 def test_a_late_checkpoint_never_writes_a_sentinel(position: ExtendedSequenceNumber) -> None:
     """With SHARD_END the children could start before the parent is read [P19]."""

@@ -1,7 +1,9 @@
 """Instance metadata by session, against a service on loopback that keeps sessions."""
 
+import json
 import socket
 import time
+from time import tzset
 from types import SimpleNamespace
 
 import botocore.session
@@ -152,7 +154,30 @@ def test_an_item_that_cannot_be_had_now_is_not_taken_for_an_absent_one(service, 
         imds.look()
 
 
-@pytest.mark.parametrize("token", ["", "a\nb", "é", "x" * 5000])
+@pytest.mark.parametrize("token", ["x", "x" * 1000])
+def test_a_session_may_have_a_short_or_a_long_token(service, imds, monkeypatch, token):
+    monkeypatch.setattr(metadata.secrets, "token_urlsafe", lambda _: token)
+
+    assert imds.identify().instance_id == INSTANCE_ID
+
+
+def test_the_text_of_a_refusal_is_no_session(service, imds, monkeypatch):
+    monkeypatch.setattr(service, "_begin_session", lambda *_: (403, {}, b"forbidden"))
+
+    with pytest.raises(Unavailable, match=r"no session \(HTTP 403\)"):
+        imds.identify()
+
+
+def test_an_answer_is_read_to_its_bound(service, imds):
+    service.target("x" * 16_384)
+    assert imds.look().target_state is TargetState.OTHER
+
+    service.target("x" * 16_385)
+    with pytest.raises(Unavailable, match="an answer without end"):
+        imds.look()
+
+
+@pytest.mark.parametrize("token", ["", "a\nb", "é", "x" * 1001])
 def test_a_session_that_cannot_be_a_header_is_no_ec2(service, imds, monkeypatch, token):
     monkeypatch.setattr(metadata.secrets, "token_urlsafe", lambda _: token)
 
@@ -174,6 +199,9 @@ def test_what_is_no_identity_of_an_instance_is_none(service, imds, item, value):
 
     with pytest.raises(Unavailable):
         imds.identify()
+    del service.items[item]
+    with pytest.raises(Unavailable, match=f"no {item} of an EC2 instance"):
+        imds.identify()
 
 
 @pytest.mark.parametrize("item", ["spot/instance-action", "events/recommendations/rebalance"])
@@ -191,6 +219,19 @@ def test_a_notice_with_a_time_that_is_none_is_still_one(service, imds):
     service.items["spot/instance-action"] = '{"action": "stop", "time": "soon"}'
 
     assert imds.look().interruption == Interruption("stop", None)
+
+
+@pytest.mark.parametrize("time", ["2026-09-18T10:22:00+02:00", "2026-09-18T08:22:00"])
+def test_a_notice_has_its_time_by_its_zone_and_else_by_utc(service, imds, monkeypatch, time):
+    monkeypatch.setenv("TZ", "America/New_York")
+    tzset()
+    service.items["spot/instance-action"] = json.dumps({"action": "a" * 30, "time": time})
+
+    try:
+        assert imds.look().interruption == Interruption("a" * 20, WallTime(1_789_719_720.0))
+    finally:
+        monkeypatch.undo()
+        tzset()
 
 
 # Where it is.
@@ -213,6 +254,7 @@ def address(imds):
     [
         ({}, ("169.254.169.254", 80)),
         ({"AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE": "IPv6"}, ("fd00:ec2::254", 80)),
+        ({"AWS_IMDS_USE_IPV6": "true"}, ("fd00:ec2::254", 80)),
         ({"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:1338/"}, ("127.0.0.1", 1338)),
         ({"AWS_EC2_METADATA_DISABLED": "false"}, ("169.254.169.254", 80)),
     ],
@@ -225,9 +267,10 @@ def test_it_may_be_switched_off_as_for_botocore(monkeypatch):
     assert opened({"AWS_EC2_METADATA_DISABLED": "TRUE"}, monkeypatch) is None
 
 
-def test_an_address_that_is_none_is_told(monkeypatch):
+@pytest.mark.parametrize("url", ["ftp://elsewhere", "http:///latest"])
+def test_an_address_that_is_none_is_told(monkeypatch, url):
     with pytest.raises(SettingsError, match="AWS_EC2_METADATA_SERVICE_ENDPOINT"):
-        opened({"AWS_EC2_METADATA_SERVICE_ENDPOINT": "ftp://elsewhere"}, monkeypatch)
+        opened({"AWS_EC2_METADATA_SERVICE_ENDPOINT": url}, monkeypatch)
 
 
 def test_it_is_never_asked_through_a_proxy(service, monkeypatch):

@@ -11,10 +11,10 @@ import pytest
 
 from kclrun.aws.control import BotoStreamAdmin, ControlPlane
 from kclrun.aws.endpoints import EndpointSettings, open_session
-from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
+from kclrun.aws.kinesis import PollingReader, WireStreamAdmin, create_stream
 from kclrun.aws.put_records import WirePutter
 from kclrun.aws.wire import WireClient
-from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound, Unavailable
+from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound, Throttled, Unavailable
 from kclrun.model.record import IteratorType, PutEntry
 from kclrun.model.shard import HashRange, Shard
 from kclrun.model.time import WallTime
@@ -31,6 +31,19 @@ def asked(server: Any) -> list[Any]:
 
 def encoded(answer: object) -> bytes:
     return msgspec.json.encode(answer)
+
+
+def test_a_stream_is_made_once(server: Any, make_client: MakeClient) -> None:
+    client = make_client(server.url)
+    server.reply(body=b"")
+    server.refuse(400, "ResourceInUseException")
+    server.refuse(400, "LimitExceededException")
+
+    assert create_stream(client, "flights", 3) is True
+    assert create_stream(client, "flights", 3) is False
+    with pytest.raises(Throttled):
+        create_stream(client, "flights", 3)
+    assert asked(server) == [{"StreamName": "flights", "ShardCount": 3}] * 3
 
 
 # Iterators and records

@@ -81,9 +81,10 @@ def test_no_request_names_more_than_a_hundred_rows(server: Any, table: DynamoLea
     for start in (0, 100, 200):
         server.reply(body=batch_of(ROWS[start : start + 100]))
 
-    assert table.offered(1_000) == tuple(ROWS)
-    sizes = [len(body["RequestItems"]["leases"]["Keys"]) for body in bodies(server)[1:]]
-    assert sizes == [100, 100, 50]
+    assert table.offered(len(ROWS)) == tuple(ROWS)
+    asked = [body["RequestItems"]["leases"]["Keys"] for body in bodies(server)[1:]]
+    assert [len(keys) for keys in asked] == [100, 100, 50]
+    assert [key["leaseKey"]["S"] for keys in asked for key in keys] == [row.key for row in ROWS]
 
 
 def test_only_as_many_rows_are_read_as_are_wanted(server: Any, table: DynamoLeaseTable) -> None:
@@ -140,6 +141,7 @@ def test_an_index_that_cannot_be_asked_is_not_found(
     [
         (400, "ResourceNotFoundException", NotFound),
         (400, "ValidationException", InvalidRequest),
+        (400, "SerializationException", InvalidRequest),
         (400, "ProvisionedThroughputExceededException", Throttled),
         (400, "AccessDeniedException", AccessDenied),
         (500, "InternalServerError", Unavailable),
@@ -157,7 +159,8 @@ def test_a_refusal_is_raised_as_what_it_is(
 ) -> None:
     if at == "BatchGetItem":
         server.reply(body=index_of(ROWS[:1]))
-    server.refuse(status, code, "because")
+    about = OWNER_INDEX if code == "SerializationException" else "because"
+    server.refuse(status, code, about)
 
     with pytest.raises(expected) as raised:
         table.offered(64)

@@ -71,6 +71,22 @@ def test_a_success_carries_the_row_after_the_write(server: Any, table: DynamoLea
     assert request["ReturnValuesOnConditionCheckFailure"] == "ALL_OLD"
 
 
+def test_a_counter_that_our_own_write_took_past_its_limit_is_read(
+    server: Any, table: DynamoLeaseTable
+) -> None:
+    row = msgspec.structs.replace(ROW, counter=10**37)
+    server.reply(body=msgspec.json.encode({"Attributes": encode_row(row)}))
+
+    assert table.write(CLAIM) == Applied(row)
+
+
+@pytest.mark.parametrize("change", [CreateLease(ROW), DeleteEnded(KEY), CREATE])
+def test_a_write_that_has_no_row_to_show_needs_none(
+    server: Any, table: DynamoLeaseTable, change: Any
+) -> None:
+    assert table.write(change) == Applied(None)
+
+
 @pytest.mark.parametrize("consistent", [True, False])
 def test_a_scan_is_as_consistent_as_it_is_asked_to_be(
     server: Any, table: DynamoLeaseTable, consistent: bool
@@ -199,9 +215,9 @@ def test_the_second_sending_can_be_unknown_too(server: Any, table: DynamoLeaseTa
             ("ConditionalCheckFailed", "TransactionConflict", "None"),
             outcomes.Throttled("TransactWriteItems: TransactionConflict"),
         ),
-        (
-            ("None", "ThrottlingError", "None"),
-            outcomes.Throttled("TransactWriteItems: ThrottlingError"),
+        *(
+            (("None", busy, "None"), outcomes.Throttled(f"TransactWriteItems: {busy}"))
+            for busy in ("ThrottlingError", "ProvisionedThroughputExceeded")
         ),
         (
             ("None", "ItemCollectionSizeLimitExceeded", "None"),
@@ -241,6 +257,12 @@ def test_a_cancelled_transaction_without_sound_reasons_is_refused(
     for reasons in ((), ("None",), ("None", "None", "None")):
         server.reply(400, cancelled(*reasons))
         assert isinstance(table.write(CREATE), Refused)
+    # As many reasons as there are parts, and another refusal.
+    other = cancelled("None", "ConditionalCheckFailed", "None")
+    server.reply(400, other.replace(b"TransactionCanceledException", b"ValidationException"))
+    refused = table.write(CREATE)
+    assert isinstance(refused, Refused)
+    assert refused.code == "ValidationException"
 
 
 # Reading
@@ -253,7 +275,9 @@ def test_reads_are_consistent(server: Any, table: DynamoLeaseTable) -> None:
     assert table.read(KEY) == ROW
     assert [page.leases for page in table.scan()] == [(ROW,)]
 
-    assert all(msgspec.json.decode(request.body)["ConsistentRead"] for request in server.requests)
+    asked = [msgspec.json.decode(request.body) for request in server.requests]
+    assert all(request["ConsistentRead"] for request in asked)
+    assert not any("Limit" in request for request in asked)
 
 
 def test_a_scan_that_breaks_off_raises(server: Any, table: DynamoLeaseTable) -> None:

@@ -4,7 +4,14 @@ import pytest
 
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.lifecycle import BotoLifecycleActions
-from kclrun.errors import AccessDenied, NotFound, OutcomeUnknown, Throttled, Unavailable
+from kclrun.errors import (
+    AccessDenied,
+    InvalidRequest,
+    NotFound,
+    OutcomeUnknown,
+    Throttled,
+    Unavailable,
+)
 from kclrun.model.instance import LifecycleAction
 from tests.processes.instance_rig.group import GROUP, LAUNCH_HOOK, TERMINATION_HOOK, FakeGroup
 from tests.processes.instance_rig.metadata import INSTANCE_ID, FakeMetadata
@@ -64,6 +71,7 @@ def test_where_nothing_waits_nothing_is_found(group, actions, action):
         ((500, "ResourceContention"), OutcomeUnknown),
         ((503, "ServiceUnavailable"), OutcomeUnknown),
         ((403, "ExpiredToken"), Unavailable),
+        ((400, "ActiveInstanceRefreshNotFound"), InvalidRequest),
     ],
 )
 def test_each_failure_is_its_own_leaf_and_is_sent_once(group, actions, failure, leaf):

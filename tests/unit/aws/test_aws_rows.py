@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from kclrun.ports import ScanPage
 from kclrun.protocol.writes import NameChildren
 
 PENDING = ExtendedSequenceNumber("21")
+STATE_MAX = 400 * 1024
 MINIMAL: dict[str, Any] = {
     "leaseKey": {"S": "shardId-0"},
     "leaseCounter": {"N": "3"},
@@ -135,6 +137,13 @@ def test_a_row_of_ours_has_an_attribute_for_each_field_and_is_understood_whole()
             {"hash_range": HashRange(5, 5)},
         ),
         ({"pendingCheckpoint": {"S": "21"}}, {"pending": PendingCheckpoint(PENDING)}),
+        (
+            {
+                "pendingCheckpoint": {"S": "21"},
+                "pendingCheckpointState": {"B": base64.b64encode(bytes(STATE_MAX)).decode()},
+            },
+            {"pending": PendingCheckpoint(PENDING, bytes(STATE_MAX))},
+        ),
         ({"startPosition": {"S": "x" * 2048}}, {"start": "x" * 2048}),
         ({"leaseKey": {"S": "k" * 2048}}, {"key": "k" * 2048}),
         ({"leaseOwner": {"NULL": True}}, {"owner": None}),
@@ -223,6 +232,23 @@ BROKEN: dict[str, dict[str, Any]] = {
     "key is empty": {"leaseKey": {"S": ""}},
     "parents are text": {"parentShardId": {"S": "shardId-1"}},
     "parents hold numbers": {"parentShardId": {"SS": [1]}},
+    "parents hold lists": {"parentShardId": {"SS": [["p"]]}},
+    "owner is a list of texts": {"leaseOwner": {"S": ["me"]}},
+    "counter is a number of JSON": {"leaseCounter": {"N": 3}},
+    "state is a number": {
+        "pendingCheckpoint": {"S": "1"},
+        "pendingCheckpointState": {"B": 5},
+    },
+    "state is too long": {
+        "pendingCheckpoint": {"S": "1"},
+        "pendingCheckpointState": {"B": base64.b64encode(bytes(STATE_MAX + 1)).decode()},
+    },
+    **{
+        f"{name} is {text}": {"startingHashKey": {"S": "0"}, "endingHashKey": {"S": "1"}}
+        | {name: {"S": text}}
+        for name in ("startingHashKey", "endingHashKey")
+        for text in ("-1", "+1", " 1", "1_0", "", "0" * 40)
+    },
     "too many parents": {"parentShardId": {"SS": [str(n) for n in range(65)]}},
     "a parent is endless": {"parentShardId": {"SS": ["p" * 129]}},
     "no set of parents": {"parentShardId": {"SS": "shardId-1"}},
@@ -256,7 +282,9 @@ def test_the_item_of_a_kcl_3_fleet_says_its_mode_whatever_else_it_holds() -> Non
 
     typed = decode_page([item | {"entityType": {"S": "CLIENT_VERSION_MIGRATION"}}, MINIMAL])
     odd = decode_page([item | {"cv": {"N": "3"}}])
+    endless = decode_page([item | {"cv": {"S": "x" * 100}}])
 
+    assert endless.kcl3_mode == "x" * 64
     assert (typed.foreign, typed.kcl3_mode, len(typed.leases)) == (1, "CLIENT_VERSION_3X", 1)
     assert (odd.foreign, odd.broken, odd.kcl3_mode) == (1, (), None)
 
@@ -282,6 +310,8 @@ def test_a_page_sorts_leases_from_the_rest() -> None:
     lease = decode_row(MINIMAL)
     assert lease is not None
     assert page == ScanPage((lease,), ("bad", "?"), 1)
+    endless = decode_page([MINIMAL | {"leaseKey": {"S": "k" * 3000}}])
+    assert endless.broken == ("k" * 256,)
 
 
 # A lease of one of several streams, as KCL 2.x leaves it: keys are whole, family is bare.

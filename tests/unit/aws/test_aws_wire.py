@@ -159,6 +159,19 @@ def test_no_answer_leaves_a_write_unknown_and_a_read_unavailable(
     assert len(server.requests) == 2, "nothing is sent twice"
 
 
+def test_a_read_that_waits_in_vain_on_a_kept_connection_is_not_sent_again(
+    server: Any, make_client: MakeClient
+) -> None:
+    client = make_client(server.url, read_timeout_s=0.3)
+    client.call(GET_RECORDS, b"{}")
+    server.be_silent()
+
+    with pytest.raises(Unavailable, match="silent for"):
+        client.call(GET_RECORDS, b"{}")
+
+    assert [request.connection for request in server.requests] == [1, 1]
+
+
 def test_an_answer_cut_short_leaves_a_write_unknown(server: Any, make_client: MakeClient) -> None:
     server.reply(body=b'{"Attributes":{}}', cut_at=5)
     client = make_client(server.url)
@@ -350,14 +363,37 @@ def test_the_time_of_the_service_is_its_last_date_and_what_passed_since(
     assert client.service_time() == NOW + 7.5
 
 
-def test_a_wrong_key_is_not_taken_for_a_wrong_clock(server: Any, make_client: MakeClient) -> None:
-    body = msgspec.json.encode({"__type": "InvalidSignatureException", "message": "no"})
+@pytest.mark.parametrize(
+    ("code", "late_s"), [("InvalidSignatureException", 5), ("AccessDeniedException", 3600)]
+)
+def test_a_wrong_key_is_not_taken_for_a_wrong_clock(
+    server: Any, make_client: MakeClient, code: str, late_s: float
+) -> None:
+    body = msgspec.json.encode({"__type": code, "message": "no"})
     server.reply(400, body, headers=dated(NOW))
 
     with pytest.raises(AccessDenied):
-        make_client(server.url, clock=Clock(NOW - 5)).call(UPDATE_ITEM, b"{}")
+        make_client(server.url, clock=Clock(NOW - late_s)).call(UPDATE_ITEM, b"{}")
 
     assert len(server.requests) == 1
+
+
+def test_what_a_corrected_clock_still_shows_is_no_reason_to_correct_it_again(
+    server: Any, make_client: MakeClient
+) -> None:
+    for code in ("RequestExpired", "", "InvalidSignatureException", "", "RequestTimeTooSkewed"):
+        body = msgspec.json.encode({"__type": code, "message": "no"} if code else {})
+        server.reply(400 if code else 200, body, headers=dated(NOW))
+    client = make_client(server.url, clock=Clock(NOW - 3600))
+
+    client.call(UPDATE_ITEM, b"{}")
+    with pytest.raises(AccessDenied):
+        client.call(UPDATE_ITEM, b"{}")
+    client.call(UPDATE_ITEM, b"{}")
+    client.call(UPDATE_ITEM, b"{}")
+
+    # Such a refusal is surely by the clock, however small the difference is.
+    assert len(server.requests) == 6
 
 
 def test_a_clock_is_corrected_only_once_a_call(server: Any, make_client: MakeClient) -> None:

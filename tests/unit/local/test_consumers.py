@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from kclrun.errors import InvalidRequest, NotFound, ServiceError, Throttled, Unavailable
@@ -228,6 +231,23 @@ def test_an_event_holds_a_mebibyte_and_says_how_far_behind_it_is():
     assert (one.millis_behind_latest, other.millis_behind_latest) == (2500, 0)
 
 
+def test_a_record_unread_in_its_own_millisecond_is_still_behind():
+    service = Service()
+    for _ in range(3):
+        service.put(b"x" * (MIB // 2 - 1))
+
+    assert service.events(service.subscribe())[0].millis_behind_latest == 1
+
+
+def test_what_has_expired_is_not_sent():
+    service = Service()
+    service.put(b"old")
+    service.now += 86_401.0
+    service.put(b"new")
+
+    assert service.data(service.subscribe()) == [b"new"]
+
+
 @pytest.mark.parametrize("taken", range(6))
 def test_nothing_is_lost_and_nothing_comes_twice_after_any_continuation(taken):
     """Records of one instant, an instant later, and an event without records between them."""
@@ -264,7 +284,7 @@ def test_the_end_of_a_closed_shard_is_one_event_with_its_children_and_then_the_e
     event, end = service.events(subscription)
 
     assert [record.data for record in event.records] == [b"last"]
-    assert event.continuation is None
+    assert (event.continuation, event.millis_behind_latest) == (None, 0)
     assert [child.shard_id[-1] for child in event.children] == ["1", "2"]
     assert end == SubscriptionEnd()
     assert service.events(subscription) == []
@@ -326,10 +346,36 @@ def test_five_seconds_hold_although_the_first_client_has_gone():
     service = Service()
     service.subscribe().end()
     service.now += 1.0
+    service.subscribe(consumer=service.consumers.register("d", service.now))
     assert code_of(service.subscribe) == "ResourceInUseException"
     service.now += 4.0
 
     service.subscribe()
+
+
+def test_a_live_subscription_is_taken_over_however_old_it_is():
+    service = Service()
+    first = service.subscribe()
+    service.now += 60.0
+    service.subscribe(consumer=service.consumers.register("d", service.now))
+
+    service.subscribe()
+
+    assert service.events(first)[-1].error.code == "ResourceInUseException"
+
+
+def test_what_ended_five_seconds_ago_is_held_no_longer():
+    """A subscription holds its shard, and that its records."""
+    service = Service()
+    ended = weakref.ref(subscription := service.subscribe())
+    subscription.end()
+    del subscription
+    service.now += 5.0
+
+    service.subscribe(consumer=service.consumers.register("d", service.now))
+
+    gc.collect()
+    assert ended() is None
 
 
 def test_other_consumers_and_other_shards_are_not_concerned():
@@ -371,9 +417,12 @@ def test_a_deregistered_consumers_subscriptions_end_with_not_found():
     service = Service()
     other = service.consumers.register("d", service.now)
     mine, others = service.subscribe(), service.subscribe(consumer=other)
+    changes = []
+    mine.changed = lambda: changes.append("changed")
 
     service.consumers.deregister(service.consumer)
 
+    assert changes == ["changed"]
     assert service.events(mine)[-1].error.code == "ResourceNotFoundException"
     assert not others.is_ended
 

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from urllib.parse import urlsplit
 
-import h2.connection
-import h2.events
 import psutil
 import pytest
 
-from kclrun.errors import SettingsError
-from kclrun.local import server
 from kclrun.local.server import start_embedded
 from tests.patience import HUNG_S
 from tests.unit.local.conftest import KEY, SECRET
-from tests.unit.local.serving import code_of, post
+from tests.unit.local.serving import code_of
 
 pytestmark = pytest.mark.slow
 
@@ -49,37 +41,6 @@ def eventually(condition, within_s=HUNG_S):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def test_http_2_without_tls_reaches_kinesis_and_what_is_behind_it(embedded):
-    where = urlsplit(embedded.endpoint)
-    body = b'{"TableName":"not-there"}'
-    asked = {"Kinesis_20131202.ListStreams": b"{}", "DynamoDB_20120810.DescribeTable": body}
-    with socket.create_connection((where.hostname, where.port), 10) as connection:
-        client = h2.connection.H2Connection()
-        client.initiate_connection()
-        for number, (target, request) in enumerate(asked.items()):
-            head = [(":method", "POST"), (":path", "/"), (":scheme", "http")]
-            head += [(":authority", where.netloc), ("x-amz-target", target)]
-            # moto finds the service by the scope of the signature.
-            service = target.partition("_")[0].lower()
-            scope = f"Credential={KEY}/20260101/eu-west-1/{service}/aws4_request"
-            head += [("authorization", f"AWS4-HMAC-SHA256 {scope}")]
-            # Neither request says how long it is: HTTP/2 need not.
-            client.send_headers(2 * number + 1, head)
-            client.send_data(2 * number + 1, request, end_stream=True)
-        connection.sendall(client.data_to_send())
-        answers, ended = {1: b"", 3: b""}, set()
-        while len(ended) < 2:
-            for event in client.receive_data(connection.recv(65_536)):
-                if isinstance(event, h2.events.DataReceived):
-                    answers[event.stream_id] += event.data
-                elif isinstance(event, h2.events.StreamEnded):
-                    ended.add(event.stream_id)
-            connection.sendall(client.data_to_send())
-
-    assert "StreamNames" in json.loads(answers[1])
-    assert "ResourceNotFoundException" in json.loads(answers[3])["__type"]
 
 
 def test_the_one_endpoint_serves_the_other_services_too(embedded, client):
@@ -154,74 +115,6 @@ def test_the_right_secret_is_let_in_and_a_wrong_one_is_not(guarded, client, serv
     assert code_of(call(key="AKIDOTHER"))[0] == unknown
 
 
-def test_the_endpoint_behind_wants_a_signature_too(guarded):
-    status, _, body = post(guarded.dynamodb_endpoint, "DynamoDB_20120810.ListTables", b"{}")
-
-    assert (status, json.loads(body)["__type"]) == (400, "MissingAuthenticationTokenException")
-
-
-def test_it_listens_on_loopback_only(embedded):
-    for pid in embedded.pids:
-        listening = [
-            each.laddr.ip
-            for each in psutil.Process(pid).net_connections()
-            if each.status == psutil.CONN_LISTEN
-        ]
-        assert listening == ["127.0.0.1"]
-
-
-def test_credentials_are_in_no_command_line_and_no_environment(guarded):
-    for pid in guarded.pids:
-        process = psutil.Process(pid)
-        assert SECRET not in " ".join(process.cmdline())
-        assert SECRET not in " ".join(process.environ().values())
-
-
-def test_an_upload_in_chunks_of_unknown_number_arrives_whole(embedded, client):
-    client("s3", embedded.endpoint).create_bucket(
-        Bucket="chunked", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
-    )
-    where = urlsplit(embedded.endpoint)
-    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=HUNG_S)
-    pieces = (b"x" * 100_000 for _ in range(20))
-
-    connection.request("PUT", "/chunked/key", pieces, encode_chunked=True)
-    status = connection.getresponse().status
-    connection.close()
-
-    got = client("s3", embedded.endpoint).get_object(Bucket="chunked", Key="key")
-    assert status == 200
-    assert got["Body"].read() == b"x" * 2_000_000
-
-
-def test_when_the_process_behind_is_dead_kinesis_answers_and_the_rest_is_unavailable(client):
-    with start_embedded() as running:
-        behind = psutil.Process(running.pids[1])
-        client("dynamodb", running.endpoint).list_tables()
-        behind.kill()
-        eventually(lambda: running.ended() is not None)
-
-        status, _, body = post(running.endpoint, "DynamoDB_20120810.ListTables", b"{}")
-
-        assert (status, json.loads(body)["__type"]) == (503, "ServiceUnavailableException")
-        assert client("kinesis", running.endpoint).list_streams()["StreamNames"] == []
-
-
-def test_closing_ends_both_at_once_though_connections_are_open():
-    with start_embedded() as running:
-        parts = [urlsplit(running.endpoint), urlsplit(running.dynamodb_endpoint)]
-        connections = [socket.create_connection((part.hostname, part.port)) for part in parts]
-        pids = running.pids
-        began = time.monotonic()
-        running.close()
-        took_s = time.monotonic() - began
-    for connection in connections:
-        connection.close()
-
-    assert took_s < HUNG_S, "it waited for the connections"
-    assert all(gone(pid) for pid in pids)
-
-
 def test_both_end_when_their_parent_is_killed():
     code = (
         "from kclrun.local.server import start_embedded; import time\n"
@@ -236,62 +129,3 @@ def test_both_end_when_their_parent_is_killed():
     parent.stdout.close()
 
     eventually(lambda: all(gone(pid) for pid in pids))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_in_the_foreground_it_says_when_it_is_ready_and_ends_with_zero(number):
-    code = (
-        "import sys; from kclrun.local.server import run_local\n"
-        "sys.exit(run_local(0, limits=False, credentials=None))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    line = process.stdout.readline()
-    children = [child.pid for child in psutil.Process(process.pid).children()]
-
-    process.send_signal(number)
-
-    assert process.wait(HUNG_S) == 0
-    assert "http://127.0.0.1:" in line
-    assert process.stdout.read() == ""
-    process.stdout.close()
-    assert len(children) == 2
-    assert all(gone(pid) for pid in children)
-
-
-def test_in_the_foreground_it_ends_when_one_of_its_processes_does():
-    code = (
-        "import sys; from kclrun.local.server import run_local\n"
-        "sys.exit(run_local(0, limits=False, credentials=None))"
-    )
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
-    process.stdout.readline()
-    psutil.Process(process.pid).children()[0].kill()
-
-    _, errors = process.communicate(timeout=HUNG_S)
-
-    assert process.returncode == 69
-    assert "has ended" in errors
-
-
-def test_a_port_that_is_taken_is_a_settings_error():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-
-        with pytest.raises(SettingsError) as refusal:
-            start_embedded(port=port)
-
-    assert f"127.0.0.1:{port}" in str(refusal.value)
-
-
-def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(server, "_NEEDED", ("a_package_that_is_not_there",))
-
-    with pytest.raises(SettingsError) as refusal:
-        start_embedded()
-
-    assert str(refusal.value) == (
-        "aws.endpoint: embedded needs the extra: pip install 'kclrun[local]'"
-    )

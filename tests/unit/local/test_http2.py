@@ -29,8 +29,12 @@ async def echo(scope, receive, send):
     """Answers with what it was sent, after the version it was asked by."""
     body = await read_body(receive, 64 * WINDOW_BYTES)
     about = f"{scope['http_version']} {scope['method']} {scope['path']}?".encode()
-    host = dict(scope["headers"])[b"host"]
-    await respond(send, 200, [(b"x-host", host)], about + scope["query_string"] + b"|" + body)
+    own = [(b"x-own-" + name, value) for name, value in scope["headers"] if name in {b"host", b"x"}]
+    own += [(b"X-Upper", b"1"), (b"connection", b"close"), (b"x-raw", scope["raw_path"])]
+    assert (
+        scope["http_version"] != "2" or len([n for n, _ in scope["headers"] if n == b"host"]) == 1
+    )
+    await respond(send, 200, own, about + scope["query_string"] + b"|" + body)
 
 
 class Client:
@@ -47,6 +51,7 @@ class Client:
         self.is_closed = False
         self.reads_bodies = True
         self.goaway = None
+        self.pongs = []
         self.h2.initiate_connection()
 
     async def flush(self):
@@ -93,6 +98,8 @@ class Client:
                     self.ends[event.stream_id] = ErrorCodes(event.error_code)
                 case h2.events.ConnectionTerminated():
                     self.goaway = ErrorCodes(event.error_code)
+                case h2.events.PingAckReceived():
+                    self.pongs.append(event.ping_data)
         await self.flush()
 
     async def until(self, condition):
@@ -166,9 +173,20 @@ async def ask_by_http_1(port, pieces):
 def test_one_port_answers_both_versions():
     async def scenario(port, _state):
         client = await connect(port)
-        stream = await client.ask("/a%20b?c=d", b"two")
+        stream = await client.ask("/a%20b?c=d", b"two", more=[("x", "y")])
         assert await client.answer(stream) == ("200", b"2 POST /a b?c=d|two")
-        assert client.heads[stream]["x-host"] == "here:1"
+        head = client.heads[stream]
+        own = {name: value for name, value in head.items() if name.startswith("x-")}
+        assert own == {
+            "x-own-host": "here:1",
+            "x-own-x": "y",
+            "x-upper": "1",
+            "x-raw": "/a%20b",
+        }
+        assert "connection" not in head
+        twice = await client.ask(more=[("host", "here:1")])
+        assert (await client.answer(twice))[0] == "200"
+        assert client.ends[twice] == "ended"
 
         request = b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\none"
         head, body = await ask_by_http_1(port, [request])
@@ -188,6 +206,8 @@ def test_the_version_is_found_however_the_first_bytes_are_cut():
         # A PUT and the preface have their first letter in common.
         pieces = [b"P", b"UT / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n"]
         assert (await ask_by_http_1(port, pieces))[1] == b"1.1 PUT /?|"
+        # It may be shorter than the preface.
+        assert (await ask_by_http_1(port, [b"GET / HTTP/1.0\r\n\r\n"]))[1] == b"1.0 GET /?|"
 
     serving(scenario)
 
@@ -307,6 +327,40 @@ def test_an_application_waits_until_its_client_took_what_it_sent():
     serving(scenario, endless)
 
 
+def test_an_application_waits_for_a_client_that_does_not_read_its_socket():
+    """Whose windows are as large as HTTP/2 allows."""
+    sent_bytes = 0
+
+    async def endless(scope, receive, send):
+        nonlocal sent_bytes
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
+            sent_bytes += 65_536
+
+    async def scenario(port, state):
+        client = await connect(port)
+        client.reads_bodies = False
+        client.h2.increment_flow_control_window(2**31 - 1 - 65_535)
+        client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1})
+        client.writer.transport.pause_reading()
+        stream = await client.ask()
+        protocols = state.connections
+        while not any(getattr(each, "is_write_paused", False) for each in protocols):
+            await asyncio.sleep(0)
+        (server,) = protocols
+        assert not server._transport.is_reading(), "its pings would be answered"
+        waiting = sent_bytes
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert sent_bytes == waiting
+
+        client.writer.transport.resume_reading()
+        await client.until(lambda: len(client.bodies[stream]) > waiting + 2**18)
+
+    serving(scenario, endless)
+
+
 def test_requests_under_way_are_bounded_even_when_their_streams_were_reset():
     begun = 0
 
@@ -382,6 +436,120 @@ def test_a_method_without_a_path_is_answered_like_any_other():
     serving(scenario)
 
 
+def test_a_ping_is_answered_and_the_end_of_a_server_ends_what_has_not_begun():
+    async def scenario(port, state):
+        client = await connect(port)
+        client.h2.ping(b"12345678")
+        await client.flush()
+        await client.until(lambda: client.pongs == [b"12345678"])
+
+        reader, _ = await opened(port)
+        while len(state.connections) < 2:
+            await asyncio.sleep(0)
+        for connection in list(state.connections):
+            connection.shutdown()
+        assert await reader.read() == b""
+        while not client.is_closed:
+            await client.read()
+        assert client.goaway == ErrorCodes.NO_ERROR
+        while state.connections:
+            await asyncio.sleep(0)
+
+    serving(scenario)
+
+
+def test_a_connection_that_its_client_ends_is_closed():
+    async def scenario(port, _state):
+        client = await connect(port)
+        await client.answer(await client.ask())
+        client.h2.close_connection()
+        await client.flush()
+        while not client.is_closed:
+            await client.read()
+
+    serving(scenario)
+
+
+def test_a_request_may_take_longer_than_a_connection_may_be_idle():
+    async def slow(scope, receive, send):
+        await asyncio.sleep(0.1)
+        await respond(send, 200, [], b"late")
+
+    async def scenario(port, _state):
+        client = await connect(port)
+        assert await client.answer(await client.ask()) == ("200", b"late")
+        assert await client.answer(await client.ask()) == ("200", b"late")
+
+    serving(scenario, slow, timeout_keep_alive=0.05)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_an_application_that_ends_without_an_answer_resets_its_stream(caplog, begins):
+    async def ends(scope, receive, send):
+        if scope["path"] == "/well":
+            await respond(send, 200, [], b"well")
+        elif begins:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            raise RuntimeError("a planted fault")
+
+    async def scenario(port, _state):
+        client = await connect(port)
+        stream = await client.ask()
+        await client.until(lambda: stream in client.ends)
+        assert client.ends[stream] == ErrorCodes.INTERNAL_ERROR
+        assert client.heads.get(stream, {}).get(":status") == ("200" if begins else None)
+        assert await client.answer(await client.ask("/well")) == ("200", b"well")
+
+    with caplog.at_level(logging.CRITICAL, "uvicorn.error"):
+        serving(scenario, ends)
+
+
+def test_a_part_of_a_request_is_given_and_a_head_is_sent_when_it_is_there():
+    waits, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def by_parts(scope, receive, send):
+        waits.set()
+        part = (await receive())["body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await goes_on.wait()
+        await send({"type": "http.response.body", "body": part})
+
+    async def scenario(port, _state):
+        client = await connect(port)
+        stream = await client.ask(ends=False)
+        await waits.wait()
+        client.h2.send_data(stream, b"part")
+        await client.flush()
+        await client.until(lambda: stream in client.heads)
+        goes_on.set()
+        assert await client.answer(stream) == ("200", b"part")
+
+    serving(scenario, by_parts)
+
+
+def test_a_request_without_a_body_and_one_that_names_its_host_otherwise():
+    async def scenario(port, _state):
+        client = await connect(port)
+        stream = client.h2.get_next_available_stream_id()
+        head = [(":method", "GET"), (":path", "/"), (":scheme", "http"), ("host", "there")]
+        client.h2.send_headers(stream, head, end_stream=True)
+        await client.flush()
+        assert await client.answer(stream) == ("200", b"2 GET /?|")
+        assert client.heads[stream]["x-own-host"] == "there"
+
+    serving(scenario)
+
+
+def test_a_head_is_answered_without_a_body():
+    async def scenario(port, _state):
+        client = await connect(port)
+        stream = await client.ask(method="HEAD")
+        assert await client.answer(stream) == ("200", b"")
+        assert client.heads[stream]["content-length"] == str(len(b"2 HEAD /?|"))
+
+    serving(scenario)
+
+
 def test_a_fault_of_the_application_is_a_500_and_the_connection_goes_on(caplog):
     async def faulty(scope, receive, send):
         if scope["path"] == "/fault":
@@ -408,10 +576,30 @@ def test_an_answer_before_the_whole_request_ends_the_stream_and_frees_the_window
             stream = await client.ask("/", b"x" * 400_000, ends=False)
             await client.until(lambda stream=stream: stream in client.ends)
             assert client.heads[stream][":status"] == "413"
+            await client.until(lambda stream=stream: client.ends[stream] == ErrorCodes.NO_ERROR)
         # Three times 400,000 bytes were sent; unless they are given back the window is empty.
         await client.until(lambda: client.h2.outbound_flow_control_window >= WINDOW_BYTES // 2)
 
     serving(scenario, refuses)
+
+
+def test_a_reset_gives_back_the_window_that_was_not_read():
+    async def reads_nothing(scope, receive, send):
+        await asyncio.Event().wait()
+
+    async def scenario(port, _state):
+        client = await connect(port)
+        await client.until(lambda: client.h2.outbound_flow_control_window == WINDOW_BYTES)
+        for _ in range(3):
+            stream = await client.ask("/", b"x" * 400_000, ends=False)
+            client.h2.ping(b"12345678")
+            await client.flush()
+            await client.until(lambda: client.pongs)  # all of it has arrived
+            client.pongs.clear()
+            client.h2.reset_stream(stream)
+            await client.flush()
+
+    serving(scenario, reads_nothing)
 
 
 def test_a_reader_learns_that_its_client_wants_no_answer():
@@ -466,8 +654,11 @@ def test_an_idle_connection_is_closed():
         client.h2.reset_stream(await client.ask("/", b"x", ends=False))
         await client.flush()
         await opened(port)
-        while not client.is_closed:
-            await client.read()
+        unused = await connect(port)
+        for each in (client, unused):
+            while not each.is_closed:
+                await each.read()
+            assert each.goaway == ErrorCodes.NO_ERROR
         while state.connections:
             await asyncio.sleep(0.01)
 

@@ -272,26 +272,6 @@ def test_tags_retention_and_sizes_are_kept(embedded, client):
     kinesis.put_record(StreamName="kept", Data=b"x" * (2_500_000), PartitionKey="k")
 
 
-def test_streams_and_shards_are_described_in_pages(embedded, client):
-    kinesis = client("kinesis", embedded.endpoint)
-    for name in ("page-a", "page-b", "page-c"):
-        kinesis.create_stream(StreamName=name, ShardCount=3)
-
-    first = kinesis.list_streams(Limit=1, ExclusiveStartStreamName="page-")
-    second = kinesis.list_streams(Limit=1, NextToken=first["NextToken"])
-    shards = kinesis.describe_stream(StreamName="page-a", Limit=2)["StreamDescription"]
-    names = [
-        each["ShardId"][-1]
-        for page in kinesis.get_paginator("describe_stream").paginate(StreamName="page-a", Limit=2)
-        for each in page["StreamDescription"]["Shards"]
-    ]
-
-    assert (first["StreamNames"], second["StreamNames"]) == (["page-a"], ["page-b"])
-    assert first["HasMoreStreams"] is True
-    assert (len(shards["Shards"]), shards["HasMoreShards"]) == (2, True)
-    assert names == ["0", "1", "2"]
-
-
 def test_a_time_is_read_as_boto3_sends_it(embedded, client):
     kinesis = client("kinesis", embedded.endpoint)
     kinesis.create_stream(StreamName="timed", ShardCount=1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import pytest
-from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth, SigV4Auth
+from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth, SigV4Auth, SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as SigningCredentials
 
@@ -27,9 +28,10 @@ def signed(
     body=b"{}",
     auth=None,
     service="kinesis",
+    more=None,
 ):
     """A request as botocore signs it now, as the server sees it."""
-    request = AWSRequest(method=method, url=url, data=body, headers=dict(TARGET))
+    request = AWSRequest(method=method, url=url, data=body, headers=TARGET | (more or {}))
     kind = auth or SigV4Auth
     kind(SigningCredentials(key, secret), service, "eu-west-1").add_auth(request)
     parts = urlsplit(request.url)
@@ -105,12 +107,14 @@ def test_a_signed_header_that_is_changed_is_noticed():
 
 
 def test_a_signature_is_good_for_five_minutes_either_way():
-    request, at = signed(), now()
+    request = signed()
+    stamp = datetime.strptime(request.header("x-amz-date"), "%Y%m%dT%H%M%SZ")
+    at = stamp.replace(tzinfo=UTC).timestamp()
 
-    verify(request, KNOWN, at + 295)
-    verify(request, KNOWN, at - 295)
-    assert "Signature expired" in str(refused(request, at + 305))
-    assert "Signature not yet current" in str(refused(request, at - 305))
+    verify(request, KNOWN, at + 300)
+    verify(request, KNOWN, at - 300)
+    assert "Signature expired" in str(refused(request, at + 301))
+    assert "Signature not yet current" in str(refused(request, at - 301))
 
 
 def test_the_declared_hash_of_an_s3_body_must_be_its_hash():
@@ -121,23 +125,35 @@ def test_the_declared_hash_of_an_s3_body_must_be_its_hash():
 
 
 def test_only_s3_may_leave_its_body_unsigned():
-    request = signed()
-    headers = (*request.headers, ("x-amz-content-sha256", "UNSIGNED-PAYLOAD"))
+    unsigned = {"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"}
 
-    assert refused(changed(request, headers=headers)).code == "InvalidSignatureException"
+    assert refused(signed(more=unsigned)).code == "InvalidSignatureException"
+    verify(signed(more=unsigned, service="s3"), KNOWN, now())
+    verify(signed(service="s3"), KNOWN, now())
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_the_body_of_a_presigned_request_of_another_service_is_signed(is_declared):
+    declared = {"X-Amz-Content-SHA256": hashlib.sha256(b"").hexdigest()} if is_declared else {}
+    request = signed(auth=SigV4QueryAuth, method="GET", body=b"", more=declared)
+
+    verify(request, KNOWN, now())
+    assert refused(changed(request, body=b"[]")).code == "InvalidSignatureException"
 
 
 def test_a_presigned_url_is_accepted_until_it_expires():
-    request = signed(
-        auth=lambda *given: S3SigV4QueryAuth(*given, expires=60),
-        service="s3",
-        method="GET",
-        url=HOST + "/bucket/key",
-        body=b"",
-    )
+    """At the latest after seven days, whatever it says."""
+    for asked_s, expires_s in ((60, 60), (8 * 86_400, 7 * 86_400)):
+        request = signed(
+            auth=lambda *given, expires=asked_s: S3SigV4QueryAuth(*given, expires=expires),
+            service="s3",
+            method="GET",
+            url=HOST + "/bucket/key",
+            body=b"",
+        )
 
-    verify(request, KNOWN, now() + 30)
-    assert "Signature expired" in str(refused(request, now() + 65))
+        verify(request, KNOWN, now() + expires_s - 30)
+        assert "Signature expired" in str(refused(request, now() + expires_s + 1))
 
 
 @pytest.mark.parametrize(

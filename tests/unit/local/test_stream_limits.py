@@ -43,6 +43,8 @@ def test_a_shard_takes_a_thousand_records_a_second(kinesis, stream):
     assert failures(accepted) == []
     assert failures(refused) == ["ProvisionedThroughputExceededException"] * 10
     assert failures(later) == []
+    at_once = kinesis.put_many(stream, batch(1), START + 0.5)
+    assert failures(at_once) == ["ProvisionedThroughputExceededException"], "one second's, once"
 
 
 def test_a_shard_takes_one_mebibyte_a_second(kinesis, stream):
@@ -88,6 +90,19 @@ def test_an_answer_of_ten_mebibytes_throttles_the_next_five_seconds(kinesis, str
     with pytest.raises(Throttled):
         kinesis.fetch(iterator, 1, now + 4.9)
     kinesis.fetch(iterator, 1, now + 5)
+
+
+def test_an_answer_of_just_two_mebibytes_is_of_this_second_and_throttles_the_next(kinesis, stream):
+    for second in range(2):
+        kinesis.put(stream, PutEntry(b"x" * (MIB - 1), "k"), START + second)
+    now = START + 100
+    iterator = kinesis.iterator(stream, FIRST, IteratorType.TRIM_HORIZON, now)
+
+    for _ in range(2):
+        assert len(kinesis.fetch(iterator, 2, now).records) == 2
+    with pytest.raises(Throttled):
+        kinesis.fetch(iterator, 1, now + 0.9)
+    kinesis.fetch(iterator, 1, now + 1)
 
 
 def test_small_answers_share_two_mebibytes_a_second(kinesis, stream):
