@@ -1,4 +1,4 @@
-"""The offset that ends a batch, and the hints that travel with it, from what is known of each shard."""
+"""The offset that ends a batch, and the hints that travel with it, from each shard's cursor."""
 
 import msgspec
 import pytest
