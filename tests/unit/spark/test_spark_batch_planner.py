@@ -18,6 +18,7 @@ from kclrun.local.stream import PutEntry
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record
 from kclrun.model.shard import ShardGraph
+from kclrun.model.time import backoff_s
 from kclrun.spark.offset_planner import OffsetPlanner
 from kclrun.spark.offsets import decode_offset, encode_offset, ranges_between
 from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
@@ -839,6 +840,33 @@ def test_a_tip_that_is_throttled_on_one_shard_goes_on_on_the_others():
 def test_an_end_is_not_asked_of_the_earliest_record():
     with pytest.raises(SettingsError, match="cannot end at the earliest"):
         World().query(end=EARLIEST).bounded()
+
+
+@pytest.mark.parametrize(
+    ("attempts_max", "failures", "waits"), [(None, 3, 3), (3, 3, 3), (2, 3, 2)]
+)
+def test_a_call_that_must_succeed_is_repeated_after_pauses_that_grow(attempts_max, failures, waits):
+    world = World()
+    world.put()
+    query = world.query(retry_attempts=attempts_max)
+    left, paused = [failures], []
+    list_shards = world.list_shards
+
+    def throttled(shard_filter=None):
+        if left[0]:
+            left[0] -= 1
+            raise Throttled("too many", operation="ListShards")
+        return list_shards(shard_filter)
+
+    world.list_shards = throttled
+    query._wait = paused.append
+    if waits < failures:
+        with pytest.raises(Throttled):
+            query.initial_offset()
+    else:
+        query.initial_offset()
+
+    assert paused == [backoff_s(attempt + 1, 0.5) for attempt in range(waits)]
 
 
 def test_a_missing_stream_is_said_to_be_missing():
