@@ -54,13 +54,6 @@ def test_what_is_not_known_to_leave_rows_out_spares_nothing(unknown):
     assert narrowing_of([unknown]) == Narrowing()
 
 
-def test_times_narrow_the_read_by_a_minute_less_than_they_say():
-    found = narrowed(Narrowing(NOW_MS - 3 * HOUR_MS, NOW_MS - 2 * HOUR_MS))
-
-    assert found.start == Start(StartKind.TIMESTAMP, NOW_MS - 3 * HOUR_MS - MINUTE_MS)
-    assert found.end == Start(StartKind.TIMESTAMP, NOW_MS - 2 * HOUR_MS + MINUTE_MS)
-
-
 @pytest.mark.parametrize(
     ("narrowing", "created_ms"),
     [
@@ -76,16 +69,6 @@ def test_times_that_the_stream_may_not_hold_are_left_to_spark(narrowing, created
 
 def test_a_time_to_come_is_not_waited_for():
     assert narrowed(Narrowing(NOW_MS + HOUR_MS)).start.timestamp_ms == NOW_MS - MINUTE_MS
-
-
-def test_what_the_options_say_is_not_widened():
-    settings = replace(
-        BATCH,
-        start=Start(StartKind.TIMESTAMP, NOW_MS - HOUR_MS),
-        end=Start(StartKind.TIMESTAMP, NOW_MS - HOUR_MS // 2),
-    )
-
-    assert narrowed(Narrowing(NOW_MS - 2 * HOUR_MS, NOW_MS - 2 * MINUTE_MS), settings) == settings
 
 
 def test_keys_spare_rows_and_shards_spare_reading():

@@ -64,28 +64,6 @@ def test_a_shard_that_stood_still_is_no_part_of_the_batch() -> None:
     assert (batch.records, batch.bytes) == (0, 0)
 
 
-def test_where_rows_are_not_counted_by_shard_they_are_counted_in_all() -> None:
-    batch = read_progress(progress(1, offset(a=after("5")), offset(a=after("6"))))
-
-    assert batch is not None
-    assert (batch.records, batch.bytes) == (7, None)
-    assert batch.shards[A].records is None
-
-
-def test_the_accounts_of_a_processors_tasks_are_added_up_by_shard() -> None:
-    accounts = [
-        {"item": A, "count": 2, "bytes": 20, "processingS": 0.5},
-        {"item": A, "count": 1, "bytes": 10, "processingS": 0.25},
-    ]
-    observed = {"records": 3, "bytes": 30, "by_shard": accounts}
-
-    batch = read_progress(progress(1, offset(a=after("5")), offset(a=after("6")), observed))
-
-    assert batch is not None
-    part = batch.shards[A]
-    assert (part.records, part.bytes, part.processing_s) == (3, 30, 0.75)
-
-
 def test_an_idle_trigger_is_no_batch_and_still_tells_the_lag() -> None:
     idle = progress(1, offset(a=after("5")), offset(a=after("5")), durationMs={"latestOffset": 9})
     idle["sources"][1]["latestOffset"] = {"shards": {A: {"lagMs": 12.4}, B: {"lagMs": None}}}
@@ -238,10 +216,18 @@ def test_a_batch_counts_what_its_metric_says_and_without_one_the_rows_of_spark()
     assert (done.records, done.bytes) == (0, 0), "a sum over no rows is null"
     assert done.shards[A].records is None, "this Spark does not count by shard"
 
-    accounts = [{"item": A, "count": 2, "bytes": 5}, {"item": A, "count": 1}]
+    done = read_progress(progress(3, start, end))
+    assert done is not None
+    assert (done.records, done.bytes) == (7, None), "as Spark counts them"
+    accounts = [
+        {"item": A, "count": 2, "bytes": 5, "processingS": 0.5},
+        {"item": A, "count": 1, "processingS": 0.25},
+    ]
     done = read_progress(progress(3, start, end, {"records": 3, "bytes": 5, "by_shard": accounts}))
     assert done is not None
-    assert done.shards[A] == ShardBatch(begin=after("5"), end=after("6"), records=3, bytes=5)
+    assert done.shards[A] == ShardBatch(
+        begin=after("5"), end=after("6"), records=3, bytes=5, processing_s=0.75
+    )
     assert done.shards[B] == ShardBatch(begin=after("5"), end=after("6"), records=0)
     plain = progress(3, None, None)
     del plain["numInputRows"]
