@@ -645,6 +645,26 @@ def test_an_outage_is_waited_out_without_end_and_said_once(caplog):
     assert "still trying" in warnings_in(caplog)[0]
 
 
+@pytest.mark.parametrize(("outage_s", "said"), [(25.0, 0), (35.0, 2)])
+def test_an_outage_of_half_a_minute_is_said_each_time(outage_s, said, caplog):
+    world = World(page_max=1)
+    n = world.put(3)
+    began = []
+
+    def outages(call):
+        reads = world.calls.count("fetch")
+        if call == "fetch" and reads > len(began) < 2:
+            began.append(world.now)
+        if began and world.now < began[-1] + outage_s:
+            world.calls.remove("fetch")  # it counts once it is answered
+            raise refusal("down")
+
+    world.fault = outages
+
+    assert world.numbers(world.range(before(n[0]), after(n[2]))) == n
+    assert len(warnings_in(caplog)) == said
+
+
 def test_pauses_between_attempts_grow_to_their_bound():
     world = World()
     n = world.put(2)
