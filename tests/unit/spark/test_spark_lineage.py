@@ -47,6 +47,12 @@ def test_holes_are_what_no_range_covers():
     assert holes([B.hash_range, D.hash_range]) == (C.hash_range,)
 
 
+def test_a_child_of_a_merge_waits_for_a_parent_that_left_the_listing_unread():
+    start = {"b": MIDDLE, "c": SHARD_END, "d": MIDDLE}
+    assert children_ready(start, graph(B, C, E), gone=["d"]) == ()
+    assert children_ready(start | {"d": SHARD_END}, graph(B, C, E), gone=["d"]) == ("e",)
+
+
 def test_a_child_waits_for_a_shard_that_shares_one_key_with_it():
     parent = Shard("p", HashRange(5, HASH_KEY_MAX), "0", None)
     child = Shard("q", HashRange(5, HASH_KEY_MAX), "0", None, "p")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kclrun.errors import Throttled
+from kclrun.errors import NotFound, Throttled
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import Record
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
@@ -16,6 +16,7 @@ from kclrun.spark.planning.shard_cursor import (
     AskPage,
     Density,
     Finding,
+    Gone,
     Listed,
     NotListed,
     Paged,
@@ -193,6 +194,17 @@ def test_a_throttle_lengthens_the_next_tick():
     planner.asks(1.0)
 
     assert planner.tick_s == 1.5
+
+
+def test_a_shard_that_was_called_unknown_is_asked_again_once_a_later_listing_has_it():
+    planner = planner_at(1)
+    planner.service.hear(100.0, 0.0, 0.0)
+    (ask,) = planner.asks(0.0)
+    planner.take(ask, Gone(NotFound("no such shard"), 0.1), 0.2, 0.5)
+    for sent_at, is_asked in ((0.1, False), (0.3, True)):
+        planner.take(AskListing(), Listed(tuple(shards(1)), sent_at), 0.4, 0.5)
+        assert [type(each) for each in planner.asks(0.5)] == [AskPage] * is_asked
+    assert planner.losses == []
 
 
 def test_a_shard_that_begins_in_the_future_is_not_looked_at_before():
