@@ -71,7 +71,7 @@ def find_bound(cursor: ShardCursor, target: BatchTarget) -> BoundSearch:
         if (yield from _read(cursor, kept, cursor.sample_limit)) is None:
             return
         is_fresh = True
-    if needs_head and kept.is_ended and kept.first is None and kept.is_given:
+    if kept.is_ended and kept.first is None and kept.is_given:
         # LATEST of a shard that ended: only the timestamp can show whether its range has rows.
         cursor.kept = PageRun(kept.base, cursor.rows_bytes_max)
         yield from find_bound(cursor, target)
