@@ -284,8 +284,7 @@ def _seize(path: Path, slot: str) -> tuple[OwnerId, int] | None:
         os.close(fd)
         return None
     owner = Owner.parse(content)
-    is_ours = owner is not None and owner.slot == slot and owner.nonce == path.stem
-    if owner is None or not is_ours or not _is_at(path, fd):
+    if owner is None or (owner.slot, owner.nonce) != (slot, path.stem) or not _is_at(path, fd):
         os.close(fd)
         return None
     return owner.id, fd

@@ -1,8 +1,7 @@
 """Files that survive a SIGKILL or a power cut at any instruction: write, sync, replace, lock.
 
-It does not know the content of the files. A write goes to an offset that the caller keeps, so a
-write that failed half-way is repeated at the same place (OSError). After a failed fsync the state
-of the file is unknown (SyncFailed), and the caller must stop using it [S13].
+A write goes to an offset that the caller keeps, so one that failed half-way is repeated at the same
+place (OSError). After a failed fsync the file is unknown (SyncFailed): stop using it [S13].
 """
 
 from __future__ import annotations

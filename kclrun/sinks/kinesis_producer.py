@@ -13,13 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from kclrun.errors import (
-    InvariantViolation,
-    OutcomeUnknown,
-    ServiceError,
-    Throttled,
-    Unavailable,
-)
+from kclrun.errors import InvariantViolation, OutcomeUnknown, ServiceError, Throttled, Unavailable
 from kclrun.model.record import PutEntry, PutResult
 from kclrun.model.shard import Shard
 from kclrun.ports import RecordPutter

@@ -440,7 +440,7 @@ def pack(
 def _generations(parents: Mapping[str, Sequence[str]]) -> Mapping[str, int]:
     """The number of ranges of the same batch that a child waits for, one after the other."""
     found: dict[str, int] = {}
-    ahead = sorted(parents, reverse=True)
+    ahead = list(parents)
     while ahead:
         shard_id = ahead[-1]
         unknown = [each for each in parents[shard_id] if each in parents and each not in found]

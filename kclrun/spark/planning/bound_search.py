@@ -21,7 +21,7 @@ from kclrun.spark.planning.shard_cursor import (
     arrival_ms,
     density_of,
 )
-from kclrun.spark.positions import SHARD_END, Place, after, at_timestamp, before
+from kclrun.spark.positions import SHARD_END, after, at_timestamp, before
 
 # Where only reading on helps: pages of the size that a batch may inline for a shard by default.
 _PAGE_BYTES: Final = 512 * 1024
@@ -71,7 +71,7 @@ def find_bound(cursor: ShardCursor, target: BatchTarget) -> BoundSearch:
         if (yield from _read(cursor, kept, cursor.sample_limit)) is None:
             return
         is_fresh = True
-    if needs_head and kept.is_ended and kept.first is None and kept.is_given:
+    if kept.is_ended and kept.first is None and kept.is_given:
         # LATEST of a shard that ended: only the timestamp can show whether its range has rows.
         cursor.kept = PageRun(kept.base, cursor.rows_bytes_max)
         yield from find_bound(cursor, target)
@@ -238,8 +238,8 @@ def _read(cursor: ShardCursor, page_run: PageRun, limit: int) -> _Reading:
     if isinstance(answer, Refused):
         return None
     before_ms = page_run.tip_ms
-    is_sought = page_run.base.place is Place.TIMESTAMP and page_run is not cursor.kept
-    sought_ms = page_run.base.timestamp_ms if is_sought and page_run.last is None else None
+    is_sought = page_run is not cursor.kept and page_run.last is None  # it begins at a time
+    sought_ms = page_run.base.timestamp_ms if is_sought else None
     records = page_run.absorb(answer, asked_ms)
     if len(answer.page.records) >= limit:
         # A full page has not looked further: the shard may have ended right there.

@@ -168,7 +168,6 @@ class PageRun:
         self.tip_ms: int | None = None
         self.is_ended = False
         self.is_whole = True
-        self.pages = 0
         self._rows_bytes_max = rows_bytes_max
         self._page_token, self._page_token_at = token, token_at
         # An iterator made by number is trusted once the record with that number came first.
@@ -200,7 +199,7 @@ class PageRun:
 
     def hold(self, token: str | None, now: float) -> None:
         """An iterator was made, and the read after it failed: the iterator is still good."""
-        if token is not None and self.token is None:
+        if self.token is None:
             self.token, self.token_at = token, now
 
     def forget_token(self) -> None:
@@ -224,7 +223,6 @@ class PageRun:
         self.is_ended = page.next_iterator is None
         is_tip = not self.is_ended and page.millis_behind_latest == 0
         self.tip_ms = asked_ms if is_tip else None
-        self.pages += 1
         if records:
             self.first = self.first or records[0]
             self.last = records[-1]
@@ -239,8 +237,9 @@ class PageRun:
                 return None
             rest.tip_ms = self.tip_ms
             return rest
-        kept = [row for row in self.rows or () if not bound.covers(row.sequence_number)]
-        if not kept or len(kept) == len(self.rows or ()) or self.token is None:
+        rows = self.rows or ()
+        kept = [row for row in rows if not bound.covers(row.sequence_number)]
+        if not kept or len(kept) == len(rows) or self.token is None:
             return None
         if before(kept[0].sequence_number) != bound:
             return None
@@ -279,7 +278,7 @@ class PageRun:
     def _note_base_token(self, paged: Paged) -> None:
         """The iterator of the first page is at the base, unless the record there is dropped."""
         drops = self._awaited is not None and self.base == after(self.base.number)
-        if self.base_token is None and self.pages == 0 and self.last is None and not drops:
+        if self.base_token is None and self.last is None and not drops:
             self.base_token, self.base_token_at = paged.token, paged.received_at
 
     def _judged(self, records: list[Record]) -> list[Record]:

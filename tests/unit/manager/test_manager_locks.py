@@ -152,10 +152,11 @@ def test_a_file_of_another_slot_or_of_nonsense_is_left_alone(manager):
     foreign.write_text(Owner("az1", "elsewhere-0000000000", "0123456789abcdef").id)
     nonsense = now.lock.path.with_name("fedcba9876543210.lock")
     nonsense.write_bytes(b"\xff\x00")
+    renamed = now.lock.path.with_name("0011223344556677.lock")
+    renamed.write_text(Owner("az1", now.owner.slot, "7766554433221100").id)
 
     assert now.seize_former() == frozenset()
-    assert foreign.exists()
-    assert nonsense.exists()
+    assert all(each.exists() for each in (foreign, nonsense, renamed))
 
 
 def test_a_retired_manager_leaves_no_file_unless_a_lease_process_still_holds_it(manager):

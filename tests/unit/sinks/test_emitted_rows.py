@@ -20,7 +20,7 @@ import pytest
 
 from kclrun.consuming.delivery import host_fault
 from kclrun.errors import InvariantViolation, LimitExceeded, SinkError
-from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.sinks import emitted_rows, marks
 from kclrun.sinks.emitted_rows import ROW_BYTES_MAX, EmittedRows, encode_row
 from tests.patience import HUNG_S
@@ -68,18 +68,6 @@ def test_rows_whose_checkpoint_was_acknowledged_survive_a_crash_and_no_others(tm
 
     with EmittedRows.open(tmp_path, SHARD, at(3)):
         assert numbers_in(tmp_path) == [1, 2, 3]
-
-
-def test_an_acknowledgement_between_two_marks_goes_back_to_the_lower(tmp_path: Path):
-    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
-        batch(rows, 1, 2)
-        rows.make_durable(at(2))
-        batch(rows, 9)
-        rows.make_durable(at(9))
-
-    EmittedRows.open(tmp_path, SHARD, at(5)).close()
-
-    assert numbers_in(tmp_path) == [1, 2]
 
 
 def test_a_crash_before_the_first_checkpoint_takes_everything_back(tmp_path: Path):
@@ -326,86 +314,6 @@ def test_no_file_of_the_rows_can_be_executed_whatever_was_written_anew(tmp_path:
     assert modes == {f"{SHARD}.jsonl": 0, f"{SHARD}.marks": 0}
 
 
-def test_a_torn_last_mark_is_ignored_and_cut(tmp_path: Path):
-    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
-        batch(rows, 1)
-        rows.make_durable(at(1))
-        batch(rows, 2)
-        rows.make_durable(at(2))
-    file = tmp_path / f"{SHARD}.marks"
-    whole = file.read_bytes()
-    last_line = whole.rindex(b"\n", 0, -1) + 1
-
-    for cut in range(last_line + 1, len(whole)):
-        file.write_bytes(whole[:cut])
-        EmittedRows.open(tmp_path, SHARD, at(2)).close()
-        assert numbers_in(tmp_path) == [1]
-        assert file.read_bytes() == whole[:last_line]
-
-
-@pytest.mark.parametrize("damaged", [b" 2 0\n", b" 1\n", b"\x00\n"])
-def test_a_damaged_mark_that_is_not_the_last_is_refused(tmp_path: Path, damaged: bytes):
-    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
-        for number in (1, 2, 3):
-            batch(rows, number)
-            rows.make_durable(at(number))
-    file = tmp_path / f"{SHARD}.marks"
-    file.write_bytes(file.read_bytes().replace(b" 1 0\n", damaged))
-
-    with pytest.raises(SinkError, match="line 2 is damaged"):
-        EmittedRows.open(tmp_path, SHARD, at(3))
-    assert numbers_in(tmp_path) == [1, 2, 3]
-
-
-def test_a_data_file_shorter_than_its_marks_is_refused(tmp_path: Path):
-    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
-        batch(rows, 1, 2)
-        rows.make_durable(at(2))
-    os.truncate(tmp_path / f"{SHARD}.jsonl", 3)
-
-    with pytest.raises(SinkError, match="somebody cut it"):
-        EmittedRows.open(tmp_path, SHARD, at(2))
-
-
-def test_a_data_file_moved_away_by_its_reader_begins_anew(tmp_path: Path):
-    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
-        batch(rows, 1)
-        rows.make_durable(at(1))
-    (tmp_path / f"{SHARD}.jsonl").rename(tmp_path / "taken")
-
-    with EmittedRows.open(tmp_path, SHARD, at(1)) as rows:
-        batch(rows, 2)
-        rows.make_durable(at(2))
-
-    assert numbers_in(tmp_path) == [2]
-
-
-@pytest.mark.parametrize("start", [TRIM_HORIZON, LATEST])
-def test_rows_of_another_run_are_set_aside_and_not_deleted(
-    tmp_path: Path, start: ExtendedSequenceNumber
-):
-    with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
-        for number in (1, 2):
-            batch(rows, number)
-            rows.make_durable(at(number))
-
-    with EmittedRows.open(tmp_path, SHARD, start) as rows:
-        batch(rows, 7)
-        rows.make_durable(at(7))
-
-    assert numbers_in(tmp_path) == [7]
-    assert len((tmp_path / f"{SHARD}.jsonl.old-1").read_bytes().splitlines()) == 2
-
-
-def test_rows_without_any_mark_are_set_aside(tmp_path: Path):
-    (tmp_path / f"{SHARD}.jsonl").write_text('{"n":1}\n')
-
-    EmittedRows.open(tmp_path, SHARD, at(5)).close()
-
-    assert numbers_in(tmp_path) == []
-    assert (tmp_path / f"{SHARD}.jsonl.old-1").read_text() == '{"n":1}\n'
-
-
 def test_marks_that_are_written_anew_leave_no_descriptor_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -417,20 +325,6 @@ def test_marks_that_are_written_anew_leave_no_descriptor_open(
             batch(rows, number)
             rows.make_durable(at(number))
         assert len(open_descriptors() - before) <= 1, "the marks' own, and none of each writing"
-
-
-def test_the_marks_file_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(marks, "MARKS_MAX", 8)
-    monkeypatch.setattr(marks, "MARKS_KEPT", 3)
-    rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
-    for number in range(1, 30):
-        batch(rows, number)
-        rows.make_durable(at(number))
-        assert (tmp_path / f"{SHARD}.marks").read_bytes().count(b"\n") <= 8
-    crash(rows)
-
-    with EmittedRows.open(tmp_path, SHARD, at(28)):
-        assert numbers_in(tmp_path) == list(range(1, 29))
 
 
 def test_positions_inside_an_aggregate_are_told_apart(tmp_path: Path):

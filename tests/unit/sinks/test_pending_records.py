@@ -397,6 +397,26 @@ def test_a_request_is_due_with_the_first_shard_whose_pause_ends():
     assert core.due_at(0.2, hurried=True) == pytest.approx(0.3)
 
 
+def test_each_shard_that_pauses_is_woken_at_the_end_of_its_own_pause():
+    third, flow = 2**128 // 3, Flow()
+    ends = {"a": 0.1, "b": 0.2, "c": 0.4}
+    shards = [
+        Shard(name, HashRange(at * third, (at + 1) * third - 1), "1")
+        for at, name in enumerate(ends)
+    ]
+    for name, end in ends.items():
+        flow.of(name).refused(sent_at=end - 0.1, now=end - 0.1)
+    core = PendingRecords(shards, ProducerSettings(), flow)
+    for number in range(3):
+        core.add(entry(number, f"key{number}", str(number * third)))
+    assert core.take(now=0.0, hurried=True) is None
+
+    for number, end in enumerate(ends.values()):
+        assert core.due_at(0.0, hurried=True) == pytest.approx(end)
+        assert core.take(now=end - 0.01, hurried=True) is None
+        assert numbers(core.take(now=end + 0.001, hurried=True)) == [number]
+
+
 def test_the_pauses_after_failed_requests_begin_anew_after_an_answer():
     core = pending()
     core.add(low(0))

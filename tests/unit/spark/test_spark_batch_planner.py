@@ -18,13 +18,14 @@ from kclrun.local.stream import PutEntry
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record
 from kclrun.model.shard import ShardGraph
+from kclrun.model.time import backoff_s
 from kclrun.spark.offset_planner import OffsetPlanner
 from kclrun.spark.offsets import decode_offset, encode_offset, ranges_between
 from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
 from kclrun.spark.planning import batch_planner as planner_module
 from kclrun.spark.planning import shard_listing as lines_module
 from kclrun.spark.planning.batch_planner import REPORTED_MAX
-from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, after, before
+from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, after, at_timestamp, before
 from tests.support.stream_ports import ModelStream
 
 EPOCH = 1_700_000_000.0
@@ -839,6 +840,53 @@ def test_a_tip_that_is_throttled_on_one_shard_goes_on_on_the_others():
 def test_an_end_is_not_asked_of_the_earliest_record():
     with pytest.raises(SettingsError, match="cannot end at the earliest"):
         World().query(end=EARLIEST).bounded()
+
+
+@pytest.mark.parametrize(("at_s", "filters"), [(EPOCH + 2.5, [EPOCH + 2.5]), (EPOCH + 99.0, [])])
+def test_a_start_at_a_time_lists_the_shards_that_were_open_then(at_s, filters):
+    world = World()
+    world.wait(10.0)
+    seen, list_shards = [], world.list_shards
+
+    def noting(shard_filter=None):
+        if shard_filter is not None:
+            assert shard_filter.kind == "AT_TIMESTAMP"
+            seen.append(shard_filter.timestamp)
+        return list_shards(shard_filter)
+
+    world.list_shards = noting
+    start = world.query(Start(StartKind.TIMESTAMP, round(at_s * 1000))).initial_offset()
+
+    assert seen == filters
+    assert start.shards == {S0: at_timestamp(round(at_s * 1000))}
+    assert start.aligned_ms == round(at_s * 1000)
+
+
+@pytest.mark.parametrize(
+    ("attempts_max", "failures", "waits"), [(None, 3, 3), (3, 3, 3), (2, 3, 2)]
+)
+def test_a_call_that_must_succeed_is_repeated_after_pauses_that_grow(attempts_max, failures, waits):
+    world = World()
+    world.put()
+    query = world.query(retry_attempts=attempts_max)
+    left, paused = [failures], []
+    list_shards = world.list_shards
+
+    def throttled(shard_filter=None):
+        if left[0]:
+            left[0] -= 1
+            raise Throttled("too many", operation="ListShards")
+        return list_shards(shard_filter)
+
+    world.list_shards = throttled
+    query._wait = paused.append
+    if waits < failures:
+        with pytest.raises(Throttled):
+            query.initial_offset()
+    else:
+        query.initial_offset()
+
+    assert paused == [backoff_s(attempt + 1, 0.5) for attempt in range(waits)]
 
 
 def test_a_missing_stream_is_said_to_be_missing():

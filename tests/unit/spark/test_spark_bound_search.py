@@ -6,7 +6,7 @@ from kclrun.errors import InvalidRequest
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record
 from kclrun.spark.planning.bound_search import BatchTarget, find_bound
-from kclrun.spark.planning.shard_cursor import Paged, Refused, ShardCursor
+from kclrun.spark.planning.shard_cursor import Paged, PageRun, Refused, ShardCursor
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
 
 # The service's time of every request.
@@ -190,6 +190,10 @@ SEARCHES = {
         (DENSE, {"refuses_times": True}, after("5"), tip(80_000)),
         ("@5:65 80s:100 69:2621", after("900"), None, ASKED_MS),
     ),
+    "where the first of all is late, it is no bound": (
+        ([1, 9], {"refuses_times": True}, after("1"), until(5_000)),
+        ("5s:64 @1:513", after("1"), None, None),
+    ),
     "a time that leads back to an early record gives way to one page": (
         (AHEAD, {}, after("1"), tip(60_000)),
         ("@1:65 60s:100", before("65"), 5_590, None),
@@ -197,6 +201,10 @@ SEARCHES = {
     "and to all pages where all are wanted": (
         (AHEAD, {}, after("1"), tip(60_000, takes_all=True)),
         ("@1:65 60s:100 65:1310", after("305"), None, ASKED_MS),
+    ),
+    "in pages that may be inlined, with an eighth to spare": (
+        ([*AHEAD, *[9] * 5_000], {}, after("1"), BatchTarget(60_000, 2**19, True, takes_all=True)),
+        ("@1:513 60s:100 513:2293 2806:2293 5099:2293", after("5305"), None, ASKED_MS),
     ),
     "away from the tip the early record ends the batch": (
         (BEHIND, {}, after("1"), until(60_000)),
@@ -215,7 +223,7 @@ def test_the_bound_of_a_batch(asked, found):
     arrived_ms = None if cursor.finding is None else cursor.finding.arrived_ms
     assert (reads, cursor.bound, arrived_ms, cursor.tip_at_bound_ms) == found
     assert cursor.is_short_of_tip == (cursor.finding is not None and found[3] is None)
-    assert cursor.is_misled(70_000) == (stamps is AHEAD)
+    assert cursor.is_misled(70_000) == (stamps[:5] == AHEAD[:5])
     assert not cursor.is_misled(70_001)
     is_busy = target.is_tip and arrived_ms == 80_000
     assert cursor.is_busy == is_busy
@@ -263,6 +271,13 @@ ROWS = {
             (tip(60_000), "356:327 60s:1000", "@683", "@201", 482, None, None, 96_600),
         ],
     ),
+    "an early record misleads only where the tip is looked for": (
+        (Shard(AHEAD), after("1"), {}),
+        [
+            (tip(60_000), "@1:65 60s:100", "@65", "1", 63, None, None, 12_800),
+            (until(50_000), "50s:100 65:2621", "305", "@65", 241, None, None, 48_200),
+        ],
+    ),
     "what a look at the heads has read is not read again": (
         (Shard(DENSE[:30]), TRIM_HORIZON, {}),
         [
@@ -297,3 +312,27 @@ def test_the_batches_of_a_shard_in_a_row(began, batches):
         rows = None if hint.rows is None else len(hint.rows)
         assert [*seen, rows, hint.iterator, hint.records_expected, cursor.wasted_bytes] == found
         cursor.move(cursor.bound)
+
+
+def test_the_pages_read_towards_a_bound_are_a_bound_if_the_batch_must_end():
+    shard, cursor = Shard(DENSE), ShardCursor("s", after("5"), 1_000_000)
+    search = find_bound(cursor, until(500_000))
+    want, bounds = next(search), []
+    for _ in range(3):
+        answer = shard.answer(want.page_run.read(want.limit, 0.0))
+        want = search.send((answer, ASKED_MS))
+        bounds.append(str(cursor.bound))
+
+    assert shard.calls == ["500s:64", "@5:513", "275.8s:100"]
+    assert bounds == ["5", "@517", "@517"]
+
+
+def test_latest_of_a_shard_that_has_ended_since_is_looked_up_by_its_time():
+    shard = Shard([1, 2, 3], is_closed=True)
+    cursor = ShardCursor("s", at_timestamp(2_000), 1_000_000)
+    cursor.kept = PageRun(cursor.position, 1_000_000, "3", 0.0)
+
+    assert walk(shard, cursor, HEADS) == "3:64 2s:64"
+    assert (cursor.head_ms, cursor.bound) == (2_000, at_timestamp(2_000))
+    assert walk(shard, cursor, tip()) == "3+:327"
+    assert cursor.bound == SHARD_END

@@ -54,13 +54,6 @@ def test_what_is_not_known_to_leave_rows_out_spares_nothing(unknown):
     assert narrowing_of([unknown]) == Narrowing()
 
 
-def test_times_narrow_the_read_by_a_minute_less_than_they_say():
-    found = narrowed(Narrowing(NOW_MS - 3 * HOUR_MS, NOW_MS - 2 * HOUR_MS))
-
-    assert found.start == Start(StartKind.TIMESTAMP, NOW_MS - 3 * HOUR_MS - MINUTE_MS)
-    assert found.end == Start(StartKind.TIMESTAMP, NOW_MS - 2 * HOUR_MS + MINUTE_MS)
-
-
 @pytest.mark.parametrize(
     ("narrowing", "created_ms"),
     [
@@ -78,16 +71,6 @@ def test_a_time_to_come_is_not_waited_for():
     assert narrowed(Narrowing(NOW_MS + HOUR_MS)).start.timestamp_ms == NOW_MS - MINUTE_MS
 
 
-def test_what_the_options_say_is_not_widened():
-    settings = replace(
-        BATCH,
-        start=Start(StartKind.TIMESTAMP, NOW_MS - HOUR_MS),
-        end=Start(StartKind.TIMESTAMP, NOW_MS - HOUR_MS // 2),
-    )
-
-    assert narrowed(Narrowing(NOW_MS - 2 * HOUR_MS, NOW_MS - 2 * MINUTE_MS), settings) == settings
-
-
 def test_keys_spare_rows_and_shards_spare_reading():
     narrowing = Narrowing(shard_ids=frozenset({"a"}), partition_keys=frozenset({"k"}))
     records = [Record(b"1", "k", "1"), Record(b"2", "other", "2")]
@@ -103,3 +86,71 @@ def test_a_filter_of_streams_spares_reading_the_others():
     found = [(narrowing.reads(stream, "a")) for stream in ("orders", "returns")]
     assert found == [True, False]
     assert not narrowing.reads("orders", "b")
+
+
+TIMESTAMP, LATEST, EARLIEST = StartKind.TIMESTAMP, StartKind.LATEST, StartKind.EARLIEST
+OLDEST_MS = NOW_MS - 24 * HOUR_MS  # what the retention leaves; plus the margin of a minute
+
+
+@pytest.mark.parametrize(
+    ("from_ms", "start", "narrowed_to"),
+    [
+        (NOW_MS - 3 * HOUR_MS, Start(EARLIEST), NOW_MS - 3 * HOUR_MS - MINUTE_MS),
+        (OLDEST_MS + 2 * MINUTE_MS, Start(EARLIEST), None),
+        (OLDEST_MS + 2 * MINUTE_MS + 1, Start(EARLIEST), OLDEST_MS + MINUTE_MS + 1),
+        (NOW_MS - HOUR_MS, Start(TIMESTAMP, NOW_MS - 2 * HOUR_MS), NOW_MS - HOUR_MS - MINUTE_MS),
+        (NOW_MS - HOUR_MS, Start(TIMESTAMP, NOW_MS - HOUR_MS - MINUTE_MS), None),
+        (NOW_MS - HOUR_MS, Start(LATEST), None),
+        (None, Start(EARLIEST), None),
+    ],
+)
+def test_a_start_is_narrowed_to_a_later_time_that_the_stream_holds(from_ms, start, narrowed_to):
+    settings = replace(BATCH, start=start)
+    expected = start if narrowed_to is None else Start(TIMESTAMP, narrowed_to)
+
+    assert narrowed(Narrowing(from_ms), settings) == replace(settings, start=expected)
+
+
+@pytest.mark.parametrize(
+    ("to_ms", "end", "narrowed_to"),
+    [
+        (NOW_MS - HOUR_MS, Start(LATEST), NOW_MS - HOUR_MS + MINUTE_MS),
+        (NOW_MS - 2 * MINUTE_MS, Start(LATEST), None),
+        (NOW_MS - 2 * MINUTE_MS - 1, Start(LATEST), NOW_MS - MINUTE_MS - 1),
+        (OLDEST_MS, Start(LATEST), None),
+        (OLDEST_MS + 1, Start(LATEST), OLDEST_MS + MINUTE_MS + 1),
+        (NOW_MS - HOUR_MS, Start(TIMESTAMP, NOW_MS), NOW_MS - HOUR_MS + MINUTE_MS),
+        (NOW_MS - HOUR_MS, Start(TIMESTAMP, NOW_MS - HOUR_MS + MINUTE_MS), None),
+        (NOW_MS - HOUR_MS, Start(EARLIEST), None),
+    ],
+)
+def test_an_end_is_narrowed_to_an_earlier_time_that_is_past_and_held(to_ms, end, narrowed_to):
+    settings = replace(BATCH, end=end)
+    expected = end if narrowed_to is None else Start(TIMESTAMP, narrowed_to)
+
+    assert narrowed(Narrowing(to_ms=to_ms), settings) == replace(settings, end=expected)
+
+
+@pytest.mark.parametrize(
+    ("filters", "bounds"),
+    [
+        (["GreaterThan 5", "GreaterThan 4"], (5, None)),
+        (["GreaterThanOrEqual 4", "GreaterThan 5"], (5, None)),
+        (["LessThan 5", "LessThanOrEqual 4"], (None, 4)),
+        (["LessThan 4", "LessThan 5"], (None, 4)),
+        (["EqualTo 5"], (5, 5)),
+        (["EqualTo 5", "LessThan 9", "GreaterThan 1"], (5, 5)),
+    ],
+)
+def test_the_narrowest_of_several_times_counts(filters, bounds):
+    made = [
+        getattr(datasource, kind)(ARRIVAL, at(int(seconds) * 1000))
+        for kind, seconds in (each.split() for each in filters)
+    ]
+
+    found = narrowing_of(made)
+
+    assert (found.from_ms, found.to_ms) == tuple(each and each * 1000 for each in bounds)
+    assert narrowing_of([datasource.In(SHARD, ("a", 1))]) == Narrowing()
+    assert narrowing_of([datasource.EqualTo((*SHARD, "x"), "a")]) == Narrowing()
+    assert narrowing_of([datasource.EqualTo(("stream",), "s")]) == Narrowing(streams=frozenset("s"))

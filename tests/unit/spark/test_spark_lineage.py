@@ -11,6 +11,7 @@ from kclrun.spark.lineage import (
     children_ready,
     descendants_of,
     holes,
+    key_space,
     leaves,
     oldest_over,
     roots,
@@ -44,6 +45,32 @@ def test_holes_are_what_no_range_covers():
     assert holes([]) == (KEY_SPACE,)
     assert holes([A.hash_range, D.hash_range]) == ()
     assert holes([B.hash_range, D.hash_range]) == (C.hash_range,)
+
+
+def test_a_child_of_a_merge_waits_for_a_parent_that_left_the_listing_unread():
+    start = {"b": MIDDLE, "c": SHARD_END, "d": MIDDLE}
+    assert children_ready(start, graph(B, C, E), gone=["d"]) == ()
+    assert children_ready(start | {"d": SHARD_END}, graph(B, C, E), gone=["d"]) == ("e",)
+
+
+def test_a_child_waits_for_a_shard_that_shares_one_key_with_it():
+    parent = Shard("p", HashRange(5, HASH_KEY_MAX), "0", None)
+    child = Shard("q", HashRange(5, HASH_KEY_MAX), "0", None, "p")
+    for last, waits in ((5, True), (4, False)):
+        other = Shard("o", HashRange(0, last), "0", None)
+        start = {"p": SHARD_END, "o": MIDDLE}
+        assert children_ready(start, graph(parent, child, other)) == (() if waits else ("q",))
+
+
+def test_the_keys_of_several_streams_follow_each_other():
+    upper = HashRange(HASH_KEY_MAX + 1 + B.hash_range.start, HASH_KEY_MAX + 1 + C.hash_range.end)
+    assert key_space(graph(A)) == KEY_SPACE
+    assert key_space(graph()) == KEY_SPACE
+    assert key_space(graph(C)) == KEY_SPACE
+    assert key_space(graph(Shard("x:a", upper, "0", None), C)) == HashRange(0, 2 * HASH_KEY_MAX + 1)
+    assert key_space(graph(Shard("x:a", upper, "0", None))) == HashRange(
+        HASH_KEY_MAX + 1, 2 * HASH_KEY_MAX + 1
+    )
 
 
 def test_children_enter_once_their_parent_ended_in_the_start():

@@ -4,16 +4,19 @@ import pytest
 
 from kclrun.config.convert import hint
 from kclrun.errors import SettingsError
+from kclrun.spark.option_table import default_texts
 from kclrun.spark.options import (
     ALIASES,
     SOURCE_OPTIONS,
     LeasesAt,
     Reached,
+    SinkSettings,
     SourceSettings,
     Start,
     StartKind,
     Use,
     read_source_options,
+    sink_settings,
     source_texts,
 )
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, before
@@ -326,3 +329,121 @@ def test_kafkas_least_size_of_a_batch_is_not_taken_for_a_limit(name):
         read_source_options({"streamname": "s", name.lower(): "5"}, Use.STREAM)
 
     assert "maxBytesPerTrigger" not in str(caught.value)
+
+
+# By option: its default, the least and the most that is taken, and what is just beyond.
+BOUNDS = {
+    "maxRecordsPerTrigger": (None, "1", f"{10**12}", ("0", f"{10**12 + 1}")),
+    "maxBytesPerTrigger": (None, "1B", f"{2**50}B", ("0B", f"{2**50 + 1}B")),
+    "targetBatchDuration": ("30s", "100ms", "1h", ("99ms", "1h1ms")),
+    "pollInterval": ("1s", "200ms", "1m", ("199ms", "1m1ms")),
+    "maxReadsPerSecondPerShard": ("2.5", "0.1", "5", ("0.09", "5.01")),
+    "shardsPerTask": ("8", "1", "1000", ("0", "1001")),
+    "maxPartitions": (None, "1", "100000", ("0", "100001")),
+    "inlineMaxBytes": ("512KiB", "0", "4MiB", (f"{4 * 2**20 + 1}B",)),
+    "shardListInterval": ("10s", "1s", "10m", ("999ms", "10m1ms")),
+    "retryAttempts": (None, "1", "1000000", ("0", "1000001")),
+    "retryBackoffMax": ("3s", "100ms", "5m", ("99ms", "5m1ms")),
+    "failOnDataLoss": ("true", "true", "false", ("yes",)),
+    "alignShards": ("true", "true", "false", ("yes",)),
+    "deaggregate": ("true", "true", "false", ("yes",)),
+}
+SINK_BOUNDS = {
+    "ordering": ("key", "key", "none", ("shard",)),
+    "aggregate": ("false", "true", "false", ("yes",)),
+    "maxRecordBytes": ("1MiB", "1KiB", "10MiB", ("1023B", f"{10 * 2**20 + 1}B")),
+    "giveUpAfter": ("2m", "15s", "1h", ("14999ms", "1h1ms")),
+}
+
+
+@pytest.mark.parametrize("name", [*BOUNDS, *SINK_BOUNDS])
+def test_an_option_has_a_default_and_bounds_that_are_part_of_its_values(name):
+    settings, refused_by = (
+        (SourceSettings, lambda text: refusal({"streamName": "flights", name: text}))
+        if name in BOUNDS
+        else (SinkSettings, lambda text: sink_refusal({"streamName": "flights", name: text}))
+    )
+    default, least, most, beyond = (BOUNDS | SINK_BOUNDS)[name]
+
+    assert default_texts(settings).get(name) == default
+    assert default_texts(settings).keys() <= (BOUNDS | SINK_BOUNDS).keys()
+    for text in (least, most):
+        if name in BOUNDS:
+            read(**{name: text})
+        else:
+            sink_settings({"streamName": "flights", name: text})
+    for text in beyond:
+        assert f"{name}: expected" in refused_by(text)
+
+
+def sink_refusal(options):
+    with pytest.raises(SettingsError) as caught:
+        sink_settings(options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "longest", "beyond"),
+    [
+        ("streamName", "x" * 128, "x" * 129),
+        ("streamARN", ARN[:-7] + "x" * 128, ARN[:-7] + "x" * 129),
+        ("streamName", ",".join(map(str, range(64))), ",".join(map(str, range(65)))),
+        ("startingTimestamp", "253402300799000", "253402300799001"),
+        ("startingTimestamp", "0", "1969-12-31T23:59:59Z"),
+        ("startingTimestamp", "9999-12-31T23:59:59Z", "1969-12-31T23:59:59.999Z"),
+        ("startingLeases", "xyz", "xy"),
+        ("startingLeases", "x" * 255, "x" * 256),
+    ],
+)
+def test_names_and_times_have_their_longest(name, longest, beyond):
+    stream = {} if name.startswith("stream") else {"streamName": "flights"}
+
+    read_source_options({name: longest} | stream, Use.STREAM)
+    assert f"{name}: " in refusal({name: beyond} | stream)
+
+
+@pytest.mark.parametrize(
+    ("given", "reached", "several", "name"),
+    [
+        ("flights", "flights", (), "flights"),
+        ("returns, orders", "orders,returns", ("orders", "returns"), "orders,returns"),
+    ],
+)
+def test_several_streams_are_one_source_in_the_order_of_their_names(given, reached, several, name):
+    found = read_source_options({"streamName": given, "region": "eu-west-1"}, Use.STREAM).reached
+
+    assert found == Reached(stream=reached, region="eu-west-1")
+    assert (found.several, found.name) == (several, name)
+    assert found.each() == (
+        tuple(Reached(stream=each, region="eu-west-1") for each in several) or (found,)
+    )
+    assert found.named("orders:shardId-0") == ("orders", "shardId-0")
+    assert found.named("shardId-0") == (name, "shardId-0")
+    assert "one stream: rows are put into each" in sink_refusal({"streamName": "a,b"})
+    assert "names a stream twice" in refusal({"streamName": "a,a"})
+    assert "not 'a/b'" in refusal({"streamName": "c,a/b"})
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        Start(StartKind.LATEST),
+        Start(StartKind.EARLIEST),
+        Start(StartKind.TIMESTAMP, timestamp_ms=1_772_344_800_001),
+        Start(StartKind.POSITIONS, positions={FIRST: after("4959", 3), "*": TRIM_HORIZON}),
+        Start(StartKind.LEASES, leases=LeasesAt("orders")),
+        Start(StartKind.LEASES, leases=LeasesAt("orders", "http://127.0.0.1:8000")),
+    ],
+)
+@pytest.mark.parametrize("stream", ["flights", "orders,returns", ARN])
+def test_settings_become_texts_that_become_the_same_settings(start, stream):
+    if start.positions and "," in stream:
+        start = Start(StartKind.POSITIONS, positions={f"orders:{FIRST}": after("4959")})
+    settings = SourceSettings(reached=Reached(stream=stream), start=start, retry_attempts=3)
+
+    texts = source_texts(settings)
+
+    assert read_source_options(texts, Use.STREAM) == settings
+    assert texts["retryAttempts"] == "3"
+    assert len(texts) <= 4, "defaults are not repeated"
+    assert ("streamARN" in texts) == (stream == ARN)

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from kclrun.codec.aggregator import build_aggregate
-from kclrun.errors import AccessDenied, DataLoss, InvalidRequest, InvariantViolation, Unavailable
+from kclrun.errors import AccessDenied, DataLoss, InvalidRequest, Unavailable
 from kclrun.local.limits import AWS_LIMITS
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType
@@ -131,30 +131,6 @@ def test_a_null_iterator_that_names_no_children_is_not_believed_at_once():
 
     assert world.numbers(world.range(before(n[0]), SHARD_END, shard=parent)) == n
     assert said
-
-
-def test_a_service_that_never_names_children_still_ends_a_shard():
-    world = World()
-    n = world.put(3)
-    parent = world.shard_ids[0]
-    world.stream.split(parent, 2**127, world.wall())
-    childless = world.port.fetch
-
-    world.port.fetch = lambda iterator, limit: FetchedPage(
-        records=(page := childless(iterator, limit)).records,
-        next_iterator=page.next_iterator,
-        millis_behind_latest=page.millis_behind_latest,
-    )
-
-    assert world.numbers(world.range(TRIM_HORIZON, SHARD_END, shard=parent)) == n
-
-
-def test_a_range_cannot_end_at_what_is_no_bound():
-    world = World()
-    n = world.put(1)
-
-    with pytest.raises(InvariantViolation):
-        world.read(world.range(before(n[0]), at_timestamp(5)))
 
 
 # Losses
@@ -412,16 +388,6 @@ def test_a_fresh_token_of_the_driver_is_read_at_once(where):
     assert world.calls == ["fetch"]
 
 
-def test_an_old_token_is_left_alone():
-    world = World()
-    n = world.put(9)
-    hint = hinted(world, after(n[2]))
-    world.now += 241
-
-    assert world.numbers(world.range(after(n[2]), after(n[7]), hint=hint)) == n[3:8]
-    assert world.calls == ["AT_SEQUENCE_NUMBER", "fetch"]
-
-
 def test_a_token_that_expired_on_the_way_or_is_garbage_costs_only_a_call():
     world = World()
     n = world.put(9)
@@ -462,17 +428,6 @@ def test_rows_of_the_driver_need_no_request():
     assert [record for page in found for record in page.records] == list(rows)
     assert [page.is_last for page in found] == [True]
     assert world.calls == []
-
-
-def test_the_limit_is_a_tenth_above_what_is_expected():
-    world = World()
-    n = world.put(300)
-    hint = Hint(records_expected=100)
-
-    world.read(world.range(after(n[0]), after(n[99]), hint=hint))
-    world.read(world.range(after(n[0]), after(n[99])))
-
-    assert world.limits == [112, 10_000]
 
 
 def test_an_expectation_that_was_too_low_is_exceeded_in_steps_and_then_given_up():
@@ -688,6 +643,26 @@ def test_an_outage_is_waited_out_without_end_and_said_once(caplog):
     assert found == n[1:]
     assert len(warnings_in(caplog)) == 1
     assert "still trying" in warnings_in(caplog)[0]
+
+
+@pytest.mark.parametrize(("outage_s", "said"), [(25.0, 0), (35.0, 2)])
+def test_an_outage_of_half_a_minute_is_said_each_time(outage_s, said, caplog):
+    world = World(page_max=1)
+    n = world.put(3)
+    began = []
+
+    def outages(call):
+        reads = world.calls.count("fetch")
+        if call == "fetch" and reads > len(began) < 2:
+            began.append(world.now)
+        if began and world.now < began[-1] + outage_s:
+            world.calls.remove("fetch")  # it counts once it is answered
+            raise refusal("down")
+
+    world.fault = outages
+
+    assert world.numbers(world.range(before(n[0]), after(n[2]))) == n
+    assert len(warnings_in(caplog)) == said
 
 
 def test_pauses_between_attempts_grow_to_their_bound():

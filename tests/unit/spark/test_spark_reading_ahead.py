@@ -120,3 +120,36 @@ def test_closing_wakes_everybody():
     assert ended
     with pytest.raises(Closed):
         ahead.admit("b")
+
+
+def test_pages_are_counted_as_the_largest_so_far_before_they_come_and_as_they_are_then():
+    ahead = ReadAhead(99)
+    for number in range(64):  # a mebibyte each
+        assert ahead._has_room(f"s{number}")
+        ahead.admit(f"s{number}")
+    assert not ahead._has_room("s64")
+    assert not ahead._has_room("s0"), "one page of a shard at a time"
+    ahead.put("s0", "page", MIB // 2)
+    assert not ahead._has_room("s64")
+    ahead.put("s1", "page", MIB // 2)
+    assert ahead._has_room("s64")
+
+    one = ReadAhead(99)
+    one.admit("s0")
+    one.put("s0", "page", 54 * MIB)
+    assert one._has_room("s1"), "the next is counted as ten mebibytes, the most of an answer"
+    one.admit("s1")
+    assert not one._has_room("s2")
+    next(one.pages())
+    assert one._has_room("s0")
+
+
+def test_the_first_error_of_a_reader_is_the_takers_and_comes_before_any_page():
+    ahead = ReadAhead(2)
+    ahead.admit("a")
+    ahead.put("a", "page", 1)
+    ahead.leave(ValueError("first"))
+    ahead.leave(KeyError("second"))
+
+    with pytest.raises(ValueError, match="first"):
+        next(ahead.pages())

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import pytest
+
 from kclrun.model.time import Instant
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Position, after
-from kclrun.spark.running.progress import RunCounts, ShardBatch, read_lags, read_progress
+from kclrun.spark.running.progress import BatchDone, RunCounts, ShardBatch, read_lags, read_progress
 
 A, B, C = (f"shardId-{n:012}" for n in range(3))
 
@@ -60,28 +62,6 @@ def test_a_shard_that_stood_still_is_no_part_of_the_batch() -> None:
     assert batch is not None
     assert batch.shards == {A: ShardBatch(begin=after("5"), end=after("6"), records=0)}
     assert (batch.records, batch.bytes) == (0, 0)
-
-
-def test_where_rows_are_not_counted_by_shard_they_are_counted_in_all() -> None:
-    batch = read_progress(progress(1, offset(a=after("5")), offset(a=after("6"))))
-
-    assert batch is not None
-    assert (batch.records, batch.bytes) == (7, None)
-    assert batch.shards[A].records is None
-
-
-def test_the_accounts_of_a_processors_tasks_are_added_up_by_shard() -> None:
-    accounts = [
-        {"item": A, "count": 2, "bytes": 20, "processingS": 0.5},
-        {"item": A, "count": 1, "bytes": 10, "processingS": 0.25},
-    ]
-    observed = {"records": 3, "bytes": 30, "by_shard": accounts}
-
-    batch = read_progress(progress(1, offset(a=after("5")), offset(a=after("6")), observed))
-
-    assert batch is not None
-    part = batch.shards[A]
-    assert (part.records, part.bytes, part.processing_s) == (3, 30, 0.75)
 
 
 def test_an_idle_trigger_is_no_batch_and_still_tells_the_lag() -> None:
@@ -152,3 +132,106 @@ def test_before_the_first_batch_a_person_is_told_what_is_waited_for() -> None:
     assert "Spark is starting" in waiting.doing
     assert (waiting.uptime_s, waiting.has_leases, waiting.is_draining) == (1.0, False, False)
     assert running.doing == ""
+
+
+def counted(records: int, *, end: Position = SHARD_END, size: int | None = 10) -> BatchDone:
+    part = ShardBatch(
+        begin=after("1"), end=end, records=records, bytes=size, processing_s=0.0000004
+    )
+    return BatchDone(
+        batch_id=1, records=records, bytes=size, seconds=0.0004, shards={A: part}, bounds={A: end}
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "rate"), [(101.0, 10.0), (102.0, 5.0), (105.0, 2.0), (106.0, 2.0), (106.1, 0.0)]
+)
+def test_a_rate_is_that_of_the_last_five_seconds_or_of_the_whole_run(
+    now: float, rate: float
+) -> None:
+    counts = RunCounts(Instant(100.0))
+    counts.add(counted(10, end=after("7")), Instant(101.0))
+
+    sample = counts.sample(
+        application="x", stream="s", owner="o", is_draining=True, now=Instant(now)
+    )
+
+    assert [view.records_per_s for view in sample.leases] == [pytest.approx(rate)]
+    assert sample.uptime_s == pytest.approx(now - 100.0)
+    assert (sample.is_draining, sample.has_leases, sample.doing) == (True, False, "")
+    at_once = RunCounts(Instant(100.0))
+    at_once.add(counted(1, end=after("7")), Instant(100.0))
+    (view,) = at_once.sample(
+        application="x", stream="s", owner="o", is_draining=False, now=Instant(100.0)
+    ).leases
+    assert view.records_per_s == 1_000.0, "a run is at least a millisecond old"
+
+
+def test_a_report_has_its_times_to_the_millisecond_and_unknown_counts_as_none() -> None:
+    counts = RunCounts(Instant(100.0))
+    for _ in range(3):
+        counts.add(counted(2, end=after("7")), Instant(101.0))
+    counts.lagged({A: 7, B: 8})
+    report = counts.report(
+        application="x", stream="s", owner="o", exit_reason="drained", seconds=1.23456
+    )
+
+    assert report.seconds == 1.235
+    assert (report.totals.processing_seconds, report.totals.restarts) == (0.001, 0)
+    shard = report.shards[A]
+    assert (shard.records, shard.bytes, shard.batches) == (6, 30, 3)
+    assert (shard.processing_seconds, shard.lag_ms) == (0.0, 7)
+    assert (shard.first_position, shard.last_position, shard.checkpoint) == ("1", "7", "7")
+    counts.add(counted(2, size=None), Instant(102.0))
+    ended = counts.report(application="x", stream="s", owner="o", exit_reason="", seconds=1.0)
+    assert (ended.totals.bytes, ended.shards[A].bytes) == (None, None)
+    assert (ended.shards[A].is_ended, ended.shards[A].lag_ms) == (True, None)
+    counts.lagged({A: 7})
+    again = counts.report(application="x", stream="s", owner="o", exit_reason="", seconds=1.0)
+    assert again.shards[A].lag_ms is None, "a shard that was read to its end has no lag"
+
+
+@pytest.mark.parametrize(
+    ("reported", "lags"),
+    [
+        (None, {}),
+        ("{not JSON", {}),
+        ("[]", {}),
+        ({"shards": []}, {}),
+        ({"shards": {A: {"lagMs": 12.6}, B: 7, C: {"lagMs": "x"}}}, {A: 13}),
+        (f'{{"shards": {{"{A}": {{"lagMs": 5}}}}}}', {A: 5}),
+    ],
+)
+def test_a_lag_is_a_number_of_the_sources_report(reported: Any, lags: dict[str, int]) -> None:
+    sources = [{"latestOffset": {"topic": 1}}, {"latestOffset": reported}]
+
+    assert read_lags({"sources": sources}) == lags
+    assert read_lags({}) == {}
+
+
+def test_a_batch_counts_what_its_metric_says_and_without_one_the_rows_of_spark() -> None:
+    start, end = offset(a=after("5"), b=after("5")), offset(a=after("6"), b=after("6"))
+    done = read_progress(progress(3, start, end, {"records": None, "bytes": None}))
+    assert done is not None
+    assert (done.records, done.bytes) == (0, 0), "a sum over no rows is null"
+    assert done.shards[A].records is None, "this Spark does not count by shard"
+
+    done = read_progress(progress(3, start, end))
+    assert done is not None
+    assert (done.records, done.bytes) == (7, None), "as Spark counts them"
+    accounts = [
+        {"item": A, "count": 2, "bytes": 5, "processingS": 0.5},
+        {"item": A, "count": 1, "processingS": 0.25},
+    ]
+    done = read_progress(progress(3, start, end, {"records": 3, "bytes": 5, "by_shard": accounts}))
+    assert done is not None
+    assert done.shards[A] == ShardBatch(
+        begin=after("5"), end=after("6"), records=3, bytes=5, processing_s=0.75
+    )
+    assert done.shards[B] == ShardBatch(begin=after("5"), end=after("6"), records=0)
+    plain = progress(3, None, None)
+    del plain["numInputRows"]
+    plain["durationMs"] = {"addBatch": 1}
+    assert read_progress(plain) == BatchDone(
+        batch_id=3, records=0, bytes=None, seconds=0.0, shards={}, bounds={}
+    )
