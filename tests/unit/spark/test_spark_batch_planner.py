@@ -717,6 +717,18 @@ def test_a_batch_read_has_all_that_was_there_when_it_was_planned():
     assert len(world.rows(start, end)) >= planned
 
 
+def test_a_batch_read_at_the_tip_is_planned_by_one_look_and_not_by_waiting():
+    world = World()
+    world.put()
+    world.wait(5.0)
+    began = world.elapsed
+
+    start, end = world.query().bounded()
+
+    assert len(world.rows(start, end)) == 1
+    assert world.elapsed - began < 0.05
+
+
 def test_a_batch_read_ends_before_the_first_record_at_its_time():
     world = World()
     numbers = []

@@ -207,6 +207,29 @@ def test_a_shard_that_was_called_unknown_is_asked_again_once_a_later_listing_has
     assert planner.losses == []
 
 
+@pytest.mark.parametrize(("inline_bytes_max", "calls_left"), [(0, 3), (512 * 1024, 4)])
+def test_a_batch_whose_rows_do_not_travel_costs_a_call_and_its_bytes_again(
+    inline_bytes_max, calls_left
+):
+    planner = planner_at(1, inline_bytes_max=inline_bytes_max)
+    planner.service.hear(100.0, 0.0, 0.0)
+    (ask,) = planner.asks(0.0)
+    rows = [Record(b"x" * 99_900, "k", number, 1.0) for number in ("5", "6", "7")]
+    planner.take(ask, Paged("t", FetchedPage(rows, "u", 0), 0.0, 0.0), 0.0, 0.5)
+    planner.running["s000"].cursor.find(after("7"), tip_ms=1)
+    end = planner.offer(0.0)
+    assert end.shards == {"s000": after("7")}
+
+    budget = planner.running["s000"].budget
+    rests_until = 1.0 if inline_bytes_max == 0 else 0.0  # 200,000 bytes, a tenth of the rate
+    assert budget.ready_at(0.0) == rests_until
+    for _ in range(calls_left):
+        assert budget.ready_at(0.0) == rests_until
+        budget.spend(0.0)
+    budget.spend(0.0, calls=2.0)
+    assert budget.ready_at(0.0) > rests_until
+
+
 def test_a_shard_that_begins_in_the_future_is_not_looked_at_before():
     planner = planner_at(1, position=at_timestamp(5_000))
     planner.service.hear(0.0, 0.0, 0.0)

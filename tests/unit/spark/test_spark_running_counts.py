@@ -157,6 +157,7 @@ def test_a_rate_is_that_of_the_last_five_seconds_or_of_the_whole_run(
     )
 
     assert [view.records_per_s for view in sample.leases] == [pytest.approx(rate)]
+    assert [view.records_total for view in sample.leases] == [10]
     assert sample.uptime_s == pytest.approx(now - 100.0)
     assert (sample.is_draining, sample.has_leases, sample.doing) == (True, False, "")
     at_once = RunCounts(Instant(100.0))
