@@ -13,7 +13,7 @@ import msgspec
 
 from kclrun.errors import HostRefused, InvariantViolation, ServiceError, host_error
 from kclrun.ipc.messages import OthersInSight
-from kclrun.leases import commands as do
+from kclrun.leases import commands
 from kclrun.leases.events import (
     DrainRequested,
     Event,
@@ -198,7 +198,7 @@ class Manager:
         self.leases_command = leases_command
         self._stop = StopPlan(grace_s)
         self._signals = SignalPipe()
-        self._pump: Pump[Event, do.Command] = Pump(self._handle, self._perform)
+        self._pump: Pump[Event, commands.Command] = Pump(self._handle, self._perform)
         self._broken: Exception | None = None
         # No lease is taken before a trial process was forked: results of scans wait for it.
         self._trials_failed = 0
@@ -262,7 +262,7 @@ class Manager:
         """A job failed with an unexpected error: the next turn ends the run with that error."""
         self._broken = self._broken or error
 
-    def _handle(self, event: Event) -> tuple[do.Command, ...]:
+    def _handle(self, event: Event) -> tuple[commands.Command, ...]:
         match event:
             case ProcessStarted(key):
                 self._report.started(key)
@@ -277,27 +277,27 @@ class Manager:
                 pass
         return self.core.handle(event, self._loop.now())
 
-    def _perform(self, command: do.Command) -> None:
+    def _perform(self, command: commands.Command) -> None:
         match command:
-            case do.StartProcess():
+            case commands.StartProcess():
                 self.processes.start(command)
-            case do.DrainProcess(key, reason):
+            case commands.DrainProcess(key, reason):
                 self.processes.drain(key, reason, self._force_instant())
-            case do.TellOthersInSight(others):
+            case commands.TellOthersInSight(others):
                 self.others_in_sight = others
                 self.processes.broadcast(OthersInSight(others))
-            case do.StopRefused(reason):
+            case commands.StopRefused(reason):
                 self.drain(reason, at_its_end=ExitReason.STREAM_RECREATED)
-            case do.Note():
+            case commands.Note():
                 self._note(command)
-            case do.Finish():
+            case commands.Finish():
                 self._is_finished = True
             case request:
-                if isinstance(request, do.ScanTable):
+                if isinstance(request, commands.ScanTable):
                     self._held_at_scan = self._identity.folder.held
                 self.service_calls.perform(request)
 
-    def _note(self, note: do.Note) -> None:
+    def _note(self, note: commands.Note) -> None:
         fields = note.fields
         if note.event in _HALTS and note.key is not None:
             fields = {**fields, "action": how_to_resume(self.leases_command, note.key)}

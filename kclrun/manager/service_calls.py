@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from kclrun.errors import AccessDenied, InvalidRequest, NotFound, ServiceError, Unavailable
-from kclrun.leases import commands as do
+from kclrun.leases import commands
 from kclrun.leases.commands import Request, ServiceRequests
 from kclrun.leases.events import (
     Event,
@@ -169,9 +169,9 @@ class ServiceCalls(ServiceRequests):
         def failed(error: Exception) -> None:
             if not isinstance(error, ServiceError):
                 self._broke(error)
-            elif isinstance(request, do.FindOffers):
+            elif isinstance(request, commands.FindOffers):
                 self._offers_failed(error, asked)
-            elif isinstance(request, do.ScanTable) and isinstance(error, NotFound):
+            elif isinstance(request, commands.ScanTable) and isinstance(error, NotFound):
                 if attempt >= _SCANS_TO_PROVE_GONE:
                     self._table_gone(error)
                 else:
@@ -186,30 +186,30 @@ class ServiceCalls(ServiceRequests):
         """The name of the operation for the log, and its work on a thread of the pool."""
         world = self._world
         match request:
-            case do.ScanTable(consistent):
+            case commands.ScanTable(consistent):
                 return "scan the lease table", lambda: _scanned(world, consistent=consistent)
-            case do.ListShards(with_start, stream):
+            case commands.ListShards(with_start, stream):
                 start = self._start_filter_of(stream) if with_start else None
                 of_stream = f" of {name}" if (name := stream_name_of(stream)) else ""
                 return f"list the shards{of_stream}", lambda: _listed(world, stream, start)
-            case do.DescribeStream(stream):
+            case commands.DescribeStream(stream):
                 admin = world.streams[stream].admin
                 return (
                     "describe the stream",
                     lambda: StreamDescribed(admin.summary().created_at, stream),
                 )
-            case do.ReadKcl3Mode():
+            case commands.ReadKcl3Mode():
                 return READ_KCL3_MODE, lambda: _kcl3_mode(world)
-            case do.ReadRow(key):
+            case commands.ReadRow(key):
                 return "read a lease", lambda: _row(world, key)
-            case do.ReadParents(key, parents):
+            case commands.ReadParents(key, parents):
                 return (
                     "read the parents of a lease",
                     lambda: ParentsRead(key, tuple(map(world.table.read, parents))),
                 )
-            case do.FindOffers(rows_max):
+            case commands.FindOffers(rows_max):
                 return LOOK_FOR_OFFERS, lambda: OffersFound(world.table.offered(rows_max))
-            case do.WriteRow():
+            case commands.WriteRow():
                 raise AssertionError("a write is sent by `_send_write`")
 
     def _offers_failed(self, error: ServiceError, asked: Instant) -> None:

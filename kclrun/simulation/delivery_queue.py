@@ -12,8 +12,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.consuming import commands as do
-from kclrun.consuming import events as on
+from kclrun.consuming import commands, events
 from kclrun.consuming.delivery import (
     Attempts,
     Call,
@@ -85,7 +84,7 @@ class SimulatedDeliveryQueue:
         oracles: Oracles,
         times: QueueTimes,
         *,
-        post: Callable[[on.Event], None],
+        post: Callable[[events.Event], None],
         poll_s: float,
         user_code: BatchUserCode,
         chance: Callable[[], float],
@@ -121,7 +120,7 @@ class SimulatedDeliveryQueue:
         self.busy_since = Instant(0.0)  # as in the status: 0 while user code is not running
         self._batch: _Batch | None = None
         self._requests = itertools.count(1)
-        self._waits_for: tuple[int, Callable[[do.AnswerCheckpoint], None]] | None = None
+        self._waits_for: tuple[int, Callable[[commands.AnswerCheckpoint], None]] | None = None
         self._durable: ExtendedSequenceNumber | None = None
         self._fence = Instant(-math.inf)
         self._fetched = self._delivered = self._fetches = 0
@@ -133,7 +132,7 @@ class SimulatedDeliveryQueue:
 
     # Commands of the core.
 
-    def allow_delivery(self, permit: do.AllowDelivery) -> None:
+    def allow_delivery(self, permit: commands.AllowDelivery) -> None:
         self._delivery.allow(permit)
         self._fence = permit.fence
         self._go_on()
@@ -146,7 +145,7 @@ class SimulatedDeliveryQueue:
         self._delivery.call(call)
         self._go_on()
 
-    def answer(self, answer: do.AnswerCheckpoint) -> None:
+    def answer(self, answer: commands.AnswerCheckpoint) -> None:
         """User code that waits for a checkpoint continues."""
         if self._waits_for is not None and self._waits_for[0] == answer.request:
             _, go_on = self._waits_for
@@ -320,7 +319,7 @@ class SimulatedDeliveryQueue:
             case StartBatch(records):
                 self._deliver(records)
             case ConfirmStop():
-                self._post(on.DeliveryStopped())
+                self._post(events.DeliveryStopped())
             case ConfirmEnd():
                 self._tell_exhausted()
             case call:
@@ -328,20 +327,20 @@ class SimulatedDeliveryQueue:
 
     def _tell_exhausted(self) -> None:
         if self._is_expired:
-            self._post(on.ShardExhausted((), is_expired=True))
+            self._post(events.ShardExhausted((), is_expired=True))
             return
         self._oracles.shard_exhausted(self._reader)
-        self._post(on.ShardExhausted(self._stream.children_of(self._key)))
+        self._post(events.ShardExhausted(self._stream.children_of(self._key)))
 
     def _called(self, call: Call) -> None:
         """User code reached the end of a call other than a batch."""
-        if isinstance(call, do.CallInitialize):
+        if isinstance(call, commands.CallInitialize):
             self._begin(call.row)
-        saves = not isinstance(call, do.CallInitialize | do.CallLeaseLost)
+        saves = not isinstance(call, commands.CallInitialize | commands.CallLeaseLost)
         if saves and self._user_code.kind.checkpoints_by_hand:
-            self._checkpoint(None, lambda _: self._post(on.CallReturned()))
+            self._checkpoint(None, lambda _: self._post(events.CallReturned()))
         else:
-            self._post(on.CallReturned())
+            self._post(events.CallReturned())
 
     def _begin(self, row: Lease) -> None:
         self._fetched = self._delivered = self._stream.number_of(self._key, row.checkpoint)
@@ -355,7 +354,7 @@ class SimulatedDeliveryQueue:
         batch = self._batch = _Batch(first, last, self._stream.position(self._key, last))
         self._delivered = last
         self._attempt(batch, self._user_code.begin())
-        self._post(on.BatchDelivered(batch.position, size, size * RECORD_BYTES))
+        self._post(events.BatchDelivered(batch.position, size, size * RECORD_BYTES))
 
     def _give_again(self, batch: _Batch) -> None:
         """Records that a checkpoint of the call that raised covers are not given again."""
@@ -382,9 +381,9 @@ class SimulatedDeliveryQueue:
 
         self._work(attempt.duration_s, worked)
 
-    def _answered(self, batch: _Batch, attempt: Attempt, answer: do.AnswerCheckpoint) -> None:
+    def _answered(self, batch: _Batch, attempt: Attempt, answer: commands.AnswerCheckpoint) -> None:
         """A lost lease raises LeaseLost, and this user code does not catch it."""
-        if answer.answer is do.CheckpointAnswer.LOST:
+        if answer.answer is commands.CheckpointAnswer.LOST:
             self._raised(batch, LeaseLost(answer.detail))
         else:
             self._over(batch, attempt)
@@ -402,7 +401,7 @@ class SimulatedDeliveryQueue:
             self._oracles.coverage.seen("fence_passed_mid_batch")
         self._batch = None
         self._oracles.batch_processed(self._reader, batch.last)
-        self._post(on.BatchProcessed(batch.position))
+        self._post(events.BatchProcessed(batch.position))
 
     def _raised(self, batch: _Batch, error: Exception) -> None:
         self._oracles.batch_raised(self._reader, batch.first)
@@ -422,14 +421,14 @@ class SimulatedDeliveryQueue:
             self._go_on()
 
     def _checkpoint(
-        self, last: int | None, answered: Callable[[do.AnswerCheckpoint], None]
+        self, last: int | None, answered: Callable[[commands.AnswerCheckpoint], None]
     ) -> None:
         """User code asks for a checkpoint and waits; None means all records it was given."""
         request = next(self._requests)
 
-        def go_on(answer: do.AnswerCheckpoint) -> None:
+        def go_on(answer: commands.AnswerCheckpoint) -> None:
             self._is_busy = False
-            is_lost = answer.answer is do.CheckpointAnswer.LOST
+            is_lost = answer.answer is commands.CheckpointAnswer.LOST
             name = "checkpoint_by_hand_refused" if is_lost else "checkpoint_by_hand"
             self._oracles.coverage.seen(name)
             answered(answer)
@@ -439,7 +438,7 @@ class SimulatedDeliveryQueue:
         self._waits_for = (request, go_on)
         self._oracles.vouched_for(self._reader, self._delivered if last is None else last)
         position = None if last is None else self._stream.position(self._key, last)
-        self._post(on.CheckpointRequested(request, position))
+        self._post(events.CheckpointRequested(request, position))
 
     def _work(self, duration_s: float, worked: Callable[[], None]) -> None:
         self._is_busy = True

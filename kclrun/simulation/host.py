@@ -12,8 +12,7 @@ from typing import Final
 
 from kclrun.consuming import events as worker_events
 from kclrun.consuming.events import OthersInSight
-from kclrun.leases import commands as do
-from kclrun.leases import events as on
+from kclrun.leases import commands, events
 from kclrun.leases.commands import Request, ServiceRequests
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
@@ -68,7 +67,7 @@ class Children:
 
     # Starting.
 
-    def start(self, command: do.StartProcess) -> None:
+    def start(self, command: commands.StartProcess) -> None:
         """The result is ProcessStarted or StartFailed."""
         parent, key = self._parent, command.key
         if key in self.by_key or key in self._starting:
@@ -78,18 +77,18 @@ class Children:
         self._launcher_free_at = max(now, self._launcher_free_at) + _FORK_S
         parent.os.after(self._launcher_free_at - now, lambda: self._forked(command))
 
-    def _forked(self, command: do.StartProcess) -> None:
+    def _forked(self, command: commands.StartProcess) -> None:
         parent, key = self._parent, command.key
         draining = self._starting.pop(key)
         if parent.machine.refuses_forks:
             parent.world.oracles.coverage.seen("fork_failed")
-            parent.feed(on.StartFailed(key, "the fork was refused"))
+            parent.feed(events.StartFailed(key, "the fork was refused"))
             return
         self._incarnations += 1
         process = self._process_kind(parent, command, incarnation=self._incarnations)
         self.by_key[key] = process
         process.begin(rung=self._rung, gone=self._gone)
-        parent.feed(on.ProcessStarted(key, process.incarnation))
+        parent.feed(events.ProcessStarted(key, process.incarnation))
         if draining is not None:
             self.drain(key, *draining)
 
@@ -172,7 +171,7 @@ class Children:
         def reaped() -> None:
             self._empty(process)
             del self.by_key[process.key]
-            self._parent.feed(on.ProcessExited(process.key, process.incarnation, reason))
+            self._parent.feed(events.ProcessExited(process.key, process.incarnation, reason))
 
         self._parent.os.after(_REAP_S, reaped)
 
@@ -190,7 +189,7 @@ class ServiceCalls(ServiceRequests):
         world: World,
         os: OsProcess,
         *,
-        feed: Callable[[on.Event], None],
+        feed: Callable[[events.Event], None],
         chance: Callable[[], float],
         check_write: Callable[[LeaseKey], None],
     ) -> None:
@@ -213,7 +212,7 @@ class ServiceCalls(ServiceRequests):
             self._uplink,
             now=world.scheduler.clock,
             after=os.after,
-            looked=lambda rows: os.act(lambda: feed(on.OffersFound(rows))),
+            looked=lambda rows: os.act(lambda: feed(events.OffersFound(rows))),
         )
 
     def stand_still(self) -> None:
@@ -227,56 +226,56 @@ class ServiceCalls(ServiceRequests):
     def _send(self, request: Request, attempt: int) -> None:
         uplink, cost, now = self._uplink, self._world.oracles.cost, self._world.scheduler.now
 
-        def came(event: on.Event) -> None:
+        def came(event: events.Event) -> None:
             self._os.act(lambda: self._deliver(event))
 
         def failed(_: str) -> None:
             self._failed(request, attempt)
 
         match request:
-            case do.ScanTable(consistent):
+            case commands.ScanTable(consistent):
                 if attempt == 1:
                     cost.scanned(self._name, now)
                 uplink.scan(
-                    lambda leases: came(on.LeasesScanned(leases)), failed, consistent=consistent
+                    lambda leases: came(events.LeasesScanned(leases)), failed, consistent=consistent
                 )
-            case do.ListShards(with_start):
+            case commands.ListShards(with_start):
                 if attempt == 1:
                     cost.listed(self._name, now)
                 uplink.ask_kinesis(lambda: self._listed(with_start=with_start), came, failed)
-            case do.ReadRow(key):
-                uplink.read(key, lambda row: came(on.RowRead(key, row)), failed)
-            case do.ReadParents():
+            case commands.ReadRow(key):
+                uplink.read(key, lambda row: came(events.RowRead(key, row)), failed)
+            case commands.ReadParents():
                 self._read_parents(request, (), failed)
-            case do.FindOffers(rows_max):
+            case commands.FindOffers(rows_max):
                 cost.queried(self._name, now)
                 self._offer_polls.look(rows_max)
-            case do.DescribeStream():
+            case commands.DescribeStream():
                 self._os.after(_DESCRIBED_AFTER_S, lambda: self._described(request))
-            case do.ReadKcl3Mode() | do.WriteRow():
+            case commands.ReadKcl3Mode() | commands.WriteRow():
                 raise AssertionError("not asked by this core, or sent by `_send_write`")
 
-    def _listed(self, *, with_start: bool) -> on.ShardsListed:
+    def _listed(self, *, with_start: bool) -> events.ShardsListed:
         stream, now = self._world.stream, self._world.scheduler.now
         at_start = stream.at_trim_horizon(now) if with_start else None
-        return on.ShardsListed(stream.listing(now), WallTime(WORLD_BEGAN_AT + now), at_start)
+        return events.ShardsListed(stream.listing(now), WallTime(WORLD_BEGAN_AT + now), at_start)
 
-    def _described(self, request: do.DescribeStream) -> None:
+    def _described(self, request: commands.DescribeStream) -> None:
         """Rare, and a part only of promise P13: the answer comes at once, or after a repetition."""
         if self._os.machine.is_cut:
             self._send(request, 2)
         else:
-            self._deliver(on.StreamDescribed(self._world.stream.created_at))
+            self._deliver(events.StreamDescribed(self._world.stream.created_at))
 
     def _read_parents(
         self,
-        request: do.ReadParents,
+        request: commands.ReadParents,
         found: tuple[Lease | None, ...],
         failed: Failed,
     ) -> None:
         """One after the other; after a failure, all again."""
         if len(found) == len(request.parents):
-            self._deliver(on.ParentsRead(request.key, found))
+            self._deliver(events.ParentsRead(request.key, found))
             return
 
         def read(row: Lease | None) -> None:
@@ -332,7 +331,7 @@ class Host:
         chance = world.scheduler.chance(name).random
         self.core = core_kind(policy, chance)
         self._stop = StopPlan(settings.grace_s)
-        self._pump: Pump[on.Event, do.Command] = Pump(self._handle, self._perform)
+        self._pump: Pump[events.Event, commands.Command] = Pump(self._handle, self._perform)
         self._is_seizing = False
         self._held_at_scan: frozenset[OwnerId] = frozenset()
         self.is_refused = False  # because the stream under its name is another one
@@ -340,7 +339,7 @@ class Host:
         self._service_calls = ServiceCalls(
             name, world, self.os, feed=self.feed, chance=chance, check_write=self._check_write
         )
-        self._alarm = self.os.alarm(self.core.next_deadline, lambda: self.feed(on.Ticked()))
+        self._alarm = self.os.alarm(self.core.next_deadline, lambda: self.feed(events.Ticked()))
         machine.locks.make(self.owner, self.os)
 
     # Start, faults and state.
@@ -348,7 +347,7 @@ class Host:
     def start(self) -> None:
         self.seize()
         self._children.look()
-        self.feed(on.Started(self.machine.clock.wall(self.world.scheduler.now)))
+        self.feed(events.Started(self.machine.clock.wall(self.world.scheduler.now)))
 
     def drain(self) -> None:
         """SIGTERM."""
@@ -400,7 +399,7 @@ class Host:
     def _drain(self) -> None:
         if not self._stop.drain(self.machine.instant()):
             return
-        self.feed(on.DrainRequested("SIGTERM"))
+        self.feed(events.DrainRequested("SIGTERM"))
         leave_instant = leave_at(self._stop.force_instant)
         assert leave_instant is not None, "the patience of a drain has an end"
         self.os.at(leave_instant, self._leave)
@@ -433,14 +432,14 @@ class Host:
         gained = locks.seize_former(self.owner, self.os)
         if gained:
             self.world.oracles.cost.proven_gone()
-            self.feed(on.FormerOwnersProvenGone(gained))
+            self.feed(events.FormerOwnersProvenGone(gained))
         self._is_seizing = locks.are_others(self.owner)
         if self._is_seizing:
             self.os.after(_SEIZE_EVERY_S, self._seize)
 
     # Events and commands.
 
-    def feed(self, event: on.Event) -> None:
+    def feed(self, event: events.Event) -> None:
         """Give an event to the core, after the events that already wait."""
         self._pump.post(event)
         if not self._pump.run():
@@ -450,32 +449,32 @@ class Host:
         else:
             self._alarm.set()
 
-    def _handle(self, event: on.Event) -> tuple[do.Command, ...]:
-        if self._held_at_scan and isinstance(event, on.LeasesScanned):
+    def _handle(self, event: events.Event) -> tuple[commands.Command, ...]:
+        if self._held_at_scan and isinstance(event, events.LeasesScanned):
             named = {lease.owner for lease in event.leases}
             self.machine.locks.forget(self._held_at_scan - named)
-        commands = self.core.handle(event, self.machine.instant())
+        following = self.core.handle(event, self.machine.instant())
         self.core.check()
-        return commands
+        return following
 
-    def _perform(self, command: do.Command) -> None:
+    def _perform(self, command: commands.Command) -> None:
         match command:
-            case do.StartProcess():
+            case commands.StartProcess():
                 self._children.start(command)
-            case do.DrainProcess(key, reason):
+            case commands.DrainProcess(key, reason):
                 patience = self._stop.force_instant_from(self.machine.instant())
                 self._children.drain(key, reason, patience)
-            case do.TellOthersInSight(others):
+            case commands.TellOthersInSight(others):
                 self.others_in_sight = others
                 self._children.tell(OthersInSight(others))
-            case do.StopRefused():
+            case commands.StopRefused():
                 self.is_refused = True
                 self.world.oracles.coverage.seen("stream_recreated")
                 self._drain()
-            case do.Note() | do.Finish() | do.ReadKcl3Mode():
+            case commands.Note() | commands.Finish() | commands.ReadKcl3Mode():
                 pass
             case request:
-                if isinstance(request, do.ScanTable):
+                if isinstance(request, commands.ScanTable):
                     self._held_at_scan = self.machine.locks.seized_by(self.os)
                 self._service_calls.perform(request)
 

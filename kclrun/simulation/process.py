@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from kclrun.consuming import commands as do
-from kclrun.consuming import events as on
+from kclrun.consuming import commands, events
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import WORKER_STATES
@@ -36,7 +35,7 @@ _LOCKED_AFTER_S: Final = 0.002
 
 _LONG_BATCH_S: Final = 10.0
 
-Timed = do.SendWrite | do.SendLateCheckpoint | do.ReadOwnRow
+Timed = commands.SendWrite | commands.SendLateCheckpoint | commands.ReadOwnRow
 
 
 class HostOfProcess(Protocol):
@@ -108,13 +107,13 @@ class LeaseProcess:
             failover_s=settings.failover_s,
             fan_out=settings.fan_out,
         )
-        self._channel: deque[on.Event] = deque()
-        self._pump: Pump[on.Event, do.Command] = Pump(
+        self._channel: deque[events.Event] = deque()
+        self._pump: Pump[events.Event, commands.Command] = Pump(
             lambda event: self.life.handle(event, self.machine.instant()), self._perform
         )
         self._still_since = Instant(0.0)
         self._has_begun = self._is_orphan = False
-        self._alarm = self.os.alarm(self.life.next_deadline, lambda: self.post(on.Ticked()))
+        self._alarm = self.os.alarm(self.life.next_deadline, lambda: self.post(events.Ticked()))
 
     # Start and end.
 
@@ -135,10 +134,10 @@ class LeaseProcess:
         """Nothing starts before the lock of its owner's nonce [P3]."""
         if not self.machine.locks.share(self._owner, self.os):
             self._say(reports.StartUnclaimed("another manager of this host holds its lock"))
-            self._exit(do.ExitCause.UNCLAIMED)
+            self._exit(commands.ExitCause.UNCLAIMED)
             return
         self._has_begun = True
-        self.post(on.Started())
+        self.post(events.Started())
         self._listen()
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
@@ -188,18 +187,18 @@ class LeaseProcess:
 
     # Messages from its manager.
 
-    def tell(self, message: on.Event) -> None:
+    def tell(self, message: events.Event) -> None:
         """Its manager sends a message; it is taken in order, when the process is awake."""
-        self._is_orphan |= isinstance(message, on.ManagerGone)
+        self._is_orphan |= isinstance(message, events.ManagerGone)
         self._channel.append(message)
         self.os.act(self._listen)
 
     def _listen(self) -> None:
         while self._channel and self._has_begun:
-            self._is_orphan |= isinstance(self._channel[0], on.ManagerGone)
+            self._is_orphan |= isinstance(self._channel[0], events.ManagerGone)
             self.post(self._channel.popleft())
 
-    def post(self, event: on.Event) -> None:
+    def post(self, event: events.Event) -> None:
         """An event happened; it is taken in after earlier events."""
         if not self.is_over:
             self._pump.post(event)
@@ -209,35 +208,35 @@ class LeaseProcess:
         if self._pump.run() and not self._pump.is_held:
             self._alarm.set()
 
-    def _perform(self, command: do.Command) -> None:
+    def _perform(self, command: commands.Command) -> None:
         match command:
-            case do.SendWrite() | do.SendLateCheckpoint() | do.ReadOwnRow():
+            case commands.SendWrite() | commands.SendLateCheckpoint() | commands.ReadOwnRow():
                 self._perform_in_time(command)
-            case do.ReadRows(keys):
+            case commands.ReadRows(keys):
                 self._pump.is_held = True
                 self._read_rows(keys, ())
-            case do.ListShards():
+            case commands.ListShards():
                 self._ask_kinesis()
-            case do.AllowDelivery(fence):
+            case commands.AllowDelivery(fence):
                 self._oracles.delivery_allowed(self, self.machine.clock.time_of(fence))
                 self.queue.allow_delivery(command)
-            case do.StopDelivery():
+            case commands.StopDelivery():
                 self._oracles.delivery_stopped(self)
                 self.queue.stop_delivery()
-            case do.AnswerCheckpoint():
+            case commands.AnswerCheckpoint():
                 self.queue.answer(command)
             case reports.Report():
                 self._report(command)
-            case do.Exit(cause):
+            case commands.Exit(cause):
                 self._exit(cause)
             case call:
                 self.queue.call(call)
 
-    def _exit(self, cause: do.ExitCause) -> None:
+    def _exit(self, cause: commands.ExitCause) -> None:
         self._oracles.process_noted(self, "exits:", cause.value)
         self.is_over = self._pump.is_held = True
         self._oracles.coverage.exited(cause, is_orphan=self._is_orphan)
-        if cause is do.ExitCause.LOST:
+        if cause is commands.ExitCause.LOST:
             self._oracles.ended_uncleanly(self, "losing it")
         else:
             self._oracles.ended_in_order(self)
@@ -274,12 +273,12 @@ class LeaseProcess:
         self._turn()
 
     def _perform_now(self, command: Timed) -> None:
-        if isinstance(command, do.ReadOwnRow):
+        if isinstance(command, commands.ReadOwnRow):
             self._pump.is_held = True
             self._uplink.read(
                 self.key,
-                lambda row: self._answered(on.OwnRowRead(row)),
-                lambda words: self._answered(on.ReadFailed(words)),
+                lambda row: self._answered(events.OwnRowRead(row)),
+                lambda words: self._answered(events.ReadFailed(words)),
             )
         elif self.life.own.sends(command.change):
             self._send(command.change)
@@ -288,7 +287,7 @@ class LeaseProcess:
         sent = self.machine.instant()
 
         def resolved(outcome: Outcome) -> None:
-            self._answered(on.WriteResolved(change, outcome, sent))
+            self._answered(events.WriteResolved(change, outcome, sent))
 
         if isinstance(change, LateCheckpoint):
             self._oracles.process_noted(self, "checkpoints late", change)
@@ -299,12 +298,12 @@ class LeaseProcess:
         self, keys: tuple[LeaseKey, ...], found: tuple[tuple[LeaseKey, Lease | None], ...]
     ) -> None:
         if not keys:
-            self._answered(on.RowsRead(found))
+            self._answered(events.RowsRead(found))
             return
         self._uplink.read(
             keys[0],
             lambda row: self.os.act(lambda: self._read_rows(keys[1:], (*found, (keys[0], row)))),
-            lambda words: self._answered(on.LookUpFailed(words)),
+            lambda words: self._answered(events.LookUpFailed(words)),
         )
 
     def _ask_kinesis(self) -> None:
@@ -312,11 +311,11 @@ class LeaseProcess:
         now = self._scheduler.now
         self._uplink.ask_kinesis(
             lambda: self._stream.listing(now),
-            lambda shards: self._answered(on.ShardsListed(shards)),
-            lambda words: self._answered(on.LookUpFailed(words)),
+            lambda shards: self._answered(events.ShardsListed(shards)),
+            lambda words: self._answered(events.LookUpFailed(words)),
         )
 
-    def _answered(self, event: on.Event) -> None:
+    def _answered(self, event: events.Event) -> None:
         def take_in() -> None:
             if self.is_over:
                 return

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from kclrun.codec.kpl import drop_until
-from kclrun.consuming import events as on
+from kclrun.consuming import events
 from kclrun.consuming.commands import (
     CallInitialize,
     CallLeaseLost,
@@ -61,7 +61,7 @@ class Deliverer:
     def __init__(
         self,
         queue: DeliveryQueue,
-        post: Callable[[on.Event], None],
+        post: Callable[[events.Event], None],
         policy: ErrorPolicy,
         *,
         prepare: Callable[[Lease], tuple[RecordProcessor, RowScope | None]],
@@ -90,21 +90,21 @@ class Deliverer:
                 case QueueClosed():
                     return
                 case ConfirmStop():
-                    self._post(on.DeliveryStopped())
+                    self._post(events.DeliveryStopped())
                 case Exhausted(children, is_expired):
-                    self._post(on.ShardExhausted(children, is_expired))
+                    self._post(events.ShardExhausted(children, is_expired))
                 case call:
                     self._call(call)
 
     def _deliver(self, batch: Batch) -> None:
         self.delivered = batch.last
-        self._post(on.BatchDelivered(batch.last, len(batch.records), batch.payload_bytes))
+        self._post(events.BatchDelivered(batch.last, len(batch.records), batch.payload_bytes))
         if batch.records and not self._attempt_until_it_holds(
             "process_records", lambda: self._process(batch), batch.last, batch.records
         ):
             return
         self._queue.note_returned(batch)
-        self._post(on.BatchProcessed(batch.last))
+        self._post(events.BatchProcessed(batch.last))
 
     def _process(self, batch: Batch) -> None:
         # A checkpoint inside the batch holds, even if the attempt that made it then raised: the
@@ -126,7 +126,7 @@ class Deliverer:
             case CallLeaseLost():
                 done = self._attempt_until_it_holds("lease_lost", self._lose)
         if done:
-            self._post(on.CallReturned())
+            self._post(events.CallReturned())
 
     def _begin(self, row: Lease) -> None:
         self._token = row.counter

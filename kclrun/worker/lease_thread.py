@@ -15,8 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from kclrun.consuming import commands as do
-from kclrun.consuming import events as on
+from kclrun.consuming import commands, events
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import WORKER_STATES
 from kclrun.errors import ServiceError, SinkError
@@ -71,29 +70,29 @@ class ManagerLine:
         """For a selector; none once the manager is gone: its end would be readable for ever."""
         return () if self._is_gone else (self._channel.fileno(),)
 
-    def hear(self) -> list[on.Event]:
+    def hear(self) -> list[events.Event]:
         """The events from all received messages. Raises: MalformedFrame."""
-        events: list[on.Event] = []
+        received: list[events.Event] = []
         while not self._is_gone:
             match self._channel.receive():
                 case Quiet():
                     break
                 case PeerGone():
                     self._is_gone = True
-                    events.append(on.ManagerGone())
+                    received.append(events.ManagerGone())
                 case Drain(reason):
-                    events.append(on.DrainRequested(reason))
+                    received.append(events.DrainRequested(reason))
                 case FailoverChanged(failover_s):
-                    events.append(on.FailoverChanged(failover_s))
+                    received.append(events.FailoverChanged(failover_s))
                 case OthersInSight(others):
-                    events.append(on.OthersInSight(others))
+                    received.append(events.OthersInSight(others))
                 case RenewCredentials(credentials):
                     self._renew(credentials)
                 case DumpStacks():
                     faulthandler.dump_traceback(file=STDERR_FD, all_threads=True)
                 case Begin():
                     pass  # Only the first one counts, and it was read before.
-        return events
+        return received
 
 
 class Reporter:
@@ -182,7 +181,7 @@ LOOK_S: Final = 1.0
 # thread held the GIL, or the process did not run.
 STALL_TOLD_S: Final = 1.0
 
-Timed = do.SendWrite | do.SendLateCheckpoint | do.ReadOwnRow
+Timed = commands.SendWrite | commands.SendLateCheckpoint | commands.ReadOwnRow
 Later = tuple[Instant, int, Timed]
 
 
@@ -222,7 +221,7 @@ class LeaseThread:
         on_over: Callable[[], None],
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
-        self.cause: do.ExitCause | None = None
+        self.cause: commands.ExitCause | None = None
         self.failure: BaseException | None = None
         self._life = life
         self._inbox = inbox
@@ -236,10 +235,10 @@ class LeaseThread:
         self._fetch_watch = fetch_watch
         self._now = now
         self._on_over = on_over
-        self._pump: Pump[on.Event, do.Command] = Pump(
+        self._pump: Pump[events.Event, commands.Command] = Pump(
             lambda event: life.handle(event, now()), self._perform
         )
-        self._pump.post(on.Started())
+        self._pump.post(events.Started())
         self._later: list[Later] = []
         self._order = itertools.count()
         self._awake_since = now()
@@ -269,7 +268,7 @@ class LeaseThread:
     def break_off(self, error: BaseException) -> None:
         """Another thread broke: end the process; its successor begins anew. Any thread."""
         self.failure = error
-        self._inbox.post(on.Ticked())
+        self._inbox.post(events.Ticked())
 
     def _turn(self) -> None:
         """Handle everything that has happened, then wait for more."""
@@ -280,7 +279,7 @@ class LeaseThread:
         self._watch_fetching()
         self._wait()
         self._do_what_waited()
-        self._pump.post(on.Ticked())
+        self._pump.post(events.Ticked())
 
     def _watch_fetching(self) -> None:
         """A lease that is renewed and not read stalls in silence: end the process instead."""
@@ -309,7 +308,7 @@ class LeaseThread:
         if stalled_s >= STALL_TOLD_S:
             # User code may have returned by now: the longest waiter does not run first.
             in_user_code = self._user_code_s() - self._user_code_before_s >= STALL_TOLD_S
-            self._pump.post(on.ThreadStalled(stalled_s, in_user_code))
+            self._pump.post(events.ThreadStalled(stalled_s, in_user_code))
         self._user_code_before_s = self._user_code_s()
 
     def _user_code_s(self) -> float:
@@ -322,35 +321,35 @@ class LeaseThread:
             _, _, command = heapq.heappop(self._later)
             self._perform_now(command)
 
-    def _perform(self, command: do.Command) -> None:
+    def _perform(self, command: commands.Command) -> None:
         match command:
-            case do.SendWrite() | do.SendLateCheckpoint() | do.ReadOwnRow():
+            case commands.SendWrite() | commands.SendLateCheckpoint() | commands.ReadOwnRow():
                 self._perform_in_time(command)
-            case do.ReadRows(keys):
+            case commands.ReadRows(keys):
                 self._ask(
-                    lambda: on.RowsRead(tuple((k, self._table.read(k)) for k in keys)),
-                    on.LookUpFailed,
+                    lambda: events.RowsRead(tuple((k, self._table.read(k)) for k in keys)),
+                    events.LookUpFailed,
                 )
-            case do.ListShards():
-                self._ask(self._listed, on.LookUpFailed)
-            case do.AllowDelivery():
+            case commands.ListShards():
+                self._ask(self._listed, events.LookUpFailed)
+            case commands.AllowDelivery():
                 self._queue.allow_delivery(command)
-            case do.StopDelivery():
+            case commands.StopDelivery():
                 self._queue.stop_delivery()
-            case do.AnswerCheckpoint():
+            case commands.AnswerCheckpoint():
                 self._checkpoints.answer(command)
             case Report():
                 self._report(command)
-            case do.Exit(cause):
+            case commands.Exit(cause):
                 self._reporter.publish(self._life, self._queue.view())
                 self.cause = cause
                 self._pump.is_held = True
             case call:
                 self._queue.call(call)
 
-    def _listed(self) -> on.ShardsListed:
+    def _listed(self) -> events.ShardsListed:
         stream = stream_of(self._life.own.key)
-        return on.ShardsListed(qualified_shards(stream, self._admin.list_shards()))
+        return events.ShardsListed(qualified_shards(stream, self._admin.list_shards()))
 
     def _report(self, report: Report) -> None:
         if isinstance(report, Checkpointed):
@@ -364,8 +363,10 @@ class LeaseThread:
             self._perform_now(command)
 
     def _perform_now(self, command: Timed) -> None:
-        if isinstance(command, do.ReadOwnRow):
-            self._ask(lambda: on.OwnRowRead(self._table.read(self._life.own.key)), on.ReadFailed)
+        if isinstance(command, commands.ReadOwnRow):
+            self._ask(
+                lambda: events.OwnRowRead(self._table.read(self._life.own.key)), events.ReadFailed
+            )
         elif self._life.own.sends(command.change):
             self._send(command.change)
 
@@ -374,14 +375,14 @@ class LeaseThread:
             self._make_rows_durable(change)
         except SinkError as error:
             # Nothing was sent: the checkpoint waits until its rows can be stored.
-            self._pump.answer(on.RowsNotKept(change, str(error)))
+            self._pump.answer(events.RowsNotKept(change, str(error)))
             return
         sent = self._now()
         if not isinstance(change, LateCheckpoint):  # not a write as owner: no fence follows from it
             self._reporter.note_send(sent)
         outcome = self._table.write(change)
         self._asking_s += self._now() - sent
-        self._pump.answer(on.WriteResolved(change, outcome, sent))
+        self._pump.answer(events.WriteResolved(change, outcome, sent))
 
     def _make_rows_durable(self, change: LeaseChange) -> None:
         rows = self._rows()
@@ -396,7 +397,9 @@ class LeaseThread:
                 pass
 
     def _ask(
-        self, ask: Callable[[], on.Event], failed: Callable[[str], on.ReadFailed | on.LookUpFailed]
+        self,
+        ask: Callable[[], events.Event],
+        failed: Callable[[str], events.ReadFailed | events.LookUpFailed],
     ) -> None:
         asked = self._now()
         try:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 
-from kclrun.consuming import commands as worker_do
+from kclrun.consuming import commands as worker_commands
 from kclrun.consuming import events as worker_on
 from kclrun.consuming.delivery import ConfirmEnd, ConfirmStop, StartBatch
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.state_machine import LeaseStateMachine
-from kclrun.leases import commands as do
-from kclrun.leases import events as on
+from kclrun.leases import commands as manager_commands
+from kclrun.leases import events
 from kclrun.model.lease import LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol.reports import CoreReport, Report
@@ -34,7 +34,7 @@ def begin(shells: Shells) -> State:
     """Both managers have just started."""
     motion = Motion(shells, shells.unborn())
     for index in range(len(OWNERS)):
-        motion.feed(index, on.Started(0.0))
+        motion.feed(index, events.Started(0.0))
     return motion.state()
 
 
@@ -138,42 +138,42 @@ class Motion:
     def _perform(self, index: int, command) -> None:
         host = self.hosts[index]
         match command:
-            case do.ScanTable():
+            case manager_commands.ScanTable():
                 self._scan(index)
-            case do.ListShards():
+            case manager_commands.ListShards():
                 listed = self.shells.world.shards
-                self._events[index].append(on.ShardsListed(listed, float(self.ticks)))
-            case do.FindOffers(rows_max):
+                self._events[index].append(events.ShardsListed(listed, float(self.ticks)))
+            case manager_commands.FindOffers(rows_max):
                 self.shells.rows.hold(self.rows)
-                self._events[index].append(on.OffersFound(self.shells.rows.offered(rows_max)))
-            case do.WriteRow(change, not_before):
+                self._events[index].append(events.OffersFound(self.shells.rows.offered(rows_max)))
+            case manager_commands.WriteRow(change, not_before):
                 if not_before is not None and not_before > self.instant(index):
                     host.timed = (*host.timed, (not_before, change))
                 else:
                     self.send(index, change)
-            case do.ReadRow(key):
+            case manager_commands.ReadRow(key):
                 self._ask(host, "row", key)
-            case do.ReadParents(key, parents):
+            case manager_commands.ReadParents(key, parents):
                 self._ask(host, "parents", (key, parents))
-            case do.StartProcess():
+            case manager_commands.StartProcess():
                 self._start(index, command)
-            case do.DrainProcess(key, reason):
+            case manager_commands.DrainProcess(key, reason):
                 if key in host.processes:
                     self.post(index, key, worker_on.DrainRequested(reason))
-            case do.TellOthersInSight(others):
+            case manager_commands.TellOthersInSight(others):
                 host.others_in_sight = others
                 for key in tuple(host.processes):
                     self.post(index, key, worker_on.OthersInSight(others))
-            case do.Finish():
+            case manager_commands.Finish():
                 rules.check_finish(self, index)
                 host.is_finished = True
-            case do.Note():
+            case manager_commands.Note():
                 pass
 
     def _scan(self, index: int) -> None:
         self.shells.rows.hold(self.rows)
         pages = tuple(lease for page in self.shells.rows.scan() for lease in page.leases)
-        event = on.LeasesScanned(pages)
+        event = events.LeasesScanned(pages)
         if self._is_scan_stale:
             host = self.hosts[index]
             host.requests = (*host.requests, Request("scan", None, 0.0, event))
@@ -208,7 +208,7 @@ class Motion:
 
     # A lease process.
 
-    def _start(self, index: int, start: do.StartProcess) -> None:
+    def _start(self, index: int, start: manager_commands.StartProcess) -> None:
         host = self.hosts[index]
         rules.check_start(self, index, start.key)
         host.started += 1
@@ -224,7 +224,7 @@ class Motion:
         )
         process = LiveProcess(start.key, host.started, LeaseStateMachine(policy, chance))
         host.processes[start.key] = process
-        self._events[index].append(on.ProcessStarted(start.key, process.number))
+        self._events[index].append(events.ProcessStarted(start.key, process.number))
         self.post(index, start.key, worker_on.Started())
 
     def post(self, index: int, key: str, event) -> None:
@@ -258,45 +258,45 @@ class Motion:
         now = self.instant(index)
         match command:
             case (
-                worker_do.SendWrite(_, due)
-                | worker_do.SendLateCheckpoint(_, due)
-                | worker_do.ReadOwnRow(due)
+                worker_commands.SendWrite(_, due)
+                | worker_commands.SendLateCheckpoint(_, due)
+                | worker_commands.ReadOwnRow(due)
             ):
                 if due is not None and due > now:
                     process.timed = (*process.timed, (due, command))
                 else:
                     self.request(index, process, command)
-            case worker_do.ReadRows(keys):
+            case worker_commands.ReadRows(keys):
                 process.request = Request("rows", keys, now)
-            case worker_do.ListShards():
+            case worker_commands.ListShards():
                 event = worker_on.ShardsListed(self.shells.world.shards)
                 process.events = (event, *process.events)
-            case worker_do.AllowDelivery():
+            case worker_commands.AllowDelivery():
                 process.delivery.allow(command)
                 rules.check_permit(self, index, process)
-            case worker_do.StopDelivery():
+            case worker_commands.StopDelivery():
                 process.delivery.stop()
             case (
-                worker_do.CallInitialize()
-                | worker_do.CallShardEnded()
-                | worker_do.CallShutdownRequested()
-                | worker_do.CallLeaseLost()
+                worker_commands.CallInitialize()
+                | worker_commands.CallShardEnded()
+                | worker_commands.CallShutdownRequested()
+                | worker_commands.CallLeaseLost()
             ):
                 process.delivery.call(command)
             case Report():
                 self._report(index, process, command)
-            case worker_do.Exit(cause):
-                if cause is worker_do.ExitCause.LOST:
+            case worker_commands.Exit(cause):
+                if cause is worker_commands.ExitCause.LOST:
                     self.unclean(process.key)
                 self.ends(index, process, cause.value)
-            case worker_do.AnswerCheckpoint():
+            case worker_commands.AnswerCheckpoint():
                 pass
         self._go_on(index, process)
 
     def request(self, index: int, process: LiveProcess, command) -> None:
         """Its time has come, and nothing else is under way."""
         now = self.instant(index)
-        if isinstance(command, worker_do.ReadOwnRow):
+        if isinstance(command, worker_commands.ReadOwnRow):
             process.request = Request("row", process.key, now)
         elif process.life.own.sends(command.change):
             process.request = Request("write", command.change, now)
@@ -328,7 +328,7 @@ class Motion:
                     children = world.children_of(process.key)
                     self._happens(process, worker_on.ShardExhausted(children))
                 case call:
-                    if isinstance(call, worker_do.CallInitialize):
+                    if isinstance(call, worker_commands.CallInitialize):
                         process.delivered = rules.number_of(call.row.checkpoint, world.records)
                         process.is_initialized = True
                     self._happens(process, worker_on.CallReturned())
@@ -371,4 +371,4 @@ class Motion:
 
     def _report(self, index: int, process: LiveProcess, report: Report) -> None:
         if isinstance(report, CoreReport):
-            self.feed(index, on.ProcessReported(process.key, report))
+            self.feed(index, events.ProcessReported(process.key, report))

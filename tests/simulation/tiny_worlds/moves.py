@@ -11,7 +11,7 @@ from copy import copy
 
 from kclrun.consuming import events as worker_on
 from kclrun.consuming.delivery import StartBatch
-from kclrun.leases import events as on
+from kclrun.leases import events
 from kclrun.model.lease import ANYBODY
 from kclrun.model.time import WallTime
 from kclrun.protocol.writes import (
@@ -182,15 +182,15 @@ def _carry_out(motion: Motion, index: int, request, key):
             sender = f"{'ab'[index]}{'/' + key if key else ''}"
             outcome = motion.write(sender, request.what)
             if key is None:
-                return on.WriteResolved(request.what, outcome)
+                return events.WriteResolved(request.what, outcome)
             return worker_on.WriteResolved(request.what, outcome, request.sent)
         case "row" if key is None:
-            return on.RowRead(request.what, motion.read(request.what))
+            return events.RowRead(request.what, motion.read(request.what))
         case "row":
             return worker_on.OwnRowRead(motion.read(key))
         case "parents":
             child, parents = request.what
-            return on.ParentsRead(child, tuple(motion.read(parent) for parent in parents))
+            return events.ParentsRead(child, tuple(motion.read(parent) for parent in parents))
         case "rows":
             return worker_on.RowsRead(tuple((each, motion.read(each)) for each in request.what))
 
@@ -226,7 +226,7 @@ def _late(motion: Motion, index: int, place) -> None:
 
 def _unknown(request, key):
     if key is None:
-        return on.WriteResolved(request.what, _UNKNOWN)
+        return events.WriteResolved(request.what, _UNKNOWN)
     return worker_on.WriteResolved(request.what, _UNKNOWN, request.sent)
 
 
@@ -249,7 +249,7 @@ def _answer(motion: Motion, index: int, place) -> None:
 
 def _ring(motion: Motion, index: int, key) -> None:
     if key is None:
-        motion.feed(index, on.Ticked())
+        motion.feed(index, events.Ticked())
     else:
         motion.post(index, key, worker_on.Ticked())
 
@@ -258,7 +258,7 @@ def _reap(motion: Motion, index: int, key: str) -> None:
     host = motion.host(index)
     _, number, reason = next(each for each in host.reaps if each[0] == key)
     host.reaps = tuple(each for each in host.reaps if each[0] != key)
-    motion.feed(index, on.ProcessExited(key, number, reason))
+    motion.feed(index, events.ProcessExited(key, number, reason))
 
 
 def _kill_process(motion: Motion, index: int, key: str) -> None:
@@ -300,7 +300,7 @@ def _arrive(motion: Motion, index: int, place: int) -> None:
 
 def _drain(motion: Motion, index: int, _) -> None:
     motion.drains_left -= 1
-    motion.feed(index, on.DrainRequested("SIGTERM"))
+    motion.feed(index, events.DrainRequested("SIGTERM"))
 
 
 def _ask(motion: Motion, _, key: str) -> None:

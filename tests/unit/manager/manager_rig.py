@@ -13,7 +13,7 @@ import signal
 from types import SimpleNamespace
 
 from kclrun.config.schema import StreamSettings
-from kclrun.leases import events as on
+from kclrun.leases import events
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.local.lease_rows import LeaseRows
@@ -160,9 +160,9 @@ class Processes:
         claim = Claim(key, self._owner, command.counter)
         assert isinstance(self._table.write(claim), Applied)
         self._counters[key] += 1
-        self._manager.deliver(on.ProcessStarted(key, 7))
+        self._manager.deliver(events.ProcessStarted(key, 7))
         self._manager.deliver(
-            on.ProcessReported(key, reports.LeaseClaimed(self._counters[key], TRIM_HORIZON))
+            events.ProcessReported(key, reports.LeaseClaimed(self._counters[key], TRIM_HORIZON))
         )
 
     def drain(self, key, reason, force_instant):
@@ -175,12 +175,12 @@ class Processes:
         if counter is None:
             return
         self._table.write(Release(key, self._owner, counter, TRIM_HORIZON, TRIM_HORIZON))
-        self._manager.deliver(on.ProcessReported(key, reports.LeaseReleased(TRIM_HORIZON)))
+        self._manager.deliver(events.ProcessReported(key, reports.LeaseReleased(TRIM_HORIZON)))
         self._die(key, "exit code 0 (done)")
 
     def _die(self, key, reason):
         if self._counters.pop(key, None) is not None:
-            self._manager.deliver(on.ProcessExited(key, 7, reason))
+            self._manager.deliver(events.ProcessExited(key, 7, reason))
 
     def kill_all(self):
         self.said.append(("kill", self._loop.now()))

@@ -11,8 +11,7 @@ import pytest
 
 from kclrun.config.schema import StreamSettings
 from kclrun.errors import AccessDenied, HostRefused, InvalidRequest, NotFound, Unavailable
-from kclrun.leases import commands as do
-from kclrun.leases import events as on
+from kclrun.leases import commands, events
 from kclrun.leases.held_lease import HeldLease, State
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
@@ -214,7 +213,7 @@ class Stream:
         return () if shard_filter is None else ("filtered",)
 
 
-def service_calls_of(table, *, loop, pool, log, events, broken, gone, coordinator=None):
+def service_calls_of(table, *, loop, pool, log, handled, broken, gone, coordinator=None):
     stream = SourceStream(Stream(), Stream().summary(), StreamSettings(name="s"))
     streams = {ONLY_STREAM: stream}
     world = World(table, streams, None, ENDPOINT, ENDPOINT, lambda: 5.0, coordinator=coordinator)
@@ -224,7 +223,7 @@ def service_calls_of(table, *, loop, pool, log, events, broken, gone, coordinato
         loop=loop,
         pool=pool,
         log=log,
-        deliver=events.append,
+        deliver=handled.append,
         broke=broken.append,
         table_gone=gone.append,
     )
@@ -233,18 +232,18 @@ def service_calls_of(table, *, loop, pool, log, events, broken, gone, coordinato
 @pytest.fixture
 def performing(loop, pool, log):
     def make(table, gone=None, coordinator=None):
-        events, broken = [], []
+        handled, broken = [], []
         service_calls = service_calls_of(
             table,
             loop=loop,
             pool=pool,
             log=log,
-            events=events,
+            handled=handled,
             broken=broken,
             gone=[] if gone is None else gone,
             coordinator=coordinator,
         )
-        return service_calls, events, broken
+        return service_calls, handled, broken
 
     return make
 
@@ -252,12 +251,12 @@ def performing(loop, pool, log):
 def test_a_read_is_repeated_until_it_succeeds_with_one_warning_an_outage(
     performing, loop, tmp_path
 ):
-    service_calls, events, _ = performing(Table(failures=3))
+    service_calls, handled, _ = performing(Table(failures=3))
 
-    service_calls.perform(do.ReadRow("k"))
-    turn_until(loop, lambda: events)
+    service_calls.perform(commands.ReadRow("k"))
+    turn_until(loop, lambda: handled)
 
-    assert events == [on.RowRead("k", None)]
+    assert handled == [events.RowRead("k", None)]
     log = (tmp_path / "log").read_text()
     assert log.count("service_unreachable") == 1
     assert log.count("service_back") == 1
@@ -266,14 +265,14 @@ def test_a_read_is_repeated_until_it_succeeds_with_one_warning_an_outage(
 def test_a_broken_row_is_an_answer_and_not_an_outage(performing, loop, tmp_path):
     table = Table()
     table.plant({"leaseKey": {"S": "k"}, "leaseCounter": {"S": "four"}})
-    service_calls, events, _ = performing(table)
+    service_calls, handled, _ = performing(table)
     begun = loop.now()
 
-    service_calls.perform(do.ReadRow("k", begun + 0.1))
-    turn_until(loop, lambda: events)
+    service_calls.perform(commands.ReadRow("k", begun + 0.1))
+    turn_until(loop, lambda: handled)
 
-    (told,) = events
-    assert isinstance(told, on.RowUnreadable)
+    (told,) = handled
+    assert isinstance(told, events.RowUnreadable)
     assert "'k' is broken" in told.reason
     assert loop.now() - begun >= 0.1
     assert "service_unreachable" not in (tmp_path / "log").read_text()
@@ -295,63 +294,70 @@ class Coordinator:
 @pytest.mark.parametrize(
     ("answers", "event"),
     [
-        (["CLIENT_VERSION_3X"], on.Kcl3ModeRead("CLIENT_VERSION_3X")),
-        ([Unavailable("", operation="GetItem", code=""), None], on.Kcl3ModeRead(None)),
-        ([AccessDenied("no", operation="GetItem", code="")], on.Kcl3ModeUnreadable("no")),
-        ([InvalidRequest("key", operation="GetItem", code="")], on.Kcl3ModeUnreadable("key")),
+        (["CLIENT_VERSION_3X"], events.Kcl3ModeRead("CLIENT_VERSION_3X")),
+        ([Unavailable("", operation="GetItem", code=""), None], events.Kcl3ModeRead(None)),
+        ([AccessDenied("no", operation="GetItem", code="")], events.Kcl3ModeUnreadable("no")),
+        ([InvalidRequest("key", operation="GetItem", code="")], events.Kcl3ModeUnreadable("key")),
     ],
 )
 def test_a_refusal_to_show_the_mode_of_a_kcl_3_fleet_is_an_answer(performing, loop, answers, event):
-    service_calls, events, _ = performing(Table(), coordinator=Coordinator(*answers))
+    service_calls, handled, _ = performing(Table(), coordinator=Coordinator(*answers))
 
-    service_calls.perform(do.ReadKcl3Mode())
-    turn_until(loop, lambda: events)
+    service_calls.perform(commands.ReadKcl3Mode())
+    turn_until(loop, lambda: handled)
 
-    assert events == [event]
+    assert handled == [event]
 
 
 def test_one_write_of_a_key_is_under_way_at_a_time_and_their_order_holds(performing, loop):
     table = Table()
-    service_calls, events, _ = performing(table)
+    service_calls, handled, _ = performing(table)
     row = Lease(key="k", checkpoint=TRIM_HORIZON)
 
-    service_calls.perform(do.WriteRow(CreateLease(row)))
-    service_calls.perform(do.WriteRow(Take("k", "kclrun:g:s:n", None, 0, 10.0, "TRIM_HORIZON")))
-    service_calls.perform(do.WriteRow(Renew("k", "kclrun:g:s:n", 1)))
-    service_calls.perform(do.WriteRow(CreateLease(Lease(key="other", checkpoint=TRIM_HORIZON))))
-    turn_until(loop, lambda: len(events) == 4)
+    service_calls.perform(commands.WriteRow(CreateLease(row)))
+    service_calls.perform(
+        commands.WriteRow(Take("k", "kclrun:g:s:n", None, 0, 10.0, "TRIM_HORIZON"))
+    )
+    service_calls.perform(commands.WriteRow(Renew("k", "kclrun:g:s:n", 1)))
+    service_calls.perform(
+        commands.WriteRow(CreateLease(Lease(key="other", checkpoint=TRIM_HORIZON)))
+    )
+    turn_until(loop, lambda: len(handled) == 4)
 
-    mine = [event for event in events if getattr(event.change, "key", "") == "k"]
+    mine = [event for event in handled if getattr(event.change, "key", "") == "k"]
     assert [type(event.change) for event in mine] == [Take, Renew]
-    assert all(isinstance(event.outcome, Applied) for event in events)
+    assert all(isinstance(event.outcome, Applied) for event in handled)
     assert table.overlaps == 0
 
 
 def test_a_write_waits_for_its_instant(performing, loop):
-    service_calls, events, _ = performing(Table())
+    service_calls, handled, _ = performing(Table())
     begun = loop.now()
 
-    service_calls.perform(do.WriteRow(Renew("k", "o", 1), begun + 0.2))
-    turn_until(loop, lambda: events)
+    service_calls.perform(commands.WriteRow(Renew("k", "o", 1), begun + 0.2))
+    turn_until(loop, lambda: handled)
 
     assert loop.now() - begun >= 0.2
 
 
 def test_shards_are_listed_with_the_start_filter_only_when_asked(performing, loop):
-    service_calls, events, _ = performing(Table())
+    service_calls, handled, _ = performing(Table())
 
-    service_calls.perform(do.ListShards(with_start=False))
-    turn_until(loop, lambda: len(events) == 1)
-    service_calls.perform(do.ListShards(with_start=True))
-    turn_until(loop, lambda: len(events) == 2)
+    service_calls.perform(commands.ListShards(with_start=False))
+    turn_until(loop, lambda: len(handled) == 1)
+    service_calls.perform(commands.ListShards(with_start=True))
+    turn_until(loop, lambda: len(handled) == 2)
 
-    assert events == [on.ShardsListed((), 5.0, None), on.ShardsListed((), 5.0, ("filtered",))]
+    assert handled == [
+        events.ShardsListed((), 5.0, None),
+        events.ShardsListed((), 5.0, ("filtered",)),
+    ]
 
 
 def test_a_failure_that_nobody_expects_is_carried_to_the_loop(performing, loop):
     service_calls, _, broken = performing(None)
 
-    service_calls.perform(do.ScanTable())
+    service_calls.perform(commands.ScanTable())
     turn_until(loop, lambda: broken)
 
     assert isinstance(broken[0], AttributeError)
@@ -376,25 +382,25 @@ SHORTAGES = (OSError(errno.EMFILE, "Too many open files"), MemoryError("of the t
 
 @pytest.mark.parametrize("error", SHORTAGES)
 def test_a_read_that_this_host_has_no_room_for_is_repeated(performing, loop, tmp_path, error):
-    service_calls, events, broken = performing(OnAFullHost(error))
+    service_calls, handled, broken = performing(OnAFullHost(error))
 
-    service_calls.perform(do.ReadRow("k"))
-    turn_until(loop, lambda: events or broken)
+    service_calls.perform(commands.ReadRow("k"))
+    turn_until(loop, lambda: handled or broken)
 
-    assert (events, broken) == ([on.RowRead("k", None)], [])
+    assert (handled, broken) == ([events.RowRead("k", None)], [])
     assert "this host has no more to give" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize("error", SHORTAGES)
 def test_a_write_that_this_host_had_no_room_for_may_have_happened(performing, loop, error):
-    service_calls, events, broken = performing(OnAFullHost(error))
+    service_calls, handled, broken = performing(OnAFullHost(error))
     take = Take("k", "me", None, 3, 10.0, "TRIM_HORIZON")
 
-    service_calls.perform(do.WriteRow(take))
-    turn_until(loop, lambda: events or broken)
+    service_calls.perform(commands.WriteRow(take))
+    turn_until(loop, lambda: handled or broken)
 
     assert broken == []
-    (resolved,) = events
+    (resolved,) = handled
     assert resolved.change == take
     assert isinstance(resolved.outcome, OutcomeUnknown)
 
@@ -418,13 +424,17 @@ def test_offers_are_looked_for_once_and_an_outage_is_one_warning(performing, loo
     row = Lease(key="k", checkpoint=TRIM_HORIZON, owner=OFFERED)
     away = Unavailable("refused", operation="Query")
     index = Index(away, away, (row,))
-    service_calls, events, _ = performing(index)
+    service_calls, handled, _ = performing(index)
 
     for count in (1, 2, 3):
-        service_calls.perform(do.FindOffers(7))
-        turn_until(loop, lambda count=count: len(events) == count)
+        service_calls.perform(commands.FindOffers(7))
+        turn_until(loop, lambda count=count: len(handled) == count)
 
-    assert events == [on.OffersFound(None), on.OffersFound(None), on.OffersFound((row,))]
+    assert handled == [
+        events.OffersFound(None),
+        events.OffersFound(None),
+        events.OffersFound((row,)),
+    ]
     assert index.asked == [7, 7, 7]
     log = (tmp_path / "log").read_text()
     assert log.count("service_unreachable") == 1
@@ -433,13 +443,13 @@ def test_offers_are_looked_for_once_and_an_outage_is_one_warning(performing, loo
 
 def test_a_table_without_the_index_is_told_once_and_is_no_outage(performing, loop, tmp_path):
     missing = NotFound("no such index", operation="Query", code="ResourceNotFoundException")
-    service_calls, events, _ = performing(Index(missing, missing))
+    service_calls, handled, _ = performing(Index(missing, missing))
 
     for count in (1, 2):
-        service_calls.perform(do.FindOffers(1))
-        turn_until(loop, lambda count=count: len(events) == count)
+        service_calls.perform(commands.FindOffers(1))
+        turn_until(loop, lambda count=count: len(handled) == count)
 
-    assert events == [on.OffersFound(None)] * 2
+    assert handled == [events.OffersFound(None)] * 2
     log = (tmp_path / "log").read_text()
     assert log.count("offers_unindexed") == 1
     assert "service_unreachable" not in log
@@ -487,16 +497,16 @@ def test_an_outage_without_a_code_is_called_by_its_kind(performing):
 
 def test_only_a_second_scan_proves_that_the_table_is_gone(performing, loop, tmp_path):
     gone = []
-    once, events, _ = performing(Vanishing(missing=1), gone)
-    once.perform(do.ScanTable())
-    turn_until(loop, lambda: events)
+    once, handled, _ = performing(Vanishing(missing=1), gone)
+    once.perform(commands.ScanTable())
+    turn_until(loop, lambda: handled)
     assert gone == []
 
-    twice, events, _ = performing(Vanishing(missing=2), gone)
-    twice.perform(do.ScanTable())
+    twice, handled, _ = performing(Vanishing(missing=2), gone)
+    twice.perform(commands.ScanTable())
     turn_until(loop, lambda: gone)
 
-    assert events == []
+    assert handled == []
     assert [type(error) for error in gone] == [NotFound]
     assert "service_unreachable" not in (tmp_path / "log").read_text()
 

@@ -20,7 +20,7 @@ from kclrun.config.units import Duration
 from kclrun.consuming.subscribing import SILENCE_MAX_S
 from kclrun.errors import Unavailable
 from kclrun.ipc.messages import FailoverChanged
-from kclrun.leases import events as on
+from kclrun.leases import events
 from kclrun.leases.held_lease import HeldLease, State
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
@@ -208,7 +208,9 @@ def test_a_lease_that_waits_for_a_person_does_not_stand_still_and_starts_over_af
 
     def fail():
         run.manager.deliver(
-            on.ProcessReported("s0", reports.ProcessorFailed("process_records", "KeyError: 1", 1))
+            events.ProcessReported(
+                "s0", reports.ProcessorFailed("process_records", "KeyError: 1", 1)
+            )
         )
         run.processes._die("s0", "exit code 5 (failed)")
 
@@ -429,7 +431,9 @@ def test_a_run_with_a_halted_shard_ends_once_the_others_are_read_and_says_so(rig
 
     def fail():
         run.manager.deliver(
-            on.ProcessReported("s1", reports.ProcessorFailed("process_records", "KeyError: 1", 1))
+            events.ProcessReported(
+                "s1", reports.ProcessorFailed("process_records", "KeyError: 1", 1)
+            )
         )
         run.processes._die("s1", "exit code 5 (failed)")
 
@@ -522,7 +526,7 @@ def test_health_is_judged_by_the_settings_and_an_idle_read_is_no_standstill(
 
 def test_a_sample_of_a_table_without_us_has_free_leases():
     core = LeaseManager(ManagerPolicy(me="kclrun::h:n", leases_max=1), lambda: 0.5)
-    core.handle(on.Started(5.0), 1.0)
+    core.handle(events.Started(5.0), 1.0)
     rows = (
         Lease(key="f1", checkpoint=TRIM_HORIZON),
         Lease(key="f2", checkpoint=TRIM_HORIZON, owner=OFFERED),
@@ -530,7 +534,7 @@ def test_a_sample_of_a_table_without_us_has_free_leases():
         Lease(key="o2", checkpoint=TRIM_HORIZON, owner=OTHER),
         Lease(key="m1", checkpoint=TRIM_HORIZON, owner="kclrun::h:n"),
     )
-    core.handle(on.LeasesScanned(rows), 1.0)
+    core.handle(events.LeasesScanned(rows), 1.0)
     held = set(core.held())
 
     shown = sampler_of_core(core).take(1.0)
@@ -542,7 +546,7 @@ def test_a_sample_of_a_table_without_us_has_free_leases():
 
 def test_a_lease_process_is_shown_with_its_memory_and_from_the_second_look_on_its_cpu():
     core = LeaseManager(ManagerPolicy(me="kclrun::h:n", leases_max=1), lambda: 0.5)
-    core.handle(on.Started(5.0), 1.0)
+    core.handle(events.Started(5.0), 1.0)
     children = [
         SimpleNamespace(key=key, pid=pid, trouble="", look=lambda: None)
         for key, pid in (("s0", os.getpid()), ("s1", None))

@@ -9,8 +9,7 @@ import pytest
 
 from kclrun.errors import HostFailed, HostRefused, NotFound, Unavailable
 from kclrun.ipc.messages import OthersInSight
-from kclrun.leases import commands as do
-from kclrun.leases import events as on
+from kclrun.leases import commands, events
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager import manager as managers
 from kclrun.manager.forks import ForkRefused
@@ -211,7 +210,7 @@ def test_a_machine_that_ends_bounds_the_stop_and_a_later_word_only_that_bound(
 
 def test_leases_of_a_stream_that_was_made_again_are_given_up_and_the_end_says_why(rig):
     run = rig(created={ONLY_STREAM: 5.0})
-    run.at(20.0, lambda: run.manager._perform(do.StopRefused("the stream was made again")))
+    run.at(20.0, lambda: run.manager._perform(commands.StopRefused("the stream was made again")))
 
     assert run.run() is ExitReason.STREAM_RECREATED
 
@@ -288,7 +287,7 @@ def test_a_table_is_gone_once_and_the_core_decides_nothing_any_more(rig):
     def vanish():
         run.manager.table_gone(gone)
         run.manager.table_gone(gone)
-        run.manager.deliver(on.FormerOwnersProvenGone(frozenset({"kclrun:g:s:n"})))
+        run.manager.deliver(events.FormerOwnersProvenGone(frozenset({"kclrun:g:s:n"})))
 
     scans = []
     run.manager.service_calls.perform = lambda request: scans.append(run.seconds)
@@ -507,7 +506,7 @@ def test_the_line_of_a_halted_lease_and_no_other_says_how_a_person_resumes_it(
 ):
     run = rig()
 
-    run.manager._note(do.Note(event, "error", key=key, fields={"reason": "KeyError"}))
+    run.manager._note(commands.Note(event, "error", key=key, fields={"reason": "KeyError"}))
 
     (line,) = run.lines(event)
     assert (line["level"], line["reason"]) == ("error", "KeyError")

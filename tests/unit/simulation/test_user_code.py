@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from kclrun.consuming import commands as do
-from kclrun.consuming import events as on
+from kclrun.consuming import commands, events
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol.reports import ProcessorFailed
@@ -91,7 +90,9 @@ class AtQueue:
             failover_s=10.0,
             fan_out=fan_out,
         )
-        self.queue.call(do.CallInitialize(Lease(key=self.reader.key, checkpoint=TRIM_HORIZON)))
+        self.queue.call(
+            commands.CallInitialize(Lease(key=self.reader.key, checkpoint=TRIM_HORIZON))
+        )
 
     def _now(self):
         return self.scheduler.now
@@ -100,7 +101,7 @@ class AtQueue:
         self.scheduler.after(delay_s, action)
 
     def open(self, *, fence_s=10_000.0, start_below=1_000_000, delivered_max=1_000_000):
-        self.queue.allow_delivery(do.AllowDelivery(fence_s, start_below, delivered_max))
+        self.queue.allow_delivery(commands.AllowDelivery(fence_s, start_below, delivered_max))
 
     def run(self, duration_s):
         end = self.scheduler.now + duration_s
@@ -117,11 +118,11 @@ def test_a_batch_that_raises_is_given_again_after_the_pauses_of_the_error_policy
     at.open()
 
     at.run(2.9)  # pauses of 1 s and 2 s
-    assert len(at.of(on.BatchDelivered)) == 1
-    assert at.of(on.BatchProcessed) == []
+    assert len(at.of(events.BatchDelivered)) == 1
+    assert at.of(events.BatchProcessed) == []
     at.run(0.5)
 
-    assert len(at.of(on.BatchProcessed)) == 1
+    assert len(at.of(events.BatchProcessed)) == 1
     assert "user_code_raised_and_held" in at.world.seen
 
 
@@ -133,7 +134,7 @@ def test_a_poisoned_batch_is_given_up_after_six_calls_and_nothing_follows_it():
 
     [failed] = at.of(ProcessorFailed)
     assert (failed.where, failed.attempts) == ("process_records", 6)
-    assert len(at.of(on.BatchDelivered)) == 1
+    assert len(at.of(events.BatchDelivered)) == 1
 
 
 def test_a_batch_that_waits_for_its_next_call_is_given_up_when_delivery_is_stopped():
@@ -144,8 +145,8 @@ def test_a_batch_that_waits_for_its_next_call_is_given_up_when_delivery_is_stopp
     at.queue.stop_delivery()
     at.run(100)
 
-    assert len(at.of(on.DeliveryStopped)) == 1
-    assert at.of(on.BatchProcessed) == []
+    assert len(at.of(events.DeliveryStopped)) == 1
+    assert at.of(events.BatchProcessed) == []
 
 
 def test_what_a_checkpoint_of_a_call_that_raised_covers_is_not_given_again():
@@ -155,12 +156,12 @@ def test_what_a_checkpoint_of_a_call_that_raised_covers_is_not_given_again():
     at.world.oracles.batch_begun = lambda *batch: given.append(batch[1:]) or begin(*batch)
     at.open()
     at.run(0.5)
-    [asked] = at.of(on.CheckpointRequested)
+    [asked] = at.of(events.CheckpointRequested)
     covered = at.world.stream.number_of(at.reader.key, asked.position)
 
     at.world.checkpoint(at.reader, covered)
     at.queue.note_durable(asked.position)
-    at.queue.answer(do.AnswerCheckpoint(asked.request, do.CheckpointAnswer.DURABLE))
+    at.queue.answer(commands.AnswerCheckpoint(asked.request, commands.CheckpointAnswer.DURABLE))
     at.run(1.5)
 
     assert 0 < covered < 600
@@ -178,7 +179,7 @@ def test_a_fetch_that_fails_is_made_again_at_the_position_reached(fault, situati
 
     at.run(5)
 
-    firsts = at.of(on.BatchProcessed)
+    firsts = at.of(events.BatchProcessed)
     assert len(firsts) >= 3
     assert at.world.oracles.tally.duplicates == 0
     assert situation in at.world.seen
@@ -193,8 +194,8 @@ def test_a_subscription_gives_records_when_they_arrive_and_not_at_the_next_poll(
     polling.run(10)
 
     # Ten records a second: an event for each, and a page of ten for each poll.
-    assert len(at.of(on.BatchDelivered)) > 80
-    assert len(polling.of(on.BatchDelivered)) < 15
+    assert len(at.of(events.BatchDelivered)) > 80
+    assert len(polling.of(events.BatchDelivered)) < 15
     assert at.world.oracles.tally.duplicates == 0
 
 
@@ -207,7 +208,7 @@ def test_a_subscription_that_breaks_goes_on_by_polling_and_subscribes_again():
 
     at.run(14.0)
 
-    assert len(at.of(on.BatchDelivered)) > 60
+    assert len(at.of(events.BatchDelivered)) > 60
     assert at.world.oracles.tally.duplicates == 0
 
 
@@ -221,14 +222,14 @@ def test_a_subscription_of_another_owner_takes_over_and_is_refused_before():
     at.run(4.0)
     assert told == ["taken over"]
     at.run(6.0)
-    before = len(at.of(on.BatchDelivered))
+    before = len(at.of(events.BatchDelivered))
 
     assert stream.subscribe(key, at.scheduler.now, lambda: None)
     at.run(0.5)
 
     assert "subscription_taken_over" in at.world.seen
     at.run(15.0)  # it polls, is refused, and takes over again
-    assert len(at.of(on.BatchDelivered)) > before + 40
+    assert len(at.of(events.BatchDelivered)) > before + 40
     assert at.world.oracles.tally.duplicates == 0
 
 

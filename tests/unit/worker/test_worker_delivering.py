@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from kclrun.consuming import commands as do
-from kclrun.consuming import events as on
+from kclrun.consuming import commands, events
 from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.errors import (
     HostFailed,
@@ -118,18 +117,18 @@ class Main:
         with self.posted:
             self.events.append(event)
             self.posted.notify_all()
-        if isinstance(event, on.CheckpointRequested) and not self.over:
+        if isinstance(event, events.CheckpointRequested) and not self.over:
             position = event.position or self.deliverer.delivered
             self.checkpoints.note_durable(position)
-            answer = do.AnswerCheckpoint(event.request, do.CheckpointAnswer.DURABLE)
+            answer = commands.AnswerCheckpoint(event.request, commands.CheckpointAnswer.DURABLE)
             threading.Thread(target=self.checkpoints.answer, args=(answer,)).start()
 
     def begin(self, *pages):
-        self.queue.call(do.CallInitialize(ROW))
-        self.wait_for(on.CallReturned)
+        self.queue.call(commands.CallInitialize(ROW))
+        self.wait_for(events.CallReturned)
         for each in pages:
             self.queue.put(each)
-        self.queue.allow_delivery(do.AllowDelivery(time.monotonic() + 60, 10**6, 10**6))
+        self.queue.allow_delivery(commands.AllowDelivery(time.monotonic() + 60, 10**6, 10**6))
         return self
 
     def wait_for(self, kind, count=1):
@@ -162,9 +161,9 @@ def start():
 def test_a_batch_is_announced_processed_and_its_rows_ended(start):
     main = start().begin(page(11, 12, last=19))
 
-    assert main.wait_for(on.BatchProcessed) == on.BatchProcessed(p(19))
+    assert main.wait_for(events.BatchProcessed) == events.BatchProcessed(p(19))
 
-    assert main.of(on.BatchDelivered) == [on.BatchDelivered(p(19), 2, 2)]
+    assert main.of(events.BatchDelivered) == [events.BatchDelivered(p(19), 2, 2)]
     assert main.processor.batches == [[11, 12]]
     assert main.rows.calls == ["begin", ("end", "19")]
 
@@ -175,7 +174,7 @@ def test_a_batch_is_announced_processed_and_its_rows_ended(start):
 def test_what_raises_is_given_again_and_its_rows_taken_back(start, error):
     main = start(error).begin(page(11, 12))
 
-    main.wait_for(on.BatchProcessed)
+    main.wait_for(events.BatchProcessed)
 
     assert main.processor.batches == [[11, 12], [11, 12]]
     assert main.rows.calls == ["begin", ("take back", None), "begin", ("end", "12")]
@@ -184,16 +183,16 @@ def test_what_raises_is_given_again_and_its_rows_taken_back(start, error):
     assert raised.raised_at.endswith(" in _step")
     assert raised.record == "not known: one of 2, from 11 to 12"
     assert recovered == ProcessorRecovered("process_records", 2)
-    assert len(main.of(on.BatchDelivered)) == 1
+    assert len(main.of(events.BatchDelivered)) == 1
 
 
 def test_after_its_retries_the_batch_is_given_up_and_nothing_after_it_starts(start):
     main = start(*[ValueError("x")] * 9, retries=2).begin(page(11), page(12))
 
     failure = main.wait_for(ProcessorFailed)
-    main.queue.allow_delivery(do.AllowDelivery(time.monotonic() + 60, 10**6, 10**6))
+    main.queue.allow_delivery(commands.AllowDelivery(time.monotonic() + 60, 10**6, 10**6))
     main.queue.stop_delivery()
-    main.wait_for(on.DeliveryStopped)
+    main.wait_for(events.DeliveryStopped)
 
     assert main.processor.batches == [[11]] * 3
     assert (failure.where, failure.error, failure.attempts) == (
@@ -202,7 +201,7 @@ def test_after_its_retries_the_batch_is_given_up_and_nothing_after_it_starts(sta
         3,
     )
     assert failure.position == p(11)
-    assert main.of(on.BatchProcessed) == []
+    assert main.of(events.BatchProcessed) == []
 
 
 def test_the_same_failure_is_told_in_full_once_and_another_one_again(start):
@@ -237,7 +236,7 @@ def test_a_setting_that_user_code_needs_is_not_waited_for(start):
 def test_records_count_as_processed_once_their_batch_has_returned(start):
     main = start(ValueError("x"), retries=3).begin(page(11, 12))
 
-    main.wait_for(on.BatchProcessed)
+    main.wait_for(events.BatchProcessed)
 
     assert (main.queue.view().records_total, main.queue.view().batches_total) == (2, 1)
 
@@ -257,7 +256,7 @@ def test_what_a_checkpoint_covers_is_not_given_again(start):
 
     main = start(checkpoint_then_raise).begin(page(11, 12, 13))
 
-    main.wait_for(on.BatchProcessed)
+    main.wait_for(events.BatchProcessed)
 
     assert main.processor.batches == [[11, 12, 13], [13]]
     assert ("take back", "12") in main.rows.calls
@@ -270,7 +269,7 @@ def test_a_batch_that_is_covered_wholly_is_not_given_again_at_all(start):
 
     main = start(checkpoint_then_raise).begin(page(11, 12))
 
-    main.wait_for(on.BatchProcessed)
+    main.wait_for(events.BatchProcessed)
 
     assert main.processor.batches == [[11, 12]]
 
@@ -278,7 +277,7 @@ def test_a_batch_that_is_covered_wholly_is_not_given_again_at_all(start):
 def test_a_page_without_records_calls_no_user_code(start):
     main = start().begin(page(last=19))
 
-    assert main.wait_for(on.BatchProcessed) == on.BatchProcessed(p(19))
+    assert main.wait_for(events.BatchProcessed) == events.BatchProcessed(p(19))
     assert main.processor.batches == []
     assert main.rows.calls == []
 
@@ -304,7 +303,7 @@ def test_initialize_is_tried_again_with_a_fresh_processor(start):
 
 def test_a_setting_that_is_wrong_is_not_tried_again(start):
     main = start(initialize=[SettingsError("mend it")] * 9)
-    main.queue.call(do.CallInitialize(ROW))
+    main.queue.call(commands.CallInitialize(ROW))
 
     assert main.wait_for(ProcessorFailed).attempts == 1
 
@@ -322,16 +321,16 @@ def test_a_method_that_returns_a_coroutine_halts_at_once_and_its_batch_does_not_
     assert (failure.where, failure.attempts) == ("process_records", 1)
     assert "process_records returned a coroutine, and nothing of it has run" in failure.error
     assert main.rows.calls == ["begin", ("take back", None)]
-    assert main.of(on.BatchProcessed) == []
+    assert main.of(events.BatchProcessed) == []
     assert main.processor.batches == [[11]]
 
 
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (do.CallShardEnded(), "shard_ended"),
-        (do.CallShutdownRequested(), "shutdown_requested"),
-        (do.CallLeaseLost(), "lease_lost"),
+        (commands.CallShardEnded(), "shard_ended"),
+        (commands.CallShutdownRequested(), "shutdown_requested"),
+        (commands.CallLeaseLost(), "lease_lost"),
     ],
 )
 def test_the_other_methods_that_return_something_fail_too(start, call, name):
@@ -344,9 +343,9 @@ def test_the_other_methods_that_return_something_fail_too(start, call, name):
 
 def test_shard_ended_is_repeated_and_its_rows_belong_to_the_end(start):
     main = start(ValueError("x")).begin()
-    main.queue.call(do.CallShardEnded())
+    main.queue.call(commands.CallShardEnded())
 
-    main.wait_for(on.CallReturned, 2)
+    main.wait_for(events.CallReturned, 2)
 
     assert main.processor.calls == ["shard_ended"] * 2
     assert main.rows.calls[-1] == ("end", str(SHARD_END))
@@ -354,7 +353,10 @@ def test_shard_ended_is_repeated_and_its_rows_belong_to_the_end(start):
 
 @pytest.mark.parametrize(
     ("call", "name"),
-    [(do.CallShutdownRequested(), "shutdown_requested"), (do.CallLeaseLost(), "lease_lost")],
+    [
+        (commands.CallShutdownRequested(), "shutdown_requested"),
+        (commands.CallLeaseLost(), "lease_lost"),
+    ],
 )
 def test_the_last_calls_are_made_once(start, call, name):
     main = start(ValueError("x")).begin()
@@ -362,7 +364,7 @@ def test_the_last_calls_are_made_once(start, call, name):
 
     assert main.wait_for(ProcessorFailed).where == name
     main.queue.call(call)
-    main.wait_for(on.CallReturned, 2)
+    main.wait_for(events.CallReturned, 2)
 
     assert main.processor.calls == [name] * 2
 
@@ -377,17 +379,17 @@ def test_a_retry_is_called_off_when_delivery_is_stopped(start):
 
     main = start(shut_then_raise).begin(page(11))
 
-    main.wait_for(on.DeliveryStopped)
+    main.wait_for(events.DeliveryStopped)
 
     assert main.processor.batches == [[11]]
-    assert main.of(on.BatchProcessed) == []
+    assert main.of(events.BatchProcessed) == []
 
 
 def test_the_end_of_the_pages_is_told(start):
     main = start().begin()
     main.queue.finish(())
 
-    assert main.wait_for(on.ShardExhausted) == on.ShardExhausted(())
+    assert main.wait_for(events.ShardExhausted) == events.ShardExhausted(())
 
 
 # Checkpoint calls
@@ -422,17 +424,20 @@ class Asked:
 
 @pytest.mark.parametrize(
     ("answer", "kind"),
-    [(do.CheckpointAnswer.LOST, LeaseLost), (do.CheckpointAnswer.STALE, StaleCheckpoint)],
+    [
+        (commands.CheckpointAnswer.LOST, LeaseLost),
+        (commands.CheckpointAnswer.STALE, StaleCheckpoint),
+    ],
 )
 def test_an_answer_other_than_durable_raises_in_user_code(answer, kind):
     asked = Asked()
     (thread,), outcomes = asked.ask(position="12")
-    asked.queue.answer(do.AnswerCheckpoint(1, answer, "the detail"))
+    asked.queue.answer(commands.AnswerCheckpoint(1, answer, "the detail"))
     thread.join(HUNG_S)
 
     assert isinstance(outcomes[0], kind)
     assert "the detail" in str(outcomes[0])
-    assert asked.requests == [on.CheckpointRequested(1, p(12))]
+    assert asked.requests == [events.CheckpointRequested(1, p(12))]
     assert asked.covered == [p(12)]
 
 
@@ -440,7 +445,9 @@ def test_threads_that_ask_at_once_each_get_their_answer():
     asked = Asked()
     threads, outcomes = asked.ask(8)
     for request in reversed(asked.requests):
-        asked.queue.answer(do.AnswerCheckpoint(request.request, do.CheckpointAnswer.DURABLE))
+        asked.queue.answer(
+            commands.AnswerCheckpoint(request.request, commands.CheckpointAnswer.DURABLE)
+        )
     for thread in threads:
         thread.join(HUNG_S)
 
@@ -453,7 +460,7 @@ def test_nobody_waits_for_a_lease_thread_that_is_gone():
     (thread,), outcomes = asked.ask()
     asked.over = True
     thread.join(HUNG_S)
-    asked.queue.answer(do.AnswerCheckpoint(1, do.CheckpointAnswer.DURABLE))
+    asked.queue.answer(commands.AnswerCheckpoint(1, commands.CheckpointAnswer.DURABLE))
 
     assert isinstance(outcomes[0], LeaseLost)
 
@@ -471,7 +478,7 @@ def test_what_the_host_lacks_at_the_start_ends_the_process_and_never_halts_the_l
     """At once: to wait for it is the manager's, who may know of another host."""
     main = start(retries=5, initialize=[error])
 
-    main.queue.call(do.CallInitialize(ROW))
+    main.queue.call(commands.CallInitialize(ROW))
 
     assert "initialize failed: " in str(main.wait_for(HostFailed))
     assert main.told == []
@@ -498,7 +505,7 @@ def test_what_user_code_raises_of_its_own_is_none_of_the_host(start):
 def test_the_cause_of_an_error_counts_as_the_error_does(start):
     main = start(retries=0, initialize=[caused_by_a_full_disk()])
 
-    main.queue.call(do.CallInitialize(ROW))
+    main.queue.call(commands.CallInitialize(ROW))
 
     assert "cannot write" in str(main.wait_for(HostFailed))
 

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kclrun.consuming import commands as do
-from kclrun.consuming import events as on
+from kclrun.consuming import commands, events
 from kclrun.consuming.lease_writer import LeaseWriter
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.state_machine import LeaseStateMachine
@@ -144,12 +143,12 @@ class Stage:
         )
         self.transitions = []
         self.thread.start()
-        assert isinstance(self.queue.next_task(), do.CallInitialize)
-        self.inbox.post(on.CallReturned())
+        assert isinstance(self.queue.next_task(), commands.CallInitialize)
+        self.inbox.post(events.CallReturned())
 
     def batch(self, last):
-        self.inbox.post(on.BatchDelivered(p(last), 1, 1))
-        self.inbox.post(on.BatchProcessed(p(last)))
+        self.inbox.post(events.BatchDelivered(p(last), 1, 1))
+        self.inbox.post(events.BatchProcessed(p(last)))
 
     def told(self, kind):
         self.transitions += [decode_report(each) for each in self.ring.drain()]
@@ -223,7 +222,7 @@ def test_a_throttled_write_waits_for_its_time_before_it_is_sent_again(stage):
 
 def test_the_checkpoint_a_user_waits_for_is_noted_before_the_answer(stage):
     stage.batch(20)
-    stage.inbox.post(on.BatchDelivered(p(30), 1, 1))
+    stage.inbox.post(events.BatchDelivered(p(30), 1, 1))
 
     stage.checkpoints.checkpointer.checkpoint("30")
 
@@ -232,7 +231,7 @@ def test_the_checkpoint_a_user_waits_for_is_noted_before_the_answer(stage):
 
 def test_a_look_up_that_fails_at_the_end_of_a_shard_is_tried_again(stage):
     stage.table.unreadable = 1
-    stage.inbox.post(on.ShardExhausted((ChildShard("s2", ("s0", "s1"), HashRange(0, 9)),)))
+    stage.inbox.post(events.ShardExhausted((ChildShard("s2", ("s0", "s1"), HashRange(0, 9)),)))
 
     until(lambda: stage.table.raw("s2"))
 
@@ -241,13 +240,13 @@ def test_a_manager_that_drains_and_one_that_is_gone(stage):
     stage.batch(20)
     stage.manager.send(Drain("now", 5.0))
     until(stage.queue.next_task)
-    stage.inbox.post(on.DeliveryStopped())
-    assert isinstance(stage.queue.next_task(), do.CallShutdownRequested)
+    stage.inbox.post(events.DeliveryStopped())
+    assert isinstance(stage.queue.next_task(), commands.CallShutdownRequested)
     stage.manager.close()
-    stage.inbox.post(on.CallReturned())
+    stage.inbox.post(events.CallReturned())
 
     assert stage.over.wait(HUNG_S)
-    assert stage.thread.cause is do.ExitCause.DONE
+    assert stage.thread.cause is commands.ExitCause.DONE
     assert stage.table.read("s0").checkpoint == p(20)
     assert stage.told(reports.LeaseReleased)[0].position == p(20)
     assert stage.queue.is_closed
@@ -282,10 +281,10 @@ def test_the_manager_says_that_others_are_in_sight_and_the_lease_is_offered(stag
     stage.batch(20)
     stage.manager.send(Drain("now", 5.0))
     until(stage.queue.next_task)
-    stage.inbox.post(on.DeliveryStopped())
-    assert isinstance(stage.queue.next_task(), do.CallShutdownRequested)
+    stage.inbox.post(events.DeliveryStopped())
+    assert isinstance(stage.queue.next_task(), commands.CallShutdownRequested)
 
-    stage.inbox.post(on.CallReturned())
+    stage.inbox.post(events.CallReturned())
 
     assert stage.over.wait(HUNG_S)
     row = stage.table.read("s0")
@@ -306,16 +305,16 @@ def test_a_late_checkpoint_keeps_the_rows_it_covers_first_and_is_no_owners_send(
     sent = stage.segment.slot(0).last_send_instant()
     assert sent > 0.0, "the claim was a send"
 
-    stage.inbox.post(on.DeliveryStopped())
-    assert isinstance(stage.queue.next_task(), do.CallLeaseLost)
-    stage.inbox.post(on.CallReturned())
+    stage.inbox.post(events.DeliveryStopped())
+    assert isinstance(stage.queue.next_task(), commands.CallLeaseLost)
+    stage.inbox.post(events.CallReturned())
 
     assert stage.over.wait(HUNG_S)
     assert confirmed is not None
     assert stage.rows.durable == [p(20)]
     assert stage.table.read("s0").checkpoint == p(20)
     assert stage.segment.slot(0).last_send_instant() == sent
-    assert stage.thread.cause is do.ExitCause.LOST
+    assert stage.thread.cause is commands.ExitCause.LOST
 
 
 def _newer(stage, taken):
@@ -371,7 +370,7 @@ class Waits(Stalls):
 
     def wait(self):
         self.thread._wait()
-        return [each for each in self.posted if isinstance(each, on.ThreadStalled)]
+        return [each for each in self.posted if isinstance(each, events.ThreadStalled)]
 
 
 @pytest.mark.parametrize(
@@ -442,9 +441,9 @@ def test_a_write_and_a_look_up_count_as_asking_and_work_does_not():
         stalls.now += 3.0
         raise Unavailable("503")
 
-    thread._ask(fails, on.LookUpFailed)
+    thread._ask(fails, events.LookUpFailed)
     assert thread._asking_s == 5.0
-    assert stalls.answered[-1] == on.LookUpFailed("503")
+    assert stalls.answered[-1] == events.LookUpFailed("503")
 
 
 def test_a_thread_that_broke_wakes_the_lease_thread():
@@ -453,7 +452,7 @@ def test_a_thread_that_broke_wakes_the_lease_thread():
 
     thread.break_off(ZeroDivisionError())
 
-    assert thread._inbox.take() == [on.Ticked()]
+    assert thread._inbox.take() == [events.Ticked()]
     thread._inbox.close()
 
 
@@ -464,10 +463,10 @@ def test_a_write_that_the_core_no_longer_wants_is_not_sent_and_a_late_checkpoint
     thread._life = SimpleNamespace(own=own)
     thread._send = sent.append
 
-    thread._perform(do.SendWrite(renew))
-    thread._perform(do.SendLateCheckpoint(late))
+    thread._perform(commands.SendWrite(renew))
+    thread._perform(commands.SendLateCheckpoint(late))
     own.in_flight.change = renew
-    thread._perform(do.SendWrite(renew))
+    thread._perform(commands.SendWrite(renew))
 
     assert sent == [late, renew]
 
@@ -476,16 +475,16 @@ def test_writes_are_sent_in_the_order_of_their_times_and_none_before():
     stalls = Stalls()
     thread, sent = stalls.thread, []
     thread._perform_now = sent.append
-    commands = [do.SendWrite(None, not_before) for not_before in (102.0, 101.0, 100.0, None)]
-    for command in commands:
+    writes = [commands.SendWrite(None, not_before) for not_before in (102.0, 101.0, 100.0, None)]
+    for command in writes:
         thread._perform(command)
-    assert sent == commands[2:]
+    assert sent == writes[2:]
 
     for now in (100.9, 101.0, 102.0):
         stalls.now = now
         thread._do_what_waited()
 
-    assert sent == [*commands[2:], commands[1], commands[0]]
+    assert sent == [*writes[2:], writes[1], writes[0]]
     assert thread._later == []
 
 
@@ -493,33 +492,33 @@ def test_a_second_late_is_told_and_less_is_not():
     stalls = Stalls()
 
     assert stalls.late(0.75) == []
-    assert stalls.late(1.0) == [on.ThreadStalled(1.0, False)]
+    assert stalls.late(1.0) == [events.ThreadStalled(1.0, False)]
 
 
 def test_a_stall_is_user_codes_where_that_ran_meanwhile_also_if_it_has_returned():
     stalls = Stalls()
-    stalls.queue.call(do.CallShutdownRequested())
+    stalls.queue.call(commands.CallShutdownRequested())
     stalls.queue.next_task()
     assert stalls.late(0.5) == []
 
-    assert stalls.late(2.0) == [on.ThreadStalled(2.0, True)]
+    assert stalls.late(2.0) == [events.ThreadStalled(2.0, True)]
     stalls.now += 2.0
     stalls.queue.stop_delivery()
     stalls.queue.next_task()
     assert stalls.late(0.0) == []
-    assert stalls.late(3.0) == [on.ThreadStalled(3.0, False)]
+    assert stalls.late(3.0) == [events.ThreadStalled(3.0, False)]
 
 
 def test_user_code_that_returned_early_in_a_stall_did_not_cause_it():
     stalls = Stalls()
-    stalls.queue.call(do.CallShutdownRequested())
+    stalls.queue.call(commands.CallShutdownRequested())
     stalls.queue.next_task()
     stalls.late(0.25)
     stalls.now += 0.25
     stalls.queue.stop_delivery()
     stalls.queue.next_task()
 
-    assert stalls.late(3.0) == [on.ThreadStalled(3.0, False)]
+    assert stalls.late(3.0) == [events.ThreadStalled(3.0, False)]
 
 
 # A fetch thread that hangs

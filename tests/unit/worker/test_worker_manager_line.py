@@ -2,7 +2,7 @@
 
 import pytest
 
-from kclrun.consuming import events as on
+from kclrun.consuming import events
 from kclrun.ipc.channel import Channel
 from kclrun.ipc.messages import (
     Drain,
@@ -43,9 +43,9 @@ def test_all_that_has_come_is_told_in_its_order(line):
     line.manager.send(Drain("a deploy", 3.0))
 
     assert line.line.hear() == [
-        on.OthersInSight(True),
-        on.FailoverChanged(5.0),
-        on.DrainRequested("a deploy"),
+        events.OthersInSight(True),
+        events.FailoverChanged(5.0),
+        events.DrainRequested("a deploy"),
     ]
     assert line.line.hear() == []
 
@@ -63,7 +63,7 @@ def test_a_manager_that_is_gone_is_told_once_and_no_longer_waited_for(line):
     line.manager.send(OthersInSight(False))
     line.manager.close()
 
-    assert line.line.hear() == [on.OthersInSight(False), on.ManagerGone()]
+    assert line.line.hear() == [events.OthersInSight(False), events.ManagerGone()]
     assert line.line.hear() == []
     assert line.line.filenos() == ()
 

@@ -5,7 +5,7 @@ import os
 import msgspec
 import pytest
 
-from kclrun.consuming import events as on
+from kclrun.consuming import events
 from kclrun.ipc.board import Segment
 from kclrun.ipc.channel import Doorbell
 from kclrun.ipc.messages import decode_report
@@ -92,9 +92,9 @@ def test_at_the_tip_is_who_has_fetched_processed_and_delivered_all(slot):
     driver = Driver().begin()
     assert slot.shown(driver).at_tip
 
-    driver.happen(on.BatchDelivered(p(20), 1, 100))
+    driver.happen(events.BatchDelivered(p(20), 1, 100))
     assert not slot.shown(driver).at_tip, "a batch is with user code"
-    driver.happen(on.BatchProcessed(p(20)))
+    driver.happen(events.BatchProcessed(p(20)))
     assert slot.shown(driver).at_tip
 
 
