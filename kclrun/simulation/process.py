@@ -65,8 +65,7 @@ class LeaseProcess:
         self.who = f"{host.name}/{incarnation}"
         self.incarnation = incarnation
         self.is_over = False
-        # The manager's view: messages that it has not taken yet, and how the process is forced to
-        # end.
+        # Messages that the manager has not taken yet; how it forces the process to end.
         self.ring: deque[ProcessReported] = deque()
         self.force_instant: Instant | None = None
         self.forced: list[signal.Signals] = []
