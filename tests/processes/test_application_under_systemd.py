@@ -111,7 +111,8 @@ def test_a_manager_that_stands_still_says_nothing_and_leaves_its_stacks_to_the_w
     app.process.send_signal(signal.SIGCONT)
 
     assert silent == []
-    assert app.process.wait(HUNG_S) == -signal.SIGABRT
+    # faulthandler reads the frames of threads that run meanwhile, and seldom fails over them.
+    assert app.process.wait(HUNG_S) in {-signal.SIGABRT, -signal.SIGSEGV}
     assert "Fatal Python error: Aborted" in app.log_path.read_text()
 
 
