@@ -17,6 +17,14 @@ class _Refused(Exception):
         self.answer |= more
 
 
+def _named(asked, expression):
+    """An expression with its attributes' names in place of their aliases; None if there is none."""
+    text = asked.get(expression)
+    for alias, name in asked.get("ExpressionAttributeNames", {}).items():
+        text = text and text.replace(alias, name)
+    return text
+
+
 def _key_of(item):
     return item["leaseKey"]["S"]
 
@@ -142,7 +150,7 @@ class QuickTables:
         table, key = self._table(asked), _key_of(asked["Key"])
         self._require(asked, table.get(key))
         item = dict(table.get(key, asked["Key"]))
-        update(asked["UpdateExpression"])(item, asked.get("ExpressionAttributeValues", {}))
+        update(_named(asked, "UpdateExpression"))(item, asked.get("ExpressionAttributeValues", {}))
         table[key] = item
         return {"Attributes": item} if asked.get("ReturnValues") == "ALL_NEW" else {}
 
@@ -172,7 +180,7 @@ class QuickTables:
         return {}
 
     def _holds(self, asked, item):
-        text = asked.get("ConditionExpression")
+        text = _named(asked, "ConditionExpression")
         return text is None or condition(text)(item or {}, asked.get("ExpressionAttributeValues"))
 
     def _require(self, asked, item):

@@ -373,7 +373,13 @@ def test_a_terminal_gets_a_table_and_ctrl_c_drains(
     reshard = "embedded.reshard=[{after: 1.0, split: 0}]"
     command = project("until=null", "embedded.fill.rate=200", reshard)
     process = subprocess.Popen(
-        command, cwd=tmp_path, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"TERM": "xterm"},  # a dumb terminal gets no table
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
     )
     os.close(slave)
     shown, deadline = b"", time.monotonic() + 60
