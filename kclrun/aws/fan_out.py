@@ -15,7 +15,7 @@ import msgspec
 
 from kclrun.aws.errors import parse_error_reply, service_error
 from kclrun.aws.http import StreamedAnswer, TransportFailure
-from kclrun.aws.kinesis import PAGES_MAX, call_json
+from kclrun.aws.kinesis import Page, all_pages, call_json
 from kclrun.aws.operations import (
     DEREGISTER_STREAM_CONSUMER,
     DESCRIBE_STREAM_CONSUMER,
@@ -26,7 +26,7 @@ from kclrun.aws.operations import (
 from kclrun.aws.wire import WireClient
 from kclrun.codec.event_stream import MalformedEventStream, Message, MessageDecoder
 from kclrun.codec.get_records import decode_subscription_event
-from kclrun.errors import InvalidRequest, MalformedBody, NotFound, Unavailable
+from kclrun.errors import MalformedBody, NotFound, Unavailable
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import StartPoint
 from kclrun.model.time import WallTime
@@ -64,9 +64,8 @@ class _Registered(msgspec.Struct):
     consumer: _Consumer = msgspec.field(name="Consumer")
 
 
-class _ConsumerPage(msgspec.Struct):
+class _ConsumerPage(Page):
     consumers: list[_Consumer] = msgspec.field(name="Consumers")
-    next_token: str | None = msgspec.field(name="NextToken", default=None)
 
 
 _DESCRIBED: Final = msgspec.json.Decoder(_Described)
@@ -101,18 +100,14 @@ class StreamConsumers:
 
     def listed(self) -> tuple[Consumer, ...]:
         """All consumers of the stream."""
-        request: dict[str, Any] = dict(self._reference)
-        found: list[Consumer] = []
-        for _ in range(PAGES_MAX):
-            page = call_json(self._client, LIST_STREAM_CONSUMERS, request, _CONSUMERS)
-            found.extend(map(_consumer, page.consumers))
-            if page.next_token is None:
-                return tuple(found)
-            request = {**self._reference, "NextToken": page.next_token}
-        raise InvalidRequest(
-            f"{LIST_STREAM_CONSUMERS.name}: more than {PAGES_MAX} pages",
-            operation=LIST_STREAM_CONSUMERS.name,
+        pages = all_pages(
+            self._client,
+            LIST_STREAM_CONSUMERS,
+            dict(self._reference),
+            _CONSUMERS,
+            beside_token=self._reference,
         )
+        return tuple(_consumer(each) for page in pages for each in page.consumers)
 
     def deregister(self, arn: str) -> None:
         """Remove the consumer; its subscriptions end."""

@@ -7,6 +7,7 @@ of an empty answer. One call is one request. A listing is complete or an error.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -30,6 +31,15 @@ from kclrun.model.time import WallTime
 from kclrun.ports import ShardFilter, StreamSummary
 
 T = TypeVar("T")
+
+
+class Page(msgspec.Struct, kw_only=True):
+    """A part of a listing. `next_token` None is the last."""
+
+    next_token: str | None = msgspec.field(name="NextToken", default=None)
+
+
+PageT = TypeVar("PageT", bound=Page)
 
 # ListShards returns at most 1,000 shards a page by default; a stream has at most 20,000 open
 # shards, and closed ones for as long as it retains records.
@@ -59,9 +69,8 @@ class _Shard(msgspec.Struct, rename="pascal"):
     adjacent_parent_shard_id: str | None = None
 
 
-class _ShardPage(msgspec.Struct, rename="pascal"):
+class _ShardPage(Page, rename="pascal"):
     shards: list[_Shard] = []
-    next_token: str | None = None
 
 
 class _Summary(msgspec.Struct, rename="pascal"):
@@ -181,25 +190,9 @@ class WireStreamAdmin:
         request: dict[str, Any] = dict(self._reference)
         if shard_filter is not None:
             request["ShardFilter"] = _filter(shard_filter)
-        shards: list[Shard] = []
-        for _ in range(PAGES_MAX):
-            page = self._page(request)
-            shards.extend(_shard(shard) for shard in page.shards)
-            if page.next_token is None:
-                return tuple(shards)
-            # The service refuses a token together with a parameter that the token contains.
-            request = {"NextToken": page.next_token}
-        raise InvalidRequest(
-            f"{LIST_SHARDS.name}: more than {PAGES_MAX} pages", operation=LIST_SHARDS.name
-        )
-
-    def _page(self, request: dict[str, Any]) -> _ShardPage:
-        try:
-            return call_json(self._client, LIST_SHARDS, request, _SHARDS_DECODER)
-        except ServiceError as error:
-            if error.code == "ExpiredNextTokenException":
-                raise Unavailable(str(error), operation=error.operation, code=error.code) from None
-            raise
+        # The service refuses a token together with a parameter that the token contains.
+        pages = all_pages(self._client, LIST_SHARDS, request, _SHARDS_DECODER, beside_token={})
+        return tuple(_shard(shard) for page in pages for shard in page.shards)
 
 
 def create_stream(client: WireClient, name: str, shards: int) -> bool:
@@ -260,6 +253,32 @@ def call_json(
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise _garbled(operation, "the answer is not what the service promises") from None
+
+
+def all_pages(
+    client: WireClient,
+    operation: Operation,
+    request: dict[str, Any],
+    decoder: msgspec.json.Decoder[PageT],
+    *,
+    beside_token: dict[str, str],
+) -> Iterator[PageT]:
+    """Every page of a listing; `beside_token` is what a request has besides the token.
+
+    Raises: Unavailable for a token that expired in between; another ServiceError leaf.
+    """
+    for _ in range(PAGES_MAX):
+        try:
+            page = call_json(client, operation, request, decoder)
+        except ServiceError as error:
+            if error.code == "ExpiredNextTokenException":
+                raise Unavailable(str(error), operation=error.operation, code=error.code) from None
+            raise
+        yield page
+        if page.next_token is None:
+            return
+        request = {**beside_token, "NextToken": page.next_token}
+    raise InvalidRequest(f"{operation.name}: more than {PAGES_MAX} pages", operation=operation.name)
 
 
 def _garbled(operation: Operation, text: str) -> Unavailable:

@@ -123,7 +123,9 @@ class WireClient:
         Raises: Unavailable or OutcomeUnknown where no complete answer came.
         """
         answer = self._answered(lambda: self._send(operation, body))
-        return answer if isinstance(answer, RefusedReply) else self._reply(answer)
+        if isinstance(answer, RefusedReply):
+            return answer
+        return WireReply(answer.status, answer.body, self._note_time(answer))
 
     def open_stream(self, operation: Operation, body: bytes) -> StreamedAnswer:
         """Send one request whose answer comes over minutes. The caller closes it.
@@ -139,6 +141,7 @@ class WireClient:
         if isinstance(answer, RefusedReply):
             raise service_error(operation, answer.error, answer.status)
         assert isinstance(answer, StreamedAnswer), "as the transport gives for a 200"
+        self._note_time(answer)
         return answer
 
     def _answered(self, send: Callable[[], AnswerT]) -> AnswerT | RefusedReply:
@@ -165,11 +168,12 @@ class WireClient:
         """Close the idle connections; the client can still be used."""
         self._transport.close()
 
-    def _reply(self, answer: Answer) -> WireReply:
+    def _note_time(self, answer: Answer | StreamedAnswer) -> WallTime | None:
+        """The service's time in an answer, which `service_time` counts on from."""
         date_at = _date_of(answer)
         if date_at is not None:
             self._ahead_s = date_at - self._clock()
-        return WireReply(answer.status, answer.body, date_at)
+        return date_at
 
     def _send(self, operation: Operation, body: bytes) -> Answer:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -29,7 +30,7 @@ from kclrun.consuming.delivery import (
 from kclrun.consuming.policy import Pacing, batch_records_max
 from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.consuming.subscribing import SubscriptionPlan
-from kclrun.errors import LeaseLost, ServiceError, Unavailable
+from kclrun.errors import LeaseLost, Unavailable
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
@@ -113,9 +114,7 @@ class SimulatedDeliveryQueue:
         self._is_expired = self._saw_end = False
         self._pacing = Pacing(poll_s)
         self._subscribing = SubscriptionPlan() if fan_out else None
-        self._is_subscribed = False
-        self._subscriptions = itertools.count(1)
-        self._subscription = 0
+        self._subscription: object | None = None  # the one that stands
         self._is_failing = self._is_busy = False
         self.busy_since = Instant(0.0)  # as in the status: 0 while user code is not running
         self._batch: _Batch | None = None
@@ -159,7 +158,7 @@ class SimulatedDeliveryQueue:
     def shard_closed(self) -> None:
         """The shard was split or merged: the next poll, or an event, has its end."""
         if self._fetches:
-            self._fetch_in(_FETCH_S if self._is_subscribed else self._poll_s)
+            self._fetch_in(_FETCH_S if self._subscription else self._poll_s)
 
     # Fetching.
 
@@ -172,10 +171,10 @@ class SimulatedDeliveryQueue:
             fault = "not_found"
         if fault == "not_found" and self._asks_where_the_shard_is():
             return
-        if self._is_subscribed and fault in {"unreachable", "not_found"}:
-            self._subscription_broke(Unavailable(fault))
+        if self._subscription and fault in {"unreachable", "not_found"}:
+            self._subscription_broke(self._subscription, "subscription_broke")
             return
-        if self._is_subscribed:
+        if self._subscription:
             fault = None  # an event is not throttled, and needs no iterator
         if fault is not None:
             self._is_failing = True
@@ -189,10 +188,11 @@ class SimulatedDeliveryQueue:
         permit = self._delivery.permit
         if permit is not None and self._now() >= permit.fence:
             self._oracles.coverage.seen("fence_passed_mid_fetch")
-        if self._is_subscribed and self._subscribing is not None:
-            self._subscribing.event_came()
-        elif self._subscribing is not None:
-            self._subscribing.polled(self._now())
+        if self._subscribing is not None:
+            if self._subscription:
+                self._subscribing.event_came()
+            else:
+                self._subscribing.polled(self._now())
         now = self._world_now()
         self._fetched = max(self._fetched, self._stream.arrived(self._key, now))
         self._go_on()
@@ -207,7 +207,7 @@ class SimulatedDeliveryQueue:
         if self._subscribing is not None:
             due_in_s = self._subscribing.next_change_in_s(self._now())
         arrives = self._stream.arrival_of(self._key, self._fetched + 1)
-        if self._is_subscribed:
+        if self._subscription:
             pause_s = max(0.0, arrives - now) + _FETCH_S
         else:
             pause_s = math.inf
@@ -217,38 +217,36 @@ class SimulatedDeliveryQueue:
             self._fetch_in(min(pause_s, due_in_s))
 
     def _subscribe_if_due(self, plan: SubscriptionPlan) -> None:
-        if self._is_subscribed and plan.is_renewal_due(self._now()):
-            self._is_subscribed = False
+        if self._subscription and plan.is_renewal_due(self._now()):
+            self._subscription = None
             plan.ended(self._now(), self._chance())
-        if self._is_subscribed or not plan.is_due(self._now()):
+        if self._subscription or not plan.is_due(self._now()):
             return
         fault = self._fetch_fault()
         if fault is not None or not self._stream.finds(self._key):
             plan.failed(Unavailable(fault or "not_found"), self._now(), self._chance())
             return
-        number = next(self._subscriptions)
-        lost = Unavailable("another one took it over")
+        subscription = object()
 
         def taken_over() -> None:
             """It arrives as an event of the stream, when this process runs."""
-            self._after(_FETCH_S, lambda: self._subscription_broke(lost, number))
+            broke = partial(self._subscription_broke, subscription, "subscription_taken_over")
+            self._after(_FETCH_S, broke)
 
         if self._stream.subscribe(self._key, self._world_now(), taken_over):
-            self._is_subscribed, self._subscription = True, number
+            self._subscription = subscription
             plan.began(self._now(), self._chance())
         else:
             self._oracles.coverage.seen("subscription_refused")
             plan.failed(Unavailable("in use"), self._now(), self._chance())
 
-    def _subscription_broke(self, error: ServiceError, number: int | None = None) -> None:
-        """Go on by polling. Does nothing for a subscription `number` that has ended."""
-        plan = self._subscribing
-        if plan is None or not self._is_subscribed or number not in {None, self._subscription}:
+    def _subscription_broke(self, subscription: object, situation: str) -> None:
+        """Go on by polling. Does nothing for a subscription that stands no more."""
+        if self._subscribing is None or subscription is not self._subscription:
             return
-        self._is_subscribed = False
-        named = "subscription_broke" if number is None else "subscription_taken_over"
-        self._oracles.coverage.seen(named)
-        plan.failed(error, self._now(), self._chance())
+        self._subscription = None
+        self._oracles.coverage.seen(situation)
+        self._subscribing.failed(Unavailable(situation), self._now(), self._chance())
         self._fetch_in(_FETCH_S)
 
     def _pause_after(self, fault: FetchFate) -> float:

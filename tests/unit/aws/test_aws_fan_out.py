@@ -76,7 +76,7 @@ def subscribed(server: Any, make_client: MakeClient) -> Callable[..., Any]:
             declare_length=False,
             **reply,
         )
-        reader = FanOutReader(make_client(server.url, clock=lambda: 1_700_000_000.0), ARN)
+        reader = FanOutReader(make_client(server.url, clock=lambda: 1_700_000_100.0), ARN)
         opened.append(reader.subscribe(SHARD, BEGINNING))
         return opened[-1]
 
@@ -143,7 +143,7 @@ def test_events_are_pages_and_the_last_one_names_the_children(subscribed: Any) -
 
     assert [record.sequence_number for record in first.records] == ["1", "2"]
     assert (first.continuation, first.millis_behind_latest, first.is_end) == ("2", 7, False)
-    assert first.served_at == 1_700_000_000.0
+    assert first.served_at == 1_700_000_000.0, "by the clock of the service"
     assert first.body_bytes > 100
     assert (second.records, second.continuation) == ([], "9")
     assert last.is_end
@@ -341,6 +341,24 @@ def test_consumers_are_found_registered_listed_and_removed(
         ("ListStreamConsumers", {"StreamARN": STREAM, "NextToken": "t"}),
         ("DeregisterStreamConsumer", {"ConsumerARN": shop.arn}),
     ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ({"__type": "ExpiredNextTokenException"}, Unavailable),
+        ({"__type": "AccessDeniedException"}, AccessDenied),
+    ],
+)
+def test_a_listing_of_consumers_is_complete_or_an_error(
+    server: Any, make_client: MakeClient, answer: dict[str, str], error: type[ServiceError]
+) -> None:
+    page = {"Consumers": [wire_consumer("a")], "NextToken": "t"}
+    server.reply(body=json.dumps(page).encode())
+    server.reply(400, json.dumps(answer).encode())
+
+    with pytest.raises(error):
+        StreamConsumers(make_client(server.url), STREAM).listed()
 
 
 def test_a_consumer_that_is_not_there_is_none(server: Any, make_client: MakeClient) -> None:
