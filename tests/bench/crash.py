@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import psutil
 
 from bench.figures import Figure, Target, figure
 from bench.lease_rig import wait_until
-from bench.program import program
+from bench.program import program, repeated
 from bench.servers import stock_client
 from kclrun.local.server import Embedded, start_embedded
 
@@ -117,16 +116,5 @@ def _produced(embedded: Embedded) -> Iterator[None]:
         }
         for shard in shards
     ]
-    is_over = threading.Event()
-
-    def put() -> None:
-        while not is_over.wait(_PUT_EVERY_S):
-            client.put_records(StreamName=_STREAM, Records=records)
-
-    thread = threading.Thread(target=put, name="producer", daemon=True)
-    thread.start()
-    try:
+    with repeated(lambda: client.put_records(StreamName=_STREAM, Records=records), _PUT_EVERY_S):
         yield
-    finally:
-        is_over.set()
-        thread.join()

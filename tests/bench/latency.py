@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bench.figures import Figure, Target, figure
 from bench.lease_rig import wait_until
-from bench.program import program
+from bench.program import program, repeated
 from bench.servers import stock_client
 from kclrun.local.server import Embedded, start_embedded
 
@@ -69,7 +69,7 @@ def _lags(folder: Path, embedded: Embedded, mode: str) -> list[float]:
     options = {"marks": str(marks)}
     with (
         program(folder, embedded, "lags", "Lags", options, fetch={"mode": mode}),
-        _putting(client),
+        repeated(partial(_put_some, client, itertools.count()), _PUT_EVERY_S),
     ):
         wait_until(lambda: marks.stat().st_size > 0, "the first batch", _PATIENCE_S)
         time.sleep(2.0)  # an observation, no wait: the first second has imports in it
@@ -78,27 +78,13 @@ def _lags(folder: Path, embedded: Embedded, mode: str) -> list[float]:
         return [float(line) for line in marks.read_text().splitlines()[before:]]
 
 
-@contextlib.contextmanager
-def _putting(client: object) -> Iterator[None]:
-    is_over = threading.Event()
-
-    def put() -> None:
-        number = 0
-        while not is_over.wait(_PUT_EVERY_S):
-            number += _A_REQUEST
-            records = [
-                {"Data": repr(time.monotonic()).encode(), "PartitionKey": str(number + each)}
-                for each in range(_A_REQUEST)
-            ]
-            client.put_records(StreamName="lags", Records=records)  # type: ignore[attr-defined]
-
-    thread = threading.Thread(target=put, name="producer", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+def _put_some(client: Any, numbers: Iterator[int]) -> None:
+    """Records to keys of their own, each with the instant of its put."""
+    records = [
+        {"Data": repr(time.monotonic()).encode(), "PartitionKey": str(next(numbers))}
+        for _ in range(_A_REQUEST)
+    ]
+    client.put_records(StreamName="lags", Records=records)
 
 
 def _cpu_ms_a_mb(folder: Path, embedded: Embedded, mode: str, number: int) -> float:

@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +53,24 @@ def program(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@contextlib.contextmanager
+def repeated(action: Callable[[], object], every_s: float) -> Iterator[None]:
+    """`action` again and again in a thread, with this pause between two calls."""
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        while not is_over.wait(every_s):
+            action()
+
+    thread = threading.Thread(target=repeat, name="repeated", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _settings(

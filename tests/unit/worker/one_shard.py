@@ -1,16 +1,26 @@
-"""A stream of one shard, as the reader and the admin of a lease process see it."""
+"""A stream of one shard, as the reader and the admin of a lease process see it; a fetch thread."""
 
 import time
 from collections import deque
 
+from kclrun.consuming.commands import AllowDelivery
+from kclrun.consuming.policy import Pacing
+from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.local.iterators import ShardQuery
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
 from kclrun.model.reading import FetchedPage
-from kclrun.model.record import Record, StartPoint
+from kclrun.model.record import IteratorType, Record, StartPoint
+from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
+from kclrun.worker.delivery_queue import DeliveryQueue, QueueClosed, QueueLimits
+from kclrun.worker.fetching import FetchPlan, FetchThread
+from tests.patience import HUNG_S
 
 FIRST = "shardId-000000000000"
+WHOLE = HashRange(0, HASH_KEY_MAX)
+BEGINNING = StartPoint(IteratorType.TRIM_HORIZON)
 
 
 class Shard:
@@ -79,3 +89,80 @@ class Shard:
             raise self.listing_trouble.popleft()
         listed = self._kinesis.list_shards(self.stream, ShardQuery(), 100, self._now())
         return tuple(shard.describe() for shard in listed.shards)
+
+
+class Quick(Pacing):
+    """Pauses after failures are the pacing's own tests; here they only cost time."""
+
+    def __init__(self):
+        super().__init__(0.01, floor_s=0.001)
+        self.throttles = 0
+
+    def after_throttle(self, chance):
+        self.throttles += 1
+        return 0.001
+
+    def after_error(self, chance):
+        return 0.001
+
+
+class Fetching:
+    def __init__(
+        self,
+        shard,
+        *,
+        start=BEGINNING,
+        checkpoint=TRIM_HORIZON,
+        pacing=None,
+        now=time.monotonic,
+        expiry_apart_s=0.02,
+        subscriber=None,
+        **plan,
+    ):
+        self.queue = DeliveryQueue(
+            QueueLimits(buffer_bytes=2**20, batch_max=10_000), time.monotonic
+        )
+        self.warnings, self.lost, self.broken = [], [], []
+        self.thread = FetchThread(
+            FetchPlan(
+                shard_id=FIRST,
+                start=start,
+                checkpoint=checkpoint,
+                expiry=ExpiryWatch(FIRST, WHOLE, (), apart_s=expiry_apart_s),
+                **plan,
+            ),
+            shard,
+            shard,
+            self.queue,
+            pacing or Quick(),
+            now=now,
+            warn=self.warnings.append,
+            lost=lambda position, text: self.lost.append((position, text)),
+            broke=self._break,
+            subscriber=subscriber,
+        )
+
+    def __enter__(self):
+        self.queue.allow_delivery(AllowDelivery(time.monotonic() + 60, 10**9, 10**9))
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.queue.close()
+        self.thread.join(HUNG_S)
+        assert not self.thread.is_alive()
+
+    def _break(self, error):
+        self.broken.append(error)
+        self.queue.close()
+
+    def task(self):
+        task = self.queue.next_task()
+        assert not isinstance(task, QueueClosed), self.broken
+        return task
+
+    def payloads(self, count):
+        found = []
+        while len(found) < count:
+            found += [record.data for record in self.task().records]
+        return found

@@ -1,25 +1,19 @@
 """The fetch thread with a subscription: polling until it stands, and whenever it breaks."""
 
 import threading
-import time
 
 import pytest
 
-from kclrun.consuming.commands import AllowDelivery
-from kclrun.consuming.policy import Pacing
-from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.consuming.subscribing import SILENCE_MAX_S
 from kclrun.errors import AccessDenied, MalformedBody, NotFound, Unavailable
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
-from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange
-from kclrun.worker.delivery_queue import DeliveryQueue, Exhausted, QueueLimits
-from kclrun.worker.fetching import POLLING_NOTICED_S, FanOut, FetchPlan, FetchThread
+from kclrun.worker.delivery_queue import Exhausted
+from kclrun.worker.fetching import POLLING_NOTICED_S, FanOut
 from tests.patience import HUNG_S
+from tests.unit.worker.one_shard import BEGINNING, FIRST, Fetching
 
-SHARD_ID = "shardId-000000000000"
-BEGINNING = StartPoint(IteratorType.TRIM_HORIZON)
 AFTER = IteratorType.AFTER_SEQUENCE_NUMBER
 IN_USE = Unavailable("another subscription exists")
 END = object()
@@ -74,7 +68,7 @@ class Subscriber:
         self.made = []
 
     def subscribe(self, shard_id, start):
-        assert shard_id == SHARD_ID
+        assert shard_id == FIRST
         self.starts.append(start)
         answer = self.answers.pop(0) if self.answers else []
         if isinstance(answer, Exception):
@@ -107,7 +101,7 @@ def fan_out(*answers):
     subscriber = Subscriber(*answers)
     warnings = []
     return (
-        FanOut(subscriber, SHARD_ID, now=subscriber.clock, warn=warnings.append),
+        FanOut(subscriber, FIRST, now=subscriber.clock, warn=warnings.append),
         subscriber,
         warnings,
     )
@@ -237,80 +231,40 @@ def test_closing_ends_the_subscription_and_may_be_repeated():
 # The whole thread.
 
 
-class Run:
-    def __init__(self, reader, subscriber):
-        self.queue = DeliveryQueue(QueueLimits(2**20, 10_000), time.monotonic)
-        self.subscriber = subscriber
-        self.broken = []
-        self.thread = FetchThread(
-            FetchPlan(
-                shard_id=SHARD_ID,
-                start=BEGINNING,
-                checkpoint=TRIM_HORIZON,
-                expiry=ExpiryWatch(SHARD_ID, HashRange(0, HASH_KEY_MAX), (), apart_s=1.0),
-            ),
-            reader,
-            reader,
-            self.queue,
-            Pacing(0.2, 0.001),
-            now=time.monotonic,
-            warn=lambda text: None,
-            lost=lambda position, text: None,
-            broke=self.broken.append,
-            subscriber=subscriber,
-        )
-
-    def __enter__(self):
-        self.queue.allow_delivery(AllowDelivery(time.monotonic() + 600, 10**9, 10**9))
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.queue.close()
-        self.thread.join(HUNG_S)
-        assert not self.thread.is_alive()
-        assert self.broken == []
-
-    def payloads(self, count):
-        found = []
-        while len(found) < count:
-            found += [int(record.data) for record in self.queue.next_task().records]
-        return found
-
-
 def test_records_come_once_and_in_order_by_polling_events_and_polling_again():
     reader = Reader(ready=3)
     subscriber = Subscriber([event(4, 5), event(6), NotFound("the consumer was removed")], [])
 
-    with Run(reader, subscriber) as run:
-        assert run.payloads(6) == [1, 2, 3, 4, 5, 6]
+    with Fetching(reader, subscriber=subscriber) as run:
+        assert run.payloads(6) == [b"1", b"2", b"3", b"4", b"5", b"6"]
         reader.ready = 9
-        assert run.payloads(3) == [7, 8, 9]
+        assert run.payloads(3) == [b"7", b"8", b"9"]
 
     assert subscriber.starts == [StartPoint(AFTER, "3")]
+    assert run.broken == []
 
 
 def test_a_shard_that_ends_in_its_subscription_ends_with_its_children():
-    child = ChildShard("shardId-000000000001", (SHARD_ID,), HashRange(0, HASH_KEY_MAX))
+    child = ChildShard("shardId-000000000001", (FIRST,), HashRange(0, HASH_KEY_MAX))
     subscriber = Subscriber([event(1), event(2, children=(child,))])
 
-    with Run(Reader(), subscriber) as run:
-        assert run.payloads(2) == [1, 2]
+    with Fetching(Reader(), subscriber=subscriber) as run:
+        assert run.payloads(2) == [b"1", b"2"]
         end = run.queue.next_task()
         assert isinstance(end, Exhausted)
         assert end.children == (child,)
 
     assert subscriber.made[0].is_closed
+    assert run.broken == []
 
 
 def test_a_queue_that_closes_ends_the_subscription():
     subscriber = Subscriber([event(1)])
-    run = Run(Reader(), subscriber)
-
-    with run:
+    with Fetching(Reader(), subscriber=subscriber) as run:
         run.payloads(1)
 
     assert subscriber.made[0].is_closed
+    assert run.broken == []
 
 
 def test_a_full_queue_stops_the_reading_of_events_and_loses_none():
@@ -328,7 +282,7 @@ def test_a_full_queue_stops_the_reading_of_events_and_loses_none():
         def subscribe(self, shard_id, start):
             return Counting(pages, self.clock)
 
-    with Run(Reader(), Counted()) as run:
+    with Fetching(Reader(), subscriber=Counted()) as run:
         for _ in range(3):  # the two that have room, and the one that waits for it
             assert asked.acquire(timeout=HUNG_S)
         assert not asked.acquire(timeout=0.05)
@@ -337,3 +291,4 @@ def test_a_full_queue_stops_the_reading_of_events_and_loses_none():
             numbers += [int(each.sequence_number) for each in run.queue.next_task().records]
 
     assert numbers == list(range(1, 9))
+    assert run.broken == []

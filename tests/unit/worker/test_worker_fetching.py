@@ -7,9 +7,7 @@ import msgspec
 import pytest
 
 from kclrun.codec.aggregator import build_aggregate
-from kclrun.consuming.commands import AllowDelivery
 from kclrun.consuming.policy import Pacing
-from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.errors import (
     AccessDenied,
     ExpiredIterator,
@@ -21,95 +19,17 @@ from kclrun.errors import (
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, PutEntry, StartPoint
-from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
 from kclrun.worker.delivery_queue import Batch, DeliveryQueue, Exhausted, QueueClosed, QueueLimits
-from kclrun.worker.fetching import FetchPlan, FetchThread
 from tests.patience import HUNG_S
 from tests.support.stream_ports import ModelStream
-from tests.unit.worker.one_shard import FIRST, Shard
+from tests.unit.worker.one_shard import BEGINNING, FIRST, Fetching, Quick, Shard
 
-WHOLE = HashRange(0, HASH_KEY_MAX)
-BEGINNING = StartPoint(IteratorType.TRIM_HORIZON)
 EXPIRED = ExpiredIterator("too old")
 THROTTLED = Throttled("slow down")
 KMS = Unavailable("KMSDisabledException")
-
-
-class Quick(Pacing):
-    """Pauses after failures are the pacing's own tests; here they only cost time."""
-
-    def __init__(self):
-        super().__init__(0.01, floor_s=0.001)
-        self.throttles = 0
-
-    def after_throttle(self, chance):
-        self.throttles += 1
-        return 0.001
-
-    def after_error(self, chance):
-        return 0.001
-
-
-class Fetching:
-    def __init__(
-        self,
-        shard,
-        *,
-        start=BEGINNING,
-        checkpoint=TRIM_HORIZON,
-        pacing=None,
-        now=time.monotonic,
-        expiry_apart_s=0.02,
-        **plan,
-    ):
-        self.queue = DeliveryQueue(
-            QueueLimits(buffer_bytes=2**20, batch_max=10_000), time.monotonic
-        )
-        self.warnings, self.lost, self.broken = [], [], []
-        self.thread = FetchThread(
-            FetchPlan(
-                shard_id=FIRST,
-                start=start,
-                checkpoint=checkpoint,
-                expiry=ExpiryWatch(FIRST, WHOLE, (), apart_s=expiry_apart_s),
-                **plan,
-            ),
-            shard,
-            shard,
-            self.queue,
-            pacing or Quick(),
-            now=now,
-            warn=self.warnings.append,
-            lost=lambda position, text: self.lost.append((position, text)),
-            broke=self._break,
-        )
-
-    def __enter__(self):
-        self.queue.allow_delivery(AllowDelivery(time.monotonic() + 60, 10**9, 10**9))
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.queue.close()
-        self.thread.join(HUNG_S)
-        assert not self.thread.is_alive()
-
-    def _break(self, error):
-        self.broken.append(error)
-        self.queue.close()
-
-    def task(self):
-        task = self.queue.next_task()
-        assert not isinstance(task, QueueClosed), self.broken
-        return task
-
-    def payloads(self, count):
-        found = []
-        while len(found) < count:
-            found += [record.data for record in self.task().records]
-        return found
 
 
 def until(condition, most_s=HUNG_S):
