@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -236,14 +237,15 @@ def test_a_fill_is_a_process_that_says_how_it_ended(
 
 
 def test_a_fill_ends_when_its_run_does(tmp_path: Path):
-    (tmp_path / "own.py").write_text(
-        "import sys, time\ndef endless():\n    print('begun', flush=True)\n    time.sleep(600)\n"
-    )
-    order = FillOrder(
-        WireEndpoint("http://127.0.0.1:1", "r", "r"), "s", "own:endless", (str(tmp_path),)
-    )
+    (tmp_path / "own.py").write_text("import time\ndef endless():\n    time.sleep(600)\n")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-m", "kclrun.local.filling"], **pipes) as filling:  # type: ignore[call-overload]
+    # It takes connections and answers nothing, so that only the end of the run ends the fill.
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        subprocess.Popen([sys.executable, "-m", "kclrun.local.filling"], **pipes) as filling,  # type: ignore[call-overload]
+    ):
+        endpoint = WireEndpoint(f"http://127.0.0.1:{silent.getsockname()[1]}", "r", "r")
+        order = FillOrder(endpoint, "s", "own:endless", (str(tmp_path),))
         filling.stdin.write(msgspec.json.encode(order) + b"\n")
         filling.stdin.close()
 

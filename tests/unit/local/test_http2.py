@@ -79,7 +79,13 @@ class Client:
 
     async def read(self):
         """Take in what arrives next."""
-        data = await asyncio.wait_for(self.reader.read(65_536), HUNG_S)
+        try:
+            data = await asyncio.wait_for(self.reader.read(65_536), HUNG_S)
+        except ConnectionResetError:
+            # Its answer to what came before the GOAWAY met a socket that was closed already.
+            if self.goaway is None:
+                raise
+            data = b""
         if not data:
             self.is_closed = True
             return
