@@ -87,6 +87,9 @@ _OWN_DIMENSIONS: Final = frozenset({"Application", "Shard"})
 _DIMENSIONS_MAX: Final = 30 - len(_OWN_DIMENSIONS)
 _NAME_CHARACTERS_MAX: Final = 255
 _VALUE_CHARACTERS_MAX: Final = 1024
+# A window holds some pages at least; a key is forgotten after two windows.
+_HOT_WINDOW_MIN_S: Final = 2.0
+_HOT_WINDOW_MAX_S: Final = 3600.0
 
 
 def observe_rules(observe: ObserveSettings) -> Iterator[Problem]:
@@ -96,6 +99,8 @@ def observe_rules(observe: ObserveSettings) -> Iterator[Problem]:
             parse_listen(observe.listen)
         except ValueError as error:
             yield Problem(("observe", "listen"), str(error))
+    if observe.hot_window and not _HOT_WINDOW_MIN_S <= observe.hot_window <= _HOT_WINDOW_MAX_S:
+        yield Problem(("observe", "hot_window"), "expected 2s to 1h, or 0s to measure nothing")
     if observe.cloudwatch is not None:
         yield from _dimensions(observe.cloudwatch.dimensions)
 

@@ -397,6 +397,13 @@ class ObserveSettings(msgspec.Struct, frozen=True, kw_only=True):
     cloudwatch: Annotated[
         CloudWatchSettings | None, documented("publish metrics to CloudWatch, once a minute")
     ] = None
+    hot_window: Annotated[
+        Duration,
+        documented(
+            "the traffic and the heaviest keys of a shard are those of its last one to two windows;"
+            " 0s: they are not measured"
+        ),
+    ] = Duration(60)
 
 
 class StartAtLeases(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ class FetchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`fetch:` of the configuration. `kpl_range`: keep or drop user records outside the hash range.
 
     `floor_s` is the least time between two GetRecords: the service allows 5 a second and shard.
+    `hot_window_s` is `observe.hot_window`; with 0 the traffic of the shard is not measured.
     """
 
     idle_s: float
@@ -36,6 +37,7 @@ class FetchSpec(msgspec.Struct, frozen=True, kw_only=True):
     buffer_bytes: int
     batch_max: int
     kpl_range: Literal["keep", "drop"]
+    hot_window_s: float = 60.0
 
 
 class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -140,6 +140,7 @@ def _fetch(settings: Settings) -> ipc.FetchSpec:
         buffer_bytes=int(fetch.buffer),
         batch_max=fetch.batch_max,
         kpl_range=fetch.kpl_range,
+        hot_window_s=float(settings.observe.hot_window),
     )
 
 

@@ -16,6 +16,8 @@ from typing import Final
 import msgspec
 import psutil
 
+from kclrun.consuming.hot_keys import ShardHeat
+from kclrun.consuming.hot_shards import Change, Heated, HotShards
 from kclrun.ipc.messages import FailoverChanged
 from kclrun.leases.held_lease import HeldLease, State
 from kclrun.leases.manager import LeaseManager
@@ -180,6 +182,19 @@ def _known_to_wait_since(held_lease: HeldLease) -> WallTime | None:
     return halt.waiting_since or halt.halted_at or None
 
 
+# A busy machine may be late with a read.
+_HEAT_AGE_MIN_S: Final = 10.0
+
+
+def heat_of(heat: ShardHeat | None, status: LeaseStatus | None, now: Instant) -> ShardHeat | None:
+    """The last report of a shard's traffic; None without one, or if its process has not read for
+    as long as the report covers."""
+    if heat is None or status is None:
+        return None
+    is_of_now = now - status.last_fetch_instant <= max(heat.covered_s, _HEAT_AGE_MIN_S)
+    return heat if is_of_now else None
+
+
 _NOT_VITAL: Final = frozenset({LOOK_FOR_OFFERS, READ_KCL3_MODE})
 
 # States in which a lease does not advance by design: until its parents are ended, until its former
@@ -235,6 +250,13 @@ class Sampler:
         self._totals_instant = began_instant
         self._draining_since: Instant | None = None
         self._launcher_away_since: Instant | None = None
+        self._hot_shards = HotShards(stream)
+
+    def look_at_traffic(self, now: Instant) -> list[Change]:
+        """Decide which shards are hot now; the changes since the last look."""
+        living = self._manager.processes.living()
+        heats = {child.key: heat_of(child.heat, child.look(), now) for child in living}
+        return self._hot_shards.look(dict.fromkeys(self._manager.core.held()) | heats)
 
     def take(self, now: Instant) -> ManagerSample:
         """The measurements of this moment."""
@@ -337,6 +359,8 @@ class Sampler:
             cpu_percent=cpu,
             memory_bytes=memory,
             note=note_of(held_lease, now, trouble),
+            heat=heat_of(child.heat, status, now) if child is not None else None,
+            hot=self._hot_shards.hot.get(key),
         )
 
     @staticmethod
@@ -483,6 +507,8 @@ def _state_of_the_silent(child: Child) -> str:
     return _STATES_OF_THE_SILENT.get(state, _GIL)
 
 
+# Every 5 s. A process reports its traffic six times a window: every 10 s by default.
+_LOOKS_PER_TRAFFIC: Final = 10
 # Twice a second: two checks that are a second apart end a run at most half a second late.
 _LOOK_EVERY_S: Final = 0.5
 
@@ -525,6 +551,7 @@ class Watch:
         now = self._loop.now()
         statuses = self._look_at_processes(now)
         self._look_at_failover()
+        self._look_at_traffic(now)
         self._sample(now)
         if self._is_until_caught_up and self._manager.is_running:
             self._look_for_the_end(now, statuses)
@@ -549,6 +576,16 @@ class Watch:
         if failover_s != self.failover_s:
             self.failover_s = failover_s
             self._manager.processes.broadcast(FailoverChanged(failover_s))
+
+    def _look_at_traffic(self, now: Instant) -> None:
+        if self._looks % _LOOKS_PER_TRAFFIC:
+            return
+        for change in self._sampler.look_at_traffic(now):
+            if isinstance(change, Heated):
+                hot = change.hot
+                self._log.note("shard_hot", shard=change.key, reason=hot.reason, advice=hot.advice)
+            else:
+                self._log.note("shard_cooled", shard=change.key, reason=change.reason)
 
     def _look_for_the_end(self, now: Instant, statuses: list[LeaseStatus | None]) -> None:
         is_caught_up = self._caught_up.look(

@@ -113,6 +113,8 @@ CATALOGUE: Final[dict[str, EventKind]] = {
         "error",
     ),
     "shard_ended": EventKind("a shard was processed to its end"),
+    "shard_hot": EventKind("a shard is near its limit or far above the others; advice", "warning"),
+    "shard_cooled": EventKind("a shard that was hot is not hot any more"),
     "failover_differs": EventKind("the fleet does not agree on `failover`", "warning"),
     "start_differs": EventKind("the fleet does not agree on `start`", "warning"),
     "kcl3_native": EventKind(
@@ -160,7 +162,16 @@ CATALOGUE: Final[dict[str, EventKind]] = {
 # credential; texts of user code are bounded and cleaned (`logs.py`).
 FIELDS: Final = frozenset(
     {
-        *("action", "after_s", "application", "attempts", "batches", "bytes", "checkpoint"),
+        *(
+            "action",
+            "advice",
+            "after_s",
+            "application",
+            "attempts",
+            "batches",
+            "bytes",
+            "checkpoint",
+        ),
         *("checkpoint_every", "children", "code", "counter", "count", "deaths", "detail", "halted"),
         *("deadline_s", "dropped", "endpoint", "error", "exit_code", "expected", "failover_s"),
         *("former_owner", "former_owners", "grace_s", "group", "halt", "host", "incarnation"),
@@ -172,6 +183,7 @@ FIELDS: Final = frozenset(
         *("target", "text", "traceback", "version", "waited_s", "warning", "where", "worker_pid"),
         *("broken", "foreign", "ours", "theirs", "created", "deleted", "free", "work", "row"),
         *("master", "pipeline", "trigger"),
+        *("advice",),
         *("hook", "instance", "zone"),
         *("raised_at", "record"),
         *("former", "row_owner", "ours_s", "theirs_s", "what", "keys", "traceback_text"),

@@ -11,6 +11,9 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from kclrun.consuming.hot_keys import ShardHeat
+from kclrun.consuming.hot_shards import HotShard
+
 # Used if the configuration file of the application is not known.
 LEASES_COMMAND: Final = "kclrun leases --config FILE"
 
@@ -36,7 +39,8 @@ class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
     samples. `lag_ms` is that of `millis_behind_latest` in `metrics.py`. `still_s` is the time
     without progress; None while no progress is expected (its parents are not ended, or it is
     halted). `cpu_percent` and `memory_bytes` are measured for the live table only. `note` says why
-    a lease does not advance, or is empty.
+    a lease does not advance, or is empty. `heat` is the traffic of the shard, None while it is not
+    known; `hot` is set while the shard is hot.
     """
 
     shard: str
@@ -51,6 +55,8 @@ class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
     cpu_percent: float | None = None
     memory_bytes: int | None = None
     note: str = ""
+    heat: ShardHeat | None = None
+    hot: HotShard | None = None
 
 
 class Outage(msgspec.Struct, frozen=True):
@@ -137,6 +143,7 @@ class ManagerSample(msgspec.Struct, frozen=True, kw_only=True):
             "unclaimed_leases": self.unclaimed_leases,
             "worker_leases": self.worker_leases,
             "halted_leases": sum(lease.state == "halted" for lease in self.leases),
+            "hot_leases": sum(lease.hot is not None for lease in self.leases),
         }
         return {name: value for name, value in values.items() if value is not None}
 

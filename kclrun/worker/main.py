@@ -27,6 +27,7 @@ from kclrun.aws.wire import WireClient
 from kclrun.consuming.commands import ExitCause
 from kclrun.consuming.delivery import ErrorPolicy, RowScope, host_fault
 from kclrun.consuming.events import ReleaseRequested
+from kclrun.consuming.hot_keys import KeyMeter
 from kclrun.consuming.policy import LifePolicy, Pacing, batch_records_max, first_start
 from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.consuming.state_machine import LeaseStateMachine
@@ -133,6 +134,11 @@ def hash_range(spec: StartSpec) -> HashRange | None:
     if spec.hash_range_start is None or spec.hash_range_end is None:
         return None
     return HashRange(int(spec.hash_range_start), int(spec.hash_range_end))
+
+
+def key_meter(spec: StartSpec) -> KeyMeter | None:
+    window_s = spec.fetch.hot_window_s
+    return KeyMeter(hash_range(spec), window_s, boottime()) if window_s else None
 
 
 # The manager sends the start command right after the fork, without waiting.
@@ -346,6 +352,8 @@ class LeaseProcess:
             lost=self._reporter.records_lost,
             broke=self._lease_thread.break_off,
             subscriber=self._services.subscriber,
+            meter=key_meter(spec),
+            heat=self._reporter.report,
         )
         self._fetching.start()
 

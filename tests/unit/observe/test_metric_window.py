@@ -53,6 +53,7 @@ def test_what_was_never_said_of_a_manager_a_lease_or_a_run_is_not_known_or_none_
         *[("shard", "a"), ("state", "x"), ("records_total", 0), ("bytes_total", 0)],
         *[("records_per_s", 0.0), ("lag_ms", None), ("still_s", None), ("restarts", 0)],
         *[("pid", None), ("cpu_percent", None), ("memory_bytes", None), ("note", "")],
+        *[("heat", None), ("hot", None)],
     ]
     report = msgspec.structs.asdict(ShardReport())
     assert list(report.values()) == [0, 0, 0, 0.0, None, None, None, 0, False, msgspec.UNSET]
@@ -71,7 +72,7 @@ def test_a_sample_sums_its_leases_with_those_that_left_and_shows_the_greatest_la
 
     assert (shown.records_total, shown.records_per_s, shown.lag_ms_max) == (107, 3.5, 9)
     assert sample(leases=(lease("c"),)).lag_ms_max is None
-    assert shown.of_fleet == {"worker_leases": 3, "halted_leases": 1}
+    assert shown.of_fleet == {"worker_leases": 3, "halted_leases": 1, "hot_leases": 0}
 
 
 def test_the_table_is_measured_three_times_a_minute_and_a_lease_six_times():
@@ -105,7 +106,7 @@ def test_what_is_not_known_is_left_out_and_not_zero():
 
     names = {name for name, _ in closed(window)}
 
-    assert names == {"worker_leases", "halted_leases", "records", "bytes"}
+    assert names == {"worker_leases", "halted_leases", "hot_leases", "records", "bytes"}
 
 
 def test_counts_are_of_the_interval():
