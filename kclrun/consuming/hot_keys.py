@@ -11,7 +11,7 @@ import bisect
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, TypeVar
 
 import msgspec
@@ -93,11 +93,13 @@ class SpaceSaving:
             heapq.heapreplace(heap, (weight, ordinal, key))
 
 
-# A sample costs some 1.5 µs, most of it the sketch. A page costs some 400 µs (request, signature,
-# decoding) and 1.2 µs a record. So three samples a page and one for each 256 records are below 1 %
-# (`bin/bench hot-keys` measures it).
-SAMPLES_MIN: Final = 3
-RECORDS_A_SAMPLE: Final = 256
+# So many samples are taken of a page, and so many in a window (four a second), however fast the
+# shard is read: the cost is a second's and not a record's (`bin/bench hot-keys`). It is below 1 %
+# of a lease process that reads a full shard five times a second: some 40 µs of 5 ms a second.
+SAMPLES_A_PAGE: Final = 8
+SAMPLES_A_WINDOW: Final = 240
+# Samples are put aside before they are sketched: at most about so many.
+_HELD_MAX: Final = 512
 # The golden ratio times 2**32: the multiples of it, modulo 2**32, are evenly distributed.
 _GOLDEN: Final = 2_654_435_769
 _PHASES: Final = 2**32
@@ -106,26 +108,26 @@ RecordT = TypeVar("RecordT")
 
 
 class Sampling:
-    """Takes every n-th record of each page, beginning a little further on in each page.
+    """Takes every n-th record of a page, beginning a little further on in each page.
 
-    The number of samples depends on the length of a page only. The beginnings are the multiples of
-    the golden ratio, so over the pages each place of a page is taken equally often, and a producer
-    that sends its keys in turn does not meet the same key each time.
+    The beginnings are the multiples of the golden ratio, so over the pages each place of a page is
+    taken equally often, and a producer that sends its keys in turn does not meet the same key each
+    time. No chance is involved: the same pages give the same samples.
 
-    The error: a sample stands for as many records as lie between two samples. A key with the share
-    p of n samples of about equal size has a standard error of at most sqrt(p (1 - p) / n), which is
-    at most 1 / (2 sqrt(n)); twice that covers 95 % of the cases. Samples of unequal weights w count
-    as n = (sum of w)**2 / (sum of w**2). Five pages a second of three samples are 900 samples a
-    minute: an error of 3.3 %, and 0.8 % of the sketch.
+    The error: with n samples of equal size, the measured share of a key with the true share p has
+    a standard error of sqrt(p (1 - p) / n), at most 1 / (2 sqrt(n)). Twice that, 1 / sqrt(n), holds
+    in 95 % of the cases. Samples of unequal weights w count as n = (sum of w)**2 / (sum of w**2).
+    With 240 samples a window it is 6.5 % after one window, 4.6 % after two. The sketch adds
+    1 / COUNTERS_MAX, 0.8 %.
     """
 
     def __init__(self) -> None:
         self._phase = 0
 
     def of(self, records: Sequence[RecordT]) -> list[RecordT]:
-        """The samples of a page or a part of it, in their order."""
+        """The samples of a page, or of a part of it, that is not empty; in their order."""
         count = len(records)
-        taken = min(count, SAMPLES_MIN + count // RECORDS_A_SAMPLE)
+        taken = min(count, SAMPLES_A_PAGE)
         self._phase = (self._phase + _GOLDEN) % _PHASES
         first = self._phase * count // _PHASES
         return [records[(number * count + first) // taken] for number in range(taken)]
@@ -144,12 +146,21 @@ class _Window:
         self.bytes = 0
         self.requests = 0
         self.throttled = 0
-        self.arrivals: list[float] = []
+        # Of the records that arrived first and last, by the service's clock; 0 without one.
+        self.first_at = self.last_at = 0.0
+        # (partition key, explicit hash key, weight, is an aggregate), not in a sketch yet.
+        self.samples: list[tuple[str, str, int, bool]] = []
 
-    def arrived(self, at: float) -> None:
-        """Keep the first and the last arrival."""
-        if at > 0.0:
-            self.arrivals = [min([at, *self.arrivals]), max([at, *self.arrivals])]
+    def sketch(self) -> None:
+        """Count the samples that were put aside. Many at once: the first call of a function costs
+        several times the next one, after a page has filled the caches of the CPU."""
+        for key, hash_key, weight, is_aggregate in self.samples:
+            if is_aggregate:
+                self.aggregates.add((key, hash_key), weight)
+            else:
+                self.keys.add((key, hash_key), weight)
+                self.squares += weight * weight
+        self.samples.clear()
 
 
 class HotKey(msgspec.Struct, frozen=True, array_like=True):
@@ -159,21 +170,24 @@ class HotKey(msgspec.Struct, frozen=True, array_like=True):
     share: float
 
 
-# The hash keys that the measured keys have are those that route the records ("keys"), or those of
-# the whole aggregates are ("aggregates"), or neither: explicit hash keys, which no consumer sees.
-Routing = Literal["keys", "aggregates", "hidden"]
+# Which hash keys route the records: those of the measured keys ("keys"), or those of the whole
+# aggregates ("aggregates"), or neither: explicit hash keys, which a consumer never sees ("hidden").
+Routing = Literal["keys", "aggregates", "hidden", "unknown"]
 
+# "Quotas and limits" of the Kinesis developer guide, for each shard and second.
+IN_BYTES_MAX: Final = 1024 * 1024
+IN_RECORDS_MAX: Final = 1000
 # So many keys are named, from this share on.
 KEYS_NAMED_MAX: Final = 5
 SHARE_NAMED_MIN: Final = 0.05
 # The share of the measured weight that has to lie within the shard's hash range, so that its hash
 # keys can be those that route the records. Not all of it: a reshard leaves a few records astray.
 _WITHIN_MIN: Final = 0.95
-# An error above this (100 samples) says nothing about a key.
-ERROR_MAX: Final = 0.12
-_DIGITS_MAX: Final = 39
+# An error above this (50 samples) says too little about a key.
+ERROR_MAX: Final = 0.15
 # More than any stream has; user code shares the memory of the ring, and may have written any value.
 _RATE_MAX: Final = 1e12
+_DIGITS_MAX: Final = 39
 
 
 class ShardHeat(Report, frozen=True):
@@ -184,9 +198,9 @@ class ShardHeat(Report, frozen=True):
     as bytes). `read_bytes_per_s` is what we read. `throttled` is the share of our requests that
     were throttled. `behind_ms` is the last MillisBehindLatest.
 
-    `keys` are the heaviest keys, heaviest first, with shares within `error`; empty while the error
-    is too large. `split_at` is the hash key that halves the weight, "" without a position, and
-    `split_share` the share of the heavier side then.
+    The rest is about the keys, and unknown below LOAD_WEIGHED_MIN or with too few samples. `keys`
+    are the heaviest keys, heaviest first, with shares within `error`. `split_at` is the hash key
+    that halves the weight, "" without a position, and `split_share` the share of the heavier side.
     """
 
     covered_s: float
@@ -195,11 +209,16 @@ class ShardHeat(Report, frozen=True):
     read_bytes_per_s: float
     throttled: float
     behind_ms: int
-    error: float
-    routing: Routing
+    error: float = 1.0
+    routing: Routing = "unknown"
     keys: tuple[HotKey, ...] = ()
     split_at: str = ""
     split_share: float = 1.0
+
+    @property
+    def load(self) -> float:
+        """What producers put, as a share of what the shard takes: by bytes or records."""
+        return max(self.in_bytes_per_s / IN_BYTES_MAX, self.in_records_per_s / IN_RECORDS_MAX)
 
     @property
     def is_sound(self) -> bool:
@@ -224,7 +243,11 @@ def _is_hash_key(text: str) -> bool:
 
 
 # Each window is reported so many times.
-_REPORTS_A_WINDOW: Final = 6
+_REPORTS_A_WINDOW: Final = 2
+# The shortest time over which a rate is taken, and the lag that counts as behind.
+_SPANS_A_WINDOW: Final = 6
+# Below this load no shard is hot by what producers put (`hot_shards.py`): its keys are not weighed.
+LOAD_WEIGHED_MIN: Final = 0.2
 
 
 class KeyMeter:
@@ -241,44 +264,54 @@ class KeyMeter:
         self._sampling = Sampling()
         self._present = _Window(now)
         self._former: _Window | None = None
-        self._reported = now
+        self._reported = self._sampled_until = now
         self._behind_ms = 0
+        # Records since the last page that was sampled, the last page included; 0 if it was not
+        # sampled. The samples stand for all of them.
+        self._skipped = 0
+        self._scale = 0.0
 
     def took(self, records: Sequence[Record], behind_ms: int | None, now: Instant) -> None:
         """A page was read, with its records as the service counts them."""
-        self._turn(now)
+        if now - self._present.began >= self._window_s:
+            self._turn(now)
         window = self._present
         window.requests += 1
-        self._behind_ms = max(0, behind_ms or 0)
-        if not records:
+        self._behind_ms = behind_ms or 0
+        self._scale = 0.0
+        count = len(records)
+        if not count:
             return
-        samples = self._sampling.of(records)
-        count, taken = len(records), len(samples)
         window.records += count
-        window.arrived(records[0].approximate_arrival_timestamp)
-        window.arrived(records[-1].approximate_arrival_timestamp)
+        self._skipped += count
+        window.first_at = window.first_at or records[0].approximate_arrival_timestamp
+        window.last_at = records[-1].approximate_arrival_timestamp
+        if now < self._sampled_until:
+            return
+        self._scale, self._skipped = self._skipped / count, 0
+        samples = self._sampling.of(records)
+        self._sampled_until = Instant(now + len(samples) * self._window_s / SAMPLES_A_WINDOW)
+        scale = self._scale * count / len(samples)
+        put_aside = window.samples.append
         for record in samples:
-            key = record.partition_key
-            weight = (len(record.data) + len(key)) * count // taken
+            data, key = record.data, record.partition_key
+            weight = int((len(data) + len(key)) * scale)
             window.bytes += weight
-            if record.data[:4] == MAGIC:
-                window.aggregates.add((key, ""), weight)
-            else:
-                window.keys.add((key, ""), weight)
-                window.squares += weight * weight
+            put_aside((key, "", weight, data[:4] == MAGIC))
+        if len(window.samples) >= _HELD_MAX:
+            window.sketch()
 
     def opened(self, records: Sequence[Record]) -> None:
         """User records of the page. Those that are whole records were counted by `took`."""
-        if not records:
+        if not self._scale or not records:
             return
         samples = self._sampling.of(records)
-        window, count, taken = self._present, len(records), len(samples)
+        scale = self._scale * len(records) / len(samples)
         for record in samples:
             if record.aggregated:
                 key = record.partition_key
-                weight = (len(record.data) + len(key)) * count // taken
-                window.keys.add((key, record.explicit_hash_key or ""), weight)
-                window.squares += weight * weight
+                weight = int((len(record.data) + len(key)) * scale)
+                self._present.samples.append((key, record.explicit_hash_key or "", weight, False))
 
     def throttled(self, now: Instant) -> None:
         """A request was throttled."""
@@ -288,17 +321,19 @@ class KeyMeter:
 
     def report(self, now: Instant) -> ShardHeat | None:
         """The measurement, if one is due."""
+        if now - self._reported < self._window_s / _REPORTS_A_WINDOW:
+            return None
         self._turn(now)
-        former = self._former
-        if former is None or now - self._reported < self._window_s / _REPORTS_A_WINDOW:
+        if self._former is None:
             return None
         self._reported = now
-        return self._measured((former, self._present), now)
+        return self._measured((self._former, self._present), now)
 
     def _turn(self, now: Instant) -> None:
         passed_s = now - self._present.began
         if passed_s < self._window_s:
             return
+        self._present.sketch()
         # A process that stood still (a full queue, an outage) has not read the former window.
         is_next = passed_s < 2 * self._window_s
         self._former = self._present if is_next else None
@@ -306,39 +341,53 @@ class KeyMeter:
 
     def _measured(self, windows: tuple[_Window, _Window], now: Instant) -> ShardHeat:
         covered_s = max(now - windows[0].began, 1e-3)
-        size, records = (sum(getattr(w, name) for w in windows) for name in ("bytes", "records"))
+        size = sum(window.bytes for window in windows)
+        records = sum(window.records for window in windows)
         requests = sum(window.requests for window in windows)
-        seconds = self._arrived_in_s([at for w in windows for at in w.arrivals], covered_s)
-        weighed = _Weighed.of([window.keys for window in windows])
-        squares = sum(window.squares for window in windows)
-        error = math.sqrt(squares) / weighed.total + 1 / COUNTERS_MAX if weighed.total else 1.0
-        routing, routed = self._routing(weighed, windows)
-        at, heavier = None, 1.0
-        if routing != "hidden" and self._hash_range is not None and error <= ERROR_MAX:
-            at, heavier = split_point(routed.shares, self._hash_range)
-        return ShardHeat(
+        seconds = self._arrived_in_s(windows, covered_s)
+        traffic = ShardHeat(
             covered_s=covered_s,
             in_bytes_per_s=size / seconds,
             in_records_per_s=records / seconds,
             read_bytes_per_s=size / covered_s,
             throttled=sum(window.throttled for window in windows) / max(requests, 1),
             behind_ms=self._behind_ms,
+        )
+        return self._weighed(traffic, windows) if traffic.load >= LOAD_WEIGHED_MIN else traffic
+
+    def _weighed(self, traffic: ShardHeat, windows: tuple[_Window, _Window]) -> ShardHeat:
+        """With the keys, if there are enough samples to say something about them."""
+        for window in windows:
+            window.sketch()
+        keys = _Weighed.of([window.keys for window in windows])
+        squares = sum(window.squares for window in windows)
+        error = math.sqrt(squares) / keys.total + 1 / COUNTERS_MAX if keys.total else 1.0
+        if error > ERROR_MAX:
+            return traffic
+        routing, routed = self._routing(keys, windows)
+        at, heavier = None, 1.0
+        if routing != "hidden" and self._hash_range is not None:
+            at, heavier = split_point(routed.shares, self._hash_range)
+        return msgspec.structs.replace(
+            traffic,
             error=error,
             routing=routing,
-            keys=weighed.heaviest if error <= ERROR_MAX else (),
+            keys=keys.heaviest,
             split_at="" if at is None else str(at),
             split_share=heavier,
         )
 
-    def _arrived_in_s(self, arrivals: list[float], covered_s: float) -> float:
+    def _arrived_in_s(self, windows: tuple[_Window, _Window], covered_s: float) -> float:
         """The time in which the records that were read arrived.
 
         At the tip it is the time of the reading, or longer if a backlog was read in it. Behind the
         tip the arrivals themselves say it; a few records that arrived at once would make any rate,
-        so it is the time between two reports at least.
+        so it is a sixth of a window at least.
         """
-        span_s = max(arrivals) - min(arrivals) if arrivals else 0.0
-        short_s = self._window_s / _REPORTS_A_WINDOW
+        former, present = windows
+        first_at = former.first_at or present.first_at
+        span_s = max(0.0, max(former.last_at, present.last_at) - first_at) if first_at else 0.0
+        short_s = self._window_s / _SPANS_A_WINDOW
         is_behind = self._behind_ms > short_s * 1000
         return max(span_s, min(short_s, covered_s) if is_behind else covered_s)
 
@@ -364,71 +413,60 @@ class KeyMeter:
         return "hidden", keys
 
 
+# A split is computed from so many heavy keys; each takes a hash.
+_KEYS_PLACED_MAX: Final = 64
+
+
 class _Weighed:
-    """The counted keys of several sketches, by hash key: the weight that each has at least.
+    """The heaviest keys of several sketches, by hash key: the weight that each has at least.
 
     The bounds add up: over sketches with the totals V and W, a weight is too small by (V + W) / k
     at most.
     """
 
-    def __init__(self, total: int, weights: Mapping[int | None, int]) -> None:
+    def __init__(self, total: int, weights: Mapping[Key, int]) -> None:
         self.total = total
-        self._weights = weights
+        self.shares: dict[int, float] = {}
+        self._outside = 0.0
+        for key in heapq.nlargest(_KEYS_PLACED_MAX, weights, key=weights.__getitem__):
+            share = weights[key] / total if total else 0.0
+            try:
+                place = effective_hash_key(key[0], key[1] or None)
+            except LimitExceeded:
+                self._outside += share
+            else:
+                self.shares[place] = self.shares.get(place, 0.0) + share
 
     @classmethod
-    def of(cls, sketches: Iterable[SpaceSaving]) -> _Weighed:
-        total = 0
-        weights: dict[int | None, int] = {}
+    def of(cls, sketches: Sequence[SpaceSaving]) -> _Weighed:
+        weights: dict[Key, int] = {}
         for sketch in sketches:
-            total += sketch.total
             for key, weight, error in sketch.counted():
-                position = _position(key)
-                weights[position] = weights.get(position, 0) + weight - error
-        return cls(total, weights)
-
-    @property
-    def shares(self) -> dict[int, float]:
-        """Of each hash key, the share of the whole that it has at least."""
-        return {
-            position: weight / self.total
-            for position, weight in self._weights.items()
-            if position is not None and weight
-        }
+                weights[key] = weights.get(key, 0) + weight - error
+        return cls(sum(sketch.total for sketch in sketches), weights)
 
     @property
     def heaviest(self) -> tuple[HotKey, ...]:
         named = [
-            HotKey(str(position), min(share, 1.0))
-            for position, share in self.shares.items()
+            HotKey(str(place), min(share, 1.0))
+            for place, share in self.shares.items()
             if share >= SHARE_NAMED_MIN
         ]
         return tuple(sorted(named, key=lambda key: -key.share)[:KEYS_NAMED_MAX])
 
     def within(self, hash_range: HashRange) -> float:
-        """The share of the counted weight whose hash keys lie in the range; 1 without any."""
-        counted = sum(self._weights.values())
-        inside = sum(
-            weight
-            for position, weight in self._weights.items()
-            if position is not None and position in hash_range
-        )
-        return inside / counted if counted else 1.0
-
-
-def _position(key: Key) -> int | None:
-    """The hash key of a key; None for an explicit hash key that is not a number in the range."""
-    try:
-        return effective_hash_key(key[0], key[1] or None)
-    except LimitExceeded:
-        return None
+        """The share of the placed weight whose hash keys lie in the range; 1 without any."""
+        placed = sum(self.shares.values()) + self._outside
+        inside = sum(share for place, share in self.shares.items() if place in hash_range)
+        return inside / placed if placed else 1.0
 
 
 def split_point(shares: Mapping[int, float], hash_range: HashRange) -> tuple[int | None, float]:
     """Where a split leaves about half of the weight on each side, and the heavier side's share.
 
     `shares` are those of the heavy keys, by hash key. The rest of the weight is of keys that carry
-    less than 1 / COUNTERS_MAX each; MD5 spreads them evenly. Its error is small: n keys of equal
-    weight that fall on two sides by chance differ from halves by 1 / (2 sqrt(n)), 4.4 % for 128.
+    less than 1 / _KEYS_PLACED_MAX each; MD5 spreads them evenly. The error is small: n keys of
+    equal weight that fall on two sides by chance differ from halves by 1 / (2 sqrt(n)), 6 % for 64.
 
     None if the range is too small. A hash key of the second shard is greater than one plus the
     first hash key of the range, and less than its last (SplitShard refuses others).
@@ -441,8 +479,7 @@ def split_point(shares: Mapping[int, float], hash_range: HashRange) -> tuple[int
     weights = _Line(inside, hash_range)
     # Half of the weight is below `middle` for the first time: a heavy key may lie just before it.
     middle = weights.middle()
-    within = [max(lowest, min(at, highest)) for at in (middle, middle - 1)]
-    at = min(within, key=weights.heavier)
+    at = min((max(lowest, min(at, highest)) for at in (middle, middle - 1)), key=weights.heavier)
     return at, weights.heavier(at)
 
 
@@ -467,9 +504,15 @@ class _Line:
         return min(1.0, max(below, 1.0 - below))
 
     def middle(self) -> int:
-        """The first hash key, by halving the range, with half of the weight below it."""
-        low, high = self._start, self._start + self._width
+        """The first hash key with half of the weight below it."""
+        # The heavy keys below the middle: those with less than half below their own place and them.
+        low, high = 0, len(self._places)
         while low < high:
-            at = (low + high) // 2
-            low, high = (at + 1, high) if self.below(at) < 0.5 else (low, at)
-        return low
+            number = (low + high) // 2
+            is_below = self.below(self._places[number] + 1) < 0.5
+            low, high = (number + 1, high) if is_below else (low, number)
+        after = self._places[low - 1] + 1 if low else self._start
+        before = self._places[low] + 1 if low < len(self._places) else self._start + self._width
+        missing = 0.5 - self._sums[low]
+        even = self._start + math.ceil(missing / self._rest * self._width) if self._rest else before
+        return max(after, min(even, before))

@@ -12,13 +12,11 @@ from typing import Final
 
 import msgspec
 
-from kclrun.consuming.hot_keys import HotKey, ShardHeat
+from kclrun.consuming.hot_keys import LOAD_WEIGHED_MIN, HotKey, ShardHeat
 from kclrun.model.lease import LeaseKey
 from kclrun.model.stream import shard_id_of, stream_name_of, stream_of
 
-# "Quotas and limits" of the Kinesis developer guide, for each shard and second.
-IN_BYTES_MAX: Final = 1024 * 1024
-IN_RECORDS_MAX: Final = 1000
+# "Quotas and limits" of the Kinesis developer guide, a second, over all consumers without fan-out.
 READ_BYTES_MAX: Final = 2 * 1024 * 1024
 
 
@@ -46,7 +44,7 @@ _BEHIND_MS_MIN: Final = 10_000
 # Far above the others: four times their median, of three others at least, and a quarter of a
 # shard's limit, for a shard that is nearly empty takes no harm.
 _TIMES: Final = _Bound(4.0, 3.0)
-_TIMES_LOAD: Final = _Bound(0.25, 0.2)
+_TIMES_LOAD: Final = _Bound(0.25, LOAD_WEIGHED_MIN)
 _OTHERS_MIN: Final = 3
 # Splitting helps if the heavier side is left with two thirds at most. No number of splits makes the
 # side of a key lighter than the key.
@@ -100,7 +98,7 @@ class HotShards:
         lease that is not named has left, and is forgotten without a change.
         """
         known = {key: heat for key, heat in heats.items() if heat is not None}
-        loads = {key: load_of(heat) for key, heat in known.items()}
+        loads = {key: heat.load for key, heat in known.items()}
         changes: list[Change] = []
         for key in [key for key in self._hot if key not in heats]:
             del self._hot[key]
@@ -117,14 +115,9 @@ class HotShards:
         return changes
 
 
-def load_of(heat: ShardHeat) -> float:
-    """What producers put, as a share of what the shard takes: by bytes or records."""
-    return max(heat.in_bytes_per_s / IN_BYTES_MAX, heat.in_records_per_s / IN_RECORDS_MAX)
-
-
 def _reasons(heat: ShardHeat, others: list[float], *, is_hot: bool) -> Iterator[str]:
     """Why the shard is hot, the strongest reason first."""
-    load = load_of(heat)
+    load = heat.load
     if _LOAD.holds(load, is_hot=is_hot):
         yield f"{traffic(heat)}: {load:.0%} of the limit of a shard"
     is_behind = heat.behind_ms >= _BEHIND_MS_MIN
@@ -163,7 +156,7 @@ def advice(heat: ShardHeat, key: LeaseKey, stream_name: str) -> str:
 
     A hot shard is advised by the bytes of its keys. Reads that are throttled have another remedy.
     """
-    if load_of(heat) < _LOAD.end and _THROTTLED.holds(heat.throttled, is_hot=True):
+    if heat.load < _LOAD.end and _THROTTLED.holds(heat.throttled, is_hot=True):
         return (
             "the applications that poll this shard share 2 MB and 5 reads a second:"
             " read it by enhanced fan-out (fetch.mode: fan-out), or with fewer applications"

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from kclrun.consuming.hot_keys import ShardHeat
-from kclrun.consuming.hot_shards import HotShard, load_of
+from kclrun.consuming.hot_shards import HotShard
 from kclrun.observe.logs import clean_text
 from kclrun.observe.sample import LeaseSample, ManagerSample, how_to_resume
 
@@ -232,7 +232,7 @@ def _traffic_body(heat: ShardHeat) -> TrafficBody:
     return TrafficBody(
         in_bytes_per_s=round(heat.in_bytes_per_s, 1),
         in_records_per_s=round(heat.in_records_per_s, 2),
-        load=round(load_of(heat), 4),
+        load=round(heat.load, 4),
         read_bytes_per_s=round(heat.read_bytes_per_s, 1),
         throttled=round(heat.throttled, 4),
         covered_s=round(heat.covered_s, 1),

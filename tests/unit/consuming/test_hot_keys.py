@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 from kclrun.codec.aggregator import build_aggregate
-from kclrun.codec.kpl import open_aggregates
+from kclrun.codec.kpl import MAGIC, open_aggregates
 from kclrun.consuming.hot_keys import (
     COUNTERS_MAX,
     ERROR_MAX,
     KEYS_NAMED_MAX,
-    RECORDS_A_SAMPLE,
-    SAMPLES_MIN,
+    LOAD_WEIGHED_MIN,
+    SAMPLES_A_PAGE,
+    SAMPLES_A_WINDOW,
     HotKey,
     KeyMeter,
     Sampling,
@@ -63,7 +64,7 @@ class Reading:
         return self.heat
 
 
-def mixed(shares, rest=None, count=40, size=100, seed=1):
+def mixed(shares, rest=None, count=60, size=100, seed=1):
     """Pages of keys by their shares; what is left are keys that come once."""
     chance = random.Random(seed)
     keys = [*shares]
@@ -96,15 +97,7 @@ def test_a_new_key_takes_over_the_smallest_counter_and_its_weight_as_an_error():
 
 
 @pytest.mark.parametrize(
-    ("count", "taken"),
-    [
-        (1, 1),
-        (2, 2),
-        (SAMPLES_MIN, SAMPLES_MIN),
-        (200, SAMPLES_MIN),
-        (RECORDS_A_SAMPLE, SAMPLES_MIN + 1),
-        (10_000, SAMPLES_MIN + 10_000 // RECORDS_A_SAMPLE),
-    ],
+    ("count", "taken"), [(1, 1), (2, 2), (SAMPLES_A_PAGE, 8), (200, 8), (10_000, 8)]
 )
 def test_a_page_gives_few_samples_spread_over_it(count, taken):
     sampling, page = Sampling(), range(count)
@@ -123,7 +116,7 @@ def test_each_place_of_a_page_is_sampled_equally_often_also_where_keys_come_in_t
         for place in sampling.of(range(count)):
             hits[place] += 1
 
-    usual = pages * SAMPLES_MIN / count
+    usual = pages * SAMPLES_A_PAGE / count
     assert max(abs(hit - usual) for hit in hits) <= 3
 
 
@@ -136,7 +129,7 @@ def test_nothing_is_reported_before_a_whole_window_was_measured():
     assert heat.covered_s == pytest.approx(60, abs=11)
 
 
-def test_a_report_comes_six_times_a_window_and_not_with_each_page():
+def test_a_report_comes_twice_a_window_and_not_with_each_page():
     reading = Reading()
     reading.read(60.0, mixed({}))
     reports = 0
@@ -145,7 +138,7 @@ def test_a_report_comes_six_times_a_window_and_not_with_each_page():
         reading.meter.took([], 0, reading.now)
         reports += reading.meter.report(reading.now) is not None
 
-    assert reports == 6
+    assert reports == 2
 
 
 def test_a_heavy_key_is_named_by_its_hash_key_with_its_share_and_never_by_its_text():
@@ -154,13 +147,14 @@ def test_a_heavy_key_is_named_by_its_hash_key_with_its_share_and_never_by_its_te
     assert heat.keys[0].hash_key == str(md5("customer-4711"))
     assert heat.keys[0].share == pytest.approx(0.71, abs=heat.error)
     assert "4711" not in repr(heat).replace(heat.keys[0].hash_key, "")
-    assert heat.error < 0.06
+    assert heat.error < 0.08
     assert heat.routing == "keys"
 
 
 def test_a_share_is_of_the_bytes_and_not_of_the_records():
     def page(at):
-        return [*(record("small", 100, at) for _ in range(5)), record("large", 1_500, at)]
+        large = [record("large", 15_000, at) for _ in range(10)]
+        return [*(record("small", 1_000, at) for _ in range(50)), *large]
 
     heat = Reading().read(120.0, page)
 
@@ -253,11 +247,34 @@ def test_throttled_requests_are_a_share_of_all():
 
 
 def test_a_few_samples_say_nothing_about_keys():
-    heat = Reading().read(120.0, lambda at: [record("only", 100, at)], every_s=10.0)
+    heat = Reading().read(120.0, lambda at: [record("only", 5_000_000, at)], every_s=10.0)
 
-    assert heat.error > ERROR_MAX
-    assert (heat.keys, heat.split_at) == ((), "")
+    assert heat.load > LOAD_WEIGHED_MIN
+    assert (heat.error, heat.routing, heat.keys, heat.split_at) == (1.0, "unknown", (), "")
     assert heat.in_records_per_s == pytest.approx(0.1, abs=0.02)
+
+
+def test_the_keys_of_a_shard_that_cannot_be_hot_are_not_weighed():
+    heat = Reading().read(120.0, mixed({"hot": 0.9}, count=30))
+
+    assert heat.load == pytest.approx(0.15, rel=0.05)
+    assert (heat.routing, heat.keys, heat.split_at) == ("unknown", (), "")
+
+
+def test_most_pages_are_counted_and_not_looked_into():
+    """The cost is a second's, however fast a shard is read."""
+    reading, looked_into = Reading(), []
+
+    class Page(list):
+        def __getitem__(self, index):
+            looked_into.extend([index] if index > 0 else [])
+            return super().__getitem__(index)
+
+    reading.read(60.0, lambda at: Page([record("k", 100, at)] * 50), every_s=0.01)
+
+    pages = SAMPLES_A_WINDOW / SAMPLES_A_PAGE + 1
+    assert len(looked_into) <= pages * (SAMPLES_A_PAGE + 1)
+    assert reading.read(60.0, mixed({"k": 1.0}, count=200)).in_records_per_s > 1_000
 
 
 LOWER = HashRange(0, HASH_KEY_MAX // 4)
@@ -285,7 +302,7 @@ def test_user_records_that_were_aggregated_by_shard_decide_by_their_own_hash_key
     heavy, other = key_in(LOWER, "heavy"), key_in(LOWER, "other")
 
     def users():
-        return [(heavy, b"x" * 500, None)] * 3 + [(other, b"x" * 500, None)]
+        return [(heavy, b"x" * 5_000, None)] * 3 + [(other, b"x" * 5_000, None)]
 
     # As the KPL puts them: the key is `a`, and the explicit hash key cannot be seen.
     assert md5("a") not in HashRange(HASH_KEY_MAX // 2, HASH_KEY_MAX)
@@ -301,7 +318,7 @@ def test_user_records_that_were_aggregated_by_shard_decide_by_their_own_hash_key
 
 def test_explicit_hash_keys_inside_of_an_aggregate_are_seen_and_decide():
     def users():
-        return [("same", b"x" * 500, "7"), ("same", b"x" * 500, str(LOWER.end))]
+        return [("same", b"x" * 9_000, "7"), ("same", b"x" * 9_000, str(LOWER.end))]
 
     heat = Reading(LOWER).read(120.0, aggregates(users, lambda: "a"))
 
@@ -314,7 +331,7 @@ def test_aggregates_of_any_user_records_decide_by_their_own_partition_keys():
     chance = random.Random(3)
 
     def users():
-        return [(f"user-{chance.getrandbits(64)}", b"x" * 100, None) for _ in range(8)]
+        return [(f"user-{chance.getrandbits(64)}", b"x" * 2_000, None) for _ in range(8)]
 
     heat = Reading(LOWER).read(120.0, aggregates(users, lambda: chance.choice((one, two))))
 
@@ -328,11 +345,12 @@ def test_an_explicit_hash_key_that_is_not_a_number_has_no_position():
     reading = Reading()
     wrong = Record(b"x" * 99, "k", "1", explicit_hash_key="zzz", aggregated=True)
     for _ in range(600):
+        reading.read(0.2, lambda at: [Record(MAGIC + b"x" * 9_000, "a", "1", at)] * 10)
         reading.meter.opened([wrong] * 10)
-        reading.read(0.2, lambda at: [])
+    reading.read(30.0, lambda at: [])
 
     assert reading.heat.error < ERROR_MAX
-    assert (reading.heat.keys, reading.heat.routing) == ((), "hidden")
+    assert (reading.heat.keys, reading.heat.routing) == ((), "aggregates")
 
 
 QUARTER = HASH_KEY_MAX // 4
@@ -413,4 +431,4 @@ def test_the_sketch_is_bounded_whatever_comes():
     for window in (meter._former, meter._present):
         assert len(list(window.keys.counted())) <= COUNTERS_MAX
         assert len(window.keys._heap) <= COUNTERS_MAX
-        assert len(window.arrivals) <= 2
+        assert len(window.samples) < 1_000

@@ -3,21 +3,18 @@
 import msgspec
 import pytest
 
-from kclrun.consuming.hot_keys import HotKey, ShardHeat
+from kclrun.consuming.hot_keys import IN_BYTES_MAX, IN_RECORDS_MAX, HotKey, ShardHeat
 from kclrun.consuming.hot_shards import (
     HELPED_MAX,
-    IN_BYTES_MAX,
-    IN_RECORDS_MAX,
     READ_BYTES_MAX,
     Cooled,
     Heated,
     HotShard,
     HotShards,
     advice,
-    load_of,
 )
 
-QUIET = ShardHeat(90.0, 1_000.0, 10.0, 1_000.0, 0.0, 0, 0.04, "keys", (), "77", 0.5)
+QUIET = ShardHeat(90.0, 1e3, 10.0, 1e3, 0.0, 0, 0.04, "keys", (), "77", 0.5)
 SHARD = "shardId-000000000003"
 HASH = "144401253837402563416234723478923446671"
 
@@ -143,8 +140,8 @@ def test_a_shard_above_the_others_stays_so_down_to_three_times():
 
 
 def test_the_load_is_that_of_the_nearer_limit():
-    assert load_of(heat(in_bytes_per_s=IN_BYTES_MAX / 2, in_records_per_s=100.0)) == 0.5
-    assert load_of(heat(in_bytes_per_s=1.0, in_records_per_s=700.0)) == 0.7
+    assert heat(in_bytes_per_s=IN_BYTES_MAX / 2, in_records_per_s=100.0).load == 0.5
+    assert heat(in_bytes_per_s=1.0, in_records_per_s=700.0).load == 0.7
 
 
 def told(heat, key=SHARD):
