@@ -17,6 +17,7 @@ from kclrun.config.convert import Problem, nearest
 from kclrun.config.schema import (
     EmbeddedSettings,
     ObserveSettings,
+    OnErrorSettings,
     OutputSettings,
     Settings,
     SparkSettings,
@@ -199,6 +200,7 @@ def _fleet(settings: Settings) -> Iterator[Problem]:
         yield Problem(("pipeline",), "is for engine: spark; the fleet runs a processor")
     if settings.spark != SparkSettings():
         yield Problem(("spark",), "is for engine: spark; remove it, or set that")
+    yield from _dead_letters(settings.on_error)
     output = settings.output
     if output is None:
         return
@@ -216,7 +218,23 @@ def _fleet(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def _dead_letters(on_error: OnErrorSettings) -> Iterator[Problem]:
+    path, where = on_error.dead_letter.path, ("on_error", "dead_letter", "path")
+    if on_error.then == "dead-letter" and path is None:
+        yield Problem(where, "is missing: `then: dead-letter` needs a folder")
+    elif on_error.then != "dead-letter" and path is not None:
+        yield Problem(where, f"has no meaning with `then: {on_error.then}`")
+    elif path is not None and (scheme := _URL.match(path)) is not None:
+        yield Problem(where, f"expected a folder of this machine, not a URL ({scheme[0]}…)")
+
+
 def _spark(settings: Settings) -> Iterator[Problem]:
+    if settings.on_error.then != "halt":
+        yield Problem(
+            ("on_error", "then"),
+            f"{settings.on_error.then} is for the fleet; with engine: spark, a failing record ends"
+            " the query",
+        )
     if settings.processor is not None and settings.pipeline is not None:
         yield Problem(("pipeline",), "and processor exclude each other: name one of them")
     if settings.checkpoint.every == "manual":

@@ -16,6 +16,7 @@ from zlib import crc32
 
 import msgspec
 
+from kclrun.consuming.delivery import Then
 from kclrun.errors import LimitExceeded, SegmentRefused, host_error
 from kclrun.ipc.ring import RING_BYTES, EventRing
 from kclrun.ipc.seqlock import NoValue, SeqlockCell
@@ -53,6 +54,10 @@ class OnErrorSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     retries: int
     backoff_s: float
+    then: Then = "halt"
+    max_age_s: float | None = None
+    limit: int = 100
+    dead_letter_path: str | None = None
 
 
 class LogSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -177,6 +177,8 @@ class RingReader:
                 self._log.note("processor_recovered", shard=key, where=where, attempts=attempts)
             case ShardHeat():
                 child.heat = report
+            case reports.RecordGivenUp():
+                self._note_given_up(key, report)
             case reports.GilHeld(seconds):
                 self._log.note("gil_held", shard=key, seconds=seconds)
             case reports.RecordsExpired(position, detail):
@@ -218,6 +220,17 @@ class RingReader:
             error=raised.error,
             pause_s=raised.pause_s,
             **{name: text for name, text in fields.items() if text and raised.traceback_text},
+        )
+
+    def _note_given_up(self, key: LeaseKey, given_up: reports.RecordGivenUp) -> None:
+        fields = {"raised_at": given_up.raised_at, "traceback": given_up.traceback_text}
+        self._log.note(
+            "record_skipped" if given_up.is_skipped else "record_dead_lettered",
+            shard=key,
+            position=str(given_up.position),
+            calls=given_up.calls,
+            error=given_up.error,
+            **{name: text for name, text in fields.items() if text},
         )
 
     def _made_up_position(self, child: Child) -> list[ProcessReported]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import collections
 import signal
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -23,6 +25,7 @@ from kclrun.leases.held_lease import HeldLease, State
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.shard_sync import TableTotals
 from kclrun.lifecycle.caught_up import CaughtUp
+from kclrun.lifecycle.scaling import Look, WorkersNeeded
 from kclrun.lifecycle.stall import STALL_PATIENCE_S, Stall, StallWatch
 from kclrun.lifecycle.stopping import UNKILLABLE_AFTER_S
 from kclrun.manager.children import LeaseProcesses
@@ -35,6 +38,7 @@ from kclrun.model.lease import OFFERED, LeaseKey, OwnerId
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.logs import EventLog
+from kclrun.observe.metrics import FLEET_EVERY_S
 from kclrun.observe.sample import LeaseSample, ManagerSample, Outage, ShardReport
 from kclrun.protocol.status import LeaseStatus, WorkerState
 
@@ -43,6 +47,8 @@ _LOOKS_KEPT: Final = 5
 # A process's own memory is read from `smaps_rollup`, up to 1 ms each: at most so many a sample,
 # in turn.
 _MEMORY_READS_MAX: Final = 8
+
+CGROUPS: Final = Path("/sys/fs/cgroup")
 
 _BEFORE_READING: Final = frozenset({WorkerState.STARTING, WorkerState.CLAIMING})
 _WORDS_OF_STATES: Final = {
@@ -105,6 +111,50 @@ class Gauge:
             return int(psutil.Process(pid).memory_full_info().uss)
         except (psutil.Error, OSError):
             return None
+
+
+class HostCpu:
+    """The share of CPU that was used since the last look: of the container's limit if it has one
+    (cgroup v2), else of the whole machine, whatever runs on it."""
+
+    def __init__(self, process: Path = Path("/proc/self"), mount: Path = CGROUPS) -> None:
+        self._group = _own_group(process, mount)
+        self._before: tuple[float, float] | None = None
+
+    def share(self) -> float | None:
+        """From 0 to 1; None at the first look, and where no counter moved or could be read."""
+        before, self._before = self._before, self._used_and_had()
+        if before is None or self._before is None or self._before[1] <= before[1]:
+            return None
+        used = (self._before[0] - before[0]) / (self._before[1] - before[1])
+        return min(1.0, max(0.0, used))
+
+    def _used_and_had(self) -> tuple[float, float] | None:
+        """CPU seconds used, and those that could have been, both since a moment of the past."""
+        try:
+            quota, _, period = (self._group / "cpu.max").read_text().partition(" ")
+            if quota != "max":
+                words = (self._group / "cpu.stat").read_text().split()
+                used_s = int(words[words.index("usage_usec") + 1]) / 1e6
+                return used_s, time.monotonic() * int(quota) / int(period)
+        except (OSError, ValueError, IndexError):
+            pass  # no cgroup v2, or its root, which has no limit
+        try:
+            times = psutil.cpu_times()
+        except (psutil.Error, OSError):
+            return None
+        # CPU that the hypervisor gave to others (`steal`) was not free for us: it counts as used.
+        return sum(times) - times.idle - times.iowait, sum(times)
+
+
+def _own_group(process: Path, mount: Path) -> Path:
+    """The folder of a process's cgroup v2, as in cgroups(7)."""
+    try:
+        lines = (process / "cgroup").read_text().splitlines()
+    except OSError:
+        return mount
+    (path,) = [line[3:] for line in lines if line.startswith("0::")] or ["/"]
+    return mount / path.lstrip("/")
 
 
 def state_of(held_lease: HeldLease | None, status: LeaseStatus | None, trouble: str = "") -> str:
@@ -245,6 +295,10 @@ class Sampler:
         self._leases_max = leases_max
         self._began_instant = began_instant
         self._gauge = Gauge() if has_gauge else None
+        self._host_cpu = HostCpu()
+        self._workers_needed = WorkersNeeded()
+        # A start imports modules and forks processes: its CPU says nothing of the work.
+        self._next_look_instant = Instant(began_instant + FLEET_EVERY_S)
         self._progress: dict[LeaseKey, _Progress] = {}
         self._totals: TableTotals | None = None
         self._totals_instant = began_instant
@@ -267,6 +321,8 @@ class Sampler:
         self._progress = {key: self._progress.get(key) or _Progress(now) for key in keys}
         totals = self._totals_of(core, now)
         elsewhere, free = self._others(keys)
+        leases = self._leases(keys, children, now)
+        self._look_at_need(leases, elsewhere + free, now)
         # A stop that is finished may wait without limit for the end of the machine.
         is_draining = core.is_draining and not core.is_finished
         self._launcher_away_since = _since(
@@ -283,7 +339,8 @@ class Sampler:
             unclaimed_leases=totals.unclaimed if totals is not None else None,
             worker_leases=len(held),
             worker_leases_max=self._leases_max,
-            leases=self._leases(keys, children, now),
+            needed_workers=self._workers_needed.count,
+            leases=leases,
             leases_elsewhere=elsewhere,
             leases_free=free,
             ended_total=self._report.ended_total,
@@ -321,6 +378,27 @@ class Sampler:
                 free += 1
             elsewhere += row.owner not in (None, OFFERED, self._owner)
         return elsewhere, free
+
+    def _look_at_need(self, leases: Sequence[LeaseSample], others: int, now: Instant) -> None:
+        """Count the workers needed, as often as the fleet's metrics are measured."""
+        if now < self._next_look_instant:
+            return
+        self._next_look_instant = Instant(now + FLEET_EVERY_S)
+        core = self._manager.core
+        self._workers_needed.take(
+            Look(
+                now=now,
+                cpu_share=self._host_cpu.share(),
+                lags_ms={
+                    each.shard: each.lag_ms
+                    for each in leases
+                    if each.state == "running" and each.lag_ms is not None
+                },
+                workers=len(core.owners),
+                leases=len(leases) + others,
+                leases_max=self._leases_max,
+            )
+        )
 
     def _leases(
         self, keys: Iterable[LeaseKey], children: Mapping[LeaseKey, Child], now: Instant

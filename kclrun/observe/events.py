@@ -143,6 +143,10 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "processor_raised": EventKind("user code raised; the same call is repeated", "warning"),
     "processor_recovered": EventKind("user code that raised before has returned"),
     "processor_failed": EventKind("user code failed for good", "error"),
+    "record_dead_lettered": EventKind(
+        "a record was given up, and kept as a dead letter", "warning"
+    ),
+    "record_skipped": EventKind("a record was given up, and skipped", "warning"),
     "gil_held": EventKind("user code held the GIL so long that no renewal was possible", "warning"),
     "lease_process_warned": EventKind("a lease process warned", "warning"),
     # Runs on Spark.

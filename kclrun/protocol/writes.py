@@ -60,14 +60,14 @@ Outcome = Applied | ConditionFailed | Throttled | Unavailable | OutcomeUnknown |
 # to the counter [P1, P2, I5]. `conditions.py` has the conditions and effects of each, as data:
 # `aws/expressions.py` renders them for DynamoDB, the in-memory table applies them to leases. One
 # contract suite runs over both.
-class CreateLease(msgspec.Struct, frozen=True, tag=True):
+class CreateLease(msgspec.Struct, frozen=True):
     """A whole row, by the first sync, or by its live owner if the row vanished. Applies only if
     there is not a row with this key."""
 
     lease: Lease
 
 
-class HeldParent(msgspec.Struct, frozen=True, tag=True):
+class HeldParent(msgspec.Struct, frozen=True):
     """The parent's row exists, with this owner and counter: its owner is ending it."""
 
     key: LeaseKey
@@ -75,13 +75,13 @@ class HeldParent(msgspec.Struct, frozen=True, tag=True):
     counter: int
 
 
-class EndedParent(msgspec.Struct, frozen=True, tag=True):
+class EndedParent(msgspec.Struct, frozen=True):
     """The parent's row exists and is SHARD_END: the condition of a repair."""
 
     key: LeaseKey
 
 
-class ExistingParent(msgspec.Struct, frozen=True, tag=True):
+class ExistingParent(msgspec.Struct, frozen=True):
     """The parent's row exists, in any state: the other parent of a merge."""
 
     key: LeaseKey
@@ -90,7 +90,7 @@ class ExistingParent(msgspec.Struct, frozen=True, tag=True):
 ParentCondition = HeldParent | EndedParent | ExistingParent
 
 
-class CreateChildren(msgspec.Struct, frozen=True, tag=True):
+class CreateChildren(msgspec.Struct, frozen=True):
     """The children of an ended shard, all or none, if every parent condition holds [P12].
 
     A child row that exists already is left as it is and does not stop the others.
@@ -100,7 +100,7 @@ class CreateChildren(msgspec.Struct, frozen=True, tag=True):
     parents: tuple[ParentCondition, ...]
 
 
-class Take(msgspec.Struct, frozen=True, tag=True):
+class Take(msgspec.Struct, frozen=True):
     """A manager takes an unowned or expired lease: owner and counter as seen [P2, P15].
 
     Publishes `failover_s`, `start` and the creation time of the stream (None: not known, and the
@@ -122,7 +122,7 @@ class Take(msgspec.Struct, frozen=True, tag=True):
     stream_created_at: WallTime | None = None
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True):
+class Ask(msgspec.Struct, frozen=True):
     """A manager notes on the row that it would like a lease that `asked` renews [P16].
 
     Not an owner's write, so the counter is untouched. `seen` is the old ask that is replaced, None
@@ -136,7 +136,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     seen: Handoff | None = None
 
 
-class Withdraw(msgspec.Struct, frozen=True, tag=True):
+class Withdraw(msgspec.Struct, frozen=True):
     """A draining manager removes its ask, so that it is not given the lease any more.
 
     Not an owner's write, so the counter is untouched. Applies while the ask there is `owner`'s.
@@ -146,7 +146,7 @@ class Withdraw(msgspec.Struct, frozen=True, tag=True):
     owner: OwnerId
 
 
-class Decline(msgspec.Struct, frozen=True, tag=True):
+class Decline(msgspec.Struct, frozen=True):
     """The draining owner that a row is offered to offers it to any owner.
 
     Applies while the row is offered to `owner` with the counter as seen. `offeredBy` becomes
@@ -158,7 +158,7 @@ class Decline(msgspec.Struct, frozen=True, tag=True):
     seen_counter: int
 
 
-class Claim(msgspec.Struct, frozen=True, tag=True):
+class Claim(msgspec.Struct, frozen=True):
     """A lease process proves the lease before its first read; returns the whole row [P4].
 
     `has_waited`: a failover has passed since a take by force, so `takenFrom` goes [P18].
@@ -170,7 +170,7 @@ class Claim(msgspec.Struct, frozen=True, tag=True):
     has_waited: bool = False
 
 
-class Renew(msgspec.Struct, frozen=True, tag=True):
+class Renew(msgspec.Struct, frozen=True):
     """The heartbeat: counter + 1, and the throughput since the last one.
 
     `drops_ask`: removes an ask that is too old to be answered [P16].
@@ -183,7 +183,7 @@ class Renew(msgspec.Struct, frozen=True, tag=True):
     drops_ask: bool = False
 
 
-class Checkpoint(msgspec.Struct, frozen=True, tag=True):
+class Checkpoint(msgspec.Struct, frozen=True):
     """All records up to `position` are processed. Also requires the row's position to be `last`.
 
     Sets owner switches to 0 and removes a pending checkpoint.
@@ -196,7 +196,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag=True):
     last: ExtendedSequenceNumber
 
 
-class NameChildren(msgspec.Struct, frozen=True, tag=True):
+class NameChildren(msgspec.Struct, frozen=True):
     """Write `childShardIds` on the parent, for the Java KCL's cleanup and ours [P12]."""
 
     key: LeaseKey
@@ -205,7 +205,7 @@ class NameChildren(msgspec.Struct, frozen=True, tag=True):
     children: frozenset[str]
 
 
-class End(msgspec.Struct, frozen=True, tag=True):
+class End(msgspec.Struct, frozen=True):
     """Checkpoint SHARD_END: requires the row's position to be `last`, like any checkpoint."""
 
     key: LeaseKey
@@ -214,7 +214,7 @@ class End(msgspec.Struct, frozen=True, tag=True):
     last: ExtendedSequenceNumber
 
 
-class Release(msgspec.Struct, frozen=True, tag=True):
+class Release(msgspec.Struct, frozen=True):
     """Final checkpoint and `leaseOwner` removed, in one write. `position` may equal `last`."""
 
     key: LeaseKey
@@ -224,7 +224,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     last: ExtendedSequenceNumber
 
 
-class Offer(msgspec.Struct, frozen=True, tag=True):
+class Offer(msgspec.Struct, frozen=True):
     """Final checkpoint, and the row given away, in one write [P17].
 
     The owner becomes `kclrun:offered`, `offeredBy` the giver, `offeredTo` the asker (None: any
@@ -242,7 +242,7 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
     died_on: DiedOn | None = None
 
 
-class HandOver(msgspec.Struct, frozen=True, tag=True):
+class HandOver(msgspec.Struct, frozen=True):
     """Answer a KCL 3 leader's handoff: final checkpoint, and `checkpointOwner` removed [R8].
 
     The row's owner is `next_owner` already and we are its `checkpointOwner`: those and the counter
@@ -257,7 +257,7 @@ class HandOver(msgspec.Struct, frozen=True, tag=True):
     last: ExtendedSequenceNumber
 
 
-class LateCheckpoint(msgspec.Struct, frozen=True, tag=True):
+class LateCheckpoint(msgspec.Struct, frozen=True):
     """The position up to which `former` had fully processed the shard when it lost the lease:
     written once, and only forward [P19].
 
@@ -272,7 +272,7 @@ class LateCheckpoint(msgspec.Struct, frozen=True, tag=True):
     position: ExtendedSequenceNumber
 
 
-class Amend(msgspec.Struct, frozen=True, tag=True):
+class Amend(msgspec.Struct, frozen=True):
     """The doctor, as a temporary owner, repairs fields that owners never change: parents and range
     as the service lists them; and, if given, the instant that the row's LATEST stands for."""
 
@@ -284,7 +284,7 @@ class Amend(msgspec.Struct, frozen=True, tag=True):
     latest_pinned_at: WallTime | None = None
 
 
-class HaltLease(msgspec.Struct, frozen=True, tag=True):
+class HaltLease(msgspec.Struct, frozen=True):
     """The owner's manager notes on the row why the lease stands still."""
 
     key: LeaseKey
@@ -293,19 +293,19 @@ class HaltLease(msgspec.Struct, frozen=True, tag=True):
     halt: Halt
 
 
-class ResumeLease(msgspec.Struct, frozen=True, tag=True):
+class ResumeLease(msgspec.Struct, frozen=True):
     """An operator removes the halt: not an owner's write, so the counter is untouched."""
 
     key: LeaseKey
 
 
-class DeleteEnded(msgspec.Struct, frozen=True, tag=True):
+class DeleteEnded(msgspec.Struct, frozen=True):
     """Delete a row that is SHARD_END [P13]."""
 
     key: LeaseKey
 
 
-class DeleteTrimmed(msgspec.Struct, frozen=True, tag=True):
+class DeleteTrimmed(msgspec.Struct, frozen=True):
     """Delete the row of a shard proven trimmed: owner and counter as seen [P13]."""
 
     key: LeaseKey

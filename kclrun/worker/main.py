@@ -35,19 +35,30 @@ from kclrun.errors import HostFailed, SettingsError
 from kclrun.ipc import exit_codes
 from kclrun.ipc.board import Segment, StartSpec
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
-from kclrun.ipc.messages import Begin, NoAnswer, ToWorker, channel_of_worker, encode_report
+from kclrun.ipc.messages import (
+    ERROR_BYTES_MAX,
+    TRACEBACK_BYTES_MAX,
+    Begin,
+    NoAnswer,
+    ToWorker,
+    channel_of_worker,
+    encode_report,
+)
 from kclrun.ipc.ring import EventRing
 from kclrun.loading import load_processor
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.stream import shard_id_of, stream_of
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireEndpoint
+from kclrun.observe.failures import Failure
 from kclrun.observe.logs import EventLog, LineSink, configure_lease_logging
 from kclrun.ports import LeaseTable, ShardReader, ShardSubscriber, StreamAdmin
 from kclrun.processor import Context, RecordProcessor, Row, call_method
 from kclrun.protocol.reports import ProcessBroke, StartUnclaimed
+from kclrun.sinks.dead_letters import Letter, LetterFolder
 from kclrun.sinks.durable_files import keep_from_children
 from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker.clock import boottime
@@ -112,7 +123,10 @@ def life_policy(spec: StartSpec) -> LifePolicy:
 
 
 def error_policy(spec: StartSpec) -> ErrorPolicy:
-    return ErrorPolicy(spec.on_error.retries, spec.on_error.backoff_s)
+    on_error = spec.on_error
+    return ErrorPolicy(
+        on_error.retries, on_error.backoff_s, on_error.then, on_error.max_age_s, on_error.limit
+    )
 
 
 def pacing(spec: StartSpec) -> Pacing:
@@ -254,6 +268,7 @@ class LeaseProcess:
             checkpoints=self._checkpoints,
             report=self._reporter.report,
             broke=self._lease_thread.break_off,
+            bury=self._bury,
         )
 
     def serve(self, lock_path: str, fds: tuple[int, ...] = ()) -> int:
@@ -324,6 +339,29 @@ class LeaseProcess:
                 "context.emit() needs a place for the rows: set output.path in the configuration"
             )
         self._rows.emit(row)
+
+    def _bury(self, record: Record, failure: Failure, calls: int) -> None:
+        """Keep a record that was given up. Raises: SinkError."""
+        spec = self._spec
+        assert spec.on_error.dead_letter_path is not None, "the settings name a folder"
+        letter = Letter(
+            application=spec.application,
+            processor=spec.processor,
+            stream=spec.stream_name,
+            shard_id=spec.shard_id,
+            sequence_number=record.sequence_number,
+            sub_sequence_number=record.sub_sequence_number,
+            partition_key=record.partition_key,
+            explicit_hash_key=record.explicit_hash_key,
+            arrived_at=record.approximate_arrival_timestamp,
+            data=record.data,
+            error=failure.error[:ERROR_BYTES_MAX],
+            raised_at=failure.raised_at,
+            traceback=failure.traceback_text[-TRACEBACK_BYTES_MAX:],
+            calls=calls,
+            given_up_at=time.time(),
+        )
+        LetterFolder(Path(spec.on_error.dead_letter_path)).keep(letter)
 
     def _cover(self, position: ExtendedSequenceNumber | None) -> None:
         covered = position or self._deliverer.delivered

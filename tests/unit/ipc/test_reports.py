@@ -29,6 +29,9 @@ EACH = [
         "process_records", "ValueError: no", "orders.py:7 in f", "1 of 2", "Traceback …", 2, 4.0
     ),
     reports.ProcessorRecovered("process_records", 3),
+    reports.RecordGivenUp(
+        AT, "ValueError: no", "orders.py:7 in f", "Traceback …", 4, is_skipped=True
+    ),
     reports.GilHeld(12.5),
     reports.RecordsExpired(AT, "replay what was lost"),
     reports.ProcessWarned("asked for a new one"),

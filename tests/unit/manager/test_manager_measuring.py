@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -26,7 +27,7 @@ from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.manager.manager import ReportWriter
 from kclrun.manager.metering import open_metering
-from kclrun.manager.sampling import Sampler, Watch, note_of, state_of
+from kclrun.manager.sampling import HostCpu, Sampler, Watch, note_of, state_of
 from kclrun.manager.world import ExitReason
 from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -112,6 +113,94 @@ def test_the_table_is_counted_anew_every_ten_seconds_and_not_at_each_look(rig):
     counts = [each.total_leases for each in sampled(run, 20.0, 29.9, 30.0)]
 
     assert counts == [2, 2, 3]
+
+
+def test_workers_needed_are_counted_every_twenty_seconds_by_the_hosts_cpu_and_the_table(
+    rig, monkeypatch
+):
+    shares = iter([None, 0.9])
+    # The first look, 20 s after the start, only begins to measure.
+    monkeypatch.setattr(HostCpu, "share", lambda _self: next(shares))
+    run = rig(shards=8)
+    run.at(33.0, lambda: [run.table.write(a_row(f"x{n}", OTHER)) for n in range(4)])
+
+    counts = [each.needed_workers for each in sampled(run, 5.0, 20.0, 39.0, 40.0, 59.0, 59.99)]
+
+    # Two workers, by the row of another owner, and one machine at 90 %: three of 60 %.
+    assert counts == [None, None, None, 3, 3, 3]
+
+
+def test_a_host_has_used_some_of_its_cpu(tmp_path):
+    """Of this machine: what it had since then was used by somebody, or stood still."""
+    host = HostCpu(tmp_path, tmp_path)
+    assert tick(host.share) is not None
+
+
+def tick(look):
+    """The first answer once the kernel's counters, of 10 ms, have moved."""
+    return next(share for share in iter(look, object()) if share is not None)
+
+
+def test_a_container_is_measured_by_its_own_limit(tmp_path, monkeypatch):
+    group = tmp_path / "system.slice" / "a"
+    group.mkdir(parents=True)
+    (tmp_path / "cgroup").write_text("4:memory:/other\n0::/system.slice/a\n")
+    (group / "cpu.max").write_text("150000 100000\n")
+    (group / "cpu.stat").write_text("usage_usec 5000000\nuser_usec 1\n")
+    clock = iter([10.0, 20.0, 20.0, 30.0])
+    monkeypatch.setattr("kclrun.manager.sampling.time.monotonic", lambda: next(clock))
+    host = HostCpu(tmp_path, tmp_path)
+    assert host.share() is None
+
+    (group / "cpu.stat").write_text("usage_usec 11000000\nuser_usec 1\n")
+    used = host.share()
+    at_once = host.share()
+    (group / "cpu.stat").write_text("usage_usec 99000000\nuser_usec 1\n")
+
+    # 6 s of the 15 s that one and a half CPUs have in ten.
+    assert used == 0.4
+    assert at_once is None
+    assert host.share() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("process", "limit"),
+    [
+        pytest.param(None, None, id="no list of cgroups"),
+        pytest.param("3:cpu:/a\n", None, id="cgroup v1"),
+        pytest.param("0::/\n", "max 100000\n", id="no limit"),
+        pytest.param("0::/\n", "", id="an empty file"),
+        pytest.param("0::/\n", "1 2 3", id="a file of another form"),
+    ],
+)
+def test_without_a_limit_the_machine_is_measured(tmp_path, monkeypatch, process, limit):
+    if process is not None:
+        (tmp_path / "cgroup").write_text(process)
+    if limit is not None:
+        (tmp_path / "cpu.max").write_text(limit)
+    times = iter([(10.0, 80.0, 5.0, 5.0), (20.0, 140.0, 15.0, 25.0)])
+
+    class Times(NamedTuple):
+        user: float
+        idle: float
+        iowait: float
+        steal: float
+
+    monkeypatch.setattr("psutil.cpu_times", lambda: Times(*next(times)))
+    host = HostCpu(tmp_path, tmp_path)
+    assert host.share() is None
+
+    # Of 100 s, 60 were idle and 10 waited for a disk; what a hypervisor stole was not to be had.
+    assert host.share() == 0.3
+
+
+def test_a_host_that_shows_no_counters_has_no_share(tmp_path, monkeypatch):
+    def unreadable():
+        raise OSError(24, "too many open files")
+
+    monkeypatch.setattr("psutil.cpu_times", unreadable)
+    host = HostCpu(tmp_path, tmp_path)
+    assert [host.share(), host.share()] == [None, None]
 
 
 def test_for_how_long_a_stop_lasts_is_measured_from_its_first_sample(rig):

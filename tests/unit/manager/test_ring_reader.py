@@ -153,6 +153,16 @@ AT = ExtendedSequenceNumber("7")
         (LAST, True, "processor_failed", True),
         (FIRST, False, "processor_raised", False),
         (reports.ProcessorRecovered("f", 2), False, "processor_recovered", False),
+        (
+            reports.RecordGivenUp(AT, "x", "", "", 3, is_skipped=True),
+            False,
+            "record_skipped",
+            False,
+        ),
+        (
+            reports.RecordGivenUp(AT, "x", "f.py:1", "Traceback …", 3, is_skipped=False),
+            *(False, "record_dead_lettered", False),
+        ),
         (reports.GilHeld(12.5), False, "gil_held", False),
         (reports.RecordsExpired(AT, "replay"), False, "records_expired", False),
         (reports.ProcessWarned("x"), False, "lease_process_warned", False),

@@ -37,7 +37,7 @@ def closed(window):
 def test_what_was_never_said_of_a_manager_a_lease_or_a_run_is_not_known_or_none_of_it():
     told = msgspec.structs.asdict(sample())
     not_known = ("total_leases", "total_shards", "unclaimed_leases", "launcher_away_s")
-    not_known += ("host_short_s", "draining_s", "native_mode")
+    not_known += ("host_short_s", "draining_s", "native_mode", "needed_workers")
     none_of_it = {"leases": (), "outages": (), "host_reason": "", "is_draining": False, "doing": ""}
 
     assert {name: told[name] for name in not_known} == dict.fromkeys(not_known)
@@ -149,7 +149,8 @@ def test_a_window_that_was_closed_begins_anew():
 
 def test_the_number_of_metrics_does_not_depend_on_the_number_of_shards():
     window = MetricWindow("orders", {"Environment": "prod"})
-    window.add_fleet(sample(total_leases=3, total_shards=3, unclaimed_leases=0, worker_leases=3))
+    fleet = {"total_leases": 3, "total_shards": 3, "unclaimed_leases": 0, "needed_workers": 1}
+    window.add_fleet(sample(**fleet, worker_leases=3))
     window.add_leases([lease(f"shard-{number}", lag_ms=0) for number in range(300)])
 
     measurements = window.close(60.0)

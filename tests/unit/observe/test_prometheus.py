@@ -84,9 +84,9 @@ def test_restarts_outages_and_points_that_were_lost_are_counted():
 
 
 def test_every_metric_of_the_table_has_its_series():
-    series = read(
-        sample(lease("a"), total_leases=1, total_shards=1, unclaimed_leases=0, worker_leases=1)
-    )
+    fleet = {"total_leases": 1, "total_shards": 1, "unclaimed_leases": 0, "needed_workers": 1}
+
+    series = read(sample(lease("a"), **fleet, worker_leases=1))
 
     assert {kind.prometheus for kind in METRICS.values()} <= {name for name, _ in series}
 
