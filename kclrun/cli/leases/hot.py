@@ -123,7 +123,7 @@ def _address(url: str) -> tuple[str, int]:
     except ValueError:
         host = port = None
     if host is None or port is None or url != f"http://{parts.netloc}" or "@" in parts.netloc:
-        raise SettingsError(f"--endpoint: expected http://HOST:PORT, got {harmless(url)}")
+        raise SettingsError("--endpoint: expected http://HOST:PORT, as endpoint_listening logs it")
     return host, port
 
 

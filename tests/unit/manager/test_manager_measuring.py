@@ -18,6 +18,7 @@ from kclrun.config.schema import (
     ShutdownSettings,
 )
 from kclrun.config.units import Duration
+from kclrun.consuming.hot_keys import HotKey, ShardHeat
 from kclrun.consuming.subscribing import SILENCE_MAX_S
 from kclrun.errors import Unavailable
 from kclrun.ipc.messages import FailoverChanged
@@ -27,7 +28,7 @@ from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.manager.manager import ReportWriter
 from kclrun.manager.metering import open_metering
-from kclrun.manager.sampling import HostCpu, Sampler, Watch, note_of, state_of
+from kclrun.manager.sampling import HostCpu, Sampler, Watch, heat_of, note_of, state_of
 from kclrun.manager.world import ExitReason
 from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -651,3 +652,48 @@ def test_a_lease_process_is_shown_with_its_memory_and_from_the_second_look_on_it
     assert (unmeasured.pid, unmeasured.memory_bytes) == (os.getpid(), None)
     for waiting in (first_waiting, second_waiting):
         assert (waiting.pid, waiting.cpu_percent, waiting.memory_bytes) == (None, None, None)
+
+
+# Hot shards.
+
+FULL = ShardHeat(60.0, 1e6, 900.0, 1e6, 0.0, 0, 0.05, "keys", (HotKey("77", 0.2),), "9", 0.5)
+QUIET = ShardHeat(60.0, 1e3, 1.0, 1e3, 0.0, 0)
+
+
+def test_a_traffic_is_known_while_its_process_reads():
+    def reading(at):
+        return LeaseStatus(
+            pid=1, incarnation=1, state=WorkerState.PROCESSING, last_fetch_instant=at
+        )
+
+    assert heat_of(FULL, reading(40.0), 100.0) is FULL
+    assert heat_of(FULL, reading(39.9), 100.0) is None
+    short = msgspec.structs.replace(FULL, covered_s=2.0)
+    assert heat_of(short, reading(90.0), 100.0) is short, "a busy machine may be late"
+    assert heat_of(None, reading(99.0), 100.0) is None
+    assert heat_of(FULL, None, 100.0) is None
+
+
+def test_a_hot_shard_is_logged_when_it_begins_and_when_it_ends_and_shown_in_between(rig):
+    run = rig(shards=2)
+    statuses, heats, shots = run.processes.statuses, run.processes.heats, []
+    _, _ = watched(run, until=False, readers=((1.0, shots.append),))
+
+    def heat_up():
+        for key in ("s0", "s1"):
+            statuses[key] = {"last_fetch_instant": run.loop.now() + 1000.0}
+        heats.update(s0=FULL, s1=QUIET)
+
+    run.at(10.0, heat_up)
+    run.at(40.0, lambda: heats.update(s0=QUIET))
+    run.at(60.0, lambda: run.manager.drain("test"))
+    run.run()
+
+    (hot,), (cooled,) = run.lines("shard_hot"), run.lines("shard_cooled")
+    assert (hot["shard"], cooled["shard"], hot["level"]) == ("s0", "s0", "warning")
+    assert hot["reason"] == "1.00 MB/s and 900 records/s in: 95% of the limit of a shard"
+    assert "--shard-to-split s0 --new-starting-hash-key 9" in hot["advice"]
+    shown = [lease.hot for shot in shots for lease in shot.leases if lease.shard == "s0"]
+    assert [at for at, one in enumerate(shown) if one is not None] != []
+    assert shown[-1] is None
+    assert max(shot.of_fleet["hot_leases"] for shot in shots) == 1

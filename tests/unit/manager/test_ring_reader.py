@@ -6,6 +6,7 @@ import os
 import msgspec
 import pytest
 
+from kclrun.consuming.hot_keys import ShardHeat
 from kclrun.ipc.board import Segment
 from kclrun.ipc.messages import encode_report
 from kclrun.leases.commands import StartProcess
@@ -228,3 +229,12 @@ def test_what_an_exited_process_wrote_that_is_no_report_ends_the_listening(told)
 
     assert told.hear_last() == []
     assert [each["event"] for each in told.lines()] == ["process_condemned"]
+
+
+def test_the_traffic_of_a_shard_is_kept_for_the_looks_and_not_logged(told):
+    heats = [ShardHeat(60.0, rate, 1.0, rate, 0.0, 0) for rate in (1.0, 2.0)]
+
+    assert told.hear(*heats) == []
+
+    assert told.child.heat == heats[1]
+    assert told.lines() == []
