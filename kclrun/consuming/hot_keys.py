@@ -23,8 +23,9 @@ from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import Instant
 from kclrun.protocol.reports import Report
 
-# A key is only interesting from a few percent on: 128 counters name each key above 0.8 %, and take
-# 128 times the length of a key (256 characters at most) and 200 bytes: 60 KiB at most in ASCII.
+# A key is only interesting from a few percent on: 128 counters name each key above 0.8 %. A counter
+# takes some 300 bytes and its key (256 characters at most), so a sketch 70 kB at most with ASCII
+# keys, and a lease, which has four, 280 kB. With keys of 36 characters it is 170 kB.
 COUNTERS_MAX: Final = 128
 
 # A partition key, and the explicit hash key of a user record ("" for none).

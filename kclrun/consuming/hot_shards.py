@@ -5,6 +5,7 @@ It knows the heat of the shards that one manager reads (`hot_keys.py`), and no p
 
 from __future__ import annotations
 
+import math
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping
@@ -107,7 +108,10 @@ class HotShards:
             was_hot = key in self._hot
             reason = next(_reasons(heat, others, is_hot=was_hot), None)
             if reason is not None:
-                self._hot[key] = HotShard(reason, advice(heat, key, self._stream_name))
+                words = (
+                    _READS_ADVICE if reason.is_of_reads else advice(heat, key, self._stream_name)
+                )
+                self._hot[key] = HotShard(reason.words, words)
                 changes += [] if was_hot else [Heated(key, self._hot[key])]
             elif was_hot:
                 del self._hot[key]
@@ -115,26 +119,32 @@ class HotShards:
         return changes
 
 
-def _reasons(heat: ShardHeat, others: list[float], *, is_hot: bool) -> Iterator[str]:
+class _Reason(msgspec.Struct, frozen=True):
+    """Why a shard is hot. `is_of_reads`: what it gives is the limit, not what it takes."""
+
+    words: str
+    is_of_reads: bool = False
+
+
+def _reasons(heat: ShardHeat, others: list[float], *, is_hot: bool) -> Iterator[_Reason]:
     """Why the shard is hot, the strongest reason first."""
-    load = heat.load
-    if _LOAD.holds(load, is_hot=is_hot):
-        yield f"{traffic(heat)}: {load:.0%} of the limit of a shard"
+    if _LOAD.holds(heat.load, is_hot=is_hot):
+        yield _Reason(f"{traffic(heat)}: {heat.load:.0%} of the limit of a shard")
     is_behind = heat.behind_ms >= _BEHIND_MS_MIN
     if is_behind and _THROTTLED.holds(heat.throttled, is_hot=is_hot):
-        yield (
-            f"{heat.throttled:.0%} of the reads are throttled, and the reader is"
-            f" {heat.behind_ms / 1000:.0f} s behind"
-        )
+        share, behind_s = f"{heat.throttled:.0%}", round(heat.behind_ms / 1000)
+        words = f"{share} of the reads are throttled, and the reader is {behind_s} s behind"
+        yield _Reason(words, is_of_reads=True)
     # Reading a backlog goes at the limit and harms nothing: it is a limit if the reader is not.
-    is_read = heat.read_bytes_per_s / READ_BYTES_MAX
-    if not is_behind and _READ.holds(is_read, is_hot=is_hot):
-        yield f"{_bytes(heat.read_bytes_per_s)}/s out: {is_read:.0%} of the limit of a shard"
-    if len(others) >= _OTHERS_MIN and _TIMES_LOAD.holds(load, is_hot=is_hot):
+    read = heat.read_bytes_per_s / READ_BYTES_MAX
+    if not is_behind and _READ.holds(read, is_hot=is_hot):
+        words = f"{_bytes(heat.read_bytes_per_s)}/s out: {read:.0%} of the limit of a shard"
+        yield _Reason(words, is_of_reads=True)
+    if len(others) >= _OTHERS_MIN and _TIMES_LOAD.holds(heat.load, is_hot=is_hot):
         usual = statistics.median(others)
-        if _TIMES.holds(load / usual if usual else float("inf"), is_hot=is_hot):
-            times = f"{load / usual:.0f} times" if usual > load / 1000 else "far more than"
-            yield f"{traffic(heat)}: {times} what the other shards of this manager get"
+        if _TIMES.holds(heat.load / usual if usual else math.inf, is_hot=is_hot):
+            times = f"{heat.load / usual:.0f} times" if usual else "far more than"
+            yield _Reason(f"{traffic(heat)}: {times} what the other shards of this manager get")
 
 
 def traffic(heat: ShardHeat) -> str:
@@ -151,16 +161,15 @@ def _bytes(size: float) -> str:
     return f"{size / 1e6:.2f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
 
 
-def advice(heat: ShardHeat, key: LeaseKey, stream_name: str) -> str:
-    """What an operator can do, in words; with the command, where a split helps.
+_READS_ADVICE: Final = (
+    "the applications that poll this shard share 2 MB and 5 reads a second: read it by enhanced"
+    " fan-out (fetch.mode: fan-out), or with fewer applications"
+)
 
-    A hot shard is advised by the bytes of its keys. Reads that are throttled have another remedy.
-    """
-    if heat.load < _LOAD.end and _THROTTLED.holds(heat.throttled, is_hot=True):
-        return (
-            "the applications that poll this shard share 2 MB and 5 reads a second:"
-            " read it by enhanced fan-out (fetch.mode: fan-out), or with fewer applications"
-        )
+
+def advice(heat: ShardHeat, key: LeaseKey, stream_name: str) -> str:
+    """What an operator can do about what producers put, in words; with the command, where a split
+    helps."""
     heaviest = heat.keys[0] if heat.keys else None
     if heaviest is not None and heaviest.share > HELPED_MAX and heat.routing != "hidden":
         return (

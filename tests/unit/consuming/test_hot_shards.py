@@ -190,11 +190,21 @@ def test_without_enough_samples_there_is_no_position():
 
 
 def test_throttled_reads_of_a_shard_with_little_in_it_are_no_reason_to_split():
-    words = told(heat(throttled=0.5, behind_ms=60_000))
+    for fields in ({"throttled": 0.5, "behind_ms": 60_000}, {"read_bytes_per_s": READ_BYTES_MAX}):
+        shards = HotShards("orders")
+        looked(shards, heat(**fields))
+        assert "enhanced fan-out" in shards.hot[SHARD].advice
+        assert "split" not in shards.hot[SHARD].advice
 
-    assert "enhanced fan-out" in words
-    assert "split" not in words
-    assert "split at" in told(full(throttled=0.5, behind_ms=60_000)), "a full one is"
+        looked(shards, full(**fields))
+        assert "split at" in shards.hot[SHARD].advice, "a full one is"
+
+
+def test_a_few_throttled_reads_do_not_change_the_advice_for_a_shard_above_the_others():
+    shards = HotShards("orders")
+    shards.look({SHARD: heat(in_records_per_s=400.0, throttled=0.2)} | others(0.05))
+
+    assert "split at" in shards.hot[SHARD].advice
 
 
 def test_a_hot_shard_is_two_sentences():
