@@ -104,9 +104,8 @@ class HotShards:
         for key in [key for key in self._hot if key not in heats]:
             del self._hot[key]
         for key, heat in sorted(known.items()):
-            others = [load for other, load in loads.items() if other != key]
             was_hot = key in self._hot
-            reason = next(_reasons(heat, others, is_hot=was_hot), None)
+            reason = next(_reasons(heat, loads, key, is_hot=was_hot), None)
             if reason is not None:
                 words = (
                     _READS_ADVICE if reason.is_of_reads else advice(heat, key, self._stream_name)
@@ -126,8 +125,10 @@ class _Reason(msgspec.Struct, frozen=True):
     is_of_reads: bool = False
 
 
-def _reasons(heat: ShardHeat, others: list[float], *, is_hot: bool) -> Iterator[_Reason]:
-    """Why the shard is hot, the strongest reason first."""
+def _reasons(
+    heat: ShardHeat, loads: Mapping[LeaseKey, float], key: LeaseKey, *, is_hot: bool
+) -> Iterator[_Reason]:
+    """Why the shard is hot, the strongest reason first. `loads` are those of all shards."""
     if _LOAD.holds(heat.load, is_hot=is_hot):
         yield _Reason(f"{traffic(heat)}: {heat.load:.0%} of the limit of a shard")
     is_behind = heat.behind_ms >= _BEHIND_MS_MIN
@@ -140,8 +141,8 @@ def _reasons(heat: ShardHeat, others: list[float], *, is_hot: bool) -> Iterator[
     if not is_behind and _READ.holds(read, is_hot=is_hot):
         words = f"{_bytes(heat.read_bytes_per_s)}/s out: {read:.0%} of the limit of a shard"
         yield _Reason(words, is_of_reads=True)
-    if len(others) >= _OTHERS_MIN and _TIMES_LOAD.holds(heat.load, is_hot=is_hot):
-        usual = statistics.median(others)
+    if len(loads) > _OTHERS_MIN and _TIMES_LOAD.holds(heat.load, is_hot=is_hot):
+        usual = statistics.median(load for other, load in loads.items() if other != key)
         if _TIMES.holds(heat.load / usual if usual else math.inf, is_hot=is_hot):
             times = f"{heat.load / usual:.0f} times" if usual else "far more than"
             yield _Reason(f"{traffic(heat)}: {times} what the other shards of this manager get")
