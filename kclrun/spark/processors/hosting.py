@@ -94,8 +94,9 @@ class EmittedBatches:
         self._runs: list[tuple[ExtendedSequenceNumber, int]] = []
         self._bytes = 0
         self._is_open = False
-        self._call_start = 0
-        self._call_bytes = 0
+        # Of the current call; `begin_batch` sets them.
+        self._call_start: int
+        self._call_bytes: int
         self._rows_total = 0
         self._lock = threading.Lock()
 

@@ -44,14 +44,17 @@ def batch(*data):
     return pa.RecordBatch.from_pydict({"data": pa.array(data), "partitionKey": pa.array(keys)})
 
 
-def test_a_task_ends_once_all_rows_of_all_its_batches_are_in_the_stream(stream):
+def test_a_task_ends_once_all_rows_of_all_its_batches_are_in_the_stream(stream, monkeypatch):
     settings = SinkSettings(reached=Reached(stream="s"))
     batches = [batch(b"1", b"2"), batch(b"3")]
+    closed, close = [], task.KinesisProducer.close
+    monkeypatch.setattr(task.KinesisProducer, "close", lambda made: closed.append(close(made)))
 
     told = task.put_partition(settings, stream.list_shards(), iter(batches))
 
     assert read(stream) == [b"1", b"2", b"3"]
     assert (told.rows, told.records) == (3, 3)
+    assert closed == [None]
 
 
 def report(rows=1, refused=0):
