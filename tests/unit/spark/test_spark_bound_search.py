@@ -365,7 +365,7 @@ def test_the_batches_of_a_shard_in_a_row(began, batches):
         cursor.move(cursor.bound)
 
 
-# Pages of at most so many records; the bound after each, and the arrival of the record it is before.
+# Pages of at most so many records; the bound after each, the arrival of the record it is before.
 @pytest.mark.parametrize(
     ("calls", "pages"),
     [

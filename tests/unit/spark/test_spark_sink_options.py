@@ -18,6 +18,7 @@ from kclrun.spark.sink.columns import check_columns
 from kclrun.spark.sink.report import batch_report, slowdown_line, task_report
 from kclrun.spark.sink.shards import OpenShards, list_open_shards
 from kclrun.spark.sink.writing import put_entries, write
+from tests.unit.spark.noted import Expression, Frame
 
 
 def refusal(options):
@@ -102,38 +103,18 @@ class TestOptions:
         )
 
 
-class Expression(str):
-    """A column as a text."""
-
-    def cast(self, _):
-        return Expression(f"{self}:string")
-
-    def alias(self, name):
-        return f"{self} {name}"
-
-
-class Rows:
-    """A DataFrame, and its writers, that notes what is asked of it."""
+class Rows(Frame):
+    """A DataFrame of two columns, one batch where it streams."""
 
     def __init__(self, calls, is_streaming, type_name="string"):
-        self.calls, self.isStreaming = calls, is_streaming
-        self.schema = [
-            SimpleNamespace(name=name, dataType=SimpleNamespace(simpleString=lambda: type_name))
-            for name in ("data", "partitionKey")
-        ]
-        self.write = self.writeStream = self
+        kind = SimpleNamespace(simpleString=lambda: type_name)
+        schema = [SimpleNamespace(name=name, dataType=kind) for name in ("data", "partitionKey")]
+        super().__init__(calls, isStreaming=is_streaming, schema=schema)
 
     def foreachBatch(self, write_batch):
         self.calls.append("each batch")
         write_batch(Rows(self.calls, False), 7)
         return self
-
-    def __getattr__(self, name):
-        def note(*given, **named):
-            self.calls.append(" ".join([name, *map(str, given), *map(str, named.items())]))
-            return self
-
-        return note
 
 
 TAKEN = "select k:string partitionKey d data"
