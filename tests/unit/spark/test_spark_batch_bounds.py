@@ -74,7 +74,7 @@ def test_named_ends_are_those_of_their_shards_and_their_relatives():
     }
     assert seeker.offsets()[1].began == {**begins, "c": TRIM_HORIZON, "d": TRIM_HORIZON}
     assert seeker.offsets()[0].shards == begins
-    with pytest.raises(SettingsError, match="where does x end"):
+    with pytest.raises(SettingsError, match="where does b end"):
         bounding(begins, at(c=after("9")))
 
 

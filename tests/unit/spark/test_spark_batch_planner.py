@@ -676,7 +676,26 @@ def test_a_deleted_and_re_created_stream_is_refused():
     with pytest.raises(OffsetRefused, match="deleted and re-created"):
         world.query().latest_offset(start)
     with pytest.raises(OffsetRefused, match="deleted and re-created"):
-        news(query, start)
+        query.latest_offset(start)
+
+
+@pytest.mark.parametrize("start", [LATEST, Start(StartKind.TIMESTAMP, round(EPOCH * 1000) + 3_000)])
+@pytest.mark.parametrize("ahead_s", [-3_600, 3_600])
+def test_a_start_by_time_is_one_of_the_services_clock_and_of_one_page(start, ahead_s):
+    world = World(2)
+    world.host_ahead_s = ahead_s
+    world.wait(5.25)
+    world.calls.clear()
+
+    initial = world.query(start).initial_offset()
+
+    begins = [each.timestamp_ms / 1000 for each in initial.shards.values()]
+    at = 5.0 if start is LATEST else 3.0
+    assert begins == [pytest.approx(EPOCH + at, abs=1.0)] * 2
+    assert world.calls.count("fetch") == 1
+    if start is LATEST:
+        whole = round(max(begins) * 1000) - initial.aligned_ms
+        assert whole == int((world.at + ahead_s) * 1000) % 1000 > 0
 
 
 def test_a_checkpoint_of_another_stream_is_refused():
