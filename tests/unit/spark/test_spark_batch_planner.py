@@ -107,6 +107,7 @@ class World:
 
     def fetch(self, iterator, limit):
         self.calls.append("fetch")
+        self.limit = limit
         self.elapsed += 0.001
         if self.throttled:
             self.throttled -= 1
@@ -692,7 +693,7 @@ def test_a_start_by_time_is_one_of_the_services_clock_and_of_one_page(start, ahe
     begins = [each.timestamp_ms / 1000 for each in initial.shards.values()]
     at = 5.0 if start is LATEST else 3.0
     assert begins == [pytest.approx(EPOCH + at, abs=1.0)] * 2
-    assert world.calls.count("fetch") == 1
+    assert (world.calls.count("fetch"), world.limit) == (1, 1)
     if start is LATEST:
         whole = round(max(begins) * 1000) - initial.aligned_ms
         assert whole == int((world.at + ahead_s) * 1000) % 1000 > 0
