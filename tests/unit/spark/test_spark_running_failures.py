@@ -103,6 +103,13 @@ def test_what_is_left_is_the_engines_and_worth_a_restart() -> None:
     assert exit_codes.exit_code_of(failure) == 75
 
 
+def test_a_message_has_two_thousand_characters_at_most() -> None:
+    engine, ours = failure_of("x" * 3_000), failure_of(python_error("ValueError: " + "x" * 3_000))
+
+    assert str(engine) == "Spark ended the query: " + "x" * 2_000
+    assert f" ValueError: {'x' * (2_000 - len('ValueError: '))}\n" in str(ours)
+
+
 class Log:
     """An EventLog that keeps its lines."""
 
