@@ -89,6 +89,13 @@ def test_a_time_ends_before_its_first_record(end):
     assert ends_of(seeker) == {"x": before("600")}
 
 
+def test_a_time_to_come_ends_at_the_tip_and_is_not_looked_up():
+    seeker = bounding({"x": after("10")}, Start(StartKind.TIMESTAMP, 150_000))
+
+    assert answered(seeker, 1, 30) == "AT_SEQUENCE_NUMBER"
+    assert ends_of(seeker) == {"x": after("300")}
+
+
 def test_a_shard_that_is_open_ends_at_its_tip_and_one_that_was_closed_at_its_end():
     seeker = bounding({"a": TRIM_HORIZON, "x": SHARD_END, "gone": after("4")})
     for first in (True, False, False):

@@ -12,6 +12,7 @@ from kclrun.errors import (
     OffsetRefused,
     SettingsError,
     Throttled,
+    Unavailable,
 )
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
@@ -678,6 +679,16 @@ def test_a_deleted_and_re_created_stream_is_refused():
         world.query().latest_offset(start)
     with pytest.raises(OffsetRefused, match="deleted and re-created"):
         query.latest_offset(start)
+
+
+def test_ten_listings_with_a_hole_a_second_apart_are_enough(monkeypatch):
+    world = World(2)
+    left = world.model.list_shards()[1:]
+    monkeypatch.setattr(world.model, "list_shards", lambda _: left)
+
+    with pytest.raises(Unavailable, match="10 listings of s did not cover its key space"):
+        world.query().initial_offset()
+    assert (world.calls.count("list"), world.elapsed) == (10, 10.0)
 
 
 @pytest.mark.parametrize("start", [LATEST, Start(StartKind.TIMESTAMP, round(EPOCH * 1000) + 3_000)])

@@ -422,15 +422,6 @@ def test_a_row_that_is_no_json_is_refused_as_on_the_fleet(world):
         world.run((FIRST, [10, 20]))
 
 
-def test_rows_outside_a_call_are_refused_as_on_the_fleet(world):
-    instances = []
-    world.plan["do"] = {10: lambda processor, *_: instances.append(processor)}
-    world.run((FIRST, [10]))
-
-    with pytest.raises(SinkError, match="while they run"):
-        instances[0].context.emit({"n": 1})
-
-
 at = ExtendedSequenceNumber
 
 

@@ -129,6 +129,11 @@ WRITES = {
         False,
         [TAKEN, TAKEN, "repartition 8 partitionKey", *BATCH],
     ),
+    "in as many tasks as Spark will": (
+        {"stream": "flights", "cores": None},
+        False,
+        [TAKEN, TAKEN, "repartition partitionKey", *BATCH],
+    ),
     "in one task, sorted": (
         {"stream": "flights", "partitions": 1, "order_by": Expression("n")},
         False,
@@ -182,12 +187,13 @@ class TestWrite:
 
     @pytest.mark.parametrize(("given", "streams", "asked"), WRITES.values(), ids=WRITES)
     def test_what_is_asked_of_spark(self, monkeypatch, given, streams, asked):
-        calls, looked_at = [], []
+        calls, looked_at, cores = [], [], given.get("cores", 8)
         monkeypatch.setattr(writing, "Column", Expression)
         monkeypatch.setattr(writing, "col", Expression)
-        monkeypatch.setattr(writing, "_tasks_at_once", lambda _: 8)
+        monkeypatch.setattr(writing, "_tasks_at_once", lambda _: cores)
         monkeypatch.setattr(writing, "open_shards", lambda reached: looked_at.append(reached.name))
 
+        given = {name: value for name, value in given.items() if name != "cores"}
         made = write(Rows(calls, streams), **{"key": "k", "data": "d", **given})
 
         assert calls == asked
