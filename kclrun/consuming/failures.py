@@ -125,6 +125,29 @@ class BatchRun:
         is_halted = bool(self._due) and isinstance(self._due[0], Halt)
         return self._attempts is None and not is_halted
 
+    @property
+    def settled(self) -> int:
+        """How many of the first records are processed, or let go of: a checkpoint may pass them.
+
+        After a FailedRecords, records behind those that it names are processed, too, and not
+        counted.
+        """
+        waiting = [*self._held, *(step for step in self._due if isinstance(step, LetGo))]
+        unsettled = [*(each.index for each in waiting), *self._left[:1]]
+        return min(unsettled, default=len(self._records))
+
+    @property
+    def held(self) -> tuple[LetGo, ...]:
+        """What is given up, and held until a record of the batch succeeds. Before user code may
+        checkpoint inside its call, let go of these, and then `release` them."""
+        return tuple(self._held)
+
+    def release(self, now: Instant) -> None:
+        """All of `held` was let go of."""
+        for _ in self._held:
+            self._breaker.admits(now)
+        self._held.clear()
+
     def next_step(self, now: Instant) -> Step:
         """What to do now. After Finished and Halt there is nothing more."""
         if not self._due and not self._left:

@@ -5,6 +5,8 @@ It takes tasks from the queue, calls the processor and posts the results.
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -89,6 +91,7 @@ class Deliverer:
         self._broke = broke
         self._bury = bury
         self._breaker = Breaker(policy.limit)
+        self._settling = threading.Lock()
         self._processor: RecordProcessor | None = None
         self._rows: RowScope | None = None
         self._token = 0
@@ -157,8 +160,8 @@ class Deliverer:
         trouble = _Trouble()
         may_go = True
         while True:
-            step = run.next_step(boottime())
-            match step:
+            trouble.settled = self._tell_settled(batch, run, trouble.settled)
+            match run.next_step(boottime()):
                 case Finished():
                     if trouble.calls:
                         calls = trouble.calls + 1
@@ -181,6 +184,14 @@ class Deliverer:
             if not may_go:
                 return False
 
+    def _tell_settled(self, batch: Batch, run: BatchRun, before: int) -> int:
+        """Records at the front of the batch count as processed while the search goes on: a stop in
+        between checkpoints them. Returns: how many these are."""
+        settled = run.settled
+        if before < settled < len(batch.records):
+            self._post(events.BatchProcessed(batch.records[settled - 1].position))
+        return settled
+
     def _give(self, batch: Batch, indexes: Sequence[int], run: BatchRun, trouble: _Trouble) -> None:
         """One call with some records of the batch."""
         # A checkpoint inside the batch holds, even if the attempt that made it then raised: the
@@ -198,6 +209,9 @@ class Deliverer:
                 checkpointer = self._checkpoints.checkpointer
                 call_method(self._user_code, "process_records", handed, checkpointer)
 
+        if run.is_isolating:
+            self._checkpoints.given = last
+            self._checkpoints.before = functools.partial(self._settle, batch, run, trouble)
         try:
             attempt(call, self._rows, covers, self._durable)
         except BaseException as error:  # noqa: BLE001 - user code: also asyncio's CancelledError
@@ -207,6 +221,16 @@ class Deliverer:
         else:
             trouble.covered = covers
             run.returned(boottime())
+        finally:
+            self._checkpoints.given = self._checkpoints.before = None
+
+    def _settle(self, batch: Batch, run: BatchRun, trouble: _Trouble) -> None:
+        """User code asks for a checkpoint: no record that was given up may be without its letter
+        [I13]. Any thread of user code. Raises: SinkError."""
+        with self._settling:
+            for step in run.held:
+                self._keep(batch.records[step.index], trouble.of[step.index], step.calls)
+            run.release(boottime())
 
     def _raised(
         self,
@@ -236,10 +260,9 @@ class Deliverer:
     def _let_go(self, record: Record, failure: Failure, calls: int) -> bool:
         """Keep the letter, however long that takes; False if delivery was stopped meanwhile."""
         failed = 0
-        while self._policy.then == "dead-letter":
-            assert self._bury is not None, "the settings name a place for dead letters"
+        while True:
             try:
-                self._bury(record, failure, calls)
+                self._keep(record, failure, calls)
                 break
             except SinkError as error:
                 failed += 1
@@ -250,6 +273,14 @@ class Deliverer:
                     return False
         if failed:
             self._report(ProcessorRecovered("dead letter", failed + 1))
+        return True
+
+    def _keep(self, record: Record, failure: Failure, calls: int) -> None:
+        """Keep the letter of a record that is given up, or skip it. Raises: SinkError."""
+        is_skipped = self._policy.then == "skip"
+        if not is_skipped:
+            assert self._bury is not None, "the settings name a place for dead letters"
+            self._bury(record, failure, calls)
         self._report(
             RecordGivenUp(
                 record.position,
@@ -257,10 +288,9 @@ class Deliverer:
                 failure.raised_at,
                 failure.traceback_text,
                 calls,
-                is_skipped=self._policy.then == "skip",
+                is_skipped=is_skipped,
             )
         )
-        return True
 
     # Other calls.
 
@@ -316,12 +346,14 @@ class _Trouble:
 
     `of` has the last failure of single records of a batch, by index. `covered` is the highest
     position that rows of the batch are kept for: the rows of a later call belong to it as well.
+    `settled` counts the first records of the batch that are done with.
     """
 
     def __init__(self, where: str = "process_records") -> None:
         self.calls = 0
         self.of: dict[int, Failure] = {}
         self.covered: ExtendedSequenceNumber | None = None
+        self.settled = 0
         self._where = where
         self._last: Failure | None = None
         self._is_repetition = False

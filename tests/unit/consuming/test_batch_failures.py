@@ -157,6 +157,39 @@ def test_a_record_is_let_go_before_anything_after_it_is_given():
     assert steps == parts
 
 
+def test_what_is_settled_is_what_a_checkpoint_may_pass():
+    """By what was given, returned, given up and let go of, step by step."""
+    policy = ErrorPolicy(0, 1.0, "dead-letter")
+    run, now = BatchRun(records(6), policy, Breaker(100)), Instant(0.0)
+    settled = [run.settled]
+    for bad in (True, True, True, False, True):  # 0-5, 0-2, 0 and 1 alone, 1-5, halves of them
+        step = run.next_step(now)
+        at = records(6)[step.indexes[0]].position
+        run.raised(ValueError(), now, 0.0, at=at) if bad else run.returned(now)
+        settled.append(run.settled)
+        if isinstance(run.next_step(now), LetGo):
+            settled.append(run.settled)
+
+    assert settled[0] == 0
+    assert settled == sorted(settled)
+
+
+def test_what_is_held_is_let_go_of_before_user_code_may_checkpoint():
+    breaker = Breaker(2)
+    run, now = BatchRun(records(3), ErrorPolicy(0, 1.0, "skip"), breaker), Instant(0.0)
+    for _ in range(2):  # the whole, and the first record alone
+        run.next_step(now)
+        run.raised(ValueError(), now, 0.0, at=records(3)[0].position)
+    held, settled = run.held, run.settled
+
+    run.release(now)
+
+    assert (held, settled) == ((LetGo(0, 2),), 0)
+    assert (run.held, run.settled) == ((), 1)
+    assert breaker.admits(now)
+    assert not breaker.admits(now), "what was released counts"
+
+
 # Halts.
 
 

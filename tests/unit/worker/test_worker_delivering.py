@@ -147,6 +147,12 @@ class Main:
             )
         return self.of(kind)[count - 1]
 
+    def wait_until_processed(self, number):
+        """To the end of a batch; parts of it may count as processed before."""
+        with self.posted:
+            done = events.BatchProcessed(p(number))
+            assert self.posted.wait_for(lambda: done in self.events, timeout=HUNG_S), self.events
+
     def of(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
 
@@ -258,11 +264,13 @@ def test_a_record_at_fault_is_buried_and_the_batch_is_processed_around_it(start)
     main = start(*poisoned(13), retries=1, then="dead-letter", bury=letters)
     main.begin(page(11, 12, 13, 14, last=19))
 
-    main.wait_for(events.BatchProcessed)
+    main.wait_until_processed(19)
 
     assert main.processor.batches == [[11, 12, 13, 14]] * 2 + [[11, 12], [13], [14]]
     assert letters.kept == [(13, "ValueError: bad 13", 3)]
-    assert main.of(events.BatchProcessed) == [events.BatchProcessed(p(19))]
+    # What is done with counts as processed at once: a stop in between checkpoints it.
+    processed = [each.last for each in main.of(events.BatchProcessed)]
+    assert processed == [p(12), p(13), p(19)]
     # The rows of each part belong to the place that it reaches.
     ends = [call for call in main.rows.calls if call != "begin"]
     assert ends == [("take back", None)] * 2 + [("end", "12"), ("take back", None), ("end", "19")]
@@ -277,7 +285,7 @@ def test_a_record_at_fault_is_buried_and_the_batch_is_processed_around_it(start)
 def test_a_record_that_is_skipped_leaves_a_report_and_no_letter(start):
     main = start(*poisoned(12), retries=0, then="skip").begin(page(11, 12))
 
-    main.wait_for(events.BatchProcessed)
+    main.wait_until_processed(12)
 
     (given_up,) = [each for each in main.told if isinstance(each, RecordGivenUp)]
     assert (given_up.position, given_up.error, given_up.is_skipped) == (
@@ -294,7 +302,7 @@ def test_nothing_goes_on_before_the_letter_is_kept(start):
     pauses = []
     main.begin(page(11, 12))
 
-    main.wait_for(events.BatchProcessed)
+    main.wait_until_processed(12)
 
     assert letters.kept == [(11, "ValueError: bad 11", 2)]
     assert [pause_s for pause_s in pauses if pause_s] == [1.0, 2.0]
@@ -326,7 +334,7 @@ def test_user_code_names_the_records_that_failed_and_the_rows_of_the_others_stay
     main = start(*[names_the_second] * 3, retries=2, then="dead-letter", bury=letters)
     main.begin(page(11, 12, 13))
 
-    main.wait_for(events.BatchProcessed)
+    main.wait_until_processed(13)
 
     assert main.processor.batches == [[11, 12, 13], [12], [12]]
     assert letters.kept == [(12, "FailedRecords: no", 3)]
@@ -352,7 +360,7 @@ def test_a_checkpoint_inside_the_batch_is_not_given_again_to_the_search(start):
     main = start(checkpoints_and_raises, *poisoned(14), retries=0, then="dead-letter", bury=letters)
     main.begin(page(11, 12, 13, 14))
 
-    main.wait_for(events.BatchProcessed)
+    main.wait_until_processed(14)
 
     assert main.processor.batches == [[11, 12, 13, 14], [13], [14]]
     assert [number for number, _, _ in letters.kept] == [14]
@@ -384,7 +392,51 @@ def test_more_than_the_limit_halts_with_words_in_place_of_the_error(start):
 
     assert failure.error.startswith("1 records were given up within 10 minutes")
     assert [number for number, _, _ in letters.kept] == [12]
-    assert main.of(events.BatchProcessed) == []
+    assert [each.last for each in main.of(events.BatchProcessed)] == [p(11), p(12)]
+
+
+def test_a_checkpoint_in_a_part_of_a_batch_covers_that_part_and_letters_come_first(start):
+    """`checkpoint()` means all records given so far; the first is given up and has no letter."""
+    order = []
+
+    class Asking(Letters):
+        def __call__(self, record, failure, calls):
+            order.append(f"letter {record.sequence_number}")
+            super().__call__(record, failure, calls)
+
+    def checkpoints(checkpointer, batch):
+        if batch[0].sequence_number == "11":
+            raise ValueError("bad")
+        checkpointer.checkpoint()
+        order.append(f"checkpointed {main.checkpoints.durable}")
+
+    letters = Asking()
+    main = start(*[checkpoints] * 9, retries=0, then="dead-letter", bury=letters)
+    main.begin(page(11, 12, 13, last=19))
+
+    main.wait_until_processed(19)
+
+    assert main.processor.batches == [[11, 12, 13], [11, 12], [11], [12, 13]]
+    assert order == ["letter 11", "checkpointed 19"]
+    asked = [each.position for each in main.of(events.CheckpointRequested)]
+    assert asked == [p(19)]
+
+
+def test_a_checkpoint_that_a_letter_is_missing_for_is_none(start):
+    def checkpoints(checkpointer, batch):
+        if batch[0].sequence_number == "11":
+            raise ValueError("bad")
+        checkpointer.checkpoint()
+
+    letters = Letters(failures=1)
+    main = start(*[checkpoints] * 9, retries=0, then="dead-letter", bury=letters)
+    main.begin(page(11, 12))
+
+    main.wait_until_processed(12)
+
+    # The call raised what the folder did, so its record was given alone, and up.
+    assert [number for number, _, _ in letters.kept] == [11, 12]
+    assert main.of(events.CheckpointRequested) == []
 
 
 def test_a_failure_that_is_given_up_at_once_brings_its_traceback(start):
