@@ -200,8 +200,9 @@ class ShardHeat(Report, frozen=True):
     were throttled. `behind_ms` is the last MillisBehindLatest.
 
     The rest is about the keys, and unknown below LOAD_WEIGHED_MIN or with too few samples. `keys`
-    are the heaviest keys, heaviest first, with shares within `error`. `split_at` is the hash key
-    that halves the weight, "" without a position, and `split_share` the share of the heavier side.
+    are the heaviest keys, heaviest first, with shares within `error`: those that `routing` says,
+    else those of the user records. `split_at` is the hash key that halves the weight, "" without a
+    position, and `split_share` the share of the heavier side.
     """
 
     covered_s: float
@@ -267,8 +268,8 @@ class KeyMeter:
         self._former: _Window | None = None
         self._reported = self._sampled_until = now
         self._behind_ms = 0
-        # Records since the last page that was sampled, the last page included; 0 if it was not
-        # sampled. The samples stand for all of them.
+        # Records since the last page that was sampled: its samples stand for them, too. For how
+        # many records one of a page then stands; 0 while the page is not sampled.
         self._skipped = 0
         self._scale = 0.0
 
@@ -278,7 +279,7 @@ class KeyMeter:
             self._turn(now)
         window = self._present
         window.requests += 1
-        self._behind_ms = behind_ms or 0
+        self._behind_ms = max(0, behind_ms or 0)
         self._scale = 0.0
         count = len(records)
         if not count:
@@ -373,7 +374,7 @@ class KeyMeter:
             traffic,
             error=error,
             routing=routing,
-            keys=keys.heaviest,
+            keys=routed.heaviest,
             split_at="" if at is None else str(at),
             split_share=heavier,
         )

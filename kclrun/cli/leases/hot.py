@@ -155,7 +155,8 @@ def _looked_up(reader: ShardReader, shard: str, wanted: set[str]) -> Iterator[tu
         cursor.opened(open_iterator(reader, shard_id, cursor.start))
         for _ in range(_PAGES_MAX):
             page = next_page(reader, shard_id, cursor, _RECORDS_A_PAGE)
-            for record in open_aggregates(page.records):
+            # Of aggregates, too: in some streams their own keys decide.
+            for record in (*page.records, *open_aggregates(page.records)):
                 try:
                     keys = record.partition_key, record.explicit_hash_key
                     hash_key = str(effective_hash_key(*keys))
