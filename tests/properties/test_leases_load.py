@@ -13,12 +13,22 @@ from collections import Counter
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kclrun.leases.assignment import Action, LocalHoldings, OwnerLoads, plan
-from kclrun.leases.load import GAIN_MIN, HEAVY_ABOVE, WATCHED_S, LoadBalancer
+from kclrun.leases.load import (
+    GAIN_MIN,
+    HEAVY_ABOVE,
+    WATCHED_S,
+    FleetLoad,
+    LoadBalancer,
+    Pairing,
+)
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.leases.table_view import STEADY_AFTER_S, TableView
-from kclrun.model.lease import Handoff, Load
+from kclrun.leases.table_view import STEADY_AFTER_S, Observation, TableView
+from kclrun.model.lease import Handoff, Lease, Load
+from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol.writes import Applied, ConditionFailed
 from tests.examples import seeds
 from tests.properties.test_leases_balance import CYCLE_S, Fleet, named
@@ -358,3 +368,74 @@ def test_traffic_that_changes_is_followed_and_then_left_alone(seed):
     rests(fleet)
 
     assert fleet.could_gain() is None, f"seed {seed}"
+
+
+# One look, over any loads.
+
+
+@st.composite
+def some_fleet(draw):
+    """Owners with their loads, ours first: most have as many leases as we have."""
+    each = draw(st.integers(1, 6))
+    names = st.sampled_from(["kclrun:a:{}:n"] * 4 + ["kclrun:b:{}:n", "java-{}"])
+    fleet = {"kclrun:a:me:n": (each, 1e5)}
+    for number in range(draw(st.integers(1, 5))):
+        count = each + draw(st.sampled_from([0, 0, 0, -1, 1, 2]))
+        fleet[draw(names).format(number)] = (count, draw(st.sampled_from([1e3, 1e4, 1e5])))
+    return [
+        (
+            owner,
+            draw(
+                st.lists(
+                    st.builds(Load, st.floats(0, top), st.floats(0, top / 1e4)) | st.none(),
+                    min_size=count,
+                    max_size=count,
+                )
+            ),
+        )
+        for owner, (count, top) in fleet.items()
+    ]
+
+
+@given(some_fleet(), st.integers(1, 12), st.integers(0, 3))
+def test_any_exchange_lowers_the_larger_load_and_is_one_that_the_counts_allow(owners, places, turn):
+    me = owners[0][0]
+    leases = tuple(
+        Lease(key=f"{owner}/{n}", checkpoint=TRIM_HORIZON, owner=owner, load=load)
+        for owner, held in owners
+        for n, load in enumerate(held)
+    )
+    observation = Observation(10.0)
+    observation.update(leases, 0.0)
+    seen = tuple(replace(lease, counter=1) for lease in leases)
+    observation.update(seen, STEADY_AFTER_S)
+    view = TableView(seen, (), observation, me=me, gone=frozenset(), now=STEADY_AFTER_S)
+    held = [lease.key for lease in leases if lease.owner == me]
+    loads = OwnerLoads(view, observation, LocalHoldings(held=held), me=me)
+    fleet = FleetLoad(loads, observation)
+
+    exchange = Pairing(loads, fleet, places, lambda _: True).best(turn)
+
+    if exchange is None:
+        return
+    before = fleet.of_owner(me), fleet.of_owner(exchange.other)
+    of = {lease.key: lease for lease in seen}
+    given, taken = (
+        [of[key] for key in keys if key is not None]
+        for keys in ([s.give for s in exchange.swaps], [s.take for s in exchange.swaps])
+    )
+    moved = sum(map(fleet.of_lease, given)) - sum(map(fleet.of_lease, taken))
+    assert before[0] > HEAVY_ABOVE
+    assert max(before[0] - moved, before[1] + moved) < before[0] * (1 - GAIN_MIN) + 1e-6
+    assert {lease.owner for lease in given} == {me}
+    assert {lease.owner for lease in taken} <= {exchange.other}
+    assert exchange.other.startswith("kclrun:")
+    assert len({lease.key for lease in (*given, *taken)}) == len(given) + len(taken)
+    assert all(lease.load is not None for lease in (*given, *taken))
+    counts = len(held), sum(1 for lease in seen if lease.owner == exchange.other)
+    assert abs(counts[0] - counts[1]) <= 1
+    after = counts[0] - len(given) + len(taken), counts[1] + len(given) - len(taken)
+    assert sorted(after) == sorted(counts)
+    assert counts[1] < places
+    if any(owner.startswith("java") for owner, leases_of in owners if leases_of):
+        assert counts[1] < loads.target(places)
