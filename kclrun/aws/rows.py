@@ -8,6 +8,7 @@ alone (we always update and never put over a row). It bounds every value, becaus
 from __future__ import annotations
 
 import base64
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -24,6 +25,7 @@ from kclrun.model.lease import (
     Handoff,
     Lease,
     LeaseKey,
+    Load,
     OwnerId,
     PendingCheckpoint,
 )
@@ -149,6 +151,7 @@ def _lease(item: Item) -> Lease:
         offered_by=_owner(item, "offeredBy"),
         taken_from=_owner(item, "takenFrom"),
         died_on=_died_on(item),
+        load=_load(item),
     )
 
 
@@ -247,6 +250,8 @@ COLUMNS: Final = (
     Column("offeredBy", "offered_by"),
     Column("takenFrom", "taken_from"),
     Column("diedOn", "died_on", lambda died_on: text(died_on_text(died_on))),
+    Column("loadKBps", "load.kbps", number),
+    Column("loadCpu", "load.cpu", number),
 )
 _EMPTY: Final[frozenset[str]] = frozenset()
 
@@ -392,6 +397,17 @@ def _halt(item: Item) -> Halt | None:
         return None
     waiting_since = _wall_time(item, "haltWaitingSince")
     return Halt(reason, _wall_time(item, "haltedAt") or WallTime(0.0), waiting_since)
+
+
+def _load(item: Item) -> Load | None:
+    """Both figures, or None: a figure that no lease has is ignored, and the row stays readable."""
+    try:
+        kbps, cpu = _number(item, "loadKBps"), _number(item, "loadCpu")
+    except (ValueError, TypeError, AttributeError):
+        return None
+    if kbps is None or cpu is None or not (0 <= kbps < math.inf and 0 <= cpu < math.inf):
+        return None
+    return Load(kbps, cpu)
 
 
 def _died_on(item: Item) -> DiedOn | None:

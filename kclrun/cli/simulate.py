@@ -18,6 +18,7 @@ from kclrun.cli.config_options import DURATION
 from kclrun.config.units import Duration
 
 if TYPE_CHECKING:
+    from kclrun.leases.policy import Balance
     from kclrun.simulation.what_if import Figures, WhatIf
 
 _LETTERS: Final = 26
@@ -61,6 +62,27 @@ _WORKERS_MAX: Final = 2_000
     type=click.FloatRange(min=0),
     help="Records a second of the whole stream; default: 10 for each shard.",
 )
+@click.option(
+    "--record-bytes",
+    type=click.IntRange(1, 10_000_000),
+    default=200,
+    show_default=True,
+    help="The size of a record: what a shard's load is measured by.",
+)
+@click.option(
+    "--skew",
+    type=click.FloatRange(0, 3),
+    default=0.0,
+    show_default=True,
+    help="How unequal the keys are: Zipf's exponent over 1,000 keys; 0: every shard gets the same.",
+)
+@click.option(
+    "--balance",
+    type=click.Choice(["load", "counts"]),
+    default="load",
+    show_default=True,
+    help="As `leases.balance`.",
+)
 @click.option("--failover", type=DURATION, default="10s", show_default=True)
 @click.option(
     "--idle",
@@ -98,6 +120,7 @@ def simulate(
     failover: Duration,
     idle: Duration,
     leases_max: int,
+    balance: Balance,
     **others: object,
 ) -> int:
     """Show what a fleet does when it starts, loses hosts, is deployed, or the stream is resharded.
@@ -109,6 +132,7 @@ def simulate(
     kclrun simulate --workers 40 --shards 600 --groups 3 --lose-group a
     kclrun simulate --workers 12 --shards 96 --deploy rolling --reshard double --json
     kclrun simulate --group-sizes 8,4,4 --shards 75 --plot groups.png
+    kclrun simulate --workers 8 --shards 64 --skew 1 --record-bytes 50000 --minutes 30
     """
     from kclrun.simulation.what_if import WhatIf, run_what_if
     from kclrun.simulation.world import FleetSettings
@@ -124,7 +148,10 @@ def simulate(
             "lose_group": lose_group,
             "records_per_s": 10.0 * shards if records_per_s is None else records_per_s,
             "settings": FleetSettings(
-                failover_s=float(failover), poll_s=float(idle), leases_max=leases_max
+                failover_s=float(failover),
+                poll_s=float(idle),
+                leases_max=leases_max,
+                balance=balance,
             ),
         },
         WhatIf,
@@ -205,6 +232,9 @@ def _replay(asked: WhatIf, *, is_brief: bool = False) -> str:
         "shards": (asked.shards, None),
         "minutes": (f"{asked.minutes:g}", "10"),
         "records": (f"{asked.records_per_s:g}", f"{10.0 * asked.shards:g}"),
+        "record-bytes": (asked.record_bytes, 200),
+        "skew": (f"{asked.skew:g}", "0"),
+        "balance": (settings.balance, "load"),
         "failover": (f"{settings.failover_s:g}s", "10s"),
         "idle": (f"{settings.poll_s:g}s", "5s"),
         "leases-max": (settings.leases_max, 64),
@@ -251,3 +281,14 @@ def _print(figures: Figures) -> None:
         f" {figures.records} records, {figures.duplicates} repeated; I1 to I8 and I11 held for"
         f" {figures.virtual_s / 60:g} minutes"
     )
+    _print_loads(figures)
+
+
+def _print_loads(figures: Figures) -> None:
+    before, series = figures.load_by_counts, figures.series
+    if before is not None:
+        click.echo(
+            f"the largest load of a worker: {before:.2f} of the mean with even counts,"
+            f" {series.load_greatest[-1]:.2f} at the end; even counts allow"
+            f" {series.load_least[-1]:.2f}"
+        )

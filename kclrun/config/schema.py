@@ -215,6 +215,13 @@ class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     max: Annotated[int, documented("most leases this machine takes", ge=1, le=1024)] = 64
     moves_per_cycle: Annotated[int, documented("most leases asked for in one cycle", ge=1)] = 8
+    balance: Annotated[
+        Literal["load", "counts"],
+        documented(
+            "`counts`: every machine holds as many leases as the others; `load`: and machines with"
+            " heavy leases exchange them for light ones"
+        ),
+    ] = "load"
     failover: Annotated[
         Duration, documented("silence after which a lease counts as expired; the same fleet-wide")
     ] = Duration(10)

@@ -1,13 +1,14 @@
-"""The settings of one lease: its policy, start point, pacing."""
+"""The settings of one lease: its policy, start point, pacing; and the metering of its load."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
 
 from kclrun.errors import SettingsError
-from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.lease import LOAD_MEAN_S, Lease, LeaseKey, Load, OwnerId
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
 from kclrun.model.time import Instant, WallTime, backoff_s
@@ -126,3 +127,69 @@ class Pacing:
     def _grown(self, base_s: float, max_s: float, chance: float) -> float:
         self._failures += 1
         return backoff_s(self._failures, chance, base_s=base_s, max_s=max_s)
+
+
+# The Java KCL 3 smooths `throughputKBps` by half and keeps six decimals.
+THROUGHPUT_ALPHA: Final = 0.5
+_THROUGHPUT_DECIMALS: Final = 6
+# The digits of a load: each renewal is billed by the size of the row, and a tenth of a KiB/s or of
+# a thousandth of a core decides nothing.
+_KBPS_DECIMALS: Final = 1
+_CPU_DECIMALS: Final = 4
+
+
+class Metering:
+    """What a lease costs, from its claim on: the figures that its heartbeats write to the row.
+
+    `throughput_kbps` is the payload delivered, in KiB/s, smoothed by half at each renewal as the
+    Java KCL 3 does. It follows every poll, so nothing is decided from it.
+
+    `load` is the payload and the CPU time of the lease process, which owners balance by. It is the
+    mean since the claim, and after `LOAD_MEAN_S` a mean in which older seconds fade. Until then it
+    is None, because a process that starts reads what waited for it: the row keeps the figures of
+    the former process.
+    """
+
+    def __init__(self, cpu_s: Callable[[], float]) -> None:
+        self._cpu_s = cpu_s
+        self._began = self._renewed = self._measured = Instant(0.0)
+        self._since_renewal = self._since_measured = 0  # bytes
+        self._cpu_measured_s = 0.0
+        self._kbps = self._mean_kbps = self._mean_cpu = 0.0
+
+    def begin(self, now: Instant) -> None:
+        """The lease is claimed."""
+        self._began = self._renewed = self._measured = now
+        self._cpu_measured_s = self._cpu_s()
+
+    def deliver(self, payload_bytes: int) -> None:
+        """User code gets a batch."""
+        self._since_renewal += payload_bytes
+        self._since_measured += payload_bytes
+
+    def throughput_kbps(self, now: Instant) -> float:
+        """The rate up to now; the next one counts from here."""
+        elapsed_s = now - self._renewed
+        if elapsed_s > 0:
+            rate_kbps = self._since_renewal / 1024 / elapsed_s
+            smoothed = THROUGHPUT_ALPHA * rate_kbps + (1 - THROUGHPUT_ALPHA) * self._kbps
+            self._kbps = round(smoothed, _THROUGHPUT_DECIMALS)
+            self._since_renewal = 0
+            self._renewed = now
+        return self._kbps
+
+    def load(self, now: Instant) -> Load | None:
+        """The means up to now; None until they are those of `LOAD_MEAN_S`."""
+        elapsed_s, age_s = now - self._measured, now - self._began
+        if elapsed_s > 0:
+            cpu_s = self._cpu_s()
+            # Each second weighs the same up to LOAD_MEAN_S: a running mean of what is there.
+            weight = elapsed_s / max(elapsed_s, min(age_s, LOAD_MEAN_S))
+            kbps = self._since_measured / 1024 / elapsed_s
+            cpu = (cpu_s - self._cpu_measured_s) / elapsed_s
+            self._mean_kbps += weight * (kbps - self._mean_kbps)
+            self._mean_cpu += weight * (cpu - self._mean_cpu)
+            self._since_measured, self._cpu_measured_s, self._measured = 0, cpu_s, now
+        if age_s < LOAD_MEAN_S:
+            return None
+        return Load(round(self._mean_kbps, _KBPS_DECIMALS), round(self._mean_cpu, _CPU_DECIMALS))

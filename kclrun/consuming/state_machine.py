@@ -13,7 +13,7 @@ from kclrun.consuming import commands, events
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import AllowDelivery, ExitCause, StopDelivery
 from kclrun.consuming.lease_writer import Answer, LeaseWriter, Verdict, VerdictKind
-from kclrun.consuming.policy import LifePolicy
+from kclrun.consuming.policy import LifePolicy, Metering
 from kclrun.consuming.shard_end import (
     CHILDREN_RETRY_S,
     LOST_GRACE_S,
@@ -51,9 +51,6 @@ from kclrun.protocol.reports import ProcessorFailed, Report
 # A checkpoint at half of `uncheckpointed_max`, due or not, so that the cap does not stop
 # deliveries.
 EARLY_SHARE: Final = 0.5
-# The Java KCL 3 smooths `throughputKBps` by half and keeps six decimals.
-THROUGHPUT_ALPHA: Final = 0.5
-THROUGHPUT_DECIMALS: Final = 6
 
 UNSAVED_END: Final = ProcessorFailed(
     "shard_ended",
@@ -65,9 +62,15 @@ Commands = tuple[commands.Command, ...]
 
 
 class LeaseStateMachine:
-    """The core: `handle` takes in events and returns commands; `check` holds the invariants."""
+    """The core: `handle` takes in events and returns commands; `check` holds the invariants.
+    `cpu_s` returns the CPU seconds that the lease process has used since its start."""
 
-    def __init__(self, policy: LifePolicy, chance: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        policy: LifePolicy,
+        chance: Callable[[], float],
+        cpu_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.policy = policy
         self.state = State.CLAIMING
         self.own = LeaseWriter(
@@ -84,7 +87,7 @@ class LeaseStateMachine:
         self._is_withdrawn = False
         self._manager_gone = False
         self._permit = DeliveryPermit(one_batch_a_checkpoint=policy.checkpoint_mode == "batch")
-        self._throughput = Throughput()
+        self._metering = Metering(cpu_s)
         self._saved_instant = Instant(0.0)
         self._put_off_until = Instant(0.0)  # the last checkpoint failed: no other before this
         self._is_initialized = False
@@ -175,7 +178,7 @@ class LeaseStateMachine:
         match event:
             case events.BatchDelivered(last, records, payload_bytes):
                 self.ledger.deliver(last, records)
-                self._throughput.payload_bytes += payload_bytes
+                self._metering.deliver(payload_bytes)
             case events.BatchProcessed(last):
                 self.ledger.process(last)
             case events.RowsNotKept(change, message):
@@ -286,7 +289,7 @@ class LeaseStateMachine:
             return self._refuse(reason)
         self.ledger = CheckpointLedger(row.checkpoint, self.policy.uncheckpointed_max)
         self._saved_instant = now
-        self._throughput.since = now
+        self._metering.begin(now)
         claimed = reports.LeaseClaimed(row.counter, row.checkpoint)
         if self._is_withdrawn or self._is_asked_for(now):
             self._move(Step.WITHDRAWN)
@@ -502,9 +505,9 @@ class LeaseStateMachine:
             assert own.renewal_instant is not None, "no renewal before the claim"
             if now >= own.renewal_instant:
                 # The heartbeat. It also removes an ask that is not answered [P16].
-                kbps = self._throughput.measure(now)
+                kbps, load = self._metering.throughput_kbps(now), self._metering.load(now)
                 drops_ask = self._graceful.drops_ask(now)
-                change = writes.Renew(own.key, own.me, own.counter, kbps, drops_ask)
+                change = writes.Renew(own.key, own.me, own.counter, kbps, drops_ask, load)
         return () if change is None else self._send(change)
 
     def _change_of_state(self, now: Instant) -> Change | None:
@@ -565,7 +568,8 @@ class LeaseStateMachine:
         # A renewal may have shown a late checkpoint of a former owner: never write a lower one
         # (N1).
         position = max(wanted, row.checkpoint)
-        return writes.Checkpoint(own.key, own.me, own.counter, position, row.checkpoint)
+        load = self._metering.load(now)
+        return writes.Checkpoint(own.key, own.me, own.counter, position, row.checkpoint, load)
 
     def _must_save(self, now: Instant) -> bool:
         policy, ledger = self.policy, self.ledger
@@ -620,26 +624,6 @@ class DeliveryPermit:
         self._told = None
         self.is_stopped = False
         return (StopDelivery(),)
-
-
-class Throughput:
-    """The payload that was delivered, in KiB/s, smoothed as the Java KCL 3 does."""
-
-    def __init__(self) -> None:
-        self.payload_bytes = 0
-        self.since = Instant(0.0)
-        self._kbps = 0.0
-
-    def measure(self, now: Instant) -> float:
-        """The rate up to now; the next one counts from here."""
-        elapsed_s = now - self.since
-        if elapsed_s > 0:
-            rate_kbps = self.payload_bytes / 1024 / elapsed_s
-            smoothed = THROUGHPUT_ALPHA * rate_kbps + (1 - THROUGHPUT_ALPHA) * self._kbps
-            self._kbps = round(smoothed, THROUGHPUT_DECIMALS)
-            self.payload_bytes = 0
-            self.since = now
-        return self._kbps
 
 
 def why_not_begun(row: Lease, *, has_waited: bool) -> str | None:

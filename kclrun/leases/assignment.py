@@ -90,7 +90,7 @@ class OwnerLoads:
             elif owner == OFFERED:
                 self.offered.append(lease)
                 self._count_offer(lease, lease.offered_to)
-            elif lease.handoff is None or self._is_settled(lease):
+            elif lease.handoff is None or self.is_settled(lease):
                 counts[owner] += 1
             else:
                 self._count_ask(lease, owner, lease.handoff.to)
@@ -133,7 +133,7 @@ class OwnerLoads:
             self._owned = {}
             for lease in self.view.work:
                 holder, is_dead = lease.owner, lease.key in self.view.expired
-                if holder is not None and not is_dead and self._is_settled(lease):
+                if holder is not None and not is_dead and self.is_settled(lease):
                     self._owned.setdefault(holder, []).append(lease)
         return tuple(self._owned.get(owner, ()))
 
@@ -142,7 +142,7 @@ class OwnerLoads:
         counts = [self.counts[owner] for owner in self.owners]
         return min(counts), max(counts)
 
-    def _is_settled(self, lease: Lease) -> bool:
+    def is_settled(self, lease: Lease) -> bool:
         """Whether no owner waits for this row. Java workers do not know asks and ignore them."""
         if lease.handoff is None or lease.owner is None or not is_ours_kind(lease.owner):
             return True

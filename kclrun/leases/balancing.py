@@ -19,7 +19,9 @@ from kclrun.leases.auditing import Audits
 from kclrun.leases.capacity import STRETCH, CapacityWatch
 from kclrun.leases.commands import Command, FindOffers, Note, TellOthersInSight, WriteRow
 from kclrun.leases.events import OffersFound
+from kclrun.leases.held_lease import State
 from kclrun.leases.held_leases import HeldLeases
+from kclrun.leases.load import LoadBalancer
 from kclrun.leases.policy import ManagerPolicy, Pace, is_seldom, scan_delay_s
 from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import ASK_STALE_AFTER_S, OFFERED, Lease, LeaseKey, OwnerId
@@ -428,6 +430,7 @@ class Balancer:
         self._children = children
         self._asker = Asker(policy.me, observation)
         self._expired_offers = ExpiredLeaseOffers()
+        self._load = LoadBalancer(policy, observation)
         self._offers = OfferWatch(policy.me)
         self._capacity = CapacityWatch(policy.leases_max)
         self._loads: OwnerLoads | None = None
@@ -438,7 +441,8 @@ class Balancer:
 
     @property
     def has_writes_under_way(self) -> bool:
-        return bool(self._asker.keys_under_way() or self._expired_offers.under_way)
+        under_way = self._asker.keys_under_way() or self._expired_offers.under_way
+        return bool(under_way) or self._load.is_writing
 
     def is_free(self, key: LeaseKey) -> bool:
         """Whether the row is not held, not being written, and of a stream that we read. The owner
@@ -454,6 +458,8 @@ class Balancer:
         """Take and ask for our share, as shown by a scan that began at `scanned_instant`."""
         now = view.seen_instant
         self._asker.after_scan(view.rows, scanned_instant, now)
+        if self._load.steps:
+            self._load.after_scan(view.rows, scanned_instant, now)
         left = self._loads.leaving if self._loads is not None else frozenset[OwnerId]()
         if self._loads is None:
             self._offers.find_at(now)
@@ -468,6 +474,10 @@ class Balancer:
         decided = plan(loads, self._observation, self._policy, holdings, self._chance)
         for decision in decided.decisions:
             commands += self._carry_out(decision, now)
+        if decided.decisions or loads.on_order or loads.free:
+            self._load.watched = None
+        else:
+            commands += self._exchange(loads, now)
         held_leases = self._held.held_leases
         unread = left_unread(loads, self._observation, self._policy, held_leases)
         # Work = leases not ended whose parents have ended. A child that waits for a parent that
@@ -480,7 +490,23 @@ class Balancer:
         commands += self._capacity.after_scan(
             unread, unclaimed, held=len(self._held.held), is_short=is_short
         )
-        return commands, decided.pace
+        is_exchanging = decided.pace is Pace.REST and self._load.steps
+        return commands, Pace.MOVE if is_exchanging else decided.pace
+
+    def _exchange(self, loads: OwnerLoads, now: Instant) -> list[Command]:
+        """Begin an exchange for the loads' sake, if one is due."""
+        held_leases, busy = self._held.held_leases, self._asker.keys_under_way()
+        unanswered = self._asker.unanswered
+
+        def may_move(key: LeaseKey) -> bool:
+            held_lease = held_leases.get(key)
+            is_running = held_lease is None or held_lease.state is State.RUNNING
+            return is_running and key not in busy and key not in unanswered
+
+        exchange = self._load.look(loads, self._held.places, may_move)
+        if exchange is None:
+            return []
+        return self._load.begin(exchange, loads.view.rows, self._observation.wall_time(now))
 
     def on_offers(self, event: OffersFound, now: Instant) -> tuple[list[Command], bool]:
         """Take in offered rows of the index. Without an index, the scans alone find them.
@@ -507,6 +533,11 @@ class Balancer:
     ) -> list[Command]:
         """Take in the outcome of an ask, of its end, or of an offer in another owner's name."""
         match change:
+            case Ask() if change.owner != self._policy.me:
+                commands, wanted = self._load.resolved(change, outcome, now)
+                if wanted is not None and not self._held.is_draining:
+                    commands += self._asker.ask(wanted, change.owner, now)
+                return commands
             case Ask():
                 return self._asker.resolved(change, outcome, now)
             case Offer():
@@ -548,7 +579,7 @@ class Balancer:
     ) -> LocalHoldings:
         return LocalHoldings(
             held=self._held.held,
-            asked=self._asker.outstanding,
+            asked=(*self._asker.outstanding, *self._load.expected),
             unanswered=self._asker.unanswered,
             children=self._children,
             gone=gone,

@@ -9,6 +9,7 @@ import msgspec
 
 from kclrun.leases.assignment import Action, Decision, LocalHoldings, OwnerLoads, plan
 from kclrun.leases.balancing import LEFT_LYING_S, delay_s, delay_words
+from kclrun.leases.load import FleetLoad, Pairing
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import Lease, LeaseKey
@@ -20,8 +21,8 @@ _EVEN_DRAW = 0.5
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """One decision. `action` is "take", "take by force", "ask", "offer" or "nothing"; `key` is
-    None for nothing. `sentence` is whole: "take shard X: expired …", "nothing: balanced: …"."""
+    """One decision. `action` is "take", "take by force", "ask", "offer", "exchange" or "nothing";
+    `key` is None for nothing. `sentence` is whole: "take shard X: expired …", "nothing: …"."""
 
     action: str
     key: LeaseKey | None
@@ -59,6 +60,7 @@ def explain(
     offered = tuple(_explain_offer(lease, loads, policy) for lease in loads.offered)
     planned = plan(loads, observation, policy, holdings, lambda: _EVEN_DRAW)
     decided = tuple(_explain_decision(decision) for decision in planned.decisions)
+    decided += _explain_load(loads, observation, policy) if not decided and not offered else ()
     return offered + decided or (Explained("nothing", None, f"nothing: {planned.summary}"),)
 
 
@@ -78,6 +80,24 @@ def _explain_decision(decision: Decision) -> Explained:
     else:
         sentence = f"take shard {key}: {decision.because}"
     return Explained(action.value, key, sentence)
+
+
+def _explain_load(
+    loads: OwnerLoads, observation: Observation, policy: ManagerPolicy
+) -> tuple[Explained, ...]:
+    """The exchange that the loads call for. Two scans do not show how long leases are steady."""
+    if policy.balance != "load" or loads.me not in loads.kclrun_owners:
+        return ()
+    fleet = FleetLoad(loads, observation, all_steady=True)
+    exchange = Pairing(loads, fleet, policy.leases_max, lambda _: True).best()
+    if exchange is None:
+        return ()
+    explained = []
+    for swap in exchange.swaps:
+        back = f" and ask for {swap.take}" if swap.take is not None else ""
+        words = f"give {swap.give} to {exchange.other}{back}: {exchange.because}"
+        explained.append(Explained("exchange", swap.give, f"{words}, if that lasts a minute"))
+    return tuple(explained)
 
 
 def _explain_offer(lease: Lease, loads: OwnerLoads, policy: ManagerPolicy) -> Explained:

@@ -9,7 +9,7 @@ import enum
 import functools
 import hashlib
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -31,14 +31,14 @@ def owner_hash(owner: OwnerId) -> bytes:
 # Rule: a single manager does everything itself. In a crowd the sum over all managers stays the same
 # [P9, P10].
 #
-# The reads of a fleet at rest (rows of 392 bytes, measured with a checkpoint of 56 digits; a read
-# unit is 4 KB read consistently, half of one eventually): a scan of 500 rows is 48 units, of 10,000
-# rows 957. The 16 frequent scanners read consistently, 3.2 scans a second: 3,062 units for 10,000
-# rows. If all the others scanned every 2 F, 1,000 managers would make 49 scans a second more,
-# 47,000 units, and a new on-demand table begins at 12,000. So beyond 256 owners their interval
-# grows with the fleet. Together they make 12.6 scans a second and read eventually consistently:
-# 6,027 units. With 64 of the queries for offers that is 9,153 units. A fleet of 50 over 500 rows
-# reads 244.
+# The reads of a fleet at rest (rows of 392 bytes, measured with a checkpoint of 56 digits, without
+# the 27 bytes of a load; a read unit is 4 KB read consistently, half of one eventually): a scan of
+# 500 rows is 48 units, of 10,000 rows 957. The 16 frequent scanners read consistently, 3.2 scans a
+# second: 3,062 units for 10,000 rows. If all the others scanned every 2 F, 1,000 managers would
+# make 49 scans a second more, 47,000 units, and a new on-demand table begins at 12,000. So beyond
+# 256 owners their interval grows with the fleet. Together they make 12.6 scans a second and read
+# eventually consistently: 6,027 units. With 64 of the queries for offers that is 9,153 units. A
+# fleet of 50 over 500 rows reads 244.
 #
 # Why the others may read rows that are a moment old: every take, offer, ask, creation and deletion
 # names the state that it saw, so a write that is decided from an old row does not apply. An old
@@ -134,6 +134,9 @@ class StreamStart(msgspec.Struct, frozen=True):
     at: WallTime | None = None
 
 
+Balance = Literal["counts", "load"]
+
+
 class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one manager. The same for the whole fleet, except `me` and `leases_max`.
 
@@ -144,7 +147,8 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     those that begin elsewhere. `created` holds the creation time of each, as the service reported
     it at the start; `described_instant` is when it was asked. `ended_rows_stay_s`: how long the row
     of an ended shard outlives its use. `reads_kcl3_mode`: there may be a KCL 3 fleet that keeps its
-    mode outside of the lease table.
+    mode outside of the lease table. `balance`: what is evened out, the counts of leases alone or
+    also their loads.
     """
 
     me: OwnerId
@@ -161,6 +165,7 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     created: Mapping[StreamKey, WallTime] = {}
     described_instant: Instant | None = None
     reads_kcl3_mode: bool = False
+    balance: Balance = "load"
 
     def of_stream(self, stream: StreamKey) -> ManagerPolicy:
         """The settings for one stream: with its own start, if it has one."""

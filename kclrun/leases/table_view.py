@@ -9,9 +9,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import cached_property
+from typing import Final
 
 from kclrun.model.lease import (
     ASK_STALE_AFTER_S,
+    LOAD_MEAN_S,
     OFFERED,
     OWNER_PREFIX,
     Handoff,
@@ -23,6 +25,10 @@ from kclrun.model.sequence import SHARD_END
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.stream import StreamKey, stream_of
 from kclrun.model.time import Instant, WallTime
+
+# From so long after its move on, the load on a row is what its present owner measured: the mean
+# over two minutes, and one for the start of a process, for renewals and for the scans that show it.
+STEADY_AFTER_S: Final = LOAD_MEAN_S + 60.0
 
 
 def parent_keys(lease: Lease) -> tuple[LeaseKey, ...]:
@@ -77,6 +83,7 @@ class Observation:
         self._failover_s = failover_s
         self._since: dict[LeaseKey, tuple[int, OwnerId | None, Instant, bool]] = {}
         self._asks: dict[LeaseKey, tuple[Handoff, Instant]] = {}
+        self._moved: dict[LeaseKey, Instant] = {}  # rows that were new to us, or changed owner
 
     def update(self, leases: Iterable[Lease], now: Instant) -> None:
         """Take in a whole scan; rows that are not there any more are forgotten.
@@ -87,9 +94,12 @@ class Observation:
         before = self._since
         since: dict[LeaseKey, tuple[int, OwnerId | None, Instant, bool]] = {}
         asks: dict[LeaseKey, tuple[Handoff, Instant]] = {}
+        moved = {key: at for key, at in self._moved.items() if now - at < STEADY_AFTER_S}
         for lease in leases:
             key, counter, owner = lease.key, lease.counter, lease.owner
             seen = before.get(key)
+            if seen is None or seen[1] != owner:
+                moved[key] = now
             if seen is None or seen[0] != counter or seen[1] != owner:
                 seen = (counter, owner, now, seen is not None)
             since[key] = seen
@@ -100,6 +110,11 @@ class Observation:
                 asks[key] = asked
         self._since = since
         self._asks = asks
+        self._moved = moved
+
+    def has_moved(self, key: LeaseKey) -> bool:
+        """Whether we saw this row change its owner, or appear, in the last `STEADY_AFTER_S`."""
+        return key in self._moved
 
     def wall_time(self, now: Instant) -> WallTime:
         """The service's clock: for `halted_at`, and for ages."""

@@ -374,6 +374,7 @@ def _policy(
         failover_s=float(settings.leases.failover),
         leases_max=settings.leases.max,
         moves_per_cycle=settings.leases.moves_per_cycle,
+        balance=settings.leases.balance,
         cleanup=settings.leases.cleanup,
         streams=tuple(starts),
         starts=starts,

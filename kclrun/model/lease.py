@@ -127,6 +127,19 @@ class Handoff(msgspec.Struct, frozen=True):
     asked_at: WallTime
 
 
+# A lease's load is its mean over two minutes: long enough for polls, batches and checkpoints to
+# even out, short beside the hours in which traffic changes.
+LOAD_MEAN_S: Final = 120.0
+
+
+class Load(msgspec.Struct, frozen=True, gc=False):
+    """The cost of a lease to its owner: the payload delivered in KiB/s, and the share of one core
+    that its lease process used. Means over `LOAD_MEAN_S`, measured by one process."""
+
+    kbps: float
+    cpu: float
+
+
 class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One row, as last read. Attributes: the KCL 2.x schema, then ours.
 
@@ -138,7 +151,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     the owner [P16]. `offered_to` names the owner that an offered row is meant for, None for any
     owner; `offered_by` names its giver [P17]. `taken_from` names the Java owner it was taken from
     by force, until the first claim that waited [P18]. `died_on` is the host where its processes
-    died without progress.
+    died without progress. `load` is the last measured one; it stays when the owner changes.
     """
 
     key: LeaseKey
@@ -162,6 +175,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     offered_by: OwnerId | None = None
     taken_from: OwnerId | None = None
     died_on: DiedOn | None = None
+    load: Load | None = None
 
     @property
     def is_ended(self) -> bool:

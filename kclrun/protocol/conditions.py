@@ -236,6 +236,11 @@ _COUNTED: Final = Set("counter", _value(":next", lambda c: c.seen_counter + 1))
 _MOVED: Final = _moved(_POSITION)
 _MOVED_IF_IT_MOVES: Final = When("the position moves", _moves, _MOVED)
 _WITHOUT_HANDOFF: Final = _without("handoff", "offered_to", "offered_by")
+_LOAD_IF_GIVEN: Final = When(
+    "the load is given",
+    lambda c: c.load is not None,
+    (Set("load", _value(":loadKBps :loadCpu", "load")),),
+)
 _SWITCHED: Final = (Add("owner_switches", _ONE),)
 
 # Mistakes
@@ -310,9 +315,10 @@ WRITES: Final[Mapping[type[Any], Write]] = {
                 (Set("throughput_kbps", _value(":throughput", "throughput_kbps")),),
             ),
             When("it drops the ask", lambda c: c.drops_ask, _without("handoff")),
+            _LOAD_IF_GIVEN,
         ),
     ),
-    writes.Checkpoint: Write("checkpoint", _HELD_AT, (_COUNTED, *_MOVED)),
+    writes.Checkpoint: Write("checkpoint", _HELD_AT, (_COUNTED, *_MOVED, _LOAD_IF_GIVEN)),
     writes.NameChildren: Write(
         "name children",
         _HELD,

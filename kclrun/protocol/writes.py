@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.model.lease import DiedOn, Halt, Handoff, Lease, LeaseKey, OwnerId
+from kclrun.model.lease import DiedOn, Halt, Handoff, Lease, LeaseKey, Load, OwnerId
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
@@ -126,7 +126,8 @@ class Ask(msgspec.Struct, frozen=True):
     """A manager notes on the row that it would like a lease that `asked` renews [P16].
 
     Not an owner's write, so the counter is untouched. `seen` is the old ask that is replaced, None
-    if there was none: otherwise the condition fails.
+    if there was none: otherwise the condition fails. An operator, and the manager of `asked` that
+    gives a heavy lease away, write it in the name of `owner`.
     """
 
     key: LeaseKey
@@ -173,7 +174,8 @@ class Claim(msgspec.Struct, frozen=True):
 class Renew(msgspec.Struct, frozen=True):
     """The heartbeat: counter + 1, and the throughput since the last one.
 
-    `drops_ask`: removes an ask that is too old to be answered [P16].
+    `drops_ask`: removes an ask that is too old to be answered [P16]. `load`: given once the process
+    has measured for long enough; until then the row keeps what a former process measured.
     """
 
     key: LeaseKey
@@ -181,12 +183,14 @@ class Renew(msgspec.Struct, frozen=True):
     seen_counter: int
     throughput_kbps: float | None = None
     drops_ask: bool = False
+    load: Load | None = None
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
     """All records up to `position` are processed. Also requires the row's position to be `last`.
 
-    Sets owner switches to 0 and removes a pending checkpoint.
+    Sets owner switches to 0 and removes a pending checkpoint. `load`: as in a renewal, which a
+    checkpoint stands for.
     """
 
     key: LeaseKey
@@ -194,6 +198,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     seen_counter: int
     position: ExtendedSequenceNumber
     last: ExtendedSequenceNumber
+    load: Load | None = None
 
 
 class NameChildren(msgspec.Struct, frozen=True):

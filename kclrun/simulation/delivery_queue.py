@@ -37,7 +37,7 @@ from kclrun.model.shard import Shard
 from kclrun.model.time import Instant
 from kclrun.protocol.reports import ProcessorFailed
 from kclrun.simulation.oracles import Oracles, Reader
-from kclrun.simulation.shards import RECORD_BYTES, FetchFate, ShardStream
+from kclrun.simulation.shards import FetchFate, ShardStream
 from kclrun.simulation.user_code import Attempt, BatchUserCode
 
 # A page of GetRecords, and a batch: both are 10,000 records at most.
@@ -46,6 +46,8 @@ _BATCH_MAX: Final = 10_000
 _CALL_S: Final = 0.005
 # A round trip to Kinesis; an event of a subscription takes as long from the record's arrival.
 _FETCH_S: Final = 0.012
+# Measured with a processor that parses JSON: 20 MB take a second of a core.
+_CPU_S_PER_BYTE: Final = 1 / 20e6
 # `on_error` with its default settings.
 _ERROR_POLICY: Final = ErrorPolicy(retries=5, backoff_s=1.0)
 
@@ -116,6 +118,7 @@ class SimulatedDeliveryQueue:
         self._subscribing = SubscriptionPlan() if fan_out else None
         self._subscription: object | None = None  # the one that stands
         self._is_failing = self._is_busy = False
+        self.cpu_s = 0.0  # that the process has used
         self.busy_since = Instant(0.0)  # as in the status: 0 while user code is not running
         self._batch: _Batch | None = None
         self._requests = itertools.count(1)
@@ -352,7 +355,9 @@ class SimulatedDeliveryQueue:
         batch = self._batch = _Batch(first, last, self._stream.position(self._key, last))
         self._delivered = last
         self._attempt(batch, self._user_code.begin())
-        self._post(events.BatchDelivered(batch.position, size, size * RECORD_BYTES))
+        payload_bytes = size * self._stream.traffic.record_bytes
+        self.cpu_s += payload_bytes * _CPU_S_PER_BYTE
+        self._post(events.BatchDelivered(batch.position, size, payload_bytes))
 
     def _give_again(self, batch: _Batch) -> None:
         """Records that a checkpoint of the call that raised covers are not given again."""

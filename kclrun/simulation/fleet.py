@@ -17,7 +17,7 @@ from kclrun.simulation.host import Host
 from kclrun.simulation.machine import Machine
 from kclrun.simulation.oracles import Oracles, WatchPolicy
 from kclrun.simulation.process import LeaseProcess
-from kclrun.simulation.shards import ShardStream
+from kclrun.simulation.shards import RECORD_BYTES, ShardStream, Traffic
 from kclrun.simulation.stories import RuleBroken, Stories, clock
 from kclrun.simulation.table import SimulatedTable
 from kclrun.simulation.user_code import UserCode
@@ -56,6 +56,8 @@ class Fleet:
         *,
         shards: int,
         records_per_s: float,
+        record_bytes: int = RECORD_BYTES,
+        skew: float = 0.0,
         settings: FleetSettings | None = None,
         user_code: UserCode | None = None,
         scan_page_rows: int = 1_000,
@@ -67,7 +69,8 @@ class Fleet:
         self.seed = seed
         self.scheduler = Scheduler(seed)
         self.stories = Stories()
-        self.stream = ShardStream(shards, records_per_s, self.scheduler.chance("stream"))
+        traffic = Traffic(records_per_s=records_per_s, record_bytes=record_bytes, skew=skew)
+        self.stream = ShardStream(shards, traffic, self.scheduler.chance("stream"))
         settings = settings if settings is not None else FleetSettings()
         user_code = user_code if user_code is not None else UserCode()
         self.oracles = oracles_kind(
@@ -208,6 +211,15 @@ class Fleet:
             if owner in counts:
                 counts[owner] += 1
         return counts
+
+    def loads_by_owner(self) -> dict[OwnerId, float]:
+        """The bytes a second that each host that takes part reads, by the leases it owns."""
+        loads = {member.owner: 0.0 for member in self.members_up()}
+        for lease in self.table.leases():
+            is_open = self.stream.is_known(lease.key) and not self.stream.is_closed(lease.key)
+            if is_open and lease.owner in loads:
+                loads[lease.owner] += self.stream.bytes_per_s(lease.key)
+        return loads
 
     def is_balanced(self) -> bool:
         """All work is with hosts that take part, and they are within one shard of each other."""

@@ -22,7 +22,7 @@ from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.time import Instant, WallTime
 from kclrun.ports import Pump
-from kclrun.protocol.writes import LeaseChange, Outcome
+from kclrun.protocol.writes import Ask, LeaseChange, Outcome
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 from kclrun.simulation.machine import Machine, OsProcess
 from kclrun.simulation.process import LeaseProcess
@@ -284,7 +284,8 @@ class ServiceCalls(ServiceRequests):
         self._uplink.read(request.parents[len(found)], read, failed)
 
     def _send_write(self, key: LeaseKey, change: LeaseChange) -> None:
-        self._check_write(key)
+        if not isinstance(change, Ask):  # not a write of the owner, and it leaves the counter alone
+            self._check_write(key)
 
         def answered(outcome: Outcome) -> None:
             self._os.act(lambda: self._resolved(key, change, outcome))
@@ -325,6 +326,7 @@ class Host:
             me=self.owner,
             failover_s=settings.failover_s,
             leases_max=settings.leases_max,
+            balance=settings.balance,
             created={ONLY_STREAM: world.stream.created_at},
             described_instant=machine.instant(),
         )

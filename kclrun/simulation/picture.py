@@ -65,7 +65,8 @@ def draw_picture(figures: Figures, title: str, path: Path) -> None:
 
     series = figures.series
     groups = sorted({owner.group for owner in series.owners.values()})
-    heights = [2.4, *([1.3] if len(groups) > 1 else []), 1.3, 0.9, 1.1]
+    heights = [2.4, *([1.3] if len(groups) > 1 else [])]
+    heights += [*([1.6] if series.load_greatest else []), 1.3, 0.9, 1.1]
     figure = Figure(figsize=(_WIDTH_IN, 1.0 + sum(heights)), layout="constrained")
     figure.suptitle(title, fontsize=9, family="monospace", x=0.01, ha="left")
     panels = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
@@ -74,6 +75,8 @@ def draw_picture(figures: Figures, title: str, path: Path) -> None:
     _draw_owners(next(rest), series, colours)
     if len(groups) > 1:
         _draw_groups(next(rest), series, colours)
+    if series.load_greatest:
+        _draw_loads(next(rest), series)
     _draw_unread(next(rest), figures)
     _draw_moves(next(rest), figures)
     _draw_units(next(rest), series)
@@ -115,6 +118,19 @@ def _draw_groups(panel: Axes, series: Series, colours: dict[str, str]) -> None:
     panel.plot([], [], ":", lw=1.0, color=_QUIET, label="its share")
     panel.set_ylabel("shards\nper group")
     _leave_room(panel, max(max(each) for each in held.values()))
+
+
+def _draw_loads(panel: Axes, series: Series) -> None:
+    """The largest load of a worker, and the least that even counts allow."""
+    for name, loads, style in (
+        ("largest of a worker", series.load_greatest, "-"),
+        ("least with even counts", series.load_least, ":"),
+    ):
+        colour = _ALARM if style == "-" else _QUIET
+        panel.plot(series.at_s, loads, style, lw=1.4, color=colour, label=name)
+    panel.axhline(1.0, lw=1.0, ls="--", color="black", label="mean worker")
+    panel.set_ylabel("load, in\nthe mean")
+    _leave_room(panel, max(series.load_greatest))
 
 
 def _draw_unread(panel: Axes, figures: Figures) -> None:

@@ -89,7 +89,7 @@ class LeaseProcess:
             others_in_sight=host.others_in_sight,
         )
         chance = world.scheduler.chance(self.who).random
-        self.life = LeaseStateMachine(policy, chance)
+        self.life = LeaseStateMachine(policy, chance, lambda: self.queue.cpu_s)
         self.user_code = BatchUserCode(world.user_code, chance)
         self.queue = self.queue_kind(
             self,

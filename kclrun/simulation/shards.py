@@ -15,14 +15,17 @@ import msgspec
 from kclrun.local.consumers import TAKEOVER_AFTER_S
 from kclrun.local.limits import STORED_BYTES_MAX, Storage
 from kclrun.local.sequence_numbers import parse
-from kclrun.local.stream import ShardLog, Stream
+from kclrun.local.stream import ShardLog, Stream, hash_key_of
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, Shard
 from kclrun.model.time import WallTime
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 
-# The size of a record for `throughputKBps`: DESIGN 14 measures with 200 B.
+# The size of a record, unless another is given: DESIGN 14 measures with 200 B.
 RECORD_BYTES: Final = 200
+# The keys of a skewed stream. Enough for the shards of a large stream to differ, and few enough
+# that the hottest one shows.
+_KEYS: Final = 1_000
 
 
 # The shortest time that the service needs to delete a stream and to create one.
@@ -42,22 +45,34 @@ class StreamFaults(msgspec.Struct, frozen=True, kw_only=True):
     listing_lag_max_s: float = 0.0
 
 
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream receives. `skew` 0: every hash key is as likely as the next. Above 0 it is the
+    exponent of Zipf's law over 1,000 keys: the k-th key has 1/k^skew of the first one's records,
+    and the shard of its hash key gets them."""
+
+    records_per_s: float
+    record_bytes: int = RECORD_BYTES
+    skew: float = 0.0
+
+
 class ShardStream:
-    """One stream of `shard_count` shards that receives `records_per_s` in total.
+    """One stream of `shard_count` shards that receives this traffic.
 
     Each shard receives records at a steady rate: its share of the stream's, by the width of its
-    hash range. Record number n (from 1) of a shard arrives n / rate seconds after it opened. No
-    record is stored, so an hour of a thousand shards costs nothing.
+    hash range, or by the keys in it where the traffic is skewed. Record number n (from 1) of a
+    shard arrives n / rate seconds after it opened. No record is stored, so an hour of a thousand
+    shards costs nothing.
 
     `faults` may be changed at any time: a storm, then calm. `chance` is for the faults.
     """
 
     def __init__(
-        self, shard_count: int, records_per_s: float, chance: random.Random | None = None
+        self, shard_count: int, traffic: Traffic, chance: random.Random | None = None
     ) -> None:
+        self.traffic = traffic
         self.faults = StreamFaults()
         self._chance = chance if chance is not None else random.Random(0)
-        self._records_per_s = records_per_s
+        self._weights = _zipf(traffic.skew) if traffic.skew else ()
         self._stream = _new_stream(shard_count, 0.0)
         self._made_again_s: float | None = None
         self._logs: dict[str, ShardLog] = {}
@@ -227,9 +242,21 @@ class ShardStream:
         parsed = parse(position.sequence_number)
         return 0 if parsed is None else parsed.counter
 
+    def records_per_s(self, shard_id: str) -> float:
+        """The rate at which the shard receives records while it is open."""
+        return self._rates[shard_id]
+
+    def bytes_per_s(self, shard_id: str) -> float:
+        """The same in payload."""
+        return self._rates[shard_id] * self.traffic.record_bytes
+
     def _rate(self, log: ShardLog) -> float:
-        width = log.hash_range.end - log.hash_range.start + 1
-        return self._records_per_s * width / (HASH_KEY_MAX + 1)
+        first, last = log.hash_range.start, log.hash_range.end
+        if self._weights:
+            share = sum(weight for at, weight in self._weights if first <= at <= last)
+        else:
+            share = (last - first + 1) / (HASH_KEY_MAX + 1)
+        return self.traffic.records_per_s * share
 
     def _remember(self, now: float) -> None:
         for log in self._stream.shards(_wall(now)):
@@ -239,6 +266,15 @@ class ShardStream:
             for parent in log.parents:
                 self._children.setdefault(parent, []).append(log)
             self._rates.setdefault(log.shard_id, self._rate(log))
+
+
+def _zipf(skew: float) -> tuple[tuple[int, float], ...]:
+    """The hash key of each key, and its share of the records."""
+    weights = [1 / rank**skew for rank in range(1, _KEYS + 1)]
+    total = sum(weights)
+    return tuple(
+        (hash_key_of(f"key {number}"), weight / total) for number, weight in enumerate(weights)
+    )
 
 
 def _new_stream(shard_count: int, now: float) -> Stream:

@@ -16,6 +16,7 @@ import msgspec
 
 from kclrun.model.lease import OwnerId
 from kclrun.simulation.fleet import BOOT_SPREAD_S, Fleet
+from kclrun.simulation.shards import RECORD_BYTES
 from kclrun.simulation.world import FleetSettings
 
 
@@ -38,7 +39,10 @@ class Series(msgspec.Struct, kw_only=True):
 
     `at_s` counts from the start. `unread` is the number of shards that have something to read and
     no reader; `unread_longest_s` is the longest time that one of them has been so. `moves` and
-    DynamoDB's `write_units` and `read_units` are totals up to then.
+    DynamoDB's `write_units` and `read_units` are totals up to then. With skewed traffic
+    `load_greatest` is the largest load of a worker, in the mean worker's. `load_least` is what even
+    counts allow at best: the hottest shard and the lightest ones beside it. Otherwise both are
+    empty.
     """
 
     at_s: list[float] = []
@@ -48,6 +52,8 @@ class Series(msgspec.Struct, kw_only=True):
     moves: list[int] = []
     write_units: list[float] = []
     read_units: list[float] = []
+    load_greatest: list[float] = []
+    load_least: list[float] = []
     owners: dict[OwnerId, OwnerSeries] = {}
 
 
@@ -56,6 +62,8 @@ class Recorder:
 
     def __init__(self, fleet: Fleet) -> None:
         self.series = Series()
+        # With skewed traffic: the largest load when all shards were first read and counts even.
+        self.load_by_counts: float | None = None
         self._fleet = fleet
 
     def look(self) -> None:
@@ -72,7 +80,20 @@ class Recorder:
         series.moves.append(fleet.oracles.tally.moves)
         series.write_units.append(costs.write_units)
         series.read_units.append(round(costs.read_units, 1))
+        if fleet.stream.traffic.skew:
+            self._note_loads(is_even=not unread and fleet.is_balanced())
         self._note_owners(counts, now)
+
+    def _note_loads(self, *, is_even: bool) -> None:
+        stream, loads = self._fleet.stream, self._fleet.loads_by_owner()
+        rates = sorted(stream.bytes_per_s(shard_id) for shard_id in stream.open_ids())
+        mean = sum(rates) / max(1, len(loads))
+        beside = max(0, len(rates) // max(1, len(loads)) - 1)
+        least = max(mean, rates[-1] + sum(rates[:beside]))
+        self.series.load_greatest.append(round(max(loads.values(), default=0.0) / mean, 3))
+        self.series.load_least.append(round(least / mean, 3))
+        if is_even and self.load_by_counts is None:
+            self.load_by_counts = self.series.load_greatest[-1]
 
     def _note_owners(self, counts: dict[OwnerId, int], now: float) -> None:
         owners = self.series.owners
@@ -101,7 +122,7 @@ Reshard = Literal["double", "halve"]
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """The user's request. Groups are called a, b, c …; `group_sizes` has the number of workers of
-    each; `records_per_s` is that of the whole stream."""
+    each; `records_per_s` is that of the whole stream, `skew` as in `Traffic`."""
 
     group_sizes: tuple[int, ...]
     shards: int
@@ -111,6 +132,8 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     minutes: float = 10.0
     seed: int = 1
     records_per_s: float = 0.0
+    record_bytes: int = RECORD_BYTES
+    skew: float = 0.0
     settings: FleetSettings = FleetSettings()
 
     @property
@@ -139,7 +162,8 @@ class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer. Units are DynamoDB's, for the whole time; `series` is the course of it."""
+    """The whole answer. Units are DynamoDB's, for the whole time; `series` is the course of it.
+    `load_by_counts`: the largest load with even counts, before any exchange; None without skew."""
 
     phases: tuple[PhaseFigures, ...]
     workers: int
@@ -154,6 +178,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     read_units: float
     virtual_s: float
     events: int
+    load_by_counts: float | None
     series: Series
 
 
@@ -180,6 +205,8 @@ class _Run:
             asked.seed,
             shards=asked.shards,
             records_per_s=asked.records_per_s,
+            record_bytes=asked.record_bytes,
+            skew=asked.skew,
             settings=asked.settings,
             replay=replay,
         )
@@ -280,6 +307,7 @@ class _Run:
             read_units=round(costs.read_units, 1),
             virtual_s=now,
             events=fleet.scheduler.events_total,
+            load_by_counts=self._recorder.load_by_counts,
             series=self._recorder.series,
         )
 

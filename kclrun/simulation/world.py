@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from kclrun.leases.policy import Balance
 from kclrun.model.lease import Owner, OwnerId
 from kclrun.simulation.clocks import Scheduler
 from kclrun.simulation.oracles import Oracles
@@ -20,7 +21,8 @@ _AFTER_FAILOVER_S: Final = 7.0
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The application's settings, the same on every host. `poll_s` is `fetch.idle`,
-    `grace_s` is `shutdown.grace`, `stall_s` is `stall`; `fan_out` is `fetch.mode: fan-out`."""
+    `grace_s` is `shutdown.grace`, `stall_s` is `stall`; `fan_out` is `fetch.mode: fan-out`;
+    `balance` is `leases.balance`."""
 
     failover_s: float = 10.0
     checkpoint_every_s: float = 10.0
@@ -30,6 +32,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: float = 120.0
     uncheckpointed_max: int = 100_000
     fan_out: bool = False
+    balance: Balance = "load"
 
     @property
     def read_again_s(self) -> float:

@@ -233,7 +233,7 @@ class LeaseProcess:
         self._services = services(spec)
         self._inbox = Inbox()
         self._queue = DeliveryQueue(queue_limits(spec), boottime)
-        self._life = LeaseStateMachine(life_policy(spec), random.random)
+        self._life = LeaseStateMachine(life_policy(spec), random.random, time.process_time)
         self._user_code_returned = threading.Event()
         self._rows: EmittedRows | None = None
         self._fetching: FetchThread | None = None

@@ -14,7 +14,7 @@ import pytest
 
 from kclrun.aws.rows import encode_row
 from kclrun.errors import InvalidRequest
-from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId
+from kclrun.model.lease import Halt, Lease, LeaseKey, Load, OwnerId
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
@@ -76,7 +76,9 @@ OWNERS_CHANGES: dict[str, LeaseChange] = {
     "claim": Claim(KEY, ME, 4),
     "renew": Renew(KEY, ME, 4),
     "renew with throughput": Renew(KEY, ME, 4, 12.5),
+    "renew with a load": Renew(KEY, ME, 4, 12.5, load=Load(120.5, 0.0125)),
     "checkpoint": checkpoint(),
+    "checkpoint with a load": Checkpoint(KEY, ME, 4, AT_7_2, AT_5, Load(120.5, 0.0125)),
     "name children": NameChildren(KEY, ME, 4, frozenset({CHILD_1, CHILD_2})),
     "end": End(KEY, ME, 4, AT_5),
     "release": Release(KEY, ME, 4, AT_5, AT_5),
@@ -101,6 +103,7 @@ OWNERS_CHANGES: dict[str, LeaseChange] = {
 TAKES: dict[str, LeaseChange] = {"take": take(ME)}
 POSITION_CHANGES = (
     "checkpoint",
+    "checkpoint with a load",
     "end",
     "release",
     "checkpoint and release",
@@ -139,6 +142,16 @@ def test_a_claim_and_a_renewal_change_nothing_else(subject: Subject) -> None:
     assert table.write(Renew(KEY, ME, 5)) == Applied(changed(HELD, counter=6))
     measured = table.write(Renew(KEY, ME, 6, 0.0001))
     assert measured == Applied(changed(HELD, counter=7, throughput_kbps=0.0001))
+
+
+def test_a_renewal_and_a_checkpoint_write_the_load_or_leave_it(subject: Subject) -> None:
+    table, load = subject.with_rows(HELD), Load(120.5, 0.0125)
+
+    assert table.write(Renew(KEY, ME, 4, load=load)) == Applied(changed(HELD, counter=5, load=load))
+    assert table.write(Renew(KEY, ME, 5)) == Applied(changed(HELD, counter=6, load=load))
+    saved = table.write(Checkpoint(KEY, ME, 6, AT_7_2, AT_5, Load(0.0, 0.0)))
+    assert saved.row.load == Load(0.0, 0.0)
+    assert table.write(take(ME, 7, OTHER)).row.load == Load(0.0, 0.0), "it outlives the owner"
 
 
 def test_a_checkpoint_moves_the_position_and_clears_switches_and_pending(subject: Subject) -> None:

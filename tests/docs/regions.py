@@ -4,10 +4,11 @@ from kclrun.aws.expressions import CREATE, Texts
 from kclrun.compat.kclpy.property_table import PROPERTIES
 from kclrun.config.convert import json_schema
 from kclrun.consuming import shard_end as loss
-from kclrun.leases import assignment, balancing, capacity, manager, policy
+from kclrun.leases import assignment, balancing, capacity, load, manager, policy
 from kclrun.leases import policy as pacing
 from kclrun.leases.doctor.findings import Kind
-from kclrun.model.lease import ASK_STALE_AFTER_S
+from kclrun.leases.table_view import STEADY_AFTER_S
+from kclrun.model.lease import ASK_STALE_AFTER_S, LOAD_MEAN_S
 from kclrun.observe import events
 from kclrun.observe.metrics import METRICS
 from kclrun.protocol import fence
@@ -326,6 +327,19 @@ def _lease_timers():
             f"after {ASK_STALE_AFTER_S:g} s, as each side has seen it",
         ),
         ("asks open at a time", f"{policy.MOVES_PER_CYCLE} (`leases.moves_per_cycle`)"),
+        (
+            "a lease's load is on its row",
+            f"{LOAD_MEAN_S:g} s after its claim: the mean of that time, then of the last",
+        ),
+        (
+            "an owner that got a lease takes part in no exchange by load",
+            f"for {STEADY_AFTER_S:g} s",
+        ),
+        ("an exchange by load is watched before it is made", f"for {load.WATCHED_S:g} s"),
+        (
+            "after an exchange in which our lease was not given, none is begun",
+            f"for {load._LEFT_ALONE_S:g} s, each time twice as long, up to a day",
+        ),
         (
             "`capacity_short` is logged",
             f"after {capacity._SCANS_IN_A_ROW} scans with unclaimed leases at `leases.max`",

@@ -38,8 +38,8 @@ def test_the_page_shows_simulations():
     assert len(COMMANDS) >= 6
 
 
-def test_there_are_five_pictures_and_each_has_words_for_those_who_do_not_see_it():
-    assert len(PICTURES) == len({path for _, path in PICTURES}) == 5
+def test_there_are_six_pictures_and_each_has_words_for_those_who_do_not_see_it():
+    assert len(PICTURES) == len({path for _, path in PICTURES}) == 6
     assert all(len(words) > 40 for words, _ in PICTURES)
 
 

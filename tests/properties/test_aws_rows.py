@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.aws.rows import decode_page, decode_row, encode_row
-from kclrun.model.lease import Halt, Handoff, Lease, LeaseKey, OwnerId, PendingCheckpoint
+from kclrun.model.lease import Halt, Handoff, Lease, LeaseKey, Load, OwnerId, PendingCheckpoint
 from kclrun.model.sequence import SENTINELS, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
@@ -51,6 +51,7 @@ leases = st.builds(
     offered_to=st.none() | texts.map(OwnerId),
     offered_by=st.none() | texts.map(OwnerId),
     taken_from=st.none() | texts.map(OwnerId),
+    load=st.none() | st.builds(Load, st.floats(0, 1e9), st.floats(0, 64)),
 )
 
 

@@ -67,12 +67,18 @@ class Fleet:
         for key, row in self.rows.items():
             asked = self.before[key].handoff
             if asked is not None and row.handoff == asked:
+                if not self.answers(row):
+                    continue
                 self.write(row, owner=OFFERED, offered_to=asked.to, handoff=None)
             elif row.owner == OFFERED and self.before[key].owner == OFFERED:
                 self.moves += 1
                 self.write(row, owner=row.offered_to, offered_to=None)
             elif row.owner is not None:
                 self.write(row)
+
+    def answers(self, row):
+        """Whether the owner gives the lease that it was asked for."""
+        return True
 
     def write(self, row, **changed):
         self.rows[row.key] = replace(row, counter=row.counter + 1, **changed)

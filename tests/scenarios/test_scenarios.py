@@ -16,6 +16,7 @@ import yaml
 from kclrun.leases.assignment import Action, LocalHoldings, OwnerLoads, plan
 from kclrun.leases.balancing import delay_s
 from kclrun.leases.held_lease import Restarts
+from kclrun.leases.load import HEAVY_ABOVE, FleetLoad, Pairing
 from kclrun.leases.policy import ManagerPolicy, Pace
 from kclrun.leases.shard_sync import (
     Listing,
@@ -26,7 +27,16 @@ from kclrun.leases.shard_sync import (
     sync_table,
 )
 from kclrun.leases.table_view import Observation, TableView
-from kclrun.model.lease import ANYBODY, OFFERED, Halt, Handoff, Lease, OwnerId
+from kclrun.model.lease import (
+    ANYBODY,
+    OFFERED,
+    DiedOn,
+    Halt,
+    Handoff,
+    Lease,
+    Load,
+    OwnerId,
+)
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.protocol.writes import EndedParent
@@ -214,6 +224,64 @@ def test_assignment(row):
     assert row.get("says", "") in "; ".join(
         [*(decision.because for decision in planned.decisions), planned.summary]
     )
+
+
+def loaded_lease(owner, number, figure, row):
+    key, text = f"{owner.rpartition('/')[2]}{number}", str(figure)
+    kbps, _, cpu = text.lstrip("~").partition("/")
+    java = float(kbps) if text.startswith("~") else None
+    measured = not text.startswith(("~", "-"))
+    asked = row.get("asked", {}).get(key)
+    return Lease(
+        key=key,
+        checkpoint=TRIM_HORIZON,
+        owner=who(owner),
+        throughput_kbps=java,
+        load=Load(float(kbps), float(cpu or 0)) if measured else None,
+        halt=Halt("poison", 1.0) if key in row.get("halted", ()) else None,
+        died_on=DiedOn("h", TRIM_HORIZON) if key in row.get("died", ()) else None,
+        handoff=Handoff(who(asked), 1.0) if asked else None,
+        offered_by=who("me") if owner == "offered" else None,
+        offered_to=who(row.get("to_be")) if owner == "offered" else None,
+    )
+
+
+@scenarios("load")
+def test_load(row):
+    leases = [
+        loaded_lease(owner, number, figure, row)
+        for owner, figures in row["leases"].items()
+        for number, figure in enumerate(figures)
+    ]
+    moved, observation = row.get("moved", ()), Observation(10.0)
+    before = [replace(lease, handoff=None) for lease in leases if lease.key not in moved]
+    observation.update(before, 0.0)
+    leases = [replace(lease, counter=1) for lease in leases]
+    observation.update(leases, 500.0)
+    view = TableView(tuple(leases), (), observation, me=who("me"), gone=frozenset(), now=500.0)
+    held = [lease.key for lease in leases if lease.owner == who("me")]
+    loads = OwnerLoads(view, observation, LocalHoldings(held=held), me=who("me"))
+
+    fleet = FleetLoad(loads, observation)
+    may_move = set(view.rows).difference(row.get("stuck", ())).__contains__
+    pairing = Pairing(loads, fleet, row.get("places", 64), may_move)
+    exchange = pairing.best()
+
+    swaps = exchange.swaps if exchange is not None else ()
+    gives, takes = (
+        sorted(key for key in keys if key is not None)
+        for keys in ([swap.give for swap in swaps], [swap.take for swap in swaps])
+    )
+    for found, name in ((gives, "gives"), (takes, "takes")):
+        expected = row.get(name, found if "gives" in row else [])
+        assert (len(found) if isinstance(expected, int) else found) == expected
+    if exchange is not None:
+        assert exchange.other == who(row.get("to")) or "to" not in row
+        heavy, light = exchange.loads
+        excess, gain = pairing.margins(exchange)
+        assert heavy == pytest.approx(HEAVY_ABOVE + excess)
+        assert gain > 0
+        assert light < heavy
 
 
 @scenarios("cleanup")

@@ -5,7 +5,7 @@ The first of each kind has a value for all that it expects, and a position insid
 
 from __future__ import annotations
 
-from kclrun.model.lease import DiedOn, Halt, Handoff, LeaseKey, OwnerId
+from kclrun.model.lease import DiedOn, Halt, Handoff, LeaseKey, Load, OwnerId
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
@@ -57,9 +57,10 @@ CHANGES = (
     Decline(KEY, ME, 4),
     *(Claim(KEY, ME, 4, has_waited=waited) for waited in (False, True)),
     *(
-        Renew(KEY, ME, 4, measured, drops_ask=drops)
+        Renew(KEY, ME, 4, measured, drops, load)
         for measured in (None, 1.5)
         for drops in (False, True)
+        for load in (None, Load(1.5, 0.25))
     ),
     NameChildren(KEY, ME, 4, frozenset({"c"})),
     *(
@@ -71,7 +72,11 @@ CHANGES = (
     ResumeLease(KEY),
     DeleteEnded(KEY),
     *(DeleteTrimmed(KEY, seen, 4) for seen in (OTHER, None)),
-    *(Checkpoint(KEY, ME, 4, NEXT, last) for last in (INSIDE, WHOLE)),
+    *(
+        Checkpoint(KEY, ME, 4, NEXT, last, load)
+        for last in (INSIDE, WHOLE)
+        for load in (None, Load(1.5, 0.25))
+    ),
     *(End(KEY, ME, 4, last) for last in (INSIDE, WHOLE)),
     *(Release(KEY, ME, 4, to, last) for last in (INSIDE, WHOLE) for to in (last, NEXT)),
     *(

@@ -371,6 +371,7 @@ def _policy(owner: OwnerId, settings: Settings, streams: tuple[StreamKey, ...]) 
         failover_s=float(settings.leases.failover),
         leases_max=settings.leases.max,
         moves_per_cycle=settings.leases.moves_per_cycle,
+        balance=settings.leases.balance,
         streams=streams,
     )
 

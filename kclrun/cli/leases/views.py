@@ -30,7 +30,8 @@ _SHARDS_NAMED_MAX: Final = 3
 class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
     """One printed lease. `state`: ended, halted, unowned, offered or owned.
 
-    `is_renewed` None is "not watched".
+    `is_renewed` None is "not watched". The loads are those of the row: KiB/s, and the share of a
+    core; None before they were measured.
     """
 
     shard: str
@@ -45,6 +46,8 @@ class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
     parents: tuple[str, ...] = ()
     children: tuple[str, ...] = ()
     is_renewed: bool | None = None
+    load_kbps: float | None = None
+    load_cpu: float | None = None
     note: str = ""
 
 
@@ -82,6 +85,8 @@ def line_of(lease: Lease) -> LeaseLine:
         halt_reason=lease.halt.reason if lease.halt is not None else "",
         parents=tuple(sorted(lease.parents)),
         children=tuple(sorted(lease.children)),
+        load_kbps=lease.load.kbps if lease.load is not None else None,
+        load_cpu=lease.load.cpu if lease.load is not None else None,
         note=_hand_off(lease),
     )
 
@@ -169,9 +174,18 @@ def totals(lines: Sequence[LeaseLine], by: str) -> dict[str, dict[str, int]]:
 def print_lines(lines: Sequence[LeaseLine]) -> None:
     """Print the table. If the output is not a terminal, its width is not limited."""
     has_age = any(line.is_renewed is not None for line in lines)
+    has_load = any(line.load_kbps is not None for line in lines)
     titles = ["shard", "state", "owner", "checkpoint", "counter", "switches"]
-    titles += ["renewing"] * has_age + ["note"]
-    rows = [[*_cells(line, has_age=has_age), _note(line)] for line in lines]
+    titles += ["KiB/s", "CPU"] * has_load + ["renewing"] * has_age + ["note"]
+    rows = [
+        [
+            *_cells(line),
+            *_load_cells(line)[: 2 * has_load],
+            *_age_cells(line)[:has_age],
+            _note(line),
+        ]
+        for line in lines
+    ]
     print_table(titles, rows)
 
 
@@ -183,8 +197,8 @@ def print_remedy(lines: Sequence[LeaseLine], leases_command: str) -> None:
         click.echo(f"\n{len(halted)} halted: {how_to_resume(leases_command, harmless(shards))}")
 
 
-def _cells(line: LeaseLine, *, has_age: bool) -> list[str]:
-    cells = [
+def _cells(line: LeaseLine) -> list[str]:
+    return [
         called(line.shard),
         line.state,
         line.owner or "-",
@@ -192,9 +206,16 @@ def _cells(line: LeaseLine, *, has_age: bool) -> list[str]:
         str(line.counter),
         str(line.owner_switches),
     ]
-    if has_age:
-        cells.append({True: "yes", False: "NO", None: "-"}[line.is_renewed])
-    return cells
+
+
+def _load_cells(line: LeaseLine) -> list[str]:
+    if line.load_kbps is None or line.load_cpu is None:
+        return ["-", "-"]
+    return [f"{line.load_kbps:.1f}", f"{line.load_cpu:.3f}"]
+
+
+def _age_cells(line: LeaseLine) -> list[str]:
+    return [{True: "yes", False: "NO", None: "-"}[line.is_renewed]]
 
 
 def _note(line: LeaseLine) -> str:

@@ -102,8 +102,8 @@ OF_CONDITIONS = (
     Mutant(
         name="checkpoints-keep-the-counter",
         file=ROWS,
-        old='Write("checkpoint", _HELD_AT, (_COUNTED, *_MOVED))',
-        new='Write("checkpoint", _HELD_AT, _MOVED)',
+        old='Write("checkpoint", _HELD_AT, (_COUNTED, *_MOVED, _LOAD_IF_GIVEN))',
+        new='Write("checkpoint", _HELD_AT, (*_MOVED, _LOAD_IF_GIVEN))',
         breaks="a lease that checkpoints often stands still for everybody else, and is taken",
         source="P1",
         found_at=0,

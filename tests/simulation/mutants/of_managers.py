@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.simulation.mutants.mutant import Mutant
 
 BALANCE = "tests/properties/test_leases_balance.py"
+LOAD = "tests/properties/test_leases_load.py"
+LOAD_UNITS = "tests/unit/leases/test_lease_load.py"
 SICK_HOST = "tests/unit/leases/test_lease_sick_host.py"
 
 OF_MANAGERS = (
@@ -110,6 +112,51 @@ OF_MANAGERS = (
         breaks="a manager holds itself for poorer than it is: leases wander between even owners",
         source="D.7: own lease counted as rich",
         layer=BALANCE,
+    ),
+    Mutant(
+        name="load-moves-again-at-once",
+        file="kclrun/leases/load.py",
+        old="        return owner not in self.moving and owner not in self.unsteady",
+        new="        return True",
+        breaks="leases are exchanged while others are on their way: two fill one light owner",
+        source="DESIGN 13: hysteresis",
+        layer=LOAD,
+    ),
+    Mutant(
+        name="load-without-a-watch",
+        file="kclrun/leases/load.py",
+        old="        pays = min(watched.excess, watched.gain, *margins) > 0",
+        new="        pays = True",
+        breaks="one scan with lucky figures moves leases: noise keeps them moving for ever",
+        source="DESIGN 13: a fixed point",
+        layer=LOAD_UNITS,
+    ),
+    Mutant(
+        name="load-before-counts",
+        file="kclrun/leases/load.py",
+        old="        is_even = other != self._me and abs(count - mine) <= 1",
+        new="        is_even = other != self._me",
+        breaks="a lease goes to an owner that holds far more already, or far fewer",
+        source="Assignment: counts first",
+        layer="tests/scenarios/test_scenarios.py",
+    ),
+    Mutant(
+        name="load-given-for-nothing",
+        file="kclrun/leases/balancing.py",
+        old="                if wanted is not None and not self._held.is_draining:",
+        new="                if wanted is None and not self._held.is_draining:",
+        breaks="the light lease is never asked for: the counts move another one, at random",
+        source="DESIGN 13: swap a heavy for a light lease",
+        layer=LOAD_UNITS,
+    ),
+    Mutant(
+        name="load-of-a-start",
+        file="kclrun/consuming/policy.py",
+        old="        if age_s < LOAD_MEAN_S:\n            return None\n",
+        new="",
+        breaks="a process that reads a backlog at its start counts as a heavy lease",
+        source="DESIGN 13: stale figures after a move",
+        layer="tests/unit/consuming/test_consuming_pieces.py",
     ),
     Mutant(
         name="clean-up-before-children-begin",

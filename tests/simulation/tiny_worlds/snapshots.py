@@ -36,6 +36,7 @@ STATE = {
         "_listing",
     ),
     "Observation": ("wall_offset_s", "_since", "_asks"),
+    "LoadBalancer": (),
     "HeldLeases": ("held_leases", "is_draining", "are_others_in_sight", "_refusals"),
     "Places": (
         *("count", "proven", "reason", "is_short", "short_since"),
@@ -55,13 +56,20 @@ STATE = {
     "ModeWatch": (),
     "CapacityWatch": (),
 }
-# What only keeps a line of the log from being written twice: shared by all states.
+# What only keeps a line of the log from being written twice, or decides nothing here: shared by all
+# states.
 NOTED = {
     "ModeWatch": ("_in_table", "_elsewhere", "_told", "_reads", "_is_reading", "_read_instant"),
     "Auditor": ("_noted", "_told_expired"),
     "StreamWatch": ("_open_and_ended_since",),
     "ConfigDrift": ("_told",),
     "CapacityWatch": ("_short_scans", "_left_unread"),
+    # No row has a load here, so nothing is exchanged.
+    "Observation": ("_moved",),
+    "LoadBalancer": (
+        *("expected", "steps", "watched", "_exchange", "_looks"),
+        *("_has_failed", "_failures", "_rests_until"),
+    ),
 }
 # Containers that other parts hold on to: they are filled, never replaced.
 _SHARED = {
@@ -178,7 +186,7 @@ _PARTS_OF_LIFE = (
     ("_permit", {}),
     ("_lost", {}),
     ("_output", {}),
-    ("_throughput", {}),
+    ("_metering", {}),
 )
 _LIFE_ITSELF = {
     "policy",

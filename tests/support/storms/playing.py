@@ -76,9 +76,10 @@ def require_all_bounded(fleet: Fleet) -> None:
     A manager has reason to hold its rows, its shards and those who ever owned one. A lease process
     has reason to hold one entry a batch until the next checkpoint, which comes after
     `checkpoint.every`, or a failover later where the table is away: two batches a poll, as a
-    backlog is cut at the cap; without checkpoints, one a record up to the cap.
+    backlog is cut at the cap; over a subscription one a record; without checkpoints, one a record
+    up to the cap.
     """
-    settings, user_code = fleet.world.settings, fleet.world.user_code
+    settings, user_code, stream = fleet.world.settings, fleet.world.user_code, fleet.stream
     rows = sum(1 for _ in fleet.table.leases())
     for_manager = rows + len(fleet.stream.shards()) + len(fleet.hosts)
     waiting_s = settings.checkpoint_every_s + settings.failover_s
@@ -88,7 +89,9 @@ def require_all_bounded(fleet: Fleet) -> None:
     for host in fleet.hosts_up():
         require_bounded(host.name, "", host.core, for_manager)
         for process in host.living():
-            require_bounded(process.who, process.key, process.life, for_process)
+            events_max = waiting_s * stream.records_per_s(process.key) if settings.fan_out else 0
+            held_max = for_process + int(events_max)
+            require_bounded(process.who, process.key, process.life, held_max)
 
 
 # `play` plays a storm from its profile: the storm, then calm, and what the calm must bring. The
@@ -124,6 +127,8 @@ def play(
         profile.seed,
         shards=profile.shards,
         records_per_s=profile.records_per_s,
+        record_bytes=profile.record_bytes,
+        skew=profile.skew,
         settings=profile.settings,
         user_code=profile.user_code,
         scan_page_rows=profile.scan_page_rows,

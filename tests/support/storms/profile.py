@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from kclrun.simulation.shards import StreamFaults
+from kclrun.simulation.shards import RECORD_BYTES, StreamFaults
 from kclrun.simulation.table import FaultRates
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
@@ -50,7 +50,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """One storm, then calm. Faults and strikes end with `storm_s`. In the calm that follows, hosts
     that are cut, frozen or without forks are healed, lost hosts stay lost, and the liveness
     promises are demanded. `seed` determines everything that is left to chance; `scan_page_rows`
-    bounds a page of a scan."""
+    bounds a page of a scan. `skew` and `record_bytes` are those of `Traffic`."""
 
     seed: int
     hosts: int
@@ -58,6 +58,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     java_workers: int = 0
     shards: int = 4
     records_per_s: float = 16.0
+    record_bytes: int = RECORD_BYTES
+    skew: float = 0.0
     settings: FleetSettings = FleetSettings()
     storm_s: float = 3600.0
     table_faults: FaultRates = FaultRates()

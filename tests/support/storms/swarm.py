@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
-from kclrun.simulation.shards import StreamFaults
+from kclrun.simulation.shards import RECORD_BYTES, StreamFaults
 from kclrun.simulation.table import FaultRates
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
@@ -72,6 +72,11 @@ _JAVA_WORKERS_MAX: Final = 3
 _CAPS: Final = (4.0, 200.0)
 # Beside the batch: a checkpoint, and the answer that makes room.
 _BETWEEN_BATCHES_S: Final = 0.05
+# Skewed traffic of records so large that handoffs for load pay: at 0.1 to 4 records a second and
+# shard these are 25 KiB/s to 1 MiB/s, the most that a shard takes in.
+_SKEWED: Final = 0.2
+_SKEWS: Final = (0.5, 1.5)
+_SKEWED_RECORD_BYTES: Final = 256 * 1024
 # From less than the time of a renewal to ten failovers, and over the watchdog's patience.
 _LASTS_S: Final = (0.1, 200.0)
 _STALL_S: Final = 120.0
@@ -86,6 +91,8 @@ def draw_profile(seed: int) -> Profile:
     records_per_s = shards * _between(_chance(seed, "records"), 0.1, 4.0)
     user_code = _user_code(_chance(seed, "user code"))
     settings = _settings(_chance(seed, "settings"), hosts, shards)
+    load = _chance(seed, "load")
+    is_skewed = load.random() < _SKEWED
     cap = _cap(_chance(seed, "cap"), records_per_s * (user_code.batch_s + _BETWEEN_BATCHES_S))
     return Profile(
         seed=seed,
@@ -94,6 +101,8 @@ def draw_profile(seed: int) -> Profile:
         java_workers=_java_workers(_chance(seed, "java")),
         shards=shards,
         records_per_s=records_per_s,
+        record_bytes=_SKEWED_RECORD_BYTES if is_skewed else RECORD_BYTES,
+        skew=round(load.uniform(*_SKEWS), 2) if is_skewed else 0.0,
         settings=msgspec.structs.replace(
             settings,
             uncheckpointed_max=cap,

@@ -186,7 +186,7 @@ def test_lengths_and_times_go_as_numbers_and_names_as_text(change: LeaseChange) 
         is_number = name in {
             ":seen", ":next", ":failoverMs", ":one", ":askedAt", ":seenAt", ":throughput",
             ":haltedAt", ":waitingSince", ":pinnedAt", ":createdAt", ":lastSub", ":sub", ":zero",
-            ":digits", ":lastDigits",
+            ":digits", ":lastDigits", ":loadKBps", ":loadCpu",
         }  # fmt: skip
         is_set = name in {":children", ":parents"}
         assert list(value) == ["N" if is_number else "SS" if is_set else "S"], name

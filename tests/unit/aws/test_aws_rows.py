@@ -16,6 +16,7 @@ from kclrun.model.lease import (
     Handoff,
     Lease,
     LeaseKey,
+    Load,
     OwnerId,
     PendingCheckpoint,
 )
@@ -96,6 +97,8 @@ OWN_ROW: dict[str, Any] = {
     "offeredBy": {"S": "kclrun:a:h:4"},
     "takenFrom": {"S": "java"},
     "diedOn": {"S": "h 20 5"},
+    "loadKBps": {"N": "120.5"},
+    "loadCpu": {"N": "0.0125"},
 }
 OWN_LEASE = Lease(
     key=LeaseKey("shardId-000000000003"),
@@ -112,6 +115,7 @@ OWN_LEASE = Lease(
     offered_by=OwnerId("kclrun:a:h:4"),
     taken_from=OwnerId("java"),
     died_on=DiedOn("h", ExtendedSequenceNumber("20", 5)),
+    load=Load(120.5, 0.0125),
 )
 
 
@@ -128,6 +132,13 @@ def test_a_row_of_ours_has_an_attribute_for_each_field_and_is_understood_whole()
         ({"haltReason": None}, {"halt": None}),
         ({"diedOn": {"S": "h 20"}}, {"died_on": None}),
         ({"diedOn": {"N": "5"}}, {"died_on": None}),
+        ({"loadCpu": None}, {"load": None}),
+        ({"loadKBps": None}, {"load": None}),
+        ({"loadKBps": {"N": "NaN"}}, {"load": None}),
+        ({"loadKBps": {"S": "5"}}, {"load": None}),
+        ({"loadKBps": {"N": "1E999"}}, {"load": None}),
+        ({"loadCpu": {"N": "-0.5"}}, {"load": None}),
+        ({"loadCpu": {"N": "0"}}, {"load": Load(120.5, 0.0)}),
         ({"failoverMs": {"N": "1000"}}, {"failover_s": 1.0}),
         ({"failoverMs": {"N": "900000"}}, {"failover_s": 900.0}),
         ({"startingHashKey": {"S": "5"}}, {"hash_range": None}),

@@ -8,7 +8,7 @@ from kclrun.cli.leases.views import (
     shortened,
     totals,
 )
-from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId
+from kclrun.model.lease import Halt, Lease, LeaseKey, Load, OwnerId
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 
@@ -48,6 +48,21 @@ def test_totals_leave_ended_leases_out() -> None:
 
     assert totals(lines, "owner") == {"java": {"owned": 1}, "kclrun:az1:host:abc": {"owned": 1}}
     assert totals(lines, "group") == {"(none)": {"owned": 1}, "az1": {"owned": 1}}
+
+
+def test_loads_are_shown_where_a_row_has_one(capsys: pytest.CaptureFixture[str]) -> None:
+    measured, new = line_of(lease(load=Load(812.34, 0.0625))), line_of(lease())
+
+    print_lines([new])
+    without = capsys.readouterr().out
+    print_lines([measured, new])
+    titles, first, second = capsys.readouterr().out.splitlines()
+
+    assert "KiB/s" not in without
+    assert titles.split()[6:8] == ["KiB/s", "CPU"]
+    assert first.split()[6:8] == ["812.3", "0.062"]
+    assert second.split()[6:8] == ["-", "-"]
+    assert (as_plain(measured)["load_kbps"], as_plain(new)["load_cpu"]) == (812.34, None)
 
 
 def test_a_lease_that_nobody_renews_stands_out(capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,7 +111,9 @@ def test_groups_may_be_of_unequal_size_and_each_gets_its_share_of_the_shards(cap
 
 def test_the_series_has_a_value_for_each_look_and_ends_with_the_figures(said_of_everything):
     said = said_of_everything
-    series = {name: column for name, column in said["series"].items() if name != "owners"}
+    series = {
+        name: column for name, column in said["series"].items() if name != "owners" and column
+    }
     owners = said["series"]["owners"]
     assert {len(column) for column in series.values()} == {4 * 60 * 2 + 1}
     assert series["at_s"] == sorted(series["at_s"])
@@ -124,6 +126,21 @@ def test_the_series_has_a_value_for_each_look_and_ends_with_the_figures(said_of_
     assert len(gone) == 6
     assert gone.count(60.5) == 2
     assert len(owners) == 10
+
+
+def test_with_skewed_keys_the_largest_load_is_told_before_and_after_the_exchanges(capsys):
+    skewed = ["simulate", "--workers", "3", "--shards", "24", "--minutes", "8", "--skew", "0.9"]
+
+    assert run_program([*skewed, "--record-bytes", "50000", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert run_program([*skewed, "--record-bytes", "50000", "--balance", "counts"]) == 0
+    words = capsys.readouterr().out
+
+    greatest, least = said["series"]["load_greatest"], said["series"]["load_least"]
+    assert len(greatest) == len(least) == len(said["series"]["at_s"])
+    assert said["load_by_counts"] > greatest[-1] >= least[-1] >= 1.0
+    before = f"{said['load_by_counts']:.2f} of the mean with even counts"
+    assert f"the largest load of a worker: {before}, {before[:4]} at the end" in words
 
 
 @pytest.mark.slow

@@ -7,8 +7,15 @@ import pytest
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import AnswerCheckpoint, CheckpointAnswer
 from kclrun.consuming.delivery import ErrorPolicy, GiveUp, RetryAfter, host_fault
-from kclrun.consuming.policy import FLOOR_S, Pacing, batch_records_max, first_start
-from kclrun.consuming.state_machine import THROUGHPUT_ALPHA, DeliveryPermit, Throughput
+from kclrun.consuming.policy import (
+    FLOOR_S,
+    THROUGHPUT_ALPHA,
+    Metering,
+    Pacing,
+    batch_records_max,
+    first_start,
+)
+from kclrun.consuming.state_machine import DeliveryPermit
 from kclrun.errors import (
     HostFailed,
     InvariantViolation,
@@ -16,7 +23,7 @@ from kclrun.errors import (
     SettingsError,
     StaleCheckpoint,
 )
-from kclrun.model.lease import Lease
+from kclrun.model.lease import Lease, Load
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
 from kclrun.model.time import Instant
@@ -34,14 +41,84 @@ def row(position, **fields):
 
 @pytest.mark.parametrize("elapsed_s", [0.5, 1.0, 4.0])
 def test_the_throughput_is_what_was_delivered_since_it_was_last_measured(elapsed_s):
-    throughput = Throughput()
-    throughput.payload_bytes = 2048
+    metering = Metering(lambda: 0.0)
+    metering.deliver(2048)
 
-    first = throughput.measure(Instant(elapsed_s))
+    first = metering.throughput_kbps(Instant(elapsed_s))
 
     assert first == pytest.approx(THROUGHPUT_ALPHA * 2 / elapsed_s, abs=0.01)
-    assert throughput.measure(Instant(elapsed_s)) == first, "at the same instant: as before"
-    assert throughput.measure(Instant(elapsed_s + 1.0)) < first
+    assert metering.throughput_kbps(Instant(elapsed_s)) == first, "at the same instant: as before"
+    assert metering.throughput_kbps(Instant(elapsed_s + 1.0)) < first
+
+
+class Metered:
+    """A lease that is measured each second; `rate` gives KiB/s and cores of a second."""
+
+    def __init__(self):
+        self.now = self.cpu_s = 0.0
+        self.metering = Metering(lambda: self.cpu_s)
+        self.metering.begin(Instant(0.0))
+
+    def run(self, seconds, rate, every=1):
+        for _ in range(0, seconds, every):
+            for _ in range(every):
+                kbps, cpu = rate(self.now)
+                self.now += 1.0
+                self.cpu_s += cpu
+                self.metering.deliver(int(kbps * 1024))
+            load = self.metering.load(Instant(self.now))
+        return load
+
+
+def test_a_load_is_known_once_it_is_the_mean_of_two_minutes():
+    lease = Metered()
+
+    assert lease.run(119, lambda _: (100.0, 0.25)) is None
+    assert lease.run(1, lambda _: (100.0, 0.25)) == Load(100.0, 0.25)
+
+
+def test_what_a_process_reads_at_its_start_counts_as_one_second_of_the_mean():
+    lease = Metered()
+
+    load = lease.run(120, lambda now: (1300.0 if now == 0 else 100.0, 0.25))
+
+    assert load == Load(110.0, 0.25)
+
+
+def test_polls_of_five_seconds_move_the_load_by_a_twentieth():
+    lease = Metered()
+    lease.run(600, lambda now: (500.0 if now % 5 == 0 else 0.0, 0.2))
+
+    loads = [lease.run(1, lambda now: (500.0 if now % 5 == 0 else 0.0, 0.2)) for _ in range(60)]
+
+    assert all(load.kbps == pytest.approx(100.0, rel=0.05) for load in loads)
+
+
+@pytest.mark.parametrize("every", [1, 3, 10])
+def test_a_load_follows_the_traffic_in_minutes_however_often_it_is_measured(every):
+    lease = Metered()
+    lease.run(300, lambda _: (100.0, 0.1), every)
+
+    after_two_minutes = lease.run(120, lambda _: (1100.0, 0.6), every)
+    after_ten = lease.run(480, lambda _: (1100.0, 0.6), every)
+
+    assert 650 < after_two_minutes.kbps < 800
+    assert after_ten == Load(pytest.approx(1100, rel=0.02), pytest.approx(0.6, rel=0.02))
+
+
+def test_cpu_time_before_the_claim_does_not_count():
+    lease = Metered()
+    lease.cpu_s = 60.0
+    lease.metering.begin(Instant(0.0))
+
+    assert lease.run(120, lambda _: (10.0, 0.5)) == Load(10.0, 0.5)
+
+
+def test_a_process_that_stood_still_for_longer_than_the_mean_begins_it_again():
+    lease = Metered()
+    lease.run(300, lambda _: (1000.0, 0.5))
+
+    assert lease.run(1000, lambda _: (0.0, 0.0), every=1000) == Load(0.0, 0.0)
 
 
 # What a row says of a write whose reply was lost

@@ -6,7 +6,7 @@ import msgspec
 
 from kclrun.leases.explaining import explain
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.model.lease import OFFERED, Handoff, Lease
+from kclrun.model.lease import OFFERED, Handoff, Lease, Load
 from kclrun.model.sequence import TRIM_HORIZON
 
 replace = msgspec.structs.replace
@@ -34,6 +34,20 @@ def test_a_balanced_owner_does_nothing_and_says_how_things_stand():
 
     assert (told[0].action, told[0].key) == ("nothing", None)
     assert told[0].sentence == ("nothing: balanced: one owner holds 5 of 5; we have 5, target 5")
+
+
+def test_a_heavy_owner_says_what_it_would_exchange_and_with_whom():
+    heavy, light = Load(900.0, 0.9), Load(100.0, 0.1)
+    rows = [*leases(ME, 2, load=heavy), *leases(OTHER, 2, load=light)]
+
+    (told,) = sentences(*rows)
+
+    assert told.startswith("give me-")
+    assert told.partition(": ")[2] == (
+        "our load is 1.80 of an owner's mean, its load 0.20, if that lasts a minute"
+    )
+    assert f" to {OTHER} and ask for other-" in told
+    assert sentences(*rows, balance="counts")[0].startswith("nothing: balanced")
 
 
 def test_an_expired_lease_is_taken_and_says_for_how_long_nobody_renewed_it():

@@ -19,7 +19,7 @@ from kclrun.protocol.writes import (
     keys_of,
 )
 from kclrun.simulation.oracles import WatchPolicy
-from kclrun.simulation.shards import ShardStream
+from kclrun.simulation.shards import ShardStream, Traffic
 from kclrun.simulation.stories import Stories
 from tests.support.storms.coverage import StormOracles
 
@@ -39,7 +39,7 @@ class Watched:
 
     def __init__(self, shards=2, **policy):
         self.now = 0.0
-        self.stream = ShardStream(shards, 10.0 * shards)
+        self.stream = ShardStream(shards, Traffic(records_per_s=10.0 * shards))
         self.rows = LeaseRows()
         self.oracles = StormOracles(
             self.stream,
