@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kclrun.model.reading import FetchedPage
 from kclrun.model.time import backoff_s
 from kclrun.spark.options import SourceSettings
 from kclrun.spark.planning.bound_search import BatchTarget, BoundSearch, Want, find_bound
@@ -61,6 +62,10 @@ class ReadBudget:
         self._refill(now)
         self._tokens = max(-_BURST, self._tokens - calls)
 
+    def refund(self) -> None:
+        """A call that was counted was not made: the page came from a subscription."""
+        self._tokens = min(_BURST, self._tokens + 1.0)
+
     def waste(self, size_bytes: int, now: float) -> None:
         """Count bytes that will be read a second time."""
         rests_until = max(self._rests_until, now) + size_bytes / _WASTED_BYTES_PER_SECOND
@@ -105,6 +110,13 @@ class Moment(msgspec.Struct, frozen=True):
     now: float
     asked_ms: int
     chance: float
+
+
+def _costs_nothing(page: FetchedPage) -> bool:
+    """Whether the page was pushed. Without records, and with more to come, it counts as a call all
+    the same: a walk that reads on would read it again at once."""
+    is_waiting = not page.records and page.millis_behind_latest != 0
+    return page.is_pushed and not is_waiting
 
 
 class ShardSearch:
@@ -176,6 +188,8 @@ class ShardSearch:
         page_run = self._want.page_run
         match outcome:
             case Paged() | Refused():
+                if isinstance(outcome, Paged) and _costs_nothing(outcome.page):
+                    self.budget.refund()
                 self.failures = 0
                 self._step((outcome, at.asked_ms))
             case Expired():
