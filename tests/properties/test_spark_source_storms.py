@@ -397,8 +397,8 @@ class Query:
             assert bound.is_exact or bound == end.began[shard_id]
 
     def check_tip(self, shard_id, bound, as_of_ms):
-        """By the time that is stored with a bound, nothing had arrived behind the bound. (Stamps are
-        not arrivals: a bound that is a time is left out.)"""
+        """By the time that is stored with a bound, nothing had arrived behind the bound. Stamps are
+        not arrivals: a bound that is a time is left out."""
         if bound.place is Place.TIMESTAMP:
             return
         log = self.world.log.get(shard_id, Log())

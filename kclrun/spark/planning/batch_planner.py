@@ -240,6 +240,7 @@ class BatchPlanner:
         self._until: tuple[int, int, float] | None = None
         self._is_listing = False
         self._news: set[str] = set()
+        self._has_looked = False
         self._rows_bytes_max = _ROWS_BYTES_MIN
 
     def adopt(self, shard_id: str, position: Position, token: str, now: float) -> None:
@@ -393,6 +394,7 @@ class BatchPlanner:
     def _begin_tick(self, now: float) -> None:
         self.tick_s = self._tick.next_s(len(self.running))
         self._tick_at, self._next_tick_at = now, now + self.tick_s
+        self._has_looked = True
         target = (
             self._target
             if self._target is not None and self._is_awaited(now)
@@ -429,7 +431,7 @@ class BatchPlanner:
 
     def _shards_with_news(self) -> list[str]:
         """Without those that are looked at this moment: they may have missed the last record."""
-        if self._target is None or not self._news:
+        if not self._has_looked or not self._news:
             return []
         self._news.intersection_update(self.running)
         return sorted(each for each in self._news if not self.running[each].is_walking)
