@@ -315,7 +315,7 @@ class OffsetPlanner:
     def _look(self, start: Offset, *, may_wait: bool) -> Offset:
         deadline = self._clock() + _WAIT_MAX_S
         while True:
-            if self._subscribed is not None:
+            if self._subscribed is not None and self._subscribed.subscribes:
                 self._planner.came(self._subscribed.news())
             if not (may_wait or self._planner.must_go_on or self._is_looking()):
                 return start

@@ -30,16 +30,20 @@ class World:
     """A stream in virtual time, and how often its shards were polled. A pushed record comes as
     soon as it was put."""
 
-    def __init__(self, shards=1, **settings):
+    def __init__(self, shards=1, beside=None, **settings):
         self.elapsed = 0.0
         self.polls = 0
         self.at_next_wait = []
-        self.kinesis = Kinesis(KinesisSettings(), b"pushed batches".ljust(32))
-        self.kinesis.create_stream("s", shards, EPOCH)
+        if beside is None:
+            self.kinesis = Kinesis(KinesisSettings(), b"pushed batches".ljust(32))
+            self.kinesis.create_stream("s", shards, EPOCH)
+            self.subscriber = ModelSubscriber(self.kinesis, "s", self.now)
+        else:
+            self.kinesis, self.subscriber = beside.kinesis, beside.subscriber
         self.model = ModelStream(self.kinesis, "s", self.now)
         self.reader = SubscribedReader(
             self,
-            ModelSubscriber(self.kinesis, "s", self.now),
+            self.subscriber,
             now=lambda: self.elapsed,
             service_time=self.now,
             has_threads=False,
@@ -235,6 +239,28 @@ def test_children_of_a_pushed_end_enter_and_are_subscribed_in_their_turn():
         world.query.latest_offset(start)
         world.wait(1.0)
     assert world.query.report()["shardsSubscribed"] == 2
+
+
+def test_two_queries_of_one_consumer_take_turns_lose_nothing_and_say_so(caplog):
+    one = World(poll_interval_s=1.0)
+    other = World(poll_interval_s=1.0, beside=one)
+    one.put()
+    starts = [one.query.initial_offset(), other.query.initial_offset()]
+
+    number = ""
+    for _ in range(60):
+        number = one.put()
+        for at, world in enumerate((one, other)):
+            starts[at] = world.query.latest_offset(starts[at])
+        one.wait(1.0)
+        other.elapsed = one.elapsed
+        other.reader.step()
+
+    for _ in range(5):
+        for at, world in enumerate((one, other)):
+            starts[at] = world.query.latest_offset(starts[at])
+    assert [start.shards for start in starts] == [{FIRST: after(number)}] * 2
+    assert "another reader took the subscription over" in caplog.text
 
 
 def test_a_refunded_call_may_be_made_again_and_no_more_than_a_burst_is_kept():
