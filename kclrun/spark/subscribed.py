@@ -140,9 +140,18 @@ class PushedRecords:
         )
         return self._last is not None and has_caught_up
 
+    @property
+    def has_page(self) -> bool:
+        """Whether there are records, or it is known that there are none. An event that says that
+        more is to come, without records, may have to wait for them: polling finds them sooner."""
+        last = self._last
+        return last is not None and (
+            bool(self._unread) or last.is_end or last.millis_behind_latest == 0
+        )
+
     def take(self, limit: int) -> tuple[FetchedPage, StartPoint]:
         """The next records as a page without iterator, and the place after them."""
-        assert self._last is not None, "as `is_at` says"
+        assert self._last is not None, "as `has_page` says"
         last, records = self._last, self._unread[:limit]
         self._unread = self._unread[limit:]
         self.size_bytes -= _size(records)
@@ -235,9 +244,10 @@ class PushedShard:
     def take(self, place: StartPoint, limit: int) -> tuple[FetchedPage, StartPoint] | None:
         """The records that follow this place, maybe none; None if it must be polled."""
         with self._changed:
-            if self._records is None or not self._records.is_at(place):
+            records = self._records
+            if records is None or not records.is_at(place) or not records.has_page:
                 return None
-            taken = self._records.take(limit)
+            taken = records.take(limit)
             self._nudge()
             return taken
 

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import msgspec
 
-from kclrun.model.reading import FetchedPage
 from kclrun.model.time import backoff_s
 from kclrun.spark.options import SourceSettings
 from kclrun.spark.planning.bound_search import BatchTarget, BoundSearch, Want, find_bound
@@ -112,13 +111,6 @@ class Moment(msgspec.Struct, frozen=True):
     chance: float
 
 
-def _costs_nothing(page: FetchedPage) -> bool:
-    """Whether the page was pushed. Without records, and with more to come, it counts as a call all
-    the same: a walk that reads on would read it again at once."""
-    is_waiting = not page.records and page.millis_behind_latest != 0
-    return page.is_pushed and not is_waiting
-
-
 class ShardSearch:
     """A track, and the walk that looks for its bound, if it has one."""
 
@@ -188,7 +180,7 @@ class ShardSearch:
         page_run = self._want.page_run
         match outcome:
             case Paged() | Refused():
-                if isinstance(outcome, Paged) and _costs_nothing(outcome.page):
+                if isinstance(outcome, Paged) and outcome.page.is_pushed:
                     self.budget.refund()
                 self.failures = 0
                 self._step((outcome, at.asked_ms))

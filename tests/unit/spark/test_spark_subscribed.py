@@ -177,6 +177,20 @@ def test_a_pushed_page_says_when_its_subscription_was_requested_and_not_when_it_
     assert page.served_at == 1_100.0  # the service's time at 100.0
 
 
+def test_an_event_without_records_that_says_there_are_more_is_no_page_the_shard_is_polled():
+    world, token = subscribed_world()
+    world.push(event(4), event(lag_ms=40))
+    first = world.reader.fetch(token, 10_000)
+    world.last = 5
+
+    second = world.reader.fetch(first.next_iterator, 10_000)
+    world.push(event(5))
+    third = world.reader.fetch(second.next_iterator, 10_000)
+
+    assert [numbers(each) for each in (first, second, third)] == [[4], [5], []]
+    assert world.polls() == ["GetShardIterator", "GetRecords"]
+
+
 def test_until_the_first_event_the_shard_is_polled():
     world = World(last=3)
     token = world.reader.fetch(world.token(), 10_000).next_iterator
