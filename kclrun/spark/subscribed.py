@@ -1,22 +1,8 @@
 """Reads shards at the tip by enhanced fan-out, for the planner in the driver's process.
 
-A reader by polling, decorated. Polling stays the ground: it finds the tip, and reads whatever is
-behind. Once a polled page ends at the tip, a subscription begins where that page ended, and its
-events wait in a bounded buffer. A read from exactly there takes them, without a call to the
-service. Any other read is polled. So bounds, replays and executors know nothing of subscriptions:
-
-* A batch is still a function of two positions. A pushed record is one that a polled page would
-  have had next, and a replay reads it by polling.
-* Tokens name the place in the shard, and the iterator if one was made. An executor gets an
-  iterator or nothing.
-* A subscription that is refused, breaks or is silent drops its buffer: reading polls from the place
-  that the token names. The same where the planner does not read for so long that the buffer has
-  been full for ten seconds: what came since is backlog, which executors read.
-* `served_at` of a pushed page is a time that the service's clock had reached when the subscription
-  was requested. All events are later, however long they were on their way, so the shard was at its
-  tip at that time or later. It is five minutes old at most when the event is made.
-
-Each subscription has a thread, as the answer is one connection. Beyond a hundred shards are polled.
+`SubscribedReader` decorates the reader by polling, which stays the ground: it finds the tip, and
+reads what is behind it. `aws/fan_out.py` and `consuming/subscribing.py` say when to subscribe. It
+knows places in shards; it knows neither offsets nor batches.
 """
 
 from __future__ import annotations
@@ -372,6 +358,23 @@ class PushedShard:
 
 class SubscribedReader:
     """Implements `ShardReader`: the pages of a subscription that is at the place, else of `reader`.
+
+    Once a polled page ends at the tip, a subscription begins where that page ended, and its events
+    wait in a bounded buffer. A read from exactly there takes them, without a call to the service.
+    So bounds, replays and executors know nothing of subscriptions:
+
+    * A batch is still a function of two positions. A pushed record is one that a polled page would
+      have had next, and a replay reads it by polling.
+    * Tokens name the place in the shard, and the iterator if one was made. An executor gets that
+      iterator or none.
+    * A subscription that is refused, breaks or is silent drops its buffer: reading polls from the
+      place that the token names. The same where the planner reads so little that the buffer has
+      been full for ten seconds: what came since is backlog, which executors read.
+    * `served_at` of a pushed page is a time that the service's clock had reached when the
+      subscription was requested. All its events are later, however long they were on their way, so
+      the shard was at its tip then or later. An event is made at most five minutes after it.
+
+    Each subscription has a thread, as its answer is one connection.
 
     `came` is called, by any thread, when `news` is not empty any more. `service_time` is never
     later than the service's clock. Without `has_threads` the caller drives the subscriptions, by
