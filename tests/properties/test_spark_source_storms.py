@@ -541,6 +541,18 @@ def test_rows_in_are_rows_out_by_fan_out(first):
     assert pushes > 0
 
 
+# A tick and a trigger kept in step, and each trigger began the search of the last one anew. An
+# event that said there is more, without records, was waited for.
+FOUND = [(827, World), (1351, World), (577, PushingWorld), (2354, PushingWorld)]
+
+
+@pytest.mark.parametrize(("seed", "kind"), FOUND)
+def test_what_a_longer_search_has_found_stays_mended(seed, kind):
+    random.seed(seed)
+
+    storm(seed, kind)
+
+
 @pytest.mark.parametrize("first", range(0, STORMS // 6, LOT))
 def test_a_single_answer_holds_all_there_was(first):
     for seed in range(first, min(first + LOT, STORMS)):

@@ -274,7 +274,7 @@ class BatchPlanner:
             if was_behind:
                 self._aiming.window.took(now - offered_at)
         self._offered = None
-        if start is not self._start or takes_all:
+        if start != self._start or takes_all:
             self._target = None
         if takes_all:
             self._next_tick_at = now
