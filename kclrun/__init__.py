@@ -13,6 +13,7 @@ if sys.platform != "linux" or sys.version_info < (3, 11):
         " Elsewhere, run it in a container: config/deploy/Dockerfile"
     )
 
+from kclrun.errors import FailedRecords, HaltShard, RetryLater
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.processor import Checkpointer, Context, RecordProcessor
@@ -21,7 +22,10 @@ __all__ = [
     "Checkpointer",
     "Context",
     "ExtendedSequenceNumber",
+    "FailedRecords",
+    "HaltShard",
     "Record",
     "RecordBatch",
     "RecordProcessor",
+    "RetryLater",
 ]

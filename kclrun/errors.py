@@ -28,6 +28,10 @@ leaves.
     ├── SinkError                  an output cannot be written: no checkpoint passes its rows
     │   └── OutputLocked             another process has the data file: try again, or another host
     ├── ProcessorError             user code raised; names the position, never the payload
+    ├── ProcessorVerdict           user code raises it to say what is to happen
+    │   ├── FailedRecords            these records of the batch failed, the others are processed
+    │   ├── RetryLater               give the same batch again after a pause
+    │   └── HaltShard                halt the lease until an operator resumes it
     ├── EngineFailed               Spark ended a query for a reason of its own: start it again
     ├── PeerError                  another process of this manager sent or shared what it must not
     │   ├── MalformedFrame           bytes that are not a message: condemn the sending process
@@ -40,7 +44,8 @@ Imports nothing of kclrun, so that every package may import it.
 from __future__ import annotations
 
 import errno
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 __all__ = [
     "AccessDenied",
@@ -48,6 +53,8 @@ __all__ = [
     "DataLoss",
     "EngineFailed",
     "ExpiredIterator",
+    "FailedRecords",
+    "HaltShard",
     "HostFailed",
     "HostRefused",
     "InvalidRequest",
@@ -66,7 +73,9 @@ __all__ = [
     "PeerError",
     "ProcessorError",
     "ProcessorLoadError",
+    "ProcessorVerdict",
     "RecordError",
+    "RetryLater",
     "SegmentRefused",
     "ServiceError",
     "SettingsError",
@@ -199,6 +208,47 @@ class OutputLocked(SinkError):
 
 class ProcessorError(KclrunError):
     """User code raised. The message names where, the lease and the position; never a payload."""
+
+
+class ProcessorVerdict(KclrunError):
+    """User code says what is to happen to its batch, where other exceptions leave it to
+    `on_error`."""
+
+
+class FailedRecords(ProcessorVerdict):
+    """Raised by `process_records`: these records of the batch failed, all others are processed.
+
+    The others are not given again, and rows emitted for them stay. The failed ones are given again
+    as `on_error.retries` says, together and in their order; then `on_error.then` decides about each
+    of them. `records` are `Record`s of the batch of the call. `cause` is why they failed, in words
+    without payload; or raise it `from` the exception.
+    """
+
+    def __init__(self, records: Iterable[Any], cause: str = "") -> None:
+        self.records = tuple(records)
+        super().__init__(cause or f"{len(self.records)} records failed")
+
+
+class RetryLater(ProcessorVerdict):
+    """Raised by `process_records`: give the same records again after so many seconds.
+
+    For a service that is known to be away: it counts as no attempt, so nothing is given up,
+    unless the oldest record is above `on_error.max_age`. At most an hour.
+    """
+
+    def __init__(self, after_s: float, cause: str = "") -> None:
+        if not after_s >= 0:
+            raise ValueError("RetryLater: expected a number of seconds that is not negative")
+        self.after_s = after_s
+        super().__init__(cause or f"again in {after_s:g} s")
+
+
+class HaltShard(ProcessorVerdict):
+    """Raised by `process_records`: halt this lease now, with this reason; an operator resumes it.
+
+    Nothing is given up, whatever `on_error.then` says. The reason is in the lease table, the log
+    and /health: no payload in it.
+    """
 
 
 class EngineFailed(KclrunError):

@@ -157,8 +157,11 @@ class RecordProcessor(ABC):
         Guaranteed: when it returns, the batch counts as processed and may be checkpointed; the
         checkpoint never passes a batch that has not returned [I2b].
         Must not: return before the work is done, unless `checkpoint: manual` is set.
-        Raises: whatever you like; the same batch is given again after a back-off, and when the
-        retries of `on_error` are spent the lease is halted. Nothing is skipped [I9].
+        Raises: whatever you like; the same batch is given again after a back-off. When the retries
+        of `on_error` are spent, the lease is halted; or, with `on_error.then`, the records at fault
+        are found and become dead letters, or are skipped. Nothing else is skipped [I9, I13].
+        FailedRecords names the records at fault; RetryLater asks for the batch again without
+        counting; HaltShard halts at once.
         """
 
     def shard_ended(self, checkpointer: Checkpointer) -> None:

@@ -30,6 +30,7 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "tail": "Print the records of a stream as they arrive.",
         "lag": "Show how far each shard is behind; answer a monitor.",
         "consumers": "Show and remove the consumers of enhanced fan-out.",
+        "dead-letters": "Show, put back and drop the records that were given up.",
         "leases": "Show who has which shard, and how far; move, release, resume them.",
     },
     "Find what is wrong": {
@@ -45,7 +46,8 @@ _FOLDERS: Final = frozenset({"leases", "migrate", "run", "tail"})
 
 def module_of(verb: str) -> str:
     """The name of the module with the command; a folder has the parts of a large verb."""
-    return f"kclrun.cli.{verb}.command" if verb in _FOLDERS else f"kclrun.cli.{verb}"
+    name = verb.replace("-", "_")
+    return f"kclrun.cli.{name}.command" if verb in _FOLDERS else f"kclrun.cli.{name}"
 
 
 class _Verbs(click.Group):
@@ -58,7 +60,7 @@ class _Verbs(click.Group):
         if cmd_name not in _VERBS:
             return None
         module = importlib.import_module(module_of(cmd_name))
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def resolve_command(

@@ -28,6 +28,12 @@ def output_folder(settings: Settings) -> Path | None:
     return Path(output.path).absolute()
 
 
+def dead_letter_folder(settings: Settings) -> Path | None:
+    """`on_error.dead_letter.path`, relative to the current folder. None if none are kept."""
+    path = settings.on_error.dead_letter.path
+    return None if path is None else Path(path).absolute()
+
+
 def tell_rows(settings: Settings) -> None:
     """Print the folder of the rows of a run that has ended; nothing if it wrote none."""
     folder = output_folder(settings)
@@ -39,14 +45,18 @@ def tell_rows(settings: Settings) -> None:
 
 
 def with_absolute_output(configuration: Configuration) -> Settings:
-    """The settings for other processes, with an output path that does not depend on their current
+    """The settings for other processes, with paths of outputs that do not depend on their current
     folder."""
     settings = configuration.settings
-    folder = output_folder(settings)
-    if settings.output is None or folder is None:
-        return settings
-    output = msgspec.structs.replace(settings.output, path=str(folder))
-    return msgspec.structs.replace(settings, output=output)
+    letters, folder = dead_letter_folder(settings), output_folder(settings)
+    if letters is not None:
+        dead_letter = msgspec.structs.replace(settings.on_error.dead_letter, path=str(letters))
+        on_error = msgspec.structs.replace(settings.on_error, dead_letter=dead_letter)
+        settings = msgspec.structs.replace(settings, on_error=on_error)
+    if settings.output is not None and folder is not None:
+        output = msgspec.structs.replace(settings.output, path=str(folder))
+        settings = msgspec.structs.replace(settings, output=output)
+    return settings
 
 
 def require_folder(setting: str, folder: Path) -> None:

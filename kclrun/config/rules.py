@@ -17,6 +17,7 @@ from kclrun.config.convert import Problem, nearest
 from kclrun.config.schema import (
     EmbeddedSettings,
     ObserveSettings,
+    OnErrorSettings,
     OutputSettings,
     Settings,
     SparkSettings,
@@ -87,6 +88,9 @@ _OWN_DIMENSIONS: Final = frozenset({"Application", "Shard"})
 _DIMENSIONS_MAX: Final = 30 - len(_OWN_DIMENSIONS)
 _NAME_CHARACTERS_MAX: Final = 255
 _VALUE_CHARACTERS_MAX: Final = 1024
+# A window holds some pages at least; a key is forgotten after two windows.
+_HOT_WINDOW_MIN_S: Final = 2.0
+_HOT_WINDOW_MAX_S: Final = 3600.0
 
 
 def observe_rules(observe: ObserveSettings) -> Iterator[Problem]:
@@ -96,6 +100,8 @@ def observe_rules(observe: ObserveSettings) -> Iterator[Problem]:
             parse_listen(observe.listen)
         except ValueError as error:
             yield Problem(("observe", "listen"), str(error))
+    if observe.hot_window and not _HOT_WINDOW_MIN_S <= observe.hot_window <= _HOT_WINDOW_MAX_S:
+        yield Problem(("observe", "hot_window"), "expected 2s to 1h, or 0s to measure nothing")
     if observe.cloudwatch is not None:
         yield from _dimensions(observe.cloudwatch.dimensions)
 
@@ -196,6 +202,7 @@ def _fleet(settings: Settings) -> Iterator[Problem]:
         yield Problem(("pipeline",), "is for engine: spark; the fleet runs a processor")
     if settings.spark != SparkSettings():
         yield Problem(("spark",), "is for engine: spark; remove it, or set that")
+    yield from _dead_letters(settings.on_error)
     output = settings.output
     if output is None:
         return
@@ -213,7 +220,23 @@ def _fleet(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def _dead_letters(on_error: OnErrorSettings) -> Iterator[Problem]:
+    path, where = on_error.dead_letter.path, ("on_error", "dead_letter", "path")
+    if on_error.then == "dead-letter" and path is None:
+        yield Problem(where, "is missing: `then: dead-letter` needs a folder")
+    elif on_error.then != "dead-letter" and path is not None:
+        yield Problem(where, f"has no meaning with `then: {on_error.then}`")
+    elif path is not None and (scheme := _URL.match(path)) is not None:
+        yield Problem(where, f"expected a folder of this machine, not a URL ({scheme[0]}…)")
+
+
 def _spark(settings: Settings) -> Iterator[Problem]:
+    if settings.on_error.then != "halt":
+        yield Problem(
+            ("on_error", "then"),
+            f"{settings.on_error.then} is for the fleet; with engine: spark, a failing record ends"
+            " the query",
+        )
     if settings.processor is not None and settings.pipeline is not None:
         yield Problem(("pipeline",), "and processor exclude each other: name one of them")
     if settings.checkpoint.every == "manual":

@@ -291,15 +291,36 @@ class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 100_000
 
 
+class DeadLetterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where records go that are given up."""
+
+    path: Annotated[
+        str | None, documented("folder for dead letters, relative to where kclrun is started")
+    ] = None
+
+
 class OnErrorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The reaction when the processor raises."""
 
     retries: Annotated[
-        int, documented("how often a failed call is repeated before the halt", ge=0)
+        int, documented("how often a failed call is repeated before its records are given up", ge=0)
     ] = 5
     backoff: Annotated[
         Duration, documented("pause before the first repetition; doubles up to 30s")
     ] = Duration(1)
+    max_age: Annotated[
+        Duration | None, documented("a call with a record older than this is not repeated")
+    ] = None
+    then: Annotated[
+        Literal["halt", "dead-letter", "skip"],
+        documented("what is done with a record that is given up"),
+    ] = "halt"
+    dead_letter: Annotated[DeadLetterSettings, documented("where records go that are given up")] = (
+        DeadLetterSettings()
+    )
+    limit: Annotated[
+        int, documented("records that a shard gives up in 10 minutes before it halts", ge=1)
+    ] = 100
 
 
 class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -397,6 +418,13 @@ class ObserveSettings(msgspec.Struct, frozen=True, kw_only=True):
     cloudwatch: Annotated[
         CloudWatchSettings | None, documented("publish metrics to CloudWatch, once a minute")
     ] = None
+    hot_window: Annotated[
+        Duration,
+        documented(
+            "the traffic and the heaviest keys of a shard are those of its last one to two windows;"
+            " 0s: they are not measured"
+        ),
+    ] = Duration(60)
 
 
 class StartAtLeases(msgspec.Struct, frozen=True, kw_only=True):

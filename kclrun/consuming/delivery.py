@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -19,7 +19,7 @@ from kclrun.consuming.commands import (
     CallShardEnded,
     CallShutdownRequested,
 )
-from kclrun.errors import ConfigError, OutputLocked, is_host_shortage
+from kclrun.errors import ConfigError, FailedRecords, OutputLocked, is_host_shortage
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import DOUBLINGS_MAX, Instant
 
@@ -168,16 +168,23 @@ class GiveUp(msgspec.Struct, frozen=True):
 ErrorDecision = RetryAfter | GiveUp
 
 
+# What happens to a record that is given up.
+Then = Literal["halt", "dead-letter", "skip"]
+
+
 class ErrorPolicy(msgspec.Struct, frozen=True):
     """The setting `on_error`: the answer to an error of user code, again after a pause or give up.
 
-    Records are never skipped silently [I9]. Isolating the record by bisection and dead-letter
-    queues will be further answers of `decide`. Callers match on the type, so they will have to
-    handle them.
+    Records are never skipped silently [I9]. `failures.py` decides what a batch is given up as, by
+    `then`, and by `max_age_s`: a call with an older record is not repeated. `limit` is that of
+    `failures.Breaker`.
     """
 
     retries: int
     backoff_s: float
+    then: Then = "halt"
+    max_age_s: float | None = None
+    limit: int = 100
 
     def decide(self, attempts: int) -> ErrorDecision:
         """The decision after the `attempts`-th call (from 1) of the same function raised."""
@@ -264,6 +271,9 @@ def attempt(
     rows.begin_batch()
     try:
         call()
+    except FailedRecords:
+        rows.end_batch(covers)  # those of the records that are processed
+        raise
     except BaseException:
         rows.take_back_batch(durable())
         raise

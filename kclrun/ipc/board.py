@@ -16,6 +16,7 @@ from zlib import crc32
 
 import msgspec
 
+from kclrun.consuming.delivery import Then
 from kclrun.errors import LimitExceeded, SegmentRefused, host_error
 from kclrun.ipc.ring import RING_BYTES, EventRing
 from kclrun.ipc.seqlock import NoValue, SeqlockCell
@@ -29,6 +30,7 @@ class FetchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`fetch:` of the configuration. `kpl_range`: keep or drop user records outside the hash range.
 
     `floor_s` is the least time between two GetRecords: the service allows 5 a second and shard.
+    `hot_window_s` is `observe.hot_window`; with 0 the traffic of the shard is not measured.
     """
 
     idle_s: float
@@ -36,6 +38,7 @@ class FetchSpec(msgspec.Struct, frozen=True, kw_only=True):
     buffer_bytes: int
     batch_max: int
     kpl_range: Literal["keep", "drop"]
+    hot_window_s: float = 60.0
 
 
 class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +54,10 @@ class OnErrorSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     retries: int
     backoff_s: float
+    then: Then = "halt"
+    max_age_s: float | None = None
+    limit: int = 100
+    dead_letter_path: str | None = None
 
 
 class LogSpec(msgspec.Struct, frozen=True, kw_only=True):

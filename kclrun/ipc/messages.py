@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from kclrun.consuming.hot_keys import ShardHeat
 from kclrun.errors import MalformedFrame, SettingsError
 from kclrun.ipc.board import StartSpec
 from kclrun.ipc.channel import FRAME_BYTES_MAX, Channel, decoded
@@ -175,12 +176,17 @@ _BYTES_MAX_OF: Final[dict[type[Report], dict[str, int]]] = {
     reports.ProcessorRaised: _OF_FAILURES,
     reports.ProcessorRecovered: {"where": _TEXT_BYTES_MAX},
     reports.ProcessorFailed: _OF_FAILURES,
+    reports.RecordGivenUp: {
+        name: _OF_FAILURES[name] for name in ("error", "raised_at", "traceback_text")
+    },
     reports.RecordsExpired: {"detail": ERROR_BYTES_MAX},
     reports.ProcessWarned: {"detail": ERROR_BYTES_MAX},
 }
 ReportT = TypeVar("ReportT", bound=Report)
 
-_REPORT: Final[msgspec.msgpack.Decoder[AnyReport]] = msgspec.msgpack.Decoder(AnyReport)
+# What a ring holds: the reports about a lease, and the traffic of its shard.
+RingReport = AnyReport | ShardHeat
+_REPORT: Final[msgspec.msgpack.Decoder[RingReport]] = msgspec.msgpack.Decoder(RingReport)
 
 
 def encode_report(report: Report) -> bytes:
@@ -189,7 +195,7 @@ def encode_report(report: Report) -> bytes:
     return _ENCODER.encode(_bounded(report))
 
 
-def decode_report(payload: bytes) -> AnyReport:
+def decode_report(payload: bytes) -> RingReport:
     """The report in `payload`, with its texts truncated: user code may have written any bytes.
 
     Raises: MalformedFrame for any other bytes; end the lease process that wrote them.
@@ -197,6 +203,8 @@ def decode_report(payload: bytes) -> AnyReport:
     report = decoded(_REPORT, payload, "an event ring")
     if isinstance(report, reports.ShardEnded) and len(report.children) > _CHILDREN_MAX:
         raise MalformedFrame(f"an event ring names {len(report.children)} children of a shard")
+    if isinstance(report, ShardHeat) and not report.is_sound:
+        raise MalformedFrame("an event ring holds a traffic that no shard has")
     return _bounded(report)
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.config.schema import CheckpointSettings, Settings
+from kclrun.config.schema import CheckpointSettings, OnErrorSettings, Settings
 from kclrun.errors import MalformedFrame
 from kclrun.ipc import board as ipc
 from kclrun.ipc.channel import Channel, PeerGone, Quiet, Sent
@@ -112,9 +112,7 @@ class StartCommands:
             options=source.settings.options,
             fetch=_fetch(settings),
             checkpoint=_checkpoint(settings.checkpoint),
-            on_error=ipc.OnErrorSpec(
-                retries=settings.on_error.retries, backoff_s=float(settings.on_error.backoff)
-            ),
+            on_error=_on_error(settings.on_error),
             output_path=self._output_path(stream),
             table_name=settings.table,
             kinesis=self._world.kinesis,
@@ -140,6 +138,18 @@ def _fetch(settings: Settings) -> ipc.FetchSpec:
         buffer_bytes=int(fetch.buffer),
         batch_max=fetch.batch_max,
         kpl_range=fetch.kpl_range,
+        hot_window_s=float(settings.observe.hot_window),
+    )
+
+
+def _on_error(on_error: OnErrorSettings) -> ipc.OnErrorSpec:
+    return ipc.OnErrorSpec(
+        retries=on_error.retries,
+        backoff_s=float(on_error.backoff),
+        then=on_error.then,
+        max_age_s=None if on_error.max_age is None else float(on_error.max_age),
+        limit=on_error.limit,
+        dead_letter_path=on_error.dead_letter.path,
     )
 
 

@@ -8,11 +8,12 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
+from kclrun.consuming.hot_keys import ShardHeat
 from kclrun.errors import MalformedFrame
 from kclrun.ipc.board import StatusSlot
 from kclrun.ipc.channel import Channel
 from kclrun.ipc.exit_codes import FAILED, LOST, NAMES, UNCLAIMED
-from kclrun.ipc.messages import NoAnswer, ToWorker, decode_report
+from kclrun.ipc.messages import NoAnswer, RingReport, ToWorker, decode_report
 from kclrun.ipc.ring import EventRing
 from kclrun.leases.commands import StartProcess
 from kclrun.leases.events import ProcessReported
@@ -20,7 +21,7 @@ from kclrun.model.lease import LeaseKey
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.logs import EventLog
 from kclrun.protocol import reports
-from kclrun.protocol.reports import AnyReport, CoreReport, EndReport, reason_of
+from kclrun.protocol.reports import CoreReport, EndReport, reason_of
 from kclrun.protocol.status import LeaseStatus, WorkerState
 
 # Some year after 5000: user code shares the memory with the slot, and may have written any value.
@@ -42,7 +43,8 @@ class Child:
     the last report of its life. `force_instant` is when patience ends; `forced` are the signals
     sent. `trouble` is the exception of user code, in words, while the call is retried. `stall`: the
     reason, in words, if its manager ends it because it stalled. `is_written_off`: not even KILL
-    ends it, its fence has passed, and its lease continues without it."""
+    ends it, its fence has passed, and its lease continues without it. `heat` is the last report of
+    its shard's traffic."""
 
     start: StartProcess
     incarnation: int
@@ -62,6 +64,7 @@ class Child:
     force_instant: Instant | None = None
     forced: list[signal.Signals] = field(default_factory=list)
     last_status: LeaseStatus | None = None
+    heat: ShardHeat | None = None
 
     @property
     def key(self) -> LeaseKey:
@@ -154,7 +157,7 @@ class RingReader:
             events.append(ProcessReported(child.key, report))
         return events
 
-    def _note(self, child: Child, report: AnyReport) -> None:
+    def _note(self, child: Child, report: RingReport) -> None:
         """Log the report. An exception of user code is its lease's trouble until a call returns."""
         key = child.key
         match report:
@@ -172,6 +175,10 @@ class RingReader:
             case reports.ProcessorRecovered(where, attempts):
                 child.trouble = ""
                 self._log.note("processor_recovered", shard=key, where=where, attempts=attempts)
+            case ShardHeat():
+                child.heat = report
+            case reports.RecordGivenUp():
+                self._note_given_up(key, report)
             case reports.GilHeld(seconds):
                 self._log.note("gil_held", shard=key, seconds=seconds)
             case reports.RecordsExpired(position, detail):
@@ -213,6 +220,17 @@ class RingReader:
             error=raised.error,
             pause_s=raised.pause_s,
             **{name: text for name, text in fields.items() if text and raised.traceback_text},
+        )
+
+    def _note_given_up(self, key: LeaseKey, given_up: reports.RecordGivenUp) -> None:
+        fields = {"raised_at": given_up.raised_at, "traceback": given_up.traceback_text}
+        self._log.note(
+            "record_skipped" if given_up.is_skipped else "record_dead_lettered",
+            shard=key,
+            position=str(given_up.position),
+            calls=given_up.calls,
+            error=given_up.error,
+            **{name: text for name, text in fields.items() if text},
         )
 
     def _made_up_position(self, child: Child) -> list[ProcessReported]:

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import collections
 import signal
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import msgspec
 import psutil
 
+from kclrun.consuming.hot_keys import ShardHeat
+from kclrun.consuming.hot_shards import Change, Heated, HotShards
 from kclrun.ipc.messages import FailoverChanged
 from kclrun.leases.held_lease import HeldLease, State
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.shard_sync import TableTotals
 from kclrun.lifecycle.caught_up import CaughtUp
+from kclrun.lifecycle.scaling import Look, WorkersNeeded
 from kclrun.lifecycle.stall import STALL_PATIENCE_S, Stall, StallWatch
 from kclrun.lifecycle.stopping import UNKILLABLE_AFTER_S
 from kclrun.manager.children import LeaseProcesses
@@ -33,6 +38,7 @@ from kclrun.model.lease import OFFERED, LeaseKey, OwnerId
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.logs import EventLog
+from kclrun.observe.metrics import FLEET_EVERY_S
 from kclrun.observe.sample import LeaseSample, ManagerSample, Outage, ShardReport
 from kclrun.protocol.status import LeaseStatus, WorkerState
 
@@ -41,6 +47,8 @@ _LOOKS_KEPT: Final = 5
 # A process's own memory is read from `smaps_rollup`, up to 1 ms each: at most so many a sample,
 # in turn.
 _MEMORY_READS_MAX: Final = 8
+
+CGROUPS: Final = Path("/sys/fs/cgroup")
 
 _BEFORE_READING: Final = frozenset({WorkerState.STARTING, WorkerState.CLAIMING})
 _WORDS_OF_STATES: Final = {
@@ -103,6 +111,50 @@ class Gauge:
             return int(psutil.Process(pid).memory_full_info().uss)
         except (psutil.Error, OSError):
             return None
+
+
+class HostCpu:
+    """The share of CPU that was used since the last look: of the container's limit if it has one
+    (cgroup v2), else of the whole machine, whatever runs on it."""
+
+    def __init__(self, process: Path = Path("/proc/self"), mount: Path = CGROUPS) -> None:
+        self._group = _own_group(process, mount)
+        self._before: tuple[float, float] | None = None
+
+    def share(self) -> float | None:
+        """From 0 to 1; None at the first look, and where no counter moved or could be read."""
+        before, self._before = self._before, self._used_and_had()
+        if before is None or self._before is None or self._before[1] <= before[1]:
+            return None
+        used = (self._before[0] - before[0]) / (self._before[1] - before[1])
+        return min(1.0, max(0.0, used))
+
+    def _used_and_had(self) -> tuple[float, float] | None:
+        """CPU seconds used, and those that could have been, both since a moment of the past."""
+        try:
+            quota, _, period = (self._group / "cpu.max").read_text().partition(" ")
+            if quota != "max":
+                words = (self._group / "cpu.stat").read_text().split()
+                used_s = int(words[words.index("usage_usec") + 1]) / 1e6
+                return used_s, time.monotonic() * int(quota) / int(period)
+        except (OSError, ValueError, IndexError):
+            pass  # no cgroup v2, or its root, which has no limit
+        try:
+            times = psutil.cpu_times()
+        except (psutil.Error, OSError):
+            return None
+        # CPU that the hypervisor gave to others (`steal`) was not free for us: it counts as used.
+        return sum(times) - times.idle - times.iowait, sum(times)
+
+
+def _own_group(process: Path, mount: Path) -> Path:
+    """The folder of a process's cgroup v2, as in cgroups(7)."""
+    try:
+        lines = (process / "cgroup").read_text().splitlines()
+    except OSError:
+        return mount
+    (path,) = [line[3:] for line in lines if line.startswith("0::")] or ["/"]
+    return mount / path.lstrip("/")
 
 
 def state_of(held_lease: HeldLease | None, status: LeaseStatus | None, trouble: str = "") -> str:
@@ -180,6 +232,19 @@ def _known_to_wait_since(held_lease: HeldLease) -> WallTime | None:
     return halt.waiting_since or halt.halted_at or None
 
 
+# A busy machine may be late with a read.
+_HEAT_AGE_MIN_S: Final = 10.0
+
+
+def heat_of(heat: ShardHeat | None, status: LeaseStatus | None, now: Instant) -> ShardHeat | None:
+    """The last report of a shard's traffic; None without one, or if its process has not read for
+    as long as the report covers."""
+    if heat is None or status is None:
+        return None
+    is_of_now = now - status.last_fetch_instant <= max(heat.covered_s, _HEAT_AGE_MIN_S)
+    return heat if is_of_now else None
+
+
 _NOT_VITAL: Final = frozenset({LOOK_FOR_OFFERS, READ_KCL3_MODE})
 
 # States in which a lease does not advance by design: until its parents are ended, until its former
@@ -230,11 +295,22 @@ class Sampler:
         self._leases_max = leases_max
         self._began_instant = began_instant
         self._gauge = Gauge() if has_gauge else None
+        self._host_cpu = HostCpu()
+        self._workers_needed = WorkersNeeded()
+        # A start imports modules and forks processes: its CPU says nothing of the work.
+        self._next_look_instant = Instant(began_instant + FLEET_EVERY_S)
         self._progress: dict[LeaseKey, _Progress] = {}
         self._totals: TableTotals | None = None
         self._totals_instant = began_instant
         self._draining_since: Instant | None = None
         self._launcher_away_since: Instant | None = None
+        self._hot_shards = HotShards(stream)
+
+    def look_at_traffic(self, now: Instant) -> list[Change]:
+        """Decide which shards are hot now; the changes since the last look."""
+        living = self._manager.processes.living()
+        heats = {child.key: heat_of(child.heat, child.look(), now) for child in living}
+        return self._hot_shards.look(dict.fromkeys(self._manager.core.held()) | heats)
 
     def take(self, now: Instant) -> ManagerSample:
         """The measurements of this moment."""
@@ -245,6 +321,8 @@ class Sampler:
         self._progress = {key: self._progress.get(key) or _Progress(now) for key in keys}
         totals = self._totals_of(core, now)
         elsewhere, free = self._others(keys)
+        leases = self._leases(keys, children, now)
+        self._look_at_need(leases, elsewhere + free, now)
         # A stop that is finished may wait without limit for the end of the machine.
         is_draining = core.is_draining and not core.is_finished
         self._launcher_away_since = _since(
@@ -261,7 +339,8 @@ class Sampler:
             unclaimed_leases=totals.unclaimed if totals is not None else None,
             worker_leases=len(held),
             worker_leases_max=self._leases_max,
-            leases=self._leases(keys, children, now),
+            needed_workers=self._workers_needed.count,
+            leases=leases,
             leases_elsewhere=elsewhere,
             leases_free=free,
             ended_total=self._report.ended_total,
@@ -300,6 +379,27 @@ class Sampler:
             elsewhere += row.owner not in (None, OFFERED, self._owner)
         return elsewhere, free
 
+    def _look_at_need(self, leases: Sequence[LeaseSample], others: int, now: Instant) -> None:
+        """Count the workers needed, as often as the fleet's metrics are measured."""
+        if now < self._next_look_instant:
+            return
+        self._next_look_instant = Instant(now + FLEET_EVERY_S)
+        core = self._manager.core
+        self._workers_needed.take(
+            Look(
+                now=now,
+                cpu_share=self._host_cpu.share(),
+                lags_ms={
+                    each.shard: each.lag_ms
+                    for each in leases
+                    if each.state == "running" and each.lag_ms is not None
+                },
+                workers=len(core.owners),
+                leases=len(leases) + others,
+                leases_max=self._leases_max,
+            )
+        )
+
     def _leases(
         self, keys: Iterable[LeaseKey], children: Mapping[LeaseKey, Child], now: Instant
     ) -> tuple[LeaseSample, ...]:
@@ -337,6 +437,8 @@ class Sampler:
             cpu_percent=cpu,
             memory_bytes=memory,
             note=note_of(held_lease, now, trouble),
+            heat=heat_of(child.heat, status, now) if child is not None else None,
+            hot=self._hot_shards.hot.get(key),
         )
 
     @staticmethod
@@ -483,6 +585,8 @@ def _state_of_the_silent(child: Child) -> str:
     return _STATES_OF_THE_SILENT.get(state, _GIL)
 
 
+# Every 5 s. A process reports its traffic six times a window: every 10 s by default.
+_LOOKS_PER_TRAFFIC: Final = 10
 # Twice a second: two checks that are a second apart end a run at most half a second late.
 _LOOK_EVERY_S: Final = 0.5
 
@@ -525,6 +629,7 @@ class Watch:
         now = self._loop.now()
         statuses = self._look_at_processes(now)
         self._look_at_failover()
+        self._look_at_traffic(now)
         self._sample(now)
         if self._is_until_caught_up and self._manager.is_running:
             self._look_for_the_end(now, statuses)
@@ -549,6 +654,16 @@ class Watch:
         if failover_s != self.failover_s:
             self.failover_s = failover_s
             self._manager.processes.broadcast(FailoverChanged(failover_s))
+
+    def _look_at_traffic(self, now: Instant) -> None:
+        if self._looks % _LOOKS_PER_TRAFFIC:
+            return
+        for change in self._sampler.look_at_traffic(now):
+            if isinstance(change, Heated):
+                hot = change.hot
+                self._log.note("shard_hot", shard=change.key, reason=hot.reason, advice=hot.advice)
+            else:
+                self._log.note("shard_cooled", shard=change.key, reason=change.reason)
 
     def _look_for_the_end(self, now: Instant, statuses: list[LeaseStatus | None]) -> None:
         is_caught_up = self._caught_up.look(

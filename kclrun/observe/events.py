@@ -113,6 +113,8 @@ CATALOGUE: Final[dict[str, EventKind]] = {
         "error",
     ),
     "shard_ended": EventKind("a shard was processed to its end"),
+    "shard_hot": EventKind("a shard is near its limit or far above the others; advice", "warning"),
+    "shard_cooled": EventKind("a shard that was hot is not hot any more"),
     "failover_differs": EventKind("the fleet does not agree on `failover`", "warning"),
     "start_differs": EventKind("the fleet does not agree on `start`", "warning"),
     "kcl3_native": EventKind(
@@ -141,6 +143,10 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "processor_raised": EventKind("user code raised; the same call is repeated", "warning"),
     "processor_recovered": EventKind("user code that raised before has returned"),
     "processor_failed": EventKind("user code failed for good", "error"),
+    "record_dead_lettered": EventKind(
+        "a record was given up, and kept as a dead letter", "warning"
+    ),
+    "record_skipped": EventKind("a record was given up, and skipped", "warning"),
     "gil_held": EventKind("user code held the GIL so long that no renewal was possible", "warning"),
     "lease_process_warned": EventKind("a lease process warned", "warning"),
     # Runs on Spark.
@@ -160,7 +166,16 @@ CATALOGUE: Final[dict[str, EventKind]] = {
 # credential; texts of user code are bounded and cleaned (`logs.py`).
 FIELDS: Final = frozenset(
     {
-        *("action", "after_s", "application", "attempts", "batches", "bytes", "checkpoint"),
+        *(
+            "action",
+            "advice",
+            "after_s",
+            "application",
+            "attempts",
+            "batches",
+            "bytes",
+            "checkpoint",
+        ),
         *("checkpoint_every", "children", "code", "counter", "count", "deaths", "detail", "halted"),
         *("deadline_s", "dropped", "endpoint", "error", "exit_code", "expected", "failover_s"),
         *("former_owner", "former_owners", "grace_s", "group", "halt", "host", "incarnation"),
@@ -172,6 +187,7 @@ FIELDS: Final = frozenset(
         *("target", "text", "traceback", "version", "waited_s", "warning", "where", "worker_pid"),
         *("broken", "foreign", "ours", "theirs", "created", "deleted", "free", "work", "row"),
         *("master", "pipeline", "trigger"),
+        *("advice",),
         *("hook", "instance", "zone"),
         *("raised_at", "record"),
         *("former", "row_owner", "ours_s", "theirs_s", "what", "keys", "traceback_text"),

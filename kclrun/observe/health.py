@@ -10,6 +10,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from kclrun.consuming.hot_keys import ShardHeat
+from kclrun.consuming.hot_shards import HotShard
 from kclrun.observe.logs import clean_text
 from kclrun.observe.sample import LeaseSample, ManagerSample, how_to_resume
 
@@ -175,16 +177,65 @@ def health_body(sample: ManagerSample | None, verdict: Verdict) -> dict[str, Any
         "stream": sample.stream,
         "owner": sample.owner,
         "uptime_s": round(sample.uptime_s, 1),
-        "leases": [_lease_body(lease) for lease in sample.leases],
+        "leases": [msgspec.to_builtins(_lease_body(lease)) for lease in sample.leases],
     }
 
 
-def _lease_body(lease: LeaseSample) -> dict[str, Any]:
-    return {
-        "shard": lease.shard,
-        "state": lease.state,
-        "still_s": round(lease.still_s, 1) if lease.still_s is not None else None,
-        "lag_ms": lease.lag_ms,
-        "restarts": lease.restarts,
-        "note": _note(lease),
-    }
+class KeyBody(msgspec.Struct, frozen=True):
+    """A heavy key in /health. Never its text, which is the users' data."""
+
+    hash_key: str
+    share: float
+
+
+class TrafficBody(msgspec.Struct, frozen=True):
+    """The traffic of a shard in /health; `load` is the share of what a shard takes, and `error`
+    that of the shares of the keys. The other values are those of `ShardHeat`."""
+
+    in_bytes_per_s: float
+    in_records_per_s: float
+    load: float
+    read_bytes_per_s: float
+    throttled: float
+    covered_s: float
+    error: float
+    keys: tuple[KeyBody, ...]
+
+
+class LeaseBody(msgspec.Struct, frozen=True):
+    """A lease in /health."""
+
+    shard: str
+    state: str
+    still_s: float | None = None
+    lag_ms: int | None = None
+    restarts: int = 0
+    note: str = ""
+    traffic: TrafficBody | None = None
+    hot: HotShard | None = None
+
+
+def _lease_body(lease: LeaseSample) -> LeaseBody:
+    return LeaseBody(
+        shard=lease.shard,
+        state=lease.state,
+        still_s=round(lease.still_s, 1) if lease.still_s is not None else None,
+        lag_ms=lease.lag_ms,
+        restarts=lease.restarts,
+        note=_note(lease),
+        traffic=_traffic_body(lease.heat) if lease.heat is not None else None,
+        hot=lease.hot,
+    )
+
+
+def _traffic_body(heat: ShardHeat) -> TrafficBody:
+    return TrafficBody(
+        in_bytes_per_s=round(heat.in_bytes_per_s, 1),
+        in_records_per_s=round(heat.in_records_per_s, 2),
+        load=round(heat.load, 4),
+        read_bytes_per_s=round(heat.read_bytes_per_s, 1),
+        throttled=round(heat.throttled, 4),
+        covered_s=round(heat.covered_s, 1),
+        error=round(heat.error, 4),
+        keys=tuple(KeyBody(key.hash_key, round(key.share, 4)) for key in heat.keys),
+    )

@@ -27,7 +27,7 @@ class MetricWindow:
     by the minute, and bills each request; the values that are measured every 10 or 20 s keep their
     count, sum, minimum and maximum in a set. Why so few dimensions: each combination of a metric
     and its dimensions is billed by the month. All managers of an application publish under the
-    application alone, where CloudWatch adds their sets up. So the eight metrics cost the same for 3
+    application alone, where CloudWatch adds their sets up. So the ten metrics cost the same for 3
     shards and for 3,000. Owners are not a dimension, because their names are new at every start.
     `by_shard` adds the metrics of leases by shard: three more for each shard.
     """
@@ -123,6 +123,20 @@ METRICS: Final[dict[str, MetricKind]] = {
         "leases of this manager that stand still until an operator resumes them",
         "Count",
         "kclrun_halted_leases",
+    ),
+    # Nor does the KCL know which of its shards are hot.
+    "hot_leases": MetricKind(
+        "leases of this manager whose shard is hot: near a limit of Kinesis, throttled, or far"
+        " above the others",
+        "Count",
+        "kclrun_hot_leases",
+    ),
+    # Not a metric of the KCL either.
+    "needed_workers": MetricKind(
+        "workers that the application needs, by CPU, the slope of its lag and its leases, as this"
+        " manager reckons by its own machine; the average over all managers is that of the fleet",
+        "Count",
+        "kclrun_needed_workers",
     ),
     "millis_behind_latest": MetricKind(
         "age of the read position: MillisBehindLatest of the last GetRecords, and the time since"

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from kclrun.observe.health import Verdict
 from kclrun.observe.metrics import METRICS
-from kclrun.observe.sample import ManagerSample
+from kclrun.observe.sample import LeaseSample, ManagerSample
 
 # All labels that a series may have, in this order; the values come from the lease table.
 _LABELS = ("application",)
@@ -116,8 +116,10 @@ def _of_leases(sample: ManagerSample) -> Iterator[Metric]:
     restarts = CounterMetricFamily(
         "kclrun_restarts", "restarts of the lease's process", labels=_LEASE_LABELS
     )
+    traffic = _Traffic()
     for lease in sample.leases:
         labels = (sample.application, lease.shard)
+        traffic.add(labels, lease)
         if lease.lag_ms is not None:
             lag.add_metric(labels, lease.lag_ms / 1000)
         if lease.still_s is not None:
@@ -126,6 +128,38 @@ def _of_leases(sample: ManagerSample) -> Iterator[Metric]:
         counted_bytes.add_metric(labels, lease.bytes_total)
         restarts.add_metric(labels, lease.restarts)
     yield from (lag, records, counted_bytes, still, restarts)
+    yield from traffic.families
+
+
+class _Traffic:
+    """The traffic of the shards, where it is measured. A key is never a label: keys are the users'
+    data, and there is no end of them."""
+
+    def __init__(self) -> None:
+        self.families = tuple(
+            GaugeMetricFamily(name, meaning, labels=_LEASE_LABELS)
+            for name, meaning in (
+                ("kclrun_hot", "1 while the shard is hot, else 0"),
+                ("kclrun_in_bytes_per_second", "bytes put into the shard, over one or two minutes"),
+                ("kclrun_in_records_per_second", "records put into the shard, as Kinesis counts"),
+                ("kclrun_reads_throttled_ratio", "share of the reads that were throttled"),
+                ("kclrun_heaviest_key_ratio", "least share of the bytes of the heaviest key"),
+            )
+        )
+
+    def add(self, labels: tuple[str, str], lease: LeaseSample) -> None:
+        heat = lease.heat
+        if heat is None:
+            return
+        values = (
+            float(lease.hot is not None),
+            heat.in_bytes_per_s,
+            heat.in_records_per_s,
+            heat.throttled,
+            heat.keys[0].share if heat.keys else 0.0,
+        )
+        for family, value in zip(self.families, values, strict=True):
+            family.add_metric(labels, value)
 
 
 def _family_of_lease(

@@ -11,6 +11,9 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from kclrun.consuming.hot_keys import ShardHeat
+from kclrun.consuming.hot_shards import HotShard
+
 # Used if the configuration file of the application is not known.
 LEASES_COMMAND: Final = "kclrun leases --config FILE"
 
@@ -36,7 +39,8 @@ class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
     samples. `lag_ms` is that of `millis_behind_latest` in `metrics.py`. `still_s` is the time
     without progress; None while no progress is expected (its parents are not ended, or it is
     halted). `cpu_percent` and `memory_bytes` are measured for the live table only. `note` says why
-    a lease does not advance, or is empty.
+    a lease does not advance, or is empty. `heat` is the traffic of the shard, None while it is not
+    known; `hot` is set while the shard is hot.
     """
 
     shard: str
@@ -51,6 +55,8 @@ class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
     cpu_percent: float | None = None
     memory_bytes: int | None = None
     note: str = ""
+    heat: ShardHeat | None = None
+    hot: HotShard | None = None
 
 
 class Outage(msgspec.Struct, frozen=True):
@@ -69,9 +75,10 @@ class ManagerSample(msgspec.Struct, frozen=True, kw_only=True):
     """One manager at one moment: for the live table, the metrics and /health.
 
     `uptime_s` counts from its start. The totals are those of the last scan and listing; None
-    before. `leases_elsewhere` counts leases of other owners, `leases_free` leases without an owner,
-    `ended_total` the shards that this manager has read to their end. `records_departed` counts the
-    records of leases that it had and that are not in `leases` any more: ended, released or lost.
+    before. `needed_workers` is that of `lifecycle/scaling.py`. `leases_elsewhere` counts leases of
+    other owners, `leases_free` leases without an owner, `ended_total` the shards that this manager
+    has read to their end. `records_departed` counts the records of leases that it had and that are
+    not in `leases` any more: ended, released or lost.
 
     The times are None while their condition does not hold: `draining_s` is the time since a stop
     began, until all leases are given away; `launcher_away_s` is the time since no lease process
@@ -94,6 +101,7 @@ class ManagerSample(msgspec.Struct, frozen=True, kw_only=True):
     unclaimed_leases: int | None = None
     worker_leases: int = 0
     worker_leases_max: int = 0
+    needed_workers: int | None = None
     leases: tuple[LeaseSample, ...] = ()
     leases_elsewhere: int = 0
     leases_free: int = 0
@@ -137,6 +145,8 @@ class ManagerSample(msgspec.Struct, frozen=True, kw_only=True):
             "unclaimed_leases": self.unclaimed_leases,
             "worker_leases": self.worker_leases,
             "halted_leases": sum(lease.state == "halted" for lease in self.leases),
+            "hot_leases": sum(lease.hot is not None for lease in self.leases),
+            "needed_workers": self.needed_workers,
         }
         return {name: value for name, value in values.items() if value is not None}
 

@@ -106,6 +106,20 @@ class ProcessorFailed(Report, frozen=True):
     is_host_fault: bool = False
 
 
+class RecordGivenUp(Report, frozen=True):
+    """A record was given up after `calls` calls that raised with it, and the lease continues.
+
+    It is kept as a dead letter, durably, or it was skipped (`is_skipped`).
+    """
+
+    position: ExtendedSequenceNumber
+    error: str
+    raised_at: str
+    traceback_text: str
+    calls: int
+    is_skipped: bool
+
+
 class ProcessBroke(Report, frozen=True):
     """The process ends for a reason that is not the processor's: its host has no descriptor, memory
     or disk for it, another process has its data file, or kclrun has a bug."""
@@ -140,7 +154,13 @@ EndReport = StartUnclaimed | ShardEnded | LeaseReleased | LeaseLost | ProcessorF
 # The reports that the manager's core takes; the others are only logged.
 CoreReport = LeaseClaimed | Checkpointed | EndReport
 AnyReport = (
-    CoreReport | ProcessorRaised | ProcessorRecovered | GilHeld | RecordsExpired | ProcessWarned
+    CoreReport
+    | ProcessorRaised
+    | ProcessorRecovered
+    | RecordGivenUp
+    | GilHeld
+    | RecordsExpired
+    | ProcessWarned
 )
 
 

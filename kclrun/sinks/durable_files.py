@@ -138,20 +138,28 @@ def _is_still_at(path: Path, descriptor: int) -> bool:
         return False
 
 
+def publish_file(path: Path, content: bytes) -> None:
+    """Replace the content of `path`, as `replace_file` does, where no lock is held.
+
+    The temporary name cannot be guessed, and is new each time: processes may write the same file at
+    the same time, and `path` may be in /tmp, where another user could have put a link under a
+    predictable name. Raises: OSError (the old file stays), SyncFailed.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    try:
+        _replace(path, content, temporary, os.O_EXCL)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_report(path: Path, report: msgspec.Struct) -> None:
     """Write the file of `--report`: replaced whole or not at all [S13].
 
-    The temporary name cannot be guessed, and is new each time: `--report` may name a file in /tmp,
-    where another user could have put a link under a predictable name.
     Raises: SettingsError with the path.
     """
     data = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            _replace(path, data, temporary, os.O_EXCL)
-        finally:
-            temporary.unlink(missing_ok=True)
+        publish_file(path, data)
     except OSError as error:
         raise SettingsError(f"cannot write the report {path}: {error.strerror}") from None

@@ -138,11 +138,9 @@ def _batches(folder: Path, name: str) -> frozenset[int]:
 
 def _text(file: Path) -> str:
     try:
-        with file.open("rb") as opened:
-            content = opened.read(_FILE_BYTES_MAX + 1)
-        if len(content) > _FILE_BYTES_MAX:
+        if file.stat().st_size > _FILE_BYTES_MAX:
             raise OffsetRefused(f"{file} is larger than any offset of Spark's")
-        return content.decode()
+        return file.read_bytes().decode()
     except OSError as error:
         raise SettingsError(f"{file} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
@@ -341,12 +339,11 @@ def _step(
 
 def _forward(row: Lease, done: LeaseCheckpoint, graph: ShardGraph) -> Step:
     to = done.checkpoint
-    if row.checkpoint == to:
-        return Keep(row.key, row, "stands there already")
     if to.is_sentinel and to != SHARD_END:
         return Keep(row.key, row, f"the query has read nothing there yet ({to})")
-    if to < row.checkpoint:
-        return Keep(row.key, row, f"is further than the query ({to})")
+    if to <= row.checkpoint:
+        stands = "stands there already" if row.checkpoint == to else "is further than the query"
+        return Keep(row.key, row, f"{stands} ({to})")
     is_ended = to == SHARD_END
     children = frozenset(graph.children_of(row.key)) if is_ended else frozenset[str]()
     return Move(row, to, children - row.children, done.note)
@@ -396,4 +393,4 @@ def _lease(shard: Shard, done: LeaseCheckpoint, graph: ShardGraph) -> Lease:
 
 def _shard(row: Lease) -> Shard:
     parents = sorted(row.parents)[:2]
-    return Shard(row.key, row.hash_range or KEY_SPACE, "0", "0", *parents)
+    return Shard(row.key, KEY_SPACE, "0", "0", *parents)  # for its parents alone

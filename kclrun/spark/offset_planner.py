@@ -69,7 +69,7 @@ def of_these_streams(offset: Offset, streams: Streams) -> Offset:
     """The offset as one of these streams, or of some of them. The offset of a single stream becomes
     a part of an offset of several. Raises: OffsetRefused for others, also of a re-created stream.
     """
-    if "" in offset.streams and "" not in streams:
+    if "" in offset.streams:
         arn = offset.streams[""].arn
         (named,) = [each for each, summary in streams.items() if summary.arn == arn] or [""]
         if named:

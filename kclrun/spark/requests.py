@@ -263,7 +263,6 @@ class Asking:
             queue.SimpleQueue()
         )
         self._under_way = 0
-        self._closed = threading.Event()
         self._pool = None
         if calls_at_once:
             self._pool = ThreadPoolExecutor(calls_at_once, thread_name_prefix="kclrun-requests")
@@ -303,7 +302,6 @@ class Asking:
 
     def close(self) -> None:
         """Send nothing more; calls under way end by their own time-outs."""
-        self._closed.set()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -83,8 +83,7 @@ class Narrowing(msgspec.Struct, frozen=True):
         oldest_ms = max(created_ms, now_ms - retention_hours * _HOUR_MS) + _MARGIN_MS
         if self.from_ms is not None and start.kind in {StartKind.EARLIEST, StartKind.TIMESTAMP}:
             at_ms = min(self.from_ms, now_ms) - _MARGIN_MS
-            is_later = start.kind is StartKind.EARLIEST or at_ms > start.timestamp_ms
-            if at_ms > oldest_ms and is_later:
+            if at_ms > max(oldest_ms, start.timestamp_ms):
                 start = Start(StartKind.TIMESTAMP, at_ms)
         if self.to_ms is not None and end.kind in {StartKind.LATEST, StartKind.TIMESTAMP}:
             at_ms = self.to_ms + _MARGIN_MS

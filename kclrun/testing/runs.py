@@ -7,6 +7,7 @@ forbid are refused.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeVar
@@ -14,10 +15,13 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 from kclrun.codec.kpl import drop_until
-from kclrun.consuming.delivery import Attempts, ErrorPolicy, RetryAfter, attempt
-from kclrun.errors import ProcessorError, SinkError, StaleCheckpoint
+from kclrun.consuming.delivery import Attempts, ErrorPolicy, RetryAfter, Then, attempt
+from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
+from kclrun.errors import ProcessorError, RetryLater, SinkError, StaleCheckpoint
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.time import Instant, WallTime
+from kclrun.observe.failures import describe
 from kclrun.processor import Checkpointer, Context, RecordProcessor, call_method, refuse_deferred
 from kclrun.testing.records import RecordLike, make_records
 
@@ -81,6 +85,12 @@ _BATCH_MAX: Final = 10_000
 _UNCHECKPOINTED_MAX: Final = 100_000
 
 
+# A run of the kit takes no time.
+_NO_TIME: Final = Instant(0.0)
+# A processor that asks for its batch again for ever would never end its test.
+_RESTS_MAX: Final = 100
+
+
 class Crash(BaseException):
     """The process ends here. Not an Exception, so that `except Exception` does not catch it."""
 
@@ -99,7 +109,8 @@ class Run:
     `rows` are the emitted rows that are left, in order; `checkpoints` the positions written;
     `position` the last of them, from which a restart would read; `calls` the calls made;
     `delivered` the number of records delivered, repetitions included; `crashed` and `released` how
-    it ended; `processors` the instances, one for each life.
+    it ended; `given_up` the records that `then` made dead letters of, or skipped; `processors` the
+    instances, one for each life.
     """
 
     rows: list[dict[str, Any]]
@@ -109,6 +120,7 @@ class Run:
     delivered: int = 0
     crashed: bool = False
     released: bool = False
+    given_up: list[Record] = field(default_factory=list)
     processors: list[RecordProcessor] = field(default_factory=list)
 
 
@@ -122,6 +134,7 @@ def run_processor(
     uncheckpointed_max: int = _UNCHECKPOINTED_MAX,
     end_of_shard: bool = True,
     retries: int = 0,
+    then: Then = "halt",
     position: ExtendedSequenceNumber = TRIM_HORIZON,
     shard_id: str = "shardId-000000000000",
     fencing_token: int = 1,
@@ -135,7 +148,8 @@ def run_processor(
     `uncheckpointed_max` is exceeded); with `manual` only the processor does. After the last record
     the shard ends, or, with `end_of_shard=False`, the lease is given away. A call that raises is
     repeated `retries` times, with its rows taken back and without the records it checkpointed;
-    then the error is raised to you. As in production `shutdown_requested` is called once,
+    then the error is raised to you, or with `then` as in `on_error.then` the records at fault are
+    given up. As in production `shutdown_requested` is called once,
     `initialize` again with a new instance, and an error of the settings is not repeated.
 
     `crash_after` ends the process after so many records, when the call with the last of them has
@@ -171,6 +185,7 @@ def run_processor(
         batch_max=batch_max,
         uncheckpointed_max=uncheckpointed_max,
         retries=retries,
+        then=then,
         crash_after=crash_after,
         crash_at_checkpoint=crash_at_checkpoint,
     )
@@ -235,6 +250,7 @@ def replay(
         calls=first.calls + second.calls,
         delivered=first.delivered + second.delivered,
         released=second.released,
+        given_up=first.given_up + second.given_up,
         processors=first.processors + second.processors,
     )
 
@@ -251,6 +267,7 @@ class _Life:
         batch_max: int,
         uncheckpointed_max: int,
         retries: int,
+        then: Then,
         crash_after: int | None,
         crash_at_checkpoint: int | None,
     ) -> None:
@@ -261,7 +278,9 @@ class _Life:
         self._mode = mode
         self._batch_max = batch_max
         self._uncheckpointed_max = uncheckpointed_max
-        self._policy = ErrorPolicy(retries, backoff_s=0.0)
+        self._policy = ErrorPolicy(retries, 0.0, then)
+        self._breaker = Breaker(self._policy.limit)
+        self._rests = 0
         self._crash_after = crash_after
         self._crash_at_checkpoint = crash_at_checkpoint
         self._checkpoint_calls = itertools.count(1)
@@ -350,12 +369,38 @@ class _Life:
         self._uncheckpointed += [record.position for record in batch]
         self._ledger.delivered = batch[-1].position
 
-        def give() -> None:
-            left = drop_until(batch, self._ledger.position)
-            if left:
-                self._call("process_records", left, covers=batch[-1].position)
+        run = BatchRun(batch, self._policy, self._breaker)
+        error: Exception | None = None
+        while True:
+            match run.next_step(_NO_TIME):
+                case Finished():
+                    return
+                case Give(indexes):
+                    error = self._give([batch[index] for index in indexes], run)
+                case LetGo(index):
+                    self._run.given_up.append(batch[index])
+                case Halt(reason):
+                    assert error is not None, "only what raised is halted"
+                    raise error if not reason else ProcessorError(reason) from error
+                case Rest():  # the kit does not wait
+                    self._rests += 1
+                    if isinstance(error, RetryLater) and self._rests > _RESTS_MAX:
+                        raise error
 
-        self._repeat("process_records", give)
+    def _give(self, records: list[Record], run: BatchRun) -> Exception | None:
+        """One call with some records of a batch. Returns: what it raised."""
+        left = drop_until(records, self._ledger.position)
+        try:
+            if left:
+                self._call("process_records", left, covers=records[-1].position)
+        except Exception as raised:  # noqa: BLE001 - user code
+            error = run.checked(raised)
+            position = describe(error, left).position
+            wall = WallTime(time.time())
+            run.raised(error, _NO_TIME, wall, at=position)
+            return error if isinstance(error, Exception) else None
+        run.returned(_NO_TIME)
+        return None
 
     def _repeat(self, where: str, call: Callable[[], Returned]) -> Returned:
         """Call until it returns, or is given up: then its error is raised."""

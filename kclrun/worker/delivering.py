@@ -5,9 +5,10 @@ It takes tasks from the queue, calls the processor and posts the results.
 
 from __future__ import annotations
 
+import functools
+import threading
+import time
 from collections.abc import Callable, Sequence
-
-import msgspec
 
 from kclrun.codec.kpl import drop_until
 from kclrun.consuming import events
@@ -18,6 +19,7 @@ from kclrun.consuming.commands import (
     CallShutdownRequested,
 )
 from kclrun.consuming.delivery import (
+    BACKOFF_MAX_S,
     Attempts,
     Call,
     ConfirmStop,
@@ -28,13 +30,22 @@ from kclrun.consuming.delivery import (
     attempt,
     host_fault,
 )
-from kclrun.errors import HostFailed
+from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
+from kclrun.errors import FailedRecords, HostFailed, SinkError
 from kclrun.model.lease import Lease
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
+from kclrun.model.time import WallTime, backoff_s
 from kclrun.observe.failures import Failure, describe
 from kclrun.processor import RecordProcessor, call_method
-from kclrun.protocol.reports import ProcessorFailed, ProcessorRaised, ProcessorRecovered, Report
+from kclrun.protocol.reports import (
+    ProcessorFailed,
+    ProcessorRaised,
+    ProcessorRecovered,
+    RecordGivenUp,
+    Report,
+)
+from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import (
     Batch,
     CheckpointCalls,
@@ -47,15 +58,16 @@ from kclrun.worker.delivery_queue import (
 class Deliverer:
     """Runs `serve` on the main thread until the queue closes.
 
-    If user code raises, the error policy decides: repeat the same call after a pause, or halt the
-    lease. Nothing is skipped [I9]. Rows emitted by a failed call are discarded before the call is
-    repeated.
+    If user code raises, the error policy decides: repeat the same call after a pause, give records
+    up, or halt the lease. Nothing is skipped unless the settings say so [I9]. Rows emitted by a
+    failed call are discarded before the call is repeated.
 
     `prepare` makes a new processor, ready for `initialize`, once the lease is claimed. It is called
     again for each attempt, because a half-initialised instance cannot be used. `broke` ends the
     process: its host lacks a resource that `initialize` needs, so another try, or another host, may
     succeed. A lack of resources while records are processed is reported as a failure of the
-    processor: a record may need more than any host has.
+    processor: a record may need more than any host has. `bury` keeps a dead letter durably, of a
+    record, its failure and the number of calls that raised with it; it raises SinkError.
     """
 
     def __init__(
@@ -68,6 +80,7 @@ class Deliverer:
         checkpoints: CheckpointCalls,
         report: Callable[[Report], None],
         broke: Callable[[BaseException], None],
+        bury: Callable[[Record, Failure, int], None] | None = None,
     ) -> None:
         self._queue = queue
         self._post = post
@@ -76,6 +89,9 @@ class Deliverer:
         self._checkpoints = checkpoints
         self._report = report
         self._broke = broke
+        self._bury = bury
+        self._breaker = Breaker(policy.limit)
+        self._settling = threading.Lock()
         self._processor: RecordProcessor | None = None
         self._rows: RowScope | None = None
         self._token = 0
@@ -99,21 +115,10 @@ class Deliverer:
     def _deliver(self, batch: Batch) -> None:
         self.delivered = batch.last
         self._post(events.BatchDelivered(batch.last, len(batch.records), batch.payload_bytes))
-        if batch.records and not self._attempt_until_it_holds(
-            "process_records", lambda: self._process(batch), batch.last, batch.records
-        ):
+        if batch.records and not self._is_done_with(batch):
             return
         self._queue.note_returned(batch)
         self._post(events.BatchProcessed(batch.last))
-
-    def _process(self, batch: Batch) -> None:
-        # A checkpoint inside the batch holds, even if the attempt that made it then raised: the
-        # records that it covers are not delivered again.
-        durable = self._checkpoints.durable
-        records = batch.records if durable is None else drop_until(batch.records, durable)
-        if records:
-            handed = RecordBatch(records, batch.millis_behind_latest, self._token)
-            call_method(self._user_code, "process_records", handed, self._checkpoints.checkpointer)
 
     def _call(self, call: Call) -> None:
         match call:
@@ -146,32 +151,168 @@ class Deliverer:
         assert self._processor is not None, "no call before initialize"
         return self._processor
 
+    # Batches.
+
+    def _is_done_with(self, batch: Batch) -> bool:
+        """Give a batch until each record is processed or given up; False if delivery was stopped
+        before, or the lease is to be halted. `BatchRun` decides what is given."""
+        run = BatchRun(batch.records, self._policy, self._breaker)
+        trouble = _Trouble()
+        may_go = True
+        while True:
+            trouble.settled = self._tell_settled(batch, run, trouble.settled)
+            match run.next_step(boottime()):
+                case Finished():
+                    if trouble.calls:
+                        calls = trouble.calls + 1
+                        self._report(ProcessorRecovered("process_records", calls))
+                    return True
+                case Rest(pause_s):
+                    may_go = self._queue.may_try_again(pause_s, is_batch=True)
+                case Give(indexes):
+                    may_go = may_go or self._queue.may_try_again(0.0, is_batch=True)
+                    if may_go:
+                        self._give(batch, indexes, run, trouble)
+                        may_go = False
+                        continue
+                case LetGo(index, calls):
+                    may_go = self._let_go(batch.records[index], trouble.of[index], calls)
+                case Halt(reason):
+                    self._queue.halt()
+                    self._post(trouble.given_up(reason))
+                    return False
+            if not may_go:
+                return False
+
+    def _tell_settled(self, batch: Batch, run: BatchRun, before: int) -> int:
+        """Records at the front of the batch count as processed while the search goes on: a stop in
+        between checkpoints them. Returns: how many these are."""
+        settled = run.settled
+        if before < settled < len(batch.records):
+            self._post(events.BatchProcessed(batch.records[settled - 1].position))
+        return settled
+
+    def _give(self, batch: Batch, indexes: Sequence[int], run: BatchRun, trouble: _Trouble) -> None:
+        """One call with some records of the batch."""
+        # A checkpoint inside the batch holds, even if the attempt that made it then raised: the
+        # records that it covers are not delivered again.
+        durable = self._checkpoints.durable
+        records: Sequence[Record] = [batch.records[index] for index in indexes]
+        records = records if durable is None else drop_until(records, durable)
+        is_to_the_end = indexes[-1] == len(batch.records) - 1
+        last = batch.last if is_to_the_end else batch.records[indexes[-1]].position
+        covers = last if trouble.covered is None else max(trouble.covered, last)
+
+        def call() -> None:
+            if records:
+                handed = RecordBatch(records, batch.millis_behind_latest, self._token)
+                checkpointer = self._checkpoints.checkpointer
+                call_method(self._user_code, "process_records", handed, checkpointer)
+
+        if run.is_isolating:
+            self._checkpoints.given = last
+            self._checkpoints.before = functools.partial(self._settle, batch, run, trouble)
+        try:
+            attempt(call, self._rows, covers, self._durable)
+        except BaseException as error:  # noqa: BLE001 - user code: also asyncio's CancelledError
+            if isinstance(error, FailedRecords):
+                trouble.covered = covers
+            self._raised(error, batch, indexes, run, trouble)
+        else:
+            trouble.covered = covers
+            run.returned(boottime())
+        finally:
+            self._checkpoints.given = self._checkpoints.before = None
+
+    def _settle(self, batch: Batch, run: BatchRun, trouble: _Trouble) -> None:
+        """User code asks for a checkpoint: no record that was given up may be without its letter
+        [I13]. Any thread of user code. Raises: SinkError."""
+        with self._settling:
+            for step in run.held:
+                self._keep(batch.records[step.index], trouble.of[step.index], step.calls)
+            run.release(boottime())
+
+    def _raised(
+        self,
+        error: BaseException,
+        batch: Batch,
+        indexes: Sequence[int],
+        run: BatchRun,
+        trouble: _Trouble,
+    ) -> None:
+        error = run.checked(error)
+        failure = describe(error, [batch.records[index] for index in indexes])
+        for index in indexes if len(indexes) == 1 or isinstance(error, FailedRecords) else ():
+            trouble.of[index] = failure
+        was_isolating = run.is_isolating
+        is_host_fault = host_fault(error) is not None
+        trouble.note(failure, is_host_fault=is_host_fault)
+        pause_s = run.raised(
+            error,
+            boottime(),
+            WallTime(time.time()),
+            at=failure.position,
+            is_host_fault=is_host_fault,
+        )
+        if pause_s is not None or (run.is_isolating and not was_isolating):
+            self._report(trouble.raised(pause_s or 0.0))
+
+    def _let_go(self, record: Record, failure: Failure, calls: int) -> bool:
+        """Keep the letter, however long that takes; False if delivery was stopped meanwhile."""
+        failed = 0
+        while True:
+            try:
+                self._keep(record, failure, calls)
+                break
+            except SinkError as error:
+                failed += 1
+                pause_s = backoff_s(failed - 1, 1.0, base_s=1.0, max_s=BACKOFF_MAX_S)
+                where = ("dead letter", str(error), "", "", "")
+                self._report(ProcessorRaised(*where, failed, pause_s))
+                if not self._queue.may_try_again(pause_s, is_batch=True):
+                    return False
+        if failed:
+            self._report(ProcessorRecovered("dead letter", failed + 1))
+        return True
+
+    def _keep(self, record: Record, failure: Failure, calls: int) -> None:
+        """Keep the letter of a record that is given up, or skip it. Raises: SinkError."""
+        is_skipped = self._policy.then == "skip"
+        if not is_skipped:
+            assert self._bury is not None, "the settings name a place for dead letters"
+            self._bury(record, failure, calls)
+        self._report(
+            RecordGivenUp(
+                record.position,
+                failure.error,
+                failure.raised_at,
+                failure.traceback_text,
+                calls,
+                is_skipped=is_skipped,
+            )
+        )
+
+    # Other calls.
+
     def _attempt_until_it_holds(
         self,
         where: str,
         call: Callable[[], None],
         covers: ExtendedSequenceNumber | None = None,
-        records: Sequence[Record] = (),
     ) -> bool:
         """Call until it returns; False if it was given up, or delivery was stopped meanwhile.
 
         `covers` is the position of the rows that the call emits; None if it emits none.
-        `records` are the records of the call, for the description of a failure.
         """
         attempts: Attempts | None = None
-        last: Failure | None = None
+        trouble = _Trouble(where)
         while True:
             try:
                 attempt(call, self._rows, covers, self._durable)
             except BaseException as error:  # noqa: BLE001 - user code: also asyncio's CancelledError
                 attempts = attempts or Attempts(where, self._policy)
-                failure = describe(error, records)
-                if last is not None and failure.is_as(last):
-                    # A repetition is reported in brief: its traceback was logged the first time.
-                    failure = msgspec.structs.replace(failure, traceback_text="")
-                if not self._may_repeat(error, attempts, failure):
+                if not self._may_repeat(error, attempts, trouble):
                     return False
-                last = failure
             else:
                 if attempts is not None:
                     self._report(ProcessorRecovered(where, attempts.failed + 1))
@@ -180,9 +321,10 @@ class Deliverer:
     def _durable(self) -> ExtendedSequenceNumber | None:
         return self._checkpoints.durable
 
-    def _may_repeat(self, error: BaseException, attempts: Attempts, failure: Failure) -> bool:
+    def _may_repeat(self, error: BaseException, attempts: Attempts, trouble: _Trouble) -> bool:
         decision, where = attempts.raised(error), attempts.where
         fault = host_fault(error)
+        trouble.note(describe(error), is_host_fault=fault is not None)
         if fault is not None and where == "initialize":
             # No wait here: the manager starts the next process, ever later, or gives the lease to
             # another host.
@@ -192,30 +334,59 @@ class Deliverer:
         match decision:
             case GiveUp():
                 self._queue.halt()
-                self._post(_given_up(attempts, failure, is_host_fault=fault is not None))
+                self._post(trouble.given_up())
                 return False
             case RetryAfter(pause_s):
-                raised = ProcessorRaised(
-                    where,
-                    failure.error,
-                    failure.raised_at,
-                    failure.record,
-                    failure.traceback_text,
-                    attempts.failed,
-                    pause_s,
-                )
-                self._report(raised)
-                return self._queue.may_try_again(pause_s, is_batch=where == "process_records")
+                self._report(trouble.raised(pause_s))
+                return self._queue.may_try_again(pause_s, is_batch=False)
 
 
-def _given_up(attempts: Attempts, failure: Failure, *, is_host_fault: bool) -> ProcessorFailed:
-    return ProcessorFailed(
-        attempts.where,
-        failure.error,
-        attempts.failed,
-        failure.position,
-        failure.traceback_text,
-        failure.raised_at,
-        failure.record,
-        is_host_fault,
-    )
+class _Trouble:
+    """The failures of one call of user code, and of its repetitions, for reports.
+
+    `of` has the last failure of single records of a batch, by index. `covered` is the highest
+    position that rows of the batch are kept for: the rows of a later call belong to it as well.
+    `settled` counts the first records of the batch that are done with.
+    """
+
+    def __init__(self, where: str = "process_records") -> None:
+        self.calls = 0
+        self.of: dict[int, Failure] = {}
+        self.covered: ExtendedSequenceNumber | None = None
+        self.settled = 0
+        self._where = where
+        self._last: Failure | None = None
+        self._is_repetition = False
+        self._is_host_fault = False
+
+    def note(self, failure: Failure, *, is_host_fault: bool) -> None:
+        """Another call raised."""
+        self._is_repetition = self._last is not None and failure.is_as(self._last)
+        self._last, self._is_host_fault = failure, is_host_fault
+        self.calls += 1
+
+    def raised(self, pause_s: float) -> ProcessorRaised:
+        """A repetition is reported in brief: its traceback was logged the first time."""
+        assert self._last is not None, "only what raised is reported"
+        last = self._last
+        traceback_text = "" if self._is_repetition else last.traceback_text
+        return ProcessorRaised(
+            *(self._where, last.error, last.raised_at, last.record, traceback_text),
+            *(self.calls, pause_s),
+        )
+
+    def given_up(self, reason: str = "") -> ProcessorFailed:
+        """`reason` is said instead of the last error."""
+        assert self._last is not None, "only what raised is given up"
+        last = self._last
+        traceback_text = "" if self._is_repetition else last.traceback_text
+        return ProcessorFailed(
+            self._where,
+            reason or last.error,
+            self.calls,
+            last.position,
+            traceback_text,
+            last.raised_at,
+            last.record,
+            self._is_host_fault,
+        )

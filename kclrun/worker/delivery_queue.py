@@ -77,6 +77,10 @@ class CheckpointCalls:
 
     `ask` posts to the lease thread. `cover` is called first, so that rows emitted until now become
     part of the checkpoint. `is_over` says that no answer will come any more.
+
+    `given` is the last position of a call that has only a part of its batch: a `checkpoint()` in it
+    covers no more than that. `before` is called first in such a call; what it raises, user code
+    gets.
     """
 
     def __init__(
@@ -87,6 +91,8 @@ class CheckpointCalls:
     ) -> None:
         self.checkpointer = Checkpointer(self._checkpoint)
         self.durable: ExtendedSequenceNumber | None = None
+        self.given: ExtendedSequenceNumber | None = None
+        self.before: Callable[[], None] | None = None
         self._ask = ask
         self._cover = cover
         self._is_over = is_over
@@ -107,6 +113,9 @@ class CheckpointCalls:
         self.durable = position
 
     def _checkpoint(self, position: ExtendedSequenceNumber | None) -> None:
+        if self.before is not None:
+            self.before()
+        position = position or self.given
         self._cover(position)
         with self._answered:
             request = next(self._numbers)

@@ -14,6 +14,7 @@ import msgspec
 
 from kclrun.aws.fan_out import FanOut
 from kclrun.codec.kpl import KplRange, drop_until, open_in_parts
+from kclrun.consuming.hot_keys import KeyMeter, ShardHeat
 from kclrun.consuming.policy import Pacing
 from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.errors import (
@@ -121,6 +122,7 @@ class FetchThread:
     `lost` gets the last position and a sentence where records expired before they were read.
     `broke` gets an error that is not from the service: our bug. A lease that is renewed and not
     read would stall in silence. With `subscriber` it reads by enhanced fan-out when it can.
+    `meter` measures what is read, if anything does; `heat` gets its reports.
     """
 
     def __init__(
@@ -136,6 +138,8 @@ class FetchThread:
         lost: Callable[[ExtendedSequenceNumber, str], None],
         broke: Callable[[BaseException], None],
         subscriber: ShardSubscriber | None = None,
+        meter: KeyMeter | None = None,
+        heat: Callable[[ShardHeat], None] = lambda _: None,
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="fetch", daemon=True)
         self.view = FetchView(fetched=plan.checkpoint)
@@ -154,6 +158,8 @@ class FetchThread:
         self._head = HeadWatch(plan.start)
         self._lost = lost
         self._is_above_checkpoint = False
+        self._meter = meter
+        self._heat = heat
 
     def start(self) -> None:
         self._thread.start()
@@ -242,6 +248,7 @@ class FetchThread:
     def _lay_down(self, page: FetchedPage) -> bool:
         """Open the page and put it on the queue; False once the queue is closed."""
         fetched = self.view.fetched
+        self._measure(page)
         if page.records:
             for laid in self._parts(page):
                 fetched = laid.last
@@ -255,6 +262,16 @@ class FetchThread:
         )
         return True
 
+    def _measure(self, page: FetchedPage) -> None:
+        """Count the page in the traffic of the shard, and report the traffic when that is due."""
+        if self._meter is None:
+            return
+        now = self._now()
+        self._meter.took(page.records, page.millis_behind_latest, now)
+        heat = self._meter.report(now)
+        if heat is not None:
+            self._heat(heat)
+
     def _parts(self, page: FetchedPage) -> Iterator[Page]:
         """The user records above the checkpoint, in parts of as many as the queue holds ahead: the
         next part is opened when there is room for it."""
@@ -264,6 +281,8 @@ class FetchThread:
             kpl_range=self._plan.kpl_range,
             hash_range=self._plan.hash_range,
         ):
+            if self._meter is not None and records is not page.records:
+                self._meter.opened(records)
             laid = self._above_checkpoint(
                 records, ExtendedSequenceNumber(last_raw.sequence_number), page
             )
@@ -317,6 +336,8 @@ class FetchThread:
             return 0.0
         if isinstance(error, Throttled):
             # Other applications share the five reads a second: throttling is normal, not an outage.
+            if self._meter is not None:
+                self._meter.throttled(self._now())
             return self._pacing.after_throttle(chance)
         self._outage.note(str(error), asked)
         return self._pacing.after_error(chance)

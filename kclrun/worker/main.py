@@ -27,6 +27,7 @@ from kclrun.aws.wire import WireClient
 from kclrun.consuming.commands import ExitCause
 from kclrun.consuming.delivery import ErrorPolicy, RowScope, host_fault
 from kclrun.consuming.events import ReleaseRequested
+from kclrun.consuming.hot_keys import KeyMeter
 from kclrun.consuming.policy import LifePolicy, Pacing, batch_records_max, first_start
 from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.consuming.state_machine import LeaseStateMachine
@@ -34,19 +35,30 @@ from kclrun.errors import HostFailed, SettingsError
 from kclrun.ipc import exit_codes
 from kclrun.ipc.board import Segment, StartSpec
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
-from kclrun.ipc.messages import Begin, NoAnswer, ToWorker, channel_of_worker, encode_report
+from kclrun.ipc.messages import (
+    ERROR_BYTES_MAX,
+    TRACEBACK_BYTES_MAX,
+    Begin,
+    NoAnswer,
+    ToWorker,
+    channel_of_worker,
+    encode_report,
+)
 from kclrun.ipc.ring import EventRing
 from kclrun.loading import load_processor
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.stream import shard_id_of, stream_of
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireEndpoint
+from kclrun.observe.failures import Failure
 from kclrun.observe.logs import EventLog, LineSink, configure_lease_logging
 from kclrun.ports import LeaseTable, ShardReader, ShardSubscriber, StreamAdmin
 from kclrun.processor import Context, RecordProcessor, Row, call_method
 from kclrun.protocol.reports import ProcessBroke, StartUnclaimed
+from kclrun.sinks.dead_letters import Letter, LetterFolder
 from kclrun.sinks.durable_files import keep_from_children
 from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker.clock import boottime
@@ -111,7 +123,10 @@ def life_policy(spec: StartSpec) -> LifePolicy:
 
 
 def error_policy(spec: StartSpec) -> ErrorPolicy:
-    return ErrorPolicy(spec.on_error.retries, spec.on_error.backoff_s)
+    on_error = spec.on_error
+    return ErrorPolicy(
+        on_error.retries, on_error.backoff_s, on_error.then, on_error.max_age_s, on_error.limit
+    )
 
 
 def pacing(spec: StartSpec) -> Pacing:
@@ -133,6 +148,11 @@ def hash_range(spec: StartSpec) -> HashRange | None:
     if spec.hash_range_start is None or spec.hash_range_end is None:
         return None
     return HashRange(int(spec.hash_range_start), int(spec.hash_range_end))
+
+
+def key_meter(spec: StartSpec) -> KeyMeter | None:
+    window_s = spec.fetch.hot_window_s
+    return KeyMeter(hash_range(spec), window_s, boottime()) if window_s else None
 
 
 # The manager sends the start command right after the fork, without waiting.
@@ -248,6 +268,7 @@ class LeaseProcess:
             checkpoints=self._checkpoints,
             report=self._reporter.report,
             broke=self._lease_thread.break_off,
+            bury=self._bury,
         )
 
     def serve(self, lock_path: str, fds: tuple[int, ...] = ()) -> int:
@@ -319,6 +340,29 @@ class LeaseProcess:
             )
         self._rows.emit(row)
 
+    def _bury(self, record: Record, failure: Failure, calls: int) -> None:
+        """Keep a record that was given up. Raises: SinkError."""
+        spec = self._spec
+        assert spec.on_error.dead_letter_path is not None, "the settings name a folder"
+        letter = Letter(
+            application=spec.application,
+            processor=spec.processor,
+            stream=spec.stream_name,
+            shard_id=spec.shard_id,
+            sequence_number=record.sequence_number,
+            sub_sequence_number=record.sub_sequence_number,
+            partition_key=record.partition_key,
+            explicit_hash_key=record.explicit_hash_key,
+            arrived_at=record.approximate_arrival_timestamp,
+            data=record.data,
+            error=failure.error[:ERROR_BYTES_MAX],
+            raised_at=failure.raised_at,
+            traceback=failure.traceback_text[-TRACEBACK_BYTES_MAX:],
+            calls=calls,
+            given_up_at=time.time(),
+        )
+        LetterFolder(Path(spec.on_error.dead_letter_path)).keep(letter)
+
     def _cover(self, position: ExtendedSequenceNumber | None) -> None:
         covered = position or self._deliverer.delivered
         if self._rows is not None and covered is not None:
@@ -346,6 +390,8 @@ class LeaseProcess:
             lost=self._reporter.records_lost,
             broke=self._lease_thread.break_off,
             subscriber=self._services.subscriber,
+            meter=key_meter(spec),
+            heat=self._reporter.report,
         )
         self._fetching.start()
 

@@ -62,6 +62,12 @@ ROWS: Final = {
             11,
         ),
         Row(
+            "hot-keys",
+            "measuring the keys of a shard: ≤ 1 % of the CPU of reading it",
+            "bench.hot_keys:hot_keys",
+            15,
+        ),
+        Row(
             "idle",
             "100 idle leases polling each second: ≤ 12 % of a core, ≤ 10 MB of own memory each",
             "bench.processes:idle",

@@ -22,6 +22,20 @@ FIRST_READS: Final = "Bench.FirstReads"
 READ_COUNT: Final = "Bench.ReadCount"
 _GET_RECORDS: Final = "Kinesis_20131202.GetRecords"
 _GET_SHARD_ITERATOR: Final = "Kinesis_20131202.GetShardIterator"
+# A lease process asks for the retention when its first page is old: these records never expire.
+_SUMMARY: Final = "Kinesis_20131202.DescribeStreamSummary"
+_SUMMARY_BODY: Final = json.dumps(
+    {
+        "StreamDescriptionSummary": {
+            "StreamName": "bench",
+            "StreamARN": "arn:aws:kinesis:us-east-1:123456789012:stream/bench",
+            "StreamStatus": "ACTIVE",
+            "RetentionPeriodHours": 100 * 8760,
+            "OpenShardCount": 1,
+            "StreamCreationTimestamp": 1.0,
+        }
+    }
+).encode()
 _RECEIVE_BYTES: Final = 64 * 1024
 _HEAD_END: Final = b"\r\n\r\n"
 
@@ -40,6 +54,8 @@ class CannedKinesis:
             return self._get_records(json.loads(body)["ShardIterator"])
         if target == _GET_SHARD_ITERATOR:
             return self._get_shard_iterator(json.loads(body))
+        if target == _SUMMARY:
+            return _SUMMARY_BODY
         if target == FIRST_READS:
             return json.dumps(self._first_reads).encode()
         assert target == READ_COUNT, f"nobody has asked for {target} before"

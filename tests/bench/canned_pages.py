@@ -45,6 +45,8 @@ SHAPES: Final = {
         Shape("large", records=1_000, payload_bytes=1_000),
         # 240 user records of 200 bytes are 50 kB an aggregate.
         Shape("aggregated", records=40, payload_bytes=200, user_records=240),
+        # A shard at its limit of 1,000 records and 1 MB a second, read five times a second.
+        Shape("full", records=200, payload_bytes=1_000),
         Shape("empty", records=0, payload_bytes=0),
     )
 }

@@ -15,7 +15,7 @@ _WINDOW_S: Final = 1.5
 # Behind it are the claim, the first pages and the growth of the heap.
 _WARM_UP_RECORDS: Final = 500_000
 # No pause between two GetRecords: with the service's five a second both sides would only wait.
-_UNPACED: Final = FetchSpec(
+UNPACED: Final = FetchSpec(
     idle_s=0.0,
     floor_s=0.0,
     buffer_bytes=16 * 2**20,
@@ -36,7 +36,7 @@ def runtime(rounds: int) -> list[Figure]:
     process each round, in turn. The target is on records per wall second of one lease.
     """
     figures: list[Figure] = []
-    with CannedServer() as canned, LeaseRig(canned, {"fetch": _UNPACED}) as rig:
+    with CannedServer() as canned, LeaseRig(canned, {"fetch": UNPACED}) as rig:
         for entry in (LEASE_ENTRY, _BARE_ENTRY):
             rig.prepare(entry)
         for shape, label, target in (

@@ -265,7 +265,7 @@ def test_the_machines_metadata_wants_a_token(made):
 # Scaling.
 
 
-@pytest.mark.parametrize("by", ["bytes", "leases"])
+@pytest.mark.parametrize("by", ["need", "bytes", "leases"])
 def test_the_group_is_scaled_by_one_target_that_autoscaling_takes(moto, by):
     made = Made(f"scaled-by-{by}", ScaleBy=by)
     [name] = made.stack.of_type("AWS::AutoScaling::ScalingPolicy")
@@ -282,7 +282,8 @@ def test_the_group_is_scaled_by_one_target_that_autoscaling_takes(moto, by):
     if by == "leases":
         assert (metric["MetricName"], metric["Statistic"]) == ("worker_leases", "Average")
     else:
-        assert [each["Id"] for each in metric["Metrics"]] == ["bytes", "machines", "each"]
+        ids = {"bytes": ["bytes", "machines", "each"], "need": ["needed", "machines", "ratio"]}
+        assert [each["Id"] for each in metric["Metrics"]] == ids[by]
         assert policy["AutoScalingGroupName"] == made.resources["Machines"]["PhysicalResourceId"]
 
 
@@ -319,7 +320,7 @@ def metrics_asked_for(properties):
             yield from metrics_asked_for(each)
 
 
-@pytest.mark.parametrize("by", ["bytes", "leases"])
+@pytest.mark.parametrize("by", ["need", "bytes", "leases"])
 def test_what_alarms_and_scaling_ask_for_is_what_machines_publish(moto, by):
     made = Made(f"asking-by-{by}", ScaleBy=by)
     cloudwatch = settings(made).observe.cloudwatch
@@ -331,7 +332,9 @@ def test_what_alarms_and_scaling_ask_for_is_what_machines_publish(moto, by):
         if metric["Namespace"] != "AWS/AutoScaling"
     ]
 
-    assert {metric["MetricName"] for metric in asked} == METRICS.keys()
+    # Alarms ask for all but the number of machines.
+    names = METRICS.keys() - (set() if by == "need" else {"needed_workers"})
+    assert {metric["MetricName"] for metric in asked} == names
     for metric in asked:
         assert metric["Namespace"] == cloudwatch.namespace
         published = {APPLICATION: "shop"} | cloudwatch.dimensions

@@ -79,17 +79,35 @@ _OWNER_HELP = "With --explain: only this owner (or a part of its id); `new` for 
     "--explain", is_flag=True, help="Say what each owner would do next, and why; changes nothing."
 )
 @click.option("--owner", metavar="ID", help=_OWNER_HELP)
+@click.option(
+    "--hot", is_flag=True, help="The traffic of each shard, its heaviest keys, and what to do."
+)
+@click.option(
+    "--endpoint",
+    "endpoints",
+    multiple=True,
+    metavar="URL",
+    help="With --hot: ask this manager, not the one of this host; may be repeated.",
+)
+@click.option(
+    "--show-keys",
+    is_flag=True,
+    help="With --hot: look up the partition keys in the stream, and print them.",
+)
 @click.pass_context
 def leases(
     context: click.Context,
     config: Path | None,
     overrides: tuple[str, ...],
+    *,
     by: str | None,
     owner: str | None,
-    *,
+    endpoints: tuple[str, ...],
     as_json: bool,
     with_age: bool,
     explain: bool,
+    hot: bool,
+    show_keys: bool,
 ) -> int:
     """Show every lease: owner, state, checkpoint, counter, owner switches.
 
@@ -98,6 +116,7 @@ def leases(
     kclrun leases --config app.yaml --age             with who has stopped renewing (takes 10 s)
     kclrun leases --config app.yaml --by group        totals by availability zone
     kclrun leases --config app.yaml --explain         what each owner would do next, and why
+    kclrun leases --config app.yaml --hot             which shards are hot, and what would help
     kclrun leases --config app.yaml resume SHARD      what resuming a halted lease would do
     kclrun leases --config app.yaml move SHARD --to OWNER --yes
     """
@@ -105,7 +124,13 @@ def leases(
         return exit_codes.DRAINED
     if owner is not None and not explain:
         raise click.UsageError("--owner goes with --explain.")
+    if (endpoints or show_keys) and not hot:
+        raise click.UsageError("--endpoint and --show-keys go with --hot.")
     aws = _aws(config, overrides)
+    if hot:
+        from kclrun.cli.leases.hot import show_hot
+
+        return show_hot(aws, endpoints, as_json=as_json, with_keys=show_keys)
     if explain:
         return explain_owners(aws, owner, as_json=as_json)
     lines = views.lease_lines(aws, with_age=with_age)

@@ -23,6 +23,7 @@ from kclrun.cli.config_options import (
 )
 from kclrun.cli.messages import leases_command
 from kclrun.cli.user_code import (
+    dead_letter_folder,
     output_folder,
     require_folder,
     require_user_code,
@@ -77,6 +78,8 @@ def run(
     folder = output_folder(configuration.settings)
     if folder is not None:
         require_folder("output.path", folder)
+    if (letters := dead_letter_folder(configuration.settings)) is not None:
+        require_folder("on_error.dead_letter.path", letters)
     if report is not None:
         require_folder("--report", report.absolute().parent)
     if configuration.settings.aws.endpoint == EMBEDDED:

@@ -49,7 +49,7 @@ def launch_jvm(conf: Mapping[str, str]) -> None:
 
     if SUBMITTED in os.environ or SparkContext._gateway is not None:  # noqa: SLF001 - see below
         return
-    settled = SparkConf(loadDefaults=False).setAll(list(conf.items()))
+    settled = SparkConf().setAll(list(conf.items()))
     gateway = launch_gateway(settled, {"start_new_session": True})  # type: ignore[no-untyped-call]
     # `SparkContext(gateway=…)` is the public way, but the builder makes the sessions.
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001

@@ -41,7 +41,7 @@ def show_shipped_files_to_planners() -> None:
         return
     link = Path(SparkFiles.getRootDirectory()) / _LOOKED_FOR
     with contextlib.suppress(FileExistsError):
-        link.symlink_to(link.parent, target_is_directory=True)
+        link.symlink_to(link.parent)
 
 
 _ALIAS: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}\Z")

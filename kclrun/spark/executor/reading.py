@@ -189,9 +189,10 @@ class ShardReading:
         )
         self._pace = ReadPace(settings.reads_per_second_max, self._now())
         self._failures = 0
-        self._failing_since = self._now()
-        self._is_said = False
-        self._asked_at = self._now()
+        # Of the outage that began with the last first failure; of the last request for records.
+        self._failing_since: Instant
+        self._is_said: bool
+        self._asked_at: Instant
         self._is_awaited = False
 
     @property
@@ -347,25 +348,25 @@ def record_batches(
     unless a single record is larger. `explicitHashKey` is null unless the record came out of an
     aggregate: GetRecords does not return it.
     """
-    for first, last in _cuts(records):
+    sizes = [len(record.data) for record in records]
+    for first, last in cuts(sizes, _ROWS_MAX, _DATA_BYTES_MAX):
         yield _batch(records[first:last], stream, shard_id)
 
 
-def _cuts(records: Sequence[Record]) -> Iterator[tuple[int, int]]:
-    """The first and last index of each batch."""
-    size = sum([len(record.data) for record in records])
-    if 0 < len(records) <= _ROWS_MAX and size <= _DATA_BYTES_MAX:
-        yield 0, len(records)
+def cuts(sizes: Sequence[int], rows_max: int, bytes_max: int) -> Iterator[tuple[int, int]]:
+    """The first and last index of each batch, from the sizes of the rows: at most so many rows
+    and, unless one row is larger, so many bytes."""
+    if 0 < len(sizes) <= rows_max and sum(sizes) <= bytes_max:
+        yield 0, len(sizes)
         return
     first = size = 0
-    for index, record in enumerate(records):
-        length = len(record.data)
-        if index > first and (index - first == _ROWS_MAX or size + length > _DATA_BYTES_MAX):
+    for index, length in enumerate(sizes):
+        if index > first and (index - first == rows_max or size + length > bytes_max):
             yield first, index
             first, size = index, 0
         size += length
-    if first < len(records):
-        yield first, len(records)
+    if first < len(sizes):
+        yield first, len(sizes)
 
 
 def _batch(records: Sequence[Record], stream: str, shard_id: str) -> pa.RecordBatch:
@@ -520,7 +521,7 @@ def _opened(
         if left or is_last:
             yield ReadPage(wanted, left, is_last)
         return
-    pieces = list(_pieces(records))
+    pieces = _pieces(records)
     for index, piece in enumerate(pieces, start=1):
         opened = _beyond(wanted.begin, open_aggregates(piece))
         ends = is_last and index == len(pieces)
@@ -528,18 +529,11 @@ def _opened(
             yield ReadPage(wanted, opened, ends)
 
 
-def _pieces(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+def _pieces(records: Sequence[Record]) -> Sequence[Sequence[Record]]:
     """The records in pieces of at most 2 MiB; one piece where there are none."""
-    if sum([len(record.data) for record in records]) <= _OPENED_BYTES_MAX:
-        yield records
-        return
-    first = size = 0
-    for index, record in enumerate(records):
-        if size > 0 and size + len(record.data) > _OPENED_BYTES_MAX:
-            yield records[first:index]
-            first, size = index, 0
-        size += len(record.data)
-    yield records[first:]
+    sizes = [len(record.data) for record in records]
+    bounds = cuts(sizes, len(records), _OPENED_BYTES_MAX)
+    return [records[first:last] for first, last in bounds] or [records]
 
 
 def _closed_beyond(begin: Position, records: Sequence[Record]) -> list[Record]:

@@ -65,7 +65,7 @@ def find_bound(cursor: ShardCursor, target: BatchTarget) -> BoundSearch:
     Sent: the page, and a service time that had surely been reached when it was requested.
     """
     kept = cursor.kept
-    needs_head = kept.first is None and (target.only_heads or not kept.base.is_exact)
+    needs_head = target.only_heads or not kept.base.is_exact
     is_fresh = False
     while needs_head and kept.first is None and not (is_fresh and _is_over(kept)):
         if (yield from _read(cursor, kept, cursor.sample_limit)) is None:
@@ -169,7 +169,7 @@ def _step_on(cursor: ShardCursor, target: BatchTarget) -> BoundSearch:
 
 def _stays(cursor: ShardCursor, ahead: PageRun, first: Record) -> bool:
     """The time leads to the record that the batch begins at: behind the tip, that is the answer."""
-    if cursor.kept.first is None and before(first.sequence_number) == cursor.position:
+    if before(first.sequence_number) == cursor.position:
         ahead.begin_at(cursor.position)
         cursor.kept = ahead
     return True
@@ -271,11 +271,11 @@ def _read(cursor: ShardCursor, page_run: PageRun, limit: int) -> _Reading:
     seen_s = None
     if page_run.at_tip and seen_before_at is not None:
         # All records since the shard was last seen empty: their own span does not contain pauses.
-        seen_s = max(0.0, answer.sent_at - seen_before_at)
+        seen_s = answer.sent_at - seen_before_at
     elif sought_ms is not None and len(records) > 1:
         # A time falls between two bursts of records more often than into one: the time before the
         # first record counts as well.
-        seen_s = max(0.0, (arrival_ms(records[-1]) - sought_ms) / 1000)
+        seen_s = (arrival_ms(records[-1]) - sought_ms) / 1000
     cursor.density = density_of(records, seen_s) or cursor.density
     cursor.lag_ms = answer.page.millis_behind_latest
     return records

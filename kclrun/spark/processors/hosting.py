@@ -34,7 +34,7 @@ from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.observe.failures import FRAMES_MAX, describe, is_ours
 from kclrun.processor import Checkpointer, Context, RecordProcessor, call_method
 from kclrun.sinks.emitted_rows import ROW_BYTES_MAX, encode_row
-from kclrun.spark.executor.reading import ReadPage
+from kclrun.spark.executor.reading import ReadPage, cuts
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import Place
 from kclrun.spark.processors.range_progress import (
@@ -94,8 +94,9 @@ class EmittedBatches:
         self._runs: list[tuple[ExtendedSequenceNumber, int]] = []
         self._bytes = 0
         self._is_open = False
-        self._call_start = 0
-        self._call_bytes = 0
+        # Of the current call; `begin_batch` sets them.
+        self._call_start: int
+        self._call_bytes: int
         self._rows_total = 0
         self._lock = threading.Lock()
 
@@ -157,7 +158,7 @@ class EmittedBatches:
         self._rows_total += len(lines)
         numbers = [position.sequence_number for position, n in runs for _ in range(n)]
         subs = [position.sub_sequence_number for position, n in runs for _ in range(n)]
-        for first, last in _cuts(lines):
+        for first, last in cuts([*map(len, lines)], BATCH_ROWS_MAX, BATCH_BYTES_MAX):
             yield _batch(
                 (ROW, self._stream, self._shard_id),
                 numbers[first:last],
@@ -177,18 +178,6 @@ class EmittedBatches:
 def report_batch(report: RangeReport) -> pa.RecordBatch:
     """The account of a range as a row of the kind ACK, under the range's own name."""
     return _batch((ACK, "", report.shard_id), [report.position], [0], [msgspec.json.encode(report)])
-
-
-def _cuts(lines: list[bytes]) -> Iterator[tuple[int, int]]:
-    """Batches of at most BATCH_ROWS_MAX rows and, unless one row is larger, BATCH_BYTES_MAX."""
-    first = size = 0
-    for index, line in enumerate(lines):
-        if index - first == BATCH_ROWS_MAX or (size and size + len(line) > BATCH_BYTES_MAX):
-            yield first, index
-            first, size = index, 0
-        size += len(line)
-    if first < len(lines):
-        yield first, len(lines)
 
 
 def _batch(

@@ -123,9 +123,10 @@ def failure_of(text: str) -> KclrunError:
 
 def own_failure_in(text: str) -> KclrunError | None:
     """The kclrun error that a text names; None where it names none."""
-    ours = _OURS.search(text)
-    kind = getattr(errors, ours[1], None) if ours is not None else None
-    if ours is None or not (isinstance(kind, type) and issubclass(kind, KclrunError)):
+    if (ours := _OURS.search(text)) is None:
+        return None
+    kind = getattr(errors, ours[1], None)
+    if not (isinstance(kind, type) and issubclass(kind, KclrunError)):
         return None
     return _rebuilt(kind, _message(ours[2]))
 

@@ -232,8 +232,9 @@ def read_report(reported: object) -> Mapping[str, Any] | None:
             reported = msgspec.json.decode(reported)
         except msgspec.DecodeError:
             return None
-    is_ours = isinstance(reported, dict) and isinstance(reported.get("shards"), dict)
-    return reported if isinstance(reported, dict) and is_ours else None
+    if isinstance(reported, dict) and isinstance(reported.get("shards"), dict):
+        return reported
+    return None
 
 
 def _offset(value: object) -> Offset | None:

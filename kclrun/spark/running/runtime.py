@@ -110,7 +110,7 @@ class Watch:
         self._looked = looked
         self._clock = clock
         self._wait = wait
-        self._seen = -1
+        self._seen: int  # the newest batch of the query that is watched
 
     def until_ended(self, query: StreamingQuery, is_enough: Callable[[], bool]) -> Ending:
         """Watch until the query ends, `is_enough`, or a stop is wanted; passes on all its progress.

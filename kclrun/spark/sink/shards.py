@@ -7,6 +7,7 @@ temporarily, the last one is used; the first one has to succeed.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import threading
@@ -60,8 +61,8 @@ class OpenShards:
         InvalidRequest; Throttled or Unavailable after six attempts, if there was never an answer.
         """
         with self._lock:
-            at, shards = self._read.get(reached, (0.0, ()))
-            if shards and self._clock() - at < _KEPT_S:
+            at, shards = self._read.get(reached, (-math.inf, ()))
+            if self._clock() - at < _KEPT_S:
                 return shards
             try:
                 shards = self._now(reached)

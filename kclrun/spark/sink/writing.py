@@ -63,12 +63,7 @@ def put_entries(
         f"{DATA} and {PARTITION_KEY} are more than {record_bytes_max} bytes (option"
         " maxRecordBytes; a stream takes 1 MiB, or up to 10 MiB where that was set on it)",
     )
-    return [
-        PutEntry(each, key, hash_key)
-        for each, key, hash_key in zip(
-            data.to_pylist(), keys.to_pylist(), _hash_keys(batch, check), strict=True
-        )
-    ]
+    return list(map(PutEntry, data.to_pylist(), keys.to_pylist(), _hash_keys(batch, check)))
 
 
 class _Check:
@@ -129,9 +124,11 @@ def _hash_keys(batch: pa.RecordBatch, check: _Check) -> Sequence[str | None]:
 
 def _is_hash_key(text: str | None) -> bool:
     try:
-        return text is None or parse_hash_key(text) >= 0
+        if text is not None:
+            parse_hash_key(text)
     except LimitExceeded:
         return False
+    return True
 
 
 _FORMAT: Final = "kclrun"

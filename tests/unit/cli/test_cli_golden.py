@@ -23,13 +23,16 @@ from kclrun.aws.put_records import batches, send_all
 from kclrun.aws.rows import encode_row
 from kclrun.cli.program import run_program
 from kclrun.cli.world import Aws, open_world
+from kclrun.codec.kpl import effective_hash_key
 from kclrun.config.load import settings_of
+from kclrun.consuming.hot_shards import HotShard
 from kclrun.local.filling import wait_until_active
 from kclrun.local.server import start_embedded
 from kclrun.model.lease import OFFERED, Halt, Handoff, Lease, LeaseKey, OwnerId
 from kclrun.model.record import IteratorType, PutEntry
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
+from kclrun.observe.health import KeyBody, LeaseBody, TrafficBody
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.positions import after, at_timestamp
 
@@ -139,6 +142,32 @@ def checkpoint_of_spark(folder: Path, aws: Aws, sequence_number: str) -> None:
         write(folder / name / "7", f"v1\n{{}}\n{json.dumps(encode_offset(offset))}")
 
 
+HASH_KEY = str(effective_hash_key("key-0", None))
+TRAFFIC = TrafficBody(
+    in_bytes_per_s=940_000.0,
+    in_records_per_s=312.0,
+    load=0.8965,
+    read_bytes_per_s=940_000.0,
+    throttled=0.0,
+    covered_s=91.5,
+    error=0.051,
+    keys=(KeyBody(HASH_KEY, 0.11),),
+)
+HOT = HotShard(
+    "0.94 MB/s and 312 records/s in: 90% of the limit of a shard",
+    "split at hash key 77: 52% of the bytes on one side, 48% on the other: aws kinesis split-shard",
+)
+QUIET = msgspec.structs.replace(TRAFFIC, in_bytes_per_s=2_000.0, load=0.3, keys=())
+# What a manager's endpoint answers to `leases --hot`.
+HEALTH = {
+    "application": "orders",
+    "owner": FIRST,
+    "leases": [
+        LeaseBody(shard=key(2), state="starting"),
+        LeaseBody(shard=key(1), state="running", traffic=QUIET),
+        LeaseBody(shard=key(0), state="running", traffic=TRAFFIC, hot=HOT),
+    ],
+}
 LINES = {
     "leases": "leases",
     "leases-json": "leases --json",
@@ -147,6 +176,9 @@ LINES = {
     "leases-age": "leases --age",
     "leases-explain": "leases --explain --owner new",
     "leases-explain-nobody-alive": "leases --explain",
+    "leases-hot": "leases --hot --endpoint http://127.0.0.1:9464",
+    "leases-hot-json": "leases --hot --endpoint http://127.0.0.1:9464 --show-keys --json",
+    "leases-hot-nowhere": "leases --hot",
     "leases-add-index": "leases add-index",
     "resume": "leases resume 1 0",
     "resume-unknown": "leases resume 9",
@@ -184,6 +216,7 @@ def test_a_verb_prints_what_its_golden_file_holds(
     shutil.rmtree("made", ignore_errors=True)
     # One failover: with the request of shard 5, doctor would watch until requests void.
     monkeypatch.setattr("kclrun.cli.doctor.watch_s", lambda *_: 1.0)
+    monkeypatch.setattr("kclrun.cli.leases.hot._body", lambda url: msgspec.json.encode(HEALTH))
 
     code = run_program(shlex.split(LINES[name]))
 

@@ -21,6 +21,16 @@ def loaded(more: str) -> Settings:
         ("pipeline: a:b", "pipeline: is for engine: spark"),
         ("spark: {master: local}", "spark: is for engine: spark"),
         ("output: {}", "output.path: is missing"),
+        ("on_error: {then: dead-letter}", "on_error.dead_letter.path: is missing"),
+        (
+            "on_error: {then: skip, dead_letter: {path: d}}",
+            "on_error.dead_letter.path: has no meaning with `then: skip`",
+        ),
+        (
+            "on_error: {then: dead-letter, dead_letter: {path: 's3://b/d'}}",
+            "on_error.dead_letter.path: expected a folder of this machine, not a URL (s3://…)",
+        ),
+        (SPARK + "on_error: {then: skip}", "on_error.then: skip is for the fleet"),
         ("output: {path: o, format: parquet}", "output.format: is for engine: spark"),
         ("output: {path: o, mode: update}", "output.mode: is for engine: spark"),
         ("engine: spark", "spark.checkpoint: is missing"),

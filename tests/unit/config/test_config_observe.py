@@ -112,3 +112,14 @@ def test_on_spark_it_means_nothing_and_is_named() -> None:
 
 def test_a_port_may_come_from_the_environment() -> None:
     assert loaded("observe: {listen: '${PORT}'}", PORT="9464").observe.listen == 9464
+
+
+@pytest.mark.parametrize("window", ["0s", "2s", "60s", "1h"])
+def test_the_window_of_hot_shards_is_of_seconds_to_an_hour_or_nothing(window: str) -> None:
+    assert loaded(f"observe: {{hot_window: {window}}}").observe.hot_window.text in {window, "1m"}
+
+
+@pytest.mark.parametrize("window", ["1s", "1999ms", "61m"])
+def test_another_window_of_hot_shards_is_refused(window: str) -> None:
+    with pytest.raises(SettingsError, match="hot_window: expected 2s to 1h, or 0s"):
+        loaded(f"observe: {{hot_window: {window}}}")

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from kclrun.consuming.hot_keys import HotKey, ShardHeat
 from kclrun.errors import MalformedFrame
 from kclrun.ipc.messages import TRACEBACK_BYTES_MAX, decode_report, encode_report
 from kclrun.ipc.ring import ENTRY_BYTES_MAX
@@ -29,6 +30,9 @@ EACH = [
         "process_records", "ValueError: no", "orders.py:7 in f", "1 of 2", "Traceback …", 2, 4.0
     ),
     reports.ProcessorRecovered("process_records", 3),
+    reports.RecordGivenUp(
+        AT, "ValueError: no", "orders.py:7 in f", "Traceback …", 4, is_skipped=True
+    ),
     reports.GilHeld(12.5),
     reports.RecordsExpired(AT, "replay what was lost"),
     reports.ProcessWarned("asked for a new one"),
@@ -135,3 +139,17 @@ def test_hostile_bytes_raise_one_error_that_shows_none_of_them(payload):
         decode_report(payload)
     assert "secret" not in str(caught.value)
     assert len(str(caught.value)) < 200
+
+
+def test_the_traffic_of_a_shard_travels_whole_and_one_that_no_shard_has_is_refused():
+    keys = (HotKey("3" * 39, 0.5),) * 5
+    heat = ShardHeat(91.5, 9e5, 312.0, 9e5, 0.25, 12_000, 0.05, "keys", keys, "2" * 39, 0.5)
+
+    assert decode_report(encode_report(heat)) == heat
+    assert len(encode_report(heat)) < 512, "a report each half a window is nothing to a ring"
+    for wrong in (float("nan"), -1.0):
+        with pytest.raises(MalformedFrame, match="a traffic that no shard has"):
+            decode_report(encode_report(msgspec.structs.replace(heat, in_bytes_per_s=wrong)))
+    key = msgspec.structs.replace(heat, keys=(HotKey("customer-4711", 0.5),))
+    with pytest.raises(MalformedFrame):
+        decode_report(encode_report(key))

@@ -112,13 +112,13 @@ def test_a_stream_is_made_once_and_active_when_the_call_returns(
     assert len(open_ranges(stream[1])) == 1
 
 
-def test_a_stream_that_never_becomes_active_ends_the_wait(
-    stream: tuple[WireEndpoint, WireClient], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_stream_that_never_becomes_active_ends_the_wait(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("kclrun.local.filling._ACTIVE_MAX_S", 0.0)
 
-    with pytest.raises(Unavailable, match="stream slow is still CREATING"):
-        make_stream(stream[0], "slow", 1)
+    with served(HttpFace(Kinesis(KinesisSettings(settle_s=3600.0), b"s" * 32), None)) as url:
+        endpoint = WireEndpoint(url, "eu-west-1", "eu-west-1")
+        with pytest.raises(Unavailable, match="stream slow is still CREATING"):
+            make_stream(endpoint, "slow", 1)
 
 
 def test_the_stream_is_resharded_after_the_named_shares_of_the_source(

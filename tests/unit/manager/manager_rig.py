@@ -108,6 +108,7 @@ class LivingProcess:
 
     def __init__(self, key, processes):
         self.key = key
+        self.heat = processes.heats.get(key)
         self.pid = os.getpid()
         self.trouble = processes.troubles.get(key, "")
         self._fields = processes.statuses.get(key)
@@ -137,6 +138,7 @@ class Processes:
         self.said = []
         self.started = []
         self.statuses = {}
+        self.heats = {}
         self.troubles = {}
         self.pids = frozenset()
 

@@ -604,7 +604,7 @@ class Living:
     """A lease process as a look sees it."""
 
     def __init__(self, key, trouble="", **status):
-        self.key, self.pid, self.trouble = key, os.getpid(), trouble
+        self.key, self.pid, self.trouble, self.heat = key, os.getpid(), trouble, None
         self.status = LeaseStatus(
             **{"pid": 1, "incarnation": 1, "state": WorkerState.PROCESSING} | status
         )

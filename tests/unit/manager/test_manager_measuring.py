@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from kclrun.config.schema import (
     ShutdownSettings,
 )
 from kclrun.config.units import Duration
+from kclrun.consuming.hot_keys import HotKey, ShardHeat
 from kclrun.consuming.subscribing import SILENCE_MAX_S
 from kclrun.errors import Unavailable
 from kclrun.ipc.messages import FailoverChanged
@@ -26,7 +28,7 @@ from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.manager.manager import ReportWriter
 from kclrun.manager.metering import open_metering
-from kclrun.manager.sampling import Sampler, Watch, note_of, state_of
+from kclrun.manager.sampling import HostCpu, Sampler, Watch, heat_of, note_of, state_of
 from kclrun.manager.world import ExitReason
 from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -112,6 +114,94 @@ def test_the_table_is_counted_anew_every_ten_seconds_and_not_at_each_look(rig):
     counts = [each.total_leases for each in sampled(run, 20.0, 29.9, 30.0)]
 
     assert counts == [2, 2, 3]
+
+
+def test_workers_needed_are_counted_every_twenty_seconds_by_the_hosts_cpu_and_the_table(
+    rig, monkeypatch
+):
+    shares = iter([None, 0.9])
+    # The first look, 20 s after the start, only begins to measure.
+    monkeypatch.setattr(HostCpu, "share", lambda _self: next(shares))
+    run = rig(shards=8)
+    run.at(33.0, lambda: [run.table.write(a_row(f"x{n}", OTHER)) for n in range(4)])
+
+    counts = [each.needed_workers for each in sampled(run, 5.0, 20.0, 39.0, 40.0, 59.0, 59.99)]
+
+    # Two workers, by the row of another owner, and one machine at 90 %: three of 60 %.
+    assert counts == [None, None, None, 3, 3, 3]
+
+
+def test_a_host_has_used_some_of_its_cpu(tmp_path):
+    """Of this machine: what it had since then was used by somebody, or stood still."""
+    host = HostCpu(tmp_path, tmp_path)
+    assert tick(host.share) is not None
+
+
+def tick(look):
+    """The first answer once the kernel's counters, of 10 ms, have moved."""
+    return next(share for share in iter(look, object()) if share is not None)
+
+
+def test_a_container_is_measured_by_its_own_limit(tmp_path, monkeypatch):
+    group = tmp_path / "system.slice" / "a"
+    group.mkdir(parents=True)
+    (tmp_path / "cgroup").write_text("4:memory:/other\n0::/system.slice/a\n")
+    (group / "cpu.max").write_text("150000 100000\n")
+    (group / "cpu.stat").write_text("usage_usec 5000000\nuser_usec 1\n")
+    clock = iter([10.0, 20.0, 20.0, 30.0])
+    monkeypatch.setattr("kclrun.manager.sampling.time.monotonic", lambda: next(clock))
+    host = HostCpu(tmp_path, tmp_path)
+    assert host.share() is None
+
+    (group / "cpu.stat").write_text("usage_usec 11000000\nuser_usec 1\n")
+    used = host.share()
+    at_once = host.share()
+    (group / "cpu.stat").write_text("usage_usec 99000000\nuser_usec 1\n")
+
+    # 6 s of the 15 s that one and a half CPUs have in ten.
+    assert used == 0.4
+    assert at_once is None
+    assert host.share() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("process", "limit"),
+    [
+        pytest.param(None, None, id="no list of cgroups"),
+        pytest.param("3:cpu:/a\n", None, id="cgroup v1"),
+        pytest.param("0::/\n", "max 100000\n", id="no limit"),
+        pytest.param("0::/\n", "", id="an empty file"),
+        pytest.param("0::/\n", "1 2 3", id="a file of another form"),
+    ],
+)
+def test_without_a_limit_the_machine_is_measured(tmp_path, monkeypatch, process, limit):
+    if process is not None:
+        (tmp_path / "cgroup").write_text(process)
+    if limit is not None:
+        (tmp_path / "cpu.max").write_text(limit)
+    times = iter([(10.0, 80.0, 5.0, 5.0), (20.0, 140.0, 15.0, 25.0)])
+
+    class Times(NamedTuple):
+        user: float
+        idle: float
+        iowait: float
+        steal: float
+
+    monkeypatch.setattr("psutil.cpu_times", lambda: Times(*next(times)))
+    host = HostCpu(tmp_path, tmp_path)
+    assert host.share() is None
+
+    # Of 100 s, 60 were idle and 10 waited for a disk; what a hypervisor stole was not to be had.
+    assert host.share() == 0.3
+
+
+def test_a_host_that_shows_no_counters_has_no_share(tmp_path, monkeypatch):
+    def unreadable():
+        raise OSError(24, "too many open files")
+
+    monkeypatch.setattr("psutil.cpu_times", unreadable)
+    host = HostCpu(tmp_path, tmp_path)
+    assert [host.share(), host.share()] == [None, None]
 
 
 def test_for_how_long_a_stop_lasts_is_measured_from_its_first_sample(rig):
@@ -548,7 +638,7 @@ def test_a_lease_process_is_shown_with_its_memory_and_from_the_second_look_on_it
     core = LeaseManager(ManagerPolicy(me="kclrun::h:n", leases_max=1), lambda: 0.5)
     core.handle(events.Started(5.0), 1.0)
     children = [
-        SimpleNamespace(key=key, pid=pid, trouble="", look=lambda: None)
+        SimpleNamespace(key=key, pid=pid, trouble="", heat=None, look=lambda: None)
         for key, pid in (("s0", os.getpid()), ("s1", None))
     ]
     sampler = sampler_of_core(core, lambda: children, has_gauge=True)
@@ -562,3 +652,48 @@ def test_a_lease_process_is_shown_with_its_memory_and_from_the_second_look_on_it
     assert (unmeasured.pid, unmeasured.memory_bytes) == (os.getpid(), None)
     for waiting in (first_waiting, second_waiting):
         assert (waiting.pid, waiting.cpu_percent, waiting.memory_bytes) == (None, None, None)
+
+
+# Hot shards.
+
+FULL = ShardHeat(60.0, 1e6, 900.0, 1e6, 0.0, 0, 0.05, "keys", (HotKey("77", 0.2),), "9", 0.5)
+QUIET = ShardHeat(60.0, 1e3, 1.0, 1e3, 0.0, 0)
+
+
+def test_a_traffic_is_known_while_its_process_reads():
+    def reading(at):
+        return LeaseStatus(
+            pid=1, incarnation=1, state=WorkerState.PROCESSING, last_fetch_instant=at
+        )
+
+    assert heat_of(FULL, reading(40.0), 100.0) is FULL
+    assert heat_of(FULL, reading(39.9), 100.0) is None
+    short = msgspec.structs.replace(FULL, covered_s=2.0)
+    assert heat_of(short, reading(90.0), 100.0) is short, "a busy machine may be late"
+    assert heat_of(None, reading(99.0), 100.0) is None
+    assert heat_of(FULL, None, 100.0) is None
+
+
+def test_a_hot_shard_is_logged_when_it_begins_and_when_it_ends_and_shown_in_between(rig):
+    run = rig(shards=2)
+    statuses, heats, shots = run.processes.statuses, run.processes.heats, []
+    _, _ = watched(run, until=False, readers=((1.0, shots.append),))
+
+    def heat_up():
+        for key in ("s0", "s1"):
+            statuses[key] = {"last_fetch_instant": run.loop.now() + 1000.0}
+        heats.update(s0=FULL, s1=QUIET)
+
+    run.at(10.0, heat_up)
+    run.at(40.0, lambda: heats.update(s0=QUIET))
+    run.at(60.0, lambda: run.manager.drain("test"))
+    run.run()
+
+    (hot,), (cooled,) = run.lines("shard_hot"), run.lines("shard_cooled")
+    assert (hot["shard"], cooled["shard"], hot["level"]) == ("s0", "s0", "warning")
+    assert hot["reason"] == "1.00 MB/s and 900 records/s in: 95% of the limit of a shard"
+    assert "--shard-to-split s0 --new-starting-hash-key 9" in hot["advice"]
+    shown = [lease.hot for shot in shots for lease in shot.leases if lease.shard == "s0"]
+    assert [at for at, one in enumerate(shown) if one is not None] != []
+    assert shown[-1] is None
+    assert max(shot.of_fleet["hot_leases"] for shot in shots) == 1

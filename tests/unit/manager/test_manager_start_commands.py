@@ -10,6 +10,7 @@ from kclrun.config.schema import (
     CheckpointSettings,
     FetchSettings,
     LogSettings,
+    ObserveSettings,
     OnErrorSettings,
     OutputSettings,
     Settings,
@@ -66,6 +67,7 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
         on_error=OnErrorSettings(retries=2, backoff=Duration(3)),
         output=OutputSettings(path="/out"),
         log=LogSettings(level="warning"),
+        observe=ObserveSettings(hot_window=Duration(9)),
     )
 
     assert told(make, has_waited=True) == ipc.StartSpec(
@@ -86,7 +88,9 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
         processor="own:Class",
         import_paths=("/app",),
         options={"a": 1},
-        fetch=ipc.FetchSpec(idle_s=2.0, buffer_bytes=4096, batch_max=50, kpl_range="drop"),
+        fetch=ipc.FetchSpec(
+            idle_s=2.0, buffer_bytes=4096, batch_max=50, kpl_range="drop", hot_window_s=9.0
+        ),
         checkpoint=ipc.CheckpointSpec(mode="auto", every_s=20.0, uncheckpointed_max=500),
         on_error=ipc.OnErrorSpec(retries=2, backoff_s=3.0),
         output_path="/out",

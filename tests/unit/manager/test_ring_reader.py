@@ -6,6 +6,7 @@ import os
 import msgspec
 import pytest
 
+from kclrun.consuming.hot_keys import ShardHeat
 from kclrun.ipc.board import Segment
 from kclrun.ipc.messages import encode_report
 from kclrun.leases.commands import StartProcess
@@ -153,6 +154,16 @@ AT = ExtendedSequenceNumber("7")
         (LAST, True, "processor_failed", True),
         (FIRST, False, "processor_raised", False),
         (reports.ProcessorRecovered("f", 2), False, "processor_recovered", False),
+        (
+            reports.RecordGivenUp(AT, "x", "", "", 3, is_skipped=True),
+            False,
+            "record_skipped",
+            False,
+        ),
+        (
+            reports.RecordGivenUp(AT, "x", "f.py:1", "Traceback …", 3, is_skipped=False),
+            *(False, "record_dead_lettered", False),
+        ),
         (reports.GilHeld(12.5), False, "gil_held", False),
         (reports.RecordsExpired(AT, "replay"), False, "records_expired", False),
         (reports.ProcessWarned("x"), False, "lease_process_warned", False),
@@ -218,3 +229,12 @@ def test_what_an_exited_process_wrote_that_is_no_report_ends_the_listening(told)
 
     assert told.hear_last() == []
     assert [each["event"] for each in told.lines()] == ["process_condemned"]
+
+
+def test_the_traffic_of_a_shard_is_kept_for_the_looks_and_not_logged(told):
+    heats = [ShardHeat(60.0, rate, 1.0, rate, 0.0, 0) for rate in (1.0, 2.0)]
+
+    assert told.hear(*heats) == []
+
+    assert told.child.heat == heats[1]
+    assert told.lines() == []

@@ -194,7 +194,8 @@ def test_the_body_names_the_shard_of_a_reason_and_the_state_of_each_lease():
     }
     still = {"shard": "a", "state": "halted", "still_s": None, "note": "boom"}
     moving = {"shard": "b", "state": "running", "still_s": 0.6, "note": ""}
-    assert body["leases"] == [each | {"lag_ms": None, "restarts": 0} for each in (still, moving)]
+    unknown = {"lag_ms": None, "restarts": 0, "traffic": None, "hot": None}
+    assert body["leases"] == [each | unknown for each in (still, moving)]
 
 
 def test_secrets_in_an_exception_of_user_code_are_cut_out_of_the_body():

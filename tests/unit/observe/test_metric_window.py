@@ -37,7 +37,7 @@ def closed(window):
 def test_what_was_never_said_of_a_manager_a_lease_or_a_run_is_not_known_or_none_of_it():
     told = msgspec.structs.asdict(sample())
     not_known = ("total_leases", "total_shards", "unclaimed_leases", "launcher_away_s")
-    not_known += ("host_short_s", "draining_s", "native_mode")
+    not_known += ("host_short_s", "draining_s", "native_mode", "needed_workers")
     none_of_it = {"leases": (), "outages": (), "host_reason": "", "is_draining": False, "doing": ""}
 
     assert {name: told[name] for name in not_known} == dict.fromkeys(not_known)
@@ -53,6 +53,7 @@ def test_what_was_never_said_of_a_manager_a_lease_or_a_run_is_not_known_or_none_
         *[("shard", "a"), ("state", "x"), ("records_total", 0), ("bytes_total", 0)],
         *[("records_per_s", 0.0), ("lag_ms", None), ("still_s", None), ("restarts", 0)],
         *[("pid", None), ("cpu_percent", None), ("memory_bytes", None), ("note", "")],
+        *[("heat", None), ("hot", None)],
     ]
     report = msgspec.structs.asdict(ShardReport())
     assert list(report.values()) == [0, 0, 0, 0.0, None, None, None, 0, False, msgspec.UNSET]
@@ -71,7 +72,7 @@ def test_a_sample_sums_its_leases_with_those_that_left_and_shows_the_greatest_la
 
     assert (shown.records_total, shown.records_per_s, shown.lag_ms_max) == (107, 3.5, 9)
     assert sample(leases=(lease("c"),)).lag_ms_max is None
-    assert shown.of_fleet == {"worker_leases": 3, "halted_leases": 1}
+    assert shown.of_fleet == {"worker_leases": 3, "halted_leases": 1, "hot_leases": 0}
 
 
 def test_the_table_is_measured_three_times_a_minute_and_a_lease_six_times():
@@ -105,7 +106,7 @@ def test_what_is_not_known_is_left_out_and_not_zero():
 
     names = {name for name, _ in closed(window)}
 
-    assert names == {"worker_leases", "halted_leases", "records", "bytes"}
+    assert names == {"worker_leases", "halted_leases", "hot_leases", "records", "bytes"}
 
 
 def test_counts_are_of_the_interval():
@@ -148,7 +149,8 @@ def test_a_window_that_was_closed_begins_anew():
 
 def test_the_number_of_metrics_does_not_depend_on_the_number_of_shards():
     window = MetricWindow("orders", {"Environment": "prod"})
-    window.add_fleet(sample(total_leases=3, total_shards=3, unclaimed_leases=0, worker_leases=3))
+    fleet = {"total_leases": 3, "total_shards": 3, "unclaimed_leases": 0, "needed_workers": 1}
+    window.add_fleet(sample(**fleet, worker_leases=3))
     window.add_leases([lease(f"shard-{number}", lag_ms=0) for number in range(300)])
 
     measurements = window.close(60.0)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from kclrun.consuming.hot_keys import HotKey, ShardHeat
+from kclrun.consuming.hot_shards import HotShard
 from kclrun.observe.health import Reason, Verdict
 from kclrun.observe.metrics import METRICS
 from kclrun.observe.prometheus import Exposition
@@ -84,9 +87,9 @@ def test_restarts_outages_and_points_that_were_lost_are_counted():
 
 
 def test_every_metric_of_the_table_has_its_series():
-    series = read(
-        sample(lease("a"), total_leases=1, total_shards=1, unclaimed_leases=0, worker_leases=1)
-    )
+    fleet = {"total_leases": 1, "total_shards": 1, "unclaimed_leases": 0, "needed_workers": 1}
+
+    series = read(sample(lease("a"), **fleet, worker_leases=1))
 
     assert {kind.prometheus for kind in METRICS.values()} <= {name for name, _ in series}
 
@@ -136,3 +139,23 @@ def test_who_it_is_stands_on_one_series_and_on_no_other():
         "owner": "kclrun::h:n",
         "version": "0.1.0",
     }
+
+
+def test_the_traffic_of_a_shard_has_its_series_and_a_key_is_no_label():
+    heat = ShardHeat(90.0, 9e5, 312.0, 9e5, 0.25, 0, 0.05, "keys", (HotKey("77", 0.5),))
+    shown = sample(
+        lease("a", heat=heat, hot=HotShard("full", "split")),
+        lease("b", heat=msgspec.structs.replace(heat, keys=())),
+        lease("c"),
+    )
+    series = read(shown)
+
+    assert [value(series, "kclrun_hot", shard=shard) for shard in "ab"] == [1, 0]
+    assert value(series, "kclrun_in_bytes_per_second", shard="a") == 9e5
+    assert value(series, "kclrun_in_records_per_second", shard="a") == 312
+    assert value(series, "kclrun_reads_throttled_ratio", shard="a") == 0.25
+    assert [value(series, "kclrun_heaviest_key_ratio", shard=s) for s in "ab"] == [0.5, 0]
+    assert value(series, "kclrun_hot_leases") == 1
+    labels = {name for _, labelled in series for name, _ in labelled}
+    assert labels <= {"application", "shard", "state", "stream", "owner", "version"}
+    assert ("kclrun_hot", (("application", "orders"), ("shard", "c"))) not in series

@@ -12,6 +12,7 @@ from kclrun.errors import (
     OffsetRefused,
     SettingsError,
     Throttled,
+    Unavailable,
 )
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
@@ -107,6 +108,7 @@ class World:
 
     def fetch(self, iterator, limit):
         self.calls.append("fetch")
+        self.limit = limit
         self.elapsed += 0.001
         if self.throttled:
             self.throttled -= 1
@@ -676,7 +678,36 @@ def test_a_deleted_and_re_created_stream_is_refused():
     with pytest.raises(OffsetRefused, match="deleted and re-created"):
         world.query().latest_offset(start)
     with pytest.raises(OffsetRefused, match="deleted and re-created"):
-        news(query, start)
+        query.latest_offset(start)
+
+
+def test_ten_listings_with_a_hole_a_second_apart_are_enough(monkeypatch):
+    world = World(2)
+    left = world.model.list_shards()[1:]
+    monkeypatch.setattr(world.model, "list_shards", lambda _: left)
+
+    with pytest.raises(Unavailable, match="10 listings of s did not cover its key space"):
+        world.query().initial_offset()
+    assert (world.calls.count("list"), world.elapsed) == (10, 10.0)
+
+
+@pytest.mark.parametrize("start", [LATEST, Start(StartKind.TIMESTAMP, round(EPOCH * 1000) + 3_000)])
+@pytest.mark.parametrize("ahead_s", [-3_600, 3_600])
+def test_a_start_by_time_is_one_of_the_services_clock_and_of_one_page(start, ahead_s):
+    world = World(2)
+    world.host_ahead_s = ahead_s
+    world.wait(5.25)
+    world.calls.clear()
+
+    initial = world.query(start).initial_offset()
+
+    begins = [each.timestamp_ms / 1000 for each in initial.shards.values()]
+    at = 5.0 if start is LATEST else 3.0
+    assert begins == [pytest.approx(EPOCH + at, abs=1.0)] * 2
+    assert (world.calls.count("fetch"), world.limit) == (1, 1)
+    if start is LATEST:
+        whole = round(max(begins) * 1000) - initial.aligned_ms
+        assert whole == int((world.at + ahead_s) * 1000) % 1000 > 0
 
 
 def test_a_checkpoint_of_another_stream_is_refused():

@@ -1,5 +1,6 @@
 """The search for one shard's bound: which pages are read, which bound they show, what is kept."""
 
+import msgspec
 import pytest
 
 from kclrun.errors import InvalidRequest
@@ -21,12 +22,14 @@ class Shard:
     """Records that are numbered from 1 and stamped with these seconds; `calls` are the reads as
     `<place>:<limit>`. The token of an iterator is the number of the records before it."""
 
-    def __init__(self, stamps, *, is_closed=False, gap_pages=0, refuses_times=False):
+    def __init__(self, stamps, *, is_closed=False, gap_pages=0, times_max=1e9, reads_max=50):
         self.records = [row(number, at) for number, at in enumerate(stamps, 1)]
         self.calls = []
         self._is_closed = is_closed
         self._gap_pages = gap_pages
-        self._refuses_times = refuses_times
+        self._times_max = times_max  # seconds; later ones are refused
+        self.page_max = 10_000
+        self._reads_max = reads_max  # later ones are refused
 
     def put(self, *stamps):
         self.records += [row(len(self.records) + n, at) for n, at in enumerate(stamps, 1)]
@@ -35,12 +38,13 @@ class Shard:
         opening = read.opening
         place, at = (read.token, int(read.token or 0)) if opening is None else self._open(opening)
         self.calls.append(f"{place}:{read.limit}")
-        if self._refuses_times and opening is not None and opening.timestamp is not None:
+        is_late = opening is not None and (opening.timestamp or 0) > self._times_max
+        if is_late or len(self.calls) > self._reads_max:
             return Refused(InvalidRequest("a time in the future", operation="GetShardIterator"))
         if self._gap_pages:
             self._gap_pages -= 1
             return Paged(str(at), FetchedPage([], str(at), 1000), 0.0, 0.0)
-        records = self.records[at : at + read.limit]
+        records = self.records[at : at + min(read.limit, self.page_max)]
         end = at + len(records)
         left = len(self.records) - end
         following = None if self._is_closed and not left else str(end)
@@ -59,7 +63,7 @@ class Shard:
         return "oldest", 0
 
 
-def walk(shard, cursor, target):
+def walk(shard, cursor, target, asked_ms=ASKED_MS):
     """The reads of one search."""
     shard.calls.clear()
     search = find_bound(cursor, target)
@@ -67,7 +71,9 @@ def walk(shard, cursor, target):
         want = next(search)
         for _ in range(50):
             answer = shard.answer(want.page_run.read(want.limit, 0.0))
-            want = search.send((answer, ASKED_MS))
+            if isinstance(answer, Paged):
+                answer = msgspec.structs.replace(answer, sent_at=asked_ms / 1000)
+            want = search.send((answer, asked_ms))
     except StopIteration:
         return " ".join(shard.calls)
     raise AssertionError(f"no end: {shard.calls}")
@@ -183,15 +189,15 @@ SEARCHES = {
         ("500s:64 @5:513 275.8s:100 517:2621", after("900"), None, ASKED_MS),
     ),
     "a refused time is read towards": (
-        (DENSE, {"refuses_times": True}, after("5"), until(80_000)),
+        (DENSE, {"times_max": 0}, after("5"), until(80_000)),
         ("80s:64 @5:513 65.8s:100 517:2621", before("801"), 80_000, None),
     ),
     "a refused time is read towards to the tip": (
-        (DENSE, {"refuses_times": True}, after("5"), tip(80_000)),
+        (DENSE, {"times_max": 0}, after("5"), tip(80_000)),
         ("@5:65 80s:100 69:2621", after("900"), None, ASKED_MS),
     ),
     "where the first of all is late, it is no bound": (
-        ([1, 9], {"refuses_times": True}, after("1"), until(5_000)),
+        ([1, 9], {"times_max": 0}, after("1"), until(5_000)),
         ("5s:64 @1:513", after("1"), None, None),
     ),
     "a time that leads back to an early record gives way to one page": (
@@ -205,6 +211,22 @@ SEARCHES = {
     "in pages that may be inlined, with an eighth to spare": (
         ([*AHEAD, *[9] * 5_000], {}, after("1"), BatchTarget(60_000, 2**19, True, takes_all=True)),
         ("@1:513 60s:100 513:2293 2806:2293 5099:2293", after("5305"), None, ASKED_MS),
+    ),
+    "a refused page ends the search": (
+        ([1, 2, 3], {"reads_max": 1}, after("1"), until(5_000)),
+        ("5s:64 @1:513", after("1"), None, None),
+    ),
+    "a refused second page too": (
+        (DENSE, {"reads_max": 3}, after("5"), until(500_000)),
+        ("500s:64 @5:513 275.8s:100 517:2621", before("517"), 51_600, None),
+    ),
+    "and one after a step": (
+        (AHEAD, {"reads_max": 2}, after("1"), tip(60_000, takes_all=True)),
+        ("@1:65 60s:100 65:1310", after("1"), None, None),
+    ),
+    "a time half-way leads on where a later one is refused": (
+        (DENSE, {"times_max": 90}, after("5"), until(95_000)),
+        ("95s:64 @5:513 73.3s:100 833:2621", after("900"), None, ASKED_MS),
     ),
     "away from the tip the early record ends the batch": (
         (BEHIND, {}, after("1"), until(60_000)),
@@ -229,6 +251,7 @@ def test_the_bound_of_a_batch(asked, found):
     assert cursor.is_busy == is_busy
 
 
+READ_ON = "69s:100 65:2621 47.91s:100 2686:2621 5307:2621"
 # Batches of one shard in a row, each from the bound of the one before: the reads, the bound; its
 # beginning, its rows if they are kept, the iterator at its beginning, the number of records that is
 # expected otherwise, and the bytes that are read again then.
@@ -287,6 +310,37 @@ ROWS = {
             (until(9_000), "9s:100 30:2621", "30", "@21", 10, None, None, 2_000),
         ],
     ),
+    "an empty shard is looked at again": (
+        (Shard([]), TRIM_HORIZON, {}),
+        [
+            (tip(), "oldest:64", "TRIM_HORIZON", "TRIM_HORIZON", 0, "0", None, 0),
+            (HEADS, "0:64", "TRIM_HORIZON", "TRIM_HORIZON", 0, "0", None, 0),
+            [1],
+            (HEADS, "0:64", "TRIM_HORIZON", "TRIM_HORIZON", 0, "0", None, 200),
+        ],
+    ),
+    "a time that leads to the beginning has read its rows": (
+        (Shard(DENSE), before("3"), {}),
+        [
+            (until(150), "0.15s:64", "@3", "@3", 0, "2", None, 12_800),
+            (until(1_000), "", "@11", "@3", 8, "2", None, 12_800),
+        ],
+    ),
+    "rows that were dropped may be late": (
+        (Shard([1, 2, 3]), TRIM_HORIZON, {"rows_bytes_max": 300}),
+        [(until(3_000), "oldest:64 3s:100 3:2621", "3", "@1", None, "0", None, 600)],
+    ),
+    "a time half-way may lead back to an early record": (
+        (
+            Shard([1, 1.5, 70, *(number / 100 for number in range(5_500))]),
+            after("1"),
+            {"rows_bytes_max": 1_000},
+        ),
+        [
+            (HEADS, "@1:65", "1", "1", None, None, None, 12_800),
+            (until(69_000), READ_ON, "5503", "1", None, None, None, 1_100_400),
+        ],
+    ),
     "the end of a shard is reached from what lies before it": (
         (Shard(DENSE[:30], is_closed=True), before("3"), {}),
         [
@@ -314,17 +368,59 @@ def test_the_batches_of_a_shard_in_a_row(began, batches):
         cursor.move(cursor.bound)
 
 
-def test_the_pages_read_towards_a_bound_are_a_bound_if_the_batch_must_end():
-    shard, cursor = Shard(DENSE), ShardCursor("s", after("5"), 1_000_000)
-    search = find_bound(cursor, until(500_000))
-    want, bounds = next(search), []
-    for _ in range(3):
-        answer = shard.answer(want.page_run.read(want.limit, 0.0))
-        want = search.send((answer, ASKED_MS))
-        bounds.append(str(cursor.bound))
+# Pages of at most so many records; the bound after each, the arrival of the record it is before.
+@pytest.mark.parametrize(
+    ("calls", "pages"),
+    [
+        (
+            "95s:64 @5:513 73.3s:100",
+            [(999, "5", None), (999, "@517", 51_600), (999, "@833", 83_200)],
+        ),
+        (
+            "95s:64 @5:513 73.3s:100 734:2621",
+            [(999, "5", None), (999, "@517", 51_600), (1, "@734", 73_300), (9, "@743", 74_200)],
+        ),
+        (
+            "95s:64 @5:513 5:512 6:512",
+            [(1, "5", None), (1, "5", None), (1, "5", None), (1, "@7", 600)],
+        ),
+    ],
+)
+def test_the_pages_read_towards_a_bound_are_a_bound_if_the_batch_must_end(calls, pages):
+    shard, cursor = Shard(DENSE, times_max=90), ShardCursor("s", after("5"), 1_000_000)
+    search = find_bound(cursor, until(95_000))
+    want = next(search)
+    for page_max, *found in pages:
+        shard.page_max = page_max
+        want = search.send((shard.answer(want.page_run.read(want.limit, 0.0)), ASKED_MS))
+        assert [str(cursor.bound), cursor.finding and cursor.finding.arrived_ms] == found
 
-    assert shard.calls == ["500s:64", "@5:513", "275.8s:100"]
-    assert bounds == ["5", "@517", "@517"]
+    assert " ".join(shard.calls) == calls
+
+
+@pytest.mark.parametrize(
+    ("put", "asked_ms", "rate"),
+    [([99] * 10, 99_500, 20.0), ([99] * 10, 99_000, 10_000.0), ([], 99_500, 1.0)],
+)
+def test_the_records_since_a_shard_was_seen_empty_show_its_density(put, asked_ms, rate):
+    shard, cursor = Shard([1, 2, 3]), ShardCursor("s", TRIM_HORIZON, 1_000_000)
+    walk(shard, cursor, tip())
+    assert cursor.density.records_per_second == 1.0, "two steps in two seconds"
+    shard.put(*put)
+    walk(shard, cursor, tip(), asked_ms)
+
+    assert cursor.density.records_per_second == rate
+
+
+@pytest.mark.parametrize(("stamps", "rate"), [([3], None), ([3, 4], 1.0), ([3, 4, 6], 0.75)])
+def test_the_time_before_the_first_record_counts_to_the_density_where_a_time_was_looked_up(
+    stamps, rate
+):
+    shard, cursor = Shard([0, *stamps, *[50] * 600]), ShardCursor("s", after("1"), 1_000_000)
+    shard.page_max = len(stamps)
+    walk(shard, cursor, until(2_000))
+
+    assert (cursor.density and cursor.density.records_per_second) == rate
 
 
 def test_latest_of_a_shard_that_has_ended_since_is_looked_up_by_its_time():
@@ -336,3 +432,12 @@ def test_latest_of_a_shard_that_has_ended_since_is_looked_up_by_its_time():
     assert (cursor.head_ms, cursor.bound) == (2_000, at_timestamp(2_000))
     assert walk(shard, cursor, tip()) == "3+:327"
     assert cursor.bound == SHARD_END
+
+
+def test_what_was_read_up_to_the_end_of_a_shard_is_not_read_again():
+    shard = Shard([1, 2, 3], is_closed=True)
+    cursor = ShardCursor("s", at_timestamp(500), 1_000_000)
+    cursor.kept = PageRun(cursor.position, 1_000_000, "0", 0.0)
+
+    assert [walk(shard, cursor, each) for each in (HEADS, until(2_500))] == ["0:64", ""]
+    assert cursor.bound == before("3")

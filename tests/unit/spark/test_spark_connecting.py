@@ -11,11 +11,13 @@ import pytest
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.local.server import start_embedded
 from kclrun.model.record import IteratorType
+from kclrun.spark import requests
 from kclrun.spark.executor.reading import read_ranges, record_batches
 from kclrun.spark.offsets import Hint, ShardRange
-from kclrun.spark.options import Reached, SourceSettings
+from kclrun.spark.options import LeasesAt, Reached, SourceSettings
 from kclrun.spark.positions import TRIM_HORIZON, after
-from kclrun.spark.requests import Kept, connected
+from kclrun.spark.requests import Connected, Kept, connected
+from kclrun.spark.stream_set import StreamsAdmin, StreamsReader
 
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 
@@ -50,8 +52,35 @@ def test_a_region_is_needed_and_must_agree_with_the_arn():
         connected(Reached(stream="orders"))
     with pytest.raises(SettingsError, match="eu-west-1: leave region out"):
         connected(Reached(stream=ARN, region="us-east-1"))
-    with pytest.raises(SettingsError, match="no stream's ARN"):
-        connected(Reached(stream="arn:aws:sqs:eu-west-1:123456789012:orders"))
+    for arn in ("arn:aws:sqs:eu-west-1:123456789012:orders", "arn:aws:kinesis:eu-west-1:1"):
+        with pytest.raises(SettingsError, match="no stream's ARN"):
+            connected(Reached(stream=arn))
+
+
+def test_several_streams_are_reached_over_one_client():
+    several = connected(Reached(stream="a,b", region="us-east-1"))
+
+    assert (type(several.reader), type(several.admin)) == (StreamsReader, StreamsAdmin)
+
+
+@pytest.mark.parametrize(
+    ("stream_url", "table_url", "found"),
+    [
+        (None, None, "https://dynamodb.us-east-1.amazonaws.com"),
+        ("https://kinesis.example", None, "https://dynamodb.us-east-1.amazonaws.com"),
+        ("http://127.0.0.1:1", None, "http://127.0.0.1:1"),
+        ("http://127.0.0.1:1", "https://other.example", "https://other.example"),
+    ],
+)
+def test_a_lease_table_is_in_aws_unless_the_stream_is_in_an_emulator(
+    monkeypatch, stream_url, table_url, found
+):
+    monkeypatch.setattr(requests, "WireClient", lambda endpoint, *_, **named: (endpoint, named))
+    monkeypatch.setattr(requests, "DynamoLeaseTable", lambda *made: made)
+
+    (endpoint, named), table = Connected(reached(stream_url)).lease_table(LeasesAt("t", table_url))
+
+    assert (endpoint.url.rstrip("/"), named, table) == (found, {"service": "dynamodb"}, "t")
 
 
 @pytest.mark.parametrize(

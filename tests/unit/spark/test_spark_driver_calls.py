@@ -2,17 +2,20 @@
 hundred shards wait for each other. Seen from the service, over real connections."""
 
 import json
+import queue
 import socketserver
 import threading
 import time
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler
+from types import SimpleNamespace
 
 import pytest
 
 from kclrun.aws.http import CONNECTIONS_MAX
 from kclrun.spark.offset_planner import CALLS_AT_ONCE, OffsetPlanner
 from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
+from kclrun.spark.planning.shard_cursor import AskListing
 from kclrun.spark.requests import connected
 from kclrun.spark.source import StreamReader
 
@@ -141,6 +144,28 @@ def test_connections_bound_the_calls_whoever_asks(slow):
     planner.close()
 
     assert server.at_once_max == CONNECTIONS_MAX
+
+
+def test_a_planner_that_is_closed_waits_for_nothing_and_begins_no_further_call():
+    began, ended, release = queue.SimpleQueue(), [], threading.Event()
+
+    def list_shards():
+        began.put(True)
+        release.wait(5)
+        ended.append(True)
+        return ()
+
+    settings = SourceSettings(reached=Reached(stream="s"), start=Start(StartKind.EARLIEST))
+    admin = SimpleNamespace(list_shards=list_shards)
+    planner = OffsetPlanner(None, admin, settings, calls_at_once=1)
+    planner._asking.send([AskListing()] * 3)
+    began.get()
+    planner.close()
+
+    assert ended == []
+    release.set()
+    planner._asking._pool.shutdown(wait=True)
+    assert ended == [True]
 
 
 def test_the_driver_and_an_executor_of_one_process_have_connections_of_their_own():

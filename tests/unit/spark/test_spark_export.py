@@ -7,12 +7,12 @@ import pytest
 
 from kclrun.codec.aggregator import build_aggregate
 from kclrun.codec.kpl import MAGIC, drop_until, open_aggregates
-from kclrun.errors import InvalidRequest, OffsetRefused, SettingsError
+from kclrun.errors import InvalidRequest, OffsetRefused, SettingsError, Unavailable
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.record import IteratorType
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph
-from kclrun.spark import positions
+from kclrun.spark import export, positions
 from kclrun.spark.export import (
     Create,
     Keep,
@@ -24,9 +24,9 @@ from kclrun.spark.export import (
     plan_rows,
     read_committed,
 )
-from kclrun.spark.offsets import Offset, StreamIs, encode_offset
+from kclrun.spark.offsets import Offset, StreamIs, encode_offset, together
 from kclrun.spark.positions import after, at_timestamp, before
-from tests.unit.spark.reading_world import HOUR_S, World
+from tests.unit.spark.reading_world import HOUR_S, World, empty
 
 END = LeaseCheckpoint(SHARD_END)
 
@@ -70,12 +70,15 @@ def test_no_number_but_those_of_records_is_one_for_the_service():
         )
 
 
-def test_before_a_record_is_after_the_one_before_it():
-    world = World()
+@pytest.mark.parametrize("page_max", [1, 10_000])
+def test_before_a_record_is_after_the_one_before_it(page_max):
+    world = World(page_max=page_max)
     first, second, third = world.put(3)
 
     assert standing(world, before(third)) == LeaseCheckpoint(number(second))
+    assert world.limits[:2] == [1, 1_000]
     assert standing(world, before(second)) == LeaseCheckpoint(number(first))
+    world.page_max = 10_000
     assert read_by_a_fleet(world, number(first)) == [b"1", b"2"]
 
 
@@ -89,14 +92,29 @@ def test_before_the_first_record_there_is_is_the_horizon():
     assert read_by_a_fleet(world, found.checkpoint) == [b"0", b"1", b"2"]
 
 
-@pytest.mark.parametrize("gap_s", [0.5, 5.0, 500.0, 20 * HOUR_S])
-def test_the_record_before_is_found_however_long_ago_it_was(gap_s):
+def test_a_record_that_the_stream_stops_to_show_is_looked_for_three_times():
+    world = World()
+    [first] = world.put()
+    answers = iter([None])
+    world.fault = lambda call: next(answers, empty("here")) if call == "fetch" else None
+    began = world.now
+
+    with pytest.raises(Unavailable, match=r"held record .* a moment ago and does not show it now"):
+        standing(world, before(first))
+
+    assert world.calls.count("fetch") == 1 + 3
+    assert world.now - began == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(("gap_s", "looks"), [(0.5, 1), (5.0, 2), (500.0, 4), (20 * HOUR_S, 6)])
+def test_the_record_before_is_found_however_long_ago_it_was(gap_s, looks):
     world = World()
     *_, last = world.put(5)
     world.now += gap_s
     [wanted, _] = world.put(2)
 
     assert standing(world, before(wanted)) == LeaseCheckpoint(number(last))
+    assert world.calls.count("AT_TIMESTAMP") == looks
 
 
 def test_the_record_before_may_be_an_aggregate_and_is_done_to_its_last_user_record():
@@ -134,11 +152,12 @@ def test_an_empty_aggregate_counts_as_one_record():
     assert standing(world, after(first)) == LeaseCheckpoint(number(first))
 
 
-def test_records_that_expired_unread_are_told():
+@pytest.mark.parametrize("later", [0, 1])
+def test_records_that_expired_unread_are_told(later):
     world = World()
     [first] = world.put()
     world.now += 25 * HOUR_S
-    world.put()
+    world.put(later)
 
     found = standing(world, before(first))
 
@@ -225,6 +244,38 @@ def test_a_row_further_back_is_moved_and_one_further_on_is_not():
     assert "further than the query" in on.why
 
 
+def test_a_row_that_stands_there_is_kept():
+    [kept] = planned({"l": HERE}, row("l", HERE.checkpoint))
+
+    assert kept == Keep("l", row("l", HERE.checkpoint), f"stands there already ({HERE.checkpoint})")
+
+
+MERGED = Shard("m", P.hash_range, "0", None, "l", "r")
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "listed", "rows", "created"),
+    [
+        ({"l": END, "r": END}, (L, R), (), ["m"]),
+        ({"l": END}, (L, R), (), []),
+        ({"l": END}, (L,), (), ["m"]),
+        ({"l": END, "r": HERE}, (L,), (), []),
+        ({"l": END, "r": END}, (L, R), (row("m", TRIM_HORIZON),), []),
+        ({}, (L, R), (), []),
+    ],
+)
+def test_a_merged_shard_gets_a_row_once_all_its_parents_that_are_left_have_ended(
+    checkpoints, listed, rows, created
+):
+    steps = planned(checkpoints, *rows, graph=ShardGraph((*listed, MERGED)))
+
+    assert [
+        each.lease.key
+        for each in steps
+        if isinstance(each, Create) and each.lease.key not in checkpoints
+    ] == created
+
+
 @pytest.mark.parametrize("former", [LATEST, TRIM_HORIZON, number("3"), SHARD_END])
 @pytest.mark.parametrize("to", [LeaseCheckpoint(LATEST, 1.5), LeaseCheckpoint(TRIM_HORIZON)])
 def test_a_row_never_goes_to_a_sentinel(former, to):
@@ -245,6 +296,7 @@ def test_an_ancestor_that_only_rows_know_is_ended_too():
     steps = planned(
         {"l": HERE, "r": HERE},
         row("p", SHARD_END, parents=frozenset({"expired"})),
+        row("other", SHARD_END, parents=frozenset("xyz")),
         row("expired", number("1")),
         graph=ShardGraph((L, R)),
     )
@@ -293,6 +345,32 @@ def test_the_last_committed_batch_counts_and_one_that_was_only_begun_is_told(tmp
 
     assert (batch.batch_id, batch.is_another_begun) == (10, True)
     assert offset_of_stream(batch, ARN) == offset()
+    for entry in tmp_path.rglob("11"):
+        entry.unlink()
+    assert not read_committed(tmp_path).is_another_begun
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        json.dumps(encode_offset(together({"a": offset(ARN + "2"), "b": offset()}, 0))),
+        json.dumps({"v": 1, "stream": ARN, "created": 5, "shards": {"shardId-000000000000": "@9"}}),
+    ],
+)
+def test_the_stream_may_be_one_of_several_and_an_offset_the_least_there_is(tmp_path, source):
+    assert offset_of_stream(read_committed(checkpoint(tmp_path, [source])), ARN) == offset()
+
+
+def test_a_file_that_is_too_large_for_spark_or_not_text_is_refused(tmp_path, monkeypatch):
+    checkpoint(tmp_path, [text_of()])
+    file = tmp_path / "offsets" / "3"
+    monkeypatch.setattr(export, "_FILE_BYTES_MAX", file.stat().st_size)
+    assert read_committed(tmp_path).batch_id == 3
+
+    for content, told in {file.read_bytes() + b" ": "is larger", b"\xff": "is not text"}.items():
+        file.write_bytes(content)
+        with pytest.raises(OffsetRefused, match=told):
+            read_committed(tmp_path)
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):

@@ -99,7 +99,7 @@ OLDEST_MS = NOW_MS - 24 * HOUR_MS  # what the retention leaves; plus the margin 
         (OLDEST_MS + 2 * MINUTE_MS, Start(EARLIEST), None),
         (OLDEST_MS + 2 * MINUTE_MS + 1, Start(EARLIEST), OLDEST_MS + MINUTE_MS + 1),
         (NOW_MS - HOUR_MS, Start(TIMESTAMP, NOW_MS - 2 * HOUR_MS), NOW_MS - HOUR_MS - MINUTE_MS),
-        (NOW_MS - HOUR_MS, Start(TIMESTAMP, NOW_MS - HOUR_MS - MINUTE_MS), None),
+        (NOW_MS - 3 * HOUR_MS, Start(TIMESTAMP, NOW_MS - 2 * HOUR_MS), None),
         (NOW_MS - HOUR_MS, Start(LATEST), None),
         (None, Start(EARLIEST), None),
     ],
@@ -120,7 +120,7 @@ def test_a_start_is_narrowed_to_a_later_time_that_the_stream_holds(from_ms, star
         (OLDEST_MS, Start(LATEST), None),
         (OLDEST_MS + 1, Start(LATEST), OLDEST_MS + MINUTE_MS + 1),
         (NOW_MS - HOUR_MS, Start(TIMESTAMP, NOW_MS), NOW_MS - HOUR_MS + MINUTE_MS),
-        (NOW_MS - HOUR_MS, Start(TIMESTAMP, NOW_MS - HOUR_MS + MINUTE_MS), None),
+        (NOW_MS - HOUR_MS, Start(TIMESTAMP, NOW_MS - 2 * HOUR_MS), None),
         (NOW_MS - HOUR_MS, Start(EARLIEST), None),
     ],
 )

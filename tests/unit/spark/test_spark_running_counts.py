@@ -7,7 +7,14 @@ import pytest
 from kclrun.model.time import Instant
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Position, after
-from kclrun.spark.running.progress import BatchDone, RunCounts, ShardBatch, read_lags, read_progress
+from kclrun.spark.running.progress import (
+    BatchDone,
+    RunCounts,
+    ShardBatch,
+    ShardCount,
+    read_lags,
+    read_progress,
+)
 
 A, B, C = (f"shardId-{n:012}" for n in range(3))
 
@@ -159,6 +166,7 @@ def test_a_rate_is_that_of_the_last_five_seconds_or_of_the_whole_run(
     assert [view.records_per_s for view in sample.leases] == [pytest.approx(rate)]
     assert [view.records_total for view in sample.leases] == [10]
     assert sample.uptime_s == pytest.approx(now - 100.0)
+    assert sample.records_departed == 0
     assert (sample.is_draining, sample.has_leases, sample.doing) == (True, False, "")
     at_once = RunCounts(Instant(100.0))
     at_once.add(counted(1, end=after("7")), Instant(100.0))
@@ -166,6 +174,41 @@ def test_a_rate_is_that_of_the_last_five_seconds_or_of_the_whole_run(
         application="x", stream="s", owner="o", is_draining=False, now=Instant(100.0)
     ).leases
     assert view.records_per_s == 1_000.0, "a run is at least a millisecond old"
+
+
+def test_a_shard_whose_records_were_not_counted_once_has_no_count() -> None:
+    counts, end = RunCounts(Instant(100.0)), after("7")
+    for records, seconds in ((None, 0.25), (3, 0.5)):
+        part = ShardBatch(begin=after("1"), end=end, records=records, processing_s=seconds)
+        counts.add(
+            BatchDone(
+                batch_id=1, records=3, bytes=None, seconds=0.0, shards={A: part}, bounds={A: end}
+            ),
+            Instant(101.0),
+        )
+    sample = counts.sample(
+        application="x", stream="s", owner="o", is_draining=False, now=Instant(102.0)
+    )
+    shard = counts.report(
+        application="x", stream="s", owner="o", exit_reason="", seconds=1.0
+    ).shards[A]
+
+    assert [(view.records_total, view.records_per_s) for view in sample.leases] == [(0, 1.5)]
+    assert (shard.records, shard.processing_seconds) == (None, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        (ShardCount(), ShardCount(2), ShardCount(2)),
+        (ShardCount(2, 5, 1.0), ShardCount(), ShardCount(2, 5, 1.0)),
+        (ShardCount(1, 5), ShardCount(2, 3, 0.5), ShardCount(3, 8, 0.5)),
+    ],
+)
+def test_what_was_not_counted_adds_nothing(
+    one: ShardCount, other: ShardCount, both: ShardCount
+) -> None:
+    assert one.plus(other) == both
 
 
 def test_a_report_has_its_times_to_the_millisecond_and_unknown_counts_as_none() -> None:

@@ -1,10 +1,17 @@
 """Texts are those of Spark 4.3, shortened."""
 
+import os
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from kclrun.cli import exit_codes
 from kclrun.errors import DataLoss, EngineFailed, NotFound, OffsetRefused, ProcessorError
-from kclrun.spark.running.failures import failure_of
+from kclrun.spark.running import failures
+from kclrun.spark.running.failures import captured_engine, failure_of
 
 HEAD = "[STREAM_FAILED] Query [id = 8e85, runId = 02bf] terminated with exception: "
 TAIL = """ SQLSTATE: 38000 SQLSTATE: XXKST
@@ -90,5 +97,57 @@ def test_what_is_left_is_the_engines_and_worth_a_restart() -> None:
     failure = failure_of(HEAD + "Job 3 cancelled because SparkContext was shut down" + TAIL)
 
     assert type(failure) is EngineFailed
-    assert "Job 3 cancelled because SparkContext was shut down" in str(failure)
+    assert str(failure).startswith(
+        "Spark ended the query: Job 3 cancelled because SparkContext was shut down"
+    )
     assert exit_codes.exit_code_of(failure) == 75
+
+
+def test_a_message_has_two_thousand_characters_at_most() -> None:
+    engine, ours = failure_of("x" * 3_000), failure_of(python_error("ValueError: " + "x" * 3_000))
+
+    assert str(engine) == "Spark ended the query: " + "x" * 2_000
+    assert f" ValueError: {'x' * (2_000 - len('ValueError: '))}\n" in str(ours)
+
+
+class Log:
+    """An EventLog that keeps its lines."""
+
+    def __init__(self):
+        self.lines = []
+
+    def note(self, event, *, level, text):
+        self.lines.append((event, level, text))
+
+
+def test_the_standard_error_of_the_engine_is_logged_and_ours_is_there_again(monkeypatch):
+    log, flushed = Log(), []
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(flush=lambda: flushed.append(True)))
+    descriptors = Path("/proc/self/fd")
+    before, count = os.fstat(2).st_ino, len([*descriptors.iterdir()])
+    with captured_engine(log):
+        [reader] = [each for each in threading.enumerate() if each.name == "engine"]
+        assert reader.daemon, "a JVM that lives on does not keep this process"
+        os.write(2, b"no space\n\n\tat org.x(Y)\nla\xffst")
+    reader.join()
+
+    assert log.lines == [
+        ("engine_said", "warning", "no space"),
+        ("engine_said", "debug", "\tat org.x(Y)"),
+        ("engine_said", "warning", "la\ufffdst"),
+    ]
+    assert flushed == [True, True]
+    assert os.fstat(2).st_ino == before
+    assert len([*descriptors.iterdir()]) == count
+
+
+def test_a_line_without_an_end_is_logged_in_pieces(monkeypatch):
+    log, (read_fd, write_fd) = Log(), os.pipe()
+    monkeypatch.setattr(failures, "_LINE_BYTES_MAX", 10)
+    monkeypatch.setattr(failures, "_READ_BYTES_MAX", 5)
+    os.write(write_fd, b"x" * 25 + b"\n12\n")
+    os.close(write_fd)
+
+    failures._log_lines(read_fd, log)
+
+    assert [text for _, _, text in log.lines] == ["x" * 15, "x" * 10, "12"]

@@ -414,3 +414,4 @@ def test_a_run_introduces_itself_and_tells_its_batches_and_the_ends_of_shards(ru
     named = (report["application"], report["stream"], report["owner"])
     assert named == ("orders", "s", "spark:app-1")
     assert (report["exit_reason"], report["totals"]["records"]) == ("caught up", 4)
+    assert 0 <= report["seconds"] < 600

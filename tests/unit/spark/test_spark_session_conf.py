@@ -1,14 +1,21 @@
 """What a session is made with follows from the master and what the user set, which wins."""
 
+import atexit
 import os
 import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
+from pyspark import SparkContext, SparkFiles
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
+from kclrun.errors import SettingsError
 from kclrun.spark.engine import session
-from kclrun.spark.engine.session import open_session, settled_conf, settled_master
+from kclrun.spark.engine.session import open_session, register, settled_conf, settled_master
 
 
 @pytest.mark.parametrize(
@@ -83,14 +90,134 @@ def test_java_options_of_the_user_stand_beside_ours():
 
 
 @pytest.mark.parametrize("active", [None, "the active one"])
-def test_a_session_is_opened_with_what_was_asked_for_or_is_the_active_one(monkeypatch, active):
+@pytest.mark.parametrize("conf", [None, {"spark.sql.x": "1"}])
+def test_a_session_is_opened_with_what_was_asked_for_or_is_the_active_one(
+    monkeypatch, active, conf
+):
     asked, registered = [], []
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: active)
     monkeypatch.setattr(session, "_start", lambda *given: asked.append(given[:3]) or "a new one")
     monkeypatch.setattr(session, "register", registered.append)
 
-    opened = open_session(application="a", master="local", conf={"spark.sql.x": "1"})
+    opened = open_session(application="a", master="local", conf=conf)
 
     assert opened == (active or "a new one")
     assert registered == [opened]
-    assert asked == ([] if active else [("a", "local", {"spark.sql.x": "1"})])
+    assert asked == ([] if active else [("a", "local", conf or {})])
+
+
+class Starting(dict):
+    """The environment of a driver; Spark's builder, its JVM and what ends with the process."""
+
+    def __init__(self, monkeypatch, folder):
+        super().__init__(PATH="")
+        self.settings, self.jvm, self.at_exit = {}, None, []
+        self.folder = folder / "warehouse"
+        for owner, name, value in [
+            (os, "environ", self),
+            (os, "cpu_count", lambda: self.cpus),
+            (SparkSession, "Builder", lambda: self),
+            (SparkSession, "getActiveSession", lambda: None),
+            (session, "provide_java", lambda _, version: f"java of {version}"),
+            (session, "launch_jvm", lambda conf: setattr(self, "jvm", conf)),
+            (session, "register", lambda _: None),
+            (session, "installed", lambda: SimpleNamespace(version="4.1")),
+            (session.tempfile, "mkdtemp", lambda prefix: str(self.folder)),
+            (atexit, "register", lambda *call, **named: self.at_exit.append((call, named))),
+        ]:
+            monkeypatch.setattr(owner, name, value)
+
+    def appName(self, name):
+        self.settings["name"] = name
+        return self
+
+    def master(self, master):
+        self.settings["spark.master"] = master
+        return self
+
+    def config(self, name, value):
+        self.settings[name] = value
+        return self
+
+    def getOrCreate(self):
+        return "made"
+
+    def of(self, master, conf=None, *, cpus=8, **environment):
+        self.cpus = cpus
+        self.update(environment)
+        assert open_session(application="a", master=master, conf=conf) == "made"
+        chosen = {"name": "a", **self.jvm}
+        assert chosen == self.settings, "the JVM starts with what the session has"
+        partitions = chosen.get("spark.sql.shuffle.partitions")
+        return chosen.get("spark.master"), partitions, chosen.get("spark.sql.warehouse.dir")
+
+
+OTHERS = {"spark.sql.warehouse.dir": "/data", "spark.pyspark.python": "/theirs"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "cpus", "environment", "started", "java"),
+    [
+        ((None,), 8, {}, ("local[*,4]", "8", "OURS"), "java of 4.1"),
+        ((None,), None, {}, ("local[*,4]", "1", "OURS"), "java of 4.1"),
+        (("local[3]", OTHERS), 8, {}, ("local[3,4]", "3", "/data"), "java of 4.1"),
+        (("yarn",), 8, {}, ("yarn", None, None), "java of 4.1"),
+        ((None,), 8, {session.SUBMITTED: "1"}, (None, None, None), None),
+        (("local[2]",), 8, {session.SUBMITTED: "1"}, ("local[2,4]", "2", "OURS"), None),
+    ],
+)
+def test_a_new_session_has_a_core_a_partition_and_a_folder_that_ends_with_the_process(
+    monkeypatch, tmp_path, asked, cpus, environment, started, java
+):
+    starting = Starting(monkeypatch, tmp_path)
+    started = tuple(str(starting.folder) if each == "OURS" else each for each in started)
+
+    assert starting.of(*asked, cpus=cpus, **environment) == started
+
+    assert starting.get("JAVA_HOME") == java
+    theirs = OTHERS in asked
+    assert starting["PYSPARK_PYTHON"] == ("/theirs" if theirs else sys.executable)
+    assert starting["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    removed = ((session.shutil.rmtree, str(starting.folder)), {"ignore_errors": True})
+    assert starting.at_exit == ([removed] if str(starting.folder) in started else [])
+
+
+class Refused(AnalysisException):
+    def __init__(self, condition):
+        self.getCondition = lambda: condition
+
+
+@pytest.mark.parametrize("condition", [None, "DATA_SOURCE_ALREADY_EXISTS", "OTHER"])
+def test_the_format_is_registered_where_it_is_not_installed_and_under_its_other_name(
+    monkeypatch, tmp_path, condition
+):
+    names, checked = [], []
+    monkeypatch.setattr(session, "installed", lambda: checked.append("PySpark"))
+    monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda: str(tmp_path))
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+
+    def registered(source):
+        if condition and source.name() == "kclrun":
+            raise Refused(condition)
+        names.append(source.name())
+
+    spark = SimpleNamespace(dataSource=SimpleNamespace(register=registered))
+    if condition == "OTHER":
+        with pytest.raises(Refused):
+            register(spark, "kinesis")
+        return
+    register(spark)
+    assert list(tmp_path.iterdir()) == [], "without a context the files are elsewhere"
+    monkeypatch.setattr(SparkContext, "_active_spark_context", "one")
+    register(spark, "kinesis")
+    register(spark, "k-2.x_")
+
+    installs = condition is None
+    assert names == [*["kclrun"] * (2 * installs), "kinesis", *["kclrun"] * installs, "k-2.x_"]
+    assert checked == ["PySpark"] * 3
+    link = tmp_path / "streaming_job"
+    assert link.is_symlink()
+    assert link.resolve() == Path(tmp_path)
+    for wrong in ("", "1k", "k" * 65, "a b"):
+        with pytest.raises(SettingsError, match="is no name for a format"):
+            register(spark, wrong)

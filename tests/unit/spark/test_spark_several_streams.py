@@ -11,10 +11,10 @@ from kclrun.local.lease_rows import LeaseRows
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.sequence import LATEST, ExtendedSequenceNumber
 from kclrun.model.stream import qualified, stream_key
 from kclrun.protocol.writes import CreateLease
-from kclrun.spark.offset_planner import OffsetPlanner
+from kclrun.spark.offset_planner import OffsetPlanner, leases_of
 from kclrun.spark.offsets import (
     PLAIN_SHARDS_MAX,
     decode_offset,
@@ -205,6 +205,11 @@ def test_a_stream_is_added_to_the_checkpoint_of_one_by_a_batch_without_rows(star
     entered = query.latest_offset(stood)
 
     assert entered.streams.keys() == set(NAMES)
+    assert entered.began.keys() == {R0}
+    assert entered.aligned_ms == (stood.aligned_ms if start is StartKind.LATEST else 0)
+    assert stood.aligned_ms > 0
+    unread = query.latest_offset(first.initial_offset())
+    assert unread.began.keys() == {O0, R0}, "where one begins is not exact before its first record"
     begin, end = query.known(stood), logged(entered)
     assert ranges_between(begin, end) == ()
     assert entered.shards[O0] == stood.shards[FIRST]
@@ -330,8 +335,9 @@ def test_leases_of_a_table_of_several_streams_are_each_their_own():
         (shard,) = world.ports[name].list_shards()
         key = qualified(stream_key(summary.arn, summary.created_at), FIRST)
         checkpoint = ExtendedSequenceNumber(numbers[name][0], 0)
-        lease = Lease(key=LeaseKey(key), checkpoint=checkpoint, hash_range=shard.hash_range)
-        rows.write(CreateLease(lease))
+        keys = shard.hash_range if name == "returns" else None
+        rows.write(CreateLease(Lease(key=LeaseKey(key), checkpoint=checkpoint, hash_range=keys)))
+    rows.write(CreateLease(Lease(key=LeaseKey(FIRST), checkpoint=LATEST)))  # of no known stream
     start = Start(StartKind.LEASES, leases=LeasesAt("shop"))
 
     found = world.query(*NAMES, start=start, table=rows).initial_offset().shards
@@ -340,6 +346,11 @@ def test_leases_of_a_table_of_several_streams_are_each_their_own():
         O0: numbers["orders"][0],
         R0: numbers["returns"][0],
     }
+    streams = {name: world.ports[name].summary() for name in NAMES}
+    leased = leases_of(rows, "shop", streams)
+    assert leased.keys() == {O0, R0}
+    assert leased[O0].hash_range is None
+    assert leased[R0].hash_range == StreamsAdmin(world.ports).list_shards()[1].hash_range
 
 
 def test_the_report_has_totals_of_each_stream():

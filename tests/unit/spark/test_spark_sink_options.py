@@ -1,17 +1,24 @@
 """The sink's decisions: options, columns, rows, the memory of shards, what is told of a batch."""
 
+from types import SimpleNamespace
+
+import msgspec
 import pyarrow as pa
 import pytest
 
 from kclrun.errors import NotFound, SettingsError, SinkError, Throttled, Unavailable
 from kclrun.model.record import PutEntry
 from kclrun.model.shard import HashRange, Shard
+from kclrun.ports import ShardFilter
 from kclrun.sinks.flow_control import ProducerMetrics, ShardMetrics
 from kclrun.spark.options import Reached, SinkSettings, sink_settings
+from kclrun.spark.sink import shards as sink_shards
+from kclrun.spark.sink import writing
 from kclrun.spark.sink.columns import check_columns
 from kclrun.spark.sink.report import batch_report, slowdown_line, task_report
-from kclrun.spark.sink.shards import OpenShards
+from kclrun.spark.sink.shards import OpenShards, list_open_shards
 from kclrun.spark.sink.writing import put_entries, write
+from tests.unit.spark.noted import Expression, Frame
 
 
 def refusal(options):
@@ -96,6 +103,71 @@ class TestOptions:
         )
 
 
+class Rows(Frame):
+    """A DataFrame of two columns, one batch where it streams."""
+
+    def __init__(self, calls, is_streaming, type_name="string"):
+        kind = SimpleNamespace(simpleString=lambda: type_name)
+        schema = [SimpleNamespace(name=name, dataType=kind) for name in ("data", "partitionKey")]
+        super().__init__(calls, isStreaming=is_streaming, schema=schema)
+
+    def foreachBatch(self, write_batch):
+        self.calls.append("each batch")
+        write_batch(Rows(self.calls, False), 7)
+        return self
+
+
+TAKEN = "select k:string partitionKey d data"
+BY_NAME = "options ('streamName', 'flights') ('ordering', 'key')"
+BATCH = ["format kclrun", "mode append", BY_NAME, "save"]
+ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/flights"
+AGGREGATING = "('aggregate', 'true') ('maxRecordBytes', '2048')"
+# What is given besides key and data, whether the DataFrame streams; what is asked of it.
+WRITES = {
+    "rows of a key come together": (
+        {"stream": "flights"},
+        False,
+        [TAKEN, TAKEN, "repartition 8 partitionKey", *BATCH],
+    ),
+    "in as many tasks as Spark will": (
+        {"stream": "flights", "cores": None},
+        False,
+        [TAKEN, TAKEN, "repartition partitionKey", *BATCH],
+    ),
+    "in one task, sorted": (
+        {"stream": "flights", "partitions": 1, "order_by": Expression("n")},
+        False,
+        [
+            *(TAKEN, f"{TAKEN} n __order0", "repartition 1 partitionKey"),
+            *("sortWithinPartitions __order0", "drop __order0", *BATCH),
+        ],
+    ),
+    "each batch of a stream sorted": (
+        {"stream": "flights", "order_by": ["n", "m"]},
+        True,
+        [
+            *(TAKEN, f"{TAKEN} n __order0 m __order1", "repartition 8 partitionKey", "each batch"),
+            *("repartition 8 partitionKey", "sortWithinPartitions __order0 __order1"),
+            *("drop __order0 __order1", *BATCH),
+        ],
+    ),
+    "rows stay in their tasks": (
+        {"stream": "flights", "keys_are_together": True},
+        True,
+        [TAKEN, "format kclrun", "outputMode append", BY_NAME],
+    ),
+    "with every option": (
+        {"stream": ARN, "explicit_hash_key": "h", "ordered": False, "keys_are_together": True}
+        | {"options": {"aggregate": True, "maxRecordBytes": 2048}},
+        True,
+        [
+            *(f"{TAKEN} h:string explicitHashKey", "format kclrun", "outputMode append"),
+            f"options {AGGREGATING} ('streamARN', '{ARN}') ('ordering', 'none')",
+        ],
+    ),
+}
+
+
 class TestWrite:
     """What `kclrun.spark.write` refuses before it looks at the DataFrame."""
 
@@ -112,6 +184,27 @@ class TestWrite:
     def test_what_contradicts_itself(self, arguments, said):
         with pytest.raises(SettingsError, match=said):
             write(None, "flights", key="k", data="d", **arguments)
+
+    @pytest.mark.parametrize(("given", "streams", "asked"), WRITES.values(), ids=WRITES)
+    def test_what_is_asked_of_spark(self, monkeypatch, given, streams, asked):
+        calls, looked_at, cores = [], [], given.get("cores", 8)
+        monkeypatch.setattr(writing, "Column", Expression)
+        monkeypatch.setattr(writing, "col", Expression)
+        monkeypatch.setattr(writing, "_tasks_at_once", lambda _: cores)
+        monkeypatch.setattr(writing, "open_shards", lambda reached: looked_at.append(reached.name))
+
+        given = {name: value for name, value in given.items() if name != "cores"}
+        made = write(Rows(calls, streams), **{"key": "k", "data": "d", **given})
+
+        assert calls == asked
+        assert looked_at == ["flights"]
+        assert (made is None) == (not streams)
+
+    def test_its_columns_are_checked_before_the_stream_is_looked_at(self, monkeypatch):
+        monkeypatch.setattr(writing, "col", Expression)
+        monkeypatch.setattr(writing, "open_shards", None)
+        with pytest.raises(SettingsError, match="the column data is map"):
+            write(Rows([], False, "map"), "flights", key="k", data="d")
 
 
 class TestColumns:
@@ -136,6 +229,9 @@ class TestColumns:
             ([("data", "struct<a:int>"), ("partitionKey", "string")], "to_json"),
             ([("data", "binary"), ("partitionKey", "string"), ("stream", "string")], "'stream'"),
             ([("data", "binary"), ("data", "binary"), ("partitionKey", "string")], "2 columns"),
+            ([], "the DataFrame has no columns"),
+            ([(f"c{n}", "string") for n in range(10)], "'c8', 'c9'\n"),
+            ([(f"c{n}", "string") for n in range(12)], "'c8', 'c9' and 2 more\n"),
         ],
     )
     def test_others_are_refused_with_what_to_do(self, columns, said):
@@ -199,14 +295,15 @@ class TestRows:
 
         assert len(entries(rows)) == 1
 
-    def test_bytes_that_were_cast_to_a_key_are_refused_and_not_shown(self):
+    @pytest.mark.parametrize("column", ["partitionKey", "explicitHashKey"])
+    def test_bytes_that_were_cast_to_a_key_are_refused_and_not_shown(self, column):
         offsets = pa.py_buffer(b"\x00\x00\x00\x00\x02\x00\x00\x00")
         broken = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff\xfe")])
-        rows = pa.RecordBatch.from_arrays([pa.array([b"a"]), broken], ["data", "partitionKey"])
+        columns = {"data": pa.array([b"a"]), "partitionKey": pa.array(["k"]), column: broken}
 
-        told = row_refusal(rows)
+        told = row_refusal(pa.RecordBatch.from_pydict(columns))
 
-        assert "partitionKey is no UTF-8 text" in told
+        assert f"{column} is no UTF-8 text" in told
         assert "xff" not in told
 
 
@@ -241,17 +338,53 @@ class TestOpenShards:
         service = Asked((SHARD,), (SHARD, SHARD))
 
         assert service.shards.of(FLIGHTS) == (SHARD,)
-        service.pass_time(29.9)
+        service.pass_time(29.75)
         assert service.shards.of(FLIGHTS) == (SHARD,)
         assert service.asked == 1
-        service.pass_time(0.2)
+        service.pass_time(0.25)
         assert service.shards.of(FLIGHTS) == (SHARD, SHARD)
 
-    def test_streams_are_kept_apart(self):
-        service = Asked((SHARD,), (SHARD, SHARD))
+    def test_streams_are_kept_apart_and_sixteen_of_them_the_oldest_listing_goes_first(self):
+        service = Asked(*((SHARD,) * n for n in range(1, 20)))
+        listed = [service.shards.of(Reached(stream=f"s{n}")) for n in range(16)]
+        assert [len(each) for each in listed] == [*range(1, 17)]
+        service.pass_time(31)
 
-        assert service.shards.of(FLIGHTS) == (SHARD,)
-        assert service.shards.of(Reached(stream="other")) == (SHARD, SHARD)
+        for name, shards in {"s0": 17, "new": 18, "s2": 3, "s1": 19, "s0 again": 17}.items():
+            service.pass_time(-31 * (name == "s2"))
+            assert len(service.shards.of(Reached(stream=name.partition(" ")[0]))) == shards
+
+    def test_a_forked_process_lists_anew(self, monkeypatch):
+        forked, service = {}, Asked((SHARD,), (SHARD, SHARD))
+        monkeypatch.setattr("os.register_at_fork", forked.update)
+        shards = service.shards.forget_in_children()
+
+        assert shards.of(FLIGHTS) == shards.of(FLIGHTS) == (SHARD,)
+        forked["after_in_child"]()
+        assert shards.of(FLIGHTS) == (SHARD, SHARD)
+
+    def test_only_open_shards_are_listed_and_a_stream_without_one_is_an_error(self, monkeypatch):
+        asked, listed = [], [SHARD, Shard("shardId-000000000001", SHARD.hash_range, "1", "9")]
+        admin = SimpleNamespace(list_shards=lambda which: asked.append(which) or listed)
+        monkeypatch.setattr(sink_shards, "connected", lambda _: SimpleNamespace(admin=admin))
+
+        assert list_open_shards(FLIGHTS) == (SHARD,)
+        assert asked == [ShardFilter("AT_LATEST")]
+        del listed[0]
+        with pytest.raises(NotFound, match="no shard of it is open"):
+            list_open_shards(FLIGHTS)
+
+    @pytest.mark.parametrize(
+        ("place", "said"),
+        [
+            ({"endpoint_url": "http://here", "region": "eu-west-1"}, "at http://here cannot"),
+            ({"region": "eu-west-1"}, "at eu-west-1 cannot"),
+            ({}, "at the region of this environment cannot"),
+        ],
+    )
+    def test_an_error_says_where_the_stream_was_looked_for(self, place, said):
+        with pytest.raises(NotFound, match=said):
+            Asked(NotFound("no")).shards.of(Reached(stream="flights", **place))
 
     def test_throttling_is_waited_out(self):
         service = Asked(Throttled("slower"), Unavailable("down"), (SHARD,))
@@ -293,6 +426,7 @@ FULL_SPEED = ShardMetrics(
 SLOWED = ShardMetrics(
     batch_records=125, pause_s=0.2, pause_max_s=0.4, refusals=3, slow_s=2.0, recovery_max_s=1.5
 )
+LESS_SLOWED = msgspec.structs.replace(SLOWED, batch_records=250, pause_s=0.12345)
 
 
 def task(rows=100, refused=0, **shards):
@@ -313,17 +447,25 @@ def task(rows=100, refused=0, **shards):
 
 class TestTheReport:
     def test_it_adds_the_tasks_up_and_names_the_worst(self):
-        report = batch_report([task(10, a=FULL_SPEED), task(20, refused=7, a=SLOWED, b=FULL_SPEED)])
+        slow = task(20, refused=7, a=SLOWED, b=FULL_SPEED, c=LESS_SLOWED)
+        report = batch_report([task(10, a=FULL_SPEED), slow])
 
+        assert slow.slowed == {"a": (125, 0.2), "c": (250, 0.123)}
         assert (report.tasks, report.rows, report.bytes, report.requests) == (2, 30, 300, 8)
-        assert (report.batch_records, report.pause_s, report.slowed_shards) == (125, 0.2, 1)
+        assert (report.batch_records, report.pause_s, report.slowed_shards) == (125, 0.2, 2)
         assert (report.pause_max_s, report.recovery_max_s) == (0.4, 1.5)
         assert report.full_batch_share == 7 / 8
+
+    @pytest.mark.parametrize(("refused", "shard"), [(1, FULL_SPEED), (0, SLOWED)])
+    def test_one_refused_record_or_one_slow_shard_slows_a_batch(self, refused, shard):
+        assert batch_report([task(refused=refused, a=shard)]).was_slowed
+        assert not batch_report([task(a=FULL_SPEED)]).was_slowed
 
     def test_a_batch_without_rows_is_at_full_speed(self):
         report = batch_report([])
 
         assert (report.batch_records, report.pause_s, report.full_batch_share) == (500, 0.0, 1.0)
+        assert (report.pause_max_s, report.recovery_max_s) == (0.0, 0.0)
         assert not report.was_slowed
 
     def test_nothing_is_said_while_every_shard_takes_what_it_is_sent(self):

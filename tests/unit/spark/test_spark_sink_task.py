@@ -15,7 +15,6 @@ from kclrun.model.record import IteratorType
 from kclrun.model.time import WallTime
 from kclrun.spark.options import Reached, SinkSettings
 from kclrun.spark.sink import writers as task
-from kclrun.spark.sink import writing
 from kclrun.spark.sink.report import TaskReport
 from kclrun.spark.sink.writers import TaskDone
 from tests.support.stream_ports import ModelStream
@@ -44,14 +43,17 @@ def batch(*data):
     return pa.RecordBatch.from_pydict({"data": pa.array(data), "partitionKey": pa.array(keys)})
 
 
-def test_a_task_ends_once_all_rows_of_all_its_batches_are_in_the_stream(stream):
+def test_a_task_ends_once_all_rows_of_all_its_batches_are_in_the_stream(stream, monkeypatch):
     settings = SinkSettings(reached=Reached(stream="s"))
     batches = [batch(b"1", b"2"), batch(b"3")]
+    closed, close = [], task.KinesisProducer.close
+    monkeypatch.setattr(task.KinesisProducer, "close", lambda made: closed.append(close(made)))
 
     told = task.put_partition(settings, stream.list_shards(), iter(batches))
 
     assert read(stream) == [b"1", b"2", b"3"]
     assert (told.rows, told.records) == (3, 3)
+    assert closed == [None]
 
 
 def report(rows=1, refused=0):
@@ -143,20 +145,3 @@ def test_a_commit_does_not_list_the_stream(monkeypatch, stream):
     assert len(listed) == 2
     with pytest.raises(SettingsError, match="does not know the column 'x'"):
         task.batch_writer(options, schema.add("x", "string"), overwrite=False)
-
-
-@pytest.mark.parametrize(
-    ("partitions", "at_once", "repartitioned"),
-    [(3, 8, (3, "partitionKey")), (None, 8, (8, "partitionKey")), (None, None, ("partitionKey",))],
-)
-def test_rows_of_a_key_come_together_in_as_many_tasks_as_asked_or_as_run_at_once(
-    monkeypatch, partitions, at_once, repartitioned
-):
-    made = []
-    rows = SimpleNamespace(repartition=lambda *given: made.append(given))
-    monkeypatch.setattr(writing, "_tasks_at_once", lambda _: at_once)
-    monkeypatch.setattr(writing, "_written", lambda *_: None)
-
-    writing._written_by_key(rows, {}, 0, partitions)
-
-    assert made == [repartitioned]

@@ -117,12 +117,13 @@ class Fetching:
         now=time.monotonic,
         expiry_apart_s=0.02,
         subscriber=None,
+        meter=None,
         **plan,
     ):
         self.queue = DeliveryQueue(
             QueueLimits(buffer_bytes=2**20, batch_max=10_000), time.monotonic
         )
-        self.warnings, self.lost, self.broken = [], [], []
+        self.warnings, self.lost, self.broken, self.heats = [], [], [], []
         self.thread = FetchThread(
             FetchPlan(
                 shard_id=FIRST,
@@ -140,6 +141,8 @@ class Fetching:
             lost=lambda position, text: self.lost.append((position, text)),
             broke=self._break,
             subscriber=subscriber,
+            meter=meter,
+            heat=self.heats.append,
         )
 
     def __enter__(self):

@@ -137,3 +137,12 @@ def test_the_core_is_told_what_the_start_command_says(flag):
     assert (policy.has_waited, policy.others_in_sight) == (flag, not flag)
     assert (policy.checkpoint_mode, policy.checkpoint_every_s) == ("manual", 3.0)
     assert policy.uncheckpointed_max == 50
+
+
+def test_the_keys_of_a_shard_are_measured_unless_the_window_is_nothing():
+    without = msgspec.structs.replace(SPEC.fetch, hot_window_s=0.0)
+    meter = main.key_meter(SPEC)
+
+    assert main.key_meter(msgspec.structs.replace(SPEC, fetch=without)) is None
+    assert meter is not None
+    assert (meter._window_s, meter._hash_range) == (60.0, main.hash_range(SPEC))

@@ -9,9 +9,12 @@ import pytest
 from kclrun.consuming import commands, events
 from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.errors import (
+    FailedRecords,
+    HaltShard,
     HostFailed,
     LeaseLost,
     OutputLocked,
+    RetryLater,
     SettingsError,
     SinkError,
     StaleCheckpoint,
@@ -20,7 +23,12 @@ from kclrun.model.lease import Lease
 from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.processor import RecordProcessor
-from kclrun.protocol.reports import ProcessorFailed, ProcessorRaised, ProcessorRecovered
+from kclrun.protocol.reports import (
+    ProcessorFailed,
+    ProcessorRaised,
+    ProcessorRecovered,
+    RecordGivenUp,
+)
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Page, QueueLimits
 from tests.patience import HUNG_S
@@ -88,7 +96,7 @@ class Scripted(RecordProcessor):
 class Main:
     """A deliverer on a thread; the test is the lease thread."""
 
-    def __init__(self, *script, retries=3, initialize=()):
+    def __init__(self, *script, retries=3, initialize=(), then="halt", bury=None, limit=100):
         self.processor = Scripted(script)
         self.rows = Rows()
         self.events, self.told, self.initialize = [], [], list(initialize)
@@ -99,11 +107,12 @@ class Main:
         self.deliverer = Deliverer(
             self.queue,
             self.post,
-            ErrorPolicy(retries, 0.0),
+            ErrorPolicy(retries, 0.0, then, None, limit),
             prepare=self.prepare,
             checkpoints=self.checkpoints,
             report=self.told.append,
             broke=self.post,
+            bury=bury,
         )
         self.thread = threading.Thread(target=self.deliverer.serve, daemon=True)
         self.thread.start()
@@ -137,6 +146,12 @@ class Main:
                 self.events
             )
         return self.of(kind)[count - 1]
+
+    def wait_until_processed(self, number):
+        """To the end of a batch; parts of it may count as processed before."""
+        with self.posted:
+            done = events.BatchProcessed(p(number))
+            assert self.posted.wait_for(lambda: done in self.events, timeout=HUNG_S), self.events
 
     def of(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
@@ -218,6 +233,210 @@ def test_the_same_failure_is_told_in_full_once_and_another_one_again(start):
     assert (failure.error, failure.traceback_text) == ("KeyError: 'y'", "")
     assert "test_worker_delivering.py" in failure.raised_at
     assert failure.record == "1 of 1, at 11"
+
+
+class Letters:
+    """Keeps what is buried; the first `failures` times it cannot."""
+
+    def __init__(self, failures=0):
+        self.kept, self.failures = [], failures
+
+    def __call__(self, record, failure, calls):
+        if self.failures:
+            self.failures -= 1
+            raise SinkError("the folder is full")
+        self.kept.append((int(record.sequence_number), failure.error, calls))
+
+
+def poisoned(*numbers):
+    """A step of the script: raises at the first of these records, with the record in a loop."""
+
+    def step(_checkpointer, batch):
+        for record in batch:
+            if int(record.sequence_number) in numbers:
+                raise ValueError(f"bad {record.sequence_number}")
+
+    return [step] * 99
+
+
+def test_a_record_at_fault_is_buried_and_the_batch_is_processed_around_it(start):
+    letters = Letters()
+    main = start(*poisoned(13), retries=1, then="dead-letter", bury=letters)
+    main.begin(page(11, 12, 13, 14, last=19))
+
+    main.wait_until_processed(19)
+
+    assert main.processor.batches == [[11, 12, 13, 14]] * 2 + [[11, 12], [13], [14]]
+    assert letters.kept == [(13, "ValueError: bad 13", 3)]
+    # What is done with counts as processed at once: a stop in between checkpoints it.
+    processed = [each.last for each in main.of(events.BatchProcessed)]
+    assert processed == [p(12), p(13), p(19)]
+    # The rows of each part belong to the place that it reaches.
+    ends = [call for call in main.rows.calls if call != "begin"]
+    assert ends == [("take back", None)] * 2 + [("end", "12"), ("take back", None), ("end", "19")]
+    repeated, apart, given_up, recovered = main.told
+    assert (repeated.attempts, repeated.pause_s, repeated.record) == (1, 0.0, "3 of 4, at 13")
+    assert (apart.attempts, apart.traceback_text) == (2, "")
+    assert given_up.raised_at.endswith(" in step")
+    assert (given_up.position, given_up.calls, given_up.is_skipped) == (p(13), 3, False)
+    assert recovered == ProcessorRecovered("process_records", 4)
+
+
+def test_a_record_that_is_skipped_leaves_a_report_and_no_letter(start):
+    main = start(*poisoned(12), retries=0, then="skip").begin(page(11, 12))
+
+    main.wait_until_processed(12)
+
+    (given_up,) = [each for each in main.told if isinstance(each, RecordGivenUp)]
+    assert (given_up.position, given_up.error, given_up.is_skipped) == (
+        *(p(12), "ValueError: bad 12", True),
+    )
+
+
+def test_nothing_goes_on_before_the_letter_is_kept(start):
+    letters = Letters(failures=2)
+    main = start(*poisoned(11), retries=0, then="dead-letter", bury=letters)
+    main.deliverer._queue.may_try_again = lambda pause_s, *, is_batch: (
+        pauses.append(pause_s) or True
+    )
+    pauses = []
+    main.begin(page(11, 12))
+
+    main.wait_until_processed(12)
+
+    assert letters.kept == [(11, "ValueError: bad 11", 2)]
+    assert [pause_s for pause_s in pauses if pause_s] == [1.0, 2.0]
+    about = [each for each in main.told if getattr(each, "where", "") == "dead letter"]
+    assert [each.attempts for each in about] == [1, 2, 3]
+    assert about[0].error == "the folder is full"
+
+
+def test_a_stop_during_the_search_leaves_the_batch_unprocessed(start):
+    def stops(_checkpointer, _batch):
+        main.queue.stop_delivery()
+        raise ValueError("x")
+
+    letters = Letters()
+    main = start(stops, retries=0, then="dead-letter", bury=letters)
+    main.begin(page(11, 12))
+
+    main.wait_for(events.DeliveryStopped)
+
+    assert main.processor.batches == [[11, 12]]
+    assert (letters.kept, main.of(events.BatchProcessed)) == ([], [])
+
+
+def test_user_code_names_the_records_that_failed_and_the_rows_of_the_others_stay(start):
+    def names_the_second(_checkpointer, batch):
+        raise FailedRecords([record for record in batch if record.sequence_number == "12"], "no")
+
+    letters = Letters()
+    main = start(*[names_the_second] * 3, retries=2, then="dead-letter", bury=letters)
+    main.begin(page(11, 12, 13))
+
+    main.wait_until_processed(13)
+
+    assert main.processor.batches == [[11, 12, 13], [12], [12]]
+    assert letters.kept == [(12, "FailedRecords: no", 3)]
+    assert main.rows.calls == ["begin", ("end", "13")] * 3
+
+
+@pytest.mark.parametrize("named", [[], [Record(b"x", "k", "99")]])
+def test_failed_records_that_are_not_of_the_batch_are_an_error_of_the_whole_batch(start, named):
+    main = start(FailedRecords(named), retries=0).begin(page(11, 12))
+
+    failure = main.wait_for(ProcessorFailed)
+
+    words = "FailedRecords does not name records of the batch of its call"
+    assert failure.error == f"ProcessorError: {words}"
+
+
+def test_a_checkpoint_inside_the_batch_is_not_given_again_to_the_search(start):
+    def checkpoints_and_raises(checkpointer, batch):
+        checkpointer.checkpoint(batch[1])
+        raise ValueError("x")
+
+    letters = Letters()
+    main = start(checkpoints_and_raises, *poisoned(14), retries=0, then="dead-letter", bury=letters)
+    main.begin(page(11, 12, 13, 14))
+
+    main.wait_until_processed(14)
+
+    assert main.processor.batches == [[11, 12, 13, 14], [13], [14]]
+    assert [number for number, _, _ in letters.kept] == [14]
+
+
+def test_user_code_halts_its_shard_with_its_own_reason(start):
+    main = start(HaltShard("the account is closed"), then="skip").begin(page(11))
+
+    failure = main.wait_for(ProcessorFailed)
+
+    assert (failure.error, failure.attempts) == ("the account is closed", 1)
+
+
+def test_user_code_has_its_batch_again_later(start):
+    main = start(RetryLater(0.0), RetryLater(0.0), retries=0).begin(page(11))
+
+    main.wait_for(events.BatchProcessed)
+
+    assert main.processor.batches == [[11]] * 3
+    assert [each.attempts for each in main.told] == [1, 2, 3]
+
+
+def test_more_than_the_limit_halts_with_words_in_place_of_the_error(start):
+    letters = Letters()
+    main = start(*poisoned(12, 13), retries=0, then="dead-letter", bury=letters, limit=1)
+    main.begin(page(11, 12, 13))
+
+    failure = main.wait_for(ProcessorFailed)
+
+    assert failure.error.startswith("1 records were given up within 10 minutes")
+    assert [number for number, _, _ in letters.kept] == [12]
+    assert [each.last for each in main.of(events.BatchProcessed)] == [p(11), p(12)]
+
+
+def test_a_checkpoint_in_a_part_of_a_batch_covers_that_part_and_letters_come_first(start):
+    """`checkpoint()` means all records given so far; the first is given up and has no letter."""
+    order = []
+
+    class Asking(Letters):
+        def __call__(self, record, failure, calls):
+            order.append(f"letter {record.sequence_number}")
+            super().__call__(record, failure, calls)
+
+    def checkpoints(checkpointer, batch):
+        if batch[0].sequence_number == "11":
+            raise ValueError("bad")
+        checkpointer.checkpoint()
+        order.append(f"checkpointed {main.checkpoints.durable}")
+
+    letters = Asking()
+    main = start(*[checkpoints] * 9, retries=0, then="dead-letter", bury=letters)
+    main.begin(page(11, 12, 13, last=19))
+
+    main.wait_until_processed(19)
+
+    assert main.processor.batches == [[11, 12, 13], [11, 12], [11], [12, 13]]
+    assert order == ["letter 11", "checkpointed 19"]
+    asked = [each.position for each in main.of(events.CheckpointRequested)]
+    assert asked == [p(19)]
+
+
+def test_a_checkpoint_that_a_letter_is_missing_for_is_none(start):
+    def checkpoints(checkpointer, batch):
+        if batch[0].sequence_number == "11":
+            raise ValueError("bad")
+        checkpointer.checkpoint()
+
+    letters = Letters(failures=1)
+    main = start(*[checkpoints] * 9, retries=0, then="dead-letter", bury=letters)
+    main.begin(page(11, 12))
+
+    main.wait_until_processed(12)
+
+    # The call raised what the folder did, so its record was given alone, and up.
+    assert [number for number, _, _ in letters.kept] == [11, 12]
+    assert main.of(events.CheckpointRequested) == []
 
 
 def test_a_failure_that_is_given_up_at_once_brings_its_traceback(start):

@@ -356,3 +356,50 @@ def test_a_page_of_tiny_user_records_is_laid_down_in_parts_as_there_is_room():
 
     assert (sum(sizes), max(sizes)) == (80_000, 10_000)
     assert batch.last == ExtendedSequenceNumber(last, 19_999)
+
+
+class Meter:
+    """Notes what it is given; has a report for each page."""
+
+    def __init__(self):
+        self.pages, self.users, self.throttles = [], [], 0
+
+    def took(self, records, behind_ms, now):
+        self.pages.append((list(records), behind_ms))
+
+    def opened(self, records):
+        self.users.append(list(records))
+
+    def throttled(self, now):
+        self.throttles += 1
+
+    def report(self, now):
+        return len(self.pages)
+
+
+def test_each_page_is_measured_as_the_service_counts_it_and_as_its_user_records(shard):
+    users = [("a", b"1", None), ("b", b"2", None)]
+    shard.put(build_aggregate(users))
+    shard.trouble.append(THROTTLED)
+    shard.behind = 9
+    meter = Meter()
+
+    with Fetching(shard, meter=meter) as fetching:
+        assert fetching.payloads(2) == [b"1", b"2"]
+        until(lambda: len(fetching.heats) >= 2)
+
+    (page, behind_ms), (empty, _) = meter.pages[:2]
+    assert ([len(page), len(empty)], behind_ms) == ([1, 0], 9)
+    assert [[record.partition_key for record in part] for part in meter.users] == [["a", "b"]]
+    assert meter.throttles == 1
+    assert fetching.heats[:2] == [1, 2]
+
+
+def test_a_page_without_aggregates_is_measured_once(shard):
+    shard.put(b"a")
+    meter = Meter()
+
+    with Fetching(shard, meter=meter) as fetching:
+        assert fetching.payloads(1) == [b"a"]
+
+    assert meter.users == []

@@ -3,10 +3,10 @@
 One write a batch, with O_APPEND: the lines of all processes stand in the order of time. A line
 carries its CRC, and begins with a line feed of its own, so that a write torn by SIGKILL spoils no
 other. Options: `ledger`, the file; what goes wrong, at which record: `poison` (raises until the
-file `cure` exists), `crash` (the process ends), `hang` (does not return, without the file `cure`),
-`wedges` (records, each with how user code stands still at it, without the file `cure`);
-`batch_s`, how long a batch takes; `hoard_mb`, the memory it takes; `emits`, to emit a row a record;
-`syncs`, to have each line on the disk before going on.
+file `cure` exists), `poisons` (the same, of several), `crash` (the process ends), `hang` (does not
+return, without the file `cure`), `wedges` (records, each with how user code stands still at it,
+without the file `cure`); `batch_s`, how long a batch takes; `hoard_mb`, the memory it takes;
+`emits`, to emit a row a record; `syncs`, to have each line on the disk before going on.
 """
 
 import ctypes
@@ -76,7 +76,8 @@ class Ledger(RecordProcessor):
 
     def misbehave(self, key, n):
         place = f"{key}:{n}"
-        if place == self.options.get("poison") and not Path(self.options["cure"]).exists():
+        poisons = [self.options.get("poison"), *self.options.get("poisons", ())]
+        if place in poisons and not Path(self.options["cure"]).exists():
             raise ValueError("this record is poison")
         if place == self.options.get("crash"):
             os._exit(1)

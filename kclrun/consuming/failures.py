@@ -1,0 +1,270 @@
+"""What happens to the records of a batch whose call raised: repeated, isolated, given up. Pure.
+
+A failed call is repeated as `on_error` says. Then `then:` decides. `halt` halts the lease. With
+`dead-letter` and `skip` the batch is bisected first, so that only the records at fault are given
+up:
+
+    whole batch ──raises──► repeated ──raises──► halves ──► one record ──► given up; then the rest
+
+Records keep their order, and each record that is not given up is in exactly one call that returned.
+A record at fault among n is found in at most ⌈log2 n⌉ + 1 calls, the last of them with it alone; in
+two, if the traceback shows it. What is left behind it is one call again.
+
+The shells keep the records, the calls, the clock and the letters. A letter is durable before the
+next call, so no checkpoint passes a record that was neither processed nor kept [I13].
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from kclrun.consuming.delivery import Attempts, ErrorPolicy, GiveUp, RetryAfter
+from kclrun.errors import ConfigError, FailedRecords, HaltShard, ProcessorError, RetryLater
+from kclrun.model.record import Record
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.time import Instant, WallTime
+
+# Where the first ten records of a batch fail one by one, and none has succeeded, it is not the
+# records that are at fault: a database is away, or the program is wrong. A smaller batch of which
+# all fail cannot show that; there the limit decides.
+OUTAGE_AFTER: Final = 10
+# The time over which `on_error.limit` counts.
+LIMIT_WINDOW_S: Final = 600.0
+# User code may ask for a pause; longer than an hour, the lease would look dead.
+RETRY_LATER_MAX_S: Final = 3600.0
+
+
+class Give(msgspec.Struct, frozen=True):
+    """Call `process_records` with these records of the batch, by their indexes, ascending."""
+
+    indexes: Sequence[int]
+
+
+class Rest(msgspec.Struct, frozen=True):
+    """Wait, then ask for the next step; unless the delivery was stopped."""
+
+    pause_s: float
+
+
+class LetGo(msgspec.Struct, frozen=True):
+    """This record is given up: keep its letter durably, or count it as skipped. Then ask again.
+
+    `calls` is the number of calls that raised with it: of the batch, and of the search for it.
+    """
+
+    index: int
+    calls: int
+
+
+class Halt(msgspec.Struct, frozen=True):
+    """Halt the lease. `reason` replaces the error's own words; empty, those are the reason."""
+
+    reason: str = ""
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """Every record of the batch was processed or given up."""
+
+
+Step = Give | Rest | LetGo | Halt | Finished
+
+
+class Breaker:
+    """Keeps an outage from emptying a shard into the dead letters: at most `limit` records are
+    given up in ten minutes. One for each lease."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._given_up: collections.deque[Instant] = collections.deque(maxlen=limit)
+
+    def admits(self, now: Instant) -> bool:
+        """Whether one more record may be given up now; counts it if so."""
+        is_full = len(self._given_up) == self.limit
+        if is_full and now - self._given_up[0] < LIMIT_WINDOW_S:
+            return False
+        self._given_up.append(now)
+        return True
+
+
+class BatchRun:
+    """One batch from its first call until each record is processed or given up.
+
+    The shell performs `next_step` again and again, and says after each Give whether the call
+    `returned` or `raised`.
+
+    The search is for the first record at fault of those left: half of the records known to contain
+    it are given; if they return, it is in the other half. Behind it, all that is left is one call
+    again.
+    """
+
+    def __init__(self, records: Sequence[Record], policy: ErrorPolicy, breaker: Breaker) -> None:
+        self._records = records
+        self._policy = policy
+        self._breaker = breaker
+        self._left: Sequence[int] = range(len(records))
+        # How many of those left are given next, and how many of the first are known to contain a
+        # record at fault; 0 if that is not known of any.
+        self._next = len(records)
+        self._suspects = 0
+        # The repetitions of the whole batch; None once they are over.
+        self._attempts: Attempts | None = Attempts("process_records", policy)
+        self._calls_before = 0
+        self._calls = 0
+        self._has_success = False
+        # Given up, but not let go of yet: as long as no record succeeded, it may be an outage.
+        self._held: list[LetGo] = []
+        self._due: collections.deque[Step] = collections.deque()
+
+    @property
+    def is_isolating(self) -> bool:
+        """Whether the repetitions are over, and the search for the records at fault goes on."""
+        is_halted = bool(self._due) and isinstance(self._due[0], Halt)
+        return self._attempts is None and not is_halted
+
+    @property
+    def settled(self) -> int:
+        """How many of the first records are processed, or let go of: a checkpoint may pass them.
+
+        After a FailedRecords, records behind those that it names are processed, too, and not
+        counted.
+        """
+        waiting = [*self._held, *(step for step in self._due if isinstance(step, LetGo))]
+        unsettled = [*(each.index for each in waiting), *self._left[:1]]
+        return min(unsettled, default=len(self._records))
+
+    @property
+    def held(self) -> tuple[LetGo, ...]:
+        """What is given up, and held until a record of the batch succeeds. Before user code may
+        checkpoint inside its call, let go of these, and then `release` them."""
+        return tuple(self._held)
+
+    def release(self, now: Instant) -> None:
+        """All of `held` was let go of."""
+        for _ in self._held:
+            self._breaker.admits(now)
+        self._held.clear()
+
+    def next_step(self, now: Instant) -> Step:
+        """What to do now. After Finished and Halt there is nothing more."""
+        if not self._due and not self._left:
+            self._let_go(now)
+        if self._due:
+            return self._due.popleft()
+        return Give(self._left[: self._next]) if self._left else Finished()
+
+    def returned(self, now: Instant) -> None:
+        """The call of the last Give returned."""
+        self._has_success = True
+        self._advance(self._next)
+        self._let_go(now)
+
+    def checked(self, error: BaseException) -> BaseException:
+        """What the call of the last Give raised; another error for a FailedRecords that does not
+        name records of it, and so says nothing of any."""
+        if isinstance(error, FailedRecords) and not self._named(error):
+            return ProcessorError("FailedRecords does not name records of the batch of its call")
+        return error
+
+    def raised(
+        self,
+        error: BaseException,
+        now: Instant,
+        wall: WallTime,
+        *,
+        at: ExtendedSequenceNumber | None = None,
+        is_host_fault: bool = False,
+    ) -> float | None:
+        """The call of the last Give raised what `checked` returned. Returns: the pause before the
+        same call is repeated; None if it is not.
+
+        `at` is the position of the record that the failing line worked on, if that is certain;
+        `wall` the time of the records' arrivals. A host that lacks something is no fault of a
+        record.
+        """
+        max_age_s = self._policy.max_age_s
+        oldest = self._records[self._left[0]].approximate_arrival_timestamp
+        is_old = max_age_s is not None and wall - oldest > max_age_s
+        if isinstance(error, HaltShard):
+            self._halt(str(error))
+        elif isinstance(error, RetryLater) and not is_old:
+            return self._repeat(min(error.after_s, RETRY_LATER_MAX_S))
+        elif isinstance(error, ConfigError):
+            self._halt()
+        else:
+            if isinstance(error, FailedRecords):
+                named = self._named(error)
+                self._has_success = self._has_success or len(named) < self._next
+                self._left = [*named, *self._left[self._next :]]
+                self._next = len(named)
+            self._calls += 1
+            decision = GiveUp() if self._attempts is None else self._attempts.raised(error)
+            if isinstance(decision, RetryAfter) and not is_old:
+                return self._repeat(decision.pause_s)
+            if self._policy.then == "halt" or is_host_fault:
+                self._halt()
+            else:
+                self._isolate(at, now, is_named=isinstance(error, FailedRecords))
+        return None
+
+    def _named(self, error: FailedRecords) -> list[int]:
+        """The indexes of the records that it names; none if one is not of the last call."""
+        places = {self._records[index].position: index for index in self._left[: self._next]}
+        found = {places.get(record.position, -1) for record in error.records}
+        return [] if -1 in found else sorted(found)
+
+    def _isolate(self, at: ExtendedSequenceNumber | None, now: Instant, *, is_named: bool) -> None:
+        """The last call is not repeated: its records are given up, or the search begins or goes on
+        among them."""
+        if self._attempts is not None:
+            self._attempts, self._calls_before, self._calls = None, self._calls, 0
+        if is_named or self._next == 1:
+            self._give_up(now)
+            return
+        given = [self._records[index].position for index in self._left[: self._next]]
+        place = given.index(at) if at in given else None
+        self._suspects = self._next if place is None else place + 1
+        self._next = (self._next + 1) // 2 if place is None else max(1, place)
+
+    def _repeat(self, pause_s: float) -> float:
+        self._due.append(Rest(pause_s))
+        return pause_s
+
+    def _halt(self, reason: str = "") -> None:
+        self._left = ()
+        self._held.clear()
+        self._due.append(Halt(reason))
+
+    def _advance(self, count: int) -> None:
+        """The first `count` of those left are done with."""
+        self._left = self._left[count:]
+        self._suspects = max(0, self._suspects - count)
+        self._next = (self._suspects + 1) // 2 if self._suspects else len(self._left)
+
+    def _give_up(self, now: Instant) -> None:
+        """The records of the last call are at fault."""
+        calls = self._calls_before + self._calls
+        self._held += [LetGo(index, calls) for index in self._left[: self._next]]
+        self._calls = self._suspects = 0
+        self._advance(self._next)
+        if self._has_success:
+            self._let_go(now)
+        elif len(self._held) >= OUTAGE_AFTER:
+            self._halt(
+                f"the first {OUTAGE_AFTER} records of a batch failed one by one, and none"
+                " succeeded: it looks like an outage, and nothing was given up"
+            )
+
+    def _let_go(self, now: Instant) -> None:
+        while self._held:
+            if not self._breaker.admits(now):
+                self._halt(
+                    f"{self._breaker.limit} records were given up within"
+                    f" {LIMIT_WINDOW_S / 60:.0f} minutes, and now one more (on_error.limit):"
+                    " it looks like an outage"
+                )
+                return
+            self._due.append(self._held.pop(0))

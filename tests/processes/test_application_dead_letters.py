@@ -1,0 +1,115 @@
+"""Records that fail become dead letters, each once and whole, and their shard goes on; [I13]."""
+
+import os
+import random
+import signal
+
+import msgspec
+import pytest
+
+from kclrun.sinks.dead_letters import Letter
+from tests.seeds import seed_of
+
+pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
+
+RECORDS = 6_000
+KEYS = 50
+
+
+def letters_in(folder):
+    decoder = msgspec.json.Decoder(Letter)
+    return [decoder.decode(path.read_bytes()) for path in sorted(folder.glob("*/*/*.json"))]
+
+
+@pytest.mark.timeout(120)
+def test_records_that_fail_are_kept_once_while_processes_are_killed_and_can_be_put_back(
+    embedded_aws, application, producer, tmp_path
+):
+    rng = random.Random(seed_of(4))
+    # Each key has a record with such a number.
+    poisons = {f"key-{key}:{rng.randrange(RECORDS // KEYS // 2)}" for key in range(0, KEYS, 2)}
+    folder = tmp_path / "letters"
+    stream = embedded_aws.stream(shards=2)
+    app = application(
+        stream,
+        options={"poisons": sorted(poisons)},
+        on_error={
+            "retries": 1,
+            "backoff": "20ms",
+            "then": "dead-letter",
+            "dead_letter": {"path": str(folder)},
+        },
+    )
+    source = producer(stream, RECORDS, seed=4, rate=2_000, keys=KEYS)
+    app.start()
+    app.until(lambda: app.of("lease_claimed"))
+    source.start()
+    killed = []
+
+    def is_read():
+        seen = len(app.ledger.delivered)
+        if len(killed) < 4 and seen > 1_000 * (len(killed) + 1) and app.lease_pids():
+            killed.append(rng.choice(app.lease_pids()))
+            os.kill(killed[-1], signal.SIGKILL)
+        return source.is_done and seen == source.total_put - len(poisons)
+
+    app.until(is_read, 90)
+    app.until(lambda: set(killed) <= {ended["process"] for ended in app.of("process_exited")})
+    app.until(lambda: len(letters_in(folder)) == len(poisons))
+
+    put = {number: (key, n) for rows in source.put.values() for number, key, n in rows}
+    letters = letters_in(folder)
+    assert {f"{key}:{n}" for key, n in (put[each.sequence_number] for each in letters)} == poisons
+    for letter in letters:
+        key, n = put[letter.sequence_number]
+        data = msgspec.json.decode(letter.data)
+        assert (data["key"], data["n"], letter.partition_key) == (key, n, key)
+        assert (letter.application, letter.stream) == (app.table, stream)
+        assert letter.error == "ValueError: this record is poison"
+        assert letter.raised_at.startswith("ledger_processor.py:")
+    # A batch that was killed before its checkpoint gives its letters again, into the same files.
+    named = {line["position"] for line in app.of("record_dead_lettered")}
+    assert named == {letter.sequence_number for letter in letters}
+    assert not app.of("lease_halted")
+    for batch in app.ledger.batches:
+        numbers = [int(number) for number, _, _ in batch.records]
+        assert numbers == sorted(numbers)
+
+    listed = app.cli("dead-letters", "list", "--config", str(app.config))
+    assert f"{len(poisons)} dead letters" in listed.stderr
+    app.cure.touch()
+    plan = app.cli("dead-letters", "redrive", "--to", "stream", "--config", str(app.config))
+    assert plan.stdout == f"Would put {len(poisons)} records into {stream}\nDo it with --yes.\n"
+    done = app.cli(
+        "dead-letters", "redrive", "--to", "stream", "--config", str(app.config), "--yes"
+    )
+    assert (done.returncode, letters_in(folder)) == (0, []), done.stderr
+    app.until(lambda: len(app.ledger.delivered) == source.total_put)
+    assert app.stop() == 0
+
+
+@pytest.mark.timeout(60)
+def test_an_outage_halts_the_shard_and_leaves_no_letter(
+    embedded_aws, application, producer, tmp_path
+):
+    stream = embedded_aws.stream(shards=1)
+    source = producer(stream, 200, seed=5, keys=1)
+    source.start().join()
+    ((_, rows),) = source.put.items()
+    app = application(
+        stream,
+        options={"poisons": [f"{key}:{n}" for _, key, n in rows]},
+        on_error={
+            "retries": 0,
+            "then": "dead-letter",
+            "dead_letter": {"path": str(tmp_path / "letters")},
+        },
+    )
+
+    app.start()
+    app.until(lambda: app.of("lease_halted"))
+
+    (halted,) = app.of("lease_halted")
+    assert "looks like an outage" in embedded_aws.rows(app.table)[halted["shard"]]["haltReason"]
+    assert letters_in(tmp_path / "letters") == []
+    assert app.stop() == 0

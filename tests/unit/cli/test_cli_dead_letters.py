@@ -1,0 +1,107 @@
+"""`kclrun dead-letters` over a folder: what it shows, what it chooses, and what it removes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kclrun.cli.program import run_program
+from kclrun.sinks.dead_letters import LetterFolder
+from tests.unit.sinks.test_dead_letters import letter
+
+SECOND = "shardId-000000000001"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    folder = LetterFolder(tmp_path / "letters")
+    folder.keep(letter(11, data=b"hello", given_up_at=1_800_000_000.0))
+    folder.keep(letter(12, 3, error="KeyError: 'price'", partition_key="other"))
+    folder.keep(letter(13, shard_id=SECOND, data=b"\x1b[2J"))
+    file = tmp_path / "app.yaml"
+    file.write_text(
+        "application: shop\nstream: orders\nprocessor: shop:Orders\n"
+        f"on_error: {{then: dead-letter, dead_letter: {{path: {tmp_path / 'letters'}}}}}\n"
+    )
+    return file
+
+
+def left(config: Path) -> list[str]:
+    return [kept.letter.sequence_number for kept in LetterFolder(config.parent / "letters").kept()]
+
+
+def test_a_line_says_where_when_and_why(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_program(["dead-letters", "list", "--config", str(config)]) == 0
+
+    told = capsys.readouterr()
+    assert told.out.splitlines() == [
+        "1970-01-01T00:00:09Z  orders  shardId-000000000001  13  ValueError: x",
+        "2027-01-15T08:00:00Z  orders  shardId-000000000002  11  ValueError: x",
+        "1970-01-01T00:00:09Z  orders  shardId-000000000002  12/3  KeyError: 'price'",
+    ]
+    assert told.err == "3 dead letters\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        (["--shard", "1"], ["13"]),
+        (["--shard", SECOND], ["13"]),
+        (["--key", "other"], ["12"]),
+        (["--error", "KeyError"], ["12"]),
+        (["--since", "2027-01-15"], ["11"]),
+        (["--shard", "2", "--key", "k"], ["11"]),
+        (["--shard", "7"], []),
+    ],
+)
+def test_letters_are_chosen_by_all_that_is_asked_and_dropped_with_yes(
+    config: Path, capsys: pytest.CaptureFixture[str], options: list[str], numbers: list[str]
+) -> None:
+    before = left(config)
+
+    assert run_program(["dead-letters", "drop", "--config", str(config), *options]) == 0
+    assert left(config) == before
+    plan = capsys.readouterr().out
+    assert plan.startswith(f"Would drop {len(numbers)} dead letters\n")
+    assert ("--yes" in plan) == bool(numbers)
+
+    assert run_program(["dead-letters", "drop", "--config", str(config), *options, "--yes"]) == 0
+    assert left(config) == [number for number in before if number not in numbers]
+
+
+def test_one_letter_is_shown_whole_and_its_payload_harmless(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for position in ("11", "12/3", "13"):
+        assert run_program(["dead-letters", "show", position, "--config", str(config)]) == 0
+
+    told = capsys.readouterr().out
+    assert "payload        hello\n" in told
+    assert "payload        base64 AP8=\n" in told
+    assert "\x1b" not in told
+    assert "partition key  other\n" in told
+    assert "error          KeyError: 'price', after 3 calls\n" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more", "code", "words"),
+    [
+        (["show", "99"], "", 78, "there is no dead letter at 99"),
+        (["list"], "--set on_error={}", 78, "this application keeps no dead letters"),
+        (["redrive", "--to", "stream", "--yes"], "--set stream=b", 78, "letters of orders: not"),
+    ],
+)
+def test_what_is_asked_wrongly_is_refused_in_words(
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    more: str,
+    code: int,
+    words: str,
+) -> None:
+    line = ["dead-letters", *arguments, "--config", str(config), *more.split()]
+
+    assert run_program(line) == code
+    assert words in capsys.readouterr().err
+    assert len(left(config)) == 3
