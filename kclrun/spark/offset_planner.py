@@ -498,8 +498,9 @@ class OffsetPlanner:
         return tuple(each.shard_id for each in listed)
 
     def _hear_time(self, graph: ShardGraph) -> None:
-        """Learn the service's time; any page contains it."""
-        for shard in graph.open_shards()[:1]:
+        """Learn the service's time; any page contains it, also that of a shard whose children are
+        not listed yet."""
+        for shard in (*graph.open_shards(), *graph)[:1]:
             at_tip = partial(self._reader.iterator, shard.shard_id, IteratorType.LATEST)
             token = self._retried(at_tip)
             sent_at = self._clock()

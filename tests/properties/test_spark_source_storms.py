@@ -542,8 +542,12 @@ def test_rows_in_are_rows_out_by_fan_out(first):
 
 
 # A tick and a trigger kept in step, and each trigger began the search of the last one anew. An
-# event that said there is more, without records, was waited for.
-FOUND = [(827, World), (1351, World), (577, PushingWorld), (2354, PushingWorld)]
+# event that said there is more, without records, was waited for. A first listing without an open
+# shard left the service's time unknown, and the host's is ahead.
+FOUND = [
+    *((seed, World) for seed in (827, 1351)),
+    *((seed, PushingWorld) for seed in (577, 2354, 6653)),
+]
 
 
 @pytest.mark.parametrize(("seed", "kind"), FOUND)
