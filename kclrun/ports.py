@@ -21,7 +21,7 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.reading import RECORDS_A_CALL, FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Measurement, PutEntry, PutResult, StartPoint
 from kclrun.model.shard import Shard
-from kclrun.model.time import WallTime
+from kclrun.model.time import Instant, WallTime
 from kclrun.protocol.writes import LeaseChange, Outcome
 
 
@@ -233,6 +233,44 @@ class LifecycleActions(Protocol):
     def complete(self, action: LifecycleAction) -> None:
         """Ask the group to go on."""
         ...
+
+
+# The next try repairs a dropped connection or a single 5xx; if it fails too, it is an outage.
+NOTICED_S: Final = 1.0
+
+
+class Outage:
+    """The outage of one kind of work in one thread. Warns once at its beginning, when it has lasted
+    for `noticed_s`, and at its end."""
+
+    def __init__(
+        self,
+        work: str,
+        now: Callable[[], Instant],
+        warn: Callable[[str], None],
+        noticed_s: float = NOTICED_S,
+    ) -> None:
+        self._work = work
+        self._now = now
+        self._warn = warn
+        self._noticed_s = noticed_s
+        self._since: Instant | None = None
+        self._is_told = False
+
+    def note(self, message: str, asked: Instant) -> None:
+        """A try that began at `asked` failed: the outage of a hanging service begins then."""
+        if self._since is None:
+            self._since = asked
+        if not self._is_told and self._now() - self._since >= self._noticed_s:
+            self._is_told = True
+            self._warn(f"{self._work} fails and is tried again: {message}")
+
+    def end(self) -> None:
+        """A try succeeded."""
+        if self._is_told and self._since is not None:
+            self._warn(f"{self._work} works again after {self._now() - self._since:.1f} s")
+        self._since = None
+        self._is_told = False
 
 
 class Retry(enum.Enum):

@@ -2,11 +2,13 @@
 
 Implements `ports.ShardSubscriber`. A subscription is one SubscribeToShard request over HTTP/1.1,
 whose answer is an event stream of up to five minutes. The live service accepts that, although its
-guide speaks of HTTP/2: boto3 does the same. `consuming/subscribing.py` decides when to subscribe.
+guide speaks of HTTP/2: boto3 does the same. `consuming/subscribing.py` decides when to subscribe;
+`FanOut` does it, for one shard, in a lease process and in Spark's driver.
 """
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -26,11 +28,20 @@ from kclrun.aws.operations import (
 from kclrun.aws.wire import WireClient
 from kclrun.codec.event_stream import MalformedEventStream, Message, MessageDecoder
 from kclrun.codec.get_records import decode_subscription_event
-from kclrun.errors import MalformedBody, NotFound, Unavailable
+from kclrun.consuming.subscribing import SILENCE_MAX_S, SubscriptionPlan
+from kclrun.errors import (
+    MalformedBody,
+    NotFound,
+    RecordError,
+    ServiceError,
+    SettingsError,
+    Throttled,
+    Unavailable,
+)
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import StartPoint
-from kclrun.model.time import WallTime
-from kclrun.ports import Subscription
+from kclrun.model.time import Instant, WallTime
+from kclrun.ports import Outage, ShardSubscriber, StreamSummary, Subscription
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -47,6 +58,19 @@ class Consumer(msgspec.Struct, frozen=True):
 def consumer_name(named: str) -> str:
     """The name of a consumer that is given by its name or its ARN."""
     return named.rpartition("/consumer/")[2].partition(":")[0]
+
+
+def consumer_of(summary: StreamSummary, named: str, setting: str) -> str:
+    """The name of the consumer of this stream that `setting` gives by its name or its ARN.
+
+    Raises: SettingsError for the ARN of another stream's consumer.
+    """
+    if named.startswith("arn:") and not named.startswith(f"{summary.arn}/consumer/"):
+        raise SettingsError(
+            f"{setting}: {named} is not a consumer of stream {summary.name}\n"
+            "Give its name instead: each stream has a consumer of its own"
+        )
+    return consumer_name(named)
 
 
 class _Consumer(msgspec.Struct):
@@ -116,6 +140,42 @@ class StreamConsumers:
 
 def _consumer(wire: _Consumer) -> Consumer:
     return Consumer(wire.name, wire.arn, wire.status, WallTime(wire.created_at))
+
+
+# "You can register up to 20 consumers per data stream." Some accounts have a higher quota.
+CONSUMERS_MAX: Final = 20
+
+
+def registered(
+    consumers: StreamConsumers, summary: StreamSummary, name: str, *, to_poll: str
+) -> Consumer:
+    """The consumer of this name, which is registered if it is not there.
+
+    A run never deregisters a consumer: other machines may read by it, and a new one costs a minute
+    without a subscription. `to_poll` is the setting that reads without a consumer.
+    Raises: SettingsError if the stream can have no more consumers; a ServiceError leaf.
+    """
+    found = consumers.find(name)
+    if found is not None:
+        return found
+    try:
+        return consumers.register(name)
+    except Throttled as error:
+        if error.code == "LimitExceededException":
+            require_room(consumers, summary, to_poll=to_poll)
+        raise  # too many requests, or registrations at one time
+
+
+def require_room(consumers: StreamConsumers, summary: StreamSummary, *, to_poll: str) -> None:
+    """Raises: SettingsError if the stream has as many consumers as it can have."""
+    count = len(consumers.listed())
+    if count >= CONSUMERS_MAX:
+        raise SettingsError(
+            f"stream {summary.name} has {count} registered consumers, and no more can be added\n"
+            "Show them:  kclrun consumers list\n"
+            "Remove one that is not used:  kclrun consumers remove NAME --yes\n"
+            f"or read by polling:  {to_poll}"
+        )
 
 
 class FanOutReader:
@@ -205,3 +265,104 @@ class EventStreamSubscription:
 def _broken(text: str) -> Unavailable:
     name = SUBSCRIBE_TO_SHARD.name
     return Unavailable(f"{name}: {text}", operation=name, code="BrokenStream")
+
+
+# A handoff, a consumer that is being created and a renewal that meets another one's limit settle
+# within two of the service's five seconds: a longer pause is worth a line in the log.
+POLLING_NOTICED_S: Final = 10.0
+# How often a subscribed thread looks whether its reader was closed.
+EVENT_WAIT_S: Final = 1.0
+
+
+class FanOut:
+    """The subscription of one reader to its shard, if it has one now. Used by one thread.
+
+    `SubscriptionPlan` decides when to subscribe. A failure never ends the reading: the reader polls
+    meanwhile, and `warn` gets a sentence about it. `trouble` is the last failure, None once an
+    event came after it.
+    """
+
+    def __init__(
+        self,
+        subscriber: ShardSubscriber,
+        shard_id: str,
+        *,
+        now: Callable[[], Instant],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._subscriber = subscriber
+        self._shard_id = shard_id
+        self._now = now
+        self._plan = SubscriptionPlan()
+        self._subscription: Subscription | None = None
+        self.trouble: Exception | None = None
+        self._outage = Outage(
+            "subscribing to the shard (records come by polling meanwhile)",
+            now,
+            warn,
+            POLLING_NOTICED_S,
+        )
+
+    @property
+    def is_subscribed(self) -> bool:
+        return self._subscription is not None
+
+    def polled(self) -> None:
+        """A page was polled: from now on a subscription can take over."""
+        self._plan.polled(self._now())
+
+    def takes_over(self, start: StartPoint | None) -> bool:
+        """Whether the next page comes from a subscription; makes one at `start` if that is due."""
+        now = self._now()
+        if self._subscription is not None and self._plan.is_renewal_due(now):
+            self.end()
+        if self._subscription is None and start is not None and self._plan.is_due(now):
+            try:
+                self._subscription = self._subscriber.subscribe(self._shard_id, start)
+            except ServiceError as error:
+                self._fail(error, now)
+            else:
+                self._plan.began(self._now(), random.random())
+        return self._subscription is not None
+
+    def next_page(self) -> FetchedPage | None:
+        """The next event, as a page; None if none came in a moment, or the subscription ended."""
+        subscription, asked = self._subscription, self._now()
+        assert subscription is not None, "asked only while it is subscribed"
+        try:
+            page = subscription.next_page(EVENT_WAIT_S)
+        except (ServiceError, RecordError) as error:
+            self._fail(error, asked)
+            return None
+        if page is not None:
+            self._plan.event_came()
+            self._outage.end()
+            self.trouble = None
+        elif subscription.is_over:
+            self.end()
+        elif self._plan.is_silent(self._now() - asked):
+            self._fail(Unavailable(f"the subscription was silent for {SILENCE_MAX_S:g} s"), asked)
+        return page
+
+    def pause_s(self, polling_s: float) -> float:
+        """The pause before the next page, if polling would pause for `polling_s`."""
+        if self._subscription is not None:
+            return 0.0
+        return min(polling_s, self._plan.next_change_in_s(self._now()))
+
+    def close(self) -> None:
+        """The reading ends: the service should send no more."""
+        if self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
+
+    def end(self) -> None:
+        """Close the subscription in good order: a later one may take its place."""
+        self.close()
+        self._plan.ended(self._now(), random.random())
+
+    def _fail(self, error: Exception, asked: Instant) -> None:
+        self.close()
+        self.trouble = error
+        self._outage.note(str(error), asked)
+        self._plan.failed(error, self._now(), random.random())

@@ -105,8 +105,7 @@ def caller_policy(role_arn: str, settings: Settings, site: Site) -> Policy:
     return _policy([_allow(Grant.ROLE, [role_arn]), *hooks])
 
 
-def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
-    table = [site.table(settings.table)]
+def _reads(settings: Settings, site: Site) -> Iterator[_Statement]:
     yield _allow(Grant.READ, _streams(settings, site))
     if settings.fetch.mode == "fan-out":
         consumer = settings.fetch.consumer or settings.application
@@ -114,6 +113,11 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
         yield _allow(Grant.FAN_OUT, consumers)
         # A consumer is found by its name, before its ARN is known.
         yield _allow(Grant.CONSUMERS, _streams(settings, site))
+
+
+def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
+    table = [site.table(settings.table)]
+    yield from _reads(settings, site)
     yield _allow(Grant.LEASES, table)
     yield _allow(Grant.OFFERS, [site.index(settings.table, OWNER_INDEX)])
     yield _allow(Grant.KCL3, [site.table(coordinator_table(settings.application))])
@@ -143,7 +147,7 @@ def _hooks(settings: Settings, site: Site) -> Iterator[_Statement]:
 
 def _spark(settings: Settings, site: Site) -> Iterator[_Statement]:
     """Spark's checkpoint has the position: the lease table is only read for the start position."""
-    yield _allow(Grant.READ, _streams(settings, site))
+    yield from _reads(settings, site)
     if isinstance(settings.start, StartAtLeases):
         yield _allow(Grant.START, [site.table(settings.start.leases)])
 

@@ -140,13 +140,13 @@ def _stream(aws: Aws, stream: str) -> str:
 
 
 def _consumer(aws: Aws, summary: StreamSummary) -> str:
-    from kclrun.cli.consumers import own_consumer, require_room
+    from kclrun.cli.consumers import own_consumer, room_for_consumer
 
-    name, consumers = own_consumer(aws, summary), aws.consumers_of(summary.arn)
-    found = consumers.find(name)
+    name = own_consumer(aws, summary)
+    found = aws.consumers_of(summary.arn).find(name)
     if found is not None:
         return f"; consumer {name} is {found.status}"
-    require_room(consumers, summary)
+    room_for_consumer(aws, summary)
     return f"; consumer {name} is registered at the first start"
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kclrun.aws.fan_out import consumer_name
+from kclrun.aws.fan_out import consumer_of, registered, require_room
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigGroup, config_options, load_configuration
-from kclrun.errors import NotFound, SettingsError, Throttled, Unavailable
+from kclrun.errors import NotFound, Unavailable
 from kclrun.model.text import harmless
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ def remove(name: str, config: Path | None, overrides: tuple[str, ...], *, yes: b
     return exit_codes.DRAINED
 
 
-# "You can register up to 20 consumers per data stream." Some accounts have a higher quota.
-CONSUMERS_MAX: Final = 20
+_TO_POLL: Final = "fetch.mode: polling"
 
 
 def own_consumer(aws: Aws, summary: StreamSummary) -> str:
@@ -87,46 +86,24 @@ def own_consumer(aws: Aws, summary: StreamSummary) -> str:
     Raises: SettingsError for the ARN of another stream's consumer.
     """
     named = aws.settings.fetch.consumer or aws.settings.application
-    if named.startswith("arn:") and not named.startswith(f"{summary.arn}/consumer/"):
-        raise SettingsError(
-            f"fetch.consumer: {named} is not a consumer of stream {summary.name}\n"
-            "Give its name instead: each stream has a consumer of its own"
-        )
-    return consumer_name(named)
+    return consumer_of(summary, named, "fetch.consumer")
 
 
 def active_consumer(aws: Aws, summary: StreamSummary) -> str:
     """The ARN of that consumer, which is registered if it is not there.
 
-    A consumer is never deregistered by a run: other machines may read by it, and a new one costs a
-    minute without a subscription.
-    Raises: Unavailable while it is not ACTIVE; SettingsError if the stream can have no more
-    consumers; another ServiceError leaf.
+    Raises: as `registered`; Unavailable while it is not ACTIVE.
     """
     name, consumers = own_consumer(aws, summary), aws.consumers_of(summary.arn)
-    found = consumers.find(name)
-    if found is None:
-        try:
-            found = consumers.register(name)
-        except Throttled as error:
-            if error.code == "LimitExceededException":
-                require_room(consumers, summary)
-            raise  # too many requests, or registrations at one time
+    found = registered(consumers, summary, name, to_poll=_TO_POLL)
     if found.status != "ACTIVE":
         raise Unavailable(f"consumer {name} of stream {summary.name} is {found.status}")
     return found.arn
 
 
-def require_room(consumers: StreamConsumers, summary: StreamSummary) -> None:
+def room_for_consumer(aws: Aws, summary: StreamSummary) -> None:
     """Raises: SettingsError if the stream has as many consumers as it can have."""
-    count = len(consumers.listed())
-    if count >= CONSUMERS_MAX:
-        raise SettingsError(
-            f"stream {summary.name} has {count} registered consumers, and no more can be added\n"
-            "Show them:  kclrun consumers list\n"
-            "Remove one that is not used:  kclrun consumers remove NAME --yes\n"
-            "or read by polling:  fetch.mode: polling"
-        )
+    require_room(aws.consumers_of(summary.arn), summary, to_poll=_TO_POLL)
 
 
 def _named(aws: Aws, name: str) -> Iterator[tuple[str, StreamConsumers, Consumer]]:

@@ -169,6 +169,8 @@ _SET_ELSEWHERE: Final[Mapping[str, str]] = {
     "startingleases": "start",
     "startingleasesendpointurl": "aws.endpoints.dynamodb",
     "pollinterval": "fetch.idle",
+    "consumermode": "fetch.mode",
+    "consumername": "fetch.consumer",
 }
 
 
@@ -249,8 +251,6 @@ def _spark(settings: Settings) -> Iterator[Problem]:
             "is for engine: fleet; Spark's Python workers have the environment that Spark gives"
             " them",
         )
-    if settings.fetch.mode == "fan-out":
-        yield Problem(("fetch", "mode"), "fan-out is for engine: fleet; Spark reads by polling")
     if settings.fetch.kpl_range == "drop":
         yield Problem(("fetch", "kpl_range"), "drop is for engine: fleet; on Spark all are kept")
     yield from _checkpoint(settings)

@@ -28,8 +28,9 @@ class FetchedPage(msgspec.Struct, frozen=True):
     """One GetRecords answer, or one event of a subscription, aggregates not yet opened.
 
     An answer has `next_iterator`, an event `continuation`: a sequence number after which a later
-    subscription goes on, though no record may have it. Without either it is the end of a closed
-    shard; `children` then names its children (possibly none with services that leave them out).
+    subscription goes on, though no record may have it. (Spark's reader hands events out as answers:
+    those have both.) Without either it is the end of a closed shard; `children` then names its
+    children (possibly none with services that leave them out).
     `body_bytes` is the size on the wire; `served_at` the service's own time, to the second, None if
     it gave none.
     """
@@ -46,6 +47,11 @@ class FetchedPage(msgspec.Struct, frozen=True):
     def is_end(self) -> bool:
         """Whether the shard ends here, unless the service lost its position [D3]."""
         return self.next_iterator is None and self.continuation is None
+
+    @property
+    def is_pushed(self) -> bool:
+        """Whether it is an event: no request for records was made for it."""
+        return self.continuation is not None
 
     @property
     def is_empty_tip(self) -> bool:

@@ -53,6 +53,7 @@ from kclrun.spark.stream_set import (
     shard_name,
     summaries_of,
 )
+from kclrun.spark.subscribed import SubscribedReader, iterator_in
 
 
 # Checks that a checkpoint belongs to the query's streams, by ARN and time of creation. Pure.
@@ -214,10 +215,19 @@ _LISTINGS_MAX: Final = 10
 _LISTING_PAUSE_S: Final = 1.0
 
 
+def _for_executors(hint: Hint) -> Hint:
+    """Executors read by polling, and know only iterators of the service."""
+    iterator = None if hint.iterator is None else iterator_in(hint.iterator)
+    return msgspec.structs.replace(
+        hint, iterator=iterator, iterator_at=0.0 if iterator is None else hint.iterator_at
+    )
+
+
 class OffsetPlanner:
     """Decides where batches end. Clocks, waiting and chance are arguments, for tests in virtual
     time. The reader must bear `calls_at_once` threads; 0 makes every call in the caller's thread.
-    `table` is the lease table that the query starts at, if it does."""
+    `table` is the lease table that the query starts at, if it does. A `SubscribedReader` is closed
+    with the planner."""
 
     def __init__(
         self,
@@ -241,6 +251,11 @@ class OffsetPlanner:
         self._wait = wait or threading.Event().wait
         self._chance = chance
         self._asking = Asking(reader, admin, clock=clock, calls_at_once=calls_at_once)
+        self._subscribed = reader if isinstance(reader, SubscribedReader) else None
+        self._idle = self._wait
+        if self._subscribed is not None:
+            self._subscribed.came = self._asking.wake
+            self._idle = wait or self._asking.receive
         self._planner = BatchPlanner(settings, wall() - clock(), clock())
         self._initial: Offset | None = None
         self._answered_at: float | None = None
@@ -287,6 +302,10 @@ class OffsetPlanner:
             return entered
         began_at = self._clock()
         self._planner.begin(start, began_at, is_first=start == self._initial, takes_all=takes_all)
+        if self._subscribed is not None:
+            # A pushed page says what was there when it was made: for all that is there now, ask.
+            self._subscribed.subscribes = not self._planner.must_go_on
+            self._subscribed.retain(self._planner.running.keys())
         may_wait = self._answered_at is not None and began_at - self._answered_at < _ASKED_AT_ONCE_S
         try:
             return self._look(start, may_wait=may_wait)
@@ -296,6 +315,8 @@ class OffsetPlanner:
     def _look(self, start: Offset, *, may_wait: bool) -> Offset:
         deadline = self._clock() + _WAIT_MAX_S
         while True:
+            if self._subscribed is not None and self._subscribed.subscribes:
+                self._planner.came(self._subscribed.news())
             if not (may_wait or self._planner.must_go_on or self._is_looking()):
                 return start
             self._exchange(self._planner, deadline)
@@ -333,7 +354,10 @@ class OffsetPlanner:
 
     def hints(self, start: Offset, end: Offset) -> Mapping[str, Hint]:
         """The hints for the batch (start, end]: none, unless `end` was just decided."""
-        return self._planner.hints(start, end)
+        hints = self._planner.hints(start, end)
+        if self._subscribed is None:
+            return hints
+        return {shard_id: _for_executors(hint) for shard_id, hint in hints.items()}
 
     def known(self, offset: Offset) -> Offset:
         """An offset, of the checkpoint for instance, as one of exactly these streams.
@@ -354,11 +378,14 @@ class OffsetPlanner:
 
     def report(self) -> dict[str, Any]:
         """Lag, rates and throttles by shard, as plain JSON values."""
-        return self._planner.report()
+        pushed = {} if self._subscribed is None else self._subscribed.report()
+        return {**self._planner.report(), **pushed}
 
     def close(self) -> None:
         """Ends the threads."""
         self._asking.close()
+        if self._subscribed is not None:
+            self._subscribed.close()
 
     def _is_looking(self) -> bool:
         """Whether an answer is on its way, or a request is due before Spark could ask again."""
@@ -373,7 +400,7 @@ class OffsetPlanner:
         wake_at = min(deadline, max(now, seeker.next_at(now)))
         if not self._asking.is_waiting:
             if not asks and wake_at > now:
-                self._wait(wake_at - now)
+                self._idle(wake_at - now)
             return
         answered = self._asking.receive(wake_at - now)
         while answered is not None:
@@ -471,8 +498,9 @@ class OffsetPlanner:
         return tuple(each.shard_id for each in listed)
 
     def _hear_time(self, graph: ShardGraph) -> None:
-        """Learn the service's time; any page contains it."""
-        for shard in graph.open_shards()[:1]:
+        """Learn the service's time; any page contains it, also that of a shard whose children are
+        not listed yet."""
+        for shard in (*graph.open_shards(), *graph)[:1]:
             at_tip = partial(self._reader.iterator, shard.shard_id, IteratorType.LATEST)
             token = self._retried(at_tip)
             sent_at = self._clock()

@@ -22,6 +22,7 @@ from kclrun.model.stream import why_no_endpoint
 from kclrun.spark.option_table import (
     SWITCH,
     Given,
+    Kind,
     Option,
     OptionReader,
     by_hand,
@@ -117,6 +118,19 @@ _READS_MAX: Final = 5.0
 _READS_MIN: Final = 0.1
 # A record's data and key: 1 MiB by default; UpdateMaxRecordSize raises a stream's limit to 10 MiB.
 _RECORD_BYTES_MAX: Final = 10 * 2**20
+
+
+_CONSUMER: Final = re.compile(
+    r"([A-Za-z0-9_.-]{1,128}|arn:[a-z0-9-]+:kinesis:[a-z0-9-]+:\d{12}:stream/[A-Za-z0-9_.-]{1,128}"
+    r"/consumer/[A-Za-z0-9_.-]{1,128}:\d+)\Z"
+)
+
+
+def _consumer(given: object) -> str:
+    text = text_of(given).strip()
+    if not _CONSUMER.match(text):
+        raise ValueError("expected a consumer's name (letters, digits, '_', '.', '-') or its ARN")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,6 +240,21 @@ class SourceSettings:
     shard_list_interval_s: float = option(
         "shardListInterval", duration("1s", "10m"), "how often the shards are listed", default=10.0
     )
+    consumer_mode: str = option(
+        "consumerMode",
+        choice({"polling": "polling", "fan-out": "fan-out"}),
+        "`fan-out`: a stream's records are pushed to the driver within milliseconds; what is behind"
+        " the tip, batch reads and AvailableNow are polled",
+        default="polling",
+    )
+    consumer: str | None = option(
+        "consumerName",
+        Kind(_consumer),
+        "with `fan-out`: the registered consumer, or its ARN, one for each query; it is registered"
+        " on first use, and never removed",
+        default=None,
+        shown="none",
+    )
     retry_attempts: int | None = option(
         "retryAttempts",
         whole(1, _ATTEMPTS_MAX),
@@ -279,7 +308,6 @@ class SinkSettings:
     )
 
 
-_CONSUMER_MODE: Final = Option("consumerMode", "the only one so far", shown="`polling`")
 # The options that source and sink share: the stream and how to reach it.
 STREAM_OPTIONS: Final = (
     Option(
@@ -302,7 +330,7 @@ STREAM_OPTIONS: Final = (
     ),
     Option("roleSessionName", "of that role"),
 )
-SOURCE_OPTIONS: Final = (*STREAM_OPTIONS, *options_of(SourceSettings), _CONSUMER_MODE)
+SOURCE_OPTIONS: Final = (*STREAM_OPTIONS, *options_of(SourceSettings))
 SINK_OPTIONS: Final = (*STREAM_OPTIONS, *options_of(SinkSettings))
 ALIASES: Final = {
     "startingPosition": "startingOffsets",
@@ -353,12 +381,12 @@ def read_source_options(options: Given, use: Use) -> SourceSettings:
     """
     names = [each.name for each in SOURCE_OPTIONS]
     given = OptionReader("the kclrun source", options, names, ALIASES, _ABSENT)
-    _refuse_what_is_not_there_yet(given)
     reached = read_reached(given, takes_several=True)
     start, end = _start(given, use), _end(given, use)
     for name, place in (("startingOffsets", start), ("endingOffsets", end)):
         _check_names(given, name, place, reached)
     more = given.values(SourceSettings)
+    _check_consumer(given, more["consumer_mode"], more["consumer"], reached)
     given.settle()
     return SourceSettings(reached=reached, start=start, end=end, **more)
 
@@ -475,12 +503,13 @@ def _check_arn(given: OptionReader, arn: str) -> None:
         given.refuse("region", f"the stream's ARN says {match[1]}: leave region out")
 
 
-def _refuse_what_is_not_there_yet(given: OptionReader) -> None:
-    mode = given.text("consumerMode")
-    if mode is not None and mode.lower() != "polling":
-        given.refuse(
-            "consumerMode", "only polling so far; enhanced fan-out comes with a later version"
-        )
+def _check_consumer(given: OptionReader, mode: str, consumer: str | None, reached: Reached) -> None:
+    if mode == "polling" and given.text("consumerName") is not None:
+        given.refuse("consumerName", "is for consumerMode=fan-out")
+    elif mode == "fan-out" and given.text("consumerName") is None:
+        given.refuse("consumerName", "is needed with consumerMode=fan-out: one for each query")
+    elif consumer is not None and consumer.startswith("arn:") and reached.several:
+        given.refuse("consumerName", "several streams: give a name, each has a consumer of it")
 
 
 def _start(given: OptionReader, use: Use) -> Start:

@@ -6,6 +6,7 @@ gets exactly one answer, also when it fails.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -32,7 +33,7 @@ from kclrun.errors import (
 )
 from kclrun.model.stream import is_loopback, why_no_endpoint
 from kclrun.model.wire import WireEndpoint
-from kclrun.ports import ShardReader, StreamAdmin, StreamSummary, open_iterator
+from kclrun.ports import ShardReader, ShardSubscriber, StreamAdmin, StreamSummary, open_iterator
 from kclrun.spark.options import LeasesAt, Reached
 from kclrun.spark.planning.shard_cursor import (
     Answer,
@@ -48,7 +49,8 @@ from kclrun.spark.planning.shard_cursor import (
     Refused,
     Slowed,
 )
-from kclrun.spark.stream_set import StreamsAdmin, StreamsReader
+from kclrun.spark.stream_set import StreamsAdmin, StreamsReader, StreamsSubscriber, admins_of
+from kclrun.spark.subscribed import NamedConsumer
 
 # Checks before a query starts that its stream can be read: one DescribeStreamSummary.
 #
@@ -144,6 +146,21 @@ class Connected:
         else:
             self.reader = PollingReader(self.client, reached.stream)
             self.admin = WireStreamAdmin(self.client, reached.stream)
+
+    def subscriber(self, named: str) -> ShardSubscriber:
+        """For the consumer of each stream that `consumerName` names, registered if it is not there.
+
+        Raises: as `NamedConsumer.register`; Throttled and Unavailable wait for the first
+        subscription.
+        """
+        by_name = {
+            name: NamedConsumer(self.client, admin, named)
+            for name, admin in admins_of(self.admin).items()
+        }
+        for each in by_name.values():
+            with contextlib.suppress(Throttled, Unavailable):
+                each.register()
+        return by_name[""] if "" in by_name else StreamsSubscriber(by_name)
 
     def lease_table(self, leases: LeasesAt) -> DynamoLeaseTable:
         """The table, in the stream's region and by the same credentials; sends nothing.
@@ -242,7 +259,9 @@ class Asking:
         self._reader = reader
         self._admin = admin
         self._clock = clock
-        self._answers: queue.SimpleQueue[tuple[Ask, Answer | BaseException]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Ask, Answer | BaseException] | None] = (
+            queue.SimpleQueue()
+        )
         self._under_way = 0
         self._pool = None
         if calls_at_once:
@@ -263,15 +282,23 @@ class Asking:
                 self._pool.submit(self._perform, ask)
 
     def receive(self, timeout_s: float) -> tuple[Ask, Answer] | None:
-        """The next answer, None if none comes in time. Raises: errors that waiting cannot mend."""
+        """The next answer, None if none comes in time, or at `wake`. Raises: errors that waiting
+        cannot mend."""
         try:
-            ask, answer = self._answers.get(timeout=max(0.0, timeout_s))
+            answered = self._answers.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
             return None
+        if answered is None:
+            return None
+        ask, answer = answered
         self._under_way -= 1
         if isinstance(answer, BaseException):
             raise answer
         return ask, answer
+
+    def wake(self) -> None:
+        """End a `receive` that waits, or the next one. For any thread."""
+        self._answers.put(None)
 
     def close(self) -> None:
         """Send nothing more; calls under way end by their own time-outs."""

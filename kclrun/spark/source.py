@@ -257,6 +257,7 @@ class StreamReader(DataSourceStreamReader):
         self._settings = settings
         self._says_start = installed().says_start
         self._planner: OffsetPlanner | None = None
+        self._polls = settings.consumer is None
         self._stands_at: Offset | None = None
         self._was_asked = False
 
@@ -292,7 +293,8 @@ class StreamReader(DataSourceStreamReader):
         return start if end == begin else encode_offset(end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - PySpark's name
-        """From here on, only the records that exist now count as new."""
+        """From here on, only the records that exist now count as new. They are read by polling."""
+        self._polls = True
         self._planned().prepare_available_now()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - PySpark's name
@@ -326,7 +328,7 @@ class StreamReader(DataSourceStreamReader):
 
     def _planned(self) -> OffsetPlanner:
         if self._planner is None:
-            self._planner = _open_planner(self._settings)
+            self._planner = _open_planner(self._settings, subscribes=not self._polls)
         return self._planner
 
     def _answer_without_start(self) -> Offset:
@@ -343,9 +345,12 @@ class StreamReader(DataSourceStreamReader):
         return end
 
 
-def _open_planner(settings: SourceSettings, narrowing: Narrowing | None = None) -> OffsetPlanner:
+def _open_planner(
+    settings: SourceSettings, narrowing: Narrowing | None = None, *, subscribes: bool = False
+) -> OffsetPlanner:
     from kclrun.spark.offset_planner import CALLS_AT_ONCE, OffsetPlanner
     from kclrun.spark.requests import connected
+    from kclrun.spark.subscribed import SubscribedReader
 
     connection = connected(settings.reached, CALLS_AT_ONCE)
     if narrowing is not None and narrowing != Narrowing():
@@ -356,7 +361,16 @@ def _open_planner(settings: SourceSettings, narrowing: Narrowing | None = None) 
         settings = narrowing.narrowed(settings, now_ms, created_ms, retention_hours)
     leases = settings.start.leases
     table = None if leases is None else connection.lease_table(leases)
-    return OffsetPlanner(connection.reader, connection.admin, settings, table=table)
+    reader = connection.reader
+    if subscribes:
+        assert settings.consumer is not None, "the options see to it"
+        reader = SubscribedReader(
+            reader,
+            connection.subscriber(settings.consumer),
+            now=time.monotonic,
+            service_time=connection.client.service_time,
+        )
+    return OffsetPlanner(reader, connection.admin, settings, table=table)
 
 
 def _packed(

@@ -12,11 +12,18 @@ import msgspec
 
 from kclrun.errors import InvariantViolation, NotFound
 from kclrun.model.reading import FetchedPage
-from kclrun.model.record import IteratorType
+from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange, Shard, ShardGraph
 from kclrun.model.stream import StreamKey, qualified, qualified_child, qualified_shards
 from kclrun.model.time import WallTime
-from kclrun.ports import ShardFilter, ShardReader, StreamAdmin, StreamSummary
+from kclrun.ports import (
+    ShardFilter,
+    ShardReader,
+    ShardSubscriber,
+    StreamAdmin,
+    StreamSummary,
+    Subscription,
+)
 
 T = TypeVar("T")
 
@@ -50,9 +57,12 @@ def of_streams_in(graph: ShardGraph, by_shard: Mapping[str, T]) -> dict[str, T]:
 def summaries_of(admin: StreamAdmin) -> Streams:
     """The summary of each stream by name; of one stream under an empty name. Raises: ServiceError
     leaves."""
-    if isinstance(admin, StreamsAdmin):
-        return {name: each.summary() for name, each in admin.by_name.items()}
-    return {"": admin.summary()}
+    return {name: each.summary() for name, each in admins_of(admin).items()}
+
+
+def admins_of(admin: StreamAdmin) -> Mapping[str, StreamAdmin]:
+    """That of each stream by name; of one stream under an empty name."""
+    return admin.by_name if isinstance(admin, StreamsAdmin) else {"": admin}
 
 
 def summary_of(admin: StreamAdmin, name: str) -> StreamSummary:
@@ -110,19 +120,56 @@ class StreamsReader:
         return msgspec.structs.replace(
             page,
             next_iterator=None if following is None else f"{stream}{_SEPARATOR}{following}",
-            children=tuple(self._child(stream, each) for each in page.children),
+            children=_children(stream, page, self._first_keys[stream]),
         )
-
-    def _child(self, stream: str, child: ChildShard) -> ChildShard:
-        placed = msgspec.structs.replace(
-            child, hash_range=moved(child.hash_range, self._first_keys[stream])
-        )
-        return qualified_child(StreamKey(stream), placed)
 
     def _reader(self, stream: str) -> ShardReader:
         if stream not in self._by_name:
             raise InvariantViolation(f"none of the source's streams is called {stream!r}")
         return self._by_name[stream]
+
+
+class StreamsSubscriber:
+    """Implements `ShardSubscriber` over several streams, by their names."""
+
+    def __init__(self, by_name: Mapping[str, ShardSubscriber]) -> None:
+        self._by_name = by_name
+        self._first_keys = first_keys(by_name)
+
+    def subscribe(self, shard_id: str, start: StartPoint) -> Subscription:
+        """A subscription to the shard of its stream."""
+        stream, bare = parted(shard_id)
+        subscription = self._by_name[stream].subscribe(bare, start)
+        return _StreamSubscription(subscription, stream, self._first_keys[stream])
+
+
+class _StreamSubscription:
+    """One stream's subscription; children have their names and keys among several streams."""
+
+    def __init__(self, subscription: Subscription, stream: str, first_key: int) -> None:
+        self._subscription = subscription
+        self._stream = stream
+        self._first_key = first_key
+        self.close = subscription.close
+
+    @property
+    def is_over(self) -> bool:
+        return self._subscription.is_over
+
+    def next_page(self, timeout_s: float) -> FetchedPage | None:
+        page = self._subscription.next_page(timeout_s)
+        if page is None or not page.children:
+            return page
+        children = _children(self._stream, page, self._first_key)
+        return msgspec.structs.replace(page, children=children)
+
+
+def _children(stream: str, page: FetchedPage, first_key: int) -> tuple[ChildShard, ...]:
+    placed = (
+        msgspec.structs.replace(each, hash_range=moved(each.hash_range, first_key))
+        for each in page.children
+    )
+    return tuple(qualified_child(StreamKey(stream), each) for each in placed)
 
 
 class StreamsAdmin:

@@ -12,11 +12,11 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from kclrun.aws.fan_out import FanOut
 from kclrun.codec.kpl import KplRange, drop_until, open_in_parts
 from kclrun.consuming.hot_keys import KeyMeter, ShardHeat
 from kclrun.consuming.policy import Pacing
 from kclrun.consuming.shard_end import ExpiryWatch
-from kclrun.consuming.subscribing import SILENCE_MAX_S, SubscriptionPlan
 from kclrun.errors import (
     ExpiredIterator,
     NotFound,
@@ -32,46 +32,8 @@ from kclrun.model.shard import HashRange
 from kclrun.model.stream import ONLY_STREAM, StreamKey, qualified_child
 from kclrun.model.time import Instant
 from kclrun.model.wire import WireEndpoint
-from kclrun.ports import ShardReader, ShardSubscriber, StreamAdmin, Subscription, next_page
+from kclrun.ports import Outage, ShardReader, ShardSubscriber, StreamAdmin, next_page
 from kclrun.worker.delivery_queue import DeliveryQueue, Page
-
-# The next try repairs a dropped connection or a single 5xx; if it fails too, it is an outage.
-NOTICED_S: Final = 1.0
-
-
-class Outage:
-    """The outage of one kind of work in one thread. Warns once at its beginning, when it has lasted
-    for `noticed_s`, and at its end."""
-
-    def __init__(
-        self,
-        work: str,
-        now: Callable[[], Instant],
-        warn: Callable[[str], None],
-        noticed_s: float = NOTICED_S,
-    ) -> None:
-        self._work = work
-        self._now = now
-        self._warn = warn
-        self._noticed_s = noticed_s
-        self._since: Instant | None = None
-        self._is_told = False
-
-    def note(self, message: str, asked: Instant) -> None:
-        """A try that began at `asked` failed: the outage of a hanging service begins then."""
-        if self._since is None:
-            self._since = asked
-        if not self._is_told and self._now() - self._since >= self._noticed_s:
-            self._is_told = True
-            self._warn(f"{self._work} fails and is tried again: {message}")
-
-    def end(self) -> None:
-        """A try succeeded."""
-        if self._is_told and self._since is not None:
-            self._warn(f"{self._work} works again after {self._now() - self._since:.1f} s")
-        self._since = None
-        self._is_told = False
-
 
 # One answer takes two requests (iterator, records). Each may be sent again on a new connection, and
 # again with the service's clock: eight times connecting and reading. Half as much again is for a
@@ -117,98 +79,6 @@ class FetchWatch:
             f"a request for records has not come back for {self._waited_s:.0f} s, though its"
             " time-outs have passed"
         )
-
-
-# A handoff, a consumer that is being created and a renewal that meets another one's limit settle
-# within two of the service's five seconds: a longer pause is worth a line in the log.
-POLLING_NOTICED_S: Final = 10.0
-# How often a subscribed thread looks whether the queue was closed.
-EVENT_WAIT_S: Final = 1.0
-
-
-class FanOut:
-    """The subscription of one lease process to its shard, if it has one now.
-
-    `SubscriptionPlan` decides when to subscribe. A failure never ends the reading: the thread polls
-    meanwhile, and the log says so.
-    """
-
-    def __init__(
-        self,
-        subscriber: ShardSubscriber,
-        shard_id: str,
-        *,
-        now: Callable[[], Instant],
-        warn: Callable[[str], None],
-    ) -> None:
-        self._subscriber = subscriber
-        self._shard_id = shard_id
-        self._now = now
-        self._plan = SubscriptionPlan()
-        self._subscription: Subscription | None = None
-        self._outage = Outage(
-            "subscribing to the shard (records come by polling meanwhile)",
-            now,
-            warn,
-            POLLING_NOTICED_S,
-        )
-
-    def polled(self) -> None:
-        """A page was polled: from now on a subscription can take over."""
-        self._plan.polled(self._now())
-
-    def takes_over(self, start: StartPoint | None) -> bool:
-        """Whether the next page comes from a subscription; makes one at `start` if that is due."""
-        now = self._now()
-        if self._subscription is not None and self._plan.is_renewal_due(now):
-            self._end()
-        if self._subscription is None and start is not None and self._plan.is_due(now):
-            try:
-                self._subscription = self._subscriber.subscribe(self._shard_id, start)
-            except ServiceError as error:
-                self._fail(error, now)
-            else:
-                self._plan.began(self._now(), random.random())
-        return self._subscription is not None
-
-    def next_page(self) -> FetchedPage | None:
-        """The next event, as a page; None if none came in a moment, or the subscription ended."""
-        subscription, asked = self._subscription, self._now()
-        assert subscription is not None, "asked only while it is subscribed"
-        try:
-            page = subscription.next_page(EVENT_WAIT_S)
-        except (ServiceError, RecordError) as error:
-            self._fail(error, asked)
-            return None
-        if page is not None:
-            self._plan.event_came()
-            self._outage.end()
-        elif subscription.is_over:
-            self._end()
-        elif self._plan.is_silent(self._now() - asked):
-            self._fail(Unavailable(f"the subscription was silent for {SILENCE_MAX_S:g} s"), asked)
-        return page
-
-    def pause_s(self, polling_s: float) -> float:
-        """The pause before the next page, if polling would pause for `polling_s`."""
-        if self._subscription is not None:
-            return 0.0
-        return min(polling_s, self._plan.next_change_in_s(self._now()))
-
-    def close(self) -> None:
-        """The reading ends: the service should send no more."""
-        if self._subscription is not None:
-            self._subscription.close()
-            self._subscription = None
-
-    def _end(self) -> None:
-        self.close()
-        self._plan.ended(self._now(), random.random())
-
-    def _fail(self, error: Exception, asked: Instant) -> None:
-        self.close()
-        self._outage.note(str(error), asked)
-        self._plan.failed(error, self._now(), random.random())
 
 
 Answer = TypeVar("Answer")

@@ -148,7 +148,7 @@ ROWS: Final = {
         ),
         Row(
             "spark-lag",
-            "from putting a record to having its row, polls of 1 s and 0.5 s",
+            "from putting a record to having its row, polls of 1 s and 0.5 s, fan-out",
             "bench.spark_lag:lag",
             2,
         ),

@@ -1,4 +1,4 @@
-"""Row `spark-lag`: from putting a record to having its row, at two poll intervals."""
+"""Row `spark-lag`: from putting a record to having its row, by polling and by fan-out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from kclrun.model.record import PutEntry
 
 _ROW: Final = "spark-lag"
 _STREAM: Final = "bench"
-_POLLS: Final = ("1s", "500ms")
+_WAYS: Final = {
+    "poll 1s": {"pollInterval": "1s"},
+    "poll 500ms": {"pollInterval": "500ms"},
+    "fan-out": {"consumerMode": "fan-out", "consumerName": _STREAM},
+}
 _PER_SECOND: Final = 50
 _PAYLOAD_BYTES: Final = 200
 # The first batches begin before the compiler has seen the code.
@@ -34,33 +38,32 @@ def lag(rounds: int) -> list[Figure]:
     """One shard, 50 records a second, each with the instant of its put, the default trigger.
 
     Put one by one into the embedded Kinesis by a thread of this process; a row is there when
-    `foreachBatch` has collected its batch. One clock for both. The two poll intervals in turn.
+    `foreachBatch` has collected its batch. One clock for both. Two poll intervals and enhanced
+    fan-out in turn.
     """
-    lags: dict[str, list[list[float]]] = {poll: [] for poll in _POLLS}
+    lags: dict[str, list[list[float]]] = {way: [] for way in _WAYS}
     with start_embedded() as embedded, SparkRig() as rig:
         client = hot_shard.wire_client(embedded.kinesis_endpoint)
         client.call(_CREATE, msgspec.json.encode({"StreamName": _STREAM, "ShardCount": 1}))
         with _writing(WirePutter(client, _STREAM)):
             for _ in range(rounds):
-                for poll in _POLLS:
-                    lags[poll].append(_lags(rig, embedded.kinesis_endpoint, poll))
+                for way, options in _WAYS.items():
+                    lags[way].append(_lags(rig, embedded.kinesis_endpoint, options))
         client.close()
     figures: list[Figure] = []
-    for poll, taken in lags.items():
+    for way, taken in lags.items():
         figures += [
-            figure(_ROW, f"poll {poll}: put → row", "s", [each for run in taken for each in run]),
-            figure(_ROW, f"poll {poll}: … its p99", "s", [percentile(run, 99) for run in taken]),
+            figure(_ROW, f"{way}: put → row", "s", [each for run in taken for each in run]),
+            figure(_ROW, f"{way}: … its p99", "s", [percentile(run, 99) for run in taken]),
         ]
     return figures
 
 
-def _lags(rig: SparkRig, endpoint: str, poll: str) -> list[float]:
+def _lags(rig: SparkRig, endpoint: str, options: dict[str, str]) -> list[float]:
     """Of all rows of one query, after its first batches."""
     lags: list[float] = []
     is_over = threading.Event()
-    frame = rig.frame(
-        "kclrun", streamName=_STREAM, endpointUrl=endpoint, region=REGION, pollInterval=poll
-    )
+    frame = rig.frame("kclrun", streamName=_STREAM, endpointUrl=endpoint, region=REGION, **options)
 
     def take(rows: Any, number: int) -> None:
         if is_over.is_set():

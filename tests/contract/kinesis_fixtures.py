@@ -32,8 +32,9 @@ from kclrun.model.record import Record
 from kclrun.model.shard import ChildShard, HashRange, Shard
 from kclrun.model.time import WallTime
 from kclrun.ports import ShardFilter, StreamSummary
+from kclrun.spark.subscribed import SubscribedReader
 from tests.patience import HUNG_S
-from tests.support.stream_ports import ModelStream
+from tests.support.stream_ports import ModelStream, ModelSubscriber
 
 # Without it, the emulator listens on every address of the machine.
 LOOPBACK = Path(__file__).with_name("loopback.cjs")
@@ -113,6 +114,43 @@ class ModelSubject:
 
     def by_arn(self) -> ModelSubject:
         return self
+
+
+class SubscribedSubject(ModelSubject):
+    """The model, read by polling and, from the tip of a shard on, by subscriptions."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._subscribed: SubscribedReader | None = None
+
+    def create(self, shards: int) -> None:
+        super().create(shards)
+        if self._subscribed is None:
+            self._subscribed = SubscribedReader(
+                self._port,
+                ModelSubscriber(self._kinesis, self.name, self._tick),
+                now=self.now,
+                service_time=self._tick,
+                has_threads=False,
+            )
+
+    def iterator(self, shard_id, kind, sequence_number=None, timestamp=None) -> str:
+        assert self._subscribed is not None
+        return self._subscribed.iterator(
+            shard_id, kind, sequence_number=sequence_number, timestamp=timestamp
+        )
+
+    def fetch(self, iterator: str, limit: int = 10_000) -> FetchedPage:
+        """Subscriptions begin, and bring events, before each read."""
+        assert self._subscribed is not None
+        for _ in range(2):
+            self._subscribed.step()
+        return self._subscribed.fetch(iterator, limit)
+
+    @property
+    def subscribed(self) -> int:
+        assert self._subscribed is not None
+        return int(self._subscribed.report()["shardsSubscribed"])
 
 
 class BotoSubject:

@@ -1,6 +1,7 @@
 """One contract for reading and running a stream: what holds for Kinesis holds over the pure
-model, over its HTTP face with stock boto3, and over an independent emulator, or one of them is
-wrong. What the emulator is known to get wrong is data below; once it is mended, the test says so.
+model, read by polling and as Spark reads it by fan-out, over its HTTP face with stock boto3, and
+over an independent emulator, or one of them is wrong. What the emulator is known to get wrong is
+data below; once it is mended, the test says so.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def emulator():
 @pytest.fixture(
     params=[
         "model",
+        "fan-out",
         pytest.param("http", marks=pytest.mark.slow),
         pytest.param("kinesis-local", marks=[pytest.mark.slow, pytest.mark.node]),
     ]
@@ -57,6 +59,9 @@ def stream(request):
     name = f"contract-{uuid.uuid4().hex[:12]}"
     if request.param == "model":
         yield fixtures.ModelSubject(name)
+        return
+    if request.param == "fan-out":
+        yield fixtures.SubscribedSubject(name)
         return
     if request.param == "kinesis-local" and request.node.originalname in EMULATOR_GAPS:
         reason = EMULATOR_GAPS[request.node.originalname]
@@ -220,6 +225,27 @@ def test_an_iterator_may_be_used_twice(stream):
     iterator = stream.iterator(FIRST, IteratorType.TRIM_HORIZON)
 
     assert data_of(stream.fetch(iterator)) == data_of(stream.fetch(iterator)) == [b"once"]
+
+
+def test_a_reader_at_the_tip_gets_what_is_put_later_once_and_in_order(stream):
+    stream.create(1)
+    stream.put("k", b"before")
+    iterator, found = stream.iterator(FIRST, IteratorType.TRIM_HORIZON), []
+
+    for number in range(5):
+        for _ in range(2):
+            page = stream.fetch(iterator)
+            found += data_of(page)
+            iterator = page.next_iterator
+        stream.put_many([("k", b"%d" % number), ("k", b"more")])
+        found += data_of(limited := stream.fetch(iterator, 1))
+        iterator = limited.next_iterator
+    found += data_of(stream.fetch(iterator))
+
+    later = [each for number in range(5) for each in (b"%d" % number, b"more")]
+    assert found == [b"before", *later]
+    if isinstance(stream, fixtures.SubscribedSubject):
+        assert stream.subscribed == 1
 
 
 def test_a_limit_cuts_a_page_and_the_next_goes_on(stream):

@@ -1,4 +1,5 @@
-"""One contract for subscriptions, over the pure model and over the wire to its HTTP face."""
+"""One contract for subscriptions, over the pure model and over the wire to its HTTP face, there by
+a consumer's ARN and by its name."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 from botocore.config import Config
 
 from kclrun.aws.fan_out import FanOutReader, StreamConsumers
+from kclrun.aws.kinesis import WireStreamAdmin
 from kclrun.aws.wire import WireClient
 from kclrun.errors import InvalidRequest, NotFound, Unavailable
 from kclrun.local.consumers import TAKEOVER_AFTER_S
@@ -22,6 +24,7 @@ from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import ShardSubscriber, Subscription
+from kclrun.spark.subscribed import NamedConsumer
 from tests.patience import HUNG_S
 from tests.support.stream_ports import ModelSubscriber
 
@@ -83,6 +86,7 @@ class Http:
         self._consumers = StreamConsumers(client, arn)
         self._consumer = self._consumers.register("test")
         self.subscriber: ShardSubscriber = FanOutReader(client, self._consumer.arn)
+        self.by_name = NamedConsumer(client, WireStreamAdmin(client, self._name), "test")
 
     def put(self, data: bytes) -> str:
         result = self._boto.put_record(StreamName=self._name, Data=data, PartitionKey="k")
@@ -106,12 +110,20 @@ def embedded_kinesis() -> Iterator[str]:
         yield embedded.kinesis_endpoint
 
 
-@pytest.fixture(params=["model", pytest.param("http", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=[
+        "model",
+        pytest.param("http", marks=pytest.mark.slow),
+        pytest.param("by name", marks=pytest.mark.slow),
+    ]
+)
 def service(request: pytest.FixtureRequest) -> Iterator[Model | Http]:
     if request.param == "model":
         yield Model()
         return
     subject = Http(request.getfixturevalue("embedded_kinesis"))
+    if request.param == "by name":
+        subject.subscriber = subject.by_name
     yield subject
     subject.close()
 

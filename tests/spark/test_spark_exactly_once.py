@@ -131,11 +131,18 @@ RESHARDS = tuple(
 )
 
 
+BY_FAN_OUT = {"consumerMode": "fan-out", "consumerName": "exactly-once"}
+
+
 @pytest.mark.timeout(2 * TEST_S + KILLS * HUNG_S)
-def test_drivers_killed_again_and_again_read_every_record_exactly_once(aws, tmp_path):
+@pytest.mark.parametrize(
+    "source", [pytest.param({}, id="polling"), pytest.param(BY_FAN_OUT, id="fan-out")]
+)
+def test_drivers_killed_again_and_again_read_every_record_exactly_once(aws, tmp_path, source):
     seed = seed_of(20261)
     rng = random.Random(seed)
-    rig = Rig(aws, tmp_path, seed, linger_s=0.4 if len(HELD_AT) < KILLS else 0.0)
+    linger_s = 0.4 if len(HELD_AT) < KILLS else 0.0
+    rig = Rig(aws, tmp_path, seed, linger_s=linger_s, source=source)
     pauses = [int((kill + 0.5) * SHARE) for kill in range(KILLS)]
     producer = Producer(
         aws.kinesis, rig.stream, RECORDS, seed=seed, rate=2_000, reshards=RESHARDS, pauses=pauses

@@ -66,7 +66,7 @@ def test_settings_without_a_meaning_on_spark_are_named(told):
         ),
         (
             "spark: {checkpoint: /c, source: {consumerMode: efo}}\npipeline: pipelines:one",
-            "enhanced fan-out comes with a later version",
+            "spark.source.consumerMode: is set by fetch.mode",
         ),
         (
             "spark: {checkpoint: /c, master: yarn}\naws: {profile: x}\npipeline: pipelines:one",

@@ -239,6 +239,8 @@ class BatchPlanner:
         self._hints: Mapping[str, Hint] = {}
         self._until: tuple[int, int, float] | None = None
         self._is_listing = False
+        self._news: set[str] = set()
+        self._has_looked = False
         self._rows_bytes_max = _ROWS_BYTES_MIN
 
     def adopt(self, shard_id: str, position: Position, token: str, now: float) -> None:
@@ -272,7 +274,7 @@ class BatchPlanner:
             if was_behind:
                 self._aiming.window.took(now - offered_at)
         self._offered = None
-        if start is not self._start or takes_all:
+        if start != self._start or takes_all:
             self._target = None
         if takes_all:
             self._next_tick_at = now
@@ -291,8 +293,14 @@ class BatchPlanner:
             asked.append(AskListing())
         if now >= self._next_tick_at:
             self._begin_tick(now)
+        elif self._news:
+            self._look_at_news(now)
         asked.extend(ask for each in self.running.values() if (ask := each.ask(now)) is not None)
         return asked
+
+    def came(self, shard_ids: Collection[str]) -> None:
+        """Records of these shards were pushed: the next look at them is due now."""
+        self._news.update(shard_ids)
 
     def take(self, ask: AskPage | AskListing, answer: Answer, now: float, chance: float) -> None:
         """Take in one answer. Raises: DataLoss, and a ServiceError that cannot be waited out."""
@@ -301,9 +309,8 @@ class BatchPlanner:
             return
         asked_ms = 0
         if isinstance(answer, Paged):
-            self.service.hear(answer.page.served_at, answer.sent_at, answer.received_at)
             self.lines.heard_of(answer.page.children)
-            asked_ms = self.service.surely_past_ms(answer.sent_at)
+            asked_ms = self._asked_ms(answer)
         elif isinstance(answer, Slowed):
             self._tick.throttled()
         elif isinstance(answer, Refused):
@@ -362,6 +369,8 @@ class BatchPlanner:
             times.append(self.lines.next_listing_at())
         if self._tick_at + _GRACE_S > now:
             times.append(self._tick_at + _GRACE_S)
+        if self._shards_with_news():
+            times.append(now)
         return min([self._next_tick_at, *times])
 
     def hints(self, start: Offset, end: Offset) -> Mapping[str, Hint]:
@@ -385,6 +394,7 @@ class BatchPlanner:
     def _begin_tick(self, now: float) -> None:
         self.tick_s = self._tick.next_s(len(self.running))
         self._tick_at, self._next_tick_at = now, now + self.tick_s
+        self._has_looked = True
         target = (
             self._target
             if self._target is not None and self._is_awaited(now)
@@ -394,6 +404,7 @@ class BatchPlanner:
             self._target, self._target_at = target, now
         past_ms = self.service.surely_past_ms(now)
         is_together = self._is_together(target)
+        self._news.difference_update(self._shards_with_news())
         for each in self.running.values():
             position = each.cursor.position
             is_early = position.place is Place.TIMESTAMP and position.timestamp_ms > past_ms
@@ -402,6 +413,38 @@ class BatchPlanner:
             is_answered = is_together and each.target == target
             if not (is_early or is_answered or self._is_done(each.cursor)):
                 each.begin(target)
+
+    def _look_at_news(self, now: float) -> None:
+        """Look at shards whose records were pushed, between two ticks. Behind the tip, or where
+        shards wait for each other, all shards are looked at: it is a tick before its time."""
+        shards = self._shards_with_news()
+        if not shards:
+            return
+        target = self._next_target(now)
+        if not target.is_tip or self._is_together(target):
+            self._begin_tick(now)
+            return
+        self._target, self._target_at, self._tick_at = target, now, now
+        for shard_id in shards:
+            self._news.discard(shard_id)
+            self.running[shard_id].begin(target)
+
+    def _shards_with_news(self) -> list[str]:
+        """Without those that are looked at this moment: they may have missed the last record."""
+        if not self._has_looked or not self._news:
+            return []
+        self._news.intersection_update(self.running)
+        return sorted(each for each in self._news if not self.running[each].is_walking)
+
+    def _asked_ms(self, answer: Paged) -> int:
+        """A time that the service's clock had reached when it made the page."""
+        page = answer.page
+        if page.is_pushed:
+            # Its events were made after the subscription was requested; `served_at` is that time.
+            assert page.served_at is not None, "the reader of subscriptions gives it"
+            return int(page.served_at * 1000)
+        self.service.hear(page.served_at, answer.sent_at, answer.received_at)
+        return self.service.surely_past_ms(answer.sent_at)
 
     def _next_target(self, now: float) -> BatchTarget:
         cursors = [each.cursor for each in self.running.values()]

@@ -85,6 +85,10 @@ def find_bound(cursor: ShardCursor, target: BatchTarget) -> BoundSearch:
     if target.is_tip and not cursor.is_busy and not is_fresh:
         yield from _read(cursor, kept, cursor.page_limit(target.page_bytes))
         is_fresh = True
+    if target.is_tip and is_fresh and kept.is_pushed and not _is_over(kept):
+        is_found = yield from _read_pushed(cursor, target)
+        if is_found:
+            return
     if _is_resolved(cursor, kept, target, is_fresh=is_fresh):
         return
     found = yield from _jump(cursor, target)
@@ -126,6 +130,26 @@ def _jump(
         cursor.is_busy = not _is_over(ahead)
         _take_over(cursor, ahead)
     return True
+
+
+def _read_pushed(
+    cursor: ShardCursor, target: BatchTarget
+) -> Generator[Want, tuple[Paged | Refused, int], bool]:
+    """Read on while pages come from a subscription: that is at the tip, and costs no call.
+
+    False once a page was polled. A page that is not full was the last that had come. Short of the
+    tip the bound is before the last record, as everywhere.
+    """
+    kept, limit = cursor.kept, cursor.page_limit(target.page_bytes)
+    while kept.is_pushed:
+        records = yield from _read(cursor, kept, limit)
+        if records is None or _take_over(cursor, kept):
+            return True
+        if kept.is_pushed and len(records) < limit:
+            if kept.last is not None and kept.last is not kept.first:
+                cursor.find(before(kept.last.sequence_number), at=kept.last)
+            return True
+    return False
 
 
 def _step_on(cursor: ShardCursor, target: BatchTarget) -> BoundSearch:
@@ -237,7 +261,7 @@ def _read(cursor: ShardCursor, page_run: PageRun, limit: int) -> _Reading:
     answer, asked_ms = yield Want(page_run, limit)
     if isinstance(answer, Refused):
         return None
-    before_ms = page_run.tip_ms
+    seen_before_at = page_run.tip_seen_at
     is_sought = page_run is not cursor.kept and page_run.last is None  # it begins at a time
     sought_ms = page_run.base.timestamp_ms if is_sought else None
     records = page_run.absorb(answer, asked_ms)
@@ -245,9 +269,9 @@ def _read(cursor: ShardCursor, page_run: PageRun, limit: int) -> _Reading:
         # A full page has not looked further: the shard may have ended right there.
         page_run.tip_ms = None
     seen_s = None
-    if page_run.at_tip and before_ms is not None:
+    if page_run.at_tip and seen_before_at is not None:
         # All records since the shard was last seen empty: their own span does not contain pauses.
-        seen_s = (asked_ms - before_ms) / 1000
+        seen_s = answer.sent_at - seen_before_at
     elif sought_ms is not None and len(records) > 1:
         # A time falls between two bursts of records more often than into one: the time before the
         # first record counts as well.

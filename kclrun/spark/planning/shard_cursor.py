@@ -149,7 +149,8 @@ class PageRun:
     `first` is the first record after `base`, `last` the last one read. `tip_ms` is the service's
     time of the last request whose page said that no record follows it; `is_ended` means that the
     page was the shard's last. `is_whole` is False where the record that `base` names was not
-    found any more: such a stretch finds bounds, but the reader must judge its rows.
+    found any more: such a stretch finds bounds, but the reader must judge its rows. `is_pushed`
+    means that the last page came from a subscription; `read_bytes` are those of the other pages.
     """
 
     def __init__(
@@ -166,7 +167,10 @@ class PageRun:
         self.count = 0
         self.size_bytes = 0
         self.tip_ms: int | None = None
+        self.tip_seen_at: float | None = None
         self.is_ended = False
+        self.is_pushed = False
+        self.read_bytes = 0
         self.is_whole = True
         self._rows_bytes_max = rows_bytes_max
         self._page_token, self._page_token_at = token, token_at
@@ -220,9 +224,10 @@ class PageRun:
             if not records and page.next_iterator is not None and self.base_token is None:
                 self.base_token, self.base_token_at = page.next_iterator, paged.received_at
         self.token, self.token_at = page.next_iterator, paged.received_at
+        self.is_pushed = page.is_pushed
         self.is_ended = page.next_iterator is None
         is_tip = not self.is_ended and page.millis_behind_latest == 0
-        self.tip_ms = asked_ms if is_tip else None
+        self.tip_ms, self.tip_seen_at = (asked_ms, paged.sent_at) if is_tip else (None, None)
         if records:
             self.first = self.first or records[0]
             self.last = records[-1]
@@ -235,7 +240,8 @@ class PageRun:
             rest = PageRun(bound, self._rows_bytes_max, self.token, self.token_at)
             if self.token is None:
                 return None
-            rest.tip_ms = self.tip_ms
+            rest.tip_ms, rest.tip_seen_at = self.tip_ms, self.tip_seen_at
+            rest.is_pushed = self.is_pushed
             return rest
         rows = self.rows or ()
         kept = [row for row in rows if not bound.covers(row.sequence_number)]
@@ -245,7 +251,9 @@ class PageRun:
             return None
         rest = PageRun(bound, self._rows_bytes_max, self.token, self.token_at)
         rest.base_token = None
-        rest.first, rest.last, rest.tip_ms = kept[0], kept[-1], self.tip_ms
+        rest.first, rest.last = kept[0], kept[-1]
+        rest.tip_ms, rest.tip_seen_at = self.tip_ms, self.tip_seen_at
+        rest.is_pushed = self.is_pushed
         rest._keep(kept)
         return rest
 
@@ -296,7 +304,9 @@ class PageRun:
 
     def _keep(self, records: list[Record]) -> None:
         self.count += len(records)
-        self.size_bytes += sum(len(row.data) + RECORD_OVERHEAD_BYTES for row in records)
+        size_bytes = sum(len(row.data) + RECORD_OVERHEAD_BYTES for row in records)
+        self.size_bytes += size_bytes
+        self.read_bytes += 0 if self.is_pushed else size_bytes
         if self.size_bytes > self._rows_bytes_max:
             self.rows = None
             self._slim()
@@ -417,8 +427,9 @@ class ShardCursor:
 
     @property
     def wasted_bytes(self) -> int:
-        """The bytes that were read since the position and will be read again."""
-        return self.kept.size_bytes + (0 if self.ahead is None else self.ahead.size_bytes)
+        """The bytes that were read since the position and will be read again; a subscription's
+        bytes are not those that all readers of the shard share."""
+        return self.kept.read_bytes + (0 if self.ahead is None else self.ahead.read_bytes)
 
     def began(self) -> Position:
         """The beginning of the batch's range, exact where a record names it. A range with rows

@@ -61,6 +61,10 @@ class ReadBudget:
         self._refill(now)
         self._tokens = max(-_BURST, self._tokens - calls)
 
+    def refund(self) -> None:
+        """A call that was counted was not made: the page came from a subscription."""
+        self._tokens = min(_BURST, self._tokens + 1.0)
+
     def waste(self, size_bytes: int, now: float) -> None:
         """Count bytes that will be read a second time."""
         rests_until = max(self._rests_until, now) + size_bytes / _WASTED_BYTES_PER_SECOND
@@ -176,6 +180,8 @@ class ShardSearch:
         page_run = self._want.page_run
         match outcome:
             case Paged() | Refused():
+                if isinstance(outcome, Paged) and outcome.page.is_pushed:
+                    self.budget.refund()
                 self.failures = 0
                 self._step((outcome, at.asked_ms))
             case Expired():

@@ -66,11 +66,19 @@ def source_settings(settings: Settings, now: WallTime) -> SourceSettings:
         "endpointUrl": aws.endpoints.get("kinesis", aws.endpoint),
         "roleArn": aws.role_arn,
         "pollInterval": settings.fetch.idle,
+        **_consumer(settings),
         **_start(settings, now),
         **settings.spark.source,
     }
     present = {name: value for name, value in given.items() if value is not None}
     return read_source_options(present, Use.STREAM)
+
+
+def _consumer(settings: Settings) -> dict[str, object]:
+    if settings.fetch.mode == "polling":
+        return {}
+    name = settings.fetch.consumer or settings.application
+    return {"consumerMode": settings.fetch.mode, "consumerName": name}
 
 
 def as_option_texts(options: Mapping[str, str | int | float | bool]) -> dict[str, str]:

@@ -88,6 +88,7 @@ def main(order):
         .option("startingOffsets", "earliest")
         .option("pollInterval", "500ms")
         .option("shardsPerTask", order.get("shards_per_task", 2))
+        .options(**order.get("source", {}))
         .load()
     )
     writer = records.writeStream.foreachBatch(writing_attempts(order)).option(

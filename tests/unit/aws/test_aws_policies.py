@@ -77,6 +77,7 @@ POLICIES: dict[str, Policy] = {
     ),
     "who provisions": provision_policy(settings(FLEET), SITE),
     "by fan-out": fleet(FAN_OUT),
+    "Spark by fan-out": run_policy(settings(SPARK + FAN_OUT), SITE),
     "who manages consumers": consumers_policy(settings(FLEET), SITE),
     "who puts": put_policy(settings(FLEET), SITE),
     "a role that is assumed": run_policy(settings(ASSUMING), SITE),
@@ -151,6 +152,12 @@ def test_a_machine_subscribes_by_its_consumer_and_finds_it_by_its_stream(
     assert statements["FindOrRegisterTheConsumer"]["Resource"] == STREAM
     assert "kinesis:DeregisterStreamConsumer" not in allowed(fleet(more))
     assert "SubscribeToShards" not in by_sid(fleet())
+
+
+def test_spark_by_fan_out_may_do_what_a_machine_by_fan_out_does_with_its_consumer() -> None:
+    for statement in ("SubscribeToShards", "FindOrRegisterTheConsumer"):
+        assert by_sid(POLICIES["Spark by fan-out"])[statement] == by_sid(fleet(FAN_OUT))[statement]
+        assert statement not in by_sid(POLICIES["Spark"])
 
 
 def test_consumers_are_managed_on_the_applications_streams_alone() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kclrun.aws.fan_out import CONSUMERS_MAX
 from kclrun.aws.kinesis import create_stream
-from kclrun.cli.consumers import CONSUMERS_MAX, active_consumer
+from kclrun.cli.consumers import active_consumer
 from kclrun.cli.program import run_program
 from kclrun.cli.world import Aws, patiently
 from kclrun.config.load import settings_of

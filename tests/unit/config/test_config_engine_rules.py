@@ -40,7 +40,6 @@ def loaded(more: str) -> Settings:
         ),
         (SPARK + "processor: a:B\npipeline: a:b", "pipeline: and processor exclude each other"),
         (SPARK + "checkpoint: {every: manual}", "checkpoint.every: manual has no meaning"),
-        (SPARK + "fetch: {mode: fan-out}", "fetch.mode: fan-out is for engine: fleet"),
         (SPARK + "fetch: {kpl_range: drop}", "fetch.kpl_range: drop is for engine: fleet"),
         (
             "engine: spark\nspark: {checkpoint: /c, source: {STREAMNAME: x}}",
@@ -49,6 +48,14 @@ def loaded(more: str) -> Settings:
         (
             "engine: spark\nspark: {checkpoint: /c, source: {pollInterval: 2s}}",
             "spark.source.pollInterval: is set by fetch.idle",
+        ),
+        (
+            "engine: spark\nspark: {checkpoint: /c, source: {consumerMode: fan-out}}",
+            "spark.source.consumerMode: is set by fetch.mode",
+        ),
+        (
+            "engine: spark\nspark: {checkpoint: /c, source: {consumerName: c}}",
+            "spark.source.consumerName: is set by fetch.consumer",
         ),
         (
             "engine: spark\nspark: {checkpoint: /c, trigger: often}",

@@ -1,5 +1,6 @@
 """The search for one shard's bound: which pages are read, which bound they show, what is kept."""
 
+import msgspec
 import pytest
 
 from kclrun.errors import InvalidRequest
@@ -70,6 +71,8 @@ def walk(shard, cursor, target, asked_ms=ASKED_MS):
         want = next(search)
         for _ in range(50):
             answer = shard.answer(want.page_run.read(want.limit, 0.0))
+            if isinstance(answer, Paged):
+                answer = msgspec.structs.replace(answer, sent_at=asked_ms / 1000)
             want = search.send((answer, asked_ms))
     except StopIteration:
         return " ".join(shard.calls)

@@ -20,6 +20,7 @@ from kclrun.spark.running.failures import level_of_line
 from kclrun.spark.running.query import as_option_texts, source_settings
 
 NOW = WallTime(1_780_000_000.0)
+ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/orders"
 
 
 def source(more: str, stream: str = "orders") -> SourceSettings:
@@ -53,6 +54,24 @@ def test_the_settings_of_the_file_are_those_of_the_source() -> None:
         reads_per_second_max=2.0,
         fails_on_data_loss=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("more", "consumer"),
+    [
+        ("fetch: {mode: fan-out}", "orders"),  # the application
+        ("fetch: {mode: fan-out, consumer: mine}", "mine"),
+        (f"fetch: {{mode: fan-out, consumer: '{ARN}/consumer/mine:1'}}", f"{ARN}/consumer/mine:1"),
+        ("fetch: {consumer: mine}", None),
+    ],
+)
+def test_the_mode_and_the_consumer_of_the_file_are_those_of_the_source(
+    more: str, consumer: str | None
+) -> None:
+    found = source(more)
+
+    assert found.consumer == consumer
+    assert found.consumer_mode == ("polling" if consumer is None else "fan-out")
 
 
 @pytest.mark.parametrize(
