@@ -96,6 +96,7 @@ class Deliverer:
         self._rows: RowScope | None = None
         self._token = 0
         self.delivered: ExtendedSequenceNumber | None = None
+        self._done: ExtendedSequenceNumber | None = None  # the last position processed
 
     def serve(self) -> None:
         """Perform one task after the other."""
@@ -116,7 +117,10 @@ class Deliverer:
         self.delivered = batch.last
         self._post(events.BatchDelivered(batch.last, len(batch.records), batch.payload_bytes))
         if batch.records and not self._is_done_with(batch):
+            # What user code checkpoints from here on, in shutdown_requested, covers no more.
+            self._checkpoints.given = self._done
             return
+        self._done = batch.last
         self._queue.note_returned(batch)
         self._post(events.BatchProcessed(batch.last))
 
@@ -134,7 +138,7 @@ class Deliverer:
             self._post(events.CallReturned())
 
     def _begin(self, row: Lease) -> None:
-        self._token = row.counter
+        self._token, self._done = row.counter, row.checkpoint
         self._processor, self._rows = self._prepare(row)
 
     def _end_shard(self) -> None:
@@ -189,7 +193,8 @@ class Deliverer:
         between checkpoints them. Returns: how many these are."""
         settled = run.settled
         if before < settled < len(batch.records):
-            self._post(events.BatchProcessed(batch.records[settled - 1].position))
+            self._done = batch.records[settled - 1].position
+            self._post(events.BatchProcessed(self._done))
         return settled
 
     def _give(self, batch: Batch, indexes: Sequence[int], run: BatchRun, trouble: _Trouble) -> None:

@@ -78,9 +78,9 @@ class CheckpointCalls:
     `ask` posts to the lease thread. `cover` is called first, so that rows emitted until now become
     part of the checkpoint. `is_over` says that no answer will come any more.
 
-    `given` is the last position of a call that has only a part of its batch: a `checkpoint()` in it
-    covers no more than that. `before` is called first in such a call; what it raises, user code
-    gets.
+    `given` is the last position of a call that has only a part of its batch, or what is done once a
+    batch was left undone: a `checkpoint()` then covers no more than that. `before` is called first
+    in a call with a part of a batch; what it raises, user code gets.
     """
 
     def __init__(

@@ -326,6 +326,23 @@ def test_a_stop_during_the_search_leaves_the_batch_unprocessed(start):
     assert (letters.kept, main.of(events.BatchProcessed)) == ([], [])
 
 
+def test_the_last_checkpoint_covers_nothing_of_a_batch_that_was_left_undone(start):
+    """`shutdown_requested` checkpoints all that was given; the last batch raised until the stop."""
+
+    def stops(_checkpointer, _batch):
+        main.queue.stop_delivery()
+        raise ValueError("x")
+
+    main = start(None, stops, lambda checkpointer, _: checkpointer.checkpoint(), retries=9)
+    main.begin(page(11), page(12))
+    main.wait_for(events.DeliveryStopped)
+
+    main.queue.call(commands.CallShutdownRequested())
+    main.wait_for(events.CallReturned, 2)
+
+    assert [each.position for each in main.of(events.CheckpointRequested)] == [p(11)]
+
+
 def test_user_code_names_the_records_that_failed_and_the_rows_of_the_others_stay(start):
     def names_the_second(_checkpointer, batch):
         raise FailedRecords([record for record in batch if record.sequence_number == "12"], "no")
