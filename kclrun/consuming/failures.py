@@ -126,6 +126,11 @@ class BatchRun:
         return self._attempts is None and not is_halted
 
     @property
+    def calls(self) -> int:
+        """How many calls raised: of the batch, and of the search under way."""
+        return self._calls_before + self._calls
+
+    @property
     def settled(self) -> int:
         """How many of the first records are processed, or let go of: a checkpoint may pass them.
 
@@ -246,8 +251,7 @@ class BatchRun:
 
     def _give_up(self, now: Instant) -> None:
         """The records of the last call are at fault."""
-        calls = self._calls_before + self._calls
-        self._held += [LetGo(index, calls) for index in self._left[: self._next]]
+        self._held += [LetGo(index, self.calls) for index in self._left[: self._next]]
         self._calls = self._suspects = 0
         self._advance(self._next)
         if self._has_success:

@@ -15,26 +15,25 @@ import msgspec
 
 from kclrun.consuming import commands, events
 from kclrun.consuming.delivery import (
-    Attempts,
     Call,
     ConfirmEnd,
     ConfirmStop,
     Delivery,
     ErrorPolicy,
-    GiveUp,
     Repetition,
-    RetryAfter,
     StartBatch,
     error_words,
 )
+from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
 from kclrun.consuming.policy import Pacing, batch_records_max
 from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.consuming.subscribing import SubscriptionPlan
 from kclrun.errors import LeaseLost, Unavailable
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
-from kclrun.model.time import Instant
+from kclrun.model.time import Instant, WallTime
 from kclrun.protocol.reports import ProcessorFailed
 from kclrun.simulation.oracles import Oracles, Reader
 from kclrun.simulation.shards import FetchFate, ShardStream
@@ -48,8 +47,10 @@ _CALL_S: Final = 0.005
 _FETCH_S: Final = 0.012
 # Measured with a processor that parses JSON: 20 MB take a second of a core.
 _CPU_S_PER_BYTE: Final = 1 / 20e6
-# `on_error` with its default settings.
-_ERROR_POLICY: Final = ErrorPolicy(retries=5, backoff_s=1.0)
+# The retries and the backoff of `on_error`, by default.
+_ON_ERROR: Final = (5, 1.0)
+# To write a dead letter and its folder to a disk.
+_KEEP_S: Final = 0.004
 
 
 class QueueTimes(msgspec.Struct, frozen=True):
@@ -61,13 +62,21 @@ class QueueTimes(msgspec.Struct, frozen=True):
 
 
 class _Batch(msgspec.Struct):
-    """The batch that user code processes now, or gets again after a pause."""
+    """The batch that user code processes now, or gets again after a pause. `given` are the first
+    and last record of its call under way, or of the next one."""
 
     first: int
     last: int
     position: ExtendedSequenceNumber  # of the last
-    attempts: Attempts | None = None  # those that raised
+    given: tuple[int, int]
+    run: BatchRun | None = None  # once a call raised
+    settled: int = 0
     may_go_again: bool = False
+
+
+def _records(batch: _Batch) -> list[Record]:
+    """As far as `BatchRun` reads them: only their positions."""
+    return [Record(b"", "", str(number)) for number in range(batch.first, batch.last + 1)]
 
 
 class SimulatedDeliveryQueue:
@@ -107,6 +116,8 @@ class SimulatedDeliveryQueue:
         self._post = post
         self._poll_s = poll_s
         self._user_code = user_code
+        self._policy = ErrorPolicy(*_ON_ERROR, then=user_code.kind.then)
+        self._breaker = Breaker(self._policy.limit)
         self._chance = chance
         self._delivery = Delivery(min(_BATCH_MAX, batch_records_max(uncheckpointed_max)))
         self._fetch_fault = fetch_fault
@@ -126,6 +137,7 @@ class SimulatedDeliveryQueue:
         self._durable: ExtendedSequenceNumber | None = None
         self._fence = Instant(-math.inf)
         self._fetched = self._delivered = self._fetches = 0
+        self._given: int | None = None  # None: all that was delivered
 
     @property
     def is_inside_user_code(self) -> bool:
@@ -306,7 +318,7 @@ class SimulatedDeliveryQueue:
                 self._give_again(batch)
             if repetition is not Repetition.NEVER:
                 return
-            self._batch = None
+            self._leave_undone(batch)
         self._start_next()
 
     def _start_next(self) -> None:
@@ -339,7 +351,7 @@ class SimulatedDeliveryQueue:
             self._begin(call.row)
         saves = not isinstance(call, commands.CallInitialize | commands.CallLeaseLost)
         if saves and self._user_code.kind.checkpoints_by_hand:
-            self._checkpoint(None, lambda _: self._post(events.CallReturned()))
+            self._checkpoint(self._given, lambda _: self._post(events.CallReturned()))
         else:
             self._post(events.CallReturned())
 
@@ -352,7 +364,8 @@ class SimulatedDeliveryQueue:
 
     def _deliver(self, size: int) -> None:
         first, last = self._delivered + 1, self._delivered + size
-        batch = self._batch = _Batch(first, last, self._stream.position(self._key, last))
+        position = self._stream.position(self._key, last)
+        batch = self._batch = _Batch(first, last, position, (first, last))
         self._delivered = last
         self._attempt(batch, self._user_code.begin())
         payload_bytes = size * self._stream.traffic.record_bytes
@@ -361,67 +374,127 @@ class SimulatedDeliveryQueue:
 
     def _give_again(self, batch: _Batch) -> None:
         """Records that a checkpoint of the call that raised covers are not given again."""
+        first, last = batch.given
         if self._durable is not None:
-            done = self._stream.number_of(self._key, self._durable)
-            batch.first = max(batch.first, done + 1)
-        if batch.first > batch.last:
-            self._processed(batch)
-            self._go_on()
+            first = max(first, self._stream.number_of(self._key, self._durable) + 1)
+        batch.given = (first, last)
+        if first > last:
+            self._returned(batch)
         else:
             self._attempt(batch, self._user_code.again())
 
     def _attempt(self, batch: _Batch, attempt: Attempt) -> None:
         batch.may_go_again = False
-        self._oracles.batch_begun(self._reader, batch.first, batch.last)
-        share = attempt.checkpointed_share
+        first, last = batch.given
+        self._oracles.batch_begun(self._reader, first, last)
+        poison = self._user_code.kind.first_poison(first, last)
+        share, until = attempt.checkpointed_share, last if poison is None else poison - 1
 
         def worked() -> None:
-            if share is None:
-                self._over(batch, attempt)
+            if share is None or until < first:
+                self._over(batch, attempt, poison)
             else:
-                last = batch.first + int((batch.last - batch.first) * share)
-                self._checkpoint(last, lambda answer: self._answered(batch, attempt, answer))
+                self._keep_held(batch)
+                covered = first + int((until - first) * share)
+                self._oracles.batch_vouched_for(self._reader, first, covered)
+                self._checkpoint(
+                    covered, lambda answer: self._answered(batch, attempt, poison, answer)
+                )
 
         self._work(attempt.duration_s, worked)
 
-    def _answered(self, batch: _Batch, attempt: Attempt, answer: commands.AnswerCheckpoint) -> None:
+    def _answered(
+        self,
+        batch: _Batch,
+        attempt: Attempt,
+        poison: int | None,
+        answer: commands.AnswerCheckpoint,
+    ) -> None:
         """A lost lease raises LeaseLost, and this user code does not catch it."""
         if answer.answer is commands.CheckpointAnswer.LOST:
-            self._raised(batch, LeaseLost(answer.detail))
+            self._raised(batch, LeaseLost(answer.detail), None)
         else:
-            self._over(batch, attempt)
+            self._over(batch, attempt, poison)
 
-    def _over(self, batch: _Batch, attempt: Attempt) -> None:
-        if attempt.raises:
-            self._raised(batch, ValueError("as drawn"))
+    def _over(self, batch: _Batch, attempt: Attempt, poison: int | None) -> None:
+        if attempt.raises or poison is not None:
+            self._raised(batch, ValueError("as drawn"), poison)
         else:
-            if batch.attempts is not None:
+            if batch.run is not None:
                 self._oracles.coverage.seen("user_code_raised_and_held")
-            self._processed(batch)
+            self._oracles.batch_processed(self._reader, *batch.given)
+            self._returned(batch)
 
-    def _processed(self, batch: _Batch) -> None:
+    def _returned(self, batch: _Batch) -> None:
         if self._now() >= self._fence:
             self._oracles.coverage.seen("fence_passed_mid_batch")
+        if batch.run is None:
+            self._processed(batch)
+        else:
+            batch.run.returned(self._now())
+            self._step(batch)
+
+    def _processed(self, batch: _Batch) -> None:
         self._batch = None
-        self._oracles.batch_processed(self._reader, batch.last)
         self._post(events.BatchProcessed(batch.position))
 
-    def _raised(self, batch: _Batch, error: Exception) -> None:
-        self._oracles.batch_raised(self._reader, batch.first)
-        attempts = batch.attempts = batch.attempts or Attempts("process_records", _ERROR_POLICY)
-        match attempts.raised(error):
-            case GiveUp():
-                self._batch = None
-                self._delivery.halt()
-                words = error_words(error)
-                self._post(ProcessorFailed(attempts.where, words, attempts.failed, batch.position))
-            case RetryAfter(pause_s):
-                self._after(pause_s, lambda: self._pause_over(batch))
+    def _raised(self, batch: _Batch, error: Exception, poison: int | None) -> None:
+        """`poison` is the record that the traceback shows; user code of every second batch shows
+        none."""
+        self._oracles.batch_raised(self._reader, batch.given[0])
+        if batch.run is None:
+            batch.run = BatchRun(_records(batch), self._policy, self._breaker)
+            batch.run.next_step(self._now())  # the whole batch, which was given
+        is_shown = poison is not None and batch.first % 2 == 0
+        at = ExtendedSequenceNumber(str(poison)) if is_shown else None
+        batch.run.raised(error, self._now(), WallTime(0.0), at=at)
+        self._step(batch, error)
 
-    def _pause_over(self, batch: _Batch) -> None:
-        if self._batch is batch:
-            batch.may_go_again = True
-            self._go_on()
+    def _step(self, batch: _Batch, error: Exception | None = None) -> None:
+        """As the deliverer of a lease process: what `BatchRun` decides is done."""
+        run = batch.run
+        if run is None or self._batch is not batch:
+            return
+        before, batch.settled = batch.settled, run.settled
+        if before < batch.settled < batch.last - batch.first + 1:
+            settled = self._stream.position(self._key, batch.first + batch.settled - 1)
+            self._post(events.BatchProcessed(settled))
+        match run.next_step(self._now()):
+            case Finished():
+                self._oracles.left_out_before(self._reader, batch.last + 1)
+                self._processed(batch)
+                self._go_on()
+            case Rest(pause_s):
+                self._after(pause_s, lambda: self._step(batch, error))
+            case Give(indexes):
+                batch.given = (batch.first + indexes[0], batch.first + indexes[-1])
+                self._oracles.left_out_before(self._reader, batch.given[0])
+                batch.may_go_again = True
+                self._after(0.0, self._go_on)
+            case LetGo(index):
+                self._after(_KEEP_S, lambda: self._kept(batch, batch.first + index))
+            case Halt(reason):
+                self._leave_undone(batch)
+                self._delivery.halt()
+                words = reason or (error_words(error) if error is not None else "")
+                self._post(ProcessorFailed("process_records", words, run.calls, batch.position))
+
+    def _leave_undone(self, batch: _Batch) -> None:
+        """What user code checkpoints from here on covers no more than what is done."""
+        self._batch = None
+        self._given = batch.first + batch.settled - 1
+
+    def _kept(self, batch: _Batch, number: int) -> None:
+        """The letter is durable, whatever became of the batch meanwhile."""
+        self._oracles.gave_up(self._reader, number)
+        self._step(batch)
+
+    def _keep_held(self, batch: _Batch) -> None:
+        """Before user code checkpoints inside its call [I13]."""
+        if batch.run is not None:
+            for held in batch.run.held:
+                self._oracles.gave_up(self._reader, batch.first + held.index)
+            batch.run.release(self._now())
 
     def _checkpoint(
         self, last: int | None, answered: Callable[[commands.AnswerCheckpoint], None]

@@ -83,6 +83,7 @@ class Fleet:
                 checkpoint_every_s=settings.checkpoint_every_s,
                 uncheckpointed_max=settings.uncheckpointed_max,
                 is_manual=user_code.is_manual,
+                poison_every=user_code.poison_every,
             ),
         )
         self.table = SimulatedTable(self.scheduler, self.oracles, page_rows_max=scan_page_rows)

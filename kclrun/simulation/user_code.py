@@ -12,6 +12,8 @@ from typing import Final
 
 import msgspec
 
+from kclrun.consuming.delivery import Then
+
 # Of the batches that raise, one in so many holds a poison record and raises for ever. The others
 # succeed after one to five attempts, as many as the default `on_error.retries` repeats.
 _POISONED_ONE_IN: Final = 16
@@ -23,7 +25,11 @@ _IN_THE_MIDDLE_ONE_IN: Final = 4
 class UserCode(msgspec.Struct, frozen=True, kw_only=True):
     """The behaviour of processors. Shares are of batches: those that raise, those that take
     `stall_s`. `checkpoints_by_hand`: user code asks for checkpoints itself; `never_checkpoints`: it
-    should, and does not. Both are `checkpoint: manual`."""
+    should, and does not. Both are `checkpoint: manual`.
+
+    Every `poison_every`-th record of a shard makes each call raise that has it; 0: none does.
+    `then` is `on_error.then`.
+    """
 
     batch_s: float = 0.02
     raising: float = 0.0
@@ -31,6 +37,15 @@ class UserCode(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: float = 0.0
     checkpoints_by_hand: bool = False
     never_checkpoints: bool = False
+    poison_every: int = 0
+    then: Then = "halt"
+
+    def first_poison(self, first: int, last: int) -> int | None:
+        """The number of the first record among these that makes a call raise."""
+        if not self.poison_every:
+            return None
+        number = -(-first // self.poison_every) * self.poison_every
+        return number if number <= last else None
 
     @property
     def is_manual(self) -> bool:

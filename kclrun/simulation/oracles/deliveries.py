@@ -9,7 +9,7 @@ uncheckpointed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -75,6 +75,48 @@ class _Stretch(msgspec.Struct):
     reader: Reader
 
 
+class Letters:
+    """I13: no checkpoint passes a record that was neither processed nor kept as a letter.
+
+    These are the records that make each call raise, every `poison_every`-th one of a shard, and
+    those that a reader leaves out.
+    """
+
+    def __init__(self, poison_every: int) -> None:
+        self._every = poison_every
+        self._settled: dict[str, set[int]] = {}
+        self._wanted: dict[str, set[int]] = {}
+        self._passed: dict[str, int] = {}
+
+    def wanted(self, key: str, numbers: Iterable[int]) -> None:
+        """A reader leaves these out."""
+        self._wanted.setdefault(key, set()).update(numbers)
+
+    def kept(self, key: str, number: int) -> None:
+        """Its letter is durable."""
+        self._settled.setdefault(key, set()).add(number)
+
+    def processed(self, key: str, first: int, last: int) -> None:
+        """A call returned with these records: they were mended, or left out by another reader."""
+        wanted = self._wanted.get(key, ())
+        done = {*self._poison(first, last), *(each for each in wanted if first <= each <= last)}
+        self._settled.setdefault(key, set()).update(done)
+
+    def require_all(self, key: str, number: int) -> None:
+        """A checkpoint covers the first `number` records. Raises: RuleBroken."""
+        settled, wanted = self._settled.setdefault(key, set()), self._wanted.setdefault(key, set())
+        passed = self._passed.get(key, 0)
+        due = {*self._poison(passed + 1, number), *(each for each in wanted if each <= number)}
+        if missing := due - settled:
+            raise RuleBroken("I13", key, f"record {min(missing)} failed, and has no letter")
+        self._passed[key] = max(passed, number)
+        self._settled[key] = {each for each in settled if each > number}
+        self._wanted[key] = wanted - due
+
+    def _poison(self, first: int, last: int) -> range:
+        return range(-(-first // self._every) * self._every, last + 1, self._every)
+
+
 class ShardDeliveries:
     """The deliveries of one shard. `repeats_max` bounds the repeats of one unclean transfer.
 
@@ -127,6 +169,16 @@ class ShardDeliveries:
     def goes_on(self, reader: Reader, first: int) -> None:
         """A reader without a fence is known to go on there, whatever position the row has now."""
         self._next[reader] = first
+
+    def left_out_before(self, reader: Reader, number: int) -> range:
+        """The reader goes on with record `number`. Returns: those that it leaves out, without those
+        that a checkpoint inside a call covers that then raised."""
+        following = max(self._next.get(reader, number), self.checkpointed + 1)
+        left_out = range(following, number)
+        if left_out:
+            self._next[reader] = number
+            self.done(number - 1)
+        return left_out
 
     def done(self, last: int) -> None:
         """User code returned for everything up to `last`, or vouches for it."""

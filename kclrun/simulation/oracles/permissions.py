@@ -28,6 +28,7 @@ class WatchPolicy(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every_s: float = 10.0
     uncheckpointed_max: int = 100_000
     is_manual: bool = False
+    poison_every: int = 0
 
 
 class Reader(Protocol):

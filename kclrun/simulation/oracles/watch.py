@@ -17,7 +17,7 @@ from kclrun.protocol.reports import Report
 from kclrun.protocol.writes import Applied, Claim, LateCheckpoint, Outcome, Take
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 from kclrun.simulation.oracles.cost import CostWatch
-from kclrun.simulation.oracles.deliveries import Causality, ShardDeliveries
+from kclrun.simulation.oracles.deliveries import Causality, Letters, ShardDeliveries
 from kclrun.simulation.oracles.permissions import Permissions, Reader, WatchPolicy
 from kclrun.simulation.oracles.row_history import RowHistory, RowLives, is_passed_on
 from kclrun.simulation.shards import ShardStream
@@ -90,6 +90,7 @@ class Oracles:
         self._now = now
         self._row_of = row_of
         self._shards: dict[str, ShardDeliveries] = {}
+        self._letters = Letters(policy.poison_every) if policy.poison_every else None
         self._permissions = Permissions(now)
         self._history = RowHistory()
         self._lives = RowLives(stream, now, row_of, self.is_over)
@@ -194,6 +195,8 @@ class Oracles:
             shard.saved_late(number)
         else:
             shard.covered(number)
+        if self._letters is not None:
+            self._letters.require_all(after.key, number)
 
     def _number_of(self, row: Lease) -> int:
         """The number of records that its position covers. Raises: RuleBroken past the last
@@ -263,8 +266,30 @@ class Oracles:
         """I3: raises RuleBroken if its shard has ended."""
         self._causality.require_open(reader)
 
-    def batch_processed(self, reader: Reader, last: int) -> None:
+    def batch_processed(self, reader: Reader, first: int, last: int) -> None:
+        """User code returned for these records."""
         self._shard(reader.key).done(last)
+        if self._letters is not None:
+            self._letters.processed(reader.key, first, last)
+
+    def batch_vouched_for(self, reader: Reader, first: int, last: int) -> None:
+        """User code is about to checkpoint these records of its batch, which it has processed."""
+        if self._letters is not None:
+            self._letters.processed(reader.key, first, last)
+
+    def left_out_before(self, reader: Reader, number: int) -> None:
+        """The reader goes on with record `number` of its batch: it has given up those before it
+        that no call returned for."""
+        given_up = self._shard(reader.key).left_out_before(reader, number)
+        if self._letters is not None:
+            self._letters.wanted(reader.key, given_up)
+
+    def gave_up(self, reader: Reader, number: int) -> None:
+        """A record was given up, and its letter is durable."""
+        assert self._letters is not None, "only poison is given up"
+        self._letters.kept(reader.key, number)
+        self._shard(reader.key).done(number)
+        self.coverage.seen("record_given_up")
 
     def batch_raised(self, reader: Reader, first: int) -> None:
         """User code raised: from record `first` on its records count as never given."""

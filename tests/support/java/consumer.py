@@ -261,10 +261,11 @@ class ShardConsumer:
             yield from sleep(self._jvm, max(1, polls) * poll_s)
 
     def _process_batch(self, last: int) -> Steps[None]:
-        self._oracles.java_batch_begun(self, self._processed + 1, last)
+        first = self._processed + 1
+        self._oracles.java_batch_begun(self, first, last)
         yield from sleep(self._jvm, self._world.user_code.batch_s)
         self._processed = last
-        self._oracles.batch_processed(self, last)
+        self._oracles.batch_processed(self, first, last)
         every_s = self._world.settings.checkpoint_every_s
         if self._jvm.machine.instant() - self._checkpointed_instant >= every_s:
             yield from self._checkpoint()

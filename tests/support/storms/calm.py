@@ -82,6 +82,7 @@ class Calm:
                 kind,
                 raising=0.0,
                 stalling=0.0,
+                poison_every=0,
                 never_checkpoints=False,
                 checkpoints_by_hand=kind.is_manual,
             )

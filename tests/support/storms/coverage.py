@@ -113,6 +113,7 @@ STORIES: Final[Mapping[str, str]] = {
     "drain_with_a_start_under_way": "a manager was drained while it started a lease process",
     # User code and the stream.
     "user_code_raised_and_held": "user code raised, was given the batch again, and held",
+    "record_given_up": "a record failed again and again, and was given up",
     "lease_halted": "user code failed for good, and the lease stands still",
     "lease_resumed": "an operator resumed a halted lease",
     "delivery_stopped_at_the_cap": "no batch was given because too much was not checkpointed",

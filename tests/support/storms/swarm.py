@@ -67,6 +67,9 @@ _AT_BOOT: Final[tuple[StrikeKind, ...]] = (
 _MIXED: Final = 0.2
 _FAN_OUT: Final = 0.4
 _JAVA_WORKERS_MAX: Final = 3
+_POISONED: Final = 0.3
+# From several in a batch to one in an hour or so.
+_POISON_EVERY: Final = (20, 4_000)
 # A cap of so many batches' records. Each batch takes at most half of the records that the cap
 # allows during one call of user code, so that a reader that is behind can catch up.
 _CAPS: Final = (4.0, 200.0)
@@ -90,6 +93,7 @@ def draw_profile(seed: int) -> Profile:
     shards = fleet.randint(1, _SHARDS_MAX)
     records_per_s = shards * _between(_chance(seed, "records"), 0.1, 4.0)
     user_code = _user_code(_chance(seed, "user code"))
+    user_code = _poisoned(_chance(seed, "poison"), user_code)
     settings = _settings(_chance(seed, "settings"), hosts, shards)
     load = _chance(seed, "load")
     is_skewed = load.random() < _SKEWED
@@ -159,6 +163,14 @@ def _user_code(chance: random.Random) -> UserCode:
         checkpoints_by_hand=by_hand and not never,
         never_checkpoints=never,
     )
+
+
+def _poisoned(chance: random.Random, user_code: UserCode) -> UserCode:
+    """In some storms records fail for ever, and are given up."""
+    every, then = chance.randint(*_POISON_EVERY), chance.choice(["dead-letter", "skip"])
+    if chance.random() >= _POISONED:
+        return user_code
+    return msgspec.structs.replace(user_code, poison_every=every, then=then)
 
 
 def _strikes(seed: int, storm_s: float) -> Iterator[Strike]:

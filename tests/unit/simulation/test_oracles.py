@@ -3,6 +3,8 @@
 That no oracle sees a fault where there is none is what every storm shows: it would fail.
 """
 
+import contextlib
+
 import pytest
 
 from kclrun.leases.manager import LeaseManager
@@ -24,6 +26,7 @@ from kclrun.protocol.writes import (
 )
 from kclrun.simulation.oracles import WatchPolicy
 from kclrun.simulation.oracles.cost import CostWatch
+from kclrun.simulation.oracles.deliveries import Letters
 from kclrun.simulation.stories import RuleBroken
 from tests.support.storms.playing import require_bounded
 from tests.unit.simulation.watched_world import Reader, Watched, replace
@@ -501,6 +504,39 @@ def a_shard_that_nobody_reads(world, _):
 def a_shard_that_is_given_up_as_trimmed_and_is_there(world, reader):
     yield
     world.oracles.shard_expired(reader)
+
+
+# I13: what is given up has its letter.
+
+
+@pytest.mark.parametrize(
+    ("kept", "left_out", "is_broken"),
+    [
+        pytest.param([10, 20], False, False, id="each that fails has a letter"),
+        pytest.param([10], False, True, id="one of them has none"),
+        pytest.param([10, 20], True, True, id="one that was left out has none"),
+        pytest.param([10, 20, 15], True, False, id="nor that"),
+    ],
+)
+def test_a_checkpoint_past_a_record_without_its_letter_is_noticed(kept, left_out, is_broken):
+    letters = Letters(poison_every=10)
+    if left_out:
+        letters.wanted("s", [15])
+    for number in kept:
+        letters.kept("s", number)
+
+    with pytest.raises(RuleBroken, match="I13") if is_broken else contextlib.nullcontext():
+        letters.require_all("s", 29)
+
+
+def test_a_record_that_was_mended_needs_no_letter():
+    letters = Letters(poison_every=10)
+    letters.wanted("s", [12])
+    letters.processed("s", 11, 30)
+    letters.kept("s", 10)
+
+    letters.require_all("s", 9)  # none of them is covered yet
+    letters.require_all("s", 30)
 
 
 # I12: what a fleet costs, and what its cores hold.

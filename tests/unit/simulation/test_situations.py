@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from kclrun.errors import InvariantViolation
+from kclrun.simulation.user_code import UserCode
 from tests.support.storms.coverage import SITUATIONS, STORIES, Situations
 from tests.support.storms.dense import (
     cold_start,
@@ -23,11 +24,14 @@ KNOWN = (
     ("dense", 18),
     ("expiring", 3),
     ("expiring", 18),
+    ("poisoned", 0),
 )
 STORMS = 30
+POISONED = UserCode(poison_every=40, then="dead-letter")
 PLAYED = {
     "cold start": cold_start,
     "dense": lambda seed: rage(dense_storm(seed)),
+    "poisoned": lambda seed: rage(dense_storm(seed, user_code=POISONED)),
     "expiring": lambda seed: rage(expiring_storm(seed)),
     "recreating": lambda seed: rage(recreating_storm(seed)),
 }

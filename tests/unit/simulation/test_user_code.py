@@ -69,7 +69,7 @@ class AtQueue:
     """A queue whose core is the test: `said` are its events. Records arrive ten a second."""
 
     def __init__(self, seed=1, fetch_fault=lambda: None, *, fan_out=False, **kind):
-        self.world = Watched()
+        self.world = Watched(poison_every=kind.get("poison_every", 0))
         self.scheduler = Scheduler(seed)
         self.scheduler.run_until(60.0)
         self.said = []
@@ -124,6 +124,20 @@ def test_a_batch_that_raises_is_given_again_after_the_pauses_of_the_error_policy
 
     assert len(at.of(events.BatchProcessed)) == 1
     assert "user_code_raised_and_held" in at.world.seen
+
+
+def test_records_that_fail_for_ever_are_given_up_and_all_others_processed():
+    """After the pauses of five retries, every fiftieth of some 600 records."""
+    at = AtQueue(poison_every=50, then="skip")
+    at.open()
+
+    at.run(45.0)
+
+    done = [each.last for each in at.of(events.BatchProcessed)]
+    assert done == sorted(done)
+    assert at.world.stream.number_of(at.reader.key, done[-1]) == 600
+    assert at.of(ProcessorFailed) == []
+    assert "record_given_up" in at.world.seen
 
 
 def test_a_poisoned_batch_is_given_up_after_six_calls_and_nothing_follows_it():

@@ -123,7 +123,7 @@ class Watched:
 
     def read(self, reader, first, last):
         self.oracles.batch_begun(reader, first, last)
-        self.oracles.batch_processed(reader, last)
+        self.oracles.batch_processed(reader, first, last)
 
     def read_out(self, reader):
         """Everything the closed shard holds, and its end."""
