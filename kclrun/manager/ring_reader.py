@@ -228,7 +228,7 @@ class RingReader:
             "record_skipped" if given_up.is_skipped else "record_dead_lettered",
             shard=key,
             position=str(given_up.position),
-            calls=given_up.calls,
+            attempts=given_up.calls,
             error=given_up.error,
             **{name: text for name, text in fields.items() if text},
         )

@@ -177,6 +177,7 @@ def test_each_report_is_the_event_and_the_line_that_it_stands_for(
 
     assert [each["event"] for each in told.lines()] == ([line] if line else [])
     assert all(each["shard"] == "s0" for each in told.lines())
+    assert all("withheld" not in each for each in told.lines())
     assert told.child.has_reported_end == is_end
 
 
