@@ -115,6 +115,7 @@ class BatchRun:
         self._calls_before = 0
         self._calls = 0
         self._has_success = False
+        self._told_settled = 0
         # Given up, but not let go of yet: as long as no record succeeded, it may be an outage.
         self._held: list[LetGo] = []
         self._due: collections.deque[Step] = collections.deque()
@@ -140,6 +141,12 @@ class BatchRun:
         waiting = [*self._held, *(step for step in self._due if isinstance(step, LetGo))]
         unsettled = [*(each.index for each in waiting), *self._left[:1]]
         return min(unsettled, default=len(self._records))
+
+    def newly_settled(self) -> int | None:
+        """`settled`, if that is more than at the last call and less than all: these records count
+        as processed, so that a stop during the search checkpoints them."""
+        before, self._told_settled = self._told_settled, self.settled
+        return self.settled if before < self.settled < len(self._records) else None
 
     @property
     def held(self) -> tuple[LetGo, ...]:
@@ -187,8 +194,8 @@ class BatchRun:
         same call is repeated; None if it is not.
 
         `at` is the position of the record that the failing line worked on, if that is certain;
-        `wall` the time of the records' arrivals. A host that lacks something is no fault of a
-        record.
+        `wall` the time of the records' arrivals. A host that lacks something is not the
+        fault of a record.
         """
         max_age_s = self._policy.max_age_s
         oldest = self._records[self._left[0]].approximate_arrival_timestamp
@@ -239,8 +246,7 @@ class BatchRun:
         return pause_s
 
     def _halt(self, reason: str = "") -> None:
-        self._left = ()
-        self._held.clear()
+        """What is left or held stays so: it is not settled."""
         self._due.append(Halt(reason))
 
     def _advance(self, count: int) -> None:

@@ -70,7 +70,6 @@ class _Batch(msgspec.Struct):
     position: ExtendedSequenceNumber  # of the last
     given: tuple[int, int]
     run: BatchRun | None = None  # once a call raised
-    settled: int = 0
     may_go_again: bool = False
 
 
@@ -455,10 +454,9 @@ class SimulatedDeliveryQueue:
         run = batch.run
         if run is None or self._batch is not batch:
             return
-        before, batch.settled = batch.settled, run.settled
-        if before < batch.settled < batch.last - batch.first + 1:
-            settled = self._stream.position(self._key, batch.first + batch.settled - 1)
-            self._post(events.BatchProcessed(settled))
+        if (settled := run.newly_settled()) is not None:
+            position = self._stream.position(self._key, batch.first + settled - 1)
+            self._post(events.BatchProcessed(position))
         match run.next_step(self._now()):
             case Finished():
                 self._oracles.left_out_before(self._reader, batch.last + 1)
@@ -481,8 +479,9 @@ class SimulatedDeliveryQueue:
 
     def _leave_undone(self, batch: _Batch) -> None:
         """What user code checkpoints from here on covers no more than what is done."""
+        assert batch.run is not None, "only a batch that raised is left undone"
         self._batch = None
-        self._given = batch.first + batch.settled - 1
+        self._given = batch.first + batch.run.settled - 1
 
     def _kept(self, batch: _Batch, number: int) -> None:
         """The letter is durable, whatever became of the batch meanwhile."""

@@ -164,7 +164,9 @@ class Deliverer:
         trouble = _Trouble()
         may_go = True
         while True:
-            trouble.settled = self._tell_settled(batch, run, trouble.settled)
+            if (settled := run.newly_settled()) is not None:
+                self._done = batch.records[settled - 1].position
+                self._post(events.BatchProcessed(self._done))
             match run.next_step(boottime()):
                 case Finished():
                     if trouble.calls:
@@ -187,15 +189,6 @@ class Deliverer:
                     return False
             if not may_go:
                 return False
-
-    def _tell_settled(self, batch: Batch, run: BatchRun, before: int) -> int:
-        """Records at the front of the batch count as processed while the search goes on: a stop in
-        between checkpoints them. Returns: how many these are."""
-        settled = run.settled
-        if before < settled < len(batch.records):
-            self._done = batch.records[settled - 1].position
-            self._post(events.BatchProcessed(self._done))
-        return settled
 
     def _give(self, batch: Batch, indexes: Sequence[int], run: BatchRun, trouble: _Trouble) -> None:
         """One call with some records of the batch."""
@@ -351,14 +344,12 @@ class _Trouble:
 
     `of` has the last failure of single records of a batch, by index. `covered` is the highest
     position that rows of the batch are kept for: the rows of a later call belong to it as well.
-    `settled` counts the first records of the batch that are done with.
     """
 
     def __init__(self, where: str = "process_records") -> None:
         self.calls = 0
         self.of: dict[int, Failure] = {}
         self.covered: ExtendedSequenceNumber | None = None
-        self.settled = 0
         self._where = where
         self._last: Failure | None = None
         self._is_repetition = False

@@ -227,6 +227,20 @@ def test_a_batch_with_one_record_that_succeeds_shows_that_the_others_are_at_faul
     assert played.end == Finished()
 
 
+@pytest.mark.parametrize(
+    ("how", "settled"),
+    [
+        pytest.param({"bad": {5}, "then": "halt"}, 0, id="then: halt"),
+        pytest.param({"bad": range(30)}, 0, id="an outage"),
+        pytest.param({"bad": {3, 7, 9}, "limit": 2}, 9, id="the limit"),
+    ],
+)
+def test_what_a_halt_leaves_is_not_settled(how, settled):
+    played = Played(30, retries=0, **how)
+    assert isinstance(played.end, Halt)
+    assert played.run.settled == settled
+
+
 def test_a_small_batch_of_which_all_fail_is_given_up():
     played = Played(OUTAGE_AFTER - 1, range(OUTAGE_AFTER - 1))
     assert len(played.let_go) == OUTAGE_AFTER - 1
