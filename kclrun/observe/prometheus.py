@@ -133,7 +133,7 @@ def _of_leases(sample: ManagerSample) -> Iterator[Metric]:
 
 class _Traffic:
     """The traffic of the shards, where it is measured. A key is never a label: keys are the users'
-    data, and there is no end of them."""
+    data, and their number has no bound."""
 
     def __init__(self) -> None:
         self.families = tuple(

@@ -195,7 +195,9 @@ class Deliverer:
         # A checkpoint inside the batch holds, even if the attempt that made it then raised: the
         # records that it covers are not delivered again.
         durable = self._checkpoints.durable
-        records: Sequence[Record] = [batch.records[index] for index in indexes]
+        is_whole = len(indexes) == len(batch.records)
+        # The whole batch, which nearly every call is given, is not copied.
+        records = batch.records if is_whole else [batch.records[index] for index in indexes]
         records = records if durable is None else drop_until(records, durable)
         is_to_the_end = indexes[-1] == len(batch.records) - 1
         last = batch.last if is_to_the_end else batch.records[indexes[-1]].position
