@@ -202,6 +202,10 @@ class SinkError(KclrunError):
     """An output cannot be written, read back or locked; the message names the file and why."""
 
 
+class LetterTooLarge(SinkError):
+    """A dead letter does not fit into its queue or stream: no repetition helps."""
+
+
 class OutputLocked(SinkError):
     """Another process holds the lock of the data file: nothing is wrong with the lease."""
 

@@ -18,6 +18,7 @@ import msgspec
 from kclrun.errors import ServiceError
 from kclrun.model.instance import InstanceIdentity, InstanceLook, LifecycleAction
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.letter import KeptLetter, Letter
 from kclrun.model.reading import RECORDS_A_CALL, FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Measurement, PutEntry, PutResult, StartPoint
 from kclrun.model.shard import Shard
@@ -202,6 +203,40 @@ class MetricOutlet(Protocol):
     def put(self, batch: Sequence[Measurement]) -> None:
         """Send one batch once. Raises: Throttled, Unavailable (nothing happened), OutcomeUnknown
         (it may count already), AccessDenied, InvalidRequest, and errors of wrong settings."""
+        ...
+
+
+class LetterStore(Protocol):
+    """The place of an application's dead letters. Used by one thread at a time."""
+
+    def keep(self, letter: Letter) -> None:
+        """Durable when this returns; if it raises, the letter may or may not be there. The same
+        record may be kept twice, after a crash.
+
+        Raises: SinkError; LetterTooLarge, where no try can succeed.
+        """
+        ...
+
+    def kept(self) -> Iterator[KeptLetter]:
+        """The letters, shard by shard in the order of the records, each record once.
+
+        Raises: SettingsError, naming the place, if it holds anything else, or a letter of a newer
+        version; a ServiceError leaf.
+        """
+        ...
+
+    def remove(self, kept: Sequence[KeptLetter]) -> None:
+        """Remove letters that `kept` gave. One that is gone already is no error. Raises: a
+        ServiceError leaf; then some of them may be left."""
+        ...
+
+    def check(self) -> str:
+        """The place in words. If it is a service: it is there and may be used.
+        Changes nothing. Raises: a ServiceError leaf."""
+        ...
+
+    def close(self) -> None:
+        """Other readers may receive the letters that `kept` gave and that were not removed."""
         ...
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, from_botocore
-from kclrun.aws.endpoints import EndpointSettings, open_session
+from kclrun.aws.control import BOTO_FAILURES, ControlPlane, RenewedClient, from_botocore
+from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.operations import PUT_METRIC_DATA
 from kclrun.model.record import Measurement
 from kclrun.model.wire import WireCredentials
@@ -42,12 +42,8 @@ class CloudWatchOutlet:
         namespace: str,
         credentials: Callable[[], WireCredentials],
     ) -> None:
-        # A session of its own: botocore's sessions are not thread-safe.
-        self._session = open_session(settings)
-        self._settings = settings
+        self._client = RenewedClient(settings, credentials, ControlPlane.cloudwatch)
         self._namespace = namespace
-        self._credentials = credentials
-        self._made: tuple[WireCredentials, Client] | None = None
 
     def batches(self, measurements: Sequence[Measurement]) -> Iterator[Sequence[Measurement]]:
         """The measurements, in batches that each fit into one PutMetricData."""
@@ -77,18 +73,7 @@ class CloudWatchOutlet:
 
     def close(self) -> None:
         """Close the client's connections."""
-        if self._made is not None:
-            self._made[1].close()
-            self._made = None
-
-    def _client(self) -> Client:
-        credentials = self._credentials()
-        if self._made is not None and self._made[0] == credentials:
-            return self._made[1]
-        self.close()
-        client = ControlPlane(self._session, self._settings, credentials).cloudwatch()
-        self._made = (credentials, client)
-        return client
+        self._client.close()
 
 
 def _datum(measurement: Measurement) -> Mapping[str, Any]:

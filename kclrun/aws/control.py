@@ -7,6 +7,7 @@ inspects botocore's errors.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import botocore.session
@@ -21,7 +22,7 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from kclrun.aws.endpoints import EndpointSettings
+from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.errors import ErrorReply, service_error
 from kclrun.aws.kinesis import stream_reference
 from kclrun.aws.operations import DESCRIBE_STREAM_SUMMARY, LIST_SHARDS, Operation
@@ -109,11 +110,21 @@ class ControlPlane:
         """To publish metrics with: one attempt, because a repeated one may count twice."""
         return self._client("cloudwatch", 1)
 
+    def s3(self) -> Client:
+        """For objects: each call may be repeated. With a URL of its own, a bucket is a part of the
+        path: no host has a name like `bucket.localhost`."""
+        style = "path" if self._settings.endpoint_url is not None else "auto"
+        return self._client("s3", READ_ATTEMPTS_MAX, s3={"addressing_style": style})
+
+    def sqs(self) -> Client:
+        """For messages: one attempt, because a repeated one may be there twice."""
+        return self._client("sqs", 1)
+
     def autoscaling(self) -> Client:
         """To answer lifecycle hooks with: one attempt, the caller repeats it."""
         return self._client("autoscaling", 1)
 
-    def _client(self, service: str, attempts: int) -> Client:
+    def _client(self, service: str, attempts: int, **more: Any) -> Client:
         return self._session.create_client(
             service,
             region_name=self._settings.region,
@@ -125,11 +136,48 @@ class ControlPlane:
                 connect_timeout=self._settings.connect_timeout_s,
                 read_timeout=self._settings.read_timeout_s,
                 retries={"mode": "standard", "total_max_attempts": attempts},
+                **more,
             ),
         )
 
     def __repr__(self) -> str:
         return "ControlPlane(…)"
+
+
+class RenewedClient:
+    """A botocore client with the present credentials: it is made at its first use, and again once
+    they were renewed. For one thread: botocore's sessions are not thread-safe, so it has its own.
+
+    `credentials` may do I/O. Raises: SettingsError for an unknown profile.
+    """
+
+    def __init__(
+        self,
+        settings: EndpointSettings,
+        credentials: Callable[[], WireCredentials],
+        make: Callable[[ControlPlane], Client],
+    ) -> None:
+        self._session = open_session(settings)
+        self._settings = settings
+        self._credentials = credentials
+        self._make = make
+        self._made: tuple[WireCredentials, Client] | None = None
+
+    def __call__(self) -> Client:
+        """The client. Raises: the errors of `credentials`."""
+        credentials = self._credentials()
+        if self._made is not None and self._made[0] == credentials:
+            return self._made[1]
+        self.close()
+        client = self._make(ControlPlane(self._session, self._settings, credentials))
+        self._made = (credentials, client)
+        return client
+
+    def close(self) -> None:
+        """Close the client's connections."""
+        if self._made is not None:
+            self._made[1].close()
+            self._made = None
 
 
 class BotoStreamAdmin:

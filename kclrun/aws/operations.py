@@ -35,6 +35,12 @@ class Grant(enum.Enum):
     METRICS = "PublishMetrics"
     LIFECYCLE = "AnswerLifecycleHooks"
     START = "BeginAtLeases"
+    # Dead letters: what a machine may do with them, and what their operator may.
+    KEEP_OBJECTS = "KeepDeadLettersInTheBucket"
+    SEE_BUCKET = "SeeTheBucketOfDeadLetters"
+    SEND_LETTERS = "SendDeadLetters"
+    MANAGE_OBJECTS = "ReadAndRemoveDeadLetters"
+    MANAGE_MESSAGES = "ReceiveAndRemoveDeadLetters"
     # For the identity that assumes `role_arn`; the role's own policy does not contain it.
     ROLE = "AssumeRole"
 
@@ -135,6 +141,41 @@ RECORD_LIFECYCLE_ACTION_HEARTBEAT: Final = Operation(
 COMPLETE_LIFECYCLE_ACTION: Final = Operation(
     "autoscaling", "CompleteLifecycleAction", is_write=True, grants=(Grant.LIFECYCLE,)
 )
+# Only with `on_error.dead_letter.s3` and `.sqs`.
+PUT_OBJECT: Final = Operation("s3", "PutObject", is_write=True, grants=(Grant.KEEP_OBJECTS,))
+LIST_OBJECTS_V2: Final = Operation(
+    "s3", "ListObjectsV2", grants=(Grant.SEE_BUCKET,), actions=("s3:ListBucket",)
+)
+GET_OBJECT: Final = Operation("s3", "GetObject", grants=(Grant.MANAGE_OBJECTS,))
+DELETE_OBJECTS: Final = Operation(
+    "s3",
+    "DeleteObjects",
+    is_write=True,
+    grants=(Grant.MANAGE_OBJECTS,),
+    actions=("s3:DeleteObject",),
+)
+_LETTER_QUEUE: Final = (Grant.SEND_LETTERS, Grant.MANAGE_MESSAGES)
+GET_QUEUE_URL: Final = Operation("sqs", "GetQueueUrl", grants=_LETTER_QUEUE)
+GET_QUEUE_ATTRIBUTES: Final = Operation("sqs", "GetQueueAttributes", grants=_LETTER_QUEUE)
+SEND_MESSAGE: Final = Operation("sqs", "SendMessage", is_write=True, grants=(Grant.SEND_LETTERS,))
+# It hides what it gives.
+RECEIVE_MESSAGE: Final = Operation(
+    "sqs", "ReceiveMessage", is_write=True, grants=(Grant.MANAGE_MESSAGES,)
+)
+DELETE_MESSAGE_BATCH: Final = Operation(
+    "sqs",
+    "DeleteMessageBatch",
+    is_write=True,
+    grants=(Grant.MANAGE_MESSAGES,),
+    actions=("sqs:DeleteMessage",),
+)
+CHANGE_MESSAGE_VISIBILITY_BATCH: Final = Operation(
+    "sqs",
+    "ChangeMessageVisibilityBatch",
+    is_write=True,
+    grants=(Grant.MANAGE_MESSAGES,),
+    actions=("sqs:ChangeMessageVisibility",),
+)
 ASSUME_ROLE: Final = Operation("sts", "AssumeRole", grants=(Grant.ROLE,))
 
 OPERATIONS: Final = (
@@ -164,5 +205,15 @@ OPERATIONS: Final = (
     PUT_METRIC_DATA,
     RECORD_LIFECYCLE_ACTION_HEARTBEAT,
     COMPLETE_LIFECYCLE_ACTION,
+    PUT_OBJECT,
+    LIST_OBJECTS_V2,
+    GET_OBJECT,
+    DELETE_OBJECTS,
+    GET_QUEUE_URL,
+    GET_QUEUE_ATTRIBUTES,
+    SEND_MESSAGE,
+    RECEIVE_MESSAGE,
+    DELETE_MESSAGE_BATCH,
+    CHANGE_MESSAGE_VISIBILITY_BATCH,
     ASSUME_ROLE,
 )

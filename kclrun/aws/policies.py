@@ -54,6 +54,21 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         """
         return self._arn("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{name or '*'}")
 
+    def bucket(self, url: str) -> str:
+        """The ARN of the bucket of `s3://bucket/prefix`."""
+        return f"arn:{self.partition}:s3:::{url.removeprefix('s3://').partition('/')[0]}"
+
+    def objects(self, url: str) -> str:
+        """The ARN of all objects under `s3://bucket/prefix`."""
+        place = url.removeprefix("s3://").rstrip("/")
+        return f"arn:{self.partition}:s3:::{place}/*"
+
+    def queue(self, named: str) -> str:
+        """The ARN of a queue given by its name or its URL, which ends with account and name."""
+        parts = named.split("/")
+        account = parts[-2] if len(parts) > 1 else self.account
+        return f"arn:{self.partition}:sqs:{self.region}:{account}:{parts[-1]}"
+
     def _arn(self, service: str, resource: str) -> str:
         return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
 
@@ -98,6 +113,22 @@ def consumers_policy(settings: Settings, site: Site) -> Policy:
     return _policy([_allow(Grant.MANAGE_CONSUMERS, [*streams, *consumers])])
 
 
+def letters_policy(settings: Settings, site: Site) -> Policy:
+    """To list, to show, to put back and to drop dead letters that are not in a folder."""
+    place = settings.on_error.dead_letter
+    statements = [_allow(Grant.WRITE, _streams(settings, site))]
+    if place.s3 is not None:
+        statements.append(_allow(Grant.SEE_BUCKET, [site.bucket(place.s3)]))
+        statements.append(_allow(Grant.MANAGE_OBJECTS, [site.objects(place.s3)]))
+    if place.sqs is not None:
+        statements.append(_allow(Grant.MANAGE_MESSAGES, [site.queue(place.sqs)]))
+    if place.stream is not None:
+        of_letters = [site.stream(place.stream)]
+        statements[0] = _allow(Grant.WRITE, [*_streams(settings, site), *of_letters])
+        statements.append(_allow(Grant.READ, of_letters))
+    return _policy(statements)
+
+
 def caller_policy(role_arn: str, settings: Settings, site: Site) -> Policy:
     """The policy of the machine itself if `role_arn` has the rest. The machine answers its
     lifecycle hooks with its own role. `site` is the machine's."""
@@ -129,6 +160,7 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
         yield _allow(Grant.METRICS, ["*"]) | {
             "Condition": {"StringEquals": {"cloudwatch:namespace": cloudwatch.namespace}}
         }
+    yield from _letters(settings, site)
     if settings.aws.role_arn is None:
         yield from _hooks(settings, site)
     yield {
@@ -137,6 +169,18 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
         "Action": ["dynamodb:DeleteTable", "dynamodb:UpdateTable"],
         "Resource": table[0],
     }
+
+
+def _letters(settings: Settings, site: Site) -> Iterator[_Statement]:
+    """To keep dead letters, and to see at the start that their place is there."""
+    place = settings.on_error.dead_letter
+    if place.s3 is not None:
+        yield _allow(Grant.KEEP_OBJECTS, [site.objects(place.s3)])
+        yield _allow(Grant.SEE_BUCKET, [site.bucket(place.s3)])
+    if place.sqs is not None:
+        yield _allow(Grant.SEND_LETTERS, [site.queue(place.sqs)])
+    if place.stream is not None:
+        yield _allow(Grant.WRITE, [site.stream(place.stream)])
 
 
 def _hooks(settings: Settings, site: Site) -> Iterator[_Statement]:

@@ -27,6 +27,7 @@ _PROVISION: Final = "provision"
 _PUT: Final = "put"
 _CALLER: Final = "caller"
 _CONSUMERS: Final = "consumers"
+_LETTERS: Final = "dead-letters"
 
 
 @click.command(cls=ConfigCommand)
@@ -34,11 +35,12 @@ _CONSUMERS: Final = "consumers"
 @click.option(
     "--for",
     "purpose",
-    type=click.Choice([_RUN, _PROVISION, _PUT, _CONSUMERS, _CALLER]),
+    type=click.Choice([_RUN, _PROVISION, _PUT, _CONSUMERS, _LETTERS, _CALLER]),
     default=_RUN,
     show_default=True,
     help="run: a machine; provision: who makes or changes the lease table; put: `kclrun put`;"
-    " consumers: `kclrun consumers`; caller: who assumes aws.role_arn.",
+    " consumers: `kclrun consumers`; dead-letters: `kclrun dead-letters`; caller: who assumes"
+    " aws.role_arn.",
 )
 @click.option("--account", metavar="NUMBER", help="The account, where no ARN of the file is of it.")
 def iam(config: Path | None, overrides: tuple[str, ...], purpose: str, account: str | None) -> int:
@@ -60,6 +62,7 @@ def _policy(purpose: str, settings: Settings, site: Site) -> Policy:
     from kclrun.aws.policies import (
         caller_policy,
         consumers_policy,
+        letters_policy,
         provision_policy,
         put_policy,
         run_policy,
@@ -69,6 +72,8 @@ def _policy(purpose: str, settings: Settings, site: Site) -> Policy:
         return put_policy(settings, site)
     if purpose == _CONSUMERS:
         return consumers_policy(settings, site)
+    if purpose == _LETTERS:
+        return letters_policy(settings, site)
     if purpose == _RUN:
         return run_policy(settings, site, sink=_sink(settings, site))
     if purpose == _CALLER:

@@ -21,10 +21,9 @@ from kclrun.aws.control import ControlPlane
 from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.fan_out import StreamConsumers
-from kclrun.aws.instance_metadata import Imds, open_imds
+from kclrun.aws.instance import BotoLifecycleActions, Imds, open_imds
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoCoordinatorState, DynamoLeaseTable
-from kclrun.aws.lifecycle import BotoLifecycleActions
 from kclrun.aws.table_setup import TableReport, ensure_table
 from kclrun.aws.wire import WireClient
 from kclrun.cli.config_options import load_configuration
@@ -43,7 +42,8 @@ from kclrun.manager.world import InstanceServices, SourceStream, World
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant, backoff_s
 from kclrun.model.wire import WireEndpoint
-from kclrun.ports import StreamSummary
+from kclrun.ports import LetterStore, StreamSummary
+from kclrun.worker.dead_letters import open_letters
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class Aws:
             self._session,
             endpoint_url=self.kinesis.url,
             role_arn=settings.aws.role_arn,
-            sts_endpoint_url=self._url("sts"),
+            sts_endpoint_url=settings.aws.url_of("sts"),
         )
 
     @cached_property
@@ -119,6 +119,11 @@ class Aws:
 
     def consumers_of(self, stream_arn: str) -> StreamConsumers:
         return StreamConsumers(self.kinesis_client, stream_arn)
+
+    @cached_property
+    def letters(self) -> LetterStore:
+        """The place of `on_error.dead_letter`; sends nothing."""
+        return open_letters(self.settings.letter_place, self.kinesis, self.credentials.current)
 
     @property
     def metrics(self) -> CloudWatchOutlet | None:
@@ -159,12 +164,8 @@ class Aws:
     def _endpoint_settings(self, service: str) -> EndpointSettings:
         aws = self.settings.aws
         return EndpointSettings(
-            region=aws.region, profile=aws.profile, endpoint_url=self._url(service)
+            region=aws.region, profile=aws.profile, endpoint_url=aws.url_of(service)
         )
-
-    def _url(self, service: str) -> str | None:
-        aws = self.settings.aws
-        return next((url for name, url in aws.endpoints.items() if name == service), aws.endpoint)
 
 
 def fleet_aws(config: Path | None, overrides: Sequence[str]) -> Aws:
@@ -197,6 +198,8 @@ def open_world(settings: Settings) -> World:
         patiently(stream.admin.list_shards, deadline, patience_s)
     created = {key: stream.summary.created_at for key, stream in opened.items()}
     patiently(lambda: refuse_other_kind(aws, created), deadline, patience_s)
+    if settings.on_error.then == "dead-letter":
+        patiently(aws.letters.check, deadline, patience_s)
     consumers: Mapping[StreamKey, str] = {}
     if settings.fetch.mode == "fan-out":
         consumers = {

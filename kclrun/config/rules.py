@@ -17,7 +17,6 @@ from kclrun.config.convert import Problem, nearest
 from kclrun.config.schema import (
     EmbeddedSettings,
     ObserveSettings,
-    OnErrorSettings,
     OutputSettings,
     Settings,
     SparkSettings,
@@ -202,7 +201,7 @@ def _fleet(settings: Settings) -> Iterator[Problem]:
         yield Problem(("pipeline",), "is for engine: spark; the fleet runs a processor")
     if settings.spark != SparkSettings():
         yield Problem(("spark",), "is for engine: spark; remove it, or set that")
-    yield from _dead_letters(settings.on_error)
+    yield from _dead_letters(settings)
     output = settings.output
     if output is None:
         return
@@ -220,14 +219,30 @@ def _fleet(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _dead_letters(on_error: OnErrorSettings) -> Iterator[Problem]:
-    path, where = on_error.dead_letter.path, ("on_error", "dead_letter", "path")
-    if on_error.then == "dead-letter" and path is None:
-        yield Problem(where, "is missing: `then: dead-letter` needs a folder")
-    elif on_error.then != "dead-letter" and path is not None:
-        yield Problem(where, f"has no meaning with `then: {on_error.then}`")
-    elif path is not None and (scheme := _URL.match(path)) is not None:
-        yield Problem(where, f"expected a folder of this machine, not a URL ({scheme[0]}…)")
+def _dead_letters(settings: Settings) -> Iterator[Problem]:
+    on_error = settings.on_error
+    place, where = on_error.dead_letter, ("on_error", "dead_letter")
+    named = [name for name in ("path", "sqs", "stream") if getattr(place, name) is not None]
+    named = named or (["s3"] if place.s3 is not None else [])
+    if on_error.then == "dead-letter" and not named:
+        yield Problem(
+            where, "is missing: `then: dead-letter` needs a place; path, s3, sqs or stream"
+        )
+    elif on_error.then != "dead-letter" and named:
+        yield Problem((*where, named[0]), f"has no meaning with `then: {on_error.then}`")
+    elif len(named) > 1 or (place.path is not None and place.s3 is not None):
+        other = named[1] if len(named) > 1 else "s3"
+        yield Problem((*where, other), f"and {named[0]} exclude each other: name one of them")
+    elif place.path is not None and (scheme := _URL.match(place.path)) is not None:
+        yield Problem(
+            (*where, "path"), f"expected a folder of this machine, not a URL ({scheme[0]}…)"
+        )
+    elif place.stream is not None and stream_name(place.stream) in {
+        stream_name(source.name) for source in settings.sources
+    }:
+        yield Problem(
+            (*where, "stream"), "is read by this application: it would fail at its own letters"
+        )
 
 
 def _spark(settings: Settings) -> Iterator[Problem]:

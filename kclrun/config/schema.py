@@ -13,6 +13,7 @@ import msgspec
 
 from kclrun.config.units import ByteSize, Duration
 from kclrun.errors import SettingsError
+from kclrun.model.letter import LetterPlace
 
 # Code to import is named by module and attribute; the pattern admits nothing else.
 ProcessorRef = Annotated[
@@ -43,6 +44,20 @@ ConsumerName = Annotated[
     msgspec.Meta(
         pattern=r"^([A-Za-z0-9_.-]{1,128}|arn:[a-z0-9-]+:kinesis:[a-z0-9-]+:\d{12}:stream/[A-Za-z0-9_.-]{1,128}/consumer/[A-Za-z0-9_.-]{1,128}:\d+)$",
         extra={"words": " that is a consumer's name or ARN"},
+    ),
+]
+BucketUrl = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=/-]*)?$",
+        extra={"words": " like s3://bucket/prefix"},
+    ),
+]
+QueueName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^(https?://[A-Za-z0-9.:-]+/\d{12}/)?[A-Za-z0-9_-]{1,75}(\.fifo)?$",
+        extra={"words": " that is a queue's name or URL"},
     ),
 ]
 FunctionRef = Annotated[
@@ -199,7 +214,7 @@ class AwsSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None, documented("`embedded` for the AWS inside kclrun, a URL, or leave out for AWS")
     ] = None
     endpoints: Annotated[
-        dict[Literal["kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling"], str],
+        dict[Literal["kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling", "s3", "sqs"], str],
         documented("a URL for one service, over `endpoint`"),
     ] = {}
     profile: Annotated[str | None, documented("profile of the AWS configuration files")] = None
@@ -208,6 +223,10 @@ class AwsSettings(msgspec.Struct, frozen=True, kw_only=True):
         Duration,
         documented("how long to wait for AWS at start, then exit 69; throttled, twice that"),
     ] = Duration(60)
+
+    def url_of(self, service: str) -> str | None:
+        """The URL for one service; None leaves it to botocore's own sources."""
+        return next((url for name, url in self.endpoints.items() if name == service), self.endpoint)
 
 
 class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -304,6 +323,12 @@ class DeadLetterSettings(msgspec.Struct, frozen=True, kw_only=True):
     path: Annotated[
         str | None, documented("folder for dead letters, relative to where kclrun is started")
     ] = None
+    s3: Annotated[
+        BucketUrl | None,
+        documented("s3://bucket/prefix; beside `sqs` or `stream`, for what is too large for them"),
+    ] = None
+    sqs: Annotated[QueueName | None, documented("a queue's name or URL")] = None
+    stream: Annotated[StreamName | None, documented("a stream's name or ARN")] = None
 
 
 class OnErrorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -562,6 +587,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 start=stream.start or self.start_text,
             )
             for stream in self.streams
+        )
+
+    @property
+    def letter_place(self) -> LetterPlace:
+        """Where dead letters are kept. A relative folder is relative to where kclrun is started."""
+        place = self.on_error.dead_letter
+        return LetterPlace(
+            path=place.path,
+            s3=place.s3,
+            sqs=place.sqs,
+            stream=place.stream,
+            s3_url=self.aws.url_of("s3"),
+            sqs_url=self.aws.url_of("sqs"),
         )
 
     @property

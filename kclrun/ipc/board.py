@@ -20,6 +20,7 @@ from kclrun.consuming.delivery import Then
 from kclrun.errors import LimitExceeded, SegmentRefused, host_error
 from kclrun.ipc.ring import RING_BYTES, EventRing
 from kclrun.ipc.seqlock import NoValue, SeqlockCell
+from kclrun.model.letter import LetterPlace
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -57,7 +58,7 @@ class OnErrorSpec(msgspec.Struct, frozen=True, kw_only=True):
     then: Then = "halt"
     max_age_s: float | None = None
     limit: int = 100
-    dead_letter_path: str | None = None
+    letters: LetterPlace = LetterPlace()
 
 
 class LogSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.config.schema import CheckpointSettings, OnErrorSettings, Settings
+from kclrun.config.schema import CheckpointSettings, Settings
 from kclrun.errors import MalformedFrame
 from kclrun.ipc import board as ipc
 from kclrun.ipc.channel import Channel, PeerGone, Quiet, Sent
@@ -112,7 +112,7 @@ class StartCommands:
             options=source.settings.options,
             fetch=_fetch(settings),
             checkpoint=_checkpoint(settings.checkpoint),
-            on_error=_on_error(settings.on_error),
+            on_error=_on_error(settings),
             output_path=self._output_path(stream),
             table_name=settings.table,
             kinesis=self._world.kinesis,
@@ -142,14 +142,15 @@ def _fetch(settings: Settings) -> ipc.FetchSpec:
     )
 
 
-def _on_error(on_error: OnErrorSettings) -> ipc.OnErrorSpec:
+def _on_error(settings: Settings) -> ipc.OnErrorSpec:
+    on_error = settings.on_error
     return ipc.OnErrorSpec(
         retries=on_error.retries,
         backoff_s=float(on_error.backoff),
         then=on_error.then,
         max_age_s=None if on_error.max_age is None else float(on_error.max_age),
         limit=on_error.limit,
-        dead_letter_path=on_error.dead_letter.path,
+        letters=settings.letter_place,
     )
 
 

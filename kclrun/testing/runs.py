@@ -109,8 +109,8 @@ class Run:
     `rows` are the emitted rows that are left, in order; `checkpoints` the positions written;
     `position` the last of them, from which a restart would read; `calls` the calls made;
     `delivered` the number of records delivered, repetitions included; `crashed` and `released` how
-    it ended; `given_up` the records that `then` made dead letters of, or skipped; `processors` the
-    instances, one for each life.
+    it ended; `given_up` the records that `then` made dead letters of, or skipped; `last_error` what
+    a call for them raised last; `processors` the instances, one for each life.
     """
 
     rows: list[dict[str, Any]]
@@ -121,6 +121,7 @@ class Run:
     crashed: bool = False
     released: bool = False
     given_up: list[Record] = field(default_factory=list)
+    last_error: str = ""
     processors: list[RecordProcessor] = field(default_factory=list)
 
 
@@ -136,6 +137,8 @@ def run_processor(
     retries: int = 0,
     then: Then = "halt",
     position: ExtendedSequenceNumber = TRIM_HORIZON,
+    application: str = "test",
+    stream: str = "test",
     shard_id: str = "shardId-000000000000",
     fencing_token: int = 1,
     crash_after: int | None = None,
@@ -190,7 +193,22 @@ def run_processor(
         crash_at_checkpoint=crash_at_checkpoint,
     )
     try:
-        life.start(processor, options or {}, shard_id, fencing_token)
+        life.start(
+            processor,
+            Context(
+                application=application,
+                stream=stream,
+                shard_id=shard_id,
+                lease_key=shard_id,
+                position=position,
+                options=options or {},
+                fencing_token=fencing_token,
+                uncheckpointed_max=uncheckpointed_max,
+                checkpoint_mode=checkpoint,
+                emit=ledger.emit,
+                release=life.release,
+            ),
+        )
         life.deliver([record for record in make_records(records) if record.position > position])
         life.end(end_of_shard=end_of_shard)
     except Crash:
@@ -251,6 +269,7 @@ def replay(
         delivered=first.delivered + second.delivered,
         released=second.released,
         given_up=first.given_up + second.given_up,
+        last_error=second.last_error or first.last_error,
         processors=first.processors + second.processors,
     )
 
@@ -289,26 +308,11 @@ class _Life:
     def start(
         self,
         processor: type[RecordProcessor] | RecordProcessor,
-        options: Mapping[str, Any],
-        shard_id: str,
-        fencing_token: int,
+        context: Context,
     ) -> None:
-        self._fencing_token = fencing_token
+        self._fencing_token = context.fencing_token
         user_code = processor if isinstance(processor, type) else type(processor)
         refuse_deferred(processor, user_code.__qualname__)
-        context = Context(
-            application="test",
-            stream="test",
-            shard_id=shard_id,
-            lease_key=shard_id,
-            position=self._ledger.position,
-            options=options,
-            fencing_token=fencing_token,
-            uncheckpointed_max=self._uncheckpointed_max,
-            checkpoint_mode=self._mode,
-            emit=self._ledger.emit,
-            release=self._release,
-        )
         self._repeat("initialize", lambda: self._initialize(processor, context))
 
     def _initialize(
@@ -395,9 +399,9 @@ class _Life:
                 self._call("process_records", left, covers=records[-1].position)
         except Exception as raised:  # noqa: BLE001 - user code
             error = run.checked(raised)
-            position = describe(error, left).position
-            wall = WallTime(time.time())
-            run.raised(error, _NO_TIME, wall, at=position)
+            failure = describe(error, left)
+            self._run.last_error = failure.error
+            run.raised(error, _NO_TIME, WallTime(time.time()), at=failure.position)
             return error if isinstance(error, Exception) else None
         run.returned(_NO_TIME)
         return None
@@ -450,7 +454,8 @@ class _Life:
         self._uncheckpointed = [position for position in self._uncheckpointed if position > at]
         return len(self._uncheckpointed)
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """The processor gives its lease away."""
         self._run.released = True
 
 

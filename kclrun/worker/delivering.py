@@ -31,7 +31,7 @@ from kclrun.consuming.delivery import (
     host_fault,
 )
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
-from kclrun.errors import FailedRecords, HostFailed, SinkError
+from kclrun.errors import FailedRecords, HostFailed, LetterTooLarge, SinkError
 from kclrun.model.lease import Lease
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
@@ -182,7 +182,7 @@ class Deliverer:
                         may_go = False
                         continue
                 case LetGo(index, calls):
-                    may_go = self._let_go(batch.records[index], trouble.of[index], calls)
+                    may_go = self._let_go(batch.records[index], index, calls, trouble)
                 case Halt(reason):
                     self._queue.halt()
                     self._post(trouble.given_up(reason))
@@ -257,13 +257,18 @@ class Deliverer:
         if pause_s is not None or (run.is_isolating and not was_isolating):
             self._report(trouble.raised(pause_s or 0.0))
 
-    def _let_go(self, record: Record, failure: Failure, calls: int) -> bool:
-        """Keep the letter, however long that takes; False if delivery was stopped meanwhile."""
+    def _let_go(self, record: Record, index: int, calls: int, trouble: _Trouble) -> bool:
+        """Keep the letter, however long that takes; False if delivery was stopped meanwhile, or
+        the lease is halted because the letter can never be kept."""
         failed = 0
         while True:
             try:
-                self._keep(record, failure, calls)
+                self._keep(record, trouble.of[index], calls)
                 break
+            except LetterTooLarge as error:
+                self._queue.halt()
+                self._post(trouble.given_up(str(error)))
+                return False
             except SinkError as error:
                 failed += 1
                 pause_s = backoff_s(failed - 1, 1.0, base_s=1.0, max_s=BACKOFF_MAX_S)

@@ -36,8 +36,6 @@ from kclrun.ipc import exit_codes
 from kclrun.ipc.board import Segment, StartSpec
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
 from kclrun.ipc.messages import (
-    ERROR_BYTES_MAX,
-    TRACEBACK_BYTES_MAX,
     Begin,
     NoAnswer,
     ToWorker,
@@ -55,13 +53,13 @@ from kclrun.model.time import WallTime
 from kclrun.model.wire import WireEndpoint
 from kclrun.observe.failures import Failure
 from kclrun.observe.logs import EventLog, LineSink, configure_lease_logging
-from kclrun.ports import LeaseTable, ShardReader, ShardSubscriber, StreamAdmin
+from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
 from kclrun.processor import Context, RecordProcessor, Row, call_method
 from kclrun.protocol.reports import ProcessBroke, StartUnclaimed
-from kclrun.sinks.dead_letters import Letter, LetterFolder
 from kclrun.sinks.durable_files import keep_from_children
 from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker.clock import boottime
+from kclrun.worker.dead_letters import letter_of, open_letters
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
@@ -236,6 +234,7 @@ class LeaseProcess:
         self._life = LeaseStateMachine(life_policy(spec), random.random, time.process_time)
         self._user_code_returned = threading.Event()
         self._rows: EmittedRows | None = None
+        self._letters: LetterStore | None = None
         self._fetching: FetchThread | None = None
         self._reporter = Reporter(
             segment.slot(spec.place),
@@ -343,25 +342,10 @@ class LeaseProcess:
     def _bury(self, record: Record, failure: Failure, calls: int) -> None:
         """Keep a record that was given up. Raises: SinkError."""
         spec = self._spec
-        assert spec.on_error.dead_letter_path is not None, "the settings name a folder"
-        letter = Letter(
-            application=spec.application,
-            processor=spec.processor,
-            stream=spec.stream_name,
-            shard_id=spec.shard_id,
-            sequence_number=record.sequence_number,
-            sub_sequence_number=record.sub_sequence_number,
-            partition_key=record.partition_key,
-            explicit_hash_key=record.explicit_hash_key,
-            arrived_at=record.approximate_arrival_timestamp,
-            data=record.data,
-            error=failure.error[:ERROR_BYTES_MAX],
-            raised_at=failure.raised_at,
-            traceback=failure.traceback_text[-TRACEBACK_BYTES_MAX:],
-            calls=calls,
-            given_up_at=time.time(),
-        )
-        LetterFolder(Path(spec.on_error.dead_letter_path)).keep(letter)
+        if self._letters is None:
+            credentials = self._services.credentials
+            self._letters = open_letters(spec.on_error.letters, spec.kinesis, credentials)
+        self._letters.keep(letter_of(spec, record, failure, calls))
 
     def _cover(self, position: ExtendedSequenceNumber | None) -> None:
         covered = position or self._deliverer.delivered

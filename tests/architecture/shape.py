@@ -42,7 +42,7 @@ PROSE_RULES = {
     ),
     "is no": re.compile(r"\b(?:is|are|was|were) no\b(?! longer| more)", re.IGNORECASE),
     "people in the code": re.compile(
-        r"\b(?:hands?|dead|farewells?|told|tells|heard|hears)\b", re.IGNORECASE
+        r"\b(?:hands?|dead(?![\s_-]+letter)|farewells?|told|tells|heard|hears)\b", re.IGNORECASE
     ),
 }
 

@@ -7,7 +7,9 @@ import signal
 import msgspec
 import pytest
 
-from kclrun.sinks.dead_letters import Letter
+from kclrun.model.letter import LetterPlace
+from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.worker.dead_letters import open_letters
 from tests.seeds import seed_of
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
@@ -16,20 +18,29 @@ RECORDS = 6_000
 KEYS = 50
 
 
-def letters_in(folder):
-    decoder = msgspec.json.Decoder(Letter)
-    return [decoder.decode(path.read_bytes()) for path in sorted(folder.glob("*/*/*.json"))]
+def letters_at(place, aws):
+    """The letters at `on_error.dead_letter`."""
+    kinesis = WireEndpoint(aws.embedded.kinesis_endpoint, "us-east-1", "us-east-1")
+    keys = WireCredentials("AKIAEXAMPLEEXAMPLE", "secret")
+    return [
+        each.letter for each in open_letters(LetterPlace(**place), kinesis, lambda: keys).kept()
+    ]
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["path", "stream"])
 def test_records_that_fail_are_kept_once_while_processes_are_killed_and_can_be_put_back(
-    embedded_aws, application, producer, tmp_path
+    embedded_aws, application, producer, tmp_path, kind
 ):
     rng = random.Random(seed_of(4))
     # Each key has a record with such a number.
     poisons = {f"key-{key}:{rng.randrange(RECORDS // KEYS // 2)}" for key in range(0, KEYS, 2)}
-    folder = tmp_path / "letters"
     stream = embedded_aws.stream(shards=2)
+    place = {kind: str(tmp_path / "letters") if kind == "path" else embedded_aws.stream(shards=1)}
+
+    def letters():
+        return letters_at(place, embedded_aws)
+
     app = application(
         stream,
         options={"poisons": sorted(poisons)},
@@ -37,7 +48,7 @@ def test_records_that_fail_are_kept_once_while_processes_are_killed_and_can_be_p
             "retries": 1,
             "backoff": "20ms",
             "then": "dead-letter",
-            "dead_letter": {"path": str(folder)},
+            "dead_letter": place,
         },
     )
     source = producer(stream, RECORDS, seed=4, rate=2_000, keys=KEYS)
@@ -55,12 +66,12 @@ def test_records_that_fail_are_kept_once_while_processes_are_killed_and_can_be_p
 
     app.until(is_read, 90)
     app.until(lambda: set(killed) <= {ended["process"] for ended in app.of("process_exited")})
-    app.until(lambda: len(letters_in(folder)) == len(poisons))
+    app.until(lambda: len(letters()) == len(poisons))
 
     put = {number: (key, n) for rows in source.put.values() for number, key, n in rows}
-    letters = letters_in(folder)
-    assert {f"{key}:{n}" for key, n in (put[each.sequence_number] for each in letters)} == poisons
-    for letter in letters:
+    found = letters()
+    assert {f"{key}:{n}" for key, n in (put[each.sequence_number] for each in found)} == poisons
+    for letter in found:
         key, n = put[letter.sequence_number]
         data = msgspec.json.decode(letter.data)
         assert (data["key"], data["n"], letter.partition_key) == (key, n, key)
@@ -69,7 +80,7 @@ def test_records_that_fail_are_kept_once_while_processes_are_killed_and_can_be_p
         assert letter.raised_at.startswith("ledger_processor.py:")
     # A batch that was killed before its checkpoint gives its letters again, into the same files.
     named = {line["position"] for line in app.of("record_dead_lettered")}
-    assert named == {letter.sequence_number for letter in letters}
+    assert named == {letter.sequence_number for letter in found}
     assert not app.of("lease_halted")
     for batch in app.ledger.batches:
         numbers = [int(number) for number, _, _ in batch.records]
@@ -79,11 +90,11 @@ def test_records_that_fail_are_kept_once_while_processes_are_killed_and_can_be_p
     assert f"{len(poisons)} dead letters" in listed.stderr
     app.cure.touch()
     plan = app.cli("dead-letters", "redrive", "--to", "stream", "--config", str(app.config))
-    assert plan.stdout == f"Would put {len(poisons)} records into {stream}\nDo it with --yes.\n"
+    assert plan.stdout == f"Would put {len(poisons)} letters of {stream} back\nDo it with --yes.\n"
     done = app.cli(
         "dead-letters", "redrive", "--to", "stream", "--config", str(app.config), "--yes"
     )
-    assert (done.returncode, letters_in(folder)) == (0, []), done.stderr
+    assert (done.returncode, letters()) == (0, []), done.stderr
     app.until(lambda: len(app.ledger.delivered) == source.total_put)
     assert app.stop() == 0
 
@@ -111,5 +122,5 @@ def test_an_outage_halts_the_shard_and_leaves_no_letter(
 
     (halted,) = app.of("lease_halted")
     assert "looks like an outage" in embedded_aws.rows(app.table)[halted["shard"]]["haltReason"]
-    assert letters_in(tmp_path / "letters") == []
+    assert letters_at({"path": str(tmp_path / "letters")}, embedded_aws) == []
     assert app.stop() == 0

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import botocore.session
 import pytest
 
-from kclrun.aws.instance_metadata import Imds, open_imds
+from kclrun.aws.instance import Imds, open_imds
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.model.instance import InstanceIdentity, InstanceLook, Interruption, TargetState
 from kclrun.model.time import WallTime

@@ -3,7 +3,7 @@
 import pytest
 
 from kclrun.aws.endpoints import EndpointSettings
-from kclrun.aws.lifecycle import BotoLifecycleActions
+from kclrun.aws.instance import BotoLifecycleActions
 from kclrun.errors import (
     AccessDenied,
     InvalidRequest,

@@ -21,6 +21,7 @@ from kclrun.aws.policies import (
     Site,
     caller_policy,
     consumers_policy,
+    letters_policy,
     provision_policy,
     put_policy,
     run_policy,
@@ -43,8 +44,8 @@ SPARK = (
     "spark: {checkpoint: s3a://b/c}\noutput: {format: console}\n"
 )
 # Checked for the parts of a transaction; there is no operation of this name (DynamoDB's page of
-# the service authorization reference).
-WITHOUT_OPERATION = {"dynamodb:ConditionCheckItem"}
+# the service authorization reference). S3 checks a listing of objects under this name.
+WITHOUT_OPERATION = {"dynamodb:ConditionCheckItem", "s3:ListBucket"}
 
 
 def settings(text: str) -> Settings:
@@ -59,6 +60,18 @@ HOOKS = "instance: {group: machines, launch_hook: up, termination_hook: down}\n"
 ROLE = "arn:aws:iam::123456789012:role/orders"
 ASSUMING = FLEET + HOOKS + f"aws: {{role_arn: '{ROLE}'}}\n"
 FAN_OUT = "fetch: {mode: fan-out}\n"
+LETTERS = {
+    "s3": "s3: 's3://b-1/dead'",
+    "sqs": "sqs: dead",
+    "sqs by url": "sqs: 'https://sqs.eu-west-1.amazonaws.com/999999999999/dead', s3: 's3://b-1'",
+    "stream": "stream: dead",
+}
+
+
+def lettered(place: str) -> str:
+    return FLEET + f"on_error: {{then: dead-letter, dead_letter: {{{LETTERS[place]}}}}}\n"
+
+
 EVERYTHING = FLEET + "observe: {cloudwatch: {namespace: shops}}\n" + HOOKS
 POLICIES: dict[str, Policy] = {
     "a machine": run_policy(settings(EVERYTHING), SITE),
@@ -82,6 +95,11 @@ POLICIES: dict[str, Policy] = {
     "who puts": put_policy(settings(FLEET), SITE),
     "a role that is assumed": run_policy(settings(ASSUMING), SITE),
     "who assumes the role": caller_policy(ROLE, settings(ASSUMING), SITE),
+    **{
+        f"{who} letters in {place}": make(settings(lettered(place)), SITE)
+        for place in LETTERS
+        for who, make in (("a machine with", run_policy), ("who redrives", letters_policy))
+    },
     "China": run_policy(
         settings(EVERYTHING),
         Site(partition="aws-cn", region="cn-north-1", account="123456789012"),
@@ -154,6 +172,60 @@ def test_a_machine_subscribes_by_its_consumer_and_finds_it_by_its_stream(
     assert "SubscribeToShards" not in by_sid(fleet())
 
 
+@pytest.mark.parametrize(
+    ("place", "kept", "managed"),
+    [
+        (
+            "s3",
+            {
+                "KeepDeadLettersInTheBucket": "s3:::b-1/dead/*",
+                "SeeTheBucketOfDeadLetters": "s3:::b-1",
+            },
+            {
+                "ReadAndRemoveDeadLetters": "s3:::b-1/dead/*",
+                "SeeTheBucketOfDeadLetters": "s3:::b-1",
+            },
+        ),
+        (
+            "sqs",
+            {"SendDeadLetters": "sqs:eu-west-1:123456789012:dead"},
+            {"ReceiveAndRemoveDeadLetters": "sqs:eu-west-1:123456789012:dead"},
+        ),
+        (
+            "sqs by url",
+            {
+                "SendDeadLetters": "sqs:eu-west-1:999999999999:dead",
+                "KeepDeadLettersInTheBucket": "s3:::b-1/*",
+            },
+            {
+                "ReceiveAndRemoveDeadLetters": "sqs:eu-west-1:999999999999:dead",
+                "ReadAndRemoveDeadLetters": "s3:::b-1/*",
+            },
+        ),
+        (
+            "stream",
+            {"PutIntoStream": "kinesis:eu-west-1:123456789012:stream/dead"},
+            {"ReadStream": "kinesis:eu-west-1:123456789012:stream/dead"},
+        ),
+    ],
+)
+def test_a_machine_keeps_letters_at_their_place_and_only_an_operator_reads_and_removes_them(
+    place: str, kept: dict[str, str], managed: dict[str, str]
+) -> None:
+    machine, operator = (
+        by_sid(POLICIES[f"{who} letters in {place}"]) for who in ("a machine with", "who redrives")
+    )
+
+    assert {sid: machine[sid]["Resource"] for sid in kept} == {
+        sid: f"arn:aws:{resource}" for sid, resource in kept.items()
+    }
+    assert {sid: operator[sid]["Resource"] for sid in managed} == {
+        sid: f"arn:aws:{resource}" for sid, resource in managed.items()
+    }
+    assert not {"ReadAndRemoveDeadLetters", "ReceiveAndRemoveDeadLetters"} & set(machine)
+    assert STREAM in listed(operator["PutIntoStream"]["Resource"])
+
+
 def test_spark_by_fan_out_may_do_what_a_machine_by_fan_out_does_with_its_consumer() -> None:
     for statement in ("SubscribeToShards", "FindOrRegisterTheConsumer"):
         assert by_sid(POLICIES["Spark by fan-out"])[statement] == by_sid(fleet(FAN_OUT))[statement]
@@ -201,8 +273,12 @@ def test_every_action_is_one_that_botocore_knows(who: str) -> None:
     assert named - WITHOUT_OPERATION <= known
 
 
-# A namespace is no resource; AWS adds a part to the names of groups and consumers.
-NAMED_IN_PART = {Grant.METRICS, Grant.LIFECYCLE, Grant.FAN_OUT, Grant.MANAGE_CONSUMERS}
+# A namespace is no resource; AWS adds a part to the names of groups and consumers; objects are
+# those under a prefix.
+NAMED_IN_PART = {
+    *(Grant.METRICS, Grant.LIFECYCLE, Grant.FAN_OUT, Grant.MANAGE_CONSUMERS),
+    *(Grant.KEEP_OBJECTS, Grant.MANAGE_OBJECTS),
+}
 
 
 @pytest.mark.parametrize("who", POLICIES)
@@ -215,7 +291,8 @@ def test_every_resource_is_named_whole(who: str) -> None:
             assert re.fullmatch(
                 r"arn:aws(-cn)?:(kinesis|dynamodb|iam):[a-z0-9-]*:123456789012:"
                 r"(stream/\w+|table/\w+(-CoordinatorState|/index/LeaseOwnerToLeaseKeyIndex)?"
-                r"|role/\w+)",
+                r"|role/\w+)"
+                r"|arn:aws:sqs:eu-west-1:\d{12}:dead|arn:aws:s3:::b-1",
                 resource,
             )
 

@@ -8,7 +8,7 @@ import pytest
 
 from kclrun.cli.program import run_program
 from kclrun.sinks.dead_letters import LetterFolder
-from tests.unit.sinks.test_dead_letters import letter
+from tests.support.letters import letter
 
 SECOND = "shardId-000000000001"
 
@@ -90,6 +90,7 @@ def test_one_letter_is_shown_whole_and_its_payload_harmless(
         (["show", "99"], "", 78, "there is no dead letter at 99"),
         (["list"], "--set on_error={}", 78, "this application keeps no dead letters"),
         (["redrive", "--to", "stream", "--yes"], "--set stream=b", 78, "letters of orders: not"),
+        (["redrive", "--yes"], "--set processor=", 78, "processor"),
     ],
 )
 def test_what_is_asked_wrongly_is_refused_in_words(
@@ -105,3 +106,100 @@ def test_what_is_asked_wrongly_is_refused_in_words(
     assert run_program(line) == code
     assert words in capsys.readouterr().err
     assert len(left(config)) == 3
+
+
+PROCESSOR = """
+from kclrun import RecordProcessor, RetryLater
+
+
+class Orders(RecordProcessor):
+    def initialize(self, context):
+        print("user code may print")
+        if context.options.get("is_closed"):
+            raise ConnectionError("the warehouse is closed")
+        self.context = context
+
+    def process_records(self, batch, checkpointer):
+        for record in batch:
+            if record.data == b"bad":
+                raise ValueError("still bad")
+            if self.context.options.get("releases"):
+                self.context.release()
+            if self.context.options.get("emits"):
+                where = f"{self.context.application} {self.context.stream} {self.context.shard_id}"
+                self.context.emit({"at": record.sequence_number, "where": where})
+"""
+
+
+@pytest.fixture
+def shop(config: Path) -> Path:
+    (config.parent / "shop.py").write_text(PROCESSOR)
+    folder = LetterFolder(config.parent / "letters")
+    folder.keep(letter(12, data=b"bad"))
+    folder.keep(letter(14, 1, data=b"x"))
+    return config
+
+
+def redrive(config: Path, *more: str) -> int:
+    return run_program(["dead-letters", "redrive", "--config", str(config), *more])
+
+
+def test_a_redrive_processes_letters_in_order_and_keeps_those_that_fail_again(
+    shop: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = shop.parent / "rows"
+    more = ("--set", "options={emits: true}", "--set", f"output.path={rows}")
+
+    assert redrive(shop, *more) == 0
+    assert capfd.readouterr().out == "Would process 5 letters of orders\nDo it with --yes.\n"
+    assert redrive(shop, *more, "--yes", "--set", "on_error.retries=0") == 65
+
+    told = capfd.readouterr()
+    assert told.out == "Processed 4 of 5 letters of orders\n"
+    assert "shardId-000000000002: ValueError: still bad" in told.err
+    assert "user code may print" in told.err
+    assert left(shop) == ["12"]
+    files = sorted(rows.glob("redriven-*.jsonl"))
+    assert [line for file in files for line in file.read_text().splitlines()] == [
+        '{"at":"13","where":"shop orders shardId-000000000001"}',
+        '{"at":"11","where":"shop orders shardId-000000000002"}',
+        '{"at":"12","where":"shop orders shardId-000000000002"}',
+        '{"at":"14","where":"shop orders shardId-000000000002"}',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "still"),
+    [
+        ("{is_closed: true}", "ConnectionError: the warehouse is closed", 5),
+        ("{emits: true}", "set output.path", 5),
+        ("{releases: true}", "", 3),
+    ],
+)
+def test_what_a_redrive_did_not_process_stays_a_letter(
+    shop: Path, capfd: pytest.CaptureFixture[str], options: str, words: str, still: int
+) -> None:
+    more = ("--yes", "--set", f"options={options}", "--set", "on_error.retries=0")
+    # One record a batch: what gives its lease away has been given one of its shard.
+    assert redrive(shop, *more, "--set", "fetch.batch_max=1") == 65
+
+    assert words in capfd.readouterr().err
+    assert len(left(shop)) == still
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("import os\nos._exit(3)\n", "the process of the processor ended"),
+        ("raise OSError('no licence')\n", "no licence"),
+        ("class Orders: pass\n", "not a subclass of RecordProcessor"),
+    ],
+)
+def test_user_code_that_does_not_load_leaves_all_letters(
+    shop: Path, capfd: pytest.CaptureFixture[str], content: str, words: str
+) -> None:
+    (shop.parent / "shop.py").write_text(content)
+
+    assert redrive(shop, "--yes") == 65
+    assert words in capfd.readouterr().err
+    assert len(left(shop)) == 5

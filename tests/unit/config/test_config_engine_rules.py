@@ -21,7 +21,22 @@ def loaded(more: str) -> Settings:
         ("pipeline: a:b", "pipeline: is for engine: spark"),
         ("spark: {master: local}", "spark: is for engine: spark"),
         ("output: {}", "output.path: is missing"),
-        ("on_error: {then: dead-letter}", "on_error.dead_letter.path: is missing"),
+        ("on_error: {then: dead-letter}", "on_error.dead_letter: is missing"),
+        (
+            "on_error: {then: halt, dead_letter: {s3: 's3://b-1/d'}}",
+            "on_error.dead_letter.s3: has no meaning with `then: halt`",
+        ),
+        *(
+            (f"on_error: {{then: dead-letter, dead_letter: {{{places}}}}}", words)
+            for places, words in (
+                ("path: d, sqs: q", "dead_letter.sqs: and path exclude each other"),
+                ("path: d, s3: 's3://b-1'", "dead_letter.s3: and path exclude each other"),
+                ("sqs: q, stream: s", "dead_letter.stream: and sqs exclude each other"),
+                ("stream: orders", "dead_letter.stream: is read by this application"),
+                ("s3: bucket", "dead_letter.s3: expected a text like s3://bucket/prefix"),
+                ("sqs: 'a b'", "dead_letter.sqs: expected a text that is a queue's name or URL"),
+            )
+        ),
         (
             "on_error: {then: skip, dead_letter: {path: d}}",
             "on_error.dead_letter.path: has no meaning with `then: skip`",

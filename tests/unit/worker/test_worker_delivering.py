@@ -13,6 +13,7 @@ from kclrun.errors import (
     HaltShard,
     HostFailed,
     LeaseLost,
+    LetterTooLarge,
     OutputLocked,
     RetryLater,
     SettingsError,
@@ -291,6 +292,19 @@ def test_a_record_that_is_skipped_leaves_a_report_and_no_letter(start):
     assert (given_up.position, given_up.error, given_up.is_skipped) == (
         *(p(12), "ValueError: bad 12", True),
     )
+
+
+def test_a_letter_that_can_never_be_kept_halts_the_shard_with_that_reason(start):
+    def bury(_record, _failure, _calls):
+        raise LetterTooLarge("it does not fit into the queue")
+
+    main = start(*poisoned(12), retries=0, then="dead-letter", bury=bury)
+    main.begin(page(11, 12, 13))
+
+    failure = main.wait_for(ProcessorFailed)
+    assert failure.error == "it does not fit into the queue"
+    assert main.processor.batches == [[11, 12, 13], [11], [12]]
+    assert [each.last for each in main.of(events.BatchProcessed)] == [p(11)]
 
 
 def test_nothing_goes_on_before_the_letter_is_kept(start):

@@ -1,0 +1,428 @@
+"""Dead letters in S3, in SQS and in a Kinesis stream. Each class implements `ports.LetterStore`.
+
+These calls are few, so S3 and SQS are used through botocore's own clients. They are made at the
+first letter: a lease process without one loads none of their models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from kclrun.aws.control import BOTO_FAILURES, Client, from_botocore
+from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
+from kclrun.aws.operations import (
+    CHANGE_MESSAGE_VISIBILITY_BATCH,
+    DELETE_MESSAGE_BATCH,
+    DELETE_OBJECTS,
+    GET_OBJECT,
+    GET_QUEUE_ATTRIBUTES,
+    GET_QUEUE_URL,
+    GET_RECORDS,
+    LIST_OBJECTS_V2,
+    LIST_SHARDS,
+    PUT_OBJECT,
+    PUT_RECORDS,
+    RECEIVE_MESSAGE,
+    SEND_MESSAGE,
+    Operation,
+)
+from kclrun.aws.put_records import batches, put_records, send_all
+from kclrun.aws.wire import WireClient
+from kclrun.errors import LetterTooLarge, ServiceError, SettingsError, SinkError, Unavailable
+from kclrun.model.letter import KeptLetter, Letter, decode_letter
+from kclrun.model.reading import PageCursor
+from kclrun.model.record import IteratorType, PutEntry, StartPoint
+from kclrun.ports import next_page
+
+# Of a queue or a stream; each may carry a payload, and all are sorted in memory. The others are
+# seen once these are gone.
+LETTERS_MAX: Final = 10_000
+# While letters are listed or put back, no other reader receives them: 10,000 take a minute.
+_HIDDEN_S: Final = 600
+# SQS takes ten messages a call. An answer that was waited for is empty only if no part of the queue
+# has a message (SQS's guide on long polling).
+_MESSAGES_A_CALL: Final = 10
+WAIT_S: Final = 1
+# DeleteObjects takes a thousand.
+_OBJECTS_A_CALL: Final = 1_000
+# A record of a stream, with its key, unless its owner has raised the limit.
+_RECORD_BYTES_MAX: Final = 2**20
+# A first answer may be empty although there are records; this many in a row mean the shard's tip.
+_PAGES_A_SHARD_MAX: Final = 100_000
+
+
+class LetterBucket:
+    """Letters as objects under a prefix: `s3://bucket/prefix/<stream>/<shard>/<position>.json`."""
+
+    def __init__(self, client: Callable[[], Client], url: str) -> None:
+        parts = urlsplit(url)
+        self._client = client
+        self._bucket, prefix = parts.netloc, parts.path.strip("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+
+    def keep(self, letter: Letter) -> None:
+        """As `LetterStore.keep`. The same letter may be kept twice, and is then there once."""
+        key, body = self._prefix + letter.name, msgspec.json.encode(letter) + b"\n"
+        with _keeping(), _doing(PUT_OBJECT, f"keep the dead letter {self.url_of(letter)}"):
+            self._client().put_object(Bucket=self._bucket, Key=key, Body=body)
+
+    def url_of(self, letter: Letter) -> str:
+        """Where `keep` puts it."""
+        return f"s3://{self._bucket}/{self._prefix}{letter.name}"
+
+    def get(self, letter: Letter) -> Letter:
+        """The whole letter, of one without its payload. Raises: SinkError, SettingsError."""
+        return self._get(self._prefix + letter.name)
+
+    def kept(self) -> Iterator[KeptLetter]:
+        """As `LetterStore.kept`."""
+        of_shard: list[KeptLetter] = []
+        for key in self._keys():
+            each = KeptLetter(self._get(key), f"s3://{self._bucket}/{key}", key)
+            # Keys are listed in the order of their bytes, so a shard's stand beside each other.
+            if of_shard and each.letter.order[:2] != of_shard[0].letter.order[:2]:
+                yield from _in_order(of_shard)
+                of_shard = []
+            of_shard.append(each)
+        yield from _in_order(of_shard)
+
+    def remove(self, kept: Sequence[KeptLetter]) -> None:
+        """As `LetterStore.remove`."""
+        self._remove([each.handle for each in kept])
+
+    def remove_letters(self, letters: Sequence[Letter]) -> None:
+        """Remove letters at `url_of`. Raises: SinkError."""
+        self._remove([self._prefix + letter.name for letter in letters])
+
+    def check(self) -> str:
+        """As `LetterStore.check`."""
+        with _doing(LIST_OBJECTS_V2, f"look into the bucket {self._bucket}"):
+            self._client().list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
+        return f"s3://{self._bucket}/{self._prefix}"
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _get(self, key: str) -> Letter:
+        url = f"s3://{self._bucket}/{key}"
+        with _doing(GET_OBJECT, f"read {url}"):
+            found = self._client().get_object(Bucket=self._bucket, Key=key)
+            return decode_letter(found["Body"].read(), url)
+
+    def _keys(self) -> Iterator[str]:
+        arguments: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._prefix}
+        is_more = True
+        while is_more:
+            with _doing(LIST_OBJECTS_V2, f"list s3://{self._bucket}/{self._prefix}"):
+                page = self._client().list_objects_v2(**arguments)
+                keys = [found["Key"] for found in page.get("Contents", ())]
+                is_more = page["IsTruncated"]
+            yield from (key for key in keys if key.endswith(".json"))
+            arguments["ContinuationToken"] = page.get("NextContinuationToken")
+
+    def _remove(self, keys: Sequence[str]) -> None:
+        for at in range(0, len(keys), _OBJECTS_A_CALL):
+            named = [{"Key": key} for key in keys[at : at + _OBJECTS_A_CALL]]
+            with _doing(DELETE_OBJECTS, f"remove letters of s3://{self._bucket}"):
+                answer = self._client().delete_objects(
+                    Bucket=self._bucket, Delete={"Objects": named, "Quiet": True}
+                )
+                _refuse_partly(
+                    DELETE_OBJECTS, "objects", [each["Key"] for each in answer.get("Errors", ())]
+                )
+
+
+class LetterQueue:
+    """Letters as messages of an SQS queue, given by its name or its URL.
+
+    A record that is given up again after a crash may be in the queue twice; it is shown once, and
+    removed from it with all its messages. In a FIFO queue each letter is a group of its own, so
+    that none waits for another. `large` takes letters that the queue refuses.
+    """
+
+    def __init__(
+        self, client: Callable[[], Client], queue: str, large: LetterBucket | None = None
+    ) -> None:
+        self._client = client
+        self._queue = queue
+        self._large = large
+        self._found: tuple[str, int] | None = None
+        self._hidden: set[str] = set()
+
+    def keep(self, letter: Letter) -> None:
+        """As `LetterStore.keep`."""
+        with _keeping(), _doing(SEND_MESSAGE, f"keep a dead letter in the queue {self._queue}"):
+            url, bytes_max = self._queue_found()
+            body = _fitting(letter, _ascii(letter), bytes_max, self._large, self._queue)
+            fifo = {"MessageGroupId": letter.name[-128:], "MessageDeduplicationId": _digest(letter)}
+            more = fifo if url.endswith(".fifo") else {}
+            self._client().send_message(QueueUrl=url, MessageBody=body, **more)
+
+    def kept(self) -> Iterator[KeptLetter]:
+        """As `LetterStore.kept`: at most 10,000. No other reader receives them for ten minutes,
+        or until `close`."""
+        found: dict[str, tuple[Letter, list[str]]] = {}
+        for message in self._messages():
+            self._hidden.add(message["ReceiptHandle"])
+            letter = decode_letter(
+                message["Body"], f"{self._queue}, message {message['MessageId']}"
+            )
+            known = found.setdefault(letter.name, (letter, []))
+            known[1].append(message["ReceiptHandle"])
+        yield from _in_order(
+            _kept(letter, self._queue, self._large, handles) for letter, handles in found.values()
+        )
+
+    def remove(self, kept: Sequence[KeptLetter]) -> None:
+        """As `LetterStore.remove`."""
+        handles = [handle for each in kept for handle in each.handle]
+        for at in range(0, len(handles), _MESSAGES_A_CALL):
+            part = handles[at : at + _MESSAGES_A_CALL]
+            with _doing(DELETE_MESSAGE_BATCH, f"remove letters of the queue {self._queue}"):
+                answer = self._client().delete_message_batch(
+                    QueueUrl=self._queue_found()[0],
+                    Entries=[
+                        {"Id": str(number), "ReceiptHandle": handle}
+                        for number, handle in enumerate(part)
+                    ],
+                )
+                _refuse_partly(
+                    DELETE_MESSAGE_BATCH,
+                    "messages",
+                    [each["Code"] for each in answer.get("Failed", ())],
+                )
+            self._hidden.difference_update(part)
+        _remove_large(self._large, kept)
+
+    def check(self) -> str:
+        """As `LetterStore.check`."""
+        _, bytes_max = self._queue_found()
+        return f"the queue {self._queue}{_above(bytes_max, self._large)}"
+
+    def close(self) -> None:
+        """As `LetterStore.close`. A message that cannot be shown again now comes back by itself."""
+        hidden, self._hidden = sorted(self._hidden), set()
+        for at in range(0, len(hidden), _MESSAGES_A_CALL):
+            with (
+                contextlib.suppress(ServiceError),
+                _doing(CHANGE_MESSAGE_VISIBILITY_BATCH, "show messages again"),
+            ):
+                self._client().change_message_visibility_batch(
+                    QueueUrl=self._queue_found()[0],
+                    Entries=[
+                        {"Id": str(number), "ReceiptHandle": handle, "VisibilityTimeout": 0}
+                        for number, handle in enumerate(hidden[at : at + _MESSAGES_A_CALL])
+                    ],
+                )
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        count = 0
+        while count < LETTERS_MAX:
+            with _doing(RECEIVE_MESSAGE, f"read the queue {self._queue}"):
+                answer = self._client().receive_message(
+                    QueueUrl=self._queue_found()[0],
+                    MaxNumberOfMessages=_MESSAGES_A_CALL,
+                    VisibilityTimeout=_HIDDEN_S,
+                    WaitTimeSeconds=WAIT_S,
+                )
+            if not (messages := answer.get("Messages", ())):
+                return
+            count += len(messages)
+            yield from messages
+
+    def _queue_found(self) -> tuple[str, int]:
+        """The queue's URL, and the most bytes of a message."""
+        if self._found is None:
+            url, size = self._queue, "MaximumMessageSize"
+            if "://" not in url:
+                with _doing(GET_QUEUE_URL, f"find the queue {self._queue}"):
+                    url = self._client().get_queue_url(QueueName=url)["QueueUrl"]
+            with _doing(GET_QUEUE_ATTRIBUTES, f"look at the queue {self._queue}"):
+                known = self._client().get_queue_attributes(QueueUrl=url, AttributeNames=[size])
+                self._found = url, int(known["Attributes"][size])
+        return self._found
+
+
+class _Removal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A record of a stream of letters: this letter, and no later one of that name, is removed."""
+
+    removed: str
+    given_up_at: float
+
+
+_REMOVAL_ENCODE: Final = msgspec.json.Encoder().encode
+_REMOVAL_DECODER: Final = msgspec.json.Decoder(_Removal)
+
+
+class LetterStream:
+    """Letters as records of a Kinesis stream, under the keys of the records themselves.
+
+    Nothing is deleted from a stream: `remove` puts a record that names the letter, and readers
+    leave out what is named so. `large` takes letters that the stream refuses.
+    """
+
+    def __init__(self, client: WireClient, stream: str, large: LetterBucket | None = None) -> None:
+        self._client = client
+        self._stream = stream
+        self._large = large
+
+    def keep(self, letter: Letter) -> None:
+        """As `LetterStore.keep`."""
+        bytes_max = _RECORD_BYTES_MAX - len(letter.partition_key.encode())
+        body = _fitting(letter, _ascii(letter), bytes_max, self._large, self._stream)
+        with _keeping(), _doing(PUT_RECORDS, f"keep a dead letter in the stream {self._stream}"):
+            (result,) = put_records(self._client, self._stream, [_entry(letter, body.encode())])
+            if result.error_code is not None:
+                code = result.error_code[:100]
+                raise Unavailable(f"refused with {code}", operation=PUT_RECORDS.name, code=code)
+
+    def kept(self) -> Iterator[KeptLetter]:
+        """As `LetterStore.kept`: at most 10,000, the oldest."""
+        letters: dict[str, Letter] = {}
+        removed: dict[str, float] = {}
+        for data, where in self._records():
+            try:
+                removal = _REMOVAL_DECODER.decode(data)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                letter = decode_letter(data, where)
+                letters[letter.name] = letter
+            else:
+                at = max(removal.given_up_at, removed.get(removal.removed, 0.0))
+                removed[removal.removed] = at
+        left = [
+            each for each in letters.values() if each.given_up_at > removed.get(each.name, -1.0)
+        ]
+        yield from _in_order(_kept(each, self._stream, self._large) for each in left[:LETTERS_MAX])
+
+    def remove(self, kept: Sequence[KeptLetter]) -> None:
+        """As `LetterStore.remove`."""
+        letters = [each.letter for each in kept]
+        removals = (
+            _entry(letter, _REMOVAL_ENCODE(_Removal(letter.name, letter.given_up_at)))
+            for letter in letters
+        )
+        with _doing(PUT_RECORDS, f"remove letters of the stream {self._stream}"):
+            for batch in batches(removals):
+                send_all(self._client, self._stream, batch)
+        _remove_large(self._large, kept)
+
+    def check(self) -> str:
+        """As `LetterStore.check`."""
+        with _doing(LIST_SHARDS, f"look at the stream {self._stream}"):
+            # Who may put into a stream may list its shards.
+            WireStreamAdmin(self._client, self._stream).list_shards()
+        return f"the stream {self._stream}{_above(_RECORD_BYTES_MAX, self._large)}"
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _records(self) -> Iterator[tuple[bytes, str]]:
+        reader = PollingReader(self._client, self._stream)
+        start = StartPoint(IteratorType.TRIM_HORIZON)
+        with _doing(GET_RECORDS, f"read the stream {self._stream}"):
+            for shard in WireStreamAdmin(self._client, self._stream).list_shards():
+                cursor = PageCursor(start)
+                for _ in range(_PAGES_A_SHARD_MAX):
+                    page = next_page(reader, shard.shard_id, cursor)
+                    for record in page.records:
+                        number = record.sequence_number
+                        yield record.data, f"{self._stream}, {shard.shard_id}, {number}"
+                    if page.next_iterator is None or page.millis_behind_latest == 0:
+                        break
+
+
+def _in_order(kept: Iterable[KeptLetter]) -> list[KeptLetter]:
+    return sorted(kept, key=lambda each: each.letter.order)
+
+
+def _entry(letter: Letter, body: bytes) -> PutEntry:
+    return PutEntry(body, letter.partition_key, letter.explicit_hash_key)
+
+
+def _above(bytes_max: int, large: LetterBucket | None) -> str:
+    """Where a letter goes that is larger. Raises: SinkError."""
+    place = large.check() if large is not None else "none, its shard halts"
+    return f"; for letters above {bytes_max:,} bytes: {place}"
+
+
+def _ascii(letter: Letter) -> str:
+    """As JSON in ASCII: SQS refuses some characters of Unicode."""
+    return json.dumps(msgspec.to_builtins(letter), separators=(",", ":"))
+
+
+def _digest(letter: Letter) -> str:
+    """SQS takes 128 characters; within five minutes it drops a second message with the same."""
+    return f"{letter.sequence_number}-{letter.sub_sequence_number}-{letter.shard_id}"[:128]
+
+
+def _fitting(
+    letter: Letter, body: str, bytes_max: int, large: LetterBucket | None, where: str
+) -> str:
+    """The body as it is, or, if it is too large, one without the payload and with the URL of the
+    whole letter, which is durable by then. Raises: LetterTooLarge, SinkError."""
+    if len(body) <= bytes_max:
+        return body
+    if large is None:
+        raise LetterTooLarge(
+            f"a dead letter of {len(body):,} bytes does not fit into {where}, which takes"
+            f" {bytes_max:,}\nSet on_error.dead_letter.s3 as well, for letters of such a size"
+        )
+    large.keep(letter)
+    return _ascii(msgspec.structs.replace(letter, data=b"", data_at=large.url_of(letter)))
+
+
+def _kept(letter: Letter, where: str, large: LetterBucket | None, handle: Any = None) -> KeptLetter:
+    """The letter with its payload. Raises: SettingsError, SinkError."""
+    if letter.data_at is None:
+        return KeptLetter(letter, where, handle)
+    # Any sender may write a message: the URL in it is followed within our own bucket only.
+    if large is None or letter.data_at != large.url_of(letter):
+        raise SettingsError(
+            f"a dead letter is at {letter.data_at}: that is not in on_error.dead_letter.s3"
+        )
+    return KeptLetter(large.get(letter), where, handle, is_outside=True)
+
+
+def _remove_large(large: LetterBucket | None, kept: Sequence[KeptLetter]) -> None:
+    """After the messages: a message without its object could not be read again."""
+    outside = [each.letter for each in kept if each.is_outside]
+    if large is not None and outside:
+        large.remove_letters(outside)
+
+
+def _refuse_partly(operation: Operation, what: str, failed: Sequence[str]) -> None:
+    if failed:
+        raise Unavailable(
+            f"{len(failed)} {what} could not be removed, the first: {failed[0]}",
+            operation=operation.name,
+        )
+
+
+@contextlib.contextmanager
+def _doing(operation: Operation, what: str) -> Iterator[None]:
+    """Raises: a ServiceError leaf for any failure of the service, with the action that failed."""
+    try:
+        yield
+    except BOTO_FAILURES as error:
+        failure = from_botocore(operation, error)
+    except ServiceError as error:  # of the credentials, or of a call inside
+        failure = error
+    else:
+        return
+    text = f"cannot {what}: {failure}"
+    raise type(failure)(text, operation=failure.operation, code=failure.code) from None
+
+
+@contextlib.contextmanager
+def _keeping() -> Iterator[None]:
+    """Raises: SinkError for a ServiceError: a letter that is not kept holds its shard up."""
+    try:
+        yield
+    except ServiceError as error:
+        raise SinkError(str(error)) from None
