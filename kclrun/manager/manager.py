@@ -101,9 +101,11 @@ class ReportWriter:
         """Records that exited processes processed; all records, once no process lives."""
         return sum(past.report.records or 0 for past in self._past.values())
 
-    def records_besides(self, shown: Container[str]) -> int:
-        """Records that exited processes of all other shards processed."""
-        return sum(past.report.records or 0 for key, past in self._past.items() if key not in shown)
+    def besides(self, shown: Container[str]) -> tuple[int, int]:
+        """Of exited processes of all other shards: records processed, and records given up."""
+        others = [past.report for key, past in self._past.items() if key not in shown]
+        given_up = sum((each.dead_letters or 0) + (each.skipped or 0) for each in others)
+        return sum(each.records or 0 for each in others), given_up
 
     @property
     def ended_total(self) -> int:
@@ -137,6 +139,9 @@ def _with(past: ShardReport, living: LeaseStatus | None) -> ShardReport:
         first_position=past.first_position or _shown(living.first_delivered),
         last_position=_shown(living.processed) or past.last_position,
         checkpoint=_shown(living.checkpointed) or past.checkpoint,
+        retries=(past.retries or 0) + living.retries_total,
+        dead_letters=(past.dead_letters or 0) + living.dead_letters_total,
+        skipped=(past.skipped or 0) + living.skipped_total,
     )
 
 
@@ -154,6 +159,9 @@ def _totals(shards: Mapping[str, ShardReport]) -> Totals:
         batches=sum(shard.batches for shard in every),
         processing_seconds=round(sum(shard.processing_seconds for shard in every), 6),
         restarts=sum(shard.restarts for shard in every),
+        retries=sum(shard.retries or 0 for shard in every),
+        dead_letters=sum(shard.dead_letters or 0 for shard in every),
+        skipped=sum(shard.skipped or 0 for shard in every),
     )
 
 

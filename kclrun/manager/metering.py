@@ -315,7 +315,7 @@ class Metering:
 
     def _add_leases(self, sample: ManagerSample) -> None:
         for shard, counts in self._sampler.take_departed(sample).items():
-            self._window.add_counts(shard, counts.records or 0, counts.bytes or 0)
+            self._window.add_counts(shard, counts.counted)
         self._window.add_leases(sample.leases)
 
     def _publish(self, publisher: Publisher) -> None:

@@ -322,6 +322,7 @@ class Sampler:
         totals = self._totals_of(core, now)
         elsewhere, free = self._others(keys)
         leases = self._leases(keys, children, now)
+        records_departed, given_up = self._report.besides(self._progress)
         self._look_at_need(leases, elsewhere + free, now)
         # A stop that is finished may wait without limit for the end of the machine.
         is_draining = core.is_draining and not core.is_finished
@@ -344,7 +345,8 @@ class Sampler:
             leases_elsewhere=elsewhere,
             leases_free=free,
             ended_total=self._report.ended_total,
-            records_departed=self._report.records_besides(self._progress),
+            records_departed=records_departed,
+            given_up_total=given_up + sum(each.given_up_total for each in leases),
             outages=self._outages(now),
             launcher_away_s=_lasted(self._launcher_away_since, now),
             native_mode=core.native_mode,
@@ -429,6 +431,9 @@ class Sampler:
             state=state_of(held_lease, status, trouble),
             records_total=records,
             bytes_total=counts.bytes or 0,
+            retries_total=counts.retries or 0,
+            dead_letters_total=counts.dead_letters or 0,
+            skipped_total=counts.skipped or 0,
             records_per_s=self._progress[key].records_per_s(records, now),
             lag_ms=lag_of(held_lease, status, now, core.wall_time(now)),
             still_s=self._still_s(self._progress[key], held_lease, status, now),

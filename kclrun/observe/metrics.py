@@ -27,9 +27,9 @@ class MetricWindow:
     by the minute, and bills each request; the values that are measured every 10 or 20 s keep their
     count, sum, minimum and maximum in a set. Why so few dimensions: each combination of a metric
     and its dimensions is billed by the month. All managers of an application publish under the
-    application alone, where CloudWatch adds their sets up. So the ten metrics cost the same for 3
-    shards and for 3,000. Owners are not a dimension, because their names are new at every start.
-    `by_shard` adds the metrics of leases by shard: three more for each shard.
+    application alone, where CloudWatch adds their sets up. So the thirteen metrics cost the same
+    for 3 shards and for 3,000. Owners are not a dimension, because their names are new at every
+    start. `by_shard` adds lag, records and bytes by shard: three more for each shard.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class MetricWindow:
         self._common: _Dimensions = ((APPLICATION, application), *sorted(dimensions.items()))
         self._by_shard = by_shard
         # Also kept for leases that left: if one comes back, its counts continue from there.
-        self._counted: dict[str, tuple[int, int]] = {}
+        self._counted: dict[tuple[str, str], int] = {}
         self._open: dict[tuple[str, _Dimensions], Statistics] = {}
 
     def add_fleet(self, sample: ManagerSample) -> None:
@@ -51,15 +51,15 @@ class MetricWindow:
         for lease in leases:
             if lease.lag_ms is not None:
                 self._add_of_lease("millis_behind_latest", lease.shard, lease.lag_ms)
-            self.add_counts(lease.shard, lease.records_total, lease.bytes_total)
+            self.add_counts(lease.shard, lease.counted)
 
-    def add_counts(self, shard: str, records: int, size: int) -> None:
-        """Add the total records and bytes of a lease. Call it for departed leases too, or their
-        last counts would be lost."""
-        records_before, size_before = self._counted.get(shard, (0, 0))
-        self._counted[shard] = (records, size)
-        self._add_of_lease("records", shard, records - records_before)
-        self._add_of_lease("bytes", shard, size - size_before)
+    def add_counts(self, shard: str, counted: Mapping[str, int]) -> None:
+        """Add the totals of a lease, by metric. Call it for departed leases too, or their last
+        counts would be lost."""
+        for name, total in counted.items():
+            before = self._counted.get((shard, name), 0)
+            self._counted[shard, name] = total
+            self._add_of_lease(name, shard, total - before)
 
     def close(self, now: WallTime) -> tuple[Measurement, ...]:
         """The values that were added since the last call."""
@@ -78,7 +78,7 @@ class MetricWindow:
 
     def _add_of_lease(self, name: str, shard: str, value: float) -> None:
         self._add(name, self._common, value)
-        if self._by_shard:
+        if self._by_shard and METRICS[name].is_by_shard:
             self._add(name, (*self._common, (SHARD, shard)), value)
 
     def _add(self, name: str, dimensions: _Dimensions, value: float) -> None:
@@ -100,6 +100,7 @@ class MetricKind(msgspec.Struct, frozen=True):
     unit: Unit
     prometheus: str
     is_of_lease: bool = False
+    is_by_shard: bool = False
 
 
 METRICS: Final[dict[str, MetricKind]] = {
@@ -145,17 +146,44 @@ METRICS: Final[dict[str, MetricKind]] = {
         "Milliseconds",
         "kclrun_lag_seconds",
         is_of_lease=True,
+        is_by_shard=True,
     ),
     "bytes": MetricKind(
         "payload bytes of the records that the processor returned for",
         "Bytes",
         "kclrun_bytes_total",
         is_of_lease=True,
+        is_by_shard=True,
     ),
     "records": MetricKind(
         "user records (of opened aggregates) that the processor returned for",
         "Count",
         "kclrun_records_total",
         is_of_lease=True,
+        is_by_shard=True,
+    ),
+    "retries": MetricKind(
+        "calls of the processor that raised and were repeated, or parted to find the record",
+        "Count",
+        "kclrun_retries_total",
+        is_of_lease=True,
+    ),
+    "dead_letters": MetricKind(
+        "records that were given up and kept as dead letters",
+        "Count",
+        "kclrun_dead_letters_total",
+        is_of_lease=True,
+    ),
+    "skipped": MetricKind(
+        "records that were given up and skipped",
+        "Count",
+        "kclrun_skipped_total",
+        is_of_lease=True,
     ),
 }
+# The metrics of a lease that only grow.
+COUNTED: Final = tuple(
+    name
+    for name, kind in METRICS.items()
+    if kind.is_of_lease and kind.prometheus.endswith("_total")
+)

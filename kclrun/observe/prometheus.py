@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kclrun.observe.health import Verdict
-from kclrun.observe.metrics import METRICS
+from kclrun.observe.metrics import COUNTED, METRICS
 from kclrun.observe.sample import LeaseSample, ManagerSample
 
 # All labels that a series may have, in this order; the values come from the lease table.
@@ -106,8 +106,7 @@ def _of_manager(sample: ManagerSample) -> Iterator[Metric]:
 
 def _of_leases(sample: ManagerSample) -> Iterator[Metric]:
     lag = _family_of_lease(GaugeMetricFamily, "millis_behind_latest")
-    records = _family_of_lease(CounterMetricFamily, "records")
-    counted_bytes = _family_of_lease(CounterMetricFamily, "bytes")
+    counters = {name: _family_of_lease(CounterMetricFamily, name) for name in COUNTED}
     still = GaugeMetricFamily(
         "kclrun_still_seconds",
         "for how long a lease that should move has made no progress",
@@ -124,10 +123,10 @@ def _of_leases(sample: ManagerSample) -> Iterator[Metric]:
             lag.add_metric(labels, lease.lag_ms / 1000)
         if lease.still_s is not None:
             still.add_metric(labels, lease.still_s)
-        records.add_metric(labels, lease.records_total)
-        counted_bytes.add_metric(labels, lease.bytes_total)
+        for name, total in lease.counted.items():
+            counters[name].add_metric(labels, total)
         restarts.add_metric(labels, lease.restarts)
-    yield from (lag, records, counted_bytes, still, restarts)
+    yield from (lag, *counters.values(), still, restarts)
     yield from traffic.families
 
 

@@ -35,7 +35,8 @@ class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
     `state` is one short word (starting, running, failing, ending, ended, halted, backing off,
     waiting). Failing: user code raised, and the call is repeated.
     `records_total` and `bytes_total` count the records that the processor returned for since this
-    manager started, over restarts of the lease process; `records_per_s` is over the last few
+    manager started, over restarts of the lease process; the other totals count as `LeaseStatus`
+    says; `records_per_s` is over the last few
     samples. `lag_ms` is that of `millis_behind_latest` in `metrics.py`. `still_s` is the time
     without progress; None while no progress is expected (its parents are not ended, or it is
     halted). `cpu_percent` and `memory_bytes` are measured for the live table only. `note` says why
@@ -47,6 +48,9 @@ class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     records_total: int = 0
     bytes_total: int = 0
+    retries_total: int = 0
+    dead_letters_total: int = 0
+    skipped_total: int = 0
     records_per_s: float = 0.0
     lag_ms: int | None = None
     still_s: float | None = None
@@ -57,6 +61,21 @@ class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     heat: ShardHeat | None = None
     hot: HotShard | None = None
+
+    @property
+    def given_up_total(self) -> int:
+        return self.dead_letters_total + self.skipped_total
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """The counts, by the names of their metrics."""
+        return {
+            "records": self.records_total,
+            "bytes": self.bytes_total,
+            "retries": self.retries_total,
+            "dead_letters": self.dead_letters_total,
+            "skipped": self.skipped_total,
+        }
 
 
 class Outage(msgspec.Struct, frozen=True):
@@ -78,7 +97,8 @@ class ManagerSample(msgspec.Struct, frozen=True, kw_only=True):
     before. `needed_workers` is that of `lifecycle/scaling.py`. `leases_elsewhere` counts leases of
     other owners, `leases_free` leases without an owner, `ended_total` the shards that this manager
     has read to their end. `records_departed` counts the records of leases that it had and that are
-    not in `leases` any more: ended, released or lost.
+    not in `leases` any more: ended, released or lost. `given_up_total` counts the dead letters and
+    the skipped records of all of them.
 
     The times are None while their condition does not hold: `draining_s` is the time since a stop
     began, until all leases are given away; `launcher_away_s` is the time since no lease process
@@ -107,6 +127,7 @@ class ManagerSample(msgspec.Struct, frozen=True, kw_only=True):
     leases_free: int = 0
     ended_total: int = 0
     records_departed: int = 0
+    given_up_total: int = 0
     outages: tuple[Outage, ...] = ()
     launcher_away_s: float | None = None
     host_short_s: float | None = None
@@ -170,7 +191,21 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str | None = None
     restarts: int = 0
     is_ended: bool = False
+    retries: int | UnsetType = UNSET
+    dead_letters: int | UnsetType = UNSET
+    skipped: int | UnsetType = UNSET
     lag_ms: int | UnsetType | None = UNSET
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """The counts, by the names of their metrics."""
+        return {
+            "records": self.records or 0,
+            "bytes": self.bytes or 0,
+            "retries": self.retries or 0,
+            "dead_letters": self.dead_letters or 0,
+            "skipped": self.skipped or 0,
+        }
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,6 +218,9 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     processing_seconds: float
     restarts: int
+    retries: int | UnsetType = UNSET
+    dead_letters: int | UnsetType = UNSET
+    skipped: int | UnsetType = UNSET
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,8 +63,12 @@ class LeaseLost(Report, frozen=True):
     reason: str
 
 
+# `where` of a dead letter that cannot be kept for now.
+DEAD_LETTER: Final = "dead letter"
+
+
 class ProcessorRaised(Report, frozen=True):
-    """User code raised, for the `attempts`th time, in `where` (the method's name).
+    """User code raised, for the `attempts`th time, in `where` (the method's name, or DEAD_LETTER).
 
     The call is repeated in `pause_s`. `raised_at` is file, line and function; `record` the place of
     the record within its batch. Without a traceback it is a repetition of the failure before.

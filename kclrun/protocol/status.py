@@ -37,7 +37,8 @@ class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     this was written: once a second while the lease thread lives. `has_undone`: records were given
     to user code, or processed, that no checkpoint covers yet. `unprocessed_since` is the arrival
     time, by the service's clock, of the oldest record that was read and not processed; 0 for none
-    known. The last send is not in here: `StatusSlot.last_send_instant`.
+    known. `retries_total` counts calls that raised and were, or were to be, repeated; the other two
+    count records that were given up. The last send is not in here: `StatusSlot.last_send_instant`.
     """
 
     pid: int
@@ -62,3 +63,6 @@ class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     published_instant: Instant = _NEVER
     has_undone: bool = False
     unprocessed_since: WallTime = WallTime(0.0)
+    retries_total: int = 0
+    dead_letters_total: int = 0
+    skipped_total: int = 0

@@ -39,6 +39,7 @@ from kclrun.model.time import WallTime, backoff_s
 from kclrun.observe.failures import Failure, describe
 from kclrun.processor import RecordProcessor, call_method
 from kclrun.protocol.reports import (
+    DEAD_LETTER,
     ProcessorFailed,
     ProcessorRaised,
     ProcessorRecovered,
@@ -272,12 +273,12 @@ class Deliverer:
             except SinkError as error:
                 failed += 1
                 pause_s = backoff_s(failed - 1, 1.0, base_s=1.0, max_s=BACKOFF_MAX_S)
-                where = ("dead letter", str(error), "", "", "")
+                where = (DEAD_LETTER, str(error), "", "", "")
                 self._report(ProcessorRaised(*where, failed, pause_s))
                 if not self._queue.may_try_again(pause_s, is_batch=True):
                     return False
         if failed:
-            self._report(ProcessorRecovered("dead letter", failed + 1))
+            self._report(ProcessorRecovered(DEAD_LETTER, failed + 1))
         return True
 
     def _keep(self, record: Record, failure: Failure, calls: int) -> None:

@@ -38,7 +38,15 @@ from kclrun.model.stream import qualified_shards, stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.ports import LeaseTable, Pump, StreamAdmin
-from kclrun.protocol.reports import Checkpointed, ProcessWarned, RecordsExpired, Report
+from kclrun.protocol.reports import (
+    DEAD_LETTER,
+    Checkpointed,
+    ProcessorRaised,
+    ProcessWarned,
+    RecordGivenUp,
+    RecordsExpired,
+    Report,
+)
 from kclrun.protocol.status import LeaseStatus
 from kclrun.protocol.writes import (
     Checkpoint,
@@ -112,9 +120,16 @@ class Reporter:
         self._incarnation = incarnation
         self._fetch_view = fetch_view
         self._pid = os.getpid()
+        self._retries = self._dead_letters = self._skipped = 0
 
     def report(self, report: Report) -> None:
         """Put a report on the ring. A full ring drops it, and the manager reads the row."""
+        match report:
+            case ProcessorRaised(where) if where != DEAD_LETTER:
+                self._retries += 1
+            case RecordGivenUp():
+                self._skipped += report.is_skipped
+                self._dead_letters += not report.is_skipped
         self._ring.put(encode_report(report))
         self._doorbell.press()
 
@@ -160,6 +175,9 @@ class Reporter:
                 published_instant=boottime(),
                 has_undone=life.has_undone,
                 unprocessed_since=queue.unprocessed_since or WallTime(0.0),
+                retries_total=self._retries,
+                dead_letters_total=self._dead_letters,
+                skipped_total=self._skipped,
             )
         )
 

@@ -52,7 +52,7 @@ def test_records_that_fail_are_kept_once_while_processes_are_killed_and_can_be_p
         },
     )
     source = producer(stream, RECORDS, seed=4, rate=2_000, keys=KEYS)
-    app.start()
+    app.start("--report", str(tmp_path / "report.json"))
     app.until(lambda: app.of("lease_claimed"))
     source.start()
     killed = []
@@ -97,6 +97,12 @@ def test_records_that_fail_are_kept_once_while_processes_are_killed_and_can_be_p
     assert (done.returncode, letters()) == (0, []), done.stderr
     app.until(lambda: len(app.ledger.delivered) == source.total_put)
     assert app.stop() == 0
+    totals = msgspec.json.decode((tmp_path / "report.json").read_bytes())["totals"]
+    # A process that is killed takes the counts of its last moment along.
+    assert (
+        len(poisons) - len(killed) <= totals["dead_letters"] <= len(app.of("record_dead_lettered"))
+    )
+    assert (totals["skipped"], totals["retries"] >= len(poisons) - len(killed)) == (0, True)
 
 
 @pytest.mark.timeout(60)

@@ -166,6 +166,7 @@ def _totals(sample: ManagerSample, width: int) -> list[Text]:
         f"{sample.records_total:,} records",
         f"{sample.records_per_s:,.0f}/s",
         f"lag {_lag(sample.lag_ms_max)}",
+        *([f"{sample.given_up_total:,} records given up"] if sample.given_up_total else []),
     ]
     return [
         Text(line, style="dim", no_wrap=True)

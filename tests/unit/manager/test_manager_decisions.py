@@ -112,6 +112,7 @@ def test_the_report_file_is_whole_and_has_totals(tmp_path):
         "batches": 2,
         "processing_seconds": 1.0,
         "restarts": 0,
+        **{"retries": 0, "dead_letters": 0, "skipped": 0},
     }
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["report.json"]
 
@@ -171,13 +172,14 @@ def test_the_environment_is_narrowed_to_names_and_what_python_and_tls_need(only,
 
 def test_the_records_of_a_shard_that_is_gone_stay_in_the_total():
     report = ReportWriter()
-    report.departed("a", status(records_total=5))
+    report.departed("a", status(records_total=5, dead_letters_total=2, skipped_total=1))
+    report.departed("a", status(dead_letters_total=4))
     report.ended("a")
-    report.departed("b", status(records_total=7))
+    report.departed("b", status(records_total=7, skipped_total=10))
 
-    assert report.records_besides({"b"}) == 5
-    assert report.records_besides(()) == 12
-    assert report.records_besides({"a", "b"}) == 0
+    assert report.besides({"b"}) == (5, 7)
+    assert report.besides(()) == (12, 17)
+    assert report.besides({"a", "b"}) == (0, 0)
 
 
 def test_the_totals_of_a_report_are_the_sums_over_restarts_and_shards(tmp_path):

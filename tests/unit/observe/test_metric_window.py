@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kclrun.model.record import Statistics
-from kclrun.observe.metrics import FLEET_EVERY_S, LEASE_EVERY_S, METRICS, MetricWindow
+from kclrun.observe.metrics import COUNTED, FLEET_EVERY_S, LEASE_EVERY_S, METRICS, MetricWindow
 from kclrun.observe.sample import (
     LeaseSample,
     ManagerSample,
@@ -47,16 +47,17 @@ def test_what_was_never_said_of_a_manager_a_lease_or_a_run_is_not_known_or_none_
     zeros = [*told, *msgspec.structs.asdict(LeaseSample(shard="a", state="x")).items()]
     assert {name for name, value in told.items() if value == 0 and value is not False} == {
         "worker_leases", "worker_leases_max", "leases_elsewhere", "leases_free", "ended_total",
-        "records_departed", "host_runs", "unpublished_total",
+        "records_departed", "given_up_total", "host_runs", "unpublished_total",
     }  # fmt: skip
     assert zeros[len(told) :] == [
         *[("shard", "a"), ("state", "x"), ("records_total", 0), ("bytes_total", 0)],
+        *[("retries_total", 0), ("dead_letters_total", 0), ("skipped_total", 0)],
         *[("records_per_s", 0.0), ("lag_ms", None), ("still_s", None), ("restarts", 0)],
         *[("pid", None), ("cpu_percent", None), ("memory_bytes", None), ("note", "")],
         *[("heat", None), ("hot", None)],
     ]
     report = msgspec.structs.asdict(ShardReport())
-    assert list(report.values()) == [0, 0, 0, 0.0, None, None, None, 0, False, msgspec.UNSET]
+    assert list(report.values()) == [0, 0, 0, 0.0, None, None, None, 0, False, *[msgspec.UNSET] * 4]
 
 
 def test_a_sample_sums_its_leases_with_those_that_left_and_shows_the_greatest_lag():
@@ -78,7 +79,7 @@ def test_a_sample_sums_its_leases_with_those_that_left_and_shows_the_greatest_la
 def test_the_table_is_measured_three_times_a_minute_and_a_lease_six_times():
     assert (FLEET_EVERY_S, LEASE_EVERY_S) == (20.0, 10.0)
     of_leases = {name for name, kind in METRICS.items() if kind.is_of_lease}
-    assert of_leases == {"millis_behind_latest", "bytes", "records"}
+    assert of_leases == {"millis_behind_latest", *COUNTED}
 
 
 def test_a_halted_shard_is_resumed_by_a_command_only_where_the_table_outlives_the_run():
@@ -106,7 +107,7 @@ def test_what_is_not_known_is_left_out_and_not_zero():
 
     names = {name for name, _ in closed(window)}
 
-    assert names == {"worker_leases", "halted_leases", "hot_leases", "records", "bytes"}
+    assert names == {"worker_leases", "halted_leases", "hot_leases", *COUNTED}
 
 
 def test_counts_are_of_the_interval():
@@ -132,10 +133,23 @@ def test_a_hot_shard_shows_as_a_greatest_far_above_the_average():
 def test_a_lease_that_leaves_takes_nothing_along_and_comes_back_without_a_past():
     window = MetricWindow("orders", {})
     window.add_leases([lease("a", 10)])
-    window.add_counts("a", 17, 0)
+    window.add_counts("a", {"records": 17, "bytes": 0})
     window.add_leases([lease("a", 20)])
 
     assert closed(window)["records", APPLICATION].total == 20
+
+
+def test_failures_are_counted_for_the_application_and_never_billed_by_shard():
+    window = MetricWindow("orders", {}, by_shard=True)
+    for letters in (1, 3):
+        counts = {"retries_total": 7, "dead_letters_total": letters, "skipped_total": 2}
+        window.add_leases([LeaseSample(shard="a", state="running", **counts)])
+
+    found = closed(window)
+    assert [found[name, APPLICATION].total for name in ("retries", "dead_letters", "skipped")] == [
+        *(7, 3, 2),
+    ]
+    assert {name for name, dimensions in found if dimensions != APPLICATION} == {"records", "bytes"}
 
 
 def test_a_window_that_was_closed_begins_anew():
