@@ -1,7 +1,7 @@
 """Dead letters in S3, in SQS and in a Kinesis stream. Each class implements `ports.LetterStore`.
 
-These calls are few, so S3 and SQS are used through botocore's own clients. They are made at the
-first letter: a lease process without one loads none of their models.
+These calls are few, so S3 and SQS are used through botocore's own clients. A process that keeps no
+letter there does not import this module, because it loads botocore.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from kclrun.aws.control import BOTO_FAILURES, Client, from_botocore
+from kclrun.aws.control import (
+    BOTO_FAILURES,
+    Client,
+    ControlPlane,
+    RenewedClient,
+    from_botocore,
+)
+from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.operations import (
     CHANGE_MESSAGE_VISIBILITY_BATCH,
@@ -35,10 +42,11 @@ from kclrun.aws.operations import (
 from kclrun.aws.put_records import batches, put_records, send_all
 from kclrun.aws.wire import WireClient
 from kclrun.errors import LetterTooLarge, ServiceError, SettingsError, SinkError, Unavailable
-from kclrun.model.letter import KeptLetter, Letter, decode_letter
+from kclrun.model.letter import KeptLetter, Letter, LetterPlace, decode_letter
 from kclrun.model.reading import PageCursor
 from kclrun.model.record import IteratorType, PutEntry, StartPoint
-from kclrun.ports import next_page
+from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.ports import LetterStore, next_page
 
 # Of a queue or a stream; each may carry a payload, and all are sorted in memory. The others are
 # seen once these are gone.
@@ -55,6 +63,25 @@ _OBJECTS_A_CALL: Final = 1_000
 _RECORD_BYTES_MAX: Final = 2**20
 # A first answer may be empty although there are records; this many in a row mean the shard's tip.
 _PAGES_A_SHARD_MAX: Final = 100_000
+
+
+def open_letters(
+    place: LetterPlace, kinesis: WireEndpoint, credentials: Callable[[], WireCredentials]
+) -> LetterStore:
+    """The letters of a bucket, a queue or a stream; sends nothing. `kinesis` is the application's
+    endpoint: the other services are used in its region."""
+    bucket = None
+    if place.s3 is not None:
+        s3 = EndpointSettings(region=kinesis.region, endpoint_url=place.s3_url)
+        bucket = LetterBucket(RenewedClient(s3, credentials, ControlPlane.s3), place.s3)
+    if place.sqs is not None:
+        sqs = EndpointSettings(region=kinesis.region, endpoint_url=place.sqs_url)
+        return LetterQueue(RenewedClient(sqs, credentials, ControlPlane.sqs), place.sqs, bucket)
+    if place.stream is not None:
+        client = WireClient(kinesis, credentials, service="kinesis")
+        return LetterStream(client, place.stream, bucket)
+    assert bucket is not None, "the settings name a place, and it is not a folder"
+    return bucket
 
 
 class LetterBucket:

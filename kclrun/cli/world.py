@@ -19,6 +19,7 @@ import msgspec
 from kclrun.aws.cloudwatch import CloudWatchOutlet
 from kclrun.aws.control import ControlPlane
 from kclrun.aws.credentials import CredentialSource
+from kclrun.aws.dead_letters import open_letters
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.fan_out import StreamConsumers
 from kclrun.aws.instance import BotoLifecycleActions, Imds, open_imds
@@ -43,7 +44,7 @@ from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant, backoff_s
 from kclrun.model.wire import WireEndpoint
 from kclrun.ports import LetterStore, StreamSummary
-from kclrun.worker.dead_letters import open_letters
+from kclrun.sinks.dead_letters import letter_store
 
 T = TypeVar("T")
 
@@ -123,7 +124,10 @@ class Aws:
     @cached_property
     def letters(self) -> LetterStore:
         """The place of `on_error.dead_letter`; sends nothing."""
-        return open_letters(self.settings.letter_place, self.kinesis, self.credentials.current)
+        place = self.settings.letter_place
+        return letter_store(
+            place, lambda: open_letters(place, self.kinesis, self.credentials.current)
+        )
 
     @property
     def metrics(self) -> CloudWatchOutlet | None:

@@ -246,12 +246,14 @@ def _dead_letters(settings: Settings) -> Iterator[Problem]:
 
 
 def _spark(settings: Settings) -> Iterator[Problem]:
-    if settings.on_error.then != "halt":
+    if settings.on_error.then != "halt" and settings.processor is None:
         yield Problem(
             ("on_error", "then"),
-            f"{settings.on_error.then} is for the fleet; with engine: spark, a failing record ends"
-            " the query",
+            f"{settings.on_error.then} is for a processor; a record that fails in a pipeline is"
+            " Spark's matter",
         )
+    else:
+        yield from _dead_letters(settings)
     if settings.processor is not None and settings.pipeline is not None:
         yield Problem(("pipeline",), "and processor exclude each other: name one of them")
     if settings.checkpoint.every == "manual":

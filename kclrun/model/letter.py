@@ -7,10 +7,14 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.errors import SettingsError
+from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 
 # The version of the format; readers refuse a higher one.
 LETTER_VERSION: Final = 1
+# The message of an exception, and the last lines of a traceback, as in the log.
+_ERROR_CHARACTERS_MAX: Final = 2 * 1024
+_TRACEBACK_CHARACTERS_MAX: Final = 8 * 1024
 
 
 class Letter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,6 +42,53 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     calls: int
     given_up_at: float
     data_at: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        record: Record,
+        *,
+        application: str,
+        processor: str,
+        stream: str,
+        shard_id: str,
+        error: str,
+        raised_at: str,
+        traceback: str,
+        calls: int,
+        given_up_at: float,
+    ) -> Letter:
+        """The letter of a record that was given up after `calls` calls had raised with it."""
+        return cls(
+            version=LETTER_VERSION,
+            application=application,
+            processor=processor,
+            stream=stream,
+            shard_id=shard_id,
+            sequence_number=record.sequence_number,
+            sub_sequence_number=record.sub_sequence_number,
+            partition_key=record.partition_key,
+            explicit_hash_key=record.explicit_hash_key,
+            arrived_at=record.approximate_arrival_timestamp,
+            data=record.data,
+            error=error[:_ERROR_CHARACTERS_MAX],
+            raised_at=raised_at,
+            traceback=traceback[-_TRACEBACK_CHARACTERS_MAX:],
+            calls=calls,
+            given_up_at=given_up_at,
+        )
+
+    @property
+    def record(self) -> Record:
+        """The record again, as it was read."""
+        return Record(
+            data=self.data,
+            partition_key=self.partition_key,
+            sequence_number=self.sequence_number,
+            approximate_arrival_timestamp=self.arrived_at,
+            sub_sequence_number=self.sub_sequence_number,
+            explicit_hash_key=self.explicit_hash_key,
+        )
 
     @property
     def position(self) -> str:

@@ -5,14 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from kclrun.errors import SettingsError, SinkError
-from kclrun.model.letter import KeptLetter, Letter, decode_letter
+from kclrun.model.letter import KeptLetter, Letter, LetterPlace, decode_letter
+from kclrun.ports import LetterStore
 from kclrun.sinks.durable_files import publish_file, sync_folder
+
+
+def letter_store(place: LetterPlace, elsewhere: Callable[[], LetterStore]) -> LetterStore:
+    """The letters at this place; `elsewhere` opens those that are not in a folder."""
+    return elsewhere() if place.path is None else LetterFolder(Path(place.path))
 
 
 class LetterFolder:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+import msgspec
+
 from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.http import CONNECTIONS_MAX
@@ -31,9 +33,17 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
+from kclrun.model.letter import LetterPlace
 from kclrun.model.stream import is_loopback, why_no_endpoint
 from kclrun.model.wire import WireEndpoint
-from kclrun.ports import ShardReader, ShardSubscriber, StreamAdmin, StreamSummary, open_iterator
+from kclrun.ports import (
+    LetterStore,
+    ShardReader,
+    ShardSubscriber,
+    StreamAdmin,
+    StreamSummary,
+    open_iterator,
+)
 from kclrun.spark.options import LeasesAt, Reached
 from kclrun.spark.planning.shard_cursor import (
     Answer,
@@ -175,6 +185,20 @@ class Connected:
         endpoint = resolve_endpoint(self._session, "dynamodb", settings)
         client = WireClient(endpoint, self._credentials.current, service="dynamodb")
         return DynamoLeaseTable(client, leases.table)
+
+    def letters(self, place: LetterPlace) -> LetterStore:
+        """The dead letters at this place, which is not a folder; sends nothing.
+
+        With a stream in an emulator on this host, S3 and SQS are in that emulator, too.
+        """
+        from kclrun.aws.dead_letters import open_letters
+
+        if is_loopback(self.endpoint.url):
+            url = self.endpoint.url
+            place = msgspec.structs.replace(
+                place, s3_url=place.s3_url or url, sqs_url=place.sqs_url or url
+            )
+        return open_letters(place, self.endpoint, self._credentials.current)
 
     def __repr__(self) -> str:
         return f"Connected({self.endpoint.url})"

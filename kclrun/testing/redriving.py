@@ -18,7 +18,6 @@ import msgspec
 from kclrun.errors import KclrunError
 from kclrun.loading import load_processor
 from kclrun.model.letter import Letter
-from kclrun.model.record import Record
 from kclrun.model.text import harmless
 from kclrun.observe.failures import describe
 from kclrun.processor import RecordProcessor
@@ -73,7 +72,7 @@ def redriven(
 ) -> Redriven:
     """Process the letters of one shard, in their order. A record that fails again stays a letter;
     if `initialize` raises, or it looks like an outage, all of them do."""
-    records = [_record(letter) for letter in letters]
+    records = [letter.record for letter in letters]
     try:
         run = run_processor(
             processor,
@@ -99,17 +98,6 @@ def redriven(
         if record.position <= run.position and record.position not in failed
     ]
     return Redriven(done, run.rows, _short(run.last_error) if failed else "")
-
-
-def _record(letter: Letter) -> Record:
-    return Record(
-        data=letter.data,
-        partition_key=letter.partition_key,
-        sequence_number=letter.sequence_number,
-        approximate_arrival_timestamp=letter.arrived_at,
-        sub_sequence_number=letter.sub_sequence_number,
-        explicit_hash_key=letter.explicit_hash_key,
-    )
 
 
 def _short(error: str) -> str:

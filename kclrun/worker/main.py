@@ -45,6 +45,7 @@ from kclrun.ipc.messages import (
 from kclrun.ipc.ring import EventRing
 from kclrun.loading import load_processor
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.letter import Letter
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
@@ -56,10 +57,10 @@ from kclrun.observe.logs import EventLog, LineSink, configure_lease_logging
 from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
 from kclrun.processor import Context, RecordProcessor, Row, call_method
 from kclrun.protocol.reports import ProcessBroke, StartUnclaimed
+from kclrun.sinks.dead_letters import letter_store
 from kclrun.sinks.durable_files import keep_from_children
 from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker.clock import boottime
-from kclrun.worker.dead_letters import letter_of, open_letters
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
@@ -343,9 +344,26 @@ class LeaseProcess:
         """Keep a record that was given up. Raises: SinkError."""
         spec = self._spec
         if self._letters is None:
-            credentials = self._services.credentials
-            self._letters = open_letters(spec.on_error.letters, spec.kinesis, credentials)
-        self._letters.keep(letter_of(spec, record, failure, calls))
+            self._letters = letter_store(spec.on_error.letters, self._letters_elsewhere)
+        letter = Letter.of(
+            record,
+            application=spec.application,
+            processor=spec.processor,
+            stream=spec.stream_name,
+            shard_id=spec.shard_id,
+            error=failure.error,
+            raised_at=failure.raised_at,
+            traceback=failure.traceback_text,
+            calls=calls,
+            given_up_at=time.time(),
+        )
+        self._letters.keep(letter)
+
+    def _letters_elsewhere(self) -> LetterStore:
+        from kclrun.aws.dead_letters import open_letters
+
+        spec = self._spec
+        return open_letters(spec.on_error.letters, spec.kinesis, self._services.credentials)
 
     def _cover(self, position: ExtendedSequenceNumber | None) -> None:
         covered = position or self._deliverer.delivered

@@ -15,7 +15,7 @@ from kclrun.local.filling import make_stream
 from kclrun.local.server import start_embedded
 from kclrun.model.letter import LETTER_VERSION, LetterPlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.worker.dead_letters import open_letters
+from kclrun.sinks.dead_letters import letter_store
 from tests.support.letters import letter
 
 KEYS = WireCredentials("key", "secret")
@@ -36,6 +36,10 @@ def aws():
 def no_wait(monkeypatch):
     """The queues here have one part: nothing is won by waiting for the others."""
     monkeypatch.setattr(dead_letters, "WAIT_S", 0)
+
+
+def letters_at(place, kinesis):
+    return letter_store(place, lambda: dead_letters.open_letters(place, kinesis, lambda: KEYS))
 
 
 class Place:
@@ -97,7 +101,7 @@ class Place:
             self.client(ControlPlane.s3).put_object(Bucket=bucket, Key=key, Body=content)
 
     def store(self):
-        return open_letters(self.place, self.kinesis, lambda: KEYS)
+        return letters_at(self.place, self.kinesis)
 
     def kept(self):
         store = self.store()
@@ -256,7 +260,7 @@ def test_letters_that_are_listed_are_hidden_from_others_until_the_store_is_close
 def test_a_queue_may_be_named_by_its_url(aws, tmp_path):
     named = Place("sqs", aws, tmp_path)
     url = named.client(ControlPlane.sqs).get_queue_url(QueueName=named.place.sqs)["QueueUrl"]
-    store = open_letters(msgspec.structs.replace(named.place, sqs=url), named.kinesis, lambda: KEYS)
+    store = letters_at(msgspec.structs.replace(named.place, sqs=url), named.kinesis)
     store.keep(letter(5))
 
     assert named.kept() == [letter(5)]

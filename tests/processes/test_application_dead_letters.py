@@ -7,9 +7,10 @@ import signal
 import msgspec
 import pytest
 
+from kclrun.aws.dead_letters import open_letters
 from kclrun.model.letter import LetterPlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.worker.dead_letters import open_letters
+from kclrun.sinks.dead_letters import letter_store
 from tests.seeds import seed_of
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
@@ -21,9 +22,10 @@ KEYS = 50
 def letters_at(place, aws):
     """The letters at `on_error.dead_letter`."""
     kinesis = WireEndpoint(aws.embedded.kinesis_endpoint, "us-east-1", "us-east-1")
-    keys = WireCredentials("AKIAEXAMPLEEXAMPLE", "secret")
+    keys, at = WireCredentials("AKIAEXAMPLEEXAMPLE", "secret"), LetterPlace(**place)
     return [
-        each.letter for each in open_letters(LetterPlace(**place), kinesis, lambda: keys).kept()
+        each.letter
+        for each in letter_store(at, lambda: open_letters(at, kinesis, lambda: keys)).kept()
     ]
 
 

@@ -9,9 +9,14 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import kclrun.spark
+from kclrun.aws.credentials import LOOPBACK_CREDENTIALS
+from kclrun.aws.dead_letters import open_letters
 from kclrun.config.schema import FetchSettings, OnErrorSettings, Settings
 from kclrun.config.units import Duration
 from kclrun.errors import SettingsError
+from kclrun.local.filling import make_stream
+from kclrun.model.letter import LetterPlace
+from kclrun.model.wire import WireEndpoint
 from kclrun.spark.options import Use, read_source_options
 from kclrun.spark.processors.source import OBSERVED, processor_stream
 from kclrun.spark.running.progress import read_progress
@@ -325,3 +330,52 @@ def test_a_processor_runs_in_a_program_of_ones_own(spark, stream, tmp_path):
     calls = [json.loads(line) for line in (tmp_path / "diary.jsonl").read_text().splitlines()]
     given = [len(each["ids"]) for each in calls if each["call"] == "process_records"]
     assert max(given) <= 20
+
+
+POISONED = """
+from kclrun import RecordProcessor
+
+class Poisoned(RecordProcessor):
+    def initialize(self, context):
+        self.emit, self.poisons = context.emit, context.options["poisons"]
+
+    def process_records(self, batch, checkpointer):
+        for record in batch:
+            number = int(record.data)
+            if number in self.poisons:
+                raise ValueError(f"bad {number}")
+            self.emit({"n": number})
+"""
+
+
+def test_records_that_fail_are_letters_in_a_stream_and_their_batch_goes_on(spark, stream, tmp_path):
+    """Executors keep the letters themselves, before the rows of their task count."""
+    module = f"poisoned_{uuid.uuid4().hex[:8]}"
+    (tmp_path / f"{module}.py").write_text(POISONED)
+    letters = f"letters-{uuid.uuid4().hex[:8]}"
+    endpoint = WireEndpoint(stream.options["endpointUrl"], "us-east-1", "us-east-1")
+    make_stream(endpoint, letters, 1)
+    stream.put(60, size=8)
+    rows = kclrun.spark.process(
+        spark,
+        f"{module}:Poisoned",
+        {**stream.options, "startingOffsets": "earliest"},
+        options={"poisons": [7, 41]},
+        paths=[tmp_path],
+        retries=0,
+        then="dead-letter",
+        dead_letter={"stream": letters},
+    )
+    seen = []
+    writer = rows.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer = writer.trigger(availableNow=True)
+    query = writer.foreachBatch(lambda batch, _: seen.extend(batch.collect())).start()
+
+    assert query.awaitTermination(HUNG_S)
+    assert query.exception() is None
+    numbers = sorted(json.loads(row.row)["n"] for row in seen)
+    assert numbers == [number for number in range(60) if number not in {7, 41}]
+    kept = open_letters(LetterPlace(stream=letters), endpoint, lambda: LOOPBACK_CREDENTIALS).kept()
+    assert sorted(int(each.letter.data) for each in kept) == [7, 41]
+    observed = [each["observedMetrics"]["kclrun"] for each in query.recentProgress]
+    assert sum(each["deadLetters"] or 0 for each in observed) == 2

@@ -26,12 +26,17 @@ from kclrun.consuming.delivery import (
     RetryAfter,
     attempt,
     error_words,
+    host_fault,
 )
-from kclrun.errors import LimitExceeded, ProcessorError, SinkError
+from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
+from kclrun.errors import FailedRecords, LimitExceeded, ProcessorError, SinkError, StaleCheckpoint
 from kclrun.loading import load_processor
+from kclrun.model.letter import Letter, LetterPlace
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
+from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import FRAMES_MAX, describe, is_ours
+from kclrun.ports import LetterStore
 from kclrun.processor import Checkpointer, Context, RecordProcessor, call_method
 from kclrun.sinks.emitted_rows import ROW_BYTES_MAX, encode_row
 from kclrun.spark.executor.reading import ReadPage, cuts
@@ -213,6 +218,7 @@ class ProcessorJob(msgspec.Struct, frozen=True, kw_only=True):
     batch_max: int
     uncheckpointed_max: int
     on_error: ErrorPolicy
+    letters: LetterPlace = LetterPlace()
     run: str
 
     def user_code(self) -> type[RecordProcessor]:
@@ -225,12 +231,19 @@ def _load(reference: str, paths: tuple[str, ...]) -> type[RecordProcessor]:
     return load_processor(reference, [Path(path) for path in paths])
 
 
+def _now() -> Instant:
+    return Instant(time.monotonic())
+
+
 class ProcessorHost:
     """One instance, from `initialize` to `shard_ended` or `lease_lost`.
 
     It follows the contracts of `kclrun.processor`, as the fleet does. A call that raises is
     repeated after the pauses of `on_error`, and its rows are taken back. Then the task fails, and
-    Spark may run the whole range again elsewhere. Nothing is skipped [I9].
+    Spark may run the whole range again elsewhere. Nothing is skipped [I9], unless `on_error.then`
+    says so: then the records at fault are given up, as `consuming/failures.py` decides. `bury`
+    keeps a letter durably, before the task can return [I13]. It raises SinkError, and the task
+    fails.
 
     `begin` is the position it starts at; `token` the fencing token of the task. Every method that
     calls user code raises ProcessorError when user code raises; the instance is then unusable.
@@ -243,10 +256,13 @@ class ProcessorHost:
         begin: ExtendedSequenceNumber,
         token: int,
         *,
+        bury: Callable[[Letter], None],
         wait: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_released = False
+        self._bury = bury
+        self._breaker = Breaker(job.on_error.limit)
         self._job = job
         # With several streams, the shard id also contains the stream (`stream_set.py`).
         self._lease_key = shard_id
@@ -260,6 +276,9 @@ class ProcessorHost:
         self._progress_lock = threading.Lock()  # user code may checkpoint from any of its threads
         self._checkpointer = Checkpointer(self._checkpoint)
         self._covers = begin  # the position of the rows of the current call
+        # The last record of a call with some of a batch: a checkpoint in it covers no more.
+        self._given: ExtendedSequenceNumber | None = None
+        self._kept_until: ExtendedSequenceNumber | None = None
         user_code = job.user_code()
         self._attempt("initialize", lambda: self._initialize(user_code, begin))
 
@@ -281,7 +300,26 @@ class ProcessorHost:
         """Deliver some records, at least one, in one call of `process_records`."""
         last = self._progress.deliver(records)
         started = self._clock()
-        self._attempt("process_records", lambda: self._give(records), last, records)
+        run = BatchRun(records, self._job.on_error, self._breaker)
+        raised: dict[int, BaseException] = {}
+        error: BaseException | None = None
+        self._kept_until = None
+        while True:
+            match run.next_step(_now()):
+                case Finished():
+                    break
+                case Give(indexes):
+                    error = self._give_some(records, indexes, run, raised)
+                case Rest(pause_s):
+                    self._wait(pause_s)
+                case LetGo(index, calls):
+                    self._let_go(records[index], raised[index], calls)
+                case Halt(reason):
+                    assert error is not None, "only a call that raised is halted for"
+                    raise ProcessorError(
+                        self._failure("process_records", max(run.calls, 1), error, records, reason)
+                    ) from None
+        self._given = None
         self._progress.process(last, self._clock() - started)
 
     def end_shard(self) -> None:
@@ -330,6 +368,69 @@ class ProcessorHost:
         )
         call_method(self._processor, "initialize", self._context)
 
+    def _give_some(
+        self,
+        records: Sequence[Record],
+        indexes: Sequence[int],
+        run: BatchRun,
+        raised: dict[int, BaseException],
+    ) -> BaseException | None:
+        """One call with some records of a batch. Returns the exception that it raised, and notes it
+        for the records that it accuses."""
+        given = records if len(indexes) == len(records) else [records[index] for index in indexes]
+        self._given = given[-1].position
+        # Rows that stay after a FailedRecords belong to the end of that call.
+        self._covers = max(self._given, self._kept_until or self._given)
+        call = functools.partial(self._give, given)
+        try:
+            attempt(call, self._rows, self._covers, lambda: self._progress.checkpointed)
+        except BaseException as caught:  # noqa: BLE001 - user code: also SystemExit
+            error = run.checked(caught)
+            if isinstance(error, FailedRecords):
+                self._kept_until = self._covers
+            if len(indexes) == 1 or isinstance(error, FailedRecords):
+                raised.update(dict.fromkeys(indexes, error))
+            failure = describe(error, given)
+            now, wall = Instant(self._clock()), WallTime(time.time())
+            is_host_fault = host_fault(error) is not None
+            pause_s = run.raised(error, now, wall, at=failure.position, is_host_fault=is_host_fault)
+            if pause_s is not None:
+                _log.warning(
+                    "%s: process_records raised %s; again in %g s",
+                    *(self._shard_id, failure.error, pause_s),
+                )
+            return error
+        run.returned(_now())
+        return None
+
+    def _let_go(self, record: Record, error: BaseException, calls: int) -> None:
+        """Keep the letter of a record that is given up, or skip it. Raises: SinkError."""
+        failure = describe(error, [record])
+        is_skipped = self._job.on_error.then == "skip"
+        if not is_skipped:
+            self._bury(
+                Letter.of(
+                    record,
+                    application=self._job.application,
+                    processor=self._job.processor,
+                    stream=self._stream,
+                    shard_id=self._shard_id,
+                    error=failure.error,
+                    raised_at=failure.raised_at,
+                    traceback=failure.traceback_text,
+                    calls=calls,
+                    given_up_at=time.time(),
+                )
+            )
+        self._progress.give_up(is_skipped=is_skipped)
+        _log.warning(
+            "%s: the record at %s %s: %s",
+            self._shard_id,
+            record.position,
+            "was skipped" if is_skipped else "is a dead letter",
+            failure.error,
+        )
+
     def _give(self, records: Sequence[Record]) -> None:
         # Records that a former attempt checkpointed before it raised are not delivered again.
         left = drop_until(records, self._progress.checkpointed)
@@ -338,6 +439,9 @@ class ProcessorHost:
             call_method(self._processor, "process_records", batch, self._checkpointer)
 
     def _checkpoint(self, at: ExtendedSequenceNumber | None) -> None:
+        at = at if at is not None else self._given
+        if self._given is not None and at is not None and self._given < at <= self.position:
+            raise StaleCheckpoint(f"{at} is above {self._given}, the last record of this call")
         with self._progress_lock:
             self._progress.checkpoint(at)
             self._rows.cover(self._covers)
@@ -350,7 +454,6 @@ class ProcessorHost:
         where: str,
         call: Callable[[], None],
         covers: ExtendedSequenceNumber | None = None,
-        records: Sequence[Record] = (),
     ) -> None:
         """Call until it returns; `covers` is the position of its rows, None if it has no rows."""
         self._covers = covers or self._covers
@@ -362,7 +465,9 @@ class ProcessorHost:
             except BaseException as error:  # noqa: BLE001 - user code: also SystemExit
                 match attempts.raised(error):
                     case GiveUp():
-                        raise ProcessorError(self._failure(attempts, error, records)) from None
+                        raise ProcessorError(
+                            self._failure(where, attempts.failed, error, ())
+                        ) from None
                     case RetryAfter(pause_s):
                         _log.warning(
                             "%s: %s raised %s; again in %g s",
@@ -370,17 +475,25 @@ class ProcessorHost:
                         )
             self._wait(pause_s)
 
-    def _failure(self, attempts: Attempts, error: BaseException, records: Sequence[Record]) -> str:
+    def _failure(
+        self,
+        where: str,
+        failed: int,
+        error: BaseException,
+        records: Sequence[Record],
+        reason: str = "",
+    ) -> str:
         failure = describe(error, records)
         frames = [
             frame
             for frame in traceback.extract_tb(error.__traceback__)
             if not is_ours(frame.filename)
         ]
-        times = "once" if attempts.failed == 1 else f"{attempts.failed} times"
+        times = "once" if failed == 1 else f"{failed} times"
         record = f"Record: {failure.record}\n" if failure.record else ""
         return (
-            f"{attempts.where} of {self._job.processor} raised {failure.error} ({times})\n"
+            (f"{reason}\n" if reason else "")
+            + f"{where} of {self._job.processor} raised {failure.error} ({times})\n"
             f"Shard {self._shard_id} of {self._stream}, records up to {self.position}\n"
             f"{record}"
             "The range is given again from its beginning if Spark runs the task again\n"
@@ -399,6 +512,7 @@ KEPT: Final[Instances] = ProcessorCache()
 class ProcessorTask:
     """Runs once. `token` is greater than that of every attempt started before.
 
+    `letters` opens the place of dead letters, at the first one.
     An instance is kept only when the whole task succeeded. If the task fails, its instances are
     dropped without a call, as after a crash.
     """
@@ -409,9 +523,12 @@ class ProcessorTask:
         token: int,
         *,
         kept: Instances = KEPT,
+        letters: Callable[[], LetterStore],
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self._job = job
+        self._open_letters = letters
+        self._letters: LetterStore | None = None
         self._token = token
         self._kept = kept
         self._wait = wait
@@ -488,7 +605,14 @@ class ProcessorTask:
         return self._host(shard_range.shard_id, begins_at(shard_range.begin))
 
     def _host(self, shard_id: str, begin: ExtendedSequenceNumber) -> ProcessorHost:
-        return ProcessorHost(self._job, shard_id, begin, self._token, wait=self._wait)
+        return ProcessorHost(
+            self._job, shard_id, begin, self._token, bury=self._bury, wait=self._wait
+        )
+
+    def _bury(self, letter: Letter) -> None:
+        if self._letters is None:
+            self._letters = self._open_letters()
+        self._letters.keep(letter)
 
     def _keep_instances(self) -> None:
         for shard_range, host in self._finished:

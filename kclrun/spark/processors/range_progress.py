@@ -90,7 +90,8 @@ class RangeReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The account of one range, for the report: counts of user records and of emitted rows.
 
     `position` is that of the last record given (SHARD_END once the shard ended), `checkpoint` the
-    last one the processor asked for in this range. `processing_s` is the time in user code.
+    last one the processor asked for in this range. `processing_s` is the time in user code. The
+    last two count records that were given up.
     """
 
     shard_id: str
@@ -103,6 +104,8 @@ class RangeReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     position: str
     checkpoint: str | None = None
     processing_s: float = 0.0
+    dead_letters: int = 0
+    skipped: int = 0
 
     def then(self, later: RangeReport) -> RangeReport:
         """The sum of both: the account of a range that two instances shared."""
@@ -114,6 +117,8 @@ class RangeReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             rows=self.rows + later.rows,
             checkpoint=later.checkpoint or self.checkpoint,
             processing_s=round(self.processing_s + later.processing_s, 6),
+            dead_letters=self.dead_letters + later.dead_letters,
+            skipped=self.skipped + later.skipped,
         )
 
 
@@ -124,6 +129,8 @@ class _Given(msgspec.Struct):
     bytes: int = 0
     batches: int = 0
     processing_s: float = 0.0
+    dead_letters: int = 0
+    skipped: int = 0
     asked: ExtendedSequenceNumber | None = None
 
 
@@ -167,6 +174,11 @@ class RangeProgress:
         self._ledger.process(last)
         self._given.processing_s += processing_s
 
+    def give_up(self, *, is_skipped: bool) -> None:
+        """Count a record that is a dead letter now, or skipped."""
+        self._given.skipped += is_skipped
+        self._given.dead_letters += not is_skipped
+
     def end(self, processing_s: float) -> None:
         """`shard_ended` returned: the shard has no further records."""
         self._ledger.process(SHARD_END)
@@ -194,6 +206,8 @@ class RangeProgress:
             position=str(self._ledger.processed),
             checkpoint=None if self._given.asked is None else str(self._given.asked),
             processing_s=round(self._given.processing_s, 6),
+            dead_letters=self._given.dead_letters,
+            skipped=self._given.skipped,
         )
 
 

@@ -12,17 +12,22 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
+import msgspec
 from pyspark.sql.datasource import InputPartition
 
-from kclrun.config.schema import CheckpointSettings, Settings
-from kclrun.consuming.delivery import ErrorPolicy
+from kclrun.config.schema import CheckpointSettings, DeadLetterSettings, Settings
+from kclrun.consuming.delivery import ErrorPolicy, Then
 from kclrun.errors import SettingsError
 from kclrun.loading import load_processor
+from kclrun.model.letter import LetterPlace
+from kclrun.ports import LetterStore
+from kclrun.sinks.dead_letters import letter_store
 from kclrun.spark.executor.reading import ReadPage, read_ranges
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.options import SourceSettings, Use, read_source_options, source_texts
 from kclrun.spark.processors.hosting import ACK, ROW, SCHEMA, ProcessorJob, ProcessorTask
 from kclrun.spark.processors.range_progress import fencing_token
+from kclrun.spark.requests import connected
 from kclrun.spark.source import KclrunDataSource, ShardsPartition, StreamReader
 
 if TYPE_CHECKING:
@@ -33,10 +38,11 @@ if TYPE_CHECKING:
 # The name of the observed metric: the tasks' accounts of their ranges, in the query's progress.
 OBSERVED: Final = "kclrun"
 _APPLICATION: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
+_SUMS: Final = ("records", "bytes", "rows", "deadLetters", "skipped")
 # An `RangeReport` in Spark's types.
 _ACK_SCHEMA: Final = (
     "shardId string, records bigint, bytes bigint, rows bigint, position string, checkpoint string,"
-    " processingS double"
+    " processingS double, deadLetters bigint, skipped bigint"
 )
 
 
@@ -53,8 +59,9 @@ def processor_stream(
     micro-batch are in the order of the calls, in one partition.
     `source` is the stream and how it is read. The processor is imported on the executors:
     from `paths` where they exist there, else from `--py-files`, a wheel or an archive of the job.
-    The query's progress has the observed metric `kclrun`: `records`, `bytes`, `rows`, and
-    `by_shard` with item, count, bytes, rows, position, checkpoint and processingS.
+    The query's progress has the observed metric `kclrun`: `records`, `bytes`, `rows`,
+    `deadLetters`, `skipped`, and `by_shard` with item, count, bytes, rows, position, checkpoint and
+    processingS.
 
     `checkpoint.every: manual` is refused by the rules of the settings: a processor cannot keep a
     checkpoint of its own here.
@@ -63,6 +70,7 @@ def processor_stream(
     on every attempt: those of `on_error` within a task, then Spark's attempts at the task.
     """
     assert settings.processor is not None, "the rules of the settings see to it"
+    on_error = settings.on_error
     job = ProcessorJob(
         application=settings.application,
         stream=source.reached.name,
@@ -71,7 +79,14 @@ def processor_stream(
         options=settings.options,
         batch_max=settings.fetch.batch_max,
         uncheckpointed_max=settings.checkpoint.uncheckpointed_max,
-        on_error=ErrorPolicy(settings.on_error.retries, float(settings.on_error.backoff)),
+        on_error=ErrorPolicy(
+            on_error.retries,
+            float(on_error.backoff),
+            on_error.then,
+            None if on_error.max_age is None else float(on_error.max_age),
+            on_error.limit,
+        ),
+        letters=settings.letter_place,
         run=uuid.uuid4().hex,
     )
     return _emitted(spark, job, source_texts(source))
@@ -88,6 +103,9 @@ def process(
     batch_max: int = 10_000,
     retries: int = 5,
     backoff_s: float = 1.0,
+    then: Then = "halt",
+    dead_letter: Mapping[str, str] | None = None,
+    limit: int = 100,
 ) -> DataFrame:
     """A `RecordProcessor` in a Spark program of one's own: the rows it emits, as a stream.
 
@@ -98,7 +116,11 @@ def process(
     the default is the class's name. Two queries of one session that run a class over the same
     stream need different names. A call gets `batch_max` records at most. A call that raises is
     repeated `retries` times, the first time after `backoff_s` seconds; then the task fails, and
-    Spark tries it as often as `spark.task.maxFailures` says.
+    Spark tries it as often as `spark.task.maxFailures` says. With `then="dead-letter"` or `"skip"`
+    only the records at fault are given up, at most `limit` of a shard in ten minutes, and the batch
+    goes on. `dead_letter` is the setting of that name, such as `{"s3": "s3://bucket/prefix"}`; a
+    `path` must be a folder that all executors share. A letter is durable before its task ends, and
+    may be kept again by another attempt at it.
 
     Columns: `shardId`, `sequenceNumber`, `subSequenceNumber` of the last record given when the row
     was emitted, and `row`, a JSON object. With several streams `stream` comes before them, because
@@ -113,6 +135,12 @@ def process(
         raise SettingsError(f"batch_max: expected 1 to 100000, got {batch_max}")
     if retries < 0 or backoff_s < 0:
         raise SettingsError("retries and backoff_s: expected 0 or more")
+    if (then == "dead-letter") == (dead_letter is None):
+        raise SettingsError('dead_letter: is for `then="dead-letter"`, and needed there')
+    try:
+        place = msgspec.convert(dead_letter or {}, DeadLetterSettings)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"dead_letter: {error}") from None
     named = application or user_code.__name__
     if not _APPLICATION.match(named):
         raise SettingsError(
@@ -126,7 +154,8 @@ def process(
         options=dict(options or {}),
         batch_max=batch_max,
         uncheckpointed_max=CheckpointSettings().uncheckpointed_max,
-        on_error=ErrorPolicy(retries, backoff_s),
+        on_error=ErrorPolicy(retries, backoff_s, then, None, limit),
+        letters=LetterPlace(path=place.path, s3=place.s3, sqs=place.sqs, stream=place.stream),
         run=uuid.uuid4().hex,
     )
     return _emitted(spark, job, source)
@@ -192,8 +221,12 @@ class ProcessorReader(StreamReader):
         """Runs the processor over one partition; on executors. Raises: as `ProcessorTask.run`."""
         assert isinstance(partition, ProcessorPartition)
         self._job.user_code()  # before any request for the stream
-        task = ProcessorTask(self._job, _token(partition.began_s))
+        task = ProcessorTask(self._job, _token(partition.began_s), letters=self._letters)
         return task.run(_pages(partition.ranges, self._settings))
+
+    def _letters(self) -> LetterStore:
+        place = self._job.letters
+        return letter_store(place, lambda: connected(self._settings.reached).letters(place))
 
 
 class ProcessorSource(KclrunDataSource):
@@ -239,7 +272,7 @@ def _observed(loaded: DataFrame) -> DataFrame:
     )
     return loaded.observe(
         OBSERVED,
-        *(F.sum(report[name]).alias(name) for name in ("records", "bytes", "rows")),
+        *(F.sum(report[name]).alias(name) for name in _SUMS),
         F.collect_list(F.when(F.col("kind") == ACK, by_shard)).alias("by_shard"),
     )
 
@@ -255,7 +288,5 @@ def _token(began_s: int) -> int:
 def _pages(
     ranges: tuple[ShardRange, ...], settings: SourceSettings
 ) -> Generator[ReadPage, None, None]:
-    from kclrun.spark.requests import connected
-
     connection = connected(settings.reached)
     yield from read_ranges(connection.reader, ranges, settings, admin=connection.admin)

@@ -40,7 +40,7 @@ class RunCounts:
         self._lags: dict[str, int] = {}
         self._recent: deque[tuple[Instant, BatchDone]] = deque()
         self.records = 0
-        self.batches = 0
+        self.batches = self.dead_letters = self.skipped = 0
         self._bytes: int | None = 0
         self._seconds = 0.0
 
@@ -48,6 +48,8 @@ class RunCounts:
         """Count one committed batch. Returns: the shards that it read to their end."""
         self.records += batch.records
         self.batches += 1
+        self.dead_letters += batch.dead_letters
+        self.skipped += batch.skipped
         self._seconds += batch.seconds
         self._bytes = _sum(self._bytes, batch.bytes)
         self._recent.append((now, batch))
@@ -84,6 +86,8 @@ class RunCounts:
             batches=self.batches,
             processing_seconds=round(self._seconds, 3),
             restarts=0,
+            dead_letters=self.dead_letters,
+            skipped=self.skipped,
         )
         return Report(
             application=application,
@@ -116,6 +120,7 @@ class RunCounts:
             leases=views,
             ended_total=len(ended),
             records_departed=max(0, self.records - shown),
+            given_up_total=self.dead_letters + self.skipped,
             is_draining=is_draining,
             has_leases=False,
             doing="" if self.batches else FIRST_BATCH,
@@ -174,7 +179,8 @@ class ShardBatch(msgspec.Struct, frozen=True, kw_only=True):
 class BatchDone(msgspec.Struct, frozen=True, kw_only=True):
     """One committed batch. `shards` are those that it read records of, or read to their end.
 
-    `bytes` None where they were not counted; `seconds` is the time of the whole trigger;
+    `bytes` None where they were not counted; the last two count records that a processor's tasks
+    gave up; `seconds` is the time of the whole trigger;
     `bounds` are all positions after it.
     """
 
@@ -184,6 +190,8 @@ class BatchDone(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     shards: Mapping[str, ShardBatch]
     bounds: Mapping[str, Position]
+    dead_letters: int = 0
+    skipped: int = 0
 
 
 def read_progress(progress: Mapping[str, Any]) -> BatchDone | None:
@@ -209,6 +217,8 @@ def read_progress(progress: Mapping[str, Any]) -> BatchDone | None:
         seconds=durations.get("triggerExecution", 0) / 1000,
         shards=shards,
         bounds=bounds,
+        dead_letters=observed.get("deadLetters") or 0,
+        skipped=observed.get("skipped") or 0,
     )
 
 

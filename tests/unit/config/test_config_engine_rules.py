@@ -45,7 +45,11 @@ def loaded(more: str) -> Settings:
             "on_error: {then: dead-letter, dead_letter: {path: 's3://b/d'}}",
             "on_error.dead_letter.path: expected a folder of this machine, not a URL (s3://…)",
         ),
-        (SPARK + "on_error: {then: skip}", "on_error.then: skip is for the fleet"),
+        (SPARK + "on_error: {then: skip}", "on_error.then: skip is for a processor"),
+        (
+            SPARK + "processor: m:C\non_error: {then: dead-letter}",
+            "on_error.dead_letter: is missing",
+        ),
         ("output: {path: o, format: parquet}", "output.format: is for engine: spark"),
         ("output: {path: o, mode: update}", "output.mode: is for engine: spark"),
         ("engine: spark", "spark.checkpoint: is missing"),

@@ -112,7 +112,9 @@ def test_the_report_file_is_whole_and_has_totals(tmp_path):
         "batches": 2,
         "processing_seconds": 1.0,
         "restarts": 0,
-        **{"retries": 0, "dead_letters": 0, "skipped": 0},
+        "retries": 0,
+        "dead_letters": 0,
+        "skipped": 0,
     }
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["report.json"]
 

@@ -1,5 +1,6 @@
 """Processors over ranges, as a task of Spark runs them: the calls, the rows, the failures."""
 
+import contextlib
 import json
 import sys
 import textwrap
@@ -7,10 +8,18 @@ import textwrap
 import pytest
 
 from kclrun.consuming.delivery import ErrorPolicy
-from kclrun.errors import LimitExceeded, ProcessorError, ProcessorLoadError, SinkError
+from kclrun.errors import (
+    FailedRecords,
+    HaltShard,
+    LimitExceeded,
+    ProcessorError,
+    ProcessorLoadError,
+    SinkError,
+)
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON as OLDEST
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.sinks.dead_letters import LetterFolder
 from kclrun.spark.executor.reading import ReadPage
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after
@@ -64,7 +73,7 @@ class World:
         self.plan = {"diary": self.diary, "tokens": self.tokens, **plan}
         self.folder = folder
 
-    def job(self, *, batch_max=100, retries=0, processor="diary:Diary"):
+    def job(self, *, batch_max=100, retries=0, processor="diary:Diary", then="halt", limit=100):
         return ProcessorJob(
             application="app",
             stream="orders",
@@ -73,13 +82,18 @@ class World:
             options=self.plan,
             batch_max=batch_max,
             uncheckpointed_max=1000,
-            on_error=ErrorPolicy(retries, 1.0),
+            on_error=ErrorPolicy(retries, 1.0, then, None, limit),
             run="r1",
         )
 
+    def letters(self):
+        return LetterFolder(self.folder / "letters")
+
     def batches(self, *pages, token=1, **job):
         """The Arrow batches of a task with these pages, as (range, numbers of the records)."""
-        task = ProcessorTask(self.job(**job), token, kept=self.kept, wait=self.pauses.append)
+        task = ProcessorTask(
+            self.job(**job), token, kept=self.kept, letters=self.letters, wait=self.pauses.append
+        )
         return task.run(read(pages))
 
     def run(self, *pages, **settings):
@@ -96,6 +110,10 @@ def read(pages):
     for index, (shard_range, numbers) in enumerate(pages):
         records = [Record(b"secret", "key", str(number)) for number in numbers]
         yield ReadPage(shard_range, records, last_of[shard_range] == index)
+
+
+def unburied(letter):
+    raise AssertionError(f"{letter.position} was given up")
 
 
 def emitted(rows):
@@ -223,6 +241,8 @@ def test_an_account_says_what_was_done(world):
         "bytes": 12,
         "batches": 2,
         "rows": 2,
+        "deadLetters": 0,
+        "skipped": 0,
     }
 
 
@@ -236,7 +256,7 @@ def test_a_kept_instance_has_the_token_of_its_present_task_and_a_new_account(wor
 
 def test_an_account_has_the_seconds_in_user_code(world):
     seconds = iter([10.0, 12.0, 100.0, 103.5]).__next__
-    host = ProcessorHost(world.job(), A, OLDEST, 1, clock=seconds)
+    host = ProcessorHost(world.job(), A, OLDEST, 1, bury=unburied, clock=seconds)
     host.process([Record(b"", "key", "50")])
     host.end_shard()
 
@@ -489,7 +509,7 @@ def test_rows_leave_while_the_task_still_reads(world):
             records = [Record(b"", "key", str(each)) for each in numbers]
             yield ReadPage(FIRST, records, number == 5)
 
-    task = ProcessorTask(world.job(batch_max=10_000), 1, kept=world.kept)
+    task = ProcessorTask(world.job(batch_max=10_000), 1, kept=world.kept, letters=world.letters)
     batches = task.run(pages())
     first = next(batches)
 
@@ -514,5 +534,104 @@ def test_reading_is_closed_when_the_processor_raises(world):
 
     world.plan["do"] = {10: fails}
     with pytest.raises(ProcessorError):
-        list(ProcessorTask(world.job(), 1, kept=world.kept).run(pages()))
+        list(ProcessorTask(world.job(), 1, kept=world.kept, letters=world.letters).run(pages()))
     assert closed == [True]
+
+
+def raises(processor, batch, checkpointer):
+    raise ValueError("bad record")
+
+
+def letters_of(world):
+    return [(each.letter.position, each.letter.error) for each in world.letters().kept()]
+
+
+def given(world):
+    return [call[2:] for call in world.diary if call[1] == "process_records"]
+
+
+def test_a_record_at_fault_is_a_letter_and_the_rows_of_all_others_appear_once(world):
+    world.plan["do"] = {12: raises}
+
+    rows, (account,) = world.run(
+        (FIRST, [10, 11, 12, 13]), (FIRST, [20]), then="dead-letter", retries=1
+    )
+
+    assert given(world) == [*[(10, 11, 12, 13)] * 2, (10, 11), (12,), (13,), (20,)]
+    assert emitted(rows) == [10, 11, 13, 20]
+    assert [row["sequenceNumber"] for row in rows] == ["11", "11", "13", "20"]
+    assert letters_of(world) == [("12", "ValueError: bad record")]
+    (kept,) = world.letters().kept()
+    assert (kept.letter.stream, kept.letter.shard_id, kept.letter.data) == ("orders", A, b"secret")
+    assert (kept.letter.calls, kept.letter.application) == (3, "app")
+    assert (account["records"], account["deadLetters"], account["skipped"]) == (5, 1, 0)
+    assert (account["position"], world.pauses) == ("20", [1.0])
+
+
+def test_a_record_that_is_skipped_is_counted_and_leaves_no_letter(world):
+    world.plan["do"] = {11: raises, 12: raises}
+
+    rows, (account,) = world.run((FIRST, [10, 11, 12, 13]), then="skip")
+
+    assert emitted(rows) == [10, 13]
+    assert (account["skipped"], account["deadLetters"], letters_of(world)) == (2, 0, [])
+
+
+def test_a_checkpoint_in_a_part_of_a_batch_passes_no_record_that_was_not_given(world):
+    def checkpoints(processor, batch, checkpointer):
+        checkpointer.checkpoint()
+
+    def ahead(processor, batch, checkpointer):
+        if len(batch) < 4:
+            checkpointer.checkpoint(ExtendedSequenceNumber("13"))
+
+    for step, number, left in ((checkpoints, 10, []), (ahead, 10, [10])):
+        world.diary.clear()
+        world.plan["do"] = {number: step, 12: raises}
+        with contextlib.suppress(ProcessorError):
+            world.run((FIRST, [10, 11, 12, 13]), then="dead-letter", token=len(left) + 1)
+        reached = {number for call in given(world) for number in call}
+        assert reached == {10, 11, 12, 13}
+    assert {position for position, _ in letters_of(world)} >= {"12"}
+
+
+def test_named_records_are_given_up_and_all_others_count_as_processed(world):
+    def names_two(processor, batch, checkpointer):
+        raise FailedRecords([record for record in batch if record.sequence_number in ("11", "13")])
+
+    world.plan["do"] = {13: names_two}
+
+    rows, (account,) = world.run((FIRST, [10, 11, 12, 13]), then="dead-letter")
+
+    assert given(world) == [(10, 11, 12, 13)]
+    assert emitted(rows) == [10, 11, 12, 13]
+    assert [position for position, _ in letters_of(world)] == ["11", "13"]
+    assert account["deadLetters"] == 2
+
+
+def test_a_task_whose_letter_cannot_be_kept_fails(world):
+    world.plan["do"] = {11: raises}
+    (world.folder / "letters").write_text("not a folder")
+
+    with pytest.raises(SinkError, match="cannot keep the dead letter"):
+        world.run((FIRST, [10, 11, 12]), then="dead-letter")
+    assert len(world.kept) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "more", "words"),
+    [
+        (ValueError("away"), {}, "looks like an outage"),
+        (MemoryError(), {}, "MemoryError"),
+        (HaltShard("the account is closed"), {}, "the account is closed"),
+    ],
+)
+def test_what_is_not_a_records_fault_fails_the_task_and_gives_nothing_up(world, error, more, words):
+    def fails(processor, batch, checkpointer):
+        raise error
+
+    world.plan["do"] = dict.fromkeys(range(1, 20), fails)
+
+    with pytest.raises(ProcessorError, match=words):
+        world.run((FIRST, list(range(1, 20))), then="dead-letter", **more)
+    assert letters_of(world) == []
