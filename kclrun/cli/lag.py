@@ -175,23 +175,23 @@ def _lag_from(
 ) -> Lag:
     cursor = PageCursor(start)
     cursor.opened(_patiently(partial(open_iterator, reader, shard, start)))
-    is_trimmed = False
+    is_trimmed: bool | None = None  # until the first record arrives
     page: FetchedPage | None = None
     for number in range(_PAGES_MAX):
         if number:
             time.sleep(_PAGE_PAUSE_S)
         page = _patiently(partial(next_page, reader, shard, cursor, _RECORDS_A_CALL))
-        if page.records and not is_trimmed:
+        if page.records and is_trimmed is None:
             is_trimmed = _lacks(page.records[0], start, position)
         unread = drop_until(open_aggregates(page.records), position)
         if unread:
-            return _behind(unread[0], page, is_trimmed=is_trimmed)
+            return _behind(unread[0], page, is_trimmed=bool(is_trimmed))
         if page.is_empty_tip or page.next_iterator is None:
             break
     assert page is not None, "at least one page is read"
     behind_ms = 0 if page.next_iterator is None else page.millis_behind_latest
     note = "no record found so near; what the service says" if behind_ms else ""
-    return Lag((behind_ms or 0) / 1000, is_trimmed=is_trimmed, note=note)
+    return Lag((behind_ms or 0) / 1000, is_trimmed=bool(is_trimmed), note=note)
 
 
 def _lacks(first: Record, start: StartPoint, position: ExtendedSequenceNumber) -> bool:
