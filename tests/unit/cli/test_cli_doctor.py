@@ -1,6 +1,7 @@
 """`kclrun doctor` over rows in memory: findings, mends, backups and exit codes."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +12,13 @@ import pytest
 from kclrun.cli import doctor as verb
 from kclrun.cli.doctor import change_in_words
 from kclrun.errors import AccessDenied, InvalidRequest
+from kclrun.leases.doctor.findings import Finding, Kind
 from kclrun.model.lease import KCL3_MODE_KEY, Halt, Handoff, Lease, OwnerId
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
 from kclrun.protocol.writes import (
+    Amend,
     Claim,
     ConditionFailed,
     CreateChildren,
@@ -77,6 +81,7 @@ def test_findings_are_shown_with_their_mends_and_nothing_is_changed(
         "3 findings, of which --yes can mend 2.",
         "Nothing was changed. To back up all rows and mend, add --yes",
     ]
+    assert "nobody took it within 1 s" in "".join(said)
     assert sum(line.startswith("  mend:     ") for line in said) == 3
     # What --yes mends needs no advice.
     advised = [line.split(":")[0].strip() for line in said if line.startswith(("  you:", "  only"))]
@@ -219,6 +224,69 @@ def test_many_keys_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
+    ("mend", "kind", "shown", "needs_consent"),
+    [
+        ((), Kind.HOLE, ["you"], False),
+        ((), Kind.ENDED_OPEN, ["you"], False),
+        ((ResumeLease(key(1)),), Kind.HOLE, ["mend"], False),
+        ((ResumeLease(key(1)),), Kind.ENDED_OPEN, ["mend", "only", "you"], True),
+    ],
+)
+def test_a_person_is_asked_for_what_is_not_mended_without_one(
+    mend: tuple[ResumeLease, ...],
+    kind: Kind,
+    shown: list[str],
+    needs_consent: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    finding = Finding(kind=kind, evidence="seen", mend=mend, advice="look")
+
+    verb._print(finding)
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head == f"ERROR  {kind.value}"
+    assert [line.split(":")[0].strip() for line in lines] == ["seen", "records", *shown]
+    assert verb._plain(finding)["needs_consent"] is needs_consent
+    assert verb.to_mend([finding], []) == ((finding,) if shown == ["mend"] else ())
+    assert verb.to_mend([finding], [kind.value]) == ((finding,) if mend else ())
+
+
+@pytest.mark.parametrize(
+    ("start", "told"), [("", "at TRIM_HORIZON"), ("start: LATEST\n", "at LATEST")]
+)
+def test_a_hole_without_ancestors_is_filled_from_where_the_settings_begin(
+    site: Site, call: Callable[..., Called], start: str, told: str
+) -> None:
+    site.configure(site.config.read_text() + start)
+    site.plant(0)
+    said = call("doctor")[1]
+    assert f"  mend:     create {key(1)} {told}, if it has no row" in said
+
+
+def test_a_halt_has_expired_after_the_retention(site: Site, call: Callable[..., Called]) -> None:
+    site.plant(0, A, halt=Halt("bad", WallTime(site.clock.now - 86_402)))
+    site.plant(1, A, halt=Halt("bad", WallTime(site.clock.now - 86_398)))
+    site.live(A)
+
+    said = call("doctor")[1]
+    assert f"ERROR  halt-expired {key(0)}" in said
+    assert f"ERROR  halt-expired {key(1)}" not in said
+
+
+def test_a_backup_is_on_the_disk_before_anything_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(verb, "sync", lambda fd: done.append(os.fstat(fd).st_size))
+    monkeypatch.setattr(verb, "sync_folder", done.append)
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+
+    verb.write_backup(tmp_path / "rows", [{"a": {"S": "b"}}])
+
+    assert done == [len('{"a":{"S":"b"}}\n'), tmp_path]
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+@pytest.mark.parametrize(
     ("line", "told"),
     [
         ("--yes --accept hole", "--accept hole: expected a kind whose mend is a decision"),
@@ -294,6 +362,14 @@ def test_nothing_is_written_where_kcl_3_assigns_the_leases(
         (
             Release(key(1), A, 7, AT, TRIM_HORIZON),
             f"let {key(1)} go: no owner, no hand-off, its checkpoint 77",
+        ),
+        (
+            Amend(key(1), A, 7, frozenset(), HashRange(0, 1)),
+            f"parents and range of {key(1)} as the service lists them",
+        ),
+        (
+            Amend(key(1), A, 7, frozenset(), HashRange(0, 1), WallTime(9.0)),
+            f"parents and range of {key(1)} as the service lists them, and LATEST is now",
         ),
         (ResumeLease(key(1)), f"remove the halt of {key(1)}"),
     ],

@@ -68,6 +68,8 @@ def test_before_the_first_start_every_shard_is_measured_from_where_it_will_begin
         "note": "not begun: there is no lease",
     }
     assert shards[key(1)]["behind_s"] == 60.0
+    said = call("lag")[1]
+    assert re.split(" {2,}", said[1])[2:6] == ["-", "-", "1m 40s", "23h 58m"]
     tip, shards = shards_of(call, "--set", "start=LATEST")
     assert tip["behind_s_max"] == 0.0
     assert shards[key(0)]["note"] == "not begun: there is no lease; it would begin at the tip"
@@ -175,6 +177,9 @@ def test_of_several_streams_each_shard_is_measured_in_its_own(
     site: Site, call: Callable[..., Called]
 ) -> None:
     site.make_stream("audits", 1)
+    now = WallTime(site.clock.now)
+    site.kinesis.set_retention(site.kinesis.stream("audits", None, now), 48, now, longer=True)
+    site.clock.now += 60.0
     site.configure(
         "application: orders\nprocessor: mine:Mine\naws: {region: us-east-1}\n"
         "streams: [{name: orders, start: LATEST}, {name: audits}]\n"
@@ -187,6 +192,7 @@ def test_of_several_streams_each_shard_is_measured_in_its_own(
 
     code, said, told = call("lag --json")
     shards = {each["shard"]: each for each in json.loads("\n".join(said))["shards"]}
+    assert json.loads("\n".join(said))["retention_s"] == 86_400.0  # the shortest
     assert (code, told) == (
         0,
         [f"Not measured, their stream is not of the application: returns:{key(0)}"],
@@ -246,7 +252,10 @@ def test_throttles_are_waited_out_five_times_and_gaps_four(site: Site) -> None:
     def lag_after(*answers: FetchedPage | Exception) -> tuple[verb.Lag, int]:
         site.clock.slept.clear()
         pages = Pages(*answers)
-        return measured(pages), len(pages.limits)
+        lag = measured(pages)
+        # The record of the checkpoint, and the next one.
+        assert set(pages.limits) == {2}
+        return lag, len(pages.limits)
 
     at = site.clock.now
     assert lag_after(*[Throttled("slow")] * 4, gap(0)) == (verb.Lag(0.0), 5)
@@ -265,7 +274,7 @@ def test_throttles_are_waited_out_five_times_and_gaps_four(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("service_ahead_s", "behind_s"),
-    [(0.0, 10.0), (1.5, 10.0), (-1.5, 10.0), (60.0, 70.0), (-60.0, 0.0)],
+    [(0.0, 10.0), (1.5, 10.0), (-1.5, 10.0), (1.75, 11.75), (60.0, 70.0), (-60.0, 0.0)],
 )
 def test_the_services_clock_counts_where_the_two_do_not_agree(
     site: Site, service_ahead_s: float, behind_s: float

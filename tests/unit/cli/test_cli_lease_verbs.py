@@ -124,6 +124,7 @@ def test_a_request_that_nobody_answers_is_given_up_and_stays(
     site: Site, call: Callable[..., Called]
 ) -> None:
     site.plant(0, A)
+    site.clock.now += 0.0001  # the row keeps milliseconds
 
     code, _, told = call("leases release 0 --yes --wait 1s")
 
@@ -350,6 +351,16 @@ def test_a_row_that_is_no_lease_is_named_and_a_missing_table_too(
         assert told[0].endswith("there is no lease table orders; the first start makes it")
 
 
+def test_three_halted_leases_are_named_and_more_are_not(
+    site: Site, call: Callable[..., Called]
+) -> None:
+    for number in range(3):
+        site.plant(number, A, halt=HALT)
+    assert f" resume {key(0)} {key(1)} {key(2)} --yes" in call("leases")[1][-1]
+    site.plant(3, A, halt=HALT)
+    assert " resume SHARD... --yes" in call("leases")[1][-1]
+
+
 # Several streams
 
 
@@ -379,6 +390,13 @@ def test_of_several_streams_a_shard_is_found_by_what_only_one_has(
     assert call("leases resume 5")[0] == 66
 
 
+def test_of_one_stream_a_row_of_several_is_not_meant(
+    site: Site, call: Callable[..., Called]
+) -> None:
+    site.plant(0, A, stream="1:audits:8:")
+    assert call("leases resume 0")[0] == 66
+
+
 # What each owner would do
 
 
@@ -404,6 +422,22 @@ def test_explained_is_what_each_live_owner_would_do_and_one_that_joins(
     assert (new["owner"].split(":")[2], new["leases"]) == ("new", 0)
     assert {each["key"] for each in new["decisions"]} >= {key(4), key(5)}
     assert call("leases --explain --owner host2")[1][0] == f"{B} (1 lease)"
+
+
+def test_of_several_streams_the_plan_is_for_the_leases_of_those(
+    site: Site, call: Callable[..., Called]
+) -> None:
+    site.configure(
+        "application: orders\nprocessor: mine:Mine\naws: {region: us-east-1}\n"
+        "leases: {failover: 1s}\nstreams: [{name: orders}]\n"
+    )
+    created = int(site.stream().summary().created_at)
+    site.plant(0, None, stream=f"123456789012:orders:{created}:")
+    site.plant(1, None, stream="123456789012:audits:9:")
+
+    said = call("leases --explain --owner new")[1]
+    assert said[1].endswith(f":orders:{created}:{ZERO}: nobody owns it")
+    assert len(said) == 2
 
 
 def test_an_owner_may_hold_leases_of_any_number(site: Site, call: Callable[..., Called]) -> None:
