@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,11 +103,12 @@ def test_letters_go_back_into_their_stream_and_stay_until_they_are_there(
 
     monkeypatch.setattr("kclrun.cli.world.Aws", lambda _: SimpleNamespace(kinesis_client="client"))
     monkeypatch.setattr(put_records, "send_all", send)
-    monkeypatch.setattr(
-        put_records,
-        "batches",
-        lambda entries, *, one_a_key: [[each] for each in entries] * one_a_key,
-    )
+
+    def one_by_one(entries: Iterable[PutEntry], *, one_a_key: bool) -> list[list[PutEntry]]:
+        assert one_a_key
+        return [[each] for each in entries]
+
+    monkeypatch.setattr(put_records, "batches", one_by_one)
     assert run_program(line) == 0
     plan = "Would put 3 records into orders\nDo it with --yes.\n"
     assert (capsys.readouterr().out, len(left(config)), sent) == (plan, 3, [])
