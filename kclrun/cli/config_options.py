@@ -180,7 +180,7 @@ def with_verb_first(arguments: Sequence[str], verbs: Collection[str], default: s
     if rest and rest[0] in verbs:
         return [rest[0], *before, *rest[1:]]
     is_option = bool(rest) and rest[0].startswith("-")
-    is_about_all = not before and rest[:1] in (["--help"], ["-h"], ["--version"])
+    is_about_all = rest[:1] in (["--help"], ["-h"], ["--version"])
     if before or (is_option and not is_about_all):
         return [default, *before, *rest]
     return rest
@@ -191,10 +191,7 @@ def _width_of_config(arguments: Sequence[str]) -> int:
     first = arguments[0]
     if first in (*_CONFIG, _SET):
         return 2
-    is_joined = first.startswith(("--config=", "--set=")) or (
-        first.startswith("-c") and not first.startswith("--") and len(first) > 2
-    )
-    return int(is_joined or _is_configuration(first))
+    return int(first.startswith(("--config=", "--set=", "-c")) or _is_configuration(first))
 
 
 def _is_configuration(argument: str) -> bool:
@@ -222,7 +219,7 @@ def _with_config_named(
     if not files or given:
         return list(arguments)
     first = files[0]
-    return [*arguments[:first], _CONFIG[0], *arguments[first:]]
+    return [*arguments[:first], "--config", *arguments[first:]]
 
 
 def _places(
@@ -246,8 +243,8 @@ def _places(
             places.append(at)
         elif name in _CONFIG:
             configs.append(value if equals else "".join(arguments[at + 1 : at + 2]))
-        elif each.startswith(_CONFIG[1]) and not each.startswith("--"):
-            configs.append(each.removeprefix(_CONFIG[1]))
+        elif each.startswith("-c"):
+            configs.append(each.removeprefix("-c"))
         at += 2 if name in takes_value and not equals else 1
     return places, configs, at
 

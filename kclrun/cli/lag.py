@@ -40,7 +40,7 @@ from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import Shard, ShardGraph
 from kclrun.model.stream import StreamKey, called, qualified_shards, shard_id_of, stream_of
 from kclrun.model.time import WallTime, backoff_s
-from kclrun.ports import ShardReader, next_page, open_iterator
+from kclrun.ports import ShardReader, next_page
 
 if TYPE_CHECKING:
     from kclrun.cli.streams import OpenStream
@@ -167,31 +167,30 @@ def measure(
     except NotFound:
         return Lag(None, is_trimmed=True, note="the stream has no such shard any more")
     except (Throttled, Unavailable, InvalidRequest, RecordError) as error:
-        return Lag(None, note=f"not known: {error}".split("\n", 1)[0])
+        return Lag(None, note=f"not known: {error}".partition("\n")[0])
 
 
 def _lag_from(
     reader: ShardReader, shard: str, start: StartPoint, position: ExtendedSequenceNumber
 ) -> Lag:
     cursor = PageCursor(start)
-    cursor.opened(_patiently(partial(open_iterator, reader, shard, start)))
-    is_trimmed = False
+    is_trimmed: bool | None = None  # until the first record arrives
     page: FetchedPage | None = None
     for number in range(_PAGES_MAX):
         if number:
             time.sleep(_PAGE_PAUSE_S)
         page = _patiently(partial(next_page, reader, shard, cursor, _RECORDS_A_CALL))
-        if page.records and not is_trimmed:
+        if page.records and is_trimmed is None:
             is_trimmed = _lacks(page.records[0], start, position)
         unread = drop_until(open_aggregates(page.records), position)
         if unread:
-            return _behind(unread[0], page, is_trimmed=is_trimmed)
+            return _behind(unread[0], page, is_trimmed=bool(is_trimmed))
         if page.is_empty_tip or page.next_iterator is None:
             break
     assert page is not None, "at least one page is read"
     behind_ms = 0 if page.next_iterator is None else page.millis_behind_latest
     note = "no record found so near; what the service says" if behind_ms else ""
-    return Lag((behind_ms or 0) / 1000, is_trimmed=is_trimmed, note=note)
+    return Lag((behind_ms or 0) / 1000, is_trimmed=bool(is_trimmed), note=note)
 
 
 def _lacks(first: Record, start: StartPoint, position: ExtendedSequenceNumber) -> bool:
@@ -292,7 +291,7 @@ def print_lag(lines: Sequence[LagLine], *, retention_s: float) -> None:
             shortened(line.checkpoint) or "-",
             spelled(line.behind_s),
             "-" if line.loss_in_s is None else spelled(line.loss_in_s),
-            line.note.split("\n", 1)[0],
+            line.note.partition("\n")[0],
         ]
         for line in lines
     ]

@@ -88,8 +88,10 @@ def _csv_rows(source: BinaryIO, key: str | None) -> Iterator[Row]:
     text = io.TextIOWrapper(source, encoding="utf-8-sig", newline="")
     try:
         reader = csv.DictReader(text, strict=True)
-        if key is not None and key not in (reader.fieldnames or ()):
-            raise SettingsError(f"--key {key}: no such column; there are {_columns(reader)}")
+        columns = reader.fieldnames or ()
+        if key is not None and key not in columns:
+            named = ", ".join(columns) or "none"
+            raise SettingsError(f"--key {key}: no such column; there are {named}")
         for row in reader:
             if None in row or None in row.values():
                 raise SettingsError(f"line {reader.line_num}: not as many columns as the header")
@@ -100,10 +102,6 @@ def _csv_rows(source: BinaryIO, key: str | None) -> Iterator[Row]:
     finally:
         if not source.closed:
             text.detach()  # the caller opened the source and closes it
-
-
-def _columns(reader: csv.DictReader[str]) -> str:
-    return ", ".join(reader.fieldnames or ()) or "none"
 
 
 def _lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:

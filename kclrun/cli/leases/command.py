@@ -399,7 +399,7 @@ def resume_leases(aws: Aws, shards: Sequence[str], *, is_confirmed: bool) -> int
 def _resume_plan(lease: Lease) -> str:
     if lease.halt is None:
         return f"{lease.key}: is not halted"
-    reason = harmless(lease.halt.reason).split("\n", 1)[0]
+    reason = harmless(lease.halt.reason).partition("\n")[0]
     position = shortened(str(lease.checkpoint))
     return f"{lease.key}: goes on after {position}; it was halted because: {reason}"
 

@@ -8,6 +8,7 @@ credentials of the caller.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException
@@ -29,7 +30,7 @@ from kclrun.model.stream import called, shard_id_of, stream_of
 from kclrun.model.text import harmless
 from kclrun.model.time import WallTime
 from kclrun.observe.health import LeaseBody
-from kclrun.ports import ShardReader, next_page, open_iterator
+from kclrun.ports import ShardReader, next_page
 
 if TYPE_CHECKING:
     from kclrun.cli.world import Aws
@@ -64,13 +65,18 @@ def show_hot(aws: Aws, urls: Sequence[str], *, as_json: bool, with_keys: bool) -
     """
     settings = aws.settings
     leases = [lease for url in urls or [_url_of(settings)] for lease in _leases(url, settings)]
-    leases.sort(key=lambda lease: (-(lease.traffic.load if lease.traffic else -1.0), lease.shard))
+    leases.sort(key=lambda lease: (-_load(lease), lease.shard))
     names = _names(aws, leases) if with_keys else {}
     if as_json:
         click.echo(json.dumps([_plain(lease, names) for lease in leases], indent=2))
     else:
         _print(leases, names)
     return exit_codes.DRAINED
+
+
+def _load(lease: LeaseBody) -> float:
+    """The load to sort by; a lease that is not measured yet comes last."""
+    return lease.traffic.load if lease.traffic is not None else -math.inf
 
 
 def _url_of(settings: Settings) -> str:
@@ -152,7 +158,6 @@ def _looked_up(reader: ShardReader, shard: str, wanted: set[str]) -> Iterator[tu
     shard_id, since = shard_id_of(shard), WallTime(time.time() - _LOOKED_BACK_S)
     cursor = PageCursor(StartPoint(IteratorType.AT_TIMESTAMP, timestamp=since))
     try:
-        cursor.opened(open_iterator(reader, shard_id, cursor.start))
         for _ in range(_PAGES_MAX):
             page = next_page(reader, shard_id, cursor, _RECORDS_A_PAGE)
             # Of aggregates, too: in some streams their own keys decide.

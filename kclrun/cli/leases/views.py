@@ -113,19 +113,17 @@ def _hand_off(lease: Lease) -> str:
 
 
 def scan_table(aws: Aws) -> ScanPage:
-    """All rows of the table, as one page.
+    """All leases and broken rows of the table, as one page.
 
     Raises: a ServiceError leaf; NotFound while the lease table does not exist.
     """
     leases: list[Lease] = []
     broken: list[str] = []
-    foreign = 0
     with naming_table(aws.settings.table):
         for page in aws.table.scan():
             leases.extend(page.leases)
             broken.extend(page.broken)
-            foreign += page.foreign
-    return ScanPage(tuple(leases), tuple(broken), foreign)
+    return ScanPage(tuple(leases), tuple(broken))
 
 
 def scan_leases(aws: Aws) -> tuple[Lease, ...]:
@@ -222,7 +220,7 @@ def _note(line: LeaseLine) -> str:
     notes = [line.halt_reason, line.note]
     if line.is_hopping:
         notes.append("hopping: passed on again and again without a checkpoint")
-    return "; ".join(note.split("\n", 1)[0] for note in notes if note)
+    return "; ".join(note.partition("\n")[0] for note in notes if note)
 
 
 def shortened(checkpoint: str) -> str:
@@ -248,5 +246,5 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     safe = [[harmless(cell) for cell in row] for row in [titles, *rows]]
     widths = [max(len(row[column]) for row in safe) for column in range(len(titles))]
     for row in safe:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        cells = (cell.ljust(widths[column]) for column, cell in enumerate(row))
         click.echo("  ".join(cells).rstrip())

@@ -24,11 +24,11 @@ from kclrun.model.text import harmless
 from kclrun.observe.sample import LeaseSample, ManagerSample, how_to_resume
 
 if TYPE_CHECKING:
+    from rich.console import JustifyMethod
+
     from kclrun.local.filling import Filling
 
 
-# The number of lines of a terminal whose height is unknown.
-_HEIGHT: Final = 50
 # Lines for the log above the table, if the terminal has enough lines.
 _LOG_LINES: Final = 4
 _LEASES_SHOWN_MIN: Final = 3
@@ -56,10 +56,10 @@ class _Column(NamedTuple):
     cell: Callable[[LeaseSample], str]
     is_wide_only: bool = False
     is_of_lease: bool = False
-    justify: str = "right"
+    justify: JustifyMethod = "right"
 
 
-def render(sample: ManagerSample, width: int, height: int = _HEIGHT) -> RenderableType:
+def render(sample: ManagerSample, width: int, height: int) -> RenderableType:
     """The table of one sample, for a terminal of `width` columns and `height` lines.
 
     Leases in trouble come first, and the totals are always shown. If there are too many leases,
@@ -87,7 +87,7 @@ def _table(sample: ManagerSample, shown: Sequence[LeaseSample], width: int) -> T
         is_note = column.title == "note"
         table.add_column(
             column.title,
-            justify="left" if column.justify == "left" else "right",
+            justify=column.justify,
             no_wrap=True,
             ratio=1 if is_note else None,
             overflow="ellipsis",
@@ -139,7 +139,7 @@ def _trouble(sample: ManagerSample, width: int) -> list[Text]:
 def _filled(text: str, width: int, lines_max: int) -> list[str]:
     return textwrap.wrap(
         harmless(" ".join(text.split())),
-        max(width, 1),
+        width,
         max_lines=lines_max,
         placeholder=" …",
         break_on_hyphens=False,

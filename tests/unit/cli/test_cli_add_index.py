@@ -66,7 +66,7 @@ def indexes_of(dynamodb: Any, table: str) -> list[str]:
     return [index["IndexName"] for index in described.get("GlobalSecondaryIndexes", ())]
 
 
-@pytest.mark.slow
+@pytest.mark.seconds
 def test_adding_the_index_shows_its_plan_first(
     dynamodb: Any, table: str, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,7 +79,7 @@ def test_adding_the_index_shows_its_plan_first(
     assert indexes_of(dynamodb, table) == []
 
 
-@pytest.mark.slow
+@pytest.mark.seconds
 def test_the_index_is_added_with_yes_and_only_once(
     dynamodb: Any, table: str, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,7 +93,7 @@ def test_the_index_is_added_with_yes_and_only_once(
     assert "Nothing to do" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.seconds
 def test_no_index_is_added_where_there_is_no_table(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

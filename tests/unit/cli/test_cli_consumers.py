@@ -19,7 +19,7 @@ from kclrun.local.server import start_embedded
 from kclrun.model.time import Instant, WallTime
 from tests.patience import HUNG_S
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.seconds
 REPOSITORY = Path(__file__).parents[3]
 PROCESSOR = ["--set", "processor=processors.hello:Hello", "--set", f"path={REPOSITORY}"]
 

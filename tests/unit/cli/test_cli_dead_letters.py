@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from kclrun.aws import put_records
 from kclrun.cli.program import run_program
+from kclrun.errors import Unavailable
+from kclrun.model.record import PutEntry
 from kclrun.sinks.dead_letters import LetterFolder
 from tests.support.letters import letter
 
@@ -67,7 +72,53 @@ def test_letters_are_chosen_by_all_that_is_asked_and_dropped_with_yes(
     assert ("--yes" in plan) == bool(numbers)
 
     assert run_program(["dead-letters", "drop", "--config", str(config), *options, "--yes"]) == 0
+    assert capsys.readouterr().out == f"Dropping {len(numbers)} dead letters\n"
     assert left(config) == [number for number in before if number not in numbers]
+
+
+def test_an_error_is_cut_in_the_list_and_not_in_the_letter(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = "Traceback:\n  in \x1b price\n"
+    LetterFolder(config.parent / "letters").keep(letter(14, error="x" * 61, traceback=trace))
+    assert run_program(["dead-letters", "list", "--config", str(config), "--error", "xx"]) == 0
+    assert capsys.readouterr().out.split()[-1] == "x" * 60
+    assert run_program(["dead-letters", "show", "14", "--config", str(config)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"error          {'x' * 61}, after 3 calls" in lines
+    assert lines[-2:] == ["  Traceback:", "    in � price"]
+
+
+def test_letters_go_back_into_their_stream_and_stay_until_they_are_there(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[list[str]] = []
+    line = ["dead-letters", "redrive", "--to", "stream", "--config", str(config)]
+
+    def send(client: str, stream: str, batch: tuple[PutEntry, ...]) -> None:
+        assert (client, stream) == ("client", "orders")
+        if len(sent) == 1 and len(left(config)) == 2:
+            raise Unavailable("away")
+        sent.append([each.partition_key for each in batch])
+
+    monkeypatch.setattr("kclrun.cli.world.Aws", lambda _: SimpleNamespace(kinesis_client="client"))
+    monkeypatch.setattr(put_records, "send_all", send)
+
+    def one_by_one(entries: Iterable[PutEntry], *, one_a_key: bool) -> list[list[PutEntry]]:
+        assert one_a_key
+        return [[each] for each in entries]
+
+    monkeypatch.setattr(put_records, "batches", one_by_one)
+    assert run_program(line) == 0
+    plan = "Would put 3 records into orders\nDo it with --yes.\n"
+    assert (capsys.readouterr().out, len(left(config)), sent) == (plan, 3, [])
+
+    assert run_program([*line, "--yes"]) == 69
+    assert capsys.readouterr().out == "Putting 3 records into orders\n"
+    assert len(left(config)) == 2
+    monkeypatch.setattr(put_records, "send_all", lambda *_: sent.append(["again"]))
+    assert run_program([*line, "--yes"]) == 0
+    assert (left(config), sent[1:]) == ([], [["again"], ["again"]])
 
 
 def test_one_letter_is_shown_whole_and_its_payload_harmless(

@@ -35,8 +35,9 @@ from kclrun.model.time import WallTime
 from kclrun.observe.health import KeyBody, LeaseBody, TrafficBody
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.positions import after, at_timestamp
+from tests.unit.cli.memory_site import CLOCKED, Clock
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.seconds
 GOLDEN = Path(__file__).parent / "golden"
 WRITES = os.environ.get("KCLRUN_GOLDEN") == "write"
 FIRST, SECOND = OwnerId("kclrun:az1:host-1:1a2b"), OwnerId("kclrun:az2:host-2:77aa")
@@ -214,8 +215,9 @@ def test_a_verb_prints_what_its_golden_file_holds(
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "100")
     shutil.rmtree("made", ignore_errors=True)
-    # One failover: with the request of shard 5, doctor would watch until requests void.
-    monkeypatch.setattr("kclrun.cli.doctor.watch_s", lambda *_: 1.0)
+    clock = Clock(time.time())  # the table does not change: nothing is gained by waiting
+    for module in CLOCKED:
+        monkeypatch.setattr(f"kclrun.cli.{module}.time", clock)
     monkeypatch.setattr("kclrun.cli.leases.hot._body", lambda url: msgspec.json.encode(HEALTH))
 
     code = run_program(shlex.split(LINES[name]))

@@ -263,11 +263,14 @@ def line(shard: str, behind_s: float | None, **more: object) -> LagLine:
         (None, "?"),
         (0.04, "0.0s"),
         (9.96, "10.0s"),
+        (10.0, "10s"),
         (59.7, "1m"),
         (250, "4m 10s"),
         (3_600, "1h"),
         (3_780, "1h 3m"),
         (187_300, "2d 4h"),
+        (97_200, "1d 3h"),
+        (86_399.4, "23h 59m"),
     ],
 )
 def test_durations_are_spelled_in_two_units(seconds: float | None, text: str) -> None:
@@ -278,6 +281,28 @@ def test_a_check_that_cannot_tell_does_not_say_yes() -> None:
     lines = [line("a", 1.0), line("b", None), line("c", 301.0), line("d", 300.0)]
 
     assert [each.shard for each in further_behind(lines, 300.0)] == ["b", "c"]
+
+
+def test_the_time_to_loss_is_known_where_a_lag_and_its_record_are() -> None:
+    def loss(lag: Lag) -> tuple[float | None, float | None]:
+        shown = lag_line(
+            shard=KEY, state="owned", owner="o", checkpoint="1", lag=lag, retention_s=DAY_S, note=""
+        )
+        return shown.behind_s, shown.loss_in_s
+
+    at = WallTime(BEGUN)
+    assert loss(Lag(1.23456, at)) == (1.235, DAY_S - 1.235)
+    assert loss(Lag(DAY_S + 5, at)) == (DAY_S + 5, 0.0)
+    assert loss(Lag(1.0, at, is_trimmed=True)) == (1.0, 0.0)
+    assert loss(Lag(1.0)) == (1.0, None)
+    assert loss(Lag(None, at)) == (None, None)
+
+
+def test_nothing_behind_is_less_than_half_a_second_and_no_time_left_the_soonest() -> None:
+    lines = [line("a", 0.0, loss_in_s=0.5), line("b", 0.5, loss_in_s=0.0)]
+
+    plain = as_plain(lines, application="app", stream="s", retention_s=DAY_S)
+    assert (plain["behind_s_max"], plain["loss_in_s_min"]) == (0.5, 0.0)
 
 
 def test_totals_name_the_worst_and_what_is_not_known() -> None:

@@ -1,11 +1,16 @@
 import io
 import os
+import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
 from rich.console import Console
+from rich.text import Text
 
+from kclrun.cli.run import live_table
 from kclrun.cli.run.live_table import Bar, Bars, LiveDisplay, drawn_bars, render, wrapped
 from kclrun.local.filling import Filling
 from kclrun.observe.sample import LeaseSample, ManagerSample
@@ -230,6 +235,9 @@ def test_a_long_line_is_cut_between_its_words_and_indented(columns: int) -> None
 def test_a_line_that_fits_is_left_as_it_is_and_a_word_that_does_not_is_cut() -> None:
     assert wrapped("  a   b\t", 80) == ["  a   b\t"]
     assert wrapped("", 80) == [""]
+    # A word with hyphens is one: an option of a command can be copied.
+    assert wrapped(f"{'x' * 35} to-be-copied", 40) == ["x" * 35, f"{' ' * 17}to-be-copied"]
+    assert live_table._filled(f"{'x' * 35} to-be-copied", 40, 2) == ["x" * 35, "to-be-copied"]
     assert all(len(row) <= 80 for row in wrapped("x" * 1000, 80))
     assert "".join(row.strip() for row in wrapped("x" * 1000, 80)) == "x" * 1000
 
@@ -238,6 +246,167 @@ def test_what_is_waited_for_is_said_in_the_headline() -> None:
     waiting = msgspec.structs.replace(SAMPLE, doing="Spark is starting")
 
     assert drawn(waiting, 80).splitlines()[0].endswith("Spark is starting")
+
+
+SCREENS = {
+    "wide": (SAMPLE, 100, 30),
+    "narrow": (SAMPLE, 99, 29),
+    "very narrow": (SAMPLE, 44, 24),
+    "too narrow": (many(halted=1, failing=1, running=40), 24, 24),
+    "draining": (
+        msgspec.structs.replace(SAMPLE, is_draining=True, doing="Spark is starting"),
+        100,
+        30,
+    ),
+    "spark": (
+        msgspec.structs.replace(SAMPLE, has_leases=False, doing="Spark is starting"),
+        100,
+        30,
+    ),
+    "halted": (many(halted=2, failing=3, running=40), 100, 24),
+    "failing": (many(failing=3, running=4), 100, 30),
+    "healthy": (many(running=16), 80, 24),
+    "as many as fit": (many(running=15), 80, 24),
+    "a low one": (many(halted=5, running=40), 80, 12),
+}
+
+
+def test_screens_are_those_of_the_golden_file() -> None:
+    """What rich would cut or wrap included. KCLRUN_GOLDEN=write writes it again."""
+    golden = Path(__file__).parent / "golden" / "screens"
+    parts = []
+    for name, (sample, width, height) in SCREENS.items():
+        console = Console(file=io.StringIO(), width=width, color_system=None)
+        console.print(render(sample, width, height))
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        parts += [f"== {name}", *(line.rstrip() for line in lines)]
+    text = "\n".join(parts) + "\n"
+    if os.environ.get("KCLRUN_GOLDEN") == "write":
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize(
+    ("lag_ms", "text"),
+    [
+        (None, "-"),
+        (0, "0ms"),
+        (999, "999ms"),
+        (1_000, "1.0s"),
+        (119_999, "120.0s"),
+        (120_000, "2m"),
+        (7_199_999, "120m"),
+        (7_200_000, "2.0h"),
+    ],
+)
+def test_a_lag_is_spelled_in_the_unit_that_fits(lag_ms: int | None, text: str) -> None:
+    assert live_table._lag(lag_ms) == text
+
+
+def test_the_space_of_a_line_is_not_less_than_forty_columns() -> None:
+    assert max(map(len, wrapped("word " * 30, 20))) > 35
+    assert [len(row) for row in wrapped("x" * 100, 40)] == [40, 40, 40, 17 + 14]
+
+
+# The terminal
+
+
+class Shown:
+    """A display over a pseudo terminal: what it has shown so far."""
+
+    def __init__(self, display: LiveDisplay, capfd: pytest.CaptureFixture[str]) -> None:
+        self.display = display
+        self.capfd = capfd
+        self.text = ""
+
+    def until(self, holds: Callable[[str], bool]) -> str:
+        deadline = time.monotonic() + 20
+        while not holds(self.text):
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.005)
+            self.text += self.capfd.readouterr().err
+        return self.text
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "60"), ("LINES", "24")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(live_table, "_DRAW_EVERY_S", 0.01)
+
+
+def test_a_line_is_shown_once_it_ends_or_is_too_long_and_the_rest_at_the_end(
+    terminal: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with LiveDisplay() as display:
+        shown = Shown(display, capfd)
+        os.write(1, b"begun, ")
+        os.write(2, b"x" * 8_193)
+        told = shown.until(lambda text: text.count("x") >= 8_193)
+        assert "begun, x" in told
+        os.write(1, b"half a ")
+        os.write(1, b"line\r\nand a word that is too long for it " + b"y" * 30 + b"\n\xff rest")
+        told = shown.until(lambda text: f"{'y' * 30}\n" in text.replace("\r", ""))
+        lines = [line.strip("\r").removeprefix("\x1b[2K") for line in told.split("\n")]
+        assert lines[-4:-2] == ["half a line", "and a word that is too long for it"]
+        assert lines[-2] == f"{' ' * 17}{'y' * 30}"
+        assert "rest" not in told
+    told += capfd.readouterr().err
+    assert "\ufffd rest" in told
+    os.write(1, b"to the old place")
+    assert capfd.readouterr().out == "to the old place"
+
+
+def test_only_a_new_sample_is_drawn_and_with_its_bars_in_the_room_that_is_left(
+    terminal: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn_with = []
+
+    def drawing(sample: ManagerSample, width: int, height: int) -> Text:
+        drawn_with.append((sample.owner, width, height))
+        return Text(f"table of {sample.owner}")
+
+    monkeypatch.setattr(live_table, "render", drawing)
+    samples = [msgspec.structs.replace(SAMPLE, owner=f"owner-{n}") for n in range(2)]
+    bars = Bars(lambda: Filling(50, 200), is_until=False)
+    with LiveDisplay(bars) as display:
+        shown = Shown(display, capfd)
+        for sample in samples:
+            display.show(sample)
+            shown.until(lambda text, sample=sample: f"table of {sample.owner}" in text)
+        assert "50 of 200 records" in shown.text
+        display.show(msgspec.structs.replace(SAMPLE, owner="the last"))
+    assert "table of the last" in shown.text + capfd.readouterr().err
+    assert drawn_with == [(owner, 60, 23) for owner in ("owner-0", "owner-1", "the last")]
+
+    with LiveDisplay() as display:
+        display.show(samples[0])
+    assert drawn_with[3:] == [("owner-0", 60, 24)]
+
+
+def test_what_was_printed_before_comes_before_and_no_descriptor_is_left(
+    terminal: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(1, "w", closefd=False) as out, open(2, "w", closefd=False) as err:
+        monkeypatch.setattr(live_table.sys, "stdout", out)
+        monkeypatch.setattr(live_table.sys, "stderr", err)
+        out.write("before ")
+        err.write("before ")
+        threads = set(threading.enumerate())
+        with LiveDisplay() as display:
+            mine = set(threading.enumerate()) - threads
+            assert mine == {display._thread}  # rich has none of its own
+            assert display._thread.daemon
+            out.write("within, out\n")
+            err.write("within, err\n")
+        monkeypatch.undo()
+        told = capfd.readouterr()
+    assert told.out == "before "
+    assert told.err.startswith("before ")
+    assert told.err.count("within") == 2
+    for descriptor in (*display._saved, display._read_fd):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 # The bars below it

@@ -27,7 +27,7 @@ from kclrun.spark.export import Move
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
 from kclrun.spark.positions import SHARD_END, Position, after, at_timestamp, before
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.seconds
 KEY, SECOND = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
 OWNER = OwnerId("kclrun:az1:host:abc")
 

@@ -16,20 +16,18 @@ import pytest
 
 from kclrun.aws.put_records import batches, send_all
 from kclrun.cli.program import run_program
-from kclrun.cli.world import Aws, open_world
+from kclrun.cli.world import Aws
 from kclrun.codec.kpl import open_aggregates
 from kclrun.config.load import settings_of
 from kclrun.config.schema import Settings
 from kclrun.local.filling import wait_until_active
 from kclrun.local.server import start_embedded
-from kclrun.model.lease import Halt, Lease, LeaseKey, OwnerId
+from kclrun.model.lease import LeaseKey, OwnerId
 from kclrun.model.record import IteratorType, PutEntry
-from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import WallTime
-from kclrun.protocol.writes import Applied, CreateLease, HaltLease, Take
 from tests.patience import HUNG_S
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.seconds
 KEY = LeaseKey("shardId-000000000000")
 OWNER = OwnerId("kclrun:az1:host:abc")
 
@@ -102,6 +100,7 @@ def test_every_row_is_put_once_and_keys_keep_their_order(
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
 
 
+@pytest.mark.slow
 def test_rows_of_a_slow_pipe_are_put_before_it_ends(config: Path) -> None:
     aws = stream_of(config, shards=1)
     command = [sys.executable, "-m", "kclrun", "put", "--config", str(config)]
@@ -118,6 +117,7 @@ def test_rows_of_a_slow_pipe_are_put_before_it_ends(config: Path) -> None:
     assert b"2 rows put" in out
 
 
+@pytest.mark.slow
 def test_an_interrupted_put_says_how_far_it_got(config: Path, tmp_path: Path) -> None:
     aws = stream_of(config, shards=1)
     rows = tmp_path / "rows.txt"
@@ -176,6 +176,7 @@ def test_put_makes_no_stream_in_aws(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "Make it in AWS:  aws kinesis create-stream" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_starter_runs_on_the_local_aws_as_its_help_says(tmp_path: Path) -> None:
     """The commands that `kclrun local --help` shows; nothing of AWS is configured."""
     environment = {
@@ -252,46 +253,6 @@ def test_throttled_records_are_sent_until_all_are_taken(tmp_path: Path) -> None:
     assert sorted(int(data) for _, data in read) == list(range(2_500))
 
 
-def test_leases_are_shown_and_halted_ones_resumed(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    aws = stream_of(config, shards=2)
-    for verb in (["leases"], ["leases", "resume", "1"], ["lag"], ["doctor"]):
-        assert run_program([*verb, "--config", str(config)]) == 66
-        assert f"there is no lease table {aws.settings.table};" in capsys.readouterr().err
-    open_world(aws.settings)
-    lease = Lease(key=KEY, checkpoint=TRIM_HORIZON)
-    taken = Take(KEY, OWNER, None, 0, failover_s=1.0, start="TRIM_HORIZON")
-    halted = HaltLease(KEY, OWNER, 1, Halt("ValueError: poison", WallTime(1.0)))
-    for change in (CreateLease(lease), taken, halted):
-        assert isinstance(aws.table.write(change), Applied)
-    capsys.readouterr()
-
-    assert run_program(["leases", "--config", str(config), "--age"]) == 0
-    header, row, _, remedy = capsys.readouterr().out.splitlines()
-    assert header.split()[-3:] == ["switches", "renewing", "note"]
-    assert remedy == (
-        f"1 halted: mend the cause, then: kclrun leases --config {config} resume {KEY} --yes"
-    )
-    assert row.split()[1:4] == ["halted", OWNER, "TRIM_HORIZON"]
-    assert " NO " in row
-    assert "poison" in row
-
-    assert run_program(["leases", "--config", str(config), "--json"]) == 0
-    (plain,) = json.loads(capsys.readouterr().out)
-    assert (plain["shard"], plain["state"], plain["owner"]) == (KEY, "halted", OWNER)
-
-    resume = ["leases", "--config", str(config), "resume", KEY]
-    assert run_program(resume) == 0
-    assert "Nothing was changed" in capsys.readouterr().out
-    assert aws.table.read(KEY).halt is not None  # type: ignore[union-attr]
-    assert run_program([*resume, "--yes"]) == 0
-    assert aws.table.read(KEY).halt is None  # type: ignore[union-attr]
-    assert run_program([*resume, "--yes"]) == 0
-    assert "is not halted" in capsys.readouterr().out
-    assert run_program(["leases", "--config", str(config), "resume", "nobody"]) == 66
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Callable[..., list[str]]:
     """A command that runs the starter project with some settings changed."""
@@ -309,6 +270,7 @@ def rows_in(folder: Path) -> int:
     return sum(json.loads(line)["times"] for line in lines)
 
 
+@pytest.mark.slow
 def test_an_embedded_run_fills_reshards_reads_all_and_sums_up(
     project: Callable[..., list[str]], tmp_path: Path
 ) -> None:
@@ -340,6 +302,7 @@ def test_an_embedded_run_fills_reshards_reads_all_and_sums_up(
     assert json.loads(report.read_text())["totals"]["records"] == 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -365,6 +328,7 @@ def test_a_fill_that_fails_ends_the_run_with_its_reason(
     assert "embedded.fill did not put all its records" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_table_and_ctrl_c_drains(
     project: Callable[..., list[str]], tmp_path: Path
 ) -> None:

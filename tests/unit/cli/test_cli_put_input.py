@@ -1,15 +1,20 @@
 import hashlib
 import io
 import sys
+import threading
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kclrun.aws import put_records
 from kclrun.cli import put
+from kclrun.cli.program import run_program
 from kclrun.cli.put import entries, format_of
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.model.record import PutEntry
+from tests.unit.cli.memory_site import Clock
 
 
 def read(text: bytes, kind: str, key: str | None = None) -> list[PutEntry]:
@@ -51,6 +56,11 @@ def test_lines_of_text_are_routed_by_their_hash() -> None:
         (b"a,b\n1\n", "csv", None, "line 2: not as many columns"),
         (b"a,b\n1,2,3\n", "csv", None, "line 2: not as many columns"),
         (b"a,b\n1,2\n", "csv", "c", "--key c: no such column; there are a, b"),
+        (b"", "csv", "c", "--key c: no such column; there are none"),
+        (b'a\n"1"2\n', "csv", None, "not readable as CSV: Error"),
+        (b"a\n\n1\n", "csv", "b", "--key b"),
+        (b'{"a": true}\n', "jsonl", "a", "line 1: no text or number in a"),
+        (b'{"a": "%s"}\n' % (b"k" * 257), "jsonl", "a", "line 1: the key has 257 characters"),
         (b"a\n\xff\n", "csv", None, "not readable as CSV"),
         (b'{"a": 1}\n[1]\n', "jsonl", None, "line 2: not a JSON object"),
         (b'{"a": 1}\n', "jsonl", "b", "line 1: no text or number in b"),
@@ -67,6 +77,20 @@ def test_a_row_that_cannot_be_used_is_named(
         read(text, kind, key)
 
     assert said in str(caught.value)
+
+
+def test_the_longest_key_and_the_longest_line_are_taken() -> None:
+    (entry,) = read(b'{"a": "%s"}\n' % (b"k" * 256), "jsonl", "a")
+    assert entry.partition_key == "k" * 256
+    key = 32  # a hash in hexadecimal digits
+    (entry,) = read(b"x" * (2**20 - key) + b"\r\n", "text")
+    assert entry.size_bytes == 2**20
+    with pytest.raises(SettingsError, match="a record holds 1 MiB at most"):
+        read(b"x" * 2**20 + b"\r\n", "text")
+    with pytest.raises(SettingsError, match="line 2: longer than 1 MiB"):
+        read(b"x\n" + b"x" * (2**20 + 3), "text")
+    assert [number.partition_key for number in read(b"a\n1\n2\n", "csv", "a")] == ["1", "2"]
+    assert read(b"a\n1\n", "csv")[0].data == b'{"a":"1"}'
 
 
 def test_nothing_is_read_before_it_is_asked_for() -> None:
@@ -115,3 +139,209 @@ def test_a_put_that_fails_says_how_many_rows_are_in_the_stream(
     with pytest.raises(Unavailable, match="no answer\n500 rows are in the stream for certain"):
         put._put_all(aws, rows, told.append, aggregate=False, ordered=False)
     assert told == [500]
+
+
+# What is sent, and what is said
+
+
+class Sent:
+    """In place of Kinesis: the batches that a put sends, on a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, url: str = "http://127.0.0.1:1") -> None:
+        self.clock = Clock()
+        self.batches: list[list[str]] = []
+        self.listed = self.ordered = 0
+        self.made: list[object] = []
+        self.took_s = 2.0
+        self.fails: BaseException | None = None
+        self.url = url
+        monkeypatch.setattr(put, "time", self.clock)
+        monkeypatch.setattr("kclrun.cli.world.Aws", self.aws)
+        monkeypatch.setattr(put_records, "send_all", self.send)
+        monkeypatch.setattr(put_records, "ShardPacker", self.packer)
+        monkeypatch.setattr(put_records, "batches", self.batched)
+        monkeypatch.setattr("kclrun.local.filling.make_stream", self.make)
+
+    def aws(self, settings: Any) -> SimpleNamespace:
+        return SimpleNamespace(
+            settings=settings,
+            kinesis_client="client",
+            kinesis=SimpleNamespace(url=self.url),
+            credentials=SimpleNamespace(current=lambda: "credentials"),
+            stream=SimpleNamespace(list_shards=self.list_shards),
+        )
+
+    def list_shards(self) -> str:
+        self.listed += 1
+        return "shards"
+
+    def make(self, *made: object) -> bool:
+        self.made.append(made)
+        return len(self.made) != 2
+
+    def batched(self, rows: Any, *, one_a_key: bool) -> Any:
+        """A batch ends where its rows pause; the real ones are tested with the client."""
+        self.ordered += one_a_key
+        held = []
+        for row in rows:
+            if row is not None:
+                held.append(row)
+            elif held:
+                yield held
+                held = []
+        if held:
+            yield held
+
+    def send(self, _client: str, stream: str, batch: Any) -> None:
+        if self.batches and self.fails is not None:
+            raise self.fails
+        self.clock.now += self.took_s
+        self.batches.append([each.data.decode() for each in batch])
+
+    def packer(self, shards: str, *, share: float) -> SimpleNamespace:
+        assert (shards, share) == ("shards", 1.0)
+        held: list[PutEntry] = []
+
+        def flush() -> list[PutEntry]:
+            packed = [PutEntry(b"+".join(each.data for each in held), "k")] if held else []
+            held.clear()
+            return packed
+
+        return SimpleNamespace(add=lambda row: held.append(row) or [], flush=flush)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sent:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.txt").write_text("a\nb\nc\n")
+    (tmp_path / "rows.csv").write_text("n\n1\n2\n")
+    return Sent(monkeypatch)
+
+
+LINE = "put --stream s --endpoint http://127.0.0.1:1"
+
+
+def test_rows_of_a_file_are_sent_and_counted(
+    sent: Sent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_program([*LINE.split(), "rows.txt"]) == 0
+    assert sent.batches == [["a", "b", "c"]]
+    assert capsys.readouterr() == ("3 rows put in 2.0 s (2/s)\n", "")
+    assert sent.ordered == sent.listed == 0
+    sent.took_s = 0.0
+    assert run_program([*LINE.split(), "rows.csv", "--ordered"]) == 0
+    assert sent.batches[1] == ['{"n":"1"}', '{"n":"2"}']
+    assert capsys.readouterr().out.startswith("2 rows put in 0.0 s (2,000,000,000/s)")
+    assert sent.ordered == 1
+    assert run_program([*LINE.split(), "rows.csv", "--format", "text"]) == 0
+    assert sent.batches[2] == ["n", "1", "2"]
+    assert run_program([*LINE.split(), "no.txt"]) == 78
+    assert "Cannot put: no.txt: No such file or directory" in capsys.readouterr().err
+
+
+def test_a_stream_is_made_first_and_only_on_this_machine(
+    sent: Sent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for shards in ("1", "2", "3"):
+        assert run_program([*LINE.split(), "--create", shards, "rows.txt"]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "Made" in line]
+    # The second was there.
+    assert said == ["Made the stream s with 1 shard", "Made the stream s with 3 shards"]
+    assert [made[1:] for made in sent.made] == [("s", n, "credentials") for n in (1, 2, 3)]  # type: ignore[index]
+    sent.url = "https://kinesis.eu-west-1.amazonaws.com"
+    assert run_program([*LINE.split(), "--create", "2", "rows.txt"]) == 78
+    assert "--stream-name s --shard-count 2" in capsys.readouterr().err
+    assert len(sent.made) == 3
+
+
+def test_an_interrupted_put_says_how_far_it_got(
+    sent: Sent, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent.fails = KeyboardInterrupt()
+    assert run_program([*LINE.split(), "rows.txt", "--rate", "2"]) == 130
+    told = capsys.readouterr()
+    assert (told.out, told.err.strip()) == (
+        "",
+        "Interrupted: 1 rows are in the stream for certain",
+    )
+
+
+def test_at_a_rate_rows_wait_for_their_turn_and_none_is_held(sent: Sent) -> None:
+    rows = [PutEntry(b"%d" % n, "k") for n in range(3)]
+
+    def paced(rate: int | None, *given: PutEntry | None) -> tuple[list[Any], list[float]]:
+        sent.clock.slept.clear()
+        return list(put._paced(iter(given), rate)), list(sent.clock.slept)
+
+    assert paced(None, *rows) == (rows, [])
+    # Half a second is longer than held rows may wait.
+    assert paced(2, *rows) == ([rows[0], None, rows[1], None, rows[2]], [0.5, 0.5])
+    assert paced(8, *rows) == (rows, [0.125, 0.125])
+    # A pause of the pipe is no row.
+    assert paced(8, rows[0], None, rows[1]) == ([rows[0], None, rows[1]], [0.125])
+
+
+def test_rows_are_packed_and_the_shards_listed_again_after_half_a_minute(sent: Sent) -> None:
+    aws = sent.aws(None)
+    a, b, c, d = (PutEntry(each, "k") for each in (b"a", b"b", b"c", b"d"))
+
+    def rows() -> Any:
+        yield a
+        yield b
+        yield None
+        assert sent.listed == 1
+        sent.clock.now += 30.0
+        yield c
+        assert sent.listed == 1
+        sent.clock.now += 0.25
+        yield d
+        assert sent.listed == 2
+        yield d
+
+    packed = [None if each is None else each.data for each in put._aggregated(aws, rows())]
+    assert packed == [b"a+b", None, b"c+d", None, b"d"]
+
+
+def test_the_rows_of_a_pipe_come_as_they_are_and_its_silence_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(put, "_IDLE_S", 0.01)
+    go = threading.Event()
+    entry = PutEntry(b"x", "k")
+
+    def rows() -> Any:
+        yield entry
+        go.wait(60)
+        yield entry
+        raise SettingsError("line 3")
+
+    came = put._as_they_come(rows())
+    assert next(came) is entry
+    reader = next(each for each in threading.enumerate() if each.name == "input")
+    assert reader.daemon
+    assert next(came) is None
+    go.set()
+    assert next(each for each in came if each is not None) is entry
+    with pytest.raises(SettingsError, match="line 3"):
+        list(came)
+    assert [each for each in put._as_they_come(iter([entry, entry])) if each] == [entry, entry]
+
+
+def test_standard_input_is_read_as_it_comes_and_a_person_sees_the_progress(
+    sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = io.StringIO()
+    monkeypatch.setattr(told, "isatty", lambda: True)
+    came: list[object] = []
+    monkeypatch.setattr(put, "_as_they_come", lambda rows: came.append("as they come") or rows)
+    monkeypatch.setattr(
+        sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a\nb\n"), isatty=lambda: False)
+    )
+    monkeypatch.setattr(sys, "stderr", told)
+
+    assert run_program(LINE.split()) == 0
+
+    assert (sent.batches, came) == ([["a", "b"]], ["as they come"])
+    assert "2 rows, 1/s" in told.getvalue()
+    assert run_program([*LINE.split(), "rows.txt"]) == 0
+    assert len(came) == 1

@@ -1,0 +1,351 @@
+"""The readers of a tail, turn by turn on a clock of the test; and once with their threads."""
+
+import queue
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kclrun.cli.tail import readers
+from kclrun.cli.tail.readers import AllBegun, Arrived, Ended, ShardStart, TailReaders, Trouble
+from kclrun.errors import (
+    AccessDenied,
+    ExpiredIterator,
+    NotFound,
+    RecordError,
+    Throttled,
+    Unavailable,
+)
+from kclrun.model.reading import FetchedPage
+from kclrun.model.record import IteratorType, Record, StartPoint
+from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange, Shard
+from tests.patience import HUNG_S
+from tests.unit.cli.memory_site import BEGUN, Clock
+
+LATEST = StartPoint(IteratorType.LATEST)
+ALL = HashRange(0, HASH_KEY_MAX)
+IDLE = FetchedPage([], "i", 0)
+OVER = FetchedPage([], None, None)
+
+
+def records(*numbers: str, behind_ms: int = 5) -> FetchedPage:
+    return FetchedPage([Record(b"x", "k", number, 1.0) for number in numbers], "i", behind_ms)
+
+
+def ended(*children: str, parents: tuple[str, ...] = ("a",)) -> FetchedPage:
+    return FetchedPage(
+        [], None, None, children=tuple(ChildShard(c, parents, ALL) for c in children)
+    )
+
+
+def shard(name: str, *parents: str, is_open: bool = True) -> Shard:
+    first, second = [*parents, None, None][:2]
+    return Shard(name, ALL, "1", None if is_open else "9", first, second)
+
+
+class Stream:
+    """Answers of each shard, one after the other, the last one for good; and a listing."""
+
+    def __init__(self, *listed: Shard, **answers: Any) -> None:
+        self.listed = listed
+        self.answers = {name: deque(each) for name, each in answers.items()}
+        self.opened: list[tuple[str, IteratorType]] = []
+
+    def iterator(self, shard_id: str, kind: IteratorType, **_: object) -> str:
+        self.opened.append((shard_id, kind))
+        self.shard_id = shard_id
+        answers = self.answers[shard_id]
+        if answers[0] is NotFound:
+            raise NotFound("no such shard")
+        return shard_id
+
+    def fetch(self, iterator: str, _: int = 0) -> FetchedPage:
+        answers = self.answers[self.reading]
+        answer = answers.popleft() if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        assert isinstance(answer, FetchedPage)
+        return answer
+
+    def list_shards(self) -> tuple[Shard, ...]:
+        return self.listed
+
+
+class Turns:
+    """In place of the condition: who waits lets the time pass."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.told = 0
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+    def notify(self) -> None:
+        self.told += 1
+
+    notify_all = notify
+
+    def wait(self, wait_s: float | None) -> None:
+        assert wait_s is not None, "nothing is due and nothing is over"
+        assert wait_s > 0
+        self.clock.now += wait_s
+
+
+class Driven:
+    """A tail whose threads are the test: `turn` is one visit of a shard."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, stream: Stream, *, follows: bool = True
+    ) -> None:
+        self.clock = Clock()
+        monkeypatch.setattr(readers, "time", self.clock)
+        monkeypatch.setattr(readers, "_THREADS", 0)
+        monkeypatch.setattr(readers.random, "random", lambda: 0.5)
+        starts = {name: ShardStart((), LATEST) for name in stream.answers if name in "ab"}
+        self.stream = stream
+        self.tail = TailReaders(
+            starts,
+            stream,  # type: ignore[arg-type]
+            stream,  # type: ignore[arg-type]
+            follows=follows,
+            patience_s=5.0,
+        )
+        self.turns = Turns(self.clock)
+        self.tail._changed = self.turns  # type: ignore[assignment]
+        self.tail._events = queue.Queue()
+        self.tail.__enter__()
+
+    def turns_until_it_fails(self, told: list[Any]) -> None:
+        """So many that the test, not its time limit, says if it does not."""
+        for _ in range(100):
+            told += self.turn()[2]
+
+    def turn(self) -> tuple[str, float, list[Any]]:
+        """The shard that was visited, when, and what it told."""
+        due = self.tail._next_due()
+        assert due is not None
+        at, self.stream.reading = self.clock.now - BEGUN, due.shard_id
+        self.tail._visit(due)
+        told = []
+        while not self.tail._events.empty():
+            told.append(self.tail._events.get())
+        return due.shard_id, round(at, 3), told
+
+
+@pytest.fixture
+def driven(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def made(stream: Stream, **more: bool) -> Driven:
+        return Driven(monkeypatch, stream, **more)
+
+    return made
+
+
+def test_each_shard_is_begun_and_then_read_at_its_pace(driven: Any) -> None:
+    tail = driven(Stream(a=[records("1"), records("2", behind_ms=9), IDLE], b=[IDLE]))
+
+    said = [tail.turn() for _ in range(6)]
+
+    first, second = records("1").records, records("2").records
+    assert said == [
+        ("a", 0.0, [Arrived("a", first)]),
+        ("b", 0.0, [AllBegun()]),
+        ("a", 0.4, [Arrived("a", second)]),
+        ("a", 0.8, []),
+        ("b", 1.0, []),
+        ("a", 1.8, []),
+    ]
+    assert tail.stream.opened == [("a", IteratorType.LATEST), ("b", IteratorType.LATEST)]
+
+
+def test_children_that_a_shard_names_follow_it_from_their_beginning(driven: Any) -> None:
+    tail = driven(Stream(a=[ended("d", "c")], c=[ended()], d=[IDLE]))
+    tail.stream.listed = (shard("c", "a", is_open=False), shard("d", "a"))
+
+    assert tail.turn()[2] == [AllBegun(), Ended("a", ("c", "d"))]
+    assert sorted(tail.turn()[0] for _ in range(2)) == ["c", "d"]
+    assert tail.stream.opened[1:] == [
+        ("c", IteratorType.TRIM_HORIZON),
+        ("d", IteratorType.TRIM_HORIZON),
+    ]
+    assert not tail.tail._lineage.is_over
+    assert tail.turns.told >= 2
+
+
+def test_without_following_the_tail_ends_with_its_shards(driven: Any) -> None:
+    tail = driven(Stream(a=[ended("c")]), follows=False)
+
+    assert tail.turn()[2] == [AllBegun(), Ended("a", ("c",))]
+    assert tail.tail._lineage.is_over
+    assert tail.tail._next_due() is None
+
+
+def test_of_a_merge_the_child_waits_for_both_and_a_trimmed_parent_for_none(driven: Any) -> None:
+    both = ("a", "b")
+    tail = driven(Stream(a=[ended("c", parents=both)], b=[IDLE, OVER], c=[IDLE]))
+    tail.stream.listed = (shard("b", is_open=False), shard("c", *both))
+
+    assert tail.turn()[2] == [Ended("a", ("c",))]
+    assert tail.turn()[:2] == ("b", 0.0)
+    assert tail.turn() == ("b", 1.0, [Ended("b", ("c",))])
+    assert tail.turn()[:2] == ("c", 1.0)
+
+    gone = driven(Stream(a=[ended("c", parents=("a", "z"))], b=[OVER], c=[IDLE]))
+    gone.stream.listed = (shard("c", "a", "z"),)
+    gone.turn()
+    gone.turn()
+    assert gone.turn()[0] == "c"
+
+
+def test_where_the_service_has_lost_its_position_an_open_shard_goes_on(driven: Any) -> None:
+    tail = driven(Stream(shard("a"), a=[OVER, records("7"), OVER]))
+
+    assert tail.turn()[2] == [AllBegun()]
+    again = tail.turn()
+    assert again[2] == [Arrived("a", records("7").records)]
+    tail.stream.listed = (shard("a", is_open=False), shard("c", "a"), shard("d", "b"))
+    assert tail.turn()[2] == [Ended("a", ("c",))]
+
+
+def test_a_shard_that_is_not_there_is_asked_for_again_or_over(driven: Any) -> None:
+    tail = driven(Stream(shard("a"), a=[NotFound, NotFound]))
+    assert tail.turn() == ("a", 0.0, [])
+    tail.stream.listed = ()
+    assert tail.turn() == ("a", 1.0, [AllBegun(), Ended("a", ())])
+    assert tail.tail._lineage.is_over
+
+
+def test_trouble_is_told_after_a_second_once_and_its_end_when_all_is_well(driven: Any) -> None:
+    slow = [Throttled("slow")] * 6
+    tail = driven(Stream(a=[*slow, IDLE], b=[IDLE, *slow, IDLE]))
+
+    said: list[tuple[str, str]] = []
+    for _ in range(40):
+        name, at, told = tail.turn()
+        said += [(name, each.text) for each in told if isinstance(each, Trouble)]
+        assert at >= 1.0 or not any(isinstance(each, Trouble) for each in told)
+    assert [text for _, text in said] == [
+        f"Reading {said[0][0]} fails and is tried again: slow",
+        "Reading works again",
+    ]
+    assert not tail.tail._failing_since
+
+
+def test_an_expired_iterator_is_replaced_at_once_and_is_no_trouble(driven: Any) -> None:
+    tail = driven(Stream(a=[records("1", behind_ms=0), ExpiredIterator("old"), records("2")]))
+
+    assert tail.turn()[1] == 0.0
+    assert tail.turn()[1:] == (0.4, [])
+    name, at, told = tail.turn()
+    assert (name, at, told) == ("a", 0.4, [Arrived("a", records("2").records)])
+    assert tail.stream.opened[1] == ("a", IteratorType.AFTER_SEQUENCE_NUMBER)
+
+
+def test_a_service_that_answers_nothing_ends_it_after_its_patience(driven: Any) -> None:
+    tail = driven(Stream(a=[Unavailable("503")], b=[IDLE, IDLE, IDLE, Unavailable("504")]))
+    told: list[Any] = []
+    with pytest.raises(Unavailable) as away:
+        tail.turns_until_it_fails(told)
+    assert str(away.value).splitlines()[0] == "nothing was answered for 5 s (aws.start_timeout)"
+    assert "The last attempt: 50" in str(away.value)
+    # b's last answer came at 2.0.
+    assert 7.0 <= tail.clock.now - BEGUN < 11.0
+    assert told == [AllBegun(), Trouble("Reading a fails and is tried again: 503")]
+
+
+@pytest.mark.parametrize("answer", [Throttled("slow"), ExpiredIterator("old")])
+def test_a_refusal_is_an_answer_and_a_broken_page_is_none(driven: Any, answer: Exception) -> None:
+    tail = driven(Stream(a=[answer]))
+    for _ in range(30):
+        tail.turn()
+    broken = driven(Stream(a=[RecordError("not a page")]))
+    with pytest.raises(Unavailable, match="not a page"):
+        broken.turns_until_it_fails([])
+
+
+def test_time_in_which_nothing_was_asked_is_not_silence(driven: Any) -> None:
+    """While a pager blocks the threads, they send nothing."""
+    tail = driven(Stream(a=[IDLE, Unavailable("503"), IDLE]))
+    tail.turn()
+    tail.clock.now += 60.0
+    assert tail.turn()[2] == []
+    assert tail.turn()[2] == []
+
+
+def test_what_is_refused_for_good_ends_it(driven: Any) -> None:
+    tail = driven(Stream(a=[AccessDenied("no")]))
+    tail.stream.reading = "a"
+    tail.tail._work()
+    with pytest.raises(AccessDenied):
+        list(tail.tail.events())
+
+
+def test_events_come_in_order_then_none_and_end_with_the_shards(
+    driven: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "_NOTICE_S", 0.001)
+    tail = driven(Stream(a=[ended()]))
+    tail.stream.reading = "a"
+    events = tail.tail.events()
+    assert next(events) is None
+    tail.tail._work()
+    assert list(events) == [AllBegun(), Ended("a", ())]
+
+
+def test_a_full_queue_is_waited_for_until_the_tail_is_closed(
+    driven: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "_NOTICE_S", 0.001)
+    tail = driven(Stream(a=[IDLE])).tail
+    tail._events = queue.Queue(1)
+    tail._tell(AllBegun())
+    waiting = threading.Thread(target=tail._tell, args=(AllBegun(),))
+    waiting.start()
+    time.sleep(0.02)
+    assert waiting.is_alive()
+    tail.__exit__(None, None, None)
+    waiting.join(HUNG_S)
+    assert tail._events.qsize() == 1
+    assert tail._next_due() is None
+
+
+def test_with_their_threads_each_record_comes_once_and_all_threads_end(tmp_path: Path) -> None:
+    class Live(Stream):
+        lock = threading.Lock()
+
+        def iterator(self, shard_id: str, *_: object, **__: object) -> str:
+            return shard_id
+
+        def fetch(self, iterator: str, _: int = 0) -> FetchedPage:
+            with self.lock:
+                answers = self.answers[iterator]
+                return answers.popleft() if len(answers) > 1 else answers[0]
+
+    def at(name: str, page: FetchedPage) -> FetchedPage:
+        return FetchedPage(page.records, name, page.millis_behind_latest)
+
+    stream = Live(
+        shard("c", "a", is_open=False),
+        a=[at("a", records("1")), ended("c")],
+        b=[at("b", IDLE)],
+        c=[at("c", records("2")), ended()],
+    )
+    starts = {name: ShardStart((), LATEST) for name in "ab"}
+    seen: list[Any] = []
+    with TailReaders(starts, stream, stream, follows=True, patience_s=5.0) as tail:  # type: ignore[arg-type]
+        mine = [each for each in threading.enumerate() if each.name.startswith("tail-")]
+        assert (len(mine), all(each.daemon for each in mine)) == (8, True)
+        for event in tail.events():
+            seen.append(event)
+            if isinstance(event, Ended) and event.shard_id == "c":
+                break
+    arrived = [each.records[0].sequence_number for each in seen if isinstance(each, Arrived)]
+    assert arrived == ["1", "2"]
+    assert seen.count(AllBegun()) == 1
+    deadline = time.monotonic() + HUNG_S
+    while any(each.is_alive() for each in mine):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
