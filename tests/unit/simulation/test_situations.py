@@ -1,8 +1,13 @@
-"""Named situations: declared, collected, and reached."""
+"""Named situations: declared, collected, and reached; and runs that are as they were."""
 
+import functools
 import itertools
+import os
+from collections import Counter
+from pathlib import Path
 
 import pytest
+import yaml
 
 from kclrun.errors import InvariantViolation
 from kclrun.simulation.user_code import UserCode
@@ -19,12 +24,13 @@ from tests.support.storms.dense import (
 # seeds are searched: print what each reaches, and name here the few that reach all.
 KNOWN = (
     ("cold start", 18),
-    ("recreating", 0),
-    ("recreating", 1),
-    ("dense", 18),
-    ("expiring", 3),
-    ("expiring", 18),
-    ("poisoned", 0),
+    ("recreating", 15),
+    ("recreating", 18),
+    ("recreating", 21),
+    ("expiring", 14),
+    ("expiring", 15),
+    ("dense", 6),
+    ("poisoned", 3),
 )
 STORMS = 30
 POISONED = UserCode(poison_every=40, then="dead-letter")
@@ -35,6 +41,12 @@ PLAYED = {
     "expiring": lambda seed: rage(expiring_storm(seed)),
     "recreating": lambda seed: rage(recreating_storm(seed)),
 }
+FIGURES = Path(__file__).parent / "storms.yaml"
+
+
+@functools.cache
+def played(kind, seed):
+    return PLAYED[kind](seed)
 
 
 def test_every_situation_says_in_a_sentence_what_it_is():
@@ -65,8 +77,51 @@ def test_dense_storms_break_no_promise_and_reach_every_situation():
     missing = set(SITUATIONS)
     further = ((kind, seed) for seed in range(STORMS) for kind in PLAYED)
     for kind, seed in itertools.chain(KNOWN, further):
-        missing -= PLAYED[kind](seed).oracles.situations.names
+        missing -= played(kind, seed).oracles.situations.names
         if not missing:
             return
 
     assert sorted(missing) == []
+
+
+def figures_of(fleet):
+    """Counts by kind, and sums of times: another order or another pause anywhere changes some."""
+    oracles, costs = fleet.oracles, fleet.table.costs
+    told = [entry for entries in fleet.stories._of.values() for entry in entries]
+    kinds = Counter(
+        f"{what} {type(detail).__name__}" if what in {"applied", "reports"} else what
+        for _, _, what, detail in told
+    )
+    return {
+        "events": fleet.scheduler.events_total,
+        "costs": {name: getattr(costs, name) for name in costs.__struct_fields__},
+        "tally": {name: getattr(oracles.tally, name) for name in oracles.tally.__struct_fields__},
+        "gaps": [
+            len(oracles.gaps.ended),
+            round(sum(gap.length_s for gap in oracles.gaps.ended), 3),
+        ],
+        "unread": [len(oracles.gaps.unread()), round(sum(oracles.gaps.unread().values()), 3)],
+        "told": dict(sorted(kinds.items())),
+        "told_s": round(sum(entry[0] for entry in told), 3),
+        "cpu_s": round(
+            sum(each.queue.cpu_s for host in fleet.hosts for each in host.processes.values()), 6
+        ),
+        "situations": dict(sorted(oracles.situations.counts.items())),
+    }
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize(("kind", "seed"), KNOWN)
+def test_a_storm_goes_as_it_went_when_the_simulator_was_last_changed_on_purpose(kind, seed):
+    """After a change of a core or of the simulator, `KCLRUN_GOLDEN=write` writes the figures again:
+    a change that should change no run changes none of them."""
+    name, figures = f"{kind} {seed}", figures_of(played(kind, seed))
+    if os.environ.get("KCLRUN_GOLDEN") == "write":
+        known = yaml.safe_load(FIGURES.read_text()) if FIGURES.exists() else {}
+        known = {f"{kind} {seed}": known.get(f"{kind} {seed}") for kind, seed in KNOWN}
+        known[name] = figures
+        FIGURES.write_text(
+            yaml.safe_dump(known, sort_keys=False, default_flow_style=None, width=100)
+        )
+
+    assert figures == yaml.safe_load(FIGURES.read_text())[name]
