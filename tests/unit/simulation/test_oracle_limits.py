@@ -320,7 +320,7 @@ class Permitted(Story):
         ("A may 10, deleted, B may 20, deleted, settled b", "B begins", "settled a, B begins"),
         ("A may 10, deleted, B may 20, settled a", "at 11, B begins", "A begins"),
         ("A may 10, deleted, B may 20, settled a, at 11", "B may 30", "C may 30"),
-        ("A may 10, deleted, B may 20, deleted, at 11", "settled a, C may 30", "settled b, C may 30"),
+        ("A may 5, deleted, B may 20, deleted, at 5", "settled a, C may 30", "settled b, C may 30"),
         # A row that was taken by force is waited for.
         ("", "waits row", "waits row java"),
         ("", "waits nothing", "waits row java"),

@@ -2,12 +2,9 @@
 
 import functools
 import itertools
-import os
 from collections import Counter
-from pathlib import Path
 
 import pytest
-import yaml
 
 from kclrun.errors import InvariantViolation
 from kclrun.simulation.user_code import UserCode
@@ -19,6 +16,7 @@ from tests.support.storms.dense import (
     rage,
     recreating_storm,
 )
+from tests.unit.simulation.golden import require_as_before
 
 # These reach them all in four seconds. Where the product has moved on and they do not, further
 # seeds are searched: print what each reaches, and name here the few that reach all.
@@ -41,7 +39,6 @@ PLAYED = {
     "expiring": lambda seed: rage(expiring_storm(seed)),
     "recreating": lambda seed: rage(recreating_storm(seed)),
 }
-FIGURES = Path(__file__).parent / "storms.yaml"
 
 
 @functools.cache
@@ -112,16 +109,5 @@ def figures_of(fleet):
 
 @pytest.mark.seconds
 @pytest.mark.parametrize(("kind", "seed"), KNOWN)
-def test_a_storm_goes_as_it_went_when_the_simulator_was_last_changed_on_purpose(kind, seed):
-    """After a change of a core or of the simulator, `KCLRUN_GOLDEN=write` writes the figures again:
-    a change that should change no run changes none of them."""
-    name, figures = f"{kind} {seed}", figures_of(played(kind, seed))
-    if os.environ.get("KCLRUN_GOLDEN") == "write":
-        known = yaml.safe_load(FIGURES.read_text()) if FIGURES.exists() else {}
-        known = {f"{kind} {seed}": known.get(f"{kind} {seed}") for kind, seed in KNOWN}
-        known[name] = figures
-        FIGURES.write_text(
-            yaml.safe_dump(known, sort_keys=False, default_flow_style=None, width=100)
-        )
-
-    assert figures == yaml.safe_load(FIGURES.read_text())[name]
+def test_a_storm_goes_as_it_went_before(kind, seed):
+    require_as_before(f"{kind} {seed}", figures_of(played(kind, seed)))
