@@ -1,4 +1,4 @@
-"""A what-if: each figure against the fleet that it describes, and whole runs as they went before."""
+"""A what-if: each figure against the fleet that it describes, and runs that are as they were."""
 
 from itertools import pairwise
 from types import SimpleNamespace
