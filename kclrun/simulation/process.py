@@ -194,7 +194,6 @@ class LeaseProcess:
 
     def _listen(self) -> None:
         while self._channel and self._has_begun:
-            self._is_orphan |= isinstance(self._channel[0], events.ManagerGone)
             self.post(self._channel.popleft())
 
     def post(self, event: events.Event) -> None:

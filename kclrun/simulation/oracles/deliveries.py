@@ -211,7 +211,6 @@ class ShardDeliveries:
         """The row was deleted from outside. Its position may be lost, and all records may come
         again, to two readers at once, until a checkpoint covers all records that were given."""
         self._is_torn = True
-        self.excuse_all("somebody deleted its row")
         self._repeats_max = max(self._repeats_max, self.processed)
 
     def begins_again(self) -> None:

@@ -78,13 +78,12 @@ class Permissions:
             raise RuleBroken(
                 "I4", key, f"{reader.who} began a batch {now - until_s:.3f} s too late"
             )
-        if len(held) > 1:
-            self._refuse_second(reader)
+        self._refuse_second(reader)
 
     def row_taken(self, after: Lease) -> None:
         """The row has another owner. Raises: RuleBroken where the last owner may still read."""
         now = self._now()
-        is_ours = after.owner is not None and after.owner.startswith(OWNER_PREFIX)
+        is_ours = (after.owner or "").startswith(OWNER_PREFIX)
         for other, until_s in self._until.get(after.key, {}).items():
             if now >= until_s - _ROUNDING_S:
                 continue

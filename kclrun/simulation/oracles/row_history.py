@@ -114,7 +114,7 @@ class RowLives:
             raise RuleBroken("I11", key, "is the row of no shard")
         if row.parents != frozenset(self._stream.parents_of(key)):
             raise RuleBroken("I11", key, f"has the parents {sorted(row.parents)}")
-        if isinstance(change, CreateLease) and row.owner is not None:
+        if row.owner is not None:
             self._require_vanished(key)
             return False
         if row.checkpoint.sequence_number not in _NOT_BEGUN:
@@ -196,7 +196,7 @@ class RowHistory:
         if before is None or after is None:
             self._came_or_went(change, before, after)
             return
-        if after.checkpoint != before.checkpoint and after.checkpoint < before.checkpoint:
+        if after.checkpoint < before.checkpoint:
             raise RuleBroken(
                 "I2", after.key, f"back from {before.checkpoint} to {after.checkpoint}"
             )
@@ -221,14 +221,15 @@ class RowHistory:
             self._writers.pop(after.key, None)
 
     def _came_or_went(self, change: Any, before: Lease | None, after: Lease | None) -> None:
-        if before is not None and after is None:
+        if after is None:
+            assert before is not None, "a write that applied changed a row"
             self._writers.pop(before.key, None)
             if type(change) is DeleteTrimmed and (before.owner, before.counter) != (
                 change.seen_owner,
                 change.seen_counter,
             ):
                 raise RuleBroken("I5", before.key, "deleted though it had moved since it was seen")
-        elif after is not None and after.is_ended:
+        elif after.is_ended:
             raise RuleBroken("I2", after.key, "was created as ended")
 
     def _require_seen(self, change: Any, before: Lease, after: Lease, owner: str | None) -> None:

@@ -3,14 +3,11 @@
 That no oracle sees a fault where there is none is what every storm shows: it would fail.
 """
 
-import contextlib
-
 import pytest
 
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.model.lease import Lease
-from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
+from kclrun.model.sequence import SHARD_END
 from kclrun.protocol.writes import (
     Ask,
     Checkpoint,
@@ -24,9 +21,6 @@ from kclrun.protocol.writes import (
     Renew,
     Take,
 )
-from kclrun.simulation.oracles import WatchPolicy
-from kclrun.simulation.oracles.cost import CostWatch
-from kclrun.simulation.oracles.deliveries import Letters
 from kclrun.simulation.stories import RuleBroken
 from tests.support.storms.playing import require_bounded
 from tests.unit.simulation.watched_world import Reader, Watched, replace
@@ -506,109 +500,7 @@ def a_shard_that_is_given_up_as_trimmed_and_is_there(world, reader):
     world.oracles.shard_expired(reader)
 
 
-# I13: what is given up has its letter.
-
-
-@pytest.mark.parametrize(
-    ("kept", "left_out", "is_broken"),
-    [
-        pytest.param([10, 20], False, False, id="each that fails has a letter"),
-        pytest.param([10], False, True, id="one of them has none"),
-        pytest.param([10, 20], True, True, id="one that was left out has none"),
-        pytest.param([10, 20, 15], True, False, id="nor that"),
-    ],
-)
-def test_a_checkpoint_past_a_record_without_its_letter_is_noticed(kept, left_out, is_broken):
-    letters = Letters(poison_every=10)
-    if left_out:
-        letters.wanted("s", [15])
-    for number in kept:
-        letters.kept("s", number)
-
-    with pytest.raises(RuleBroken, match="I13") if is_broken else contextlib.nullcontext():
-        letters.require_all("s", 29)
-
-
-def test_a_record_that_was_mended_needs_no_letter():
-    letters = Letters(poison_every=10)
-    letters.wanted("s", [12])
-    letters.processed("s", 11, 30)
-    letters.kept("s", 10)
-
-    letters.require_all("s", 9)  # none of them is covered yet
-    letters.require_all("s", 30)
-
-
-# I12: what a fleet costs, and what its cores hold.
-
-RENEW = Renew("s0", ME, 1)
-CHECKPOINT = Checkpoint("s0", ME, 1, TRIM_HORIZON, TRIM_HORIZON)
-
-
-def cost_of(**policy):
-    cost = CostWatch(WatchPolicy(**policy))
-    cost.written(Take("s0", ME, None, 0, 10.0, "TRIM_HORIZON"), "s0", 0.0)
-    return cost
-
-
-def small_batch(cost, now):
-    cost.delivered("s0", 25)
-    cost.written(CHECKPOINT, "s0", now)
-
-
-COSTS = {
-    # act, the pace that is within the budget, the pace that is not, the words
-    "renewed": (lambda cost, now: cost.written(RENEW, "s0", now), 10 / 3 - 0.025, 1.65),
-    "checkpointed": (lambda cost, now: cost.written(CHECKPOINT, "s0", now), 10.0, 1.0),
-    "checkpointed ": (small_batch, 10.0, 0.5),
-    "a:h:1 scans the table": (lambda cost, now: cost.scanned("a:h:1", now), 5.0, 2.5),
-    "a:h:1 lists the shards": (lambda cost, now: cost.listed("a:h:1", now), 5.0, 1.0),
-    "a:h:1 looks for offers": (lambda cost, now: cost.queried("a:h:1", now), 0.5, 0.4),
-}
-
-
-@pytest.mark.parametrize("what", COSTS)
-def test_who_asks_for_more_than_the_protocol_needs_is_noticed_and_who_does_not_is_not(what):
-    act, calm_s, hasty_s = COSTS[what]
-    cost = cost_of()
-    for number in range(1, 401):
-        act(cost, number * calm_s)
-
-    def hurry():
-        for number in range(1, 101):
-            act(cost, 400 * calm_s + number * hasty_s)
-
-    with pytest.raises(RuleBroken, match=f"I12: {what.strip()} more often"):
-        hurry()
-
-
-@pytest.mark.parametrize(
-    ("policy", "allow"),
-    [
-        ({"is_manual": True}, lambda cost: cost.asked_to_checkpoint("s0")),
-        ({"uncheckpointed_max": 40}, lambda cost: cost.delivered("s0", 25)),
-    ],
-    ids=["user code asked for it", "its batches fill the cap"],
-)
-def test_a_checkpoint_with_a_reason_is_within_the_budget(policy, allow):
-    cost = cost_of(**policy)
-
-    for number in range(1, 401):
-        allow(cost)
-        cost.written(CHECKPOINT, "s0", number * 0.5)
-
-
-def test_a_change_of_hands_pays_for_renewals_and_a_new_row_for_scans():
-    cost = cost_of()
-
-    for now in range(400):
-        cost.written(CreateLease(Lease(key="s1", checkpoint=TRIM_HORIZON)), "s1", float(now))
-        cost.scanned("a:h:1", now)
-        cost.scanned("a:h:1", now + 0.25)
-        if now % 10 == 0:
-            cost.written(Take("s0", ME, ME, 0, 10.0, "TRIM_HORIZON"), "s0", float(now))
-            for number in range(4):
-                cost.written(RENEW, "s0", now + number / 10)
+# I12: what a core holds.
 
 
 def test_a_core_that_remembers_too_much_is_noticed_however_deep_it_hides_it():

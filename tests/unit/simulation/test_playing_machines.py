@@ -2,52 +2,12 @@
 
 import pytest
 
-from kclrun.simulation.machine import NonceLocks
 from tests.examples import seeds
 from tests.unit.simulation.fleets import settled_fleet
-
-OLD, NEW = "kclrun:a:h0:0001", "kclrun:a:h0:0002"
 
 
 def gap_lengths(fleet, since_s):
     return sorted(gap.length_s for gap in fleet.oracles.gaps.since(since_s))
-
-
-def test_a_former_nonce_is_seized_once_its_manager_and_its_last_lease_process_are_dead():
-    locks, manager, process, successor = NonceLocks(), object(), object(), object()
-    locks.make(OLD, manager)
-    assert locks.share(OLD, process)
-    locks.make(NEW, successor)
-
-    locks.let_go(manager)
-    assert locks.seize_former(NEW, successor) == frozenset()
-    locks.let_go(process)
-    assert locks.seize_former(NEW, successor) == {OLD}
-
-    assert locks.seize_former(NEW, successor) == frozenset(), "once"
-    assert locks.seized_by(successor) == {OLD}
-    assert not locks.share(OLD, object()), "it stays held"
-
-
-def test_what_a_dead_manager_had_seized_can_be_seized_again():
-    locks, first, second = NonceLocks(), object(), object()
-    locks.make(OLD, object())
-    locks.make(NEW, first)
-    locks.let_go(first)
-    third = "kclrun:a:h0:0003"
-    locks.make(third, second)
-
-    assert locks.seize_former(third, second) == {NEW}
-    assert locks.are_others(third), "the oldest is still held by its manager"
-
-
-def test_a_retired_nonce_leaves_its_file_only_while_rows_name_it():
-    for is_named in (True, False):
-        locks, manager = NonceLocks(), object()
-        locks.make(OLD, manager)
-        locks.retire(OLD, manager, is_named=is_named)
-        locks.make(NEW, object())
-        assert locks.are_others(NEW) is is_named
 
 
 @pytest.mark.parametrize("seed", seeds(0, 3))
