@@ -84,7 +84,7 @@ def _check_aws(configuration: Configuration) -> int:
     ]
     if configuration.settings.engine == "fleet":
         codes.append(_stage("table", lambda: _table(aws)))
-        if aws.settings.on_error.then == "dead-letter":
+        if configuration.settings.on_error.then == "dead-letter":
             codes.append(_stage("letters", aws.letters.check))
     return next((code for code in codes if code), exit_codes.DRAINED)
 

@@ -110,11 +110,11 @@ def test_letters_go_back_into_their_stream_and_stay_until_they_are_there(
 
     monkeypatch.setattr(put_records, "batches", one_by_one)
     assert run_program(line) == 0
-    plan = "Would put 3 records into orders\nDo it with --yes.\n"
+    plan = "Would put 3 letters of orders back\nDo it with --yes.\n"
     assert (capsys.readouterr().out, len(left(config)), sent) == (plan, 3, [])
 
     assert run_program([*line, "--yes"]) == 69
-    assert capsys.readouterr().out == "Putting 3 records into orders\n"
+    assert capsys.readouterr().out == ""
     assert len(left(config)) == 2
     monkeypatch.setattr(put_records, "send_all", lambda *_: sent.append(["again"]))
     assert run_program([*line, "--yes"]) == 0
