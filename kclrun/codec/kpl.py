@@ -112,8 +112,9 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
 # The "Aggregated record" format of the KPL: four bytes before the message, its MD5 after it.
 MAGIC: Final = b"\xf3\x89\x9a\xc2"
 MD5_BYTES: Final = 16
-# The value of an index that was not written (see kpl.proto).
-ABSENT: Final = 2**64 - 1
+# The value of an index that was not written (see kpl.proto): beyond every table.
+ABSENT_KEY: Final = 2**64 - 1
+ABSENT_HASH_KEY: Final = -1
 
 # The largest record a stream can be set to take, partition key included.
 RECORD_BYTES_MAX: Final = 10 * 1024 * 1024
@@ -174,14 +175,14 @@ def aggregate_descriptor() -> FileDescriptorProto:
         number=1,
         label=field.LABEL_REQUIRED,
         type=field.TYPE_UINT64,
-        default_value=str(ABSENT),
+        default_value=str(ABSENT_KEY),
     )
     record.field.add(
         name="explicit_hash_key_index",
         number=2,
         label=field.LABEL_OPTIONAL,
-        type=field.TYPE_UINT64,
-        default_value=str(ABSENT),
+        type=field.TYPE_INT64,
+        default_value=str(ABSENT_HASH_KEY),
     )
     record.field.add(name="data", number=3, label=field.LABEL_REQUIRED, type=field.TYPE_BYTES)
     record.reserved_range.add(start=4, end=5)
@@ -365,7 +366,7 @@ def _user_records(record: Record, aggregate: WireAggregate) -> list[Record]:
     try:
         keys = [key.decode() for key in aggregate.partition_key_table]
         # By index: an absent index is one more entry, and a wrong index is a missing entry.
-        hash_keys: dict[int, str | None] = {ABSENT: None}
+        hash_keys: dict[int, str | None] = {ABSENT_HASH_KEY: None}
         for index, hash_key in enumerate(aggregate.explicit_hash_key_table):
             hash_keys[index] = hash_key.decode()
         number, arrival = record.sequence_number, record.approximate_arrival_timestamp

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -17,6 +18,7 @@ from typing import Final
 import msgspec
 
 from bench.figures import Figure, NotMeasured
+from bench.report import MEASURED, SECTIONS
 from bench.showing import machine, show
 
 __all__ = ["main"]
@@ -34,9 +36,9 @@ class Row(msgspec.Struct, frozen=True):
     rounds: int
     is_plotted: bool = False
 
-    def load(self, plot: Path | None = None) -> Callable[[int], list[Figure]]:
+    def load(self, plot: Path | None = None) -> Callable[[int], list[Figure | NotMeasured]]:
         module, _, function = self.function.partition(":")
-        loaded: Callable[..., list[Figure]] = getattr(import_module(module), function)
+        loaded: Callable[..., list[Figure | NotMeasured]] = getattr(import_module(module), function)
         return partial(loaded, plot=plot) if self.is_plotted else loaded
 
 
@@ -153,6 +155,12 @@ ROWS: Final = {
             2,
         ),
         Row("spark-sink", "Spark's rows into a stream", "bench.spark_sink:sink", 3),
+        Row(
+            "peers",
+            "one stream by kclrun, boto3, async-kinesis, amazon_kclpy: CPU of the whole program",
+            "bench.peers:peers",
+            3,
+        ),
     )
 }
 # What a name stands for that is no row's own.
@@ -170,6 +178,11 @@ def main(arguments: list[str]) -> int:
     show(results)
     if asked.json is not None:
         _write(asked.json, facts, results)
+    if asked.report:
+        _write(MEASURED, facts, results)
+        # Every generated table of docs/ is written by one program.
+        root = MEASURED.parents[2]
+        subprocess.run([sys.executable, "-P", "-m", "tests.docs"], cwd=root, check=True)
     return int(any(isinstance(result, NotMeasured) for result in results))
 
 
@@ -186,6 +199,9 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("rows", nargs="*", metavar="ROW", help="all of them if none is named")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each row")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument(
+        "--report", action="store_true", help="write the tables of docs/explanation/how-fast.md"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the sink's hot shard there")
     asked = parser.parse_args(arguments)
     unknown = sorted(set(asked.rows) - {*ROWS, *GROUPS})
@@ -193,7 +209,9 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
         there = ", ".join([*ROWS, *GROUPS])
         parser.error(f"no such row: {', '.join(unknown)} (there are {there})")
     named = [each for name in asked.rows for each in GROUPS.get(name, (name,))]
-    asked.rows = list(dict.fromkeys(named or ROWS))
+    if asked.report and named:
+        parser.error("--report: it has rows of its own")
+    asked.rows = list(dict.fromkeys(named or (SECTIONS if asked.report else ROWS)))
     if asked.rounds is not None and asked.rounds < 1:
         parser.error("--rounds: at least 1")
     if asked.plot is not None and not any(ROWS[name].is_plotted for name in asked.rows):
@@ -217,7 +235,8 @@ def _measured(row: Row, rounds: int | None, plot: Path | None) -> list[Figure | 
 def _write(path: Path, facts: dict[str, object], results: list[Figure | NotMeasured]) -> None:
     figures = [result.as_json() for result in results if isinstance(result, Figure)]
     missing = [msgspec.to_builtins(each) for each in results if isinstance(each, NotMeasured)]
-    document = {"machine": facts, "figures": figures, "not_measured": missing}
+    on = time.strftime("%Y-%m-%d", time.gmtime())
+    document = {"measured_on": on, "machine": facts, "figures": figures, "not_measured": missing}
     path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 

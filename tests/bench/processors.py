@@ -17,6 +17,16 @@ class NoOp(RecordProcessor):
         pass
 
 
+class Counts(RecordProcessor):
+    """Appends the number of records of each batch to a file."""
+
+    def initialize(self, context: Context) -> None:
+        self._fd = os.open(context.options["marks"], os.O_WRONLY | os.O_APPEND)
+
+    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+        os.write(self._fd, f"{len(batch)}\n".encode())
+
+
 class Marking(RecordProcessor):
     """Appends `shard pid instant` to a file at the first batch of each process."""
 

@@ -27,7 +27,7 @@ def program(
     processor: str,
     options: dict[str, Any],
     **settings: Any,
-) -> Iterator[None]:
+) -> Iterator[subprocess.Popen[bytes]]:
     """A processor of `processors.py` runs; it is told to drain at the end. If something took too
     long, the log is shown. `settings` come beside those of every row."""
     config = folder / "app.yaml"
@@ -36,13 +36,13 @@ def program(
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "kclrun", "--config", str(config)],
-            env=os.environ | _credentials(),
+            env=os.environ | credentials(),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
         )
     try:
-        yield
+        yield process
     except TimeoutError:
         sys.stderr.write(log.read_text()[-4000:])
         raise
@@ -96,7 +96,8 @@ def _settings(
     }
 
 
-def _credentials() -> dict[str, str]:
+def credentials() -> dict[str, str]:
+    """The environment of a program that signs its requests."""
     return {
         "AWS_ACCESS_KEY_ID": CREDENTIALS.access_key,
         "AWS_SECRET_ACCESS_KEY": CREDENTIALS.secret_key,

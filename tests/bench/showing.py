@@ -12,6 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.figures import Figure, NotMeasured
+from bench.report import number
+
+_PACKAGES = ("boto3", "aws_kinesis_agg", "msgspec", "protobuf", "urllib3", "pyspark", "pyarrow")
 
 
 def show(results: list[Figure | NotMeasured]) -> None:
@@ -30,7 +33,7 @@ def machine() -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 2),
         "machine": platform.machine(),
         "python": platform.python_version(),
-        **{name: metadata.version(name) for name in ("boto3", "msgspec", "protobuf", "urllib3")},
+        **{name: metadata.version(name) for name in _PACKAGES},
     }
 
 
@@ -44,7 +47,7 @@ def _table(results: list[Figure | NotMeasured]) -> None:
         if isinstance(result, NotMeasured):
             table.add_row(result.row, f"not measured: {result.reason}")
             continue
-        spread = [_number(value) for value in (result.least, result.median, result.greatest)]
+        spread = [number(value) for value in (result.least, result.median, result.greatest)]
         table.add_row(
             *(result.row, result.what, result.unit, *spread, str(result.count)),
             "" if result.target is None else str(result.target),
@@ -56,7 +59,7 @@ def _table(results: list[Figure | NotMeasured]) -> None:
 def _line(result: Figure | NotMeasured) -> str:
     if isinstance(result, NotMeasured):
         return f"{result.row:<10}  not measured: {result.reason}"
-    spread = "/".join(_number(value) for value in (result.least, result.median, result.greatest))
+    spread = "/".join(number(value) for value in (result.least, result.median, result.greatest))
     text = f"{result.row:<10}  {result.what:<52}  {spread} {result.unit} (n={result.count})"
     if result.target is None:
         return text
@@ -66,12 +69,5 @@ def _line(result: Figure | NotMeasured) -> str:
 def _verdict(result: Figure) -> str:
     if result.is_met is None:
         return ""
-    judged = "" if result.judged == result.median else f" at {_number(result.judged)}"
+    judged = "" if result.judged == result.median else f" at {number(result.judged)}"
     return f"{'met' if result.is_met else 'FALLS SHORT'}{judged}"
-
-
-def _number(value: float) -> str:
-    """Three digits that count, without an exponent."""
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"

@@ -7,13 +7,19 @@
 import re
 from pathlib import Path
 
+from tests.bench import report
 from tests.docs import api, regions, verbs
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 
-REGIONS = {**regions.REGIONS, "verbs": verbs.verbs, "python-api": api.python_api}
+REGIONS = {
+    **regions.REGIONS,
+    "verbs": verbs.verbs,
+    "python-api": api.python_api,
+    "how-fast": report.tables,
+}
 _REGION = re.compile(
     r"(?P<opening><!-- generated: (?P<name>[\w-]+) -->\n)(?P<text>.*?)(?P<closing><!-- /generated:"
     r" (?P=name) -->)",

@@ -172,13 +172,17 @@ def test_opening_agrees_with_a_reader_that_checks_required_fields(message: bytes
 
 
 def plain_message_class() -> Any:
-    """The schema without our default values, so that protobuf itself tells what is present."""
+    """The schema as others have it: indexes are `uint64` without defaults, so that protobuf itself
+    tells what is present."""
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto
     from google.protobuf.descriptor_pool import DescriptorPool
     from google.protobuf.message_factory import GetMessageClass
 
     file = aggregate_descriptor()
     for wire_field in file.message_type[1].field:
         wire_field.ClearField("default_value")
+        if wire_field.name.endswith("_index"):
+            wire_field.type = FieldDescriptorProto.TYPE_UINT64
     pool = DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     return GetMessageClass(pool.FindMessageTypeByName("kclrun.kpl.AggregatedRecord"))

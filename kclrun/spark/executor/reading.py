@@ -348,7 +348,7 @@ def record_batches(
     unless a single record is larger. `explicitHashKey` is null unless the record came out of an
     aggregate: GetRecords does not return it.
     """
-    sizes = [len(record.data) for record in records]
+    sizes = list(map(len, [each.data for each in records]))
     for first, last in cuts(sizes, _ROWS_MAX, _DATA_BYTES_MAX):
         yield _batch(records[first:last], stream, shard_id)
 
@@ -373,14 +373,20 @@ def _batch(records: Sequence[Record], stream: str, shard_id: str) -> pa.RecordBa
     count = len(records)
     arrived_s = pa.array([each.approximate_arrival_timestamp for each in records], pa.float64())
     arrived_us = pc.round(pc.multiply(arrived_s, _MICROSECONDS)).cast(pa.int64())
+    if True in [each.aggregated for each in records]:
+        hash_keys = pa.array([each.explicit_hash_key for each in records], pa.string())
+        sub_numbers = pa.array([each.sub_sequence_number for each in records], pa.int64())
+    else:
+        hash_keys = pa.nulls(count, pa.string())
+        sub_numbers = pa.repeat(pa.scalar(0, pa.int64()), count)
     columns = [
         pa.array([each.data for each in records], pa.binary()),
         pa.array([each.partition_key for each in records], pa.string()),
-        pa.array([each.explicit_hash_key for each in records], pa.string()),
+        hash_keys,
         pa.repeat(pa.scalar(stream, pa.string()), count),
         pa.repeat(pa.scalar(shard_id, pa.string()), count),
         pa.array([each.sequence_number for each in records], pa.string()),
-        pa.array([each.sub_sequence_number for each in records], pa.int64()),
+        sub_numbers,
         arrived_us.cast(ARROW_SCHEMA.field("approximateArrivalTimestamp").type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)

@@ -49,10 +49,15 @@ def dynamodb_local(port):
 def kclpy(version):
     """The Python of an environment that holds amazon_kclpy, and the class path of its daemon. Its
     jars come from Maven Central while pip builds it. Raises: NotToBeHad."""
-    folder = _kept("kclpy", version, version, _install_kclpy)
+    folder = _kept("kclpy", version, version, _install)
     python = folder / "venv" / "bin" / "python"
     jars = sorted((folder / "venv").glob("lib/python3*/site-packages/amazon_kclpy/jars/*.jar"))
     return python, os.pathsep.join(map(str, jars))
+
+
+def async_kinesis(version):
+    """The Python of an environment that holds async-kinesis. Raises: NotToBeHad."""
+    return _kept("async-kinesis", version, version, _install) / "venv" / "bin" / "python"
 
 
 def _built(profile, version):
@@ -79,17 +84,21 @@ def _kept(kind, version, fingerprint, make):
     return folder
 
 
-def _install_kclpy(_kind, version, folder):
+_PACKAGES = {"kclpy": "amazon_kclpy", "async-kinesis": "async-kinesis"}
+
+
+def _install(kind, version, folder):
+    package = f"{_PACKAGES[kind]}=={version}"
     venv = folder / "venv"
     pip = [venv / "bin" / "python", "-m", "pip", "install", "-q", "setuptools"]
     for command in (
         [sys.executable, "-m", "venv", "--clear", venv],
-        [*pip, f"amazon_kclpy=={version}"],
+        [*pip, package],
     ):
         done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_MAX_S)
         if done.returncode:
             last = "\n".join((done.stdout + done.stderr).splitlines()[-8:])
-            raise NotToBeHad(f"amazon_kclpy {version} could not be installed:\n{last}")
+            raise NotToBeHad(f"{package} could not be installed:\n{last}")
 
 
 def _fingerprint():

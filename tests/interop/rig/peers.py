@@ -65,15 +65,22 @@ class JavaWorker:
 
 class KclpyDaemon:
     """amazon_kclpy's daemon, polling; all else is default but the heap, and the minute that its
-    first start sleeps."""
+    first start sleeps. `script` is its user code."""
 
-    def __init__(self, rig, version, compatible=COMPATIBLE):
+    def __init__(
+        self,
+        rig,
+        version,
+        compatible=COMPATIBLE,
+        script=_PROCESSORS / "kclpy_recorder.py",
+        arguments="",
+    ):
         python, classpath = kclpy(version)
         endpoints = rig.world.embedded
-        recorder = Path(shutil.copy(_PROCESSORS / "kclpy_recorder.py", rig.folder))
+        recorder = Path(shutil.copy(script, rig.folder))
         settings = {
             # The daemon splits this at each space, and this checkout's path may have one.
-            "executableName": f"{python} {recorder.name}",
+            "executableName": f"{python} {recorder.name} {arguments}".strip(),
             "streamName": rig.stream.name,
             "applicationName": rig.stream.table,
             "workerId": "kclpy",

@@ -10,7 +10,12 @@ from google.protobuf.internal import api_implementation
 from grpc_tools import protoc
 
 import kclrun.codec
-from kclrun.codec.kpl import ABSENT, aggregate_descriptor, parse_aggregate
+from kclrun.codec.kpl import (
+    ABSENT_HASH_KEY,
+    ABSENT_KEY,
+    aggregate_descriptor,
+    parse_aggregate,
+)
 
 
 def test_compiling_the_proto_gives_the_descriptor_built_at_import(tmp_path: Path) -> None:
@@ -40,7 +45,8 @@ def test_the_messages_run_on_the_c_implementation() -> None:
 def test_an_index_that_was_not_written_reads_as_absent() -> None:
     (record,) = parse_aggregate(b"\x1a\x02\x1a\x00").records
 
-    assert record.partition_key_index == record.explicit_hash_key_index == ABSENT
+    indexes = (record.partition_key_index, record.explicit_hash_key_index)
+    assert indexes == (ABSENT_KEY, ABSENT_HASH_KEY)
 
 
 def test_it_shares_a_process_with_another_copy_of_the_schema() -> None:

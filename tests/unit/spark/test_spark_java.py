@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -264,6 +265,45 @@ def test_a_jvm_is_started_outside_our_process_group_where_there_is_none(
     launch_jvm({"spark.x": "1"})
 
     assert made == [({"spark.x": "1"}, {"start_new_session": True}), "gateway"] * launches
+
+
+@pytest.mark.parametrize(
+    ("master", "changed", "is_ours"),
+    [
+        ("local[2,4]", {}, True),
+        ("local", {}, True),
+        ("local-cluster[2,1,1024]", {}, False),
+        ("yarn", {}, False),
+        ("local[2]", {"PYSPARK_PYTHON": "/usr/bin/python3"}, False),
+        ("local[2]", {"SPARK_HOME": "/opt/spark"}, False),
+    ],
+)
+def test_a_local_jvm_has_a_home_without_the_zip_of_pyspark(
+    tmp_path, monkeypatch, master, changed, is_ours
+):
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "PYSPARK_PYTHON": sys.executable, **changed}
+    monkeypatch.setattr(os, "environ", dict(environment))
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    monkeypatch.setattr(SparkContext, "_ensure_initialized", lambda *, gateway: None)
+    homes = []
+    monkeypatch.setattr(
+        "pyspark.java_gateway.launch_gateway",
+        lambda _conf, _popen: homes.append(os.environ.get("SPARK_HOME")),
+    )
+
+    launch_jvm({"spark.master": master})
+    launch_jvm({"spark.master": master})
+
+    assert os.environ == environment
+    assert len(set(homes)) == 1
+    if not is_ours:
+        assert homes[0] == changed.get("SPARK_HOME")
+        return
+    home = Path(homes[0])
+    assert home.is_relative_to(tmp_path)
+    assert list((home / "jars").glob("spark-core_*.jar"))
+    assert (home / "bin" / "spark-submit").is_file()
+    assert not (home / "python").exists()
 
 
 class Closing:
