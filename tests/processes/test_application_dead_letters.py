@@ -5,7 +5,6 @@ import random
 import signal
 
 import msgspec
-import pytest
 
 from kclrun.sinks.dead_letters import Letter
 from tests.seeds import seed_of
@@ -21,7 +20,6 @@ def letters_in(folder):
     return [decoder.decode(path.read_bytes()) for path in sorted(folder.glob("*/*/*.json"))]
 
 
-@pytest.mark.timeout(120)
 def test_records_that_fail_are_kept_once_while_processes_are_killed_and_can_be_put_back(
     embedded_aws, application, producer, tmp_path
 ):
@@ -88,7 +86,6 @@ def test_records_that_fail_are_kept_once_while_processes_are_killed_and_can_be_p
     assert app.stop() == 0
 
 
-@pytest.mark.timeout(60)
 def test_an_outage_halts_the_shard_and_leaves_no_letter(
     embedded_aws, application, producer, tmp_path
 ):

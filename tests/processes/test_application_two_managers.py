@@ -32,7 +32,6 @@ def start_both(first, second):
     second.until(lambda: len(second.of("lease_claimed")) >= 2)
 
 
-@pytest.mark.timeout(60)
 def test_two_managers_share_the_shards_and_one_takes_what_the_other_releases(
     embedded_aws, application, producer
 ):
@@ -51,7 +50,6 @@ def test_two_managers_share_the_shards_and_one_takes_what_the_other_releases(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_the_leases_of_a_machine_that_is_gone_at_one_stroke_are_taken_after_failover(
     embedded_aws, application, producer
 ):
@@ -69,7 +67,6 @@ def test_the_leases_of_a_machine_that_is_gone_at_one_stroke_are_taken_after_fail
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_two_managers_stopped_and_started_in_turn_give_no_record_twice(
     embedded_aws, application, producer
 ):
@@ -105,7 +102,6 @@ def test_two_managers_stopped_and_started_in_turn_give_no_record_twice(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_a_machine_that_freezes_beyond_failover_wakes_up_and_touches_nothing(
     embedded_aws, application, producer
 ):
