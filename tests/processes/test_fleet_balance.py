@@ -22,9 +22,9 @@ CYCLES = 10 if IS_LONG else 5
 
 def test_groups_settle_at_their_share_and_then_nothing_moves(watched_aws, fleet):
     """Of the unequal ones here; of many more in tests/properties/test_leases_balance.py."""
-    shards = 30
+    shards = 15
     fleet = fleet(watched_aws.stream(shards), failover_s=FAILOVER_S)
-    for group, count in {"x": 4, "y": 8}.items():
+    for group, count in {"x": 2, "y": 4}.items():
         fleet.add_all([f"{group}{number}" for number in range(count)], group)
 
     rested_s, counts = fleet.until_at_rest(shards)
