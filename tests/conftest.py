@@ -14,6 +14,7 @@ from hypothesis.strategies import none
 from tests.examples import GATE
 from tests.patience import TEST_S
 from tests.support.quick_botocore import make_quick
+from tests.support.spark_archive import java_options
 
 settings.load_profile(GATE)
 make_quick()
@@ -26,9 +27,7 @@ if (
 ):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A JVM of a test lives for seconds: the first compiler only, and one thread for garbage, start and
-# run it in four fifths of the time. `java` reads this, so Spark and the Java KCL have it.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("JDK_JAVA_OPTIONS", java_options())
 
 
 @pytest.hookimpl(wrapper=True)

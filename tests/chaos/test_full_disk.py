@@ -15,7 +15,7 @@ from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import until
 from tests.processes.ledger_rig.deliveries import judge
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 

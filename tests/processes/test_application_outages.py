@@ -62,7 +62,6 @@ def begin(application, producer, stream, seed, failover_s=FAILOVER_S, **endpoint
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_a_lease_table_away_for_less_than_failover_costs_nothing(
     embedded_aws, application, producer
 ):
@@ -80,7 +79,6 @@ def test_a_lease_table_away_for_less_than_failover_costs_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_lease_table_away_for_longer_than_failover_is_waited_for(
     embedded_aws, application, producer
 ):
@@ -105,7 +103,6 @@ def test_a_lease_table_away_for_longer_than_failover_is_waited_for(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_a_stream_that_answers_nobody_costs_no_lease(embedded_aws, application, producer):
     app, source = begin(application, producer, embedded_aws.stream(shards=2), seed=23)
     pids = app.lease_pids()
@@ -120,7 +117,6 @@ def test_a_stream_that_answers_nobody_costs_no_lease(embedded_aws, application, 
     app.finish(source)
 
 
-@pytest.mark.timeout(60)
 def test_a_stream_that_refuses_connections_is_told_once_a_shard_with_its_length(
     embedded_aws, application, producer, gate
 ):
@@ -143,7 +139,6 @@ def test_a_stream_that_refuses_connections_is_told_once_a_shard_with_its_length(
         assert float(length[1]) >= FAILOVER_S / 2, ended
 
 
-@pytest.mark.timeout(60)
 def test_a_lease_table_that_refuses_connections_is_told_with_its_length(
     embedded_aws, application, producer, table_gate
 ):
@@ -164,7 +159,6 @@ def test_a_lease_table_that_refuses_connections_is_told_with_its_length(
     assert len(app.warned()) == 2, "one a shard"
 
 
-@pytest.mark.timeout(60)
 def test_without_its_lease_table_a_shard_is_read_on_up_to_the_cap_and_no_further(
     embedded_aws, application, producer, table_gate
 ):

@@ -74,7 +74,6 @@ def two_streams(embedded_aws, application, tmp_path):
     return TwoStreams(embedded_aws, application, tmp_path)
 
 
-@pytest.mark.timeout(120)
 def test_each_stream_reaches_its_own_processor_once_and_in_order_across_a_split_and_a_merge(
     embedded_aws, producer, two_streams
 ):
@@ -128,7 +127,6 @@ def assert_rows_are_as_the_kcl_writes_them(rows, keys):
     assert len(merged) == 1
 
 
-@pytest.mark.timeout(120)
 def test_operators_name_a_lease_by_stream_and_shard_and_see_each_stream(
     embedded_aws, application, producer, two_streams
 ):
@@ -178,7 +176,6 @@ def test_operators_name_a_lease_by_stream_and_shard_and_see_each_stream(
     assert app.stop() == 0
 
 
-@pytest.mark.timeout(60)
 def test_a_table_of_one_stream_is_not_used_for_several_nor_the_other_way_round(
     embedded_aws, application, two_streams
 ):
@@ -202,7 +199,6 @@ def test_a_table_of_one_stream_is_not_used_for_several_nor_the_other_way_round(
     assert "was begun with `stream:`" in many.last_words()
 
 
-@pytest.mark.timeout(60)
 def test_every_stream_that_is_missing_is_named_at_the_start(application):
     streams = [{"name": "no-such-orders"}, {"name": "no-such-audits"}]
 
@@ -213,7 +209,6 @@ def test_every_stream_that_is_missing_is_named_at_the_start(application):
     assert "no-such-audits" in app.last_words()
 
 
-@pytest.mark.timeout(120)
 def test_a_stream_that_is_deleted_while_we_run_ends_no_lease_of_another(
     embedded_aws, producer, two_streams
 ):
@@ -234,7 +229,6 @@ def test_a_stream_that_is_deleted_while_we_run_ends_no_lease_of_another(
     assert verdict.duplicates == 0
 
 
-@pytest.mark.timeout(120)
 def test_a_second_machine_is_given_its_share_of_both_streams_without_a_record_doubled(
     embedded_aws, producer, two_streams
 ):

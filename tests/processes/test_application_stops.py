@@ -13,7 +13,6 @@ from tests.processes.ledger_rig.application import wait_for_ends
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 
-@pytest.mark.timeout(60)
 def test_five_stops_and_restarts_in_the_stream_make_no_duplicate(
     embedded_aws, application, producer
 ):
@@ -57,7 +56,6 @@ def test_ctrl_c_reaches_the_whole_group_and_drains_once(embedded_aws, applicatio
     app.judged(source)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", ["a second SIGTERM", "SIGQUIT"])
 def test_a_stop_in_a_hurry_ends_stuck_user_code_and_its_records_come_again(
     embedded_aws, application, producer, how

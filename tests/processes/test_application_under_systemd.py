@@ -15,7 +15,6 @@ pytest_plugins = (
     "tests.processes.ledger_rig.fixtures",
     "tests.processes.instance_rig.fixtures",
 )
-pytestmark = pytest.mark.timeout(90)
 
 # Three looks of a manager, every 2 s.
 SILENCE_S = 6.0

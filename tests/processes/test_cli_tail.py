@@ -247,7 +247,6 @@ def unread_bytes(pipe):
     return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"    "))[0]
 
 
-@pytest.mark.timeout(240)
 def test_more_readers_than_a_shard_allows_are_throttled_and_miss_nothing(tmp_path):
     """The service answers five reads a second and shard: six tails ask for more."""
     with start_embedded(limits=True) as embedded, ExitStack() as stack:

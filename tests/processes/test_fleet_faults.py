@@ -21,7 +21,6 @@ FAILOVER_S = 10.0 if IS_LONG else 3.0
 CAP = 2000
 
 
-@pytest.mark.timeout(300)
 def test_the_leases_of_a_lost_host_are_read_again_and_nothing_is_lost(watched_aws, fleet, load):
     shards = 20
     stream = watched_aws.stream(shards)
@@ -50,7 +49,6 @@ def test_the_leases_of_a_lost_host_are_read_again_and_nothing_is_lost(watched_aw
     judge_times(again_s, p99_max_s=FAILOVER_S + 7)
 
 
-@pytest.mark.timeout(120)
 def test_a_lease_process_that_stands_still_and_wakes_up_finds_its_lease_with_another(
     watched_aws, fleet, load
 ):
@@ -95,7 +93,6 @@ def test_a_lease_process_that_stands_still_and_wakes_up_finds_its_lease_with_ano
     assert [n for n in notes if n.owner == owner and n.at < until] == []
 
 
-@pytest.mark.timeout(120)
 def test_a_manager_that_stands_still_loses_nothing_and_takes_nothing_when_it_wakes_up(
     watched_aws, fleet, load
 ):

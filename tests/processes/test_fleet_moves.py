@@ -40,7 +40,6 @@ def judge_moves(fleet, source, began):
     return gaps
 
 
-@pytest.mark.timeout(400)
 def test_a_rolling_restart_of_five_managers_over_thirty_shards_loses_and_repeats_nothing(
     watched_aws, fleet, load
 ):
@@ -66,7 +65,6 @@ def test_a_rolling_restart_of_five_managers_over_thirty_shards_loses_and_repeats
     assert {gap.kind for gap in gaps} == {"offer"}
 
 
-@pytest.mark.timeout(200)
 def test_two_managers_that_drain_at_once_leave_their_leases_to_the_other_two(
     watched_aws, fleet, load
 ):
@@ -86,7 +84,6 @@ def test_two_managers_that_drain_at_once_leave_their_leases_to_the_other_two(
     assert len(gaps) >= 10
 
 
-@pytest.mark.timeout(300)
 def test_a_fleet_grows_from_one_to_five_and_shrinks_to_one_while_its_stream_is_resharded(
     watched_aws, fleet, load
 ):

@@ -23,7 +23,6 @@ BEAT = f"RecordLifecycleActionHeartbeat {TERMINATION_HOOK}"
 COMPLETED = f"CompleteLifecycleAction {TERMINATION_HOOK}"
 
 
-@pytest.mark.timeout(120)
 def test_an_instance_lives_from_its_launch_hook_to_its_end_and_nothing_is_lost_or_doubled(
     embedded_aws, application, on_instance, metadata, group, producer
 ):
@@ -78,7 +77,6 @@ def _seconds_between(app, first, last):
     return (minutes_and_seconds[1] - minutes_and_seconds[0]) % 3600
 
 
-@pytest.mark.timeout(90)
 def test_a_group_that_ends_the_instance_waits_for_the_batch_and_is_asked_for_time(
     embedded_aws, on_instance, group, producer
 ):
@@ -104,7 +102,6 @@ def test_a_group_that_ends_the_instance_waits_for_the_batch_and_is_asked_for_tim
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_a_grace_shorter_than_a_batch_cuts_it_short_and_lets_the_instance_go(
     embedded_aws, on_instance, group, producer
 ):
@@ -123,7 +120,6 @@ def test_a_grace_shorter_than_a_batch_cuts_it_short_and_lets_the_instance_go(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_a_spot_instance_leaves_before_its_end_whatever_the_grace(
     embedded_aws, on_instance, metadata, group, producer
 ):
@@ -147,7 +143,6 @@ def test_a_spot_instance_leaves_before_its_end_whatever_the_grace(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_throttled_calls_are_repeated_and_a_lost_answer_is_no_failure(
     embedded_aws, on_instance, group
 ):
@@ -202,7 +197,6 @@ def _status(url):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_metadata_that_hangs_is_told_and_when_it_is_back_its_notice_counts(
     embedded_aws, on_instance, metadata, group
 ):

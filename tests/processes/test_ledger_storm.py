@@ -142,7 +142,6 @@ def weather(source, rng, storm):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_storm_of_every_kind_loses_nothing(embedded_aws, application, producer, gates):
     seed = seed_of()
     rng = random.Random(seed)

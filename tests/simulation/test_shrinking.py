@@ -95,7 +95,6 @@ def test_no_more_is_played_than_allowed(plays_max):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_storm_that_catches_a_planted_bug_shrinks_to_a_handful_of_strikes(tmp_path):
     def prove(*arguments):
         command = [ROOT / "bin" / "prove", "storms", "--processes", "1", *arguments]

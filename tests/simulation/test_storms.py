@@ -9,10 +9,11 @@ from tests.support.storms.playing import play
 from tests.support.storms.profile import StrikeKind
 from tests.support.storms.swarm import draw_profile
 
-# Half an hour each: twelve fleet-hours with their calms, and a minute of one core. Among them are
+# Half an hour each: twelve fleet-hours with their calms, and 40 s of one core. The storm of seed 15
+# is left to `bin/prove`: its fleet takes a third of the time of all. Among these are
 # fleets with Java members, small caps and deleted rows. That strikes hit, and that every situation
 # is reached, is shown with `tests/unit/simulation` (`test_playing.py`, `test_situations.py`).
-SEEDS = range(24)
+SEEDS = [seed for seed in range(24) if seed != 15]
 MINUTES = 30
 # In these the hosts that are left have no places for all leases: nothing is demanded in their calm.
 SHORT = {1, 8, 20}
@@ -23,7 +24,6 @@ def profile_of(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_storm_breaks_no_promise_and_the_calm_after_it_mends_everything(seed):
     profile = profile_of(seed)

@@ -224,7 +224,6 @@ def test_a_lease_table_that_is_not_there_is_told_by_name(collected, stream):
         query.awaitTermination(HUNG_S)
 
 
-@pytest.mark.slow
 def test_fleet_to_spark_to_fleet_loses_and_doubles_nothing_over_reshards(
     collected, stream_of, fleet_on, embedded
 ):

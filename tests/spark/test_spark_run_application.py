@@ -138,7 +138,6 @@ def test_a_pipeline_reads_a_resharding_stream_to_its_end_and_sums_up(application
     assert set(events) == {"engine_starting", "query_started", *between}
 
 
-@pytest.mark.slow
 def test_a_stop_lets_the_running_batch_be_committed_and_leaves_no_process(application, tmp_path):
     started = tmp_path / "started"
     command, report = application(
@@ -175,7 +174,6 @@ def test_a_stop_lets_the_running_batch_be_committed_and_leaves_no_process(applic
     assert left == []
 
 
-@pytest.mark.slow
 def test_a_person_who_presses_twice_cuts_the_batch_short(application, tmp_path):
     started = tmp_path / "started"
     command, report = application(
@@ -203,7 +201,6 @@ def test_a_person_who_presses_twice_cuts_the_batch_short(application, tmp_path):
     assert json.loads(report.read_bytes())["exit_reason"] == "stopped before it was drained"
 
 
-@pytest.mark.slow
 def test_user_code_that_raises_ends_the_run_with_65_and_its_place(application, tmp_path):
     command, report = application(
         f"pipeline: pipelines:failing\noutput: {{path: {tmp_path / 'out'}}}\nuntil: caught-up"
@@ -221,7 +218,6 @@ def test_user_code_that_raises_ends_the_run_with_65_and_its_place(application, t
     assert json.loads(report.read_bytes())["exit_reason"] == "failed: ProcessorError"
 
 
-@pytest.mark.slow
 def test_a_processor_emits_typed_rows_and_its_prints_are_log_lines(application, tmp_path):
     command, report = application(
         "processor: pipelines:Sum\nuntil: caught-up\n"
@@ -241,7 +237,6 @@ def test_a_processor_emits_typed_rows_and_its_prints_are_log_lines(application, 
     assert "a line of user code" in {line.get("text") for line in lines(done.stderr)}
 
 
-@pytest.mark.slow
 def test_a_jvm_that_dies_is_worth_a_restart(application, tmp_path):
     started = tmp_path / "started"
     command, report = application(

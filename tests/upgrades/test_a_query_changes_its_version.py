@@ -36,7 +36,6 @@ def stream():
         yield Stream(running.kinesis_endpoint, shards=2)
 
 
-@pytest.mark.timeout(600)
 def test_a_query_goes_on_from_the_checkpoint_folder_of_the_other_version(stream, older, tmp_path):
     (tmp_path / "coded.py").write_text(PROCESSOR)
     config = tmp_path / "app.yaml"

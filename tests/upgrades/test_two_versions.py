@@ -26,7 +26,6 @@ CAP = 2000
 P50_MAX_S, P99_MAX_S = 0.6, 1.5
 
 
-@pytest.mark.timeout(150)
 def test_a_fleet_upgraded_in_place_while_shards_split_and_merge_loses_and_repeats_nothing(
     watched_aws, mixed_fleet, load, older
 ):
@@ -50,7 +49,6 @@ def test_a_fleet_upgraded_in_place_while_shards_split_and_merge_loses_and_repeat
     continues(fleet, older, HEAD)
 
 
-@pytest.mark.timeout(150)
 def test_a_fleet_taken_back_to_the_last_release_by_new_machines_goes_on_from_the_checkpoints(
     watched_aws, mixed_fleet, load, older
 ):
@@ -77,7 +75,6 @@ def test_a_fleet_taken_back_to_the_last_release_by_new_machines_goes_on_from_the
     continues(fleet, HEAD, older)
 
 
-@pytest.mark.timeout(120)
 def test_a_fleet_of_both_versions_over_two_zones_comes_to_rest_and_moves_nothing_more(
     watched_aws, mixed_fleet, load, older
 ):
@@ -95,7 +92,6 @@ def test_a_fleet_of_both_versions_over_two_zones_comes_to_rest_and_moves_nothing
     assert fleet.misplaced() == []
 
 
-@pytest.mark.timeout(120)
 def test_hosts_of_either_version_that_are_lost_are_read_on_by_what_is_left_of_both(
     watched_aws, mixed_fleet, load, older
 ):
@@ -118,7 +114,6 @@ def test_hosts_of_either_version_that_are_lost_are_read_on_by_what_is_left_of_bo
     judge_times(again_s, p99_max_s=FAILOVER_S + 7)
 
 
-@pytest.mark.timeout(90)
 def test_what_the_head_offers_in_a_silent_owner_s_name_the_last_release_takes_and_gives_up(
     watched_aws, mixed_fleet, load, older
 ):
@@ -148,7 +143,6 @@ def test_what_the_head_offers_in_a_silent_owner_s_name_the_last_release_takes_an
     judge_awakened(fleet, source, asleep, asleep_pids, woken_at, keys)
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("sleeper", ["older", "head"])
 def test_a_host_that_sleeps_beyond_failover_beside_the_other_version_wakes_up_and_touches_nothing(
     watched_aws, mixed_fleet, load, older, sleeper
@@ -168,7 +162,6 @@ def test_a_host_that_sleeps_beyond_failover_beside_the_other_version_wakes_up_an
     judge_awakened(fleet, source, asleep, asleep_pids, woken_at, keys)
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("goes_back", [False, True], ids=["upgraded", "taken back"])
 def test_a_manager_killed_and_started_again_as_the_other_version_has_its_leases_back_at_once(
     watched_aws, mixed_fleet, load, older, goes_back

@@ -32,7 +32,8 @@ PROCESSOR_FOLDER = Path(__file__).parent / "processor"
 
 def until(condition, timeout_s=30.0, *, every_s=0.05, why=lambda: ""):
     """Poll until the condition holds, and return what it was; fail after the deadline."""
-    deadline = time.monotonic() + max(timeout_s, HUNG_S)
+    timeout_s = max(timeout_s, HUNG_S)
+    deadline = time.monotonic() + timeout_s
     while True:
         if found := condition():
             return found

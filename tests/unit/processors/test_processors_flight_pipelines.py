@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
+import zipfile
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from processors import flight_pipelines, flight_stream, late_chains
+from processors import flight_pipelines, flight_stream, flights, late_chains
 from processors.flight_pipelines import HourlyDelay
 from processors.late_chains import Chain
 
@@ -60,6 +63,17 @@ def test_expected_hours_count_left_and_cancelled_flights_by_airport_and_schedule
         ("2013-01-01T07:00:00Z", "EWR"): HourlyDelay(1, 1, 0, 1),
         ("2013-01-01T06:00:00Z", "JFK"): HourlyDelay(1, 0, 1, 0),
     }
+
+
+def test_expected_hours_add_up_to_what_the_columns_of_the_file_say():
+    found = flight_pipelines.expected_hourly().values()
+
+    with zipfile.ZipFile(flights._data_folder() / "flights.csv.zip") as packed:
+        rows = list(csv.DictReader(io.StringIO(packed.read("flights.csv").decode())))
+    left = [int(row["dep_delay"]) for row in rows if row["dep_delay"] != "NA"]
+    assert sum(hour.flights for hour in found) == len(rows) == 336_776
+    assert sum(hour.departed for hour in found) == len(left)
+    assert sum(hour.delay_sum for hour in found) == sum(left)
 
 
 def test_a_chain_is_broken_by_a_flight_on_time_and_not_by_a_cancelled_one():

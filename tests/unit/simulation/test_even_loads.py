@@ -31,6 +31,7 @@ def spread(fleet):
     return max(loads) / (sum(loads) / len(loads))
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("seed", [3, 4])
 def test_a_skewed_fleet_evens_out_its_loads_and_rests_with_even_counts_and_no_record_twice(seed):
     fleet = fleet_of(0.9, seed=seed)
@@ -48,6 +49,7 @@ def test_a_skewed_fleet_evens_out_its_loads_and_rests_with_even_counts_and_no_re
     fleet.require_all_read(20.0)
 
 
+@pytest.mark.seconds
 def test_with_counts_alone_no_lease_moves():
     fleet = fleet_of(0.9, balance="counts")
     before, moves = spread(fleet), fleet.oracles.tally.moves
@@ -57,6 +59,7 @@ def test_with_counts_alone_no_lease_moves():
     assert (spread(fleet), fleet.oracles.tally.moves) == (before, moves)
 
 
+@pytest.mark.seconds
 def test_an_even_stream_moves_no_lease():
     fleet = fleet_of(0.0)
     moves = fleet.oracles.tally.moves
