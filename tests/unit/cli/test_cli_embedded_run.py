@@ -219,6 +219,22 @@ def test_a_filler_that_fails_ends_the_run_as_an_operator_would(
     assert signal.getsignal(signal.SIGTERM) is former
 
 
+def test_a_failure_is_known_before_its_signal_comes(
+    filler: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal may be handled while the thread that sends it still runs."""
+    monkeypatch.chdir(tmp_path)
+    known: list[bool] = []
+    with filler("while not os.path.exists('go'):\n    time.sleep(0.005)") as run:
+        monkeypatch.setattr(embedded.os, "kill", lambda *_: known.append(run.source_is_done()))
+        Path("go").touch()
+        until(lambda: known)
+        monkeypatch.undo()
+        with pytest.raises(SettingsError):
+            run.report()
+    assert known == [True]
+
+
 def test_a_run_that_ends_first_ends_its_filler_and_no_signal_comes(
     filler: Callable[[str], Any],
 ) -> None:
