@@ -22,6 +22,8 @@ from kclrun.local.filling import Filling
 from tests.patience import HUNG_S
 from tests.unit.cli.test_cli_run import EMBEDDED, FILLED, configuration, settings
 
+pytestmark = pytest.mark.seconds  # its fillers are processes
+
 
 def test_without_a_fill_the_source_is_complete_from_the_beginning():
     run = EmbeddedRun(None, None)
