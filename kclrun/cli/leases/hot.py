@@ -8,10 +8,10 @@ credentials of the caller.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -65,18 +65,13 @@ def show_hot(aws: Aws, urls: Sequence[str], *, as_json: bool, with_keys: bool) -
     """
     settings = aws.settings
     leases = [lease for url in urls or [_url_of(settings)] for lease in _leases(url, settings)]
-    leases.sort(key=lambda lease: (-_load(lease), lease.shard))
+    leases.sort(key=lambda lease: (-(lease.traffic.load if lease.traffic else -inf), lease.shard))
     names = _names(aws, leases) if with_keys else {}
     if as_json:
         click.echo(json.dumps([_plain(lease, names) for lease in leases], indent=2))
     else:
         _print(leases, names)
     return exit_codes.DRAINED
-
-
-def _load(lease: LeaseBody) -> float:
-    """The load to sort by; a lease that is not measured yet comes last."""
-    return lease.traffic.load if lease.traffic is not None else -math.inf
 
 
 def _url_of(settings: Settings) -> str:

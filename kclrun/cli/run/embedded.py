@@ -179,16 +179,14 @@ class _Filler:
         )
         self._report: FillReport | None = None
         self.filling = Filling(0)
+        # Set before the signal of a failure: a run that it ends finds the failure in `result`.
+        self.is_done = False
         self._is_ending = False
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(order) + b"\n")
         self._process.stdin.flush()
         self._watch = threading.Thread(target=self._wait, name="filler", daemon=True)
         self._watch.start()
-
-    @property
-    def is_done(self) -> bool:
-        return not self._watch.is_alive()
 
     def result(self) -> FillReport | None:
         """The report; None while the filler runs. Raises: SettingsError, Unavailable."""
@@ -201,6 +199,17 @@ class _Filler:
         raise kind("embedded.fill did not put all its records; its message is above")
 
     def _wait(self) -> None:
+        try:
+            self._take_in()
+        finally:
+            self.is_done = True
+        # The filler writes the report last. A missing report means a failure, not the exit code.
+        if self._report is None and not self._is_ending:
+            # As an operator would do: the run drains, and then `result` raises the failure.
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _take_in(self) -> None:
+        """The filler's progress and report, until it has ended."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             try:
@@ -213,10 +222,6 @@ class _Filler:
                 self._report = told
                 self.filling = Filling(told.user_records, told.user_records)
         self._process.wait()
-        # The filler writes the report last. A missing report means a failure, not the exit code.
-        if self._report is None and not self._is_ending:
-            # As an operator would do: the run drains, and then `result` raises the failure.
-            os.kill(os.getpid(), signal.SIGTERM)
 
     def __enter__(self) -> _Filler:
         return self

@@ -71,7 +71,11 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/properties/test_aws_requests.py",
         "tests/properties/test_aws_rows.py",
     ),
-    "cli": ("tests/processes/test_cli_lease_verbs.py", "tests/processes/test_cli_tail.py"),
+    "cli": (
+        "tests/processes/test_cli_lease_verbs.py",
+        "tests/processes/test_cli_doctor.py",
+        "tests/processes/test_cli_tail.py",
+    ),
     "codec": ("tests/properties", "tests/fuzz"),
     "compat": ("tests/properties/test_compat_kclpy.py",),
     "consuming": (

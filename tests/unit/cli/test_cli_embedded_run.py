@@ -1,9 +1,28 @@
-"""What a run over the embedded AWS is told about its source."""
+"""A run on the embedded AWS: its services, its folders, its filler, and what it is told of it."""
 
+import json
+import os
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import msgspec
+import pytest
+
+from kclrun.cli.run import embedded
 from kclrun.cli.run.embedded import EmbeddedRun
+from kclrun.errors import SettingsError, Unavailable
 from kclrun.local.filling import Filling
+from tests.patience import HUNG_S
+from tests.unit.cli.test_cli_run import EMBEDDED, FILLED, configuration, settings
+
+pytestmark = pytest.mark.seconds  # its fillers are processes
 
 
 def test_without_a_fill_the_source_is_complete_from_the_beginning():
@@ -23,3 +42,225 @@ def test_with_a_fill_the_source_is_complete_once_the_filler_has_ended():
     filler.is_done = True
     assert run.source_is_done()
     assert run.report() == "put"
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    seen = SimpleNamespace(limits=None, made=[], ended=False)
+
+    @contextmanager
+    def start(*, limits: bool) -> Iterator[SimpleNamespace]:
+        seen.limits = limits
+        yield SimpleNamespace(
+            endpoint="http://all", kinesis_endpoint="http://k", dynamodb_endpoint="http://d"
+        )
+        seen.ended = True
+
+    monkeypatch.setattr(embedded, "start_embedded", start)
+
+    def make(at: Any, *made: object) -> None:
+        seen.made.append((at.url, *made))
+
+    monkeypatch.setattr(embedded, "make_stream", make)
+    return seen
+
+
+def test_a_run_gets_the_endpoints_and_folders_of_its_own(
+    served: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = EMBEDDED.replace("embedded}", "embedded, profile: p, role_arn: 'arn:aws:iam::1:role/r'}")
+    text += "output: {path: rows/}\nembedded: {shards: 3, limits: true}\n"
+    before = settings(text)
+
+    with embedded.embedded_run(configuration(text, tmp_path)) as run:
+        reached = run.settings
+        assert run.source_is_done()
+        assert run.filling() is run.report() is None
+        assert not served.ended
+
+    assert served.ended
+    assert (served.limits, served.made) == (True, [("http://k", "orders", 3)])
+    assert (reached.aws.endpoint, reached.aws.profile, reached.aws.role_arn) == (
+        "http://all",
+        None,
+        None,
+    )
+    assert reached.aws.endpoints == {"kinesis": "http://k", "dynamodb": "http://d"}
+    assert reached.output.path.startswith("rows/2")
+    assert reached.spark == before.spark
+
+    with embedded.embedded_run(configuration(EMBEDDED, tmp_path)) as run:
+        assert (run.settings.output, run.settings.spark) == (None, before.spark)
+    assert (served.limits, served.made[1][2]) == (False, before_shards())
+
+
+def before_shards() -> int:
+    return embedded.EmbeddedSettings().shards
+
+
+@pytest.mark.parametrize(
+    ("output", "place"),
+    [
+        ("output: {path: rows, format: json}\n", "{folder}/rows/"),
+        ("output: {path: 's3a://b/rows', format: json}\n", "s3a://b/rows/"),
+        ("", "kclrun-checkpoint-"),
+    ],
+)
+def test_on_spark_its_checkpoint_is_beside_its_rows_or_gone_with_it(
+    served: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    output: str,
+    place: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = EMBEDDED.replace("processor", "engine: spark\nprocessor") + output
+    with embedded.embedded_run(configuration(text, tmp_path)) as run:
+        checkpoint = run.settings.spark.checkpoint
+        assert place.format(folder=tmp_path) in checkpoint
+        if run.settings.output is not None and "://" not in checkpoint:
+            assert checkpoint.endswith(".checkpoint")
+            assert Path(checkpoint).is_absolute()
+        elif not output:
+            assert Path(checkpoint).is_dir()
+    assert not Path(checkpoint).exists()
+
+
+def test_an_arn_is_not_the_name_of_an_embedded_stream(
+    served: SimpleNamespace, tmp_path: Path
+) -> None:
+    arn = "arn:aws:kinesis:us-east-1:123456789012:stream/orders"
+    text = EMBEDDED.replace("stream: orders", f"stream: '{arn}'")
+    with (
+        pytest.raises(SettingsError, match="give a name, not an ARN"),
+        embedded.embedded_run(configuration(text, tmp_path)),
+    ):
+        pass
+
+
+FILL = EMBEDDED + (
+    "path: code\nembedded:\n  fill: {source: 'a:b', aggregate: 0.5, rate: 9}\n"
+    "  reshard: [{after: 0.25, split: 0}, {after: 0.5, merge: 1}]\n"
+)
+
+
+@pytest.fixture
+def filler(
+    served: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Any]:
+    """A run whose filler is this program; it has its order in `order`."""
+
+    def made(program: str) -> Any:
+        text = "import json, os, sys, time\norder = json.loads(sys.stdin.readline())\n"
+        script = tmp_path / "filler.py"
+        script.write_text(text + textwrap.dedent(program))
+        (tmp_path / "code").mkdir(exist_ok=True)
+        monkeypatch.setattr(embedded, "own_module", lambda _: [sys.executable, str(script)])
+        return embedded.embedded_run(configuration(FILL, tmp_path))
+
+    return made
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + HUNG_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_filler_gets_its_order_and_its_progress_and_report_are_the_runs(
+    filler: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = msgspec.json.encode(FILLED).decode()
+    progress = msgspec.json.encode(Filling(3, 10)).decode()
+    program = f"""
+        json.dump(order, open({str(tmp_path / "order")!r}, "w"))
+        print("a line of the source", flush=True)
+        print({progress!r}, flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.005)
+        print({report!r}, flush=True)
+    """
+    with filler(program) as run:
+        assert run.filling().done in {0, 3}
+        until(lambda: run.filling().done == 3)
+        assert run.filling().total == 10
+        assert not run.source_is_done()
+        assert run.report() is None
+        Path("go").touch()
+        until(run.source_is_done)
+        assert run.report() == FILLED
+        assert (run.filling().done, run.filling().total) == (1_000, 1_000)
+    order = json.loads((tmp_path / "order").read_text())
+    assert order["endpoint"]["url"] == "http://k"
+    assert (order["stream"], order["source"], order["paths"]) == (
+        "orders",
+        "a:b",
+        [str(tmp_path / "code")],
+    )
+    assert (order["aggregate"], order["rate"]) == (0.5, 9)
+    assert [list(step.values()) for step in order["reshard"]] == [[0.25, 0, None], [0.5, None, 1]]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(69, Unavailable), (1, SettingsError), (0, SettingsError)]
+)
+def test_a_filler_that_fails_ends_the_run_as_an_operator_would(
+    filler: Callable[[str], Any], code: int, kind: type[Exception]
+) -> None:
+    former = signal.getsignal(signal.SIGTERM)
+
+    def run() -> None:
+        with filler(f"sys.exit({code})"):
+            time.sleep(HUNG_S)  # until the signal comes
+
+    with pytest.raises(kind, match=r"embedded\.fill did not put all its records"):
+        run()
+    assert signal.getsignal(signal.SIGTERM) is former
+
+
+def test_a_failure_is_known_before_its_signal_comes(
+    filler: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal may be handled while the thread that sends it still runs."""
+    monkeypatch.chdir(tmp_path)
+    known: list[bool] = []
+    with filler("while not os.path.exists('go'):\n    time.sleep(0.005)") as run:
+        monkeypatch.setattr(embedded.os, "kill", lambda *_: known.append(run.source_is_done()))
+        Path("go").touch()
+        until(lambda: known)
+        monkeypatch.undo()
+        with pytest.raises(SettingsError):
+            run.report()
+    assert known == [True]
+
+
+def test_a_run_that_ends_first_ends_its_filler_and_no_signal_comes(
+    filler: Callable[[str], Any],
+) -> None:
+    came: list[int] = []
+    former = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        with filler("sys.stdin.read()") as run:
+            process = run._filler._process
+            assert os.getpgid(process.pid) == process.pid  # Ctrl-C does not reach it
+            assert os.getsid(process.pid) == os.getsid(0)
+            assert run._filler._watch.daemon
+        assert process.returncode == 0
+        assert run.source_is_done()
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert came == []
+    assert process.stdin.closed
+    assert process.stdout.closed
+
+
+def test_a_filler_that_does_not_end_is_killed(
+    filler: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "_FILLER_END_MAX_S", 0.05)
+    with filler("time.sleep(1000)") as run:
+        process = run._filler._process
+    assert process.returncode == -signal.SIGKILL

@@ -336,25 +336,35 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_line_is_shown_once_it_ends_or_is_too_long_and_the_rest_at_the_end(
-    terminal: None, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with LiveDisplay() as display:
-        shown = Shown(display, capfd)
-        os.write(1, b"begun, ")
-        os.write(2, b"x" * 8_193)
-        told = shown.until(lambda text: text.count("x") >= 8_193)
-        assert "begun, x" in told
-        os.write(1, b"half a ")
-        os.write(1, b"line\r\nand a word that is too long for it " + b"y" * 30 + b"\n\xff rest")
-        told = shown.until(lambda text: f"{'y' * 30}\n" in text.replace("\r", ""))
-        lines = [line.strip("\r").removeprefix("\x1b[2K") for line in told.split("\n")]
-        assert lines[-4:-2] == ["half a line", "and a word that is too long for it"]
-        assert lines[-2] == f"{' ' * 17}{'y' * 30}"
-        assert "rest" not in told
-    told += capfd.readouterr().err
-    assert "\ufffd rest" in told
-    os.write(1, b"to the old place")
-    assert capfd.readouterr().out == "to the old place"
+    monkeypatch.setattr(live_table, "_DRAW_EVERY_S", 0.0)
+    display = LiveDisplay()
+    display._read_fd, write_fd = os.pipe()
+
+    def printed(arrives: bytes) -> list[str]:
+        console = Console(file=io.StringIO(), width=60)
+        os.write(write_fd, arrives)
+        assert display._print_arrived(console)
+        assert not display._print_arrived(console)
+        return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+    assert printed(b"half a ") == []
+    long = f"and a word that is too long for it {'y' * 30}\n".encode()
+    assert printed(b"line\r\n" + long) == [
+        "half a line",
+        "and a word that is too long for it",
+        f"{' ' * 17}{'y' * 30}",
+    ]
+    assert printed(b"x" * 8_192) == []
+    assert "".join(line.strip() for line in printed(b"x")) == "x" * 8_193
+    assert printed(b"\xff rest") == []
+    display._is_ending.set()
+    os.close(write_fd)
+    console = Console(file=io.StringIO(), width=60)
+    assert not display._print_arrived(console)
+    assert console.file.getvalue() == "\ufffd rest\n"  # type: ignore[attr-defined]
+    os.close(display._read_fd)
 
 
 def test_only_a_new_sample_is_drawn_and_with_its_bars_in_the_room_that_is_left(

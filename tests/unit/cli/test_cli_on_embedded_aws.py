@@ -100,41 +100,6 @@ def test_every_row_is_put_once_and_keys_keep_their_order(
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
 
 
-@pytest.mark.slow
-def test_rows_of_a_slow_pipe_are_put_before_it_ends(config: Path) -> None:
-    aws = stream_of(config, shards=1)
-    command = [sys.executable, "-m", "kclrun", "put", "--config", str(config)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None
-    process.stdin.write(b"early\n")
-    process.stdin.flush()
-
-    deadline = time.monotonic() + HUNG_S
-    while not any(payloads(aws).values()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [data for _, data in payloads(aws)["shardId-000000000000"]] == [b"early"]
-    out, _ = process.communicate(b"late\n", timeout=HUNG_S)
-    assert b"2 rows put" in out
-
-
-@pytest.mark.slow
-def test_an_interrupted_put_says_how_far_it_got(config: Path, tmp_path: Path) -> None:
-    aws = stream_of(config, shards=1)
-    rows = tmp_path / "rows.txt"
-    rows.write_text("row\n" * 10_000)
-    command = [sys.executable, "-m", "kclrun", "put", "--config", str(config), str(rows)]
-    process = subprocess.Popen([*command, "--rate", "100"], stderr=subprocess.PIPE)
-
-    deadline = time.monotonic() + HUNG_S
-    while not any(payloads(aws).values()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=HUNG_S)
-
-    assert process.returncode == 130
-    assert re.search(rb"Interrupted: [\d,]+ rows are in the stream", told)
-
-
 def test_a_stream_that_is_not_there_is_66(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_program(["check", "--config", str(config), "--set", "processor=json:x"]) == 78
     config.write_text(config.read_text() + "processor: kclrun.samples.hello:Hello\n")
@@ -167,13 +132,6 @@ def test_put_makes_a_stream_of_an_emulator_once(
     )
     assert sum(len(read) for read in payloads(aws).values()) == 4
     assert len(aws.stream.list_shards()) == 3
-
-
-def test_put_makes_no_stream_in_aws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = ["put", "--stream", "made", "--region", "eu-west-1", "--create", "3", "rows.txt"]
-
-    assert run_program(line) == 78
-    assert "Make it in AWS:  aws kinesis create-stream" in capsys.readouterr().err
 
 
 @pytest.mark.slow
