@@ -174,6 +174,19 @@ def test_all_is_read_up_to_the_last_record_that_patience_excuses():
     assert all_read(world, 2.0) is None
 
 
+def test_each_batch_counts_with_its_records(monkeypatch):
+    world, counted = Watched(shards=1), []
+    monkeypatch.setattr(world.oracles.cost, "delivered", lambda *batch: counted.append(batch))
+    reader = world.begin(world.keys[0], "a:h:1", for_s=1000)
+
+    world.read(reader, 1, 50)
+    world.read(reader, 51, 60)
+
+    assert counted == [(reader.key, 50), (reader.key, 10)]
+    tally = world.oracles.tally
+    assert (tally.records, tally.batches, tally.duplicates) == (60, 2, 0)
+
+
 def test_only_a_report_before_its_fence_has_passed_opens_a_reader():
     world = Watched(shards=1)
     world.take(world.keys[0], "a:h:1")
