@@ -62,6 +62,7 @@ QUICK: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/unit/model/test_values.py",
         "tests/scenarios",
     ),
+    "simulation": ("tests/unit/cli/test_cli_simulate.py",),
 }
 # Tests for what the quick ones let live. Cheap first.
 WIDER: Final[Mapping[str, tuple[str, ...]]] = {

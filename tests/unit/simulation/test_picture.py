@@ -172,6 +172,7 @@ def shown(figure):
             "lines": [
                 [
                     looks(each, "color", "linewidth", "linestyle", "alpha", "drawstyle", "label"),
+                    told(each._unscaled_dash_pattern),
                     told(each.get_xydata()),
                 ]
                 for each in panel.lines

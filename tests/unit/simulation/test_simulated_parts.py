@@ -1,5 +1,7 @@
 """The parts of a simulated fleet that only a story of their own shows at their limits."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from kclrun.leases.commands import StartProcess
@@ -8,6 +10,7 @@ from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol.writes import CreateLease
 from kclrun.simulation.machine import NonceLocks
 from kclrun.simulation.oracles.watch import Oracles
+from kclrun.simulation.shards import ShardStream, StreamFaults, Traffic
 from kclrun.simulation.stories import ReadingGaps, RuleBroken, Stories, clock
 from tests.unit.simulation.fleets import settled_fleet
 from tests.unit.simulation.watched_world import Reader, Watched
@@ -171,6 +174,19 @@ def test_all_is_read_up_to_the_last_record_that_patience_excuses():
     assert all_read(world, 2.0) is None
 
 
+def test_each_batch_counts_with_its_records(monkeypatch):
+    world, counted = Watched(shards=1), []
+    monkeypatch.setattr(world.oracles.cost, "delivered", lambda *batch: counted.append(batch))
+    reader = world.begin(world.keys[0], "a:h:1", for_s=1000)
+
+    world.read(reader, 1, 50)
+    world.read(reader, 51, 60)
+
+    assert counted == [(reader.key, 50), (reader.key, 10)]
+    tally = world.oracles.tally
+    assert (tally.records, tally.batches, tally.duplicates) == (60, 2, 0)
+
+
 def test_only_a_report_before_its_fence_has_passed_opens_a_reader():
     world = Watched(shards=1)
     world.take(world.keys[0], "a:h:1")
@@ -182,3 +198,40 @@ def test_only_a_report_before_its_fence_has_passed_opens_a_reader():
         world.oracles.batch_begun(reader, 1, 2)
     world.oracles.delivery_allowed(reader, world.now + 0.001)
     world.oracles.batch_begun(reader, 1, 2)
+
+
+def test_a_listing_that_lags_shows_the_stream_as_it_was():
+    stream = ShardStream(1, Traffic(records_per_s=1.0))
+    [parent] = stream.open_ids()
+    stream.split(parent, 100.0)
+    stream.faults = StreamFaults(listing_lag_max_s=20.0)
+
+    def shown(now):
+        return {each.shard_id: each.ending_sequence_number is None for each in stream.listing(now)}
+
+    assert shown(100.0) == {parent: True}
+    assert shown(121.0) == {parent: False, **dict.fromkeys(stream.open_ids(), True)}
+    assert [shard.shard_id for shard in stream.at_trim_horizon(121.0)] == [parent]
+
+
+@pytest.mark.parametrize(
+    ("drawn", "fate"),
+    [
+        (0.0, "throttled"),
+        (0.12, "throttled"),
+        (0.125, "unreachable"),
+        (0.37, "unreachable"),
+        (0.375, "expired_iterator"),
+        (0.62, "expired_iterator"),
+        (0.625, None),
+    ],
+)
+def test_each_fault_of_a_read_has_its_share(drawn, fate):
+    stream = ShardStream(1, Traffic(records_per_s=1.0), SimpleNamespace(random=lambda: drawn))
+    stream.faults = StreamFaults(throttled=0.125, unreachable=0.25, expired_iterator=0.25)
+
+    assert stream.fetch_fate() == fate
+    stream.faults = StreamFaults(not_found=0.5)
+    assert stream.fetch_fate() == ("not_found" if drawn < 0.5 else None)
+    stream.faults = StreamFaults()
+    assert stream.fetch_fate() is None
