@@ -21,7 +21,8 @@ from tests.packaging.wheel_rig import ROOT, build_wheel, plain_environment, prog
 from tests.patience import TEST_S
 
 # An installation of Spark downloads 500 MB on a machine that has none of it yet.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * TEST_S)]
+INSTALLED_MAX_S = 2 * TEST_S
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * INSTALLED_MAX_S)]
 
 FLIGHTS = 336_776
 JAVA_OF = """
@@ -42,7 +43,7 @@ def run(*command, cwd, **environment):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=TEST_S,
+        timeout=INSTALLED_MAX_S,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
