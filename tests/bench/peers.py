@@ -189,12 +189,11 @@ def _figures(name: str, runs: list[Run], ours: list[Run]) -> list[Figure]:
         return after, [run.per_cpu_s / 1000 for run in each]
 
     after, whole = rates(runs)
-    starts, wall = [run.start_cpu_s for run in runs], [run.per_wall_s / 1000 for run in runs]
+    starts = [run.start_cpu_s for run in runs]
     figures = [
         figure(_ROW, f"{name}: after its start", "k records/CPU-s", after),
         figure(_ROW, f"{name}: start included", "k records/CPU-s", whole),
         figure(_ROW, f"{name}: its start, to the first record", "CPU-s", starts),
-        figure(_ROW, f"{name}: by the wall clock", "k records/s", wall),
     ]
     if name != _OURS:
         # A peer that could not run in some round has fewer runs.

@@ -29,7 +29,7 @@ from kclrun.spark.engine.session import open_session
 _MASTER: Final = "local[2]"
 _HEAP: Final = "2g"
 # The first batch pays for workers and imports, on a loaded machine for tens of seconds.
-_PATIENCE_S: Final = 60.0
+_PATIENCE_S: Final = 120.0
 _RUNNER: Final = "the source's driver process"
 _OTHERS: Final = "other Python"
 _ENVIRONMENT: Final = {
