@@ -138,7 +138,13 @@ def kclpy_rules(settings: Settings) -> Iterator[Problem]:
             "kclpy: is for engine: fleet: a processor of amazon_kclpy checkpoints by itself, and"
             " Spark commits whole batches",
         )
-    elif settings.checkpoint.every != "manual":
+        return
+    if settings.leases.per_process > 1:
+        yield Problem(
+            ("leases", "per_process"),
+            "is 1 for a processor of amazon_kclpy, which is written for a process of its own",
+        )
+    if settings.checkpoint.every != "manual":
         yield Problem(
             ("checkpoint", "every"),
             "is manual for a processor of amazon_kclpy, which checkpoints by itself; write"

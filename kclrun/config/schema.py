@@ -233,6 +233,15 @@ class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How leases are taken, kept and cleaned up."""
 
     max: Annotated[int, documented("most leases this machine takes", ge=1, le=1024)] = 64
+    per_process: Annotated[
+        int,
+        documented(
+            "most quiet leases of a stream that share one lease process; a busy one gets a process"
+            " of its own. With 1 every lease has its own",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
     moves_per_cycle: Annotated[int, documented("most leases asked for in one cycle", ge=1)] = 8
     balance: Annotated[
         Literal["load", "counts"],

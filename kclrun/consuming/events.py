@@ -114,6 +114,11 @@ class DrainRequested(msgspec.Struct, frozen=True):
     reason: str
 
 
+class RestartRequested(msgspec.Struct, frozen=True):
+    """The manager requests: finish the batch, checkpoint, keep the lease, exit. It goes on in
+    another process. Heeded only while records are processed; ask again where it still matters."""
+
+
 class ReleaseRequested(msgspec.Struct, frozen=True):
     """User code asked to give the lease up after this batch (`context.release()`)."""
 
@@ -159,6 +164,7 @@ Event = (
     | ProcessorFailed
     | DeliveryStopped
     | DrainRequested
+    | RestartRequested
     | ReleaseRequested
     | ManagerGone
     | FailoverChanged

@@ -85,6 +85,7 @@ class LeaseStateMachine:
         )
         self._shard_end = ShardEnd(policy.key, ())
         self._is_withdrawn = False
+        self._keeps_lease = False  # withdrawn for a restart only: the row stays ours
         self._manager_gone = False
         self._permit = DeliveryPermit(one_batch_a_checkpoint=policy.checkpoint_mode == "batch")
         self._metering = Metering(cpu_s)
@@ -216,6 +217,10 @@ class LeaseStateMachine:
             case events.DrainRequested() | events.ReleaseRequested() | events.ManagerGone():
                 self._manager_gone |= isinstance(event, events.ManagerGone)
                 return self._withdraw()
+            case events.RestartRequested() if self.state is State.PROCESSING:
+                withdrawn = self._withdraw()
+                self._keeps_lease = True
+                return withdrawn
             case events.OthersInSight(others):
                 self._graceful.others_in_sight = others
             case events.FailoverChanged(failover_s):
@@ -253,7 +258,7 @@ class LeaseStateMachine:
         at = verdict.not_before
         # A process that leaves because of its host does not wait for its last checkpoint.
         is_leaving = self._failure is not None and self._failure.is_host_fault
-        may_put_off = self.state in MAY_PUT_OFF or is_leaving
+        may_put_off = self.state in MAY_PUT_OFF or is_leaving or self._keeps_lease
         is_checkpoint = isinstance(verdict.change, writes.Checkpoint)
         if at > now and is_checkpoint and may_put_off and self.own.in_flight.withdraw():
             self._put_off_until = at
@@ -392,7 +397,7 @@ class LeaseStateMachine:
         A claim under way is waited for. A shard whose children exist is ended: that takes less
         time.
         """
-        self._is_withdrawn = True
+        self._is_withdrawn, self._keeps_lease = True, False
         if self.state not in MAY_WITHDRAW:
             return ()
         self._move(Step.WITHDRAWN)
@@ -496,6 +501,8 @@ class LeaseStateMachine:
         if own.next_owner is not None:
             return ()
         change: Change | None = self._due_checkpoint(now)
+        if self.state is State.RELEASING and not self._has_last_checkpoint_to_write:
+            return self._finish(Step.RELEASE_WRITTEN, reports.LeaseKept(), ExitCause.DONE)
         if change is None and self.state is State.FAILING:
             assert self._failure is not None, "failing without a failure"
             is_host_fault = self._failure.is_host_fault
@@ -510,6 +517,11 @@ class LeaseStateMachine:
                 change = writes.Renew(own.key, own.me, own.counter, kbps, drops_ask, load)
         return () if change is None else self._send(change)
 
+    @property
+    def _has_last_checkpoint_to_write(self) -> bool:
+        """Whether a process that keeps its lease has still to checkpoint what it processed."""
+        return self._requests.final_position(self.ledger) > self.own.confirmed.checkpoint
+
     def _change_of_state(self, now: Instant) -> Change | None:
         """The write that the current state waits for."""
         own = self.own
@@ -519,7 +531,7 @@ class LeaseStateMachine:
                 return writes.NameChildren(own.key, own.me, own.counter, children)
             case State.ENDING:
                 return writes.End(own.key, own.me, own.counter, own.confirmed.checkpoint)
-            case State.RELEASING:
+            case State.RELEASING if not self._keeps_lease:
                 return self._graceful.last_write(self.ledger, now)
             case _:
                 return None
@@ -575,7 +587,7 @@ class LeaseStateMachine:
         policy, ledger = self.policy, self.ledger
         if self._is_manual or not ledger.has_unsaved:
             return False
-        if self.state is State.FAILING:
+        if self.state in {State.FAILING, State.RELEASING}:
             return True
         if policy.checkpoint_mode == "batch" and ledger.has_uncounted:
             return True

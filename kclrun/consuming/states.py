@@ -19,7 +19,8 @@
 
 `withdrawn` stands for every reason to give the lease up in good order: a drain, an ask of another
 owner, a release requested by the processor, a KCL 3 leader's handover, the manager's end. In
-`releasing` the lease waits for the one write that gives it away: an offer, a release or a handover.
+`releasing` the lease waits for the one write that gives it away: an offer, a release or a handover;
+or, if the manager only asked for a restart, for the last checkpoint.
 Final: ended, released, failed, lost, unclaimed.
 """
 
@@ -160,6 +161,7 @@ EXPECTED: Final[Mapping[type[events.Event], frozenset[State]]] = {
     ),
     events.DeliveryStopped: frozenset({State.STOPPING, State.LOSING}),
     events.DrainRequested: _ALIVE,
+    events.RestartRequested: _ALIVE,
     events.ReleaseRequested: _ALIVE,
     events.ManagerGone: _ALIVE,
     events.FailoverChanged: _ALIVE,
@@ -186,6 +188,7 @@ LATE: Final[Mapping[type[events.Event], frozenset[State]]] = {
     ProcessorFailed: FINAL,
     events.DeliveryStopped: FINAL | {State.RELEASING, State.FAILING},
     events.DrainRequested: FINAL,
+    events.RestartRequested: FINAL,
     events.ReleaseRequested: FINAL,
     events.ManagerGone: FINAL,
     events.FailoverChanged: FINAL,

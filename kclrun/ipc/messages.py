@@ -26,6 +26,16 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     spec: StartSpec
 
 
+class Admit(msgspec.Struct, frozen=True, tag=True):
+    """Serve one more lease in this process. Sent to a shared process, as its first message and
+    later, with one descriptor: the process's end of the lease's own channel, on which `Begin`
+    follows. When the channel of these messages ends, no further lease comes."""
+
+
+class Restart(msgspec.Struct, frozen=True, tag=True):
+    """Finish the batch, checkpoint, keep the lease and end: it goes on in a process of its own."""
+
+
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """Finish the batch, checkpoint, give the lease away, exit; within `deadline_s` seconds."""
 
@@ -97,27 +107,36 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     status: int
 
 
-class NoAnswer(msgspec.Struct, frozen=True, tag=True):
-    """Never sent: a lease process reports on its ring, never on its channel."""
+class Left(msgspec.Struct, frozen=True, tag=True):
+    """A lease of a shared process has ended in it: no thread of the process writes its row, its
+    ring or its output any more. The only message on the channel of a lease, which reports on its
+    ring, and never sent by a process of its own, whose end the pidfd proves.
+
+    `code` is as in `exit_codes`. `remains` names what user code left running, or is empty.
+    """
+
+    code: int
+    remains: str = ""
 
 
-ToWorker = Begin | Drain | RenewCredentials | FailoverChanged | OthersInSight | DumpStacks
+ToAll = RenewCredentials | FailoverChanged | OthersInSight | DumpStacks
+ToWorker = Begin | Admit | Restart | Drain | ToAll
 ToLauncher = Fork | Quit
 FromLauncher = Ready | Forked | ForkFailed | Exited
 
 _TO_WORKER: Final = msgspec.msgpack.Decoder(ToWorker)
 _TO_LAUNCHER: Final = msgspec.msgpack.Decoder(ToLauncher)
 _FROM_LAUNCHER: Final = msgspec.msgpack.Decoder(FromLauncher)
-_NO_ANSWER: Final = msgspec.msgpack.Decoder(NoAnswer)
+_LEFT: Final = msgspec.msgpack.Decoder(Left)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
-def channel_to_worker(sock: socket.socket) -> Channel[ToWorker, NoAnswer]:
-    """The manager's end of a lease process's channel."""
-    return Channel(sock, _NO_ANSWER)
+def channel_to_worker(sock: socket.socket) -> Channel[ToWorker, Left]:
+    """The manager's end of a lease's channel, or of that of a shared process."""
+    return Channel(sock, _LEFT)
 
 
-def channel_of_worker(fd: int) -> Channel[NoAnswer, ToWorker]:
+def channel_of_worker(fd: int) -> Channel[Left, ToWorker]:
     """The lease process's end, from the descriptor it inherited."""
     return Channel(socket.socket(fileno=fd), _TO_WORKER)
 

@@ -73,13 +73,15 @@ class StartProcess(msgspec.Struct, frozen=True):
     """Start a lease process for a row that is ours. The counter travels in its start command [P4].
 
     Comes back as ProcessStarted or StartFailed, then as the reports of the process. `has_waited`: a
-    failover has passed since a take by force, so its claim removes `takenFrom` [P18].
+    failover has passed since a take by force, so its claim removes `takenFrom` [P18]. `is_alone`:
+    the process must not be shared with other leases.
     """
 
     key: LeaseKey
     counter: int
     expires_instant: Instant
     has_waited: bool = False
+    is_alone: bool = False
 
 
 class DrainProcess(msgspec.Struct, frozen=True):

@@ -144,13 +144,16 @@ class ProcessExited(msgspec.Struct, frozen=True):
     """The lease process is proven to have ended (its pidfd says so). `reason` in words for people.
 
     `waiting_since`: the arrival time of the oldest record that it read and did not process; None
-    where it had none or did not report it.
+    where it had none or did not report it. `is_shared`: a process for several leases died, so its
+    death may be the fault of another lease. Of a lease that ended in a shared process while that
+    goes on, the process's own word is the proof.
     """
 
     key: LeaseKey
     pid: int
     reason: str
     waiting_since: WallTime | None = None
+    is_shared: bool = False
 
 
 # The events of a lease process: its reports, and what the manager sees that starts and reaps it.

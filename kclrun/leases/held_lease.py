@@ -30,6 +30,7 @@ from kclrun.protocol.reports import (
     Checkpointed,
     CoreReport,
     LeaseClaimed,
+    LeaseKept,
     LeaseLost,
     LeaseReleased,
     ProcessBroke,
@@ -294,6 +295,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
     halts. `has_broken`: the process ends for a fault that is not the processor's; `has_starved`:
     that happened while user code was at records. `trouble`: the last error.
     `waiting_since` is the arrival time of the oldest record known not to be processed, or None.
+    `needs_own_process`: its last process died, or it was too busy for a shared one.
     `ours_instant` is when we learned that the row is ours. `has_waited`: a failover has passed
     since then, and the row was read again [P18]. `was_restored`: the row vanished, and we wrote it
     again.
@@ -323,6 +325,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
     waiting_since: WallTime | None = None
     has_broken: bool = False
     has_starved: bool = False
+    needs_own_process: bool = False
     trouble: str = ""
 
     def step(self, step: Step) -> None:
@@ -358,6 +361,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
 
     def _on_reported(self, report: CoreReport, now: Instant, failover_s: float) -> list[Command]:
         notes: list[Command] = []
+        self.needs_own_process |= isinstance(report, LeaseKept)
         match report:
             case LeaseClaimed():
                 if self.state is State.STARTING:
@@ -400,13 +404,21 @@ class HeldLease(msgspec.Struct, kw_only=True):
         notes: list[Command] = []
         if self.has_broken:
             self.has_broken, is_death = False, self.has_starved
+            self.needs_own_process = True
             self.restarts.broke(now, at_records=self.has_starved)
             if not is_death:
                 notes.append(self.note("start_failed", "error", reason=self.trouble))
         elif self.state is State.EXITING:
             self.restarts.stopped(now)
+        elif event.is_shared:
+            # Which of its leases ended it shows once each has a process of its own.
+            self.restarts.stopped(now)
+            self.needs_own_process = True
+            self.trouble = event.reason
+            notes.append(self.note("shared_process_died", "warning", reason=event.reason))
         else:
             self.restarts.crashed(now)
+            self.needs_own_process = True
             self.trouble, is_death = event.reason, True
         if is_death:
             deaths = self.restarts.deaths

@@ -543,5 +543,10 @@ class HeldLeases:
         held_lease.restarts.started_instant = now
         held_lease.failure = None
         expires_instant = Instant(held_lease.confirmed_instant + self._policy.failover_s)
-        has_waited = held_lease.has_waited and row.taken_from is not None
-        return StartProcess(held_lease.key, row.counter, expires_instant, has_waited=has_waited)
+        return StartProcess(
+            held_lease.key,
+            row.counter,
+            expires_instant,
+            has_waited=held_lease.has_waited and row.taken_from is not None,
+            is_alone=held_lease.needs_own_process or row.died_on is not None,
+        )

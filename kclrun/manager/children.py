@@ -11,6 +11,7 @@ import functools
 import heapq
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Final, Protocol
@@ -26,8 +27,10 @@ from kclrun.ipc.messages import (
     DumpStacks,
     Exited,
     FailoverChanged,
+    Left,
     OthersInSight,
     RenewCredentials,
+    Restart,
     ToWorker,
     channel_to_worker,
 )
@@ -39,6 +42,7 @@ from kclrun.manager.forks import ForkRefused, Forks, Launcher, ProcessForked
 from kclrun.manager.lease_session import end_session, is_unreaped
 from kclrun.manager.loop import Loop
 from kclrun.manager.ring_reader import Child, RingReader, exit_words, waiting_since
+from kclrun.manager.sharing import SharedProcesses
 from kclrun.model.lease import LeaseKey
 from kclrun.model.time import Instant
 from kclrun.observe.logs import EventLog
@@ -123,6 +127,8 @@ class LeaseProcesses:
     command is sent only to a process whose pidfd we hold [P5].
 
     A process that reported its end and does not exit within `exit_patience_s` is forced to.
+    With `per_process` above 1 several leases share a process: what is sent, read and forced is of
+    one lease all the same, but a signal ends the process for all of them.
     `failover_s` is the longest failover that a lease process may have received. `lock_fd` is our
     descriptor of the lock file: each lease process opens the same file through it, even if the file
     lost its name.
@@ -141,6 +147,7 @@ class LeaseProcesses:
         exit_patience_s: float,
         failover_s: float,
         lock_fd: int | None = None,
+        per_process: int = 1,
     ) -> None:
         self._forks = Forks(
             launcher,
@@ -167,6 +174,18 @@ class LeaseProcesses:
         self._failover_s = failover_s
         self._lock_fds = () if lock_fd is None else (lock_fd,)
         self._is_closing = False
+        self._per_process = per_process
+        self._sharing = SharedProcesses(
+            per_process,
+            patience_s=exit_patience_s,
+            loop=loop,
+            log=log,
+            request=self._request,
+            admitted=self._begin,
+            refused=self._not_started,
+            left=self._left,
+            leave=self._restart,
+        )
         # Whether a process that was asked to drain had to be killed.
         self.has_forced = False
         loop.watch(self._doorbell.fileno(), self._rung)
@@ -199,25 +218,44 @@ class LeaseProcesses:
             slot=slot,
             ring=ring,
             channel=channel_to_worker(ours),
+            is_sharing=self._per_process > 1 and not command.is_alone,
         )
         self._children[child.incarnation] = child
-        self._forks.request(child.incarnation, (self._segment.fd, self._doorbell.write_fd), theirs)
+        if not child.is_sharing:
+            self._request(child.incarnation, theirs)
+            return
+        try:
+            self._sharing.join(child, theirs)
+        except OSError as error:
+            theirs.close()
+            self._not_started(child, f"this manager cannot open a channel: {error.strerror}")
+
+    def _request(self, number: int, theirs: socket.socket) -> None:
+        self._forks.request(number, (self._segment.fd, self._doorbell.write_fd), theirs)
 
     def _forked(self, report: ProcessForked) -> None:
         tried = self._trials.pop(report.request_id, None)
         if tried is not None:
             tried(None)
+        if not self._is_closing and self._sharing.forked(report):
+            return
         child = self._children.get(report.request_id)
         if child is None or self._is_closing:
             # It gets no start command: it sees the end of its channel and exits unclaimed.
             os.close(report.pidfd)
             return
         child.pid, child.pidfd = report.pid, report.pidfd
-        self._loop.watch(report.pidfd, lambda: self._pidfd_fired(child))
+        self._begin(child)
+
+    def _begin(self, child: Child) -> None:
+        """Its process runs: send the start command."""
+        assert child.pidfd is not None, "a process that runs is one whose pidfd we hold"
+        assert child.pid is not None, "a pidfd comes with its pid"
+        self._loop.watch(child.pidfd, lambda: self._pidfd_fired(child))
         # Not earlier: the start command contains the values broadcast since the request.
         begin = Begin(self._specify(child.start, child.place, child.incarnation))
         self._send(child, begin, self._lock_fds)
-        self._deliver(ProcessStarted(child.key, report.pid))
+        self._deliver(ProcessStarted(child.key, child.pid))
         if child.drain_reason is not None:
             self._send_drain(child)
 
@@ -225,12 +263,17 @@ class LeaseProcesses:
         tried = self._trials.pop(refusal.request_id, None)
         if tried is not None:
             tried(refusal)
-        child = self._children.pop(refusal.request_id, None)
-        if child is None:
-            return
+        child = self._children.get(refusal.request_id)
+        if child is not None:
+            self._not_started(child, refusal.reason)
+        else:
+            self._sharing.fork_refused(refusal)
+
+    def _not_started(self, child: Child, reason: str) -> None:
+        del self._children[child.incarnation]
         child.channel.close()
         self._places.give_back(child.place)
-        self._deliver(StartFailed(child.key, refusal.reason))
+        self._deliver(StartFailed(child.key, reason))
 
     def try_start(self, tried: Tried) -> None:
         """Fork one process as a trial: it gets no start command, and exits. `tried` is called with
@@ -239,7 +282,7 @@ class LeaseProcesses:
         ours.close()
         self._incarnations += 1
         self._trials[self._incarnations] = tried
-        self._forks.request(self._incarnations, (self._segment.fd, self._doorbell.write_fd), theirs)
+        self._request(self._incarnations, theirs)
 
     # Sending.
 
@@ -277,7 +320,8 @@ class LeaseProcesses:
             child.send_signal(number)
             self._loop.after(0.0, self.force)
             if number is signal.SIGKILL:
-                self._loop.after(UNKILLABLE_AFTER_S, functools.partial(self._write_off, child))
+                for each in self._sharing.neighbours(child):
+                    self._loop.after(UNKILLABLE_AFTER_S, functools.partial(self._write_off, each))
 
     def _write_off(self, child: Child) -> None:
         """KILL does not end it: report its exit once it can start no batch any more [P5]."""
@@ -297,7 +341,12 @@ class LeaseProcesses:
         child.is_written_off = True
         self._log.note("process_unkillable", shard=child.key, process=child.pid)
         self._deliver(
-            ProcessExited(child.key, child.pid, "no signal ends it, and its fence has passed")
+            ProcessExited(
+                child.key,
+                child.pid,
+                "no signal ends it, and its fence has passed",
+                is_shared=child.is_sharing,
+            )
         )
 
     def kill_all(self) -> None:
@@ -313,6 +362,7 @@ class LeaseProcesses:
         it checkpoints its processed records, so no record comes twice.
         """
         child.stall = stall
+        self._sharing.accuse(child, stall)
         self._send(child, DumpStacks())
         self._send(child, Drain(stall, max(0.0, force_instant - self._loop.now())))
         self.force_from(child, force_instant)
@@ -349,6 +399,7 @@ class LeaseProcesses:
             events = self._ring_reader.read(child)
         except MalformedFrame as error:
             self._log.note("process_condemned", shard=child.key, error=str(error))
+            self._sharing.accuse(child, "it wrote invalid data to its manager")
             child.send_signal(signal.SIGKILL)
             return
         if child.has_reported_end and child.force_instant is None:
@@ -373,11 +424,28 @@ class LeaseProcesses:
         child.is_dead = True
         if child.status is None:
             self._end_session(child)
-            child.status = _reaped(child.pidfd)
+            status = _reaped(child.pidfd)
+            for each in self._sharing.neighbours(child):
+                each.status = each.status if status is None else status
         if child.status is not None:
             self._bury(child)
         else:
             self._loop.after(_STATUS_PATIENCE_S, lambda: self._bury(child))
+
+    def _left(self, child: Child, left: Left) -> None:
+        """It ended in a shared process, which proved that no thread writes for it any more."""
+        assert child.pidfd is not None, "only an admitted lease can leave"
+        self._loop.unwatch(child.pidfd)
+        child.is_dead = child.has_left = True
+        child.status = left.code << 8
+        self._bury(child)
+
+    def _restart(self, child: Child, force_instant: Instant | None) -> None:
+        """Ask a lease to checkpoint and to leave the process that it shares."""
+        if child.drain_reason is None and child.pid is not None:
+            self._send(child, Restart())
+        if force_instant is not None:
+            self.force_from(child, force_instant)
 
     def _end_session(self, child: Child) -> None:
         """End the processes that user code started in it before the next start. This is for the
@@ -397,16 +465,21 @@ class LeaseProcesses:
         child.look()
         os.close(child.pidfd)
         child.pidfd = None
+        culprit = self._sharing.culprit(child)
+        self._sharing.forget(child)
         child.channel.close()
         self._departed(child)
         self._places.give_back(child.place)
         words = exit_words(child.status, child.forced, is_vouched=child.has_reported_end)
         if child.stall is not None:
             words = f"{child.stall}, so its manager ended it; {words}"
+        elif culprit and not child.has_left:
+            words = f"it shared its process with {culprit}; {words}"
         self._log.note("process_exited", shard=child.key, process=child.pid, reason=words)
         if not child.is_written_off:
             since = waiting_since(child.last_status)
-            self._deliver(ProcessExited(child.key, child.pid, words, since))
+            has_shared = child.is_sharing and not child.has_left
+            self._deliver(ProcessExited(child.key, child.pid, words, since, is_shared=has_shared))
 
     # State.
 
@@ -434,12 +507,14 @@ class LeaseProcesses:
 
     def __len__(self) -> int:
         """Processes requested or alive, except those that never exit."""
-        return sum(not child.is_written_off for child in self._children.values())
+        leases = sum(not child.is_written_off for child in self._children.values())
+        return leases + self._sharing.empty
 
     def close(self) -> None:
         """Release all resources. A process that still runs drains when its channel ends."""
         self._is_closing = True
         self._forks.close()
+        self._sharing.close()
         self._loop.unwatch(self._doorbell.fileno())
         for child in self._children.values():
             child.channel.close()

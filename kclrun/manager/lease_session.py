@@ -53,6 +53,14 @@ def end_session(leader: int, has_leader: Callable[[], bool]) -> tuple[int, ...]:
     return tuple(sorted(ended))
 
 
+def session_members(leader: int) -> tuple[int, ...]:
+    """The processes in the session of `leader`, which is known to live, without the leader."""
+    found = _members(leader, {leader, os.getpid()})
+    for pidfd in found.values():
+        os.close(pidfd)
+    return tuple(sorted(found))
+
+
 def is_unreaped(pidfd: int) -> bool:
     """Whether the process lives, or has exited and its number is not free yet."""
     try:

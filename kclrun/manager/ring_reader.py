@@ -13,7 +13,7 @@ from kclrun.errors import MalformedFrame
 from kclrun.ipc.board import StatusSlot
 from kclrun.ipc.channel import Channel
 from kclrun.ipc.exit_codes import FAILED, LOST, NAMES, UNCLAIMED
-from kclrun.ipc.messages import NoAnswer, RingReport, ToWorker, decode_report
+from kclrun.ipc.messages import Left, RingReport, ToWorker, decode_report
 from kclrun.ipc.ring import EventRing
 from kclrun.leases.commands import StartProcess
 from kclrun.leases.events import ProcessReported
@@ -44,14 +44,15 @@ class Child:
     sent. `trouble` is the exception of user code, in words, while the call is retried. `stall`: the
     reason, in words, if its manager ends it because it stalled. `is_written_off`: not even KILL
     ends it, its fence has passed, and its lease continues without it. `heat` is the last report of
-    its shard's traffic."""
+    its shard's traffic. `is_sharing`: other leases may run in its process. `has_left`: it ended
+    there, and the process goes on."""
 
     start: StartProcess
     incarnation: int
     place: int
     slot: StatusSlot
     ring: EventRing
-    channel: Channel[ToWorker, NoAnswer]
+    channel: Channel[ToWorker, Left]
     pid: int | None = None
     pidfd: int | None = None
     status: int | None = None
@@ -65,6 +66,8 @@ class Child:
     forced: list[signal.Signals] = field(default_factory=list)
     last_status: LeaseStatus | None = None
     heat: ShardHeat | None = None
+    is_sharing: bool = False
+    has_left: bool = False
 
     @property
     def key(self) -> LeaseKey:

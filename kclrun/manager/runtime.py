@@ -185,6 +185,7 @@ class _Run:
             exit_patience_s=float(self._settings.shutdown.grace),
             failover_s=self._policy.failover_s,
             lock_fd=self._identity.lock.fileno(),
+            per_process=self._settings.leases.per_process,
         )
         self._watchdog = Watchdog(
             self._manager.processes,

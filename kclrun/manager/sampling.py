@@ -407,8 +407,16 @@ class Sampler:
     ) -> tuple[LeaseSample, ...]:
         gauged: Mapping[int, tuple[float | None, int | None]] = {}
         if self._gauge is not None:
-            pids = (child.pid for child in children.values())
-            gauged = self._gauge.look(pid for pid in pids if pid is not None)
+            every = (child.pid for child in children.values())
+            pids = collections.Counter(pid for pid in every if pid is not None)
+            # Of a shared process each lease shows an equal part.
+            gauged = {
+                pid: (
+                    None if cpu_percent is None else cpu_percent / pids[pid],
+                    None if memory is None else memory // pids[pid],
+                )
+                for pid, (cpu_percent, memory) in self._gauge.look(pids).items()
+            }
         return tuple(self._lease(key, children.get(key), gauged, now) for key in keys)
 
     def _lease(

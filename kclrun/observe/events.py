@@ -131,6 +131,15 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "process_started": EventKind("a lease process was started", "debug"),
     "process_exited": EventKind("a lease process ended", "debug"),
     "process_died": EventKind("a lease process died without a report", "warning"),
+    "shared_process_died": EventKind(
+        "a process of several leases died; each gets one of its own, which shows whose fault it is",
+        "warning",
+    ),
+    "shared_process_ended": EventKind(
+        "user code of a lease that ended runs on in a shared process, which therefore ends",
+        "warning",
+    ),
+    "lease_too_busy": EventKind("a lease gets a process of its own: its user code runs much"),
     "process_lost_lease": EventKind("a lease process found its lease lost", "warning"),
     "start_failed": EventKind("no lease process could be started", "error"),
     "start_unclaimed": EventKind("a lease process ended without a claim", "warning"),

@@ -37,13 +37,15 @@ _CAPPED: Final = ("botocore", "boto3", "urllib3", "s3transfer")
 _LINE_CHARACTERS_MAX: Final = 2048
 
 
-def configure_lease_logging(log: EventLog) -> None:
+def configure_lease_logging(log: EventLog, shard_here: Callable[[], str] = lambda: "") -> None:
     """Send print, sys.stderr and logging of this process through `log`. Once, after the fork.
 
     Our own lines do not depend on changes that user code makes to logging or to sys.stdout.
+    `shard_here` names the shard of the calling thread, where one process serves several: printed
+    pieces of a line are put together for each of them.
     """
-    sys.stdout = _PrintedLines(log, "stdout")
-    sys.stderr = _PrintedLines(log, "stderr")
+    sys.stdout = _PrintedLines(log, "stdout", shard_here)
+    sys.stderr = _PrintedLines(log, "stderr", shard_here)
     root = logging.getLogger()
     root.handlers[:] = [_LoggedLines(log)]
     root.setLevel(logging.DEBUG if log.is_enabled("debug") else logging.INFO)
@@ -82,10 +84,11 @@ def _level(number: int) -> str:
 class _PrintedLines(io.TextIOBase):
     """A text stream whose lines become log lines."""
 
-    def __init__(self, log: EventLog, name: str) -> None:
+    def __init__(self, log: EventLog, name: str, shard_here: Callable[[], str]) -> None:
         self._log = log
         self._name = name
-        self._rest = ""
+        self._shard_here = shard_here
+        self._rests: dict[str, str] = {}
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # a read-only attribute of the base
@@ -95,12 +98,15 @@ class _PrintedLines(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
+        shard = self._shard_here()
+        *lines, rest = (self._rests.pop(shard, "") + text).split("\n")
         for line in lines:
             self._print(line)
-        while len(self._rest) > _LINE_CHARACTERS_MAX:
-            self._print(self._rest[:_LINE_CHARACTERS_MAX])
-            self._rest = self._rest[_LINE_CHARACTERS_MAX:]
+        while len(rest) > _LINE_CHARACTERS_MAX:
+            self._print(rest[:_LINE_CHARACTERS_MAX])
+            rest = rest[_LINE_CHARACTERS_MAX:]
+        if rest:
+            self._rests[shard] = rest
         return len(text)
 
     def flush(self) -> None:
@@ -267,7 +273,8 @@ class EventLog:
     line. Long unbroken runs (keys, tokens, iterators, encoded payloads) are cut out [S6]. If a
     lease writes too many lines, they are counted instead of written [S14].
 
-    `shard` is set in a lease process; in the manager each line has its own.
+    `shard` is set in a lease process, and called for each line where that serves several leases; in
+    the manager each line has its own.
     """
 
     def __init__(
@@ -278,7 +285,7 @@ class EventLog:
         owner: str,
         level: str = "info",
         as_json: bool = True,
-        shard: str = "",
+        shard: str | Callable[[], str] = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._sink = sink
@@ -310,7 +317,7 @@ class EventLog:
         is_step = event in STEPS and not self.as_json and not self.is_enabled("debug")
         if LEVELS[level] < self._least or is_step:
             return
-        source = self._shard if shard is None else shard
+        source = self._own_shard() if shard is None else shard
         now = self._clock()
         suppressed = self._limit.admit(source, now)
         if suppressed is None:
@@ -321,6 +328,9 @@ class EventLog:
         self._report_dropped(now)
         self._sink.write(self._line(now, level, event, source, shown))
 
+    def _own_shard(self) -> str:
+        return self._shard if isinstance(self._shard, str) else self._shard()
+
     def is_enabled(self, level: str) -> bool:
         return LEVELS[level] >= self._least
 
@@ -328,7 +338,7 @@ class EventLog:
         new = self._sink.dropped - self._dropped_reported
         if new == 0:
             return
-        line = self._line(now, "warning", "lines_dropped", self._shard, {"dropped": new})
+        line = self._line(now, "warning", "lines_dropped", self._own_shard(), {"dropped": new})
         if self._sink.write(line):
             self._dropped_reported = self._sink.dropped
         else:

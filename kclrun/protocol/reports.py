@@ -57,6 +57,11 @@ class LeaseReleased(Report, frozen=True):
     how: str = ""
 
 
+class LeaseKept(Report, frozen=True):
+    """The process ended its work in good order and gave nothing away: its manager asked it to, and
+    goes on with the lease in a process of its own."""
+
+
 class LeaseLost(Report, frozen=True):
     """Another owner has the row, the row is gone, or the fence has passed [P7]."""
 
@@ -154,7 +159,15 @@ class ProcessWarned(Report, frozen=True):
 
 
 # The last report of a process.
-EndReport = StartUnclaimed | ShardEnded | LeaseReleased | LeaseLost | ProcessorFailed | ProcessBroke
+EndReport = (
+    StartUnclaimed
+    | ShardEnded
+    | LeaseReleased
+    | LeaseKept
+    | LeaseLost
+    | ProcessorFailed
+    | ProcessBroke
+)
 # The reports that the manager's core takes; the others are only logged.
 CoreReport = LeaseClaimed | Checkpointed | EndReport
 AnyReport = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -44,6 +45,9 @@ class Inbox:
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Not before the last thread of user code that may post let go of it: in a shared process
+        # the number is soon that of another file.
+        self.close = weakref.finalize(self, os.close, self._wake_fd)
 
     def fileno(self) -> int:
         """For a selector: readable once an event was posted."""
@@ -63,9 +67,6 @@ class Inbox:
         while self._events:
             events.append(self._events.popleft())
         return events
-
-    def close(self) -> None:
-        os.close(self._wake_fd)
 
 
 # How often a waiting call checks whether the process is ending meanwhile.
@@ -210,20 +211,52 @@ class QueueView(msgspec.Struct, frozen=True):
 Task = Batch | Call | Exhausted | ConfirmStop | QueueClosed
 
 
+class Turn:
+    """One lease of a shared process at a time runs user code, in the order in which they ask.
+
+    The queues of the process share its lock. So a lease gets the turn and decides what to start at
+    one instant: the wait for the turn cannot carry a batch past its fence [P7].
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        # The first one has the turn.
+        self._line: deque[threading.Condition] = deque()
+
+    def ask(self, queue: threading.Condition) -> bool:
+        """Whether this queue has the turn; else it waits in the line, and is notified."""
+        if queue not in self._line:
+            self._line.append(queue)
+        return self._line[0] is queue
+
+    def leave(self, queue: threading.Condition) -> None:
+        """Give up the turn, or the wait for it."""
+        if queue not in self._line:
+            return
+        had_turn = self._line[0] is queue
+        self._line.remove(queue)
+        if had_turn and self._line:
+            self._line[0].notify_all()
+
+
 class DeliveryQueue:
     """The pages and the decisions about them, under one lock with one condition. `now` is the
     fence's clock.
 
     So the main thread decides on a consistent state, and once delivery is stopped no batch starts
-    [P7, P17].
+    [P7, P17]. In a shared process nothing starts without the `turn`, either; time spent waiting for
+    it is not time of user code.
     """
 
-    def __init__(self, limits: QueueLimits, now: Callable[[], Instant]) -> None:
+    def __init__(
+        self, limits: QueueLimits, now: Callable[[], Instant], turn: Turn | None = None
+    ) -> None:
         self._buffer_bytes = limits.buffer_bytes
         self._delivery = Delivery(limits.batch_max)
         self._records_max = max(RECORDS_AHEAD_MAX, limits.batch_max)
         self._now = now
-        self._changed = threading.Condition()
+        self._turn = turn
+        self._changed = threading.Condition(turn.lock if turn is not None else None)
         self._pages: deque[Page] = deque()
         self._offset = 0
         self._bytes_ahead = 0
@@ -341,13 +374,21 @@ class DeliveryQueue:
             return self._repetition(is_batch=is_batch) is Repetition.NEVER
 
         def is_decided() -> bool:
-            return self._repetition(is_batch=is_batch) is not Repetition.AFTER_RENEWAL
+            match self._repetition(is_batch=is_batch):
+                case Repetition.AFTER_RENEWAL:
+                    self._leave_line()
+                    return False
+                case Repetition.NOW:
+                    return self._turn is None or self._turn.ask(self._changed)
+                case Repetition.NEVER:
+                    return True
 
         with self._changed:
             self._rest(self._now())
             if not self._changed.wait_for(is_called_off, timeout=pause_s):
                 self._changed.wait_for(is_decided)
             if is_called_off():
+                self._leave_line()
                 return False
             self._busy_since = self._now()
             return True
@@ -359,7 +400,22 @@ class DeliveryQueue:
 
     def _ready_task(self, now: Instant) -> Task | None:
         if self._closed:
+            self._leave_line()
             return QueueClosed()
+        if self._turn is None:
+            return self._next_start(now)
+        if not self._turn.ask(self._changed):
+            return None
+        task = self._next_start(now)
+        if not self._busy_since:
+            self._leave_line()
+        return task
+
+    def _leave_line(self) -> None:
+        if self._turn is not None:
+            self._turn.leave(self._changed)
+
+    def _next_start(self, now: Instant) -> Task | None:
         waiting = len(self._pages[0].records) - self._offset if self._pages else None
         match self._delivery.next_start(waiting, now):
             case StartBatch(records):
@@ -421,6 +477,7 @@ class DeliveryQueue:
             self._last_batch_instant = now
             self._processing_s_total += now - self._busy_since
             self._busy_since = Instant(0.0)
+            self._leave_line()
 
     def _is_full(self) -> bool:
         return bool(self._pages) and (

@@ -6,7 +6,6 @@ The pacing core decides when to send the next request; pages go to the queue.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
@@ -34,6 +33,7 @@ from kclrun.model.time import Instant
 from kclrun.model.wire import WireEndpoint
 from kclrun.ports import Outage, ShardReader, ShardSubscriber, StreamAdmin, next_page
 from kclrun.worker.delivery_queue import DeliveryQueue, Page
+from kclrun.worker.sharing import MakeThread, RestS, daemon_thread, unchanged
 
 # One answer takes two requests (iterator, records). Each may be sent again on a new connection, and
 # again with the service's clock: eight times connecting and reading. Half as much again is for a
@@ -140,14 +140,17 @@ class FetchThread:
         subscriber: ShardSubscriber | None = None,
         meter: KeyMeter | None = None,
         heat: Callable[[ShardHeat], None] = lambda _: None,
+        make_thread: MakeThread = daemon_thread,
+        rest_s: RestS = unchanged,
     ) -> None:
-        self._thread = threading.Thread(target=self._run, name="fetch", daemon=True)
+        self._thread = make_thread(self._run, "fetch")
         self.view = FetchView(fetched=plan.checkpoint)
         self._plan = plan
         self._reader = reader
         self._admin = admin
         self._queue = queue
         self._pacing = pacing
+        self._rest_s = rest_s
         self._now = now
         self._broke = broke
         self._outage = Outage("reading the shard", now, warn)
@@ -203,7 +206,7 @@ class FetchThread:
             else:
                 self._plan.expiry.page_came()
                 self._outage.end()
-                pause_s = self._pause_after_page(page)
+                pause_s = self._rest_s(asked, self._pause_after_page(page))
 
     def _awaited(self, ask: Callable[[], Answer]) -> Answer:
         """Publish since when an answer is awaited; lease thread and manager check this value."""

@@ -22,13 +22,15 @@ from kclrun.errors import ServiceError, SinkError
 from kclrun.ipc.board import StatusSlot
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
 from kclrun.ipc.messages import (
+    Admit,
     Begin,
     Drain,
     DumpStacks,
     FailoverChanged,
-    NoAnswer,
+    Left,
     OthersInSight,
     RenewCredentials,
+    Restart,
     ToWorker,
     encode_report,
 )
@@ -60,6 +62,7 @@ from kclrun.protocol.writes import (
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueView
 from kclrun.worker.fetching import FetchView, FetchWatch
+from kclrun.worker.sharing import LEASE_THREAD, MakeThread, RestS, daemon_thread, unchanged
 
 STDERR_FD: Final = 2
 
@@ -68,7 +71,7 @@ class ManagerLine:
     """The lease process's end of the control channel, once the start command was read."""
 
     def __init__(
-        self, channel: Channel[NoAnswer, ToWorker], renew: Callable[[WireCredentials], None]
+        self, channel: Channel[Left, ToWorker], renew: Callable[[WireCredentials], None]
     ) -> None:
         self._channel = channel
         self._renew = renew
@@ -98,7 +101,9 @@ class ManagerLine:
                     self._renew(credentials)
                 case DumpStacks():
                     faulthandler.dump_traceback(file=STDERR_FD, all_threads=True)
-                case Begin():
+                case Restart():
+                    received.append(events.RestartRequested())
+                case Begin() | Admit():
                     pass  # Only the first one counts, and it was read before.
         return received
 
@@ -121,6 +126,8 @@ class Reporter:
         self._fetch_view = fetch_view
         self._pid = os.getpid()
         self._retries = self._dead_letters = self._skipped = 0
+        self._reporting = threading.Lock()
+        self._is_closed = False
 
     def report(self, report: Report) -> None:
         """Put a report on the ring. A full ring drops it, and the manager reads the row."""
@@ -130,8 +137,16 @@ class Reporter:
             case RecordGivenUp():
                 self._skipped += report.is_skipped
                 self._dead_letters += not report.is_skipped
-        self._ring.put(encode_report(report))
+        with self._reporting:
+            if not self._is_closed:
+                self._ring.put(encode_report(report))
         self._doorbell.press()
+
+    def close(self) -> None:
+        """Write nothing from now on: in a shared process the place is soon that of another lease,
+        and the fetch thread may still wait for an answer."""
+        with self._reporting:
+            self._is_closed = True
 
     def warn(self, text: str) -> None:
         """A warning for the log; the lease continues. Any thread may call it."""
@@ -237,8 +252,11 @@ class LeaseThread:
         fetch_watch: FetchWatch,
         now: Callable[[], Instant],
         on_over: Callable[[], None],
+        make_thread: MakeThread = daemon_thread,
+        rest_s: RestS = unchanged,
+        look_s: float = LOOK_S,
     ) -> None:
-        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self._thread = make_thread(self._run, LEASE_THREAD)
         self.cause: commands.ExitCause | None = None
         self.failure: BaseException | None = None
         self._life = life
@@ -253,6 +271,8 @@ class LeaseThread:
         self._fetch_watch = fetch_watch
         self._now = now
         self._on_over = on_over
+        self._rest_s = rest_s
+        self._look_s = look_s
         self._pump: Pump[events.Event, commands.Command] = Pump(
             lambda event: life.handle(event, now()), self._perform
         )
@@ -310,8 +330,8 @@ class LeaseThread:
         before = self._now()
         deadline = min(
             self._life.next_deadline(before),
-            before + LOOK_S,
-            self._later[0][0] if self._later else before + LOOK_S,
+            before + self._rest_s(before, self._look_s),
+            self._later[0][0] if self._later else before + self._look_s,
         )
         self._tell_stall(before - self._awake_since - self._asking_s)
         readable = [self._inbox.fileno(), *self._line.filenos()]

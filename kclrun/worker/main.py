@@ -14,12 +14,14 @@ import random
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from kclrun.aws.fan_out import FanOutReader
+from kclrun.aws.http import CONNECTIONS_MAX
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.signing import HeldCredentials
@@ -36,8 +38,9 @@ from kclrun.ipc import exit_codes
 from kclrun.ipc.board import Segment, StartSpec
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
 from kclrun.ipc.messages import (
+    Admit,
     Begin,
-    NoAnswer,
+    Left,
     ToWorker,
     channel_of_worker,
     encode_report,
@@ -64,7 +67,15 @@ from kclrun.worker.clock import boottime
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
-from kclrun.worker.lease_thread import LeaseThread, ManagerLine, Reporter
+from kclrun.worker.lease_thread import LOOK_S, LeaseThread, ManagerLine, Reporter
+from kclrun.worker.sharing import (
+    SHARED_LOOK_S,
+    SharedLease,
+    SharedProcess,
+    daemon_thread,
+    shard_here,
+    unchanged,
+)
 
 # One write of the row may take at most a quarter of the failover: three writes and a read of the
 # row fit before the fence.
@@ -81,11 +92,12 @@ class Services(msgspec.Struct, frozen=True):
     subscriber: ShardSubscriber | None = None
 
 
-def services(spec: StartSpec) -> Services:
+def services(spec: StartSpec, connections_max: int = CONNECTIONS_MAX) -> Services:
     """Clients made in this process, after the fork; no request is made yet."""
     credentials = HeldCredentials(spec.credentials)
-    kinesis = WireClient(spec.kinesis, credentials, service="kinesis")
-    dynamodb = WireClient(table_endpoint(spec), credentials, service="dynamodb")
+    client = functools.partial(WireClient, credentials=credentials, connections_max=connections_max)
+    kinesis = client(spec.kinesis, service="kinesis")
+    dynamodb = client(table_endpoint(spec), service="dynamodb")
     stream = spec.stream_arn or spec.stream_name
     return Services(
         reader=PollingReader(kinesis, stream),
@@ -94,6 +106,13 @@ def services(spec: StartSpec) -> Services:
         table=DynamoLeaseTable(dynamodb, spec.table_name),
         credentials=credentials,
     )
+
+
+def _shared_services(spec: StartSpec, lease: SharedLease) -> Services:
+    """One set of clients for the leases of a process: connections and TLS take most memory."""
+    names = (spec.stream_arn or spec.stream_name, spec.consumer_arn, spec.table_name)
+    patience_s = table_endpoint(spec).read_timeout_s  # follows the failover of the fleet
+    return lease.process.part((*names, patience_s), lambda: services(spec, _SHARED_CONNECTIONS_MAX))
 
 
 def table_endpoint(spec: StartSpec) -> WireEndpoint:
@@ -161,6 +180,12 @@ BEGIN_WAIT_S: Final = 10.0
 USER_CODE_WAIT_S: Final = 1.0
 
 STDERR_FD: Final = 2
+STUCK: Final = (
+    "its lease is over and its user code has not returned: the process that it shares ends, and the"
+    " other leases in it start again"
+)
+# At most three threads of each of 64 leases send requests at once.
+_SHARED_CONNECTIONS_MAX: Final = 192
 
 _CODES: Final = {
     ExitCause.DONE: exit_codes.DONE,
@@ -172,25 +197,64 @@ _CODES: Final = {
 
 
 def run(segment_fd: int, doorbell_fd: int, channel_fd: int) -> int:
-    """Serve one lease; returns the exit code."""
+    """Serve one lease, or those that the manager admits; returns the exit code."""
     segment = Segment.attach(segment_fd)
     doorbell = Doorbell.at_door(doorbell_fd)
     channel = channel_of_worker(channel_fd)
     got = channel.receive_with_fds(BEGIN_WAIT_S)
     if isinstance(got, Quiet | PeerGone):
         return exit_codes.UNCLAIMED
+    message, fds = got
+    match message:
+        case Begin():
+            configure_lease_logging(_log_of(message.spec, message.spec.lease_key))
+            return _serve(message.spec, fds, segment, doorbell, channel)
+        case Admit():
+            shared = SharedProcess(channel, functools.partial(_serve_shared, segment, doorbell))
+            return shared.serve(fds)
+        case _:
+            return exit_codes.UNCLAIMED
+
+
+def _serve_shared(
+    segment: Segment, doorbell: Doorbell, channel: Channel[Left, ToWorker], lease: SharedLease
+) -> int:
+    """One lease of a shared process, from its start command to its exit code."""
+    got = channel.receive_with_fds(BEGIN_WAIT_S)
+    if isinstance(got, Quiet | PeerGone):
+        return exit_codes.UNCLAIMED
     begin, fds = got
     if not isinstance(begin, Begin):
         return exit_codes.UNCLAIMED
-    configure_lease_logging(_log_of(begin.spec))
-    ring = segment.ring(begin.spec.place)
+    spec = begin.spec
+    lease.shard = spec.lease_key
+    lease.process.part(
+        "log", lambda: configure_lease_logging(_log_of(spec, shard_here), shard_here)
+    )
+    return _serve(spec, fds, segment, doorbell, channel, shared=lease)
+
+
+def _serve(
+    spec: StartSpec,
+    fds: tuple[int, ...],
+    segment: Segment,
+    doorbell: Doorbell,
+    channel: Channel[Left, ToWorker],
+    *,
+    shared: SharedLease | None = None,
+) -> int:
+    ring = segment.ring(spec.place)
+    process = None
     try:
         # The lock file through its manager's descriptor: the file may have lost its name.
-        lock_path = f"/proc/self/fd/{fds[0]}" if fds else begin.spec.lock_path
-        process = LeaseProcess(begin.spec, segment, ring, doorbell, channel)
+        lock_path = f"/proc/self/fd/{fds[0]}" if fds else spec.lock_path
+        process = LeaseProcess(spec, segment, ring, doorbell, channel, shared=shared)
         return process.serve(lock_path, fds)
     except Exception as error:  # noqa: BLE001 - the process's edge: every error is reported
         return _broke(error, ring, doorbell)
+    finally:
+        if process is not None:
+            process.fall_silent()
 
 
 def _broke(error: BaseException, ring: EventRing, doorbell: Doorbell) -> int:
@@ -204,20 +268,21 @@ def _broke(error: BaseException, ring: EventRing, doorbell: Doorbell) -> int:
     return exit_codes.BUG if fault is None else exit_codes.HOST
 
 
-def _log_of(spec: StartSpec) -> EventLog:
-    """The log of this process: its lines name the shard."""
+def _log_of(spec: StartSpec, shard: str | Callable[[], str]) -> EventLog:
+    """The log of this process: its lines name the shard, or that of the thread that writes."""
     return EventLog(
         LineSink(STDERR_FD),
         app=spec.application,
         owner=spec.owner,
         level=spec.log.level,
         as_json=spec.log.json,
-        shard=spec.lease_key,
+        shard=shard,
     )
 
 
 class LeaseProcess:
-    """The wiring of one lease: three threads, one queue."""
+    """The wiring of one lease: three threads, one queue. `shared` is set where other leases run in
+    the same process."""
 
     def __init__(
         self,
@@ -225,14 +290,21 @@ class LeaseProcess:
         segment: Segment,
         ring: EventRing,
         doorbell: Doorbell,
-        channel: Channel[NoAnswer, ToWorker],
+        channel: Channel[Left, ToWorker],
+        *,
+        shared: SharedLease | None = None,
     ) -> None:
         self._spec = spec
+        self._shared = shared
+        self._make_thread = daemon_thread if shared is None else shared.make_thread
+        self._rest_s = unchanged if shared is None else shared.process.rest_s
         self._tell_broken = functools.partial(_broke, ring=ring, doorbell=doorbell)
-        self._services = services(spec)
+        self._services = services(spec) if shared is None else _shared_services(spec, shared)
         self._inbox = Inbox()
-        self._queue = DeliveryQueue(queue_limits(spec), boottime)
-        self._life = LeaseStateMachine(life_policy(spec), random.random, time.process_time)
+        turn = None if shared is None else shared.process.turn
+        self._queue = DeliveryQueue(queue_limits(spec), boottime, turn)
+        cpu_s = time.process_time if shared is None else shared.cpu_s
+        self._life = LeaseStateMachine(life_policy(spec), random.random, cpu_s)
         self._user_code_returned = threading.Event()
         self._rows: EmittedRows | None = None
         self._letters: LetterStore | None = None
@@ -259,6 +331,9 @@ class LeaseProcess:
             fetch_watch=FetchWatch(self._fetch_view, silence_max_s(spec.kinesis)),
             now=boottime,
             on_over=self._leave_user_code_behind,
+            make_thread=self._make_thread,
+            rest_s=self._rest_s,
+            look_s=LOOK_S if shared is None else SHARED_LOOK_S,
         )
         self._deliverer = Deliverer(
             self._queue,
@@ -277,14 +352,21 @@ class LeaseProcess:
 
         Raises: HostFailed if the lock file cannot be opened.
         """
-        is_locked = _holds_lock(lock_path)
-        for fd in fds:
-            os.close(fd)
+        shared = self._shared
+        try:
+            is_locked = (
+                _holds_lock(lock_path)
+                if shared is None
+                else shared.process.part("lock", lambda: _holds_lock(lock_path))
+            )
+        finally:
+            for fd in fds:
+                os.close(fd)
         if not is_locked:
             reason = "another manager of this host holds its lock [P3]"
             self._reporter.report(StartUnclaimed(reason))
             return exit_codes.UNCLAIMED
-        if self._spec.nice:
+        if self._spec.nice:  # of this thread, and of those that it starts
             os.nice(self._spec.nice)
         self._lease_thread.start()
         self._deliverer.serve()
@@ -296,6 +378,8 @@ class LeaseProcess:
         """The lease is over: end the process while user code still runs, if it does not return."""
         if not self._user_code_returned.wait(USER_CODE_WAIT_S):
             code = exit_codes.BUG
+            if self._shared is not None:
+                self._reporter.warn(STUCK)
             try:
                 code = self._end()
             finally:  # also if closing the output fails: the lease is not renewed any more
@@ -304,7 +388,10 @@ class LeaseProcess:
     def _prepare(self, row: Lease) -> tuple[RecordProcessor, RowScope | None]:
         """Make and initialise a new processor; then reading begins. On the main thread."""
         paths = [Path(path) for path in self._spec.import_paths]
-        processor = load_processor(self._spec.processor, paths)()
+        kind = load_processor(self._spec.processor, paths)
+        if self._shared is not None:
+            self._shared.process.modules_loaded()
+        processor = kind()
         if self._rows is None and self._spec.output_path is not None:
             folder = Path(self._spec.output_path)
             self._rows = EmittedRows.open(folder, self._spec.shard_id, row.checkpoint)
@@ -394,8 +481,14 @@ class LeaseProcess:
             subscriber=self._services.subscriber,
             meter=key_meter(spec),
             heat=self._reporter.report,
+            make_thread=self._make_thread,
+            rest_s=self._rest_s,
         )
         self._fetching.start()
+
+    def fall_silent(self) -> None:
+        """Report nothing any more: a fetch thread may still wait for an answer."""
+        self._reporter.close()
 
     def _fetch_view(self) -> FetchView:
         return FetchView() if self._fetching is None else self._fetching.view

@@ -11,7 +11,7 @@ import select
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -35,7 +35,7 @@ from kclrun.ipc.board import (
     StatusSlot,
 )
 from kclrun.ipc.channel import Channel, Doorbell
-from kclrun.ipc.messages import Begin, NoAnswer, ToWorker, channel_to_worker
+from kclrun.ipc.messages import Admit, Begin, Left, ToWorker, channel_to_worker
 from kclrun.local.server import Embedded, start_embedded
 from kclrun.manager.forks import Launcher, ProcessForked
 from kclrun.model.lease import Lease, LeaseKey, Owner
@@ -66,7 +66,7 @@ class LeaseProcess:
     """One lease process, seen from its parent."""
 
     def __init__(
-        self, pid: int, pidfd: int, slot: StatusSlot, channel: Channel[ToWorker, NoAnswer]
+        self, pid: int, pidfd: int, slot: StatusSlot, channel: Channel[ToWorker, Left]
     ) -> None:
         self.pid = pid
         self._pidfd = pidfd
@@ -183,19 +183,39 @@ class LeaseRig:
 
     def start_on_row(self, entry: str, shard_id: str) -> tuple[LeaseProcess, float]:
         """The process, and the instant (CLOCK_MONOTONIC) at which it was asked for."""
-        number = len(self._processes)
-        ours, theirs = Channel.pair()
         asked = time.monotonic()
+        forked, channel = self._fork(entry)
+        return self._begin(shard_id, forked, channel), asked
+
+    def start_shared(self, entry: str, shard_ids: Sequence[str]) -> list[LeaseProcess]:
+        """Leases in one process, as with `leases.per_process`: each is shown as a process."""
+        forked, admitting = self._fork(entry)
+        self._stack.callback(admitting.close)
+        shown = []
+        for shard_id in shard_ids:
+            self.create_row(shard_id)
+            ours, theirs = Channel.pair()
+            with theirs:
+                admitting.send(Admit(), (theirs.fileno(),))
+            shown.append(self._begin(shard_id, forked, channel_to_worker(ours)))
+        return shown
+
+    def _fork(self, entry: str) -> tuple[ProcessForked, Channel[ToWorker, Left]]:
+        ours, theirs = Channel.pair()
         launcher = self._launcher(entry)
         with theirs:
             fds = (self._segment.fd, self._doorbell.write_fd, theirs.fileno())
-            assert launcher.fork(number, fds), "the launcher does not answer"
-        forked = self._forked(launcher)
-        channel = channel_to_worker(ours)
+            assert launcher.fork(len(self._processes), fds), "the launcher does not answer"
+        return self._forked(launcher), channel_to_worker(ours)
+
+    def _begin(
+        self, shard_id: str, forked: ProcessForked, channel: Channel[ToWorker, Left]
+    ) -> LeaseProcess:
+        number = len(self._processes)
         channel.send(Begin(self._spec(shard_id, number)))
         process = LeaseProcess(forked.pid, forked.pidfd, self._segment.slot(number), channel)
         self._processes.append(process)
-        return process, asked
+        return process
 
     def end(self, process: LeaseProcess) -> None:
         process.end()

@@ -21,32 +21,50 @@ def idle(rounds: int) -> list[Figure]:
 
     Started through the real launcher with the default settings: a GetRecords each second, a
     heartbeat each 3.3 s to the lease table (moto), the status slot once a second. CPU is
-    user and system time of the 100 processes over 10 s, in percent of one core; servers and the
-    launcher are not in it. Own memory is USS, what would come back if that one process ended; the
-    sum of PSS counts what they share once. Plain HTTP and a processor that imports nothing:
-    TLS and user code come on top. That they poll and beat is asserted, not assumed.
+    user and system time of the lease processes over 10 s, in percent of one core; servers and the
+    launcher are not in it. Own memory is USS, what would come back if that one process ended, for
+    each of its leases; the sum of PSS counts what they share once. First each lease has a process
+    of its own, then 16 share one (`leases.per_process`). Plain HTTP and a processor that imports
+    nothing: TLS and user code come on top. That they poll and beat is asserted, not assumed.
     """
-    with CannedServer() as canned, LeaseRig(canned) as rig:
-        processes = [rig.start(LEASE_ENTRY, f"empty-{number}") for number in range(_LEASES)]
-        wait_until(lambda: len(canned.first_reads()) >= _LEASES, "100 first polls")
-        shares = [_cpu_percent(canned, processes) for _ in range(rounds)]
-        memory: list[Any] = [process.memory() for process in processes]
-    own = [each.uss / _MB for each in memory]
     return [
-        figure("idle", "100 leases: CPU", "% of a core", shares, target=Target(at_most=12.0)),
-        figure("idle", "own memory (USS) of each", "MB", own, target=Target(at_most=10.0)),
-        figure("idle", "PSS of all", "MB", [sum(each.pss for each in memory) / _MB]),
+        *_idle("100 leases", 1, rounds, Target(at_most=12.0), Target(at_most=10.0)),
+        *_idle("100 leases, 16 a process", 16, rounds, Target(at_most=6.0), Target(at_most=1.5)),
     ]
 
 
-def _cpu_percent(canned: CannedServer, processes: list[LeaseProcess]) -> float:
-    reads, counters = canned.reads(), [process.counter() for process in processes]
+def _idle(what: str, per_process: int, rounds: int, cpu: Target, memory: Target) -> list[Figure]:
+    with CannedServer() as canned, LeaseRig(canned) as rig:
+        names = [f"empty-{number}" for number in range(_LEASES)]
+        leases: list[LeaseProcess] = []
+        for at in range(0, _LEASES, per_process):
+            if per_process == 1:
+                leases.append(rig.start(LEASE_ENTRY, names[at]))
+            else:
+                leases += rig.start_shared(LEASE_ENTRY, names[at : at + per_process])
+        wait_until(lambda: len(canned.first_reads()) >= _LEASES, "100 first polls")
+        processes = list({each.pid: each for each in leases}.values())
+        shares = [_cpu_percent(canned, leases, processes) for _ in range(rounds)]
+        memories: list[Any] = [process.memory() for process in processes]
+    leases_each = _LEASES / len(processes)
+    own = [each.uss / _MB / leases_each for each in memories]
+    return [
+        figure("idle", f"{what}: CPU", "% of a core", shares, target=cpu),
+        figure("idle", f"{what}: own memory (USS) of each", "MB", own, target=memory),
+        figure("idle", f"{what}: PSS of all", "MB", [sum(each.pss for each in memories) / _MB]),
+    ]
+
+
+def _cpu_percent(
+    canned: CannedServer, leases: list[LeaseProcess], processes: list[LeaseProcess]
+) -> float:
+    reads, counters = canned.reads(), [lease.counter() for lease in leases]
     instant, cpu_s = time.monotonic(), sum(process.cpu_s() for process in processes)
     time.sleep(_WINDOW_S)
     used_s = sum(process.cpu_s() for process in processes) - cpu_s
     window_s = time.monotonic() - instant
     polls_a_s = (canned.reads() - reads) / window_s
-    now = [process.counter() for process in processes]
+    now = [lease.counter() for lease in leases]
     beats = [after - before for after, before in zip(now, counters, strict=True)]
     assert polls_a_s > 0.95 * _LEASES, f"only {polls_a_s:.0f} polls a second"
     assert statistics.median(beats) >= 2, f"{statistics.median(beats)} heartbeats in {window_s} s"

@@ -56,6 +56,7 @@ EVENTS = {
     "ProcessorFailed, host": reports.ProcessorFailed("initialize", "E", 1, is_host_fault=True),
     "DeliveryStopped": events.DeliveryStopped(),
     "DrainRequested": events.DrainRequested("a deploy"),
+    "RestartRequested": events.RestartRequested(),
     "ReleaseRequested": events.ReleaseRequested(),
     "ManagerGone": events.ManagerGone(),
     "FailoverChanged": events.FailoverChanged(3.0),

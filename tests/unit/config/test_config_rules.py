@@ -44,6 +44,10 @@ FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
         ("fetch: {buffer: 0}", "fetch.buffer: expected more than nothing"),
         ("checkpoint: {every: 0s}", "checkpoint.every: expected more than 0s"),
         ("stall: 10s", "stall: expected more than leases.failover"),
+        (
+            "processor: 'kclpy:a.py'\nleases: {per_process: 2}",
+            "leases.per_process: is 1 for a processor of amazon_kclpy",
+        ),
         ("processor: 'kclpy:a.py'", "checkpoint.every: is manual for a processor of amazon_kclpy"),
         (
             "processor: 'kclpy:a.py'\nengine: spark\nspark: {checkpoint: c}",

@@ -330,3 +330,74 @@ def test_a_lease_that_passed_its_fence_says_why_its_row_was_not_written():
     assert lost.reason.startswith(
         "its row could not be written in time (no route): its fence passed"
     )
+
+
+# A restart only: the lease stays ours.
+
+RESTART = events.RestartRequested()
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked_for", "stored"),
+    [
+        ("auto", False, p(20)),
+        ("batch", False, p(20)),
+        ("manual", True, p(20)),
+        ("manual", False, p(10)),
+    ],
+)
+def test_a_restart_finishes_the_batch_checkpoints_and_keeps_the_lease(mode, asked_for, stored):
+    driver = Driver(mode, others_in_sight=True).begin()
+    driver.user_returns = False
+    driver.happen(events.BatchDelivered(p(20), 1, 1), RESTART)
+    assert driver.state is State.STOPPING
+    driver.happen(events.BatchProcessed(p(20)), events.DeliveryStopped())
+    assert len(driver.of(commands.CallShutdownRequested)) == 1
+    if asked_for:
+        driver.tell(events.CheckpointRequested(1, None))
+
+    driver.happen(events.CallReturned())
+
+    assert (driver.stored.owner, driver.stored.checkpoint) == (ME, stored)
+    assert driver.reports(reports.LeaseKept) == [reports.LeaseKept()]
+    assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.DONE)]
+    assert not [*driver.sent(changes.Offer), *driver.sent(changes.Release)]
+
+
+def test_a_restart_waits_for_its_checkpoint_and_renews_meanwhile():
+    driver = Driver(failover_s=9.0).begin()
+    driver.batch(20)
+    driver.happen(RESTART)
+    driver.faults.extend(["throttled"] * 3)
+    driver.happen(events.DeliveryStopped())
+    for _ in range(40):
+        driver.tick(0.5)
+        if driver.state is State.RELEASED:
+            break
+
+    assert driver.state is State.RELEASED
+    assert (driver.stored.owner, driver.stored.checkpoint) == (ME, p(20))
+
+
+@pytest.mark.parametrize("at", ["before the batch ends", "at its last call"])
+def test_a_drain_overrules_a_restart(at):
+    driver = Driver().begin()
+    driver.user_returns = False
+    driver.happen(events.BatchDelivered(p(20), 1, 1), RESTART)
+    if at == "before the batch ends":
+        driver.happen(DRAIN)
+    driver.happen(events.BatchProcessed(p(20)), events.DeliveryStopped())
+    if at == "at its last call":
+        driver.happen(DRAIN)
+    driver.happen(events.CallReturned())
+
+    assert (driver.stored.owner, driver.stored.checkpoint) == (None, p(20))
+    assert not driver.reports(reports.LeaseKept)
+
+
+def test_a_restart_is_asked_in_vain_while_nothing_is_processed():
+    driver = Driver()
+    driver.user_returns = False
+    driver.happen(events.Started(), RESTART)
+    driver.happen(events.CallReturned())
+    assert driver.state is State.PROCESSING

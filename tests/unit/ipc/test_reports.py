@@ -19,6 +19,7 @@ EACH = [
     reports.Checkpointed(SHARD_END, 13),
     reports.ShardEnded(("shardId-000000000001", "shardId-000000000002")),
     reports.LeaseReleased(AT),
+    reports.LeaseKept(),
     reports.LeaseLost("another owner"),
     reports.ProcessBroke("the disk is full"),
     reports.ProcessorFailed("process_records", "ValueError: no", 2, AT, "Traceback …"),

@@ -71,6 +71,44 @@ def leave_unclaimed(life, count, after_s):
     return die(life, count, unclaimed, claims=False, after_s=after_s)
 
 
+def test_the_death_of_a_shared_process_does_not_count_and_the_next_one_is_not_shared():
+    life = ManagerLife(row())
+    life.take()
+    await_start(life)
+    assert not life.asked(c.StartProcess)[0].is_alone
+    life.say(e.ProcessStarted("s0", 0))
+    life.say(e.ProcessReported("s0", reports.LeaseClaimed(2, TRIM_HORIZON)))
+    life.say(e.ProcessExited("s0", 0, "killed by SIGKILL", is_shared=True))
+    (note,) = life.asked(c.Note)
+    assert note.event == "shared_process_died"
+    life.say(e.RowRead("s0", life.rows["s0"]))
+    await_start(life)
+
+    assert life.asked(c.StartProcess)[0].is_alone
+    notes = die(life, 1)
+    assert [each.fields["deaths"] for each in notes if each.event == "process_died"] == [1]
+    await_start(life)
+    assert life.asked(c.StartProcess)[0].is_alone
+
+
+@pytest.mark.parametrize("last", [reports.LeaseKept(), reports.ProcessBroke("no memory")])
+def test_a_lease_that_was_too_busy_or_whose_process_broke_gets_a_process_of_its_own(last):
+    life = ManagerLife(row())
+    life.take()
+    notes = die(life, 1, e.ProcessReported("s0", last))
+    await_start(life)
+
+    assert life.asked(c.StartProcess)[0].is_alone
+    assert not [each for each in notes if each.event == "process_died"]
+
+
+def test_a_lease_whose_processes_died_on_another_host_is_not_shared():
+    life = shared_fleet(died_on=DiedOn("other-host", TRIM_HORIZON))
+    await_start(life)
+
+    assert life.asked(c.StartProcess)[0].is_alone
+
+
 def starve(life, count):
     """Its host has too little for a record, so many times."""
     broke = e.ProcessReported(

@@ -175,7 +175,7 @@ class StandIn:
 class ChildrenRig:
     """Lease processes and what they report; `turn` as often as something is ready."""
 
-    def __init__(self, tmp_path, *, places=8, lock_fd=None):
+    def __init__(self, tmp_path, *, places=8, lock_fd=None, per_process=1):
         self._log_path = tmp_path / "log"
         self._fd = os.open(self._log_path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         self._sink = LineSink(self._fd)
@@ -195,6 +195,7 @@ class ChildrenRig:
             exit_patience_s=20.0,
             failover_s=10.0,
             lock_fd=lock_fd,
+            per_process=per_process,
         )
         self._is_closed = False
 

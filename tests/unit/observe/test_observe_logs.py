@@ -416,12 +416,12 @@ def test_lines_of_many_writers_do_not_mix():
 
 
 @contextlib.contextmanager
-def user_code(lines, **how):
+def user_code(lines, shard="shard-1", shard_here=lambda: "", **how):
     """A lease process's print and logging, put back at the end."""
     root = logging.getLogger()
     saved = sys.stdout, sys.stderr, root.handlers[:], root.level
-    log = lines.log(shard="shard-1", **how)
-    configure_lease_logging(log)
+    log = lines.log(shard=shard, **how)
+    configure_lease_logging(log, shard_here)
     try:
         yield
     finally:
@@ -440,6 +440,22 @@ def test_a_print_of_user_code_carries_the_shard(lines):
     assert [line["text"] for line in read] == ["one", "two 3", "problem"]
     assert [line["resource"] for line in read] == ["stdout", "stdout", "stderr"]
     assert {line["shard"] for line in read} == {"shard-1"}
+
+
+def test_in_a_shared_process_each_line_is_put_together_for_the_shard_that_prints_it(lines):
+    here = ["shard-1"]
+    with user_code(lines, shard=lambda: here[0], shard_here=lambda: here[0]):
+        for here[0], text in (
+            ("shard-1", "I am "),
+            ("shard-2", "We are two\n"),
+            ("shard-1", "one\n"),
+        ):
+            sys.stdout.write(text)
+
+    assert [(line["shard"], line["text"]) for line in lines.read()] == [
+        ("shard-2", "We are two"),
+        ("shard-1", "I am one"),
+    ]
 
 
 def test_a_line_that_never_ends_is_written_in_pieces_and_an_empty_one_is_not(lines):

@@ -27,6 +27,7 @@ from kclrun.worker.delivery_queue import (
     Page,
     QueueClosed,
     QueueLimits,
+    Turn,
 )
 from tests.patience import HUNG_S
 
@@ -480,3 +481,95 @@ def test_the_time_in_user_code_is_counted(queue, clock):
     view = queue.view()
 
     assert (view.busy_since, view.processing_s_total, view.last_batch_instant) == (0.0, 3.0, 103.0)
+
+
+# Queues of a shared process: one turn.
+
+
+@pytest.fixture
+def neighbours(clock):
+    """Two queues with a batch each; the first one's user code runs."""
+    turn = Turn()
+    limits = QueueLimits(buffer_bytes=10**6, batch_max=1)
+    queues = [DeliveryQueue(limits, clock, turn) for _ in range(2)]
+    for queue in queues:
+        queue.allow_delivery(permit(fence=150.0))
+        queue.put(page(1, 2))
+    assert numbers(queues[0].next_task()) == [1]
+    return queues
+
+
+def stands_in_line(queue):
+    """The queue's thread waits for the turn behind another one."""
+
+    def is_second():
+        with queue._changed:
+            return queue._changed in queue._turn._line
+
+    until(is_second)
+
+
+def test_user_code_of_one_lease_at_a_time_in_the_order_of_asking(neighbours, clock):
+    first, second = neighbours
+    other = Taking(second.next_task)
+    stands_in_line(second)
+    assert second.view().busy_since == 0.0, "waiting for the turn is no work"
+    clock.now += 5.0
+
+    again = Taking(first.next_task)  # it has more, and asks later
+
+    assert numbers(other.result()) == [1]
+    stands_in_line(first)
+    assert not again.taken
+    assert first.view().processing_s_total == 5.0
+    assert second.view().busy_since == clock.now
+    last = Taking(second.next_task)
+    assert numbers(again.result()) == [2]
+    first.close()
+    assert isinstance(first.next_task(), QueueClosed)
+    assert numbers(last.result()) == [2], "a lease that ends gives the turn up"
+
+
+def test_a_turn_that_comes_after_the_fence_starts_nothing_and_is_passed_on(neighbours, clock):
+    first, second = neighbours
+    other = Taking(second.next_task)
+    stands_in_line(second)
+    clock.now = 200.0
+    first.allow_delivery(permit(fence=1000.0))
+
+    assert numbers(first.next_task()) == [2]
+
+    assert not other.taken
+    second.close()
+    assert isinstance(other.result(), QueueClosed)
+
+
+def test_a_pause_before_a_repetition_gives_the_turn_away(neighbours, clock):
+    first, second = neighbours
+    other = Taking(second.next_task)
+    stands_in_line(second)
+
+    again = Taking(lambda: first.may_try_again(0.0, is_batch=True))
+
+    assert numbers(other.result()) == [1]
+    stands_in_line(first)
+    assert not again.taken
+    Taking(second.next_task)
+    assert again.result() is True
+    assert first.view().busy_since == clock.now
+
+
+@pytest.mark.parametrize("why", ["a stop", "its fence has passed"])
+def test_a_repetition_that_is_called_off_or_fenced_holds_nobody_up(neighbours, clock, why):
+    first, second = neighbours
+    if why == "a stop":
+        first.stop_delivery()
+    else:
+        clock.now = 150.0
+        second.allow_delivery(permit(fence=1000.0))
+    again = Taking(lambda: first.may_try_again(0.0, is_batch=True))
+
+    assert numbers(Taking(second.next_task).result()) == [1]
+
+    first.close()
+    assert again.result() is False

@@ -5,13 +5,15 @@ carries its CRC, and begins with a line feed of its own, so that a write torn by
 other. Options: `ledger`, the file; what goes wrong, at which record: `poison` (raises until the
 file `cure` exists), `poisons` (the same, of several), `crash` (the process ends), `hang` (does not
 return, without the file `cure`), `wedges` (records, each with how user code stands still at it,
-without the file `cure`); `batch_s`, how long a batch takes; `hoard_mb`, the memory it takes;
+without the file `cure`); `batch_s`, how long a batch takes, in one shard only if `slow` names it;
+`hoard_mb`, the memory it takes; `says`, to print and log its shard; `thread`, to leave one running;
 `emits`, to emit a row a record; `syncs`, to have each line on the disk before going on.
 """
 
 import ctypes
 import hashlib
 import json
+import logging
 import os
 import threading
 import time
@@ -50,6 +52,8 @@ class Ledger(RecordProcessor):
         self.token = context.fencing_token
         self.file = os.open(self.options["ledger"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.write("began", position=str(context.position), code=kclrun.__file__)
+        if self.options.get("thread"):
+            threading.Thread(target=sleep_for_ever, name="left-behind", daemon=True).start()
 
     def process_records(self, batch, checkpointer):
         at = time.monotonic()
@@ -61,7 +65,8 @@ class Ledger(RecordProcessor):
                 raise ValueError("a record was damaged on its way")
             self.misbehave(record.partition_key, data["n"])
             records.append([record.sequence_number, record.partition_key, data["n"]])
-        batch_s = self.options.get("batch_s", 0)
+        is_slow = self.options.get("slow") in {None, self.context.shard_id}
+        batch_s = self.options.get("batch_s", 0) if is_slow else 0
         if batch_s > 1:
             self.write("at work")  # long enough for a test to strike in the middle of it
         # What takes time here is no wait for anything: it stands for work.
@@ -71,6 +76,10 @@ class Ledger(RecordProcessor):
         if self.options.get("emits"):
             for sequence_number, key, n in records:
                 self.context.emit({"sequence_number": sequence_number, "key": key, "n": n})
+        if self.options.get("says"):
+            print("I am ", end="")
+            logging.getLogger("orders").warning("I am %s", self.context.shard_id)
+            print(self.context.shard_id)
         # Only the file: a process killed here has delivered, and not processed.
         self.write("batch", at=at, records=records)
 

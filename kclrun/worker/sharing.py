@@ -1,0 +1,193 @@
+"""A process that several quiet leases share (`leases.per_process`).
+
+It admits leases, gives each threads of its own, and proves the end of each to the manager. It does
+not know how a lease is consumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import random
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Final, TypeVar
+
+from kclrun.ipc import exit_codes
+from kclrun.ipc.channel import Channel, PeerGone, Quiet
+from kclrun.ipc.messages import Admit, Left, ToWorker, channel_of_worker
+from kclrun.model.time import Instant
+from kclrun.worker.delivery_queue import Turn
+
+MakeThread = Callable[[Callable[[], None], str], threading.Thread]
+# From an instant and the pause wanted after it to the pause that is made.
+RestS = Callable[[Instant, float], float]
+Part = TypeVar("Part")
+
+LEASE_THREAD: Final = "lease"
+# An idle lease publishes its status so often: a manager looks at statuses of up to 3 s.
+SHARED_LOOK_S: Final = 2.0
+# A poll of the channel ends at the latest then, and begins again.
+_QUIET_S: Final = 3600.0
+# The least pause for which threads wake together: a shard that is behind pauses for less.
+_PAUSE_TOGETHER_S: Final = 1.0
+# Kinesis takes five GetRecords a second of a shard.
+_PAUSE_LEAST_S: Final = 0.2
+# A thread that has returned is listed by the kernel for some microseconds more.
+_LOOKS: Final = 5
+_LOOK_PAUSE_S: Final = 0.02
+
+
+def daemon_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    """A thread of a lease that has its process for itself."""
+    return threading.Thread(target=target, name=name, daemon=True)
+
+
+def unchanged(_since: Instant, pause_s: float) -> float:
+    """The pause of a thread in a process of its own."""
+    return pause_s
+
+
+_LEASE: contextvars.ContextVar[SharedLease | None] = contextvars.ContextVar("lease", default=None)
+
+
+def shard_here() -> str:
+    """The shard that the calling thread, or asyncio task, works for; empty if that is not known: in
+    a thread that user code started itself."""
+    lease = _LEASE.get()
+    return "" if lease is None else lease.shard
+
+
+class SharedLease:
+    """One lease in a shared process: its threads, and their share of the CPU."""
+
+    def __init__(self, process: SharedProcess) -> None:
+        self.process = process
+        self.shard = ""
+        self._threads: list[threading.Thread] = []
+        self._cpu_s: dict[int, float] = {}
+
+    def make_thread(self, target: Callable[[], None], name: str) -> threading.Thread:
+        """A thread whose log lines name the shard, and whose CPU time counts for this lease."""
+
+        def run() -> None:
+            _LEASE.set(self)
+            self._cpu_s[time.pthread_getcpuclockid(threading.get_ident())] = 0.0
+            target()
+
+        thread = daemon_thread(run, name)
+        self._threads.append(thread)
+        self.process.own_threads.add(thread)
+        return thread
+
+    def cpu_s(self) -> float:
+        """CPU seconds of its threads, without those that user code started."""
+        for clock in tuple(self._cpu_s):
+            with contextlib.suppress(OSError):  # the thread has ended: its last value stays
+                self._cpu_s[clock] = time.clock_gettime(clock)
+        return sum(self._cpu_s.values())
+
+    @property
+    def may_write(self) -> bool:
+        """Whether its lease thread runs, the only one that writes the row [P5]."""
+        return any(each.name == LEASE_THREAD and each.is_alive() for each in self._threads)
+
+
+class SharedProcess:
+    """The main thread admits leases until the manager closes the channel; then it waits for them.
+
+    `serve` runs one lease to its end on the calling thread and returns its exit code. User code of
+    one lease runs at a time (`turn`).
+
+    The end of a lease is proven by `Left`, which is sent when no thread writes for it any more. If
+    that cannot be said, the process ends instead, and the pidfd proves it for all its leases.
+    """
+
+    def __init__(
+        self,
+        channel: Channel[Left, ToWorker],
+        serve: Callable[[Channel[Left, ToWorker], SharedLease], int],
+    ) -> None:
+        self.turn = Turn()
+        self.own_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self.own_threads.add(threading.current_thread())
+        self._channel = channel
+        self._serve = serve
+        self._phase_s = random.random()
+        self._serving: list[threading.Thread] = []
+        self._parts: dict[Hashable, object] = {}
+        self._parts_lock = threading.Lock()
+        self._of_modules: set[int] | None = None
+
+    def serve(self, fds: tuple[int, ...]) -> int:
+        """Serve all leases; `fds` came with the first message. Returns the exit code."""
+        self._admit(fds)
+        while True:
+            got = self._channel.receive_with_fds(_QUIET_S)
+            if isinstance(got, PeerGone):
+                break
+            if not isinstance(got, Quiet) and isinstance(got[0], Admit):
+                self._admit(got[1])
+        for thread in self._serving:
+            thread.join()
+        return exit_codes.DONE
+
+    def part(self, name: Hashable, make: Callable[[], Part]) -> Part:
+        """What the leases share: made once, for the first of them."""
+        with self._parts_lock:
+            if name not in self._parts:
+                self._parts[name] = make()
+            found: Part = self._parts[name]  # type: ignore[assignment]  # made by this `make`
+            return found
+
+    def rest_s(self, since: Instant, pause_s: float) -> float:
+        """The pause of a thread that has nothing to do: it wakes together with those that pause for
+        as long. Then their code is in the caches: idle leases take two thirds of the CPU that they
+        take one by one (`bin/bench idle`). A thread that is late does not shift the others."""
+        if pause_s < _PAUSE_TOGETHER_S:
+            return pause_s
+        beats = (since + pause_s - self._phase_s) // pause_s
+        rest_s = beats * pause_s + self._phase_s - since
+        return rest_s if rest_s >= _PAUSE_LEAST_S else rest_s + pause_s
+
+    def modules_loaded(self) -> None:
+        """The processor's module is imported: threads that this started belong to no lease."""
+        if self._of_modules is None:
+            self._of_modules = self._others()
+
+    def _admit(self, fds: tuple[int, ...]) -> None:
+        lease, channel = SharedLease(self), channel_of_worker(fds[0])
+        thread = lease.make_thread(lambda: self._run(lease, channel), "deliver")
+        self._serving = [each for each in self._serving if each.is_alive()] + [thread]
+        thread.start()
+
+    def _run(self, lease: SharedLease, channel: Channel[Left, ToWorker]) -> None:
+        try:
+            code = self._serve(channel, lease)
+            assert not lease.may_write, "a lease ended while its thread may write"
+            channel.send(Left(code, self._remains()))
+            channel.close()
+        except BaseException:  # noqa: BLE001 - the thread's edge: its end must not stay unproven
+            traceback.print_exc()
+            os._exit(exit_codes.BUG)
+
+    def _remains(self) -> str:
+        """The threads that user code left running, in words; empty if there are none. They cannot
+        be ended, nor told apart by lease."""
+        for _ in range(_LOOKS):
+            others = self._others() - (self._of_modules or set())
+            if not others:
+                return ""
+            time.sleep(_LOOK_PAUSE_S)
+        names = {each.native_id: each.name for each in threading.enumerate()}
+        named = sorted({names.get(each, "not Python's") for each in others})
+        return f"threads ({', '.join(named)})"
+
+    def _others(self) -> set[int]:
+        """The kernel's numbers of the threads that are not ours, whoever started them."""
+        ours = {each.native_id for each in tuple(self.own_threads)}
+        return {int(name) for name in os.listdir("/proc/self/task")} - ours  # noqa: PTH208 - names
