@@ -77,23 +77,27 @@ class Gauge:
         self._memory: dict[int, int] = {}
 
     def look(self, pids: Iterable[int]) -> dict[int, tuple[float | None, int | None]]:
-        """CPU percent and own bytes by pid; None for a value that could not be read.
+        """CPU percent and own bytes by pid; None for a value that could not be read. A pid comes
+        once for each lease of its process: of a shared one each shows an equal part.
 
         It never fails: a process that exits between two system calls has neither value.
         """
-        alive = set(pids)
-        for pid in set(self._processes) - alive:
+        leases = collections.Counter(pids)
+        for pid in self._processes.keys() - leases.keys():
             del self._processes[pid]
             self._memory.pop(pid, None)
-        # First the processes never read, then those read the longest ago: a reading moves to the
-        # end.
-        in_turn = [*(alive - self._memory.keys()), *self._memory]
+        # First those never read, then those read the longest ago: a reading moves to the end.
+        in_turn = [*(leases.keys() - self._memory.keys()), *self._memory]
         for pid in in_turn[:_MEMORY_READS_MAX]:
             self._memory.pop(pid, None)
             memory = self._own_bytes(pid)
             if memory is not None:
                 self._memory[pid] = memory
-        return {pid: (self._cpu_percent(pid), self._memory.get(pid)) for pid in alive}
+        found = {pid: (self._cpu_percent(pid), self._memory.get(pid)) for pid in leases}
+        return {
+            pid: (cpu and cpu / leases[pid], memory and memory // leases[pid])
+            for pid, (cpu, memory) in found.items()
+        }
 
     def _process(self, pid: int) -> psutil.Process:
         return self._processes.setdefault(pid, psutil.Process(pid))
@@ -407,16 +411,8 @@ class Sampler:
     ) -> tuple[LeaseSample, ...]:
         gauged: Mapping[int, tuple[float | None, int | None]] = {}
         if self._gauge is not None:
-            every = (child.pid for child in children.values())
-            pids = collections.Counter(pid for pid in every if pid is not None)
-            # Of a shared process each lease shows an equal part.
-            gauged = {
-                pid: (
-                    None if cpu_percent is None else cpu_percent / pids[pid],
-                    None if memory is None else memory // pids[pid],
-                )
-                for pid, (cpu_percent, memory) in self._gauge.look(pids).items()
-            }
+            pids = (child.pid for child in children.values())
+            gauged = self._gauge.look(pid for pid in pids if pid is not None)
         return tuple(self._lease(key, children.get(key), gauged, now) for key in keys)
 
     def _lease(

@@ -309,13 +309,8 @@ class LeaseProcess:
         self._rows: EmittedRows | None = None
         self._letters: LetterStore | None = None
         self._fetching: FetchThread | None = None
-        self._reporter = Reporter(
-            segment.slot(spec.place),
-            ring,
-            doorbell,
-            spec.incarnation,
-            self._fetch_view,
-        )
+        slot = segment.slot(spec.place)
+        self._reporter = Reporter(slot, ring, doorbell, spec.incarnation, self._fetch_view)
         self._checkpoints = CheckpointCalls(self._inbox.post, self._cover, self._is_over)
         self._line = ManagerLine(channel, self._services.credentials.replace)
         self._lease_thread = LeaseThread(
