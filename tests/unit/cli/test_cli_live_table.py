@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -363,8 +365,19 @@ def test_a_line_is_shown_once_it_ends_or_is_too_long_and_the_rest_at_the_end(
     os.close(write_fd)
     console = Console(file=io.StringIO(), width=60)
     assert not display._print_arrived(console)
+    assert not display._print_arrived(console)
     assert console.file.getvalue() == "\ufffd rest\n"  # type: ignore[attr-defined]
     os.close(display._read_fd)
+
+
+def test_a_sample_is_drawn_once() -> None:
+    display, drawings = LiveDisplay(), []
+    live: Any = SimpleNamespace(update=lambda table, *, refresh: drawings.append(refresh))
+    for sample in (None, SAMPLE, SAMPLE):
+        if sample is not None:
+            display.show(sample)
+        display._draw(live, Console(file=io.StringIO(), width=80, height=24))
+    assert drawings == [True]
 
 
 def test_only_a_new_sample_is_drawn_and_with_its_bars_in_the_room_that_is_left(
