@@ -178,8 +178,8 @@ def print_lines(lines: Sequence[LeaseLine]) -> None:
     rows = [
         [
             *_cells(line),
-            *_load_cells(line)[: 2 * has_load],
-            *_age_cells(line)[:has_age],
+            *(_load_cells(line) if has_load else ()),
+            *(_age_cells(line) if has_age else ()),
             _note(line),
         ]
         for line in lines

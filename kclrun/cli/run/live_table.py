@@ -260,8 +260,8 @@ class LiveDisplay:
         self._newest: ManagerSample | None = None
         self._drawn: ManagerSample | None = None
         self._rest = b""
-        self._saved: tuple[int, int] = (-1, -1)
-        self._read_fd = -1
+        self._saved: tuple[int, int]
+        self._read_fd: int
         self._is_ending = threading.Event()
 
     def show(self, sample: ManagerSample) -> None:

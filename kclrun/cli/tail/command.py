@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -90,7 +91,7 @@ def tail(
         region=region,
         verb="tail",
     )
-    until = None if timeout is None else time.monotonic() + timeout
+    until = inf if timeout is None else time.monotonic() + timeout
     with _stop_signals() as is_stopped:
         aws = Aws(settings)
         starts = _starts(aws, begin, shards)
@@ -103,7 +104,7 @@ def tail(
             view,
             follows=not shards,
             said=f"{settings.only_stream}: {len(starts)} {_shards(len(starts))} from {begin}",
-            is_over=lambda: is_stopped() or (until is not None and time.monotonic() >= until),
+            is_over=lambda: is_stopped() or time.monotonic() >= until,
         )
 
 

@@ -105,6 +105,10 @@ def before_shards() -> int:
         ("output: {path: rows, format: json}\n", "{folder}/rows/"),
         ("output: {path: 's3a://b/rows', format: json}\n", "s3a://b/rows/"),
         ("", "kclrun-checkpoint-"),
+        (
+            "output: {format: kclrun, schema: a string, options: {streamName: rows}}\n",
+            "kclrun-checkpoint-",
+        ),
     ],
 )
 def test_on_spark_its_checkpoint_is_beside_its_rows_or_gone_with_it(
@@ -119,10 +123,10 @@ def test_on_spark_its_checkpoint_is_beside_its_rows_or_gone_with_it(
     with embedded.embedded_run(configuration(text, tmp_path)) as run:
         checkpoint = run.settings.spark.checkpoint
         assert place.format(folder=tmp_path) in checkpoint
-        if run.settings.output is not None and "://" not in checkpoint:
+        if "path: rows" in output:
             assert checkpoint.endswith(".checkpoint")
             assert Path(checkpoint).is_absolute()
-        elif not output:
+        elif "path" not in output:
             assert Path(checkpoint).is_dir()
     assert not Path(checkpoint).exists()
 

@@ -71,6 +71,14 @@ def test_any_other_owner_is_refused_with_those_there_are(named: str) -> None:
     assert f"{B}  (leases: 1)" in refused.value.message
 
 
+def test_of_several_that_are_meant_only_those_are_named() -> None:
+    third = OwnerId("kclrun:az3:other:xyz")
+    with pytest.raises(click.UsageError, match="is a part of several owners") as refused:
+        find_owner("host", [lease(A), lease(B), lease(third)])
+    assert A in refused.value.message
+    assert third not in refused.value.message
+
+
 def test_owners_of_ended_leases_are_no_owners() -> None:
     with pytest.raises(click.UsageError, match=r"There is none\."):
         find_owner(A, [lease(A, checkpoint=SHARD_END)])

@@ -1,9 +1,12 @@
 import io
 import os
+import select
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -338,7 +341,13 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_is_shown_once_it_ends_or_is_too_long_and_the_rest_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live_table, "_DRAW_EVERY_S", 0.0)
+    waits: list[float] = []
+
+    def ready(*watched: Any) -> Any:
+        waits.append(watched[3])
+        return select.select(*watched[:3], 0.0)
+
+    monkeypatch.setattr(live_table, "select", SimpleNamespace(select=ready))
     display = LiveDisplay()
     display._read_fd, write_fd = os.pipe()
 
@@ -356,15 +365,33 @@ def test_a_line_is_shown_once_it_ends_or_is_too_long_and_the_rest_at_the_end(
         "and a word that is too long for it",
         f"{' ' * 17}{'y' * 30}",
     ]
+    assert set(waits) == {0.5}
+    narrow = Console(file=io.StringIO(), width=20)
+    os.write(write_fd, b"y" * 40 + b"\n")
+    display._print_arrived(narrow)
+    assert narrow.file.getvalue() == "y" * 40 + "\n"  # type: ignore[attr-defined]
     assert printed(b"x" * 8_192) == []
     assert "".join(line.strip() for line in printed(b"x")) == "x" * 8_193
     assert printed(b"\xff rest") == []
     display._is_ending.set()
+    assert not display._print_arrived(Console(file=io.StringIO()))
+    assert waits[-1] == 0.0
     os.close(write_fd)
     console = Console(file=io.StringIO(), width=60)
     assert not display._print_arrived(console)
+    assert not display._print_arrived(console)
     assert console.file.getvalue() == "\ufffd rest\n"  # type: ignore[attr-defined]
     os.close(display._read_fd)
+
+
+def test_a_sample_is_drawn_once() -> None:
+    display, drawings = LiveDisplay(), []
+    live: Any = SimpleNamespace(update=lambda table, *, refresh: drawings.append(refresh))
+    for sample in (None, SAMPLE, SAMPLE):
+        if sample is not None:
+            display.show(sample)
+        display._draw(live, Console(file=io.StringIO(), width=80, height=24))
+    assert drawings == [True]
 
 
 def test_only_a_new_sample_is_drawn_and_with_its_bars_in_the_room_that_is_left(

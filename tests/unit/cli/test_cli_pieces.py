@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -544,6 +545,18 @@ def test_a_tail_prints_what_fits_its_options_and_no_more(
         monkeypatch.undo()
 
 
+def test_a_reader_that_has_gone_is_noticed_without_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other = socket.socketpair()
+    with mine, other:
+        monkeypatch.setattr(tail.sys, "stdout", SimpleNamespace(fileno=mine.fileno))
+        other.send(b"something to read")
+        assert not tail._lost_its_reader()
+        other.close()
+        lost = tail._lost_its_reader()
+        monkeypatch.undo()
+    assert lost
+
+
 def test_events_of_a_tail_are_told_beside_its_records(capsys: pytest.CaptureFixture[str]) -> None:
     taken: list[Any] = []
     view: Any = SimpleNamespace(show=lambda *shown: taken.append(shown))
@@ -576,6 +589,59 @@ def test_the_first_signal_ends_a_tail_between_two_lines_and_the_second_at_once()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == former
+
+
+def test_shards_are_listed_for_as_long_as_a_start_is_patient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[Any] = []
+
+    def patiently(call: Callable[[], object], deadline: float, patience_s: float) -> object:
+        given.append((deadline, patience_s))
+        return call()
+
+    clock = Clock()
+    stream = SimpleNamespace(list_shards=lambda which: given.append(which.kind) or ())
+    monkeypatch.setattr(tail, "time", clock)
+    monkeypatch.setattr(world, "patiently", patiently)
+    aws: Any = SimpleNamespace(settings=settings(), stream=stream)
+    assert tail._starts(aws, "LATEST", ()) == {}
+    assert given == [(clock.now + 60.0, 60.0), "AT_LATEST"]
+
+
+def test_a_tail_is_over_at_its_time_or_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, starts, seen = Clock(), {"s": None}, []
+    signals = iter(())
+
+    def follow(_aws: object, _starts: object, view: Any, **more: Any) -> int:
+        seen.append((more["said"], more["follows"], view._left, view._key))
+        first, clock.now = more["is_over"](), clock.now + 30.0
+        second = more["is_over"]()
+        signal.raise_signal(signal.SIGTERM)
+        seen.append((first, second, more["is_over"]()))
+        return 5
+
+    monkeypatch.setattr(tail, "time", clock)
+    monkeypatch.setattr(tail, "_starts", lambda *_: next(signals, None) or starts)
+    monkeypatch.setattr(tail, "_follow", follow)
+    monkeypatch.setattr("kclrun.cli.world.Aws", lambda _: None)
+    line = ["tail", "--stream", "orders", "--region", "eu-west-1"]
+
+    assert run_program(line) == 5
+    assert run_program([*line, "--timeout", "30s", "--max", "7", "--key", "k"]) == 5
+    starts["t"] = None
+    assert run_program([*line, "--timeout", "31s", "--shard", "1", "--from", "10m"]) == 5
+    assert seen == [
+        ("orders: 1 shard from LATEST", True, None, None),
+        (False, False, True),
+        ("orders: 1 shard from LATEST", True, 7, "k"),
+        (False, True, True),
+        ("orders: 2 shards from 10m", False, None, None),
+        (False, False, True),
+    ]
+    # A signal that comes before it reads.
+    signals = (signal.raise_signal(signal.SIGTERM) for _ in range(1))
+    assert (run_program(line), len(seen)) == (0, 6)
 
 
 @pytest.mark.parametrize(

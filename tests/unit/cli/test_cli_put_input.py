@@ -106,6 +106,11 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
     [
         (True, True, "Reading rows from standard input, a row a line; Ctrl-D ends them\n"),
         (False, True, "Reading rows from standard input, a row a line\n"),
+        (
+            True,
+            False,
+            "Reading rows from standard input, a row a line; Ctrl-D ends them\n",
+        ),
         (False, False, ""),
     ],
 )
@@ -330,6 +335,7 @@ def test_the_rows_of_a_pipe_come_as_they_are_and_its_silence_too(
 def test_standard_input_is_read_as_it_comes_and_a_person_sees_the_progress(
     sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sent.took_s = 0.5
     told = io.StringIO()
     monkeypatch.setattr(told, "isatty", lambda: True)
     came: list[object] = []
@@ -342,6 +348,6 @@ def test_standard_input_is_read_as_it_comes_and_a_person_sees_the_progress(
     assert run_program(LINE.split()) == 0
 
     assert (sent.batches, came) == ([["a", "b"]], ["as they come"])
-    assert "2 rows, 1/s" in told.getvalue()
+    assert "2 rows, 4/s" in told.getvalue()
     assert run_program([*LINE.split(), "rows.txt"]) == 0
     assert len(came) == 1
