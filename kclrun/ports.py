@@ -226,7 +226,7 @@ class LetterStore(Protocol):
         ...
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
-        """Remove letters that `kept` gave. One that is gone already is no error. Raises: a
+        """Remove letters that `kept` gave; it does not matter if one is gone already. Raises: a
         ServiceError leaf; then some of them may be left."""
         ...
 

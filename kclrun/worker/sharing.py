@@ -188,6 +188,6 @@ class SharedProcess:
         return f"threads ({', '.join(named)})"
 
     def _others(self) -> set[int]:
-        """The kernel's numbers of the threads that are not ours, whoever started them."""
+        """The kernel's numbers of all threads of this process that are not ours."""
         ours = {each.native_id for each in tuple(self.own_threads)}
         return {int(name) for name in os.listdir("/proc/self/task")} - ours  # noqa: PTH208 - names

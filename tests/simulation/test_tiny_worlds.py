@@ -22,7 +22,7 @@ from tests.simulation.tiny_worlds.stories import tell
 from tests.simulation.tiny_worlds.worlds import WORLDS
 
 BY_NAME = {world.name: world for world in WORLDS}
-WHOLE = ("calm", "drain", "host", "manager")
+WHOLE = ("calm", "drain", "host", "manager", "restart")
 # Far more than any of these worlds takes on a busy machine, of CPU time.
 SECONDS_MAX = 100.0
 # Far enough that the children of a split shard have rows in some states and not in others.

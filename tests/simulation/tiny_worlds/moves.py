@@ -34,7 +34,7 @@ PATIENCE_TICKS = 2
 _UNKNOWN = OutcomeUnknown("timed out")
 FAULTS = {
     "lose request", "lose reply", "late", "slow", "stale", "kill process", "kill host",
-    "kill manager", "ask",
+    "kill manager", "ask", "restart",
 }  # fmt: skip
 
 
@@ -104,8 +104,9 @@ def _offer_process_moves(regular, faults, allowed, index, host, now, shells) -> 
             is_time_free &= process.busy_ticks < 1
         elif _may_begin(process, now, shells.world.records):
             regular.append(("begin", index, key))
-        if "kill process" in allowed:
-            faults.append(("kill process", index, key))
+        faults.extend(
+            (fault, index, key) for fault in ("kill process", "restart") if fault in allowed
+        )
     return is_time_free
 
 
@@ -303,6 +304,11 @@ def _drain(motion: Motion, index: int, _) -> None:
     motion.feed(index, events.DrainRequested("SIGTERM"))
 
 
+def _restart(motion: Motion, index: int, key: str) -> None:
+    """The lease is too busy for the process that it shares."""
+    motion.post(index, key, worker_on.RestartRequested())
+
+
 def _ask(motion: Motion, _, key: str) -> None:
     """An operator: `kclrun leases release`."""
     row = motion.rows[key]
@@ -351,4 +357,5 @@ _HAPPENINGS = {
     "arrive": _arrive,
     "drain": _drain,
     "ask": _ask,
+    "restart": _restart,
 }

@@ -289,6 +289,7 @@ class Shapes:
         return (
             life.state.value,
             life._is_withdrawn,
+            life._keeps_lease,
             life._manager_gone,
             life._is_initialized,
             life._failure is None,

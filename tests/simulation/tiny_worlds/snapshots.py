@@ -193,6 +193,7 @@ _LIFE_ITSELF = {
     "state",
     "_chance",
     "_is_withdrawn",
+    "_keeps_lease",
     "_manager_gone",
     "_is_initialized",
     "_failure",

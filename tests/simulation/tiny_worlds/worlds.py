@@ -136,6 +136,7 @@ WORLDS: Final = (
     _world("kill", "a lease process is killed, its write on its way", _ONE, "kill process"),
     _world("host", "a host is lost", _ONE, "kill host"),
     _world("manager", "a manager is killed, its lease process is not", _ONE, "kill manager"),
+    _world("restart", "a lease process ends, and keeps its lease", _ONE, "restart"),
     _world("stale", "a scan is told late", _ONE, "stale"),
     _world("network", "a write or its answer is lost, or late", _ONE, *_NETWORK),
     _world("end", "a closed shard is read to its end, and split", _SPLIT),
@@ -156,6 +157,7 @@ WORLDS: Final = (
     _world("split-network", "a split, and the network", _SPLIT, *_NETWORK),
     _world("merge-network", "a merge, and the network", _MERGE, *_NETWORK),
     _world("split-host", "a split, and a host is lost", _SPLIT, "kill host"),
+    _world("restart-network", "the same, and the network", _ONE, "restart", *_NETWORK, times=2),
     _world("network-twice", "the network fails twice", _ONE, *_NETWORK, times=2),
     _world(
         "three",

@@ -144,7 +144,7 @@ def test_a_session_has_the_profile_and_the_folders_and_is_closed(
         assert closed == []
     assert closed == ["session"]
     monkeypatch.delenv("PYTHONPATH")
-    monkeypatch.delenv("AWS_PROFILE")
+    del os.environ["AWS_PROFILE"]  # monkeypatch would put it back at the end
     with spark._session(settings(SPARK), (tmp_path,), None):  # type: ignore[arg-type]
         assert os.environ["PYTHONPATH"] == str(tmp_path)
         assert "AWS_PROFILE" not in os.environ
