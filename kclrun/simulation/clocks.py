@@ -64,9 +64,9 @@ class HostClock(msgspec.Struct, frozen=True):
     """`offset_s`: seconds since boot when the world began; `rate`: 1 is exact; the wall clock is
     off by `wall_offset_s`."""
 
-    offset_s: float = 0.0
-    rate: float = 1.0
-    wall_offset_s: float = 0.0
+    offset_s: float
+    rate: float
+    wall_offset_s: float
 
     def instant(self, time_s: float) -> Instant:
         """CLOCK_BOOTTIME at a world time."""

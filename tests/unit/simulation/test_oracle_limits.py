@@ -25,6 +25,7 @@ from kclrun.simulation.oracles.cost import CostWatch
 from kclrun.simulation.oracles.deliveries import Letters, ShardDeliveries
 from kclrun.simulation.oracles.permissions import Permissions
 from kclrun.simulation.stories import RuleBroken
+from tests.unit.simulation.watched_world import Watched
 
 
 class Reader:
@@ -458,3 +459,10 @@ def test_each_manager_and_each_lease_has_a_budget_of_its_own_from_its_first_requ
 
     assert at_once(cost, SCANNED, 0.0) == 0
     assert at_once(cost, lambda cost, now: cost.scanned("b:h:2", now), 0.0) == 16
+
+
+def test_a_checkpoint_passes_a_record_that_failed_once_a_call_returned_with_it():
+    world = Watched(1, poison_every=10)
+    reader = world.begin(world.keys[0], "a:h:1")
+    world.read(reader, 1, 12)
+    world.checkpoint(reader, 12)

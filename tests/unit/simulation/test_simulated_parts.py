@@ -105,6 +105,7 @@ def test_a_story_keeps_its_last_sixty_events_and_tells_what_has_content():
     row = Lease(key="s0", checkpoint=TRIM_HORIZON, counter=7)
     stories.note("t", 3723.5, "a:h:1/1", "made", CreateLease(row))
     stories.note("t", 3724.0, "a:h:1/1", "exits:")
+    stories.note("v", 1.0, "a:h:1", "does", StartProcess("s0", 1, 2.0, has_waited=True))
 
     told = stories.tell("s").splitlines()
     assert len(told) == 60
@@ -114,7 +115,9 @@ def test_a_story_keeps_its_last_sixty_events_and_tells_what_has_content():
     assert "key=" not in first
     assert "owner=" not in first
     assert second == "  01:02:04.000000  a:h:1/1                  exits:"
-    assert stories.tell_all() == f"s\n{stories.tell('s')}\nt\n{stories.tell('t')}"
+    assert "StartProcess(counter=1, expires_instant=2.0, has_waited=True)" in stories.tell("v")
+    parts = (f"{key}\n{stories.tell(key)}" for key in "stv")
+    assert stories.tell_all() == "\n".join(parts)
     assert stories.tell("u") == ""
     assert clock(86_399.5) == "23:59:59.500000"
 

@@ -1,5 +1,7 @@
 """The table behind its network: each fault falls where its name says, and everything is counted."""
 
+import copy
+
 import pytest
 
 from kclrun.model.lease import Lease
@@ -80,6 +82,23 @@ def test_a_write_that_is_throttled_or_never_arrives_changes_nothing(world, fault
 
     assert isinstance(outcome, kind)
     assert table.row("s0").owner is None
+
+
+def test_a_request_to_the_other_service_fails_after_its_patience_and_counts_once(world):
+    scheduler, table, _ = world
+    told: list[object] = []
+    before = copy.copy(table.costs)
+    table.kinesis_failing = 1.0
+    table.ask_kinesis(lambda: "listed", told.append, told.append)
+    scheduler.run_until(1.9)
+    assert told == []
+    scheduler.run_until(3.0)
+    table.kinesis_failing = 0.0
+    table.ask_kinesis(lambda: "listed", told.append, told.append)
+    scheduler.run_until(4.0)
+
+    assert told == ["timed out", "listed"]
+    assert (table.costs.requests - before.requests, table.costs.faults - before.faults) == (2, 1)
 
 
 def test_a_write_whose_reply_is_lost_has_applied_and_its_sender_cannot_know(world):
