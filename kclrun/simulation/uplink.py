@@ -101,7 +101,7 @@ class Uplink:
         reply: Callable[[tuple[Lease, ...]], None],
         failed: Failed,
         *,
-        consistent: bool,
+        consistent: bool = True,
     ) -> None:
         if not self._refuses(failed):
             self._table.scan(reply, failed, consistent=consistent)
