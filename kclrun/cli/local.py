@@ -62,7 +62,7 @@ def _stream(text: str) -> tuple[str, int]:
 def _pair(credentials: str | None) -> tuple[str, str] | None:
     if credentials is None:
         return None
-    key, colon, secret = credentials.partition(":")
-    if not (key and colon and secret):
+    key, _, secret = credentials.partition(":")
+    if not (key and secret):
         raise click.BadParameter("expected KEY:SECRET", param_hint="--credentials")
     return key, secret

@@ -115,7 +115,7 @@ def program() -> None:
 def run_program(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code. Only here errors become messages."""
     ordered = with_verb_first(arguments, _VERBS, _DEFAULT)
-    verb = ordered[0] if ordered and ordered[0] in _VERBS else _DEFAULT
+    verb = next(iter(ordered), _DEFAULT)
     try:
         code = program.main(ordered, prog_name="kclrun", standalone_mode=False)
     except click.Abort:

@@ -136,7 +136,9 @@ def test_a_consumer_is_removed_only_on_request_and_by_its_name(
     registered(aws)
 
     assert run_program(["consumers", "remove", "shop", str(config)]) == 0
-    assert "Would remove consumer shop" in capsys.readouterr().out
+    plan = capsys.readouterr().out
+    assert plan.startswith("Would remove consumer shop")
+    assert plan.endswith("Do it with --yes.\n")
     assert names(aws) == ["shop"]
 
     assert run_program(["consumers", "remove", "shop", str(config), "--yes"]) == 0

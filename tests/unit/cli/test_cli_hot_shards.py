@@ -117,6 +117,7 @@ def test_where_nobody_listens_the_reason_is_told() -> None:
         "http://user:password@127.0.0.1:9464",
         "http://127.0.0.1:99999",
         "http://[::1",
+        "http://:9464",
     ],
 )
 def test_an_address_of_another_form_is_refused(url: str) -> None:

@@ -255,6 +255,7 @@ def test_a_stretched_record_says_what_it_is() -> None:
         json_line("s", record(b"x", malformed=True, explicit_hash_key="7", sub_sequence_number=3))
     )
 
+    assert "Zoë" in json_line("s", record("Zoë".encode()))
     assert shown["malformed"] is True
     assert shown["explicit_hash_key"] == "7"
     assert shown["sub_sequence_number"] == 3
