@@ -2,6 +2,7 @@
 
 import pytest
 
+from kclrun.errors import InvariantViolation
 from tests.examples import seeds
 from tests.unit.simulation.fleets import settled_fleet, small_fleet
 
@@ -97,3 +98,13 @@ def test_a_host_that_stood_still_for_longer_than_failover_reads_nothing_that_is_
 
     assert fleet.is_balanced()
     fleet.require_all_read(PATIENCE_S)
+
+
+def test_a_fleet_that_leaves_records_unread_is_told_with_its_seed():
+    fleet = settled_fleet(5, hosts=1, shards=2)
+    fleet.require_all_read(PATIENCE_S)
+    fleet.hosts[0].kill()
+    fleet.run_for(60)
+
+    with pytest.raises(InvariantViolation, match=r"(?s)L1: \d+ records unread.*seed 5"):
+        fleet.require_all_read(PATIENCE_S)
