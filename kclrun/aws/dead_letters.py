@@ -7,6 +7,7 @@ letter there does not import this module, because it loads botocore.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -104,7 +105,7 @@ class LetterBucket:
         return f"s3://{self._bucket}/{self._prefix}{letter.name}"
 
     def get(self, letter: Letter) -> Letter:
-        """The whole letter, of one without its payload. Raises: SinkError, SettingsError."""
+        """The whole letter of one without its payload. Raises: SettingsError, a ServiceError."""
         return self._get(self._prefix + letter.name)
 
     def kept(self) -> Iterator[KeptLetter]:
@@ -124,7 +125,7 @@ class LetterBucket:
         self._remove([each.handle for each in kept])
 
     def remove_letters(self, letters: Sequence[Letter]) -> None:
-        """Remove letters at `url_of`. Raises: SinkError."""
+        """Remove letters at `url_of`. Raises: a ServiceError leaf."""
         self._remove([self._prefix + letter.name for letter in letters])
 
     def check(self) -> str:
@@ -187,7 +188,7 @@ class LetterQueue:
         with _keeping(), _doing(SEND_MESSAGE, f"keep a dead letter in the queue {self._queue}"):
             url, bytes_max = self._queue_found()
             body = _fitting(letter, _ascii(letter), bytes_max, self._large, self._queue)
-            fifo = {"MessageGroupId": letter.name[-128:], "MessageDeduplicationId": _digest(letter)}
+            fifo = {"MessageGroupId": letter.name[-128:], "MessageDeduplicationId": _digest(body)}
             more = fifo if url.endswith(".fifo") else {}
             self._client().send_message(QueueUrl=url, MessageBody=body, **more)
 
@@ -373,7 +374,7 @@ def _entry(letter: Letter, body: bytes) -> PutEntry:
 
 
 def _above(bytes_max: int, large: LetterBucket | None) -> str:
-    """Where a letter goes that is larger. Raises: SinkError."""
+    """Where a letter goes that is larger. Raises: a ServiceError leaf."""
     place = large.check() if large is not None else "none, its shard halts"
     return f"; for letters above {bytes_max:,} bytes: {place}"
 
@@ -383,9 +384,10 @@ def _ascii(letter: Letter) -> str:
     return json.dumps(msgspec.to_builtins(letter), separators=(",", ":"))
 
 
-def _digest(letter: Letter) -> str:
-    """SQS takes 128 characters; within five minutes it drops a second message with the same."""
-    return f"{letter.sequence_number}-{letter.sub_sequence_number}-{letter.shard_id}"[:128]
+def _digest(body: str) -> str:
+    """Within five minutes SQS drops a second message with the same, also if the first was removed:
+    so it is of the whole letter, with its time, and not of its record."""
+    return hashlib.sha256(body.encode()).hexdigest()
 
 
 def _fitting(
@@ -405,7 +407,7 @@ def _fitting(
 
 
 def _kept(letter: Letter, where: str, large: LetterBucket | None, handle: Any = None) -> KeptLetter:
-    """The letter with its payload. Raises: SettingsError, SinkError."""
+    """The letter with its payload. Raises: SettingsError, a ServiceError leaf."""
     if letter.data_at is None:
         return KeptLetter(letter, where, handle)
     # Any sender may write a message: the URL in it is followed within our own bucket only.

@@ -264,3 +264,10 @@ def test_a_queue_may_be_named_by_its_url(aws, tmp_path):
     store.keep(letter(5))
 
     assert named.kept() == [letter(5)]
+
+
+def test_a_fifo_queue_tells_a_letter_from_the_one_of_the_same_record_before():
+    """SQS drops a second message with the same id for five minutes, also after a removal."""
+    ids = {dead_letters._digest(dead_letters._ascii(letter(11, given_up_at=at))) for at in (9, 10)}
+    assert len(ids) == 2
+    assert max(map(len, ids)) <= 128
