@@ -26,7 +26,8 @@ leaves.
     │   └── DataLoss                 records are gone before they were read: report it, and stop
     ├── HostFailed                 this host has no process, memory, descriptor or disk free now
     ├── SinkError                  an output cannot be written: no checkpoint passes its rows
-    │   └── OutputLocked             another process has the data file: try again, or another host
+    │   ├── OutputLocked             another process has the data file: try again, or another host
+    │   └── Superseded               another owner wrote there: begin again from the row
     ├── ProcessorError             user code raised; names the position, never the payload
     ├── ProcessorVerdict           user code raises it to say what is to happen
     │   ├── FailedRecords            these records of the batch failed, the others are processed
@@ -81,6 +82,7 @@ __all__ = [
     "SettingsError",
     "SinkError",
     "StaleCheckpoint",
+    "Superseded",
     "TableRefused",
     "Throttled",
     "Unavailable",
@@ -208,6 +210,11 @@ class LetterTooLarge(SinkError):
 
 class OutputLocked(SinkError):
     """Another process holds the lock of the data file: nothing is wrong with the lease."""
+
+
+class Superseded(SinkError):
+    """Another owner's rows are at the destination, where ours were to be: ours are not written. The
+    lease process ends, and the next one begins from the row and from what is there."""
 
 
 class ProcessorError(KclrunError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ from kclrun.errors import ServiceError
 from kclrun.model.instance import InstanceIdentity, InstanceLook, LifecycleAction
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.letter import KeptLetter, Letter
+from kclrun.model.output import Cursor, Row
 from kclrun.model.reading import RECORDS_A_CALL, FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Measurement, PutEntry, PutResult, StartPoint
 from kclrun.model.shard import Shard
@@ -237,6 +238,67 @@ class LetterStore(Protocol):
 
     def close(self) -> None:
         """Other readers may receive the letters that `kept` gave and that were not removed."""
+        ...
+
+
+class Output(Protocol):
+    """One destination of the rows of one shard, for one owner of its lease.
+
+    `encode` is called by the main thread, everything else by one other thread, in this order:
+    `begin` once; then `add` and `commit` as often as needed; `close` at the end. Rows that were
+    given to `add` are never taken back.
+
+    `stores_cursor`: the destination keeps the cursor of a commit together with its rows, so that
+    they are there exactly once. Without it rows appear again after a crash.
+    """
+
+    stores_cursor: bool
+
+    def encode(self, row: Row) -> tuple[Any, int]:
+        """The row in the form that `add` takes, and its size in bytes. Raises: TypeError or
+        LimitExceeded, naming the column and never a value, for a row that can never be written."""
+        ...
+
+    def begin(self, at: Cursor) -> Cursor:
+        """Take the destination over from every former owner, whose late writes fail from here on
+        [K11]. `at` is the cursor that the lease's row has for this output.
+
+        Returns the cursor of the destination: `at`, or a greater one, up to which its rows are
+        there already. Raises: SinkError (again later); SettingsError, in words, where no
+        repetition helps (a token above ours, a table with other columns).
+        """
+        ...
+
+    def add(self, rows: Sequence[Any], upto: Cursor) -> None:
+        """Take the rows of finished calls, which follow those of the last `add`: rows up to
+        `upto` are complete. Some of them may be sent already. Raises: SinkError; none was taken
+        then, and the same rows are given again."""
+        ...
+
+    @property
+    def unsent_bytes(self) -> int:
+        """The bytes that the next `commit` has to send."""
+        ...
+
+    def commit(self) -> Cursor:
+        """All rows that were added are durable, with their cursor, when this returns; the cursor
+        is that of the last `add`. Nothing is sent if no row was added since the last commit and
+        the destination needs no mark.
+
+        Raises: SinkError (call it again: the same rows, the same condition; an unknown outcome is
+        resolved first [K6]); Superseded if another owner has written there: the process ends and
+        begins again from the row; SettingsError where no repetition helps.
+        """
+        ...
+
+    def check(self) -> str:
+        """The destination in words, if it is there and may be used. Leaves nothing behind that a
+        reader would take for a row. Needs no `begin`. Raises: a ServiceError leaf, SinkError or
+        SettingsError, naming the destination."""
+        ...
+
+    def close(self) -> None:
+        """Release connections and files; rows that were not committed are dropped. Idempotent."""
         ...
 
 

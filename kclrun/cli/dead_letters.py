@@ -24,6 +24,7 @@ from kclrun.cli.config_options import (
     load_configuration,
 )
 from kclrun.cli.user_code import dead_letter_folder, output_folder, own_module
+from kclrun.codec.row_lines import encode_row
 from kclrun.config.schema import Settings, StreamSettings, stream_name
 from kclrun.errors import SettingsError
 from kclrun.loading import import_paths
@@ -35,7 +36,6 @@ from kclrun.model.text import harmless
 from kclrun.ports import LetterStore
 from kclrun.sinks.dead_letters import LetterFolder
 from kclrun.sinks.durable_files import publish_file
-from kclrun.sinks.emitted_rows import encode_row
 from kclrun.testing import redriving
 from kclrun.testing.redriving import RedriveJob, Redriven
 

@@ -364,15 +364,56 @@ class OnErrorSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 100
 
 
+class RollSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """When a file or an object of rows ends; whichever comes first."""
+
+    every: Annotated[Duration, documented("age of its first row")] = Duration(60)
+    size: Annotated[ByteSize, documented("bytes before compression")] = ByteSize(64 * 2**20)
+
+
 class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where emitted rows, or on Spark the rows of the pipeline's DataFrame, go."""
 
     path: Annotated[
         str | None, documented("folder for emitted rows, relative to where kclrun is started")
     ] = None
-    format: Annotated[
-        str | None, documented("spark: json, parquet, any Spark format, or kclrun for a stream")
+    s3: Annotated[BucketUrl | None, documented("objects of rows under s3://bucket/prefix")] = None
+    sql: Annotated[
+        str | None, documented("rows of a table; SQLAlchemy's URL, such as postgresql+psycopg://…")
     ] = None
+    dynamodb: Annotated[str | None, documented("items of a table; a row is a whole item")] = None
+    kinesis: Annotated[StreamName | None, documented("records of a stream; name or ARN")] = None
+    sqs: Annotated[QueueName | None, documented("messages of a queue; name or URL")] = None
+    sns: Annotated[str | None, documented("messages of a topic; its ARN")] = None
+    firehose: Annotated[str | None, documented("records of a delivery stream; its name")] = None
+    format: Annotated[
+        str | None,
+        documented(
+            "`json` (lines), or with `s3` or `roll` also `parquet`, with `roll` also `csv`;"
+            " spark: json, parquet, any Spark format, or kclrun for a stream"
+        ),
+    ] = None
+    roll: Annotated[
+        RollSettings | None,
+        documented("ends files and objects; left out: `path` has a file a shard, `s3` rolls"),
+    ] = None
+    table: Annotated[str | None, documented("sql: table, or schema.table")] = None
+    write: Annotated[
+        Literal["insert", "upsert"], documented("sql: upsert replaces rows with the same `key`")
+    ] = "insert"
+    create: Annotated[bool, documented("sql: create the table from `schema` if it is missing")] = (
+        False
+    )
+    key: Annotated[
+        tuple[str, ...],
+        documented(
+            "columns: key of an upsert; one column that orders messages (partition key of a"
+            " stream, group of a FIFO queue or topic)"
+        ),
+    ] = ()
+    buffer: Annotated[
+        ByteSize, documented("bytes of rows that wait for the destination before the lease waits")
+    ] = ByteSize(64 * 2**20)
     options: Annotated[SparkOptions, documented("spark: options of that format")] = {}
     mode: Annotated[
         Literal["append", "update", "complete"], documented("spark: which rows a batch writes")
@@ -382,7 +423,7 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     schema: Annotated[
         str | None,
-        documented("spark: types of emitted rows, such as `carrier string, flights long`"),
+        documented("types of emitted rows, such as `carrier string, flights long`"),
     ] = None
 
 
@@ -514,6 +555,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, Any], documented("given to the processor as context.options, or to the pipeline")
     ] = {}
     output: Annotated[OutputSettings | None, documented("where emitted rows go")] = None
+    outputs: Annotated[
+        dict[str, OutputSettings],
+        documented("further outputs by name: context.emit(row, to=name)"),
+    ] = {}
     start: Annotated[
         str | StartAtLeases,
         documented(

@@ -12,51 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
-import msgspec
-
-from kclrun.errors import InvariantViolation, LimitExceeded, SinkError
+from kclrun.codec.row_lines import encode_row
+from kclrun.errors import InvariantViolation, SinkError
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.sinks.durable_files import SyncFailed, close_locked, sync, write_at
 from kclrun.sinks.marks import Mark, MarksFile, failure, mark_at, open_at
-
-# Over the 10 MiB that a Kinesis record may have, base64 included; a larger row is a mistake.
-ROW_BYTES_MAX: Final = 16 * 2**20
-_FAILURES: Final = (TypeError, ValueError, OverflowError, RecursionError)
-# Users may choose names of any length.
-_NAME_SHOWN_MAX: Final = 64
-
-
-def encode_row(row: Mapping[str, Any]) -> bytes:
-    """One row as a JSON line: dates in ISO 8601, Decimal as text, bytes as base64, NaN as null.
-
-    A row that cannot be a line is refused before any byte of it is buffered.
-    Raises: TypeError for a value that JSON cannot represent, with the name of the value;
-    LimitExceeded above ROW_BYTES_MAX. Neither message shows a value.
-    """
-    if not isinstance(row, Mapping):
-        raise TypeError(f"a row is a mapping of names to values, not {type(row).__name__}")
-    try:
-        line = msgspec.json.encode(row if type(row) is dict else dict(row))
-    except _FAILURES as error:
-        raise TypeError(f"JSON cannot hold this row: {_named(row)}{_reason(error)}") from None
-    if len(line) >= ROW_BYTES_MAX:
-        raise LimitExceeded(f"a row of {len(line)} bytes; at most {ROW_BYTES_MAX} are taken")
-    return line + b"\n"
-
-
-def _named(row: Mapping[str, Any]) -> str:
-    """The name of the value that JSON cannot represent; empty if the name itself is the problem."""
-    for name, value in row.items():
-        try:
-            msgspec.json.encode(value)
-        except _FAILURES:
-            return f"{repr(name)[:_NAME_SHOWN_MAX]}: "
-    return ""
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if type(error) is TypeError else type(error).__name__
-
 
 # One write call of 1 MiB takes well under a millisecond and saves one for each of some 5,000 rows.
 BUFFER_BYTES_MAX: Final = 2**20

@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from kclrun.codec.kpl import drop_until
+from kclrun.codec.row_lines import ROW_BYTES_MAX, encode_row
 from kclrun.consuming.delivery import (
     Attempts,
     ErrorPolicy,
@@ -38,7 +39,6 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import FRAMES_MAX, describe, is_ours
 from kclrun.ports import LetterStore
 from kclrun.processor import Checkpointer, Context, RecordProcessor, call_method
-from kclrun.sinks.emitted_rows import ROW_BYTES_MAX, encode_row
 from kclrun.spark.executor.reading import ReadPage, cuts
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import Place

@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 
+from kclrun.codec.row_lines import ROW_BYTES_MAX, encode_row
 from kclrun.consuming.delivery import host_fault
 from kclrun.errors import InvariantViolation, LimitExceeded, SinkError
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.sinks import emitted_rows, marks
-from kclrun.sinks.emitted_rows import ROW_BYTES_MAX, EmittedRows, encode_row
+from kclrun.sinks.emitted_rows import EmittedRows
 from tests.patience import HUNG_S
 from tests.support.descriptors import open_descriptors
 

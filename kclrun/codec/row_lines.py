@@ -1,0 +1,48 @@
+"""One emitted row as one JSON line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from kclrun.errors import LimitExceeded
+
+# Over the 10 MiB that a Kinesis record may have, base64 included; a larger row is a mistake.
+ROW_BYTES_MAX: Final = 16 * 2**20
+_FAILURES: Final = (TypeError, ValueError, OverflowError, RecursionError)
+# Users may choose names of any length.
+_NAME_SHOWN_MAX: Final = 64
+
+
+def encode_row(row: Mapping[str, Any]) -> bytes:
+    """One row as a JSON line: dates in ISO 8601, Decimal as text, bytes as base64, NaN as null.
+
+    A row that cannot be a line is refused before any byte of it is buffered.
+    Raises: TypeError for a value that JSON cannot represent, with the name of the value;
+    LimitExceeded above ROW_BYTES_MAX. Neither message shows a value.
+    """
+    if not isinstance(row, Mapping):
+        raise TypeError(f"a row is a mapping of names to values, not {type(row).__name__}")
+    try:
+        line = msgspec.json.encode(row if type(row) is dict else dict(row))
+    except _FAILURES as error:
+        raise TypeError(f"JSON cannot hold this row: {_named(row)}{_reason(error)}") from None
+    if len(line) >= ROW_BYTES_MAX:
+        raise LimitExceeded(f"a row of {len(line)} bytes; at most {ROW_BYTES_MAX} are taken")
+    return line + b"\n"
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    """The name of the value that JSON cannot represent; empty if the name itself is the problem."""
+    for name, value in row.items():
+        try:
+            msgspec.json.encode(value)
+        except _FAILURES:
+            return f"{repr(name)[:_NAME_SHOWN_MAX]}: "
+    return ""
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if type(error) is TypeError else type(error).__name__

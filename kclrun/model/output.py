@@ -1,0 +1,95 @@
+"""Outputs: where emitted rows go, whose rows they are, and how far a destination has them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from kclrun.errors import LimitExceeded
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.time import WallTime
+
+Row = Mapping[str, Any]
+
+_CURSOR: Final = re.compile(r"([A-Z_]+|\d+)(?:/(\d{1,10}))?(?:\+(\d{1,18}))?\Z")
+
+
+@functools.total_ordering
+class Cursor(msgspec.Struct, frozen=True, gc=False):
+    """Every row of records up to `position` is accounted for, and of the wall-clock timers that
+    fired after that record those of the first `tick` rounds. Ordered and hashable [K1]."""
+
+    position: ExtendedSequenceNumber
+    tick: int = 0
+
+    def __lt__(self, other: Cursor) -> bool:
+        if self.position == other.position:
+            return self.tick < other.tick
+        return self.position < other.position
+
+    def __str__(self) -> str:
+        """The text that rows of the lease table and destinations keep: `4957…/3+0`."""
+        at = self.position
+        sub = f"/{at.sub_sequence_number}" if at.sub_sequence_number else ""
+        return f"{at.sequence_number}{sub}" + (f"+{self.tick}" if self.tick else "")
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """The cursor that `str` made this text of. Raises: LimitExceeded for any other text."""
+        match = _CURSOR.match(text)
+        if match is None:
+            raise LimitExceeded(f"{text[:40]!r} is not the cursor of an output")
+        number, sub, tick = match.groups(default="0")
+        return cls(ExtendedSequenceNumber(number, int(sub)), int(tick))
+
+
+class RowsOf(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose rows they are. Cursors and names at a destination are keyed by everything here but the
+    `token` [K4].
+
+    `stream_created_at` tells a stream from a later one of the same name. `generation` counts the
+    resets of the application by an operator. `token` is the fencing token of this owner: the
+    counter of its claim; a later owner's is greater.
+    """
+
+    application: str
+    stream: str
+    stream_created_at: WallTime
+    shard_id: str
+    generation: int
+    token: int
+
+
+class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """One output of the settings, resolved: a lease process opens its destination from this.
+
+    Exactly one of `path`, `s3`, `sql`, `dynamodb`, `kinesis`, `sqs`, `sns` and `firehose` is set.
+    `s3` is an URL `s3://bucket/prefix`; the others are names, URLs or ARNs. `roll_s` and
+    `roll_bytes` end a file or an object; both are 0 for a file that grows (`path`). `key` names
+    columns: the key of an upsert, or the column that orders messages. `schema` is the text of
+    `output.schema`. `endpoint_url` replaces the address of the service.
+    """
+
+    name: str
+    path: str | None = None
+    s3: str | None = None
+    sql: str | None = None
+    dynamodb: str | None = None
+    kinesis: str | None = None
+    sqs: str | None = None
+    sns: str | None = None
+    firehose: str | None = None
+    format: str = "json"
+    roll_s: float = 0.0
+    roll_bytes: int = 0
+    buffer_bytes: int = 0
+    table: str = ""
+    is_upsert: bool = False
+    creates_table: bool = False
+    key: tuple[str, ...] = ()
+    schema: str | None = None
+    endpoint_url: str | None = None
