@@ -19,11 +19,12 @@ from kclrun.errors import ServiceError
 from kclrun.model.instance import InstanceIdentity, InstanceLook, LifecycleAction
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.letter import KeptLetter, Letter
-from kclrun.model.output import Cursor, Row
+from kclrun.model.output import Cursor
 from kclrun.model.reading import RECORDS_A_CALL, FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Measurement, PutEntry, PutResult, StartPoint
 from kclrun.model.shard import Shard
 from kclrun.model.time import Instant, WallTime
+from kclrun.processor import Row
 from kclrun.protocol.writes import LeaseChange, Outcome
 
 

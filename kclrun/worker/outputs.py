@@ -19,10 +19,11 @@ import msgspec
 
 from kclrun.consuming import events
 from kclrun.errors import LimitExceeded, SettingsError, SinkError, Superseded
-from kclrun.model.output import Cursor, Row
+from kclrun.model.output import Cursor
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, backoff_s
 from kclrun.ports import Output
+from kclrun.processor import Row
 
 # The rows of one call wait in memory, because they are taken back if it raises. Beyond this they
 # are more than a mistake of the processor should cost its host.
@@ -293,24 +294,33 @@ class Outputs:
     def serve(self) -> None:
         """Send and commit until `close`, or until another owner is found at a destination."""
         try:
-            while self._wait():
-                try:
-                    self._turn()
-                    self._failed = 0
-                except Superseded as error:
-                    self._post(events.OutputsSuperseded(str(error)))
-                    return
-                except SinkError as error:
-                    self._failed += 1
-                    upto = self._asked.upto if self._asked is not None else self._told
-                    assert upto is not None, "rows leave after begin()"
-                    self._post(events.OutputsNotCommitted(upto, str(error)))
-                except SettingsError as error:
-                    self._refuse(str(error))
-                    return
+            while self._wait() and self.turn():
+                pass
         finally:
             for lane in self._lanes:
                 lane.output.close()
+
+    def turn(self) -> bool:
+        """Add what may leave, commit what is due, and tell the core how far every output is.
+
+        False if nothing may be sent any more.
+        """
+        try:
+            self._send()
+        except Superseded as error:
+            self._post(events.OutputsSuperseded(str(error)))
+            return False
+        except SinkError as error:
+            self._failed += 1
+            upto = self._asked.upto if self._asked is not None else self._told
+            assert upto is not None, "rows leave after begin()"
+            self._post(events.OutputsNotCommitted(upto, str(error)))
+        except SettingsError as error:
+            self._refuse(str(error))
+            return False
+        else:
+            self._failed = 0
+        return True
 
     def _wait(self) -> bool:
         """Wait for something to do, or for the end of a pause; False once closed."""
@@ -342,8 +352,7 @@ class Outputs:
         known = [each for each in (asked, self._settled) if each is not None]
         return max(known) if known else None
 
-    def _turn(self) -> None:
-        """Add what may leave, commit what is due, and tell the core how far every output is."""
+    def _send(self) -> None:
         with self._changed:
             asked, limit = self._asked, self._limit()
         assert limit is not None, "rows leave after begin()"
