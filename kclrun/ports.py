@@ -287,8 +287,9 @@ class Output(Protocol):
         the destination needs no mark.
 
         Raises: SinkError (it is called again before anything is added: the same rows, the same
-        condition; an unknown outcome is resolved first [K6]); Superseded if another owner has written there: the process ends and
-        begins again from the row; SettingsError where no repetition helps.
+        condition; an unknown outcome is resolved first [K6]); Superseded if another owner has
+        written there: the process ends and begins again from the row; SettingsError where no
+        repetition helps.
         """
         ...
 
