@@ -15,6 +15,7 @@ from kclrun.config.convert import Problem
 from kclrun.config.schema import OutputSettings, RollSettings, Settings, stream_name
 from kclrun.config.yaml_reader import Path
 from kclrun.model.output import OutputPlace
+from kclrun.model.row_schema import RowSchema
 from kclrun.model.stream import StreamKey, stream_name_of
 
 # The name of `output` for context.emit, in the row of a lease and at destinations.
@@ -71,6 +72,7 @@ def output_rules(settings: Settings) -> Iterator[Problem]:
             continue
         yield from _fitting(at, output, destinations[0])
         yield from _complete(at, output, destinations[0])
+        yield from schema_rule(at, output)
         place = (destinations[0], getattr(output, destinations[0]), output.table)
         first = seen.setdefault(place, name)
         if first != name:
@@ -100,6 +102,15 @@ def spark_output_rules(settings: Settings) -> Iterator[Problem]:
                 "is for engine: fleet; on Spark the output is a `format` with its `options`, in"
                 " the folder or s3a:// place `path`",
             )
+
+
+def schema_rule(at: Path, output: OutputSettings) -> Iterator[Problem]:
+    """The problem of a `schema` that is not one."""
+    if output.schema is not None:
+        try:
+            RowSchema.parse(output.schema)
+        except ValueError as error:
+            yield Problem((*at, "schema"), str(error))
 
 
 def _named(settings: Settings) -> list[tuple[str, OutputSettings]]:

@@ -50,6 +50,7 @@ def places(more: str, stream: StreamKey = ONLY_STREAM) -> tuple[OutputPlace, ...
                 (SQL, "table: t, write: upsert", "output.key: is missing: the columns of the key"),
                 (SQL, "table: t, key: [a]", "output.key: is for `write: upsert`, or for a table"),
                 (SQL, "table: t, create: on", "output.schema: is missing: `create` needs the"),
+                ("sqs: q", "schema: a blob", "output.schema: "),
                 ("kinesis: o", "key: [a, b]", "output.key: is one column"),
                 ("kinesis: orders", "key: [a]", "output.kinesis: is read by this application"),
                 ("firehose: 'a b'", "key: [a]", "output.firehose: expected a text that is"),
