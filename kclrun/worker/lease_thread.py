@@ -161,7 +161,9 @@ class Reporter:
         """A write of the row is about to be sent [P5]."""
         self._slot.note_send(instant)
 
-    def publish(self, life: LeaseStateMachine, queue: QueueView) -> None:
+    def publish(
+        self, life: LeaseStateMachine, queue: QueueView, output_waiting_since: Instant
+    ) -> None:
         """Refresh the status slot."""
         fetch = self._fetch_view()
         ledger = life.ledger
@@ -194,6 +196,7 @@ class Reporter:
                 retries_total=self._retries,
                 dead_letters_total=self._dead_letters,
                 skipped_total=self._skipped,
+                output_waiting_since_instant=output_waiting_since,
             )
         )
 
@@ -224,6 +227,10 @@ class Rows(Protocol):
 
     def commit(self, asked: Asked) -> None:
         """Called when the core asks for a commit of the outputs; returns at once."""
+        ...
+
+    def waiting_since(self) -> Instant:
+        """Since when rows of processed records wait for an output; 0 if none do."""
         ...
 
     def make_durable(self, position: ExtendedSequenceNumber) -> None:
@@ -318,11 +325,14 @@ class LeaseThread:
         self._pump.run()
         if self.cause is not None:
             return
-        self._reporter.publish(self._life, self._queue.view())
+        self._publish()
         self._watch_fetching()
         self._wait()
         self._do_what_waited()
         self._pump.post(events.Ticked())
+
+    def _publish(self) -> None:
+        self._reporter.publish(self._life, self._queue.view(), self._rows.waiting_since())
 
     def _watch_fetching(self) -> None:
         """A lease that is renewed and not read stalls in silence: end the process instead."""
@@ -386,7 +396,7 @@ class LeaseThread:
             case Report():
                 self._report(command)
             case commands.Exit(cause):
-                self._reporter.publish(self._life, self._queue.view())
+                self._publish()
                 self.cause = cause
                 self._pump.is_held = True
             case call:

@@ -244,6 +244,8 @@ class Outputs:
         """Every record up to `position` is processed or given up: its rows may leave."""
         with self._changed:
             self._settled = position if self._settled is None else max(self._settled, position)
+            if self._notes and self._notes[0].position <= position:
+                self._waiting_since = self._waiting_since or self._now()
             self._look_at_room()
             self._changed.notify_all()
 
@@ -276,12 +278,11 @@ class Outputs:
         """The core asks for a commit; a later request replaces this one."""
         with self._changed:
             self._asked = asked
-            self._waiting_since = self._waiting_since or self._now()
             self._changed.notify_all()
 
     @property
     def waiting_since(self) -> Instant:
-        """Since when a commit is asked for and not confirmed; 0 if none is."""
+        """Since when rows of settled records wait for an output; 0 if none do."""
         return self._waiting_since
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ _PAUSE_MAX_S: Final = 30.0
 _CLOSE_WAIT_S: Final = 1.0
 
 
-class LeaseRows:
+class LeaseOutputs:
     """Implements `RowScope` for the main thread, and durability for the lease thread.
 
     `open` is called once the lease is claimed. Without outputs in the settings every method does
@@ -201,7 +201,7 @@ class LeaseRows:
             self._outputs.commit(asked)
 
     def waiting_since(self) -> Instant:
-        """Since when a commit is under way; 0 if none is."""
+        """Since when rows of processed records wait for an output; 0 if none do."""
         return self._outputs.waiting_since if self._outputs is not None else Instant(0.0)
 
     def close(self) -> None:
