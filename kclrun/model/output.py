@@ -44,6 +44,26 @@ class Cursor(msgspec.Struct, frozen=True, gc=False):
         return cls(ExtendedSequenceNumber(number, int(sub)), int(tick))
 
 
+Cursors = tuple[tuple[str, Cursor], ...]
+
+
+def sorted_cursors(cursors: Mapping[str, Cursor]) -> Cursors:
+    """Cursors by the names of their outputs, as a lease and a write keep them."""
+    return tuple(sorted(cursors.items()))
+
+
+class StoredCursors(msgspec.Struct, frozen=True, gc=False):
+    """How far each output had the rows when its lease's checkpoint became `at`: both were written
+    at once [K2]. A lease whose checkpoint is not `at` was moved by another program."""
+
+    at: ExtendedSequenceNumber
+    cursors: Cursors
+
+    def of(self, name: str) -> Cursor | None:
+        """The cursor of one output; None if it was not among the outputs then."""
+        return dict(self.cursors).get(name)
+
+
 class RowsOf(msgspec.Struct, frozen=True, kw_only=True):
     """Whose rows they are. Cursors and names at a destination are keyed by everything here but the
     `token` [K4].
