@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -115,6 +116,11 @@ class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
     def grows(self) -> bool:
         """Whether it is a file for each shard that is never rolled."""
         return self.path is not None and self.roll_s == 0
+
+    @property
+    def stores_cursor(self) -> bool:
+        """Whether the destination keeps its cursor with its rows, so that they are there once."""
+        return self.s3 is not None or self.sql is not None or (bool(self.path) and not self.grows)
 
     def __repr__(self) -> str:
         """Without the addresses: that of a database may have a password in it."""

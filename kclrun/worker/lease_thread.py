@@ -62,7 +62,6 @@ from kclrun.protocol.writes import (
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueView
 from kclrun.worker.fetching import FetchView, FetchWatch
-from kclrun.worker.outputs import Asked
 from kclrun.worker.sharing import LEASE_THREAD, MakeThread, RestS, daemon_thread, unchanged
 
 STDERR_FD: Final = 2
@@ -225,7 +224,7 @@ Later = tuple[Instant, int, Timed]
 class Rows(Protocol):
     """The durability of the emitted rows, as far as the lease thread needs it."""
 
-    def commit(self, asked: Asked) -> None:
+    def commit(self, asked: commands.CommitOutputs) -> None:
         """Called when the core asks for a commit of the outputs; returns at once."""
         ...
 
@@ -389,8 +388,8 @@ class LeaseThread:
                 self._queue.allow_delivery(command)
             case commands.StopDelivery():
                 self._queue.stop_delivery()
-            case commands.CommitOutputs(upto, must):
-                self._rows.commit(Asked(upto, must))
+            case commands.CommitOutputs() as asked:
+                self._rows.commit(asked)
             case commands.AnswerCheckpoint():
                 self._checkpoints.answer(command)
             case Report():

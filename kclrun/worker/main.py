@@ -137,6 +137,8 @@ def life_policy(spec: StartSpec) -> LifePolicy:
         uncheckpointed_max=spec.checkpoint.uncheckpointed_max,
         has_waited=spec.has_waited,
         others_in_sight=spec.others_in_sight,
+        has_outputs=any(not place.grows for place in spec.outputs),
+        has_storing_outputs=any(place.stores_cursor for place in spec.outputs),
     )
 
 

@@ -22,9 +22,9 @@ def sample(**fields):
     return ManagerSample(application="orders", stream="orders", owner="me", uptime_s=1.0, **fields)
 
 
-def lease(shard, records=0, size=0, lag_ms=None):
+def lease(shard, records=0, size=0, **more):
     return LeaseSample(
-        shard=shard, state="running", records_total=records, bytes_total=size, lag_ms=lag_ms
+        shard=shard, state="running", records_total=records, bytes_total=size, **more
     )
 
 
