@@ -286,9 +286,10 @@ class Output(Protocol):
         is that of the last `add`. Nothing is sent if no row was added since the last commit and
         the destination needs no mark.
 
-        Raises: SinkError (call it again: the same rows, the same condition; an unknown outcome is
-        resolved first [K6]); Superseded if another owner has written there: the process ends and
-        begins again from the row; SettingsError where no repetition helps.
+        Raises: SinkError (it is called again before anything is added: the same rows, the same
+        condition; an unknown outcome is resolved first [K6]); Superseded if another owner has
+        written there: the process ends and begins again from the row; SettingsError where no
+        repetition helps.
         """
         ...
 

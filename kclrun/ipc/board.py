@@ -107,7 +107,6 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     fetch: FetchSpec
     checkpoint: CheckpointSpec
     on_error: OnErrorSpec
-    output_path: str | None = None
     outputs: tuple[OutputPlace, ...] = ()
     table_name: str
     kinesis: WireEndpoint

@@ -90,3 +90,16 @@ class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
     key: tuple[str, ...] = ()
     schema: str | None = None
     endpoint_url: str | None = None
+
+    @property
+    def grows(self) -> bool:
+        """Whether it is a file for each shard that is never rolled."""
+        return self.path is not None and self.roll_s == 0
+
+    def __repr__(self) -> str:
+        """Without the addresses: that of a database may have a password in it."""
+        return f"OutputPlace({self.name!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        """The fields for a pretty-printer."""
+        return [("name", self.name)]

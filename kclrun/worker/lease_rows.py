@@ -66,6 +66,7 @@ class LeaseRows:
             for place in spec.outputs
             if place.schema is not None
         }
+        self._places = [place for place in spec.outputs if not place.grows]
         self._begun: Lease | None = None
 
     def open(self, row: Lease) -> Lease:
@@ -77,14 +78,15 @@ class LeaseRows:
         if self._begun is not None:
             return self._begun
         spec = self._spec
-        if spec.output_path is not None and self._file is None:
-            self._file = EmittedRows.open(Path(spec.output_path), spec.shard_id, row.checkpoint)
-        self._begun = self._open_outputs(row) if spec.outputs else row
+        for place in spec.outputs:
+            if place.grows and place.path is not None and self._file is None:
+                self._file = EmittedRows.open(Path(place.path), spec.shard_id, row.checkpoint)
+        self._begun = self._open_outputs(row) if self._places else row
         return self._begun
 
     def _open_outputs(self, row: Lease) -> Lease:
         outputs = Outputs(
-            [(place.name, self._opened(place, row), _pace(place)) for place in self._spec.outputs],
+            [(place.name, self._opened(place, row), _pace(place)) for place in self._places],
             post=self._post,
             hold=self._queue.hold,
             refuse=self._refuse,

@@ -79,6 +79,7 @@ class _Lane:
         self.known: ExtendedSequenceNumber | None = None
         self.committed: Cursor | None = None
         self.is_dirty = False  # rows were added since the last commit
+        self.is_unresolved = False  # a commit raised: nothing is added before it is repeated [K6]
         self.dirty_since = Instant(0.0)
         # Every row that its settled records emitted is durable up to here.
         self.clear: ExtendedSequenceNumber | None = None
@@ -356,11 +357,13 @@ class Outputs:
         with self._changed:
             asked, limit = self._asked, self._limit()
         assert limit is not None, "rows leave after begin()"
+        for lane in self._lanes:
+            if lane.is_unresolved:
+                _commit(lane)
         self._add(limit)
         for lane in self._lanes:
             if self._commits(lane, asked):
-                lane.committed = lane.output.commit()
-                lane.is_dirty = False
+                _commit(lane)
         with self._changed:
             for lane in self._lanes:
                 if not lane.is_dirty and (not self._notes or self._notes[0].position > limit):
@@ -425,6 +428,12 @@ class Outputs:
         if held != self._held:
             self._held = held
             self._hold(held)
+
+
+def _commit(lane: _Lane) -> None:
+    lane.is_unresolved = True
+    lane.committed = lane.output.commit()
+    lane.is_dirty = lane.is_unresolved = False
 
 
 def _longest(*marks: _Mark) -> _Mark:
