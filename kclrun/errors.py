@@ -23,6 +23,7 @@ leaves.
     │   ├── MalformedAggregate       bytes that look like a KPL aggregate and are not
     │   ├── MalformedBody            a GetRecords body that is not one
     │   ├── LimitExceeded            a size or a count above its declared limit
+    │   ├── RowMismatch              an emitted row does not fit the schema of its output
     │   └── DataLoss                 records are gone before they were read: report it, and stop
     ├── HostFailed                 this host has no process, memory, descriptor or disk free now
     ├── SinkError                  an output cannot be written: no checkpoint passes its rows
@@ -190,6 +191,10 @@ class MalformedBody(RecordError):
 
 class LimitExceeded(RecordError):
     """A count or size above the limit declared for it."""
+
+
+class RowMismatch(RecordError):
+    """An emitted row does not fit `output.schema`; the message names the column, never a value."""
 
 
 class DataLoss(RecordError):

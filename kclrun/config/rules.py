@@ -26,6 +26,7 @@ from kclrun.config.schema import (
 from kclrun.config.units import parse_listen, parse_start
 from kclrun.errors import SettingsError
 from kclrun.model.lease import FAILOVER_MAX_S, FAILOVER_MIN_S
+from kclrun.model.row_schema import RowSchema
 from kclrun.model.stream import is_loopback, why_no_endpoint
 from kclrun.model.time import WallTime
 
@@ -316,7 +317,16 @@ def _output(settings: Settings) -> Iterator[Problem]:
             ("output", "schema"), "is for a processor's rows; a pipeline's DataFrame has its own"
         )
     if settings.processor is not None:
+        yield from _schema(output)
         yield from _emitted(output)
+
+
+def _schema(output: OutputSettings) -> Iterator[Problem]:
+    if output.schema is not None:
+        try:
+            RowSchema.parse(output.schema)
+        except ValueError as error:
+            yield Problem(("output", "schema"), str(error))
 
 
 def _emitted(output: OutputSettings) -> Iterator[Problem]:
