@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import msgspec
-
 from kclrun.config.convert import Problem, nearest
+from kclrun.config.outputs import URL, output_rules, schema_rule, spark_output_rules
 from kclrun.config.schema import (
     EmbeddedSettings,
     ObserveSettings,
@@ -26,7 +25,6 @@ from kclrun.config.schema import (
 from kclrun.config.units import parse_listen, parse_start
 from kclrun.errors import SettingsError
 from kclrun.model.lease import FAILOVER_MAX_S, FAILOVER_MIN_S
-from kclrun.model.row_schema import RowSchema
 from kclrun.model.stream import is_loopback, why_no_endpoint
 from kclrun.model.time import WallTime
 
@@ -157,8 +155,6 @@ EMBEDDED: Final = "embedded"
 
 # The output formats of Spark that write files and therefore need a folder.
 _FILE_FORMATS: Final = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
-# `s3://bucket`, and `s3:/bucket`: a wrongly written path would be a folder named `s3:`.
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
 # The formats that take a processor's rows as they are.
 _UNTYPED: Final = frozenset({None, "console", "json", "memory", "noop", "text"})
 # Options that the runner sets from other places of the file: one fact, one place.
@@ -209,21 +205,7 @@ def _fleet(settings: Settings) -> Iterator[Problem]:
     if settings.spark != SparkSettings():
         yield Problem(("spark",), "is for engine: spark; remove it, or set that")
     yield from _dead_letters(settings)
-    output = settings.output
-    if output is None:
-        return
-    if output.path is None:
-        yield Problem(("output", "path"), "is missing; a text")
-    elif (scheme := _URL.match(output.path)) is not None:
-        yield Problem(
-            ("output", "path"),
-            f"expected a folder of this machine, not a URL ({scheme[0]}…): the fleet writes local"
-            " files",
-        )
-    for name in _changed(output, OutputSettings(path=output.path)):
-        yield Problem(
-            ("output", name), "is for engine: spark; the fleet writes JSON lines, one file a shard"
-        )
+    yield from output_rules(settings)
 
 
 def _dead_letters(settings: Settings) -> Iterator[Problem]:
@@ -240,7 +222,7 @@ def _dead_letters(settings: Settings) -> Iterator[Problem]:
     elif len(named) > 1 or (place.path is not None and place.s3 is not None):
         other = named[1] if len(named) > 1 else "s3"
         yield Problem((*where, other), f"and {named[0]} exclude each other: name one of them")
-    elif place.path is not None and (scheme := _URL.match(place.path)) is not None:
+    elif place.path is not None and (scheme := URL.match(place.path)) is not None:
         yield Problem(
             (*where, "path"), f"expected a folder of this machine, not a URL ({scheme[0]}…)"
         )
@@ -307,6 +289,7 @@ def _source(settings: Settings) -> Iterator[Problem]:
 
 
 def _output(settings: Settings) -> Iterator[Problem]:
+    yield from spark_output_rules(settings)
     output = settings.output
     if output is None:
         return
@@ -317,16 +300,8 @@ def _output(settings: Settings) -> Iterator[Problem]:
             ("output", "schema"), "is for a processor's rows; a pipeline's DataFrame has its own"
         )
     if settings.processor is not None:
-        yield from _schema(output)
+        yield from schema_rule(("output",), output)
         yield from _emitted(output)
-
-
-def _schema(output: OutputSettings) -> Iterator[Problem]:
-    if output.schema is not None:
-        try:
-            RowSchema.parse(output.schema)
-        except ValueError as error:
-            yield Problem(("output", "schema"), str(error))
 
 
 def _emitted(output: OutputSettings) -> Iterator[Problem]:
@@ -338,11 +313,6 @@ def _emitted(output: OutputSettings) -> Iterator[Problem]:
         )
     if output.mode != "append":
         yield Problem(("output", "mode"), "is append for a processor: emitted rows are final")
-
-
-def _changed(one: msgspec.Struct, other: msgspec.Struct) -> list[str]:
-    names = one.__struct_fields__
-    return [name for name in names if getattr(one, name) != getattr(other, name)]
 
 
 # RegisterStreamConsumer: ConsumerName has at most 128 characters.

@@ -1,8 +1,7 @@
 """Every setting, its type, its default, and one line about its purpose.
 
 `kclrun check --schema` puts the documentation of each setting into the JSON Schema, so an editor
-shows it. Units are in the types: Duration is seconds, ByteSize bytes. A type with a pattern or
-a length carries the words for it, for messages (`convert.describe`).
+shows it. Units are in the types: Duration is seconds, ByteSize bytes.
 """
 
 from __future__ import annotations
@@ -11,66 +10,22 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from kclrun.config.names import (
+    BucketUrl,
+    ConsumerName,
+    DeliveryStreamName,
+    FunctionRef,
+    HookName,
+    ProcessorRef,
+    QueueName,
+    StreamName,
+    TableName,
+    TopicArn,
+    VariableName,
+)
 from kclrun.config.units import ByteSize, Duration
 from kclrun.errors import SettingsError
 from kclrun.model.letter import LetterPlace
-
-# Code to import is named by module and attribute; the pattern admits nothing else.
-ProcessorRef = Annotated[
-    str,
-    msgspec.Meta(
-        # One colon after kclpy names a script; a module of that name does not count.
-        pattern=r"^((?!kclpy:\w+$)(kclpy:)?[A-Za-z_]\w*(\.\w+)*:\w+|kclpy:[\w-][\w.-]*\.py)$",
-        extra={"words": " like module:Class, or kclpy:script.py"},
-    ),
-]
-# Names that DynamoDB and Kinesis accept.
-TableName = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^[A-Za-z0-9_.-]{3,255}$",
-        extra={"words": " of 3 to 255 letters, digits, dots, dashes and underscores"},
-    ),
-]
-StreamName = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^([A-Za-z0-9_.-]{1,128}|arn:[a-z0-9-]+:kinesis:[a-z0-9-]+:\d{12}:stream/[A-Za-z0-9_.-]{1,128})$",
-        extra={"words": " that is a stream's name or ARN"},
-    ),
-]
-ConsumerName = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^([A-Za-z0-9_.-]{1,128}|arn:[a-z0-9-]+:kinesis:[a-z0-9-]+:\d{12}:stream/[A-Za-z0-9_.-]{1,128}/consumer/[A-Za-z0-9_.-]{1,128}:\d+)$",
-        extra={"words": " that is a consumer's name or ARN"},
-    ),
-]
-BucketUrl = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=/-]*)?$",
-        extra={"words": " like s3://bucket/prefix"},
-    ),
-]
-QueueName = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^(https?://[A-Za-z0-9.:-]+/\d{12}/)?[A-Za-z0-9_-]{1,75}(\.fifo)?$",
-        extra={"words": " that is a queue's name or URL"},
-    ),
-]
-FunctionRef = Annotated[
-    str,
-    msgspec.Meta(pattern=r"^[A-Za-z_]\w*(\.\w+)*:\w+$", extra={"words": " like module:function"}),
-]
-VariableName = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$",
-        extra={"words": " that is a variable's name, or its beginning and *"},
-    ),
-]
 
 # Spark's options are texts, but people write numbers and switches, too.
 SparkOptions = dict[str, str | int | float | bool]
@@ -124,16 +79,6 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
 
 
-# Names of hooks that EC2 Auto Scaling accepts.
-_HookName = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^[A-Za-z0-9_/-]{1,255}$",
-        extra={"words": " of letters, digits, dashes, underscores and slashes"},
-    ),
-]
-
-
 class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The reaction to the life cycle of the EC2 instance that this runs on."""
 
@@ -160,10 +105,10 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     launch_hook: Annotated[
-        _HookName | None, documented("lifecycle hook to complete when this machine is ready")
+        HookName | None, documented("lifecycle hook to complete when this machine is ready")
     ] = None
     termination_hook: Annotated[
-        _HookName | None, documented("lifecycle hook to complete when this machine is drained")
+        HookName | None, documented("lifecycle hook to complete when this machine is drained")
     ] = None
 
     @property
@@ -204,6 +149,11 @@ def stream_name(stream: str) -> str:
     return stream.rpartition("/")[2]
 
 
+AwsService = Literal[
+    "kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling", "s3", "sqs", "sns", "firehose"
+]
+
+
 class AwsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The address of AWS, and the identity to use there."""
 
@@ -214,8 +164,7 @@ class AwsSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None, documented("`embedded` for the AWS inside kclrun, a URL, or leave out for AWS")
     ] = None
     endpoints: Annotated[
-        dict[Literal["kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling", "s3", "sqs"], str],
-        documented("a URL for one service, over `endpoint`"),
+        dict[AwsService, str], documented("a URL for one service, over `endpoint`")
     ] = {}
     profile: Annotated[str | None, documented("profile of the AWS configuration files")] = None
     role_arn: Annotated[str | None, documented("role to assume for everything")] = None
@@ -381,11 +330,15 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
     sql: Annotated[
         str | None, documented("rows of a table; SQLAlchemy's URL, such as postgresql+psycopg://…")
     ] = None
-    dynamodb: Annotated[str | None, documented("items of a table; a row is a whole item")] = None
+    dynamodb: Annotated[TableName | None, documented("items of a table; a row is a whole item")] = (
+        None
+    )
     kinesis: Annotated[StreamName | None, documented("records of a stream; name or ARN")] = None
     sqs: Annotated[QueueName | None, documented("messages of a queue; name or URL")] = None
-    sns: Annotated[str | None, documented("messages of a topic; its ARN")] = None
-    firehose: Annotated[str | None, documented("records of a delivery stream; its name")] = None
+    sns: Annotated[TopicArn | None, documented("messages of a topic; its ARN")] = None
+    firehose: Annotated[
+        DeliveryStreamName | None, documented("records of a delivery stream; its name")
+    ] = None
     format: Annotated[
         str | None,
         documented(

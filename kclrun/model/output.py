@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from kclrun.errors import LimitExceeded
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
-
-Row = Mapping[str, Any]
 
 _CURSOR: Final = re.compile(r"([A-Z_]+|\d+)(?:/(\d{1,10}))?(?:\+(\d{1,18}))?\Z")
 
@@ -93,3 +90,16 @@ class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
     key: tuple[str, ...] = ()
     schema: str | None = None
     endpoint_url: str | None = None
+
+    @property
+    def grows(self) -> bool:
+        """Whether it is a file for each shard that is never rolled."""
+        return self.path is not None and self.roll_s == 0
+
+    def __repr__(self) -> str:
+        """Without the addresses: that of a database may have a password in it."""
+        return f"OutputPlace({self.name!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        """The fields for a pretty-printer."""
+        return [("name", self.name)]

@@ -20,7 +20,6 @@ def loaded(more: str) -> Settings:
     [
         ("pipeline: a:b", "pipeline: is for engine: spark"),
         ("spark: {master: local}", "spark: is for engine: spark"),
-        ("output: {}", "output.path: is missing"),
         ("on_error: {then: dead-letter}", "on_error.dead_letter: is missing"),
         (
             "on_error: {then: halt, dead_letter: {s3: 's3://b-1/d'}}",
@@ -50,8 +49,6 @@ def loaded(more: str) -> Settings:
             SPARK + "processor: m:C\non_error: {then: dead-letter}",
             "on_error.dead_letter: is missing",
         ),
-        ("output: {path: o, format: parquet}", "output.format: is for engine: spark"),
-        ("output: {path: o, mode: update}", "output.mode: is for engine: spark"),
         ("engine: spark", "spark.checkpoint: is missing"),
         (
             "engine: spark\naws: {endpoint: embedded}\nspark: {checkpoint: /c}",

@@ -1,0 +1,68 @@
+"""Opens the destination of an output: the one place that knows which class writes where.
+
+Each destination is imported when it is opened: a lease process loads botocore, SQLAlchemy or
+pyarrow only if an output of its settings needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kclrun.model.output import OutputPlace, RowsOf
+from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.ports import Output
+
+
+def open_output(
+    place: OutputPlace,
+    of: RowsOf,
+    kinesis: WireEndpoint,
+    credentials: Callable[[], WireCredentials],
+) -> Output:
+    """The destination at `place`, for the rows of `of`; sends nothing. `kinesis` is the endpoint of
+    the application: the other services are used in its region.
+
+    A file that grows (`place.grows`) is not opened here. Raises: SettingsError if an extra of
+    kclrun that the destination needs is not installed.
+    """
+    assert not place.grows, "a file that grows is an EmittedRows"
+    if place.path is not None:
+        from kclrun.sinks.rolled_files import RolledFiles
+
+        return RolledFiles(place, of)
+    if place.sql is not None:
+        from kclrun.sinks.sql import SqlOutput
+
+        return SqlOutput(place, of)
+    if place.s3 is not None:
+        from kclrun.aws.outputs.s3 import open_s3_output
+
+        return open_s3_output(place, of, kinesis, credentials)
+    if place.dynamodb is not None:
+        from kclrun.aws.outputs.dynamodb import open_dynamodb_output
+
+        return open_dynamodb_output(place, of, kinesis, credentials)
+    if place.kinesis is not None:
+        return _kinesis_output(place, of, kinesis, credentials)
+    from kclrun.aws.outputs.messages import open_sender
+    from kclrun.sinks.message_output import MessageOutput
+
+    return MessageOutput(place, of, open_sender(place, kinesis.region, credentials))
+
+
+def _kinesis_output(
+    place: OutputPlace,
+    of: RowsOf,
+    kinesis: WireEndpoint,
+    credentials: Callable[[], WireCredentials],
+) -> Output:
+    from kclrun.aws.kinesis import WireStreamAdmin
+    from kclrun.aws.put_records import WirePutter
+    from kclrun.aws.wire import WireClient
+    from kclrun.sinks.kinesis_output import KinesisOutput
+
+    assert place.kinesis is not None, "the settings name a stream"
+    client = WireClient(kinesis, credentials, service="kinesis")
+    return KinesisOutput(
+        place, of, WirePutter(client, place.kinesis), WireStreamAdmin(client, place.kinesis)
+    )

@@ -1,0 +1,149 @@
+import pytest
+
+from kclrun.config.load import settings_of
+from kclrun.config.outputs import output_places
+from kclrun.config.schema import Settings
+from kclrun.errors import SettingsError
+from kclrun.model.output import OutputPlace
+from kclrun.model.stream import ONLY_STREAM, StreamKey
+from kclrun.model.time import WallTime
+
+LEAST = "application: app\nstream: orders\n"
+SPARK = "engine: spark\nspark: {checkpoint: /c}\n"
+SQL = "sql: 'sqlite:///x'"
+TOPIC = "sns: 'arn:aws:sns:eu-west-1:123456789012:t'"
+MIB = 2**20
+
+
+def loaded(more: str) -> Settings:
+    return settings_of(LEAST + more, environment={}, now=WallTime(1_780_000_000.0))
+
+
+def places(more: str, stream: StreamKey = ONLY_STREAM) -> tuple[OutputPlace, ...]:
+    return output_places(loaded(more), stream)
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("{}", "output: names no destination: write one of path, s3, sql, "),
+        ("{path: o, sqs: q}", "output.sqs: and path exclude each other"),
+        *(
+            (f"{{{destination}, {more}}}", said)
+            for destination, more, said in (
+                ("sqs: q", "table: t", "output.table: is for sql; it has no meaning with sqs"),
+                ("dynamodb: abc", "write: upsert", "output.write: is for sql; it has no meaning"),
+                ("dynamodb: abc", "key: [a]", "output.key: is for kinesis, sns, sql and sqs"),
+                ("path: o", "create: on", "output.create: is for sql"),
+                (SQL, "roll: {}", "output.roll: is for path and s3; it has no meaning with sql"),
+                (SQL, "format: json", "output.format: is for firehose, kinesis, path, s3, sns"),
+                (TOPIC, "format: csv", "output.format: expected json with sns"),
+                ("s3: 's3://b-1'", "format: csv", "output.format: expected json or parquet with"),
+                ("path: o", "roll: {}, format: xml", "output.format: expected json or csv or parq"),
+                ("path: o", "format: parquet", "output.format: parquet needs `roll: {}`"),
+                ("path: o", "roll: {}, format: csv", "output.schema: is missing: `format: csv`"),
+                ("path: o", "roll: {every: 0s}", "output.roll: expected a time and a size"),
+                ("path: o", "mode: update", "output.mode: is for engine: spark"),
+                ("path: o", "options: {a: 1}", "output.options: is for engine: spark"),
+                ("path: o", "buffer: 0", "output.buffer: expected more than nothing"),
+                (SQL, "schema: a int", "output.table: is missing"),
+                (SQL, "table: t, write: upsert", "output.key: is missing: the columns of the key"),
+                (SQL, "table: t, key: [a]", "output.key: is for `write: upsert`, or for a table"),
+                (SQL, "table: t, create: on", "output.schema: is missing: `create` needs the"),
+                ("sqs: q", "schema: a blob", "output.schema: "),
+                ("kinesis: o", "key: [a, b]", "output.key: is one column"),
+                ("kinesis: orders", "key: [a]", "output.kinesis: is read by this application"),
+                ("firehose: 'a b'", "key: [a]", "output.firehose: expected a text that is"),
+                ("sns: topic", "key: [a]", "output.sns: expected a text that is a topic's ARN"),
+            )
+        ),
+        ("{path: 's3://b/x'}", "not a URL (s3://…). Write s3: instead"),
+    ],
+)
+def test_an_output_that_contradicts_itself_is_refused(output: str, said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        loaded(f"output: {output}")
+
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("outputs: {output: {sqs: q}}", "outputs.output: is not the name of an output"),
+        ("outputs: {Late: {sqs: q}}", "outputs.Late: is not the name of an output"),
+        ("outputs: {late: {path: o}}", "outputs.late.roll: is missing: only `output` may be"),
+        ("outputs: {late: {}}", "outputs.late: names no destination"),
+        ("output: {sqs: q}\noutputs: {a: {sqs: q}}", "outputs.a.sqs: is the destination of output"),
+        (
+            "outputs: {" + ", ".join(f"o{number}: {{sqs: q{number}}}" for number in range(5)) + "}",
+            "outputs: are 5 with `output`: at most 4",
+        ),
+        (SPARK + "outputs: {a: {sqs: q}}", "outputs: is for engine: fleet"),
+        (SPARK + "output: {format: jdbc, sql: 'a://b'}", "output.sql: is for engine: fleet"),
+        (SPARK + "output: {path: o, roll: {}}", "output.roll: is for engine: fleet"),
+    ],
+)
+def test_outputs_that_contradict_each_other_or_the_engine_are_refused(more: str, said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        loaded(more)
+
+    assert said in str(caught.value)
+
+
+def test_each_output_is_resolved_in_the_order_of_the_settings() -> None:
+    text = """
+aws: {endpoint: 'http://localhost:4567', endpoints: {sns: 'http://localhost:99'}}
+outputs:
+  b: {sql: 'sqlite:///x', table: t, write: upsert, key: [id, day], create: on, schema: id long}
+  a: {sns: 'arn:aws:sns:eu-west-1:123456789012:t.fifo', key: [id], buffer: 1MiB}
+  c: {path: o, roll: {every: 5s}, format: parquet}
+output: {s3: 's3://bucket/x'}
+"""
+    common = {"buffer_bytes": 64 * MIB}
+    assert places(text) == (
+        OutputPlace(
+            name="output",
+            s3="s3://bucket/x",
+            roll_s=60.0,
+            roll_bytes=64 * MIB,
+            endpoint_url="http://localhost:4567",
+            **common,
+        ),
+        OutputPlace(
+            name="b",
+            sql="sqlite:///x",
+            table="t",
+            is_upsert=True,
+            creates_table=True,
+            key=("id", "day"),
+            schema="id long",
+            **common,
+        ),
+        OutputPlace(
+            name="a",
+            sns="arn:aws:sns:eu-west-1:123456789012:t.fifo",
+            key=("id",),
+            buffer_bytes=MIB,
+            endpoint_url="http://localhost:99",
+        ),
+        OutputPlace(
+            name="c", path="o", roll_s=5.0, roll_bytes=64 * MIB, format="parquet", **common
+        ),
+    )
+
+
+def test_a_file_that_grows_has_no_roll_and_a_stream_among_several_a_folder_of_its_own() -> None:
+    (place,) = places("output: {path: out}", StreamKey("123456789012:orders:1700000000"))
+
+    assert (place.path, place.roll_s, place.roll_bytes) == ("out/orders", 0.0, 0)
+    assert place.grows
+    assert places("") == ()
+    assert places("output: {path: out}")[0].path == "out"
+
+
+def test_the_representation_of_an_output_shows_no_password() -> None:
+    (place,) = places("output: {sql: 'postgresql://me:secret@host/db', table: t}")
+
+    assert "secret" not in repr(place)
+    assert "output" in repr(place)
