@@ -14,8 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.errors import ConfigError, LimitExceeded, SettingsError, SinkError, Superseded
-from kclrun.model.output import Cursor, OutputPlace, Row, RowsOf
+from kclrun.model.output import Cursor, OutputPlace, RowsOf
 from kclrun.model.row_schema import RowSchema, row_mapping
+from kclrun.processor import Row
 
 try:
     import sqlalchemy as sa
