@@ -19,11 +19,12 @@ from kclrun.errors import ServiceError
 from kclrun.model.instance import InstanceIdentity, InstanceLook, LifecycleAction
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.letter import KeptLetter, Letter
-from kclrun.model.output import Cursor, Message, MessageLimits, Row
+from kclrun.model.output import Cursor, Message, MessageLimits
 from kclrun.model.reading import RECORDS_A_CALL, FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Measurement, PutEntry, PutResult, StartPoint
 from kclrun.model.shard import Shard
 from kclrun.model.time import Instant, WallTime
+from kclrun.processor import Row
 from kclrun.protocol.writes import LeaseChange, Outcome
 
 
@@ -273,9 +274,9 @@ class LetterStore(Protocol):
 class Output(Protocol):
     """One destination of the rows of one shard, for one owner of its lease.
 
-    `encode` is called by the main thread, everything else by one other thread, in this order:
-    `begin` once; then `add` and `commit` as often as needed; `close` at the end. Rows that were
-    given to `add` are never taken back.
+    `encode` is called by threads of user code, everything else by one thread at a time, in this
+    order: `begin` once; then `add` and `commit` as often as needed; `close` at the end. Rows that
+    were given to `add` are never taken back.
 
     `stores_cursor`: the destination keeps the cursor of a commit together with its rows, so that
     they are there exactly once. Without it rows appear again after a crash.
@@ -314,9 +315,10 @@ class Output(Protocol):
         is that of the last `add`. Nothing is sent if no row was added since the last commit and
         the destination needs no mark.
 
-        Raises: SinkError (call it again: the same rows, the same condition; an unknown outcome is
-        resolved first [K6]); Superseded if another owner has written there: the process ends and
-        begins again from the row; SettingsError where no repetition helps.
+        Raises: SinkError (it is called again before anything is added: the same rows, the same
+        condition; an unknown outcome is resolved first [K6]); Superseded if another owner has
+        written there: the process ends and begins again from the row; SettingsError where no
+        repetition helps.
         """
         ...
 

@@ -18,6 +18,7 @@ from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
 
 __all__ = [
+    "MAIN_OUTPUT",
     "METHODS",
     "Checkpointer",
     "Context",
@@ -27,6 +28,9 @@ __all__ = [
 ]
 
 Row = Mapping[str, Any]
+
+# The name of `output:` among the outputs of an application.
+MAIN_OUTPUT: Final = "output"
 
 # The methods of a processor, and the arguments of the runtime's calls.
 METHODS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -61,7 +65,7 @@ class Context:
         fencing_token: int,
         uncheckpointed_max: int,
         checkpoint_mode: Literal["auto", "batch", "manual"],
-        emit: Callable[[Row], None],
+        emit: Callable[[Row, str], None],
         release: Callable[[], None],
         pending_checkpoint: PendingCheckpoint | None = None,
     ) -> None:
@@ -78,18 +82,19 @@ class Context:
         self._emit = emit
         self._release = release
 
-    def emit(self, row: Row) -> None:
-        """Send one row to `output:`. Call it from `process_records` or `shard_ended`.
+    def emit(self, row: Row, to: str = MAIN_OUTPUT) -> None:
+        """Send one row to `output:`, or to that of `outputs:` which `to` names. Call it from
+        `process_records` or `shard_ended`.
 
         Guaranteed: rows leave in the order of the calls and are durable before the checkpoint that
         covers the records being processed; a row whose checkpoint was never written is taken back
         before the shard is read again, so a crash leaves no row twice. A row emitted after a
         `checkpoint()` of its own batch belongs to the next checkpoint. On Spark the rows are those
         of the resulting DataFrame, and count once with the commit of the batch they belong to.
-        Raises: SettingsError when the application has no `output:`; TypeError for a row that JSON
-        cannot hold.
+        Raises: SettingsError when the application has no such output; TypeError, naming the column,
+        for a row that the output cannot hold.
         """
-        self._emit(row)
+        self._emit(row, to)
 
     def release(self) -> None:
         """Give the lease up after this batch, in good order.

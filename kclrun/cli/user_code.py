@@ -56,7 +56,13 @@ def with_absolute_output(configuration: Configuration) -> Settings:
     if settings.output is not None and folder is not None:
         output = msgspec.structs.replace(settings.output, path=str(folder))
         settings = msgspec.structs.replace(settings, output=output)
-    return settings
+    outputs = {
+        name: output
+        if output.path is None
+        else msgspec.structs.replace(output, path=str(Path(output.path).absolute()))
+        for name, output in settings.outputs.items()
+    }
+    return msgspec.structs.replace(settings, outputs=outputs)
 
 
 def require_folder(setting: str, folder: Path) -> None:
@@ -134,8 +140,8 @@ def require_user_code(configuration: Configuration) -> tuple[str, ...]:
 
 
 def _has_output(settings: Settings) -> bool:
-    """Whether the settings have a folder for the rows that a processor emits."""
-    return settings.output is not None and settings.output.path is not None
+    """Whether the settings have a place for the rows that a processor emits."""
+    return settings.output is not None or bool(settings.outputs)
 
 
 def _import(

@@ -69,7 +69,7 @@ class Delivery:
         self.permit: AllowDelivery | None = None
         self._batch_max = batch_max
         self._call: Call | None = None
-        self._is_stop_asked = self._is_halted = False
+        self._is_stop_asked = self._is_halted = self._is_held = False
         self._has_end = self._is_end_confirmed = False
 
     def allow(self, permit: AllowDelivery) -> None:
@@ -89,6 +89,11 @@ class Delivery:
         """Start no batch any more, even with a permit: a batch was given up [I9], or user code
         asked in it to give the lease away. Other calls are not affected."""
         self._is_halted = True
+
+    def hold(self, is_held: bool) -> None:  # noqa: FBT001 - the state itself
+        """An output is so full that no batch starts, or has room again. One that runs goes on, and
+        is repeated if it raises."""
+        self._is_held = is_held
 
     def call(self, call: Call) -> None:
         """The core requests a call of user code, which is idle or about to be."""
@@ -147,7 +152,9 @@ class Delivery:
 
     def _valid_permit(self, now: Instant) -> AllowDelivery | None:
         permit = self.permit
-        return None if permit is None or self._is_halted or now >= permit.fence else permit
+        if permit is None or self._is_halted or self._is_held or now >= permit.fence:
+            return None
+        return permit
 
 
 # A shard that fails for long is tried twice a minute.

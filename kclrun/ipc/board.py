@@ -21,6 +21,7 @@ from kclrun.errors import LimitExceeded, SegmentRefused, host_error
 from kclrun.ipc.ring import RING_BYTES, EventRing
 from kclrun.ipc.seqlock import NoValue, SeqlockCell
 from kclrun.model.letter import LetterPlace
+from kclrun.model.output import OutputPlace
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -106,7 +107,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     fetch: FetchSpec
     checkpoint: CheckpointSpec
     on_error: OnErrorSpec
-    output_path: str | None = None
+    outputs: tuple[OutputPlace, ...] = ()
     table_name: str
     kinesis: WireEndpoint
     dynamodb: WireEndpoint

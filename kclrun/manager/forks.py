@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from kclrun.config.outputs import output_places
 from kclrun.config.schema import CheckpointSettings, Settings
 from kclrun.errors import MalformedFrame
 from kclrun.ipc import board as ipc
@@ -36,13 +37,7 @@ from kclrun.manager.launcher import lease_environment
 from kclrun.manager.loop import Loop, Timer
 from kclrun.manager.world import World
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
-from kclrun.model.stream import (
-    ONLY_STREAM,
-    StreamKey,
-    shard_id_of,
-    stream_name_of,
-    stream_of,
-)
+from kclrun.model.stream import StreamKey, shard_id_of, stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.observe.logs import EventLog
@@ -113,7 +108,7 @@ class StartCommands:
             fetch=_fetch(settings),
             checkpoint=_checkpoint(settings.checkpoint),
             on_error=_on_error(settings),
-            output_path=self._output_path(stream),
+            outputs=output_places(settings, stream),
             table_name=settings.table,
             kinesis=self._world.kinesis,
             dynamodb=self._world.dynamodb,
@@ -122,13 +117,6 @@ class StartCommands:
             log=ipc.LogSpec(level=settings.log.level, json=self._log_as_json),
             nice=source.settings.priority,
         )
-
-    def _output_path(self, stream: StreamKey) -> str | None:
-        """The output folder. Each of several streams has its own: shard ids repeat in them."""
-        output = self._settings.output
-        if output is None or output.path is None or stream == ONLY_STREAM:
-            return output.path if output is not None else None
-        return str(Path(output.path) / stream_name_of(stream))
 
 
 def _fetch(settings: Settings) -> ipc.FetchSpec:

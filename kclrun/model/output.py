@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from kclrun.errors import LimitExceeded
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
-
-Row = Mapping[str, Any]
 
 _CURSOR: Final = re.compile(r"([A-Z_]+|\d+)(?:/(\d{1,10}))?(?:\+(\d{1,18}))?\Z")
 

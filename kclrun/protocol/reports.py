@@ -70,6 +70,7 @@ class LeaseLost(Report, frozen=True):
 
 # `where` of a dead letter that cannot be kept for now.
 DEAD_LETTER: Final = "dead letter"
+OUTPUT: Final = "output"
 
 
 class ProcessorRaised(Report, frozen=True):

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from kclrun.errors import LimitExceeded, ServiceError, SinkError
-from kclrun.model.output import Cursor, OutputPlace, Row, RowsOf
+from kclrun.model.output import Cursor, OutputPlace, RowsOf
 from kclrun.model.record import PutEntry
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.ports import RecordPutter, StreamAdmin
+from kclrun.processor import Row
 from kclrun.sinks.flow_control import ProducerSettings
 from kclrun.sinks.kinesis_producer import KinesisProducer
 from kclrun.sinks.message_output import RowEncoder

@@ -26,10 +26,11 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
-from kclrun.model.output import Cursor, Message, OutputPlace, Row, RowsOf
+from kclrun.model.output import Cursor, Message, OutputPlace, RowsOf
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.time import backoff_s
 from kclrun.ports import MessageSender
+from kclrun.processor import Row
 
 # Requests under way at once. One takes 10 to 40 ms: four are 1,000 to 4,000 messages a second of a
 # queue, which is what one shard can hold.

@@ -22,7 +22,14 @@ from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import describe
-from kclrun.processor import Checkpointer, Context, RecordProcessor, call_method, refuse_deferred
+from kclrun.processor import (
+    MAIN_OUTPUT,
+    Checkpointer,
+    Context,
+    RecordProcessor,
+    call_method,
+    refuse_deferred,
+)
 from kclrun.testing.records import RecordLike, make_records
 
 
@@ -38,19 +45,20 @@ class Ledger:
         self.delivered = position
         self.checkpoints: list[ExtendedSequenceNumber] = []
         self.rows: list[dict[str, Any]] = []
-        self._covered = 0
-        self._batch_start: int | None = None  # None outside a call that may emit
+        self.outputs = {MAIN_OUTPUT: self.rows}
+        self._covered: dict[str, int] = {}
+        self._batch_start: dict[str, int] | None = None  # None outside a call that may emit
 
-    def emit(self, row: Mapping[str, Any]) -> None:
+    def emit(self, row: Mapping[str, Any], to: str = MAIN_OUTPUT) -> None:
         if self._batch_start is None:
             raise SinkError("emit() is for process_records and shard_ended, while they run")
         if not isinstance(row, Mapping):
             raise TypeError(f"a row is a mapping of names to values, not {type(row).__name__}")
         msgspec.json.encode(dict(row))  # a row that raises TypeError here raises it in production
-        self.rows.append(dict(row))
+        self.outputs.setdefault(to, []).append(dict(row))
 
     def begin_batch(self) -> None:
-        self._batch_start = len(self.rows)
+        self._batch_start = self._lengths()
 
     def end_batch(self, _: ExtendedSequenceNumber, /) -> None:
         """User code returned: its rows stay until a crash, or for good once they are covered."""
@@ -58,7 +66,9 @@ class Ledger:
 
     def take_back_batch(self, _: ExtendedSequenceNumber | None = None, /) -> None:
         """User code raised: remove its rows, except those that a checkpoint covers."""
-        del self.rows[max(self._batch_start or 0, self._covered) :]
+        start = self._batch_start or {}
+        for name, rows in self.outputs.items():
+            del rows[max(start.get(name, 0), self._covered.get(name, 0)) :]
         self._batch_start = None
 
     def checkpoint(self, position: ExtendedSequenceNumber) -> None:
@@ -70,11 +80,15 @@ class Ledger:
         if position != self.position:
             self.checkpoints.append(position)
         self.position = position
-        self._covered = len(self.rows)
+        self._covered = self._lengths()
 
     def crash(self) -> None:
         """The process crashed: rows that no checkpoint covers are undone."""
-        del self.rows[self._covered :]
+        for name, rows in self.outputs.items():
+            del rows[self._covered.get(name, 0) :]
+
+    def _lengths(self) -> dict[str, int]:
+        return {name: len(rows) for name, rows in self.outputs.items()}
 
 
 Mode = Literal["auto", "batch", "manual"]
@@ -106,7 +120,8 @@ class Call(NamedTuple):
 class Run:
     """The result of a run.
 
-    `rows` are the emitted rows that are left, in order; `checkpoints` the positions written;
+    `rows` are the emitted rows that are left, in order, and `outputs` those of each output by its
+    name (`rows` are those of `output`); `checkpoints` the positions written;
     `position` the last of them, from which a restart would read; `calls` the calls made;
     `delivered` the number of records delivered, repetitions included; `crashed` and `released` how
     it ended; `given_up` the records that `then` made dead letters of, or skipped; `last_error` what
@@ -123,6 +138,7 @@ class Run:
     given_up: list[Record] = field(default_factory=list)
     last_error: str = ""
     processors: list[RecordProcessor] = field(default_factory=list)
+    outputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 def run_processor(
@@ -180,7 +196,7 @@ def run_processor(
     'SHARD_END'
     """
     ledger = Ledger(position)
-    run = Run(ledger.rows, ledger.checkpoints, position)
+    run = Run(ledger.rows, ledger.checkpoints, position, outputs=ledger.outputs)
     life = _Life(
         run,
         ledger,
@@ -261,8 +277,11 @@ def replay(
     second = run_processor(
         processor, kept, position=first.position, **{"fencing_token": 2, **settings}
     )
+    names = first.outputs | second.outputs
+    outputs = {name: first.outputs.get(name, []) + second.outputs.get(name, []) for name in names}
     return Run(
-        rows=first.rows + second.rows,
+        rows=outputs[MAIN_OUTPUT],
+        outputs=outputs,
         checkpoints=first.checkpoints + second.checkpoints,
         position=second.position,
         calls=first.calls + second.calls,

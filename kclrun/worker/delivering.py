@@ -68,7 +68,9 @@ class Deliverer:
     process: its host lacks a resource that `initialize` needs, so another try, or another host, may
     succeed. A lack of resources while records are processed is reported as a failure of the
     processor: a record may need more than any host has. `bury` keeps a dead letter durably, of a
-    record, its failure and the number of calls that raised with it; it raises SinkError.
+    record, its failure and the number of calls that raised with it; it raises SinkError. `settled`
+    is told how far every record is processed or given up; rows of records up to `sent` left for
+    their outputs.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class Deliverer:
         report: Callable[[Report], None],
         broke: Callable[[BaseException], None],
         bury: Callable[[Record, Failure, int], None] | None = None,
+        settled: Callable[[ExtendedSequenceNumber], None] | None = None,
+        sent: Callable[[], ExtendedSequenceNumber | None] = lambda: None,
     ) -> None:
         self._queue = queue
         self._post = post
@@ -91,6 +95,8 @@ class Deliverer:
         self._report = report
         self._broke = broke
         self._bury = bury
+        self._settled = settled
+        self._sent = sent
         self._breaker = Breaker(policy.limit)
         self._settling = threading.Lock()
         self._processor: RecordProcessor | None = None
@@ -123,7 +129,12 @@ class Deliverer:
             return
         self._done = batch.last
         self._queue.note_returned(batch)
-        self._post(events.BatchProcessed(batch.last))
+        self._processed(batch.last)
+
+    def _processed(self, position: ExtendedSequenceNumber) -> None:
+        if self._settled is not None:
+            self._settled(position)
+        self._post(events.BatchProcessed(position))
 
     def _call(self, call: Call) -> None:
         match call:
@@ -167,7 +178,7 @@ class Deliverer:
         while True:
             if (settled := run.newly_settled()) is not None:
                 self._done = batch.records[settled - 1].position
-                self._post(events.BatchProcessed(self._done))
+                self._processed(self._done)
             match run.next_step(boottime()):
                 case Finished():
                     if trouble.calls:
@@ -195,7 +206,7 @@ class Deliverer:
         """One call with some records of the batch."""
         # A checkpoint inside the batch holds, even if the attempt that made it then raised: the
         # records that it covers are not delivered again.
-        durable = self._checkpoints.durable
+        durable = self._durable()
         is_whole = len(indexes) == len(batch.records)
         # The whole batch, which nearly every call is given, is not copied.
         records = batch.records if is_whole else [batch.records[index] for index in indexes]
@@ -325,7 +336,10 @@ class Deliverer:
                 return True
 
     def _durable(self) -> ExtendedSequenceNumber | None:
-        return self._checkpoints.durable
+        """Records up to here are not given again: a checkpoint covers them, or one was asked for
+        and their rows have left."""
+        durable, sent = self._checkpoints.durable, self._sent()
+        return sent if durable is None or (sent is not None and sent > durable) else durable
 
     def _may_repeat(self, error: BaseException, attempts: Attempts, trouble: _Trouble) -> bool:
         decision, where = attempts.raised(error), attempts.where

@@ -7,12 +7,13 @@ takes its next task, as `consuming/delivery.py` decides. Its content is bounded 
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -259,6 +260,7 @@ class DeliveryQueue:
         self._changed = threading.Condition(turn.lock if turn is not None else None)
         self._pages: deque[Page] = deque()
         self._offset = 0
+        self._cuts: deque[ExtendedSequenceNumber] = deque()
         self._bytes_ahead = 0
         self._records_ahead = 0
         self._exhausted: Exhausted | None = None
@@ -316,6 +318,18 @@ class DeliveryQueue:
         with self._changed:
             self._delivery.stop()
             self._changed.notify_all()
+
+    def hold(self, is_held: bool) -> None:  # noqa: FBT001 - the state itself
+        """An output is full: no batch starts until it has room."""
+        with self._changed:
+            self._delivery.hold(is_held)
+            self._changed.notify_all()
+
+    def cut_at(self, positions: Iterable[ExtendedSequenceNumber]) -> None:
+        """Let a batch end at each of these positions, in their order: outputs have their rows up to
+        there already, and drop those of whole batches [K12]."""
+        with self._changed:
+            self._cuts.extend(positions)
 
     def halt(self) -> None:
         """Start no batch any more, even with a permit."""
@@ -416,7 +430,7 @@ class DeliveryQueue:
             self._turn.leave(self._changed)
 
     def _next_start(self, now: Instant) -> Task | None:
-        waiting = len(self._pages[0].records) - self._offset if self._pages else None
+        waiting = self._waiting() if self._pages else None
         match self._delivery.next_start(waiting, now):
             case StartBatch(records):
                 self._busy_since = now
@@ -428,6 +442,18 @@ class DeliveryQueue:
             case call:
                 self._busy_since = now
                 return call
+
+    def _waiting(self) -> int:
+        """The records of the first page that the next batch may be made of."""
+        page, start = self._pages[0], self._offset
+        while self._cuts and start < len(page.records):
+            if page.records[start].position <= self._cuts[0]:
+                ends = bisect.bisect_right(
+                    page.records, self._cuts[0], lo=start, key=lambda record: record.position
+                )
+                return ends - start
+            self._cuts.popleft()
+        return len(page.records) - start
 
     def _take_batch(self, size: int) -> Batch:
         page = self._pages[0]
@@ -442,12 +468,14 @@ class DeliveryQueue:
     def _slice(self, page: Page, size: int) -> Batch:
         """The next `size` records of the first page; the whole page without a copy."""
         start, end = self._offset, self._offset + size
-        if start == 0 and end == len(page.records):
+        # A page may end behind its last record: such an end is not part of a batch before a cut.
+        is_cut = bool(self._cuts) and self._cuts[0] < page.last
+        if start == 0 and end == len(page.records) and not is_cut:
             self._drop_page()
             return Batch(page.records, page.last, page.payload_bytes, page.millis_behind_latest)
         records = page.records[start:end]
         self._offset = end
-        is_rest = end == len(page.records)
+        is_rest = end == len(page.records) and not is_cut
         last = page.last if is_rest else records[-1].position
         if is_rest:
             self._drop_page()
@@ -458,11 +486,12 @@ class DeliveryQueue:
         if self._under_way is not None:
             oldest = self._under_way.records[0]
         else:
-            page = next((page for page in self._pages if page.records), None)
-            if page is None:
+            # Only the first page is delivered in parts; of a cut one only its end may be left.
+            starts = ((page, self._offset if page is self._pages[0] else 0) for page in self._pages)
+            rest = next((page.records[at] for page, at in starts if at < len(page.records)), None)
+            if rest is None:
                 return None
-            # Only the first page is delivered in parts; a page without records is not.
-            oldest = page.records[self._offset if page is self._pages[0] else 0]
+            oldest = rest
         return WallTime(oldest.approximate_arrival_timestamp) or None
 
     def _drop_page(self) -> None:

@@ -62,6 +62,7 @@ from kclrun.protocol.writes import (
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueView
 from kclrun.worker.fetching import FetchView, FetchWatch
+from kclrun.worker.outputs import Asked
 from kclrun.worker.sharing import LEASE_THREAD, MakeThread, RestS, daemon_thread, unchanged
 
 STDERR_FD: Final = 2
@@ -221,6 +222,10 @@ Later = tuple[Instant, int, Timed]
 class Rows(Protocol):
     """The durability of the emitted rows, as far as the lease thread needs it."""
 
+    def commit(self, asked: Asked) -> None:
+        """Called when the core asks for a commit of the outputs; returns at once."""
+        ...
+
     def make_durable(self, position: ExtendedSequenceNumber) -> None:
         """Called before a checkpoint at `position` is sent. Raises: SinkError."""
         ...
@@ -246,7 +251,7 @@ class LeaseThread:
         table: LeaseTable,
         admin: StreamAdmin,
         checkpoints: CheckpointCalls,
-        rows: Callable[[], Rows | None],
+        rows: Rows,
         line: ManagerLine,
         reporter: Reporter,
         fetch_watch: FetchWatch,
@@ -374,6 +379,8 @@ class LeaseThread:
                 self._queue.allow_delivery(command)
             case commands.StopDelivery():
                 self._queue.stop_delivery()
+            case commands.CommitOutputs(upto, must):
+                self._rows.commit(Asked(upto, must))
             case commands.AnswerCheckpoint():
                 self._checkpoints.answer(command)
             case Report():
@@ -423,9 +430,7 @@ class LeaseThread:
         self._pump.answer(events.WriteResolved(change, outcome, sent))
 
     def _make_rows_durable(self, change: LeaseChange) -> None:
-        rows = self._rows()
-        if rows is None:
-            return
+        rows = self._rows
         match change:
             case Checkpoint() | Release() | Offer() | HandOver() | LateCheckpoint():
                 rows.make_durable(change.position)

@@ -33,7 +33,7 @@ from kclrun.consuming.hot_keys import KeyMeter
 from kclrun.consuming.policy import LifePolicy, Pacing, batch_records_max, first_start
 from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.consuming.state_machine import LeaseStateMachine
-from kclrun.errors import HostFailed, SettingsError
+from kclrun.errors import HostFailed
 from kclrun.ipc import exit_codes
 from kclrun.ipc.board import Segment, StartSpec
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
@@ -58,15 +58,15 @@ from kclrun.model.wire import WireEndpoint
 from kclrun.observe.failures import Failure
 from kclrun.observe.logs import EventLog, LineSink, configure_lease_logging
 from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
-from kclrun.processor import Context, RecordProcessor, Row, call_method
+from kclrun.processor import Context, RecordProcessor, call_method
 from kclrun.protocol.reports import ProcessBroke, StartUnclaimed
 from kclrun.sinks.dead_letters import letter_store
 from kclrun.sinks.durable_files import keep_from_children
-from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
+from kclrun.worker.lease_rows import LeaseRows
 from kclrun.worker.lease_thread import LOOK_S, LeaseThread, ManagerLine, Reporter
 from kclrun.worker.sharing import (
     SHARED_LOOK_S,
@@ -306,11 +306,18 @@ class LeaseProcess:
         cpu_s = time.process_time if shared is None else shared.cpu_s
         self._life = LeaseStateMachine(life_policy(spec), random.random, cpu_s)
         self._user_code_returned = threading.Event()
-        self._rows: EmittedRows | None = None
         self._letters: LetterStore | None = None
         self._fetching: FetchThread | None = None
         slot = segment.slot(spec.place)
         self._reporter = Reporter(slot, ring, doorbell, spec.incarnation, self._fetch_view)
+        self._rows = LeaseRows(
+            spec,
+            self._queue,
+            post=self._inbox.post,
+            report=self._reporter.report,
+            credentials=self._services.credentials,
+            make_thread=self._make_thread,
+        )
         self._checkpoints = CheckpointCalls(self._inbox.post, self._cover, self._is_over)
         self._line = ManagerLine(channel, self._services.credentials.replace)
         self._lease_thread = LeaseThread(
@@ -320,7 +327,7 @@ class LeaseProcess:
             table=self._services.table,
             admin=self._services.admin,
             checkpoints=self._checkpoints,
-            rows=lambda: self._rows,
+            rows=self._rows,
             line=self._line,
             reporter=self._reporter,
             fetch_watch=FetchWatch(self._fetch_view, silence_max_s(spec.kinesis)),
@@ -339,6 +346,8 @@ class LeaseProcess:
             report=self._reporter.report,
             broke=self._lease_thread.break_off,
             bury=self._bury,
+            settled=self._rows.settle,
+            sent=self._rows.sent,
         )
 
     def serve(self, lock_path: str, fds: tuple[int, ...] = ()) -> int:
@@ -387,9 +396,7 @@ class LeaseProcess:
         if self._shared is not None:
             self._shared.process.modules_loaded()
         processor = kind()
-        if self._rows is None and self._spec.output_path is not None:
-            folder = Path(self._spec.output_path)
-            self._rows = EmittedRows.open(folder, self._spec.shard_id, row.checkpoint)
+        row = self._rows.open(row)
         call_method(processor, "initialize", self._context(row))
         self._begin_fetching(row)
         return processor, self._rows
@@ -406,7 +413,7 @@ class LeaseProcess:
             fencing_token=row.counter,
             uncheckpointed_max=spec.checkpoint.uncheckpointed_max,
             checkpoint_mode=spec.checkpoint.mode,
-            emit=self._emit,
+            emit=self._rows.emit,
             release=self._release,
             pending_checkpoint=row.pending,
         )
@@ -414,13 +421,6 @@ class LeaseProcess:
     def _release(self) -> None:
         self._queue.halt()  # at once: the lease thread may stop delivery only after the next batch
         self._inbox.post(ReleaseRequested())
-
-    def _emit(self, row: Row) -> None:
-        if self._rows is None:
-            raise SettingsError(
-                "context.emit() needs a place for the rows: set output.path in the configuration"
-            )
-        self._rows.emit(row)
 
     def _bury(self, record: Record, failure: Failure, calls: int) -> None:
         """Keep a record that was given up. Raises: SinkError."""
@@ -449,7 +449,7 @@ class LeaseProcess:
 
     def _cover(self, position: ExtendedSequenceNumber | None) -> None:
         covered = position or self._deliverer.delivered
-        if self._rows is not None and covered is not None:
+        if covered is not None:
             self._rows.cover(covered)
 
     def _begin_fetching(self, row: Lease) -> None:
@@ -493,8 +493,7 @@ class LeaseProcess:
 
     def _end(self) -> int:
         """The exit code; the output is closed first."""
-        if self._rows is not None:
-            self._rows.close()
+        self._rows.close()
         thread = self._lease_thread
         if thread.failure is not None:
             return self._tell_broken(thread.failure)

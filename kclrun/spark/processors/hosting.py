@@ -30,7 +30,14 @@ from kclrun.consuming.delivery import (
     host_fault,
 )
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
-from kclrun.errors import FailedRecords, LimitExceeded, ProcessorError, SinkError, StaleCheckpoint
+from kclrun.errors import (
+    FailedRecords,
+    LimitExceeded,
+    ProcessorError,
+    SettingsError,
+    SinkError,
+    StaleCheckpoint,
+)
 from kclrun.loading import load_processor
 from kclrun.model.letter import Letter, LetterPlace
 from kclrun.model.record import Record, RecordBatch
@@ -38,7 +45,7 @@ from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import FRAMES_MAX, describe, is_ours
 from kclrun.ports import LetterStore
-from kclrun.processor import Checkpointer, Context, RecordProcessor, call_method
+from kclrun.processor import MAIN_OUTPUT, Checkpointer, Context, RecordProcessor, call_method
 from kclrun.spark.executor.reading import ReadPage, cuts
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import Place
@@ -105,9 +112,11 @@ class EmittedBatches:
         self._rows_total = 0
         self._lock = threading.Lock()
 
-    def emit(self, row: Mapping[str, Any]) -> None:
+    def emit(self, row: Mapping[str, Any], to: str = MAIN_OUTPUT) -> None:
         """Add one row. Raises: TypeError, LimitExceeded as `encode_row`; LimitExceeded when one
-        call emits more than 256 MiB; SinkError outside a call."""
+        call emits more than 256 MiB; SinkError outside a call; SettingsError for a named output."""
+        if to != MAIN_OUTPUT:
+            raise SettingsError(f"on Spark rows go to one DataFrame: there is no output {to!r}")
         line = encode_row(row)[:-1]  # one line of a file, without its newline
         with self._lock:
             if not self._is_open:

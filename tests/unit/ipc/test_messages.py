@@ -33,6 +33,7 @@ from kclrun.ipc.messages import (
     channel_to_worker,
     check_begin,
 )
+from kclrun.model.output import OutputPlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
 CREDENTIALS = WireCredentials(
@@ -71,7 +72,7 @@ def begin(**options):
             fetch=FetchSpec(idle_s=1.0, buffer_bytes=2**24, batch_max=10_000, kpl_range="keep"),
             checkpoint=CheckpointSpec(mode="auto", every_s=10.0, uncheckpointed_max=100_000),
             on_error=OnErrorSpec(retries=5, backoff_s=1.0),
-            output_path="out/",
+            outputs=(OutputPlace(name="output", path="out/"),),
             table_name="flights",
             kinesis=ENDPOINT,
             dynamodb=ENDPOINT,

@@ -22,6 +22,7 @@ from kclrun.leases.commands import StartProcess
 from kclrun.manager.forks import StartCommands
 from kclrun.manager.world import SourceStream, World
 from kclrun.model.lease import Lease
+from kclrun.model.output import OutputPlace
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HashRange
 from kclrun.model.stream import ONLY_STREAM, qualified, stream_key
@@ -93,7 +94,7 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
         ),
         checkpoint=ipc.CheckpointSpec(mode="auto", every_s=20.0, uncheckpointed_max=500),
         on_error=ipc.OnErrorSpec(retries=2, backoff_s=3.0),
-        output_path="/out",
+        outputs=(place("/out"),),
         table_name="orders",
         kinesis=KINESIS,
         dynamodb=DYNAMODB,
@@ -102,6 +103,10 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
         log=ipc.LogSpec(level="warning", json=True),
         nice=3,
     )
+
+
+def place(path):
+    return OutputPlace(name="output", path=path, buffer_bytes=64 * 2**20)
 
 
 def test_the_row_tells_the_hash_range_and_where_a_pinned_latest_begins():
@@ -132,9 +137,8 @@ def test_each_of_several_streams_has_a_folder_for_its_output_for_their_shards_ar
 
     spec = told(several, key)
 
-    assert spec.output_path == "/out/clicks"
+    assert spec.outputs == (place("/out/clicks"),)
     assert (spec.lease_key, spec.shard_id) == (key, "shardId-000000000001")
-    assert told(commands(stream=CLICKS), key).output_path is None
-    assert told(commands(stream=CLICKS, output=OutputSettings()), key).output_path is None
-    assert told(commands()).output_path is None
+    assert told(commands(stream=CLICKS), key).outputs == ()
+    assert told(commands()).outputs == ()
     assert told(commands(arn="")).stream_arn is None

@@ -135,6 +135,41 @@ def test_a_page_is_cut_into_batches_that_end_where_they_end(queue):
     assert queue.view().is_empty
 
 
+@pytest.mark.parametrize(
+    ("cuts", "ends"),
+    [
+        ((2,), [([1, 2], 2), ([4, 5], 5), ([7, 8], 9)]),
+        ((3,), [([1, 2], 2), ([4, 5], 5), ([7, 8], 9)]),
+        ((5, 7), [([1, 2, 4], 4), ([5], 5), ([7], 7), ([8], 9)]),
+        ((8,), [([1, 2, 4], 4), ([5], 5), ([7, 8], 8), ([], 9)]),
+        ((9, 20), [([1, 2, 4], 4), ([5], 5), ([7, 8], 9)]),
+        ((0,), [([1, 2, 4], 4), ([5], 5), ([7, 8], 9)]),
+    ],
+)
+def test_a_batch_ends_where_an_output_has_its_rows_already(queue, cuts, ends):
+    queue.cut_at(ExtendedSequenceNumber(str(cut)) for cut in cuts)
+    queue.put(page(1, 2, 4, 5))
+    queue.put(page(7, 8, last=9))
+    queue.allow_delivery(permit())
+    batches = []
+    while not batches or batches[-1][1] < 9:
+        batch = queue.next_task()
+        batches.append((numbers(batch), int(batch.last.sequence_number)))
+    assert batches == ends
+
+
+def test_while_an_output_is_full_no_batch_starts_nor_does_the_shard_end(queue):
+    queue.put(page(1))
+    queue.allow_delivery(permit())
+    queue.hold(True)
+    queue.finish(())
+    queue.call(CallShutdownRequested())
+    assert queue.next_task() == CallShutdownRequested()
+    queue.hold(False)
+    assert numbers(queue.next_task()) == [1]
+    assert isinstance(queue.next_task(), Exhausted)
+
+
 def test_the_totals_count_a_batch_once_user_code_has_returned_for_it(queue):
     queue.allow_delivery(permit())
     queue.put(page(1, 2, 3, 4, 5, last=9))

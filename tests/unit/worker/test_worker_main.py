@@ -16,6 +16,7 @@ from kclrun.ipc.channel import Channel, Doorbell
 from kclrun.ipc.messages import Begin, Drain, channel_of_worker, channel_to_worker, decode_report
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, OwnerId
+from kclrun.model.output import OutputPlace
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.protocol import reports
@@ -298,7 +299,7 @@ def test_emitted_rows_are_kept_before_the_checkpoint_that_covers_them(stage, tmp
     stage.script.does = emit
     stage.shard.put(b"a")
 
-    stage.start(output_path=str(tmp_path / "rows"))
+    stage.start(outputs=(OutputPlace(name="output", path=str(tmp_path / "rows")),))
     until(lambda: stage.script.outcomes)
     process_rows = until(lambda: written)
     assert stage.drain() == exit_codes.DONE
@@ -308,7 +309,7 @@ def test_emitted_rows_are_kept_before_the_checkpoint_that_covers_them(stage, tmp
 
 
 def test_the_rows_of_a_process_that_ended_may_be_opened_by_its_successor(stage, tmp_path):
-    process = stage.start(output_path=str(tmp_path / "rows"))
+    process = stage.start(outputs=(OutputPlace(name="output", path=str(tmp_path / "rows")),))
     until(lambda: process._rows)
     stage.drain()
 

@@ -1,0 +1,444 @@
+"""The outputs of one lease: rows wait here for their destinations, which a thread of their own
+serves.
+
+The main thread emits rows; this thread sends and commits them, as far as their records are settled
+and in the order of the settings [K5]. So a slow destination delays no renewal. It does not decide
+when a checkpoint is due: the core asks (`CommitOutputs`), and `OutputsCommitted` tells it how far
+every output is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from kclrun.consuming import events
+from kclrun.errors import LimitExceeded, SettingsError, SinkError, Superseded
+from kclrun.model.output import Cursor
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.time import Instant, backoff_s
+from kclrun.ports import Output
+from kclrun.processor import Row
+
+# The rows of one call wait in memory, because they are taken back if it raises. Beyond this they
+# are more than a mistake of the processor should cost its host.
+CALL_BYTES_MAX: Final = 256 * 2**20
+# The first pause after a failed destination, and the longest one.
+_PAUSE_S: Final = 1.0
+_PAUSE_MAX_S: Final = 30.0
+# An offer leaves a larger roll to the next owner: sending it takes longer than the gap of a move
+# should be (DESIGN §11).
+OFFER_BYTES_MAX: Final = 5 * 2**20
+
+
+# A full output holds delivery until half of its buffer is free: not a batch for each row sent.
+FREE_SHARE: Final = 0.5
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """When an output commits by itself. `roll_s` and `roll_bytes` are the age and the size of a
+    roll, both 0 for an output that commits with every checkpoint. With `buffer_bytes` unsent no
+    batch starts."""
+
+    roll_s: float
+    roll_bytes: int
+    buffer_bytes: int
+
+
+class _Mark(msgspec.Struct, frozen=True, gc=False):
+    """The rows of an output up to a point: their number and bytes since the lease began."""
+
+    rows: int = 0
+    size: int = 0
+
+
+class _Note(msgspec.Struct, frozen=True):
+    """The rows that a checkpoint at `position` covers, one mark for each output."""
+
+    position: ExtendedSequenceNumber
+    marks: tuple[_Mark, ...]
+
+
+class _Lane:
+    """One output with the rows that wait for it."""
+
+    def __init__(self, index: int, name: str, output: Output, pace: Pace) -> None:
+        self.index = index
+        self.name = name
+        self.output = output
+        self.pace = pace
+        self.rows: deque[tuple[Any, int]] = deque()  # emitted and not yet added
+        self.emitted = self.added = _Mark()
+        # Up to here the destination had its rows when the lease began: what is emitted again for
+        # records up to it is dropped [K12].
+        self.known: ExtendedSequenceNumber | None = None
+        self.committed: Cursor | None = None
+        self.is_dirty = False  # rows were added since the last commit
+        self.is_unresolved = False  # a commit raised: nothing is added before it is repeated [K6]
+        self.dirty_since = Instant(0.0)
+        # Every row that its settled records emitted is durable up to here.
+        self.clear: ExtendedSequenceNumber | None = None
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self.emitted.size - self.added.size + self.output.unsent_bytes
+
+    def is_due(self, now: Instant, *, is_asked: bool, is_held: bool) -> bool:
+        """Whether it commits now although no checkpoint needs it at once. `is_held`: delivery waits
+        until half of the buffer is free."""
+        if not self.is_dirty:
+            return False
+        pace, unsent = self.pace, self.output.unsent_bytes
+        if unsent >= pace.buffer_bytes * (FREE_SHARE if is_held else 1.0):
+            return True
+        if not pace.roll_bytes:
+            return is_asked
+        return unsent >= pace.roll_bytes or now >= self.dirty_since + pace.roll_s
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A commit that the core waits for. `must`: every output commits, whatever its pace;
+    `is_offer`: but not one with more than OFFER_BYTES_MAX to send."""
+
+    upto: ExtendedSequenceNumber
+    must: bool
+    is_offer: bool = False
+
+
+class Outputs:
+    """The rows of a lease on their way to its outputs. Implements `RowScope`.
+
+    `post` hands an event to the core; `hold` tells the delivery queue whether an output is so full
+    that no batch may start; `refuse` halts the lease with a reason, where no repetition helps.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[tuple[str, Output, Pace]],
+        *,
+        post: Callable[[events.Event], None],
+        hold: Callable[[bool], None],
+        refuse: Callable[[str], None],
+        now: Callable[[], Instant],
+    ) -> None:
+        self._lanes = [_Lane(index, *each) for index, each in enumerate(outputs)]
+        self._by_name = {lane.name: lane for lane in self._lanes}
+        self._post = post
+        self._hold = hold
+        self._refuse = refuse
+        self._now = now
+        self._changed = threading.Condition()
+        self._notes: deque[_Note] = deque()  # bounded by uncheckpointed_max
+        self._batch_start: tuple[_Mark, ...] | None = None
+        # The furthest position that may be sent, and the furthest whose rows were added.
+        self._settled: ExtendedSequenceNumber | None = None
+        self._handed: ExtendedSequenceNumber | None = None
+        self._asked: Asked | None = None
+        self._told: ExtendedSequenceNumber | None = None
+        self._held = False
+        self._failed = 0
+        self._waiting_since = Instant(0.0)
+        self._is_closed = False
+
+    # The start of a lease, on the main thread; the thread of the outputs runs afterwards.
+
+    def begin(
+        self,
+        checkpoint: ExtendedSequenceNumber,
+        cursors: Mapping[str, Cursor],
+        *,
+        may_adopt: bool,
+    ) -> tuple[ExtendedSequenceNumber, tuple[ExtendedSequenceNumber, ...]]:
+        """Take the destinations over, and learn how far each of them is [K11, K12].
+
+        `cursors` are those of the lease's row. Returns where reading begins, `checkpoint` or what
+        every output has beyond it (`may_adopt`), and the positions at which a batch must end.
+        Raises: SinkError (again later), SettingsError.
+        """
+        reached = []
+        for lane in self._lanes:
+            at = cursors.get(lane.name, Cursor(checkpoint))
+            lane.committed = lane.output.begin(at)
+            lane.known = lane.committed.position if lane.output.stores_cursor else None
+            reached.append(max(checkpoint, lane.known or checkpoint))
+        start = min(reached) if may_adopt else checkpoint
+        for lane in self._lanes:
+            lane.clear = start
+        self._settled = self._handed = self._told = start
+        return start, tuple(sorted({each for each in reached if each > start}))
+
+    def cursors(self) -> dict[str, Cursor]:
+        """Where each output is that stores a cursor, for the row."""
+        return {
+            lane.name: lane.committed
+            for lane in self._lanes
+            if lane.output.stores_cursor and lane.committed is not None
+        }
+
+    # User code's side: the main thread, and threads of user code.
+
+    def emit(self, row: Row, to: str) -> None:
+        """Add one row to the output `to`. Raises: SettingsError for a name that is not an output's;
+        SinkError outside a batch; TypeError and LimitExceeded as `Output.encode`."""
+        lane = self._by_name[to]
+        encoded, size = lane.output.encode(row)
+        with self._changed:
+            if self._batch_start is None:
+                raise SinkError("emit() is for process_records and shard_ended, while they run")
+            emitted = lane.emitted
+            start = self._batch_start[lane.index]
+            if emitted.size + size - start.size > CALL_BYTES_MAX:
+                raise LimitExceeded(
+                    f"one call emitted more than {CALL_BYTES_MAX} bytes to the output {to}"
+                )
+            lane.rows.append((encoded, size))
+            lane.emitted = _Mark(emitted.rows + 1, emitted.size + size)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def begin_batch(self) -> None:
+        """As `RowScope`: a call of user code starts."""
+        with self._changed:
+            self._batch_start = self._marks()
+
+    def end_batch(self, position: ExtendedSequenceNumber) -> None:
+        """The call returned: its rows belong to `position`, or above it."""
+        with self._changed:
+            self._note(position)
+            self._batch_start = None
+
+    def cover(self, position: ExtendedSequenceNumber) -> None:
+        """User code asks for a checkpoint: it covers the rows emitted until now."""
+        with self._changed:
+            self._note(position)
+
+    def take_back_batch(self, checkpoint: ExtendedSequenceNumber | None = None) -> None:
+        """The call raised: its rows are removed, except those that a checkpoint covers which was
+        acknowledged, or whose rows were sent already."""
+        with self._changed:
+            assert self._batch_start is not None, "no batch to take back"
+            limits = [each for each in (checkpoint, self._handed) if each is not None]
+            covered = [note for note in self._notes if limits and note.position <= max(limits)]
+            kept = covered[-1].marks if covered else self._batch_start
+            kept = tuple(map(_longest, kept, self._batch_start, self._added()))
+            for lane, mark in zip(self._lanes, kept, strict=True):
+                for _ in range(lane.emitted.rows - mark.rows):
+                    lane.rows.pop()
+                lane.emitted = mark
+            while self._notes and any(map(_exceeds, self._notes[-1].marks, kept)):
+                self._notes.pop()
+            self._batch_start = None
+
+    @property
+    def handed(self) -> ExtendedSequenceNumber | None:
+        """Rows up to this position left for their destinations: its records are not given again."""
+        return self._handed
+
+    def settle(self, position: ExtendedSequenceNumber) -> None:
+        """Every record up to `position` is processed or given up: its rows may leave."""
+        with self._changed:
+            self._settled = position if self._settled is None else max(self._settled, position)
+            self._look_at_room()
+            self._changed.notify_all()
+
+    def _marks(self) -> tuple[_Mark, ...]:
+        return tuple(lane.emitted for lane in self._lanes)
+
+    def _added(self) -> tuple[_Mark, ...]:
+        return tuple(lane.added for lane in self._lanes)
+
+    def _note(self, position: ExtendedSequenceNumber) -> None:
+        """The rows emitted so far belong to a checkpoint at `position`, or above it.
+
+        A note of this batch above it was refused or is void. Rows behind a position that was sent
+        already wait for the next one: a destination takes each cursor once.
+        """
+        marks = self._marks()
+        start = marks if self._batch_start is None else self._batch_start
+        while self._notes and self._notes[-1].position >= position:
+            if not any(map(_exceeds, self._notes[-1].marks, start)):
+                break
+            self._notes.pop()
+        is_sent = self._handed is not None and position <= self._handed
+        last = self._notes[-1].marks if self._notes else self._added()
+        if not is_sent and marks != last:
+            self._notes.append(_Note(position, marks))
+
+    # The core's side: the lease thread.
+
+    def commit(self, asked: Asked) -> None:
+        """The core asks for a commit; a later request replaces this one."""
+        with self._changed:
+            self._asked = asked
+            self._waiting_since = self._waiting_since or self._now()
+            self._changed.notify_all()
+
+    @property
+    def waiting_since(self) -> Instant:
+        """Since when a commit is asked for and not confirmed; 0 if none is."""
+        return self._waiting_since
+
+    def close(self) -> None:
+        """Send nothing any more. The destinations are closed by the thread of the outputs."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    # The thread of the outputs.
+
+    def serve(self) -> None:
+        """Send and commit until `close`, or until another owner is found at a destination."""
+        try:
+            while self._wait() and self.turn():
+                pass
+        finally:
+            for lane in self._lanes:
+                lane.output.close()
+
+    def turn(self) -> bool:
+        """Add what may leave, commit what is due, and tell the core how far every output is.
+
+        False if nothing may be sent any more.
+        """
+        try:
+            self._send()
+        except Superseded as error:
+            self._post(events.OutputsSuperseded(str(error)))
+            return False
+        except SinkError as error:
+            self._failed += 1
+            upto = self._asked.upto if self._asked is not None else self._told
+            assert upto is not None, "rows leave after begin()"
+            self._post(events.OutputsNotCommitted(upto, str(error)))
+        except SettingsError as error:
+            self._refuse(str(error))
+            return False
+        else:
+            self._failed = 0
+        return True
+
+    def _wait(self) -> bool:
+        """Wait for something to do, or for the end of a pause; False once closed."""
+        pause_s = 0.0
+        if self._failed:
+            pause_s = backoff_s(self._failed - 1, 1.0, base_s=_PAUSE_S, max_s=_PAUSE_MAX_S)
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed, timeout=pause_s)
+            self._changed.wait_for(self._has_work, timeout=self._rest_s())
+            return not self._is_closed
+
+    def _has_work(self) -> bool:
+        limit = self._limit()
+        may_add = bool(self._notes) and limit is not None and self._notes[0].position <= limit
+        return self._is_closed or self._asked is not None or may_add
+
+    def _rest_s(self) -> float | None:
+        """Until the next roll is due by its age."""
+        ages = [
+            lane.dirty_since + lane.pace.roll_s - self._now()
+            for lane in self._lanes
+            if lane.is_dirty and lane.pace.roll_s
+        ]
+        return max(0.0, min(ages)) if ages else None
+
+    def _limit(self) -> ExtendedSequenceNumber | None:
+        """The furthest position whose rows may leave."""
+        asked = self._asked.upto if self._asked is not None and self._asked.must else None
+        known = [each for each in (asked, self._settled) if each is not None]
+        return max(known) if known else None
+
+    def _send(self) -> None:
+        with self._changed:
+            asked, limit = self._asked, self._limit()
+        assert limit is not None, "rows leave after begin()"
+        for lane in self._lanes:
+            if lane.is_unresolved:
+                _commit(lane)
+        self._add(limit)
+        for lane in self._lanes:
+            if self._commits(lane, asked):
+                _commit(lane)
+        with self._changed:
+            for lane in self._lanes:
+                if not lane.is_dirty and (not self._notes or self._notes[0].position > limit):
+                    lane.clear = limit
+            covered = min(lane.clear or limit for lane in self._lanes)
+            # A request that came meanwhile is answered by the next turn.
+            is_answered = asked is not None and asked is self._asked
+            if is_answered:
+                self._asked = None
+            if covered == limit:
+                self._waiting_since = Instant(0.0)
+            self._look_at_room()
+        if is_answered or covered != self._told:
+            self._told = covered
+            self._post(events.OutputsCommitted(covered, self.cursors()))
+
+    def _commits(self, lane: _Lane, asked: Asked | None) -> bool:
+        if asked is not None and asked.must and lane.is_dirty:
+            return not (asked.is_offer and lane.output.unsent_bytes > OFFER_BYTES_MAX)
+        return lane.is_due(self._now(), is_asked=asked is not None, is_held=self._held)
+
+    def _add(self, limit: ExtendedSequenceNumber) -> None:
+        """Pass the rows of settled records on, note by note up to `limit`."""
+        while True:
+            with self._changed:
+                if not self._notes or self._notes[0].position > limit:
+                    return
+                notes = [note for note in self._notes if note.position <= limit]
+                self._handed = notes[-1].position
+            for index, lane in enumerate(self._lanes):
+                self._add_to(lane, [(note.position, note.marks[index]) for note in notes])
+            with self._changed:
+                while self._notes and self._notes[0] in notes:
+                    self._notes.popleft()
+
+    def _add_to(self, lane: _Lane, marks: Sequence[tuple[ExtendedSequenceNumber, _Mark]]) -> None:
+        """Rows up to the last mark; those that the destination knows already are dropped."""
+        known = [mark for at, mark in marks if lane.known is not None and at <= lane.known]
+        if known:
+            self._take(lane, known[-1])
+        upto, last = marks[-1]
+        with self._changed:
+            number = max(0, last.rows - lane.added.rows)
+            rows = [encoded for encoded, _ in itertools.islice(lane.rows, number)]
+        if rows:
+            lane.output.add(rows, Cursor(upto))
+            if not lane.is_dirty:
+                lane.is_dirty, lane.dirty_since = True, self._now()
+            self._take(lane, last)
+
+    def _take(self, lane: _Lane, upto: _Mark) -> None:
+        """The first rows have left, up to this mark."""
+        with self._changed:
+            for _ in range(upto.rows - lane.added.rows):
+                lane.rows.popleft()
+            lane.added = upto if upto.rows > lane.added.rows else lane.added
+
+    def _look_at_room(self) -> None:
+        """Hold delivery while an output is full, and until half of it is sent."""
+        share = FREE_SHARE if self._held else 1.0
+        held = any(lane.waiting_bytes >= lane.pace.buffer_bytes * share for lane in self._lanes)
+        if held != self._held:
+            self._held = held
+            self._hold(held)
+
+
+def _commit(lane: _Lane) -> None:
+    lane.is_unresolved = True
+    lane.committed = lane.output.commit()
+    lane.is_dirty = lane.is_unresolved = False
+
+
+def _longest(*marks: _Mark) -> _Mark:
+    return max(marks, key=lambda mark: mark.rows)
+
+
+def _exceeds(one: _Mark, other: _Mark) -> bool:
+    return one.rows > other.rows

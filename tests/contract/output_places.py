@@ -1,0 +1,202 @@
+"""The places that rows go to, for the contract of `ports.Output`. A new place is a subclass of
+`Place` and a row of `PLACES`.
+
+Its rows have the columns of `SCHEMA`: the shard says whose row it is, and `n` counts from 1.
+"""
+
+import functools
+import itertools
+
+from botocore.exceptions import ClientError, ReadTimeoutError
+
+from kclrun.codec.row_lines import encode_row
+from kclrun.errors import SettingsError, SinkError, Superseded
+
+SCHEMA = "shard string NOT NULL, n long"
+NUMBERS = itertools.count()
+
+
+class Place:
+    """One destination, empty at first; `aws` is the embedded AWS (`needs_aws`)."""
+
+    needs_aws = False
+    # The faults that `fail` knows. The next write at the destination meets it, or the next `times`:
+    #   refused        a definite no, without an effect
+    #   throttled      the same with the words of an overload
+    #   lost request   no answer; the request never arrives
+    #   lost reply     no answer; the request was applied
+    #   late           no answer; the request arrives when the test calls `land`
+    faults = frozenset()
+
+    def __init__(self, aws, folder):
+        self.aws = aws
+        self.folder = folder
+        self.name = f"rows-{next(NUMBERS)}"
+
+    def open(self, of):
+        """The Output of one owner, before its `begin`."""
+        raise NotImplementedError
+
+    def open_missing(self):
+        """An Output whose destination is not there (no bucket, no table), or None if that cannot
+        be."""
+
+    def rows(self):
+        """All rows as a reader finds them: those of a shard in the order of their records."""
+        raise NotImplementedError
+
+    def fail(self, fault, times=1):
+        """The next writes meet this fault."""
+        raise NotImplementedError
+
+    def land(self):
+        """The requests that are `late` arrive now, in their order; what becomes of them is told to
+        no sender."""
+
+    def close(self):
+        """After the test."""
+
+
+class FaultyClient:
+    """A botocore client whose calls named in `writes` meet the faults of `Place`."""
+
+    def __init__(self, client, writes):
+        self._client = client
+        self._writes = writes
+        self._faults = []
+        self._late = []
+
+    def fail(self, fault, times=1):
+        self._faults += [fault] * times
+
+    def land(self):
+        late, self._late = self._late, []
+        for call in late:
+            try:
+                call()
+            except ClientError:
+                pass
+
+    def __getattr__(self, name):
+        call = getattr(self._client, name)
+        return functools.partial(self._meet, name, call) if name in self._writes else call
+
+    def _meet(self, name, call, **arguments):
+        fault = self._faults.pop(0) if self._faults else None
+        match fault:
+            case None:
+                return call(**arguments)
+            case "lost reply":
+                call(**arguments)
+            case "late":
+                self._late.append(functools.partial(call, **arguments))
+            case "lost request":
+                pass
+            case _:
+                code, status = REFUSALS[fault]
+                raise ClientError(
+                    {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, name
+                )
+        raise ReadTimeoutError(endpoint_url="http://127.0.0.1")
+
+
+REFUSALS = {
+    "refused": ("AccessDenied", 403),
+    "throttled": ("SlowDown", 503),
+    "conflict": ("ConditionalRequestConflict", 409),
+}
+
+
+class Reference(Place):
+    """What the contract means, in memory: a destination that fences by token, as SQL does."""
+
+    faults = frozenset({"throttled", "lost request", "lost reply", "late"})
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._rows = []
+        self._cursors = {}
+        self._tokens = {}
+        self._faults = []
+        self._late = []
+
+    def open(self, of):
+        return _ReferenceOutput(self, of)
+
+    def rows(self):
+        return list(self._rows)
+
+    def fail(self, fault, times=1):
+        self._faults += [fault] * times
+
+    def land(self):
+        late, self._late = self._late, []
+        for transaction in late:
+            transaction()
+
+    def take_over(self, key, token, at):
+        if self._tokens.get(key, 0) > token:
+            raise SettingsError(f"the token {self._tokens[key]} at the destination is above ours")
+        self._tokens[key] = token
+        return self._cursors.setdefault(key, at)
+
+    def send(self, key, token, began, end, rows):
+        def apply():
+            if (self._tokens[key], self._cursors[key]) == (token, began):
+                self._cursors[key] = end
+                self._rows += rows
+
+        fault = self._faults.pop(0) if self._faults else None
+        if fault == "late":
+            self._late.append(apply)
+        elif fault in {None, "lost reply"}:
+            apply()
+        if fault is not None:
+            raise SinkError(fault)
+        if self._tokens[key] != token or self._cursors[key] != end:
+            raise Superseded("another owner has taken over")
+
+
+class _ReferenceOutput:
+    stores_cursor = True
+
+    def __init__(self, store, of):
+        self._store = store
+        self._token = of.token
+        self._key = (of.application, of.stream, of.stream_created_at, of.shard_id, of.generation)
+        self._pending = []
+        self._sealed = None
+
+    def encode(self, row):
+        return dict(row), len(encode_row(row))
+
+    def begin(self, at):
+        self._stored = self._upto = self._store.take_over(self._key, self._token, at)
+        return self._stored
+
+    def add(self, rows, upto):
+        self._pending += rows
+        self._upto = upto
+
+    @property
+    def unsent_bytes(self):
+        return sum(len(encode_row(row)) for row in (self._sealed or [])) + sum(
+            len(encode_row(row)) for row in self._pending
+        )
+
+    def commit(self):
+        while self._sealed or self._pending:
+            if not self._sealed:
+                self._sealed, self._end, self._pending = self._pending, self._upto, []
+            self._store.send(self._key, self._token, self._stored, self._end, self._sealed)
+            self._stored, self._sealed = self._end, None
+        return self._stored
+
+    def check(self):
+        return "memory"
+
+    def close(self):
+        self._pending.clear()
+
+
+PLACES = {"reference": Reference}

@@ -1,0 +1,254 @@
+"""Outputs of a lease: what waits, what leaves, and what the core is told."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kclrun.consuming import events
+from kclrun.errors import LimitExceeded, SettingsError, SinkError, Superseded
+from kclrun.model.output import Cursor
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.time import Instant
+from kclrun.worker import outputs as module
+from kclrun.worker.outputs import Asked, Outputs, Pace
+from tests.patience import HUNG_S
+from tests.support.memory_output import Destination, MemoryOutput
+
+AT_ONCE = Pace(0.0, 0, 1_000)
+ROLLED = Pace(60.0, 200, 1_000)
+
+
+def at(number: int) -> ExtendedSequenceNumber:
+    return ExtendedSequenceNumber(str(number))
+
+
+class Lease:
+    """One life with outputs in memory, named a, b, ….  A row counts as ten bytes."""
+
+    def __init__(self, *paces: Pace, stores_cursor: bool = True) -> None:
+        self.events: list[events.Event] = []
+        self.held: list[bool] = []
+        self.refused: list[str] = []
+        self.now = Instant(1.0)
+        self.destinations = [Destination(stores_cursor=stores_cursor) for _ in paces]
+        self.fates: list[list[str]] = [[] for _ in paces]
+        self.memory = [
+            MemoryOutput(there, 1, fates)
+            for there, fates in zip(self.destinations, self.fates, strict=True)
+        ]
+        self.outputs = Outputs(
+            [(chr(97 + i), each, pace) for i, (each, pace) in enumerate(zip(self.memory, paces))],  # noqa: B905
+            post=self.events.append,
+            hold=self.held.append,
+            refuse=self.refused.append,
+            now=lambda: self.now,
+        )
+        self.outputs.begin(TRIM_HORIZON, {}, may_adopt=True)
+
+    def call(self, upto: int, *numbers: int, to: str = "a", settles: bool = True) -> None:
+        """A call of user code that emits these rows and returns."""
+        self.outputs.begin_batch()
+        for number in numbers:
+            self.outputs.emit({"n": number}, to)
+        self.outputs.end_batch(at(upto))
+        if settles:
+            self.outputs.settle(at(upto))
+
+    def ask(self, upto: int, *, must: bool = True, is_offer: bool = False) -> None:
+        self.outputs.commit(Asked(at(upto), must, is_offer))
+        self.outputs.turn()
+
+    @property
+    def told(self) -> list[ExtendedSequenceNumber]:
+        return [each.upto for each in self.events if isinstance(each, events.OutputsCommitted)]
+
+    @property
+    def rows(self) -> list[list[int]]:
+        return [there.rows for there in self.destinations]
+
+
+def test_rows_of_records_that_are_not_settled_wait() -> None:
+    lease = Lease(AT_ONCE)
+    lease.call(3, 1, 2)
+    # A call for some records of a batch whose third failed: its rows belong to the batch's end.
+    lease.call(10, 9, settles=False)
+    lease.outputs.turn()
+    assert lease.memory[0].unsent == [1, 2]
+    lease.outputs.settle(at(10))
+    lease.ask(10)
+    assert (lease.rows, lease.told[-1]) == ([[1, 2, 9]], at(10))
+    assert lease.outputs.cursors() == {"a": Cursor(at(10))}
+
+
+def test_an_output_that_rolls_holds_the_checkpoint_back_until_its_roll_is_due() -> None:
+    lease = Lease(AT_ONCE, ROLLED)
+    lease.call(1, 1, to="a")
+    lease.call(2, 2, to="b")
+    lease.ask(2, must=False)
+    assert (lease.rows, lease.told) == ([[1], []], [TRIM_HORIZON])
+    assert lease.outputs.waiting_since == 1.0
+    lease.now = Instant(62.0)
+    lease.outputs.turn()
+    assert (lease.rows, lease.told[-1]) == ([[1], [2]], at(2))
+    assert lease.outputs.waiting_since == 0.0
+
+
+@pytest.mark.parametrize(("rows", "is_sent"), [(19, False), (20, True)])
+def test_a_roll_is_due_by_its_size(rows: int, is_sent: bool) -> None:
+    lease = Lease(ROLLED)
+    lease.call(1, *range(rows))
+    lease.outputs.turn()
+    assert bool(lease.rows[0]) is is_sent
+
+
+def test_a_checkpoint_that_user_code_waits_for_commits_every_output_in_the_order_of_settings() -> (
+    None
+):
+    lease = Lease(ROLLED, ROLLED)
+    lease.outputs.begin_batch()
+    lease.outputs.emit({"n": 1}, "b")
+    lease.outputs.emit({"n": 2}, "a")
+    lease.outputs.cover(at(5))
+    lease.outputs.emit({"n": 3}, "a")
+    lease.ask(5)
+    assert (lease.rows, lease.told, lease.outputs.handed) == ([[2], [1]], [at(5)], at(5))
+    lease.outputs.take_back_batch(None)  # it raised: what was sent stays, and is not given again
+    lease.call(6, 4)
+    lease.ask(6)
+    assert lease.rows == [[2, 4], [1]]
+
+
+def test_rows_emitted_after_the_checkpoint_of_their_batch_belong_to_the_next_position() -> None:
+    lease = Lease(AT_ONCE)
+    lease.outputs.begin_batch()
+    lease.outputs.emit({"n": 1}, "a")
+    lease.outputs.cover(at(5))
+    lease.ask(5)
+    lease.outputs.emit({"n": 2}, "a")
+    lease.outputs.end_batch(at(5))
+    lease.outputs.settle(at(5))
+    lease.ask(5)
+    assert (lease.rows, lease.told[-1]) == ([[1]], at(5))
+    lease.outputs.begin_batch()
+    lease.outputs.end_batch(SHARD_END)
+    lease.outputs.commit(Asked(SHARD_END, must=True))
+    lease.outputs.turn()
+    assert (lease.rows, lease.told[-1]) == ([[1, 2]], SHARD_END)
+
+
+def test_a_lower_checkpoint_voids_a_note_of_the_same_call() -> None:
+    lease = Lease(AT_ONCE)
+    lease.outputs.begin_batch()
+    lease.outputs.emit({"n": 1}, "a")
+    lease.outputs.cover(at(9))  # refused: it was not delivered
+    lease.outputs.emit({"n": 2}, "a")
+    lease.outputs.cover(at(4))
+    lease.ask(4)
+    assert (lease.rows, lease.told) == ([[1, 2]], [at(4)])
+
+
+def test_an_offer_leaves_a_large_roll_to_the_next_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OFFER_BYTES_MAX", 20)
+    lease = Lease(ROLLED, ROLLED)
+    lease.call(1, 1, to="a")
+    lease.call(2, 2, 3, 4, to="b")
+    lease.ask(2, is_offer=True)
+    assert (lease.rows, lease.told) == ([[1], []], [TRIM_HORIZON])
+
+
+def test_a_full_output_holds_delivery_until_half_of_its_buffer_is_free() -> None:
+    lease = Lease(Pace(60.0, 10_000, 100))
+    lease.fates[0] += ["refused", "", "refused"]
+    lease.call(1, *range(10))
+    assert lease.held == [True]
+    lease.outputs.turn()  # the destination takes nothing: delivery stays held
+    lease.outputs.turn()
+    assert lease.held == [True]
+    assert [each.message for each in lease.events if isinstance(each, events.OutputsNotCommitted)]
+    lease.outputs.turn()
+    assert (lease.held, lease.rows) == ([True, False], [list(range(10))])
+
+
+def test_a_row_outside_a_call_or_beyond_the_bound_of_a_call_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lease = Lease(AT_ONCE)
+    with pytest.raises(SinkError, match="while they run"):
+        lease.outputs.emit({"n": 1}, "a")
+    monkeypatch.setattr(module, "CALL_BYTES_MAX", 20)
+    lease.outputs.begin_batch()
+    for number in (1, 2):
+        lease.outputs.emit({"n": number}, "a")
+    with pytest.raises(LimitExceeded, match="more than 20 bytes to the output a"):
+        lease.outputs.emit({"n": 3}, "a")
+    assert "a" in lease.outputs
+    assert "z" not in lease.outputs
+
+
+@pytest.mark.parametrize(
+    ("raises", "posted", "refused"),
+    [
+        (Superseded("another owner"), [events.OutputsSuperseded("another owner")], []),
+        (SettingsError("no column n"), [], ["no column n"]),
+    ],
+)
+def test_what_no_repetition_mends_ends_the_thread(
+    monkeypatch: pytest.MonkeyPatch,
+    raises: Exception,
+    posted: list[events.Event],
+    refused: list[str],
+) -> None:
+    lease = Lease(AT_ONCE)
+
+    def commit() -> Cursor:
+        raise raises
+
+    monkeypatch.setattr(lease.memory[0], "commit", commit)
+    lease.call(1, 1)
+    lease.outputs.commit(Asked(at(1), must=True))
+    assert lease.outputs.turn() is False
+    assert (lease.events, lease.refused) == (posted, refused)
+
+
+def test_the_thread_serves_requests_and_due_rolls_and_ends_at_close() -> None:
+    lease = Lease(AT_ONCE, Pace(0.02, 10_000, 10_000))
+    heard = threading.Event()
+    clock = iter(range(1, 10**6))
+    lease.outputs = Outputs(
+        [("a", lease.memory[0], AT_ONCE), ("b", lease.memory[1], Pace(0.02, 10_000, 10_000))],
+        post=lambda event: heard.set() if getattr(event, "upto", None) == at(2) else None,
+        hold=lease.held.append,
+        refuse=lease.refused.append,
+        now=lambda: Instant(next(clock) / 1_000),
+    )
+    lease.outputs.begin(TRIM_HORIZON, {}, may_adopt=True)
+    thread = threading.Thread(target=lease.outputs.serve, daemon=True)
+    thread.start()
+    lease.call(1, 1)
+    lease.call(2, 2, to="b")
+    lease.outputs.commit(Asked(at(2), must=False))  # the roll of b follows by its age
+    assert heard.wait(HUNG_S)
+    assert lease.rows == [[1], [2]]
+    lease.outputs.close()
+    thread.join(HUNG_S)
+    assert not thread.is_alive()
+
+
+def test_reading_begins_where_every_output_is_and_batches_end_where_one_of_them_is() -> None:
+    lease = Lease(AT_ONCE, AT_ONCE, AT_ONCE)
+    for there, cursor in zip(lease.destinations, (7, 5, 5), strict=True):
+        there.cursor = Cursor(at(cursor))
+    fresh = Outputs(
+        [
+            (name, MemoryOutput(there, 2, []), AT_ONCE)
+            for name, there in zip("abc", lease.destinations, strict=True)
+        ],
+        post=lease.events.append,
+        hold=lease.held.append,
+        refuse=lease.refused.append,
+        now=lambda: lease.now,
+    )
+    assert fresh.begin(at(3), {"a": Cursor(at(2))}, may_adopt=True) == (at(5), (at(7),))
+    assert fresh.begin(at(3), {"a": Cursor(at(2))}, may_adopt=False) == (at(3), (at(5), at(7)))
