@@ -14,8 +14,9 @@ from kclrun.local.server import start_embedded
 from kclrun.model.output import Cursor, RowsOf
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
-from tests.contract.output_places import PLACES
+from tests.contract import message_places, output_places
 
+PLACES = output_places.PLACES | message_places.PLACES
 START = Cursor(TRIM_HORIZON)
 OF = RowsOf(
     application="orders",
