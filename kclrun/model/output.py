@@ -88,7 +88,8 @@ class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
     Exactly one of `path`, `s3`, `sql`, `dynamodb`, `kinesis`, `sqs`, `sns` and `firehose` is set.
     `s3` is an URL `s3://bucket/prefix`; the others are names, URLs or ARNs. `roll_s` and
     `roll_bytes` end a file or an object; both are 0 for a file that grows (`path`). `key` names
-    columns: the key of an upsert, or the column that orders messages. `schema` is the text of
+    columns: the key of an upsert, or the column that orders messages. `aggregates`: rows of a
+    stream are put into KPL aggregates. `schema` is the text of
     `output.schema`. `endpoint_url` replaces the address of the service.
     """
 
@@ -109,6 +110,7 @@ class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
     is_upsert: bool = False
     creates_table: bool = False
     key: tuple[str, ...] = ()
+    aggregates: bool = False
     schema: str | None = None
     endpoint_url: str | None = None
 
@@ -129,3 +131,31 @@ class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
     def __rich_repr__(self) -> list[tuple[str, str]]:
         """The fields for a pretty-printer."""
         return [("name", self.name)]
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """One row as a message of a queue, a topic or a delivery stream.
+
+    Messages of one `group` keep their order; None has no order to others. A FIFO queue or topic
+    drops a message whose `deduplication_id` it took within the last five minutes.
+    """
+
+    body: str
+    size_bytes: int
+    group: str | None = None
+    deduplication_id: str = ""
+
+    def __repr__(self) -> str:
+        return f"Message({self.size_bytes} bytes)"
+
+
+class MessageLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The most that a service takes: of one message, and of one request with several of them.
+
+    `is_fifo`: every message needs a group and a deduplication id.
+    """
+
+    message_bytes_max: int
+    batch_bytes_max: int
+    batch_messages_max: int
+    is_fifo: bool = False
