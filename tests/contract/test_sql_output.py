@@ -12,16 +12,12 @@ import signal
 import sqlite3
 import threading
 import time
-from datetime import UTC, date, datetime
-from decimal import Decimal
-from uuid import UUID
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
-from kclrun.errors import SettingsError, SinkError, Superseded
-from kclrun.sinks import sql_tables
+from kclrun.errors import SinkError, Superseded
 from kclrun.sinks.sql import SqlOutput
 from kclrun.sinks.sql_tables import Shape
 from tests.patience import LONG_S
