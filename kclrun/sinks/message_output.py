@@ -159,7 +159,7 @@ class MessageOutput:
 
     def commit(self) -> Cursor:
         """As `Output.commit`."""
-        self._failing_since = None
+        self._failures, self._failing_since, self._held_until = 0, None, 0.0
         while self._messages.count:
             self._send_due()
             self._await_news()
