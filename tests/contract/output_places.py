@@ -20,6 +20,7 @@ class Place:
     """One destination, empty at first; `aws` is the embedded AWS (`needs_aws`)."""
 
     needs_aws = False
+    needs_postgres = False  # `aws` is then the server
     # The faults that `fail` knows. The next write at the destination meets it, or the next `times`:
     #   refused        a definite no, without an effect
     #   throttled      the same with the words of an overload

@@ -14,9 +14,9 @@ from kclrun.local.server import start_embedded
 from kclrun.model.output import Cursor, RowsOf
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
-from tests.contract import message_places, output_places
+from tests.contract import message_places, output_places, sql_places
 
-PLACES = output_places.PLACES | message_places.PLACES
+PLACES = output_places.PLACES | sql_places.PLACES | message_places.PLACES
 START = Cursor(TRIM_HORIZON)
 OF = RowsOf(
     application="orders",
@@ -37,7 +37,8 @@ def aws():
 @pytest.fixture(params=PLACES)
 def place(request, tmp_path):
     kind = PLACES[request.param]
-    made = kind(request.getfixturevalue("aws") if kind.needs_aws else None, tmp_path)
+    server = next((each for each in ("aws", "postgres") if getattr(kind, f"needs_{each}")), None)
+    made = kind(request.getfixturevalue(server) if server else None, tmp_path)
     yield made
     made.close()
 
