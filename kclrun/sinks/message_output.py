@@ -75,6 +75,11 @@ def _key_text(row: Mapping[str, Any], column: str) -> str:
     return str(value)
 
 
+def naming(where: str, error: ServiceError) -> ServiceError:
+    """The same error, with the destination in front."""
+    return type(error)(f"{where}: {error}", operation=error.operation, code=error.code)
+
+
 class MessageOutput:
     """Implements `ports.Output`. `add` sends ahead without waiting; `commit` waits for everything.
 
@@ -169,7 +174,10 @@ class MessageOutput:
 
     def check(self) -> str:
         """As `Output.check`: looks at the destination, and sends nothing."""
-        self._sender.look()
+        try:
+            self._sender.look()
+        except ServiceError as error:
+            raise naming(self._sender.where, error) from None
         return self._sender.where
 
     def close(self) -> None:
