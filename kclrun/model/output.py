@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import functools
 import re
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
-from kclrun.errors import LimitExceeded
+from kclrun.errors import LimitExceeded, SettingsError
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 
+# Of the record beside a roll; readers refuse a higher one.
+ROLL_VERSION: Final = 1
+# What AWS allows in the names of streams and shards, and kclrun in that of an application.
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{0,254}[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}\Z", re.ASCII)
 _CURSOR: Final = re.compile(r"([A-Z_]+|\d+)(?:/(\d{1,10}))?(?:\+(\d{1,18}))?\Z")
 
 
@@ -59,6 +64,37 @@ class RowsOf(msgspec.Struct, frozen=True, kw_only=True):
     shard_id: str
     generation: int
     token: int
+
+
+class RollRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the destination keeps of a roll beside its rows: they are those of the records up to
+    `end`, a Cursor. `commit` is random, of the one attempt that wrote it; `token` is its owner's.
+    """
+
+    end: str
+    commit: str
+    token: int
+    version: int = ROLL_VERSION
+
+
+def roll_folder(of: RowsOf) -> str:
+    """Where the rolls of a shard are below the place of an output [K4, K8]. Raises: SettingsError
+    for a name that is not one of AWS: nothing is named after it."""
+    created = datetime.fromtimestamp(of.stream_created_at, UTC).strftime("%Y%m%dT%H%M%SZ")
+    for name in (of.application, of.stream, of.shard_id):
+        if not _NAME.match(name):
+            raise SettingsError(f"{name[:128]!r} is no name: no file or object is named after it")
+    return f"{of.application}/{of.stream}/{created}/{of.shard_id}/{of.generation}"
+
+
+def roll_name(begin: Cursor) -> str:
+    """The name of the roll that begins at this cursor, and of no other [K8, R4]. Names of a shard
+    sort as its rolls do: one that begins at a sentinel is its first."""
+    at = begin.position
+    tick = f"+{begin.tick:06}" if begin.tick else ""
+    if at.is_sentinel:
+        return f"0-{at.sequence_number}{tick}"
+    return f"{at.sequence_number}-{at.sub_sequence_number:06}{tick}"
 
 
 class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
