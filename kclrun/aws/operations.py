@@ -41,6 +41,7 @@ class Grant(enum.Enum):
     SEND_LETTERS = "SendDeadLetters"
     MANAGE_OBJECTS = "ReadAndRemoveDeadLetters"
     MANAGE_MESSAGES = "ReceiveAndRemoveDeadLetters"
+    SCHEMAS = "ReadSchemas"
     # For the identity that assumes `role_arn`; the role's own policy does not contain it.
     ROLE = "AssumeRole"
 
@@ -176,6 +177,8 @@ CHANGE_MESSAGE_VISIBILITY_BATCH: Final = Operation(
     grants=(Grant.MANAGE_MESSAGES,),
     actions=("sqs:ChangeMessageVisibility",),
 )
+# Only with `decode: glue`.
+GET_SCHEMA_VERSION: Final = Operation("glue", "GetSchemaVersion", grants=(Grant.SCHEMAS,))
 ASSUME_ROLE: Final = Operation("sts", "AssumeRole", grants=(Grant.ROLE,))
 
 OPERATIONS: Final = (
@@ -215,5 +218,6 @@ OPERATIONS: Final = (
     RECEIVE_MESSAGE,
     DELETE_MESSAGE_BATCH,
     CHANGE_MESSAGE_VISIBILITY_BATCH,
+    GET_SCHEMA_VERSION,
     ASSUME_ROLE,
 )

@@ -64,6 +64,13 @@ FunctionRef = Annotated[
     str,
     msgspec.Meta(pattern=r"^[A-Za-z_]\w*(\.\w+)*:\w+$", extra={"words": " like module:function"}),
 ]
+DecodeRef = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^(json|text|msgpack|glue|[A-Za-z_]\w*(\.\w+)*:\w+)$",
+        extra={"words": ": json, text, msgpack, glue, module:Type or module:function"},
+    ),
+]
 VariableName = Annotated[
     str,
     msgspec.Meta(
@@ -193,6 +200,9 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, Any],
         documented("given to this stream's processor, over the application's options"),
     ] = {}
+    decode: Annotated[
+        DecodeRef | None, documented("how record.value is made, if not as the application says")
+    ] = None
     start: Annotated[
         str | None,
         documented("where its shards without a lease begin, if not the application's start"),
@@ -214,7 +224,10 @@ class AwsSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None, documented("`embedded` for the AWS inside kclrun, a URL, or leave out for AWS")
     ] = None
     endpoints: Annotated[
-        dict[Literal["kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling", "s3", "sqs"], str],
+        dict[
+            Literal["kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling", "s3", "sqs", "glue"],
+            str,
+        ],
         documented("a URL for one service, over `endpoint`"),
     ] = {}
     profile: Annotated[str | None, documented("profile of the AWS configuration files")] = None
@@ -382,7 +395,9 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     schema: Annotated[
         str | None,
-        documented("spark: types of emitted rows, such as `carrier string, flights long`"),
+        documented(
+            "columns that each emitted row must fit, such as `carrier string NOT NULL, miles long`"
+        ),
     ] = None
 
 
@@ -513,6 +528,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     options: Annotated[
         dict[str, Any], documented("given to the processor as context.options, or to the pipeline")
     ] = {}
+    decode: Annotated[
+        DecodeRef | None,
+        documented(
+            "how record.value is made of the payload: json, text, msgpack, module:Type (of JSON),"
+            " module:function (of bytes), or glue (by the AWS Glue Schema Registry)"
+        ),
+    ] = None
     output: Annotated[OutputSettings | None, documented("where emitted rows go")] = None
     start: Annotated[
         str | StartAtLeases,
@@ -585,6 +607,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                     name=self.only_stream,
                     processor=self.processor,
                     options=self.options,
+                    decode=self.decode,
                     start=self.start_text,
                 ),
             )
@@ -593,6 +616,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 stream,
                 processor=stream.processor or self.processor,
                 options=self.options | stream.options,
+                decode=stream.decode or self.decode,
                 start=stream.start or self.start_text,
             )
             for stream in self.streams
@@ -642,6 +666,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                     streams=(),
                     processor=source.processor,
                     options=source.options,
+                    decode=source.decode,
                     start=source.start or self.start,
                 )
         raise SettingsError(f"{named} is no stream of this application: {self.stream_names}")

@@ -79,6 +79,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     `failover_s` is the smallest of the fleet [P7]. `start_timestamp` is where AT_TIMESTAMP, or a
     pinned LATEST [P14], begins. `hash_range_start` and `_end` are decimal: they have 128 bits.
     With `consumer_arn` the shard is read by enhanced fan-out, else by polling.
+    `glue_url` is that of the schema registry, if it is not AWS's own.
     `options` are values of the YAML types. `has_waited`: a failover has passed since a forced take
     [P18]; `others_in_sight`: another kclrun owner could take an offered lease [P17].
     """
@@ -107,6 +108,9 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: CheckpointSpec
     on_error: OnErrorSpec
     output_path: str | None = None
+    output_schema: str | None = None
+    decode: str | None = None
+    glue_url: str | None = None
     table_name: str
     kinesis: WireEndpoint
     dynamodb: WireEndpoint

@@ -84,7 +84,7 @@ def test_the_schema_shows_defaults_as_people_write_them() -> None:
     assert json.loads(json.dumps(shown)) == shown, "nothing but values of JSON"
     assert None not in shown.values()
     assert told["aws.endpoints"]["propertyNames"] == {
-        "enum": ["kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling", "s3", "sqs"]
+        "enum": ["kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling", "s3", "sqs", "glue"]
     }
 
 
