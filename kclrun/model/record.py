@@ -28,18 +28,16 @@ class OffTheWire:
     """
 
 
-class Decoding:
+class Decoding(msgspec.Struct, eq=False):
     """How `Record.value` is made: shared by the records of a lease, and one of its own for each
-    record that was decoded. All are equal: records are compared by what the service sent."""
+    record that was decoded. All are equal: records are compared by what the service sent.
 
-    __slots__ = ("data", "decode", "value")
+    `data` is what `value` was made of; None before that.
+    """
 
-    def __init__(
-        self, decode: Callable[[Record], Any], data: bytes | None = None, value: object = None
-    ) -> None:
-        self.decode = decode
-        self.data = data  # what `value` was made of; None before that
-        self.value = value
+    decode: Callable[[Record], Any]
+    data: bytes | None = None
+    value: Any = None
 
     def __eq__(self, other: object) -> bool:
         return other is None or isinstance(other, Decoding)

@@ -204,7 +204,7 @@ class Connected:
 
     def registry(self, url: str | None) -> Decode:
         """The schema registry of the stream's region; made once, with what it has looked up."""
-        from kclrun.aws.glue import open_registry
+        from kclrun.aws.glue.decoder import open_registry
 
         if self._registry is None:
             if url is None and is_loopback(self.endpoint.url):

@@ -121,7 +121,7 @@ def redriven(
 
 def _registry(job: RedriveJob) -> Callable[[], Decode]:
     def opened() -> Decode:
-        from kclrun.aws.glue import open_registry
+        from kclrun.aws.glue.decoder import open_registry
 
         access = job.registry
         assert access is not None, "the verb gives it with `decode: glue`"

@@ -163,11 +163,9 @@ def run_processor(
     the shard ends, or, with `end_of_shard=False`, the lease is given away. A call that raises is
     repeated `retries` times, with its rows taken back and without the records it checkpointed;
     then the error is raised to you, or with `then` as in `on_error.then` the records at fault are
-    given up. As in production `shutdown_requested` is called once,
-    `initialize` again with a new instance, and an error of the settings is not repeated.
-
-    `decode` is what `record.value` is: as the setting, or a type or a function itself; without it
-    `decode_as` of the processor holds. For `glue` give a function. `schema` is `output.schema`.
+    given up. As in production `shutdown_requested` is called once, `initialize` again with a new
+    instance, and an error of the settings is not repeated. `schema` is `output.schema`; `decode` is
+    the setting, or a type or a function itself (for `glue` a function); without it `decode_as`.
 
     `crash_after` ends the process after so many records, when the call with the last of them has
     returned and before anything is checkpointed for it. `crash_at_checkpoint=n` ends it in the
@@ -196,8 +194,7 @@ def run_processor(
     ledger = Ledger(position)
     run = Run(ledger.rows, ledger.checkpoints, position)
     life = _Life(
-        run,
-        ledger,
+        *(run, ledger, _decoding(processor, decode)),
         mode=checkpoint,
         batch_max=batch_max,
         uncheckpointed_max=uncheckpointed_max,
@@ -205,7 +202,6 @@ def run_processor(
         then=then,
         crash_after=crash_after,
         crash_at_checkpoint=crash_at_checkpoint,
-        decoding=_decoding(processor, decode),
     )
     try:
         life.start(
@@ -313,6 +309,7 @@ class _Life:
         self,
         run: Run,
         ledger: Ledger,
+        decoding: Decoding | None,
         *,
         mode: Mode,
         batch_max: int,
@@ -321,7 +318,6 @@ class _Life:
         then: Then,
         crash_after: int | None,
         crash_at_checkpoint: int | None,
-        decoding: Decoding | None,
     ) -> None:
         if batch_max < 1 or uncheckpointed_max < 1:
             raise ValueError("batch_max and uncheckpointed_max are at least 1")

@@ -398,7 +398,7 @@ class LeaseProcess:
         return processor, self._rows, decoding
 
     def _registry(self) -> Decode:
-        from kclrun.aws.glue import open_registry
+        from kclrun.aws.glue.decoder import open_registry
 
         spec = self._spec
         return open_registry(spec.kinesis.region, spec.glue_url, self._services.credentials)

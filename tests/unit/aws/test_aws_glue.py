@@ -15,10 +15,10 @@ import fastavro
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from kclrun.aws import glue
 from kclrun.aws.control import ControlPlane, RenewedClient
 from kclrun.aws.endpoints import EndpointSettings
-from kclrun.aws.glue import GlueDecoder
+from kclrun.aws.glue import decoder as glue
+from kclrun.aws.glue.decoder import GlueDecoder
 from kclrun.codec.values import decoding
 from kclrun.errors import (
     LimitExceeded,
