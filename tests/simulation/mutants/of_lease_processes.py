@@ -26,7 +26,7 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="offer-without-its-checkpoint",
         file="kclrun/consuming/shard_end.py",
-        old="position = max(self._requests.final_position(ledger), row.checkpoint)",
+        old="position = max(final, row.checkpoint)",
         new="position = row.checkpoint",
         breaks="what was processed since the last checkpoint comes again after a planned move",
         source='I8; KCL 3 "doesn\'t completely eliminate" it',
