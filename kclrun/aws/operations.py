@@ -41,6 +41,12 @@ class Grant(enum.Enum):
     SEND_LETTERS = "SendDeadLetters"
     MANAGE_OBJECTS = "ReadAndRemoveDeadLetters"
     MANAGE_MESSAGES = "ReceiveAndRemoveDeadLetters"
+    # Outputs: to see that they are there, and to send rows to them.
+    CREATE_ROLLS = "CreateObjectsOfRows"
+    SEE_ROLLS = "SeeTheBucketOfRows"
+    SEND_ROWS = "SendRowsToQueues"
+    PUBLISH_ROWS = "PublishRowsToTopics"
+    DELIVER_ROWS = "PutRowsIntoDeliveryStreams"
     # For the identity that assumes `role_arn`; the role's own policy does not contain it.
     ROLE = "AssumeRole"
 
@@ -142,11 +148,17 @@ COMPLETE_LIFECYCLE_ACTION: Final = Operation(
     "autoscaling", "CompleteLifecycleAction", is_write=True, grants=(Grant.LIFECYCLE,)
 )
 # Only with `on_error.dead_letter.s3` and `.sqs`.
-PUT_OBJECT: Final = Operation("s3", "PutObject", is_write=True, grants=(Grant.KEEP_OBJECTS,))
-LIST_OBJECTS_V2: Final = Operation(
-    "s3", "ListObjectsV2", grants=(Grant.SEE_BUCKET,), actions=("s3:ListBucket",)
+PUT_OBJECT: Final = Operation(
+    "s3", "PutObject", is_write=True, grants=(Grant.KEEP_OBJECTS, Grant.CREATE_ROLLS)
 )
-GET_OBJECT: Final = Operation("s3", "GetObject", grants=(Grant.MANAGE_OBJECTS,))
+# Without this permission S3 calls an object that is not there forbidden.
+LIST_OBJECTS_V2: Final = Operation(
+    "s3",
+    "ListObjectsV2",
+    grants=(Grant.SEE_BUCKET, Grant.SEE_ROLLS),
+    actions=("s3:ListBucket",),
+)
+GET_OBJECT: Final = Operation("s3", "GetObject", grants=(Grant.MANAGE_OBJECTS, Grant.CREATE_ROLLS))
 DELETE_OBJECTS: Final = Operation(
     "s3",
     "DeleteObjects",
@@ -154,7 +166,7 @@ DELETE_OBJECTS: Final = Operation(
     grants=(Grant.MANAGE_OBJECTS,),
     actions=("s3:DeleteObject",),
 )
-_LETTER_QUEUE: Final = (Grant.SEND_LETTERS, Grant.MANAGE_MESSAGES)
+_LETTER_QUEUE: Final = (Grant.SEND_LETTERS, Grant.MANAGE_MESSAGES, Grant.SEND_ROWS)
 GET_QUEUE_URL: Final = Operation("sqs", "GetQueueUrl", grants=_LETTER_QUEUE)
 GET_QUEUE_ATTRIBUTES: Final = Operation("sqs", "GetQueueAttributes", grants=_LETTER_QUEUE)
 SEND_MESSAGE: Final = Operation("sqs", "SendMessage", is_write=True, grants=(Grant.SEND_LETTERS,))
@@ -175,6 +187,49 @@ CHANGE_MESSAGE_VISIBILITY_BATCH: Final = Operation(
     is_write=True,
     grants=(Grant.MANAGE_MESSAGES,),
     actions=("sqs:ChangeMessageVisibility",),
+)
+# Only with an output in S3. Another owner's object is seen, and none is replaced or removed.
+HEAD_OBJECT: Final = Operation(
+    "s3", "HeadObject", grants=(Grant.CREATE_ROLLS,), actions=("s3:GetObject",)
+)
+CREATE_MULTIPART_UPLOAD: Final = Operation(
+    "s3",
+    "CreateMultipartUpload",
+    is_write=True,
+    grants=(Grant.CREATE_ROLLS,),
+    actions=("s3:PutObject",),
+)
+UPLOAD_PART: Final = Operation(
+    "s3", "UploadPart", is_write=True, grants=(Grant.CREATE_ROLLS,), actions=("s3:PutObject",)
+)
+COMPLETE_MULTIPART_UPLOAD: Final = Operation(
+    "s3",
+    "CompleteMultipartUpload",
+    is_write=True,
+    grants=(Grant.CREATE_ROLLS,),
+    actions=("s3:PutObject",),
+)
+# Only with outputs of these kinds. SQS and SNS check the permission of a single message.
+SEND_MESSAGE_BATCH: Final = Operation(
+    "sqs",
+    "SendMessageBatch",
+    is_write=True,
+    grants=(Grant.SEND_ROWS,),
+    actions=("sqs:SendMessage",),
+)
+GET_TOPIC_ATTRIBUTES: Final = Operation("sns", "GetTopicAttributes", grants=(Grant.PUBLISH_ROWS,))
+PUBLISH_BATCH: Final = Operation(
+    "sns",
+    "PublishBatch",
+    is_write=True,
+    grants=(Grant.PUBLISH_ROWS,),
+    actions=("sns:Publish",),
+)
+DESCRIBE_DELIVERY_STREAM: Final = Operation(
+    "firehose", "DescribeDeliveryStream", grants=(Grant.DELIVER_ROWS,)
+)
+PUT_RECORD_BATCH: Final = Operation(
+    "firehose", "PutRecordBatch", is_write=True, grants=(Grant.DELIVER_ROWS,)
 )
 ASSUME_ROLE: Final = Operation("sts", "AssumeRole", grants=(Grant.ROLE,))
 
@@ -215,5 +270,14 @@ OPERATIONS: Final = (
     RECEIVE_MESSAGE,
     DELETE_MESSAGE_BATCH,
     CHANGE_MESSAGE_VISIBILITY_BATCH,
+    HEAD_OBJECT,
+    CREATE_MULTIPART_UPLOAD,
+    UPLOAD_PART,
+    COMPLETE_MULTIPART_UPLOAD,
+    SEND_MESSAGE_BATCH,
+    GET_TOPIC_ATTRIBUTES,
+    PUBLISH_BATCH,
+    DESCRIBE_DELIVERY_STREAM,
+    PUT_RECORD_BATCH,
     ASSUME_ROLE,
 )

@@ -364,6 +364,10 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
             " stream, group of a FIFO queue or topic)"
         ),
     ] = ()
+    aggregate: Annotated[
+        bool,
+        documented("kinesis: rows of one key share a record, as of the KPL; readers must open it"),
+    ] = False
     buffer: Annotated[
         ByteSize, documented("bytes of rows that wait for the destination before the lease waits")
     ] = ByteSize(64 * 2**20)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -20,7 +20,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{0,254}[A-Za-z0-9_-][A-Za-z0-9_.-]{0,2
 _CURSOR: Final = re.compile(r"([A-Z_]+|\d+)(?:/(\d{1,10}))?(?:\+(\d{1,18}))?\Z")
 
 
-@functools.total_ordering
 class Cursor(msgspec.Struct, frozen=True, gc=False):
     """Every row of records up to `position` is accounted for, and of the wall-clock timers that
     fired after that record those of the first `tick` rounds. Ordered and hashable [K1]."""
@@ -32,6 +31,15 @@ class Cursor(msgspec.Struct, frozen=True, gc=False):
         if self.position == other.position:
             return self.tick < other.tick
         return self.position < other.position
+
+    def __le__(self, other: Cursor) -> bool:
+        return not other < self
+
+    def __gt__(self, other: Cursor) -> bool:
+        return other < self
+
+    def __ge__(self, other: Cursor) -> bool:
+        return not self < other
 
     def __str__(self) -> str:
         """The text that rows of the lease table and destinations keep: `4957…/3+0`."""
@@ -47,6 +55,26 @@ class Cursor(msgspec.Struct, frozen=True, gc=False):
             raise LimitExceeded(f"{text[:40]!r} is not the cursor of an output")
         number, sub, tick = match.groups(default="0")
         return cls(ExtendedSequenceNumber(number, int(sub)), int(tick))
+
+
+Cursors = tuple[tuple[str, Cursor], ...]
+
+
+def sorted_cursors(cursors: Mapping[str, Cursor]) -> Cursors:
+    """Cursors by the names of their outputs, as a lease and a write keep them."""
+    return tuple(sorted(cursors.items()))
+
+
+class StoredCursors(msgspec.Struct, frozen=True, gc=False):
+    """How far each output had the rows when its lease's checkpoint became `at`: both were written
+    at once [K2]. A lease whose checkpoint is not `at` was moved by another program."""
+
+    at: ExtendedSequenceNumber
+    cursors: Cursors
+
+    def of(self, name: str) -> Cursor | None:
+        """The cursor of one output; None if it was not among the outputs then."""
+        return dict(self.cursors).get(name)
 
 
 class RowsOf(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +131,8 @@ class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
     Exactly one of `path`, `s3`, `sql`, `dynamodb`, `kinesis`, `sqs`, `sns` and `firehose` is set.
     `s3` is an URL `s3://bucket/prefix`; the others are names, URLs or ARNs. `roll_s` and
     `roll_bytes` end a file or an object; both are 0 for a file that grows (`path`). `key` names
-    columns: the key of an upsert, or the column that orders messages. `schema` is the text of
+    columns: the key of an upsert, or the column that orders messages. `aggregates`: rows of a
+    stream are put into KPL aggregates. `schema` is the text of
     `output.schema`. `endpoint_url` replaces the address of the service.
     """
 
@@ -124,6 +153,7 @@ class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
     is_upsert: bool = False
     creates_table: bool = False
     key: tuple[str, ...] = ()
+    aggregates: bool = False
     schema: str | None = None
     endpoint_url: str | None = None
 
@@ -132,6 +162,11 @@ class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it is a file for each shard that is never rolled."""
         return self.path is not None and self.roll_s == 0
 
+    @property
+    def stores_cursor(self) -> bool:
+        """Whether the destination keeps its cursor with its rows, so that they are there once."""
+        return self.s3 is not None or self.sql is not None or (bool(self.path) and not self.grows)
+
     def __repr__(self) -> str:
         """Without the addresses: that of a database may have a password in it."""
         return f"OutputPlace({self.name!r})"
@@ -139,3 +174,31 @@ class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
     def __rich_repr__(self) -> list[tuple[str, str]]:
         """The fields for a pretty-printer."""
         return [("name", self.name)]
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """One row as a message of a queue, a topic or a delivery stream.
+
+    Messages of one `group` keep their order; None has no order to others. A FIFO queue or topic
+    drops a message whose `deduplication_id` it took within the last five minutes.
+    """
+
+    body: str
+    size_bytes: int
+    group: str | None = None
+    deduplication_id: str = ""
+
+    def __repr__(self) -> str:
+        return f"Message({self.size_bytes} bytes)"
+
+
+class MessageLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The most that a service takes: of one message, and of one request with several of them.
+
+    `is_fifo`: every message needs a group and a deduplication id.
+    """
+
+    message_bytes_max: int
+    batch_bytes_max: int
+    batch_messages_max: int
+    is_fifo: bool = False

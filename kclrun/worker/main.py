@@ -66,7 +66,7 @@ from kclrun.worker.clock import boottime
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
-from kclrun.worker.lease_rows import LeaseRows
+from kclrun.worker.lease_outputs import LeaseOutputs
 from kclrun.worker.lease_thread import LOOK_S, LeaseThread, ManagerLine, Reporter
 from kclrun.worker.sharing import (
     SHARED_LOOK_S,
@@ -137,6 +137,8 @@ def life_policy(spec: StartSpec) -> LifePolicy:
         uncheckpointed_max=spec.checkpoint.uncheckpointed_max,
         has_waited=spec.has_waited,
         others_in_sight=spec.others_in_sight,
+        has_outputs=any(not place.grows for place in spec.outputs),
+        has_storing_outputs=any(place.stores_cursor for place in spec.outputs),
     )
 
 
@@ -310,7 +312,7 @@ class LeaseProcess:
         self._fetching: FetchThread | None = None
         slot = segment.slot(spec.place)
         self._reporter = Reporter(slot, ring, doorbell, spec.incarnation, self._fetch_view)
-        self._rows = LeaseRows(
+        self._rows = LeaseOutputs(
             spec,
             self._queue,
             post=self._inbox.post,

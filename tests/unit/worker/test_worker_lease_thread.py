@@ -89,9 +89,16 @@ class Admin:
 
 
 class Rows:
-    def __init__(self):
-        self.is_full = True
+    def __init__(self, *, is_full):
+        self.is_full = is_full
         self.durable = []
+        self.asked = []
+
+    def commit(self, asked):
+        self.asked.append(asked)
+
+    def waiting_since(self):
+        return 0.0
 
     def make_durable(self, position):
         if self.is_full:
@@ -114,7 +121,7 @@ class Stage:
             checkpoint_every_s=every_s,
         )
         self.life = LeaseStateMachine(policy, lambda: 0.5)
-        self.rows = None
+        self.rows = Rows(is_full=False)
         self.inbox = Inbox()
         self.queue = DeliveryQueue(QueueLimits(1000, 10), boottime)
         self.checkpoints = CheckpointCalls(self.inbox.post, lambda position: None, lambda: False)
@@ -134,7 +141,7 @@ class Stage:
             table=self.table,
             admin=Admin(),
             checkpoints=self.checkpoints,
-            rows=lambda: self.rows,
+            rows=self.rows,
             line=ManagerLine(self.channel, lambda credentials: None),
             reporter=reporter,
             fetch_watch=FetchWatch(lambda: self.fetch_view, 0.2),

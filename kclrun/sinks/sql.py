@@ -1,0 +1,335 @@
+"""Rows of a shard into a table of a database, each exactly once: SQLAlchemy Core, extra `sql`.
+
+The cursor of each shard stands in a table of ours in the same database. A commit is one transaction
+that moves the cursor and writes the rows [K7]. It does not know leases or AWS. A process without
+an SQL output does not import this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from kclrun.errors import ConfigError, LimitExceeded, SettingsError, SinkError, Superseded
+from kclrun.model.output import Cursor, OutputPlace, RowsOf
+from kclrun.model.row_schema import RowSchema, row_mapping
+from kclrun.processor import Row
+
+try:
+    import sqlalchemy as sa
+    from sqlalchemy import exc
+except ImportError:
+    raise SettingsError(
+        "an SQL output needs SQLAlchemy and the driver of the database\n"
+        "To go on:  pip install 'kclrun[sql]' 'psycopg[binary]'   (PostgreSQL)"
+    ) from None
+
+from kclrun.sinks.sql_tables import (
+    PATIENCE_S,
+    Encoded,
+    Shape,
+    Target,
+    create_target,
+    cursor_table,
+    find_target,
+    open_engine,
+    shown_url,
+)
+
+# Rows of one statement: its arrays or its parameters are some megabytes at most.
+_ROWS_A_STATEMENT: Final = 10_000
+# Orders of columns that rows have; a program that makes names of data has no end of them.
+_ORDERS_MAX: Final = 1_000
+# A row without its texts: its tuple and its numbers.
+_ROW_BYTES: Final = 64
+
+
+class _Batch(msgspec.Struct):
+    """Rows of one transaction. Once it was sent, only its outcome may change it [K6]."""
+
+    rows: list[Encoded]
+    upto: Cursor
+    unsent_bytes: int = 0
+
+
+class SqlOutput:
+    """Implements `ports.Output`: one table, for one shard and one owner of its lease.
+
+    `begin` installs the token of this owner; from then on no transaction of a former owner finds
+    its token in the cursor's row [V2]. A commit requires the token and the position at which the
+    former commit ended, so that the same transaction cannot apply twice [V1]. A commit whose
+    outcome is unknown is sent again with the same rows and the same condition, whatever was added
+    since; if it had been applied, the cursor says so.
+
+    Errors name the table, a column or a constraint; never a value, and never the password.
+    """
+
+    stores_cursor: bool = True
+
+    def __init__(
+        self, place: OutputPlace, of: RowsOf, *, cursors: str = "kclrun_cursors"
+    ) -> None:
+        assert place.sql is not None, "the settings name a database"
+        self._place = place
+        self._of = of
+        self._engine = open_engine(place.sql)
+        self._schema = RowSchema.parse(place.schema) if place.schema else None
+        *schema, _ = place.table.rsplit(".", 1)
+        self._cursors = cursor_table(cursors, schema[0] if schema else None)
+        self._is_ours = sa.and_(*(self._cursors.c[name] == each for name, each in self._key()))
+        self._target: Target | None = None
+        self._shapes: dict[tuple[str, ...], Shape] = {}
+        self._began: str = ""
+        self._sent: _Batch | None = None
+        self._added: _Batch | None = None
+        self._confirmed: Cursor | None = None
+
+    def __repr__(self) -> str:
+        return f"SqlOutput({self._name})"
+
+    def encode(self, row: Row) -> tuple[Encoded, int]:
+        """As `Output.encode`, for the table that `begin` found."""
+        assert self._target is not None, "begin comes first"
+        mapping = row_mapping(row)
+        if mapping is None:
+            raise TypeError(f"a row is a mapping of names to values, not {type(row).__name__}")
+        names = tuple(mapping)
+        shape = self._shapes.get(names)
+        if shape is None:
+            if len(self._shapes) >= _ORDERS_MAX:
+                self._shapes.clear()
+            shape = self._shapes[names] = self._target.shape(names)
+        values, text_bytes = shape.values(mapping)
+        size = _ROW_BYTES + text_bytes
+        return (shape, values, size), size
+
+    def begin(self, at: Cursor) -> Cursor:
+        """As `Output.begin`: installs the token, then reads the cursor [K11]."""
+        with self._saying("begin at"):
+            self._make_cursor_table()
+            self._target = self._found_target()
+            self._make_cursor(at)
+            with self._transaction() as connection:
+                mine = self._cursors.c.token <= self._of.token
+                taken = connection.execute(
+                    self._cursors.update().where(self._is_ours, mine).values(token=self._of.token)
+                )
+                row = connection.execute(self._read()).one()
+                if taken.rowcount != 1:
+                    raise SettingsError(
+                        f"{self._name}: shard {self._of.shard_id} was taken over there with the"
+                        f" token {row.token}, which is above ours, {self._of.token}\n"
+                        "Either another process owns the lease by now, or the lease table is older"
+                        " than this database: it was created again, or restored from a backup.\n"
+                        f"In that case set the column token in {self._cursors.fullname} to 0 for"
+                        f" {self._of.application}, {self._of.stream}"
+                    )
+        there = self._parsed(row.position)
+        self._began = row.position
+        self._confirmed = max(at, there)
+        return self._confirmed
+
+    def add(self, rows: Sequence[Encoded], upto: Cursor) -> None:
+        """As `Output.add`; nothing is sent here."""
+        if self._added is None:
+            self._added = _Batch([], upto)
+        self._added.rows.extend(rows)
+        self._added.upto = upto
+        self._added.unsent_bytes += sum(size for _, _, size in rows)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """As `Output.unsent_bytes`."""
+        return sum(each.unsent_bytes for each in (self._sent, self._added) if each is not None)
+
+    def commit(self) -> Cursor:
+        """As `Output.commit`. A constraint of the table that a row violates is a SettingsError."""
+        assert self._confirmed is not None, "begin comes first"
+        while self._sent is not None or self._added is not None:
+            if self._sent is None:
+                self._sent, self._added = self._added, None
+                continue
+            if self._sent.rows:  # without a row nothing has to be kept from appearing twice
+                with self._saying("write to"):
+                    self._move(self._sent)
+            self._confirmed, self._sent = self._sent.upto, None
+        return self._confirmed
+
+    def check(self) -> str:
+        """As `Output.check`: columns, and that rows may be inserted and cursors moved."""
+        with self._saying("use"), self._engine.connect() as connection:
+            target = find_target(connection, self._place, self._schema)
+            if target is None:
+                if not self._place.creates_table:
+                    raise self._missing()
+                return f"{self._name}, to be created"
+            connection.execute(target.insert_nothing())
+            if sa.inspect(connection).has_table(self._cursors.name, schema=self._cursors.schema):
+                nothing = self._cursors.update().where(sa.false()).values(position="")
+                connection.execute(nothing)
+            connection.rollback()
+        return self._name
+
+    def close(self) -> None:
+        """As `Output.close`."""
+        self._engine.dispose()
+
+    @property
+    def _name(self) -> str:
+        return f"table {self._place.table} of {shown_url(self._engine.url)}"
+
+    def _key(self) -> list[tuple[str, Any]]:
+        """A stream that was created again under its name has cursors of its own [K4, R5]."""
+        return [
+            ("application", self._of.application),
+            ("stream", self._of.stream),
+            ("stream_created_ms", round(self._of.stream_created_at * 1000)),
+            ("shard", self._of.shard_id),
+            ("generation", self._of.generation),
+            ("output", self._place.name),
+        ]
+
+    def _read(self) -> sa.Select[Any]:
+        return sa.select(self._cursors.c.token, self._cursors.c.position).where(self._is_ours)
+
+    def _make_cursor_table(self) -> None:
+        with self._engine.connect() as connection:
+            inspector = sa.inspect(connection)
+            if inspector.has_table(self._cursors.name, schema=self._cursors.schema):
+                return
+        self._creating(lambda connection: self._cursors.create(connection, checkfirst=True))
+
+    def _found_target(self) -> Target:
+        with self._engine.connect() as connection:
+            found = find_target(connection, self._place, self._schema)
+        if found is None and self._place.creates_table and self._schema is not None:
+            schema = self._schema
+            self._creating(lambda connection: create_target(connection, self._place, schema))
+            with self._engine.connect() as connection:
+                found = find_target(connection, self._place, schema)
+        if found is None:
+            raise self._missing()
+        return found
+
+    def _creating(self, create: Any) -> None:
+        """Another process may create the same table at the same moment; then ours fails, and the
+        table is there."""
+        for is_last in (False, True):
+            try:
+                with self._engine.begin() as connection:
+                    create(connection)
+                return
+            except exc.DBAPIError:
+                if is_last:
+                    raise
+
+    def _missing(self) -> SettingsError:
+        return SettingsError(
+            f"{self._name} does not exist\n"
+            "Create it, or set output.create: on and output.schema to its columns"
+        )
+
+    def _make_cursor(self, at: Cursor) -> None:
+        values = dict(self._key(), token=self._of.token, position=str(at))
+        with self._engine.connect() as connection:
+            if connection.execute(self._read()).first() is not None:
+                return
+        with contextlib.suppress(exc.IntegrityError), self._transaction() as connection:
+            # Another owner may have inserted it meanwhile.
+            connection.execute(self._cursors.insert().values(values))
+
+    def _move(self, batch: _Batch) -> None:
+        """One transaction: the cursor from where we began to `upto`, and the rows [K7]."""
+        assert self._target is not None, "begin found it"
+        upto = str(batch.upto)
+        cursors = self._cursors
+        with self._transaction() as connection:
+            moved = connection.execute(
+                cursors.update()
+                .where(
+                    self._is_ours,
+                    cursors.c.token == self._of.token,
+                    cursors.c.position == self._began,
+                )
+                .values(position=upto)
+            )
+            if moved.rowcount == 1:
+                for shape, values in self._target.statements(batch.rows):
+                    for at in range(0, len(values), _ROWS_A_STATEMENT):
+                        shape.insert(connection, values[at : at + _ROWS_A_STATEMENT])
+            else:
+                row = connection.execute(self._read()).first()
+                # Only our own earlier send can have left our token with this position [K6].
+                if row is None or (row.token, row.position) != (self._of.token, upto):
+                    raise Superseded(
+                        f"{self._name}: another owner moved the cursor of {self._of.shard_id}"
+                    )
+        self._began = upto
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        with self._engine.begin() as connection:
+            if connection.dialect.name == "postgresql":
+                # A process that stops in the middle of its transaction holds the cursor's row: the
+                # server ends the transaction, and we do not wait for ever meanwhile. Local to the
+                # transaction, as a pooler (PgBouncer) requires.
+                limits = ("lock_timeout", "idle_in_transaction_session_timeout")
+                patience = f"{PATIENCE_S:.0f}s"
+                connection.execute(
+                    sa.select(*(sa.func.set_config(each, patience, True) for each in limits))  # noqa: FBT003
+                )
+            yield connection
+
+    @contextlib.contextmanager
+    def _saying(self, doing: str) -> Iterator[None]:
+        """Failures of driver and database as ours, without what they quote."""
+        try:
+            yield
+        except (SinkError, ConfigError):
+            raise
+        except exc.DBAPIError as error:
+            raise self._failure(doing, error) from None
+        except (exc.SQLAlchemyError, UnicodeError, OverflowError) as error:
+            # From SQLAlchemy itself, or from a driver that cannot send a value.
+            raise SettingsError(
+                f"cannot {doing} {self._name}: {type(error).__name__} in the driver"
+            ) from None
+
+    def _failure(self, doing: str, error: exc.DBAPIError) -> SinkError | SettingsError:
+        of = type(error.orig).__name__
+        code = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+        told = f"cannot {doing} {self._name}: {of}" + (f" ({code})" if code else "")
+        if isinstance(error, exc.IntegrityError | exc.DataError):
+            named = self._target.named_in(error.orig) if self._target is not None else ""
+            return SettingsError(f"{told}{named}\nThe database refuses a row for good")
+        if isinstance(error, exc.ProgrammingError | exc.NotSupportedError):
+            return SettingsError(
+                f"{told}\nAre table, columns and the user's permissions as they were?"
+            )
+        return SinkError(told + self._connection_words(error))
+
+    def _connection_words(self, error: exc.DBAPIError) -> str:
+        """What the driver says of a failed connection. Failures of statements quote values."""
+        if error.statement is not None:
+            return ""
+        words = " ".join(str(error.orig).split())[:200]
+        for secret in self._secrets():
+            words = words.replace(secret, "***")
+        return f": {words}" if words else ""
+
+    def _secrets(self) -> list[str]:
+        query: Mapping[str, Any] = self._engine.url.query
+        password = self._engine.url.password
+        found = [str(query[name]) for name in query if "pass" in name.lower()]
+        return [each for each in (str(password) if password else "", *found) if each]
+
+    def _parsed(self, position: str) -> Cursor:
+        try:
+            return Cursor.parse(position)
+        except LimitExceeded:
+            raise SettingsError(
+                f"{self._name}: the position in {self._cursors.fullname} is not a cursor of kclrun"
+            ) from None

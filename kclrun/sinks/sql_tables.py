@@ -1,0 +1,547 @@
+"""The tables of an SQL output: found or created, their columns, and how rows are inserted.
+
+Differences between databases are here. PostgreSQL takes the rows of a statement as one array for
+each column (`unnest`): that needs a tenth of the client's time of a parameter for each value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from decimal import Decimal
+from typing import Any, Final, cast
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+from kclrun.errors import RowMismatch, SettingsError
+from kclrun.model.output import OutputPlace
+from kclrun.model.row_schema import Column, DataType, DecimalType, RowSchema, SimpleType
+
+# How long a transaction waits for another one, and how long a server keeps the transaction of a
+# client that went silent. Much longer than a pause of a process, shorter than an operator's wait.
+PATIENCE_S: Final = 10.0
+_NAME_SHOWN_MAX: Final = 64
+# Sets of columns that one processor emits; a program that makes names of data has no end of them.
+_SHAPES_MAX: Final = 1_000
+# For text in a key: MySQL's indexes take no text without a length, and 3,072 bytes altogether.
+_KEY_TEXT: Final = 255
+
+Convert = Callable[[Any], Any]
+Encoded = tuple["Shape", tuple[Any, ...], int]
+
+
+def open_engine(text: str) -> sa.Engine:
+    """An engine of one connection, opened at its first use. Raises: SettingsError."""
+    try:
+        url = sa.make_url(text)
+    except (exc.ArgumentError, ValueError):
+        raise SettingsError(
+            "output.sql: expected SQLAlchemy's URL, such as"
+            " postgresql+psycopg://user:${secret:NAME}@host/database"
+        ) from None
+    if url.get_backend_name() == "sqlite" and url.database in {None, "", ":memory:"}:
+        raise SettingsError("output.sql: rows in memory are not durable; name a file")
+    try:
+        return sa.create_engine(
+            url,
+            poolclass=sa.QueuePool,
+            pool_size=1,
+            max_overflow=0,
+            pool_pre_ping=True,
+            hide_parameters=True,
+            connect_args=_patience(url),
+        )
+    except (ImportError, exc.NoSuchModuleError):
+        raise SettingsError(
+            f"output.sql: the driver of {url.drivername} is not installed\n"
+            "To go on, for example:  pip install 'psycopg[binary]'   (postgresql+psycopg://…)"
+        ) from None
+    except (exc.ArgumentError, TypeError, ValueError):
+        raise SettingsError(f"output.sql: {shown_url(url)}: its options are not usable") from None
+
+
+def shown_url(url: sa.URL) -> str:
+    """The database for a message: without password and options."""
+    host = f"{url.host or ''}{f':{url.port}' if url.port else ''}"
+    return f"{url.drivername}://{host}/{url.database or ''}"
+
+
+def _patience(url: sa.URL) -> dict[str, Any]:
+    """What notices a server that does not answer; the URL's own options come first."""
+    wait = int(PATIENCE_S)
+    told: dict[str, Any] = {}
+    if url.drivername in {"postgresql", "postgresql+psycopg", "postgresql+psycopg2"}:
+        told = {"connect_timeout": wait, "keepalives_idle": wait, "keepalives_interval": wait // 2}
+        told |= {"keepalives_count": 2, "tcp_user_timeout": 2_000 * wait}
+    elif url.get_backend_name() == "sqlite":
+        told = {"timeout": wait}
+    elif url.drivername == "mysql+pymysql":
+        told = {"connect_timeout": wait}
+    return {name: value for name, value in told.items() if name not in url.query}
+
+
+def cursor_table(name: str, schema: str | None) -> sa.Table:
+    """The table of cursors. `position` is only compared for equality: its order as text is not
+    that of cursors. `version` is for the version of a shard's state."""
+    text = [("application", 128), ("stream", 255), ("shard", 128), ("output", 128)]
+    return sa.Table(
+        name,
+        sa.MetaData(),
+        *(sa.Column(each, sa.String(size), primary_key=True) for each, size in text),
+        sa.Column("stream_created_ms", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("generation", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("token", sa.BigInteger, nullable=False),
+        sa.Column("position", sa.String(255), nullable=False),
+        sa.Column("version", sa.String(255)),
+        schema=schema,
+    )
+
+
+class _TableColumn(msgspec.Struct, frozen=True):
+    """One column of the table. `type` is None for a type that rows are not checked against;
+    `bind` is the type of its parameters, `cast` what PostgreSQL makes of them."""
+
+    name: str
+    type: DataType | None
+    bind: Any
+    cast: Any = None
+    convert: Convert | None = None
+    length: int | None = None
+    nullable: bool = True
+    is_needed: bool = False
+
+
+class Target:
+    """The table that rows go to, as it is in the database."""
+
+    def __init__(
+        self,
+        place: OutputPlace,
+        dialect: str,
+        columns: Sequence[_TableColumn],
+        schema: RowSchema | None,
+    ) -> None:
+        self.name = place.table
+        self._dialect = dialect
+        self._columns = {each.name: each for each in columns}
+        self._schema = schema
+        self._key = place.key if place.is_upsert else ()
+        self._shapes: dict[frozenset[str], Shape] = {}
+
+    def shape(self, names: tuple[str, ...]) -> Shape:
+        """How rows of these columns are checked and inserted. Raises: TypeError."""
+        given = frozenset(each.name for each in self._schema.columns) if self._schema else None
+        known = self._shapes.get(given or frozenset(names))
+        if known is None:
+            if len(self._shapes) >= _SHAPES_MAX:
+                self._shapes.clear()
+            known = self._shapes[given or frozenset(names)] = self._shape(given or names)
+        return known
+
+    def _shape(self, names: Collection[str]) -> Shape:
+        for name in names:
+            if name not in self._columns:
+                shown = repr(name)[:_NAME_SHOWN_MAX]
+                raise TypeError(f"column {shown} is not in the table {self.name}")
+        for each in self._columns.values():
+            if each.name not in names and (each.is_needed or each.name in self._key):
+                raise TypeError(f"column {each.name} needs a value, and the row has none for it")
+        columns = [each for each in self._columns.values() if each.name in names]
+        checks = self._schema or RowSchema(
+            Column(each.name, each.type, nullable=each.nullable)
+            for each in columns
+            if each.type is not None
+        )
+        order = [each.name for each in checks.columns]
+        unchecked = [each for each in columns if each.name not in order]
+        in_order = [self._columns[name] for name in order] + unchecked
+        return Shape(checks, in_order, len(unchecked), self._statement(in_order), self._key)
+
+    def statements(self, rows: Sequence[Encoded]) -> Iterator[tuple[Shape, list[tuple[Any, ...]]]]:
+        """The rows, those of one statement together. Insertions are in any order. An upsert keeps
+        the order, and PostgreSQL refuses a key twice in a statement: the last row of it stays."""
+        if not self._key:
+            groups: dict[Shape, list[tuple[Any, ...]]] = {}
+            for shape, values, _ in rows:
+                groups.setdefault(shape, []).append(values)
+            yield from groups.items()
+            return
+        last: Shape | None = None
+        by_key: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        for shape, values, _ in rows:
+            if shape is not last and last is not None:
+                yield last, list(by_key.values())
+                by_key = {}
+            last = shape
+            by_key[shape.key_of(values)] = values
+        if last is not None:
+            yield last, list(by_key.values())
+
+    def insert_nothing(self) -> sa.Executable:
+        """A statement that the database permits if rows may be inserted."""
+        target = self._clause(list(self._columns.values()))
+        first = next(iter(self._columns))
+        nothing = sa.select(sa.null()).where(sa.false())
+        return sa.insert(target).from_select([first], nothing)
+
+    def named_in(self, error: BaseException | None) -> str:
+        """The columns and the constraint that an error names: only names that we know, or that a
+        driver gives as names. Its words may quote values."""
+        diag = getattr(error, "diag", None)
+        constraint = getattr(diag, "constraint_name", None)
+        column = getattr(diag, "column_name", None)
+        told = [f"constraint {constraint}"] if constraint else []
+        if column:
+            told.append(f"column {column}")
+        if diag is None:
+            words = set(re.findall(r"\w+", str(error)))
+            told += [f"column {name}" for name in self._columns if name in words]
+        return f": {', '.join(told)}" if told else ""
+
+    def _clause(self, columns: Sequence[_TableColumn]) -> sa.TableClause:
+        *schema, name = self.name.rsplit(".", 1)
+        named = (sa.column(each.name, each.bind) for each in columns)
+        return sa.table(name, *named, schema=schema[0] if schema else None)
+
+    def _statement(self, columns: Sequence[_TableColumn]) -> sa.Executable:
+        table = self._clause(columns)
+        names = [each.name for each in columns]
+        others = [name for name in names if name not in self._key]
+        if self._dialect == "mysql" and self._key:
+            made = mysql.insert(table)
+            replaced = {name: made.inserted[name] for name in others or names}
+            return made.on_duplicate_key_update(replaced)
+        insert: Any
+        if self._dialect == "postgresql":
+            arrays = [
+                sa.cast(
+                    sa.bindparam(f"c{at}", type_=postgresql.ARRAY(each.bind)),
+                    postgresql.ARRAY(each.bind),
+                )
+                for at, each in enumerate(columns)
+            ]
+            given = (sa.column(f"c{at}", each.bind) for at, each in enumerate(columns))
+            rows = sa.func.unnest(*arrays).table_valued(*given, name="given").render_derived()
+            read = [
+                rows.c[f"c{at}"] if each.cast is None else sa.cast(rows.c[f"c{at}"], each.cast)
+                for at, each in enumerate(columns)
+            ]
+            insert = postgresql.insert(table).from_select(names, sa.select(*read))
+        else:
+            insert = sqlite.insert(table) if self._dialect == "sqlite" else sa.insert(table)
+        if not self._key:
+            return cast("sa.Executable", insert)
+        if not others:
+            return cast("sa.Executable", insert.on_conflict_do_nothing(index_elements=self._key))
+        replaced = {name: insert.excluded[name] for name in others}
+        return cast(
+            "sa.Executable",
+            insert.on_conflict_do_update(index_elements=self._key, set_=replaced),
+        )
+
+
+class Shape:
+    """Rows that have values for the same columns: one statement, and one check for each row."""
+
+    def __init__(
+        self,
+        checks: RowSchema,
+        columns: Sequence[_TableColumn],
+        unchecked: int,
+        statement: sa.Executable,
+        key: tuple[str, ...],
+    ) -> None:
+        self._check = checks.check
+        self._names = [each.name for each in columns]
+        self._unchecked = [
+            (each.name, each.nullable) for each in columns[len(columns) - unchecked :]
+        ]
+        self._converted = [
+            (at, each.name, each.convert) for at, each in enumerate(columns) if each.convert
+        ]
+        self._texts = [
+            (at, each.name, each.length)
+            for at, each in enumerate(columns)
+            if not isinstance(each.bind, sa.Numeric | sa.Integer | sa.Boolean | sa.Float)
+        ]
+        self._statement = statement
+        self._key = tuple(self._names.index(name) for name in key)
+
+    def values(self, row: dict[str, Any]) -> tuple[tuple[Any, ...], int]:
+        """The row's values in the order of the columns, and the bytes of its texts.
+        Raises: TypeError, naming the column."""
+        try:
+            if not self._unchecked:
+                values = list(self._check(row).values())
+            else:
+                row = dict(row)
+                others = [self._other(row, *each) for each in self._unchecked]
+                values = [*self._check(row).values(), *others]
+        except RowMismatch as mismatch:
+            raise TypeError(str(mismatch).replace("output.schema", "the table")) from None
+        for at, name, convert in self._converted:
+            value = values[at]
+            if value is not None:
+                try:
+                    values[at] = convert(value)
+                except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
+                    kind = f"{type(value).__name__}: {type(error).__name__}"
+                    raise TypeError(f"column {name} cannot take a {kind}") from None
+        size = 0
+        for at, name, length in self._texts:
+            value = values[at]
+            if type(value) is str:
+                size += len(value)
+                if length is not None and len(value) > length:
+                    raise TypeError(f"column {name} takes {length} characters, not {len(value)}")
+                if "\0" in value:
+                    raise TypeError(f"column {name} cannot take a text with the character NUL")
+            elif type(value) is bytes:
+                size += len(value)
+        return tuple(values), size
+
+    def key_of(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The values of the columns of an upsert's key."""
+        return tuple(values[at] for at in self._key)
+
+    def insert(self, connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Insert these rows. Raises: the errors of SQLAlchemy."""
+        given: Any
+        if connection.dialect.name == "postgresql":
+            columns = zip(*rows, strict=True)
+            given = {f"c{at}": list(column) for at, column in enumerate(columns)}
+        else:
+            given = [dict(zip(self._names, values, strict=True)) for values in rows]
+        connection.execute(self._statement, given)
+
+    @staticmethod
+    def _other(row: dict[str, Any], name: str, nullable: bool) -> Any:  # noqa: FBT001
+        value = row.pop(name)
+        if value is None and not nullable:
+            raise TypeError(f"column {name} is NOT NULL and has no value")
+        return value
+
+
+def find_target(
+    connection: sa.Connection, place: OutputPlace, schema: RowSchema | None
+) -> Target | None:
+    """The table of the settings; None if it does not exist. Raises: SettingsError if rows of the
+    schema do not fit it, or if an upsert's key is not unique."""
+    *where, name = place.table.rsplit(".", 1)
+    inside = where[0] if where else None
+    inspector = sa.inspect(connection)
+    if not inspector.has_table(name, schema=inside):
+        return None
+    dialect = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
+    primary = tuple(inspector.get_pk_constraint(name, schema=inside)["constrained_columns"])
+    columns = [
+        _found(dialect, each, primary) for each in inspector.get_columns(name, schema=inside)
+    ]
+    _refuse_other_columns(place, columns, schema)
+    if place.is_upsert:
+        if dialect not in {"postgresql", "sqlite", "mysql"}:
+            raise SettingsError(f"output.write: upsert is not known for {dialect}; use insert")
+        unique = [primary]
+        unique += [
+            tuple(each["column_names"])
+            for each in inspector.get_unique_constraints(name, schema=inside)
+        ]
+        unique += [
+            tuple(map(str, each["column_names"]))
+            for each in inspector.get_indexes(name, schema=inside)
+            if each["unique"]
+        ]
+        if set(place.key) not in map(set, unique):
+            raise SettingsError(
+                f"output.key: {place.table} has no unique index on exactly"
+                f" {', '.join(place.key)}; an upsert needs one"
+            )
+    return Target(place, dialect, columns, schema)
+
+
+def create_target(connection: sa.Connection, place: OutputPlace, schema: RowSchema) -> None:
+    """Create the table from the schema; an upsert's key is its primary key."""
+    *where, name = place.table.rsplit(".", 1)
+    key = place.key if place.is_upsert else ()
+    columns = [
+        sa.Column(
+            each.name,
+            _made(each.type, is_key=each.name in key),
+            primary_key=each.name in key,
+            autoincrement=False,
+            nullable=each.nullable and each.name not in key,
+        )
+        for each in schema.columns
+    ]
+    inside = where[0] if where else None
+    sa.Table(name, sa.MetaData(), *columns, schema=inside).create(connection, checkfirst=True)
+
+
+_MADE: Final[dict[str, Any]] = {
+    "string": sa.Text(),
+    "boolean": sa.Boolean(),
+    "byte": sa.SmallInteger(),
+    "short": sa.SmallInteger(),
+    "int": sa.Integer(),
+    "long": sa.BigInteger(),
+    "float": sa.REAL(),
+    "double": sa.Double(),
+    "binary": sa.LargeBinary(),
+    "date": sa.Date(),
+    "timestamp": sa.DateTime(timezone=True),
+}
+
+
+def _made(kind: DataType, *, is_key: bool) -> Any:
+    if isinstance(kind, DecimalType):
+        return sa.Numeric(kind.precision, kind.scale)
+    if not isinstance(kind, SimpleType):  # arrays, maps and structs are documents
+        return sa.JSON().with_variant(postgresql.JSONB(), "postgresql")
+    if is_key and kind.name == "string":
+        return sa.Text().with_variant(sa.String(_KEY_TEXT), "mysql", "mariadb")
+    return _MADE[kind.name]
+
+
+def _found(dialect: str, found: Any, primary: tuple[str, ...]) -> _TableColumn:
+    """A column of an existing table."""
+    name, kind = found["name"], found["type"]
+    is_row_id = dialect == "sqlite" and primary == (name,) and isinstance(kind, sa.Integer)
+    has_default = (
+        found.get("default") is not None
+        or found.get("autoincrement") is True
+        or bool(found.get("computed") or found.get("identity"))
+        or is_row_id
+    )
+    nullable = bool(found["nullable"])
+    common: dict[str, Any] = {
+        "name": name,
+        "nullable": nullable,
+        "is_needed": not nullable and not has_default,
+    }
+    return _TableColumn(**common, **_kind(dialect, kind))
+
+
+def _kind(dialect: str, kind: Any) -> dict[str, Any]:
+    """How values of a column's type are checked, converted and sent."""
+    told: dict[str, Any]
+    is_postgres = dialect == "postgresql"
+    match kind:
+        case sa.JSON():
+            told = {"type": None, "bind": sa.Text(), "cast": kind, "convert": _as_json}
+        case sa.Boolean():
+            told = {"type": SimpleType("boolean"), "bind": sa.Boolean()}
+        case sa.Integer():
+            told = {"type": _integer(dialect, kind), "bind": sa.BigInteger()}
+        case sa.Float():
+            is_short = is_postgres and isinstance(kind, sa.REAL)
+            told = {"type": SimpleType("float" if is_short else "double"), "bind": sa.Double()}
+        case sa.Numeric():
+            told = _numeric(dialect, kind)
+        case sa.String() if not isinstance(kind, sa.Enum):
+            length = None if dialect == "sqlite" else kind.length
+            told = {"type": SimpleType("string"), "bind": sa.Text(), "length": length}
+        case sa.DateTime():
+            is_aware = is_postgres and kind.timezone
+            told = {"type": SimpleType("timestamp"), "bind": sa.DateTime(timezone=is_aware)}
+            told |= {} if is_aware else {"convert": lambda value: value.replace(tzinfo=None)}
+        case sa.Date():
+            told = {"type": SimpleType("date"), "bind": sa.Date()}
+        case sa.LargeBinary():
+            told = {"type": SimpleType("binary"), "bind": sa.LargeBinary()}
+        case _ if is_postgres:
+            told = {"type": None, "bind": sa.Text(), "cast": kind, "convert": _as_literal}
+        case _:
+            told = {"type": None, "bind": kind}
+    return told
+
+
+def _integer(dialect: str, kind: sa.Integer) -> SimpleType | None:
+    if dialect == "mysql" and isinstance(kind, mysql.TINYINT):
+        return None  # its booleans
+    if dialect != "postgresql":
+        return SimpleType("long")
+    if isinstance(kind, sa.SmallInteger):
+        return SimpleType("short")
+    return SimpleType("long" if isinstance(kind, sa.BigInteger) else "int")
+
+
+def _numeric(dialect: str, kind: sa.Numeric[Any]) -> dict[str, Any]:
+    digits = kind.precision
+    if dialect == "sqlite":  # the column's affinity makes a number of it again
+        return {"type": None, "bind": sa.Text(), "convert": lambda value: str(_as_decimal(value))}
+    told: dict[str, Any] = {"type": None, "bind": sa.Numeric(), "convert": _as_decimal}
+    if digits is not None and digits <= 38 and 0 <= (kind.scale or 0) <= digits:
+        told["type"] = DecimalType(digits, kind.scale or 0)
+    return told
+
+
+def _as_decimal(value: Any) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise TypeError("not a number")
+    return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+
+
+def _as_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _as_literal(value: Any) -> str:
+    """What PostgreSQL reads as a value of any other type: UUIDs, addresses, times, arrays."""
+    if isinstance(value, list | tuple):
+        return "{" + ",".join(map(_as_element, value)) + "}"
+    if isinstance(value, bool | int | float | str | Decimal):
+        return str(value)
+    return str(msgspec.to_builtins(value))
+
+
+def _as_element(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    text = _as_literal(value)
+    if isinstance(value, list | tuple):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+# Types that hold each other's values, the narrower first.
+_FAMILIES: Final = (("byte", "short", "int", "long"), ("float", "double"))
+
+
+def _refuse_other_columns(
+    place: OutputPlace, columns: Sequence[_TableColumn], schema: RowSchema | None
+) -> None:
+    """Raises: SettingsError if rows of the schema can never be rows of the table."""
+    there = {each.name: each for each in columns}
+    given = {each.name for each in schema.columns} if schema is not None else set()
+    problems = [f"no column {name}" for name in place.key if name not in there]
+    if schema is not None:
+        problems += [
+            f"column {each.name} needs a value, and output.schema does not have it"
+            for each in columns
+            if each.is_needed and each.name not in given
+        ]
+        for each in schema.columns:
+            found = there.get(each.name)
+            if found is None:
+                problems.append(f"no column {each.name}")
+            elif not _fits(each.type, found.type):
+                problems.append(f"column {each.name} is {found.type}, not {each.type}")
+            elif each.nullable and not found.nullable:
+                problems.append(f"column {each.name} is NOT NULL; say so in output.schema")
+    if problems:
+        raise SettingsError(f"output.table: {place.table} has " + "; ".join(problems))
+
+
+def _fits(given: DataType, there: DataType | None) -> bool:
+    if there is None or given == there:
+        return True
+    if isinstance(given, DecimalType) and isinstance(there, DecimalType):
+        whole = there.precision - there.scale >= given.precision - given.scale
+        return whole and there.scale >= given.scale
+    for family in _FAMILIES:
+        if str(given) in family and str(there) in family:
+            return family.index(str(given)) <= family.index(str(there))
+    return False

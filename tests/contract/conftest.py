@@ -1,0 +1,9 @@
+import pytest
+
+from tests.support.postgres import running_postgres
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    with running_postgres() as server:
+        yield server

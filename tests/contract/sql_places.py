@@ -1,0 +1,102 @@
+"""Tables of SQLite in a file and of a real PostgreSQL, for the contract of `ports.Output`."""
+
+import copy
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from kclrun.model.output import OutputPlace
+from kclrun.sinks.sql import SqlOutput
+from kclrun.sinks.sql_tables import open_engine
+from tests.contract.output_places import SCHEMA, Place
+
+
+class Table(Place):
+    """Its late request is a whole transaction that arrives as the client sent it."""
+
+    faults = frozenset({"throttled", "lost request", "lost reply", "late"})
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._faults = []
+        self._late = []
+        self._engine = open_engine(self.url())
+
+    def url(self):
+        raise NotImplementedError
+
+    def table(self):
+        return self.name
+
+    def open(self, of, **changed):
+        told = {"table": self.table(), "schema": SCHEMA, "creates_table": True} | changed
+        output = SqlOutput(OutputPlace(name="output", sql=self.url(), **told), of)
+        move = output._move
+        output._move = lambda batch: self._meet(output, move, batch)
+        output._engine = self._engine  # a connection for all: some tests have hundreds of owners
+        return output
+
+    def open_missing(self):
+        from tests.contract.test_outputs import OF
+
+        return self.open(OF, creates_table=False, table=f"{self.table()}_missing")
+
+    def rows(self):
+        quoted = ".".join(f'"{each}"' for each in self.table().split("."))
+        with self._engine.connect() as connection:
+            if not sa.inspect(connection).has_table(*reversed(self.table().split("."))):
+                return []
+            found = connection.execute(sa.text(f"SELECT shard, n FROM {quoted} ORDER BY shard, n"))
+            return [dict(row) for row in found.mappings()]
+
+    def fail(self, fault, times=1):
+        self._faults += [fault] * times
+
+    def land(self):
+        late, self._late = self._late, []
+        for output, batch in late:
+            try:
+                type(output)._move(output, batch)
+            except Exception as error:
+                assert type(error).__name__ == "Superseded"
+
+    def close(self):
+        self._engine.dispose()
+
+    def _meet(self, output, move, batch):
+        fault = self._faults.pop(0) if self._faults else None
+        if fault == "late":
+            self._late.append((copy.copy(output), copy.deepcopy(batch, {})))
+        elif fault == "lost reply":
+            began = output._began
+            move(batch)
+            output._began = began
+        elif fault is None:
+            return move(batch)
+        raise exc.OperationalError("COMMIT", None, OSError("the connection is lost"))
+
+
+class Sqlite(Table):
+    def url(self):
+        return f"sqlite:///{self.folder / 'rows.db'}"
+
+    def table(self):
+        return self.name
+
+
+class PostgreSql(Table):
+    needs_postgres = True
+
+    def __init__(self, server, folder):
+        super().__init__(server, folder)
+        with self._engine.begin() as connection:
+            connection.execute(sa.text(f'CREATE SCHEMA "{self.name}"'))
+
+    def url(self):
+        return self.aws.url
+
+    def table(self):
+        return f"{self.name}.rides"
+
+
+PLACES = {"sqlite": Sqlite, "postgresql": PostgreSql}

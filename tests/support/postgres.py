@@ -1,0 +1,84 @@
+"""A PostgreSQL of its own for tests, from bin/postgres. It listens on a Unix socket only.
+
+Without it tests fail, unless KCLRUN_WITHOUT_POSTGRES=1 says that they are to be skipped: a machine
+that has lost its PostgreSQL does not pass silently.
+"""
+import contextlib
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+_PROGRAMS = Path(__file__).parents[2] / "bin" / "postgres"
+_WITHOUT = "KCLRUN_WITHOUT_POSTGRES"
+
+
+class Postgres:
+    """One server; `crash` ends it as a failing machine would, `start` brings it back."""
+
+    def __init__(self, binaries: Path, folder: Path, user: str | None) -> None:
+        self._binaries, self._folder, self._user = binaries, folder, user
+        self._run("initdb", "-D", folder / "data", "-U", "kclrun", "-A", "trust", "-E", "UTF8", "--no-sync")
+        self.start()
+
+    @property
+    def url(self):
+        return f"postgresql+psycopg://kclrun@/postgres?host={self._folder}"
+
+    def start(self):
+        options = f"-c listen_addresses= -c unix_socket_directories={self._folder}"
+        log = self._folder / "log"
+        self._run("pg_ctl", "-D", self._folder / "data", "-l", log, "-o", options, "-w", "start")
+
+    def crash(self):
+        """No transaction that is under way commits; committed ones are there after `start`."""
+        self._run("pg_ctl", "-D", self._folder / "data", "-m", "immediate", "-w", "stop")
+
+    def stop(self):
+        with contextlib.suppress(subprocess.CalledProcessError):
+            self.crash()
+
+    def _run(self, program, *arguments):
+        # Where Debian's packages were only unpacked, their libraries are beside them.
+        beside = ":".join(map(str, self._binaries.parents[2].glob("*-linux-gnu")))
+        ours = {} if beside.startswith("/usr/lib") else {"LD_LIBRARY_PATH": beside}
+        subprocess.run(
+            [self._binaries / program, *arguments],
+            check=True,
+            user=self._user,
+            env=os.environ | ours | {"LC_ALL": "C"},
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            # Not a pipe: the server inherits it and never closes it.
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=120,
+        )
+
+
+@contextlib.contextmanager
+def running_postgres():
+    """A new server, with a database for each test that asks for one."""
+    found = subprocess.run([_PROGRAMS], capture_output=True, text=True)
+    if found.returncode != 0:
+        said = f"no PostgreSQL here, and bin/postgres cannot fetch it: {found.stderr.strip()[-200:]}"
+        if os.environ.get(_WITHOUT) != "1":
+            pytest.fail(f"{said}\nTo go on without it: {_WITHOUT}=1")
+        pytest.skip(f"{said}: SQL OUTPUTS ARE NOT TESTED OVER A REAL DATABASE")
+    # The server refuses to run as root.
+    user = "nobody" if os.geteuid() == 0 else None
+    folder = Path(tempfile.mkdtemp(prefix="pg-"))  # the path of a socket has 107 bytes at most
+    if user is not None:
+        os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
+    server = None
+    try:
+        server = Postgres(Path(found.stdout.strip()), folder, user)
+        yield server
+    finally:
+        if server is not None:
+            server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
