@@ -79,7 +79,7 @@ def output_rules(settings: Settings) -> Iterator[Problem]:
         first = seen.setdefault(place, name)
         if first != name:
             yield Problem(
-                (*at, destinations[0]), f"is the destination of {'.'.join(_at(first))} already"
+                (*at, destinations[0]), f"is the destination of {setting_of(first)} already"
             )
         if output.kinesis is not None and stream_name(output.kinesis) in {
             stream_name(source.name) for source in settings.sources
@@ -118,6 +118,11 @@ def schema_rule(at: Path, output: OutputSettings) -> Iterator[Problem]:
 def _named(settings: Settings) -> list[tuple[str, OutputSettings]]:
     main = [] if settings.output is None else [(MAIN_OUTPUT, settings.output)]
     return [*main, *((name, each) for name, each in settings.outputs.items())]
+
+
+def setting_of(name: str) -> str:
+    """The setting of an output, as messages name it."""
+    return ".".join(_at(name))
 
 
 def _at(name: str) -> tuple[str, ...]:

@@ -73,6 +73,13 @@ class OutputsNotCommitted(msgspec.Struct, frozen=True):
     message: str
 
 
+class OutputsRefused(msgspec.Struct, frozen=True):
+    """An output refuses our rows, and no repetition helps (a table with other columns): the lease
+    halts with these words."""
+
+    message: str
+
+
 class OutputsSuperseded(msgspec.Struct, frozen=True):
     """Another owner has written to an output where our rows were to be: the process ends without
     another checkpoint, and the next one begins from the row [K8]."""
@@ -189,7 +196,9 @@ class ThreadStalled(msgspec.Struct, frozen=True):
     in_user_code: bool
 
 
-OfOutputs = OutputsBegan | OutputsCommitted | OutputsNotCommitted | OutputsSuperseded
+OfOutputs = (
+    OutputsBegan | OutputsCommitted | OutputsNotCommitted | OutputsRefused | OutputsSuperseded
+)
 Event = (
     Started
     | Ticked

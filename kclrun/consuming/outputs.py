@@ -24,10 +24,15 @@ LAST_COMMIT_WAIT_S: Final = 10.0
 ASK_AGAIN_S: Final = 1.0
 
 
+# Where a process failed that halts because of an output.
+OUTPUT: Final = "output"
+
+
 class OutputCommits:
     """`confirmed` is the position up to which every output has its rows.
 
     `waiting_since`: since when rows that a checkpoint needs are on their way; None if none are.
+    `refused`: why no repetition of a commit helps; None while one may.
     """
 
     def __init__(self, *, has_outputs: bool, every_s: float) -> None:
@@ -35,6 +40,7 @@ class OutputCommits:
         self.has_begun = not has_outputs
         self.confirmed = TRIM_HORIZON
         self.waiting_since: Instant | None = None
+        self.refused: ProcessorFailed | None = None
         self._every_s = every_s
         self._cursors: Cursors = ()
         self._asked: CommitOutputs | None = None
@@ -56,7 +62,7 @@ class OutputCommits:
 
     def ask(self, wanted: CommitOutputs, now: Instant) -> tuple[CommitOutputs, ...]:
         """The command for these rows, unless they are there, or it is not the time to ask."""
-        if not self.has_begun or wanted.upto <= self.confirmed:
+        if not self.has_begun or self.refused is not None or wanted.upto <= self.confirmed:
             return ()
         under_way, answered = self._asked, self._answered
         if under_way is not None and (under_way.must or not wanted.must):
@@ -95,7 +101,9 @@ class OutputCommits:
     def is_last_awaited(self, upto: ExtendedSequenceNumber, now: Instant) -> bool:
         """Whether the last write waits for the outputs to have the rows up to `upto`. One answer
         is enough, also a lower one."""
-        if self._leave_instant is None or now >= self._leave_instant or upto <= self.confirmed:
+        if self._leave_instant is None or now >= self._leave_instant or self.refused is not None:
+            return False
+        if upto <= self.confirmed:
             return False
         answered = self._answered
         return answered is None or not answered.must or answered.upto < upto
@@ -115,7 +123,8 @@ class OutputCommits:
         """When a checkpoint that is due may be tried. None: once the outputs have answered."""
         if not self.has_outputs or self.confirmed > checkpointed:
             return Instant(0.0)
-        return self._rests_until if self._asked is None and self.has_begun else None
+        is_waiting = self._asked is not None or self.refused is not None or not self.has_begun
+        return None if is_waiting else self._rests_until
 
     def to_write(self, row: Lease, position: ExtendedSequenceNumber) -> Cursors | None:
         """The cursors that go to the row with `position`; None if it has them already [K2]."""
@@ -128,7 +137,7 @@ def moved_past_outputs(row: Lease) -> ProcessorFailed:
     assert row.outputs is not None, "only cursors on the row can be passed by"
     names = ", ".join(name for name, _ in row.outputs.cursors)
     return ProcessorFailed(
-        "output",
+        OUTPUT,
         f"the checkpoint is {row.checkpoint}, and the cursors of the outputs ({names}) were"
         f" written with {row.outputs.at}: a Java worker or a person moved it, so rows between the"
         " two may be missing there, or be there twice. Look at the outputs; resume the lease to go"

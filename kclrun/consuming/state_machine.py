@@ -13,7 +13,12 @@ from kclrun.consuming import commands, events
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import AllowDelivery, ExitCause, StopDelivery
 from kclrun.consuming.lease_writer import Answer, LeaseWriter, Verdict, VerdictKind
-from kclrun.consuming.outputs import LAST_COMMIT_WAIT_S, OutputCommits, moved_past_outputs
+from kclrun.consuming.outputs import (
+    LAST_COMMIT_WAIT_S,
+    OUTPUT,
+    OutputCommits,
+    moved_past_outputs,
+)
 from kclrun.consuming.policy import LifePolicy, Metering
 from kclrun.consuming.shard_end import (
     CHILDREN_RETRY_S,
@@ -32,6 +37,7 @@ from kclrun.consuming.states import (
     EXPECTED,
     FINAL,
     GIVEN_UP_WHOLE,
+    MAY_BE_REFUSED,
     MAY_PUT_OFF,
     MAY_WITHDRAW,
     SILENT,
@@ -204,6 +210,7 @@ class LeaseStateMachine:
                 events.OutputsBegan()
                 | events.OutputsCommitted()
                 | events.OutputsNotCommitted()
+                | events.OutputsRefused()
                 | events.OutputsSuperseded()
             ):
                 return self._take_in_outputs(event, now)
@@ -259,6 +266,8 @@ class LeaseStateMachine:
                 self.commits.commit(upto, cursors, answers, now)
             case events.OutputsNotCommitted(_, message):
                 return self._warn_once(message)
+            case events.OutputsRefused(message):
+                self.commits.refused = ProcessorFailed(OUTPUT, message, attempts=1)
             case events.OutputsSuperseded(message) if self.state is not State.LOSING:
                 return self._lose(message, now, begins_again=True)
         return ()
@@ -544,9 +553,11 @@ class LeaseStateMachine:
         own = self.own
         if own.row is None:
             return ()
-        if self.policy.has_outputs:
-            return self._ask_outputs(now) + self._write(now)
-        return self._write(now)
+        if not self.policy.has_outputs:
+            return self._write(now)
+        if self.commits.refused is not None and self.state in MAY_BE_REFUSED:
+            self._fail(self.commits.refused)
+        return self._ask_outputs(now) + self._write(now)
 
     def _write(self, now: Instant) -> Commands:
         own = self.own

@@ -13,7 +13,7 @@ from kclrun.ports import RecordPutter, StreamAdmin
 from kclrun.processor import Row
 from kclrun.sinks.flow_control import ProducerSettings
 from kclrun.sinks.kinesis_producer import KinesisProducer
-from kclrun.sinks.message_output import RowEncoder
+from kclrun.sinks.message_output import RowEncoder, naming
 from kclrun.sinks.pending_records import checked_size_bytes
 
 # As of the other destinations that are sent to (`message_output.py`).
@@ -99,7 +99,10 @@ class KinesisOutput:
 
     def check(self) -> str:
         """As `Output.check`: lists the shards, and puts nothing."""
-        open_shards = sum(shard.is_open for shard in self._admin.list_shards())
+        try:
+            open_shards = sum(shard.is_open for shard in self._admin.list_shards())
+        except ServiceError as error:
+            raise naming(self._where, error) from None
         return f"{self._where}, {open_shards} open shards"
 
     def close(self) -> None:

@@ -75,6 +75,11 @@ def _key_text(row: Mapping[str, Any], column: str) -> str:
     return str(value)
 
 
+def naming(where: str, error: ServiceError) -> ServiceError:
+    """The same error, with the destination in front."""
+    return type(error)(f"{where}: {error}", operation=error.operation, code=error.code)
+
+
 class MessageOutput:
     """Implements `ports.Output`. `add` sends ahead without waiting; `commit` waits for everything.
 
@@ -159,7 +164,7 @@ class MessageOutput:
 
     def commit(self) -> Cursor:
         """As `Output.commit`."""
-        self._failing_since = None
+        self._failures, self._failing_since, self._held_until = 0, None, 0.0
         while self._messages.count:
             self._send_due()
             self._await_news()
@@ -169,7 +174,10 @@ class MessageOutput:
 
     def check(self) -> str:
         """As `Output.check`: looks at the destination, and sends nothing."""
-        self._sender.look()
+        try:
+            self._sender.look()
+        except ServiceError as error:
+            raise naming(self._sender.where, error) from None
         return self._sender.where
 
     def close(self) -> None:

@@ -69,9 +69,7 @@ class SqlOutput:
 
     stores_cursor: bool = True
 
-    def __init__(
-        self, place: OutputPlace, of: RowsOf, *, cursors: str = "kclrun_cursors"
-    ) -> None:
+    def __init__(self, place: OutputPlace, of: RowsOf, *, cursors: str = "kclrun_cursors") -> None:
         assert place.sql is not None, "the settings name a database"
         self._place = place
         self._of = of

@@ -16,7 +16,6 @@ from kclrun.errors import SettingsError, SinkError
 from kclrun.ipc.board import StartSpec
 from kclrun.model.lease import Lease
 from kclrun.model.output import OutputPlace, RowsOf
-from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime, backoff_s
 from kclrun.model.wire import WireCredentials
@@ -62,11 +61,6 @@ class LeaseOutputs:
         self._file: EmittedRows | None = None
         self._outputs: Outputs | None = None
         self._thread: threading.Thread | None = None
-        self._schemas = {
-            place.name: RowSchema.parse(place.schema)
-            for place in spec.outputs
-            if place.schema is not None
-        }
         self._places = [place for place in spec.outputs if not place.grows]
         self._begun: Lease | None = None
 
@@ -138,12 +132,10 @@ class LeaseOutputs:
 
     def emit(self, row: Row, to: str) -> None:
         """As `Context.emit`."""
-        schema = self._schemas.get(to)
-        fitting = row if schema is None else schema.check(row)
         if to == MAIN_OUTPUT and self._file is not None:
-            self._file.emit(fitting)
+            self._file.emit(row)
         elif self._outputs is not None and to in self._outputs:
-            self._outputs.emit(fitting, to)
+            self._outputs.emit(row, to)
         elif to == MAIN_OUTPUT:
             raise SettingsError(
                 "context.emit() needs a place for the rows: set output.path in the configuration"

@@ -21,7 +21,7 @@ from kclrun.sinks.kinesis_output import KinesisOutput
 from kclrun.sinks.message_output import MessageOutput
 from tests.contract.output_places import FaultyClient, Place
 
-_OF = RowsOf(
+OF = RowsOf(
     application="orders",
     stream="clicks",
     stream_created_at=WallTime(1_700_000_000.0),
@@ -94,11 +94,11 @@ class _Messages(Place):
         return SentByCommit(self._output(self.name, of))
 
     def open_missing(self):
-        return self._output(f"{self.name}-none", _OF)
+        return self._output(f"{self.name}-none", OF)
 
     def fail(self, fault, times=1):
         if self._client is None:
-            self.open(_OF)
+            self.open(OF)
         self._client.fail(fault, times)
 
     def land(self):
@@ -220,7 +220,7 @@ class Stream(Place):
         return SentByCommit(self._output(self.name, of, self._putter))
 
     def open_missing(self):
-        return self._output(f"{self.name}-none", _OF, self._putter)
+        return self._output(f"{self.name}-none", OF, self._putter)
 
     def _output(self, name, of, putter):
         place = OutputPlace(name="output", kinesis=name, key=("shard",), aggregates=self.aggregates)

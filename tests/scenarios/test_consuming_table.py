@@ -43,6 +43,7 @@ EVENTS = {
     "OutputsBegan": events.OutputsBegan(p(30), {}),
     "OutputsCommitted": events.OutputsCommitted(p(30), {}),
     "OutputsNotCommitted": events.OutputsNotCommitted(p(30), "no room"),
+    "OutputsRefused": events.OutputsRefused("other columns"),
     "OutputsSuperseded": events.OutputsSuperseded("another owner wrote"),
     "OwnRowRead": lambda d: events.OwnRowRead(d.stored),
     "OwnRowRead, gone": events.OwnRowRead(None),

@@ -20,8 +20,8 @@ from kclrun.model.output import OutputPlace
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.protocol import reports
-from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.protocol import writes as changes
+from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker import lease_thread, main
 from kclrun.worker import main as assembly
 from kclrun.worker.clock import boottime
