@@ -42,6 +42,8 @@ class Grant(enum.Enum):
     MANAGE_OBJECTS = "ReadAndRemoveDeadLetters"
     MANAGE_MESSAGES = "ReceiveAndRemoveDeadLetters"
     # Outputs: to see that they are there, and to send rows to them.
+    CREATE_ROLLS = "CreateObjectsOfRows"
+    SEE_ROLLS = "SeeTheBucketOfRows"
     SEND_ROWS = "SendRowsToQueues"
     PUBLISH_ROWS = "PublishRowsToTopics"
     DELIVER_ROWS = "PutRowsIntoDeliveryStreams"
@@ -147,11 +149,17 @@ COMPLETE_LIFECYCLE_ACTION: Final = Operation(
     "autoscaling", "CompleteLifecycleAction", is_write=True, grants=(Grant.LIFECYCLE,)
 )
 # Only with `on_error.dead_letter.s3` and `.sqs`.
-PUT_OBJECT: Final = Operation("s3", "PutObject", is_write=True, grants=(Grant.KEEP_OBJECTS,))
-LIST_OBJECTS_V2: Final = Operation(
-    "s3", "ListObjectsV2", grants=(Grant.SEE_BUCKET,), actions=("s3:ListBucket",)
+PUT_OBJECT: Final = Operation(
+    "s3", "PutObject", is_write=True, grants=(Grant.KEEP_OBJECTS, Grant.CREATE_ROLLS)
 )
-GET_OBJECT: Final = Operation("s3", "GetObject", grants=(Grant.MANAGE_OBJECTS,))
+# Without this permission S3 calls an object that is not there forbidden.
+LIST_OBJECTS_V2: Final = Operation(
+    "s3",
+    "ListObjectsV2",
+    grants=(Grant.SEE_BUCKET, Grant.SEE_ROLLS),
+    actions=("s3:ListBucket",),
+)
+GET_OBJECT: Final = Operation("s3", "GetObject", grants=(Grant.MANAGE_OBJECTS, Grant.CREATE_ROLLS))
 DELETE_OBJECTS: Final = Operation(
     "s3",
     "DeleteObjects",
@@ -180,6 +188,27 @@ CHANGE_MESSAGE_VISIBILITY_BATCH: Final = Operation(
     is_write=True,
     grants=(Grant.MANAGE_MESSAGES,),
     actions=("sqs:ChangeMessageVisibility",),
+)
+# Only with an output in S3. Another owner's object is seen, and none is replaced or removed.
+HEAD_OBJECT: Final = Operation(
+    "s3", "HeadObject", grants=(Grant.CREATE_ROLLS,), actions=("s3:GetObject",)
+)
+CREATE_MULTIPART_UPLOAD: Final = Operation(
+    "s3",
+    "CreateMultipartUpload",
+    is_write=True,
+    grants=(Grant.CREATE_ROLLS,),
+    actions=("s3:PutObject",),
+)
+UPLOAD_PART: Final = Operation(
+    "s3", "UploadPart", is_write=True, grants=(Grant.CREATE_ROLLS,), actions=("s3:PutObject",)
+)
+COMPLETE_MULTIPART_UPLOAD: Final = Operation(
+    "s3",
+    "CompleteMultipartUpload",
+    is_write=True,
+    grants=(Grant.CREATE_ROLLS,),
+    actions=("s3:PutObject",),
 )
 # Only with outputs of these kinds. SQS and SNS check the permission of a single message.
 SEND_MESSAGE_BATCH: Final = Operation(
@@ -244,6 +273,10 @@ OPERATIONS: Final = (
     RECEIVE_MESSAGE,
     DELETE_MESSAGE_BATCH,
     CHANGE_MESSAGE_VISIBILITY_BATCH,
+    HEAD_OBJECT,
+    CREATE_MULTIPART_UPLOAD,
+    UPLOAD_PART,
+    COMPLETE_MULTIPART_UPLOAD,
     SEND_MESSAGE_BATCH,
     GET_TOPIC_ATTRIBUTES,
     PUBLISH_BATCH,
