@@ -13,10 +13,15 @@ if sys.platform != "linux" or sys.version_info < (3, 11):
         " Elsewhere, run it in a container: config/deploy/Dockerfile"
     )
 
+from typing import TYPE_CHECKING, Any
+
 from kclrun.errors import FailedRecords, HaltShard, RetryLater
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.processor import Checkpointer, Context, RecordProcessor
+
+if TYPE_CHECKING:
+    from kclrun.producer import Producer
 
 __all__ = [
     "Checkpointer",
@@ -24,8 +29,18 @@ __all__ = [
     "ExtendedSequenceNumber",
     "FailedRecords",
     "HaltShard",
+    "Producer",
     "Record",
     "RecordBatch",
     "RecordProcessor",
     "RetryLater",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`Producer`, imported at its first use: it loads botocore, and a processor needs none."""
+    if name != "Producer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kclrun.producer import Producer
+
+    return Producer

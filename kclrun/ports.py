@@ -19,7 +19,7 @@ from kclrun.errors import ServiceError
 from kclrun.model.instance import InstanceIdentity, InstanceLook, LifecycleAction
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.letter import KeptLetter, Letter
-from kclrun.model.output import Cursor
+from kclrun.model.output import Cursor, Message, MessageLimits
 from kclrun.model.reading import RECORDS_A_CALL, FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Measurement, PutEntry, PutResult, StartPoint
 from kclrun.model.shard import Shard
@@ -141,6 +141,35 @@ class RecordPutter(Protocol):
         Unavailable, OutcomeUnknown (some of it may be in the stream), AccessDenied, NotFound,
         InvalidRequest.
         """
+        ...
+
+
+class MessageSender(Protocol):
+    """Sending to one queue, topic or delivery stream. Threads may share it."""
+
+    @property
+    def where(self) -> str:
+        """The destination, for people."""
+        ...
+
+    @property
+    def limits(self) -> MessageLimits:
+        """Those of the service, until `look` has found those of the destination itself."""
+        ...
+
+    def look(self) -> None:
+        """Find the destination and its limits; changes nothing. Raises: a ServiceError leaf."""
+        ...
+
+    def send(self, messages: Sequence[Message]) -> Sequence[str | None]:
+        """One request, sent once, within the limits: for each message None once it is taken, or
+        the error code of its refusal. Raises, where the request as a whole failed: Throttled,
+        Unavailable, OutcomeUnknown (some of it may be there), AccessDenied, NotFound,
+        InvalidRequest."""
+        ...
+
+    def close(self) -> None:
+        """Close connections."""
         ...
 
 
@@ -392,6 +421,8 @@ _THROTTLES: Final = frozenset(
         "RequestLimitExceeded",
         "TooManyRequestsException",
         "KMSThrottlingException",
+        "KmsThrottled",  # SQS
+        "RequestThrottled",  # SQS
         "SlowDown",
     }
 )

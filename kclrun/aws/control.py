@@ -120,6 +120,18 @@ class ControlPlane:
         """For messages: one attempt, because a repeated one may be there twice."""
         return self._client("sqs", 1)
 
+    def sns(self) -> Client:
+        """For messages: one attempt, as for SQS."""
+        return self._client("sns", 1)
+
+    def firehose(self) -> Client:
+        """For records: one attempt, because a repeated one is there twice."""
+        return self._client("firehose", 1)
+
+    def glue(self) -> Client:
+        """To read schemas with."""
+        return self._client("glue", READ_ATTEMPTS_MAX)
+
     def autoscaling(self) -> Client:
         """To answer lifecycle hooks with: one attempt, the caller repeats it."""
         return self._client("autoscaling", 1)

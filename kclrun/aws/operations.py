@@ -41,6 +41,11 @@ class Grant(enum.Enum):
     SEND_LETTERS = "SendDeadLetters"
     MANAGE_OBJECTS = "ReadAndRemoveDeadLetters"
     MANAGE_MESSAGES = "ReceiveAndRemoveDeadLetters"
+    # Outputs: to see that they are there, and to send rows to them.
+    SEND_ROWS = "SendRowsToQueues"
+    PUBLISH_ROWS = "PublishRowsToTopics"
+    DELIVER_ROWS = "PutRowsIntoDeliveryStreams"
+    SCHEMAS = "ReadSchemas"
     # For the identity that assumes `role_arn`; the role's own policy does not contain it.
     ROLE = "AssumeRole"
 
@@ -154,7 +159,7 @@ DELETE_OBJECTS: Final = Operation(
     grants=(Grant.MANAGE_OBJECTS,),
     actions=("s3:DeleteObject",),
 )
-_LETTER_QUEUE: Final = (Grant.SEND_LETTERS, Grant.MANAGE_MESSAGES)
+_LETTER_QUEUE: Final = (Grant.SEND_LETTERS, Grant.MANAGE_MESSAGES, Grant.SEND_ROWS)
 GET_QUEUE_URL: Final = Operation("sqs", "GetQueueUrl", grants=_LETTER_QUEUE)
 GET_QUEUE_ATTRIBUTES: Final = Operation("sqs", "GetQueueAttributes", grants=_LETTER_QUEUE)
 SEND_MESSAGE: Final = Operation("sqs", "SendMessage", is_write=True, grants=(Grant.SEND_LETTERS,))
@@ -176,6 +181,30 @@ CHANGE_MESSAGE_VISIBILITY_BATCH: Final = Operation(
     grants=(Grant.MANAGE_MESSAGES,),
     actions=("sqs:ChangeMessageVisibility",),
 )
+# Only with outputs of these kinds. SQS and SNS check the permission of a single message.
+SEND_MESSAGE_BATCH: Final = Operation(
+    "sqs",
+    "SendMessageBatch",
+    is_write=True,
+    grants=(Grant.SEND_ROWS,),
+    actions=("sqs:SendMessage",),
+)
+GET_TOPIC_ATTRIBUTES: Final = Operation("sns", "GetTopicAttributes", grants=(Grant.PUBLISH_ROWS,))
+PUBLISH_BATCH: Final = Operation(
+    "sns",
+    "PublishBatch",
+    is_write=True,
+    grants=(Grant.PUBLISH_ROWS,),
+    actions=("sns:Publish",),
+)
+DESCRIBE_DELIVERY_STREAM: Final = Operation(
+    "firehose", "DescribeDeliveryStream", grants=(Grant.DELIVER_ROWS,)
+)
+PUT_RECORD_BATCH: Final = Operation(
+    "firehose", "PutRecordBatch", is_write=True, grants=(Grant.DELIVER_ROWS,)
+)
+# Only with `decode: glue`.
+GET_SCHEMA_VERSION: Final = Operation("glue", "GetSchemaVersion", grants=(Grant.SCHEMAS,))
 ASSUME_ROLE: Final = Operation("sts", "AssumeRole", grants=(Grant.ROLE,))
 
 OPERATIONS: Final = (
@@ -215,5 +244,11 @@ OPERATIONS: Final = (
     RECEIVE_MESSAGE,
     DELETE_MESSAGE_BATCH,
     CHANGE_MESSAGE_VISIBILITY_BATCH,
+    SEND_MESSAGE_BATCH,
+    GET_TOPIC_ATTRIBUTES,
+    PUBLISH_BATCH,
+    DESCRIBE_DELIVERY_STREAM,
+    PUT_RECORD_BATCH,
+    GET_SCHEMA_VERSION,
     ASSUME_ROLE,
 )

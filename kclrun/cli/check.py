@@ -86,6 +86,7 @@ def _check_aws(configuration: Configuration) -> int:
         codes.append(_stage("table", lambda: _table(aws)))
         if configuration.settings.on_error.then == "dead-letter":
             codes.append(_stage("letters", aws.letters.check))
+        codes += [_stage(name, stage) for name, stage in aws.outputs]
     return next((code for code in codes if code), exit_codes.DRAINED)
 
 

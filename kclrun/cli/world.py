@@ -10,6 +10,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -36,17 +37,39 @@ from kclrun.cli.streams import (
     readable,
     refuse_other_kind,
 )
+from kclrun.config.outputs import output_places, setting_of
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings
-from kclrun.errors import SettingsError, Throttled, Unavailable
+from kclrun.errors import (
+    ConfigError,
+    InvalidRequest,
+    NotFound,
+    ServiceError,
+    SettingsError,
+    SinkError,
+    Throttled,
+    Unavailable,
+)
 from kclrun.manager.world import InstanceServices, SourceStream, World
-from kclrun.model.stream import StreamKey
-from kclrun.model.time import Instant, backoff_s
+from kclrun.model.output import OutputPlace, RowsOf
+from kclrun.model.stream import ONLY_STREAM, StreamKey
+from kclrun.model.time import Instant, WallTime, backoff_s
 from kclrun.model.wire import WireEndpoint
 from kclrun.ports import LetterStore, StreamSummary
 from kclrun.sinks.dead_letters import letter_store
+from kclrun.worker.opening import open_output
 
 T = TypeVar("T")
+
+# For tests of a destination: no rows are sent.
+_NO_ROWS: Final = RowsOf(
+    application="check",
+    stream="check",
+    stream_created_at=WallTime(0.0),
+    shard_id="check",
+    generation=0,
+    token=0,
+)
 
 # 120 s in all at the default of `aws.start_timeout`. This is twice the time that 1,000 managers
 # need, and below the 4 minutes of the unit file, also if the table must be created.
@@ -130,6 +153,33 @@ class Aws:
         )
 
     @property
+    def outputs(self) -> tuple[tuple[str, Callable[[], str]], ...]:
+        """The outputs of the fleet that are destinations of their own, each by its setting, with a
+        test of it. A file that grows is a folder of this machine, which the start makes."""
+        return tuple(
+            (setting_of(place.name), partial(self._check_output, place))
+            for place in output_places(self.settings, ONLY_STREAM)
+            if not place.grows
+        )
+
+    def _check_output(self, place: OutputPlace) -> str:
+        """The destination in words. Raises: SettingsError if it is missing or does not fit;
+        AccessDenied, Throttled, Unavailable; each with the name of the output."""
+        named = setting_of(place.name)
+        try:
+            output = open_output(place, _NO_ROWS, self.kinesis, self.credentials.current)
+            with closing(output):
+                return output.check()
+        except (ConfigError, NotFound, InvalidRequest) as error:
+            raise SettingsError(f"{named}: {error}") from None
+        except ServiceError as error:
+            raise type(error)(
+                f"{named}: {error}", operation=error.operation, code=error.code
+            ) from None
+        except SinkError as error:
+            raise Unavailable(f"{named}: {error}") from None
+
+    @property
     def metrics(self) -> CloudWatchOutlet | None:
         """The outlet for metrics of `observe.cloudwatch`, if it is set."""
         cloudwatch = self.settings.observe.cloudwatch
@@ -204,6 +254,8 @@ def open_world(settings: Settings) -> World:
     patiently(lambda: refuse_other_kind(aws, created), deadline, patience_s)
     if settings.on_error.then == "dead-letter":
         patiently(aws.letters.check, deadline, patience_s)
+    for _, check in aws.outputs:
+        patiently(check, deadline, patience_s)
     consumers: Mapping[StreamKey, str] = {}
     if settings.fetch.mode == "fan-out":
         consumers = {

@@ -34,12 +34,14 @@ _FITS: Final[Mapping[str, frozenset[str]]] = {
     "table": frozenset({"sql"}),
     "write": frozenset({"sql"}),
     "create": frozenset({"sql"}),
+    "aggregate": frozenset({"kinesis"}),
     "key": frozenset({"sql", "kinesis", "sqs", "sns"}),
 }
 _FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
     "path": ("json", "csv", "parquet"),
     "s3": ("json", "parquet"),
 }
+_KINDS: Final[Mapping[str, str]] = {"sqs": "queue", "sns": "topic"}
 _OF_SPARK: Final = ("options", "mode", "partition_by")
 _PLAIN: Final = OutputSettings()
 
@@ -77,7 +79,7 @@ def output_rules(settings: Settings) -> Iterator[Problem]:
         first = seen.setdefault(place, name)
         if first != name:
             yield Problem(
-                (*at, destinations[0]), f"is the destination of {'.'.join(_at(first))} already"
+                (*at, destinations[0]), f"is the destination of {setting_of(first)} already"
             )
         if output.kinesis is not None and stream_name(output.kinesis) in {
             stream_name(source.name) for source in settings.sources
@@ -116,6 +118,11 @@ def schema_rule(at: Path, output: OutputSettings) -> Iterator[Problem]:
 def _named(settings: Settings) -> list[tuple[str, OutputSettings]]:
     main = [] if settings.output is None else [(MAIN_OUTPUT, settings.output)]
     return [*main, *((name, each) for name, each in settings.outputs.items())]
+
+
+def setting_of(name: str) -> str:
+    """The setting of an output, as messages name it."""
+    return ".".join(_at(name))
 
 
 def _at(name: str) -> tuple[str, ...]:
@@ -171,6 +178,11 @@ def _complete(at: Path, output: OutputSettings, destination: str) -> Iterator[Pr
         yield Problem((*at, "key"), "is for `write: upsert`, or for a table that is created")
     if destination != "sql" and len(output.key) > 1:
         yield Problem((*at, "key"), "is one column: messages of one value keep their order")
+    queue = output.sqs or output.sns
+    if output.key and queue is not None and not queue.endswith(".fifo"):
+        yield Problem(
+            (*at, "key"), f"orders the messages of a FIFO {_KINDS[destination]} (….fifo) only"
+        )
     if output.schema is None and (output.create or output.format == "csv"):
         what = "create" if output.create else "format: csv"
         yield Problem((*at, "schema"), f"is missing: `{what}` needs the columns and their types")
@@ -200,6 +212,7 @@ def _place(settings: Settings, stream: StreamKey, name: str, output: OutputSetti
         is_upsert=output.write == "upsert",
         creates_table=output.create,
         key=output.key,
+        aggregates=output.aggregate,
         schema=output.schema,
         endpoint_url=settings.aws.url_of(destination) if is_service else None,
     )

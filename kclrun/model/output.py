@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
-from kclrun.errors import LimitExceeded
+from kclrun.errors import LimitExceeded, SettingsError
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 
+# Of the record beside a roll; readers refuse a higher one.
+ROLL_VERSION: Final = 1
+# What AWS allows in the names of streams and shards, and kclrun in that of an application.
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{0,254}[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}\Z", re.ASCII)
 _CURSOR: Final = re.compile(r"([A-Z_]+|\d+)(?:/(\d{1,10}))?(?:\+(\d{1,18}))?\Z")
 
 
@@ -44,6 +50,26 @@ class Cursor(msgspec.Struct, frozen=True, gc=False):
         return cls(ExtendedSequenceNumber(number, int(sub)), int(tick))
 
 
+Cursors = tuple[tuple[str, Cursor], ...]
+
+
+def sorted_cursors(cursors: Mapping[str, Cursor]) -> Cursors:
+    """Cursors by the names of their outputs, as a lease and a write keep them."""
+    return tuple(sorted(cursors.items()))
+
+
+class StoredCursors(msgspec.Struct, frozen=True, gc=False):
+    """How far each output had the rows when its lease's checkpoint became `at`: both were written
+    at once [K2]. A lease whose checkpoint is not `at` was moved by another program."""
+
+    at: ExtendedSequenceNumber
+    cursors: Cursors
+
+    def of(self, name: str) -> Cursor | None:
+        """The cursor of one output; None if it was not among the outputs then."""
+        return dict(self.cursors).get(name)
+
+
 class RowsOf(msgspec.Struct, frozen=True, kw_only=True):
     """Whose rows they are. Cursors and names at a destination are keyed by everything here but the
     `token` [K4].
@@ -61,13 +87,45 @@ class RowsOf(msgspec.Struct, frozen=True, kw_only=True):
     token: int
 
 
+class RollRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the destination keeps of a roll beside its rows: they are those of the records up to
+    `end`, a Cursor. `commit` is random, of the one attempt that wrote it; `token` is its owner's.
+    """
+
+    end: str
+    commit: str
+    token: int
+    version: int = ROLL_VERSION
+
+
+def roll_folder(of: RowsOf) -> str:
+    """Where the rolls of a shard are below the place of an output [K4, K8]. Raises: SettingsError
+    for a name that is not one of AWS: nothing is named after it."""
+    created = datetime.fromtimestamp(of.stream_created_at, UTC).strftime("%Y%m%dT%H%M%SZ")
+    for name in (of.application, of.stream, of.shard_id):
+        if not _NAME.match(name):
+            raise SettingsError(f"{name[:128]!r} is no name: no file or object is named after it")
+    return f"{of.application}/{of.stream}/{created}/{of.shard_id}/{of.generation}"
+
+
+def roll_name(begin: Cursor) -> str:
+    """The name of the roll that begins at this cursor, and of no other [K8, R4]. Names of a shard
+    sort as its rolls do: one that begins at a sentinel is its first."""
+    at = begin.position
+    tick = f"+{begin.tick:06}" if begin.tick else ""
+    if at.is_sentinel:
+        return f"0-{at.sequence_number}{tick}"
+    return f"{at.sequence_number}-{at.sub_sequence_number:06}{tick}"
+
+
 class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
     """One output of the settings, resolved: a lease process opens its destination from this.
 
     Exactly one of `path`, `s3`, `sql`, `dynamodb`, `kinesis`, `sqs`, `sns` and `firehose` is set.
     `s3` is an URL `s3://bucket/prefix`; the others are names, URLs or ARNs. `roll_s` and
     `roll_bytes` end a file or an object; both are 0 for a file that grows (`path`). `key` names
-    columns: the key of an upsert, or the column that orders messages. `schema` is the text of
+    columns: the key of an upsert, or the column that orders messages. `aggregates`: rows of a
+    stream are put into KPL aggregates. `schema` is the text of
     `output.schema`. `endpoint_url` replaces the address of the service.
     """
 
@@ -88,6 +146,7 @@ class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
     is_upsert: bool = False
     creates_table: bool = False
     key: tuple[str, ...] = ()
+    aggregates: bool = False
     schema: str | None = None
     endpoint_url: str | None = None
 
@@ -96,6 +155,11 @@ class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it is a file for each shard that is never rolled."""
         return self.path is not None and self.roll_s == 0
 
+    @property
+    def stores_cursor(self) -> bool:
+        """Whether the destination keeps its cursor with its rows, so that they are there once."""
+        return self.s3 is not None or self.sql is not None or (bool(self.path) and not self.grows)
+
     def __repr__(self) -> str:
         """Without the addresses: that of a database may have a password in it."""
         return f"OutputPlace({self.name!r})"
@@ -103,3 +167,31 @@ class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
     def __rich_repr__(self) -> list[tuple[str, str]]:
         """The fields for a pretty-printer."""
         return [("name", self.name)]
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """One row as a message of a queue, a topic or a delivery stream.
+
+    Messages of one `group` keep their order; None has no order to others. A FIFO queue or topic
+    drops a message whose `deduplication_id` it took within the last five minutes.
+    """
+
+    body: str
+    size_bytes: int
+    group: str | None = None
+    deduplication_id: str = ""
+
+    def __repr__(self) -> str:
+        return f"Message({self.size_bytes} bytes)"
+
+
+class MessageLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The most that a service takes: of one message, and of one request with several of them.
+
+    `is_fifo`: every message needs a group and a deduplication id.
+    """
+
+    message_bytes_max: int
+    batch_bytes_max: int
+    batch_messages_max: int
+    is_fifo: bool = False

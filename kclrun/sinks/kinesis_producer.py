@@ -9,7 +9,7 @@ import math
 import queue
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -41,8 +41,8 @@ class KinesisProducer:
     state of the flow control from one producer of this process to the next. `clock` is monotonic;
     `wait` sleeps if no answer can come; `chance` is in [0, 1).
 
-    Once it has raised a ServiceError it raises the same again: it is not certain that the records
-    not flushed are in the stream.
+    Once it has raised a ServiceError it raises the same again, until `resume`: it is not certain
+    that the records not flushed are in the stream.
     """
 
     def __init__(
@@ -70,6 +70,17 @@ class KinesisProducer:
         self._answers: queue.SimpleQueue[tuple[Request, _Outcome]] = queue.SimpleQueue()
         self._under_way = 0
         self._failure: Exception | None = None
+        self._is_usable = True
+
+    @property
+    def waiting_records(self) -> int:
+        """Records that are not acknowledged."""
+        return self._pending.waiting_records
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The bytes of `waiting_records`."""
+        return self._pending.waiting_bytes
 
     def add(self, entry: PutEntry) -> None:
         """Accept one record; blocks while the buffer is full.
@@ -82,6 +93,21 @@ class KinesisProducer:
             self._work(hurried=True, waits=True)
         self._pending.add(entry)
         self._work()
+
+    def extend(self, entries: Iterable[PutEntry]) -> None:
+        """Accept records beyond any limit of the buffer, and send what can be sent now; never
+        blocks. Raises: as `add`; all of them were accepted then, or LimitExceeded for the first
+        that the service never accepts."""
+        for entry in entries:
+            self._pending.add(entry)
+        self._work(hurried=True)
+
+    def resume(self) -> None:
+        """After an error: send the records that are not acknowledged again, each key in its order,
+        for another `give_up_after_s`. Without effect after an interrupt."""
+        if self._failure is not None and self._is_usable:
+            self._failure = None
+            self._pending.forget_failures()
 
     def flush(self) -> None:
         """Return only when every record added was acknowledged. Raises: as `add`."""
@@ -123,6 +149,7 @@ class KinesisProducer:
             self._failure = error
             raise
         except BaseException:
+            self._is_usable = False
             self._failure = Unavailable("PutRecords: interrupted", operation="PutRecords")
             raise
 
@@ -149,6 +176,7 @@ class KinesisProducer:
         elif isinstance(outcome, Throttled | Unavailable | OutcomeUnknown):
             self._pending.fail(request, outcome, now, self._chance())
         else:
+            self._pending.put_back(request)
             raise outcome
 
     def _await_news(self, *, hurried: bool) -> None:

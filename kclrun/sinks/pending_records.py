@@ -309,6 +309,11 @@ class ShardQueues:
             (shard_queue.flow.resume_at for shard_queue in self._rested()), default=math.inf
         )
 
+    def forget_failures(self) -> None:
+        """No shard has refused anything for long."""
+        for shard_queue in self._in_order:
+            shard_queue.fruitless_since = None
+
     def wakes_at(self) -> float:
         """When the next pause of a shard queue with key queues ends; infinity if none pauses."""
         ends = (shard_queue.flow.resume_at for shard_queue in self._rested() if shard_queue.ready)
@@ -454,11 +459,7 @@ class PendingRecords:
         `error` is Throttled, Unavailable or OutcomeUnknown. It is raised again, with the number of
         waiting records, once no request has succeeded for `give_up_after_s`. `chance` is in [0, 1).
         """
-        self._failed_requests += 1
-        for part in reversed(request.parts):
-            self._shard_queues.queue(part.key_queue, first=True)
-        for shard_queue in request.shard_queues:
-            self._shard_queues.answered(shard_queue)
+        self.put_back(request)
         if self._failing_since is None:
             self._failing_since = request.sent_at
         if now - self._failing_since >= self._settings.give_up_after_s:
@@ -470,6 +471,19 @@ class PendingRecords:
             )
         self._failures += 1
         self._held_until = now + backoff_s(self._failures, chance, base_s=_BACKOFF_BASE_S)
+
+    def put_back(self, request: Request) -> None:
+        """The request failed as a whole: its records are the first to be sent again."""
+        self._failed_requests += 1
+        for part in reversed(request.parts):
+            self._shard_queues.queue(part.key_queue, first=True)
+        for shard_queue in request.shard_queues:
+            self._shard_queues.answered(shard_queue)
+
+    def forget_failures(self) -> None:
+        """Try for another `give_up_after_s`."""
+        self._failures, self._failing_since, self._held_until = 0, None, -math.inf
+        self._shard_queues.forget_failures()
 
     def remap(self, shards: Iterable[Shard]) -> None:
         """Continue with a new listing. Raises: SettingsError if no shard is open."""

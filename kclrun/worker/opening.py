@@ -6,8 +6,10 @@ pyarrow only if an output of its settings needs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from kclrun.errors import SettingsError
 from kclrun.model.output import OutputPlace, RowsOf
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import Output
@@ -31,7 +33,8 @@ def open_output(
 
         return RolledFiles(place, of)
     if place.sql is not None:
-        from kclrun.sinks.sql import SqlOutput
+        with _extra("sql", place):
+            from kclrun.sinks.sql import SqlOutput
 
         return SqlOutput(place, of)
     if place.s3 is not None:
@@ -66,3 +69,15 @@ def _kinesis_output(
     return KinesisOutput(
         place, of, WirePutter(client, place.kinesis), WireStreamAdmin(client, place.kinesis)
     )
+
+
+@contextmanager
+def _extra(name: str, place: OutputPlace) -> Iterator[None]:
+    """Raises: SettingsError if a package of this extra of kclrun is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"the output {place.name} needs the package {error.name}\n"
+            f"Install it with  pip install 'kclrun[{name}]'"
+        ) from None

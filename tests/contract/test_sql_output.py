@@ -383,9 +383,20 @@ SCHEMA_OF_ALL = (
     " z timestamp, m decimal(38,10), a array<string>, o struct<x long>"
 )
 ALL = {
-    **{"s": "ä", "b": True, "i": -128, "h": 2**15 - 1, "j": 2**31 - 1, "l": 2**63 - 1, "f": 0.5},
-    **{"d": 0.1, "y": b"\0", "t": date(2013, 1, 1), "z": datetime(2013, 1, 1, tzinfo=UTC)},
-    **{"m": Decimal("1.5"), "a": ["x"], "o": {"x": 1}},
+    "s": "ä",
+    "b": True,
+    "i": -128,
+    "h": 2**15 - 1,
+    "j": 2**31 - 1,
+    "l": 2**63 - 1,
+    "f": 0.5,
+    "d": 0.1,
+    "y": b"\0",
+    "t": date(2013, 1, 1),
+    "z": datetime(2013, 1, 1, tzinfo=UTC),
+    "m": Decimal("1.5"),
+    "a": ["x"],
+    "o": {"x": 1},
 }
 
 

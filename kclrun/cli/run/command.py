@@ -78,6 +78,9 @@ def run(
     folder = output_folder(configuration.settings)
     if folder is not None:
         require_folder("output.path", folder)
+    for name, output in configuration.settings.outputs.items():
+        if output.path is not None:
+            require_folder(f"outputs.{name}.path", Path(output.path).absolute())
     if (letters := dead_letter_folder(configuration.settings)) is not None:
         require_folder("on_error.dead_letter.path", letters)
     if report is not None:

@@ -17,12 +17,16 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
-from kclrun.aws.endpoints import LOOPBACK_REGION
+from kclrun.aws.control import ControlPlane
+from kclrun.aws.credentials import LOOPBACK_CREDENTIALS
+from kclrun.aws.endpoints import LOOPBACK_REGION, EndpointSettings, open_session
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.user_code import own_module
+from kclrun.config.outputs import output_places
 from kclrun.config.schema import AwsSettings, EmbeddedSettings, Settings
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.loading import import_paths
@@ -34,6 +38,7 @@ from kclrun.local.filling import (
     make_stream,
 )
 from kclrun.local.server import Embedded, start_embedded
+from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.wire import WireEndpoint
 
 # The filler notices the end of its standard input at once; a put under way takes milliseconds.
@@ -81,12 +86,38 @@ def embedded_run(configuration: Configuration) -> Iterator[EmbeddedRun]:
                 raise SettingsError("stream: with aws.endpoint: embedded, give a name, not an ARN")
             make_stream(kinesis, source.name, embedded_settings.shards)
         reached = msgspec.structs.replace(placed, aws=_aws(settings.aws, embedded))
+        _make_destinations(reached, kinesis)
         if embedded_settings.fill is None:
             yield EmbeddedRun(reached, None)
             return
         order = _order(configuration, embedded_settings, kinesis)
         with _Filler(order) as filler, _stopping_early(filler):
             yield EmbeddedRun(reached, filler)
+
+
+def _make_destinations(settings: Settings, kinesis: WireEndpoint) -> None:
+    """The streams, buckets, queues and topics of the outputs: nobody else could make them here."""
+    if settings.engine != "fleet":
+        return
+    own = EndpointSettings(region=LOOPBACK_REGION, endpoint_url=settings.aws.endpoint)
+    control = ControlPlane(open_session(own), own, LOOPBACK_CREDENTIALS)
+    for place in output_places(settings, ONLY_STREAM):
+        named = place.sqs or place.sns or ""
+        is_fifo = named.endswith(".fifo")
+        if place.kinesis is not None:
+            make_stream(kinesis, place.kinesis, 1)
+        elif place.s3 is not None:
+            control.s3().create_bucket(Bucket=urlsplit(place.s3).netloc)
+        elif place.sqs is not None:
+            control.sqs().create_queue(
+                QueueName=named.rpartition("/")[2],
+                Attributes={"FifoQueue": "true"} if is_fifo else {},
+            )
+        elif place.sns is not None:
+            control.sns().create_topic(
+                Name=named.rpartition(":")[2],
+                Attributes={"FifoTopic": "true"} if is_fifo else {},
+            )
 
 
 @contextmanager
@@ -111,6 +142,13 @@ def _own_places(settings: Settings) -> Iterator[Settings]:
     """A folder for this run only, and on Spark a checkpoint beside it. The stream is new, so the
     rows and positions of former runs do not belong to it."""
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%fZ")
+    outputs = {
+        name: each
+        if each.path is None
+        else msgspec.structs.replace(each, path=f"{each.path.rstrip('/')}/{started}")
+        for name, each in settings.outputs.items()
+    }
+    settings = msgspec.structs.replace(settings, outputs=outputs)
     output = settings.output
     if output is not None and output.path is not None:
         path = f"{output.path.rstrip('/')}/{started}"

@@ -51,6 +51,7 @@ def places(more: str, stream: StreamKey = ONLY_STREAM) -> tuple[OutputPlace, ...
                 (SQL, "table: t, key: [a]", "output.key: is for `write: upsert`, or for a table"),
                 (SQL, "table: t, create: on", "output.schema: is missing: `create` needs the"),
                 ("sqs: q", "schema: a blob", "output.schema: "),
+                ("sqs: q", "key: [a]", "output.key: orders the messages of a FIFO queue (….fifo)"),
                 ("kinesis: o", "key: [a, b]", "output.key: is one column"),
                 ("kinesis: orders", "key: [a]", "output.kinesis: is read by this application"),
                 ("firehose: 'a b'", "key: [a]", "output.firehose: expected a text that is"),

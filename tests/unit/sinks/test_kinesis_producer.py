@@ -21,6 +21,7 @@ from kclrun.model.record import PutEntry, PutResult
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.sinks.flow_control import Flow, ProducerSettings
 from kclrun.sinks.kinesis_producer import RELIST_PERIOD_S, KinesisProducer
+from kclrun.sinks.pending_records import Request
 from tests.patience import HUNG_S
 
 FIRST = "shardId-000000000000"
@@ -425,7 +426,8 @@ def test_while_a_request_is_under_way_it_waits_no_longer_than_until_the_next_is_
     sending.add(PutEntry(b"", "sent", str(HASH_KEY_MAX)))
     sending._work(hurried=True)
     assert held.started.acquire(timeout=HUNG_S)  # its answer never comes
-    answers = sending._answers = Waits(lambda: answers.put((None, AccessDenied("enough"))))
+    refused = (Request(0.0, 0), AccessDenied("enough"))
+    answers = sending._answers = Waits(lambda: answers.put(refused))
 
     with pytest.raises(AccessDenied, match="enough"):
         sending.flush()

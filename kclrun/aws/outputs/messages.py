@@ -1,0 +1,222 @@
+"""Batches of messages to SQS, SNS and Firehose. Each class implements `ports.MessageSender`.
+
+The limits are those that the services document for SendMessageBatch, PublishBatch and
+PutRecordBatch (API references of 2025). The owner of a queue or a topic may set a lower one for a
+message, which then bounds a request as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from kclrun.aws.control import (
+    BOTO_FAILURES,
+    Client,
+    ControlPlane,
+    RenewedClient,
+    from_botocore,
+)
+from kclrun.aws.endpoints import EndpointSettings
+from kclrun.aws.operations import (
+    DESCRIBE_DELIVERY_STREAM,
+    GET_QUEUE_ATTRIBUTES,
+    GET_QUEUE_URL,
+    GET_TOPIC_ATTRIBUTES,
+    PUBLISH_BATCH,
+    PUT_RECORD_BATCH,
+    SEND_MESSAGE_BATCH,
+    Operation,
+)
+from kclrun.errors import InvalidRequest
+from kclrun.model.output import Message, MessageLimits, OutputPlace
+from kclrun.model.wire import WireCredentials
+from kclrun.ports import MessageSender
+
+_KIB: Final = 1024
+_SQS: Final = MessageLimits(
+    message_bytes_max=1024 * _KIB, batch_bytes_max=1024 * _KIB, batch_messages_max=10
+)
+# A topic takes up to 1 MiB if its owner says so; SNS names the limit only then.
+_SNS: Final = MessageLimits(
+    message_bytes_max=256 * _KIB, batch_bytes_max=256 * _KIB, batch_messages_max=10
+)
+_FIREHOSE: Final = MessageLimits(
+    message_bytes_max=1000 * _KIB, batch_bytes_max=4 * _KIB * _KIB, batch_messages_max=500
+)
+_FIFO: Final = ".fifo"
+_SIZE: Final = "MaximumMessageSize"
+
+
+def open_sender(
+    place: OutputPlace, region: str, credentials: Callable[[], WireCredentials]
+) -> MessageSender:
+    """The sender to the queue, topic or delivery stream of `place`; sends nothing."""
+    settings = EndpointSettings(region=region, endpoint_url=place.endpoint_url)
+    if place.sqs is not None:
+        return QueueSender(RenewedClient(settings, credentials, ControlPlane.sqs), place.sqs)
+    if place.sns is not None:
+        return TopicSender(RenewedClient(settings, credentials, ControlPlane.sns), place.sns)
+    assert place.firehose is not None, "the settings name one of the three"
+    client = RenewedClient(settings, credentials, ControlPlane.firehose)
+    return DeliveryStreamSender(client, place.firehose)
+
+
+class _Sender:
+    """What the three have in common: a client for several threads, and errors with their place."""
+
+    def __init__(self, client: RenewedClient, where: str, limits: MessageLimits) -> None:
+        self.where = where
+        self.limits = limits
+        self._renewed = client
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """As `MessageSender.close`."""
+        self._renewed.close()
+
+    def _client(self) -> Client:
+        # Making a client is for one thread at a time; a made one is for all of them.
+        with self._lock:
+            return self._renewed()
+
+    def _bound(self, bytes_max: int) -> None:
+        """The destination takes messages of so many bytes, and SQS and SNS such a batch."""
+        self.limits = msgspec.structs.replace(
+            self.limits, message_bytes_max=bytes_max, batch_bytes_max=bytes_max
+        )
+
+
+class QueueSender(_Sender):
+    """Messages of an SQS queue, given by its name or its URL."""
+
+    def __init__(self, client: RenewedClient, queue: str) -> None:
+        limits = msgspec.structs.replace(_SQS, is_fifo=queue.endswith(_FIFO))
+        super().__init__(client, f"the queue {queue}", limits)
+        self._queue = queue
+        self._url: str | None = None
+
+    def look(self) -> None:
+        """As `MessageSender.look`."""
+        url = self._found_url()
+        with _doing(GET_QUEUE_ATTRIBUTES):
+            answer = self._client().get_queue_attributes(QueueUrl=url, AttributeNames=[_SIZE])
+            self._bound(int(answer["Attributes"][_SIZE]))
+
+    def send(self, messages: Sequence[Message]) -> Sequence[str | None]:
+        """As `MessageSender.send`."""
+        url = self._found_url()
+        entries = [
+            {"Id": str(number), "MessageBody": each.body, **_ordered(each)}
+            for number, each in enumerate(messages)
+        ]
+        with _doing(SEND_MESSAGE_BATCH):
+            answer = self._client().send_message_batch(QueueUrl=url, Entries=entries)
+            return _refusals(answer, len(messages))
+
+    def _found_url(self) -> str:
+        if self._url is None:
+            url = self._queue
+            if "://" not in url:
+                with _doing(GET_QUEUE_URL):
+                    url = self._client().get_queue_url(QueueName=url)["QueueUrl"]
+            self._url = url
+        return self._url
+
+
+class TopicSender(_Sender):
+    """Messages of an SNS topic, given by its ARN."""
+
+    def __init__(self, client: RenewedClient, topic_arn: str) -> None:
+        limits = msgspec.structs.replace(_SNS, is_fifo=topic_arn.endswith(_FIFO))
+        super().__init__(client, f"the topic {topic_arn}", limits)
+        self._topic_arn = topic_arn
+
+    def look(self) -> None:
+        """As `MessageSender.look`."""
+        with _doing(GET_TOPIC_ATTRIBUTES):
+            answer = self._client().get_topic_attributes(TopicArn=self._topic_arn)
+            self._bound(int(answer["Attributes"].get(_SIZE, _SNS.message_bytes_max)))
+
+    def send(self, messages: Sequence[Message]) -> Sequence[str | None]:
+        """As `MessageSender.send`."""
+        entries = [
+            {"Id": str(number), "Message": each.body, **_ordered(each)}
+            for number, each in enumerate(messages)
+        ]
+        with _doing(PUBLISH_BATCH):
+            answer = self._client().publish_batch(
+                TopicArn=self._topic_arn, PublishBatchRequestEntries=entries
+            )
+            return _refusals(answer, len(messages))
+
+
+class DeliveryStreamSender(_Sender):
+    """Records of a Firehose delivery stream, given by its name."""
+
+    def __init__(self, client: RenewedClient, name: str) -> None:
+        super().__init__(client, f"the delivery stream {name}", _FIREHOSE)
+        self._name = name
+
+    def look(self) -> None:
+        """As `MessageSender.look`. A stream that is being made or changed takes records later.
+
+        Raises: InvalidRequest too, if the stream reads another stream: it takes no other records.
+        """
+        with _doing(DESCRIBE_DELIVERY_STREAM):
+            answer = self._client().describe_delivery_stream(DeliveryStreamName=self._name)
+            kind = answer["DeliveryStreamDescription"]["DeliveryStreamType"]
+        if kind != "DirectPut":
+            raise InvalidRequest(
+                f"{self.where} is of type {kind}: only one of type DirectPut takes records",
+                operation=DESCRIBE_DELIVERY_STREAM.name,
+                code=str(kind),
+            )
+
+    def send(self, messages: Sequence[Message]) -> Sequence[str | None]:
+        """As `MessageSender.send`."""
+        records = [{"Data": each.body.encode()} for each in messages]
+        with _doing(PUT_RECORD_BATCH):
+            answer = self._client().put_record_batch(DeliveryStreamName=self._name, Records=records)
+            results = [each.get("ErrorCode") for each in answer["RequestResponses"]]
+            return _complete(results, len(messages))
+
+
+def _ordered(message: Message) -> dict[str, str]:
+    if message.group is None:
+        return {}
+    return {
+        "MessageGroupId": message.group,
+        "MessageDeduplicationId": message.deduplication_id,
+    }
+
+
+def _refusals(answer: dict[str, Any], count: int) -> Sequence[str | None]:
+    """The answer of SQS or SNS: each message is in one of two lists, by the number that we gave.
+
+    Raises: KeyError, ValueError for an answer that does not name every message: it was cut off.
+    """
+    results: dict[int, str | None] = {
+        int(each["Id"]): None for each in answer.get("Successful", ())
+    }
+    results |= {int(each["Id"]): str(each["Code"])[:100] for each in answer.get("Failed", ())}
+    return _complete([results[number] for number in range(count)], count)
+
+
+def _complete(results: list[str | None], count: int) -> list[str | None]:
+    if len(results) != count:
+        raise ValueError("the answer is not one result a message")
+    return results
+
+
+@contextlib.contextmanager
+def _doing(operation: Operation) -> Iterator[None]:
+    """Raises: a ServiceError leaf for any failure of the service."""
+    try:
+        yield
+    except BOTO_FAILURES as error:
+        raise from_botocore(operation, error) from None

@@ -1,0 +1,345 @@
+"""Rolls of rows as objects in S3: created with `If-None-Match: *`, never replaced, never deleted.
+
+It implements `sinks.rolls.Rolls` and knows neither rows nor their formats. A process that writes no
+object does not import this module, because it loads botocore.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from kclrun.aws.control import (
+    BOTO_FAILURES,
+    Client,
+    ControlPlane,
+    RenewedClient,
+    from_botocore,
+)
+from kclrun.aws.endpoints import EndpointSettings
+from kclrun.aws.operations import (
+    COMPLETE_MULTIPART_UPLOAD,
+    CREATE_MULTIPART_UPLOAD,
+    GET_OBJECT,
+    HEAD_OBJECT,
+    PUT_OBJECT,
+    UPLOAD_PART,
+    Operation,
+)
+from kclrun.errors import AccessDenied, ServiceError, SettingsError, SinkError, Superseded
+from kclrun.model.output import Cursor, OutputPlace, RollRecord, RowsOf, roll_folder, roll_name
+from kclrun.model.wire import WireCredentials
+
+# The smallest part that S3 takes but for the last. An upload has at most 10,000: 48 GiB.
+PART_BYTES: Final = 5 * 2**20
+# Readers of folders of objects (Athena, Spark, Hive) skip names that begin with an underscore.
+_OURS: Final = "_kclrun"
+_ABSENT: Final = frozenset({"404", "NoSuchKey", "NotFound"})
+_REFUSED: Final = "PreconditionFailed"
+_NO_UPLOAD: Final = "NoSuchUpload"
+
+
+def open_object_rolls(
+    place: OutputPlace,
+    of: RowsOf,
+    region: str | None,
+    credentials: Callable[[], WireCredentials],
+    form: tuple[str, str],
+) -> ObjectRolls:
+    """The rolls of this shard in the bucket that `place.s3` names; sends nothing. `form` is the
+    suffix of their names and their content type."""
+    endpoint = EndpointSettings(region=region, endpoint_url=place.endpoint_url)
+    assert place.s3 is not None, "the settings name a bucket"
+    return ObjectRolls(RenewedClient(endpoint, credentials, ControlPlane.s3), place.s3, of, form)
+
+
+class ObjectRolls:
+    """`s3://bucket/prefix/<application>/<stream>/<created>/<shard>/<generation>/<begin>.<suffix>`.
+
+    An object of one PUT has its record in its metadata. The metadata of a larger one are fixed with
+    its first part, when its end is not known: its record is an object of its own, whose name
+    contains the random `commit`, below `_kclrun/`; it is there before the rows appear.
+    """
+
+    def __init__(
+        self, client: Callable[[], Client], url: str, of: RowsOf, form: tuple[str, str]
+    ) -> None:
+        parts = urlsplit(url)
+        self.client = client
+        self.bucket, prefix = parts.netloc, parts.path.strip("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._folder = roll_folder(of)
+        self._suffix, self.content_type = form
+
+    def key(self, begin: Cursor) -> str:
+        """The key of the roll that begins there [K8]."""
+        return f"{self._prefix}{self._folder}/{roll_name(begin)}.{self._suffix}"
+
+    def record_key(self, begin: Cursor, commit: str) -> str:
+        """The key of the record of a roll of several parts."""
+        return f"{self._prefix}{_OURS}/{self._folder}/{roll_name(begin)}.{commit}.json"
+
+    def where(self, begin: Cursor) -> str:
+        """The URL of the roll."""
+        return self.url(self.key(begin))
+
+    def url(self, key: str) -> str:
+        """The URL of an object of this bucket."""
+        return f"s3://{self.bucket}/{key}"
+
+    def find(self, begin: Cursor) -> RollRecord | None:
+        """As `Rolls.find`."""
+        key = self.key(begin)
+        try:
+            with self.doing(HEAD_OBJECT, f"look for {self.url(key)}"):
+                found = self.client().head_object(Bucket=self.bucket, Key=key)
+        except ServiceError as error:
+            if error.code in _ABSENT:
+                return None
+            raise _sink_error(error) from None
+        known = found.get("Metadata", {})
+        if "kclrun-commit" not in known:
+            raise SettingsError(f"{self.url(key)} is not an object of kclrun, and has its name")
+        if "kclrun-end" not in known:
+            return self._record(self.record_key(begin, known["kclrun-commit"]))
+        return _record_of(known)
+
+    def _record(self, key: str) -> RollRecord:
+        try:
+            with self.doing(GET_OBJECT, f"read {self.url(key)}"):
+                found = self.client().get_object(Bucket=self.bucket, Key=key)
+                return msgspec.json.decode(found["Body"].read(), type=RollRecord)
+        except msgspec.MsgspecError:
+            raise SettingsError(f"{self.url(key)} is not a record of a roll") from None
+        except ServiceError as error:
+            if error.code in _ABSENT:
+                raise SettingsError(
+                    f"{self.url(key)} is gone: it says where the rows end of the object that it"
+                    " names, and a lease begins there. Restore it, or reset the lease"
+                ) from None
+            raise _sink_error(error) from None
+
+    def new(self, begin: Cursor, commit: str) -> ObjectUpload:
+        """As `Rolls.new`."""
+        return ObjectUpload(self, begin, commit)
+
+    def check(self) -> str:
+        """As `Output.check`: an object of our own is created twice, and S3 has to refuse the second
+        time. It stays, empty, so that no permission to delete is needed."""
+        url = self.url(f"{self._prefix}{_OURS}/probe")
+        key = f"{self._prefix}{_OURS}/probe"
+        for _ in range(2):
+            is_refused = not self.create(PUT_OBJECT, f"create {url}", key, Body=b"")
+        if not is_refused:
+            raise SettingsError(
+                f"the service of {url} does not honour If-None-Match: two owners of a lease could"
+                " replace each other's rows. S3 itself does"
+            )
+        try:
+            with self.doing(HEAD_OBJECT, f"look for {url}"):
+                self.client().head_object(Bucket=self.bucket, Key=f"{key}-absent")
+        except AccessDenied as error:
+            raise AccessDenied(
+                f"{error}; S3 says so of an object that is not there, too, unless s3:ListBucket is"
+                " allowed on the bucket",
+                operation=error.operation,
+                code=error.code,
+            ) from None
+        except ServiceError as error:
+            if error.code not in _ABSENT:
+                raise
+        return f"s3://{self.bucket}/{self._prefix}"
+
+    def create(self, operation: Operation, what: str, key: str, **arguments: Any) -> bool:
+        """PutObject that creates; False if the name is taken. Raises: a ServiceError leaf."""
+        try:
+            with self.doing(operation, what):
+                self.client().put_object(Bucket=self.bucket, Key=key, IfNoneMatch="*", **arguments)
+        except ServiceError as error:
+            if error.code == _REFUSED:
+                return False
+            raise
+        return True
+
+    @contextlib.contextmanager
+    def doing(self, operation: Operation, what: str) -> Iterator[None]:
+        """Raises: a ServiceError leaf for any failure of the service, with what was tried."""
+        try:
+            yield
+        except BOTO_FAILURES as error:
+            failure = from_botocore(operation, error)
+        except ServiceError as error:  # of the credentials
+            failure = error
+        else:
+            return
+        text = f"cannot {what}: {failure}"
+        raise type(failure)(text, operation=failure.operation, code=failure.code) from None
+
+    def close(self) -> None:
+        """As `Rolls.close`."""
+        close = getattr(self.client, "close", None)
+        if close is not None:
+            close()
+
+
+class ObjectUpload:
+    """Implements `RollUpload`: one PUT, or an upload in parts once there are bytes for two.
+
+    Parts leave as they fill. Only the last request creates the object, under the condition that the
+    name is free. An upload that is not completed leaves parts: a lifecycle rule of the bucket
+    removes them, kclrun does not, because a request of their owner may be under way.
+    """
+
+    def __init__(self, rolls: ObjectRolls, begin: Cursor, commit: str) -> None:
+        self._rolls = rolls
+        self._begin = begin
+        self._key = rolls.key(begin)
+        self._commit = commit
+        self._bytes = bytearray()
+        self._upload: str | None = None
+        self._parts: list[dict[str, Any]] = []
+        self._has_record = False
+
+    @property
+    def unsent_bytes(self) -> int:
+        """As `RollUpload`."""
+        return len(self._bytes)
+
+    def send(self) -> None:
+        """As `RollUpload`: the parts that are full."""
+        try:
+            while len(self._bytes) > PART_BYTES:
+                self._send_part(PART_BYTES)
+        except ServiceError as error:
+            raise _sink_error(error) from None
+
+    def write(self, data: bytes) -> None:
+        """As `RollUpload`."""
+        self._bytes += data
+
+    def finish(self, record: RollRecord) -> bool:
+        """As `RollUpload`. Whatever the answer is, the object says whose it is: an attempt may
+        have been applied before the one that was refused [K6]."""
+        try:
+            if self._upload is None and len(self._bytes) <= PART_BYTES:
+                failure = self._put(record)
+            else:
+                failure = self._complete(record)
+        except ServiceError as error:
+            raise _sink_error(error) from None
+        if failure is None:
+            return True
+        found = self._rolls.find(self._begin)
+        if found is not None:
+            return found.commit == self._commit
+        if failure.code == _NO_UPLOAD:
+            raise Superseded(f"{failure}. The parts are gone: the rows are emitted again")
+        raise _sink_error(failure) from None
+
+    def drop(self) -> None:
+        """As `RollUpload`."""
+        self._bytes.clear()
+
+    def _put(self, record: RollRecord) -> ServiceError | None:
+        """The failure of an attempt, which may be applied nevertheless."""
+        with self._attempt(PUT_OBJECT) as failures:
+            self._rolls.client().put_object(
+                Bucket=self._rolls.bucket,
+                Key=self._key,
+                Body=bytes(self._bytes),
+                IfNoneMatch="*",
+                ContentType=self._rolls.content_type,
+                Metadata=_metadata(record),
+            )
+        return failures[0] if failures else None
+
+    def _complete(self, record: RollRecord) -> ServiceError | None:
+        """Send what is left, then the record, then the request that creates the object; the
+        failure of the last one. Raises: a ServiceError leaf of the others, which create nothing."""
+        while self._bytes:
+            self._send_part(min(len(self._bytes), PART_BYTES))
+        if not self._has_record:
+            key = self._rolls.record_key(self._begin, self._commit)
+            with self._rolls.doing(PUT_OBJECT, f"write {self._rolls.url(key)}"):
+                self._rolls.client().put_object(
+                    Bucket=self._rolls.bucket, Key=key, Body=msgspec.json.encode(record)
+                )
+            self._has_record = True
+        with self._attempt(COMPLETE_MULTIPART_UPLOAD) as failures:
+            self._rolls.client().complete_multipart_upload(
+                Bucket=self._rolls.bucket,
+                Key=self._key,
+                UploadId=self._upload,
+                MultipartUpload={"Parts": self._parts},
+                IfNoneMatch="*",
+            )
+        return failures[0] if failures else None
+
+    def _send_part(self, size: int) -> None:
+        rolls, url = self._rolls, self._rolls.url(self._key)
+        if self._upload is None:
+            with rolls.doing(CREATE_MULTIPART_UPLOAD, f"begin the upload of {url}"):
+                self._upload = rolls.client().create_multipart_upload(
+                    Bucket=rolls.bucket,
+                    Key=self._key,
+                    ContentType=rolls.content_type,
+                    Metadata={"kclrun-commit": self._commit, "kclrun-version": _version()},
+                )["UploadId"]
+        number = len(self._parts) + 1
+        with rolls.doing(UPLOAD_PART, f"upload part {number} of {url}"):
+            answer = rolls.client().upload_part(
+                Bucket=rolls.bucket,
+                Key=self._key,
+                UploadId=self._upload,
+                PartNumber=number,
+                Body=bytes(memoryview(self._bytes)[:size]),
+            )
+            self._parts.append({"PartNumber": number, "ETag": answer["ETag"]})
+        del self._bytes[:size]
+
+    @contextlib.contextmanager
+    def _attempt(self, operation: Operation) -> Iterator[list[ServiceError]]:
+        """Collects the failure of the request that creates the object."""
+        failures: list[ServiceError] = []
+        try:
+            with self._rolls.doing(operation, f"create {self._rolls.url(self._key)}"):
+                yield failures
+        except ServiceError as error:
+            failures.append(error)
+
+
+def _sink_error(error: ServiceError) -> SinkError:
+    return SinkError(str(error))
+
+
+def _metadata(record: RollRecord) -> dict[str, str]:
+    return {
+        "kclrun-end": record.end,
+        "kclrun-commit": record.commit,
+        "kclrun-token": str(record.token),
+        "kclrun-format": str(record.version),
+        "kclrun-version": _version(),
+    }
+
+
+def _record_of(known: Mapping[str, str]) -> RollRecord:
+    return RollRecord(
+        end=known["kclrun-end"],
+        commit=known["kclrun-commit"],
+        token=int(known["kclrun-token"]),
+        version=int(known["kclrun-format"]),
+    )
+
+
+@functools.cache
+def _version() -> str:
+    try:
+        return metadata.version("kclrun")
+    except metadata.PackageNotFoundError:
+        return "unknown"

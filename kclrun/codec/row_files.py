@@ -1,0 +1,303 @@
+"""Rows to the bytes of a file: JSON lines, CSV or Parquet.
+
+A row is encoded alone, as user code emits it, so that one that fits in no file is refused there.
+It does not know where files are.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from kclrun.codec.row_lines import encode_row
+from kclrun.errors import SettingsError
+from kclrun.model.row_schema import (
+    ArrayType,
+    Column,
+    DataType,
+    DecimalType,
+    MapType,
+    RowSchema,
+    SimpleType,
+    StructType,
+)
+
+# A row group is what a reader of Parquet takes at once. Beyond one of these its rows are encoded,
+# so they wait in memory as Python's values for no longer.
+_GROUP_ROWS_MAX: Final = 128 * 1024
+_GROUP_BYTES_MAX: Final = 16 * 2**20
+# Of a column whose values have one size, and of the reference to one that has not.
+_VALUE_BYTES: Final = 8
+
+
+class RowFile(Protocol):
+    """One file as it grows."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """About the bytes of rows that were added and are not yet among those returned."""
+        ...
+
+    def add(self, rows: Sequence[Any]) -> bytes:
+        """The next bytes of the file, if there are some already."""
+        ...
+
+    def end(self) -> bytes:
+        """The last bytes of the file."""
+        ...
+
+
+class RowFormat(Protocol):
+    """How rows become files. `encode` may be called by any thread."""
+
+    suffix: str
+    content_type: str
+
+    def encode(self, row: Any) -> tuple[Any, int]:
+        """The row as `RowFile.add` takes it, and its size in bytes. Raises: TypeError, RowMismatch
+        and LimitExceeded, naming the column and never a value."""
+        ...
+
+    def new_file(self) -> RowFile:
+        """A file without rows."""
+        ...
+
+
+def row_format(name: str, schema: str | None) -> RowFormat:
+    """The format `json`, `csv` or `parquet`. Raises: SettingsError if it needs a schema and has
+    none, or an extra of kclrun that is not installed."""
+    columns = None if schema is None else RowSchema.parse(schema)
+    if name == "json":
+        return _JsonLines(columns)
+    if columns is None:
+        raise SettingsError(f"format: {name} needs `schema`, the columns and their types")
+    return _Csv(columns) if name == "csv" else _Parquet(columns)
+
+
+class _Lines:
+    """A file of whole lines, as they were encoded."""
+
+    waiting_bytes = 0
+
+    def __init__(self, head: bytes) -> None:
+        self._head = head
+
+    def add(self, rows: Sequence[bytes]) -> bytes:
+        head, self._head = self._head, b""
+        return head + b"".join(rows) if head else b"".join(rows)
+
+    def end(self) -> bytes:
+        return b""
+
+
+class _JsonLines:
+    suffix = "jsonl"
+    content_type = "application/x-ndjson"
+
+    def __init__(self, schema: RowSchema | None) -> None:
+        self._schema = schema
+
+    def encode(self, row: Any) -> tuple[bytes, int]:
+        line = encode_row(row if self._schema is None else self._schema.check(row))
+        return line, len(line)
+
+    def new_file(self) -> RowFile:
+        return _Lines(b"")
+
+
+class _Csv:
+    """CSV of RFC 4180 in UTF-8 with a header: nothing for None, `true` and `false`, ISO 8601,
+    base64 for bytes, JSON for arrays, maps and structs."""
+
+    suffix = "csv"
+    content_type = "text/csv; charset=utf-8; header=present"
+
+    def __init__(self, schema: RowSchema) -> None:
+        self._schema = schema
+        self._cells = tuple(_cell(column.type) for column in schema.columns)
+        self._line: Callable[[Sequence[Any]], str] = csv.writer(_Echo()).writerow  # type: ignore[assignment]  # of the writer's `write`
+
+    def encode(self, row: Any) -> tuple[bytes, int]:
+        values = self._schema.check(row).values()
+        cells = [
+            value if cell is None or value is None else cell(value)
+            for cell, value in zip(self._cells, values, strict=True)
+        ]
+        line = self._line(cells).encode()
+        return line, len(line)
+
+    def new_file(self) -> RowFile:
+        names = [column.name for column in self._schema.columns]
+        return _Lines(self._line(names).encode())
+
+
+class _Echo:
+    """`writerow` returns what `write` returns."""
+
+    def write(self, line: str) -> str:
+        return line
+
+
+def _cell(kind: DataType) -> Callable[[Any], str] | None:
+    """How a value becomes the text of a cell; None where csv's own way is right."""
+    match kind:
+        case SimpleType("boolean"):
+            return lambda value: "true" if value else "false"
+        case SimpleType("binary"):
+            return lambda value: base64.b64encode(value).decode()
+        case SimpleType("timestamp"):
+            return datetime.isoformat
+        case SimpleType() | DecimalType():
+            return None
+        case _:
+            return lambda value: msgspec.json.encode(value).decode()
+
+
+class _Parquet:
+    """Parquet through pyarrow, compressed with Snappy. A row is a tuple of its values and, last,
+    of its size."""
+
+    suffix = "parquet"
+    content_type = "application/vnd.apache.parquet"
+
+    def __init__(self, schema: RowSchema) -> None:
+        self._schema = schema
+        self._arrow = arrow_schema(schema)
+        # The columns whose values have sizes of their own.
+        self._varying = tuple(
+            (column.name, str(column.type) not in {"string", "binary"})
+            for column in schema.columns
+            if not isinstance(column.type, SimpleType) or column.type.name in {"string", "binary"}
+        )
+        self._fixed = _VALUE_BYTES * len(schema.columns)
+
+    def encode(self, row: Any) -> tuple[tuple[Any, ...], int]:
+        checked = self._schema.check(row)
+        size = self._fixed
+        for name, is_nested in self._varying:
+            value = checked[name]
+            if value is not None:
+                size += len(msgspec.json.encode(value)) if is_nested else len(value)
+        return (*checked.values(), size), size
+
+    def new_file(self) -> RowFile:
+        return _ParquetFile(self._arrow)
+
+
+class _ParquetFile:
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self._written = _Written()
+        self._writer: Any = None
+        self._rows: list[tuple[Any, ...]] = []
+        self.waiting_bytes = 0
+
+    def add(self, rows: Sequence[tuple[Any, ...]]) -> bytes:
+        self._rows += rows
+        self.waiting_bytes += sum(row[-1] for row in rows)
+        if len(self._rows) >= _GROUP_ROWS_MAX or self.waiting_bytes >= _GROUP_BYTES_MAX:
+            self._write_group()
+        return self._written.take()
+
+    def end(self) -> bytes:
+        self._write_group()
+        self._writer.close()
+        return self._written.take()
+
+    def _write_group(self) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        if self._writer is None:
+            self._writer = parquet.ParquetWriter(self._written, self._schema)
+        if not self._rows:
+            return
+        *columns, _ = zip(*self._rows, strict=True)
+        arrays = [
+            _arrow_array(pa, column, field.type)
+            for column, field in zip(columns, self._schema, strict=True)
+        ]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        self._writer.write_batch(batch, row_group_size=len(self._rows))
+        self._rows, self.waiting_bytes = [], 0
+
+
+def _arrow_array(pa: Any, column: Sequence[Any], kind: Any) -> Any:
+    if pa.types.is_map(kind):  # Arrow takes the items of a map
+        column = [None if value is None else list(value.items()) for value in column]
+    return pa.array(column, type=kind)
+
+
+class _Written:
+    """The file that pyarrow writes to: its bytes until they are taken."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def write(self, data: Any) -> int:
+        self._bytes += data
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def take(self) -> bytes:
+        taken = bytes(self._bytes)
+        self._bytes.clear()
+        return taken
+
+
+_ARROW_NAMES: Final = {
+    "string": "string",
+    "boolean": "bool_",
+    "byte": "int8",
+    "short": "int16",
+    "int": "int32",
+    "long": "int64",
+    "float": "float32",
+    "double": "float64",
+    "binary": "binary",
+    "date": "date32",
+}
+
+
+def arrow_schema(schema: RowSchema) -> Any:
+    """The schema of Arrow with these columns, as Spark maps its types. Raises: SettingsError
+    without pyarrow."""
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise SettingsError(
+            "format: parquet needs pyarrow: pip install 'kclrun[parquet]'"
+        ) from None
+    return pa.schema([_field(pa, column) for column in schema.columns])
+
+
+def _field(pa: Any, column: Column) -> Any:
+    return pa.field(column.name, _arrow_type(pa, column.type), nullable=column.nullable)
+
+
+def _arrow_type(pa: Any, kind: DataType) -> Any:
+    match kind:
+        case SimpleType("timestamp"):
+            return pa.timestamp("us", tz="UTC")
+        case SimpleType(name):
+            return getattr(pa, _ARROW_NAMES[name])()
+        case DecimalType(precision, scale):
+            return pa.decimal128(precision, scale)
+        case ArrayType(element):
+            return pa.list_(_arrow_type(pa, element))
+        case MapType(key, value):
+            return pa.map_(_arrow_type(pa, key), _arrow_type(pa, value))
+        case StructType(columns):
+            return pa.struct([_field(pa, each) for each in columns])

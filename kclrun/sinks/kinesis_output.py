@@ -1,0 +1,116 @@
+"""Rows as records of a Kinesis stream: at least once, in order per key, over the producer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kclrun.errors import LimitExceeded, ServiceError, SinkError
+from kclrun.model.output import Cursor, OutputPlace, RowsOf
+from kclrun.model.record import PutEntry
+from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.ports import RecordPutter, StreamAdmin
+from kclrun.processor import Row
+from kclrun.sinks.flow_control import ProducerSettings
+from kclrun.sinks.kinesis_producer import KinesisProducer
+from kclrun.sinks.message_output import RowEncoder, naming
+from kclrun.sinks.pending_records import checked_size_bytes
+
+# As of the other destinations that are sent to (`message_output.py`).
+GIVE_UP_AFTER_S: Final = 10.0
+# Without a key, so many rows share one, so that they can share an aggregate. A hundred rows of
+# 500 bytes fill one.
+_ROWS_A_KEY: Final = 100
+
+
+class KinesisOutput:
+    """Implements `ports.Output`. `add` sends ahead without waiting; `commit` waits for everything.
+
+    Without `key` in the settings rows are spread over the stream's shards, in no order.
+    """
+
+    stores_cursor = False
+
+    def __init__(
+        self, place: OutputPlace, of: RowsOf, putter: RecordPutter, admin: StreamAdmin
+    ) -> None:
+        self._where = f"the stream {place.kinesis}"
+        self._encoder = RowEncoder(place)
+        self._spread_over = _ROWS_A_KEY if place.aggregates else 1
+        self._shard_id = of.shard_id
+        self._rows = 0
+        self._putter = putter
+        self._admin = admin
+        self._settings = ProducerSettings(
+            keeps_order=bool(place.key),
+            aggregates=place.aggregates,
+            give_up_after_s=GIVE_UP_AFTER_S,
+        )
+        self._producer: KinesisProducer | None = None
+        self._upto = Cursor(TRIM_HORIZON)
+
+    def encode(self, row: Row) -> tuple[Any, int]:
+        """As `Output.encode`."""
+        line, key = self._encoder(row)
+        if key is None:
+            key = f"{self._shard_id}-{self._rows // self._spread_over}"
+            self._rows += 1
+        entry = PutEntry(line[:-1], key)
+        try:
+            return entry, checked_size_bytes(entry, self._settings.record_bytes_max)
+        except LimitExceeded as error:
+            raise LimitExceeded(f"a row does not fit into {self._where}: {error}") from None
+
+    def begin(self, at: Cursor) -> Cursor:
+        """As `Output.begin`: lists the shards. A former owner is not kept from sending."""
+        try:
+            shards = self._admin.list_shards()
+        except ServiceError as error:
+            raise self._failed(error) from None
+        self._producer = KinesisProducer(
+            self._putter, shards, self._settings, relist=self._admin.list_shards
+        )
+        self._upto = at
+        return at
+
+    def add(self, rows: Sequence[Any], upto: Cursor) -> None:
+        """As `Output.add`; it never fails, and the next `commit` tells if a request did."""
+        assert self._producer is not None, "begin was called"
+        self._upto = upto
+        try:
+            self._producer.extend(rows)
+        except ServiceError:
+            return  # the producer has the rows, and raises the same in `commit`
+
+    @property
+    def unsent_bytes(self) -> int:
+        """As `Output.unsent_bytes`: records that are not acknowledged."""
+        return 0 if self._producer is None else self._producer.waiting_bytes
+
+    def commit(self) -> Cursor:
+        """As `Output.commit`."""
+        assert self._producer is not None, "begin was called"
+        try:
+            self._producer.resume()
+            self._producer.flush()
+        except ServiceError as error:
+            raise self._failed(error) from None
+        return self._upto
+
+    def check(self) -> str:
+        """As `Output.check`: lists the shards, and puts nothing."""
+        try:
+            open_shards = sum(shard.is_open for shard in self._admin.list_shards())
+        except ServiceError as error:
+            raise naming(self._where, error) from None
+        return f"{self._where}, {open_shards} open shards"
+
+    def close(self) -> None:
+        """As `Output.close`."""
+        if self._producer is not None:
+            self._producer.close()
+
+    def _failed(self, error: ServiceError) -> SinkError:
+        waiting = 0 if self._producer is None else self._producer.waiting_records
+        left = f" ({waiting} records wait)" if waiting else ""
+        return SinkError(f"cannot put into {self._where}: {error}{left}")

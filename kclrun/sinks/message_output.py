@@ -1,0 +1,335 @@
+"""Rows as messages of a queue, a topic or a delivery stream: at least once, in order per group.
+
+Decides what is sent when; `ports.MessageSender` sends it. Must not know which service it is.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import queue
+import random
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import msgspec
+
+from kclrun.codec.row_lines import encode_row
+from kclrun.errors import (
+    LimitExceeded,
+    OutcomeUnknown,
+    ServiceError,
+    SinkError,
+    Throttled,
+    Unavailable,
+)
+from kclrun.model.output import Cursor, Message, OutputPlace, RowsOf
+from kclrun.model.row_schema import RowSchema
+from kclrun.model.time import backoff_s
+from kclrun.ports import MessageSender
+from kclrun.processor import Row
+
+# Requests under way at once. One takes 10 to 40 ms: four are 1,000 to 4,000 messages a second of a
+# queue, which is what one shard can hold.
+CONCURRENCY: Final = 4
+# So long `commit` repeats requests of which nothing is taken. The host calls it again after a pause
+# of its own; meanwhile the lease is renewed, and a stop of the process is not held up for longer.
+GIVE_UP_AFTER_S: Final = 10.0
+_BACKOFF_BASE_S: Final = 0.1
+_BACKOFF_MAX_S: Final = 2.0
+# SQS and SNS document it for MessageGroupId: 128 letters, digits and marks.
+_GROUP: Final = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,./:;<=>?@\[\\\]^_`{|}~-]{1,128}")
+# XML, in which SQS and SNS define their text, lacks these two; JSON can name them.
+_NOT_IN_XML: Final = (("\ufffe", "\\ufffe"), ("\uffff", "\\uffff"))
+# A value that becomes the key of messages: any type whose text tells its values apart.
+_KEY_TYPES: Final = (str, int)
+
+_Outcome = Sequence[str | None] | ServiceError
+
+
+class RowEncoder:
+    """Rows of one output as JSON, and the text of the column that orders them."""
+
+    def __init__(self, place: OutputPlace) -> None:
+        self._check = RowSchema.parse(place.schema).check if place.schema is not None else None
+        self._column = place.key[0] if place.key else None
+
+    def __call__(self, row: Row) -> tuple[bytes, str | None]:
+        """One line of JSON with its end, and the key; None without `key` in the settings.
+
+        Raises: TypeError, LimitExceeded, RowMismatch; they name the column and never a value.
+        """
+        checked = row if self._check is None else self._check(row)
+        line = encode_row(checked)
+        return line, None if self._column is None else _key_text(checked, self._column)
+
+
+def _key_text(row: Mapping[str, Any], column: str) -> str:
+    value = row.get(column)
+    if isinstance(value, bool) or not isinstance(value, _KEY_TYPES):
+        given = "is missing" if value is None else f"is of type {type(value).__name__}"
+        raise TypeError(f"column {column} {given}: the key of a message is a text or an integer")
+    return str(value)
+
+
+def naming(where: str, error: ServiceError) -> ServiceError:
+    """The same error, with the destination in front."""
+    return type(error)(f"{where}: {error}", operation=error.operation, code=error.code)
+
+
+class MessageOutput:
+    """Implements `ports.Output`. `add` sends ahead without waiting; `commit` waits for everything.
+
+    A request holds one message of a group, and no other request under way has one of it: so the
+    order of a group survives the refusal of any message. Messages without a group fill requests in
+    their order, and a refused one is sent again.
+
+    The deduplication id of a message is made from the rows' origin, the cursor of the last commit,
+    the number of the row since then, and its text. After a crash the next process begins at that
+    cursor: a deterministic processor emits the same rows, and a FIFO destination drops those that
+    it has. The text is part of it because another processor's row of that number must not be lost.
+    """
+
+    stores_cursor = False
+
+    def __init__(
+        self,
+        place: OutputPlace,
+        of: RowsOf,
+        sender: MessageSender,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] = time.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._sender = sender
+        self._encoder = RowEncoder(place)
+        self._keeps_end = place.firehose is not None
+        self._is_fifo = sender.limits.is_fifo
+        self._shard_group = of.shard_id
+        self._origin = _origin(place, of)
+        self._clock = clock
+        self._wait = wait
+        self._chance = chance
+        self._committed = self._upto = Cursor.parse("TRIM_HORIZON")
+        self._number = 0
+        self._messages = _Waiting()
+        self._threads: ThreadPoolExecutor | None = None
+        self._answers: queue.SimpleQueue[tuple[list[Message], _Outcome]] = queue.SimpleQueue()
+        self._under_way = 0
+        self._failures = 0
+        self._held_until = 0.0
+        self._failing_since: float | None = None
+
+    def encode(self, row: Row) -> tuple[Any, int]:
+        """As `Output.encode`: the message without its deduplication id."""
+        line, key = self._encoder(row)
+        text = line.decode() if self._keeps_end else line[:-1].decode()
+        for character, named in _NOT_IN_XML:
+            if character in text:
+                text = text.replace(character, named)
+        size_bytes = len(text) if text.isascii() else len(text.encode())
+        bytes_max = self._sender.limits.message_bytes_max
+        if size_bytes > bytes_max:
+            raise LimitExceeded(
+                f"a row of {size_bytes:,} bytes does not fit into {self._sender.where}, which takes"
+                f" {bytes_max:,}"
+            )
+        return Message(text, size_bytes, self._group(key) if self._is_fifo else None), size_bytes
+
+    def begin(self, at: Cursor) -> Cursor:
+        """As `Output.begin`: finds the destination. A former owner is not kept from sending."""
+        try:
+            self._sender.look()
+        except ServiceError as error:
+            raise self._failed(error) from None
+        self._committed = self._upto = at
+        return at
+
+    def add(self, rows: Sequence[Any], upto: Cursor) -> None:
+        """As `Output.add`; it never fails, and the next `commit` tells if a request did."""
+        for message in rows:
+            self._messages.add(self._identified(message) if self._is_fifo else message)
+        self._upto = upto
+        self._take_answers()
+        self._send_due()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """As `Output.unsent_bytes`: messages that are not taken yet."""
+        return self._messages.size_bytes
+
+    def commit(self) -> Cursor:
+        """As `Output.commit`."""
+        self._failures, self._failing_since, self._held_until = 0, None, 0.0
+        while self._messages.count:
+            self._send_due()
+            self._await_news()
+        if self._committed != self._upto:
+            self._committed, self._number = self._upto, 0
+        return self._committed
+
+    def check(self) -> str:
+        """As `Output.check`: looks at the destination, and sends nothing."""
+        try:
+            self._sender.look()
+        except ServiceError as error:
+            raise naming(self._sender.where, error) from None
+        return self._sender.where
+
+    def close(self) -> None:
+        """As `Output.close`."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+        self._sender.close()
+
+    def _group(self, key: str | None) -> str:
+        if key is None:
+            return self._shard_group
+        return key if _GROUP.fullmatch(key) else hashlib.sha256(key.encode()).hexdigest()
+
+    def _identified(self, message: Message) -> Message:
+        named = f"{self._origin}|{self._committed}|{self._number}|{message.body}"
+        self._number += 1
+        digest = hashlib.sha256(named.encode()).hexdigest()
+        return msgspec.structs.replace(message, deduplication_id=digest)
+
+    def _send_due(self) -> None:
+        if self._clock() < self._held_until:
+            return
+        limits = self._sender.limits
+        while self._under_way < CONCURRENCY:
+            batch = self._messages.take(limits.batch_messages_max, limits.batch_bytes_max)
+            if not batch:
+                return
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(CONCURRENCY, "messages")
+            self._under_way += 1
+            self._threads.submit(self._send, batch)
+
+    def _send(self, batch: list[Message]) -> None:
+        outcome: _Outcome
+        try:
+            outcome = self._sender.send(batch)
+        except ServiceError as error:
+            outcome = error
+        except Exception as error:  # noqa: BLE001 - its caller waits for an answer
+            outcome = Unavailable(f"{type(error).__name__}: {error}")
+        self._answers.put((batch, outcome))
+
+    def _await_news(self) -> None:
+        """Wait for an answer, or until a refused message may be sent again."""
+        if self._under_way:
+            self._settle(*self._answers.get())
+        else:
+            self._wait(max(0.0, self._held_until - self._clock()))
+        self._take_answers()
+
+    def _take_answers(self) -> None:
+        """Handle the answers that are there. A failure is not raised here: `add` takes its rows."""
+        while not self._answers.empty():
+            self._settle(*self._answers.get(), gives_up=False)
+
+    def _settle(self, batch: list[Message], outcome: _Outcome, *, gives_up: bool = True) -> None:
+        """Raises: SinkError where a repetition does not help, or has not helped for some time; the
+        messages that were not taken wait then, in their order."""
+        self._under_way -= 1
+        if isinstance(outcome, ServiceError):
+            self._messages.give_back(batch, [False] * len(batch))
+            self._note_failure(outcome, gives_up=gives_up)
+            return
+        codes = sorted({code for code in outcome if code is not None})
+        self._messages.give_back(batch, [code is None for code in outcome])
+        if None in outcome:
+            self._failures, self._failing_since = 0, None
+        if codes:
+            refused = sum(code is not None for code in outcome)
+            text = f"{refused} of {len(batch)} messages were refused: {', '.join(codes)[:200]}"
+            self._note_failure(Unavailable(text), gives_up=gives_up)
+
+    def _note_failure(self, error: ServiceError, *, gives_up: bool) -> None:
+        now = self._clock()
+        if self._failing_since is None:
+            self._failing_since = now
+        self._failures += 1
+        pause_s = backoff_s(
+            self._failures, self._chance(), base_s=_BACKOFF_BASE_S, max_s=_BACKOFF_MAX_S
+        )
+        self._held_until = now + pause_s
+        may_pass = isinstance(error, Throttled | Unavailable | OutcomeUnknown)
+        has_lasted = now - self._failing_since >= GIVE_UP_AFTER_S
+        if gives_up and (has_lasted or not may_pass):
+            raise self._failed(error)
+
+    def _failed(self, error: ServiceError) -> SinkError:
+        waiting = self._messages.count
+        left = f" ({waiting} messages wait)" if waiting else ""
+        return SinkError(f"cannot send to {self._sender.where}: {error}{left}")
+
+
+class _Waiting:
+    """Messages that are not taken yet, in order per group. `count` and `size_bytes` include those
+    under way."""
+
+    def __init__(self) -> None:
+        self._loose: collections.deque[Message] = collections.deque()
+        self._groups: dict[str, collections.deque[Message]] = {}
+        # The groups of which no message is under way, in the order of their turns.
+        self._ready: collections.deque[str] = collections.deque()
+        self.count = 0
+        self.size_bytes = 0
+
+    def add(self, message: Message) -> None:
+        self.count += 1
+        self.size_bytes += message.size_bytes
+        if message.group is None:
+            self._loose.append(message)
+            return
+        group = self._groups.get(message.group)
+        if group is None:
+            group = self._groups[message.group] = collections.deque()
+            self._ready.append(message.group)
+        group.append(message)
+
+    def take(self, messages_max: int, bytes_max: int) -> list[Message]:
+        """The next request; the first message of a group stays in it until `give_back`."""
+        batch: list[Message] = []
+        size_bytes = 0
+        while len(batch) < messages_max and (self._loose or self._ready):
+            message = self._loose[0] if self._loose else self._groups[self._ready[0]][0]
+            size_bytes += message.size_bytes
+            if batch and size_bytes > bytes_max:
+                break
+            (self._loose or self._ready).popleft()
+            batch.append(message)
+        return batch
+
+    def give_back(self, batch: list[Message], taken: Sequence[bool]) -> None:
+        """A request was answered: drop what was taken; the rest is the first to be sent again."""
+        for message, is_taken in zip(reversed(batch), reversed(taken), strict=True):
+            if is_taken:
+                self.count -= 1
+                self.size_bytes -= message.size_bytes
+            if message.group is None:
+                if not is_taken:
+                    self._loose.appendleft(message)
+                continue
+            group = self._groups[message.group]
+            if not is_taken:
+                self._ready.appendleft(message.group)
+                continue
+            group.popleft()
+            if group:
+                self._ready.append(message.group)
+            else:
+                del self._groups[message.group]
+
+
+def _origin(place: OutputPlace, of: RowsOf) -> str:
+    """Whose rows they are [K4]. The token is not a part of it: the next owner sends them again."""
+    parts = (of.application, of.stream, repr(of.stream_created_at), of.shard_id)
+    return "|".join((*parts, str(of.generation), place.name))

@@ -1,0 +1,183 @@
+"""Rows in rolls: files or objects that appear whole, each once, and are never replaced [K8, K9].
+
+The rolls of a shard are a chain. The first one's name says where the lease began; each other one's
+says where the one before it ends. So two owners that write the same rows want the same name, and
+one of them gets it: the other begins again from there. It does not know where rolls are kept.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from kclrun.codec.row_files import RowFormat
+from kclrun.errors import SettingsError, Superseded
+from kclrun.model.output import ROLL_VERSION, Cursor, RollRecord, RowsOf
+from kclrun.processor import Row
+
+_COMMIT_BYTES: Final = 8
+
+
+class RollUpload(Protocol):
+    """The bytes of one roll on their way."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """The bytes that `finish` has to send or to make durable."""
+        ...
+
+    def send(self) -> None:
+        """Send what may be sent before the end is known. Raises: SinkError; the bytes stay."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Take the next bytes; sends nothing."""
+        ...
+
+    def finish(self, record: RollRecord) -> bool:
+        """Create the roll under its name: True once it is there, durable; False if another roll has
+        the name. Raises: SinkError, and is called again; Superseded if no repetition can succeed,
+        because what was sent is gone."""
+        ...
+
+    def drop(self) -> None:
+        """The roll is not finished: release what it holds."""
+        ...
+
+
+class Rolls(Protocol):
+    """Where the rolls of one shard are."""
+
+    def where(self, begin: Cursor) -> str:
+        """The place of the roll in words."""
+        ...
+
+    def find(self, begin: Cursor) -> RollRecord | None:
+        """The record of the roll that begins there; None if there is none. Raises: SinkError;
+        SettingsError if something else has its name."""
+        ...
+
+    def new(self, begin: Cursor, commit: str) -> RollUpload:
+        """A roll that begins there; sends nothing."""
+        ...
+
+    def check(self) -> str:
+        """As `Output.check`."""
+        ...
+
+    def close(self) -> None:
+        """Release connections. Idempotent."""
+        ...
+
+
+class _Roll:
+    """Rows that were added, and where the records end that emitted them."""
+
+    def __init__(self, rolls: Rolls, form: RowFormat, begin: Cursor) -> None:
+        self.begin = self.end = begin
+        self.commit = secrets.token_hex(_COMMIT_BYTES)
+        self.upload = rolls.new(begin, self.commit)
+        self._file = form.new_file()
+        self.is_sealed = False
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self.upload.unsent_bytes + self._file.waiting_bytes
+
+    def add(self, rows: Sequence[Any], upto: Cursor) -> None:
+        self.upload.send()  # raises before a row is taken
+        self.upload.write(self._file.add(rows))
+        self.end = upto
+
+    def seal(self) -> None:
+        """A request may have left with its end: from now on it stays as it is [K6]."""
+        if not self.is_sealed:
+            self.upload.write(self._file.end())
+            self.is_sealed = True
+
+
+class RolledOutput:
+    """Implements `ports.Output` over `Rolls`.
+
+    `commit` creates nothing if no row was added, and returns the end of the last roll: the lease's
+    row keeps that cursor beside its checkpoint, which goes on. The records between the two emitted
+    no rows. So the next roll has a name that every owner knows from the row, whatever became of
+    checkpoints that were under way, and at most one roll is ever created under it: the rows from
+    the end of the chain to its own end, all of them. A next owner that finds no roll of that name
+    begins at its checkpoint; if a late one appears before its own, it is superseded and begins
+    behind that one's end. [V3, V7]
+    """
+
+    stores_cursor = True
+
+    def __init__(self, of: RowsOf, form: RowFormat, rolls: Rolls) -> None:
+        self._token = of.token
+        self._form = form
+        self._rolls = rolls
+        self._stored: Cursor | None = None  # the end of the chain
+        # At most two: a roll whose outcome is unknown, and the rows that came since.
+        self._open: list[_Roll] = []
+
+    def encode(self, row: Row) -> tuple[Any, int]:
+        """As `Output.encode`."""
+        return self._form.encode(row)
+
+    def begin(self, at: Cursor) -> Cursor:
+        """As `Output.begin`: follow the chain from `at` to its end [K11]."""
+        while (found := self._rolls.find(at)) is not None:
+            end = Cursor.parse(found.end)
+            where = self._rolls.where(at)
+            if found.version > ROLL_VERSION or end <= at:
+                raise SettingsError(f"{where} was written by a newer version of kclrun, or changed")
+            if found.token > self._token:
+                raise SettingsError(
+                    f"{where} has the token {found.token}, and this lease is at {self._token}: the"
+                    " lease table was restored or made again, or another fleet of this name writes"
+                    " there. Give the output another place, or reset the lease"
+                )
+            at = end
+        self._stored = at
+        return at
+
+    def add(self, rows: Sequence[Any], upto: Cursor) -> None:
+        """As `Output.add`."""
+        assert self._stored is not None, "begin() comes first"
+        if not rows:
+            return
+        is_tried = len(self._open) == 1 and self._open[0].is_sealed
+        if not self._open or is_tried:
+            begin = self._open[0].end if self._open else self._stored
+            self._open.append(_Roll(self._rolls, self._form, begin))
+        self._open[-1].add(rows, upto)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """As `Output.unsent_bytes`."""
+        return sum(roll.unsent_bytes for roll in self._open)
+
+    def commit(self) -> Cursor:
+        """As `Output.commit`."""
+        assert self._stored is not None, "begin() comes first"
+        while self._open:
+            roll = self._open[0]
+            roll.seal()
+            record = RollRecord(end=str(roll.end), commit=roll.commit, token=self._token)
+            if not roll.upload.finish(record):
+                raise Superseded(
+                    f"{self._rolls.where(roll.begin)} is another owner's: this lease begins again"
+                    " behind it"
+                )
+            self._stored = roll.end
+            del self._open[0]
+        return self._stored
+
+    def check(self) -> str:
+        """As `Output.check`."""
+        return self._rolls.check()
+
+    def close(self) -> None:
+        """As `Output.close`."""
+        while self._open:
+            self._open.pop().upload.drop()
+        self._rolls.close()
