@@ -15,11 +15,17 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from kclrun.errors import ConfigError, InvariantViolation, LimitExceeded, SettingsError, SinkError, Superseded
+from kclrun.errors import (
+    ConfigError,
+    InvariantViolation,
+    LimitExceeded,
+    SettingsError,
+    SinkError,
+    Superseded,
+)
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
 from kclrun.model.row_schema import RowSchema, row_mapping
 from kclrun.processor import Row
-
 from kclrun.sinks.sql_tables import (
     PATIENCE_S,
     Encoded,

@@ -324,12 +324,12 @@ class DynamoDbOutput:
             return None
         if reply.error.code == _REFUSED:
             return self._mark_of(reply.error)
-        error = service_error(PUT_ITEM, reply.error, reply.status)
-        if isinstance(error, Throttled | Unavailable | OutcomeUnknown):
-            return error
-        if isinstance(error, InvalidRequest):  # its words may quote the item
+        failure = service_error(PUT_ITEM, reply.error, reply.status)
+        if isinstance(failure, Throttled | Unavailable | OutcomeUnknown):
+            return failure
+        if isinstance(failure, InvalidRequest):  # its words may quote the item
             raise SettingsError(f"the table {self._table} refuses an item: {reply.error.code}")
-        raise SinkError(f"cannot put items into {self._table}: {error}")
+        raise SinkError(f"cannot put items into {self._table}: {failure}")
 
     def _mark_of(self, error: ErrorReply) -> _Mark | Unavailable:
         """The mark of the item that is there; a failure if it is not shown (it was just
