@@ -14,9 +14,14 @@ from kclrun.local.server import start_embedded
 from kclrun.model.output import Cursor, RowsOf
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
-from tests.contract import message_places, output_places, sql_places
+from tests.contract import dynamodb_places, message_places, output_places, sql_places
 
-PLACES = output_places.PLACES | sql_places.PLACES | message_places.PLACES
+PLACES = (
+    output_places.PLACES
+    | sql_places.PLACES
+    | message_places.PLACES
+    | dynamodb_places.PLACES
+)
 START = Cursor(TRIM_HORIZON)
 OF = RowsOf(
     application="orders",
