@@ -3,6 +3,7 @@
 Without it tests fail, unless KCLRUN_WITHOUT_POSTGRES=1 says that they are to be skipped: a machine
 that has lost its PostgreSQL does not pass silently.
 """
+
 import contextlib
 import os
 import pwd
@@ -22,7 +23,18 @@ class Postgres:
 
     def __init__(self, binaries: Path, folder: Path, user: str | None) -> None:
         self._binaries, self._folder, self._user = binaries, folder, user
-        self._run("initdb", "-D", folder / "data", "-U", "kclrun", "-A", "trust", "-E", "UTF8", "--no-sync")
+        self._run(
+            "initdb",
+            "-D",
+            folder / "data",
+            "-U",
+            "kclrun",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-sync",
+        )
         self.start()
 
     @property
@@ -65,7 +77,9 @@ def running_postgres():
     """A new server, with a database for each test that asks for one."""
     found = subprocess.run([_PROGRAMS], capture_output=True, text=True)
     if found.returncode != 0:
-        said = f"no PostgreSQL here, and bin/postgres cannot fetch it: {found.stderr.strip()[-200:]}"
+        said = (
+            f"no PostgreSQL here, and bin/postgres cannot fetch it: {found.stderr.strip()[-200:]}"
+        )
         if os.environ.get(_WITHOUT) != "1":
             pytest.fail(f"{said}\nTo go on without it: {_WITHOUT}=1")
         pytest.skip(f"{said}: SQL OUTPUTS ARE NOT TESTED OVER A REAL DATABASE")

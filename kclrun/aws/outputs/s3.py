@@ -34,7 +34,7 @@ from kclrun.aws.operations import (
 )
 from kclrun.errors import AccessDenied, ServiceError, SettingsError, SinkError, Superseded
 from kclrun.model.output import Cursor, OutputPlace, RollRecord, RowsOf, roll_folder, roll_name
-from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.model.wire import WireCredentials
 
 # The smallest part that S3 takes but for the last. An upload has at most 10,000: 48 GiB.
 PART_BYTES: Final = 5 * 2**20
@@ -160,9 +160,7 @@ class ObjectRolls:
         """PutObject that creates; False if the name is taken. Raises: a ServiceError leaf."""
         try:
             with self.doing(operation, what):
-                self.client().put_object(
-                    Bucket=self.bucket, Key=key, IfNoneMatch="*", **arguments
-                )
+                self.client().put_object(Bucket=self.bucket, Key=key, IfNoneMatch="*", **arguments)
         except ServiceError as error:
             if error.code == _REFUSED:
                 return False
