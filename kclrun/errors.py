@@ -23,6 +23,7 @@ leaves.
     │   ├── MalformedAggregate       bytes that look like a KPL aggregate and are not
     │   ├── MalformedBody            a GetRecords body that is not one
     │   ├── LimitExceeded            a size or a count above its declared limit
+    │   ├── UndecodableRecord        `record.value`: the bytes are not what `decode` says
     │   ├── RowMismatch              an emitted row does not fit the schema of its output
     │   └── DataLoss                 records are gone before they were read: report it, and stop
     ├── HostFailed                 this host has no process, memory, descriptor or disk free now
@@ -87,6 +88,7 @@ __all__ = [
     "TableRefused",
     "Throttled",
     "Unavailable",
+    "UndecodableRecord",
     "host_error",
     "is_host_shortage",
 ]
@@ -191,6 +193,19 @@ class MalformedBody(RecordError):
 
 class LimitExceeded(RecordError):
     """A count or size above the limit declared for it."""
+
+
+class UndecodableRecord(RecordError):
+    """Raised by `record.value`: the payload is not what `decode` says.
+
+    A call that it leaves is not repeated: `record` alone is at fault, and the same bytes would fail
+    again. `on_error.then` decides about it at once. The message has the reason, never the payload.
+    """
+
+    def __init__(self, reason: str, record: Any = None) -> None:
+        self.record = record
+        at = "" if record is None else f" at {record.position}"
+        super().__init__(f"the record{at} cannot be decoded: {reason}")
 
 
 class RowMismatch(RecordError):

@@ -21,7 +21,9 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final
 
-from kclrun.errors import ProcessorLoadError
+from kclrun.codec.values import BY_NAME, Decode, decoder_of_type, decoding, is_value_type
+from kclrun.errors import ProcessorLoadError, SettingsError
+from kclrun.model.record import Decoding
 from kclrun.processor import METHODS, RecordProcessor, refuse_deferred
 
 _REFERENCE: Final = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):(\w+)\Z")
@@ -163,6 +165,83 @@ def load_function(setting: str, reference: str, paths: Sequence[Path]) -> Callab
     return result
 
 
+GLUE: Final = "glue"
+_GLUE_MODULES: Final = ("fastavro", "grpc_tools")
+
+
+def load_decoding(
+    setting: str | None,
+    processor: type[RecordProcessor],
+    paths: Sequence[Path],
+    glue: Callable[[], Decode],
+) -> Decoding | None:
+    """How `record.value` is made: as the setting `decode` says, else as `decode_as` of the
+    processor does; None if neither does. `glue` opens the schema registry.
+
+    Raises: ProcessorLoadError; SettingsError if the extra `glue` is not installed.
+    """
+    said = processor.decode_as if setting is None else setting
+    if said is None:
+        return None
+    where = "decode" if setting is not None else f"decode_as of {processor.__qualname__}"
+    if setting is None and said == GLUE:
+        raise ProcessorLoadError(
+            f"{where}: glue needs a permission, which `kclrun iam` knows by the settings alone\n"
+            "Set `decode: glue` in the configuration instead"
+        )
+    return decoding(load_decoder(said, paths, glue, where))
+
+
+def load_decoder(
+    said: object, paths: Sequence[Path], glue: Callable[[], Decode], where: str = "decode"
+) -> Decode:
+    """The decoder that a word, `module:Type`, `module:function` or a type stands for; messages call
+    the setting `where`. Raises: as `load_decoding`."""
+    if said == GLUE:
+        if missing := [name for name in _GLUE_MODULES if importlib.util.find_spec(name) is None]:
+            raise SettingsError(
+                f"{where}: glue needs {' and '.join(missing)}, which the extra has:"
+                " pip install 'kclrun[glue]'"
+            )
+        return glue()
+    if isinstance(said, str):
+        if said in BY_NAME:
+            return BY_NAME[said]
+        subject, found = f"{where}: {said}", _load(where, said, paths)
+    else:
+        subject, found = where, said
+    if is_value_type(found):
+        try:
+            return decoder_of_type(found)
+        except TypeError as error:
+            raise ProcessorLoadError(
+                f"{subject}: JSON cannot be decoded into it: {error}"
+            ) from None
+    if isinstance(found, type) or found is said or not callable(found):
+        raise ProcessorLoadError(
+            f"{subject} is {_kind(found)}: neither a type for JSON (a msgspec.Struct, a"
+            " dataclass, a TypedDict) nor a function\n"
+            "Give the name of a function of your module that makes a value of the payload's bytes"
+        )
+    _check_function(subject, found)
+    return found
+
+
+def _check_function(subject: str, function: Callable[..., Any]) -> None:
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise ProcessorLoadError(
+            f"{subject} is `async def` or has a `yield`: write a function that returns the value"
+        )
+    try:
+        inspect.signature(function).bind(b"")
+    except TypeError as error:
+        raise ProcessorLoadError(
+            f"{subject} cannot be called with the payload's bytes alone: {error}"
+        ) from None
+    except ValueError:  # a function in C without a signature
+        return
+
+
 def load_pipeline(reference: str, paths: Sequence[Path]) -> Callable[..., Any]:
     """The function `(records)` or `(records, options)` that `pipeline:` names.
 
@@ -263,6 +342,11 @@ def _defined(module: object) -> str:
     return ", ".join(sorted(names)[:20]) or "nothing"
 
 
+def _unopened() -> Decode:
+    """Stands for the schema registry, which a check does not ask."""
+    return bytes
+
+
 def _main(arguments: Sequence[str]) -> int:
     """`SETTING=REFERENCE… -- PATH…`: load each; print the error to standard error, exit with 78."""
     end = arguments.index("--")
@@ -270,8 +354,12 @@ def _main(arguments: Sequence[str]) -> int:
     for argument in arguments[:end]:
         setting, _, reference = argument.partition("=")
         try:
-            if setting.rpartition(".")[2] == "processor":
-                line = emitting_line(load_processor(reference, folders, setting))
+            if setting.rpartition(".")[2] == "decode":
+                load_decoder(reference, folders, _unopened, setting)
+            elif setting.rpartition(".")[2] == "processor":
+                processor = load_processor(reference, folders, setting)
+                load_decoding(None, processor, folders, _unopened)
+                line = emitting_line(processor)
                 if line is not None:
                     sys.stderr.write(f"\n{EMITS}{line}\n")
                 if _SCRIPT.match(reference.removeprefix(_KCLPY)):
@@ -280,7 +368,7 @@ def _main(arguments: Sequence[str]) -> int:
                 load_pipeline(reference, folders)
             else:
                 load_function(setting, reference, folders)
-        except ProcessorLoadError as error:
+        except (ProcessorLoadError, SettingsError) as error:
             # Below the output of the user's code; only this part is shown.
             sys.stderr.write(f"{MARK}{error}\n")
             return _EX_CONFIG

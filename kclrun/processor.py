@@ -10,11 +10,12 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from kclrun.errors import ProcessorLoadError
 from kclrun.model.lease import PendingCheckpoint
 from kclrun.model.record import Record, RecordBatch
+from kclrun.model.row_schema import RowSchema, row_mapping
 from kclrun.model.sequence import ExtendedSequenceNumber
 
 __all__ = [
@@ -68,6 +69,7 @@ class Context:
         emit: Callable[[Row, str], None],
         release: Callable[[], None],
         pending_checkpoint: PendingCheckpoint | None = None,
+        schemas: Mapping[str, RowSchema] | None = None,
     ) -> None:
         self.application = application
         self.stream = stream
@@ -80,20 +82,29 @@ class Context:
         self.checkpoint_mode = checkpoint_mode
         self.pending_checkpoint = pending_checkpoint
         self._emit = emit
+        self._schemas = schemas or {}
         self._release = release
 
-    def emit(self, row: Row, to: str = MAIN_OUTPUT) -> None:
+    def emit(self, row: object, to: str = MAIN_OUTPUT) -> None:
         """Send one row to `output:`, or to that of `outputs:` which `to` names. Call it from
         `process_records` or `shard_ended`.
+
+        `row` is a mapping of names to values, a dataclass instance or a msgspec.Struct.
 
         Guaranteed: rows leave in the order of the calls and are durable before the checkpoint that
         covers the records being processed; a row whose checkpoint was never written is taken back
         before the shard is read again, so a crash leaves no row twice. A row emitted after a
         `checkpoint()` of its own batch belongs to the next checkpoint. On Spark the rows are those
         of the resulting DataFrame, and count once with the commit of the batch they belong to.
-        Raises: SettingsError when the application has no such output; TypeError, naming the column,
-        for a row that the output cannot hold.
+        Raises: SettingsError when the application has no such output; RowMismatch for a row that
+        does not fit the `schema` of the output; TypeError, naming the column, for a row that the
+        output cannot hold. None of them shows a value.
         """
+        schema = self._schemas.get(to)
+        if schema is not None:
+            row = schema.check(row)
+        elif type(row) is not dict:
+            row = row_mapping(row)
         self._emit(row, to)
 
     def release(self) -> None:
@@ -143,7 +154,13 @@ class RecordProcessor(ABC):
     duplicate [I8], a crash at most `checkpoint.uncheckpointed_max` of them [I7]. On Spark an
     instance lives in a task and sees one range of the shard, or several that follow each other; a
     task that is tried again gives its range again, and the rows of the attempts before are dropped.
+
+    `decode_as` says what `record.value` is, where the settings have no `decode`: a type that JSON
+    is decoded into (a msgspec.Struct, a dataclass, a TypedDict), or a text as that setting takes,
+    but for `glue`.
     """
+
+    decode_as: ClassVar[Any] = None
 
     def initialize(self, context: Context) -> None:  # noqa: B027 - optional by design
         """Get ready for a shard: open connections, keep `context`.

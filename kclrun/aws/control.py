@@ -128,6 +128,10 @@ class ControlPlane:
         """For records: one attempt, because a repeated one is there twice."""
         return self._client("firehose", 1)
 
+    def glue(self) -> Client:
+        """To read schemas with."""
+        return self._client("glue", READ_ATTEMPTS_MAX)
+
     def autoscaling(self) -> Client:
         """To answer lifecycle hooks with: one attempt, the caller repeats it."""
         return self._client("autoscaling", 1)

@@ -48,6 +48,7 @@ class Grant(enum.Enum):
     WRITE_OBJECTS = "WriteRowsAsObjects"
     FIND_OBJECTS = "SeeWhichObjectsAreThere"
     WRITE_ITEMS = "WriteRowsAsItems"
+    SCHEMAS = "ReadSchemas"
     # For the identity that assumes `role_arn`; the role's own policy does not contain it.
     ROLE = "AssumeRole"
 
@@ -238,6 +239,8 @@ DESCRIBE_DELIVERY_STREAM: Final = Operation(
 PUT_RECORD_BATCH: Final = Operation(
     "firehose", "PutRecordBatch", is_write=True, grants=(Grant.DELIVER_ROWS,)
 )
+# Only with `decode: glue`.
+GET_SCHEMA_VERSION: Final = Operation("glue", "GetSchemaVersion", grants=(Grant.SCHEMAS,))
 ASSUME_ROLE: Final = Operation("sts", "AssumeRole", grants=(Grant.ROLE,))
 
 OPERATIONS: Final = (
@@ -286,5 +289,6 @@ OPERATIONS: Final = (
     PUBLISH_BATCH,
     DESCRIBE_DELIVERY_STREAM,
     PUT_RECORD_BATCH,
+    GET_SCHEMA_VERSION,
     ASSUME_ROLE,
 )

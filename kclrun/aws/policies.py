@@ -150,6 +150,9 @@ def _reads(settings: Settings, site: Site) -> Iterator[_Statement]:
         yield _allow(Grant.FAN_OUT, consumers)
         # A consumer is found by its name, before its ARN is known.
         yield _allow(Grant.CONSUMERS, _streams(settings, site))
+    if any(source.decode == "glue" for source in settings.sources):
+        # The header of a record has the id of a schema version, and no registry.
+        yield _allow(Grant.SCHEMAS, ["*"])
 
 
 def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:

@@ -29,6 +29,7 @@ from kclrun.model.lease import (
     OwnerId,
     PendingCheckpoint,
 )
+from kclrun.model.output import Cursor, Cursors, StoredCursors, sorted_cursors
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.stream import (
@@ -52,6 +53,8 @@ KEY_CHARACTERS_MAX: Final = 2048
 TEXT_CHARACTERS_MAX: Final = 2048
 # A merge has two parents; UpdateShardCount makes at most a few children of one shard.
 SHARD_IDS_MAX: Final = 64
+# The row keeps below 1 KB, the unit that each renewal is billed by, with four of them.
+OUTPUTS_MAX: Final = 64
 _STATE_BYTES_MAX: Final = 400 * 1024  # a whole DynamoDB item
 # Plain decimals and what Java's Double.toString writes (1.0E-4), bounded before conversion.
 _NUMBER: Final = re.compile(r"-?\d{1,40}(?:\.\d{1,40})?(?:[Ee][+-]?\d{1,3})?\Z")
@@ -152,6 +155,8 @@ def _lease(item: Item) -> Lease:
         taken_from=_owner(item, "takenFrom"),
         died_on=_died_on(item),
         load=_load(item),
+        outputs=_outputs(item),
+        generation=_integer(item, "outputGeneration") or 0,
     )
 
 
@@ -164,7 +169,7 @@ def encode_row(lease: Lease) -> dict[str, dict[str, Any]]:
     for whole, columns in zip(msgspec.structs.astuple(lease), _COLUMNS_BY_FIELD, strict=True):
         if whole is not None:
             for column, part in columns:
-                if not is_empty(value := part(whole)):
+                if not is_empty(value := part(whole)) and value != column.unwritten:
                     item[column.name] = column.encode(value)
     stream = stream_of(lease.key)
     if stream != ONLY_STREAM:
@@ -202,6 +207,11 @@ def _digits_text(value: int) -> dict[str, Any]:
     return text(str(value))
 
 
+def _cursors_map(cursors: Cursors) -> dict[str, Any]:
+    """A map attribute of texts: some 80 bytes for each output."""
+    return {"M": {name: text(str(cursor)) for name, cursor in cursors}}
+
+
 def _binary(value: bytes) -> dict[str, Any]:
     return {"B": base64.b64encode(value).decode("ascii")}
 
@@ -211,7 +221,8 @@ class Column(msgspec.Struct, frozen=True):
 
     `absent`: the value that an absent attribute stands for, while other attributes of the field
     are there. If it is the only one, it is written in place of None.
-    `may_be_null`: some clients write NULL instead of no value.
+    `may_be_null`: some clients write NULL instead of no value. `unwritten`: a value that a new row
+    leaves out.
     """
 
     name: str
@@ -219,6 +230,7 @@ class Column(msgspec.Struct, frozen=True):
     encode: Callable[[Any], dict[str, Any]] = text
     absent: int | None = None
     may_be_null: bool = False
+    unwritten: int | None = None
 
 
 COLUMNS: Final = (
@@ -252,6 +264,9 @@ COLUMNS: Final = (
     Column("diedOn", "died_on", lambda died_on: text(died_on_text(died_on))),
     Column("loadKBps", "load.kbps", number),
     Column("loadCpu", "load.cpu", number),
+    Column("outputsAt", "outputs.at", lambda at: text(str(at))),
+    Column("outputCursors", "outputs.cursors", _cursors_map),
+    Column("outputGeneration", "generation", number, unwritten=0),
 )
 _EMPTY: Final[frozenset[str]] = frozenset()
 
@@ -408,6 +423,19 @@ def _load(item: Item) -> Load | None:
     if kbps is None or cpu is None or not (0 <= kbps < math.inf and 0 <= cpu < math.inf):
         return None
     return Load(kbps, cpu)
+
+
+def _outputs(item: Item) -> StoredCursors | None:
+    """Unlike a measured figure, a cursor that cannot be read makes the row a broken one: rows of
+    its output would be written twice, or be missing."""
+    at = _text(item, "outputsAt")
+    if at is None:
+        return None
+    known = item.get("outputCursors", {}).get("M")
+    if not isinstance(known, dict) or len(known) > OUTPUTS_MAX:
+        raise ValueError(f"outputCursors is no map of at most {OUTPUTS_MAX} outputs")
+    cursors = {name: Cursor.parse(_text(known, name) or "") for name in known}
+    return StoredCursors(Cursor.parse(at).position, sorted_cursors(cursors))
 
 
 def _died_on(item: Item) -> DiedOn | None:

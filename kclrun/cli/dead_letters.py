@@ -27,7 +27,7 @@ from kclrun.cli.user_code import dead_letter_folder, output_folder, own_module
 from kclrun.codec.row_lines import encode_row
 from kclrun.config.schema import Settings, StreamSettings, stream_name
 from kclrun.errors import SettingsError
-from kclrun.loading import import_paths
+from kclrun.loading import GLUE, import_paths
 from kclrun.manager.launcher import lease_environment
 from kclrun.model.letter import KeptLetter, Letter
 from kclrun.model.record import PutEntry
@@ -37,7 +37,7 @@ from kclrun.ports import LetterStore
 from kclrun.sinks.dead_letters import LetterFolder
 from kclrun.sinks.durable_files import publish_file
 from kclrun.testing import redriving
-from kclrun.testing.redriving import RedriveJob, Redriven
+from kclrun.testing.redriving import RedriveJob, Redriven, RegistryAccess
 
 # Of an error, in a table: the whole is in `show`.
 _ERROR_CHARACTERS_MAX: Final = 60
@@ -260,6 +260,9 @@ def _process(chosen: _Chosen, source: StreamSettings, letters: Sequence[KeptLett
         retries=settings.on_error.retries,
         batch_max=settings.fetch.batch_max,
         uncheckpointed_max=settings.checkpoint.uncheckpointed_max,
+        decode=source.decode,
+        schema=settings.output.schema if settings.output is not None else None,
+        registry=_registry(settings) if source.decode == GLUE else None,
     )
     rows = _RedrivenRows(output_folder(settings))
     left = 0
@@ -277,6 +280,15 @@ def _process(chosen: _Chosen, source: StreamSettings, letters: Sequence[KeptLett
             chosen.store.remove([kept[index] for index in answer.done])
             left += len(kept) - len(answer.done)
     return left
+
+
+def _registry(settings: Settings) -> RegistryAccess:
+    from kclrun.cli.world import Aws
+
+    aws = Aws(settings)
+    return RegistryAccess(
+        aws.kinesis.region, settings.aws.url_of("glue"), aws.credentials.current()
+    )
 
 
 @contextmanager

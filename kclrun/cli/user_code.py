@@ -15,7 +15,7 @@ import msgspec
 from kclrun.cli.config_options import Configuration
 from kclrun.config.schema import Settings
 from kclrun.errors import ProcessorLoadError, SettingsError
-from kclrun.loading import EMITS, MARK, import_paths
+from kclrun.loading import EMITS, GLUE, MARK, import_paths
 from kclrun.manager.launcher import lease_environment
 
 
@@ -95,6 +95,7 @@ def named_user_code(configuration: Configuration) -> Mapping[str, str]:
     fill = settings.embedded.fill if settings.embedded is not None else None
     named = {
         **processors,
+        **_decoders(settings),
         "pipeline": settings.pipeline,
         "summary": settings.summary,
         "embedded.fill.source": fill.source if fill is not None else None,
@@ -112,6 +113,18 @@ def _processors(settings: Settings) -> dict[str, str]:
     return named
 
 
+def _decoders(settings: Settings) -> dict[str, str]:
+    """The decoders of the streams that user code or an extra has, by setting."""
+    named = {"decode": settings.decode} | {
+        f"streams[{index}].decode": stream.decode for index, stream in enumerate(settings.streams)
+    }
+    return {
+        setting: said
+        for setting, said in named.items()
+        if said is not None and (said == GLUE or ":" in said)
+    }
+
+
 def require_user_code(configuration: Configuration) -> tuple[str, ...]:
     """Import all user code once in other processes. Returns warnings as sentences.
 
@@ -124,9 +137,8 @@ def require_user_code(configuration: Configuration) -> tuple[str, ...]:
     named = dict(named_user_code(configuration))
     said: list[str] = []
     if configuration.settings.engine == "fleet":
-        processors = {
-            setting: named.pop(setting) for setting in _processors(configuration.settings)
-        }
+        of_leases = {**_processors(configuration.settings), **_decoders(configuration.settings)}
+        processors = {setting: named.pop(setting) for setting in of_leases}
         only = configuration.settings.environment.only
         said += _import(configuration, processors, lease_environment(os.environ, only))
         if _has_output(configuration.settings):

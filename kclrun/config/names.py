@@ -58,6 +58,13 @@ FunctionRef = Annotated[
     str,
     msgspec.Meta(pattern=r"^[A-Za-z_]\w*(\.\w+)*:\w+$", extra={"words": " like module:function"}),
 ]
+DecodeRef = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^(json|text|msgpack|glue|[A-Za-z_]\w*(\.\w+)*:\w+)$",
+        extra={"words": ": json, text, msgpack, glue, module:Type or module:function"},
+    ),
+]
 VariableName = Annotated[
     str,
     msgspec.Meta(

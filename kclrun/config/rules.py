@@ -138,6 +138,10 @@ def kclpy_rules(settings: Settings) -> Iterator[Problem]:
             " Spark commits whole batches",
         )
         return
+    if settings.decode is not None:
+        yield Problem(
+            ("decode",), "is for a RecordProcessor; one of amazon_kclpy decodes its records itself"
+        )
     if settings.leases.per_process > 1:
         yield Problem(
             ("leases", "per_process"),
@@ -251,6 +255,8 @@ def _spark(settings: Settings) -> Iterator[Problem]:
             "manual has no meaning with engine: spark: Spark commits whole batches, and what the"
             " processor did not checkpoint would not be read again",
         )
+    if settings.decode is not None and settings.pipeline is not None:
+        yield Problem(("decode",), "is for a processor; a pipeline decodes the column `data`")
     if settings.environment.only is not None:
         yield Problem(
             ("environment", "only"),

@@ -13,6 +13,7 @@ import msgspec
 from kclrun.config.names import (
     BucketUrl,
     ConsumerName,
+    DecodeRef,
     DeliveryStreamName,
     FunctionRef,
     HookName,
@@ -138,6 +139,9 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, Any],
         documented("given to this stream's processor, over the application's options"),
     ] = {}
+    decode: Annotated[
+        DecodeRef | None, documented("how record.value is made, if not as the application says")
+    ] = None
     start: Annotated[
         str | None,
         documented("where its shards without a lease begin, if not the application's start"),
@@ -150,7 +154,16 @@ def stream_name(stream: str) -> str:
 
 
 AwsService = Literal[
-    "kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling", "s3", "sqs", "sns", "firehose"
+    "kinesis",
+    "dynamodb",
+    "cloudwatch",
+    "sts",
+    "autoscaling",
+    "s3",
+    "sqs",
+    "sns",
+    "firehose",
+    "glue",
 ]
 
 
@@ -380,7 +393,9 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     schema: Annotated[
         str | None,
-        documented("types of emitted rows, such as `carrier string, flights long`"),
+        documented(
+            "columns that each emitted row must fit, such as `carrier string NOT NULL, miles long`"
+        ),
     ] = None
 
 
@@ -511,6 +526,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     options: Annotated[
         dict[str, Any], documented("given to the processor as context.options, or to the pipeline")
     ] = {}
+    decode: Annotated[
+        DecodeRef | None,
+        documented(
+            "how record.value is made of the payload: json, text, msgpack, module:Type (of JSON),"
+            " module:function (of bytes), or glue (by the AWS Glue Schema Registry)"
+        ),
+    ] = None
     output: Annotated[OutputSettings | None, documented("where emitted rows go")] = None
     outputs: Annotated[
         dict[str, OutputSettings],
@@ -587,6 +609,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                     name=self.only_stream,
                     processor=self.processor,
                     options=self.options,
+                    decode=self.decode,
                     start=self.start_text,
                 ),
             )
@@ -595,6 +618,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 stream,
                 processor=stream.processor or self.processor,
                 options=self.options | stream.options,
+                decode=stream.decode or self.decode,
                 start=stream.start or self.start_text,
             )
             for stream in self.streams
@@ -644,6 +668,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                     streams=(),
                     processor=source.processor,
                     options=source.options,
+                    decode=source.decode,
                     start=source.start or self.start,
                 )
         raise SettingsError(f"{named} is no stream of this application: {self.stream_names}")

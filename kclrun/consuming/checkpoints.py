@@ -63,6 +63,12 @@ class CheckpointLedger:
                 self._open.append((last, self.delivered_total))
                 self._count_covered()  # the row may be ahead, by a late checkpoint
 
+    def adopt(self, position: ExtendedSequenceNumber) -> None:
+        """The outputs have the rows of all records up to `position`: they count as processed, and
+        no process delivers them again [K12]."""
+        self.delivered = max(self.delivered, position)
+        self.process(max(self.processed, position))
+
     def process(self, last: ExtendedSequenceNumber) -> None:
         """User code returned for every record up to `last`."""
         if last < self.processed:

@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.protocol.reports import Report
 from kclrun.protocol.writes import LateCheckpoint, LeaseChange
@@ -31,6 +32,21 @@ class SendLateCheckpoint(msgspec.Struct, frozen=True):
 
     change: LateCheckpoint
     not_before: Instant | None = None
+
+
+class CommitOutputs(msgspec.Struct, frozen=True):
+    """Make rows up to `upto` durable in the outputs; comes back as OutputsCommitted with this
+    command in `answers`. Performed by the thread of the outputs; the lease goes on meanwhile.
+
+    `must`: all rows up to `upto` in every output. Without it each output that is due by its own
+    pace commits, and the answer may be lower. `is_leaving`: the lease is given away after it, so an
+    output with much left to send need not send it. At most one of them is unanswered, but one with
+    `must` may follow one without.
+    """
+
+    upto: ExtendedSequenceNumber
+    must: bool
+    is_leaving: bool = False
 
 
 class ReadOwnRow(msgspec.Struct, frozen=True):
@@ -115,6 +131,7 @@ class Exit(msgspec.Struct, frozen=True):
 Command = (
     SendWrite
     | SendLateCheckpoint
+    | CommitOutputs
     | ReadOwnRow
     | ReadRows
     | ListShards

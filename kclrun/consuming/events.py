@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
+from kclrun.consuming.commands import CommitOutputs
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.output import Cursor
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, Shard
 from kclrun.model.time import Instant
@@ -34,6 +38,52 @@ class RowsNotKept(msgspec.Struct, frozen=True):
     durable (a full disk, a file that broke). `message` names the file and why."""
 
     change: LeaseChange
+    message: str
+
+
+class OutputsBegan(msgspec.Struct, frozen=True):
+    """Every output was taken over from its former owners [K11]. No batch starts before it.
+
+    `position` is where reading begins: the row's checkpoint, or above it where every output has
+    the rows already [K12]. Records up to it are processed, not yet checkpointed. `cursors` are
+    those of the outputs that store one, and the row gets them with its next checkpoint.
+    """
+
+    position: ExtendedSequenceNumber
+    cursors: Mapping[str, Cursor]
+
+
+class OutputsCommitted(msgspec.Struct, frozen=True):
+    """Every output has its rows up to `upto`, durably. `cursors` as in OutputsBegan.
+
+    `answers`: the command that it answers, and no more will come for it; None if the outputs
+    committed by themselves. `upto` may be lower than was asked.
+    """
+
+    upto: ExtendedSequenceNumber
+    cursors: Mapping[str, Cursor]
+    answers: CommitOutputs | None = None
+
+
+class OutputsNotCommitted(msgspec.Struct, frozen=True):
+    """An output could not commit; the host tries again by itself, and answers later. `message`
+    names the output and why."""
+
+    upto: ExtendedSequenceNumber
+    message: str
+
+
+class OutputsRefused(msgspec.Struct, frozen=True):
+    """An output refuses our rows, and no repetition helps (a table with other columns): the lease
+    halts with these words."""
+
+    message: str
+
+
+class OutputsSuperseded(msgspec.Struct, frozen=True):
+    """Another owner has written to an output where our rows were to be: the process ends without
+    another checkpoint, and the next one begins from the row [K8]."""
+
     message: str
 
 
@@ -146,11 +196,15 @@ class ThreadStalled(msgspec.Struct, frozen=True):
     in_user_code: bool
 
 
+OfOutputs = (
+    OutputsBegan | OutputsCommitted | OutputsNotCommitted | OutputsRefused | OutputsSuperseded
+)
 Event = (
     Started
     | Ticked
     | WriteResolved
     | RowsNotKept
+    | OfOutputs
     | OwnRowRead
     | ReadFailed
     | LookUpFailed

@@ -8,7 +8,8 @@ up:
 
 Records keep their order, and each record that is not given up is in exactly one call that returned.
 A record at fault among n is found in at most ⌈log2 n⌉ + 1 calls, the last of them with it alone; in
-two, if the traceback shows it. What is left behind it is one call again.
+two, if the traceback shows it. What is left behind it is one call again. A record that cannot be
+decoded names itself: neither it nor the batch is given again, only the records before it are.
 
 The shells keep the records, the calls, the clock and the letters. A letter is durable before the
 next call, so no checkpoint passes a record that was neither processed nor kept [I13].
@@ -23,7 +24,14 @@ from typing import Final
 import msgspec
 
 from kclrun.consuming.delivery import Attempts, ErrorPolicy, GiveUp, RetryAfter
-from kclrun.errors import ConfigError, FailedRecords, HaltShard, ProcessorError, RetryLater
+from kclrun.errors import (
+    ConfigError,
+    FailedRecords,
+    HaltShard,
+    ProcessorError,
+    RetryLater,
+    UndecodableRecord,
+)
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
@@ -110,6 +118,8 @@ class BatchRun:
         # record at fault; 0 if that is not known of any.
         self._next = len(records)
         self._suspects = 0
+        # The indexes of records that cannot be decoded: given up when all before them are settled.
+        self._undecodable: set[int] = set()
         # The repetitions of the whole batch; None once they are over.
         self._attempts: Attempts | None = Attempts("process_records", policy)
         self._calls_before = 0
@@ -162,6 +172,9 @@ class BatchRun:
 
     def next_step(self, now: Instant) -> Step:
         """What to do now. After Finished and Halt there is nothing more."""
+        while not self._due and self._left and self._left[0] in self._undecodable:
+            self._next = 1
+            self._give_up(now)
         if not self._due and not self._left:
             self._let_go(now)
         if self._due:
@@ -206,6 +219,15 @@ class BatchRun:
             return self._repeat(min(error.after_s, RETRY_LATER_MAX_S))
         elif isinstance(error, ConfigError):
             self._halt()
+        elif isinstance(error, UndecodableRecord) and (accused := self.accused(error)):
+            self._calls += 1
+            if self._policy.then == "halt":
+                self._halt()
+            else:
+                self._begin_isolation()
+                self._undecodable.update(accused)
+                self._suspects = 0
+                self._plan_next()
         else:
             if isinstance(error, FailedRecords):
                 named = self._named(error)
@@ -222,6 +244,16 @@ class BatchRun:
                 self._isolate(at, now, is_named=isinstance(error, FailedRecords))
         return None
 
+    def accused(self, error: BaseException) -> Sequence[int]:
+        """The indexes of the records of the last call that are at fault by `error`, as `checked`
+        returned it; empty if it does not say. Ask before `raised`."""
+        given = self._left[: self._next]
+        if isinstance(error, UndecodableRecord):
+            return [n for n in given if self._records[n] is error.record]
+        if isinstance(error, FailedRecords):
+            return self._named(error)
+        return given if len(given) == 1 else ()
+
     def _named(self, error: FailedRecords) -> list[int]:
         """The indexes of the records that it names; none if one is not of the last call."""
         places = {self._records[index].position: index for index in self._left[: self._next]}
@@ -231,8 +263,7 @@ class BatchRun:
     def _isolate(self, at: ExtendedSequenceNumber | None, now: Instant, *, is_named: bool) -> None:
         """The last call is not repeated: its records are given up, or the search begins or goes on
         among them."""
-        if self._attempts is not None:
-            self._attempts, self._calls_before, self._calls = None, self._calls, 0
+        self._begin_isolation()
         if is_named or self._next == 1:
             self._give_up(now)
             return
@@ -240,6 +271,10 @@ class BatchRun:
         place = given.index(at) if at in given else None
         self._suspects = self._next if place is None else place + 1
         self._next = (self._next + 1) // 2 if place is None else max(1, place)
+
+    def _begin_isolation(self) -> None:
+        if self._attempts is not None:
+            self._attempts, self._calls_before, self._calls = None, self._calls, 0
 
     def _repeat(self, pause_s: float) -> float:
         self._due.append(Rest(pause_s))
@@ -253,7 +288,15 @@ class BatchRun:
         """The first `count` of those left are done with."""
         self._left = self._left[count:]
         self._suspects = max(0, self._suspects - count)
+        self._plan_next()
+
+    def _plan_next(self) -> None:
+        """Give half of the suspects, or else all that is left; but no record that cannot be
+        decoded."""
         self._next = (self._suspects + 1) // 2 if self._suspects else len(self._left)
+        if self._undecodable:
+            known = (n for n, index in enumerate(self._left) if index in self._undecodable)
+            self._next = min(self._next, next(known, self._next))
 
     def _give_up(self, now: Instant) -> None:
         """The records of the last call are at fault."""

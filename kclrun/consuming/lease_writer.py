@@ -16,6 +16,7 @@ import msgspec
 from kclrun.consuming import events
 from kclrun.errors import InvariantViolation
 from kclrun.model.lease import WRITTEN_AGAIN_AHEAD, Lease, LeaseKey, OwnerId
+from kclrun.model.sequence import SHARD_END
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import writes
 from kclrun.protocol.fence import FailoverTerms
@@ -37,6 +38,7 @@ class VerdictKind(enum.Enum):
     AGAIN = "it does not hold yet: send `change`"
     READ_BACK = "its outcome is not known: read the row"
     REDO = "children were not created for sure: look at the parents again"
+    MOVED = "another program moved its position: begin again from the row"
     HANDED_OVER = "a KCL 3 leader named the next owner, who waits for our last write"
     LOST = "the row is not ours any more"
 
@@ -59,7 +61,11 @@ Answer = events.WriteResolved | events.OwnRowRead | events.ReadFailed
 
 
 class LeaseWriter:
-    """The row as last confirmed, and at most one change in flight."""
+    """The row as last confirmed, and at most one change in flight.
+
+    `adopts`: a position on the row that another owner wrote is taken over [P2]. Else it ends the
+    process: the outputs have rows in step with our own positions [K3].
+    """
 
     def __init__(
         self,
@@ -68,6 +74,8 @@ class LeaseWriter:
         seen_counter: int,
         failover_s: float,
         chance: Callable[[], float],
+        *,
+        adopts: bool = True,
     ) -> None:
         self.key = key
         self.me = me
@@ -86,6 +94,7 @@ class LeaseWriter:
         self.renewal_instant: Instant | None = None
         self._terms = FailoverTerms(failover_s)
         self._chance = chance
+        self._adopts = adopts
         self._retries = 0
         self._reads_failed = 0
         self._was_written_again = False
@@ -167,6 +176,8 @@ class LeaseWriter:
             row = change.lease  # a creation returns no row: it stands as it was sent
         if row is None:
             raise InvariantViolation(f"lease {self.key}: an applied {type(change)} without a row")
+        if self._is_moved(change, row):
+            return self._moved(row)
         self._confirm(row, self.in_flight.earliest(sent))
         return self._settle(change)
 
@@ -176,6 +187,8 @@ class LeaseWriter:
         if row is None:
             return self._write_again(change)
         fate = self.in_flight.judge(row, self.me, self.counter)
+        if row.owner == self.me and self._is_moved(change, row):
+            return self._moved(row)
         if isinstance(change, writes.CreateLease):
             return self._judge_written_again(change, row, fate)
         if fate is Fate.APPLIED and isinstance(change, writes.End | GivingAway):
@@ -198,6 +211,22 @@ class LeaseWriter:
         if fate is Fate.APPLIED:
             return self._settle(change)
         return Verdict(VerdictKind.AGAIN, self.in_flight.rebase(row))
+
+    def _is_moved(self, change: Change, row: Lease) -> bool:
+        """Whether the row's position is neither the confirmed one nor that of our change."""
+        if self._adopts or self.row is None:
+            return False
+        ours = SHARD_END if isinstance(change, writes.End) else getattr(change, "position", None)
+        return row.checkpoint not in {self.row.checkpoint, ours}
+
+    def _moved(self, row: Lease) -> Verdict:
+        self.in_flight.end()
+        was = "?" if self.row is None else self.row.checkpoint
+        reason = (
+            f"its checkpoint was moved from {was} to {row.checkpoint} by another program, or by a"
+            " former owner: its outputs begin again from there"
+        )
+        return Verdict(VerdictKind.MOVED, reason=reason)
 
     def _write_again(self, change: Change) -> Verdict:
         """The row has vanished: its live owner writes it again, as last confirmed, once in a row.

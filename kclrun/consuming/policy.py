@@ -29,7 +29,10 @@ class LifePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     `has_waited`: a failover has passed since a take by force [P18]. `others_in_sight`: another
     kclrun owner can take offers [P17]. `has_keyed_state`: a position is never written without its
-    snapshot, so there is no late checkpoint [P19].
+    snapshot, so there is no late checkpoint [P19]. `has_outputs`: emitted rows go to outputs that
+    commit in a thread of their own, so that a checkpoint waits for OutputsCommitted [K5].
+    `has_storing_outputs`: one of them keeps its cursor with its rows, so that a position on the row
+    which another program wrote is never adopted [K2, K3].
     """
 
     key: LeaseKey
@@ -43,6 +46,8 @@ class LifePolicy(msgspec.Struct, frozen=True, kw_only=True):
     has_waited: bool = False
     others_in_sight: bool = False
     has_keyed_state: bool = False
+    has_outputs: bool = False
+    has_storing_outputs: bool = False
 
     @property
     def is_manual(self) -> bool:

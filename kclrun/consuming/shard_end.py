@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import ListShards, ReadRows, SendLateCheckpoint
 from kclrun.consuming.lease_writer import LeaseWriter
+from kclrun.consuming.outputs import OutputCommits
 from kclrun.consuming.states import ANSWERS_ASKS, State
 from kclrun.model.lease import (
     ANYBODY,
@@ -26,7 +26,7 @@ from kclrun.model.lease import (
     OwnerId,
     are_children_lost,
 )
-from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, HashRange, Shard, is_too_new_for
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import writes
@@ -324,13 +324,10 @@ class GracefulRelease:
     `handoffAt` is another host's wall clock, and a wrong one must not stop balancing.
     """
 
-    def __init__(
-        self, own: LeaseWriter, requests: CheckpointRequests, *, others_in_sight: bool
-    ) -> None:
+    def __init__(self, own: LeaseWriter, *, others_in_sight: bool) -> None:
         self.others_in_sight = others_in_sight
         self.ask: Handoff | None = None
         self._own = own
-        self._requests = requests
         self._asked_since = Instant(0.0)
 
     def is_asked_for(self, state: State, now: Instant) -> bool:
@@ -356,23 +353,28 @@ class GracefulRelease:
             return False
         return ask.to == self._own.me or now - self._asked_since >= ASK_STALE_AFTER_S
 
-    def last_write(self, ledger: CheckpointLedger, now: Instant) -> GivingAway:
-        """The final checkpoint and the end of our ownership, in one write.
+    def last_write(
+        self, final: ExtendedSequenceNumber, commits: OutputCommits, now: Instant
+    ) -> GivingAway:
+        """The final checkpoint, at `final`, and the end of our ownership, in one write.
 
         A handover if a KCL 3 leader has named the next owner. An offer if another owner asked, or
         another owner is in sight. Else a release: the next owner finds it by a scan.
         """
         own, row = self._own, self._own.confirmed
-        position = max(self._requests.final_position(ledger), row.checkpoint)
+        position = max(final, row.checkpoint)
+        cursors = commits.to_write(row, position)
         if own.next_owner is not None:
             return writes.HandOver(
-                own.key, own.me, own.next_owner, own.counter, position, row.checkpoint
+                own.key, own.me, own.next_owner, own.counter, position, row.checkpoint, cursors
             )
         asker = self.asker(now)
         if asker is None and not self.others_in_sight:
-            return writes.Release(own.key, own.me, own.counter, position, row.checkpoint)
+            return writes.Release(own.key, own.me, own.counter, position, row.checkpoint, cursors)
         to = None if asker == ANYBODY else asker
-        return writes.Offer(own.key, own.me, own.counter, position, row.checkpoint, to)
+        return writes.Offer(
+            own.key, own.me, own.counter, position, row.checkpoint, to, cursors=cursors
+        )
 
 
 def given_away(change: GivingAway) -> LeaseReleased:
@@ -433,13 +435,20 @@ class LateWriting:
 class LostLease:
     """Why the lease was lost, and what the process still waits for before it ends.
 
-    `is_host_fault`: the row is still ours, but this process cannot serve it.
+    `is_host_fault`: the row is still ours, but this process cannot serve it. `begins_again`: the
+    row may be ours, but nothing more of this process is saved: the next one begins from the row.
     """
 
     def __init__(
-        self, reason: str, let_go_instant: Instant, *, is_host_fault: bool = False
+        self,
+        reason: str,
+        let_go_instant: Instant,
+        *,
+        is_host_fault: bool = False,
+        begins_again: bool = False,
     ) -> None:
         self.reason = reason
+        self.begins_again = begins_again
         self.is_host_fault = is_host_fault
         self.user_code_is_done = False
         self.late: LateWriting | None = None

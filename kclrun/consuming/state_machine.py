@@ -13,6 +13,12 @@ from kclrun.consuming import commands, events
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import AllowDelivery, ExitCause, StopDelivery
 from kclrun.consuming.lease_writer import Answer, LeaseWriter, Verdict, VerdictKind
+from kclrun.consuming.outputs import (
+    LAST_COMMIT_WAIT_S,
+    OUTPUT,
+    OutputCommits,
+    moved_past_outputs,
+)
 from kclrun.consuming.policy import LifePolicy, Metering
 from kclrun.consuming.shard_end import (
     CHILDREN_RETRY_S,
@@ -31,6 +37,7 @@ from kclrun.consuming.states import (
     EXPECTED,
     FINAL,
     GIVEN_UP_WHOLE,
+    MAY_BE_REFUSED,
     MAY_PUT_OFF,
     MAY_WITHDRAW,
     SILENT,
@@ -41,7 +48,7 @@ from kclrun.consuming.states import (
 )
 from kclrun.errors import InvariantViolation
 from kclrun.model.lease import Lease
-from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.protocol import reports, writes
 from kclrun.protocol.fence import renew_interval_s
@@ -74,14 +81,20 @@ class LeaseStateMachine:
         self.policy = policy
         self.state = State.CLAIMING
         self.own = LeaseWriter(
-            policy.key, policy.me, policy.seen_counter, policy.failover_s, chance
+            policy.key,
+            policy.me,
+            policy.seen_counter,
+            policy.failover_s,
+            chance,
+            adopts=not policy.has_storing_outputs,
         )
         self.ledger = CheckpointLedger(TRIM_HORIZON, policy.uncheckpointed_max)
         self._chance = chance
         self._is_manual = policy.is_manual
         self._requests = CheckpointRequests(is_manual=policy.is_manual)
-        self._graceful = GracefulRelease(
-            self.own, self._requests, others_in_sight=policy.others_in_sight
+        self._graceful = GracefulRelease(self.own, others_in_sight=policy.others_in_sight)
+        self.commits = OutputCommits(
+            has_outputs=policy.has_outputs, every_s=policy.checkpoint_every_s
         )
         self._shard_end = ShardEnd(policy.key, ())
         self._is_withdrawn = False
@@ -110,9 +123,12 @@ class LeaseStateMachine:
         checkpoint.
         """
         late = self._lost.late if self._lost is not None else None
-        if self.state in GIVEN_UP_WHOLE or (late is not None and late.has_applied):
-            return False
         ledger = self.ledger
+        if self.state in GIVEN_UP_WHOLE or (late is not None and late.has_applied):
+            # An output may have had too much to send before the lease was given away.
+            return (
+                self.state is State.RELEASED and self._covered(ledger.processed) < ledger.processed
+            )
         is_asked_for = self._requests.highest is not None
         is_unsaved = self._requests.unacknowledged(ledger) > ledger.checkpointed
         return is_asked_for or is_unsaved or not ledger.is_idle
@@ -132,7 +148,8 @@ class LeaseStateMachine:
                 self._watch_cap()
             if self.own.in_flight.change is None and self.state not in SILENT:
                 result += self._write_what_is_due(now)
-            if self.state is State.PROCESSING and self.own.fence is not None:
+            has_fence = self.own.fence is not None and self.commits.has_begun
+            if self.state is State.PROCESSING and has_fence:
                 result += self._permit.allow(self.own.fence, self.ledger)
         self.check()
         if result and self.own.in_flight.change is None:
@@ -151,6 +168,8 @@ class LeaseStateMachine:
             deadline = min(deadline, self.own.fence)
             if self._must_leave_by is not None:
                 deadline = min(deadline, self._must_leave_by)
+            if self.commits.leave_instant is not None and now < self.commits.leave_instant:
+                deadline = min(deadline, self.commits.leave_instant)
             if self.own.in_flight.change is None:  # else nothing is due before its outcome
                 due = self._due_instant()
                 deadline = deadline if due is None else min(deadline, due)
@@ -187,6 +206,14 @@ class LeaseStateMachine:
                 self._output.failed(message, now)
                 unsent = events.WriteResolved(change, writes.Unavailable(message), now)
                 return self._take_in(unsent, now)
+            case (
+                events.OutputsBegan()
+                | events.OutputsCommitted()
+                | events.OutputsNotCommitted()
+                | events.OutputsRefused()
+                | events.OutputsSuperseded()
+            ):
+                return self._take_in_outputs(event, now)
             case events.WriteResolved(writes.LateCheckpoint(), outcome):
                 if self._lost is not None and self._lost.late is not None:
                     return self._lost.late.resolve(outcome, now, self._chance())
@@ -229,6 +256,22 @@ class LeaseStateMachine:
                 return (stalled(stalled_s, in_user_code=in_user_code),)
         return ()  # due work follows every event, and is all that follows Ticked
 
+    def _take_in_outputs(self, event: events.OfOutputs, now: Instant) -> Commands:
+        match event:
+            case events.OutputsBegan(position, cursors):
+                if self.state in {State.INITIALIZING, State.PROCESSING}:
+                    self.commits.begin(position, cursors)
+                    self.ledger.adopt(position)
+            case events.OutputsCommitted(upto, cursors, answers):
+                self.commits.commit(upto, cursors, answers, now)
+            case events.OutputsNotCommitted(_, message):
+                return self._warn_once(message)
+            case events.OutputsRefused(message):
+                self.commits.refused = ProcessorFailed(OUTPUT, message, attempts=1)
+            case events.OutputsSuperseded(message) if self.state is not State.LOSING:
+                return self._lose(message, now, begins_again=True)
+        return ()
+
     def _take_in_answer(self, answer: Answer, now: Instant) -> Commands:
         verdict = self.own.take_in(answer, now)
         if verdict is None:
@@ -236,6 +279,8 @@ class LeaseStateMachine:
         match verdict.kind:
             case VerdictKind.LOST:
                 return self._lose(verdict.reason, now)
+            case VerdictKind.MOVED:
+                return self._lose(verdict.reason, now, begins_again=True)
             case VerdictKind.CONFIRMED:
                 assert verdict.change is not None, "a confirmation names its change"
                 result = self._confirmed(verdict.change, now)
@@ -293,6 +338,7 @@ class LeaseStateMachine:
         if (reason := why_not_begun(row, has_waited=self.policy.has_waited)) is not None:
             return self._refuse(reason)
         self.ledger = CheckpointLedger(row.checkpoint, self.policy.uncheckpointed_max)
+        self.commits.claim(row)
         self._saved_instant = now
         self._metering.begin(now)
         claimed = reports.LeaseClaimed(row.counter, row.checkpoint)
@@ -300,6 +346,9 @@ class LeaseStateMachine:
             self._move(Step.WITHDRAWN)
             return (claimed,)
         self._move(Step.CLAIMED)
+        if self.policy.has_storing_outputs and row.is_moved_past_outputs:
+            self._fail(moved_past_outputs(row))
+            return (claimed,)
         return (claimed, commands.CallInitialize(row))
 
     def _saved(self, now: Instant) -> Commands:
@@ -351,7 +400,7 @@ class LeaseStateMachine:
             last_call = (commands.CallShutdownRequested(),)
         else:
             last_call = (commands.CallLeaseLost(),)
-        if self._lost is None or self._failure is not None:
+        if self._lost is None or self._lost.begins_again or self._failure is not None:
             return last_call
         late = self._late_checkpoint()
         return last_call if late is None else (*last_call, self._lost.save_late(late, now))
@@ -371,10 +420,18 @@ class LeaseStateMachine:
         lease on purpose.
         """
         own, ledger = self.own, self.ledger
-        position = self._requests.unacknowledged(ledger)
+        position = self._covered(self._requests.unacknowledged(ledger))
         if self.policy.has_keyed_state or own.is_gone or position <= ledger.checkpointed:
             return None
-        return writes.LateCheckpoint(own.key, own.me, ledger.checkpointed, position)
+        cursors = self.commits.to_write(own.confirmed, position)
+        return writes.LateCheckpoint(own.key, own.me, ledger.checkpointed, position, cursors)
+
+    def _covered(self, position: ExtendedSequenceNumber) -> ExtendedSequenceNumber:
+        """How far the row's checkpoint may go now, on the way to `position`. With manual
+        checkpoints nothing lies between two positions that the processor asked for."""
+        saved = self.ledger.checkpointed
+        confirmed = saved if self._is_manual else max(saved, self.commits.confirmed)
+        return self.commits.covered(position, confirmed)
 
     def _move(self, step: Step) -> None:
         try:
@@ -418,13 +475,22 @@ class LeaseStateMachine:
         self._failure = failure
         self._move(Step.FAILED)
 
-    def _lose(self, reason: str, now: Instant, *, is_host_fault: bool = False) -> Commands:
+    def _lose(
+        self,
+        reason: str,
+        now: Instant,
+        *,
+        is_host_fault: bool = False,
+        begins_again: bool = False,
+    ) -> Commands:
         if self.state is State.CLAIMING:
             return self._refuse(reason)
         self._move(Step.LOST)
         self.own.in_flight.end()
         let_go_instant = now if self._manager_gone else Instant(now + LOST_GRACE_S)
-        self._lost = LostLease(reason, let_go_instant, is_host_fault=is_host_fault)
+        self._lost = LostLease(
+            reason, let_go_instant, is_host_fault=is_host_fault, begins_again=begins_again
+        )
         return self._requests.refuse_all(reason) + self._permit.stop()
 
     def _refuse(self, reason: str) -> Commands:
@@ -487,6 +553,14 @@ class LeaseStateMachine:
         own = self.own
         if own.row is None:
             return ()
+        if not self.policy.has_outputs:
+            return self._write(now)
+        if self.commits.refused is not None and self.state in MAY_BE_REFUSED:
+            self._fail(self.commits.refused)
+        return self._ask_outputs(now) + self._write(now)
+
+    def _write(self, now: Instant) -> Commands:
+        own = self.own
         if self.state is State.CREATING:
             creation = self._create_children(now)
             if own.in_flight.change is not None or self.state is not State.CREATING:
@@ -495,15 +569,56 @@ class LeaseStateMachine:
         change = None if self.state is State.PROCESSING else self._change_of_state(now)
         return self._save_or_renew(now) if change is None else self._send(change)
 
+    def _ask_outputs(self, now: Instant) -> Commands:
+        """Ask the outputs for the rows that the next checkpoint covers [K5]."""
+        wanted: ExtendedSequenceNumber | None = self._requests.highest
+        must = wanted is not None
+        if self.state is State.ENDING:
+            return self.commits.ask(commands.CommitOutputs(SHARD_END, must=True), now)
+        if self.state in {State.FAILING, State.RELEASING}:
+            self.commits.leave(now, self._last_wait_s(now))
+            final = self._requests.final_position(self.ledger)
+            is_leaving = self.state is State.RELEASING
+            return self.commits.ask(
+                commands.CommitOutputs(final, must=True, is_leaving=is_leaving), now
+            )
+        if self._must_save(now):
+            processed = self.ledger.processed
+            wanted = processed if wanted is None else max(wanted, processed)
+            # Without it the next batch would wait for the outputs' own pace.
+            must = must or self.policy.checkpoint_mode == "batch" or self.ledger.is_full
+        if wanted is None:
+            return ()
+        return self.commits.ask(commands.CommitOutputs(wanted, must), now)
+
+    def _last_wait_s(self, now: Instant) -> float:
+        """How long to wait for the last commit. A lease that is not renewed any more keeps half of
+        its time for the last write."""
+        own = self.own
+        if own.fence is None or not (self._manager_gone or own.next_owner is not None):
+            return LAST_COMMIT_WAIT_S
+        return min(LAST_COMMIT_WAIT_S, (own.fence - now) / 2)
+
+    def _is_last_commit_awaited(self, now: Instant) -> bool:
+        if self.state not in {State.FAILING, State.RELEASING}:
+            return False
+        return self.commits.is_last_awaited(self._requests.final_position(self.ledger), now)
+
     def _save_or_renew(self, now: Instant) -> Commands:
         """Send the checkpoint or the renewal that is due; after its last one a halt is over."""
         own = self.own
         if own.next_owner is not None:
             return ()
         change: Change | None = self._due_checkpoint(now)
-        if self.state is State.RELEASING and not self._has_last_checkpoint_to_write:
+        is_over = not self._is_last_commit_awaited(now)
+        if (
+            self.state is State.RELEASING
+            and self._keeps_lease
+            and is_over
+            and not self._has_last_checkpoint_to_write
+        ):
             return self._finish(Step.RELEASE_WRITTEN, reports.LeaseKept(), ExitCause.DONE)
-        if change is None and self.state is State.FAILING:
+        if change is None and self.state is State.FAILING and is_over:
             assert self._failure is not None, "failing without a failure"
             is_host_fault = self._failure.is_host_fault
             cause = ExitCause.HOST if is_host_fault else ExitCause.FAILED
@@ -520,7 +635,8 @@ class LeaseStateMachine:
     @property
     def _has_last_checkpoint_to_write(self) -> bool:
         """Whether a process that keeps its lease has still to checkpoint what it processed."""
-        return self._requests.final_position(self.ledger) > self.own.confirmed.checkpoint
+        final = self._covered(self._requests.final_position(self.ledger))
+        return final > self.own.confirmed.checkpoint
 
     def _change_of_state(self, now: Instant) -> Change | None:
         """The write that the current state waits for."""
@@ -529,10 +645,12 @@ class LeaseStateMachine:
             case State.NAMING:
                 children = frozenset(self._shard_end.child_ids)
                 return writes.NameChildren(own.key, own.me, own.counter, children)
-            case State.ENDING:
-                return writes.End(own.key, own.me, own.counter, own.confirmed.checkpoint)
-            case State.RELEASING if not self._keeps_lease:
-                return self._graceful.last_write(self.ledger, now)
+            case State.ENDING if not self.policy.has_outputs or self.commits.confirmed == SHARD_END:
+                cursors = self.commits.to_write(own.confirmed, SHARD_END)
+                return writes.End(own.key, own.me, own.counter, own.confirmed.checkpoint, cursors)
+            case State.RELEASING if not self._keeps_lease and not self._is_last_commit_awaited(now):
+                position = self._covered(self._requests.final_position(self.ledger))
+                return self._graceful.last_write(position, self.commits, now)
             case _:
                 return None
 
@@ -574,6 +692,8 @@ class LeaseStateMachine:
             return None
         if self._must_save(now):
             wanted = ledger.processed if wanted is None else max(wanted, ledger.processed)
+        if wanted is not None:
+            wanted = self._covered(wanted)
         if wanted is None or wanted <= ledger.checkpointed or now < self._put_off_until:
             return None
         own, row = self.own, self.own.confirmed
@@ -581,7 +701,10 @@ class LeaseStateMachine:
         # (N1).
         position = max(wanted, row.checkpoint)
         load = self._metering.load(now)
-        return writes.Checkpoint(own.key, own.me, own.counter, position, row.checkpoint, load)
+        cursors = self.commits.to_write(row, position)
+        return writes.Checkpoint(
+            own.key, own.me, own.counter, position, row.checkpoint, load, cursors
+        )
 
     def _must_save(self, now: Instant) -> bool:
         policy, ledger = self.policy, self.ledger
@@ -604,7 +727,10 @@ class LeaseStateMachine:
         if self.policy.checkpoint_mode != "auto" or not self.ledger.has_unsaved:
             return renewing
         due = Instant(self._saved_instant + self.policy.checkpoint_every_s)
-        saving = max(due, self._put_off_until)
+        asking = self.commits.next_ask_instant(self.ledger.checkpointed)
+        if asking is None:
+            return renewing
+        saving = max(due, self._put_off_until, asking)
         return saving if renewing is None else min(renewing, saving)
 
 

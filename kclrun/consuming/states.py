@@ -7,11 +7,13 @@
     processing    exhausted → creating          withdrawn → stopping
                   failed → failing              lost → losing
     creating      children_created → naming     withdrawn → stopping
+                  failed → failing              lost → losing
+    naming        children_named → closing      failed → failing
                   lost → losing
-    naming        children_named → closing      lost → losing
     closing       closed → ending               failed → failing
                   lost → losing
-    ending        shard_end_written → ended     lost → losing
+    ending        shard_end_written → ended     failed → failing
+                  lost → losing
     stopping      stopped → releasing           lost → losing
     releasing     release_written → released    lost → losing
     failing       settled → failed              lost → losing
@@ -102,15 +104,24 @@ TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = {
     State.CREATING: {
         Step.CHILDREN_CREATED: State.NAMING,
         Step.WITHDRAWN: State.STOPPING,
+        Step.FAILED: State.FAILING,
         Step.LOST: State.LOSING,
     },
-    State.NAMING: {Step.CHILDREN_NAMED: State.CLOSING, Step.LOST: State.LOSING},
+    State.NAMING: {
+        Step.CHILDREN_NAMED: State.CLOSING,
+        Step.FAILED: State.FAILING,
+        Step.LOST: State.LOSING,
+    },
     State.CLOSING: {
         Step.CLOSED: State.ENDING,
         Step.FAILED: State.FAILING,
         Step.LOST: State.LOSING,
     },
-    State.ENDING: {Step.SHARD_END_WRITTEN: State.ENDED, Step.LOST: State.LOSING},
+    State.ENDING: {
+        Step.SHARD_END_WRITTEN: State.ENDED,
+        Step.FAILED: State.FAILING,
+        Step.LOST: State.LOSING,
+    },
     State.STOPPING: {Step.STOPPED: State.RELEASING, Step.LOST: State.LOSING},
     State.RELEASING: {Step.RELEASE_WRITTEN: State.RELEASED, Step.LOST: State.LOSING},
     State.FAILING: {Step.SETTLED: State.FAILED, Step.LOST: State.LOSING},
@@ -124,6 +135,14 @@ GIVEN_UP_WHOLE: Final = frozenset({State.ENDED, State.RELEASED, State.UNCLAIMED}
 SILENT: Final = FINAL | {State.LOSING}
 # The lease can be withdrawn from here. Once the children exist, the end is reached sooner.
 MAY_WITHDRAW: Final = frozenset({State.INITIALIZING, State.PROCESSING, State.CREATING})
+# A lease whose output refuses its rows halts from here. A lease that is given away is left to its
+# next owner.
+MAY_BE_REFUSED: Final = frozenset(
+    {
+        *(State.INITIALIZING, State.PROCESSING, State.CREATING),
+        *(State.NAMING, State.CLOSING, State.ENDING),
+    }
+)
 # An ask is answered from here. At the end of a shard, the end comes sooner than the next owner
 # [P16].
 ANSWERS_ASKS: Final = frozenset({State.CLAIMING, State.INITIALIZING, State.PROCESSING})
@@ -144,6 +163,11 @@ EXPECTED: Final[Mapping[type[events.Event], frozenset[State]]] = {
     events.Ticked: _ALIVE,
     events.WriteResolved: _ALIVE,
     events.RowsNotKept: _ALIVE,
+    events.OutputsBegan: _ALIVE - {State.CLAIMING},
+    events.OutputsCommitted: _ALIVE - {State.CLAIMING},
+    events.OutputsNotCommitted: _ALIVE - {State.CLAIMING},
+    events.OutputsRefused: _ALIVE - {State.CLAIMING},
+    events.OutputsSuperseded: _ALIVE - {State.CLAIMING},
     events.OwnRowRead: _ALIVE,
     events.ReadFailed: _ALIVE,
     events.RowsRead: frozenset({State.CREATING}),
@@ -175,6 +199,11 @@ LATE: Final[Mapping[type[events.Event], frozenset[State]]] = {
     events.Ticked: FINAL,
     events.WriteResolved: FINAL,
     events.RowsNotKept: FINAL,
+    events.OutputsBegan: FINAL,
+    events.OutputsCommitted: FINAL,
+    events.OutputsNotCommitted: FINAL,
+    events.OutputsRefused: FINAL,
+    events.OutputsSuperseded: FINAL,
     events.OwnRowRead: FINAL,
     events.ReadFailed: FINAL,
     events.RowsRead: _LEAVING,

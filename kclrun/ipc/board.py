@@ -80,6 +80,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     `failover_s` is the smallest of the fleet [P7]. `start_timestamp` is where AT_TIMESTAMP, or a
     pinned LATEST [P14], begins. `hash_range_start` and `_end` are decimal: they have 128 bits.
     With `consumer_arn` the shard is read by enhanced fan-out, else by polling.
+    `glue_url` is that of the schema registry, if it is not AWS's own.
     `options` are values of the YAML types. `has_waited`: a failover has passed since a forced take
     [P18]; `others_in_sight`: another kclrun owner could take an offered lease [P17].
     """
@@ -108,6 +109,8 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: CheckpointSpec
     on_error: OnErrorSpec
     outputs: tuple[OutputPlace, ...] = ()
+    decode: str | None = None
+    glue_url: str | None = None
     table_name: str
     kinesis: WireEndpoint
     dynamodb: WireEndpoint
@@ -132,7 +135,7 @@ _I64_MAX: Final = 2**63 - 1
 
 # Sequence numbers have at most 129 digits, all ASCII: 136 is the next multiple of eight. Fixed
 # sizes and no native alignment make the layout the same on every machine and Python.
-_LAYOUT: Final = struct.Struct("<qqqdqqqqdq" + "136sq" * 4 + "ddd?dd?dqqq")
+_LAYOUT: Final = struct.Struct("<qqqdqqqqdq" + "136sq" * 4 + "ddd?dd?dqqqd")
 # A cache line for the instant of the last send, so that no other store shares its line.
 _SEND_BYTES: Final = 64
 SLOT_BYTES: Final = _SEND_BYTES + SeqlockCell.size_bytes(_LAYOUT.size)
@@ -216,6 +219,7 @@ def _pack(status: LeaseStatus) -> bytes:
         status.retries_total,
         status.dead_letters_total,
         status.skipped_total,
+        status.output_waiting_since_instant,
     )
 
 
@@ -257,6 +261,7 @@ def _unpack(payload: bytes) -> LeaseStatus | NoValue:
             retries_total=fields[26],
             dead_letters_total=fields[27],
             skipped_total=fields[28],
+            output_waiting_since_instant=fields[29],
         )
     except (ValueError, LimitExceeded):
         return NoValue.UNREADABLE
@@ -269,7 +274,7 @@ def _position(padded: bytes, sub_sequence_number: int) -> ExtendedSequenceNumber
 
 # Any change of a layout in `board.py`, `seqlock.py` or `ring.py` needs a new version: manager and
 # lease processes are of one installation, but an upgrade may happen under a running manager.
-LAYOUT_VERSION: Final = 4
+LAYOUT_VERSION: Final = 5
 # `leases.max` is 64 by default and 1024 at most, and the manager keeps 16 places beyond it. So many
 # places are 69 MiB of address space; only pages that were written take memory.
 PLACES_MAX: Final = 1040

@@ -109,6 +109,8 @@ class StartCommands:
             checkpoint=_checkpoint(settings.checkpoint),
             on_error=_on_error(settings),
             outputs=output_places(settings, stream),
+            decode=source.settings.decode,
+            glue_url=settings.aws.url_of("glue"),
             table_name=settings.table,
             kinesis=self._world.kinesis,
             dynamodb=self._world.dynamodb,

@@ -8,6 +8,7 @@ from typing import Final, NewType
 import msgspec
 
 from kclrun.errors import LimitExceeded
+from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
@@ -152,6 +153,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     owner; `offered_by` names its giver [P17]. `taken_from` names the Java owner it was taken from
     by force, until the first claim that waited [P18]. `died_on` is the host where its processes
     died without progress. `load` is the last measured one; it stays when the owner changes.
+    `outputs` is how far the outputs have the rows, None before their first checkpoint [K2];
+    `generation` counts the resets by an operator [K4]. Both change only with the checkpoint.
     """
 
     key: LeaseKey
@@ -176,6 +179,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     taken_from: OwnerId | None = None
     died_on: DiedOn | None = None
     load: Load | None = None
+    outputs: StoredCursors | None = None
+    generation: int = 0
 
     @property
     def is_ended(self) -> bool:
@@ -187,6 +192,12 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """The host where its processes died at the row's current position, if there is one."""
         died = self.died_on
         return died.slot if died is not None and died.position == self.checkpoint else None
+
+    @property
+    def is_moved_past_outputs(self) -> bool:
+        """Whether another program moved the checkpoint since the outputs' cursors were written
+        with it: a Java worker, or a person [K2]."""
+        return self.outputs is not None and self.outputs.at != self.checkpoint
 
     @property
     def is_hopping(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -47,6 +48,26 @@ class Cursor(msgspec.Struct, frozen=True, gc=False):
             raise LimitExceeded(f"{text[:40]!r} is not the cursor of an output")
         number, sub, tick = match.groups(default="0")
         return cls(ExtendedSequenceNumber(number, int(sub)), int(tick))
+
+
+Cursors = tuple[tuple[str, Cursor], ...]
+
+
+def sorted_cursors(cursors: Mapping[str, Cursor]) -> Cursors:
+    """Cursors by the names of their outputs, as a lease and a write keep them."""
+    return tuple(sorted(cursors.items()))
+
+
+class StoredCursors(msgspec.Struct, frozen=True, gc=False):
+    """How far each output had the rows when its lease's checkpoint became `at`: both were written
+    at once [K2]. A lease whose checkpoint is not `at` was moved by another program."""
+
+    at: ExtendedSequenceNumber
+    cursors: Cursors
+
+    def of(self, name: str) -> Cursor | None:
+        """The cursor of one output; None if it was not among the outputs then."""
+        return dict(self.cursors).get(name)
 
 
 class RowsOf(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +154,11 @@ class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):
     def grows(self) -> bool:
         """Whether it is a file for each shard that is never rolled."""
         return self.path is not None and self.roll_s == 0
+
+    @property
+    def stores_cursor(self) -> bool:
+        """Whether the destination keeps its cursor with its rows, so that they are there once."""
+        return self.s3 is not None or self.sql is not None or (bool(self.path) and not self.grows)
 
     def __repr__(self) -> str:
         """Without the addresses: that of a database may have a password in it."""

@@ -6,13 +6,16 @@ defaults. Frozen and outside the garbage collector: millions of them are made a 
 
 from __future__ import annotations
 
+import collections
 import enum
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
 
+from kclrun.errors import SettingsError
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 
@@ -25,12 +28,38 @@ class OffTheWire:
     """
 
 
+class Decoding(msgspec.Struct, eq=False):
+    """How `Record.value` is made: shared by the records of a lease, and one of its own for each
+    record that was decoded. All are equal: records are compared by what the service sent.
+
+    `data` is what `value` was made of; None before that.
+    """
+
+    decode: Callable[[Record], Any]
+    data: bytes | None = None
+    value: Any = None
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or isinstance(other, Decoding)
+
+    def __hash__(self) -> int:
+        return hash(None)  # as that of a record without one
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return (_no_decoding, ())  # a decoder may hold what cannot be pickled
+
+
+def _no_decoding() -> None:
+    """A record from another process has its bytes alone."""
+
+
 if TYPE_CHECKING:
     OwnInt = int
     OwnStr = str
     OwnBool = bool
+    OwnDecoding = Decoding
 else:
-    OwnInt = OwnStr = OwnBool = OffTheWire
+    OwnInt = OwnStr = OwnBool = OwnDecoding = OffTheWire
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -53,6 +82,26 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     explicit_hash_key: OwnStr | None = None
     aggregated: OwnBool = False
     malformed: OwnBool = False
+    _decoding: OwnDecoding | None = None
+
+    @property
+    def value(self) -> Any:
+        """The payload as `decode` in the settings, or `decode_as` of the processor, makes it.
+
+        Decoded at the first use, and kept until the record is given to user code again.
+        Raises: UndecodableRecord, which makes the record itself the failed one under `on_error`;
+        SettingsError where no decoder is named, or the record was pickled.
+        """
+        decoding = self._decoding
+        if decoding is None:
+            raise SettingsError(
+                "decode: is missing; record.value needs json, text, msgpack, glue, module:Type or"
+                " module:function there, or `decode_as` on the processor class"
+            )
+        if decoding.data is not self.data:
+            decoding = Decoding(decoding.decode, self.data, decoding.decode(self))
+            msgspec.structs.force_setattr(self, "_decoding", decoding)
+        return decoding.value
 
     @property
     def position(self) -> ExtendedSequenceNumber:
@@ -73,7 +122,8 @@ class RecordBatch(Sequence[Record]):
 
     `millis_behind_latest` is the value of GetRecords when the batch was fetched, or None.
     `fencing_token` is the lease counter at the claim: it only grows over a lease's life, so a sink
-    that refuses smaller tokens is safe from a former owner.
+    that refuses smaller tokens is safe from a former owner. With `decoding` each record decodes its
+    `value` anew, whatever an earlier call did to it.
     """
 
     __slots__ = ("fencing_token", "millis_behind_latest", "records")
@@ -83,7 +133,17 @@ class RecordBatch(Sequence[Record]):
         records: Sequence[Record],
         millis_behind_latest: int | None = None,
         fencing_token: int = 0,
+        decoding: Decoding | None = None,
     ) -> None:
+        if decoding is not None:
+            # 40 ns a record: a third of a loop of statements.
+            setters = map(
+                msgspec.structs.force_setattr,
+                records,
+                itertools.repeat("_decoding"),
+                itertools.repeat(decoding),
+            )
+            collections.deque(setters, maxlen=0)
         self.records = records
         self.millis_behind_latest = millis_behind_latest
         self.fencing_token = fencing_token

@@ -131,16 +131,20 @@ class RowSchema:
 _PLAIN_VALUES: Final = (bytes, bytearray, memoryview, datetime, date, Decimal)
 
 
-def row_mapping(row: object) -> Mapping[str, Any] | None:
-    """A row that is given to `emit` as a mapping: of a Struct or a dataclass instance, its fields,
-    with enumerations and UUIDs as plain values. None for other objects."""
+def row_mapping(row: object) -> Mapping[str, Any]:
+    """A row as a mapping: of a Struct or a dataclass instance its fields, with enumerations and
+    UUIDs as plain values. Raises: TypeError for other objects."""
     if isinstance(row, Mapping):
         return row
     is_record = dataclasses.is_dataclass(row) and not isinstance(row, type)
     if isinstance(row, msgspec.Struct) or is_record:
         values = msgspec.to_builtins(row, builtin_types=_PLAIN_VALUES)
-        return values if isinstance(values, dict) else None
-    return None
+        if isinstance(values, dict):
+            return values
+    raise TypeError(
+        "a row is a mapping of names to values, a dataclass instance or a msgspec.Struct,"
+        f" not {type(row).__name__}"
+    )
 
 
 # Checks: a value as its type has it, or _Misfit.
@@ -355,12 +359,10 @@ def _struct_check(columns: Iterable[Column]) -> Callable[[object], dict[str, Any
     names = frozenset(each.name for each in columns)
 
     def check_struct(value: object) -> dict[str, Any]:
-        row = value if type(value) is dict else row_mapping(value)
-        if row is None:
-            raise _Misfit(
-                "expected a mapping, a dataclass instance or a msgspec.Struct,"
-                f" got {type(value).__name__}"
-            )
+        try:
+            row = value if type(value) is dict else row_mapping(value)
+        except TypeError as error:
+            raise _Misfit(str(error)) from None
         if not names.issuperset(row):
             # Names that are not texts are refused, too: they are in no schema.
             unknown = next(name for name in row if name not in names)

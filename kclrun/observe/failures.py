@@ -21,6 +21,7 @@ import msgspec
 
 import kclrun
 from kclrun.consuming.delivery import error_words
+from kclrun.errors import UndecodableRecord
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 
@@ -70,7 +71,10 @@ def describe(error: BaseException, records: Sequence[Record] = ()) -> Failure:
     It uses the traceback and the names of local variables, never a payload or a key.
     """
     frames = list(_frames(error.__traceback__))
-    index = _record_at_hand(frames, records) if records else None
+    if isinstance(error, UndecodableRecord):
+        index = next((n for n, each in enumerate(records) if each is error.record), None)
+    else:
+        index = _record_at_hand(frames, records) if records else None
     return Failure(
         error_words(error),
         _raised_at(frames),

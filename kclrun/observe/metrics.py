@@ -27,7 +27,7 @@ class MetricWindow:
     by the minute, and bills each request; the values that are measured every 10 or 20 s keep their
     count, sum, minimum and maximum in a set. Why so few dimensions: each combination of a metric
     and its dimensions is billed by the month. All managers of an application publish under the
-    application alone, where CloudWatch adds their sets up. So the thirteen metrics cost the same
+    application alone, where CloudWatch adds their sets up. So the fourteen metrics cost the same
     for 3 shards and for 3,000. Owners are not a dimension, because their names are new at every
     start. `by_shard` adds lag, records and bytes by shard: three more for each shard.
     """
@@ -51,6 +51,8 @@ class MetricWindow:
         for lease in leases:
             if lease.lag_ms is not None:
                 self._add_of_lease("millis_behind_latest", lease.shard, lease.lag_ms)
+            if lease.output_lag_ms is not None:
+                self._add_of_lease("output_lag", lease.shard, lease.output_lag_ms)
             self.add_counts(lease.shard, lease.counted)
 
     def add_counts(self, shard: str, counted: Mapping[str, int]) -> None:
@@ -178,6 +180,13 @@ METRICS: Final[dict[str, MetricKind]] = {
         "records that were given up and skipped",
         "Count",
         "kclrun_skipped_total",
+        is_of_lease=True,
+    ),
+    "output_lag": MetricKind(
+        "time for which rows of processed records wait for an output; the roll of a file or an"
+        " object is part of it",
+        "Milliseconds",
+        "kclrun_output_lag_seconds",
         is_of_lease=True,
     ),
 }

@@ -106,6 +106,7 @@ def _of_manager(sample: ManagerSample) -> Iterator[Metric]:
 
 def _of_leases(sample: ManagerSample) -> Iterator[Metric]:
     lag = _family_of_lease(GaugeMetricFamily, "millis_behind_latest")
+    output_lag = _family_of_lease(GaugeMetricFamily, "output_lag")
     counters = {name: _family_of_lease(CounterMetricFamily, name) for name in COUNTED}
     still = GaugeMetricFamily(
         "kclrun_still_seconds",
@@ -121,12 +122,14 @@ def _of_leases(sample: ManagerSample) -> Iterator[Metric]:
         traffic.add(labels, lease)
         if lease.lag_ms is not None:
             lag.add_metric(labels, lease.lag_ms / 1000)
+        if lease.output_lag_ms is not None:
+            output_lag.add_metric(labels, lease.output_lag_ms / 1000)
         if lease.still_s is not None:
             still.add_metric(labels, lease.still_s)
         for name, total in lease.counted.items():
             counters[name].add_metric(labels, total)
         restarts.add_metric(labels, lease.restarts)
-    yield from (lag, *counters.values(), still, restarts)
+    yield from (lag, output_lag, *counters.values(), still, restarts)
     yield from traffic.families
 
 

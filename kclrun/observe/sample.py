@@ -37,7 +37,8 @@ class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
     `records_total` and `bytes_total` count the records that the processor returned for since this
     manager started, over restarts of the lease process; the other totals count as `LeaseStatus`
     says; `records_per_s` is over the last few
-    samples. `lag_ms` is that of `millis_behind_latest` in `metrics.py`. `still_s` is the time
+    samples. `lag_ms` is that of `millis_behind_latest` in `metrics.py`, `output_lag_ms` that of
+    `output_lag`, None while no row waits. `still_s` is the time
     without progress; None while no progress is expected (its parents are not ended, or it is
     halted). `cpu_percent` and `memory_bytes` are measured for the live table only. `note` says why
     a lease does not advance, or is empty. `heat` is the traffic of the shard, None while it is not
@@ -51,6 +52,7 @@ class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
     retries_total: int = 0
     dead_letters_total: int = 0
     skipped_total: int = 0
+    output_lag_ms: int | None = None
     records_per_s: float = 0.0
     lag_ms: int | None = None
     still_s: float | None = None

@@ -15,6 +15,7 @@ import msgspec
 
 from kclrun.errors import InvariantViolation
 from kclrun.model.lease import OFFERED, OWNER_PREFIX, Halt, Handoff
+from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.protocol import writes
@@ -170,6 +171,13 @@ def _halt(change: writes.HaltLease) -> Halt:
     return Halt(halt.reason, WallTime(_ms(halt.halted_at)), WallTime(_ms(since)))
 
 
+def _stored(change: Any) -> StoredCursors | None:
+    """The cursors of the outputs with the checkpoint of the same write [K2]."""
+    if change.cursors is None:
+        return None
+    return StoredCursors(getattr(change, "position", SHARD_END), change.cursors)
+
+
 NOTHING: Final = Value((), lambda _: None)
 _ME: Final = _value(":me", "owner")
 _SEEN: Final = _value(":seen", "seen_counter")
@@ -240,6 +248,11 @@ _LOAD_IF_GIVEN: Final = When(
     "the load is given",
     lambda c: c.load is not None,
     (Set("load", _value(":loadKBps :loadCpu", "load")),),
+)
+_OUTPUTS_IF_GIVEN: Final = When(
+    "the cursors of the outputs are given",
+    lambda c: c.cursors is not None,
+    (Set("outputs", _value(":outputsAt :outputCursors", _stored)),),
 )
 _SWITCHED: Final = (Add("owner_switches", _ONE),)
 
@@ -318,18 +331,30 @@ WRITES: Final[Mapping[type[Any], Write]] = {
             _LOAD_IF_GIVEN,
         ),
     ),
-    writes.Checkpoint: Write("checkpoint", _HELD_AT, (_COUNTED, *_MOVED, _LOAD_IF_GIVEN)),
+    writes.Checkpoint: Write(
+        "checkpoint", _HELD_AT, (_COUNTED, *_MOVED, _LOAD_IF_GIVEN, _OUTPUTS_IF_GIVEN)
+    ),
     writes.NameChildren: Write(
         "name children",
         _HELD,
         (_COUNTED, Set("children", _value(":children", "children"))),
         _mistake_of_names,
     ),
-    writes.End: Write("end", _HELD_AT, (_COUNTED, *_moved(_AT_SHARD_END), *_WITHOUT_HANDOFF)),
+    writes.End: Write(
+        "end",
+        _HELD_AT,
+        (_COUNTED, *_moved(_AT_SHARD_END), *_WITHOUT_HANDOFF, _OUTPUTS_IF_GIVEN),
+    ),
     writes.Release: Write(
         "release",
         _HELD_AT,
-        (_COUNTED, *_without("owner"), *_WITHOUT_HANDOFF, _MOVED_IF_IT_MOVES),
+        (
+            _COUNTED,
+            *_without("owner"),
+            *_WITHOUT_HANDOFF,
+            _MOVED_IF_IT_MOVES,
+            _OUTPUTS_IF_GIVEN,
+        ),
     ),
     writes.Offer: Write(
         "offer",
@@ -341,6 +366,7 @@ WRITES: Final[Mapping[type[Any], Write]] = {
             Set("offered_to", _value(":to", "offered_to", may_be_absent=True)),
             *_without("handoff"),
             _MOVED_IF_IT_MOVES,
+            _OUTPUTS_IF_GIVEN,
             When(
                 "after deaths",
                 lambda c: c.died_on is not None,
@@ -363,6 +389,7 @@ WRITES: Final[Mapping[type[Any], Write]] = {
             *_WITHOUT_HANDOFF,
             _MOVED_IF_IT_MOVES,
             When("the position stays", lambda c: not _moves(c), _SWITCHED),
+            _OUTPUTS_IF_GIVEN,
         ),
     ),
     writes.LateCheckpoint: Write(
@@ -373,7 +400,7 @@ WRITES: Final[Mapping[type[Any], Write]] = {
             AtLeast("checkpoint", _LAST),
             Below("checkpoint", _POSITION),
         ),
-        _MOVED,
+        (*_MOVED, _OUTPUTS_IF_GIVEN),
         _mistake_of_late,
     ),
     writes.Amend: Write(
@@ -391,7 +418,14 @@ WRITES: Final[Mapping[type[Any], Write]] = {
         _HELD,
         (_COUNTED, Set("halt", _value(":reason :haltedAt :waitingSince", _halt))),
     ),
-    writes.ResumeLease: Write("resume", (), _without("halt", "died_on")),
+    writes.ResumeLease: Write(
+        "resume",
+        (),
+        (
+            *_without("halt", "died_on"),
+            When("the outputs begin anew", lambda c: c.forgets_outputs, _without("outputs")),
+        ),
+    ),
     writes.DeleteEnded: Write("delete an ended lease", (_ENDED,)),
     writes.DeleteTrimmed: Write("delete a trimmed shard's lease", _AS_SEEN),
     writes.HeldParent: Write(

@@ -38,7 +38,9 @@ class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     to user code, or processed, that no checkpoint covers yet. `unprocessed_since` is the arrival
     time, by the service's clock, of the oldest record that was read and not processed; 0 for none
     known. `retries_total` counts calls that raised and were, or were to be, repeated; the other two
-    count records that were given up. The last send is not in here: `StatusSlot.last_send_instant`.
+    count records that were given up. `output_waiting_since_instant` is since when rows of processed
+    records wait for an output, 0 while none do. The last send is not in here:
+    `StatusSlot.last_send_instant`.
     """
 
     pid: int
@@ -66,3 +68,4 @@ class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     retries_total: int = 0
     dead_letters_total: int = 0
     skipped_total: int = 0
+    output_waiting_since_instant: Instant = _NEVER

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from kclrun.model.lease import DiedOn, Halt, Handoff, Lease, LeaseKey, Load, OwnerId
+from kclrun.model.output import Cursors
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
@@ -190,7 +191,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """All records up to `position` are processed. Also requires the row's position to be `last`.
 
     Sets owner switches to 0 and removes a pending checkpoint. `load`: as in a renewal, which a
-    checkpoint stands for.
+    checkpoint stands for. `cursors`: how far the outputs have the rows, as in every write of a
+    position; None leaves those of the row [K2].
     """
 
     key: LeaseKey
@@ -199,6 +201,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     position: ExtendedSequenceNumber
     last: ExtendedSequenceNumber
     load: Load | None = None
+    cursors: Cursors | None = None
 
 
 class NameChildren(msgspec.Struct, frozen=True):
@@ -217,6 +220,7 @@ class End(msgspec.Struct, frozen=True):
     owner: OwnerId
     seen_counter: int
     last: ExtendedSequenceNumber
+    cursors: Cursors | None = None
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -227,6 +231,7 @@ class Release(msgspec.Struct, frozen=True):
     seen_counter: int
     position: ExtendedSequenceNumber
     last: ExtendedSequenceNumber
+    cursors: Cursors | None = None
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -245,6 +250,7 @@ class Offer(msgspec.Struct, frozen=True):
     last: ExtendedSequenceNumber
     offered_to: OwnerId | None = None
     died_on: DiedOn | None = None
+    cursors: Cursors | None = None
 
 
 class HandOver(msgspec.Struct, frozen=True):
@@ -260,6 +266,7 @@ class HandOver(msgspec.Struct, frozen=True):
     seen_counter: int
     position: ExtendedSequenceNumber
     last: ExtendedSequenceNumber
+    cursors: Cursors | None = None
 
 
 class LateCheckpoint(msgspec.Struct, frozen=True):
@@ -275,6 +282,7 @@ class LateCheckpoint(msgspec.Struct, frozen=True):
     former: OwnerId
     last: ExtendedSequenceNumber
     position: ExtendedSequenceNumber
+    cursors: Cursors | None = None
 
 
 class Amend(msgspec.Struct, frozen=True):
@@ -299,9 +307,14 @@ class HaltLease(msgspec.Struct, frozen=True):
 
 
 class ResumeLease(msgspec.Struct, frozen=True):
-    """An operator removes the halt: not an owner's write, so the counter is untouched."""
+    """An operator removes the halt: not an owner's write, so the counter is untouched.
+
+    `forgets_outputs`: the lease halted because its checkpoint was moved by another program; its
+    outputs begin at that checkpoint [K2].
+    """
 
     key: LeaseKey
+    forgets_outputs: bool = False
 
 
 class DeleteEnded(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from kclrun.aws.http import CONNECTIONS_MAX
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.wire import WireClient
+from kclrun.codec.values import Decode
 from kclrun.errors import (
     AccessDenied,
     ExpiredIterator,
@@ -132,6 +133,7 @@ class Connected:
         settings = EndpointSettings(region=_region(reached), endpoint_url=_endpoint_url(reached))
         session = open_session(settings)
         self._session = session
+        self._registry: Decode | None = None
         self.endpoint: WireEndpoint = resolve_endpoint(session, "kinesis", settings)
         self._credentials = CredentialSource(
             session,
@@ -199,6 +201,16 @@ class Connected:
                 place, s3_url=place.s3_url or url, sqs_url=place.sqs_url or url
             )
         return open_letters(place, self.endpoint, self._credentials.current)
+
+    def registry(self, url: str | None) -> Decode:
+        """The schema registry of the stream's region; made once, with what it has looked up."""
+        from kclrun.aws.glue.decoder import open_registry
+
+        if self._registry is None:
+            if url is None and is_loopback(self.endpoint.url):
+                url = self.endpoint.url
+            self._registry = open_registry(self.endpoint.region, url, self._credentials.current)
+        return self._registry
 
     def __repr__(self) -> str:
         return f"Connected({self.endpoint.url})"

@@ -9,21 +9,31 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import msgspec
 
+from kclrun.codec.values import Decode
 from kclrun.errors import KclrunError
-from kclrun.loading import load_processor
+from kclrun.loading import load_decoder, load_processor
 from kclrun.model.letter import Letter
 from kclrun.model.text import harmless
+from kclrun.model.wire import WireCredentials
 from kclrun.observe.failures import describe
 from kclrun.processor import RecordProcessor
 from kclrun.testing.runs import run_processor
 
 _ERROR_CHARACTERS_MAX: Final = 500
+
+
+class RegistryAccess(msgspec.Struct, frozen=True):
+    """For `decode: glue`: where the registry is, if not at AWS's own URL, and credentials."""
+
+    region: str
+    url: str | None
+    credentials: WireCredentials
 
 
 class RedriveJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +47,9 @@ class RedriveJob(msgspec.Struct, frozen=True, kw_only=True):
     retries: int
     batch_max: int
     uncheckpointed_max: int
+    decode: str | None = None
+    schema: str | None = None
+    registry: RegistryAccess | None = None
 
 
 class Redriven(msgspec.Struct, frozen=True):
@@ -54,6 +67,7 @@ def serve(job_line: bytes, shards: BinaryIO, answers: BinaryIO) -> None:
     try:
         paths = [Path(path) for path in job.import_paths]
         loaded: type[RecordProcessor] | str = load_processor(job.processor, paths)
+        decode = None if job.decode is None else load_decoder(job.decode, paths, _registry(job))
     except KclrunError as error:
         loaded = str(error)
     decoder = msgspec.json.Decoder(list[Letter])
@@ -61,14 +75,17 @@ def serve(job_line: bytes, shards: BinaryIO, answers: BinaryIO) -> None:
         answer = (
             Redriven(error=loaded)
             if isinstance(loaded, str)
-            else redriven(job, loaded, decoder.decode(line))
+            else redriven(job, loaded, decoder.decode(line), decode)
         )
         answers.write(msgspec.json.encode(answer) + b"\n")
         answers.flush()
 
 
 def redriven(
-    job: RedriveJob, processor: type[RecordProcessor], letters: Sequence[Letter]
+    job: RedriveJob,
+    processor: type[RecordProcessor],
+    letters: Sequence[Letter],
+    decode: Decode | None = None,
 ) -> Redriven:
     """Process the letters of one shard, in their order. A record that fails again stays a letter;
     if `initialize` raises, or it looks like an outage, all of them do."""
@@ -87,6 +104,8 @@ def redriven(
             retries=job.retries,
             then="skip",
             end_of_shard=False,
+            decode=decode,
+            schema=job.schema,
         )
     except Exception as error:  # noqa: BLE001 - user code
         return Redriven(error=_short(describe(error).error))
@@ -98,6 +117,17 @@ def redriven(
         if record.position <= run.position and record.position not in failed
     ]
     return Redriven(done, run.rows, _short(run.last_error) if failed else "")
+
+
+def _registry(job: RedriveJob) -> Callable[[], Decode]:
+    def opened() -> Decode:
+        from kclrun.aws.glue.decoder import open_registry
+
+        access = job.registry
+        assert access is not None, "the verb gives it with `decode: glue`"
+        return open_registry(access.region, access.url, lambda: access.credentials)
+
+    return opened
 
 
 def _short(error: str) -> str:

@@ -15,10 +15,19 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 from kclrun.codec.kpl import drop_until
+from kclrun.codec.values import Decode, decoder_of_type, decoding, is_value_type
 from kclrun.consuming.delivery import Attempts, ErrorPolicy, RetryAfter, Then, attempt
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
-from kclrun.errors import ProcessorError, RetryLater, SinkError, StaleCheckpoint
-from kclrun.model.record import Record, RecordBatch
+from kclrun.errors import (
+    ProcessorError,
+    ProcessorLoadError,
+    RetryLater,
+    SinkError,
+    StaleCheckpoint,
+)
+from kclrun.loading import load_decoding
+from kclrun.model.record import Decoding, Record, RecordBatch
+from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import describe
@@ -159,6 +168,8 @@ def run_processor(
     fencing_token: int = 1,
     crash_after: int | None = None,
     crash_at_checkpoint: int | None = None,
+    decode: str | type | Decode | None = None,
+    schema: str | None = None,
 ) -> Run:
     """Run a processor over the records of one shard, as the runtime would.
 
@@ -168,8 +179,9 @@ def run_processor(
     the shard ends, or, with `end_of_shard=False`, the lease is given away. A call that raises is
     repeated `retries` times, with its rows taken back and without the records it checkpointed;
     then the error is raised to you, or with `then` as in `on_error.then` the records at fault are
-    given up. As in production `shutdown_requested` is called once,
-    `initialize` again with a new instance, and an error of the settings is not repeated.
+    given up. As in production `shutdown_requested` is called once, `initialize` again with a new
+    instance, and an error of the settings is not repeated. `schema` is `output.schema`; `decode` is
+    the setting, or a type or a function itself (for `glue` a function); without it `decode_as`.
 
     `crash_after` ends the process after so many records, when the call with the last of them has
     returned and before anything is checkpointed for it. `crash_at_checkpoint=n` ends it in the
@@ -198,8 +210,7 @@ def run_processor(
     ledger = Ledger(position)
     run = Run(ledger.rows, ledger.checkpoints, position, outputs=ledger.outputs)
     life = _Life(
-        run,
-        ledger,
+        *(run, ledger, _decoding(processor, decode)),
         mode=checkpoint,
         batch_max=batch_max,
         uncheckpointed_max=uncheckpointed_max,
@@ -223,6 +234,7 @@ def run_processor(
                 checkpoint_mode=checkpoint,
                 emit=ledger.emit,
                 release=life.release,
+                schemas=None if schema is None else {MAIN_OUTPUT: RowSchema.parse(schema)},
             ),
         )
         life.deliver([record for record in make_records(records) if record.position > position])
@@ -293,6 +305,22 @@ def replay(
     )
 
 
+def _decoding(
+    processor: type[RecordProcessor] | RecordProcessor, decode: str | type | Decode | None
+) -> Decoding | None:
+    """Modules are looked for where the test itself finds them."""
+    user_code = processor if isinstance(processor, type) else type(processor)
+    if decode is not None and not isinstance(decode, str):
+        return decoding(decoder_of_type(decode) if is_value_type(decode) else decode)
+    return load_decoding(decode, user_code, [], _no_registry)
+
+
+def _no_registry() -> Decode:
+    raise ProcessorLoadError(
+        "decode: glue asks AWS, which a test of a processor does not: give `decode` a function"
+    )
+
+
 class _Life:
     """One processor instance from `initialize` to its end."""
 
@@ -300,6 +328,7 @@ class _Life:
         self,
         run: Run,
         ledger: Ledger,
+        decoding: Decoding | None,
         *,
         mode: Mode,
         batch_max: int,
@@ -319,6 +348,7 @@ class _Life:
         self._policy = ErrorPolicy(retries, 0.0, then)
         self._breaker = Breaker(self._policy.limit)
         self._rests = 0
+        self._decoding = decoding
         self._crash_after = crash_after
         self._crash_at_checkpoint = crash_at_checkpoint
         self._checkpoint_calls = itertools.count(1)
@@ -447,7 +477,7 @@ class _Life:
         writes = _Writes(self)
         arguments: list[object] = [Checkpointer(writes)]
         if records is not None:
-            arguments.insert(0, RecordBatch(records, 0, self._fencing_token))
+            arguments.insert(0, RecordBatch(records, 0, self._fencing_token, self._decoding))
         self._run.calls.append(Call(name, len(records or ())))
         self._run.delivered += len(records or ())
         try:

@@ -33,7 +33,7 @@ from kclrun.consuming.delivery import (
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
 from kclrun.errors import FailedRecords, HostFailed, LetterTooLarge, SinkError
 from kclrun.model.lease import Lease
-from kclrun.model.record import Record, RecordBatch
+from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import WallTime, backoff_s
 from kclrun.observe.failures import Failure, describe
@@ -79,7 +79,7 @@ class Deliverer:
         post: Callable[[events.Event], None],
         policy: ErrorPolicy,
         *,
-        prepare: Callable[[Lease], tuple[RecordProcessor, RowScope | None]],
+        prepare: Callable[[Lease], tuple[RecordProcessor, RowScope | None, Decoding | None]],
         checkpoints: CheckpointCalls,
         report: Callable[[Report], None],
         broke: Callable[[BaseException], None],
@@ -101,6 +101,7 @@ class Deliverer:
         self._settling = threading.Lock()
         self._processor: RecordProcessor | None = None
         self._rows: RowScope | None = None
+        self._decoding: Decoding | None = None
         self._token = 0
         self.delivered: ExtendedSequenceNumber | None = None
         self._done: ExtendedSequenceNumber | None = None  # the last position processed
@@ -151,7 +152,7 @@ class Deliverer:
 
     def _begin(self, row: Lease) -> None:
         self._token, self._done = row.counter, row.checkpoint
-        self._processor, self._rows = self._prepare(row)
+        self._processor, self._rows, self._decoding = self._prepare(row)
 
     def _end_shard(self) -> None:
         call_method(self._user_code, "shard_ended", self._checkpoints.checkpointer)
@@ -217,7 +218,9 @@ class Deliverer:
 
         def call() -> None:
             if records:
-                handed = RecordBatch(records, batch.millis_behind_latest, self._token)
+                handed = RecordBatch(
+                    records, batch.millis_behind_latest, self._token, self._decoding
+                )
                 checkpointer = self._checkpoints.checkpointer
                 call_method(self._user_code, "process_records", handed, checkpointer)
 
@@ -254,8 +257,7 @@ class Deliverer:
     ) -> None:
         error = run.checked(error)
         failure = describe(error, [batch.records[index] for index in indexes])
-        for index in indexes if len(indexes) == 1 or isinstance(error, FailedRecords) else ():
-            trouble.of[index] = failure
+        trouble.of.update(dict.fromkeys(run.accused(error), failure))
         was_isolating = run.is_isolating
         is_host_fault = host_fault(error) is not None
         trouble.note(failure, is_host_fault=is_host_fault)

@@ -62,7 +62,6 @@ from kclrun.protocol.writes import (
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueView
 from kclrun.worker.fetching import FetchView, FetchWatch
-from kclrun.worker.outputs import Asked
 from kclrun.worker.sharing import LEASE_THREAD, MakeThread, RestS, daemon_thread, unchanged
 
 STDERR_FD: Final = 2
@@ -161,7 +160,9 @@ class Reporter:
         """A write of the row is about to be sent [P5]."""
         self._slot.note_send(instant)
 
-    def publish(self, life: LeaseStateMachine, queue: QueueView) -> None:
+    def publish(
+        self, life: LeaseStateMachine, queue: QueueView, output_waiting_since: Instant
+    ) -> None:
         """Refresh the status slot."""
         fetch = self._fetch_view()
         ledger = life.ledger
@@ -194,6 +195,7 @@ class Reporter:
                 retries_total=self._retries,
                 dead_letters_total=self._dead_letters,
                 skipped_total=self._skipped,
+                output_waiting_since_instant=output_waiting_since,
             )
         )
 
@@ -222,8 +224,12 @@ Later = tuple[Instant, int, Timed]
 class Rows(Protocol):
     """The durability of the emitted rows, as far as the lease thread needs it."""
 
-    def commit(self, asked: Asked) -> None:
+    def commit(self, asked: commands.CommitOutputs) -> None:
         """Called when the core asks for a commit of the outputs; returns at once."""
+        ...
+
+    def waiting_since(self) -> Instant:
+        """Since when rows of processed records wait for an output; 0 if none do."""
         ...
 
     def make_durable(self, position: ExtendedSequenceNumber) -> None:
@@ -318,11 +324,14 @@ class LeaseThread:
         self._pump.run()
         if self.cause is not None:
             return
-        self._reporter.publish(self._life, self._queue.view())
+        self._publish()
         self._watch_fetching()
         self._wait()
         self._do_what_waited()
         self._pump.post(events.Ticked())
+
+    def _publish(self) -> None:
+        self._reporter.publish(self._life, self._queue.view(), self._rows.waiting_since())
 
     def _watch_fetching(self) -> None:
         """A lease that is renewed and not read stalls in silence: end the process instead."""
@@ -379,14 +388,14 @@ class LeaseThread:
                 self._queue.allow_delivery(command)
             case commands.StopDelivery():
                 self._queue.stop_delivery()
-            case commands.CommitOutputs(upto, must):
-                self._rows.commit(Asked(upto, must))
+            case commands.CommitOutputs() as asked:
+                self._rows.commit(asked)
             case commands.AnswerCheckpoint():
                 self._checkpoints.answer(command)
             case Report():
                 self._report(command)
             case commands.Exit(cause):
-                self._reporter.publish(self._life, self._queue.view())
+                self._publish()
                 self.cause = cause
                 self._pump.is_held = True
             case call:

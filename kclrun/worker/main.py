@@ -26,6 +26,7 @@ from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.wire import WireClient
+from kclrun.codec.values import Decode
 from kclrun.consuming.commands import ExitCause
 from kclrun.consuming.delivery import ErrorPolicy, RowScope, host_fault
 from kclrun.consuming.events import ReleaseRequested
@@ -46,10 +47,11 @@ from kclrun.ipc.messages import (
     encode_report,
 )
 from kclrun.ipc.ring import EventRing
-from kclrun.loading import load_processor
+from kclrun.loading import load_decoding, load_processor
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.letter import Letter
-from kclrun.model.record import Record
+from kclrun.model.record import Decoding, Record
+from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.stream import shard_id_of, stream_of
@@ -66,7 +68,7 @@ from kclrun.worker.clock import boottime
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
-from kclrun.worker.lease_rows import LeaseRows
+from kclrun.worker.lease_outputs import LeaseOutputs
 from kclrun.worker.lease_thread import LOOK_S, LeaseThread, ManagerLine, Reporter
 from kclrun.worker.sharing import (
     SHARED_LOOK_S,
@@ -137,6 +139,8 @@ def life_policy(spec: StartSpec) -> LifePolicy:
         uncheckpointed_max=spec.checkpoint.uncheckpointed_max,
         has_waited=spec.has_waited,
         others_in_sight=spec.others_in_sight,
+        has_outputs=any(not place.grows for place in spec.outputs),
+        has_storing_outputs=any(place.stores_cursor for place in spec.outputs),
     )
 
 
@@ -310,7 +314,7 @@ class LeaseProcess:
         self._fetching: FetchThread | None = None
         slot = segment.slot(spec.place)
         self._reporter = Reporter(slot, ring, doorbell, spec.incarnation, self._fetch_view)
-        self._rows = LeaseRows(
+        self._rows = LeaseOutputs(
             spec,
             self._queue,
             post=self._inbox.post,
@@ -389,17 +393,24 @@ class LeaseProcess:
             finally:  # also if closing the output fails: the lease is not renewed any more
                 os._exit(code)
 
-    def _prepare(self, row: Lease) -> tuple[RecordProcessor, RowScope | None]:
+    def _prepare(self, row: Lease) -> tuple[RecordProcessor, RowScope | None, Decoding | None]:
         """Make and initialise a new processor; then reading begins. On the main thread."""
         paths = [Path(path) for path in self._spec.import_paths]
         kind = load_processor(self._spec.processor, paths)
         if self._shared is not None:
             self._shared.process.modules_loaded()
+        decoding = load_decoding(self._spec.decode, kind, paths, self._registry)
         processor = kind()
         row = self._rows.open(row)
         call_method(processor, "initialize", self._context(row))
         self._begin_fetching(row)
-        return processor, self._rows
+        return processor, self._rows, decoding
+
+    def _registry(self) -> Decode:
+        from kclrun.aws.glue.decoder import open_registry
+
+        spec = self._spec
+        return open_registry(spec.kinesis.region, spec.glue_url, self._services.credentials)
 
     def _context(self, row: Lease) -> Context:
         spec = self._spec
@@ -416,6 +427,11 @@ class LeaseProcess:
             emit=self._rows.emit,
             release=self._release,
             pending_checkpoint=row.pending,
+            schemas={
+                place.name: RowSchema.parse(place.schema)
+                for place in spec.outputs
+                if place.schema is not None
+            },
         )
 
     def _release(self) -> None:

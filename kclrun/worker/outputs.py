@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.consuming import events
+from kclrun.consuming.commands import CommitOutputs
 from kclrun.errors import LimitExceeded, SettingsError, SinkError, Superseded
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -101,15 +102,6 @@ class _Lane:
         return unsent >= pace.roll_bytes or now >= self.dirty_since + pace.roll_s
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """A commit that the core waits for. `must`: every output commits, whatever its pace;
-    `is_offer`: but not one with more than OFFER_BYTES_MAX to send."""
-
-    upto: ExtendedSequenceNumber
-    must: bool
-    is_offer: bool = False
-
-
 class Outputs:
     """The rows of a lease on their way to its outputs. Implements `RowScope`.
 
@@ -138,7 +130,7 @@ class Outputs:
         # The furthest position that may be sent, and the furthest whose rows were added.
         self._settled: ExtendedSequenceNumber | None = None
         self._handed: ExtendedSequenceNumber | None = None
-        self._asked: Asked | None = None
+        self._asked: CommitOutputs | None = None
         self._told: ExtendedSequenceNumber | None = None
         self._held = False
         self._failed = 0
@@ -244,6 +236,8 @@ class Outputs:
         """Every record up to `position` is processed or given up: its rows may leave."""
         with self._changed:
             self._settled = position if self._settled is None else max(self._settled, position)
+            if self._notes and self._notes[0].position <= position:
+                self._waiting_since = self._waiting_since or self._now()
             self._look_at_room()
             self._changed.notify_all()
 
@@ -272,16 +266,15 @@ class Outputs:
 
     # The core's side: the lease thread.
 
-    def commit(self, asked: Asked) -> None:
+    def commit(self, asked: CommitOutputs) -> None:
         """The core asks for a commit; a later request replaces this one."""
         with self._changed:
             self._asked = asked
-            self._waiting_since = self._waiting_since or self._now()
             self._changed.notify_all()
 
     @property
     def waiting_since(self) -> Instant:
-        """Since when a commit is asked for and not confirmed; 0 if none is."""
+        """Since when rows of settled records wait for an output; 0 if none do."""
         return self._waiting_since
 
     def close(self) -> None:
@@ -378,11 +371,13 @@ class Outputs:
             self._look_at_room()
         if is_answered or covered != self._told:
             self._told = covered
-            self._post(events.OutputsCommitted(covered, self.cursors()))
+            self._post(
+                events.OutputsCommitted(covered, self.cursors(), asked if is_answered else None)
+            )
 
-    def _commits(self, lane: _Lane, asked: Asked | None) -> bool:
+    def _commits(self, lane: _Lane, asked: CommitOutputs | None) -> bool:
         if asked is not None and asked.must and lane.is_dirty:
-            return not (asked.is_offer and lane.output.unsent_bytes > OFFER_BYTES_MAX)
+            return not (asked.is_leaving and lane.output.unsent_bytes > OFFER_BYTES_MAX)
         return lane.is_due(self._now(), is_asked=asked is not None, is_held=self._held)
 
     def _add(self, limit: ExtendedSequenceNumber) -> None:

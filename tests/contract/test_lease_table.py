@@ -15,6 +15,7 @@ import pytest
 from kclrun.aws.rows import encode_row
 from kclrun.errors import InvalidRequest
 from kclrun.model.lease import Halt, Lease, LeaseKey, Load, OwnerId
+from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
@@ -71,6 +72,7 @@ def checkpoint(last: ExtendedSequenceNumber = AT_5, counter: int = 4) -> Checkpo
     return Checkpoint(KEY, ME, counter, AT_7_2, last)
 
 
+CURSORS = (("rows", Cursor(AT_7_2)), ("sql", Cursor(AT_9, 2)))
 # Every change of an owner, as it would be written on HELD.
 OWNERS_CHANGES: dict[str, LeaseChange] = {
     "claim": Claim(KEY, ME, 4),
@@ -79,6 +81,10 @@ OWNERS_CHANGES: dict[str, LeaseChange] = {
     "renew with a load": Renew(KEY, ME, 4, 12.5, load=Load(120.5, 0.0125)),
     "checkpoint": checkpoint(),
     "checkpoint with a load": Checkpoint(KEY, ME, 4, AT_7_2, AT_5, Load(120.5, 0.0125)),
+    "checkpoint with outputs": Checkpoint(KEY, ME, 4, AT_7_2, AT_5, cursors=CURSORS),
+    "end with outputs": End(KEY, ME, 4, AT_5, CURSORS),
+    "release with outputs": Release(KEY, ME, 4, AT_9, AT_5, CURSORS),
+    "offer with outputs": Offer(KEY, ME, 4, AT_5, AT_5, cursors=CURSORS),
     "name children": NameChildren(KEY, ME, 4, frozenset({CHILD_1, CHILD_2})),
     "end": End(KEY, ME, 4, AT_5),
     "release": Release(KEY, ME, 4, AT_5, AT_5),
@@ -102,6 +108,10 @@ OWNERS_CHANGES: dict[str, LeaseChange] = {
 }
 TAKES: dict[str, LeaseChange] = {"take": take(ME)}
 POSITION_CHANGES = (
+    "checkpoint with outputs",
+    "end with outputs",
+    "release with outputs",
+    "offer with outputs",
     "checkpoint",
     "checkpoint with a load",
     "end",
@@ -152,6 +162,28 @@ def test_a_renewal_and_a_checkpoint_write_the_load_or_leave_it(subject: Subject)
     saved = table.write(Checkpoint(KEY, ME, 6, AT_7_2, AT_5, Load(0.0, 0.0)))
     assert saved.row.load == Load(0.0, 0.0)
     assert table.write(take(ME, 7, OTHER)).row.load == Load(0.0, 0.0), "it outlives the owner"
+
+
+@pytest.mark.parametrize(
+    ("name", "at"), [("checkpoint", AT_7_2), ("end", SHARD_END), ("release", AT_9), ("offer", AT_5)]
+)
+def test_a_position_and_the_cursors_of_the_outputs_are_written_at_once(
+    subject: Subject, name: str, at: ExtendedSequenceNumber
+) -> None:
+    held = changed(HELD, generation=3)
+    before = subject.with_rows(held).write(OWNERS_CHANGES[name])
+    assert before.row.outputs is None
+    table = subject.with_rows(held)
+
+    outcome = table.write(OWNERS_CHANGES[f"{name} with outputs"])
+
+    assert outcome.row.outputs == StoredCursors(at, CURSORS)
+    assert (outcome.row.checkpoint, outcome.row.generation) == (at, 3)
+    assert table.read(KEY) == outcome.row
+    table.write(ResumeLease(KEY))
+    assert table.read(KEY).outputs == outcome.row.outputs
+    table.write(ResumeLease(KEY, forgets_outputs=True))
+    assert table.read(KEY).outputs is None
 
 
 def test_a_checkpoint_moves_the_position_and_clears_switches_and_pending(subject: Subject) -> None:

@@ -5,6 +5,10 @@ Real processes under a real manager; a line is met on whichever thread runs it f
 of the lines, the same one each time; all of them with KCLRUN_SWEEP_SHARE=1/1.
 """
 
+import contextlib
+import json
+import sqlite3
+
 import pytest
 
 from tests.processes.ledger_rig.deliveries import judge
@@ -39,7 +43,7 @@ class Gathered:
 def swept(tmp_path, embedded_aws):
     made = []
 
-    def make(stream, window):
+    def make(stream, window, *, options=None, **settings):
         app = SweptApplication(
             tmp_path,
             embedded_aws,
@@ -47,7 +51,8 @@ def swept(tmp_path, embedded_aws):
             window=window,
             checkpoint={"every": "200ms", "uncheckpointed_max": CAP},
             output={"path": "rows"},
-            options={"emits": True},
+            options={"emits": True} | (options or {}),
+            **settings,
         )
         made.append(app)
         return app
@@ -79,6 +84,16 @@ def killed_at_each_line(app, source):
     rows = sum(len(path.read_text().splitlines()) for path in app.folder.glob("rows/*.jsonl"))
     assert rows == source.total_put
     return len(killed) / len(chosen)
+
+
+def rows_in_database(path):
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        return [tuple(row) for row in database.execute("SELECT key, n FROM rows")]
+
+
+def rows_in_rolls(folder):
+    lines = [line for path in folder.rglob("*.jsonl") for line in path.read_text().splitlines()]
+    return [(row["key"], row["n"]) for row in map(json.loads, lines)]
 
 
 @pytest.mark.slow
@@ -113,3 +128,28 @@ def test_a_lease_process_killed_at_any_line_of_its_shards_end_loses_nothing(
         )
         > 0.9
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(720)
+def test_a_lease_process_killed_at_any_line_leaves_each_row_once_in_a_table_and_in_rolls(
+    embedded_aws, swept, producer, tmp_path
+):
+    stream = embedded_aws.stream(shards=8)
+    source = producer(stream, 10**6, seed=1, rate=400)
+    table, rolls = tmp_path / "rows.db", tmp_path / "rolls"
+    outputs = {
+        "table": {
+            "sql": f"sqlite:///{table}",
+            "table": "rows",
+            "create": True,
+            "schema": "sequence_number string, key string, n bigint",
+        },
+        "rolls": {"path": str(rolls), "roll": {"every": "300ms"}},
+    }
+
+    app = swept(stream, "checkpoint", options={"emits_to": [*outputs]}, outputs=outputs)
+
+    assert killed_at_each_line(app, source) > 0.9
+    for rows in (rows_in_database(table), rows_in_rolls(rolls)):
+        assert len(rows) == len(set(rows)) == source.total_put

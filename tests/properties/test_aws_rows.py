@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from kclrun.aws.rows import decode_page, decode_row, encode_row
 from kclrun.model.lease import Halt, Handoff, Lease, LeaseKey, Load, OwnerId, PendingCheckpoint
+from kclrun.model.output import Cursor, StoredCursors, sorted_cursors
 from kclrun.model.sequence import SENTINELS, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
-from tests.unit.aws.test_aws_rows import JAVA_ROW
+from tests.unit.aws.test_aws_rows import JAVA_ROW, OWN_ROW
 
 shard_ids = st.frozensets(st.text("abc-0123", min_size=1, max_size=20), max_size=3)
 
@@ -51,6 +52,13 @@ leases = st.builds(
     offered_to=st.none() | texts.map(OwnerId),
     offered_by=st.none() | texts.map(OwnerId),
     taken_from=st.none() | texts.map(OwnerId),
+    outputs=st.none()
+    | st.builds(
+        StoredCursors,
+        positions,
+        st.dictionaries(texts, st.builds(Cursor, positions, st.integers(0, 9))).map(sorted_cursors),
+    ),
+    generation=st.integers(0, 9),
     load=st.none() | st.builds(Load, st.floats(0, 1e9), st.floats(0, 64)),
 )
 
@@ -79,7 +87,7 @@ attributes = st.dictionaries(
 )
 
 
-@given(st.dictionaries(st.sampled_from(list(JAVA_ROW)), attributes, max_size=6))
+@given(st.dictionaries(st.sampled_from(list(JAVA_ROW | OWN_ROW)), attributes, max_size=6))
 def test_any_item_is_a_lease_foreign_or_broken_and_never_an_error(item: dict[str, Any]) -> None:
     page = decode_page([JAVA_ROW | item])
 

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.consuming import events
+from kclrun.consuming.commands import CommitOutputs
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.worker.outputs import Asked, Outputs, Pace
+from kclrun.worker.outputs import Outputs, Pace
 from tests.examples import examples
 from tests.support.memory_output import Crash, Destination, MemoryOutput
 
@@ -112,7 +113,7 @@ class Life:
                         self.outputs.emit({"n": row}, name)
                 if asks_at is not None and record == self.done + asks_at and record < end:
                     self.outputs.cover(at(record))
-                    self.outputs.commit(Asked(at(record), must=True))
+                    self.outputs.commit(CommitOutputs(at(record), must=True))
                     self.turn()
             if not raises:
                 break
@@ -131,7 +132,7 @@ class Life:
         self.committed.clear()
 
     def commit(self, *, must: bool) -> None:
-        self.outputs.commit(Asked(at(self.done), must))
+        self.outputs.commit(CommitOutputs(at(self.done), must))
         self.turn()
 
 

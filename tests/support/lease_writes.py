@@ -6,6 +6,7 @@ The first of each kind has a value for all that it expects, and a position insid
 from __future__ import annotations
 
 from kclrun.model.lease import DiedOn, Halt, Handoff, LeaseKey, Load, OwnerId
+from kclrun.model.output import Cursor
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
@@ -40,6 +41,7 @@ WHOLE, INSIDE, NEXT, NEXT_INSIDE = (
     ExtendedSequenceNumber("9"),
     ExtendedSequenceNumber("9", 3),
 )
+CURSORS = (("rows", Cursor(NEXT)), ("sql", Cursor(ExtendedSequenceNumber("12", 1), 2)))
 CHANGES = (
     *(Take(KEY, ME, seen, 4, 10.0, "LATEST") for seen in (OTHER, None, ME)),
     Take(KEY, ME, OTHER, 4, 10.0, "LATEST", forced=True),
@@ -70,24 +72,42 @@ CHANGES = (
     ),
     HaltLease(KEY, ME, 4, Halt("why", WallTime(1.0))),
     ResumeLease(KEY),
+    ResumeLease(KEY, forgets_outputs=True),
     DeleteEnded(KEY),
     *(DeleteTrimmed(KEY, seen, 4) for seen in (OTHER, None)),
     *(
-        Checkpoint(KEY, ME, 4, NEXT, last, load)
+        Checkpoint(KEY, ME, 4, NEXT, last, load, cursors)
         for last in (INSIDE, WHOLE)
         for load in (None, Load(1.5, 0.25))
+        for cursors in (None, CURSORS)
     ),
-    *(End(KEY, ME, 4, last) for last in (INSIDE, WHOLE)),
-    *(Release(KEY, ME, 4, to, last) for last in (INSIDE, WHOLE) for to in (last, NEXT)),
+    *(End(KEY, ME, 4, last, cursors) for last in (INSIDE, WHOLE) for cursors in (None, CURSORS)),
     *(
-        Offer(KEY, ME, 4, to, last, asker)
+        Release(KEY, ME, 4, to, last, cursors)
+        for last in (INSIDE, WHOLE)
+        for to in (last, NEXT)
+        for cursors in (None, CURSORS)
+    ),
+    *(
+        Offer(KEY, ME, 4, to, last, asker, cursors=cursors)
         for last in (INSIDE, WHOLE)
         for to in (last, NEXT)
         for asker in (OTHER, None)
+        for cursors in (None, CURSORS)
     ),
     *(Offer(KEY, ME, 4, last, last, None, DiedOn("h", last)) for last in (INSIDE, WHOLE)),
-    *(HandOver(KEY, ME, OTHER, 4, to, last) for last in (INSIDE, WHOLE) for to in (last, NEXT)),
-    *(LateCheckpoint(KEY, ME, last, to) for last in (INSIDE, WHOLE) for to in (NEXT_INSIDE, NEXT)),
+    *(
+        HandOver(KEY, ME, OTHER, 4, to, last, cursors)
+        for last in (INSIDE, WHOLE)
+        for to in (last, NEXT)
+        for cursors in (None, CURSORS)
+    ),
+    *(
+        LateCheckpoint(KEY, ME, last, to, cursors)
+        for last in (INSIDE, WHOLE)
+        for to in (NEXT_INSIDE, NEXT)
+        for cursors in (None, CURSORS)
+    ),
 )
 PARENTS = (HeldParent(KEY, ME, 4), EndedParent(KEY), ExistingParent(KEY))
 ALL = (*CHANGES, *PARENTS)

@@ -42,7 +42,7 @@ class Postgres:
         return f"postgresql+psycopg://kclrun@/postgres?host={self._folder}"
 
     def start(self):
-        options = f"-c listen_addresses= -c unix_socket_directories={self._folder}"
+        options = f"-c fsync=off -c listen_addresses= -c unix_socket_directories={self._folder}"
         log = self._folder / "log"
         self._run("pg_ctl", "-D", self._folder / "data", "-l", log, "-o", options, "-w", "start")
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from kclrun.codec.kpl import drop_until
 from kclrun.codec.row_lines import ROW_BYTES_MAX, encode_row
+from kclrun.codec.values import Decode
 from kclrun.consuming.delivery import (
     Attempts,
     ErrorPolicy,
@@ -38,9 +39,10 @@ from kclrun.errors import (
     SinkError,
     StaleCheckpoint,
 )
-from kclrun.loading import load_processor
+from kclrun.loading import load_decoding, load_processor
 from kclrun.model.letter import Letter, LetterPlace
-from kclrun.model.record import Record, RecordBatch
+from kclrun.model.record import Decoding, Record, RecordBatch
+from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import FRAMES_MAX, describe, is_ours
@@ -228,11 +230,19 @@ class ProcessorJob(msgspec.Struct, frozen=True, kw_only=True):
     uncheckpointed_max: int
     on_error: ErrorPolicy
     letters: LetterPlace = LetterPlace()
+    decode: str | None = None
+    glue_url: str | None = None
+    schema: str | None = None
     run: str
 
     def user_code(self) -> type[RecordProcessor]:
         """Imported once in a process. Raises: ProcessorLoadError."""
         return _load(self.processor, self.paths)
+
+    def decoding(self, registry: Callable[[], Decode]) -> Decoding | None:
+        """How `record.value` is made. Raises: as `load_decoding`."""
+        paths = [Path(path) for path in self.paths]
+        return load_decoding(self.decode, self.user_code(), paths, registry)
 
 
 @functools.lru_cache(maxsize=16)  # one entry an application; a session has few applications
@@ -266,11 +276,13 @@ class ProcessorHost:
         token: int,
         *,
         bury: Callable[[Letter], None],
+        decoding: Decoding | None = None,
         wait: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_released = False
         self._bury = bury
+        self._decoding = decoding
         self._breaker = Breaker(job.on_error.limit)
         self._job = job
         # With several streams, the shard id also contains the stream (`stream_set.py`).
@@ -374,6 +386,9 @@ class ProcessorHost:
             checkpoint_mode="batch",
             emit=self._rows.emit,
             release=self._release,
+            schemas=None
+            if self._job.schema is None
+            else {MAIN_OUTPUT: RowSchema.parse(self._job.schema)},
         )
         call_method(self._processor, "initialize", self._context)
 
@@ -397,8 +412,7 @@ class ProcessorHost:
             error = run.checked(caught)
             if isinstance(error, FailedRecords):
                 self._kept_until = self._covers
-            if len(indexes) == 1 or isinstance(error, FailedRecords):
-                raised.update(dict.fromkeys(indexes, error))
+            raised.update(dict.fromkeys(run.accused(error), error))
             failure = describe(error, given)
             now, wall = Instant(self._clock()), WallTime(time.time())
             is_host_fault = host_fault(error) is not None
@@ -444,7 +458,7 @@ class ProcessorHost:
         # Records that a former attempt checkpointed before it raised are not delivered again.
         left = drop_until(records, self._progress.checkpointed)
         if left:
-            batch = RecordBatch(left, None, self._token)
+            batch = RecordBatch(left, None, self._token, self._decoding)
             call_method(self._processor, "process_records", batch, self._checkpointer)
 
     def _checkpoint(self, at: ExtendedSequenceNumber | None) -> None:
@@ -521,7 +535,7 @@ KEPT: Final[Instances] = ProcessorCache()
 class ProcessorTask:
     """Runs once. `token` is greater than that of every attempt started before.
 
-    `letters` opens the place of dead letters, at the first one.
+    `letters` opens the place of dead letters, at the first one; `registry` that of schemas.
     An instance is kept only when the whole task succeeded. If the task fails, its instances are
     dropped without a call, as after a crash.
     """
@@ -533,9 +547,11 @@ class ProcessorTask:
         *,
         kept: Instances = KEPT,
         letters: Callable[[], LetterStore],
+        registry: Callable[[], Decode],
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self._job = job
+        self._decoding = job.decoding(registry)
         self._open_letters = letters
         self._letters: LetterStore | None = None
         self._token = token
@@ -615,7 +631,10 @@ class ProcessorTask:
 
     def _host(self, shard_id: str, begin: ExtendedSequenceNumber) -> ProcessorHost:
         return ProcessorHost(
-            self._job, shard_id, begin, self._token, bury=self._bury, wait=self._wait
+            *(self._job, shard_id, begin, self._token),
+            bury=self._bury,
+            decoding=self._decoding,
+            wait=self._wait,
         )
 
     def _bury(self, letter: Letter) -> None:

@@ -20,6 +20,7 @@ from kclrun.consuming.delivery import ErrorPolicy, Then
 from kclrun.errors import SettingsError
 from kclrun.loading import load_processor
 from kclrun.model.letter import LetterPlace
+from kclrun.model.row_schema import RowSchema
 from kclrun.ports import LetterStore
 from kclrun.sinks.dead_letters import letter_store
 from kclrun.spark.executor.reading import ReadPage, read_ranges
@@ -87,6 +88,9 @@ def processor_stream(
             on_error.limit,
         ),
         letters=settings.letter_place,
+        decode=settings.decode,
+        glue_url=settings.aws.url_of("glue"),
+        schema=settings.output.schema if settings.output is not None else None,
         run=uuid.uuid4().hex,
     )
     return _emitted(spark, job, source_texts(source))
@@ -106,6 +110,8 @@ def process(
     then: Then = "halt",
     dead_letter: Mapping[str, str] | None = None,
     limit: int = 100,
+    decode: str | None = None,
+    schema: str | None = None,
 ) -> DataFrame:
     """A `RecordProcessor` in a Spark program of one's own: the rows it emits, as a stream.
 
@@ -120,7 +126,8 @@ def process(
     only the records at fault are given up, at most `limit` of a shard in ten minutes, and the batch
     goes on. `dead_letter` is the setting of that name, such as `{"s3": "s3://bucket/prefix"}`; a
     `path` must be a folder that all executors share. A letter is durable before its task ends, and
-    may be kept again by another attempt at it.
+    may be kept again by another attempt at it. `decode` says what `record.value` is, and `schema`
+    what an emitted row must fit, as the settings `decode` and `output.schema` do.
 
     Columns: `shardId`, `sequenceNumber`, `subSequenceNumber` of the last record given when the row
     was emitted, and `row`, a JSON object. With several streams `stream` comes before them, because
@@ -141,6 +148,10 @@ def process(
         place = msgspec.convert(dead_letter or {}, DeadLetterSettings)
     except msgspec.ValidationError as error:
         raise SettingsError(f"dead_letter: {error}") from None
+    try:
+        _ = schema is None or RowSchema.parse(schema)
+    except ValueError as error:
+        raise SettingsError(f"schema: {error}") from None
     named = application or user_code.__name__
     if not _APPLICATION.match(named):
         raise SettingsError(
@@ -156,6 +167,8 @@ def process(
         uncheckpointed_max=CheckpointSettings().uncheckpointed_max,
         on_error=ErrorPolicy(retries, backoff_s, then, None, limit),
         letters=LetterPlace(path=place.path, s3=place.s3, sqs=place.sqs, stream=place.stream),
+        decode=decode,
+        schema=schema,
         run=uuid.uuid4().hex,
     )
     return _emitted(spark, job, source)
@@ -221,7 +234,12 @@ class ProcessorReader(StreamReader):
         """Runs the processor over one partition; on executors. Raises: as `ProcessorTask.run`."""
         assert isinstance(partition, ProcessorPartition)
         self._job.user_code()  # before any request for the stream
-        task = ProcessorTask(self._job, _token(partition.began_s), letters=self._letters)
+        task = ProcessorTask(
+            self._job,
+            _token(partition.began_s),
+            letters=self._letters,
+            registry=lambda: connected(self._settings.reached).registry(self._job.glue_url),
+        )
         return task.run(_pages(partition.ranges, self._settings))
 
     def _letters(self) -> LetterStore:

@@ -109,6 +109,7 @@ POLICIES: dict[str, Policy] = {
     ),
     "who provisions": provision_policy(settings(FLEET), SITE),
     "by fan-out": fleet(FAN_OUT),
+    "with a schema registry": fleet("decode: glue\n"),
     "Spark by fan-out": run_policy(settings(SPARK + FAN_OUT), SITE),
     "who manages consumers": consumers_policy(settings(FLEET), SITE),
     "who puts": put_policy(settings(FLEET), SITE),
@@ -321,8 +322,16 @@ def test_every_action_is_one_that_botocore_knows(who: str) -> None:
 # those under a prefix.
 NAMED_IN_PART = {
     *(Grant.METRICS, Grant.LIFECYCLE, Grant.FAN_OUT, Grant.MANAGE_CONSUMERS),
-    *(Grant.KEEP_OBJECTS, Grant.MANAGE_OBJECTS, Grant.WRITE_OBJECTS),
+    *(Grant.KEEP_OBJECTS, Grant.MANAGE_OBJECTS, Grant.WRITE_OBJECTS, Grant.SCHEMAS),
 }
+
+
+def test_schemas_are_read_by_the_id_of_their_version_in_any_registry() -> None:
+    schemas = by_sid(POLICIES["with a schema registry"])[Grant.SCHEMAS.value]
+    assert (schemas["Action"], schemas["Resource"]) == (["glue:GetSchemaVersion"], "*")
+    of_one = "application: shop\nprocessor: m:C\nstreams: [{name: a}, {name: b, decode: glue}]\n"
+    assert Grant.SCHEMAS.value in by_sid(run_policy(settings(of_one), SITE))
+    assert Grant.SCHEMAS.value not in by_sid(fleet("decode: json\n"))
 
 
 @pytest.mark.parametrize("who", POLICIES)

@@ -20,6 +20,7 @@ from kclrun.model.lease import (
     OwnerId,
     PendingCheckpoint,
 )
+from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
@@ -99,6 +100,9 @@ OWN_ROW: dict[str, Any] = {
     "diedOn": {"S": "h 20 5"},
     "loadKBps": {"N": "120.5"},
     "loadCpu": {"N": "0.0125"},
+    "outputsAt": {"S": "20"},
+    "outputCursors": {"M": {"rows": {"S": "20"}, "sql": {"S": "21/3+2"}}},
+    "outputGeneration": {"N": "2"},
 }
 OWN_LEASE = Lease(
     key=LeaseKey("shardId-000000000003"),
@@ -116,6 +120,14 @@ OWN_LEASE = Lease(
     taken_from=OwnerId("java"),
     died_on=DiedOn("h", ExtendedSequenceNumber("20", 5)),
     load=Load(120.5, 0.0125),
+    outputs=StoredCursors(
+        ExtendedSequenceNumber("20"),
+        (
+            ("rows", Cursor(ExtendedSequenceNumber("20"))),
+            ("sql", Cursor(ExtendedSequenceNumber("21", 3), 2)),
+        ),
+    ),
+    generation=2,
 )
 
 
@@ -139,6 +151,8 @@ def test_a_row_of_ours_has_an_attribute_for_each_field_and_is_understood_whole()
         ({"loadKBps": {"N": "1E999"}}, {"load": None}),
         ({"loadCpu": {"N": "-0.5"}}, {"load": None}),
         ({"loadCpu": {"N": "0"}}, {"load": Load(120.5, 0.0)}),
+        ({"outputsAt": None}, {"outputs": None}),
+        ({"outputGeneration": None}, {"generation": 0}),
         ({"failoverMs": {"N": "1000"}}, {"failover_s": 1.0}),
         ({"failoverMs": {"N": "900000"}}, {"failover_s": 900.0}),
         ({"startingHashKey": {"S": "5"}}, {"hash_range": None}),
@@ -172,6 +186,39 @@ def test_an_attribute_that_is_absent_or_at_its_limit_is_understood(
     row = {name: value for name, value in (OWN_ROW | attributes).items() if value is not None}
 
     assert decode_row(row) == msgspec.structs.replace(OWN_LEASE, **fields)
+
+
+def test_with_four_outputs_a_row_is_below_the_kilobyte_that_a_renewal_is_billed_by() -> None:
+    at = [ExtendedSequenceNumber("4" * 56, 9_999) for _ in range(5)]
+    owner = OwnerId("kclrun:us-east-1a:" + "h" * 60 + ":" + "n" * 16)
+    row = Lease(
+        key=LeaseKey("shardId-000000000003"),
+        owner=owner,
+        counter=10**7,
+        checkpoint=at[0],
+        parents=frozenset({"shardId-000000000001"}),
+        hash_range=HashRange(HASH_KEY_MAX - 1, HASH_KEY_MAX),
+        throughput_kbps=1234.567891,
+        failover_s=10.0,
+        start="TRIM_HORIZON",
+        stream_created_at=WallTime(1_700_000_000.0),
+        load=Load(1234.5, 0.1234),
+        outputs=StoredCursors(at[0], tuple((f"output{n}", Cursor(at[n])) for n in range(1, 5))),
+        generation=3,
+    )
+
+    assert _bytes_of({"row": {"M": encode_row(row)}}) < 1024
+
+
+def _bytes_of(item: dict[str, Any]) -> int:
+    """As DynamoDB counts: names and texts, numbers at half a byte a digit, 3 for a map."""
+    size = 0
+    for name, attribute in item.items():
+        ((kind, value),) = attribute.items()
+        size += len(name) + (3 + len(value) + _bytes_of(value) if kind == "M" else 0)
+        size += sum(map(len, value)) if kind in {"S", "SS"} else 0
+        size += len(value) // 2 + 2 if kind == "N" else 0
+    return size
 
 
 def test_a_minimal_row_is_a_lease() -> None:
@@ -275,6 +322,21 @@ BROKEN: dict[str, dict[str, Any]] = {
     "time of an ask is text": {"handoffTo": {"S": "x"}, "handoffAt": {"S": "yesterday"}},
     "giver is a list": {"offeredBy": {"L": []}},
     "throughput is a word": {"throughputKBps": {"N": "NaN"}},
+    **{
+        f"cursors of the outputs are {name}": {"outputsAt": {"S": "5"}, "outputCursors": cursors}
+        for name, cursors in {
+            "missing": None,
+            "text": {"S": "5"},
+            "no texts": {"M": {"a": {"N": "5"}}},
+            "no positions": {"M": {"a": {"S": "5+"}}},
+            "too many": {"M": {str(n): {"S": "5"} for n in range(65)}},
+        }.items()
+    },
+    "checkpoint of the outputs is no position": {
+        "outputsAt": {"S": "x"},
+        "outputCursors": {"M": {}},
+    },
+    "generation is negative": {"outputGeneration": {"N": "-1"}},
     "an attribute is no map": {"leaseOwner": "me"},
     "too many attributes": {f"x{n}": {"S": "y"} for n in range(ATTRIBUTES_MAX - 2)},
 }

@@ -64,6 +64,12 @@ def test_what_is_right_is_told_so(project: Project, capsys: pytest.CaptureFixtur
             "line 5)\n  Records that are yet to come are read with start: LATEST",
         ),
         (LEAST.replace("mine:Mine", "theirs:Mine"), "Set `path:`"),
+        (LEAST + "decode: mine:Other", "decode: mine:Other is the class Other: neither a type for"),
+        (LEAST + "decode: theirs:Order", "decode: there is no module theirs"),
+        (
+            "application: orders\nprocessor: mine:Mine\nstreams: [{name: a, decode: 'mine:no'}]",
+            "streams[0].decode: ",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_78(
@@ -74,6 +80,28 @@ def test_a_wrong_configuration_is_78(
     assert said in told
     assert told.startswith("Check failed: ")
     assert "Traceback" not in told
+
+
+def test_decoders_are_checked_with_the_processor(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = MINE + "def plain(data): return data\n"
+    assert check(project(LEAST + "decode: mine:plain", code)) == 0
+    assert capsys.readouterr().out.endswith("user code  ok  mine:Mine, mine:plain\n")
+    assert check(project(LEAST + "decode: json", code)) == 0
+    assert check(project(LEAST, MINE + "Mine.decode_as = Other\n")) == 78
+    assert (
+        "decode_as of Mine is the class Other: neither a type for JSON" in capsys.readouterr().err
+    )
+
+
+def test_a_schema_registry_needs_its_extra(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(project(LEAST + "decode: glue")) == 0
+    without = MINE + "import importlib.util\nimportlib.util.find_spec = lambda *_: None\n"
+    assert check(project(LEAST + "decode: glue", without)) == 78
+    assert "pip install 'kclrun[glue]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

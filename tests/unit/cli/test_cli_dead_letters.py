@@ -238,6 +238,29 @@ def test_what_a_redrive_did_not_process_stays_a_letter(
     assert len(left(shop)) == still
 
 
+def test_a_redrive_decodes_and_checks_rows_as_the_runs_do(
+    shop: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (shop.parent / "shop.py").write_text(
+        "from kclrun import RecordProcessor\n"
+        "class Orders(RecordProcessor):\n"
+        "    def initialize(self, context): self.emit = context.emit\n"
+        "    def process_records(self, batch, checkpointer):\n"
+        "        for record in batch: self.emit({'n': record.value})\n"
+        "def length(data): return len(data) if data != b'hello' else 'five'\n"
+    )
+    rows = shop.parent / "rows"
+    more = ("--set", f"output.path={rows}", "--set", "output.schema=n long, m string")
+
+    assert redrive(shop, "--yes", "--set", "decode=shop:length", *more) == 65
+
+    assert "column n: expected long, got str" in capfd.readouterr().err
+    assert left(shop) == ["11"]
+    lines = [line for file in rows.glob("*.jsonl") for line in file.read_text().splitlines()]
+    assert len(lines) == 4
+    assert all(line.endswith(',"m":null}') for line in lines)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -121,7 +121,7 @@ def test_no_escape_smuggles_such_a_field_in() -> None:
 
 
 def test_every_field_a_body_can_set_is_one_of_the_service() -> None:
-    own = {"sub_sequence_number", "explicit_hash_key", "aggregated", "malformed"}
+    own = {"sub_sequence_number", "explicit_hash_key", "aggregated", "malformed", "_decoding"}
     settable = {
         field.encode_name for field in msgspec.structs.fields(Record) if field.name not in own
     }

@@ -86,7 +86,7 @@ def test_the_schema_shows_defaults_as_people_write_them() -> None:
     assert told["aws.endpoints"]["propertyNames"] == {
         "enum": [
             *("kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling"),
-            *("s3", "sqs", "sns", "firehose"),
+            *("s3", "sqs", "sns", "firehose", "glue"),
         ]
     }
 

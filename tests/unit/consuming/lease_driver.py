@@ -53,6 +53,7 @@ class Driver:
         has_waited=False,
         others_in_sight=False,
         has_keyed_state=False,
+        outputs=None,
         **row,
     ):
         self.now = START
@@ -71,6 +72,8 @@ class Driver:
             has_waited=has_waited,
             others_in_sight=others_in_sight,
             has_keyed_state=has_keyed_state,
+            has_outputs=outputs is not None,
+            has_storing_outputs=outputs == "storing",
         )
         self.life = LeaseStateMachine(self.policy, lambda: 0.5)
         self.log = []

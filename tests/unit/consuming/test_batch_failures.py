@@ -21,7 +21,13 @@ from kclrun.consuming.failures import (
     LetGo,
     Rest,
 )
-from kclrun.errors import FailedRecords, HaltShard, ProcessorLoadError, RetryLater
+from kclrun.errors import (
+    FailedRecords,
+    HaltShard,
+    ProcessorLoadError,
+    RetryLater,
+    UndecodableRecord,
+)
 from kclrun.model.record import Record
 from kclrun.model.time import Instant
 
@@ -35,10 +41,12 @@ class Played:
     """A batch of `count` records, played to its end: the records of `bad` make a call raise.
 
     `shows` the record at fault as a traceback would. `script` raises at the first calls instead.
+    Those of `garbled` cannot be decoded; user code looks at the records in their order.
     """
 
     def __init__(self, count, bad=(), *, shows=False, script=(), retries=0, then="dead-letter",
-                 limit=100, breaker=None, at=0.0, **how):  # fmt: skip
+                 limit=100, breaker=None, at=0.0, garbled=(), **how):  # fmt: skip
+        self.garbled = set(garbled)
         policy = ErrorPolicy(retries, 1.0, then, how.pop("max_age_s", None), limit)
         self.records = records(count)
         self.run = BatchRun(self.records, policy, breaker or Breaker(limit))
@@ -62,11 +70,16 @@ class Played:
 
     def give(self, indexes):
         self.calls.append(indexes)
-        found = [index for index in indexes if index in self.bad]
+        found = [index for index in indexes if index in self.bad | self.garbled]
         if self.script:
             error = self.script.pop(0)
             if isinstance(error, tuple):
                 error = FailedRecords(self.records[index] for index in error)
+            self.run.raised(error, self.now, self.wall, **self.how)
+            return
+        if found and found[0] in self.garbled:
+            error = UndecodableRecord("no header", self.records[found[0]])
+            assert self.run.accused(error) == found[:1]
             self.run.raised(error, self.now, self.wall, **self.how)
             return
         if found:
@@ -125,6 +138,56 @@ def test_exactly_the_records_at_fault_are_given_up_and_all_others_return_once_in
     assert [index for index, _ in played.let_go] == sorted(bad)
     # For each at fault: the search, the call with it alone, and one for what is left.
     assert len(played.calls) - 1 <= len(bad) * (math.ceil(math.log2(count)) + 2)
+
+
+@given(
+    st.integers(1, 60).flatmap(
+        lambda n: st.tuples(
+            st.just(n), st.sets(st.integers(0, n - 1)), st.sets(st.integers(0, n - 1))
+        )
+    ),
+    st.integers(0, 2),
+)
+def test_records_that_cannot_be_decoded_are_never_given_again(case, retries):
+    count, bad, garbled = case
+    played = Played(count, bad - garbled, garbled=garbled, retries=retries, limit=60)
+
+    gone = [index for index, _ in played.let_go]
+    if isinstance(played.end, Halt):  # the first ten of them failed, and none before
+        assert not played.returned
+        assert not gone
+        return
+    assert gone == sorted(bad | garbled)
+    assert played.returned == sorted(set(range(count)) - bad - garbled)
+    accused = [next(n for n in call if n in bad | garbled) for call in played.calls
+               if (bad | garbled) & set(call)]  # fmt: skip
+    assert all(accused.count(index) == 1 for index in garbled)
+
+
+def test_a_record_that_cannot_be_decoded_costs_two_calls_and_no_retry():
+    played = Played(9, garbled={0, 3, 4, 7}, retries=5)
+
+    assert played.calls == [
+        *([*range(9)], [*range(1, 9)], [1, 2], [*range(4, 9)], [5, 6, 7, 8], [5, 6], [8]),
+    ]
+    assert played.rests == []
+    assert played.let_go == [(0, 1), (3, 2), (4, 2), (7, 2)]
+    assert isinstance(played.end, Finished)
+
+
+def test_a_record_that_cannot_be_decoded_halts_at_once_where_nothing_is_given_up():
+    played = Played(9, garbled={3}, retries=5, then="halt")
+
+    assert (played.end, played.calls, played.run.settled) == (Halt(), [[*range(9)]], 0)
+
+
+def test_a_record_of_another_batch_says_nothing_of_this_one():
+    """User code kept it, and looks at its value only now."""
+    old = UndecodableRecord("no header", Record(b"", "k", "77"))
+    played = Played(4, script=[old, old], retries=1)
+
+    assert played.calls == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1], [2], [3]]
+    assert (played.rests, played.let_go) == ([1.0], [])
 
 
 @pytest.mark.parametrize("place", [0, 1, 4_999, 5_000, 9_998, 9_999])

@@ -180,7 +180,7 @@ def test_a_value_that_fits_is_as_its_type_has_it(column, given, checked):
             "column n.miles: is NOT NULL and has no value",
         ),
         ("struct<miles int>", {"to": SECRET}, "column n.to: is not in the schema"),
-        ("struct<miles int>", 7, "column n: expected a mapping, a dataclass instance or a msgspec"),
+        ("struct<miles int>", 7, "column n: a row is a mapping of names to values, a dataclass"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_by_its_column_and_never_shown(column, given, said):
@@ -198,8 +198,8 @@ def test_a_value_that_does_not_fit_is_refused_by_its_column_and_never_shown(colu
         ({"carrier": "AA", "miles": SECRET}, "column miles: is not in the schema"),
         ({"carrier": "AA", "a\n" * 99: SECRET}, "column 'a\\na\\n"),
         ({"carrier": "AA", 7: SECRET}, "column 7: is not in the schema"),
-        (SECRET, "output.schema: expected a mapping, a dataclass instance or a msgspec.Struct"),
-        (Leg, "output.schema: expected a mapping"),
+        (SECRET, "output.schema: a row is a mapping of names to values, a dataclass instance or"),
+        (Leg, "output.schema: a row is a mapping"),
         (Flight("AA", []), "column legs: is not in the schema"),
     ],
 )

@@ -22,9 +22,9 @@ def sample(**fields):
     return ManagerSample(application="orders", stream="orders", owner="me", uptime_s=1.0, **fields)
 
 
-def lease(shard, records=0, size=0, lag_ms=None):
+def lease(shard, records=0, size=0, **more):
     return LeaseSample(
-        shard=shard, state="running", records_total=records, bytes_total=size, lag_ms=lag_ms
+        shard=shard, state="running", records_total=records, bytes_total=size, **more
     )
 
 
@@ -52,6 +52,7 @@ def test_what_was_never_said_of_a_manager_a_lease_or_a_run_is_not_known_or_none_
     assert zeros[len(told) :] == [
         *[("shard", "a"), ("state", "x"), ("records_total", 0), ("bytes_total", 0)],
         *[("retries_total", 0), ("dead_letters_total", 0), ("skipped_total", 0)],
+        ("output_lag_ms", None),
         *[("records_per_s", 0.0), ("lag_ms", None), ("still_s", None), ("restarts", 0)],
         *[("pid", None), ("cpu_percent", None), ("memory_bytes", None), ("note", "")],
         *[("heat", None), ("hot", None)],
@@ -79,7 +80,7 @@ def test_a_sample_sums_its_leases_with_those_that_left_and_shows_the_greatest_la
 def test_the_table_is_measured_three_times_a_minute_and_a_lease_six_times():
     assert (FLEET_EVERY_S, LEASE_EVERY_S) == (20.0, 10.0)
     of_leases = {name for name, kind in METRICS.items() if kind.is_of_lease}
-    assert of_leases == {"millis_behind_latest", *COUNTED}
+    assert of_leases == {"millis_behind_latest", "output_lag", *COUNTED}
 
 
 def test_a_halted_shard_is_resumed_by_a_command_only_where_the_table_outlives_the_run():
@@ -165,7 +166,8 @@ def test_the_number_of_metrics_does_not_depend_on_the_number_of_shards():
     window = MetricWindow("orders", {"Environment": "prod"})
     fleet = {"total_leases": 3, "total_shards": 3, "unclaimed_leases": 0, "needed_workers": 1}
     window.add_fleet(sample(**fleet, worker_leases=3))
-    window.add_leases([lease(f"shard-{number}", lag_ms=0) for number in range(300)])
+    leases = [lease(f"shard-{number}", lag_ms=0, output_lag_ms=1) for number in range(300)]
+    window.add_leases(leases)
 
     measurements = window.close(60.0)
 

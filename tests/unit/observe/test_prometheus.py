@@ -89,7 +89,8 @@ def test_restarts_outages_and_points_that_were_lost_are_counted():
 def test_every_metric_of_the_table_has_its_series():
     fleet = {"total_leases": 1, "total_shards": 1, "unclaimed_leases": 0, "needed_workers": 1}
 
-    series = read(sample(lease("a"), **fleet, worker_leases=1))
+    series = read(sample(lease("a", output_lag_ms=2500), **fleet, worker_leases=1))
+    assert value(series, "kclrun_output_lag_seconds", shard="a") == 2.5
 
     assert {kind.prometheus for kind in METRICS.values()} <= {name for name, _ in series}
 

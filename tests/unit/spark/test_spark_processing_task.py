@@ -73,7 +73,9 @@ class World:
         self.plan = {"diary": self.diary, "tokens": self.tokens, **plan}
         self.folder = folder
 
-    def job(self, *, batch_max=100, retries=0, processor="diary:Diary", then="halt", limit=100):
+    def job(
+        self, *, batch_max=100, retries=0, processor="diary:Diary", then="halt", limit=100, **more
+    ):
         return ProcessorJob(
             application="app",
             stream="orders",
@@ -84,6 +86,7 @@ class World:
             uncheckpointed_max=1000,
             on_error=ErrorPolicy(retries, 1.0, then, None, limit),
             run="r1",
+            **more,
         )
 
     def letters(self):
@@ -92,7 +95,12 @@ class World:
     def batches(self, *pages, token=1, **job):
         """The Arrow batches of a task with these pages, as (range, numbers of the records)."""
         task = ProcessorTask(
-            self.job(**job), token, kept=self.kept, letters=self.letters, wait=self.pauses.append
+            self.job(**job),
+            token,
+            kept=self.kept,
+            letters=self.letters,
+            registry=bytes,
+            wait=self.pauses.append,
         )
         return task.run(read(pages))
 
@@ -509,7 +517,9 @@ def test_rows_leave_while_the_task_still_reads(world):
             records = [Record(b"", "key", str(each)) for each in numbers]
             yield ReadPage(FIRST, records, number == 5)
 
-    task = ProcessorTask(world.job(batch_max=10_000), 1, kept=world.kept, letters=world.letters)
+    task = ProcessorTask(
+        world.job(batch_max=10_000), 1, kept=world.kept, letters=world.letters, registry=bytes
+    )
     batches = task.run(pages())
     first = next(batches)
 
@@ -534,7 +544,11 @@ def test_reading_is_closed_when_the_processor_raises(world):
 
     world.plan["do"] = {10: fails}
     with pytest.raises(ProcessorError):
-        list(ProcessorTask(world.job(), 1, kept=world.kept, letters=world.letters).run(pages()))
+        list(
+            ProcessorTask(
+                world.job(), 1, kept=world.kept, letters=world.letters, registry=bytes
+            ).run(pages())
+        )
     assert closed == [True]
 
 
@@ -566,6 +580,29 @@ def test_a_record_at_fault_is_a_letter_and_the_rows_of_all_others_appear_once(wo
     assert (kept.letter.calls, kept.letter.application) == (3, "app")
     assert (account["records"], account["deadLetters"], account["skipped"]) == (5, 1, 0)
     assert (account["position"], world.pauses) == ("20", [1.0])
+
+
+def test_what_cannot_be_decoded_and_rows_that_do_not_fit_are_failures_of_their_records(world):
+    def value_of_11(_, batch, __):
+        return next(record for record in batch if record.sequence_number == "11").value
+
+    def emits(processor, _, __):
+        processor.context.emit({"n": "secret"})
+
+    world.plan["do"] = {11: value_of_11, 13: emits}
+
+    rows, (account,) = world.run(
+        (FIRST, [10, 11, 12, 13, 14]), then="dead-letter", decode="json", schema="n long NOT NULL"
+    )
+
+    assert emitted(rows) == [10, 12, 14]
+    malformed = "the record at 11 cannot be decoded: JSON is malformed: invalid character (byte 0)"
+    misfit = "the row does not fit output.schema: column n: expected long, got str"
+    assert letters_of(world) == [
+        ("11", f"UndecodableRecord: {malformed}"),
+        ("13", f"RowMismatch: {misfit}"),
+    ]
+    assert (account["deadLetters"], world.pauses) == (2, [])
 
 
 def test_a_record_that_is_skipped_is_counted_and_leaves_no_letter(world):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import msgspec
 import pytest
 
 from kclrun import Checkpointer, Context, ExtendedSequenceNumber, RecordBatch, RecordProcessor
@@ -15,6 +16,7 @@ from kclrun.errors import (
     SettingsError,
     SinkError,
     StaleCheckpoint,
+    UndecodableRecord,
 )
 from kclrun.testing import (
     Call,
@@ -351,6 +353,45 @@ def test_a_row_that_json_cannot_hold_is_refused_as_in_production():
 
     with pytest.raises(TypeError):
         run_processor(Emits, "a")
+
+
+class Order(msgspec.Struct):
+    n: int
+
+
+class Orders(RecordProcessor):
+    decode_as = Order
+
+    def initialize(self, context: Context) -> None:
+        self.context = context
+
+    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+        for record in batch:
+            self.context.emit(record.value)
+
+
+ORDERS = ['{"n": 1}', '{"n": "SECRET"}', '{"n": 300}', '{"n": 4}']
+
+
+def test_values_are_decoded_and_rows_checked_as_in_production():
+    run = run_processor(Orders, ORDERS, then="dead-letter", schema="n byte NOT NULL, m string")
+
+    assert run.rows == [{"n": 1, "m": None}, {"n": 4, "m": None}]
+    assert [record.data for record in run.given_up] == [b'{"n": "SECRET"}', b'{"n": 300}']
+    column = "column n: a number outside the range of byte"
+    assert run.last_error == f"RowMismatch: the row does not fit output.schema: {column}"
+    with pytest.raises(UndecodableRecord, match=r"Expected `int`, got `str` - at `\$.n`$"):
+        run_processor(Orders, ORDERS[1:], retries=9)
+
+
+@pytest.mark.parametrize("decode", ["json", dict[str, int], lambda data: {"n": int(data[6:-1])}])
+def test_a_test_names_a_decoder_by_a_word_a_type_or_a_function(decode: Any):
+    assert run_processor(Orders, [ORDERS[0]], decode=decode).rows == [{"n": 1}]
+
+
+def test_a_test_asks_no_schema_registry():
+    with pytest.raises(ProcessorLoadError, match="decode: glue asks AWS"):
+        run_processor(Orders, [], decode="glue")
 
 
 def test_user_records_of_an_aggregate_share_a_number():

@@ -7,12 +7,13 @@ import threading
 import pytest
 
 from kclrun.consuming import events
+from kclrun.consuming.commands import CommitOutputs
 from kclrun.errors import LimitExceeded, SettingsError, SinkError, Superseded
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.worker import outputs as module
-from kclrun.worker.outputs import Asked, Outputs, Pace
+from kclrun.worker.outputs import Outputs, Pace
 from tests.patience import HUNG_S
 from tests.support.memory_output import Destination, MemoryOutput
 
@@ -56,8 +57,8 @@ class Lease:
         if settles:
             self.outputs.settle(at(upto))
 
-    def ask(self, upto: int, *, must: bool = True, is_offer: bool = False) -> None:
-        self.outputs.commit(Asked(at(upto), must, is_offer))
+    def ask(self, upto: int, *, must: bool = True, is_leaving: bool = False) -> None:
+        self.outputs.commit(CommitOutputs(at(upto), must, is_leaving))
         self.outputs.turn()
 
     @property
@@ -133,7 +134,7 @@ def test_rows_emitted_after_the_checkpoint_of_their_batch_belong_to_the_next_pos
     assert (lease.rows, lease.told[-1]) == ([[1]], at(5))
     lease.outputs.begin_batch()
     lease.outputs.end_batch(SHARD_END)
-    lease.outputs.commit(Asked(SHARD_END, must=True))
+    lease.outputs.commit(CommitOutputs(SHARD_END, must=True))
     lease.outputs.turn()
     assert (lease.rows, lease.told[-1]) == ([[1, 2]], SHARD_END)
 
@@ -154,7 +155,7 @@ def test_an_offer_leaves_a_large_roll_to_the_next_owner(monkeypatch: pytest.Monk
     lease = Lease(ROLLED, ROLLED)
     lease.call(1, 1, to="a")
     lease.call(2, 2, 3, 4, to="b")
-    lease.ask(2, is_offer=True)
+    lease.ask(2, is_leaving=True)
     assert (lease.rows, lease.told) == ([[1], []], [TRIM_HORIZON])
 
 
@@ -207,7 +208,7 @@ def test_what_no_repetition_mends_ends_the_thread(
 
     monkeypatch.setattr(lease.memory[0], "commit", commit)
     lease.call(1, 1)
-    lease.outputs.commit(Asked(at(1), must=True))
+    lease.outputs.commit(CommitOutputs(at(1), must=True))
     assert lease.outputs.turn() is False
     assert (lease.events, lease.refused) == (posted, refused)
 
@@ -228,7 +229,7 @@ def test_the_thread_serves_requests_and_due_rolls_and_ends_at_close() -> None:
     thread.start()
     lease.call(1, 1)
     lease.call(2, 2, to="b")
-    lease.outputs.commit(Asked(at(2), must=False))  # the roll of b follows by its age
+    lease.outputs.commit(CommitOutputs(at(2), must=False))  # the roll of b follows by its age
     assert heard.wait(HUNG_S)
     assert lease.rows == [[1], [2]]
     lease.outputs.close()

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from kclrun.codec.values import decoding
 from kclrun.consuming import commands, events
 from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.errors import (
@@ -97,8 +98,10 @@ class Scripted(RecordProcessor):
 class Main:
     """A deliverer on a thread; the test is the lease thread."""
 
-    def __init__(self, *script, retries=3, initialize=(), then="halt", bury=None, limit=100):
+    def __init__(self, *script, retries=3, initialize=(), then="halt", bury=None, limit=100,
+                 decode=None):  # fmt: skip
         self.processor = Scripted(script)
+        self.decoding = None if decode is None else decoding(decode)
         self.rows = Rows()
         self.events, self.told, self.initialize = [], [], list(initialize)
         self.posted = threading.Condition()
@@ -121,7 +124,7 @@ class Main:
     def prepare(self, row):
         if self.initialize:
             raise self.initialize.pop(0)
-        return self.processor, self.rows
+        return self.processor, self.rows, self.decoding
 
     def post(self, event):
         with self.posted:
@@ -281,6 +284,38 @@ def test_a_record_at_fault_is_buried_and_the_batch_is_processed_around_it(start)
     assert given_up.raised_at.endswith(" in step")
     assert (given_up.position, given_up.calls, given_up.is_skipped) == (p(13), 3, False)
     assert recovered == ProcessorRecovered("process_records", 4)
+
+
+def test_a_record_that_cannot_be_decoded_is_buried_with_its_reason_and_without_repetition(start):
+    def whole_numbers(data):
+        return int(data) if data != b"13" else int("SECRET")
+
+    def step(_checkpointer, batch):
+        for record in list(batch):  # no loop over the batch itself: the error names the record
+            assert record.value == int(record.sequence_number)
+
+    letters = Letters()
+    main = start(*[step] * 9, retries=5, then="dead-letter", bury=letters, decode=whole_numbers)
+    records = [Record(b"%d" % number, "k", str(number)) for number in (11, 12, 13, 14)]
+    main.begin(Page(records, p(19), 8, None))
+
+    main.wait_until_processed(19)
+
+    assert main.processor.batches == [[11, 12, 13, 14], [11, 12], [14]]
+    words = "UndecodableRecord: the record at 13 cannot be decoded: it raised ValueError"
+    assert letters.kept == [(13, words, 1)]
+    apart, given_up, _ = main.told
+    assert (apart.error, apart.record, apart.pause_s) == (words, "3 of 4, at 13", 0.0)
+    assert (given_up.position, given_up.error) == (p(13), words)
+    assert given_up.raised_at.endswith(" in step")
+    assert "SECRET" not in repr(main.told)
+
+
+def test_a_value_without_a_decoder_halts_the_shard_with_the_setting(start):
+    main = start(lambda _, batch: batch[0].value, then="skip").begin(page(11))
+
+    failed = main.wait_for(ProcessorFailed)
+    assert failed.error.startswith("SettingsError: decode: is missing; record.value needs json,")
 
 
 def test_a_record_that_is_skipped_leaves_a_report_and_no_letter(start):

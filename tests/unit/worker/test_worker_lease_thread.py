@@ -89,9 +89,16 @@ class Admin:
 
 
 class Rows:
-    def __init__(self):
-        self.is_full = True
+    def __init__(self, *, is_full):
+        self.is_full = is_full
         self.durable = []
+        self.asked = []
+
+    def commit(self, asked):
+        self.asked.append(asked)
+
+    def waiting_since(self):
+        return 0.0
 
     def make_durable(self, position):
         if self.is_full:
@@ -114,7 +121,7 @@ class Stage:
             checkpoint_every_s=every_s,
         )
         self.life = LeaseStateMachine(policy, lambda: 0.5)
-        self.rows = None
+        self.rows = Rows(is_full=False)
         self.inbox = Inbox()
         self.queue = DeliveryQueue(QueueLimits(1000, 10), boottime)
         self.checkpoints = CheckpointCalls(self.inbox.post, lambda position: None, lambda: False)
@@ -134,7 +141,7 @@ class Stage:
             table=self.table,
             admin=Admin(),
             checkpoints=self.checkpoints,
-            rows=lambda: self.rows,
+            rows=self.rows,
             line=ManagerLine(self.channel, lambda credentials: None),
             reporter=reporter,
             fetch_watch=FetchWatch(lambda: self.fetch_view, 0.2),
@@ -173,7 +180,7 @@ def stage():
 
 
 def test_a_full_disk_holds_the_checkpoint_and_costs_no_lease(stage):
-    stage.rows = Rows()
+    stage.rows.is_full = True
     stage.batch(20)
     until(lambda: any("disk is full" in each.detail for each in stage.told(reports.ProcessWarned)))
     time_over = time.monotonic() + 2 * 1.5
@@ -264,7 +271,6 @@ def test_a_thread_that_broke_ends_the_lease_thread_and_is_its_failure(stage):
 
 
 def test_an_idle_lease_thread_does_not_spin(stage):
-    stage.rows = None
     turns = []
     handle = stage.life.handle
     stage.life.handle = lambda event, now: turns.append(event) or handle(event, now)
@@ -275,8 +281,6 @@ def test_an_idle_lease_thread_does_not_spin(stage):
 
 
 def test_the_manager_says_that_others_are_in_sight_and_the_lease_is_offered(stage):
-    stage.rows = Rows()
-    stage.rows.is_full = False
     stage.manager.send(OthersInSight(True))
     stage.batch(20)
     stage.manager.send(Drain("now", 5.0))
@@ -294,8 +298,6 @@ def test_the_manager_says_that_others_are_in_sight_and_the_lease_is_offered(stag
 
 
 def test_a_late_checkpoint_keeps_the_rows_it_covers_first_and_is_no_owners_send(stage):
-    stage.rows = Rows()
-    stage.rows.is_full = False
     stage.life._put_off_until = boottime() + 60.0
     stage.batch(20)
     row = stage.table.read("s0")

@@ -21,6 +21,7 @@ from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
+from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker import lease_thread, main
 from kclrun.worker import main as assembly
 from kclrun.worker.clock import boottime
@@ -309,11 +310,11 @@ def test_emitted_rows_are_kept_before_the_checkpoint_that_covers_them(stage, tmp
 
 
 def test_the_rows_of_a_process_that_ended_may_be_opened_by_its_successor(stage, tmp_path):
-    process = stage.start(outputs=(OutputPlace(name="output", path=str(tmp_path / "rows")),))
-    until(lambda: process._rows)
+    stage.start(outputs=(OutputPlace(name="output", path=str(tmp_path / "rows")),))
+    until((tmp_path / "rows" / f"{FIRST}.jsonl").exists)
     stage.drain()
 
-    again = main.EmittedRows.open(tmp_path / "rows", FIRST, TRIM_HORIZON, lock_wait_s=0.0)
+    again = EmittedRows.open(tmp_path / "rows", FIRST, TRIM_HORIZON, lock_wait_s=0.0)
     again.close()
 
     assert again.length == 0

@@ -35,7 +35,7 @@ class Slot:
         )
 
     def shown(self, driver):
-        self.reporter.publish(driver.life, self.queue)
+        self.reporter.publish(driver.life, self.queue, 0.0)
         return self.segment.slot(0).read()
 
     def told(self, report):

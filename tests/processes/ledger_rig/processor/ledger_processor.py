@@ -7,7 +7,8 @@ file `cure` exists), `poisons` (the same, of several), `crash` (the process ends
 return, without the file `cure`), `wedges` (records, each with how user code stands still at it,
 without the file `cure`); `batch_s`, how long a batch takes, in one shard only if `slow` names it;
 `hoard_mb`, the memory it takes; `says`, to print and log its shard; `thread`, to leave one running;
-`emits`, to emit a row a record; `syncs`, to have each line on the disk before going on.
+`emits`, to emit a row a record; `emits_to`, to more outputs; `syncs`, to have each line on the
+disk before going on.
 """
 
 import ctypes
@@ -73,9 +74,9 @@ class Ledger(RecordProcessor):
         time.sleep(batch_s)
         # Asked for and never touched: it is the asking that a limit refuses.
         bytes(self.options.get("hoard_mb", 0) << 20)
-        if self.options.get("emits"):
+        for to in ["output"] * bool(self.options.get("emits")) + self.options.get("emits_to", []):
             for sequence_number, key, n in records:
-                self.context.emit({"sequence_number": sequence_number, "key": key, "n": n})
+                self.context.emit({"sequence_number": sequence_number, "key": key, "n": n}, to)
         if self.options.get("says"):
             print("I am ", end="")
             logging.getLogger("orders").warning("I am %s", self.context.shard_id)

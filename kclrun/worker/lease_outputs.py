@@ -11,11 +11,11 @@ from typing import Final
 import msgspec
 
 from kclrun.consuming import events
+from kclrun.consuming.commands import CommitOutputs
 from kclrun.errors import SettingsError, SinkError
 from kclrun.ipc.board import StartSpec
 from kclrun.model.lease import Lease
 from kclrun.model.output import OutputPlace, RowsOf
-from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime, backoff_s
 from kclrun.model.wire import WireCredentials
@@ -26,7 +26,7 @@ from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import DeliveryQueue
 from kclrun.worker.opening import open_output
-from kclrun.worker.outputs import Asked, Outputs, Pace
+from kclrun.worker.outputs import Outputs, Pace
 from kclrun.worker.sharing import MakeThread
 
 # A destination that is away when a lease begins is tried again twice a minute at least.
@@ -35,7 +35,7 @@ _PAUSE_MAX_S: Final = 30.0
 _CLOSE_WAIT_S: Final = 1.0
 
 
-class LeaseRows:
+class LeaseOutputs:
     """Implements `RowScope` for the main thread, and durability for the lease thread.
 
     `open` is called once the lease is claimed. Without outputs in the settings every method does
@@ -61,11 +61,6 @@ class LeaseRows:
         self._file: EmittedRows | None = None
         self._outputs: Outputs | None = None
         self._thread: threading.Thread | None = None
-        self._schemas = {
-            place.name: RowSchema.parse(place.schema)
-            for place in spec.outputs
-            if place.schema is not None
-        }
         self._places = [place for place in spec.outputs if not place.grows]
         self._begun: Lease | None = None
 
@@ -117,9 +112,10 @@ class LeaseRows:
     ) -> tuple[ExtendedSequenceNumber, tuple[ExtendedSequenceNumber, ...]]:
         """Take the destinations over, however long one of them is away."""
         failed = 0
+        cursors = dict(row.outputs.cursors) if row.outputs is not None else {}
         while True:
             try:
-                return outputs.begin(row.checkpoint, row.outputs, may_adopt=self._file is None)
+                return outputs.begin(row.checkpoint, cursors, may_adopt=self._file is None)
             except SinkError as error:
                 failed += 1
                 pause_s = backoff_s(failed - 1, 1.0, base_s=1.0, max_s=_PAUSE_MAX_S)
@@ -136,12 +132,10 @@ class LeaseRows:
 
     def emit(self, row: Row, to: str) -> None:
         """As `Context.emit`."""
-        schema = self._schemas.get(to)
-        fitting = row if schema is None else schema.check(row)
         if to == MAIN_OUTPUT and self._file is not None:
-            self._file.emit(fitting)
+            self._file.emit(row)
         elif self._outputs is not None and to in self._outputs:
-            self._outputs.emit(fitting, to)
+            self._outputs.emit(row, to)
         elif to == MAIN_OUTPUT:
             raise SettingsError(
                 "context.emit() needs a place for the rows: set output.path in the configuration"
@@ -195,13 +189,13 @@ class LeaseRows:
         if self._file is not None:
             self._file.make_durable(position)
 
-    def commit(self, asked: Asked) -> None:
+    def commit(self, asked: CommitOutputs) -> None:
         """The outputs are to commit; `OutputsCommitted` follows."""
         if self._outputs is not None:
             self._outputs.commit(asked)
 
     def waiting_since(self) -> Instant:
-        """Since when a commit is under way; 0 if none is."""
+        """Since when rows of processed records wait for an output; 0 if none do."""
         return self._outputs.waiting_since if self._outputs is not None else Instant(0.0)
 
     def close(self) -> None:
