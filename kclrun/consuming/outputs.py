@@ -14,7 +14,7 @@ from kclrun.model.lease import Lease
 from kclrun.model.output import Cursor, Cursors, StoredCursors, sorted_cursors
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.protocol.reports import ProcessorFailed
+from kclrun.protocol.reports import OUTPUT, ProcessorFailed
 
 # How long a lease that is given away, or halts, waits for its last commit. Then it goes at the
 # position that every output has, and the next owner does the rest again. A destination that
@@ -22,10 +22,6 @@ from kclrun.protocol.reports import ProcessorFailed
 LAST_COMMIT_WAIT_S: Final = 10.0
 # Between two requests for the same rows, if the outputs answered that they do not have them all.
 ASK_AGAIN_S: Final = 1.0
-
-
-# Where a process failed that halts because of an output.
-OUTPUT: Final = "output"
 
 
 class OutputCommits:

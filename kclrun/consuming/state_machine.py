@@ -13,12 +13,7 @@ from kclrun.consuming import commands, events
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import AllowDelivery, ExitCause, StopDelivery
 from kclrun.consuming.lease_writer import Answer, LeaseWriter, Verdict, VerdictKind
-from kclrun.consuming.outputs import (
-    LAST_COMMIT_WAIT_S,
-    OUTPUT,
-    OutputCommits,
-    moved_past_outputs,
-)
+from kclrun.consuming.outputs import LAST_COMMIT_WAIT_S, OutputCommits, moved_past_outputs
 from kclrun.consuming.policy import LifePolicy, Metering
 from kclrun.consuming.shard_end import (
     CHILDREN_RETRY_S,
@@ -53,7 +48,7 @@ from kclrun.model.time import Instant
 from kclrun.protocol import reports, writes
 from kclrun.protocol.fence import renew_interval_s
 from kclrun.protocol.in_flight import Change
-from kclrun.protocol.reports import ProcessorFailed, Report
+from kclrun.protocol.reports import OUTPUT, ProcessorFailed, Report
 
 # A checkpoint at half of `uncheckpointed_max`, due or not, so that the cap does not stop
 # deliveries.

@@ -32,7 +32,9 @@ class Items(Place):
         keys = {"shard": ("S", "HASH"), "n": ("N", "RANGE")}
         self.client.create_table(
             TableName=self.name,
-            KeySchema=[{"AttributeName": name, "KeyType": role} for name, (_, role) in keys.items()],
+            KeySchema=[
+                {"AttributeName": name, "KeyType": role} for name, (_, role) in keys.items()
+            ],
             AttributeDefinitions=[
                 {"AttributeName": name, "AttributeType": kind} for name, (kind, _) in keys.items()
             ],

@@ -243,15 +243,17 @@ class ProcessWithOutputs(LeaseProcess):
         ]
         start = checkpoint if self.life.policy.is_manual else min(reached)
         self._settled = self._start_number = start
-        self._start = row.checkpoint if start == checkpoint else self._stream.position(
-            self.key, start
+        self._start = (
+            row.checkpoint if start == checkpoint else self._stream.position(self.key, start)
         )
         if start > checkpoint:
             self.store.seen["adopted"] += 1
             self._oracles.outputs_adopted(self, start)
         self._has_begun_outputs = True
         self.post(events.OutputsBegan(self._start, self._cursors()))
-        self.queue.call(commands.CallInitialize(msgspec.structs.replace(row, checkpoint=self._start)))
+        self.queue.call(
+            commands.CallInitialize(msgspec.structs.replace(row, checkpoint=self._start))
+        )
 
     # The thread of the outputs.
 
