@@ -148,8 +148,8 @@ class LeaseStateMachine:
                 self._watch_cap()
             if self.own.in_flight.change is None and self.state not in SILENT:
                 result += self._write_what_is_due(now)
-            has_fence = self.own.fence is not None and self.commits.has_begun
-            if self.state is State.PROCESSING and has_fence:
+            may_begin = self.state is State.PROCESSING and self.commits.has_begun
+            if may_begin and self.own.fence is not None:
                 result += self._permit.allow(self.own.fence, self.ledger)
         self.check()
         if result and self.own.in_flight.change is None:

@@ -12,21 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+import sqlalchemy as sa
+from sqlalchemy import exc
 
-from kclrun.errors import ConfigError, LimitExceeded, SettingsError, SinkError, Superseded
+from kclrun.errors import (
+    ConfigError,
+    InvariantViolation,
+    LimitExceeded,
+    SettingsError,
+    SinkError,
+    Superseded,
+)
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
 from kclrun.model.row_schema import RowSchema, row_mapping
 from kclrun.processor import Row
-
-try:
-    import sqlalchemy as sa
-    from sqlalchemy import exc
-except ImportError:
-    raise SettingsError(
-        "an SQL output needs SQLAlchemy and the driver of the database\n"
-        "To go on:  pip install 'kclrun[sql]' 'psycopg[binary]'   (PostgreSQL)"
-    ) from None
-
 from kclrun.sinks.sql_tables import (
     PATIENCE_S,
     Encoded,
@@ -243,6 +242,8 @@ class SqlOutput:
         """One transaction: the cursor from where we began to `upto`, and the rows [K7]."""
         assert self._target is not None, "begin found it"
         upto = str(batch.upto)
+        if upto == self._began:  # a resend could not be told from the first send
+            raise InvariantViolation(f"{self._name}: rows at an unchanged position")
         cursors = self._cursors
         with self._transaction() as connection:
             moved = connection.execute(

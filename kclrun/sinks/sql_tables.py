@@ -7,7 +7,7 @@ each column (`unnest`): that needs a tenth of the client's time of a parameter f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, cast
 
@@ -270,16 +270,16 @@ class Shape:
         self._statement = statement
         self._key = tuple(self._names.index(name) for name in key)
 
-    def values(self, row: dict[str, Any]) -> tuple[tuple[Any, ...], int]:
+    def values(self, row: Mapping[str, Any]) -> tuple[tuple[Any, ...], int]:
         """The row's values in the order of the columns, and the bytes of its texts.
         Raises: TypeError, naming the column."""
         try:
             if not self._unchecked:
                 values = list(self._check(row).values())
             else:
-                row = dict(row)
-                others = [self._other(row, *each) for each in self._unchecked]
-                values = [*self._check(row).values(), *others]
+                rest = dict(row)
+                others = [self._other(rest, *each) for each in self._unchecked]
+                values = [*self._check(rest).values(), *others]
         except RowMismatch as mismatch:
             raise TypeError(str(mismatch).replace("output.schema", "the table")) from None
         for at, name, convert in self._converted:

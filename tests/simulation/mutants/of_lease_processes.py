@@ -26,7 +26,7 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="offer-without-its-checkpoint",
         file="kclrun/consuming/shard_end.py",
-        old="position = max(self._requests.final_position(ledger), row.checkpoint)",
+        old="position = max(final, row.checkpoint)",
         new="position = row.checkpoint",
         breaks="what was processed since the last checkpoint comes again after a planned move",
         source='I8; KCL 3 "doesn\'t completely eliminate" it',
@@ -359,6 +359,24 @@ OF_LEASE_PROCESSES = (
         breaks="a stop in the middle of a search checkpoints a record that has no letter yet",
         source="I13: durable before the checkpoint",
         found_at=21,
+    ),
+    Mutant(
+        name="record-that-cannot-be-decoded-is-given-up-where-nothing-may-be",
+        file="kclrun/consuming/failures.py",
+        old='            if self._policy.then == "halt":\n                self._halt()\n',
+        new='            if self._policy.then == "skip":\n                self._halt()\n',
+        breaks="a record is lost under `then: halt`, for it has no letter",
+        source="I9; Lambda's event source mapping drops what its filter cannot parse",
+        layer="tests/unit/consuming/test_batch_failures.py",
+    ),
+    Mutant(
+        name="record-that-cannot-be-decoded-is-searched-for",
+        file="kclrun/consuming/failures.py",
+        old="elif isinstance(error, UndecodableRecord) and (accused := self.accused(error)):",
+        new="elif self._undecodable and (accused := self.accused(error)):",
+        breaks="each bad payload costs the pauses of all retries, and a bisection",
+        source="powertools' batch processing: a record that fails validation fails by itself",
+        layer="tests/unit/consuming/test_batch_failures.py",
     ),
     Mutant(
         name="held-records-are-forgotten-at-the-end",

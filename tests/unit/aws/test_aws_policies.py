@@ -284,8 +284,15 @@ def test_consumers_are_managed_on_the_applications_streams_alone() -> None:
     assert "kinesis:RegisterStreamConsumer" not in statement["Action"]
 
 
+@pytest.fixture(scope="module")
+def iam() -> Iterator[Any]:
+    """Its checks of a policy's grammar are those of the service; a mistake is refused."""
+    with mock_aws():
+        yield boto3.client("iam", region_name="us-east-1")
+
+
 @pytest.mark.parametrize("who", POLICIES)
-def test_a_policy_has_the_shape_that_iam_takes(who: str) -> None:
+def test_a_policy_has_the_shape_that_iam_takes(who: str, iam: Any) -> None:
     policy = POLICIES[who]
 
     assert set(policy) == {"Version", "Statement"}
@@ -296,11 +303,8 @@ def test_a_policy_has_the_shape_that_iam_takes(who: str) -> None:
         assert statement["Action"] == sorted(set(statement["Action"]))
     # An inline policy of a role may have 10,240 characters, a managed one 6,144.
     assert len(json.dumps(policy)) < 6_144
-    with mock_aws():
-        # Its checks of a policy's grammar are those of the service; a mistake is refused.
-        boto3.client("iam", region_name="us-east-1").create_policy(
-            PolicyName="one", PolicyDocument=json.dumps(policy)
-        )
+    name = re.sub(r"\W", "-", who)
+    iam.create_policy(PolicyName=name, PolicyDocument=json.dumps(policy))
 
 
 @pytest.mark.parametrize("who", POLICIES)

@@ -1,0 +1,450 @@
+"""Rows of a shard as whole items of a DynamoDB table, effectively once [K10].
+
+Each item carries a mark: whose rows it holds and up to which cursor. An item is only put over a
+lower mark, so that neither a replay nor a late request of a former owner brings back an older item.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
+from kclrun.aws.errors import ErrorReply, service_error
+from kclrun.aws.operations import DESCRIBE_TABLE, PUT_ITEM
+from kclrun.aws.wire import RefusedReply, WireClient
+from kclrun.errors import (
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    OutcomeUnknown,
+    RowMismatch,
+    ServiceError,
+    SettingsError,
+    SinkError,
+    Superseded,
+    Throttled,
+    Unavailable,
+)
+from kclrun.model.output import Cursor, OutputPlace, RowsOf
+from kclrun.model.row_schema import RowSchema, row_mapping
+from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.processor import Row
+
+# The attribute of ours in each item.
+MARK: Final = "kclrun_mark"
+# An answer takes some 5 ms: 3,000 items a second and lease, in threads that mostly wait.
+PARALLEL: Final = 16
+# 50 ms, doubled up to a second: an item waits for four seconds altogether, before the commit fails
+# and is repeated at the pace of the host.
+_TRIES: Final = 8
+_BACKOFF_S: Final = (0.05, 1.0)
+# DynamoDB: "400 KB", names included; a kilobyte of it is the mark's.
+_ITEM_BYTES_MAX: Final = 399 * 1024
+_KEY_BYTES_MAX: Final = (2048, 1024)
+# DynamoDB's numbers.
+_DIGITS_MAX: Final = 38
+_EXPONENTS: Final = range(-130, 126)
+_INT_MAX: Final = 10**_DIGITS_MAX
+_REFUSED: Final = "ConditionalCheckFailedException"
+
+Key = tuple[str, ...]
+Encoded = tuple[Key, bytes, int]
+_Attribute = dict[str, Any]
+
+_encode: Final = msgspec.json.Encoder().encode
+# A mark below ours: of an earlier reset or an earlier stream of the name, or of our shard.
+_NAMES: Final = {"#m": MARK, "#o": "of", "#e": "epoch", "#s": "shard", "#u": "upto"}
+_LOWER: Final = (
+    "attribute_not_exists(#m) OR (#m.#o = :o AND"
+    " (#m.#e < :e OR (#m.#e = :e AND #m.#s = :s AND #m.#u < :u)))"
+)
+# The mark of an ancestor, as it was read.
+_UNCHANGED: Final = "#m.#o = :o AND #m.#e = :e AND #m.#s = :s AND #m.#u = :u"
+
+
+class _Mark(msgspec.Struct, frozen=True):
+    """`epoch` orders streams of one name, and the resets of each; `upto` is a cursor, as text in
+    its order."""
+
+    of: str
+    epoch: str
+    shard: str
+    upto: str
+
+    def attribute(self) -> _Attribute:
+        return {"M": {name: {"S": getattr(self, name)} for name in self.__struct_fields__}}
+
+    def values(self) -> _Attribute:
+        return {f":{name[0]}": {"S": getattr(self, name)} for name in self.__struct_fields__}
+
+
+class _KeyColumn(msgspec.Struct, rename="pascal"):
+    attribute_name: str
+    attribute_type: str = ""
+
+
+class _Described(msgspec.Struct, rename="pascal"):
+    key_schema: list[_KeyColumn]
+    attribute_definitions: list[_KeyColumn]
+
+
+class _Reply(msgspec.Struct, rename="pascal"):
+    table: _Described
+
+
+def open_dynamodb_output(
+    place: OutputPlace,
+    of: RowsOf,
+    kinesis: WireEndpoint,
+    credentials: Callable[[], WireCredentials],
+) -> DynamoDbOutput:
+    """The output for a table in the region of `kinesis`, or at `place.endpoint_url`. Sends
+    nothing. Raises: SettingsError."""
+    settings = EndpointSettings(region=kinesis.region, endpoint_url=place.endpoint_url)
+    endpoint = resolve_endpoint(open_session(settings), "dynamodb", settings)
+    client = WireClient(endpoint, credentials, service="dynamodb", connections_max=PARALLEL)
+    return DynamoDbOutput(place, of, client)
+
+
+class DynamoDbOutput:
+    """Implements `ports.Output`: one item table, for one shard and one owner of its lease.
+
+    A commit puts the last row of each key, with the commit's cursor as mark: the item is then what
+    all records up to the cursor make of it. So items can be compared however the records were cut
+    into commits, and no ordinal within a commit is needed. A mark that is not below ours means
+    that the item has this row or a later one.
+
+    Marks of two shards do not compare: a mark of an ancestor is overwritten, any other is an error.
+    Kinesis numbers shards as it makes them, so that ancestors have lower numbers, also those that
+    were trimmed and have no lease any more. A shard with a lower number that is no ancestor counts
+    as one; as soon as it writes such an item itself, it finds the higher number and fails.
+    """
+
+    stores_cursor: bool = False
+
+    def __init__(
+        self,
+        place: OutputPlace,
+        of: RowsOf,
+        client: WireClient,
+        *,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        assert place.dynamodb is not None, "the settings name a table"
+        self._table = place.dynamodb
+        self._client = client
+        self._sleep = sleep
+        self._schema = RowSchema.parse(place.schema) if place.schema else None
+        self._of = f"{of.application}/{of.stream}"
+        self._epoch = f"{round(of.stream_created_at * 1000):015d}-{of.generation:010d}"
+        self._shard = of.shard_id
+        self._key: list[_KeyColumn] = []
+        self._pending: dict[Key, Encoded] = {}
+        self._unsent_bytes = 0
+        self._upto: Cursor | None = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    def __repr__(self) -> str:
+        return f"DynamoDbOutput({self._table})"
+
+    def encode(self, row: Row) -> tuple[Encoded, int]:
+        """As `Output.encode`, with the key that `begin` found. A row is a whole item: attributes
+        that it lacks are gone. Dates and UUIDs become texts; a float is the number that its
+        shortest text says."""
+        try:
+            mapping = self._schema.check(row) if self._schema is not None else row_mapping(row)
+        except RowMismatch as mismatch:
+            raise TypeError(str(mismatch)) from None
+        if mapping is None:
+            raise TypeError(f"a row is a mapping of names to values, not {type(row).__name__}")
+        item: _Attribute = {}
+        for name, value in mapping.items():
+            if type(name) is not str or not name or name == MARK:
+                raise TypeError(f"column {repr(name)[:64]} cannot be the name of an attribute")
+            try:
+                item[name] = _attribute(value)
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                why = str(error) if type(error) is TypeError else type(error).__name__
+                raise TypeError(f"column {name[:64]}: {why}") from None
+        key = tuple(self._key_part(at, column, item) for at, column in enumerate(self._key))
+        try:
+            encoded = _encode(item)
+        except UnicodeEncodeError:
+            raise TypeError(f"column {_broken(item)}: a text with half a surrogate pair") from None
+        if len(encoded) > _ITEM_BYTES_MAX and _size(item) > _ITEM_BYTES_MAX:
+            raise LimitExceeded(f"an item above DynamoDB's {_ITEM_BYTES_MAX:,} bytes")
+        return (key, encoded, len(encoded)), len(encoded)
+
+    def begin(self, at: Cursor) -> Cursor:
+        """As `Output.begin`. The items say by themselves what they have: `at` comes back."""
+        self._key = self._described()
+        self._upto = at
+        return at
+
+    def add(self, rows: Sequence[Encoded], upto: Cursor) -> None:
+        """As `Output.add`; nothing is sent here."""
+        for row in rows:
+            former = self._pending.pop(row[0], None)
+            self._unsent_bytes += row[2] - (former[2] if former is not None else 0)
+            self._pending[row[0]] = row
+        self._upto = upto
+
+    @property
+    def unsent_bytes(self) -> int:
+        """As `Output.unsent_bytes`."""
+        return self._unsent_bytes
+
+    def commit(self) -> Cursor:
+        """As `Output.commit`. After a failure the items that were put are not put again."""
+        assert self._upto is not None, "begin comes first"
+        if self._pending:
+            self._put_all(_Mark(self._of, self._epoch, self._shard, _ordered(self._upto)))
+        return self._upto
+
+    def check(self) -> str:
+        """As `Output.check`."""
+        self._described()
+        return f"the table {self._table}"
+
+    def close(self) -> None:
+        """As `Output.close`."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=True, cancel_futures=True)
+            self._threads = None
+        self._pending.clear()
+        self._unsent_bytes = 0
+        self._client.close()
+
+    def _described(self) -> list[_KeyColumn]:
+        try:
+            reply = self._client.call(DESCRIBE_TABLE, _encode({"TableName": self._table}))
+            table = msgspec.json.decode(reply.body, type=_Reply).table
+        except NotFound:
+            raise SettingsError(
+                f"output.dynamodb: the table {self._table} does not exist; create it with its key"
+            ) from None
+        except (ServiceError, msgspec.DecodeError) as error:
+            raise SinkError(f"cannot use the table {self._table}: {error}") from None
+        types = {each.attribute_name: each.attribute_type for each in table.attribute_definitions}
+        names = (each.attribute_name for each in table.key_schema)
+        return [_KeyColumn(name, types[name]) for name in names]
+
+    def _key_part(self, at: int, column: _KeyColumn, item: _Attribute) -> str:
+        name, kind = column.attribute_name, column.attribute_type
+        given = item.get(name)
+        if given is None or "NULL" in given:
+            raise TypeError(f"column {name} is of the key of {self._table}: the row has no value")
+        if kind not in given:
+            raise TypeError(f"column {name}: the key of {self._table} has the type {kind}")
+        text = str(given[kind])
+        size = len(base64.b64decode(text)) if kind == "B" else len(text.encode(errors="replace"))
+        if not 0 < size <= _KEY_BYTES_MAX[at]:
+            raise TypeError(
+                f"column {name} is of the key: it takes 1 to {_KEY_BYTES_MAX[at]:,} bytes"
+            )
+        # Two texts of one number are one item.
+        return str(Decimal(text).normalize()) if kind == "N" else text
+
+    def _put_all(self, mark: _Mark) -> None:
+        """Put all items in parallel; a key is there once, so that their order is free."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(PARALLEL, "items")
+        stop = threading.Event()
+        shared = iter(list(self._pending.values()))
+        lock = threading.Lock()
+        done: list[Encoded] = []
+
+        def put_some() -> None:
+            while not stop.is_set():
+                with lock:
+                    row = next(shared, None)
+                if row is None:
+                    return
+                try:
+                    self._put(row[1], mark, stop)
+                except BaseException:
+                    stop.set()
+                    raise
+                done.append(row)
+
+        threads = min(PARALLEL, len(self._pending))
+        futures = [self._threads.submit(put_some) for _ in range(threads)]
+        failures = [each.exception() for each in futures]
+        for row in done:
+            del self._pending[row[0]]
+            self._unsent_bytes -= row[2]
+        # The gravest first: nothing is repeated if one says that nothing helps.
+        known = [each for each in failures if each is not None]
+        for kind in (SettingsError, Superseded, BaseException):
+            for failure in known:
+                if isinstance(failure, kind):
+                    raise failure
+
+    def _put(self, item: bytes, mark: _Mark, stop: threading.Event) -> None:
+        """One item, unless the table has it or a later one."""
+        condition, values = _LOWER, mark.values()
+        marked = item[:-1] + (b"," if len(item) > 2 else b"") + b'"%b":' % MARK.encode()
+        marked += _encode(mark.attribute()) + b"}"
+        for number in range(_TRIES):
+            found = self._ask(_request(self._table, marked, condition, values))
+            if found is None:
+                return
+            if isinstance(found, _Mark):
+                if not self._goes_over(found, mark):
+                    return
+                condition, values = _LOWER, mark.values()
+                if found.shard != mark.shard and found.epoch == mark.epoch:
+                    condition, values = _UNCHANGED, found.values()
+                continue
+            if number == _TRIES - 1 or stop.is_set():
+                raise SinkError(f"cannot put items into {self._table}: {found}") from None
+            first, most = _BACKOFF_S
+            self._sleep(min(most, first * 2**number) * random.uniform(0.5, 1.0))
+        raise SinkError(f"cannot put an item into {self._table}: others write the same one")
+
+    def _ask(self, body: bytes) -> ServiceError | _Mark | None:
+        """None once it is put; the mark of the item that is there instead; or a failure that
+        passes. A lost answer is harmless: our own mark is then found."""
+        try:
+            reply = self._client.ask(PUT_ITEM, body)
+        except (Unavailable, OutcomeUnknown) as error:
+            return error
+        if not isinstance(reply, RefusedReply):
+            return None
+        if reply.error.code == _REFUSED:
+            return self._mark_of(reply.error)
+        failure = service_error(PUT_ITEM, reply.error, reply.status)
+        if isinstance(failure, Throttled | Unavailable | OutcomeUnknown):
+            return failure
+        if isinstance(failure, InvalidRequest):  # its words may quote the item
+            raise SettingsError(f"the table {self._table} refuses an item: {reply.error.code}")
+        raise SinkError(f"cannot put items into {self._table}: {failure}")
+
+    def _mark_of(self, error: ErrorReply) -> _Mark | Unavailable:
+        """The mark of the item that is there; a failure if it is not shown (it was just
+        deleted)."""
+        try:
+            found: Any = (error.item or {})[MARK]
+            return _Mark(*(found["M"][name]["S"] for name in _Mark.__struct_fields__))
+        except (KeyError, TypeError):
+            return Unavailable("an item changed meanwhile", operation=PUT_ITEM.name)
+
+    def _goes_over(self, found: _Mark, ours: _Mark) -> bool:
+        """Whether our item goes over the one with the mark `found`.
+
+        Raises: Superseded, SettingsError if it may not.
+        """
+        if found.of != ours.of:
+            raise SettingsError(
+                f"the table {self._table} has items of {found.of} with our keys: two applications"
+                " must not write the same items"
+            )
+        if found.epoch > ours.epoch:
+            raise Superseded(f"the table {self._table} has items of a later reset or stream")
+        if found.epoch < ours.epoch:
+            return True
+        if found.shard == ours.shard:
+            return found.upto < ours.upto
+        if _age(found.shard) > _age(ours.shard):
+            raise SettingsError(
+                f"the table {self._table} has items of {found.shard} with keys of {self._shard}\n"
+                "Items of one key must come from records of one partition key, so that one shard"
+                " at a time writes them"
+            )
+        return True
+
+
+def _request(table: str, item: bytes, condition: str, values: _Attribute) -> bytes:
+    told = {
+        "TableName": table,
+        "ConditionExpression": condition,
+        "ExpressionAttributeNames": _NAMES,
+        "ExpressionAttributeValues": values,
+        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+    }
+    return _encode(told)[:-1] + b',"Item":' + item + b"}"
+
+
+def _age(shard_id: str) -> tuple[int, str]:
+    """`shardId-000000000007` in the order in which shards are made."""
+    return len(shard_id), shard_id
+
+
+def _ordered(cursor: Cursor) -> str:
+    """The cursor as text in its order: a sequence number has up to 129 digits, never padded, and
+    DynamoDB's own numbers have 38."""
+    rank, length, digits, sub = cursor.position.sort_key
+    return f"{rank + 5:02d}-{length:03d}-{digits}-{sub:010d}-{cursor.tick:018d}"
+
+
+def _attribute(value: Any) -> _Attribute:
+    """A value as DynamoDB's JSON has it. Raises: TypeError, without the value."""
+    match value:
+        case str():
+            return {"S": str(value)}
+        case None:
+            return {"NULL": True}
+        case bool():
+            return {"BOOL": value}
+        case int() | float() | Decimal():
+            return {"N": _number(value)}
+        case bytes() | bytearray() | memoryview():
+            return {"B": base64.b64encode(value).decode()}
+        case list() | tuple():
+            return {"L": [_attribute(each) for each in value]}
+        case Mapping():
+            if not all(type(name) is str for name in value):
+                raise TypeError("a map whose names are not texts")
+            return {"M": {name: _attribute(each) for name, each in value.items()}}
+        case date() | datetime():
+            return {"S": value.isoformat()}
+        case UUID():
+            return {"S": str(value)}
+        case set() | frozenset() if value:
+            kinds = [_attribute(each) for each in sorted(value)]
+            [kind] = {name for each in kinds for name in each} & {"S", "N", "B"}
+            return {f"{kind}S": [each[kind] for each in kinds]}
+    raise TypeError(f"DynamoDB has no type for {type(value).__name__}")
+
+
+def _number(value: float | Decimal) -> str:
+    if type(value) is int and -_INT_MAX < value < _INT_MAX:
+        return str(value)
+    number = Decimal(repr(value) if isinstance(value, float) else value)
+    if not number.is_finite():
+        raise TypeError("a number that is not finite")
+    number = number.normalize()
+    if len(number.as_tuple().digits) > _DIGITS_MAX or (
+        number and number.adjusted() not in _EXPONENTS
+    ):
+        raise TypeError(f"a number with more than {_DIGITS_MAX} digits, or too great or too small")
+    return str(number)
+
+
+def _broken(item: _Attribute) -> str:
+    for name, attribute in item.items():
+        try:
+            _encode({name: attribute})
+        except UnicodeEncodeError:
+            break
+    return repr(name)[1:65]
+
+
+def _size(attribute: Any) -> int:
+    """The bytes of an item as DynamoDB counts them, or more."""
+    if isinstance(attribute, dict):
+        return sum(len(name.encode()) + 3 + _size(each) for name, each in attribute.items())
+    if isinstance(attribute, list):
+        return sum(1 + _size(each) for each in attribute)
+    return len(attribute.encode()) if isinstance(attribute, str) else 1
