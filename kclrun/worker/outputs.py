@@ -80,6 +80,7 @@ class _Lane:
         self.known: ExtendedSequenceNumber | None = None
         self.committed: Cursor | None = None
         self.is_dirty = False  # rows were added since the last commit
+        self.committed_bytes = 0  # of the rows that were added until then
         self.is_unresolved = False  # a commit raised: nothing is added before it is repeated [K6]
         self.dirty_since = Instant(0.0)
         # Every row that its settled records emitted is durable up to here.
@@ -99,7 +100,9 @@ class _Lane:
             return True
         if not pace.roll_bytes:
             return is_asked
-        return unsent >= pace.roll_bytes or now >= self.dirty_since + pace.roll_s
+        # Not what is unsent: parts of a roll are sent as they fill.
+        rolled = self.added.size - self.committed_bytes
+        return rolled >= pace.roll_bytes or now >= self.dirty_since + pace.roll_s
 
 
 class Outputs:
@@ -429,6 +432,7 @@ def _commit(lane: _Lane) -> None:
     lane.is_unresolved = True
     lane.committed = lane.output.commit()
     lane.is_dirty = lane.is_unresolved = False
+    lane.committed_bytes = lane.added.size
 
 
 def _longest(*marks: _Mark) -> _Mark:

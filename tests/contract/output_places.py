@@ -87,6 +87,10 @@ class FaultyClient:
     def fail(self, fault, times=1):
         self._faults += [fault] * times
 
+    def watch(self, *names):
+        """These calls meet the faults from now on, and only these."""
+        self._writes = {*names}
+
     def land(self):
         late, self._late = self._late, []
         for call in late:
@@ -269,12 +273,12 @@ class Objects(Rolls):
         named = (form.suffix, form.content_type)
         return RolledOutput(of, form, ObjectRolls(lambda: self.faulty, place.s3, of, named))
 
-    def keys(self):
+    def names(self):
         pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=self.name)
         return [each["Key"] for page in pages for each in page.get("Contents", ())]
 
     def rows(self):
-        keys = [key for key in self.keys() if "/_kclrun/" not in key]
+        keys = [key for key in self.names() if "/_kclrun/" not in key]
         got = (self.s3.get_object(Bucket=self.name, Key=key)["Body"].read() for key in keys)
         return self.read(got)
 
