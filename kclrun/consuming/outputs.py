@@ -84,7 +84,8 @@ class OutputCommits:
         self._cursors = sorted_cursors(cursors)
         if answers is not None and answers == self._asked:
             self._asked, self._answered = None, answers
-            self._rests_until = Instant(now + (ASK_AGAIN_S if answers.must else self._every_s))
+            rest_s = ASK_AGAIN_S if answers.must else self._every_s
+            self._rests_until = now if self.confirmed >= answers.upto else Instant(now + rest_s)
         if self.confirmed >= self._needed:
             self.waiting_since = None
 
@@ -119,6 +120,12 @@ class OutputCommits:
         """When a checkpoint that is due may be tried. None: once the outputs have answered."""
         if not self.has_outputs or self.confirmed > checkpointed:
             return Instant(0.0)
+        return self.again_instant
+
+    @property
+    def again_instant(self) -> Instant | None:
+        """When rows that the outputs did not commit are asked for again. None: not before an event
+        of theirs."""
         is_waiting = self._asked is not None or self.refused is not None or not self.has_begun
         return None if is_waiting else self._rests_until
 

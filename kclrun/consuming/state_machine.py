@@ -719,6 +719,10 @@ class LeaseStateMachine:
         if self.own.next_owner is not None:
             return None  # no write before the batch has ended
         renewing = None if self._manager_gone else self.own.renewal_instant
+        wanted, again = self._requests.highest, self.commits.again_instant
+        is_uncommitted = self.policy.has_outputs and wanted is not None and again is not None
+        if is_uncommitted and wanted > self.commits.confirmed:
+            return again if renewing is None else min(renewing, again)
         if self.policy.checkpoint_mode != "auto" or not self.ledger.has_unsaved:
             return renewing
         due = Instant(self._saved_instant + self.policy.checkpoint_every_s)
