@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kclrun.config.schema import (
+    AwsSettings,
     CheckpointSettings,
     FetchSettings,
     LogSettings,
@@ -36,7 +37,8 @@ CLICKS = stream_key(ARN, 1_700_000_000.0)
 
 
 def commands(rows=None, *, stream=ONLY_STREAM, arn=ARN, **settings):
-    own = StreamSettings(name="clicks", processor="own:Class", priority=3, options={"a": 1})
+    own = StreamSettings(name="clicks", processor="own:Class", priority=3, options={"a": 1},
+                         decode="glue")  # fmt: skip
     summary = StreamSummary("clicks", arn, "ACTIVE", 24, 1, 0.0)
     source = SourceStream(None, summary, own)
     return StartCommands(
@@ -65,7 +67,8 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
         ),
         checkpoint=CheckpointSettings(every=Duration(20), uncheckpointed_max=500),
         on_error=OnErrorSettings(retries=2, backoff=Duration(3)),
-        output=OutputSettings(path="/out"),
+        output=OutputSettings(path="/out", schema="a int"),
+        aws=AwsSettings(endpoints={"glue": "https://x"}),
         log=LogSettings(level="warning"),
         observe=ObserveSettings(hot_window=Duration(9)),
     )
@@ -94,6 +97,9 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
         checkpoint=ipc.CheckpointSpec(mode="auto", every_s=20.0, uncheckpointed_max=500),
         on_error=ipc.OnErrorSpec(retries=2, backoff_s=3.0),
         output_path="/out",
+        output_schema="a int",
+        decode="glue",
+        glue_url="https://x",
         table_name="orders",
         kinesis=KINESIS,
         dynamodb=DYNAMODB,
