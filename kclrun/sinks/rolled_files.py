@@ -158,8 +158,8 @@ class FileUpload:
                 self._rows.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        """Write and sync the new bytes. After a failure nothing changed: it can be repeated, but after
-        a failed fsync, when the bytes are written once more."""
+        """Write and sync the new bytes. After a failure, also of fsync, the same bytes are written
+        again in the same place: they are all that may be lost."""
         with failing(self._rows, "write"):
             if self._descriptor < 0:
                 make_folder(self._rolls.folder)

@@ -28,7 +28,7 @@ class RollUpload(Protocol):
         ...
 
     def send(self) -> None:
-        """Send the bytes that may leave before the end is known. Raises: SinkError; the bytes stay."""
+        """Send the bytes that may leave before the end is known. Raises: SinkError; they stay."""
         ...
 
     def write(self, data: bytes) -> None:
