@@ -23,8 +23,11 @@ _ACCESS_KEY: Final = re.compile(r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A
 _SECRET_NAMES: Final = frozenset(
     {"accesskeyid", "secretaccesskey", "secretkey", "sessiontoken", "password"}
 )
+# `name:password@` in an URL, unless it is a variable's.
+_PASSWORD: Final = re.compile(r"://[^/@\s:]*:(?!\$\{)[^/@\s]+@")
 _SECRET_ENDINGS: Final = (*sorted(_SECRET_NAMES), "accesskey")
 _ROOT: Final = 0
+_SECRET_BYTES_MAX: Final = 2**16
 # Not writable by others [S4], with any umask.
 _NEW_MODE: Final = 0o644
 
@@ -55,6 +58,23 @@ def read_trusted(path: Path, encoding: Literal["utf-8", "latin-1"] = "utf-8") ->
         return content.decode(encoding)
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path} is not UTF-8 (byte {error.start})") from None
+
+
+def read_secret(path: Path) -> str:
+    """The text of a file without its last line end. Raises: SettingsError, which names the file and
+    shows nothing of it."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_SECRET_BYTES_MAX + 1)
+        text = content.decode()
+    except OSError as error:
+        raise SettingsError(f"cannot read the secret {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"the secret {path} is not UTF-8") from None
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text or len(content) > _SECRET_BYTES_MAX:
+        raise SettingsError(f"the secret {path} is {'too long' if text else 'empty'}")
+    return text
 
 
 def write_new(path: Path, text: str) -> None:
@@ -112,7 +132,9 @@ def refuse_secrets(value: Any, path: yaml_reader.Path = ()) -> None:
     elif isinstance(value, list):
         for index, item in enumerate(value):
             refuse_secrets(item, (*path, index))
-    elif isinstance(value, str) and _ACCESS_KEY.search(value):
+    elif isinstance(value, str) and (
+        _ACCESS_KEY.search(value) or (path[-1:] == ("sql",) and _PASSWORD.search(value))
+    ):
         raise _secret(path)
 
 
@@ -130,5 +152,6 @@ def _secret(path: yaml_reader.Path) -> SettingsError:
     return SettingsError(
         f"{dotted(path)}: looks like a credential, and credentials do not belong into a file\n"
         "AWS keys come from the provider chain: environment, profile, instance or container role;\n"
-        "another secret is written as ${NAME} and set in the environment"
+        "another secret is written as ${secret:NAME}, a file in /run/secrets, or as ${NAME} and set"
+        " in the environment"
     )

@@ -12,13 +12,14 @@ from typing import Any, Final
 
 from kclrun.config import yaml_reader
 from kclrun.config.convert import Problem, settle, summary
-from kclrun.config.file_permissions import read_trusted, refuse_secrets
+from kclrun.config.file_permissions import read_secret, read_trusted, refuse_secrets
 from kclrun.config.rules import missing_stream, relation_rules, value_rules
 from kclrun.config.schema import Settings
 from kclrun.config.yaml_reader import dotted, expand
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
 
+_SECRETS: Final = "/run/secrets"
 # For a file without an application. The value is never seen, because its lack is a problem.
 _STAND_INS: Final = {"application": "application"}
 
@@ -58,13 +59,20 @@ def settings_of(
             lines.pop(overridden, None)
     refuse_secrets(tree)
     problems: list[Problem] = list(missing_stream(tree))
-    settings = settle(Settings, expand(tree, environment), problems, _STAND_INS)
+    settings = settle(Settings, _expanded(tree, environment), problems, _STAND_INS)
     # Rules between settings are checked once each setting fits its type.
     rules = [*value_rules(settings, now), *(relation_rules(settings) if not problems else ())]
     problems.extend(rules)
     if problems:
         raise SettingsError(summary(problems, lines, name))
     return settings
+
+
+def _expanded(tree: dict[str, Any], environment: Mapping[str, str]) -> Any:
+    """Secrets are files of one folder: that of systemd's credentials, or that of containers."""
+    named = environment.get("KCLRUN_SECRETS") or environment.get("CREDENTIALS_DIRECTORY")
+    folder = Path(named or _SECRETS)
+    return expand(tree, environment, lambda name: read_secret(folder / name))
 
 
 def _document(text: str, name: str) -> yaml_reader.Document:

@@ -8,8 +8,9 @@ environment is an argument. `Expanded` marks expanded texts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 import yaml
@@ -141,7 +142,9 @@ def _in_words(error: yaml.YAMLError, text: str) -> str:
 
 
 _REFERENCE: Final = re.compile(r"\$(\$\{)|\$\{([^}]*)\}")
-_INSIDE: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?\Z", re.DOTALL)
+_INSIDE: Final = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?\Z", re.DOTALL)
+# A file of a secret: no step out of its folder.
+_SECRET: Final = re.compile(r"secret:([A-Za-z0-9_][A-Za-z0-9_.-]*)\Z")
 
 
 class Expanded(str):
@@ -162,21 +165,38 @@ class Expanded(str):
         return expanded
 
 
-def expand(value: Any, environment: Mapping[str, str], path: Path = ()) -> Any:
-    """Replace the variables in every text below `value`; keys are left alone.
+def expand(
+    value: Any,
+    environment: Mapping[str, str],
+    secret: Callable[[str], str],
+    path: Path = (),
+) -> Any:
+    """Replace `${NAME}`, `${env:NAME}` and `${secret:NAME}` in every text below `value`; keys are
+    left alone.
 
-    A variable that is unset or empty takes its default. Raises: SettingsError naming variable and
-    path if there is no default.
+    A variable that is unset or empty takes its default. `secret` gives the secret of a name; it is
+    percent-encoded if it is a part of an URL.
+    Raises: SettingsError naming variable and path if there is no default.
     """
     if isinstance(value, dict):
-        return {key: expand(item, environment, (*path, key)) for key, item in value.items()}
+        return {k: expand(item, environment, secret, (*path, k)) for k, item in value.items()}
     if isinstance(value, list):
-        return [expand(item, environment, (*path, index)) for index, item in enumerate(value)]
+        return [expand(item, environment, secret, (*path, at)) for at, item in enumerate(value)]
     if not isinstance(value, str) or "${" not in value:
         return value
 
     def replaced(match: re.Match[str]) -> str:
-        return "${" if match[1] else _look_up(match[2], environment, path)
+        if match[1]:
+            return "${"
+        named = _SECRET.match(match[2])
+        if named is None:
+            return _look_up(match[2], environment, path)
+        try:
+            found = secret(named[1])
+        except SettingsError as error:
+            raise SettingsError(f"{dotted(path)}: {error}") from None
+        # Inside of an URL, `@`, `:` or `/` of a password would end it.
+        return quote(found, safe="") if "://" in value else found
 
     return Expanded.of(_REFERENCE.sub(replaced, value), value)
 
@@ -185,7 +205,8 @@ def _look_up(inside: str, environment: Mapping[str, str], path: Path) -> str:
     parts = _INSIDE.match(inside)
     if parts is None:
         raise SettingsError(
-            f"{dotted(path)}: ${{{inside}}} is no variable; write ${{NAME}} or ${{NAME:-default}}"
+            f"{dotted(path)}: ${{{inside}}} is no variable; write ${{NAME}}, ${{NAME:-default}} or"
+            " ${secret:NAME}"
         )
     name, default = parts[1], parts[2]
     found = environment.get(name)

@@ -26,13 +26,15 @@ class Items(Place):
 
     def __init__(self, aws, folder):
         super().__init__(aws, folder)
-        self._faults, self._late = [], []
+        self._opened, self._faults, self._late = [], [], []
         settings = EndpointSettings(region="us-east-1", endpoint_url=aws.endpoint)
         self.client = RenewedClient(settings, lambda: KEYS, ControlPlane.dynamodb_writes)()
         keys = {"shard": ("S", "HASH"), "n": ("N", "RANGE")}
         self.client.create_table(
             TableName=self.name,
-            KeySchema=[{"AttributeName": name, "KeyType": role} for name, (_, role) in keys.items()],
+            KeySchema=[
+                {"AttributeName": name, "KeyType": role} for name, (_, role) in keys.items()
+            ],
             AttributeDefinitions=[
                 {"AttributeName": name, "AttributeType": kind} for name, (kind, _) in keys.items()
             ],
@@ -45,6 +47,7 @@ class Items(Place):
         output = dynamodb.open_dynamodb_output(
             OutputPlace(name="output", **told), of, kinesis, lambda: KEYS
         )
+        self._opened.append(output)
         output._sleep = lambda _: None
         ask = output._client.ask
         output._client.ask = lambda operation, body: self._meet(ask, operation, body)
@@ -54,6 +57,10 @@ class Items(Place):
         from tests.contract.test_outputs import OF
 
         return self.open(OF, dynamodb="missing")
+
+    def close(self):
+        for each in self._opened:
+            each.close()
 
     def items(self):
         found = self.client.scan(TableName=self.name, ConsistentRead=True)["Items"]

@@ -1,10 +1,12 @@
 """Tables of SQLite in a file and of a real PostgreSQL, for the contract of `ports.Output`."""
 
+import contextlib
 import copy
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from kclrun.errors import Superseded
 from kclrun.model.output import OutputPlace
 from kclrun.sinks.sql import SqlOutput
 from kclrun.sinks.sql_tables import open_engine
@@ -55,10 +57,8 @@ class Table(Place):
     def land(self):
         late, self._late = self._late, []
         for output, batch in late:
-            try:
+            with contextlib.suppress(Superseded):
                 type(output)._move(output, batch)
-            except Exception as error:
-                assert type(error).__name__ == "Superseded"
 
     def close(self):
         self._engine.dispose()

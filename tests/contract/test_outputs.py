@@ -16,12 +16,7 @@ from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from tests.contract import dynamodb_places, message_places, output_places, sql_places
 
-PLACES = (
-    output_places.PLACES
-    | sql_places.PLACES
-    | message_places.PLACES
-    | dynamodb_places.PLACES
-)
+PLACES = output_places.PLACES | sql_places.PLACES | message_places.PLACES | dynamodb_places.PLACES
 START = Cursor(TRIM_HORIZON)
 OF = RowsOf(
     application="orders",

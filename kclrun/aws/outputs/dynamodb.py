@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact
 from typing import Any, Final
 from uuid import UUID
 
@@ -55,6 +55,7 @@ _KEY_BYTES_MAX: Final = (2048, 1024)
 # DynamoDB's numbers.
 _DIGITS_MAX: Final = 38
 _EXPONENTS: Final = range(-130, 126)
+_EXACTLY: Final = Context(prec=_DIGITS_MAX, traps=[Inexact])
 _INT_MAX: Final = 10**_DIGITS_MAX
 _REFUSED: Final = "ConditionalCheckFailedException"
 
@@ -254,7 +255,7 @@ class DynamoDbOutput:
                 f"column {name} is of the key: it takes 1 to {_KEY_BYTES_MAX[at]:,} bytes"
             )
         # Two texts of one number are one item.
-        return str(Decimal(text).normalize()) if kind == "N" else text
+        return str(Decimal(text).normalize(_EXACTLY)) if kind == "N" else text
 
     def _put_all(self, mark: _Mark) -> None:
         """Put all items in parallel; a key is there once, so that their order is free."""
@@ -424,10 +425,11 @@ def _number(value: float | Decimal) -> str:
     number = Decimal(repr(value) if isinstance(value, float) else value)
     if not number.is_finite():
         raise TypeError("a number that is not finite")
-    number = number.normalize()
-    if len(number.as_tuple().digits) > _DIGITS_MAX or (
-        number and number.adjusted() not in _EXPONENTS
-    ):
+    try:
+        number = number.normalize(_EXACTLY)
+    except Inexact:
+        number = Decimal("Infinity")
+    if number and (not number.is_finite() or number.adjusted() not in _EXPONENTS):
         raise TypeError(f"a number with more than {_DIGITS_MAX} digits, or too great or too small")
     return str(number)
 
@@ -438,12 +440,15 @@ def _broken(item: _Attribute) -> str:
             _encode({name: attribute})
         except UnicodeEncodeError:
             break
-    return repr(name)[1:65]
+    return name[:64]
 
 
 def _size(attribute: Any) -> int:
     """The bytes of an item as DynamoDB counts them, or more."""
     if isinstance(attribute, dict):
+        binary = attribute.get("B")
+        if isinstance(binary, str):  # in base64
+            return 1 + len(binary) * 3 // 4
         return sum(len(name.encode()) + 3 + _size(each) for name, each in attribute.items())
     if isinstance(attribute, list):
         return sum(1 + _size(each) for each in attribute)

@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 def loaded(more: str) -> Settings:
-    return settings_of(LEAST + more, environment={}, now=WallTime(1_780_000_000.0))
+    return settings_of(LEAST + more, environment={"PW": "secret"}, now=WallTime(1_780_000_000.0))
 
 
 def places(more: str, stream: StreamKey = ONLY_STREAM) -> tuple[OutputPlace, ...]:
@@ -144,7 +144,8 @@ def test_a_file_that_grows_has_no_roll_and_a_stream_among_several_a_folder_of_it
 
 
 def test_the_representation_of_an_output_shows_no_password() -> None:
-    (place,) = places("output: {sql: 'postgresql://me:secret@host/db', table: t}")
+    (place,) = places("output: {sql: 'postgresql://me:${PW}@host/db', table: t}")
 
+    assert place.sql == "postgresql://me:secret@host/db"
     assert "secret" not in repr(place)
     assert "output" in repr(place)

@@ -114,6 +114,7 @@ ACCESS_KEY = "AKIA" + "IOSFODNN7EXAMPLE"
         {"spark": {"conf": {"spark.hadoop.fs.s3a.secret.key": "abc"}}},
         {"spark": {"conf": {"spark.hadoop.fs.s3a.access.key": "abc"}}},
         {"options": {"password": 5}},
+        {"output": {"sql": "postgresql://user:abc@host/db"}},
         {"options": {"password": "x${DB_PASSWORD}"}},
     ],
 )
@@ -127,6 +128,8 @@ def test_what_looks_like_a_credential_is_refused_and_not_repeated(tree: object) 
 def test_a_secret_from_the_environment_may_be_named_and_a_name_that_ends_like_one() -> None:
     refuse_secrets({"options": {"password": "${DB_PASSWORD}", "key_column": "id"}})
     refuse_secrets({"options": {"ask_password": "never", "sort.column": "id", "password": {}}})
+    refuse_secrets({"output": {"sql": "postgresql://user:${secret:DB}@host:5432/db"}})
+    refuse_secrets({"aws": {"endpoint_url": "http://127.0.0.1:4566"}, "options": {"x": "a://b@c"}})
 
 
 @pytest.mark.parametrize(
