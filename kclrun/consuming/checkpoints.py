@@ -16,6 +16,10 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.protocol.reports import ProcessorFailed
 
+# A checkpoint at half of `uncheckpointed_max`, due or not, so that the cap does not stop
+# deliveries.
+EARLY_SHARE: Final = 0.5
+
 UNSAVED_END: Final = ProcessorFailed(
     "shard_ended",
     "returned without checkpointer.checkpoint(), which checkpoint: manual asks for",

@@ -21,7 +21,7 @@ from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import writes
 from kclrun.protocol.fence import FailoverTerms
 from kclrun.protocol.in_flight import Change, Fate, GivingAway, InFlight
-from kclrun.protocol.reports import ProcessWarned, Report
+from kclrun.protocol.reports import GilHeld, ProcessWarned, Report
 
 # One attempt a back-off, and no back-off is below 25 ms: 400 fill a failover of 10 s.
 ATTEMPTS_MAX: Final = 1000
@@ -373,3 +373,10 @@ def written_again(row: Lease) -> Report:
         "its row had vanished from the table and was written again, at"
         f" {row.checkpoint}: see who deletes rows of a running application",
     )
+
+
+def stalled(stalled_s: float, *, in_user_code: bool) -> Report:
+    """The lease thread stood still: user code held the GIL, or the whole process stood still."""
+    if in_user_code:
+        return GilHeld(stalled_s)
+    return ProcessWarned(f"the process stood still for {stalled_s:.1f} s")

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from kclrun.consuming.commands import CommitOutputs
+from kclrun.consuming.policy import LifePolicy
+from kclrun.consuming.states import State
 from kclrun.model.lease import Lease
 from kclrun.model.output import Cursor, Cursors, StoredCursors, sorted_cursors
-from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.protocol.reports import OUTPUT, ProcessorFailed
 
@@ -31,19 +33,20 @@ class OutputCommits:
     `refused`: why no repetition of a commit helps; None while one may.
     """
 
-    def __init__(self, *, has_outputs: bool, every_s: float) -> None:
-        self.has_outputs = has_outputs
-        self.has_begun = not has_outputs
+    def __init__(self, policy: LifePolicy) -> None:
+        self.has_outputs = policy.has_outputs
+        self.has_begun = not policy.has_outputs
         self.confirmed = TRIM_HORIZON
         self.waiting_since: Instant | None = None
         self.refused: ProcessorFailed | None = None
-        self._every_s = every_s
+        self._every_s = policy.checkpoint_every_s
         self._cursors: Cursors = ()
         self._asked: CommitOutputs | None = None
         self._needed = TRIM_HORIZON  # the highest position that was asked for
         self._answered: CommitOutputs | None = None
         self._rests_until = Instant(0.0)
         self._leave_instant: Instant | None = None
+        self._final = TRIM_HORIZON  # the position of the last commit
 
     def claim(self, row: Lease) -> None:
         """What the claimed row says: a checkpoint covers rows that all outputs have."""
@@ -89,24 +92,24 @@ class OutputCommits:
         if self.confirmed >= self._needed:
             self.waiting_since = None
 
-    def leave(self, now: Instant, fence: Instant | None) -> None:
-        """The lease is given away, or halts: from the first call it waits for its last commit. A
-        lease that is not renewed any more, up to `fence`, keeps half of its time for the write."""
+    def leave(self, final: ExtendedSequenceNumber, now: Instant, fence: Instant | None) -> None:
+        """The lease is given away, or halts: from the first call it waits for its last commit, at
+        `final`. With a `fence` it is not renewed any more: half of its time is for the write."""
+        self._final = final
         if self._leave_instant is None:
             wait_s = LAST_COMMIT_WAIT_S
             if fence is not None:
                 wait_s = min(wait_s, (fence - now) / 2)
             self._leave_instant = Instant(now + wait_s)
 
-    def is_last_awaited(self, upto: ExtendedSequenceNumber, now: Instant) -> bool:
-        """Whether the last write waits for the outputs to have the rows up to `upto`. One answer
-        is enough, also a lower one."""
+    def is_last_awaited(self, now: Instant) -> bool:
+        """Whether the last write waits for the outputs. One answer is enough, also a lower one."""
         if self._leave_instant is None or now >= self._leave_instant or self.refused is not None:
             return False
-        if upto <= self.confirmed:
+        if self._final <= self.confirmed:
             return False
         answered = self._answered
-        return answered is None or not answered.must or answered.upto < upto
+        return answered is None or not answered.must or answered.upto < self._final
 
     @property
     def leave_instant(self) -> Instant | None:
@@ -136,6 +139,25 @@ class OutputCommits:
         """The cursors that go to the row with `position`; None if it has them already [K2]."""
         is_known = row.outputs == StoredCursors(position, self._cursors)
         return None if not self._cursors or is_known else self._cursors
+
+
+def wanted_commit(
+    state: State,
+    final: ExtendedSequenceNumber,
+    asked_for: ExtendedSequenceNumber | None,
+    due: ExtendedSequenceNumber | None,
+    *,
+    is_urgent: bool,
+) -> CommitOutputs | None:
+    """The commit that a checkpoint needs: the last one at `final`; at the position that user code
+    asked for, or that is due. `is_urgent`: without it the next batch would wait for the pace of the
+    outputs."""
+    if state is State.ENDING:
+        return CommitOutputs(SHARD_END, must=True)
+    if state in {State.FAILING, State.RELEASING}:
+        return CommitOutputs(final, must=True, is_leaving=state is State.RELEASING)
+    wanted = [each for each in (asked_for, due) if each is not None]
+    return CommitOutputs(max(wanted), asked_for is not None or is_urgent) if wanted else None
 
 
 def moved_past_outputs(row: Lease) -> ProcessorFailed:

@@ -7,10 +7,10 @@ outcome of every command comes back as an event, whatever the outcome.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from kclrun.consuming import commands, events
 from kclrun.consuming.checkpoints import (
+    EARLY_SHARE,
     UNSAVED_END,
     CheckpointLedger,
     CheckpointRequests,
@@ -23,10 +23,11 @@ from kclrun.consuming.lease_writer import (
     LeaseWriter,
     Verdict,
     VerdictKind,
+    stalled,
     why_not_begun,
     written_again,
 )
-from kclrun.consuming.outputs import OutputCommits, moved_past_outputs
+from kclrun.consuming.outputs import OutputCommits, moved_past_outputs, wanted_commit
 from kclrun.consuming.policy import LifePolicy, Metering
 from kclrun.consuming.shard_end import (
     CHILDREN_RETRY_S,
@@ -62,10 +63,6 @@ from kclrun.protocol.fence import renew_interval_s
 from kclrun.protocol.in_flight import Change
 from kclrun.protocol.reports import OUTPUT, ProcessorFailed, Report
 
-# A checkpoint at half of `uncheckpointed_max`, due or not, so that the cap does not stop
-# deliveries.
-EARLY_SHARE: Final = 0.5
-
 Commands = tuple[commands.Command, ...]
 
 
@@ -94,9 +91,7 @@ class LeaseStateMachine:
         self._is_manual = policy.is_manual
         self._requests = CheckpointRequests(is_manual=policy.is_manual)
         self._graceful = GracefulRelease(self.own, others_in_sight=policy.others_in_sight)
-        self.commits = OutputCommits(
-            has_outputs=policy.has_outputs, every_s=policy.checkpoint_every_s
-        )
+        self.commits = OutputCommits(policy)
         self._shard_end = ShardEnd(policy.key, ())
         self._is_withdrawn = False
         self._keeps_lease = False  # withdrawn for a restart only: the row stays ours
@@ -207,13 +202,7 @@ class LeaseStateMachine:
                 self._output.failed(message, now)
                 unsent = events.WriteResolved(change, writes.Unavailable(message), now)
                 return self._take_in(unsent, now)
-            case (
-                events.OutputsBegan()
-                | events.OutputsCommitted()
-                | events.OutputsNotCommitted()
-                | events.OutputsRefused()
-                | events.OutputsSuperseded()
-            ):
+            case _ if isinstance(event, events.OfOutputs):
                 return self._take_in_outputs(event, now)
             case events.WriteResolved(writes.LateCheckpoint(), outcome):
                 if self._lost is not None and self._lost.late is not None:
@@ -278,10 +267,9 @@ class LeaseStateMachine:
         if verdict is None:
             return ()
         match verdict.kind:
-            case VerdictKind.LOST:
-                return self._lose(verdict.reason, now)
-            case VerdictKind.MOVED:
-                return self._lose(verdict.reason, now, begins_again=True)
+            case VerdictKind.LOST | VerdictKind.MOVED:
+                is_moved = verdict.kind is VerdictKind.MOVED
+                return self._lose(verdict.reason, now, begins_again=is_moved)
             case VerdictKind.CONFIRMED:
                 assert verdict.change is not None, "a confirmation names its change"
                 result = self._confirmed(verdict.change, now)
@@ -572,31 +560,15 @@ class LeaseStateMachine:
 
     def _ask_outputs(self, now: Instant) -> Commands:
         """Ask the outputs for the rows that the next checkpoint covers [K5]."""
-        wanted: ExtendedSequenceNumber | None = self._requests.highest
-        must = wanted is not None
-        if self.state is State.ENDING:
-            return self.commits.ask(commands.CommitOutputs(SHARD_END, must=True), now)
+        final = self._requests.final_position(self.ledger)
         if self.state in {State.FAILING, State.RELEASING}:
             is_renewed = not self._manager_gone and self.own.next_owner is None
-            self.commits.leave(now, None if is_renewed else self.own.fence)
-            final = self._requests.final_position(self.ledger)
-            is_leaving = self.state is State.RELEASING
-            return self.commits.ask(
-                commands.CommitOutputs(final, must=True, is_leaving=is_leaving), now
-            )
-        if self._must_save(now):
-            processed = self.ledger.processed
-            wanted = processed if wanted is None else max(wanted, processed)
-            # Without it the next batch would wait for the outputs' own pace.
-            must = must or self.policy.checkpoint_mode == "batch" or self.ledger.is_full
-        if wanted is None:
-            return ()
-        return self.commits.ask(commands.CommitOutputs(wanted, must), now)
-
-    def _is_last_commit_awaited(self, now: Instant) -> bool:
-        if self.state not in {State.FAILING, State.RELEASING}:
-            return False
-        return self.commits.is_last_awaited(self._requests.final_position(self.ledger), now)
+            self.commits.leave(final, now, None if is_renewed else self.own.fence)
+        is_urgent = self.policy.checkpoint_mode == "batch" or self.ledger.is_full
+        due = self.ledger.processed if self._must_save(now) else None
+        asked_for = self._requests.highest
+        wanted = wanted_commit(self.state, final, asked_for, due, is_urgent=is_urgent)
+        return () if wanted is None else self.commits.ask(wanted, now)
 
     def _save_or_renew(self, now: Instant) -> Commands:
         """Send the checkpoint or the renewal that is due; after its last one a halt is over."""
@@ -604,13 +576,9 @@ class LeaseStateMachine:
         if own.next_owner is not None:
             return ()
         change: Change | None = self._due_checkpoint(now)
-        is_over = not self._is_last_commit_awaited(now)
-        if (
-            self.state is State.RELEASING
-            and self._keeps_lease
-            and is_over
-            and not self._has_last_checkpoint_to_write
-        ):
+        is_over = not self.commits.is_last_awaited(now)
+        is_last = self.state is State.RELEASING and not self._has_last_checkpoint_to_write
+        if is_last and is_over:
             return self._finish(Step.RELEASE_WRITTEN, reports.LeaseKept(), ExitCause.DONE)
         if change is None and self.state is State.FAILING and is_over:
             assert self._failure is not None, "failing without a failure"
@@ -642,7 +610,7 @@ class LeaseStateMachine:
             case State.ENDING if not self.policy.has_outputs or self.commits.confirmed == SHARD_END:
                 cursors = self.commits.to_write(own.confirmed, SHARD_END)
                 return writes.End(own.key, own.me, own.counter, own.confirmed.checkpoint, cursors)
-            case State.RELEASING if not self._keeps_lease and not self._is_last_commit_awaited(now):
+            case State.RELEASING if not self._keeps_lease and not self.commits.is_last_awaited(now):
                 position = self._covered(self._requests.final_position(self.ledger))
                 return self._graceful.last_write(position, self.commits, now)
             case _:
@@ -730,10 +698,3 @@ class LeaseStateMachine:
             return renewing
         saving = max(due, self._put_off_until, asking)
         return saving if renewing is None else min(renewing, saving)
-
-
-def stalled(stalled_s: float, *, in_user_code: bool) -> Report:
-    """The lease thread stood still: user code held the GIL, or the whole process stood still."""
-    if in_user_code:
-        return reports.GilHeld(stalled_s)
-    return reports.ProcessWarned(f"the process stood still for {stalled_s:.1f} s")
