@@ -40,6 +40,9 @@ def pytest_collection(session):
         return (yield)
     finally:
         gc.freeze()
+        # What tests leave grows all the time, so looking through all of it comes up often, takes
+        # seconds of each worker, and finds next to nothing: what is young is looked at as before.
+        gc.set_threshold(5_000, 20, 200)
         gc.enable()
 
 

@@ -45,6 +45,9 @@ class Grant(enum.Enum):
     SEND_ROWS = "SendRowsToQueues"
     PUBLISH_ROWS = "PublishRowsToTopics"
     DELIVER_ROWS = "PutRowsIntoDeliveryStreams"
+    WRITE_OBJECTS = "WriteRowsAsObjects"
+    FIND_OBJECTS = "SeeWhichObjectsAreThere"
+    WRITE_ITEMS = "WriteRowsAsItems"
     SCHEMAS = "ReadSchemas"
     # For the identity that assumes `role_arn`; the role's own policy does not contain it.
     ROLE = "AssumeRole"
@@ -109,12 +112,18 @@ CREATE_STREAM: Final = Operation("kinesis", "CreateStream", is_write=True, grant
 LIST_STREAMS: Final = Operation("kinesis", "ListStreams", grants=())
 
 # The index is added after a look at the table. Its operator may have another role than the fleet.
-DESCRIBE_TABLE: Final = Operation("dynamodb", "DescribeTable", grants=(Grant.LEASES, Grant.INDEX))
+DESCRIBE_TABLE: Final = Operation(
+    "dynamodb", "DescribeTable", grants=(Grant.LEASES, Grant.INDEX, Grant.WRITE_ITEMS)
+)
 SCAN: Final = Operation("dynamodb", "Scan", grants=(Grant.LEASES, Grant.START))
 QUERY: Final = Operation("dynamodb", "Query", grants=(Grant.OFFERS,))
 BATCH_GET_ITEM: Final = Operation("dynamodb", "BatchGetItem")
-GET_ITEM: Final = Operation("dynamodb", "GetItem", grants=(Grant.LEASES, Grant.KCL3))
-PUT_ITEM: Final = Operation("dynamodb", "PutItem", is_write=True)
+GET_ITEM: Final = Operation(
+    "dynamodb", "GetItem", grants=(Grant.LEASES, Grant.KCL3, Grant.WRITE_ITEMS)
+)
+PUT_ITEM: Final = Operation(
+    "dynamodb", "PutItem", is_write=True, grants=(Grant.LEASES, Grant.WRITE_ITEMS)
+)
 UPDATE_ITEM: Final = Operation("dynamodb", "UpdateItem", is_write=True)
 DELETE_ITEM: Final = Operation("dynamodb", "DeleteItem", is_write=True)
 # DynamoDB has no permission of this name: it checks the permissions of the parts.
@@ -146,12 +155,38 @@ RECORD_LIFECYCLE_ACTION_HEARTBEAT: Final = Operation(
 COMPLETE_LIFECYCLE_ACTION: Final = Operation(
     "autoscaling", "CompleteLifecycleAction", is_write=True, grants=(Grant.LIFECYCLE,)
 )
-# Only with `on_error.dead_letter.s3` and `.sqs`.
-PUT_OBJECT: Final = Operation("s3", "PutObject", is_write=True, grants=(Grant.KEEP_OBJECTS,))
-LIST_OBJECTS_V2: Final = Operation(
-    "s3", "ListObjectsV2", grants=(Grant.SEE_BUCKET,), actions=("s3:ListBucket",)
+# Only with `on_error.dead_letter.s3` and `.sqs`, and with outputs of these kinds.
+PUT_OBJECT: Final = Operation(
+    "s3", "PutObject", is_write=True, grants=(Grant.KEEP_OBJECTS, Grant.WRITE_OBJECTS)
 )
-GET_OBJECT: Final = Operation("s3", "GetObject", grants=(Grant.MANAGE_OBJECTS,))
+# Outputs do not list. But S3 says that an object is absent only to a caller who may list.
+LIST_OBJECTS_V2: Final = Operation(
+    "s3",
+    "ListObjectsV2",
+    grants=(Grant.SEE_BUCKET, Grant.FIND_OBJECTS),
+    actions=("s3:ListBucket",),
+)
+GET_OBJECT: Final = Operation("s3", "GetObject", grants=(Grant.MANAGE_OBJECTS, Grant.WRITE_OBJECTS))
+HEAD_OBJECT: Final = Operation(
+    "s3", "HeadObject", grants=(Grant.WRITE_OBJECTS,), actions=("s3:GetObject",)
+)
+CREATE_MULTIPART_UPLOAD: Final = Operation(
+    "s3",
+    "CreateMultipartUpload",
+    is_write=True,
+    grants=(Grant.WRITE_OBJECTS,),
+    actions=("s3:PutObject",),
+)
+UPLOAD_PART: Final = Operation(
+    "s3", "UploadPart", is_write=True, grants=(Grant.WRITE_OBJECTS,), actions=("s3:PutObject",)
+)
+COMPLETE_MULTIPART_UPLOAD: Final = Operation(
+    "s3",
+    "CompleteMultipartUpload",
+    is_write=True,
+    grants=(Grant.WRITE_OBJECTS,),
+    actions=("s3:PutObject",),
+)
 DELETE_OBJECTS: Final = Operation(
     "s3",
     "DeleteObjects",
@@ -237,6 +272,10 @@ OPERATIONS: Final = (
     PUT_OBJECT,
     LIST_OBJECTS_V2,
     GET_OBJECT,
+    HEAD_OBJECT,
+    CREATE_MULTIPART_UPLOAD,
+    UPLOAD_PART,
+    COMPLETE_MULTIPART_UPLOAD,
     DELETE_OBJECTS,
     GET_QUEUE_URL,
     GET_QUEUE_ATTRIBUTES,

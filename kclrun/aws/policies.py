@@ -13,8 +13,10 @@ import msgspec
 
 from kclrun.aws.lease_table import OWNER_INDEX
 from kclrun.aws.operations import OPERATIONS, Grant
+from kclrun.config.outputs import output_places
 from kclrun.config.schema import Settings, StartAtLeases
 from kclrun.model.lease import coordinator_table
+from kclrun.model.stream import ONLY_STREAM
 
 Policy = dict[str, Any]
 _Statement = dict[str, Any]
@@ -68,6 +70,10 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         parts = named.split("/")
         account = parts[-2] if len(parts) > 1 else self.account
         return f"arn:{self.partition}:sqs:{self.region}:{account}:{parts[-1]}"
+
+    def delivery_stream(self, name: str) -> str:
+        """The ARN of a Firehose delivery stream."""
+        return self._arn("firehose", f"deliverystream/{name}")
 
     def _arn(self, service: str, resource: str) -> str:
         return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
@@ -164,6 +170,7 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
             "Condition": {"StringEquals": {"cloudwatch:namespace": cloudwatch.namespace}}
         }
     yield from _letters(settings, site)
+    yield from _outputs(settings, site)
     if settings.aws.role_arn is None:
         yield from _hooks(settings, site)
     yield {
@@ -182,8 +189,31 @@ def _letters(settings: Settings, site: Site) -> Iterator[_Statement]:
         yield _allow(Grant.SEE_BUCKET, [site.bucket(place.s3)])
     if place.sqs is not None:
         yield _allow(Grant.SEND_LETTERS, [site.queue(place.sqs)])
-    if place.stream is not None:
-        yield _allow(Grant.WRITE, [site.stream(place.stream)])
+    streams = [place.stream, *(each.kinesis for each in output_places(settings, ONLY_STREAM))]
+    written = [site.stream(each) for each in streams if each is not None]
+    if written:
+        yield _allow(Grant.WRITE, written)
+
+
+def _outputs(settings: Settings, site: Site) -> Iterator[_Statement]:
+    """To see that the destinations are there, and to write rows to them: one statement for all
+    destinations of a kind. Streams are with those of the dead letters."""
+    named: dict[Grant, list[str]] = {}
+    for place in output_places(settings, ONLY_STREAM):
+        if place.s3 is not None:
+            named.setdefault(Grant.WRITE_OBJECTS, []).append(site.objects(place.s3))
+            named.setdefault(Grant.FIND_OBJECTS, []).append(site.bucket(place.s3))
+        elif place.dynamodb is not None:
+            named.setdefault(Grant.WRITE_ITEMS, []).append(site.table(place.dynamodb))
+        elif place.sqs is not None:
+            named.setdefault(Grant.SEND_ROWS, []).append(site.queue(place.sqs))
+        elif place.sns is not None:
+            named.setdefault(Grant.PUBLISH_ROWS, []).append(place.sns)
+        elif place.firehose is not None:
+            arn = site.delivery_stream(place.firehose)
+            named.setdefault(Grant.DELIVER_ROWS, []).append(arn)
+    for grant, resources in named.items():
+        yield _allow(grant, list(dict.fromkeys(resources)))
 
 
 def _hooks(settings: Settings, site: Site) -> Iterator[_Statement]:

@@ -120,7 +120,7 @@ class _Csv:
     def __init__(self, schema: RowSchema) -> None:
         self._schema = schema
         self._cells = tuple(_cell(column.type) for column in schema.columns)
-        self._line: Callable[[Sequence[Any]], str] = csv.writer(_Echo()).writerow  # type: ignore[assignment]  # of the writer's `write`
+        self._line: Callable[[Sequence[Any]], str] = csv.writer(_Echo()).writerow
 
     def encode(self, row: Any) -> tuple[bytes, int]:
         values = self._schema.check(row).values()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -21,7 +20,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{0,254}[A-Za-z0-9_-][A-Za-z0-9_.-]{0,2
 _CURSOR: Final = re.compile(r"([A-Z_]+|\d+)(?:/(\d{1,10}))?(?:\+(\d{1,18}))?\Z")
 
 
-@functools.total_ordering
 class Cursor(msgspec.Struct, frozen=True, gc=False):
     """Every row of records up to `position` is accounted for, and of the wall-clock timers that
     fired after that record those of the first `tick` rounds. Ordered and hashable [K1]."""
@@ -33,6 +31,15 @@ class Cursor(msgspec.Struct, frozen=True, gc=False):
         if self.position == other.position:
             return self.tick < other.tick
         return self.position < other.position
+
+    def __le__(self, other: Cursor) -> bool:
+        return not other < self
+
+    def __gt__(self, other: Cursor) -> bool:
+        return other < self
+
+    def __ge__(self, other: Cursor) -> bool:
+        return not self < other
 
     def __str__(self) -> str:
         """The text that rows of the lease table and destinations keep: `4957…/3+0`."""

@@ -15,6 +15,7 @@ from kclrun.consuming import commands, events
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import WORKER_STATES
+from kclrun.errors import InvariantViolation
 from kclrun.leases import commands as manager_commands
 from kclrun.leases.events import ProcessReported
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
@@ -76,18 +77,7 @@ class LeaseProcess:
         self._scheduler = world.scheduler
         self._oracles = world.oracles
         self._stream = world.stream
-        policy = LifePolicy(
-            key=start.key,
-            me=host.owner,
-            seen_counter=start.counter,
-            expires_instant=start.expires_instant,
-            failover_s=settings.failover_s,
-            checkpoint_mode="manual" if world.user_code.is_manual else "auto",
-            checkpoint_every_s=settings.checkpoint_every_s,
-            uncheckpointed_max=settings.uncheckpointed_max,
-            has_waited=start.has_waited,
-            others_in_sight=host.others_in_sight,
-        )
+        policy = self.policy(host, start)
         chance = world.scheduler.chance(self.who).random
         self.life = LeaseStateMachine(policy, chance, lambda: self.queue.cpu_s)
         self.user_code = BatchUserCode(world.user_code, chance)
@@ -113,6 +103,22 @@ class LeaseProcess:
         self._still_since = Instant(0.0)
         self._has_begun = self._is_orphan = False
         self._alarm = self.os.alarm(self.life.next_deadline, lambda: self.post(events.Ticked()))
+
+    def policy(self, host: HostOfProcess, start: manager_commands.StartProcess) -> LifePolicy:
+        """The settings of its core."""
+        settings = host.world.settings
+        return LifePolicy(
+            key=start.key,
+            me=host.owner,
+            seen_counter=start.counter,
+            expires_instant=start.expires_instant,
+            failover_s=settings.failover_s,
+            checkpoint_mode="manual" if host.world.user_code.is_manual else "auto",
+            checkpoint_every_s=settings.checkpoint_every_s,
+            uncheckpointed_max=settings.uncheckpointed_max,
+            has_waited=start.has_waited,
+            others_in_sight=host.others_in_sight,
+        )
 
     # Start and end.
 
@@ -227,6 +233,8 @@ class LeaseProcess:
                 self._report(command)
             case commands.Exit(cause):
                 self._exit(cause)
+            case commands.CommitOutputs():
+                raise InvariantViolation("a process without outputs is asked to commit them")
             case call:
                 self.queue.call(call)
 

@@ -55,6 +55,17 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: Path) -> None:
+    """Make it and its missing parents; each is synced into its own parent, topmost first.
+
+    Raises: OSError, SyncFailed.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing):
+        sync_folder(made.parent)
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Replace the content of `path`: readers see, also after a crash, the old or the new, whole.
 

@@ -160,7 +160,12 @@ class KinesisProducer:
             return
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._concurrency, "kinesis-producer")
-        self._threads.submit(lambda: self._answers.put((request, self._put(request))))
+        try:
+            self._threads.submit(lambda: self._answers.put((request, self._put(request))))
+        except RuntimeError as error:
+            # This host has no thread left, or the interpreter ends. Whether it is sent is unknown.
+            self._is_usable = False
+            raise Unavailable(f"PutRecords: {error}", operation="PutRecords") from error
 
     def _put(self, request: Request) -> _Outcome:
         try:

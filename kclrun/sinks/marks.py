@@ -20,6 +20,7 @@ from kclrun.errors import LimitExceeded, SinkError
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.sinks.durable_files import (
     close_locked,
+    make_folder,
     open_locked,
     replace_file,
     sync,
@@ -181,7 +182,7 @@ def open_at(
         raise SinkError(f"{shard_id[:128]!r} is no shard id: no file is named after it")
     path = folder / f"{shard_id}.jsonl"
     try:
-        _make(folder)
+        make_folder(folder)
         descriptor = open_locked(path, lock_wait_s)
     except OSError as error:
         raise failure(path, "open", error) from error
@@ -211,14 +212,6 @@ def _prove_room(path: Path) -> None:
     finally:
         os.close(descriptor)
         probe.unlink()
-
-
-def _make(folder: Path) -> None:
-    """Make it and its missing parents; each is synced into its own parent, topmost first."""
-    missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for made in reversed(missing):
-        sync_folder(made.parent)
 
 
 def failure(path: Path, verb: str, error: OSError) -> SinkError:

@@ -10,9 +10,9 @@ import hashlib
 import queue
 import random
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import msgspec
@@ -26,7 +26,7 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
-from kclrun.model.output import Cursor, Message, OutputPlace, RowsOf
+from kclrun.model.output import Cursor, Message, MessageLimits, OutputPlace, RowsOf
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.time import backoff_s
 from kclrun.ports import MessageSender
@@ -117,7 +117,7 @@ class MessageOutput:
         self._committed = self._upto = Cursor.parse("TRIM_HORIZON")
         self._number = 0
         self._messages = _Waiting()
-        self._threads: ThreadPoolExecutor | None = None
+        self._requests: queue.SimpleQueue[list[Message] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[list[Message], _Outcome]] = queue.SimpleQueue()
         self._under_way = 0
         self._failures = 0
@@ -147,6 +147,8 @@ class MessageOutput:
         except ServiceError as error:
             raise self._failed(error) from None
         self._committed = self._upto = at
+        for _ in range(CONCURRENCY):
+            threading.Thread(target=self._serve, name="messages", daemon=True).start()
         return at
 
     def add(self, rows: Sequence[Any], upto: Cursor) -> None:
@@ -182,9 +184,8 @@ class MessageOutput:
 
     def close(self) -> None:
         """As `Output.close`."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-            self._threads = None
+        for _ in range(CONCURRENCY):
+            self._requests.put(None)
         self._sender.close()
 
     def _group(self, key: str | None) -> str:
@@ -199,27 +200,27 @@ class MessageOutput:
         return msgspec.structs.replace(message, deduplication_id=digest)
 
     def _send_due(self) -> None:
+        """While requests are under way only full ones follow: the rest fills up meanwhile."""
         if self._clock() < self._held_until:
             return
-        limits = self._sender.limits
         while self._under_way < CONCURRENCY:
-            batch = self._messages.take(limits.batch_messages_max, limits.batch_bytes_max)
+            batch = self._messages.take(self._sender.limits, full_only=self._under_way > 0)
             if not batch:
                 return
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(CONCURRENCY, "messages")
             self._under_way += 1
-            self._threads.submit(self._send, batch)
+            self._requests.put(batch)
 
-    def _send(self, batch: list[Message]) -> None:
-        outcome: _Outcome
-        try:
-            outcome = self._sender.send(batch)
-        except ServiceError as error:
-            outcome = error
-        except Exception as error:  # noqa: BLE001 - its caller waits for an answer
-            outcome = Unavailable(f"{type(error).__name__}: {error}")
-        self._answers.put((batch, outcome))
+    def _serve(self) -> None:
+        """A thread that sends what is due, until `close`."""
+        while (batch := self._requests.get()) is not None:
+            outcome: _Outcome
+            try:
+                outcome = self._sender.send(batch)
+            except ServiceError as error:
+                outcome = error
+            except Exception as error:  # noqa: BLE001 - its caller waits for an answer
+                outcome = Unavailable(f"{type(error).__name__}: {error}")
+            self._answers.put((batch, outcome))
 
     def _await_news(self) -> None:
         """Wait for an answer, or until a refused message may be sent again."""
@@ -295,18 +296,29 @@ class _Waiting:
             self._ready.append(message.group)
         group.append(message)
 
-    def take(self, messages_max: int, bytes_max: int) -> list[Message]:
+    def take(self, limits: MessageLimits, *, full_only: bool) -> list[Message]:
         """The next request; the first message of a group stays in it until `give_back`."""
+        available = len(self._loose) + len(self._ready)
+        if not available or (full_only and not self._fills(available, limits)):
+            return []
         batch: list[Message] = []
         size_bytes = 0
-        while len(batch) < messages_max and (self._loose or self._ready):
+        while len(batch) < limits.batch_messages_max and (self._loose or self._ready):
             message = self._loose[0] if self._loose else self._groups[self._ready[0]][0]
             size_bytes += message.size_bytes
-            if batch and size_bytes > bytes_max:
+            if batch and size_bytes > limits.batch_bytes_max:
                 break
             (self._loose or self._ready).popleft()
             batch.append(message)
         return batch
+
+    def _fills(self, available: int, limits: MessageLimits) -> bool:
+        """Whether so many messages fill a request, by their number or at their mean size."""
+        mean_bytes = self.size_bytes / self.count
+        return (
+            available >= limits.batch_messages_max
+            or available * mean_bytes >= limits.batch_bytes_max
+        )
 
     def give_back(self, batch: list[Message], taken: Sequence[bool]) -> None:
         """A request was answered: drop what was taken; the rest is the first to be sent again."""

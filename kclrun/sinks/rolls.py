@@ -79,22 +79,23 @@ class _Roll:
         self.commit = secrets.token_hex(_COMMIT_BYTES)
         self.upload = rolls.new(begin, self.commit)
         self._file = form.new_file()
-        self.is_sealed = False
+        self._is_sealed = False
 
     @property
     def unsent_bytes(self) -> int:
         return self.upload.unsent_bytes + self._file.waiting_bytes
 
     def add(self, rows: Sequence[Any], upto: Cursor) -> None:
+        assert not self._is_sealed, "a commit that failed is repeated before rows are added"
         self.upload.send()  # raises before a row is taken
         self.upload.write(self._file.add(rows))
         self.end = upto
 
     def seal(self) -> None:
         """A request may have left with its end: from now on it stays as it is [K6]."""
-        if not self.is_sealed:
+        if not self._is_sealed:
             self.upload.write(self._file.end())
-            self.is_sealed = True
+            self._is_sealed = True
 
 
 class RolledOutput:
@@ -116,8 +117,7 @@ class RolledOutput:
         self._form = form
         self._rolls = rolls
         self._stored: Cursor | None = None  # the end of the chain
-        # At most two: a roll whose outcome is unknown, and the rows that came since.
-        self._open: list[_Roll] = []
+        self._roll: _Roll | None = None  # the one that grows, or whose commit is repeated
 
     def encode(self, row: Row) -> tuple[Any, int]:
         """As `Output.encode`."""
@@ -143,24 +143,20 @@ class RolledOutput:
     def add(self, rows: Sequence[Any], upto: Cursor) -> None:
         """As `Output.add`."""
         assert self._stored is not None, "begin() comes first"
-        if not rows:
-            return
-        is_tried = len(self._open) == 1 and self._open[0].is_sealed
-        if not self._open or is_tried:
-            begin = self._open[0].end if self._open else self._stored
-            self._open.append(_Roll(self._rolls, self._form, begin))
-        self._open[-1].add(rows, upto)
+        if self._roll is None:
+            self._roll = _Roll(self._rolls, self._form, self._stored)
+        self._roll.add(rows, upto)
 
     @property
     def unsent_bytes(self) -> int:
         """As `Output.unsent_bytes`."""
-        return sum(roll.unsent_bytes for roll in self._open)
+        return 0 if self._roll is None else self._roll.unsent_bytes
 
     def commit(self) -> Cursor:
         """As `Output.commit`."""
         assert self._stored is not None, "begin() comes first"
-        while self._open:
-            roll = self._open[0]
+        roll = self._roll
+        if roll is not None:
             roll.seal()
             record = RollRecord(end=str(roll.end), commit=roll.commit, token=self._token)
             if not roll.upload.finish(record):
@@ -168,8 +164,7 @@ class RolledOutput:
                     f"{self._rolls.where(roll.begin)} is another owner's: this lease begins again"
                     " behind it"
                 )
-            self._stored = roll.end
-            del self._open[0]
+            self._stored, self._roll = roll.end, None
         return self._stored
 
     def check(self) -> str:
@@ -178,6 +173,7 @@ class RolledOutput:
 
     def close(self) -> None:
         """As `Output.close`."""
-        while self._open:
-            self._open.pop().upload.drop()
+        if self._roll is not None:
+            self._roll.upload.drop()
+            self._roll = None
         self._rolls.close()

@@ -29,18 +29,16 @@ def open_output(
     """
     assert not place.grows, "a file that grows is an EmittedRows"
     if place.path is not None:
-        from kclrun.sinks.rolled_files import RolledFiles
+        from kclrun.sinks.rolled_files import open_rolled_files
 
-        return RolledFiles(place, of)
+        return open_rolled_files(place, of)
     if place.sql is not None:
         with _extra("sql", place):
             from kclrun.sinks.sql import SqlOutput
 
         return SqlOutput(place, of)
     if place.s3 is not None:
-        from kclrun.aws.outputs.s3 import open_s3_output
-
-        return open_s3_output(place, of, kinesis, credentials)
+        return _object_output(place, of, kinesis.region, credentials)
     if place.dynamodb is not None:
         from kclrun.aws.outputs.dynamodb import open_dynamodb_output
 
@@ -51,6 +49,21 @@ def open_output(
     from kclrun.sinks.message_output import MessageOutput
 
     return MessageOutput(place, of, open_sender(place, kinesis.region, credentials))
+
+
+def _object_output(
+    place: OutputPlace,
+    of: RowsOf,
+    region: str,
+    credentials: Callable[[], WireCredentials],
+) -> Output:
+    from kclrun.aws.outputs.s3 import open_object_rolls
+    from kclrun.codec.row_files import row_format
+    from kclrun.sinks.rolls import RolledOutput
+
+    form = row_format(place.format, place.schema)
+    rolls = open_object_rolls(place, of, region, credentials, (form.suffix, form.content_type))
+    return RolledOutput(of, form, rolls)
 
 
 def _kinesis_output(

@@ -80,6 +80,7 @@ class _Lane:
         self.known: ExtendedSequenceNumber | None = None
         self.committed: Cursor | None = None
         self.is_dirty = False  # rows were added since the last commit
+        self.committed_bytes = 0  # of the rows that were added until then
         self.is_unresolved = False  # a commit raised: nothing is added before it is repeated [K6]
         self.dirty_since = Instant(0.0)
         # Every row that its settled records emitted is durable up to here.
@@ -99,14 +100,16 @@ class _Lane:
             return True
         if not pace.roll_bytes:
             return is_asked
-        return unsent >= pace.roll_bytes or now >= self.dirty_since + pace.roll_s
+        # Not what is unsent: parts of a roll are sent as they fill.
+        rolled = self.added.size - self.committed_bytes
+        return rolled >= pace.roll_bytes or now >= self.dirty_since + pace.roll_s
 
 
 class Outputs:
     """The rows of a lease on their way to its outputs. Implements `RowScope`.
 
     `post` hands an event to the core; `hold` tells the delivery queue whether an output is so full
-    that no batch may start; `refuse` halts the lease with a reason, where no repetition helps.
+    that no batch may start.
     """
 
     def __init__(
@@ -115,14 +118,12 @@ class Outputs:
         *,
         post: Callable[[events.Event], None],
         hold: Callable[[bool], None],
-        refuse: Callable[[str], None],
         now: Callable[[], Instant],
     ) -> None:
         self._lanes = [_Lane(index, *each) for index, each in enumerate(outputs)]
         self._by_name = {lane.name: lane for lane in self._lanes}
         self._post = post
         self._hold = hold
-        self._refuse = refuse
         self._now = now
         self._changed = threading.Condition()
         self._notes: deque[_Note] = deque()  # bounded by uncheckpointed_max
@@ -310,7 +311,7 @@ class Outputs:
             assert upto is not None, "rows leave after begin()"
             self._post(events.OutputsNotCommitted(upto, str(error)))
         except SettingsError as error:
-            self._refuse(str(error))
+            self._post(events.OutputsRefused(str(error)))
             return False
         else:
             self._failed = 0
@@ -429,6 +430,7 @@ def _commit(lane: _Lane) -> None:
     lane.is_unresolved = True
     lane.committed = lane.output.commit()
     lane.is_dirty = lane.is_unresolved = False
+    lane.committed_bytes = lane.added.size
 
 
 def _longest(*marks: _Mark) -> _Mark:

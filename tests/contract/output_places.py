@@ -4,13 +4,28 @@
 Its rows have the columns of `SCHEMA`: the shard says whose row it is, and `n` counts from 1.
 """
 
+import csv
+import errno
 import functools
+import io
 import itertools
+import json
+from pathlib import Path
 
 from botocore.exceptions import ClientError, ReadTimeoutError
+from pyarrow import parquet
 
+from kclrun.aws.control import ControlPlane, RenewedClient
+from kclrun.aws.endpoints import EndpointSettings
+from kclrun.aws.outputs.s3 import PART_BYTES, ObjectRolls
+from kclrun.codec.row_files import row_format
 from kclrun.codec.row_lines import encode_row
 from kclrun.errors import SettingsError, SinkError, Superseded
+from kclrun.model.output import OutputPlace, RowsOf
+from kclrun.model.time import WallTime
+from kclrun.model.wire import WireCredentials
+from kclrun.sinks.rolled_files import open_rolled_files
+from kclrun.sinks.rolls import RolledOutput
 
 SCHEMA = "shard string NOT NULL, n long"
 NUMBERS = itertools.count()
@@ -28,6 +43,8 @@ class Place:
     #   lost reply     no answer; the request was applied
     #   late           no answer; the request arrives when the test calls `land`
     faults = frozenset()
+    # Of the seeds of the test that draws what happens: fewer where they take long.
+    storms = 12
 
     def __init__(self, aws, folder):
         self.aws = aws
@@ -69,6 +86,10 @@ class FaultyClient:
 
     def fail(self, fault, times=1):
         self._faults += [fault] * times
+
+    def watch(self, *names):
+        """These calls meet the faults from now on, and only these."""
+        self._writes = {*names}
 
     def land(self):
         late, self._late = self._late, []
@@ -200,4 +221,156 @@ class _ReferenceOutput:
         self._pending.clear()
 
 
-PLACES = {"reference": Reference}
+KEYS = WireCredentials("key", "secret")
+
+
+class Rolls(Place):
+    """Rolls of a format."""
+
+    format = "json"
+
+    def of_place(self, **more):
+        return OutputPlace(name="output", format=self.format, schema=SCHEMA, **more)
+
+    def read(self, contents):
+        return [row for content in contents for row in _READ[self.format](content)]
+
+
+def _csv(content):
+    return [{**row, "n": int(row["n"])} for row in csv.DictReader(content.decode().splitlines())]
+
+
+_READ = {
+    "json": lambda content: [json.loads(line) for line in content.splitlines()],
+    "csv": _csv,
+    "parquet": lambda content: parquet.read_table(io.BytesIO(content)).to_pylist(),
+}
+
+
+class Objects(Rolls):
+    """A bucket, with a client in front that loses, delays and refuses requests."""
+
+    needs_aws = True
+    faults = frozenset({*REFUSALS, "lost request", "lost reply", "late"})
+
+    def __init__(self, aws, folder):
+        super().__init__(aws, folder)
+        endpoint = EndpointSettings(region="us-east-1", endpoint_url=aws.endpoint)
+        self.s3 = RenewedClient(endpoint, lambda: KEYS, ControlPlane.s3)()
+        self.s3.create_bucket(Bucket=self.name)
+        self.faulty = FaultyClient(self.s3, {"put_object", "complete_multipart_upload"})
+        self.fail, self.land = self.faulty.fail, self.faulty.land
+
+    def open(self, of):
+        return self._open(of, self.name)
+
+    def open_missing(self):
+        return self._open(OF_NOBODY, f"{self.name}-missing")
+
+    def _open(self, of, bucket):
+        place = self.of_place(s3=f"s3://{bucket}/some/prefix")
+        form = row_format(place.format, place.schema)
+        named = (form.suffix, form.content_type)
+        return RolledOutput(of, form, ObjectRolls(lambda: self.faulty, place.s3, of, named))
+
+    def names(self):
+        pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=self.name)
+        return [each["Key"] for page in pages for each in page.get("Contents", ())]
+
+    def rows(self):
+        keys = [key for key in self.names() if "/_kclrun/" not in key]
+        got = (self.s3.get_object(Bucket=self.name, Key=key)["Body"].read() for key in keys)
+        return self.read(got)
+
+    def close(self):
+        self.s3.close()
+
+
+class Parts(Objects):
+    """Some rows are large enough for a part of their own."""
+
+    storms = 1
+
+    def open(self, of):
+        return _Widened(super().open(of))
+
+
+class _Widened:
+    """An output some of whose rows are lines with many spaces behind them."""
+
+    def __init__(self, output):
+        self._output = output
+
+    def encode(self, row):
+        line, _ = self._output.encode(row)
+        if row["n"] in {3, 4, 6, 40}:
+            line = line.rstrip() + b" " * PART_BYTES + b"\n"
+        return line, len(line)
+
+    def __getattr__(self, name):
+        return getattr(self._output, name)
+
+
+class ParquetObjects(Objects):
+    format = "parquet"
+
+
+class Files(Rolls):
+    """A folder. An answer is never lost there, but on a file server it may be."""
+
+    faults = frozenset({"throttled", "lost reply"})
+
+    def __init__(self, aws, folder):
+        super().__init__(aws, folder)
+        self._faults = []
+        self.name = folder.name
+        self._link = Path.hardlink_to
+        meet = self._meet
+
+        def hardlink_to(path, target):
+            meet(path, target)
+
+        Path.hardlink_to = hardlink_to
+
+    def open(self, of):
+        return open_rolled_files(self.of_place(path=str(self.folder / "rows")), of)
+
+    def rows(self):
+        paths = sorted((self.folder / "rows").glob("**/[!.]*.*"))
+        return self.read(path.read_bytes() for path in paths)
+
+    def fail(self, fault, times=1):
+        self._faults += [fault] * times
+
+    def _meet(self, path, target):
+        fault = self._faults.pop(0) if self._faults else None
+        if fault != "throttled":
+            self._link(path, target)
+        if fault is not None:
+            raise OSError(errno.EIO, "made for the test")
+
+    def close(self):
+        Path.hardlink_to = self._link
+
+
+class CsvFiles(Files):
+    format = "csv"
+
+
+OF_NOBODY = RowsOf(
+    application="a",
+    stream="s",
+    stream_created_at=WallTime(0.0),
+    shard_id="shardId-0",
+    generation=0,
+    token=1,
+)
+
+PLACES = {
+    "reference": Reference,
+    "s3": Objects,
+    "s3 in parts": Parts,
+    "s3 parquet": ParquetObjects,
+    "files": Files,
+    "files csv": CsvFiles,
+}

@@ -74,7 +74,7 @@ def _signature(entry):
 def _parameters(signature):
     is_by_name = False
     for parameter in signature.parameters.values():
-        if parameter.name == "self":
+        if parameter.name == "self" or parameter.name.startswith("_"):
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and not is_by_name:
             is_by_name = True

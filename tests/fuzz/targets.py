@@ -3,17 +3,20 @@
 import functools
 import hashlib
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
 from kclrun.aws.errors import parse_error_reply
+from kclrun.aws.glue.decoder import GlueDecoder
 from kclrun.aws.http import BrokenAnswer, encode_request, exchange, parse_head
 from kclrun.aws.rows import BrokenRow, decode_row, encode_row
 from kclrun.codec.event_stream import MalformedEventStream, MessageDecoder, encode_message
 from kclrun.codec.get_records import decode_get_records, decode_subscription_event
 from kclrun.codec.kpl import MAGIC, open_aggregates
+from kclrun.codec.values import decoding
 from kclrun.config.load import settings_of
 from kclrun.errors import (
     LimitExceeded,
@@ -22,6 +25,7 @@ from kclrun.errors import (
     OffsetRefused,
     SegmentRefused,
     SettingsError,
+    UndecodableRecord,
 )
 from kclrun.ipc import messages
 from kclrun.ipc.board import SLOT_BYTES, StatusSlot
@@ -30,7 +34,8 @@ from kclrun.ipc.messages import decode_report, encode_report
 from kclrun.ipc.ring import EventRing
 from kclrun.local import sequence_numbers
 from kclrun.model.lease import Handoff, Lease, LeaseKey, Owner, OwnerId, PendingCheckpoint
-from kclrun.model.record import Record
+from kclrun.model.record import Record, RecordBatch
+from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.stream import called, shard_id_of, stream_of
@@ -122,6 +127,28 @@ def read_row(data):
         assert again is not None
         times = {"latest_pinned_at": None, "handoff": None, "halt": None}
         assert msgspec.structs.replace(again, **times) == msgspec.structs.replace(lease, **times)
+
+
+class Registry:
+    """Has one schema, under every id."""
+
+    def get_schema_version(self, **_):
+        schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "string"}]}
+        return {"DataFormat": "AVRO", "SchemaDefinition": json.dumps(schema)}
+
+
+GLUE = decoding(GlueDecoder(Registry))
+AVRO = bytes([3, 0]) + bytes(16) + b"\x06abc"
+COMPRESSED = bytes([3, 5]) + bytes(16) + zlib.compress(b"\x06abc")
+
+
+def read_value(data):
+    return RecordBatch([Record(data, "k", "1")], decoding=GLUE)[0].value
+
+
+def read_schema(data):
+    schema = RowSchema.parse(data.decode(errors="replace"))
+    assert RowSchema.parse(str(schema)).columns == schema.columns
 
 
 def read_settings(data):
@@ -347,6 +374,22 @@ TARGETS = {
                 b'{"leaseKey":{"S":"k"},"entityType":{"S":"X"}}',
             ),
             (b'{"N":"', b'{"S":"', b'{"SS":["', b"TRIM_HORIZON", b"SHARD_END", b'{"B":"', b"null"),
+        ),
+        # A few bytes of zlib may be 64 MiB of data.
+        Target(
+            "value",
+            read_value,
+            (UndecodableRecord,),
+            (AVRO, COMPRESSED),
+            (AVRO[:18], COMPRESSED[:18], b"\x78\x9c"),
+            costs_little=False,
+        ),
+        Target(
+            "row-schema",
+            read_schema,
+            (ValueError,),
+            (b"a int NOT NULL, `b c` array<map<string,struct<x: decimal(3,2)>>> COMMENT 'x'",),
+            (b"struct<", b"array<", b"map<", b" NOT NULL", b"decimal(", b"`", b"'", b"COMMENT"),
         ),
         Target(
             "settings",

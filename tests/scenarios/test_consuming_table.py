@@ -229,6 +229,5 @@ def test_a_state_says_when_it_ticks_and_whether_records_come_again(state):
 
 
 @pytest.mark.parametrize("state", State, ids=lambda each: each.value)
-@pytest.mark.parametrize("event", EVENTS)
-def test_an_event_leads_to_the_state_and_commands_of_the_table(state, event):
-    assert cell(state, event) == _table()[state.value][event]
+def test_each_event_leads_to_the_state_and_commands_of_the_table(state):
+    assert {event: cell(state, event) for event in EVENTS} == _table()[state.value]

@@ -130,6 +130,8 @@ class ShardDeliveries:
         self.has_begun = self.is_over = False
         # The row's position when it was last claimed; None where a Java member has it.
         self.claimed: int | None = None
+        # Up to here the outputs of its last reader had the rows as it began [K12].
+        self.adopted = 0
         self._repeats_max = repeats_max
         self._is_torn = False
         # The readers when the row was created anew: they read on beside its owners, to their
@@ -260,10 +262,10 @@ class ShardDeliveries:
 
     def _require_start(self, reader: Reader, first: int) -> None:
         """Its first batch begins right behind the position that its claim found."""
-        if first > self.checkpointed + 1:
+        if first > max(self.checkpointed, self.adopted) + 1:
             words = f"{reader.who} begins at record {first}, past checkpoint {self.checkpointed}"
             raise RuleBroken("I6", self.key, words)
-        if self.claimed is not None and first != self.claimed + 1:
+        if self.claimed is not None and first != max(self.claimed, self.adopted) + 1:
             words = f"{reader.who} begins at record {first}, and claimed at {self.claimed}"
             raise RuleBroken("I6", self.key, words)
 

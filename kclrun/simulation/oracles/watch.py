@@ -165,6 +165,7 @@ class Oracles:
         is_moved = after.checkpoint != before.checkpoint
         if isinstance(change, Claim):
             self._shard(after.key).claimed = self._number_of(after)
+            self._shard(after.key).adopted = 0
         if is_moved:
             self._moved(change, after)
 
@@ -239,6 +240,10 @@ class Oracles:
         if self._policy.is_manual:
             self._shard(reader.key).excuse(reader, _NOT_CHECKPOINTED)
         self.delivery_stopped(reader)
+
+    def outputs_adopted(self, reader: Reader, number: int) -> None:
+        """Its outputs have the rows up to this record already: it begins behind it [K12]."""
+        self._shard(reader.key).adopted = number
 
     def batch_begun(self, reader: Reader, first: int, last: int) -> None:
         """Records `first` to `last` are given to user code."""

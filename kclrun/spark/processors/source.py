@@ -18,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from kclrun.config.schema import CheckpointSettings, DeadLetterSettings, Settings
 from kclrun.consuming.delivery import ErrorPolicy, Then
 from kclrun.errors import SettingsError
-from kclrun.loading import load_processor
+from kclrun.loading import load_decoding, load_processor
 from kclrun.model.letter import LetterPlace
 from kclrun.model.row_schema import RowSchema
 from kclrun.ports import LetterStore
@@ -137,7 +137,9 @@ def process(
     unread.
     Raises: ProcessorLoadError, SettingsError, and the errors of the source's `load()`.
     """
-    user_code = load_processor(processor, [Path(each) for each in paths])
+    folders = [Path(each) for each in paths]
+    user_code = load_processor(processor, folders)
+    load_decoding(decode, user_code, folders, lambda: bytes)  # a check: the executors do it again
     if not 1 <= batch_max <= 100_000:
         raise SettingsError(f"batch_max: expected 1 to 100000, got {batch_max}")
     if retries < 0 or backoff_s < 0:

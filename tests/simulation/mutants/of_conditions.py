@@ -9,7 +9,13 @@ TABLES = "tests/contract/test_lease_table.py"
 
 # From the condition of a release to that of an offer.
 _TO_OFFERS = """\
-        (_COUNTED, *_without("owner"), *_WITHOUT_HANDOFF, _MOVED_IF_IT_MOVES),
+        (
+            _COUNTED,
+            *_without("owner"),
+            *_WITHOUT_HANDOFF,
+            _MOVED_IF_IT_MOVES,
+            _OUTPUTS_IF_GIVEN,
+        ),
     ),
     writes.Offer: Write(
         "offer",
@@ -46,8 +52,8 @@ OF_CONDITIONS = (
     Mutant(
         name="checkpoint-unconditional",
         file=ROWS,
-        old='Write("checkpoint", _HELD_AT, ',
-        new='Write("checkpoint", (), ',
+        old='        "checkpoint", _HELD_AT, ',
+        new='        "checkpoint", (), ',
         breaks="who lost a lease moves the position of its new owner",
         source="a8: non-owners may checkpoint by design",
         found_at=2,
@@ -55,8 +61,8 @@ OF_CONDITIONS = (
     Mutant(
         name="end-unconditional",
         file=ROWS,
-        old='Write("end", _HELD_AT, ',
-        new='Write("end", (), ',
+        old='        "end",\n        _HELD_AT,',
+        new='        "end",\n        (),',
         breaks="who lost a lease ends the shard that its new owner still reads",
         source="a8: SHARD_END is unconditional",
         layer="dense storms",
@@ -102,8 +108,8 @@ OF_CONDITIONS = (
     Mutant(
         name="checkpoints-keep-the-counter",
         file=ROWS,
-        old='Write("checkpoint", _HELD_AT, (_COUNTED, *_MOVED, _LOAD_IF_GIVEN))',
-        new='Write("checkpoint", _HELD_AT, (*_MOVED, _LOAD_IF_GIVEN))',
+        old='"checkpoint", _HELD_AT, (_COUNTED, *_MOVED, _LOAD_IF_GIVEN',
+        new='"checkpoint", _HELD_AT, (*_MOVED, _LOAD_IF_GIVEN',
         breaks="a lease that checkpoints often stands still for everybody else, and is taken",
         source="P1",
         found_at=0,

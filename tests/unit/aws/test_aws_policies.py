@@ -48,6 +48,10 @@ SPARK = (
 WITHOUT_OPERATION = {"dynamodb:ConditionCheckItem", "s3:ListBucket"}
 
 
+# A shard is subscribed to, as in SNS a topic is.
+OUR_METHODS = {"Subscribe"}
+
+
 def settings(text: str) -> Settings:
     return settings_of(text, environment={}, now=WallTime(1_800_000_000.0))
 
@@ -73,6 +77,21 @@ def lettered(place: str) -> str:
 
 
 EVERYTHING = FLEET + "observe: {cloudwatch: {namespace: shops}}\n" + HOOKS
+OUTPUTS = """
+output: {s3: 's3://b-1/rows'}
+outputs:
+  a: {dynamodb: items}
+  b: {sqs: 'https://sqs.eu-west-1.amazonaws.com/999999999999/rows'}
+  c: {kinesis: rows, key: [k]}
+on_error: {then: dead-letter, dead_letter: {stream: dead}}
+"""
+MORE_OUTPUTS = """
+outputs:
+  a: {sns: 'arn:aws:sns:eu-west-1:123456789012:rows'}
+  b: {firehose: rows}
+  c: {s3: 's3://b-1/one'}
+  d: {s3: 's3://b-1/two'}
+"""
 POLICIES: dict[str, Policy] = {
     "a machine": run_policy(settings(EVERYTHING), SITE),
     "a machine that creates no table": fleet("leases: {create: off}\n"),
@@ -101,6 +120,8 @@ POLICIES: dict[str, Policy] = {
         for place in LETTERS
         for who, make in (("a machine with", run_policy), ("who redrives", letters_policy))
     },
+    "a machine with outputs": fleet(OUTPUTS),
+    "a machine with more outputs": fleet(MORE_OUTPUTS),
     "China": run_policy(
         settings(EVERYTHING),
         Site(partition="aws-cn", region="cn-north-1", account="123456789012"),
@@ -149,6 +170,29 @@ def test_every_operation_that_is_called_is_in_some_policy() -> None:
         if operation not in {CREATE_STREAM, LIST_STREAMS}  # see where they are declared
     }
     assert not everything & {"kinesis:CreateStream", "kinesis:ListStreams"}
+
+
+def test_rows_are_written_to_the_destinations_of_the_outputs_and_to_nothing_else() -> None:
+    one, two = by_sid(POLICIES["a machine with outputs"]), by_sid(fleet(MORE_OUTPUTS))
+
+    assert {sid: one[sid]["Resource"] for sid in one.keys() - by_sid(fleet()).keys()} == {
+        "WriteRowsAsObjects": "arn:aws:s3:::b-1/rows/*",
+        "SeeWhichObjectsAreThere": "arn:aws:s3:::b-1",
+        "WriteRowsAsItems": "arn:aws:dynamodb:eu-west-1:123456789012:table/items",
+        "SendRowsToQueues": "arn:aws:sqs:eu-west-1:999999999999:rows",
+        "PutIntoStream": [STREAM.replace("orders", "dead"), STREAM.replace("orders", "rows")],
+    }
+    assert {sid: two[sid]["Resource"] for sid in two.keys() - by_sid(fleet()).keys()} == {
+        "PublishRowsToTopics": "arn:aws:sns:eu-west-1:123456789012:rows",
+        "PutRowsIntoDeliveryStreams": "arn:aws:firehose:eu-west-1:123456789012:deliverystream/rows",
+        "WriteRowsAsObjects": ["arn:aws:s3:::b-1/one/*", "arn:aws:s3:::b-1/two/*"],
+        "SeeWhichObjectsAreThere": "arn:aws:s3:::b-1",
+    }
+
+
+@pytest.mark.parametrize("who", POLICIES)
+def test_each_statement_has_a_name_of_its_own(who: str) -> None:
+    assert len(by_sid(POLICIES[who])) == len(POLICIES[who]["Statement"])
 
 
 @pytest.mark.parametrize(
@@ -240,8 +284,15 @@ def test_consumers_are_managed_on_the_applications_streams_alone() -> None:
     assert "kinesis:RegisterStreamConsumer" not in statement["Action"]
 
 
+@pytest.fixture(scope="module")
+def iam() -> Iterator[Any]:
+    """Its checks of a policy's grammar are those of the service; a mistake is refused."""
+    with mock_aws():
+        yield boto3.client("iam", region_name="us-east-1")
+
+
 @pytest.mark.parametrize("who", POLICIES)
-def test_a_policy_has_the_shape_that_iam_takes(who: str) -> None:
+def test_a_policy_has_the_shape_that_iam_takes(who: str, iam: Any) -> None:
     policy = POLICIES[who]
 
     assert set(policy) == {"Version", "Statement"}
@@ -252,11 +303,8 @@ def test_a_policy_has_the_shape_that_iam_takes(who: str) -> None:
         assert statement["Action"] == sorted(set(statement["Action"]))
     # An inline policy of a role may have 10,240 characters, a managed one 6,144.
     assert len(json.dumps(policy)) < 6_144
-    with mock_aws():
-        # Its checks of a policy's grammar are those of the service; a mistake is refused.
-        boto3.client("iam", region_name="us-east-1").create_policy(
-            PolicyName="one", PolicyDocument=json.dumps(policy)
-        )
+    name = re.sub(r"\W", "-", who)
+    iam.create_policy(PolicyName=name, PolicyDocument=json.dumps(policy))
 
 
 @pytest.mark.parametrize("who", POLICIES)
@@ -278,7 +326,7 @@ def test_every_action_is_one_that_botocore_knows(who: str) -> None:
 # those under a prefix.
 NAMED_IN_PART = {
     *(Grant.METRICS, Grant.LIFECYCLE, Grant.FAN_OUT, Grant.MANAGE_CONSUMERS),
-    *(Grant.KEEP_OBJECTS, Grant.MANAGE_OBJECTS, Grant.SCHEMAS),
+    *(Grant.KEEP_OBJECTS, Grant.MANAGE_OBJECTS, Grant.WRITE_OBJECTS, Grant.SCHEMAS),
 }
 
 
@@ -301,7 +349,8 @@ def test_every_resource_is_named_whole(who: str) -> None:
                 r"arn:aws(-cn)?:(kinesis|dynamodb|iam):[a-z0-9-]*:123456789012:"
                 r"(stream/\w+|table/\w+(-CoordinatorState|/index/LeaseOwnerToLeaseKeyIndex)?"
                 r"|role/\w+)"
-                r"|arn:aws:sqs:eu-west-1:\d{12}:dead|arn:aws:s3:::b-1",
+                r"|arn:aws:(sqs|sns):eu-west-1:\d{12}:(dead|rows)|arn:aws:s3:::b-1"
+                r"|arn:aws:firehose:eu-west-1:123456789012:deliverystream/rows",
                 resource,
             )
 
@@ -424,7 +473,7 @@ def test_no_module_names_an_operation_that_is_not_declared() -> None:
     }
 
     # `Scan` as a plain word is also a method of ours; both stand for the declared operation.
-    assert {name for _, name in used} <= declared
+    assert {name for _, name in used} <= declared | OUR_METHODS
     assert {("control.py", "ListShards"), ("table_setup.py", "CreateTable")} <= used
 
 

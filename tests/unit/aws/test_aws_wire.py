@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from kclrun.aws.errors import ErrorReply, service_error
-from kclrun.aws.operations import GET_RECORDS, OPERATIONS, PUT_ITEM, UPDATE_ITEM, Operation
+from kclrun.aws.operations import GET_RECORDS, OPERATIONS, PUT_ITEM, UPDATE_ITEM
 from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.wire import WireClient
 from kclrun.errors import (
@@ -258,18 +258,19 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 @pytest.mark.parametrize("status", [None, 500])
 def test_what_changes_something_has_an_unknown_outcome_once_its_answer_is_lost(
-    operation: Operation, status: int | None
+    status: int | None,
 ) -> None:
-    only_looks = operation.name.startswith(
-        ("Describe", "List", "Get", "Scan", "Query", "BatchGet", "Assume", "Subscribe")
-    )
+    for operation in OPERATIONS:
+        only_looks = operation.name.startswith(
+            ("Describe", "List", "Get", "Head", "Scan", "Query", "BatchGet", "Assume", "Subscribe")
+        )
 
-    error = service_error(operation, ErrorReply(message="timed out"), status)
+        error = service_error(operation, ErrorReply(message="timed out"), status)
 
-    assert type(error) is (Unavailable if only_looks else OutcomeUnknown)
+        expected = Unavailable if only_looks else OutcomeUnknown
+        assert type(error) is expected, operation.name
 
 
 @pytest.mark.parametrize(("status", "code", "read_error", "write_error"), CASES)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from kclrun.aws.control import ControlPlane
+from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.put_records import batches, send_all
 from kclrun.cli.program import run_program
 from kclrun.cli.world import Aws
@@ -110,6 +112,55 @@ def test_a_stream_that_is_not_there_is_66(config: Path, capsys: pytest.CaptureFi
         "It is made on this emulator with:\n    kclrun put --create 2 --stream test-a-stream"
         in told
     )
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("kinesis: none", "output: the stream none: ListShards: ResourceNotFoundException"),
+        ("sqs: none", "output: the queue none: GetQueueUrl: AWS.SimpleQueueService.NonExistent"),
+        (
+            "sns: 'arn:aws:sns:us-east-1:123456789012:none'",
+            "output: the topic arn:aws:sns:us-east-1:123456789012:none: GetTopicAttributes",
+        ),
+        ("firehose: none", "output: the delivery stream none: DescribeDeliveryStream"),
+    ],
+)
+def test_a_destination_that_is_not_there_is_78_for_a_check_and_for_a_run(
+    config: Path, output: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream_of(config, shards=1)
+    with config.open("a") as file:
+        file.write(f"processor: kclrun.samples.hello:Hello\noutput: {{{output}}}\n")
+
+    assert run_program(["check", "--config", str(config)]) == 78
+    told = capsys.readouterr()
+    assert "output     --  wrong\n" in told.out
+    assert f"Check failed: {said}" in told.err
+    assert run_program(["run", "--config", str(config)]) == 78
+    assert f"Cannot start: {said}" in capsys.readouterr().err
+
+
+def test_the_destinations_of_all_outputs_are_checked(
+    config: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream_of(config, shards=1)
+    aws = Aws(settings(config))
+    own = EndpointSettings(region="us-east-1", endpoint_url=endpoint)
+    control = ControlPlane(open_session(own), own, aws.credentials.current())
+    control.sqs().create_queue(QueueName="late")
+    with config.open("a") as file:
+        file.write("processor: kclrun.samples.hello:Hello\n")
+        file.write(f"outputs: {{late: {{sqs: late}}, put: {{kinesis: rows-{os.getpid()}}}}}\n")
+    rows = config.parent / "rows.txt"
+    rows.write_text("one\n")
+    made = ["--stream", f"rows-{os.getpid()}", "--endpoint", endpoint, "--create", "3", str(rows)]
+    assert run_program(["put", *made]) == 0
+
+    assert run_program(["check", "--config", str(config)]) == 0
+    told = capsys.readouterr().out
+    assert "outputs.late ok  the queue late\n" in told
+    assert f"outputs.put ok  the stream rows-{os.getpid()}, 3 open shards\n" in told
 
 
 def test_put_makes_a_stream_of_an_emulator_once(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import cbor2
 import pytest
 
@@ -30,11 +32,11 @@ TAGGED = (
 )
 
 
-@pytest.mark.parametrize("tag", [0, *range(2, 64), 100, 256, 258, 260, 261, 1004, 43_000, 55_799])
-def test_no_tag_but_that_of_a_time_is_taken(tag):
-    for value in TAGGED:
+def test_no_tag_but_that_of_a_time_is_taken():
+    tags = [0, *range(2, 64), 100, 256, 258, 260, 261, 1004, 43_000, 55_799]
+    for tag, value in itertools.product(tags, TAGGED):
         with pytest.raises(MalformedCbor):
-            decode_cbor(cbor2.dumps(cbor2.CBORTag(tag, value)))
+            pytest.fail(f"{tag}: {decode_cbor(cbor2.dumps(cbor2.CBORTag(tag, value)))}")
 
 
 def test_values_nest_eight_deep_in_the_outermost_and_no_deeper():

@@ -70,13 +70,13 @@ def test_headers_of_every_type_are_read_and_those_that_are_text_are_kept():
     assert message == Message({"text": "é"}, b"x")
 
 
-@pytest.mark.parametrize("at", range(len(FRAME)))
-def test_no_changed_byte_goes_unnoticed(at):
-    broken = bytearray(FRAME)
-    broken[at] ^= 0x20
+def test_no_changed_byte_goes_unnoticed():
+    for at in range(len(FRAME)):
+        broken = bytearray(FRAME)
+        broken[at] ^= 0x20
 
-    with pytest.raises(MalformedEventStream):
-        MessageDecoder().feed(bytes(broken))
+        with pytest.raises(MalformedEventStream):
+            pytest.fail(f"byte {at}: {MessageDecoder().feed(bytes(broken))}")
 
 
 LONG_HEADERS = (16).to_bytes(4, "big") + (1).to_bytes(4, "big")

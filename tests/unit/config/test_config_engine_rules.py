@@ -85,7 +85,10 @@ def loaded(more: str) -> Settings:
             "output.schema: is missing: emitted rows are JSON",
         ),
         ("processor: a:B\noutput: {path: o, schema: a text}", "output.schema: expected a type ("),
-        ("processor: a:B\noutput: {path: o, schema: a int, format: csv}", "output.format: is for"),
+        (
+            "processor: a:B\noutput: {path: o, schema: a int, format: csv}",
+            "output.format: csv needs `roll",
+        ),
         (
             SPARK + "processor: a:B\noutput: {path: o, schema: ''}",
             "output.schema: expected the name",

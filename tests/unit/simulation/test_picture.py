@@ -5,8 +5,6 @@ import json
 from itertools import pairwise
 
 import pytest
-from matplotlib import rcParams
-from matplotlib.figure import Figure
 
 from kclrun.simulation.picture import (
     _group_totals,
@@ -216,6 +214,10 @@ def digests(parts):
     ],
 )
 def test_a_picture_shows_what_it_showed_before(name, figures, suffix, monkeypatch, tmp_path):
+    # Here, not above: each of pytest's workers imports each file of tests.
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure
+
     saved = []
     monkeypatch.setattr(
         Figure,

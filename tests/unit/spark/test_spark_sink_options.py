@@ -276,16 +276,16 @@ class TestRows:
     @pytest.mark.parametrize(
         ("rows", "said"),
         [
-            (batch([b"a", None, None], ["k"] * 3), "data is null in 2 of 3 rows"),
-            (batch([b"a"] * 3, ["k", None, "k"]), "partitionKey is null in 1 of 3 rows"),
-            (batch([b"a"] * 3, ["k", "", "k"]), "partitionKey is empty in 1 of 3 rows"),
-            (batch([b"a"] * 3, ["k", "é" * 257, "k"]), "longer than 256 characters in 1 of 3"),
-            (batch([b"a", b"x" * 1000, b"a"], ["k"] * 3), "more than 1000 bytes"),
-            (batch([b"a"] * 3, ["k"] * 3, ["1", str(2**128), None]), "explicitHashKey is no"),
+            (([b"a", None, None], ["k"] * 3), "data is null in 2 of 3 rows"),
+            (([b"a"] * 3, ["k", None, "k"]), "partitionKey is null in 1 of 3 rows"),
+            (([b"a"] * 3, ["k", "", "k"]), "partitionKey is empty in 1 of 3 rows"),
+            (([b"a"] * 3, ["k", "é" * 257, "k"]), "longer than 256 characters in 1 of 3"),
+            (([b"a", b"x" * 1000, b"a"], ["k"] * 3), "more than 1000 bytes"),
+            (([b"a"] * 3, ["k"] * 3, ["1", str(2**128), None]), "explicitHashKey is no"),
         ],
     )
     def test_a_row_that_cannot_be_a_record_is_named_and_counted(self, rows, said):
-        told = row_refusal(rows, rows_before=40)
+        told = row_refusal(batch(*rows), rows_before=40)
 
         assert said in told
         assert "the first is row 42 of its partition" in told

@@ -1,0 +1,201 @@
+"""Rolls of rows as files of a folder, also of one that machines share.
+
+It implements `sinks.rolls.Rolls` and knows neither rows nor their formats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kclrun.codec.row_files import row_format
+from kclrun.errors import SettingsError, SinkError
+from kclrun.model.output import Cursor, OutputPlace, RollRecord, RowsOf, roll_folder, roll_name
+from kclrun.sinks.durable_files import make_folder, sync, sync_folder, write_at
+from kclrun.sinks.marks import failure
+from kclrun.sinks.rolls import RolledOutput
+
+# One write call and one fsync for each: so the commit of a large roll has little left to sync.
+_SYNC_BYTES: Final = 4 * 2**20
+_RECORD: Final = ".end"
+
+
+def open_rolled_files(place: OutputPlace, of: RowsOf) -> RolledOutput:
+    """The rolls of this shard in the folder `place.path`; makes nothing. Raises: SettingsError, as
+    `row_format`."""
+    assert place.path is not None, "the settings name a folder"
+    form = row_format(place.format, place.schema)
+    return RolledOutput(of, form, FileRolls(Path(place.path), of, form.suffix))
+
+
+class FileRolls:
+    """`<folder>/<application>/<stream>/<created>/<shard>/<generation>/<begin>.<suffix>`.
+
+    The record of a roll is a hidden file beside it, `.<begin>.end`. Its creation by link(), which
+    takes no name that is taken, decides whose roll it is; rows and record are durable by then,
+    under names of their own. Then the rows get their name: by their owner, or, if it ends in
+    between, by the next one's `find`. The files of a roll that lost stay hidden and are removed by
+    their owner alone: nobody else knows that its requests have ended.
+    """
+
+    def __init__(self, folder: Path, of: RowsOf, suffix: str) -> None:
+        self._root = folder
+        self.folder = folder / roll_folder(of)
+        self._suffix = suffix
+
+    def path(self, begin: Cursor) -> Path:
+        """The file of the roll that begins there [K9]."""
+        return self.folder / f"{roll_name(begin)}.{self._suffix}"
+
+    def hidden(self, begin: Cursor, ending: str) -> Path:
+        """A file of this roll that readers do not see."""
+        return self.folder / f".{roll_name(begin)}{ending}"
+
+    def where(self, begin: Cursor) -> str:
+        """The path of the roll."""
+        return str(self.path(begin))
+
+    def find(self, begin: Cursor) -> RollRecord | None:
+        """As `Rolls.find`; the rows are visible when it returns."""
+        path = self.hidden(begin, _RECORD)
+        with failing(path, "read"):
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                return None
+        record = decode_record(path, content)
+        self._publish(begin, record.commit)
+        return record
+
+    def _publish(self, begin: Cursor, commit: str) -> None:
+        """Give the rows their name. Owner and next owner may do it at the same time."""
+        path, rows = self.path(begin), self.hidden(begin, f".{commit}.rows")
+        # Rows without their hidden name had their own already; the reader may have removed that.
+        with failing(path, "publish"), contextlib.suppress(FileNotFoundError):
+            try:
+                path.hardlink_to(rows)
+            except FileExistsError:
+                if not path.samefile(rows):
+                    raise SettingsError(f"{path} is not a roll, and has its name") from None
+            sync_folder(self.folder)
+            rows.unlink()
+
+    def new(self, begin: Cursor, commit: str) -> FileUpload:
+        """As `Rolls.new`."""
+        return FileUpload(self, begin, commit)
+
+    def check(self) -> str:
+        """As `Output.check`. The folder is made by the first roll."""
+        return f"the folder {self._root}"
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class FileUpload:
+    """Implements `RollUpload`."""
+
+    def __init__(self, rolls: FileRolls, begin: Cursor, commit: str) -> None:
+        self._rolls = rolls
+        self._begin = begin
+        self._commit = commit
+        self._rows = rolls.hidden(begin, f".{commit}.rows")
+        self._record = rolls.hidden(begin, f".{commit}{_RECORD}")
+        self._bytes = bytearray()
+        self._length = 0
+        self._descriptor = -1
+        # The record is durable, and may have its name: from then on the rows are kept.
+        self._is_recorded = False
+
+    @property
+    def unsent_bytes(self) -> int:
+        """As `RollUpload`."""
+        return len(self._bytes)
+
+    def send(self) -> None:
+        """As `RollUpload`."""
+        if len(self._bytes) >= _SYNC_BYTES:
+            self._write()
+
+    def write(self, data: bytes) -> None:
+        """As `RollUpload`."""
+        self._bytes += data
+
+    def finish(self, record: RollRecord) -> bool:
+        """As `RollUpload`."""
+        self._write()
+        taken = self._rolls.hidden(self._begin, _RECORD)
+        with failing(self._record, "write"):
+            if not self._is_recorded:
+                _write_new(self._record, msgspec.json.encode(record))
+                sync_folder(self._rolls.folder)
+                self._is_recorded = True
+            # Also after an answer that was lost on its way from a file server.
+            with contextlib.suppress(FileExistsError):
+                taken.hardlink_to(self._record)
+            sync_folder(self._rolls.folder)
+        found = self._rolls.find(self._begin)
+        if found is None:
+            raise SinkError(f"{taken} was removed as soon as it was there")
+        self._is_recorded = False
+        self.drop()  # what is ours has its names by now
+        return found.commit == self._commit
+
+    def drop(self) -> None:
+        """As `RollUpload`."""
+        self._bytes.clear()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        if not self._is_recorded:
+            with contextlib.suppress(OSError):
+                self._record.unlink(missing_ok=True)
+                self._rows.unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        """Write and sync what came. After a failure nothing changed: it can be repeated, but after
+        a failed fsync, when the bytes are written once more."""
+        with failing(self._rows, "write"):
+            if self._descriptor < 0:
+                make_folder(self._rolls.folder)
+                self._descriptor = _create(self._rows)
+            write_at(self._descriptor, self._bytes, self._length)
+            sync(self._descriptor)
+            self._length += len(self._bytes)
+            self._bytes.clear()
+
+
+@contextlib.contextmanager
+def failing(path: Path, verb: str) -> Iterator[None]:
+    """Raises: SinkError for an OSError, with the path."""
+    try:
+        yield
+    except OSError as error:
+        raise failure(path, verb, error) from error
+
+
+def decode_record(path: Path, content: bytes) -> RollRecord:
+    """Raises: SettingsError for content that is not a record."""
+    try:
+        return msgspec.json.decode(content, type=RollRecord)
+    except msgspec.MsgspecError:
+        raise SettingsError(f"{path} is not the record of a roll: restore it") from None
+
+
+def _create(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(path, flags, 0o666)
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    descriptor = _create(path)
+    try:
+        write_at(descriptor, content, 0)
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
