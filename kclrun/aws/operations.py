@@ -118,9 +118,7 @@ DESCRIBE_TABLE: Final = Operation(
 SCAN: Final = Operation("dynamodb", "Scan", grants=(Grant.LEASES, Grant.START))
 QUERY: Final = Operation("dynamodb", "Query", grants=(Grant.OFFERS,))
 BATCH_GET_ITEM: Final = Operation("dynamodb", "BatchGetItem")
-GET_ITEM: Final = Operation(
-    "dynamodb", "GetItem", grants=(Grant.LEASES, Grant.KCL3, Grant.WRITE_ITEMS)
-)
+GET_ITEM: Final = Operation("dynamodb", "GetItem", grants=(Grant.LEASES, Grant.KCL3))
 PUT_ITEM: Final = Operation(
     "dynamodb", "PutItem", is_write=True, grants=(Grant.LEASES, Grant.WRITE_ITEMS)
 )

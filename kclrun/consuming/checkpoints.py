@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
-from kclrun.consuming.commands import AnswerCheckpoint, CheckpointAnswer
+from kclrun.consuming.commands import (
+    AllowDelivery,
+    AnswerCheckpoint,
+    CheckpointAnswer,
+    StopDelivery,
+)
 from kclrun.errors import InvariantViolation, StaleCheckpoint
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.time import Instant
+from kclrun.protocol.reports import ProcessorFailed
+
+UNSAVED_END: Final = ProcessorFailed(
+    "shard_ended",
+    "returned without checkpointer.checkpoint(), which checkpoint: manual asks for",
+    attempts=1,
+)
 
 
 class CheckpointLedger:
@@ -184,3 +198,45 @@ class CheckpointRequests:
         if refused is None or refused > ledger.processed:
             return ledger.checkpointed
         return max(refused, ledger.checkpointed)
+
+
+class DeliveryPermit:
+    """Permission to deliver, as the shell last got it: only changes become commands."""
+
+    def __init__(self, *, one_batch_a_checkpoint: bool) -> None:
+        self._one_batch_a_checkpoint = one_batch_a_checkpoint
+        self._told: AllowDelivery | None = None
+        self.is_stopped = True
+
+    def allow(self, fence: Instant, ledger: CheckpointLedger) -> tuple[AllowDelivery, ...]:
+        """Let batches start. With one batch a checkpoint, only when no record is uncheckpointed."""
+        allowed = ledger.delivered_max
+        start_below = ledger.checkpointed_total + 1 if self._one_batch_a_checkpoint else allowed
+        told = self._told
+        if told is not None and (fence, start_below, allowed) == (
+            told.fence,
+            told.start_below,
+            told.delivered_max,
+        ):
+            return ()
+        self._told = AllowDelivery(fence, start_below, allowed)
+        self.is_stopped = False
+        return (self._told,)
+
+    def stop(self) -> tuple[StopDelivery, ...]:
+        """Stop new batches. It is stopped once DeliveryStopped says that no user code runs."""
+        self._told = None
+        self.is_stopped = False
+        return (StopDelivery(),)
+
+
+def stuck_at_cap(ledger: CheckpointLedger) -> ProcessorFailed:
+    """With manual checkpoints, only the processor can make room [I7]."""
+    return ProcessorFailed(
+        "process_records",
+        f"{ledger.uncheckpointed} records were processed and none checkpointed:"
+        " checkpoint: manual asks for checkpointer.checkpoint() before"
+        " checkpoint.uncheckpointed_max is reached",
+        attempts=1,
+        position=ledger.processed,
+    )

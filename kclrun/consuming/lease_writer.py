@@ -21,6 +21,7 @@ from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import writes
 from kclrun.protocol.fence import FailoverTerms
 from kclrun.protocol.in_flight import Change, Fate, GivingAway, InFlight
+from kclrun.protocol.reports import ProcessWarned, Report
 
 # One attempt a back-off, and no back-off is below 25 ms: 400 fill a failover of 10 s.
 ATTEMPTS_MAX: Final = 1000
@@ -353,3 +354,22 @@ class LeaseWriter:
         if sent is not None:
             self.fence = self._terms.fence(sent)
             self.renewal_instant = self._terms.renewal_instant(sent)
+
+
+def why_not_begun(row: Lease, *, has_waited: bool) -> str | None:
+    """Why a claimed lease is not processed, or None."""
+    if row.is_ended:  # by a write of the former process that landed late (trace H1)
+        return "its shard has ended already"
+    if row.taken_from is not None and not has_waited:
+        return (
+            f"it was taken by force from {row.taken_from}, which may still process it: the manager"
+            " waits a failover and starts again [P18]"
+        )
+    return None
+
+
+def written_again(row: Lease) -> Report:
+    return ProcessWarned(
+        "its row had vanished from the table and was written again, at"
+        f" {row.checkpoint}: see who deletes rows of a running application",
+    )

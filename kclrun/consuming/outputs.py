@@ -89,10 +89,13 @@ class OutputCommits:
         if self.confirmed >= self._needed:
             self.waiting_since = None
 
-    def leave(self, now: Instant, wait_s: float) -> None:
-        """The lease is given away, or halts: it waits for its last commit, for `wait_s` from the
-        first call."""
+    def leave(self, now: Instant, fence: Instant | None) -> None:
+        """The lease is given away, or halts: from the first call it waits for its last commit. A
+        lease that is not renewed any more, up to `fence`, keeps half of its time for the write."""
         if self._leave_instant is None:
+            wait_s = LAST_COMMIT_WAIT_S
+            if fence is not None:
+                wait_s = min(wait_s, (fence - now) / 2)
             self._leave_instant = Instant(now + wait_s)
 
     def is_last_awaited(self, upto: ExtendedSequenceNumber, now: Instant) -> bool:

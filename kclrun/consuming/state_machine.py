@@ -10,10 +10,23 @@ from collections.abc import Callable
 from typing import Final
 
 from kclrun.consuming import commands, events
-from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
-from kclrun.consuming.commands import AllowDelivery, ExitCause, StopDelivery
-from kclrun.consuming.lease_writer import Answer, LeaseWriter, Verdict, VerdictKind
-from kclrun.consuming.outputs import LAST_COMMIT_WAIT_S, OutputCommits, moved_past_outputs
+from kclrun.consuming.checkpoints import (
+    UNSAVED_END,
+    CheckpointLedger,
+    CheckpointRequests,
+    DeliveryPermit,
+    stuck_at_cap,
+)
+from kclrun.consuming.commands import ExitCause
+from kclrun.consuming.lease_writer import (
+    Answer,
+    LeaseWriter,
+    Verdict,
+    VerdictKind,
+    why_not_begun,
+    written_again,
+)
+from kclrun.consuming.outputs import OutputCommits, moved_past_outputs
 from kclrun.consuming.policy import LifePolicy, Metering
 from kclrun.consuming.shard_end import (
     CHILDREN_RETRY_S,
@@ -42,7 +55,6 @@ from kclrun.consuming.states import (
     require_late,
 )
 from kclrun.errors import InvariantViolation
-from kclrun.model.lease import Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.protocol import reports, writes
@@ -53,12 +65,6 @@ from kclrun.protocol.reports import OUTPUT, ProcessorFailed, Report
 # A checkpoint at half of `uncheckpointed_max`, due or not, so that the cap does not stop
 # deliveries.
 EARLY_SHARE: Final = 0.5
-
-UNSAVED_END: Final = ProcessorFailed(
-    "shard_ended",
-    "returned without checkpointer.checkpoint(), which checkpoint: manual asks for",
-    attempts=1,
-)
 
 Commands = tuple[commands.Command, ...]
 
@@ -571,7 +577,8 @@ class LeaseStateMachine:
         if self.state is State.ENDING:
             return self.commits.ask(commands.CommitOutputs(SHARD_END, must=True), now)
         if self.state in {State.FAILING, State.RELEASING}:
-            self.commits.leave(now, self._last_wait_s(now))
+            is_renewed = not self._manager_gone and self.own.next_owner is None
+            self.commits.leave(now, None if is_renewed else self.own.fence)
             final = self._requests.final_position(self.ledger)
             is_leaving = self.state is State.RELEASING
             return self.commits.ask(
@@ -585,14 +592,6 @@ class LeaseStateMachine:
         if wanted is None:
             return ()
         return self.commits.ask(commands.CommitOutputs(wanted, must), now)
-
-    def _last_wait_s(self, now: Instant) -> float:
-        """How long to wait for the last commit. A lease that is not renewed any more keeps half of
-        its time for the last write."""
-        own = self.own
-        if own.fence is None or not (self._manager_gone or own.next_owner is not None):
-            return LAST_COMMIT_WAIT_S
-        return min(LAST_COMMIT_WAIT_S, (own.fence - now) / 2)
 
     def _is_last_commit_awaited(self, now: Instant) -> bool:
         if self.state not in {State.FAILING, State.RELEASING}:
@@ -719,10 +718,10 @@ class LeaseStateMachine:
         if self.own.next_owner is not None:
             return None  # no write before the batch has ended
         renewing = None if self._manager_gone else self.own.renewal_instant
-        wanted, again = self._requests.highest, self.commits.again_instant
-        is_uncommitted = self.policy.has_outputs and wanted is not None and again is not None
-        if is_uncommitted and wanted > self.commits.confirmed:
-            return again if renewing is None else min(renewing, again)
+        wanted = self._requests.highest
+        if self.policy.has_outputs and wanted is not None and wanted > self.commits.confirmed:
+            again = self.commits.again_instant
+            return min((each for each in (renewing, again) if each is not None), default=None)
         if self.policy.checkpoint_mode != "auto" or not self.ledger.has_unsaved:
             return renewing
         due = Instant(self._saved_instant + self.policy.checkpoint_every_s)
@@ -731,67 +730,6 @@ class LeaseStateMachine:
             return renewing
         saving = max(due, self._put_off_until, asking)
         return saving if renewing is None else min(renewing, saving)
-
-
-class DeliveryPermit:
-    """Permission to deliver, as the shell last got it: only changes become commands."""
-
-    def __init__(self, *, one_batch_a_checkpoint: bool) -> None:
-        self._one_batch_a_checkpoint = one_batch_a_checkpoint
-        self._told: AllowDelivery | None = None
-        self.is_stopped = True
-
-    def allow(self, fence: Instant, ledger: CheckpointLedger) -> tuple[AllowDelivery, ...]:
-        """Let batches start. With one batch a checkpoint, only when no record is uncheckpointed."""
-        allowed = ledger.delivered_max
-        start_below = ledger.checkpointed_total + 1 if self._one_batch_a_checkpoint else allowed
-        told = self._told
-        if told is not None and (fence, start_below, allowed) == (
-            told.fence,
-            told.start_below,
-            told.delivered_max,
-        ):
-            return ()
-        self._told = AllowDelivery(fence, start_below, allowed)
-        self.is_stopped = False
-        return (self._told,)
-
-    def stop(self) -> tuple[StopDelivery, ...]:
-        """Stop new batches. It is stopped once DeliveryStopped says that no user code runs."""
-        self._told = None
-        self.is_stopped = False
-        return (StopDelivery(),)
-
-
-def why_not_begun(row: Lease, *, has_waited: bool) -> str | None:
-    """Why a claimed lease is not processed, or None."""
-    if row.is_ended:  # by a write of the former process that landed late (trace H1)
-        return "its shard has ended already"
-    if row.taken_from is not None and not has_waited:
-        return (
-            f"it was taken by force from {row.taken_from}, which may still process it: the manager"
-            " waits a failover and starts again [P18]"
-        )
-    return None
-
-
-def written_again(row: Lease) -> Report:
-    return reports.ProcessWarned(
-        "its row had vanished from the table and was written again, at"
-        f" {row.checkpoint}: see who deletes rows of a running application",
-    )
-
-
-def stuck_at_cap(ledger: CheckpointLedger) -> ProcessorFailed:
-    """With manual checkpoints, only the processor can make room [I7]."""
-    return ProcessorFailed(
-        "process_records",
-        f"{ledger.uncheckpointed} records were processed and none checkpointed:"
-        " checkpoint: manual asks for checkpointer.checkpoint() before"
-        " checkpoint.uncheckpointed_max is reached",
-        attempts=1,
-        position=ledger.processed,
-    )
 
 
 def stalled(stalled_s: float, *, in_user_code: bool) -> Report:

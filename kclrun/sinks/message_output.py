@@ -1,6 +1,6 @@
 """Rows as messages of a queue, a topic or a delivery stream: at least once, in order per group.
 
-Decides what is sent when; `ports.MessageSender` sends it. Must not know which service it is.
+Decides when a message is sent; `ports.MessageSender` sends it. Must not know which service it is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kclrun.ports import MessageSender
 from kclrun.processor import Row
 
 # Requests under way at once. One takes 10 to 40 ms: four are 1,000 to 4,000 messages a second of a
-# queue, which is what one shard can hold.
+# queue, as many as one shard can hold.
 CONCURRENCY: Final = 4
 # So long `commit` repeats requests of which nothing is taken. The host calls it again after a pause
 # of its own; meanwhile the lease is renewed, and a stop of the process is not held up for longer.
@@ -211,7 +211,7 @@ class MessageOutput:
             self._requests.put(batch)
 
     def _serve(self) -> None:
-        """A thread that sends what is due, until `close`."""
+        """A thread that sends requests until `close`."""
         while (batch := self._requests.get()) is not None:
             outcome: _Outcome
             try:
@@ -321,7 +321,7 @@ class _Waiting:
         )
 
     def give_back(self, batch: list[Message], taken: Sequence[bool]) -> None:
-        """A request was answered: drop what was taken; the rest is the first to be sent again."""
+        """A request was answered: drop the messages that were taken; the rest is sent first."""
         for message, is_taken in zip(reversed(batch), reversed(taken), strict=True):
             if is_taken:
                 self.count -= 1

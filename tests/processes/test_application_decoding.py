@@ -72,15 +72,18 @@ def test_a_registry_that_is_away_delays_and_records_at_fault_are_letters(
         away.refused.clear()
         app.until(lambda: len([*letters.kept()]) == 3)
         assert app.stop() == 0
+        misfit, garbled, number = [kept.letter for kept in letters.kept()]
+        looks = away.calls.count("GetSchemaVersion")
+        mended = ("--set", "output.schema=n string")
+        redriven = app.cli("dead-letters", "redrive", "--config", str(app.config), "--yes", *mended)
     finally:
         away.close()
 
     raised = app.of("processor_raised")[0]
     assert "RetryLater: the Glue Schema Registry cannot be asked: " in raised["error"]
-    (file,) = out.glob("*.jsonl")
+    (file,) = out.glob("shardId-*.jsonl")
     written = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
     assert written == [{"n": 1, "m": None}, {"n": 2, "m": "x"}, {"n": 4, "m": None}]
-    misfit, garbled, number = [kept.letter for kept in letters.kept()]
     of_row = "RowMismatch: the row does not fit output.schema:"
     assert misfit.error == f"{of_row} column n: expected long, got str"
     assert garbled.data == b"4111"
@@ -92,5 +95,9 @@ def test_a_registry_that_is_away_delays_and_records_at_fault_are_letters(
     assert number.error.startswith(f"{of_row} a row is a mapping")
     log = app.log_path.read_text()
     assert b"4111" not in log.encode()
-    # One look by each attempt, and one version in all.
-    assert away.calls.count("GetSchemaVersion") <= 2 * 4
+    assert looks <= 2 * 4, "one look by each attempt, and one version in all"
+
+    assert redriven.returncode == 65, redriven.stderr
+    assert [kept.letter for kept in letters.kept()] == [garbled, number]
+    (file,) = out.glob("redriven-*.jsonl")
+    assert file.read_text() == '{"n":"4111"}\n'

@@ -67,7 +67,7 @@ def open_sender(
 
 
 class _Sender:
-    """What the three have in common: a client for several threads, and errors with their place."""
+    """The common part of the three: a client for several threads, and errors with their place."""
 
     def __init__(self, client: RenewedClient, where: str, limits: MessageLimits) -> None:
         self.where = where

@@ -96,7 +96,7 @@ def embedded_run(configuration: Configuration) -> Iterator[EmbeddedRun]:
 
 
 def _make_destinations(settings: Settings, kinesis: WireEndpoint) -> None:
-    """The streams, buckets, queues and topics of the outputs: nobody else could make them here."""
+    """The streams, buckets, queues and topics of the outputs: they exist as long as the run."""
     if settings.engine != "fleet":
         return
     own = EndpointSettings(region=LOOPBACK_REGION, endpoint_url=settings.aws.endpoint)

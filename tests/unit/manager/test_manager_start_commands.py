@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kclrun.config.schema import (
+    AwsSettings,
     CheckpointSettings,
     FetchSettings,
     LogSettings,
@@ -37,7 +38,8 @@ CLICKS = stream_key(ARN, 1_700_000_000.0)
 
 
 def commands(rows=None, *, stream=ONLY_STREAM, arn=ARN, **settings):
-    own = StreamSettings(name="clicks", processor="own:Class", priority=3, options={"a": 1})
+    own = StreamSettings(name="clicks", processor="own:Class", priority=3, options={"a": 1},
+                         decode="glue")  # fmt: skip
     summary = StreamSummary("clicks", arn, "ACTIVE", 24, 1, 0.0)
     source = SourceStream(None, summary, own)
     return StartCommands(
@@ -66,7 +68,8 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
         ),
         checkpoint=CheckpointSettings(every=Duration(20), uncheckpointed_max=500),
         on_error=OnErrorSettings(retries=2, backoff=Duration(3)),
-        output=OutputSettings(path="/out"),
+        output=OutputSettings(path="/out", schema="a int"),
+        aws=AwsSettings(endpoints={"glue": "https://x"}),
         log=LogSettings(level="warning"),
         observe=ObserveSettings(hot_window=Duration(9)),
     )
@@ -94,7 +97,9 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
         ),
         checkpoint=ipc.CheckpointSpec(mode="auto", every_s=20.0, uncheckpointed_max=500),
         on_error=ipc.OnErrorSpec(retries=2, backoff_s=3.0),
-        outputs=(place("/out"),),
+        outputs=(place("/out", schema="a int"),),
+        decode="glue",
+        glue_url="https://x",
         table_name="orders",
         kinesis=KINESIS,
         dynamodb=DYNAMODB,
@@ -105,8 +110,8 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
     )
 
 
-def place(path):
-    return OutputPlace(name="output", path=path, buffer_bytes=64 * 2**20)
+def place(path, **more):
+    return OutputPlace(name="output", path=path, buffer_bytes=64 * 2**20, **more)
 
 
 def test_the_row_tells_the_hash_range_and_where_a_pinned_latest_begins():

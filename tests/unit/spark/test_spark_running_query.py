@@ -178,6 +178,8 @@ def test_what_spark_refuses_is_told_as_ours(spark):
 class Word:
     """What `load_processor` returns."""
 
+    decode_as = None
+
 
 def job_of(monkeypatch, spark, **given):
     """The job behind the rows of `process`, and what is asked of Spark."""
@@ -199,6 +201,8 @@ def test_a_processor_is_a_format_of_its_own_whose_rows_leave_without_accounts(mo
         batch_max=100_000,
         retries=0,
         backoff_s=0,
+        decode="json",
+        schema="a long",
     )
     read, options, load, observed, *rest = spark.calls
 
@@ -208,6 +212,7 @@ def test_a_processor_is_a_format_of_its_own_whose_rows_leave_without_accounts(mo
         10**5,
     )
     assert source.job.on_error == ErrorPolicy(0, 0)
+    assert (source.job.decode, source.job.schema) == ("json", "a long")
     assert (source.job.application, source.job.stream, source.job.run) == ("Word", "s", "r1")
     assert [read, options, load] == [
         f"format {source.name()}",
@@ -232,6 +237,7 @@ def test_a_processor_is_a_format_of_its_own_whose_rows_leave_without_accounts(mo
         ({"retries": -1}, "retries and backoff_s"),
         ({"backoff_s": -0.1}, "retries and backoff_s"),
         ({"application": "a b"}, "application: expected letters"),
+        ({"schema": "a text"}, "schema: expected a type"),
     ],
 )
 def test_arguments_that_no_processor_can_have_are_refused(monkeypatch, spark, given, said):
@@ -244,7 +250,8 @@ def test_rows_of_several_streams_keep_the_column_and_settings_make_the_same_job(
     spark.register = registered.append
     text = (
         "application: orders\nstream: s\nengine: spark\nprocessor: m:P\noptions: {a: 1}\n"
-        "spark: {checkpoint: /c}\non_error: {retries: 3, backoff: 2s}"
+        "spark: {checkpoint: /c}\non_error: {retries: 3, backoff: 2s}\n"
+        "decode: glue\naws: {endpoints: {glue: https://x}}\noutput: {path: o, schema: a int}"
     )
     settings = settings_of(text, environment={}, now=WallTime(1.0))
     reached = Reached(stream="a,b")
@@ -258,6 +265,7 @@ def test_rows_of_several_streams_keep_the_column_and_settings_make_the_same_job(
         ("/p",),
     )
     assert (job.options, job.on_error, job.run) == ({"a": 1}, ErrorPolicy(3, 2.0), "r1")
+    assert (job.decode, job.glue_url, job.schema) == ("glue", "https://x", "a int")
     assert spark.calls[-1] == "drop kind"
 
 
