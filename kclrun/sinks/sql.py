@@ -284,7 +284,7 @@ class SqlOutput:
 
     @contextlib.contextmanager
     def _saying(self, doing: str) -> Iterator[None]:
-        """Failures of driver and database as ours, without what they quote."""
+        """Failures of driver and database as ours, without the values that they quote."""
         try:
             yield
         except (SinkError, ConfigError):

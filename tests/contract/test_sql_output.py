@@ -123,7 +123,7 @@ def test_v1_a_first_send_that_lands_after_its_resend_writes_nothing(database, ow
     assert database.numbers() == [1]
     add(p0, 2, 2)
     assert p0.commit() == at(2)
-    late.add([late.encode(row(1))[0]], at(1))
+    late.add([late.encode(row(1))[0]], at(3))
     with pytest.raises(Superseded):
         late.commit()
     assert database.numbers() == [1, 2]

@@ -105,7 +105,8 @@ def settings_shown():
 
 
 @pytest.mark.parametrize("text", list(settings_shown()))
-def test_settings_that_a_page_shows_are_accepted(text):
+def test_settings_that_a_page_shows_are_accepted(text, tmp_path):
+    (tmp_path / "rides_db").write_text("secret")
     shown = yaml.safe_load(text)
     usual = {"application": "orders", "stream": "orders", "processor": "processors.orders:Orders"}
     if "streams" in shown:
@@ -116,7 +117,8 @@ def test_settings_that_a_page_shows_are_accepted(text):
         usual |= {"engine": "spark", "output": {"path": "out", "format": "json", "schema": "n int"}}
         shown["spark"].setdefault("checkpoint", "s3a://bucket/checkpoints/orders")
 
-    settings_of(yaml.safe_dump(usual | shown), environment={}, now=NOW, name="app.yaml")
+    environment = {"KCLRUN_SECRETS": str(tmp_path)}
+    settings_of(yaml.safe_dump(usual | shown), environment=environment, now=NOW, name="app.yaml")
 
 
 def option_tables():

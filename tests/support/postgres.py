@@ -5,14 +5,19 @@ that has lost its PostgreSQL does not pass silently.
 """
 
 import contextlib
+import ctypes
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
+
+from tests.patience import HUNG_S
 
 _PROGRAMS = Path(__file__).parents[2] / "bin" / "postgres"
 _WITHOUT = "KCLRUN_WITHOUT_POSTGRES"
@@ -42,34 +47,42 @@ class Postgres:
         return f"postgresql+psycopg://kclrun@/postgres?host={self._folder}"
 
     def start(self):
-        options = f"-c fsync=off -c listen_addresses= -c unix_socket_directories={self._folder}"
-        log = self._folder / "log"
-        self._run("pg_ctl", "-D", self._folder / "data", "-l", log, "-o", options, "-w", "start")
+        options = ["-c", "fsync=off", "-c", "listen_addresses="]
+        options += ["-c", f"unix_socket_directories={self._folder}"]
+        self._server = subprocess.Popen(
+            [self._binaries / "postgres", "-D", self._folder / "data", *options],
+            preexec_fn=_end_with_the_tests,  # noqa: PLW1509 - one call, and no allocation
+            **self._common(),
+        )
+        while subprocess.run(
+            [self._binaries / "pg_isready", "-q", "-h", self._folder], **self._common()
+        ).returncode:
+            assert self._server.poll() is None, "PostgreSQL did not start"
+            time.sleep(0.02)
 
     def crash(self):
         """No transaction that is under way commits; committed ones are there after `start`."""
-        self._run("pg_ctl", "-D", self._folder / "data", "-m", "immediate", "-w", "stop")
+        self._server.send_signal(signal.SIGQUIT)
+        self._server.wait(HUNG_S)
 
-    def stop(self):
-        with contextlib.suppress(subprocess.CalledProcessError):
-            self.crash()
+    stop = crash
 
     def _run(self, program, *arguments):
+        subprocess.run([self._binaries / program, *arguments], check=True, **self._common())
+
+    def _common(self):
         # Where Debian's packages were only unpacked, their libraries are beside them.
         beside = ":".join(map(str, self._binaries.parents[2].glob("*-linux-gnu")))
         ours = {} if beside.startswith("/usr/lib") else {"LD_LIBRARY_PATH": beside}
-        subprocess.run(
-            [self._binaries / program, *arguments],
-            check=True,
-            user=self._user,
-            env=os.environ | ours | {"LC_ALL": "C"},
-            cwd=self._folder,
-            stdin=subprocess.DEVNULL,
-            # Not a pipe: the server inherits it and never closes it.
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=120,
-        )
+        nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        environment = os.environ | ours | {"LC_ALL": "C"}
+        return {"user": self._user, "cwd": self._folder, "env": environment, **nowhere}
+
+
+def _end_with_the_tests():
+    """Also if they are killed: SIGQUIT ends PostgreSQL at once."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGQUIT)
 
 
 @contextlib.contextmanager

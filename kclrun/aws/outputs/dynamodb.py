@@ -121,8 +121,8 @@ def open_dynamodb_output(
 class DynamoDbOutput:
     """Implements `ports.Output`: one item table, for one shard and one owner of its lease.
 
-    A commit puts the last row of each key, with the commit's cursor as mark: the item is then what
-    all records up to the cursor make of it. So items can be compared however the records were cut
+    A commit puts the last row of each key, with the commit's cursor as mark: the item is then the
+    result of all records up to the cursor. So items can be compared however the records were cut
     into commits, and no ordinal within a commit is needed. A mark that is not below ours means
     that the item has this row or a later one.
 
@@ -188,7 +188,7 @@ class DynamoDbOutput:
         return (key, encoded, len(encoded)), len(encoded)
 
     def begin(self, at: Cursor) -> Cursor:
-        """As `Output.begin`. The items say by themselves what they have: `at` comes back."""
+        """As `Output.begin`. The items have their own marks: `at` comes back."""
         self._key = self._described()
         self._upto = at
         return at
