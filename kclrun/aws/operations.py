@@ -175,9 +175,8 @@ CREATE_MULTIPART_UPLOAD: Final = Operation(
     grants=(Grant.WRITE_OBJECTS,),
     actions=("s3:PutObject",),
 )
-# A part that is sent again replaces itself.
 UPLOAD_PART: Final = Operation(
-    "s3", "UploadPart", grants=(Grant.WRITE_OBJECTS,), actions=("s3:PutObject",)
+    "s3", "UploadPart", is_write=True, grants=(Grant.WRITE_OBJECTS,), actions=("s3:PutObject",)
 )
 COMPLETE_MULTIPART_UPLOAD: Final = Operation(
     "s3",

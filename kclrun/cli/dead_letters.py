@@ -25,13 +25,14 @@ from kclrun.cli.config_options import (
 )
 from kclrun.cli.user_code import dead_letter_folder, output_folder, own_module
 from kclrun.codec.row_lines import encode_row
+from kclrun.config.outputs import output_places
 from kclrun.config.schema import Settings, StreamSettings, stream_name
 from kclrun.errors import SettingsError
 from kclrun.loading import GLUE, import_paths
 from kclrun.manager.launcher import lease_environment
 from kclrun.model.letter import KeptLetter, Letter
 from kclrun.model.record import PutEntry
-from kclrun.model.stream import spelled_out
+from kclrun.model.stream import ONLY_STREAM, spelled_out
 from kclrun.model.text import harmless
 from kclrun.ports import LetterStore
 from kclrun.sinks.dead_letters import LetterFolder
@@ -250,6 +251,13 @@ def _process(chosen: _Chosen, source: StreamSettings, letters: Sequence[KeptLett
     settings = chosen.configuration.settings
     if source.processor is None:
         raise SettingsError(f"processor: is missing for {source.name}; add --to stream")
+    places = output_places(settings, ONLY_STREAM) if settings.engine == "fleet" else ()
+    elsewhere = [place.name for place in places if not place.grows]
+    if elsewhere:
+        raise SettingsError(
+            f"rows go to {', '.join(elsewhere)}, which only a lease may write to: add --to stream,"
+            " and the fleet processes the records again"
+        )
     paths = import_paths(settings.path, chosen.configuration.folder)
     job = RedriveJob(
         processor=source.processor,

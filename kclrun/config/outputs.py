@@ -183,8 +183,8 @@ def _complete(at: Path, output: OutputSettings, destination: str) -> Iterator[Pr
         yield Problem(
             (*at, "key"), f"orders the messages of a FIFO {_KINDS[destination]} (….fifo) only"
         )
-    if output.schema is None and (output.create or output.format == "csv"):
-        what = "create" if output.create else "format: csv"
+    if output.schema is None and (output.create or output.format in {"csv", "parquet"}):
+        what = "create" if output.create else f"format: {output.format}"
         yield Problem((*at, "schema"), f"is missing: `{what}` needs the columns and their types")
     if output.buffer <= 0:
         yield Problem((*at, "buffer"), "expected more than nothing, such as 64MiB")

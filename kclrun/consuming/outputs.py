@@ -14,7 +14,7 @@ from kclrun.model.lease import Lease
 from kclrun.model.output import Cursor, Cursors, StoredCursors, sorted_cursors
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.protocol.reports import ProcessorFailed
+from kclrun.protocol.reports import OUTPUT, ProcessorFailed
 
 # How long a lease that is given away, or halts, waits for its last commit. Then it goes at the
 # position that every output has, and the next owner does the rest again. A destination that
@@ -22,10 +22,6 @@ from kclrun.protocol.reports import ProcessorFailed
 LAST_COMMIT_WAIT_S: Final = 10.0
 # Between two requests for the same rows, if the outputs answered that they do not have them all.
 ASK_AGAIN_S: Final = 1.0
-
-
-# Where a process failed that halts because of an output.
-OUTPUT: Final = "output"
 
 
 class OutputCommits:
@@ -88,7 +84,8 @@ class OutputCommits:
         self._cursors = sorted_cursors(cursors)
         if answers is not None and answers == self._asked:
             self._asked, self._answered = None, answers
-            self._rests_until = Instant(now + (ASK_AGAIN_S if answers.must else self._every_s))
+            rest_s = ASK_AGAIN_S if answers.must else self._every_s
+            self._rests_until = now if self.confirmed >= answers.upto else Instant(now + rest_s)
         if self.confirmed >= self._needed:
             self.waiting_since = None
 
@@ -123,6 +120,12 @@ class OutputCommits:
         """When a checkpoint that is due may be tried. None: once the outputs have answered."""
         if not self.has_outputs or self.confirmed > checkpointed:
             return Instant(0.0)
+        return self.again_instant
+
+    @property
+    def again_instant(self) -> Instant | None:
+        """When rows that the outputs did not commit are asked for again. None: not before an event
+        of theirs."""
         is_waiting = self._asked is not None or self.refused is not None or not self.has_begun
         return None if is_waiting else self._rests_until
 

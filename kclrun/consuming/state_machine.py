@@ -13,12 +13,7 @@ from kclrun.consuming import commands, events
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import AllowDelivery, ExitCause, StopDelivery
 from kclrun.consuming.lease_writer import Answer, LeaseWriter, Verdict, VerdictKind
-from kclrun.consuming.outputs import (
-    LAST_COMMIT_WAIT_S,
-    OUTPUT,
-    OutputCommits,
-    moved_past_outputs,
-)
+from kclrun.consuming.outputs import LAST_COMMIT_WAIT_S, OutputCommits, moved_past_outputs
 from kclrun.consuming.policy import LifePolicy, Metering
 from kclrun.consuming.shard_end import (
     CHILDREN_RETRY_S,
@@ -53,7 +48,7 @@ from kclrun.model.time import Instant
 from kclrun.protocol import reports, writes
 from kclrun.protocol.fence import renew_interval_s
 from kclrun.protocol.in_flight import Change
-from kclrun.protocol.reports import ProcessorFailed, Report
+from kclrun.protocol.reports import OUTPUT, ProcessorFailed, Report
 
 # A checkpoint at half of `uncheckpointed_max`, due or not, so that the cap does not stop
 # deliveries.
@@ -724,6 +719,10 @@ class LeaseStateMachine:
         if self.own.next_owner is not None:
             return None  # no write before the batch has ended
         renewing = None if self._manager_gone else self.own.renewal_instant
+        wanted, again = self._requests.highest, self.commits.again_instant
+        is_uncommitted = self.policy.has_outputs and wanted is not None and again is not None
+        if is_uncommitted and wanted > self.commits.confirmed:
+            return again if renewing is None else min(renewing, again)
         if self.policy.checkpoint_mode != "auto" or not self.ledger.has_unsaved:
             return renewing
         due = Instant(self._saved_instant + self.policy.checkpoint_every_s)

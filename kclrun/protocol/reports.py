@@ -70,6 +70,7 @@ class LeaseLost(Report, frozen=True):
 
 # `where` of a dead letter that cannot be kept for now.
 DEAD_LETTER: Final = "dead letter"
+# `where` of an output that is away, or that refuses its rows.
 OUTPUT: Final = "output"
 
 

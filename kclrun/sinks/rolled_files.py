@@ -13,12 +13,12 @@ from typing import Final
 
 import msgspec
 
-from kclrun.codec.row_files import row_format
 from kclrun.errors import SettingsError, SinkError
 from kclrun.model.output import Cursor, OutputPlace, RollRecord, RowsOf, roll_folder, roll_name
 from kclrun.sinks.durable_files import make_folder, sync, sync_folder, write_at
 from kclrun.sinks.marks import failure
 from kclrun.sinks.rolls import RolledOutput
+from kclrun.sinks.row_files import row_format
 
 # One write call and one fsync for each: so the commit of a large roll has little left to sync.
 _SYNC_BYTES: Final = 4 * 2**20
@@ -143,7 +143,7 @@ class FileUpload:
         if found is None:
             raise SinkError(f"{taken} was removed as soon as it was there")
         self._is_recorded = False
-        self.drop()  # what is ours has its names by now
+        self.drop()  # our files have their names by now
         return found.commit == self._commit
 
     def drop(self) -> None:
@@ -158,7 +158,7 @@ class FileUpload:
                 self._rows.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        """Write and sync what came. After a failure nothing changed: it can be repeated, but after
+        """Write and sync the new bytes. After a failure nothing changed: it can be repeated, but after
         a failed fsync, when the bytes are written once more."""
         with failing(self._rows, "write"):
             if self._descriptor < 0:

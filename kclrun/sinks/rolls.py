@@ -11,10 +11,10 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from kclrun.codec.row_files import RowFormat
 from kclrun.errors import SettingsError, Superseded
 from kclrun.model.output import ROLL_VERSION, Cursor, RollRecord, RowsOf
 from kclrun.processor import Row
+from kclrun.sinks.row_files import RowFormat
 
 _COMMIT_BYTES: Final = 8
 
@@ -28,7 +28,7 @@ class RollUpload(Protocol):
         ...
 
     def send(self) -> None:
-        """Send what may be sent before the end is known. Raises: SinkError; the bytes stay."""
+        """Send the bytes that may leave before the end is known. Raises: SinkError; the bytes stay."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -38,7 +38,7 @@ class RollUpload(Protocol):
     def finish(self, record: RollRecord) -> bool:
         """Create the roll under its name: True once it is there, durable; False if another roll has
         the name. Raises: SinkError, and is called again; Superseded if no repetition can succeed,
-        because what was sent is gone."""
+        because bytes that were sent are gone."""
         ...
 
     def drop(self) -> None:
@@ -134,7 +134,7 @@ class RolledOutput:
                 raise SettingsError(
                     f"{where} has the token {found.token}, and this lease is at {self._token}: the"
                     " lease table was restored or made again, or another fleet of this name writes"
-                    " there. Give the output another place, or reset the lease"
+                    " there. Give the output another place"
                 )
             at = end
         self._stored = at

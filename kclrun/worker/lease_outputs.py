@@ -21,7 +21,7 @@ from kclrun.model.time import Instant, WallTime, backoff_s
 from kclrun.model.wire import WireCredentials
 from kclrun.ports import Output
 from kclrun.processor import MAIN_OUTPUT, Row
-from kclrun.protocol.reports import OUTPUT, ProcessorFailed, ProcessorRaised, Report
+from kclrun.protocol.reports import OUTPUT, ProcessorRaised, Report
 from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import DeliveryQueue
@@ -84,7 +84,6 @@ class LeaseOutputs:
             [(place.name, self._opened(place, row), _pace(place)) for place in self._places],
             post=self._post,
             hold=self._queue.hold,
-            refuse=self._refuse,
             now=boottime,
         )
         start, cuts = self._begin(outputs, row)
@@ -123,10 +122,6 @@ class LeaseOutputs:
                 self._report(ProcessorRaised(*where, failed, pause_s))
                 if not self._queue.may_try_again(pause_s, is_batch=False):
                     raise
-
-    def _refuse(self, reason: str) -> None:
-        self._queue.halt()
-        self._post(ProcessorFailed(OUTPUT, reason, 1))
 
     # User code.
 

@@ -58,8 +58,8 @@ def _object_output(
     credentials: Callable[[], WireCredentials],
 ) -> Output:
     from kclrun.aws.outputs.s3 import open_object_rolls
-    from kclrun.codec.row_files import row_format
     from kclrun.sinks.rolls import RolledOutput
+    from kclrun.sinks.row_files import row_format
 
     form = row_format(place.format, place.schema)
     rolls = open_object_rolls(place, of, region, credentials, (form.suffix, form.content_type))

@@ -109,7 +109,7 @@ class Outputs:
     """The rows of a lease on their way to its outputs. Implements `RowScope`.
 
     `post` hands an event to the core; `hold` tells the delivery queue whether an output is so full
-    that no batch may start; `refuse` halts the lease with a reason, where no repetition helps.
+    that no batch may start.
     """
 
     def __init__(
@@ -118,14 +118,12 @@ class Outputs:
         *,
         post: Callable[[events.Event], None],
         hold: Callable[[bool], None],
-        refuse: Callable[[str], None],
         now: Callable[[], Instant],
     ) -> None:
         self._lanes = [_Lane(index, *each) for index, each in enumerate(outputs)]
         self._by_name = {lane.name: lane for lane in self._lanes}
         self._post = post
         self._hold = hold
-        self._refuse = refuse
         self._now = now
         self._changed = threading.Condition()
         self._notes: deque[_Note] = deque()  # bounded by uncheckpointed_max
@@ -313,7 +311,7 @@ class Outputs:
             assert upto is not None, "rows leave after begin()"
             self._post(events.OutputsNotCommitted(upto, str(error)))
         except SettingsError as error:
-            self._refuse(str(error))
+            self._post(events.OutputsRefused(str(error)))
             return False
         else:
             self._failed = 0

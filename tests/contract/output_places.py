@@ -18,7 +18,6 @@ from pyarrow import parquet
 from kclrun.aws.control import ControlPlane, RenewedClient
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.outputs.s3 import PART_BYTES, ObjectRolls
-from kclrun.codec.row_files import row_format
 from kclrun.codec.row_lines import encode_row
 from kclrun.errors import SettingsError, SinkError, Superseded
 from kclrun.model.output import OutputPlace, RowsOf
@@ -26,6 +25,7 @@ from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.sinks.rolled_files import open_rolled_files
 from kclrun.sinks.rolls import RolledOutput
+from kclrun.sinks.row_files import row_format
 
 SCHEMA = "shard string NOT NULL, n long"
 NUMBERS = itertools.count()

@@ -209,10 +209,10 @@ def test_a_row_that_is_not_an_item_names_the_column_and_not_the_value(place, row
 
 def test_an_item_may_have_400_kilobytes_as_dynamodb_counts_them(place):
     output = owner(place)
-    near = {"shard": "k", "n": 1, "text": '"' * (398 * 1024)}
+    near = {"shard": "k", "n": 1, "text": '"' * (390 * 1024)}
     encoded, size = output.encode(near)
     assert size > 400 * 1024  # as JSON
     output.add([encoded], at(1))
     output.commit()
     with pytest.raises(LimitExceeded, match="an item above"):
-        output.encode(near | {"more": "x" * 2048})
+        output.encode(near | {"more": "x" * 16_384})

@@ -82,7 +82,6 @@ class Life:
             ],
             post=self._post,
             hold=self._hold,
-            refuse=lambda reason: None,
             now=lambda: self.now,
         )
         start, cuts = self.outputs.begin(world.checkpoint, world.cursors, may_adopt=not file_beside)

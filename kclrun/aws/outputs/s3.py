@@ -121,7 +121,7 @@ class ObjectRolls:
             if error.code in _ABSENT:
                 raise SettingsError(
                     f"{self.url(key)} is gone: it says where the rows end of the object that it"
-                    " names, and a lease begins there. Restore it, or reset the lease"
+                    " names, and a lease begins there. Restore it"
                 ) from None
             raise _sink_error(error) from None
 
@@ -169,7 +169,7 @@ class ObjectRolls:
 
     @contextlib.contextmanager
     def doing(self, operation: Operation, what: str) -> Iterator[None]:
-        """Raises: a ServiceError leaf for any failure of the service, with what was tried."""
+        """Raises: a ServiceError leaf for any failure of the service, with the attempt in words."""
         try:
             yield
         except BOTO_FAILURES as error:
@@ -260,7 +260,7 @@ class ObjectUpload:
         return failures[0] if failures else None
 
     def _complete(self, record: RollRecord) -> ServiceError | None:
-        """Send what is left, then the record, then the request that creates the object; the
+        """Send the other parts, then the record, then the request that creates the object; the
         failure of the last one. Raises: a ServiceError leaf of the others, which create nothing."""
         while self._bytes:
             self._send_part(min(len(self._bytes), PART_BYTES))

@@ -25,9 +25,9 @@ from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.stories import RuleBroken
 
 PATIENCE_S: Final = 2.0
-# Of the requests: those that arrive up to a minute late, after their sender has given up; whose
-# answer is lost; that arrive a second time.
-LATE, LOST_REPLY, TWICE = 0.03, 0.03, 0.03
+# Of the requests: those whose answer is lost; that arrive a second time. As many or more arrive up
+# to a minute late, after their sender has given up.
+LOST_REPLY, TWICE = 0.03, 0.03
 LATE_MAX_S: Final = 60.0
 ROLL_S: Final = 45.0
 # Of the offers, those before which an output has too much to send.
@@ -97,9 +97,12 @@ class S3Chain(Destination):
     def commit(self, _: int, began: int, upto: int, commit_id: str) -> bool:
         if began in self.objects:
             return self.objects[began][1] == commit_id
+        self.create(began, upto, commit_id)
+        return True
+
+    def create(self, began: int, upto: int, commit_id: str) -> None:
         self.objects[began] = (upto, commit_id)
         self.add(began + 1, upto)
-        return True
 
     def resolve(self, *_: Any) -> bool | None:
         return None  # sent again: the same object, the same condition
@@ -167,9 +170,16 @@ class ProcessWithOutputs(LeaseProcess):
     kinds: tuple[str, ...] = ("sql", "s3")
     store: Store
 
+    faults_until_s = math.inf
+    late = 0.03
+
     @classmethod
-    def of(cls, *kinds: str) -> type[ProcessWithOutputs]:
-        return type("Process", (cls,), {"kinds": kinds, "stores": {}})
+    def of(
+        cls, *kinds: str, faults_until_s: float = math.inf, late: float = 0.03
+    ) -> type[ProcessWithOutputs]:
+        """For one fleet, whose destinations fail up to an instant."""
+        fields = {"kinds": kinds, "stores": {}, "faults_until_s": faults_until_s, "late": late}
+        return type("Process", (cls,), fields)
 
     stores: dict[int, Store]
 
@@ -243,15 +253,17 @@ class ProcessWithOutputs(LeaseProcess):
         ]
         start = checkpoint if self.life.policy.is_manual else min(reached)
         self._settled = self._start_number = start
-        self._start = row.checkpoint if start == checkpoint else self._stream.position(
-            self.key, start
+        self._start = (
+            row.checkpoint if start == checkpoint else self._stream.position(self.key, start)
         )
         if start > checkpoint:
             self.store.seen["adopted"] += 1
             self._oracles.outputs_adopted(self, start)
         self._has_begun_outputs = True
         self.post(events.OutputsBegan(self._start, self._cursors()))
-        self.queue.call(commands.CallInitialize(msgspec.structs.replace(row, checkpoint=self._start)))
+        self.queue.call(
+            commands.CallInitialize(msgspec.structs.replace(row, checkpoint=self._start))
+        )
 
     # The thread of the outputs.
 
@@ -273,8 +285,10 @@ class ProcessWithOutputs(LeaseProcess):
         lane, now = self._lanes[index], self._scheduler.now
         must = asked is not None and asked.must
         is_due = must or now >= lane.dirty_since + ROLL_S or (asked and lane.kind != "s3")
-        if must and asked.is_leaving and lane.kind == "s3" and self._draws(MUCH_LEFT):
+        is_offer = must and asked.is_leaving and self._scheduler.now <= self.faults_until_s
+        if is_offer and lane.kind == "s3" and self._draws(MUCH_LEFT):
             self.store.seen["much left"] += 1
+            self._oracles.ended_uncleanly(self)
             is_due = False
         if not is_due or limit <= lane.at:
             self._serve_lane(index + 1, asked, limit)
@@ -298,6 +312,8 @@ class ProcessWithOutputs(LeaseProcess):
 
         def unknown() -> None:
             self.store.seen["unknown"] += 1
+            if asked is not None and asked.is_leaving:
+                self._oracles.ended_uncleanly(self)
             self.post(events.OutputsNotCommitted(self._position(upto), "timed out"))
             look = functools.partial(destination.resolve, self._token, began, upto)
             self._request(look, committed, unknown)
@@ -319,17 +335,19 @@ class ProcessWithOutputs(LeaseProcess):
         self, action: Callable[[], Any], reply: Callable[[Any], None], unknown: Callable[[], None]
     ) -> None:
         """Sent now; what arrives late arrives also if the process is dead by then."""
-        fate, leg_s = self.store.chance.random(), self.store.chance.uniform(0.002, 0.05)
+        fate, leg_s = self.store.chance.random(), self.store.chance.uniform(0.002, 0.02)
+        if self._scheduler.now > self.faults_until_s:
+            fate = 1.0
         if self.machine.is_cut:
             self.os.after(PATIENCE_S, unknown)
-        elif fate < LATE:
+        elif fate < self.late:
             self._scheduler.after(self.store.chance.uniform(PATIENCE_S, LATE_MAX_S), action)
             self.os.after(PATIENCE_S, unknown)
-        elif fate < LATE + LOST_REPLY:
+        elif fate < self.late + LOST_REPLY:
             self._scheduler.after(leg_s, action)
             self.os.after(PATIENCE_S, unknown)
         else:
-            if fate < LATE + LOST_REPLY + TWICE:
+            if fate < self.late + LOST_REPLY + TWICE:
                 self._scheduler.after(self.store.chance.uniform(0.0, LATE_MAX_S), action)
 
             def arrive() -> None:

@@ -264,7 +264,7 @@ def test_what_changes_something_has_an_unknown_outcome_once_its_answer_is_lost(
 ) -> None:
     for operation in OPERATIONS:
         only_looks = operation.name.startswith(
-            ("Describe", "List", "Get", "Scan", "Query", "BatchGet", "Assume", "Subscribe")
+            ("Describe", "List", "Get", "Head", "Scan", "Query", "BatchGet", "Assume", "Subscribe")
         )
 
         error = service_error(operation, ErrorReply(message="timed out"), status)

@@ -42,6 +42,7 @@ def places(more: str, stream: StreamKey = ONLY_STREAM) -> tuple[OutputPlace, ...
                 ("path: o", "roll: {}, format: xml", "output.format: expected json or csv or parq"),
                 ("path: o", "format: parquet", "output.format: parquet needs `roll: {}`"),
                 ("path: o", "roll: {}, format: csv", "output.schema: is missing: `format: csv`"),
+                ("s3: 's3://b-1'", "format: parquet", "output.schema: is missing: `format: parq"),
                 ("path: o", "roll: {every: 0s}", "output.roll: expected a time and a size"),
                 ("path: o", "mode: update", "output.mode: is for engine: spark"),
                 ("path: o", "options: {a: 1}", "output.options: is for engine: spark"),
@@ -98,7 +99,7 @@ aws: {endpoint: 'http://localhost:4567', endpoints: {sns: 'http://localhost:99'}
 outputs:
   b: {sql: 'sqlite:///x', table: t, write: upsert, key: [id, day], create: on, schema: id long}
   a: {sns: 'arn:aws:sns:eu-west-1:123456789012:t.fifo', key: [id], buffer: 1MiB}
-  c: {path: o, roll: {every: 5s}, format: parquet}
+  c: {path: o, roll: {every: 5s}, format: parquet, schema: a int}
 output: {s3: 's3://bucket/x'}
 """
     common = {"buffer_bytes": 64 * MIB}
@@ -129,7 +130,13 @@ output: {s3: 's3://bucket/x'}
             endpoint_url="http://localhost:99",
         ),
         OutputPlace(
-            name="c", path="o", roll_s=5.0, roll_bytes=64 * MIB, format="parquet", **common
+            name="c",
+            path="o",
+            roll_s=5.0,
+            roll_bytes=64 * MIB,
+            format="parquet",
+            schema="a int",
+            **common,
         ),
     )
 

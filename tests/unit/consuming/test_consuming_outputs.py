@@ -120,7 +120,7 @@ def test_a_checkpoint_that_user_code_asks_for_forces_a_commit(mode):
 
 
 def test_with_manual_checkpoints_nothing_is_asked_and_none_lies_in_between():
-    driver = WithOutputs("manual").begin()
+    driver = WithOutputs("manual", failover_s=60.0).begin()
     driver.batch(20)
     driver.tick(2.0)
     driver.commits(15, is_asked=False)
@@ -128,8 +128,20 @@ def test_with_manual_checkpoints_nothing_is_asked_and_none_lies_in_between():
     driver.commits(17)
 
     assert not driver.sent(changes.Checkpoint)
-    driver.tick(1.0)
+    driver.tick(driver.life.next_deadline(driver.now) - driver.now)
     assert driver.asks() == [(p(20), MUST)] * 2
+
+
+def test_of_two_requests_in_a_row_neither_waits():
+    """Found by a storm: a pause that is for rows that were not committed held the second one."""
+    driver = WithOutputs("manual").begin()
+    for number in (20, 30):
+        driver.batch(number)
+        driver.happen(events.CheckpointRequested(number, p(number)))
+        driver.commits(number)
+
+    assert driver.asks() == [(p(20), MUST), (p(30), MUST)]
+    assert driver.stored.checkpoint == p(30)
 
 
 @pytest.mark.parametrize(("mode", "cap"), [("batch", 100), ("auto", 2)])

@@ -31,7 +31,6 @@ class Lease:
     def __init__(self, *paces: Pace, stores_cursor: bool = True) -> None:
         self.events: list[events.Event] = []
         self.held: list[bool] = []
-        self.refused: list[str] = []
         self.now = Instant(1.0)
         self.destinations = [Destination(stores_cursor=stores_cursor) for _ in paces]
         self.fates: list[list[str]] = [[] for _ in paces]
@@ -43,7 +42,6 @@ class Lease:
             [(chr(97 + i), each, pace) for i, (each, pace) in enumerate(zip(self.memory, paces))],  # noqa: B905
             post=self.events.append,
             hold=self.held.append,
-            refuse=self.refused.append,
             now=lambda: self.now,
         )
         self.outputs.begin(TRIM_HORIZON, {}, may_adopt=True)
@@ -189,17 +187,16 @@ def test_a_row_outside_a_call_or_beyond_the_bound_of_a_call_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("raises", "posted", "refused"),
+    ("raises", "posted"),
     [
-        (Superseded("another owner"), [events.OutputsSuperseded("another owner")], []),
-        (SettingsError("no column n"), [], ["no column n"]),
+        (Superseded("another owner"), events.OutputsSuperseded("another owner")),
+        (SettingsError("no column n"), events.OutputsRefused("no column n")),
     ],
 )
 def test_what_no_repetition_mends_ends_the_thread(
     monkeypatch: pytest.MonkeyPatch,
     raises: Exception,
-    posted: list[events.Event],
-    refused: list[str],
+    posted: events.Event,
 ) -> None:
     lease = Lease(AT_ONCE)
 
@@ -210,7 +207,7 @@ def test_what_no_repetition_mends_ends_the_thread(
     lease.call(1, 1)
     lease.outputs.commit(CommitOutputs(at(1), must=True))
     assert lease.outputs.turn() is False
-    assert (lease.events, lease.refused) == (posted, refused)
+    assert lease.events == [posted]
 
 
 def test_the_thread_serves_requests_and_due_rolls_and_ends_at_close() -> None:
@@ -221,7 +218,6 @@ def test_the_thread_serves_requests_and_due_rolls_and_ends_at_close() -> None:
         [("a", lease.memory[0], AT_ONCE), ("b", lease.memory[1], Pace(0.02, 10_000, 10_000))],
         post=lambda event: heard.set() if getattr(event, "upto", None) == at(2) else None,
         hold=lease.held.append,
-        refuse=lease.refused.append,
         now=lambda: Instant(next(clock) / 1_000),
     )
     lease.outputs.begin(TRIM_HORIZON, {}, may_adopt=True)
@@ -248,7 +244,6 @@ def test_reading_begins_where_every_output_is_and_batches_end_where_one_of_them_
         ],
         post=lease.events.append,
         hold=lease.held.append,
-        refuse=lease.refused.append,
         now=lambda: lease.now,
     )
     assert fresh.begin(at(3), {"a": Cursor(at(2))}, may_adopt=True) == (at(5), (at(7),))

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from kclrun.codec import row_files
-from kclrun.codec.row_files import row_format
 from kclrun.errors import RowMismatch, SettingsError
+from kclrun.sinks import row_files
+from kclrun.sinks.row_files import row_format
 
 SCHEMA = (
     "name string NOT NULL, is_late boolean, tiny byte, small short, count int, number long,"

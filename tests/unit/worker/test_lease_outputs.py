@@ -1,0 +1,176 @@
+"""The rows of a lease: which place they go to, and how the places are opened."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kclrun.consuming import events
+from kclrun.consuming.commands import CommitOutputs
+from kclrun.errors import SettingsError, SinkError
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.output import Cursor, OutputPlace, RowsOf, StoredCursors
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.protocol.reports import OUTPUT, ProcessorRaised, Report
+from kclrun.worker import lease_outputs as module
+from kclrun.worker.lease_outputs import LeaseOutputs
+from kclrun.worker.sharing import daemon_thread
+from tests.patience import HUNG_S
+from tests.support.memory_output import Destination, MemoryOutput
+
+SHARD = "shardId-000000000000"
+ROLLED = OutputPlace(name="late", path="/rolls", roll_s=60.0, roll_bytes=10, buffer_bytes=1_000)
+
+
+def at(number: int) -> ExtendedSequenceNumber:
+    return ExtendedSequenceNumber(str(number))
+
+
+class Stage:
+    """The rows of a lease over destinations in memory; `away` is how often one cannot be opened."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *places: OutputPlace, away: int = 0
+    ) -> None:
+        self.events: list[events.Event] = []
+        self.committed = threading.Event()
+        self.reports: list[Report] = []
+        self.cuts: list[ExtendedSequenceNumber] = []
+        self.waits = 0
+        self.of: list[RowsOf] = []
+        self.destination = Destination(stores_cursor=True)
+        self.away = away
+        monkeypatch.setattr(module, "open_output", self._open)
+        spec: Any = SimpleNamespace(
+            application="orders",
+            stream_name="clicks",
+            shard_id=SHARD,
+            outputs=places,
+            kinesis=None,
+        )
+        queue: Any = SimpleNamespace(
+            hold=lambda _: None, cut_at=self.cuts.extend, may_try_again=self._may_try_again
+        )
+        self.rows = LeaseOutputs(
+            spec,
+            queue,
+            post=self._post,
+            report=self.reports.append,
+            credentials=lambda: None,  # type: ignore[arg-type, return-value]
+            make_thread=daemon_thread,
+        )
+
+    def _post(self, event: events.Event) -> None:
+        self.events.append(event)
+        if isinstance(event, events.OutputsCommitted):
+            self.committed.set()
+
+    def _open(self, place: OutputPlace, of: RowsOf, *_: object) -> MemoryOutput:
+        self.of.append(of)
+        output = MemoryOutput(self.destination, of.token, [])
+        begin = output.begin
+
+        def begin_or_not(cursor: Cursor) -> Cursor:
+            if self.away:
+                self.away -= 1
+                raise SinkError(f"{place.name} is away")
+            return begin(cursor)
+
+        output.begin = begin_or_not  # type: ignore[method-assign]
+        return output
+
+    def _may_try_again(self, pause_s: float, *, is_batch: bool) -> bool:
+        assert pause_s > 0
+        assert not is_batch
+        self.waits += 1
+        return self.waits < 3
+
+
+def lease(checkpoint: int, cursor: int) -> Lease:
+    cursors = (("late", Cursor(at(cursor))),)
+    return Lease(
+        key=LeaseKey(SHARD),
+        checkpoint=at(checkpoint),
+        counter=7,
+        generation=2,
+        outputs=StoredCursors(at(checkpoint), cursors),
+    )
+
+
+def test_without_outputs_nothing_is_opened_and_a_row_is_refused_in_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(monkeypatch)
+    row = lease(5, 5)
+    assert stage.rows.open(row) is row
+    assert stage.rows.sent() is None
+    with pytest.raises(SettingsError, match=r"set output\.path"):
+        stage.rows.emit({"n": 1}, "output")
+    with pytest.raises(SettingsError, match=r"there is no outputs\.late"):
+        stage.rows.emit({"n": 1}, "late")
+
+
+def test_reading_begins_where_the_only_output_is_and_not_where_a_file_beside_it_needs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    alone = Stage(monkeypatch, ROLLED)
+    alone.destination.cursor = Cursor(at(9))
+    assert alone.rows.open(lease(5, 4)).checkpoint == at(9)
+    assert alone.rows.open(lease(5, 4)).checkpoint == at(9)  # `initialize` is repeated
+    assert alone.events == [events.OutputsBegan(at(9), {"late": Cursor(at(9))})]
+    assert [(each.token, each.generation, each.shard_id) for each in alone.of] == [(7, 2, SHARD)]
+
+    beside = Stage(monkeypatch, OutputPlace(name="output", path=str(tmp_path)), ROLLED)
+    beside.destination.cursor = Cursor(at(9))
+    assert beside.rows.open(lease(5, 4)).checkpoint == at(5)
+    assert beside.cuts == [at(9)]
+    for each in (alone, beside):
+        each.rows.close()
+
+
+@pytest.mark.parametrize(("away", "opens"), [(2, True), (3, False)])
+def test_a_destination_that_is_away_is_tried_again_until_delivery_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+    away: int,
+    opens: bool,
+) -> None:
+    stage = Stage(monkeypatch, ROLLED, away=away)
+    if opens:
+        stage.rows.open(lease(5, 5))
+    else:
+        with pytest.raises(SinkError, match="late is away"):
+            stage.rows.open(lease(5, 5))
+    told = [each for each in stage.reports if isinstance(each, ProcessorRaised)]
+    assert [(each.where, each.attempts) for each in told] == [
+        (OUTPUT, number) for number in range(1, away + 1)
+    ]
+    stage.rows.close()
+
+
+def test_rows_go_to_the_file_and_to_the_output_that_they_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stage = Stage(monkeypatch, OutputPlace(name="output", path=str(tmp_path)), ROLLED)
+    stage.rows.open(Lease(key=LeaseKey(SHARD), checkpoint=TRIM_HORIZON, counter=1))
+    stage.rows.begin_batch()
+    stage.rows.emit({"n": 1}, "output")
+    stage.rows.emit({"n": 2}, "late")
+    stage.rows.cover(at(3))
+    stage.rows.emit({"n": 3}, "output")
+    stage.rows.emit({"n": 4}, "late")
+    stage.rows.commit(CommitOutputs(at(3), must=True))
+    assert stage.committed.wait(HUNG_S)
+    stage.rows.make_durable(at(3))
+    stage.rows.take_back_batch(at(3))
+    assert stage.rows.sent() == at(3)
+    stage.rows.begin_batch()
+    stage.rows.end_batch(at(4))
+    stage.rows.settle(at(4))
+    assert stage.rows.waiting_since() == 0.0
+    stage.rows.close()
+    assert stage.destination.rows == [2]
+    assert (tmp_path / f"{SHARD}.jsonl").read_text() == '{"n":1}\n'
