@@ -30,8 +30,8 @@ class Producer:
     unless they are given; `endpoint_url` may be that of `kclrun local`. Guaranteed: when `flush`
     or the `with` block has returned, every record is in the stream, at least once, and the records
     of a key are in the order of their `put`, behind any repetition. A record that the service
-    refuses for the moment is sent again, for `give_up_after_s`; a shard that throttles slows its own
-    records.
+    refuses for the moment is sent again, for `give_up_after_s`; a shard that throttles slows its
+    own records.
 
     `aggregates` sends the waiting records of a key as one KPL aggregate: many more records a second
     of one key, for readers that open aggregates, as every KCL does. `keeps_order=False` fills
