@@ -217,6 +217,27 @@ def test_a_listing_that_lags_shows_the_stream_as_it_was():
     assert [shard.shard_id for shard in stream.at_trim_horizon(121.0)] == [parent]
 
 
+def test_what_became_of_a_shard_is_the_same_for_each_question_before_and_after_the_stream_is_new():
+    stream = ShardStream(2, Traffic(records_per_s=2.0))
+    trimmed, opened = stream.open_ids()
+    stream.split(trimmed, 100.0)
+
+    def answers(shard_id, now):
+        known, expired = stream.is_known(shard_id), stream.is_expired(shard_id)
+        return known, expired, stream.finds(shard_id), stream.holds(shard_id, now)
+
+    assert answers(trimmed, 110.0) == (True, False, True, True)
+    assert [stream.expire(20.0, 119.0), stream.expire(20.0, 121.0)] == [0, 1]
+    assert answers(trimmed, 122.0) == (True, True, False, False)
+    assert answers(opened, 122.0) == (True, False, True, True)
+    assert not stream.is_made_again
+    stream.make_again(2, 130.0)
+    assert stream.is_made_again
+    assert answers(trimmed, 131.0) == (True, True, False, False)
+    assert answers(opened, 131.0) == (True, False, False, True)  # of the former stream
+    assert not stream.holds("shardId-000000000009", 131.0)
+
+
 @pytest.mark.parametrize(
     ("drawn", "fate"),
     [
