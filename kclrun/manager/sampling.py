@@ -211,16 +211,10 @@ def lag_ms(status: LeaseStatus, now: Instant) -> int | None:
     return behind_ms + max(0, round((now - status.last_fetch_instant) * 1000))
 
 
-def _output_lag_ms(status: LeaseStatus, now: Instant) -> int | None:
-    since = status.output_waiting_since_instant
-    return max(0, round((now - since) * 1000)) if since else None
-
-
 def lag_of(
     held_lease: HeldLease | None, status: LeaseStatus | None, now: Instant, wall: WallTime
 ) -> int | None:
-    """How far a lease is behind; None while nothing is known. `wall` is `now` on the service's
-    clock.
+    """How far a lease is behind; None while nothing is known. `wall` is the service's `now`.
 
     The live table, the metrics and /health all use this value. If no process reads the lease
     (halted, between two processes), it is at least the age of the oldest record known to wait. It
@@ -443,7 +437,7 @@ class Sampler:
             retries_total=counts.retries or 0,
             dead_letters_total=counts.dead_letters or 0,
             skipped_total=counts.skipped or 0,
-            output_lag_ms=_output_lag_ms(status, now) if status is not None else None,
+            output_lag_ms=status and status.output_lag_ms(now),
             records_per_s=self._progress[key].records_per_s(records, now),
             lag_ms=lag_of(held_lease, status, now, core.wall_time(now)),
             still_s=self._still_s(self._progress[key], held_lease, status, now),

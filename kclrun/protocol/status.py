@@ -69,3 +69,8 @@ class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters_total: int = 0
     skipped_total: int = 0
     output_waiting_since_instant: Instant = _NEVER
+
+    def output_lag_ms(self, now: Instant) -> int | None:
+        """For how long rows of processed records wait for an output; None if none do."""
+        since = self.output_waiting_since_instant
+        return max(0, round((now - since) * 1000)) if since else None

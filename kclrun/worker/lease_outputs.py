@@ -39,7 +39,8 @@ class LeaseOutputs:
     """Implements `RowScope` for the main thread, and durability for the lease thread.
 
     `open` is called once the lease is claimed. Without outputs in the settings every method does
-    nothing, and `emit` raises.
+    nothing, and `emit` raises. `broke` ends the process, after an error that no output may raise: a
+    lease whose rows are not sent would stand still.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class LeaseOutputs:
         *,
         post: Callable[[events.Event], None],
         report: Callable[[Report], None],
+        broke: Callable[[BaseException], None],
         credentials: Callable[[], WireCredentials],
         make_thread: MakeThread,
     ) -> None:
@@ -56,6 +58,7 @@ class LeaseOutputs:
         self._queue = queue
         self._post = post
         self._report = report
+        self._broke = broke
         self._credentials = credentials
         self._make_thread = make_thread
         self._file: EmittedRows | None = None
@@ -90,9 +93,16 @@ class LeaseOutputs:
         self._queue.cut_at(cuts)
         self._post(events.OutputsBegan(start, outputs.cursors()))
         self._outputs = outputs
-        self._thread = self._make_thread(outputs.serve, "outputs")
+        self._thread = self._make_thread(self._serve, "outputs")
         self._thread.start()
         return msgspec.structs.replace(row, checkpoint=start)
+
+    def _serve(self) -> None:
+        assert self._outputs is not None, "the thread starts once they are open"
+        try:
+            self._outputs.serve()
+        except BaseException as error:  # noqa: BLE001 - the thread's edge: the process ends
+            self._broke(error)
 
     def _opened(self, place: OutputPlace, row: Lease) -> Output:
         spec = self._spec

@@ -314,14 +314,7 @@ class LeaseProcess:
         self._fetching: FetchThread | None = None
         slot = segment.slot(spec.place)
         self._reporter = Reporter(slot, ring, doorbell, spec.incarnation, self._fetch_view)
-        self._rows = LeaseOutputs(
-            spec,
-            self._queue,
-            post=self._inbox.post,
-            report=self._reporter.report,
-            credentials=self._services.credentials,
-            make_thread=self._make_thread,
-        )
+        self._rows = self._outputs()
         self._checkpoints = CheckpointCalls(self._inbox.post, self._cover, self._is_over)
         self._line = ManagerLine(channel, self._services.credentials.replace)
         self._lease_thread = LeaseThread(
@@ -354,6 +347,17 @@ class LeaseProcess:
             sent=self._rows.sent,
         )
 
+    def _outputs(self) -> LeaseOutputs:
+        return LeaseOutputs(
+            self._spec,
+            self._queue,
+            post=self._inbox.post,
+            report=self._reporter.report,
+            broke=self._break_off,
+            credentials=self._services.credentials,
+            make_thread=self._make_thread,
+        )
+
     def serve(self, lock_path: str, fds: tuple[int, ...] = ()) -> int:
         """Run until the lease is ended, released, lost or failed. `fds` are closed once the lock
         file at `lock_path` is open: one of them may be the manager's own descriptor of it.
@@ -381,6 +385,9 @@ class LeaseProcess:
         self._user_code_returned.set()
         self._lease_thread.join()
         return self._end()
+
+    def _break_off(self, error: BaseException) -> None:
+        self._lease_thread.break_off(error)
 
     def _leave_user_code_behind(self) -> None:
         """The lease is over: end the process while user code still runs, if it does not return."""

@@ -272,6 +272,7 @@ def opened_world(monkeypatch: pytest.MonkeyPatch, text: str, **aws: Any) -> tupl
         coordinator="coordinator",
         control="control",
         stream=admin,
+        outputs=[("output.s3", lambda: calls.append("output"))],
     )
     fake.__dict__.update(aws)
 
@@ -294,7 +295,8 @@ def opened_world(monkeypatch: pytest.MonkeyPatch, text: str, **aws: Any) -> tupl
 def test_a_world_is_opened_after_its_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     opened, calls = opened_world(monkeypatch, LEAST)
 
-    assert calls == [("ensure", "control", "orders", True, 60), "list", ("kind", {"": 5.0})]
+    kind = ("kind", {"": 5.0})
+    assert calls == [("ensure", "control", "orders", True, 60), "list", kind, "output"]
     [source] = opened.streams.values()
     assert (source.consumer_arn, opened.instance) == (None, None)
     assert opened.described_instant == Clock().now
@@ -304,7 +306,7 @@ def test_a_world_is_opened_after_its_checks(monkeypatch: pytest.MonkeyPatch) -> 
     )
     opened, calls = opened_world(monkeypatch, text, imds="imds")
     assert calls[0] == ("ensure", "control", "orders", False, 1)
-    assert calls[-1] == "consumer"
+    assert calls[-2:] == ["consumer", "output"]
     [source] = opened.streams.values()
     assert source.consumer_arn == "the consumer"
     assert (opened.instance.metadata, opened.instance.lifecycle) == ("imds", "lifecycle")
@@ -314,7 +316,7 @@ def test_an_engine_without_leases_has_its_stream_described(monkeypatch: pytest.M
     _, calls = opened_world(monkeypatch, LEAST)
     del calls[:]
     assert world.require_stream(settings()).name == "orders"
-    assert calls == ["list", "close"]
+    assert calls == ["list", "output", "close"]
 
 
 def test_a_service_that_is_away_until_the_deadline_is_told_with_the_last_error(

@@ -39,6 +39,8 @@ class Stage:
         self.events: list[events.Event] = []
         self.committed = threading.Event()
         self.reports: list[Report] = []
+        self.broken: list[BaseException] = []
+        self.broke = threading.Event()
         self.cuts: list[ExtendedSequenceNumber] = []
         self.waits = 0
         self.of: list[RowsOf] = []
@@ -60,6 +62,7 @@ class Stage:
             queue,
             post=self._post,
             report=self.reports.append,
+            broke=self._break,
             credentials=lambda: None,  # type: ignore[arg-type, return-value]
             make_thread=daemon_thread,
         )
@@ -68,6 +71,10 @@ class Stage:
         self.events.append(event)
         if isinstance(event, events.OutputsCommitted):
             self.committed.set()
+
+    def _break(self, error: BaseException) -> None:
+        self.broken.append(error)
+        self.broke.set()
 
     def _open(self, place: OutputPlace, of: RowsOf, *_: object) -> MemoryOutput:
         self.of.append(of)
@@ -174,3 +181,20 @@ def test_rows_go_to_the_file_and_to_the_output_that_they_name(
     stage.rows.close()
     assert stage.destination.rows == [2]
     assert (tmp_path / f"{SHARD}.jsonl").read_text() == '{"n":1}\n'
+
+
+def test_an_output_that_breaks_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch, ROLLED)
+    bug = KeyError("a bug")
+
+    def add(*_: object) -> None:
+        raise bug
+
+    monkeypatch.setattr(MemoryOutput, "add", add)
+    stage.rows.open(Lease(key=LeaseKey(SHARD), checkpoint=TRIM_HORIZON, counter=1))
+    stage.rows.begin_batch()
+    stage.rows.emit({"n": 1}, "late")
+    stage.rows.end_batch(at(1))
+    stage.rows.settle(at(1))
+    assert stage.broke.wait(HUNG_S)
+    assert stage.broken == [bug]
