@@ -306,7 +306,7 @@ def test_a_world_is_opened_after_its_checks(monkeypatch: pytest.MonkeyPatch) -> 
     )
     opened, calls = opened_world(monkeypatch, text, imds="imds")
     assert calls[0] == ("ensure", "control", "orders", False, 1)
-    assert calls[-2:] == ["consumer", "output"]
+    assert calls[-2:] == ["output", "consumer"]
     [source] = opened.streams.values()
     assert source.consumer_arn == "the consumer"
     assert (opened.instance.metadata, opened.instance.lifecycle) == ("imds", "lifecycle")
@@ -316,7 +316,7 @@ def test_an_engine_without_leases_has_its_stream_described(monkeypatch: pytest.M
     _, calls = opened_world(monkeypatch, LEAST)
     del calls[:]
     assert world.require_stream(settings()).name == "orders"
-    assert calls == ["list", "output", "close"]
+    assert calls == ["list", "close"]
 
 
 def test_a_service_that_is_away_until_the_deadline_is_told_with_the_last_error(
