@@ -88,6 +88,7 @@ class LeaseOutputs:
             post=self._post,
             hold=self._queue.hold,
             now=boottime,
+            is_manual=self._spec.checkpoint.mode == "manual",
         )
         start, cuts = self._begin(outputs, row)
         self._queue.cut_at(cuts)

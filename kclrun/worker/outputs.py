@@ -109,7 +109,9 @@ class Outputs:
     """The rows of a lease on their way to its outputs. Implements `RowScope`.
 
     `post` hands an event to the core; `hold` tells the delivery queue whether an output is so full
-    that no batch may start.
+    that no batch may start. `is_manual`: rows leave only with a checkpoint that user code asks for.
+    A row may then sum up records of many batches, and would be another one after a restart from
+    that checkpoint.
     """
 
     def __init__(
@@ -119,7 +121,9 @@ class Outputs:
         post: Callable[[events.Event], None],
         hold: Callable[[bool], None],
         now: Callable[[], Instant],
+        is_manual: bool = False,
     ) -> None:
+        self._is_manual = is_manual
         self._lanes = [_Lane(index, *each) for index, each in enumerate(outputs)]
         self._by_name = {lane.name: lane for lane in self._lanes}
         self._post = post
@@ -236,10 +240,18 @@ class Outputs:
     def settle(self, position: ExtendedSequenceNumber) -> None:
         """Every record up to `position` is processed or given up: its rows may leave."""
         with self._changed:
-            self._settled = position if self._settled is None else max(self._settled, position)
-            if self._notes and self._notes[0].position <= position:
+            if not self._is_manual:
+                self._settled = position if self._settled is None else max(self._settled, position)
+            if self._notes and self._settled and self._notes[0].position <= self._settled:
                 self._waiting_since = self._waiting_since or self._now()
             self._look_at_room()
+            if self._is_manual and self._is_full(1.0):
+                self._post(
+                    events.OutputsRefused(
+                        "rows fill output.buffer, and no checkpoint covers them: checkpoint:"
+                        " manual asks for checkpointer.checkpoint() before that"
+                    )
+                )
             self._changed.notify_all()
 
     def _marks(self) -> tuple[_Mark, ...]:
@@ -417,11 +429,15 @@ class Outputs:
                 lane.rows.popleft()
             lane.added = upto if upto.rows > lane.added.rows else lane.added
 
+    def _is_full(self, share: float) -> bool:
+        return any(lane.waiting_bytes >= lane.pace.buffer_bytes * share for lane in self._lanes)
+
     def _look_at_room(self) -> None:
         """Hold delivery while an output is full, and until half of it is sent."""
         share = FREE_SHARE if self._held else 1.0
-        held = any(lane.waiting_bytes >= lane.pace.buffer_bytes * share for lane in self._lanes)
-        if held != self._held:
+        held = self._is_full(share)
+        # Held, user code could not ask for the checkpoint that makes room.
+        if held != self._held and not self._is_manual:
             self._held = held
             self._hold(held)
 

@@ -68,7 +68,9 @@ class World:
 class Life:
     """One lease process, from its claim to its end."""
 
-    def __init__(self, world: World, fates: list[str], *, file_beside: bool) -> None:
+    def __init__(
+        self, world: World, fates: list[str], *, file_beside: bool, is_manual: bool
+    ) -> None:
         world.lives += 1
         self.world = world
         self.fates = fates
@@ -83,6 +85,7 @@ class Life:
             post=self._post,
             hold=self._hold,
             now=lambda: self.now,
+            is_manual=is_manual,
         )
         start, cuts = self.outputs.begin(world.checkpoint, world.cursors, may_adopt=not file_beside)
         self.cuts = [number_at(cut) for cut in cuts]
@@ -91,7 +94,8 @@ class Life:
     def _post(self, event: events.Event) -> None:
         if isinstance(event, events.OutputsCommitted):
             self.committed.append(event)
-        self.is_over = self.is_over or isinstance(event, events.OutputsSuperseded)
+        ends = events.OutputsSuperseded | events.OutputsRefused
+        self.is_over = self.is_over or isinstance(event, ends)
 
     def _hold(self, is_held: bool) -> None:
         self.is_held = is_held
@@ -158,19 +162,21 @@ KINDS = st.lists(
         st.tuples(st.lists(STEPS, min_size=2, max_size=8), FATES), min_size=1, max_size=4
     ),
     file_beside=st.booleans(),
+    is_manual=st.booleans(),
 )
 def test_every_row_is_at_each_destination_once_where_it_stores_its_cursor(
     kinds: list[tuple[bool, Pace]],
     lives: list[tuple[list[tuple[int, int | None, bool, str]], list[str]]],
     file_beside: bool,
+    is_manual: bool,
 ) -> None:
     world = World(kinds)
     for steps, fates in lives:
-        _live(Life(world, list(fates), file_beside=file_beside), steps)
-    last = Life(world, [], file_beside=file_beside)
+        _live(Life(world, list(fates), file_beside=file_beside, is_manual=is_manual), steps)
+    last = Life(world, [], file_beside=file_beside, is_manual=is_manual)
     while last.done < RECORDS:
-        last.batch(5, asks_at=None, raises=False)
-        last.turn()
+        last.batch(1, asks_at=None, raises=False)
+        last.commit(must=is_manual)
     last.commit(must=True)
     assert world.checkpoint == at(RECORDS)
     for name, destination in world.destinations.items():

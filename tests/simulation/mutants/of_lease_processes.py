@@ -144,8 +144,8 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="batch-at-its-fence",
         file="kclrun/consuming/delivery.py",
-        old="self._is_halted or now >= permit.fence else permit",
-        new="self._is_halted else permit",
+        old="self._is_held or now >= permit.fence:",
+        new="self._is_held:",
         breaks="user code is given a batch that another owner may have",
         source="P7: after it start no batch",
         found_at=0,

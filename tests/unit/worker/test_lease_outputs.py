@@ -53,6 +53,7 @@ class Stage:
             shard_id=SHARD,
             outputs=places,
             kinesis=None,
+            checkpoint=SimpleNamespace(mode="auto"),
         )
         queue: Any = SimpleNamespace(
             hold=lambda _: None, cut_at=self.cuts.extend, may_try_again=self._may_try_again

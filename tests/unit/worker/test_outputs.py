@@ -28,7 +28,7 @@ def at(number: int) -> ExtendedSequenceNumber:
 class Lease:
     """One life with outputs in memory, named a, b, ….  A row counts as ten bytes."""
 
-    def __init__(self, *paces: Pace, stores_cursor: bool = True) -> None:
+    def __init__(self, *paces: Pace, stores_cursor: bool = True, is_manual: bool = False) -> None:
         self.events: list[events.Event] = []
         self.held: list[bool] = []
         self.now = Instant(1.0)
@@ -43,6 +43,7 @@ class Lease:
             post=self.events.append,
             hold=self.held.append,
             now=lambda: self.now,
+            is_manual=is_manual,
         )
         self.outputs.begin(TRIM_HORIZON, {}, may_adopt=True)
 
@@ -168,6 +169,20 @@ def test_a_full_output_holds_delivery_until_half_of_its_buffer_is_free() -> None
     assert [each.message for each in lease.events if isinstance(each, events.OutputsNotCommitted)]
     lease.outputs.turn()
     assert (lease.held, lease.rows) == ([True, False], [list(range(10))])
+
+
+def test_with_manual_checkpoints_rows_leave_only_with_one() -> None:
+    lease = Lease(Pace(0.0, 0, 50), is_manual=True)
+    lease.call(1, 1)
+    lease.call(2, 2)
+    lease.ask(2, must=False)
+    assert (lease.memory[0].unsent, lease.rows, lease.told) == ([], [[]], [TRIM_HORIZON])
+    assert lease.outputs.waiting_since == 0.0
+    lease.ask(1)
+    assert (lease.rows, lease.told[-1]) == ([[1]], at(1))
+    lease.call(3, 3, 4, 5, 6)
+    assert "output.buffer" in lease.events[-1].message  # type: ignore[union-attr]
+    assert lease.held == []
 
 
 def test_a_row_outside_a_call_or_beyond_the_bound_of_a_call_is_refused(
