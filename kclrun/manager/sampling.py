@@ -437,7 +437,7 @@ class Sampler:
             retries_total=counts.retries or 0,
             dead_letters_total=counts.dead_letters or 0,
             skipped_total=counts.skipped or 0,
-            output_lag_ms=status and status.output_lag_ms(now),
+            output_lag_ms=status.output_lag_ms(now) if status is not None else None,
             records_per_s=self._progress[key].records_per_s(records, now),
             lag_ms=lag_of(held_lease, status, now, core.wall_time(now)),
             still_s=self._still_s(self._progress[key], held_lease, status, now),
