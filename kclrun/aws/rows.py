@@ -433,7 +433,7 @@ def _outputs(item: Item) -> StoredCursors | None:
         return None
     known = item.get("outputCursors", {}).get("M")
     if not isinstance(known, dict) or len(known) > OUTPUTS_MAX:
-        raise ValueError(f"outputCursors is no map of at most {OUTPUTS_MAX} outputs")
+        raise ValueError(f"outputCursors is not a map of at most {OUTPUTS_MAX} outputs")
     cursors = {name: Cursor.parse(_text(known, name) or "") for name in known}
     return StoredCursors(Cursor.parse(at).position, sorted_cursors(cursors))
 

@@ -111,7 +111,7 @@ def roll_folder(of: RowsOf) -> str:
     created = datetime.fromtimestamp(of.stream_created_at, UTC).strftime("%Y%m%dT%H%M%SZ")
     for name in (of.application, of.stream, of.shard_id):
         if not _NAME.match(name):
-            raise SettingsError(f"{name[:128]!r} is no name: no file or object is named after it")
+            raise SettingsError(f"{name[:128]!r} is not a name that a file or an object can have")
     return f"{of.application}/{of.stream}/{created}/{of.shard_id}/{of.generation}"
 
 

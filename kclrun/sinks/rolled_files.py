@@ -40,7 +40,7 @@ class FileRolls:
     takes no name that is taken, decides whose roll it is; rows and record are durable by then,
     under names of their own. Then the rows get their name: by their owner, or, if it ends in
     between, by the next one's `find`. The files of a roll that lost stay hidden and are removed by
-    their owner alone: nobody else knows that its requests have ended.
+    their owner alone: no other process knows that its requests have ended.
     """
 
     def __init__(self, folder: Path, of: RowsOf, suffix: str) -> None:

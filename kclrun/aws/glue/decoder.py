@@ -60,7 +60,7 @@ class GlueDecoder:
     """A `codec.values.Decode`. Each schema version is asked for once; at most 256 are kept.
 
     Raises: RecordError for data that is at fault itself, or whose schema version the registry does
-    not have; RetryLater while the registry cannot be asked: that is no fault of the record.
+    not have; RetryLater while the registry cannot be asked, which is not a fault of the record.
     Any thread.
     """
 

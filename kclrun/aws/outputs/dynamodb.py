@@ -128,7 +128,7 @@ class DynamoDbOutput:
 
     Marks of two shards do not compare: a mark of an ancestor is overwritten, any other is an error.
     Kinesis numbers shards as it makes them, so that ancestors have lower numbers, also those that
-    were trimmed and have no lease any more. A shard with a lower number that is no ancestor counts
+    were trimmed and have no lease any more. A lower number that is not an ancestor counts
     as one; as soon as it writes such an item itself, it finds the higher number and fails.
     """
 
