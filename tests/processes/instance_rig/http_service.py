@@ -42,7 +42,7 @@ class HttpService:
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}
         )
         self._thread.start()
 

@@ -143,6 +143,7 @@ def test_a_tls_handshake_that_fails_means_nothing_was_sent(
         client.call(UPDATE_ITEM, b"{}")
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("trouble", ["be_silent", "hang_up"])
 def test_no_answer_leaves_a_write_unknown_and_a_read_unavailable(
     server: Any, make_client: MakeClient, trouble: str

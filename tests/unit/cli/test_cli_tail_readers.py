@@ -312,6 +312,7 @@ def test_a_full_queue_is_waited_for_until_the_tail_is_closed(
     assert tail._next_due() is None
 
 
+@pytest.mark.seconds
 def test_with_their_threads_each_record_comes_once_and_all_threads_end(tmp_path: Path) -> None:
     class Live(Stream):
         lock = threading.Lock()

@@ -193,6 +193,7 @@ while sizes:
 """
 
 
+@pytest.mark.seconds
 def test_the_smallest_fields_by_the_million_take_little_memory() -> None:
     records = [
         sealed(bomb * (size_bytes // len(bomb)))

@@ -248,6 +248,7 @@ def performing(loop, pool, log):
     return make
 
 
+@pytest.mark.seconds
 def test_a_read_is_repeated_until_it_succeeds_with_one_warning_an_outage(
     performing, loop, tmp_path
 ):

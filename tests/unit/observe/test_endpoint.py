@@ -154,6 +154,7 @@ def test_a_request_in_pieces_is_put_together(endpoint):
     assert answer.endswith(b"up 1\n")
 
 
+@pytest.mark.seconds
 def test_clients_that_say_nothing_hold_it_up_for_the_time_of_a_request_at_most(
     endpoint, monkeypatch
 ):

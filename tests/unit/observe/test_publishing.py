@@ -83,6 +83,7 @@ def test_what_is_offered_is_sent_before_the_close(rig):
     assert rig.events() == []
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("error", [Throttled("slow"), Unavailable("away")])
 def test_a_request_that_had_no_effect_is_sent_again(rig, error):
     outlet = Outlet(error)

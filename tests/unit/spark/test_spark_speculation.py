@@ -44,6 +44,7 @@ def rows_by_shard(batches):
     return by_shard
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("inline_bytes_max", [0, 512 * 1024])
 def test_two_attempts_at_the_same_time_give_the_same_rows(reached, inline_bytes_max):
     start_at = Start(StartKind.EARLIEST)

@@ -298,6 +298,7 @@ class Pushing:
         self.is_closed.set()
 
 
+@pytest.mark.seconds
 def test_a_thread_wakes_the_planner_that_waits_and_ends_with_it():
     kinesis = Kinesis(KinesisSettings(), b"pushed batches".ljust(32))
     kinesis.create_stream("s", 1, time.time())

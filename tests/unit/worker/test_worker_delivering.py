@@ -740,6 +740,7 @@ def test_threads_that_ask_at_once_each_get_their_answer():
     assert len({each.request for each in asked.requests}) == 8
 
 
+@pytest.mark.seconds
 def test_nobody_waits_for_a_lease_thread_that_is_gone():
     asked = Asked()
     (thread,), outcomes = asked.ask()

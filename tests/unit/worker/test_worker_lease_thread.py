@@ -179,6 +179,7 @@ def stage():
     stage.close()
 
 
+@pytest.mark.seconds
 def test_a_full_disk_holds_the_checkpoint_and_costs_no_lease(stage):
     stage.rows.is_full = True
     stage.batch(20)
@@ -194,6 +195,7 @@ def test_a_full_disk_holds_the_checkpoint_and_costs_no_lease(stage):
     assert stage.table.read("s0").checkpoint == p(20)
 
 
+@pytest.mark.seconds
 def test_each_send_of_the_owner_stands_in_the_slot_before_it_leaves(stage):
     until(lambda: len(stage.table.sends) >= 3)
     sends = list(stage.table.sends)
@@ -204,6 +206,7 @@ def test_each_send_of_the_owner_stands_in_the_slot_before_it_leaves(stage):
         assert before <= sent <= written
 
 
+@pytest.mark.seconds
 def test_a_throttled_write_waits_for_its_time_before_it_is_sent_again(stage):
     waits = []
     perform = stage.thread._perform_in_time
@@ -236,6 +239,7 @@ def test_the_checkpoint_a_user_waits_for_is_noted_before_the_answer(stage):
     assert stage.checkpoints.durable == p(30)
 
 
+@pytest.mark.seconds
 def test_a_look_up_that_fails_at_the_end_of_a_shard_is_tried_again(stage):
     stage.table.unreadable = 1
     stage.inbox.post(events.ShardExhausted((ChildShard("s2", ("s0", "s1"), HashRange(0, 9)),)))
@@ -270,6 +274,7 @@ def test_a_thread_that_broke_ends_the_lease_thread_and_is_its_failure(stage):
     assert stage.thread.cause is None
 
 
+@pytest.mark.seconds
 def test_an_idle_lease_thread_does_not_spin(stage):
     turns = []
     handle = stage.life.handle

@@ -196,6 +196,7 @@ def test_user_code_learns_which_lease_it_serves_and_with_which_fencing_token(sta
     assert (context.checkpoint_mode, context.uncheckpointed_max) == ("manual", 100)
 
 
+@pytest.mark.seconds
 def test_the_status_slot_shows_what_was_read_processed_and_checkpointed(stage):
     last = ExtendedSequenceNumber(stage.shard.put(b"abc"))
     stage.script.does = lambda batch, checkpointer: checkpointer.checkpoint()
