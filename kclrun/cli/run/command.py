@@ -211,7 +211,10 @@ def _run_spark(
     def sum_up() -> str | None:
         return _summary(configuration) if _is_whole(configuration, filled()) else None
 
-    code, text = spark_run(configuration, report, source_is_done, sum_up, filling)
+    settings = with_absolute_output(configuration)
+    paths = import_paths(settings.path, configuration.folder)
+    with watched(settings, filling) as (shown, on_sample):
+        code, text = spark_run(shown, paths, report, source_is_done, sum_up, on_sample=on_sample)
     tell_rows(configuration.settings)
     _tell(filled())  # raises if the filler failed, which also ended the run
     if text is not None:

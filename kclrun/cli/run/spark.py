@@ -15,13 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kclrun.cli.config_options import Configuration
-from kclrun.cli.run.command import OnSample, watched
-from kclrun.cli.user_code import with_absolute_output
 from kclrun.cli.world import require_stream
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import KclrunError, SettingsError
-from kclrun.loading import import_paths
 from kclrun.model.time import WallTime
 from kclrun.observe.logs import EventLog, LineSink, log_of
 from kclrun.observe.sample import ManagerSample
@@ -36,10 +32,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kclrun.config.schema import Settings
-    from kclrun.local.filling import Filling
     from kclrun.spark.engine.versions import Capabilities
 
 _STDERR: Final = 2
+OnSample = Callable[[ManagerSample], None]
 SumUp = Callable[[], str | None]
 
 
@@ -58,31 +54,27 @@ def require_spark(settings: Settings) -> Capabilities:
 
 
 def spark_run(
-    configuration: Configuration,
+    settings: Settings,
+    paths: tuple[Path, ...],
     report: Path | None,
     source_is_done: Callable[[], bool],
     sum_up: SumUp,
-    filling: Callable[[], Filling | None] = lambda: None,
+    *,
+    on_sample: OnSample | None,
 ) -> tuple[int, str | None]:
     """Run until the end. Returns the exit code and the text of `sum_up`.
 
-    `sum_up` is called after a complete run that ended in good order, before the session is closed.
-    Raises: KclrunError.
+    `paths` are the folders of user code. `sum_up` is called after a complete run that ended in good
+    order, before the session is closed. Raises: KclrunError.
     """
-    settings = with_absolute_output(configuration)
     capabilities = require_spark(settings)
     require_stream(settings)
-    paths = import_paths(settings.path, configuration.folder)
-    with (
-        watched(settings, filling) as (shown, on_sample),
-        _log(shown) as log,
-        ExitStack() as stack,
-    ):
-        _tell_starting(shown, log, on_sample, capabilities.version)
-        spark = stack.enter_context(_session(shown, paths, log))
+    with _log(settings) as log, ExitStack() as stack:
+        _tell_starting(settings, log, on_sample, capabilities.version)
+        spark = stack.enter_context(_session(settings, paths, log))
 
         run = SparkRun(
-            shown,
+            settings,
             spark,
             log,
             import_paths=paths,

@@ -62,9 +62,9 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ran:
         Path("out").mkdir(exist_ok=True)
         return SimpleNamespace(exit_code=seen.code)
 
-    def spark_run(*arguments: Any) -> tuple[int, str | None]:
-        seen.arguments = arguments
-        return seen.code, arguments[3]()
+    def spark_run(*arguments: Any, on_sample: Any) -> tuple[int, str | None]:
+        seen.arguments = (*arguments, on_sample)
+        return seen.code, arguments[4]()
 
     monkeypatch.setattr(forks, "Launcher", Launcher)
     monkeypatch.setattr(runtime, "run_fleet", run_fleet)
@@ -241,17 +241,26 @@ def test_a_summary_that_is_not_a_text_is_refused(
 
 
 def test_on_spark_the_summary_is_made_before_the_session_ends(
-    filled: Ran, capsys: pytest.CaptureFixture[str]
+    filled: Ran, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    watched: list[Any] = []
+
+    @contextmanager
+    def watching(settings: object, filling: Any) -> Iterator[tuple[object, str]]:
+        watched.append(filling())
+        yield settings, "show"
+
+    monkeypatch.setattr(command, "watched", watching)
     write(WITH_SUMMARY.replace("processor", "engine: spark\nprocessor"))
     sys.modules.pop("sums", None)
     Path("sums.py").write_text(SUM)
 
     assert run_program(["run", "--report", "r.json"]) == 0
 
-    configuration, report, is_done, _, filling = filled.arguments
-    assert (report, is_done(), filling()) == (Path("r.json"), "done", "progress")
-    assert configuration.settings.output.path == "out"
+    run, paths, report, is_done, _, on_sample = filled.arguments
+    assert (report, is_done(), on_sample) == (Path("r.json"), "done", "show")
+    assert (paths, watched) == ((Path.cwd(),), ["progress"])
+    assert run.output.path == str(Path("out").absolute())
     assert filled.spark.engine == "spark"
     told = capsys.readouterr()
     assert (told.out, told.err.count("Put 1,000 records")) == ("sum of out\n", 1)
@@ -265,7 +274,7 @@ def test_spark_in_aws_needs_no_filler(ran: Ran, capsys: pytest.CaptureFixture[st
     write(SPARK)
     ran.code = 65
     assert run_program(["run"]) == 65
-    assert ran.arguments[2]() is True
+    assert ran.arguments[3]() is True
     assert capsys.readouterr() == ("", "")
 
 

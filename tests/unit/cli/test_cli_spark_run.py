@@ -36,7 +36,7 @@ def test_the_log_says_that_spark_is_being_started_before_anything_is_waited_for(
     run = configuration(SETTINGS, tmp_path)
 
     with pytest.raises(SettingsError, match="no JVM here"):
-        spark.spark_run(run, None, lambda: True, lambda: None)
+        spark.spark_run(run.settings, (), None, lambda: True, lambda: None, on_sample=None)
 
     [line] = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert (line["event"], line["version"]) == ("engine_starting", "4.1.0")
@@ -84,15 +84,12 @@ def test_a_whole_run_on_spark_is_summed_up_and_reported(
     monkeypatch.setattr(spark, "require_stream", lambda _: None)
     monkeypatch.setattr(spark, "_session", session)
     monkeypatch.setattr(spark, "SparkRun", Run)
-    done = spark.spark_run(
-        spark_configuration(until),
-        tmp_path / "r",
-        "is_done",
-        lambda: "sum",  # type: ignore[arg-type]
-    )
+    run = spark_configuration(until).settings
+    is_done: Any = "is_done"
+    done = spark.spark_run(run, (), tmp_path / "r", is_done, lambda: "sum", on_sample=None)
     assert done == (reason.exit_code, "sum" if is_summed else None)
     assert reports == ["is_done", (tmp_path / "r", reason.value)]
-    assert spark.spark_run(spark_configuration(until), None, "is_done", lambda: "sum") == done  # type: ignore[arg-type]
+    assert spark.spark_run(run, (), None, is_done, lambda: "sum", on_sample=None) == done
     assert len(reports) == 3
 
 
