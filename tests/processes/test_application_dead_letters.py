@@ -29,7 +29,7 @@ def letters_at(place, aws):
     ]
 
 
-@pytest.mark.parametrize("kind", ["path", "stream"])
+@pytest.mark.parametrize("kind", ["path", pytest.param("stream", marks=pytest.mark.slow)])
 def test_records_that_fail_are_kept_once_while_processes_are_killed_and_can_be_put_back(
     embedded_aws, application, producer, tmp_path, kind
 ):

@@ -35,6 +35,7 @@ def embedded_aws():
     aws.close()
 
 
+@pytest.mark.slow
 def test_a_registry_that_is_away_delays_and_records_at_fault_are_letters(
     embedded_aws, application, tmp_path
 ):

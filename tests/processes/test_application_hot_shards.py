@@ -99,6 +99,7 @@ def endpoint_of(app):
     return until(lambda: app.of("endpoint_listening"), why=app.last_words)[-1]["endpoint"]
 
 
+@pytest.mark.slow
 def test_a_shard_that_one_key_carries_is_named_and_its_key_only_where_it_is_asked_for(
     started, embedded_aws
 ):
@@ -140,6 +141,7 @@ def test_a_shard_that_one_key_carries_is_named_and_its_key_only_where_it_is_aske
     assert len(app.of("shard_hot")) == 1, "the beginning is said once"
 
 
+@pytest.mark.slow
 def test_the_split_that_is_advised_halves_the_load_of_many_uneven_keys(started, embedded_aws):
     stream, app = started()
     # Zipf, of 200 keys: the heaviest carries 17 %.

@@ -71,6 +71,7 @@ def test_a_killed_process_costs_its_leases_what_a_kill_costs_each_and_they_part(
     assert not app.of("process_died"), "whose fault it was is not known"
 
 
+@pytest.mark.slow
 def test_a_record_that_kills_its_process_halts_its_shard_alone(embedded_aws, application, producer):
     stream = embedded_aws.stream(shards=3)
     source = producer(stream, 900, seed=94003).start()
