@@ -285,8 +285,11 @@ class Output(Protocol):
     stores_cursor: bool
 
     def encode(self, row: Row) -> tuple[Any, int]:
-        """The row in the form that `add` takes, and its size in bytes. Raises: TypeError or
-        LimitExceeded, naming the column and never a value, for a row that can never be written."""
+        """The row in the form that `add` takes, and its size in bytes. `Context.emit` has checked
+        it: with a schema in the settings it has every column, in their order.
+
+        Raises: TypeError or LimitExceeded, naming the column and never a value, for a row that can
+        never be written."""
         ...
 
     def begin(self, at: Cursor) -> Cursor:

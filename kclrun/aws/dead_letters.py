@@ -210,22 +210,17 @@ class LetterQueue:
     def remove(self, kept: Sequence[KeptLetter]) -> None:
         """As `LetterStore.remove`."""
         handles = [handle for each in kept for handle in each.handle]
-        for at in range(0, len(handles), _MESSAGES_A_CALL):
-            part = handles[at : at + _MESSAGES_A_CALL]
+        for entries in _entries(handles):
             with _doing(DELETE_MESSAGE_BATCH, f"remove letters of the queue {self._queue}"):
                 answer = self._client().delete_message_batch(
-                    QueueUrl=self._queue_found()[0],
-                    Entries=[
-                        {"Id": str(number), "ReceiptHandle": handle}
-                        for number, handle in enumerate(part)
-                    ],
+                    QueueUrl=self._queue_found()[0], Entries=entries
                 )
                 _refuse_partly(
                     DELETE_MESSAGE_BATCH,
                     "messages",
                     [each["Code"] for each in answer.get("Failed", ())],
                 )
-            self._hidden.difference_update(part)
+            self._hidden.difference_update(each["ReceiptHandle"] for each in entries)
         _remove_large(self._large, kept)
 
     def check(self) -> str:
@@ -236,17 +231,13 @@ class LetterQueue:
     def close(self) -> None:
         """As `LetterStore.close`. A message that cannot be shown again now comes back by itself."""
         hidden, self._hidden = sorted(self._hidden), set()
-        for at in range(0, len(hidden), _MESSAGES_A_CALL):
+        for entries in _entries(hidden, VisibilityTimeout=0):
             with (
                 contextlib.suppress(ServiceError),
                 _doing(CHANGE_MESSAGE_VISIBILITY_BATCH, "show messages again"),
             ):
                 self._client().change_message_visibility_batch(
-                    QueueUrl=self._queue_found()[0],
-                    Entries=[
-                        {"Id": str(number), "ReceiptHandle": handle, "VisibilityTimeout": 0}
-                        for number, handle in enumerate(hidden[at : at + _MESSAGES_A_CALL])
-                    ],
+                    QueueUrl=self._queue_found()[0], Entries=entries
                 )
 
     def _messages(self) -> Iterator[dict[str, Any]]:
@@ -363,6 +354,15 @@ class LetterStream:
                         yield record.data, f"{self._stream}, {shard.shard_id}, {number}"
                     if page.next_iterator is None or page.millis_behind_latest == 0:
                         break
+
+
+def _entries(handles: Sequence[str], **more: Any) -> Iterator[list[dict[str, Any]]]:
+    """What the calls about these messages name, call by call."""
+    for at in range(0, len(handles), _MESSAGES_A_CALL):
+        yield [
+            {"Id": str(number), "ReceiptHandle": handle, **more}
+            for number, handle in enumerate(handles[at : at + _MESSAGES_A_CALL])
+        ]
 
 
 def _in_order(kept: Iterable[KeptLetter]) -> list[KeptLetter]:

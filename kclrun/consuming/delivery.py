@@ -21,7 +21,7 @@ from kclrun.consuming.commands import (
 )
 from kclrun.errors import ConfigError, FailedRecords, OutputLocked, is_host_shortage
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.time import DOUBLINGS_MAX, Instant
+from kclrun.model.time import DOUBLINGS_MAX, Instant, backoff_s
 
 Call = CallInitialize | CallShardEnded | CallShutdownRequested | CallLeaseLost
 
@@ -199,6 +199,12 @@ class ErrorPolicy(msgspec.Struct, frozen=True):
             return GiveUp()
         doubled = self.backoff_s * 2.0 ** min(attempts - 1, DOUBLINGS_MAX)
         return RetryAfter(min(doubled, BACKOFF_MAX_S))
+
+
+def destination_pause_s(failed: int) -> float:
+    """The pause after a destination of rows or letters failed `failed` times in a row: 1 s, doubled
+    up to that of a shard that fails for long."""
+    return backoff_s(failed - 1, 1.0, base_s=1.0, max_s=BACKOFF_MAX_S)
 
 
 def host_fault(error: BaseException) -> str | None:

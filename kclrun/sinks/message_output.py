@@ -27,7 +27,6 @@ from kclrun.errors import (
     Unavailable,
 )
 from kclrun.model.output import Cursor, Message, MessageLimits, OutputPlace, RowsOf
-from kclrun.model.row_schema import RowSchema
 from kclrun.model.time import backoff_s
 from kclrun.ports import MessageSender
 from kclrun.processor import Row
@@ -54,17 +53,15 @@ class RowEncoder:
     """Rows of one output as JSON, and the text of the column that orders them."""
 
     def __init__(self, place: OutputPlace) -> None:
-        self._check = RowSchema.parse(place.schema).check if place.schema is not None else None
         self._column = place.key[0] if place.key else None
 
     def __call__(self, row: Row) -> tuple[bytes, str | None]:
         """One line of JSON with its end, and the key; None without `key` in the settings.
 
-        Raises: TypeError, LimitExceeded, RowMismatch; they name the column and never a value.
+        Raises: TypeError, LimitExceeded; they name the column and never a value.
         """
-        checked = row if self._check is None else self._check(row)
-        line = encode_row(checked)
-        return line, None if self._column is None else _key_text(checked, self._column)
+        line = encode_row(row)
+        return line, None if self._column is None else _key_text(row, self._column)
 
 
 def _key_text(row: Mapping[str, Any], column: str) -> str:

@@ -59,8 +59,9 @@ class RowFormat(Protocol):
     content_type: str
 
     def encode(self, row: Any) -> tuple[Any, int]:
-        """The row as `RowFile.add` takes it, and its size in bytes. Raises: TypeError, RowMismatch
-        and LimitExceeded, naming the column and never a value."""
+        """The row as `RowFile.add` takes it, and its size in bytes. With a schema the row is as
+        `RowSchema.check` returns it. Raises: TypeError and LimitExceeded, naming the column and
+        never a value."""
         ...
 
     def new_file(self) -> RowFile:
@@ -73,7 +74,7 @@ def row_format(name: str, schema: str | None) -> RowFormat:
     none, or an extra of kclrun that is not installed."""
     columns = None if schema is None else RowSchema.parse(schema)
     if name == "json":
-        return _JsonLines(columns)
+        return _JsonLines()
     if columns is None:
         raise SettingsError(f"format: {name} needs `schema`, the columns and their types")
     return _Csv(columns) if name == "csv" else _Parquet(columns)
@@ -99,11 +100,8 @@ class _JsonLines:
     suffix = "jsonl"
     content_type = "application/x-ndjson"
 
-    def __init__(self, schema: RowSchema | None) -> None:
-        self._schema = schema
-
     def encode(self, row: Any) -> tuple[bytes, int]:
-        line = encode_row(row if self._schema is None else self._schema.check(row))
+        line = encode_row(row)
         return line, len(line)
 
     def new_file(self) -> RowFile:
@@ -123,10 +121,9 @@ class _Csv:
         self._line: Callable[[Sequence[Any]], str] = csv.writer(_Echo()).writerow
 
     def encode(self, row: Any) -> tuple[bytes, int]:
-        values = self._schema.check(row).values()
         cells = [
             value if cell is None or value is None else cell(value)
-            for cell, value in zip(self._cells, values, strict=True)
+            for cell, value in zip(self._cells, row.values(), strict=True)
         ]
         line = self._line(cells).encode()
         return line, len(line)
@@ -166,7 +163,6 @@ class _Parquet:
     content_type = "application/vnd.apache.parquet"
 
     def __init__(self, schema: RowSchema) -> None:
-        self._schema = schema
         self._arrow = arrow_schema(schema)
         # The columns whose values have sizes of their own.
         self._varying = tuple(
@@ -177,13 +173,12 @@ class _Parquet:
         self._fixed = _VALUE_BYTES * len(schema.columns)
 
     def encode(self, row: Any) -> tuple[tuple[Any, ...], int]:
-        checked = self._schema.check(row)
         size = self._fixed
         for name, is_nested in self._varying:
-            value = checked[name]
+            value = row[name]
             if value is not None:
                 size += len(msgspec.json.encode(value)) if is_nested else len(value)
-        return (*checked.values(), size), size
+        return (*row.values(), size), size
 
     def new_file(self) -> RowFile:
         return _ParquetFile(self._arrow)

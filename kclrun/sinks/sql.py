@@ -24,7 +24,7 @@ from kclrun.errors import (
     Superseded,
 )
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
-from kclrun.model.row_schema import RowSchema, row_mapping
+from kclrun.model.row_schema import RowSchema
 from kclrun.processor import Row
 from kclrun.sinks.sql_tables import (
     PATIENCE_S,
@@ -90,16 +90,13 @@ class SqlOutput:
     def encode(self, row: Row) -> tuple[Encoded, int]:
         """As `Output.encode`, for the table that `begin` found."""
         assert self._target is not None, "begin comes first"
-        mapping = row_mapping(row)
-        if mapping is None:
-            raise TypeError(f"a row is a mapping of names to values, not {type(row).__name__}")
-        names = tuple(mapping)
+        names = tuple(row)
         shape = self._shapes.get(names)
         if shape is None:
             if len(self._shapes) >= _ORDERS_MAX:
                 self._shapes.clear()
             shape = self._shapes[names] = self._target.shape(names)
-        values, text_bytes = shape.values(mapping)
+        values, text_bytes = shape.values(row)
         size = _ROW_BYTES + text_bytes
         return (shape, values, size), size
 

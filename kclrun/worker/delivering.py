@@ -19,7 +19,6 @@ from kclrun.consuming.commands import (
     CallShutdownRequested,
 )
 from kclrun.consuming.delivery import (
-    BACKOFF_MAX_S,
     Attempts,
     Call,
     ConfirmStop,
@@ -28,6 +27,7 @@ from kclrun.consuming.delivery import (
     RetryAfter,
     RowScope,
     attempt,
+    destination_pause_s,
     host_fault,
 )
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
@@ -35,7 +35,7 @@ from kclrun.errors import FailedRecords, HostFailed, LetterTooLarge, SinkError
 from kclrun.model.lease import Lease
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.model.time import WallTime, backoff_s
+from kclrun.model.time import WallTime
 from kclrun.observe.failures import Failure, describe
 from kclrun.processor import RecordProcessor, call_method
 from kclrun.protocol.reports import (
@@ -285,7 +285,7 @@ class Deliverer:
                 return False
             except SinkError as error:
                 failed += 1
-                pause_s = backoff_s(failed - 1, 1.0, base_s=1.0, max_s=BACKOFF_MAX_S)
+                pause_s = destination_pause_s(failed)
                 where = (DEAD_LETTER, str(error), "", "", "")
                 self._report(ProcessorRaised(*where, failed, pause_s))
                 if not self._queue.may_try_again(pause_s, is_batch=True):

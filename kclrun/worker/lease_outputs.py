@@ -12,12 +12,13 @@ import msgspec
 
 from kclrun.consuming import events
 from kclrun.consuming.commands import CommitOutputs
+from kclrun.consuming.delivery import destination_pause_s
 from kclrun.errors import SettingsError, SinkError
 from kclrun.ipc.board import StartSpec
 from kclrun.model.lease import Lease
 from kclrun.model.output import OutputPlace, RowsOf
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.time import Instant, WallTime, backoff_s
+from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.ports import Output
 from kclrun.processor import MAIN_OUTPUT, Row
@@ -29,8 +30,6 @@ from kclrun.worker.opening import open_output
 from kclrun.worker.outputs import Outputs, Pace
 from kclrun.worker.sharing import MakeThread
 
-# A destination that is away when a lease begins is tried again twice a minute at least.
-_PAUSE_MAX_S: Final = 30.0
 # A request under way when the lease is over may end late: its outcome is for the next owner to see.
 _CLOSE_WAIT_S: Final = 1.0
 
@@ -128,7 +127,7 @@ class LeaseOutputs:
                 return outputs.begin(row.checkpoint, cursors, may_adopt=self._file is None)
             except SinkError as error:
                 failed += 1
-                pause_s = backoff_s(failed - 1, 1.0, base_s=1.0, max_s=_PAUSE_MAX_S)
+                pause_s = destination_pause_s(failed)
                 where = (OUTPUT, str(error), "", "", "")
                 self._report(ProcessorRaised(*where, failed, pause_s))
                 if not self._queue.may_try_again(pause_s, is_batch=False):

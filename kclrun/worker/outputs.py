@@ -19,19 +19,17 @@ import msgspec
 
 from kclrun.consuming import events
 from kclrun.consuming.commands import CommitOutputs
+from kclrun.consuming.delivery import destination_pause_s
 from kclrun.errors import LimitExceeded, SettingsError, SinkError, Superseded
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.time import Instant, backoff_s
+from kclrun.model.time import Instant
 from kclrun.ports import Output
 from kclrun.processor import Row
 
 # The rows of one call wait in memory, because they are taken back if it raises. Beyond this they
 # are more than a mistake of the processor should cost its host.
 CALL_BYTES_MAX: Final = 256 * 2**20
-# The first pause after a failed destination, and the longest one.
-_PAUSE_S: Final = 1.0
-_PAUSE_MAX_S: Final = 30.0
 # An offer leaves a larger roll to the next owner: sending it takes longer than the gap of a move
 # should be (DESIGN §11).
 OFFER_BYTES_MAX: Final = 5 * 2**20
@@ -331,9 +329,7 @@ class Outputs:
 
     def _wait(self) -> bool:
         """Wait for something to do, or for the end of a pause; False once closed."""
-        pause_s = 0.0
-        if self._failed:
-            pause_s = backoff_s(self._failed - 1, 1.0, base_s=_PAUSE_S, max_s=_PAUSE_MAX_S)
+        pause_s = destination_pause_s(self._failed) if self._failed else 0.0
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed, timeout=pause_s)
             self._changed.wait_for(self._has_work, timeout=self._rest_s())

@@ -36,6 +36,7 @@ class Place:
 
     needs_aws = False
     needs_postgres = False  # `aws` is then the server
+    schema = None  # the rows are checked against it before they are encoded
     # The faults that `fail` knows. The next write at the destination meets it, or the next `times`:
     #   refused        a definite no, without an effect
     #   throttled      the same with the words of an overload
@@ -228,9 +229,10 @@ class Rolls(Place):
     """Rolls of a format."""
 
     format = "json"
+    schema = SCHEMA
 
     def of_place(self, **more):
-        return OutputPlace(name="output", format=self.format, schema=SCHEMA, **more)
+        return OutputPlace(name="output", format=self.format, schema=self.schema, **more)
 
     def read(self, contents):
         return [row for content in contents for row in _READ[self.format](content)]

@@ -293,7 +293,6 @@ def token_at(database):
         ({"n": 1, "text": "secret\0"}, "column text"),
         ({"n": 1, "text": "secret\ud800"}, "column text"),
         ({"n": 1, "text": b"secret"}, "column text: expected string, got bytes"),
-        ("secret", "a row is a mapping"),
     ],
 )
 @pytest.mark.parametrize("has_schema", [True, False])

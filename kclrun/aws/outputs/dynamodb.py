@@ -28,7 +28,6 @@ from kclrun.errors import (
     LimitExceeded,
     NotFound,
     OutcomeUnknown,
-    RowMismatch,
     ServiceError,
     SettingsError,
     SinkError,
@@ -37,7 +36,6 @@ from kclrun.errors import (
     Unavailable,
 )
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
-from kclrun.model.row_schema import RowSchema, row_mapping
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.processor import Row
 
@@ -146,7 +144,6 @@ class DynamoDbOutput:
         self._table = place.dynamodb
         self._client = client
         self._sleep = sleep
-        self._schema = RowSchema.parse(place.schema) if place.schema else None
         self._of = f"{of.application}/{of.stream}"
         self._epoch = f"{round(of.stream_created_at * 1000):015d}-{of.generation:010d}"
         self._shard = of.shard_id
@@ -163,14 +160,8 @@ class DynamoDbOutput:
         """As `Output.encode`, with the key that `begin` found. A row is a whole item: attributes
         that it lacks are gone. Dates and UUIDs become texts; a float is the number that its
         shortest text says."""
-        try:
-            mapping = self._schema.check(row) if self._schema is not None else row_mapping(row)
-        except RowMismatch as mismatch:
-            raise TypeError(str(mismatch)) from None
-        if mapping is None:
-            raise TypeError(f"a row is a mapping of names to values, not {type(row).__name__}")
         item: _Attribute = {}
-        for name, value in mapping.items():
+        for name, value in row.items():
             if type(name) is not str or not name or name == MARK:
                 raise TypeError(f"column {repr(name)[:64]} cannot be the name of an attribute")
             try:

@@ -168,6 +168,8 @@ class ProcessWithOutputs(LeaseProcess):
     """A lease process whose rows go to `kinds`, in this order [K5], by a thread of its own."""
 
     kinds: tuple[str, ...] = ("sql", "s3")
+    # A roll, and the requests of one that has to be sent three times.
+    rows_wait_s = ROLL_S + 3 * PATIENCE_S
     store: Store
 
     faults_until_s = math.inf

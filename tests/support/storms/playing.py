@@ -77,18 +77,19 @@ def require_all_bounded(fleet: Fleet) -> None:
     has reason to hold one entry a batch until the next checkpoint, which comes after
     `checkpoint.every`, or a failover later where the table is away: two batches a poll, as a
     backlog is cut at the cap; over a subscription one a record; without checkpoints, one a record
-    up to the cap.
+    up to the cap. Where rows go to outputs, the checkpoint waits for them besides.
     """
     settings, user_code, stream = fleet.world.settings, fleet.world.user_code, fleet.stream
     rows = sum(1 for _ in fleet.table.leases())
     for_manager = rows + len(fleet.stream.shards()) + len(fleet.hosts)
-    waiting_s = settings.checkpoint_every_s + settings.failover_s
-    for_process = int(2 * waiting_s / settings.poll_s)
-    if user_code.is_manual:
-        for_process = settings.uncheckpointed_max
     for host in fleet.hosts_up():
         require_bounded(host.name, "", host.core, for_manager)
         for process in host.living():
+            waiting_s = settings.checkpoint_every_s + settings.failover_s
+            waiting_s += getattr(process, "rows_wait_s", 0.0)
+            for_process = int(2 * waiting_s / settings.poll_s)
+            if user_code.is_manual:
+                for_process = settings.uncheckpointed_max
             events_max = waiting_s * stream.records_per_s(process.key) if settings.fan_out else 0
             held_max = for_process + int(events_max)
             require_bounded(process.who, process.key, process.life, held_max)

@@ -292,13 +292,6 @@ def test_the_text_of_a_message_is_json_that_xml_can_hold():
     assert encoded({"n": 1}, PLAIN, sqs=None, firehose="f").body == '{"n":1}\n'
 
 
-def test_a_schema_checks_the_row_and_completes_it():
-    assert encoded({"k": "a"}, schema="k string, n long").body == '{"k":"a","n":null}'
-    with pytest.raises(Exception, match="column n") as refused:
-        encoded({"k": "a", "n": "secret"}, schema="k string, n long")
-    assert "secret" not in str(refused.value)
-
-
 def test_requests_are_full_where_the_groups_allow_it():
     sizes = collections.Counter()
 
