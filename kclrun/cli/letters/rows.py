@@ -22,10 +22,11 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime, backoff_s
 from kclrun.ports import Output
 
-# Pauses of 1, 2, 4 and 8 s: a database starts again in them. The letters stay in any case.
-TRIES: Final = 5
-_PAUSE_S: Final = 1.0
-_PAUSE_MAX_S: Final = 30.0
+# Pauses of 0.5, 1 and 2 s: a connection is repaired in them. Its operator waits for the verb, and
+# what is away for longer keeps the letters: the verb is run again.
+_TRIES: Final = 4
+_PAUSE_S: Final = 0.5
+_PAUSE_MAX_S: Final = 2.0
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 Open = Callable[[OutputPlace, RowsOf], Output]
@@ -86,7 +87,7 @@ class LetterRows:
                     self._trying(output.commit)
 
     def _trying(self, call: Callable[[], Any]) -> Any:
-        for failed in range(TRIES - 1):
+        for failed in range(_TRIES - 1):
             try:
                 return call()
             except Superseded:
