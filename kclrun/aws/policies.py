@@ -120,9 +120,13 @@ def consumers_policy(settings: Settings, site: Site) -> Policy:
 
 
 def letters_policy(settings: Settings, site: Site) -> Policy:
-    """To list, to show, to put back and to drop dead letters that are not in a folder."""
+    """To list, to show, to redrive and to drop dead letters: also to write rows to the outputs, and
+    to see how far the leases are."""
     place = settings.on_error.dead_letter
-    statements = [_allow(Grant.WRITE, _streams(settings, site))]
+    written = [*_streams(settings, site), *_row_streams(settings, site)]
+    statements = [_allow(Grant.WRITE, written), *_outputs(settings, site)]
+    if any(not each.grows for each in output_places(settings, ONLY_STREAM)):
+        statements.append(_allow(Grant.START, [site.table(settings.table)]))
     if place.s3 is not None:
         statements.append(_allow(Grant.SEE_BUCKET, [site.bucket(place.s3)]))
         statements.append(_allow(Grant.MANAGE_OBJECTS, [site.objects(place.s3)]))
@@ -130,7 +134,7 @@ def letters_policy(settings: Settings, site: Site) -> Policy:
         statements.append(_allow(Grant.MANAGE_MESSAGES, [site.queue(place.sqs)]))
     if place.stream is not None:
         of_letters = [site.stream(place.stream)]
-        statements[0] = _allow(Grant.WRITE, [*_streams(settings, site), *of_letters])
+        statements[0] = _allow(Grant.WRITE, [*written, *of_letters])
         statements.append(_allow(Grant.READ, of_letters))
     return _policy(statements)
 
@@ -189,10 +193,14 @@ def _letters(settings: Settings, site: Site) -> Iterator[_Statement]:
         yield _allow(Grant.SEE_BUCKET, [site.bucket(place.s3)])
     if place.sqs is not None:
         yield _allow(Grant.SEND_LETTERS, [site.queue(place.sqs)])
-    streams = [place.stream, *(each.kinesis for each in output_places(settings, ONLY_STREAM))]
-    written = [site.stream(each) for each in streams if each is not None]
-    if written:
+    of_letters = [] if place.stream is None else [site.stream(place.stream)]
+    if written := [*of_letters, *_row_streams(settings, site)]:
         yield _allow(Grant.WRITE, written)
+
+
+def _row_streams(settings: Settings, site: Site) -> list[str]:
+    places = output_places(settings, ONLY_STREAM)
+    return [site.stream(each.kinesis) for each in places if each.kinesis is not None]
 
 
 def _outputs(settings: Settings, site: Site) -> Iterator[_Statement]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import base64
-import itertools
-import os
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, Final
 
 import click
 import msgspec
@@ -23,22 +20,16 @@ from kclrun.cli.config_options import (
     config_options,
     load_configuration,
 )
-from kclrun.cli.user_code import dead_letter_folder, output_folder, own_module
-from kclrun.codec.row_lines import encode_row
-from kclrun.config.outputs import output_places
+from kclrun.cli.letters.redrive import process_again
+from kclrun.cli.user_code import dead_letter_folder
 from kclrun.config.schema import Settings, StreamSettings, stream_name
 from kclrun.errors import SettingsError
-from kclrun.loading import GLUE, import_paths
-from kclrun.manager.launcher import lease_environment
 from kclrun.model.letter import KeptLetter, Letter
 from kclrun.model.record import PutEntry
-from kclrun.model.stream import ONLY_STREAM, spelled_out
+from kclrun.model.stream import spelled_out
 from kclrun.model.text import harmless
 from kclrun.ports import LetterStore
 from kclrun.sinks.dead_letters import LetterFolder
-from kclrun.sinks.durable_files import publish_file
-from kclrun.testing import redriving
-from kclrun.testing.redriving import RedriveJob, Redriven, RegistryAccess
 
 # Of an error, in a table: the whole is in `show`.
 _ERROR_CHARACTERS_MAX: Final = 60
@@ -130,9 +121,10 @@ def redrive(
 ) -> int:
     """Process letters again, or put them back into their streams.
 
-    The order of each key is kept. A letter is removed once it is processed and its rows are on the
-    disk, or once its record is in the stream: what is interrupted can be run again, and what was
-    under way at that moment is then processed, or put, twice.
+    The order of each key is kept. A letter is removed once it is processed and its rows are in all
+    outputs, or once its record is in the stream. What is interrupted can be run again: SQL, S3 and
+    rolled files have each row once, other outputs have what was under way at that moment twice.
+    With such outputs a letter waits until the checkpoint of its shard has passed it.
     """
     with _letters(config, overrides, filters) as chosen:
         left = 0
@@ -146,7 +138,7 @@ def redrive(
                 _put_back(chosen, source.name, letters)
                 click.echo(f"Put {plan} back")
             else:
-                failed = _process(chosen, source, letters)
+                failed = process_again(chosen.configuration, source, chosen.store, letters)
                 click.echo(f"Processed {len(letters) - failed} of {plan}")
                 left += failed
         if chosen.kept and not yes:
@@ -243,119 +235,6 @@ def _put_back(chosen: _Chosen, stream: str, letters: Sequence[KeptLetter]) -> No
         send_all(client, stream, batch)
         chosen.store.remove(waiting[: len(batch)])
         del waiting[: len(batch)]
-
-
-def _process(chosen: _Chosen, source: StreamSettings, letters: Sequence[KeptLetter]) -> int:
-    """Run the processor over them, shard by shard, in a process of its own. Returns how many of
-    them are still letters."""
-    settings = chosen.configuration.settings
-    if source.processor is None:
-        raise SettingsError(f"processor: is missing for {source.name}; add --to stream")
-    places = output_places(settings, ONLY_STREAM) if settings.engine == "fleet" else ()
-    elsewhere = [place.name for place in places if not place.grows]
-    if elsewhere:
-        raise SettingsError(
-            f"rows go to {', '.join(elsewhere)}, which only a lease may write to: add --to stream,"
-            " and the fleet processes the records again"
-        )
-    paths = import_paths(settings.path, chosen.configuration.folder)
-    job = RedriveJob(
-        processor=source.processor,
-        import_paths=tuple(str(path) for path in paths),
-        application=settings.application,
-        stream=stream_name(source.name),
-        options=source.options,
-        retries=settings.on_error.retries,
-        batch_max=settings.fetch.batch_max,
-        uncheckpointed_max=settings.checkpoint.uncheckpointed_max,
-        decode=source.decode,
-        schema=settings.output.schema if settings.output is not None else None,
-        registry=_registry(settings) if source.decode == GLUE else None,
-    )
-    rows = _RedrivenRows(output_folder(settings))
-    left = 0
-    with _user_process(lease_environment(os.environ, settings.environment.only)) as (ask, answers):
-        ask(msgspec.json.encode(job))
-        for shard, of_shard in itertools.groupby(letters, lambda each: each.letter.shard_id):
-            kept = list(of_shard)
-            ask(msgspec.json.encode([each.letter for each in kept]))
-            answer = _answer(answers.readline())
-            if refusal := rows.refusal(answer):
-                answer = Redriven(error=refusal)
-            if answer.error:
-                click.echo(f"{shard}: {answer.error}", err=True)
-            rows.keep(shard, answer)
-            chosen.store.remove([kept[index] for index in answer.done])
-            left += len(kept) - len(answer.done)
-    return left
-
-
-def _registry(settings: Settings) -> RegistryAccess:
-    from kclrun.cli.world import Aws
-
-    aws = Aws(settings)
-    return RegistryAccess(
-        aws.kinesis.region, settings.aws.url_of("glue"), aws.credentials.current()
-    )
-
-
-@contextmanager
-def _user_process(
-    environment: Mapping[str, str],
-) -> Iterator[tuple[Callable[[bytes], None], BinaryIO]]:
-    """The process of user code: a function that sends it a line, and the stream of its answers."""
-    with subprocess.Popen(  # noqa: S603 - our own module
-        own_module(redriving.__name__),
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        asked, answers = process.stdin, process.stdout
-        assert asked is not None, "a pipe"
-        assert answers is not None, "a pipe"
-
-        def ask(line: bytes) -> None:
-            with suppress(BrokenPipeError):  # the missing answer tells it
-                asked.write(line + b"\n")
-                asked.flush()
-
-        try:
-            yield ask, cast("BinaryIO", answers)
-        finally:
-            with suppress(BrokenPipeError):
-                asked.close()
-
-
-def _answer(line: bytes) -> Redriven:
-    if not line.endswith(b"\n"):
-        return Redriven(error="the process of the processor ended; its letters stay")
-    return msgspec.json.decode(line, type=Redriven)
-
-
-class _RedrivenRows:
-    """The rows that a redrive emits: files of the output folder, one for each shard, on the disk
-    before the letters are removed."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self._began = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
-
-    def refusal(self, answer: Redriven) -> str:
-        """Why the rows cannot be kept; empty if they can."""
-        if answer.rows and self._folder is None:
-            return "context.emit() needs a place for the rows: set output.path"
-        return ""
-
-    def keep(self, shard: str, answer: Redriven) -> None:
-        """Durable when this returns. Raises: SettingsError."""
-        if not answer.rows or self._folder is None:
-            return
-        path = self._folder / f"redriven-{self._began}-{shard}.jsonl"
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            publish_file(path, b"".join(encode_row(row) for row in answer.rows))
-        except OSError as error:
-            raise SettingsError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _payload(data: bytes) -> str:

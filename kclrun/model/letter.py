@@ -21,6 +21,9 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One record that was given up. `data` is base64 in JSON; `arrived_at` and `given_up_at` are
     seconds since the epoch. `calls` counts the calls that raised with the record.
 
+    `stream_created_at` and `generation` say of which stream of that name, and of which reset of the
+    application, the lease was [K4]; both are 0 in letters that do not say it.
+
     `data_at` is the URL of the whole letter, where this one lacks its payload: a queue or a stream
     takes no message of that size.
     """
@@ -41,6 +44,8 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     traceback: str
     calls: int
     given_up_at: float
+    stream_created_at: float = 0.0
+    generation: int = 0
     data_at: str | None = None
 
     @classmethod
@@ -57,6 +62,8 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         traceback: str,
         calls: int,
         given_up_at: float,
+        stream_created_at: float = 0.0,
+        generation: int = 0,
     ) -> Letter:
         """The letter of a record that was given up after `calls` calls had raised with it."""
         return cls(
@@ -76,6 +83,8 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             traceback=traceback[-_TRACEBACK_CHARACTERS_MAX:],
             calls=calls,
             given_up_at=given_up_at,
+            stream_created_at=stream_created_at,
+            generation=generation,
         )
 
     @property

@@ -84,6 +84,9 @@ class RowsOf(msgspec.Struct, frozen=True, kw_only=True):
     `stream_created_at` tells a stream from a later one of the same name. `generation` counts the
     resets of the application by an operator. `token` is the fencing token of this owner: the
     counter of its claim; a later owner's is greater.
+
+    With `letter` they are the rows of one dead letter that is processed again, and apart from those
+    of its shard: the position of its record. `redriven` says where such rows begin and end.
     """
 
     application: str
@@ -92,6 +95,16 @@ class RowsOf(msgspec.Struct, frozen=True, kw_only=True):
     shard_id: str
     generation: int
     token: int
+    letter: ExtendedSequenceNumber | None = None
+
+
+def redriven(letter: ExtendedSequenceNumber) -> tuple[Cursor, Cursor]:
+    """Where the rows of a letter begin, which names them at a destination, and where they end.
+
+    The end is above a commit of the shard at this position: the row of a letter goes over the row
+    of a record before it, also if one commit covers both.
+    """
+    return Cursor(letter), Cursor(letter, 1)
 
 
 class RollRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +125,9 @@ def roll_folder(of: RowsOf) -> str:
     for name in (of.application, of.stream, of.shard_id):
         if not _NAME.match(name):
             raise SettingsError(f"{name[:128]!r} is not a name that a file or an object can have")
-    return f"{of.application}/{of.stream}/{created}/{of.shard_id}/{of.generation}"
+    # Not the shard's own folder: a roll of it may begin at the position of a letter.
+    redriven = "" if of.letter is None else "-redriven"
+    return f"{of.application}/{of.stream}/{created}/{of.shard_id}/{of.generation}{redriven}"
 
 
 def roll_name(begin: Cursor) -> str:

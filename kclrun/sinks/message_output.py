@@ -341,4 +341,6 @@ class _Waiting:
 def _origin(place: OutputPlace, of: RowsOf) -> str:
     """Whose rows they are [K4]. The token is not a part of it: the next owner sends them again."""
     parts = (of.application, of.stream, repr(of.stream_created_at), of.shard_id)
-    return "|".join((*parts, str(of.generation), place.name))
+    # A commit of the shard may begin at the position of a letter, and its first row be the same.
+    redriven = () if of.letter is None else ("redriven",)
+    return "|".join((*parts, str(of.generation), place.name, *redriven))

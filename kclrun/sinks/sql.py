@@ -177,11 +177,13 @@ class SqlOutput:
 
     def _key(self) -> list[tuple[str, Any]]:
         """A stream that was created again under its name has cursors of its own [K4, R5]."""
+        shard, letter = self._of.shard_id, self._of.letter
         return [
             ("application", self._of.application),
             ("stream", self._of.stream),
             ("stream_created_ms", round(self._of.stream_created_at * 1000)),
-            ("shard", self._of.shard_id),
+            # Of a letter: a row of its own, which stays [K13].
+            ("shard", shard if letter is None else f"{shard}/{Cursor(letter)}"),
             ("generation", self._of.generation),
             ("output", self._place.name),
         ]

@@ -67,7 +67,7 @@ class Ledger:
         self.outputs.setdefault(to, []).append(dict(row))
 
     def begin_batch(self) -> None:
-        self._batch_start = self._lengths()
+        self._batch_start = self.lengths()
 
     def end_batch(self, _: ExtendedSequenceNumber, /) -> None:
         """User code returned: its rows stay until a crash, or for good once they are covered."""
@@ -89,14 +89,15 @@ class Ledger:
         if position != self.position:
             self.checkpoints.append(position)
         self.position = position
-        self._covered = self._lengths()
+        self._covered = self.lengths()
 
     def crash(self) -> None:
         """The process crashed: rows that no checkpoint covers are undone."""
         for name, rows in self.outputs.items():
             del rows[self._covered.get(name, 0) :]
 
-    def _lengths(self) -> dict[str, int]:
+    def lengths(self) -> dict[str, int]:
+        """How many rows each output has."""
         return {name: len(rows) for name, rows in self.outputs.items()}
 
 
@@ -134,7 +135,8 @@ class Run:
     `position` the last of them, from which a restart would read; `calls` the calls made;
     `delivered` the number of records delivered, repetitions included; `crashed` and `released` how
     it ended; `given_up` the records that `then` made dead letters of, or skipped; `last_error` what
-    a call for them raised last; `processors` the instances, one for each life.
+    a call for them raised last; `processors` the instances, one for each life; `row_counts` how
+    many rows each output had after each batch.
     """
 
     rows: list[dict[str, Any]]
@@ -148,6 +150,7 @@ class Run:
     last_error: str = ""
     processors: list[RecordProcessor] = field(default_factory=list)
     outputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    row_counts: list[dict[str, int]] = field(default_factory=list)
 
 
 def run_processor(
@@ -379,6 +382,7 @@ class _Life:
         while given < len(records) and not self._run.released:
             batch = records[given : given + self._next_size()]
             self._process(batch)
+            self._run.row_counts.append(self._ledger.lengths())
             given += len(batch)
             if self._crash_after is not None and given >= self._crash_after:
                 raise Crash

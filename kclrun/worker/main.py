@@ -311,6 +311,7 @@ class LeaseProcess:
         self._life = LeaseStateMachine(life_policy(spec), random.random, cpu_s)
         self._user_code_returned = threading.Event()
         self._letters: LetterStore | None = None
+        self._row: Lease | None = None  # as it was claimed
         self._fetching: FetchThread | None = None
         slot = segment.slot(spec.place)
         self._reporter = Reporter(slot, ring, doorbell, spec.incarnation, self._fetch_view)
@@ -408,7 +409,7 @@ class LeaseProcess:
             self._shared.process.modules_loaded()
         decoding = load_decoding(self._spec.decode, kind, paths, self._registry)
         processor = kind()
-        row = self._rows.open(row)
+        row = self._row = self._rows.open(row)
         call_method(processor, "initialize", self._context(row))
         self._begin_fetching(row)
         return processor, self._rows, decoding
@@ -447,7 +448,8 @@ class LeaseProcess:
 
     def _bury(self, record: Record, failure: Failure, calls: int) -> None:
         """Keep a record that was given up. Raises: SinkError."""
-        spec = self._spec
+        spec, row = self._spec, self._row
+        assert row is not None, "a batch was delivered"
         if self._letters is None:
             self._letters = letter_store(spec.on_error.letters, self._letters_elsewhere)
         letter = Letter.of(
@@ -461,6 +463,8 @@ class LeaseProcess:
             traceback=failure.traceback_text,
             calls=calls,
             given_up_at=time.time(),
+            stream_created_at=row.stream_created_at or 0.0,
+            generation=row.generation,
         )
         self._letters.keep(letter)
 

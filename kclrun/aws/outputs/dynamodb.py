@@ -147,6 +147,7 @@ class DynamoDbOutput:
         self._of = f"{of.application}/{of.stream}"
         self._epoch = f"{round(of.stream_created_at * 1000):015d}-{of.generation:010d}"
         self._shard = of.shard_id
+        self._is_letter = of.letter is not None
         self._key: list[_KeyColumn] = []
         self._pending: dict[Key, Encoded] = {}
         self._unsent_bytes = 0
@@ -346,6 +347,14 @@ class DynamoDbOutput:
             raise Superseded(f"the table {self._table} has items of a later reset or stream")
         if found.epoch < ours.epoch:
             return True
+        is_later = (_age(found.shard), found.upto) > (_age(ours.shard), ours.upto)
+        if self._is_letter and is_later:
+            # The mark is that of a commit, and the record of the item may be before the letter's.
+            raise SettingsError(
+                f"the table {self._table} has an item with a key of this letter, from a commit"
+                " behind it: which of the two is newer is not known\n"
+                "Drop the letter, or put it back with --to stream: its item is the newest then"
+            )
         if found.shard == ours.shard:
             return found.upto < ours.upto
         if _age(found.shard) > _age(ours.shard):

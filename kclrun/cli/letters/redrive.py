@@ -1,0 +1,199 @@
+"""Letters processed again by the processor: which of them may be, and their end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import click
+import msgspec
+
+from kclrun.cli.config_options import Configuration
+from kclrun.cli.letters import user_process
+from kclrun.cli.letters.user_process import RedriveJob, Redriven, ServiceAccess
+from kclrun.cli.user_code import output_folder, own_module
+from kclrun.codec.row_lines import encode_row
+from kclrun.config.outputs import output_places
+from kclrun.config.schema import Settings, StreamSettings, stream_name
+from kclrun.errors import NotFound, SettingsError
+from kclrun.loading import GLUE, import_paths
+from kclrun.manager.launcher import lease_environment
+from kclrun.model.lease import Lease
+from kclrun.model.letter import KeptLetter, Letter
+from kclrun.model.output import OutputPlace
+from kclrun.model.stream import ONLY_STREAM, StreamKey, shard_id_of, stream_name_of, stream_of
+from kclrun.ports import LetterStore
+from kclrun.sinks.durable_files import publish_file
+
+
+def process_again(
+    configuration: Configuration,
+    source: StreamSettings,
+    store: LetterStore,
+    letters: Sequence[KeptLetter],
+) -> int:
+    """Run the processor over the letters of one stream, shard by shard, in a process of its own.
+    Returns how many of them are still letters. Raises: SettingsError."""
+    settings = configuration.settings
+    if source.processor is None:
+        raise SettingsError(f"processor: is missing for {source.name}; add --to stream")
+    places = _places(settings, letters[0].letter.stream)
+    settled = _settled(settings, letters) if places else letters
+    rows = _GrowingRows(output_folder(settings))
+    left = len(letters) - len(settled)
+    job = msgspec.json.encode(_job(configuration, source, places))
+    with _user_process(lease_environment(os.environ, settings.environment.only)) as (ask, answers):
+        ask(job)
+        for shard, of_shard in itertools.groupby(settled, lambda each: each.letter.shard_id):
+            kept = list(of_shard)
+            ask(msgspec.json.encode([each.letter for each in kept]))
+            answer = _answer(answers.readline())
+            if refusal := rows.refusal(answer):
+                answer = Redriven(error=refusal)
+            if answer.error:
+                click.echo(f"{shard}: {answer.error}", err=True)
+            rows.keep(shard, answer)
+            store.remove([kept[index] for index in answer.done])
+            left += len(kept) - len(answer.done)
+    return left
+
+
+def _places(settings: Settings, stream: str) -> tuple[OutputPlace, ...]:
+    """The outputs of a fleet but for a file that grows."""
+    if settings.engine != "fleet":
+        return ()
+    # Places know a stream by its name only.
+    key = StreamKey(f"0:{stream}:0") if settings.streams else ONLY_STREAM
+    return tuple(place for place in output_places(settings, key) if not place.grows)
+
+
+def _settled(settings: Settings, letters: Sequence[KeptLetter]) -> list[KeptLetter]:
+    """The letters whose records no lease process will read again.
+
+    A letter is there before the checkpoint passes its record. Until then the record may be read
+    again, and by a mended processor: its rows would come from both [K13]. A shard without a lease
+    is not read any more.
+    """
+    from kclrun.cli.world import Aws
+
+    name = letters[0].letter.stream
+    leases: defaultdict[str, list[Lease]] = defaultdict(list)
+    with suppress(NotFound):  # no lease table: nothing is read any more
+        for page in Aws(settings).table.scan():
+            for lease in page.leases:
+                if stream_name_of(stream_of(lease.key)) in {"", name}:
+                    leases[shard_id_of(lease.key)].append(lease)
+    settled = [
+        each
+        for each in letters
+        if not any(_may_read(lease, each.letter) for lease in leases[each.letter.shard_id])
+    ]
+    if waiting := len(letters) - len(settled):
+        click.echo(
+            f"{waiting} letters of {name} wait for the checkpoint of their shard to pass them:"
+            " until then the fleet may read their records again",
+            err=True,
+        )
+    return settled
+
+
+def _may_read(lease: Lease, letter: Letter) -> bool:
+    """Whether the lease is behind the letter, and of the same stream, as far as that is known."""
+    created, ours = lease.stream_created_at, letter.stream_created_at
+    return lease.checkpoint < letter.record.position and (not created or ours in {0.0, created})
+
+
+def _job(
+    configuration: Configuration, source: StreamSettings, places: tuple[OutputPlace, ...]
+) -> RedriveJob:
+    settings = configuration.settings
+    assert source.processor is not None, "its caller refused that"
+    is_served = places or source.decode == GLUE
+    return RedriveJob(
+        processor=source.processor,
+        import_paths=tuple(map(str, import_paths(settings.path, configuration.folder))),
+        application=settings.application,
+        stream=stream_name(source.name),
+        options=source.options,
+        retries=settings.on_error.retries,
+        batch_max=settings.fetch.batch_max,
+        uncheckpointed_max=settings.checkpoint.uncheckpointed_max,
+        decode=source.decode,
+        schema=settings.output.schema if settings.output is not None else None,
+        services=_services(settings) if is_served else None,
+        places=places,
+        is_manual=settings.checkpoint.every == "manual",
+    )
+
+
+def _services(settings: Settings) -> ServiceAccess:
+    from kclrun.cli.world import Aws
+
+    aws = Aws(settings)
+    return ServiceAccess(aws.kinesis, aws.credentials.current(), settings.aws.url_of("glue"))
+
+
+@contextmanager
+def _user_process(
+    environment: Mapping[str, str],
+) -> Iterator[tuple[Callable[[bytes], None], BinaryIO]]:
+    """The process of user code: a function that sends it a line, and the stream of its answers."""
+    with subprocess.Popen(  # noqa: S603 - our own module
+        own_module(user_process.__name__),
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        asked, answers = process.stdin, process.stdout
+        assert asked is not None, "a pipe"
+        assert answers is not None, "a pipe"
+
+        def ask(line: bytes) -> None:
+            with suppress(BrokenPipeError):  # the missing answer tells it
+                asked.write(line + b"\n")
+                asked.flush()
+
+        try:
+            yield ask, cast("BinaryIO", answers)
+        finally:
+            with suppress(BrokenPipeError):
+                asked.close()
+
+
+def _answer(line: bytes) -> Redriven:
+    if not line.endswith(b"\n"):
+        return Redriven(error="the process of the processor ended; its letters stay")
+    return msgspec.json.decode(line, type=Redriven)
+
+
+class _GrowingRows:
+    """The rows of redriven letters where `output` is a file that grows: files of its folder, one
+    for each shard and redrive, on the disk before the letters are removed."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._began = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
+
+    def refusal(self, answer: Redriven) -> str:
+        """Why the rows cannot be kept; empty if they can."""
+        if answer.rows and self._folder is None:
+            return "context.emit() needs a place for the rows: set output.path"
+        return ""
+
+    def keep(self, shard: str, answer: Redriven) -> None:
+        """Durable when this returns. Raises: SettingsError."""
+        if not answer.rows or self._folder is None:
+            return
+        path = self._folder / f"redriven-{self._began}-{shard}.jsonl"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            publish_file(path, b"".join(encode_row(row) for row in answer.rows))
+        except OSError as error:
+            raise SettingsError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,213 @@
+"""The process in which `kclrun dead-letters redrive` runs user code over letters.
+
+The verb starts it with the environment of a lease process, so that it never imports user code
+itself. One line of JSON comes for each shard, and one goes back: the letters that are done. Rows
+are written here, as in a lease process: JSON would make texts of times and numbers. Those of a file
+that grows go back. Output of user code goes to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from kclrun.cli.letters.rows import LetterRefused, LetterRows, Rows
+from kclrun.codec.values import Decode
+from kclrun.config.outputs import MAIN_OUTPUT
+from kclrun.errors import KclrunError, SinkError
+from kclrun.loading import load_decoder, load_processor
+from kclrun.model.letter import Letter
+from kclrun.model.output import OutputPlace
+from kclrun.model.text import harmless
+from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.observe.failures import describe
+from kclrun.processor import RecordProcessor
+from kclrun.testing.runs import Run, run_processor
+from kclrun.worker.opening import open_output
+
+_ERROR_CHARACTERS_MAX: Final = 500
+
+
+class ServiceAccess(msgspec.Struct, frozen=True):
+    """For outputs in AWS and `decode: glue`: the endpoint of the application, credentials, and the
+    URL of the registry, if it is not AWS's own."""
+
+    kinesis: WireEndpoint
+    credentials: WireCredentials
+    registry_url: str | None
+
+
+class RedriveJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line: the processor of a stream, and the settings it runs with.
+
+    `places` are the outputs whose rows are written here; then each letter is a batch of its own,
+    and its rows are told from the next one's. `is_manual`: the processor checkpoints by itself. Its
+    rows may sum up several batches, so that each letter has a processor of its own.
+    """
+
+    processor: str
+    import_paths: tuple[str, ...]
+    application: str
+    stream: str
+    options: dict[str, Any]
+    retries: int
+    batch_max: int
+    uncheckpointed_max: int
+    decode: str | None = None
+    schema: str | None = None
+    services: ServiceAccess | None = None
+    places: tuple[OutputPlace, ...] = ()
+    is_manual: bool = False
+
+
+class Redriven(msgspec.Struct, frozen=True):
+    """The answer to one shard's letters: the indexes of those that are processed and whose rows are
+    durable, the rows of `output` that are not written here, and the error of the others, if any."""
+
+    done: Sequence[int] = ()
+    rows: Sequence[Mapping[str, Any]] = ()
+    error: str = ""
+
+
+def serve(job_line: bytes, shards: BinaryIO, answers: BinaryIO) -> None:
+    """Answer one line for each line, until the end of the input."""
+    job = msgspec.json.decode(job_line, type=RedriveJob)
+    try:
+        paths = [Path(path) for path in job.import_paths]
+        loaded: type[RecordProcessor] | str = load_processor(job.processor, paths)
+        decode = None if job.decode is None else load_decoder(job.decode, paths, _registry(job))
+    except KclrunError as error:
+        loaded = str(error)
+    decoder = msgspec.json.Decoder(list[Letter])
+    for line in shards:
+        answer = (
+            Redriven(error=loaded)
+            if isinstance(loaded, str)
+            else redriven(job, loaded, decoder.decode(line), decode)
+        )
+        answers.write(msgspec.json.encode(answer) + b"\n")
+        answers.flush()
+
+
+def redriven(
+    job: RedriveJob,
+    processor: type[RecordProcessor],
+    letters: Sequence[Letter],
+    decode: Decode | None = None,
+) -> Redriven:
+    """Process the letters of one shard, in their order, and write their rows. A record that fails
+    again stays a letter; if `initialize` raises, or it looks like an outage, all of them do."""
+    done: list[int] = []
+    rows: list[Mapping[str, Any]] = []
+    problem = ""
+    size = 1 if job.is_manual else len(letters)
+    for first in range(0, len(letters), size):
+        part = letters[first : first + size]
+        try:
+            run = _run(job, processor, part, decode)
+        except Exception as error:  # noqa: BLE001 - user code
+            problem = _short(describe(error).error)
+            break
+        answer = _written(job, part, run)
+        done += [first + index for index in answer.done]
+        rows += answer.rows
+        problem = answer.error or problem
+    return Redriven(done, rows, problem)
+
+
+def _run(
+    job: RedriveJob,
+    processor: type[RecordProcessor],
+    letters: Sequence[Letter],
+    decode: Decode | None,
+) -> Run:
+    return run_processor(
+        processor,
+        [letter.record for letter in letters],
+        options=job.options,
+        application=job.application,
+        stream=job.stream,
+        shard_id=letters[0].shard_id,
+        checkpoint="manual" if job.is_manual else "batch",
+        batch_max=1 if job.places else job.batch_max,
+        uncheckpointed_max=job.uncheckpointed_max,
+        retries=job.retries,
+        then="skip",
+        end_of_shard=False,
+        decode=decode,
+        schema=job.schema,
+    )
+
+
+def _written(job: RedriveJob, letters: Sequence[Letter], run: Run) -> Redriven:
+    """What became of the letters of a run, once their rows are written."""
+    failed = {record.position for record in run.given_up}
+    problem = _short(run.last_error) if failed else ""
+    # Records behind the last checkpoint were not delivered: the processor gave its lease away, or
+    # asked for no checkpoint.
+    records = [letter.record for letter in letters]
+    done = [
+        index
+        for index, record in enumerate(records)
+        if record.position <= run.position and record.position not in failed
+    ]
+    if not job.places:
+        return Redriven(done, run.rows, problem)
+    is_main_here = any(place.name == MAIN_OUTPUT for place in job.places)
+    outputs = LetterRows(job.places, _opener(job))
+    durable: list[int] = []
+    rows: list[Mapping[str, Any]] = []
+    for index in done:
+        of_letter = _rows_of(run, index)
+        try:
+            outputs.write(letters[index], of_letter)
+        except LetterRefused as refused:
+            problem = _short(str(refused))
+            continue
+        except SinkError as error:  # a destination is away, for the next letter as well
+            problem = _short(str(error))
+            break
+        durable.append(index)
+        rows += () if is_main_here else of_letter.get(MAIN_OUTPUT, ())
+    return Redriven(durable, rows, problem)
+
+
+def _rows_of(run: Run, index: int) -> Rows:
+    """The rows of one letter, where each is a batch of its own."""
+    before = run.row_counts[index - 1] if index else {}
+    after = run.row_counts[index]
+    return {name: run.outputs[name][before.get(name, 0) : count] for name, count in after.items()}
+
+
+def _opener(job: RedriveJob) -> Any:
+    access = job.services
+    assert access is not None, "the verb gives it with outputs"
+    return lambda place, of: open_output(place, of, access.kinesis, lambda: access.credentials)
+
+
+def _registry(job: RedriveJob) -> Callable[[], Decode]:
+    def opened() -> Decode:
+        from kclrun.aws.glue.decoder import open_registry
+
+        access = job.services
+        assert access is not None, "the verb gives it with `decode: glue`"
+        region = access.kinesis.region
+        return open_registry(region, access.registry_url, lambda: access.credentials)
+
+    return opened
+
+
+def _short(error: str) -> str:
+    return harmless(error)[:_ERROR_CHARACTERS_MAX]
+
+
+if __name__ == "__main__":
+    answers_fd = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with os.fdopen(answers_fd, "wb") as pipe:
+        serve(sys.stdin.buffer.readline(), sys.stdin.buffer, pipe)

@@ -1,0 +1,152 @@
+"""Rows of redriven letters at each destination of `test_outputs`: beside those of the run, and once
+wherever a cursor is stored [K13]."""
+
+import random
+
+import pytest
+
+from kclrun.cli.letters.rows import LetterRefused, LetterRows
+from kclrun.errors import SinkError
+from kclrun.local.server import start_embedded
+from kclrun.model.output import OutputPlace
+from tests.contract.dynamodb_places import Items
+from tests.contract.message_places import PLACES as MESSAGES
+from tests.contract.test_outputs import OF, PLACES, at, begun, emit, owner, persist, stores
+from tests.support.letters import letter
+
+MAIN = OutputPlace(name="output", sql="sqlite:///unused")
+
+
+@pytest.fixture(scope="module")
+def aws():
+    with start_embedded() as embedded:
+        yield embedded
+
+
+@pytest.fixture(params=[name for name in PLACES if name != "reference"])
+def place(request, tmp_path):
+    kind = PLACES[request.param]
+    server = next((each for each in ("aws", "postgres") if getattr(kind, f"needs_{each}")), None)
+    made = kind(request.getfixturevalue(server) if server else None, tmp_path)
+    yield made
+    made.close()
+
+
+def of_run(number):
+    """The letter of a record of the run."""
+    return letter(
+        10**20 + number,
+        application=OF.application,
+        stream=OF.stream,
+        shard_id=OF.shard_id,
+        stream_created_at=OF.stream_created_at,
+    )
+
+
+def redriver(place, opened=lambda output: output):
+    return LetterRows([MAIN], lambda _, of: opened(place.open(of)), sleep=lambda _: None)
+
+
+def rows_of(*numbers):
+    return {"output": [{"shard": OF.shard_id, "n": n} for n in numbers]}
+
+
+def assert_there(place, *expected):
+    found = sorted(row["n"] for row in place.rows() if row["shard"] == OF.shard_id)
+    if not place.open(OF).stores_cursor:
+        found = sorted(set(found))
+    assert found == sorted(expected)
+
+
+def test_rows_of_letters_are_there_once_beside_those_of_the_run_that_goes_on(place):
+    run = begun(place, OF, at(0))
+    emit(run, 1, 4)
+    run.commit()
+    # Record 4 is where the next roll begins, and the cursor of the database.
+    for number in (2, 4, 2):
+        redriver(place).write(of_run(number), rows_of(100 + number, 200 + number))
+    emit(run, 5, 6)
+    run.commit()
+    redriver(place).write(of_run(4), rows_of(104, 204))
+
+    assert_there(place, 1, 2, 3, 4, 5, 6, 102, 104, 202, 204)
+    following = place.open(owner(11))
+    assert following.begin(at(6)) == at(6)  # the chain of the run knows nothing of letters
+
+
+def test_of_two_redrives_at_the_same_moment_one_writes_the_rows_and_both_succeed(place):
+    class Overtaken:
+        """Another redrive does all of it before this one's commit."""
+
+        def __init__(self, output):
+            self._output = output
+
+        def commit(self):
+            redriver(place).write(of_run(2), rows_of(102))
+            return self._output.commit()
+
+        def __getattr__(self, name):
+            return getattr(self._output, name)
+
+    redriver(place, Overtaken).write(of_run(2), rows_of(102))
+
+    assert_there(place, 102)
+
+
+@pytest.mark.parametrize("seed", range(106_200, 106_204))
+def test_rows_are_there_once_whatever_is_lost_or_late_and_however_often_it_is_resumed(place, seed):
+    stores(place)
+    chance = random.Random(seed)
+    run = begun(place, OF, at(0))
+    left, done = list(range(1, 7)), 0
+    while left:
+        number = chance.choice(left)
+        if chance.random() < 0.7:
+            place.fail(chance.choice(sorted(place.faults)), chance.choice([1, 1, 8]))
+        try:
+            redriver(place).write(of_run(number), rows_of(100 + number))
+        except SinkError:
+            continue  # its letter stays, and is redriven again
+        finally:
+            if chance.random() < 0.5:
+                place.land()
+        if chance.random() < 0.7:  # else the redrive was killed before it removed the letter
+            left.remove(number)
+        done += 1
+        emit(run, done, done, upto=done)
+        persist(run, tries=100)
+    place.land()
+
+    assert_there(place, *range(1, done + 1), *range(101, 107))
+
+
+def test_an_item_that_a_later_commit_wrote_is_not_replaced_by_a_letter(aws, tmp_path):
+    """The mark of an item says which commit wrote it, not which record: either may be newer."""
+    place = Items(aws, tmp_path)
+    run = begun(place, OF, at(0))
+    emit(run, 1, 3, upto=10)
+    run.commit()
+
+    with pytest.raises(LetterRefused, match="which of the two is newer"):
+        redriver(place).write(of_run(9), rows_of(1))
+    # A commit that ends with the letter's record has nothing newer.
+    redriver(place).write(of_run(10), rows_of(1, 4))
+    redriver(place).write(of_run(10), rows_of(1, 4))
+    emit(run, 1, 1, upto=11)
+    run.commit()
+    assert_there(place, 1, 2, 3, 4)
+    place.close()
+
+
+@pytest.mark.parametrize("name", [name for name in MESSAGES if "fifo" in name])
+def test_a_message_of_a_letter_is_not_taken_for_one_of_the_run(aws, tmp_path, name):
+    """A commit of the run that begins at the letter's record may have the same first row."""
+    place = MESSAGES[name](aws, tmp_path)
+    run = begun(place, OF, at(2))
+    emit(run, 3, 3)
+    run.commit()
+    for _ in range(2):  # the second time within five minutes
+        redriver(place).write(of_run(2), rows_of(3))
+
+    assert [row["n"] for row in place.rows()] == [3, 3]
+    place.close()
