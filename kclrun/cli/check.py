@@ -55,46 +55,49 @@ def _check(config: Path | None, overrides: Sequence[str], *, with_aws: bool) -> 
     configuration = load_configuration(config, overrides)
     settings = configuration.settings
     streams = "streams" if settings.streams else "stream"
-    click.echo(
-        f"settings   ok  application {settings.application}, {streams} {settings.stream_names}"
+    # The names of outputs may be the longest.
+    width = max(map(len, ("user code ", *(f"outputs.{name} " for name in settings.outputs))))
+    stage = partial(_stage, width)
+    stage(
+        "settings", lambda: f"application {settings.application}, {streams} {settings.stream_names}"
     )
     code = exit_codes.DRAINED
     if settings.engine == "spark":
-        code = _stage("spark", lambda: _spark(settings))
-    code = code or _stage("user code", lambda: _user_code(configuration))
+        code = stage("spark", lambda: _spark(settings))
+    code = code or stage("user code", lambda: _user_code(configuration))
     if not with_aws:
         return code
     if settings.aws.endpoint == "embedded":
-        click.echo("aws        ok  embedded: it is made when the application runs")
+        stage("aws", lambda: "embedded: it is made when the application runs")
         return code
-    return code or _check_aws(configuration)
+    return code or _check_aws(configuration, stage)
 
 
-def _check_aws(configuration: Configuration) -> int:
+def _check_aws(configuration: Configuration, stage: Callable[[str, Stage], int]) -> int:
     from kclrun.cli.world import Aws
 
     aws = Aws(configuration.settings)
-    code = _stage("aws", lambda: _identity(aws))
+    code = stage("aws", lambda: _identity(aws))
     if code:
         return code
     # All checks run even if the first one fails, so that one run reports all errors.
     codes = [
-        _stage("stream", partial(_stream, aws, source.name))
+        stage("stream", partial(_stream, aws, source.name))
         for source in configuration.settings.sources
     ]
     if configuration.settings.engine == "fleet":
-        codes.append(_stage("table", lambda: _table(aws)))
+        codes.append(stage("table", lambda: _table(aws)))
         if configuration.settings.on_error.then == "dead-letter":
-            codes.append(_stage("letters", aws.letters.check))
-        codes += [_stage(name, stage) for name, stage in aws.outputs]
+            codes.append(stage("letters", aws.letters.check))
+        codes += [stage(name, check_output) for name, check_output in aws.outputs]
     return next((code for code in codes if code), exit_codes.DRAINED)
 
 
-def _stage(name: str, stage: Stage) -> int:
+def _stage(width: int, name: str, stage: Stage) -> int:
     try:
-        click.echo(f"{name:<10} ok  {stage()}")
+        click.echo(f"{name:<{width}} ok  {stage()}")
     except KclrunError as error:
-        click.echo(f"{name:<10} --  wrong")
+        click.echo(f"{name:<{width}} --  wrong")
         return messages.tell(error, "check")
     return exit_codes.DRAINED
 

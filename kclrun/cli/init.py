@@ -1,9 +1,16 @@
-"""`kclrun init`: writes a starter project that runs at once. Never overwrites a file."""
+"""`kclrun init`: writes a starter project that runs at once. Never overwrites a file.
+
+A template is the folder of its name in `cli/templates`: its `app.yaml`, whose first line says what
+it shows, and its README. The processor that it names is a copy of the module of `kclrun.samples`
+with this name, and its test one of `cli/templates/tests`; both are tested where they stand, so the
+starter project is correct.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,53 +23,42 @@ from kclrun.cli import exit_codes
 from kclrun.config.file_permissions import write_new
 from kclrun.errors import SettingsError
 
-# The files of a starter project. Its processor is a copy of the module `kclrun.samples.hello`. That
-# module is tested, so the starter project stays correct.
-_PACKAGE_ROOT: Final = Path(kclrun.__file__).resolve().parent
+_TEMPLATES: Final = Path(kclrun.__file__).resolve().parent / "cli" / "templates"
+_DEFAULT: Final = "hello"
+_PROCESSOR: Final = re.compile(r"^processor: processors\.([a-z_]+):", re.MULTILINE)
 
 _PROCESSORS: Final = '"""Your processors."""\n'
-
-_TEST: Final = '''\
-"""Run it with pytest; it needs no AWS."""
-
-from kclrun.testing import run_processor
-from processors.hello import Hello
-
-
-def test_words_are_counted() -> None:
-    run = run_processor(Hello, [b"world", b"moon", b"world"], options={"greeting": "hi"})
-
-    assert {row["word"]: row["times"] for row in run.rows} == {"moon": 1, "world": 2}
-'''
-
-_README: Final = """\
-# hello
-
-    kclrun --config app.yaml          # runs on an AWS inside kclrun; rows appear in out/
-    kclrun check --config app.yaml    # is everything right?
-    python -m pytest                  # the processor's test
-
-(In an environment with `pip install '/path/to/kclrun[local]' pytest`, the path of a checkout; or
-write the path of its `bin/kclrun`, and `bin/test` installs pytest beside it.)
-
-`processors/hello.py` is the code, `app.yaml` the configuration. For a stream of yours, remove
-`embedded:` and `aws.endpoint` from `app.yaml` and set `stream` and `aws.region`.
-"""
-
 # With this file the test can import `processors`, also if pytest is started in another folder.
 _CONFTEST: Final = '"""Its place tells pytest that this folder is the root of the imports."""\n'
 
 
-def starter_files() -> Mapping[str, str]:
+def templates() -> Mapping[str, str]:
+    """What each template shows, in a line, by its name; the default one first."""
+    names = sorted(
+        (path.parent.name for path in _TEMPLATES.glob("*/app.yaml")),
+        key=lambda name: (name != _DEFAULT, name),
+    )
+    return {name: _app(name).partition("\n")[0].removeprefix("# ") for name in names}
+
+
+def starter_files(template: str = _DEFAULT) -> Mapping[str, str]:
     """The text of each file, by its path inside the project."""
+    app = _app(template)
+    named = _PROCESSOR.search(app)
+    assert named is not None, "the app.yaml of a template names its processor"
+    sample = named[1]
     return {
-        "app.yaml": (_PACKAGE_ROOT / "cli" / "starter_app.yaml").read_text(encoding="utf-8"),
+        "app.yaml": app,
         "conftest.py": _CONFTEST,
         "processors/__init__.py": _PROCESSORS,
-        "processors/hello.py": _sample("hello"),
-        "tests/test_hello.py": _TEST,
-        "README.md": _README,
+        f"processors/{sample}.py": _sample(sample),
+        f"tests/test_{sample}.py": _text(_TEMPLATES / "tests" / f"test_{sample}.py"),
+        "README.md": _text(_TEMPLATES / template / "README.md"),
     }
+
+
+def _app(template: str) -> str:
+    return _text(_TEMPLATES / template / "app.yaml")
 
 
 def _sample(name: str) -> str:
@@ -70,19 +66,39 @@ def _sample(name: str) -> str:
     spec = importlib.util.find_spec(f"kclrun.samples.{name}")
     assert spec is not None, "an installation without its samples"
     assert spec.origin is not None, "a sample is a file"
-    return Path(spec.origin).read_text(encoding="utf-8")
+    return _text(Path(spec.origin))
 
 
-@click.command()
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+class _InitCommand(click.Command):
+    """Its help lists the templates."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Templates"):
+            formatter.write_dl(list(templates().items()))
+
+
+@click.command(cls=_InitCommand)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-def init(folder: Path) -> int:
+@click.option(
+    "--template",
+    type=click.Choice(list(templates())),
+    default=_DEFAULT,
+    show_default=True,
+    help="What the project begins with; see below.",
+)
+def init(folder: Path, template: str) -> int:
     """Write a commented starter project into DIR: app.yaml, a processor, its test.
 
     \b
     kclrun init hello && cd hello
     kclrun --config app.yaml
+    kclrun init --template s3-parquet orders
     """
-    files = starter_files()
+    files = starter_files(template)
     existing = [name for name in files if (folder / name).exists()]
     if existing:
         raise SettingsError(

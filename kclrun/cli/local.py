@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import re
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 import click
 
+from kclrun.cli.config_options import ConfigCommand, load_configuration
 from kclrun.config.schema import SHARDS_MAX
 
 # The service's rule for names.
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
-@click.command()
+@click.command(cls=ConfigCommand)
+@click.option(
+    "--config",
+    "-c",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Make what this application needs: its streams with the records of embedded.fill, and the"
+    " streams, buckets, queues and topics of its outputs.",
+)
 @click.option("--port", type=click.IntRange(0, 65535), default=4567, show_default=True)
 @click.option("--limits", is_flag=True, help="Enforce the per-shard limits of the service.")
 @click.option(
@@ -28,22 +39,39 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
     metavar="NAME[:SHARDS]",
     help="Make this stream, with so many shards or one (repeatable).",
 )
-def local(port: int, credentials: str | None, streams: tuple[str, ...], *, limits: bool) -> int:
-    """Serve Kinesis, DynamoDB, CloudWatch, S3 and SQS on 127.0.0.1 until Ctrl-C.
+def local(
+    config: Path | None,
+    port: int,
+    credentials: str | None,
+    streams: tuple[str, ...],
+    *,
+    limits: bool,
+) -> int:
+    """Serve Kinesis, DynamoDB, CloudWatch, S3, SQS, SNS and Firehose on 127.0.0.1 until Ctrl-C.
 
     \b
     kclrun local --stream hello:2
+    kclrun local --config app.yaml
     kclrun app.yaml --set aws.endpoint=http://127.0.0.1:4567
     kclrun put app.yaml FILE --set aws.endpoint=http://127.0.0.1:4567
     aws --endpoint-url http://127.0.0.1:4567 kinesis list-streams
     """
     from kclrun.local.server import run_local
 
+    named = dict(_stream(each) for each in streams)
+    if config is None:
+        return run_local(port, limits=limits, credentials=_pair(credentials), streams=named)
+    if credentials is not None:
+        raise click.UsageError("--credentials and --config exclude each other.")
+    from kclrun.cli.run.embedded import embedded_streams, furnished
+
+    configuration = load_configuration(config, ())
     return run_local(
         port,
         limits=limits,
-        credentials=_pair(credentials),
-        streams=dict(_stream(each) for each in streams),
+        credentials=None,
+        streams=embedded_streams(configuration.settings) | named,
+        furnished=partial(furnished, configuration),
     )
 
 

@@ -20,7 +20,7 @@ _DEFAULT: Final = "run"
 _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
     "Begin": {
         "init": "Write a starter project that runs at once.",
-        "local": "Serve Kinesis, DynamoDB, CloudWatch, S3 and SQS on this machine.",
+        "local": "Serve Kinesis, DynamoDB, S3, SQS and more on this machine.",
         "migrate": "Come from amazon_kclpy, or from a Spark query.",
         "simulate": "Show what a fleet would do when hosts are lost, deployed, or shards double.",
     },

@@ -278,7 +278,7 @@ def _start(status: int, headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
     return {"type": "http.response.start", "status": status, "headers": kept}
 
 
-# The other services, DynamoDB, CloudWatch, S3 and SQS, are answered by moto.
+# The other services are answered by moto.
 
 # boto3 uploads in parts of 8 MiB; a single PutObject may be larger, but is held in memory here.
 _MOTO_BODY_BYTES_MAX: Final = 256 * 1024 * 1024

@@ -18,7 +18,8 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -30,6 +31,8 @@ from kclrun.local.limits import STORED_BYTES_MAX
 from kclrun.local.signatures import Credentials
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
+# Of those that moto has, what kclrun uses.
+SERVICES: Final = "Kinesis, DynamoDB, CloudWatch, S3, SQS, SNS and Firehose"
 # A child writes this line once it accepts connections.
 READY: Final = b"ready\n"
 
@@ -196,27 +199,28 @@ def run_local(
     limits: bool,
     credentials: tuple[str, str] | None,
     streams: Mapping[str, int] = types.MappingProxyType({}),
+    furnished: Callable[[Embedded, threading.Event], AbstractContextManager[None]] | None = None,
 ) -> int:
     """`kclrun local`: serve in the foreground until SIGINT or SIGTERM; the exit code.
 
-    Creates `streams` (name to number of shards). Prints one line when ready, and one that names the
-    streams. The exit code is 0 after a signal and 69 if one of the processes ends by itself.
+    Creates `streams` (name to number of shards), then enters `furnished`, which is given an event
+    that is set by the signal. Prints one line when ready, and one that names the streams. The exit
+    code is 0 after a signal and 69 if one of the processes ends by itself.
     """
     asked = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: asked.set())
     with start_embedded(port=port, limits=limits, credentials=credentials) as embedded:
         _make_streams(embedded, streams, credentials)
-        sys.stdout.write(
-            f"Kinesis, DynamoDB, CloudWatch, S3 and SQS at {embedded.endpoint} (Ctrl-C ends them)\n"
-        )
-        if streams:
-            named = ", ".join(f"{name} (shards: {shards})" for name, shards in streams.items())
-            sys.stdout.write(f"Streams: {named}\n")
-        sys.stdout.flush()
-        while (name := embedded.ended()) is None:
-            if asked.wait(0.5):
-                return os.EX_OK
+        with contextlib.nullcontext() if furnished is None else furnished(embedded, asked):
+            sys.stdout.write(f"{SERVICES} at {embedded.endpoint} (Ctrl-C ends them)\n")
+            if streams:
+                named = ", ".join(f"{name} (shards: {shards})" for name, shards in streams.items())
+                sys.stdout.write(f"Streams: {named}\n")
+            sys.stdout.flush()
+            while (name := embedded.ended()) is None:
+                if asked.wait(0.5):
+                    return os.EX_OK
         sys.stderr.write(f"{name} has ended; its messages are above.\n")
         return _UNAVAILABLE
 

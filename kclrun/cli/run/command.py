@@ -90,7 +90,7 @@ def run(
     if configuration.settings.embedded is not None:
         click.echo(
             f"embedded: is not used with aws.endpoint {configuration.settings.aws.endpoint}, which"
-            " has its own streams; records get there with  kclrun put",
+            " has its own streams; records get there with  kclrun put  or  kclrun local --config",
             err=True,
         )
     if configuration.settings.engine == "spark":

@@ -43,6 +43,8 @@ from kclrun.model.wire import WireEndpoint
 
 # The filler notices the end of its standard input at once; a put under way takes milliseconds.
 _FILLER_END_MAX_S: Final = 5.0
+# The filler of a starter project takes half a second.
+_FILLED_POLL_S: Final = 0.05
 
 
 class EmbeddedRun:
@@ -81,10 +83,8 @@ def embedded_run(configuration: Configuration) -> Iterator[EmbeddedRun]:
         _own_places(settings) as placed,
     ):
         kinesis = WireEndpoint(embedded.kinesis_endpoint, LOOPBACK_REGION, LOOPBACK_REGION)
-        for source in settings.sources:
-            if source.name.startswith("arn:"):
-                raise SettingsError("stream: with aws.endpoint: embedded, give a name, not an ARN")
-            make_stream(kinesis, source.name, embedded_settings.shards)
+        for name, shards in embedded_streams(settings).items():
+            make_stream(kinesis, name, shards)
         reached = msgspec.structs.replace(placed, aws=_aws(settings.aws, embedded))
         _make_destinations(reached, kinesis)
         if embedded_settings.fill is None:
@@ -93,6 +93,42 @@ def embedded_run(configuration: Configuration) -> Iterator[EmbeddedRun]:
         order = _order(configuration, embedded_settings, kinesis)
         with _Filler(order) as filler, _stopping_early(filler):
             yield EmbeddedRun(reached, filler)
+
+
+def embedded_streams(settings: Settings) -> dict[str, int]:
+    """The names of the application's streams, each with its number of shards on an embedded AWS.
+
+    Raises: SettingsError for an ARN.
+    """
+    shards = (settings.embedded or EmbeddedSettings()).shards
+    if any(source.name.startswith("arn:") for source in settings.sources):
+        raise SettingsError("stream: on an embedded AWS, give a name, not an ARN")
+    return {source.name: shards for source in settings.sources}
+
+
+@contextmanager
+def furnished(
+    configuration: Configuration, embedded: Embedded, asked_to_end: threading.Event
+) -> Iterator[None]:
+    """Give an embedded AWS that has the streams of an application its destinations and records.
+
+    Entered once they are there; the records of a fill with a rate come while it serves. Raises:
+    SettingsError or Unavailable if the filler fails.
+    """
+    settings = configuration.settings
+    kinesis = WireEndpoint(embedded.kinesis_endpoint, LOOPBACK_REGION, LOOPBACK_REGION)
+    reached = msgspec.structs.replace(settings, aws=_aws(settings.aws, embedded))
+    _make_destinations(reached, kinesis)
+    if settings.embedded is None or settings.embedded.fill is None:
+        yield
+        return
+    with _Filler(_order(configuration, settings.embedded, kinesis)) as filler:
+        while settings.embedded.fill.rate is None and not filler.is_done:
+            if asked_to_end.wait(_FILLED_POLL_S):
+                break
+        filler.result()
+        yield
+        filler.result()
 
 
 def _make_destinations(settings: Settings, kinesis: WireEndpoint) -> None:
