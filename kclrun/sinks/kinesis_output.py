@@ -19,8 +19,9 @@ from kclrun.sinks.pending_records import checked_size_bytes
 # As of the other destinations that are sent to (`message_output.py`).
 GIVE_UP_AFTER_S: Final = 10.0
 # Without a key, so many rows share one, so that they can share an aggregate. A hundred rows of
-# 500 bytes fill one.
-_ROWS_A_KEY: Final = 100
+# 500 bytes fill one. Where each is a record, ten save most of the MD5s, and a request reaches 50
+# shards.
+_ROWS_A_KEY: Final = {True: 100, False: 10}
 
 
 class KinesisOutput:
@@ -36,7 +37,7 @@ class KinesisOutput:
     ) -> None:
         self._where = f"the stream {place.kinesis}"
         self._encoder = RowEncoder(place)
-        self._spread_over = _ROWS_A_KEY if place.aggregates else 1
+        self._spread_over = _ROWS_A_KEY[place.aggregates]
         self._shard_id = of.shard_id
         self._rows = 0
         self._putter = putter
