@@ -58,9 +58,10 @@ class KinesisOutput:
             self._rows += 1
         entry = PutEntry(line[:-1], key)
         try:
-            return entry, checked_size_bytes(entry, self._settings.record_bytes_max)
+            size_bytes = checked_size_bytes(entry, self._settings.record_bytes_max)
         except LimitExceeded as error:
             raise LimitExceeded(f"a row does not fit into {self._where}: {error}") from None
+        return (entry, size_bytes), size_bytes
 
     def begin(self, at: Cursor) -> Cursor:
         """As `Output.begin`: lists the shards. A former owner is not kept from sending."""

@@ -149,7 +149,7 @@ _SHARE_BYTES: Final = REQUEST_BYTES_MAX // BATCH_RECORDS_MAX
 
 def weight_of(size_bytes: int) -> int:
     """The number of five-hundredths of a request that a record fills."""
-    return max(1, size_bytes // _SHARE_BYTES)
+    return size_bytes // _SHARE_BYTES or 1
 
 
 class KeyQueue:
@@ -252,7 +252,7 @@ class ShardQueues:
         oldest, _ = key_queue.entries[0]
         hash_key = _hash_key_of(oldest.partition_key, oldest.explicit_hash_key)
         # A listing without the lowest range is stale or torn: its first shard is used instead.
-        shard_queue = self._in_order[max(0, bisect.bisect_right(self._starts, hash_key) - 1)]
+        shard_queue = self._in_order[(bisect.bisect_right(self._starts, hash_key) or 1) - 1]
         key_queue.shard_queue = shard_queue
         if first:
             shard_queue.ready.appendleft(key_queue)
@@ -381,7 +381,10 @@ class PendingRecords:
 
     def add(self, entry: PutEntry) -> None:
         """Accept one record. Raises: LimitExceeded for one that the service never accepts."""
-        size_bytes = checked_size_bytes(entry, self._settings.record_bytes_max)
+        self.add_checked(entry, checked_size_bytes(entry, self._settings.record_bytes_max))
+
+    def add_checked(self, entry: PutEntry, size_bytes: int) -> None:
+        """As `add`, for a record of which `checked_size_bytes` gave the size."""
         weight = weight_of(size_bytes)
         key = entry.partition_key if self._is_chained else None
         key_queue = None if key is None else self._key_queues.get(key)
