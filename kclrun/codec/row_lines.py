@@ -14,6 +14,7 @@ ROW_BYTES_MAX: Final = 16 * 2**20
 _FAILURES: Final = (TypeError, ValueError, OverflowError, RecursionError)
 # Users may choose names of any length.
 _NAME_SHOWN_MAX: Final = 64
+_encode: Final = msgspec.json.Encoder().encode
 
 
 def encode_row(row: Mapping[str, Any]) -> bytes:
@@ -23,10 +24,12 @@ def encode_row(row: Mapping[str, Any]) -> bytes:
     Raises: TypeError for a value that JSON cannot represent, with the name of the value;
     LimitExceeded above ROW_BYTES_MAX. Neither message shows a value.
     """
-    if not isinstance(row, Mapping):
-        raise TypeError(f"a row is a mapping of names to values, not {type(row).__name__}")
+    if type(row) is not dict:
+        if not isinstance(row, Mapping):
+            raise TypeError(f"a row is a mapping of names to values, not {type(row).__name__}")
+        row = dict(row)
     try:
-        line = msgspec.json.encode(row if type(row) is dict else dict(row))
+        line = _encode(row)
     except _FAILURES as error:
         raise TypeError(f"JSON cannot hold this row: {_named(row)}{_reason(error)}") from None
     if len(line) >= ROW_BYTES_MAX:
@@ -38,7 +41,7 @@ def _named(row: Mapping[str, Any]) -> str:
     """The name of the value that JSON cannot represent; empty if the name itself is the problem."""
     for name, value in row.items():
         try:
-            msgspec.json.encode(value)
+            _encode(value)
         except _FAILURES:
             return f"{repr(name)[:_NAME_SHOWN_MAX]}: "
     return ""

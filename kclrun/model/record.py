@@ -179,7 +179,8 @@ class PutEntry(msgspec.Struct, frozen=True, gc=False):
     @property
     def size_bytes(self) -> int:
         """The size as the service counts it."""
-        return len(self.data) + len(self.partition_key.encode())
+        key = self.partition_key
+        return len(self.data) + (len(key) if key.isascii() else len(key.encode()))
 
     def __repr__(self) -> str:
         return f"PutEntry({len(self.data)} bytes)"

@@ -176,7 +176,7 @@ def _unlike(expected: object, value: object) -> _Misfit:
 def _check_of(kind: DataType) -> Check:
     match kind:
         case SimpleType(name) if name in _INTEGER_BITS:
-            return _integer_check(name)
+            return _integer_check(kind)
         case SimpleType(name):
             return _SIMPLE[name]
         case DecimalType():
@@ -217,8 +217,14 @@ def _boolean(value: Any) -> bool:
     return value
 
 
-def _integer_check(name: str) -> Check:
-    limit = 1 << (_INTEGER_BITS[name] - 1)
+def _limit(kind: DataType) -> int:
+    """Integers of this type are below it, and not below its negative; 0 for other types."""
+    bits = _INTEGER_BITS.get(str(kind))
+    return 1 << (bits - 1) if bits else 0
+
+
+def _integer_check(kind: SimpleType) -> Check:
+    name, limit = kind.name, _limit(kind)
 
     def check(value: Any) -> int:
         if type(value) is not int:
@@ -346,14 +352,24 @@ def _map_check(kind: MapType, check_key: Check, check_value: Check) -> Check:
     return check_map
 
 
-# The types whose values need no look beyond their class, in the fast path.
-_AS_THEY_ARE: Final[Mapping[str, type]] = {"boolean": bool, "double": float, "binary": bytes}
+# The types whose values are looked at without a call, in the fast path: most need no look beyond
+# their class, texts may have half a surrogate pair, and integers have a range.
+_AS_THEY_ARE: Final[Mapping[str, type]] = {
+    "boolean": bool,
+    "double": float,
+    "binary": bytes,
+    "string": str,
+    **dict.fromkeys(_INTEGER_BITS, int),
+}
 
 
 def _struct_check(columns: Iterable[Column]) -> Callable[[object], dict[str, Any]]:
     """Of a row or of a value of a struct type. This is the hot path of every row."""
     plan = tuple(
-        (each.name, _AS_THEY_ARE.get(str(each.type)), _check_of(each.type), each.nullable)
+        (
+            *(each.name, _AS_THEY_ARE.get(str(each.type)), _limit(each.type)),
+            *(_check_of(each.type), each.nullable),
+        )
         for each in columns
     )
     names = frozenset(each.name for each in columns)
@@ -368,9 +384,12 @@ def _struct_check(columns: Iterable[Column]) -> Callable[[object], dict[str, Any
             unknown = next(name for name in row if name not in names)
             raise _Misfit("is not in the schema", f".{_shown(unknown)}")
         checked = {}
-        for name, as_it_is, check, nullable in plan:
+        for name, as_it_is, limit, check, nullable in plan:
             each = row.get(name)
-            if type(each) is as_it_is:
+            kind = type(each)
+            if kind is as_it_is and (
+                each.isascii() if kind is str else kind is not int or -limit <= each < limit
+            ):
                 checked[name] = each
             elif each is not None:
                 try:

@@ -19,8 +19,9 @@ from kclrun.sinks.pending_records import checked_size_bytes
 # As of the other destinations that are sent to (`message_output.py`).
 GIVE_UP_AFTER_S: Final = 10.0
 # Without a key, so many rows share one, so that they can share an aggregate. A hundred rows of
-# 500 bytes fill one.
-_ROWS_A_KEY: Final = 100
+# 500 bytes fill one. Where each is a record, ten save most of the MD5s, and a request reaches 50
+# shards.
+_ROWS_A_KEY: Final = {True: 100, False: 10}
 
 
 class KinesisOutput:
@@ -36,7 +37,7 @@ class KinesisOutput:
     ) -> None:
         self._where = f"the stream {place.kinesis}"
         self._encoder = RowEncoder(place)
-        self._spread_over = _ROWS_A_KEY if place.aggregates else 1
+        self._spread_over = _ROWS_A_KEY[place.aggregates]
         self._shard_id = of.shard_id
         self._rows = 0
         self._putter = putter
@@ -57,9 +58,10 @@ class KinesisOutput:
             self._rows += 1
         entry = PutEntry(line[:-1], key)
         try:
-            return entry, checked_size_bytes(entry, self._settings.record_bytes_max)
+            size_bytes = checked_size_bytes(entry, self._settings.record_bytes_max)
         except LimitExceeded as error:
             raise LimitExceeded(f"a row does not fit into {self._where}: {error}") from None
+        return (entry, size_bytes), size_bytes
 
     def begin(self, at: Cursor) -> Cursor:
         """As `Output.begin`: lists the shards. A former owner is not kept from sending."""

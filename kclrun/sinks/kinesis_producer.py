@@ -94,12 +94,12 @@ class KinesisProducer:
         self._pending.add(entry)
         self._work()
 
-    def extend(self, entries: Iterable[PutEntry]) -> None:
-        """Accept records beyond any limit of the buffer, and send what can be sent now; never
-        blocks. Raises: as `add`; all of them were accepted then, or LimitExceeded for the first
-        that the service never accepts."""
-        for entry in entries:
-            self._pending.add(entry)
+    def extend(self, checked: Iterable[tuple[PutEntry, int]]) -> None:
+        """Accept records with their sizes, of `checked_size_bytes`, beyond any limit of the buffer,
+        and send what can be sent now; never blocks. Raises: as `add`; all were accepted then."""
+        add = self._pending.add_checked
+        for entry, size_bytes in checked:
+            add(entry, size_bytes)
         self._work(hurried=True)
 
     def resume(self) -> None:

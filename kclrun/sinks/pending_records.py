@@ -6,6 +6,7 @@ Pure: time and chance are arguments.
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,6 +39,8 @@ from kclrun.sinks.flow_control import (
 AGGREGATE_BYTES_MAX: Final = 51_200
 # PutRecords documents 1 to 256 characters.
 _KEY_CHARS_MAX: Final = 256
+# Keys repeat: one that is known takes a tenth of an MD5. Of the longest keys these are 4 MB.
+_hash_key_of: Final = functools.lru_cache(4096)(effective_hash_key)
 
 
 class Part(NamedTuple):
@@ -146,7 +149,7 @@ _SHARE_BYTES: Final = REQUEST_BYTES_MAX // BATCH_RECORDS_MAX
 
 def weight_of(size_bytes: int) -> int:
     """The number of five-hundredths of a request that a record fills."""
-    return max(1, size_bytes // _SHARE_BYTES)
+    return size_bytes // _SHARE_BYTES or 1
 
 
 class KeyQueue:
@@ -247,9 +250,9 @@ class ShardQueues:
     def queue(self, key_queue: KeyQueue, *, first: bool = False) -> None:
         """Let a key queue wait for the shard of its oldest record; `first`: before all others."""
         oldest, _ = key_queue.entries[0]
-        hash_key = effective_hash_key(oldest.partition_key, oldest.explicit_hash_key)
+        hash_key = _hash_key_of(oldest.partition_key, oldest.explicit_hash_key)
         # A listing without the lowest range is stale or torn: its first shard is used instead.
-        shard_queue = self._in_order[max(0, bisect.bisect_right(self._starts, hash_key) - 1)]
+        shard_queue = self._in_order[(bisect.bisect_right(self._starts, hash_key) or 1) - 1]
         key_queue.shard_queue = shard_queue
         if first:
             shard_queue.ready.appendleft(key_queue)
@@ -378,7 +381,10 @@ class PendingRecords:
 
     def add(self, entry: PutEntry) -> None:
         """Accept one record. Raises: LimitExceeded for one that the service never accepts."""
-        size_bytes = checked_size_bytes(entry, self._settings.record_bytes_max)
+        self.add_checked(entry, checked_size_bytes(entry, self._settings.record_bytes_max))
+
+    def add_checked(self, entry: PutEntry, size_bytes: int) -> None:
+        """As `add`, for a record of which `checked_size_bytes` gave the size."""
         weight = weight_of(size_bytes)
         key = entry.partition_key if self._is_chained else None
         key_queue = None if key is None else self._key_queues.get(key)

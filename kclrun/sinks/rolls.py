@@ -13,7 +13,6 @@ from typing import Any, Final, Protocol
 
 from kclrun.errors import SettingsError, Superseded
 from kclrun.model.output import ROLL_VERSION, Cursor, RollRecord, RowsOf
-from kclrun.processor import Row
 from kclrun.sinks.row_files import RowFormat
 
 _COMMIT_BYTES: Final = 8
@@ -115,13 +114,10 @@ class RolledOutput:
     def __init__(self, of: RowsOf, form: RowFormat, rolls: Rolls) -> None:
         self._token = of.token
         self._form = form
+        self.encode = form.encode  # as `Output.encode`, without a call of ours for each row
         self._rolls = rolls
         self._stored: Cursor | None = None  # the end of the chain
         self._roll: _Roll | None = None  # the one that grows, or whose commit is repeated
-
-    def encode(self, row: Row) -> tuple[Any, int]:
-        """As `Output.encode`."""
-        return self._form.encode(row)
 
     def begin(self, at: Cursor) -> Cursor:
         """As `Output.begin`: follow the chain from `at` to its end [K11]."""

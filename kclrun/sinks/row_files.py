@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import operator
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol
@@ -33,6 +34,8 @@ _GROUP_ROWS_MAX: Final = 128 * 1024
 _GROUP_BYTES_MAX: Final = 16 * 2**20
 # Of a column whose values have one size, and of the reference to one that has not.
 _VALUE_BYTES: Final = 8
+# The last of a row of Parquet as it is encoded.
+_size_of: Final = operator.itemgetter(-1)
 
 
 class RowFile(Protocol):
@@ -190,17 +193,17 @@ class _ParquetFile:
         self._written = _Written()
         self._writer: Any = None
         self._columns: list[list[Any]] = [[] for _ in schema]
+        self._values_of = [operator.itemgetter(n) for n in range(len(self._columns))]
         self._waiting = 0
         self.waiting_bytes = 0
 
     def add(self, rows: Sequence[tuple[Any, ...]]) -> bytes:
         # Columns grow by each call: to turn the rows of a whole group takes four times as long,
-        # because they have left the processor's cache.
-        *columns, sizes = zip(*rows, strict=True)
-        for waiting, column in zip(self._columns, columns, strict=True):
-            waiting.extend(column)
+        # because they have left the processor's cache. `zip(*rows)` would make an iterator a row.
+        for waiting, value_of in zip(self._columns, self._values_of, strict=True):
+            waiting.extend(map(value_of, rows))
         self._waiting += len(rows)
-        self.waiting_bytes += sum(sizes)
+        self.waiting_bytes += sum(map(_size_of, rows))
         if self._waiting >= _GROUP_ROWS_MAX or self.waiting_bytes >= _GROUP_BYTES_MAX:
             self._write_group()
         return self._written.take()

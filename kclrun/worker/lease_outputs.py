@@ -65,6 +65,7 @@ class LeaseOutputs:
         self._thread: threading.Thread | None = None
         self._places = [place for place in spec.outputs if not place.grows]
         self._begun: Lease | None = None
+        self._emit_to: dict[str, Callable[[Row], None]] = {}
 
     def open(self, row: Lease) -> Lease:
         """Open every output; returns the row with the position from which reading begins.
@@ -78,6 +79,7 @@ class LeaseOutputs:
         for place in spec.outputs:
             if place.grows and place.path is not None and self._file is None:
                 self._file = EmittedRows.open(Path(place.path), spec.shard_id, row.checkpoint)
+                self._emit_to[place.name] = self._file.emit
         self._begun = self._open_outputs(row) if self._places else row
         return self._begun
 
@@ -93,6 +95,7 @@ class LeaseOutputs:
         self._queue.cut_at(cuts)
         self._post(events.OutputsBegan(start, outputs.cursors()))
         self._outputs = outputs
+        self._emit_to |= {place.name: outputs.emit_to(place.name) for place in self._places}
         self._thread = self._make_thread(self._serve, "outputs")
         self._thread.start()
         return msgspec.structs.replace(row, checkpoint=start)
@@ -137,10 +140,9 @@ class LeaseOutputs:
 
     def emit(self, row: Row, to: str) -> None:
         """As `Context.emit`."""
-        if to == MAIN_OUTPUT and self._file is not None:
-            self._file.emit(row)
-        elif self._outputs is not None and to in self._outputs:
-            self._outputs.emit(row, to)
+        emit = self._emit_to.get(to)
+        if emit is not None:
+            emit(row)
         elif to == MAIN_OUTPUT:
             raise SettingsError(
                 "context.emit() needs a place for the rows: set output.path in the configuration"

@@ -9,7 +9,6 @@ every output is.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -71,8 +70,10 @@ class _Lane:
         self.name = name
         self.output = output
         self.pace = pace
-        self.rows: deque[tuple[Any, int]] = deque()  # emitted and not yet added
-        self.emitted = self.added = _Mark()
+        self.rows: list[Any] = []  # emitted and not yet added
+        # All rows that were emitted, and their bytes: numbers, because each row counts here.
+        self.emitted_rows = self.emitted_bytes = 0
+        self.added = _Mark()
         # Up to here the destination had its rows when the lease began: what is emitted again for
         # records up to it is dropped [K12].
         self.known: ExtendedSequenceNumber | None = None
@@ -85,8 +86,17 @@ class _Lane:
         self.clear: ExtendedSequenceNumber | None = None
 
     @property
+    def emitted(self) -> _Mark:
+        return _Mark(self.emitted_rows, self.emitted_bytes)
+
+    def take_back(self, mark: _Mark) -> None:
+        """Remove the rows emitted after `mark`, which are not added yet."""
+        del self.rows[mark.rows - self.added.rows :]
+        self.emitted_rows, self.emitted_bytes = mark.rows, mark.size
+
+    @property
     def waiting_bytes(self) -> int:
-        return self.emitted.size - self.added.size + self.output.unsent_bytes
+        return self.emitted_bytes - self.added.size + self.output.unsent_bytes
 
     def is_due(self, now: Instant, *, is_asked: bool, is_held: bool) -> bool:
         """Whether it commits now although no checkpoint needs it at once. `is_held`: delivery waits
@@ -127,7 +137,8 @@ class Outputs:
         self._post = post
         self._hold = hold
         self._now = now
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._notes: deque[_Note] = deque()  # bounded by uncheckpointed_max
         self._batch_start: tuple[_Mark, ...] | None = None
         # The furthest position that may be sent, and the furthest whose rows were added.
@@ -177,25 +188,28 @@ class Outputs:
 
     # User code's side: the main thread, and threads of user code.
 
-    def emit(self, row: Row, to: str) -> None:
-        """Add one row to the output `to`. Raises: SettingsError for a name that is not an output's;
-        SinkError outside a batch; TypeError and LimitExceeded as `Output.encode`."""
-        lane = self._by_name[to]
-        encoded, size = lane.output.encode(row)
-        with self._changed:
-            if self._batch_start is None:
-                raise SinkError("emit() is for process_records and shard_ended, while they run")
-            emitted = lane.emitted
-            start = self._batch_start[lane.index]
-            if emitted.size + size - start.size > CALL_BYTES_MAX:
-                raise LimitExceeded(
-                    f"one call emitted more than {CALL_BYTES_MAX} bytes to the output {to}"
-                )
-            lane.rows.append((encoded, size))
-            lane.emitted = _Mark(emitted.rows + 1, emitted.size + size)
+    def emit_to(self, name: str) -> Callable[[Row], None]:
+        """The function that adds one row to an output. It raises: SinkError outside a batch;
+        TypeError and LimitExceeded as `Output.encode`."""
+        lane = self._by_name[name]
+        lock, encode = self._lock, lane.output.encode
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._by_name
+        # This is the hot path of every row.
+        def emit(row: Row) -> None:
+            encoded, size = encode(row)
+            with lock:
+                if self._batch_start is None:
+                    raise SinkError("emit() is for process_records and shard_ended, while they run")
+                emitted_bytes = lane.emitted_bytes + size
+                if emitted_bytes - self._batch_start[lane.index].size > CALL_BYTES_MAX:
+                    raise LimitExceeded(
+                        f"one call emitted more than {CALL_BYTES_MAX} bytes to the output {name}"
+                    )
+                lane.rows.append(encoded)
+                lane.emitted_rows += 1
+                lane.emitted_bytes = emitted_bytes
+
+        return emit
 
     def begin_batch(self) -> None:
         """As `RowScope`: a call of user code starts."""
@@ -223,9 +237,7 @@ class Outputs:
             kept = covered[-1].marks if covered else self._batch_start
             kept = tuple(map(_longest, kept, self._batch_start, self._added()))
             for lane, mark in zip(self._lanes, kept, strict=True):
-                for _ in range(lane.emitted.rows - mark.rows):
-                    lane.rows.pop()
-                lane.emitted = mark
+                lane.take_back(mark)
             while self._notes and any(map(_exceeds, self._notes[-1].marks, kept)):
                 self._notes.pop()
             self._batch_start = None
@@ -410,8 +422,7 @@ class Outputs:
             self._take(lane, known[-1])
         upto, last = marks[-1]
         with self._changed:
-            number = max(0, last.rows - lane.added.rows)
-            rows = [encoded for encoded, _ in itertools.islice(lane.rows, number)]
+            rows = lane.rows[: max(0, last.rows - lane.added.rows)]
         if rows:
             lane.output.add(rows, Cursor(upto))
             if not lane.is_dirty:
@@ -421,9 +432,9 @@ class Outputs:
     def _take(self, lane: _Lane, upto: _Mark) -> None:
         """The first rows have left, up to this mark."""
         with self._changed:
-            for _ in range(upto.rows - lane.added.rows):
-                lane.rows.popleft()
-            lane.added = upto if upto.rows > lane.added.rows else lane.added
+            if upto.rows > lane.added.rows:
+                del lane.rows[: upto.rows - lane.added.rows]
+                lane.added = upto
 
     def _is_full(self, share: float) -> bool:
         return any(lane.waiting_bytes >= lane.pace.buffer_bytes * share for lane in self._lanes)

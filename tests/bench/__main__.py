@@ -131,6 +131,18 @@ ROWS: Final = {
             is_plotted=True,
         ),
         Row(
+            "outputs",
+            "k rows/s/core: JSON lines to S3 ≥ 400, Parquet ≥ 250, PostgreSQL ≥ 60, Kinesis ≥ 100",
+            "bench.outputs:outputs",
+            7,
+        ),
+        Row(
+            "poison",
+            "one record at fault of 10,000: found in ≤ 15 calls, others done once more at most",
+            "bench.poison:poison",
+            20,
+        ),
+        Row(
             "spark-source",
             "Spark, fetch and decode to a no-op sink: ≥ 350 k rows/s/core at 200 B; memory",
             "bench.spark_source:source",

@@ -113,7 +113,7 @@ class Life:
             for record in range(first, end + 1):
                 for name in self.world.destinations:
                     for row in rows_of(record, name):
-                        self.outputs.emit({"n": row}, name)
+                        self.outputs.emit_to(name)({"n": row})
                 if asks_at is not None and record == self.done + asks_at and record < end:
                     self.outputs.cover(at(record))
                     self.outputs.commit(CommitOutputs(at(record), must=True))

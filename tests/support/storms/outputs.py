@@ -19,6 +19,7 @@ import msgspec
 
 from kclrun.consuming import commands, events
 from kclrun.consuming.policy import LifePolicy
+from kclrun.consuming.states import State
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.simulation.process import LeaseProcess
@@ -263,9 +264,10 @@ class ProcessWithOutputs(LeaseProcess):
             self._oracles.outputs_adopted(self, start)
         self._has_begun_outputs = True
         self.post(events.OutputsBegan(self._start, self._cursors()))
-        self.queue.call(
-            commands.CallInitialize(msgspec.structs.replace(row, checkpoint=self._start))
-        )
+        if self.life.state is State.INITIALIZING:  # else delivery was stopped meanwhile
+            self.queue.call(
+                commands.CallInitialize(msgspec.structs.replace(row, checkpoint=self._start))
+            )
 
     # The thread of the outputs.
 

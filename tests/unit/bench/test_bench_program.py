@@ -26,7 +26,15 @@ def run_bench(*arguments):
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("row", "rounds"), [("aggregates", 2), ("start", 2), ("local", 2), ("spark-sink", 1)]
+    ("row", "rounds"),
+    [
+        ("aggregates", 2),
+        ("start", 2),
+        ("local", 2),
+        ("outputs", 1),
+        ("poison", 1),
+        ("spark-sink", 1),
+    ],
 )
 def test_a_row_yields_figures(row, rounds, tmp_path):
     path = tmp_path / "figures.json"

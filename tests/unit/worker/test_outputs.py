@@ -51,7 +51,7 @@ class Lease:
         """A call of user code that emits these rows and returns."""
         self.outputs.begin_batch()
         for number in numbers:
-            self.outputs.emit({"n": number}, to)
+            self.outputs.emit_to(to)({"n": number})
         self.outputs.end_batch(at(upto))
         if settles:
             self.outputs.settle(at(upto))
@@ -108,10 +108,10 @@ def test_a_checkpoint_that_user_code_waits_for_commits_every_output_in_the_order
 ):
     lease = Lease(ROLLED, ROLLED)
     lease.outputs.begin_batch()
-    lease.outputs.emit({"n": 1}, "b")
-    lease.outputs.emit({"n": 2}, "a")
+    lease.outputs.emit_to("b")({"n": 1})
+    lease.outputs.emit_to("a")({"n": 2})
     lease.outputs.cover(at(5))
-    lease.outputs.emit({"n": 3}, "a")
+    lease.outputs.emit_to("a")({"n": 3})
     lease.ask(5)
     assert (lease.rows, lease.told, lease.outputs.handed) == ([[2], [1]], [at(5)], at(5))
     lease.outputs.take_back_batch(None)  # it raised: what was sent stays, and is not given again
@@ -123,10 +123,10 @@ def test_a_checkpoint_that_user_code_waits_for_commits_every_output_in_the_order
 def test_rows_emitted_after_the_checkpoint_of_their_batch_belong_to_the_next_position() -> None:
     lease = Lease(AT_ONCE)
     lease.outputs.begin_batch()
-    lease.outputs.emit({"n": 1}, "a")
+    lease.outputs.emit_to("a")({"n": 1})
     lease.outputs.cover(at(5))
     lease.ask(5)
-    lease.outputs.emit({"n": 2}, "a")
+    lease.outputs.emit_to("a")({"n": 2})
     lease.outputs.end_batch(at(5))
     lease.outputs.settle(at(5))
     lease.ask(5)
@@ -141,9 +141,9 @@ def test_rows_emitted_after_the_checkpoint_of_their_batch_belong_to_the_next_pos
 def test_a_lower_checkpoint_voids_a_note_of_the_same_call() -> None:
     lease = Lease(AT_ONCE)
     lease.outputs.begin_batch()
-    lease.outputs.emit({"n": 1}, "a")
+    lease.outputs.emit_to("a")({"n": 1})
     lease.outputs.cover(at(9))  # refused: it was not delivered
-    lease.outputs.emit({"n": 2}, "a")
+    lease.outputs.emit_to("a")({"n": 2})
     lease.outputs.cover(at(4))
     lease.ask(4)
     assert (lease.rows, lease.told) == ([[1, 2]], [at(4)])
@@ -190,15 +190,13 @@ def test_a_row_outside_a_call_or_beyond_the_bound_of_a_call_is_refused(
 ) -> None:
     lease = Lease(AT_ONCE)
     with pytest.raises(SinkError, match="while they run"):
-        lease.outputs.emit({"n": 1}, "a")
+        lease.outputs.emit_to("a")({"n": 1})
     monkeypatch.setattr(module, "CALL_BYTES_MAX", 20)
     lease.outputs.begin_batch()
     for number in (1, 2):
-        lease.outputs.emit({"n": number}, "a")
+        lease.outputs.emit_to("a")({"n": number})
     with pytest.raises(LimitExceeded, match="more than 20 bytes to the output a"):
-        lease.outputs.emit({"n": 3}, "a")
-    assert "a" in lease.outputs
-    assert "z" not in lease.outputs
+        lease.outputs.emit_to("a")({"n": 3})
 
 
 @pytest.mark.parametrize(
