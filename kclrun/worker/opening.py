@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from kclrun.errors import SettingsError
 from kclrun.model.output import OutputPlace, RowsOf
@@ -20,9 +21,11 @@ def open_output(
     of: RowsOf,
     kinesis: WireEndpoint,
     credentials: Callable[[], WireCredentials],
+    kept: dict[str | None, Any] | None = None,
 ) -> Output:
     """The destination at `place`, for the rows of `of`; sends nothing. `kinesis` is the endpoint of
-    the application: the other services are used in its region.
+    the application: the other services are used in its region. A thread that opens many, one after
+    the other, gives the same `kept` each time: clients that are slow to make stay in it.
 
     A file that grows (`place.grows`) is not opened here. Raises: SettingsError if an extra of
     kclrun that the destination needs is not installed.
@@ -38,7 +41,7 @@ def open_output(
 
         return SqlOutput(place, of)
     if place.s3 is not None:
-        return _object_output(place, of, kinesis.region, credentials)
+        return _object_output(place, of, kinesis.region, credentials, kept)
     if place.dynamodb is not None:
         from kclrun.aws.outputs.dynamodb import open_dynamodb_output
 
@@ -56,13 +59,15 @@ def _object_output(
     of: RowsOf,
     region: str,
     credentials: Callable[[], WireCredentials],
+    kept: dict[str | None, Any] | None,
 ) -> Output:
     from kclrun.aws.outputs.s3 import open_object_rolls
     from kclrun.sinks.rolls import RolledOutput
     from kclrun.sinks.row_files import row_format
 
     form = row_format(place.format, place.schema)
-    rolls = open_object_rolls(place, of, region, credentials, (form.suffix, form.content_type))
+    named = (form.suffix, form.content_type)
+    rolls = open_object_rolls(place, of, region, credentials, named, kept=kept)
     return RolledOutput(of, form, rolls)
 
 

@@ -21,6 +21,11 @@ from tests.chaos.storm import RATE, Storm
 
 
 def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["outcomes"]:
+        from tests.chaos.outcomes.command import main as outcomes  # pyarrow, SQLAlchemy
+
+        return outcomes(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="bin/chaos",
         description="Real processes under fire: nothing lost, nothing out of order, every"

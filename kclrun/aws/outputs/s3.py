@@ -44,6 +44,9 @@ _ABSENT: Final = frozenset({"404", "NoSuchKey", "NotFound"})
 _REFUSED: Final = "PreconditionFailed"
 _NO_UPLOAD: Final = "NoSuchUpload"
 
+# Clients that outlive an output, by their URLs: each takes 100 ms of CPU to make. For one thread.
+KeptClients = dict[str | None, Callable[[], Client]]
+
 
 def open_object_rolls(
     place: OutputPlace,
@@ -51,12 +54,17 @@ def open_object_rolls(
     region: str | None,
     credentials: Callable[[], WireCredentials],
     form: tuple[str, str],
+    *,
+    kept: KeptClients | None = None,
 ) -> ObjectRolls:
     """The rolls of this shard in the bucket that `place.s3` names; sends nothing. `form` is the
-    suffix of their names and their content type."""
-    endpoint = EndpointSettings(region=region, endpoint_url=place.endpoint_url)
+    suffix of their names and their content type. A client in `kept` is used, and left there."""
     assert place.s3 is not None, "the settings name a bucket"
-    return ObjectRolls(RenewedClient(endpoint, credentials, ControlPlane.s3), place.s3, of, form)
+    endpoint = EndpointSettings(region=region, endpoint_url=place.endpoint_url)
+    client: Callable[[], Client] = RenewedClient(endpoint, credentials, ControlPlane.s3)
+    if kept is not None:
+        client = functools.partial(kept.setdefault(place.endpoint_url, client))
+    return ObjectRolls(client, place.s3, of, form)
 
 
 class ObjectRolls:

@@ -16,16 +16,17 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from kclrun.cli.letters.rows import LetterRefused, LetterRows, Rows
+from kclrun.cli.letters.rows import LetterRefused, LetterRows, Open, Rows
 from kclrun.codec.values import Decode
 from kclrun.config.outputs import MAIN_OUTPUT
 from kclrun.errors import KclrunError, SinkError
 from kclrun.loading import load_decoder, load_processor
 from kclrun.model.letter import Letter
-from kclrun.model.output import OutputPlace
+from kclrun.model.output import OutputPlace, RowsOf
 from kclrun.model.text import harmless
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.observe.failures import describe
+from kclrun.ports import Output
 from kclrun.processor import RecordProcessor
 from kclrun.testing.runs import Run, run_processor
 from kclrun.worker.opening import open_output
@@ -83,12 +84,13 @@ def serve(job_line: bytes, shards: BinaryIO, answers: BinaryIO) -> None:
         decode = None if job.decode is None else load_decoder(job.decode, paths, _registry(job))
     except KclrunError as error:
         loaded = str(error)
+    outputs = LetterRows(job.places, _opener(job))
     decoder = msgspec.json.Decoder(list[Letter])
     for line in shards:
         answer = (
             Redriven(error=loaded)
             if isinstance(loaded, str)
-            else redriven(job, loaded, decoder.decode(line), decode)
+            else redriven(job, loaded, decoder.decode(line), outputs, decode)
         )
         answers.write(msgspec.json.encode(answer) + b"\n")
         answers.flush()
@@ -98,6 +100,7 @@ def redriven(
     job: RedriveJob,
     processor: type[RecordProcessor],
     letters: Sequence[Letter],
+    outputs: LetterRows,
     decode: Decode | None = None,
 ) -> Redriven:
     """Process the letters of one shard, in their order, and write their rows. A record that fails
@@ -113,7 +116,7 @@ def redriven(
         except Exception as error:  # noqa: BLE001 - user code
             problem = _short(describe(error).error)
             break
-        answer = _written(job, part, run)
+        answer = _written(job, part, run, outputs)
         done += [first + index for index in answer.done]
         rows += answer.rows
         problem = answer.error or problem
@@ -144,7 +147,7 @@ def _run(
     )
 
 
-def _written(job: RedriveJob, letters: Sequence[Letter], run: Run) -> Redriven:
+def _written(job: RedriveJob, letters: Sequence[Letter], run: Run, outputs: LetterRows) -> Redriven:
     """What became of the letters of a run, once their rows are written."""
     failed = {record.position for record in run.given_up}
     problem = _short(run.last_error) if failed else ""
@@ -159,7 +162,6 @@ def _written(job: RedriveJob, letters: Sequence[Letter], run: Run) -> Redriven:
     if not job.places:
         return Redriven(done, run.rows, problem)
     is_main_here = any(place.name == MAIN_OUTPUT for place in job.places)
-    outputs = LetterRows(job.places, _opener(job))
     durable: list[int] = []
     rows: list[Mapping[str, Any]] = []
     for index in done:
@@ -184,10 +186,15 @@ def _rows_of(run: Run, index: int) -> Rows:
     return {name: run.outputs[name][before.get(name, 0) : count] for name, count in after.items()}
 
 
-def _opener(job: RedriveJob) -> Any:
-    access = job.services
-    assert access is not None, "the verb gives it with outputs"
-    return lambda place, of: open_output(place, of, access.kinesis, lambda: access.credentials)
+def _opener(job: RedriveJob) -> Open:
+    kept: dict[str | None, Any] = {}
+
+    def opened(place: OutputPlace, of: RowsOf) -> Output:
+        access = job.services
+        assert access is not None, "the verb gives it with outputs"
+        return open_output(place, of, access.kinesis, lambda: access.credentials, kept)
+
+    return opened
 
 
 def _registry(job: RedriveJob) -> Callable[[], Decode]:
