@@ -1,4 +1,4 @@
-"""`kclrun files`: what is wrong with the rolls of rows that lie in folders. Changes nothing."""
+"""`kclrun files`: finds faults of the rolls of rows that lie in folders. Changes nothing."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def files() -> None:
 def verify(folders: Sequence[Path], config: Path | None, overrides: tuple[str, ...]) -> int:
     """Find rolls that are there twice, missing, without record, or unfinished; change nothing.
 
-    It looks at everything below each FOLDER, or below the folders of the configuration, and says
-    what to do. The rolls of a shard are compared across all folders: name those of all machines,
-    also as copies with their hidden files. Ends with 0 if nothing is wrong, else with 1. Objects in
-    S3 are each created once under their names, so there is nothing to compare.
+    It looks at everything below each FOLDER, or below the folders of the configuration, and gives
+    advice for each fault. The rolls of a shard are compared across all folders: name those of all
+    machines, also as copies with their hidden files. Ends with 0 if nothing is wrong, else with 1.
+    Objects in S3 are each created once under their names, so there is nothing to compare.
     """
     if folders and (config is not None or overrides):
         raise click.UsageError("Name folders or a configuration, not both.")

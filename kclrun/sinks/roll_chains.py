@@ -1,4 +1,4 @@
-"""What is wrong with the rolls of a shard that lie in folders: twice, missing, unfinished [K9, R7].
+"""The faults of the rolls of a shard that lie in folders: twice, missing, unfinished [K9, R7].
 
 Pure: from the names of files and what the records of rolls say. It knows no disk. A roll is called
 `twice` only if visible rolls that are not called so have each of its rows, because people remove it
@@ -96,7 +96,7 @@ class _Roll(msgspec.Struct, frozen=True):
 
 
 def findings_of(files: Sequence[RollFile]) -> list[Finding]:
-    """What is wrong with the rolls of one shard and generation, in all folders that are known."""
+    """The faults of the rolls of one shard and generation, in all folders that are known."""
     rolls, unrecorded = _rolls(files)
     found = [*_about_files(files), *_twice(rolls), *_missing(rolls, unrecorded)]
     return sorted(found, key=lambda each: (each.kind, each.path))
